@@ -252,7 +252,7 @@ def fluxgym(tier: str, samples: bool = False, advanced: Sequence[str] = (), wind
     return ("\r\n" if windows else "\n").join(lines)
 
 
-def kohya_ss(folder: str, script: str, launch: str = "", config: str = "config_lora.toml", more: str = "") -> str:
+def kohya_ss(folder: str, script: str, launch: str = "") -> str:
     """A command as kohya_ss's GUI prints it: words without quotes.
 
     Source: github.com/bmaltais/kohya_ss kohya_gui/common_gui.py:1760 and class_accelerate_launch.py:151 at 45088f0.
@@ -260,7 +260,7 @@ def kohya_ss(folder: str, script: str, launch: str = "", config: str = "config_l
     options = "--dynamo_backend no --dynamo_mode default --mixed_precision fp16 --num_processes 1 --num_machines 1"
     return (
         f"/venv/bin/accelerate launch {options} --num_cpu_threads_per_process 2{launch and f' {launch}'} "
-        f"{folder}/sd-scripts/{script} --config_file {config}{more and f' {more}'}\n"
+        f"{folder}/sd-scripts/{script} --config_file config_lora.toml\n"
     )
 
 

@@ -5,8 +5,10 @@ import importlib
 import importlib.util
 import io
 import os
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from unittest import mock
 
@@ -39,6 +41,16 @@ def picture(path: Path, size=(96, 64), mode="RGB", **save) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     image.convert(mode).save(path, **save)
     return path
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that claims a size and holds no pixels."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
 def pictures(folder: Path, count: int = 3) -> Path:

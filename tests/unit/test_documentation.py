@@ -41,10 +41,10 @@ def test_each_command_of_a_module_has_its_word_and_is_documented(module):
     assert sorted(word for word in known if not re.search(rf"(?<![\w-]){word}(?![\w-])", named)) == []
 
 
-def test_no_word_is_two_commands():
+def test_no_word_is_two_commands_and_the_readme_is_one_page():
     words = [word for names in (*hangproof.COMMANDS.values(), hangproof.OTHERS) for word in names]
-    assert len(words) == len(set(words))
-    assert all(hangproof.arguments(word) for word in words) and hangproof.arguments("nothing") is None
+    assert len(words) == len(set(words)) and all(map(hangproof.arguments, words)) and not hangproof.arguments("nothing")
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -59,7 +59,3 @@ def test_each_link_leads_to_a_file_and_a_heading(page):
             titles = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
             slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
             assert heading in slugs, f"{page.name}: {target}"
-
-
-def test_the_readme_is_one_page():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200

@@ -1,5 +1,6 @@
 """`python -m captions` on a folder of images: what is written, what is kept, how each engine fails. Real processes and servers."""
 
+import contextlib
 import csv
 import json
 import os
@@ -18,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from PIL import Image
+from strategies import ANY_VALUE
 from ui_helpers import PROJECT
 
 from captions import endpoint, job, models, tagger
@@ -28,18 +30,18 @@ from runs.files import RunError
 KEY = "sk-secret-0123456789"
 
 
+def texts(folder: Path) -> dict[str, str]:
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.txt"))}
+
+
 def command(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """The command's result; HTTP_PROXY is set to see that this machine is asked directly."""
-    environ = {key: value for key, value in os.environ.items() if key != "NO_PROXY"} | {
+    env = {key: value for key, value in os.environ.items() if key != "NO_PROXY"} | {
         "HTTP_PROXY": "http://127.0.0.1:9",
         **env,
     }
     words = [sys.executable, "-m", "captions", str(folder), *arguments]
-    return subprocess.run(words, cwd=PROJECT, env=environ, capture_output=True, text=True, timeout=120, check=False)
-
-
-def texts(folder: Path) -> dict[str, str]:
-    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.txt"))}
+    return subprocess.run(words, cwd=PROJECT, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.fixture
@@ -71,9 +73,7 @@ def server(monkeypatch):
     ("answer", "caption"),
     [
         ("A cat.", "A cat."),
-        ("  a cat\n\non a mat\t", "a cat on a mat"),
         ('"A cat."', "A cat."),
-        ("“A cat.”", "A cat."),
         ("```\na cat\n```", "a cat"),
         ("<think>Is it a dog?</think>\nA cat.", "A cat."),
         ("<THINK>it never ends", None),
@@ -83,16 +83,11 @@ def server(monkeypatch):
         ("<script>alert(1)</script>", "<script>alert(1)</script>"),  # text, which nothing turns into markup
         ("\ud800half", "�half"),
         ("", None),
-        (" \n ", None),
-        (None, None),
         ("x" * (MOST_CHARACTERS + 1), None),
     ],
 )
 def test_an_answer_becomes_one_line_of_plain_text(answer, caption):
-    if caption is None:
-        with pytest.raises(BadAnswer):
-            cleaned(answer)
-    else:
+    with contextlib.nullcontext() if caption else pytest.raises(BadAnswer):
         assert cleaned(answer) == caption
 
 
@@ -111,7 +106,6 @@ def test_no_answer_gives_a_caption_with_control_characters_or_several_lines(answ
 @pytest.mark.parametrize(
     ("caption", "frame", "result"),
     [
-        ("a cat", Frame("photo of ", ", outdoors"), "photo of a cat, outdoors"),
         ("a cat", Frame(trigger="ohwx"), "ohwx, a cat"),
         ("Ohwx, a cat", Frame(trigger="ohwx"), "Ohwx, a cat"),
         ("ohwxen graze", Frame(trigger="ohwx"), "ohwx, ohwxen graze"),
@@ -189,17 +183,14 @@ def refused(status: int, body: bytes = b"{}", **headers: str):
     ("answer", "reason", "requests"),
     [
         (refused(401, b'{"error": {"message": "no such key"}}'), "401: no such key", 1),
-        (refused(404, b'{"error": "model not found"}'), "404: model not found", 1),
         (refused(302, Location="http://127.0.0.1:1/steal"), "302", 1),
         (refused(500), "HTTP status 500", 4 * endpoint.TRIES),
         (refused(429, Retry_After="9999"), "HTTP status 429", 4 * endpoint.TRIES),
         (refused(200, b"<html>"), "something else than a chat completion", 4),
-        (refused(200, b'{"choices": []}'), "something else than a chat completion", 4),
         (refused(200, b"[" * 100_000), "something else than a chat completion", 4),
         (refused(200, b'{"choices": [{"message": {"content": 7}}]}'), "without text", 4),
         (refused(200, b" " * (endpoint.ANSWER_BYTES + 2)), "more than 1 MB", 4),
         (lambda number, question: "x" * 5_000, "5,000 characters", 4),
-        (lambda number, question: "\x00\n ", "empty", 4),
     ],
 )
 def test_a_server_that_refuses_or_lies_ends_the_job_with_its_reason(images, server, answer, reason, requests):
@@ -221,25 +212,34 @@ def test_a_server_that_never_ends_its_answer_is_left_and_one_that_is_gone_is_sai
     assert "cannot be reached" in run(gone, images).reason
 
 
-def test_one_image_that_fails_does_not_stop_the_others(images, server):
-    server.answer = lambda number, question: "" if number == 2 else f"picture {number}"
+def test_a_failed_image_stops_no_other_a_busy_server_is_asked_again_and_many_failures_stop_the_job(
+    images, server, monkeypatch
+):
+    server.answer = lambda number, question: (503, b"", {}) if number % 3 == 1 else "" if number == 2 else f"a {number}"
     (images / "3.png").write_bytes(b"not an image")
     report = run(server, images)
     assert (report.written, report.failed, report.left, report.reason) == (2, 2, 0, "")
-    assert sorted(texts(images)) == ["0", "2"]
-
-
-def test_a_busy_server_is_asked_again(images, server):
-    server.answer = lambda number, question: (503, b"", {}) if number % 3 else f"picture {number}"
-    report = run(server, images)
-    assert (report.written, report.failed) == (4, 0)
-
-
-def test_many_failures_in_a_row_stop_the_job(images, server, monkeypatch):
+    assert sorted(texts(images)) == ["1", "2"]
+    for number in "12":
+        (images / f"{number}.txt").unlink()
+    photo(images / "3.png", seed=3)
     monkeypatch.setattr(job, "FAILURES_IN_A_ROW", 2)
-    server.answer = lambda number, question: "fine" if number == 1 else ""
+    first = len(server.questions) + 1
+    server.answer = lambda number, question: "fine" if number == first else ""
     report = run(server, images)
     assert (report.written, report.failed, report.left) == (1, 2, 1) and "empty" in report.reason
+
+
+@settings(max_examples=60)
+@given(
+    st.binary(max_size=400) | ANY_VALUE.map(lambda v: json.dumps({"choices": [{"message": v}], "error": v}).encode())
+)
+def test_no_answer_of_a_server_is_more_than_unanswered(data):
+    assert isinstance(endpoint._reason(data), str) and "\n" not in endpoint._reason(data)
+    try:
+        assert isinstance(endpoint._text_of(data, "host"), str)
+    except endpoint.Unanswered as error:
+        assert "host" in str(error)
 
 
 def test_an_image_is_sent_small_upright_turned_and_cropped(tmp_path, server):
@@ -251,24 +251,6 @@ def test_an_image_is_sent_small_upright_turned_and_cropped(tmp_path, server):
     large, turned, part = server.sizes
     assert large[0] == 1024 and turned[1] == 1024 and turned[0] < 1024
     assert abs(part[0] / part[1] - 0.5) < 0.02
-
-
-KEYS = st.sampled_from(["choices", "message", "content", "error", "detail", "text", "type"])
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@settings(max_examples=60)
-@given(st.binary(max_size=400) | VALUES.map(lambda value: json.dumps(value).encode()))
-def test_no_answer_of_a_server_is_more_than_unanswered(data):
-    assert isinstance(endpoint._reason(data), str) and "\n" not in endpoint._reason(data)
-    try:
-        assert isinstance(endpoint._text_of(data, "host"), str)
-    except endpoint.Unanswered as error:
-        assert "host" in str(error)
 
 
 # The tagger --------------------------------------------------------------------------------------------------------------
@@ -338,15 +320,6 @@ def test_thresholds_blacklist_and_underscores():
     assert tagger.caption_of(TAGS, found, without) == "blue sky, solo"
 
 
-@pytest.mark.slow
-def test_tags_of_a_folder_by_the_command(images, tmp_path):
-    model = tagger_model(tmp_path / "model")
-    done = command(images, "--with=tagger", f"--model={model}", "--general=0.6", "--without=o_o", "--prefix=photo, ")
-    assert done.returncode == 0, done.stderr
-    assert len(texts(images)) == 4
-    assert all("solo" in text and text.startswith("photo, ") and "o_o" not in text for text in texts(images).values())
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -355,17 +328,15 @@ def test_tags_of_a_folder_by_the_command(images, tmp_path):
         ("selected_tags.csv", b"name,category\ncat,0\n", "the model has 7 tags, selected_tags.csv has 1"),
     ],
 )
-def test_files_that_are_not_a_tagger_are_named(tmp_path, name, content, message):
+def test_files_that_are_not_a_tagger_and_a_missing_onnxruntime_are_named(tmp_path, monkeypatch, name, content, message):
     model = tagger_model(tmp_path / "model")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "onnxruntime", None)
+        with pytest.raises(RunError, match="pip install onnxruntime"):
+            tagger.load(model, tagger.Choice())
     (model / name).write_bytes(content)
     with pytest.raises(RunError, match=message):
         tagger.load(model, tagger.Choice(), device="cpu")(Image.new("RGB", (8, 8)))
-
-
-def test_a_missing_onnxruntime_is_a_plain_answer(images, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(RunError, match="pip install onnxruntime"):
-        tagger.load(tagger_model(tmp_path / "model"), tagger.Choice())
 
 
 # Limits and models ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The files of base models: where they come from, what is missing, what is said. guards/download.py downloads, and has its own tests."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +10,8 @@ from hub_server import Fault, serving
 from runs_helpers import PROJECT
 
 import runs
-from guards import download, hub_request
 from guards import hub as hub_module
+from guards import hub_request
 from runs import models
 
 CONTENT = bytes(range(256)) * 2_000  # 512 kB
@@ -32,24 +31,25 @@ def hub(monkeypatch, tmp_path):
         yield server
 
 
-def get(target: Path, **more) -> list[tuple]:
+def get(target: Path, stall_s: float = 5, **more) -> list[tuple]:
     """Download the file; (name, bytes so far, size) of each report."""
     calls: list[tuple] = []
-    models.fetch(
-        "me/model",
-        NAME,
-        target,
-        on_progress=lambda at: calls.append((at.name, at.done, at.total)),
-        **{"stall_s": 5, **more},
-    )
+    report = lambda at: calls.append((at.name, at.done, at.total))  # noqa: E731
+    models.fetch("me/model", NAME, target, on_progress=report, stall_s=stall_s, **more)
     return calls
 
 
-def test_a_file_arrives_with_progress(hub, tmp_path):
+def test_a_file_arrives_with_progress_and_the_token_of_a_login_goes_to_the_hub_only(hub, tmp_path, monkeypatch):
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/token").write_text("secret\n")
     calls = get(tmp_path / "m" / "model.safetensors")
     assert {p.name for p in (tmp_path / "m").iterdir()} == {"model.safetensors", ".model.safetensors.lock"}
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == CONTENT
     assert hub.requests[0][1] == f"/me/model/resolve/main/{NAME}"
+    sent = {path.startswith("/cdn/"): headers.get("authorization") for _, path, headers in hub.requests}
+    assert sent == {False: "Bearer secret", True: None}
+    monkeypatch.setenv("HF_TOKEN", "other")
+    assert hub_module.token() == "other"
     arrived = [done for name, done, size in calls if name == "model.safetensors" and size == len(CONTENT)]
     assert arrived == sorted(arrived) and arrived[0] == 0 and arrived[-1] == len(CONTENT) and len(arrived) > 3
 
@@ -69,30 +69,6 @@ def test_a_missing_file_names_the_table_and_no_network_the_server(hub, tmp_path,
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(runs.RunError, match=r"no data from 127\.0\.0\.1:9 for 1 s \(.*refused.*\)\. Check the network"):
         get(tmp_path / "m" / "x", stall_s=1)
-
-
-def test_the_token_of_a_login_goes_to_the_hub_only_and_the_variable_counts_first(hub, tmp_path, monkeypatch):
-    (tmp_path / "hf").mkdir()
-    (tmp_path / "hf/token").write_text("secret\n")
-    get(tmp_path / "m" / "x")
-    sent = {path.startswith("/cdn/"): headers.get("authorization") for _, path, headers in hub.requests}
-    assert sent == {False: "Bearer secret", True: None}
-    monkeypatch.setenv("HF_TOKEN", "other")
-    assert hub_module.token() == "other"
-
-
-def test_offline_means_offline(hub, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(runs.RunError, match="HF_HUB_OFFLINE is set"):
-        get(tmp_path / "m" / "x")
-    assert hub.requests == []
-
-
-def test_too_little_space_is_an_error_before_the_download(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(download.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
-    with pytest.raises(runs.RunError, match="needs 0.0 GB more, but .* free some space"):
-        get(tmp_path / "m" / "x")
-    assert not any(method == "GET" for method, *_ in hub.requests)
 
 
 @pytest.mark.slow

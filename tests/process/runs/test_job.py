@@ -8,13 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from ladder_runs import CRASHES, FORK, TRAINER
+from ladder_runs import CRASHES, TRAINER
 from monitor_helpers import ROOT, environment, events, finish, status, wait_for
 from runs_helpers import executable, pictures
 
-import runs
 from monitor.state import spec_edited
-from runs.pin import pinned
 
 pytestmark = pytest.mark.slow
 PARTS = ("guards", "monitor", "presets", "runs")
@@ -90,52 +88,24 @@ class Program:
             path.write_text(re.sub(r"optimizer_args = \[.*\]", "optimizer_args = []", text))
 
 
-@pytest.fixture
-def program(tmp_path):
-    return Program(tmp_path)
+def test_neither_an_update_nor_an_edit_after_a_crash_changes_an_attempt_until_the_run_is_made_again(tmp_path):
+    program = Program(tmp_path)
+    path = program.folder / "run.toml"
+    assert "\nrank = 4\n" in path.read_text()
+    path.write_text(path.read_text().replace("\nrank = 4\n", "\nrank = 64\n"))
 
+    def meanwhile() -> None:
+        program.update()
+        path.write_text(path.read_text().replace("\nlearning_rate = ", "\nlearning_rate = 1"))
 
-def test_an_update_between_a_crash_and_the_restart_changes_nothing(program):
-    program.train(program.update)
-    assert program.arguments(2) == program.arguments(1) and "prodigy" not in program.arguments(2)
+    program.train(meanwhile)
+    assert program.arguments(2) == program.arguments(1) and not {"prodigy", "64"} & set(program.arguments(2))
     assert status(program.folder)["restarts"] == 1 and not list(program.folder.glob("*.bad"))
-    before = (program.folder / "job.json").read_bytes()
-    said = program.call("runs", "render", "cat").stderr
-    assert "changed: --optimizer_type: " in said and " → prodigy" in said and "cannot go on from its states" in said
-    assert (program.folder / "job.json").read_bytes() != before
-    assert "--optimizer_type prodigy" in (program.folder / "train.sh").read_text()
-
-
-def test_an_edited_run_toml_changes_no_attempt_until_the_run_is_made_again(program):
-    def edit(old: str, new: str) -> None:
-        path = program.folder / "run.toml"
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
-
-    edit("\nrank = 4", "\nrank = 64")
-    program.train(lambda: edit("\nlearning_rate = ", "\nlearning_rate = 1"))
-    assert program.arguments(2) == program.arguments(1) and "64" not in program.arguments(2)
     (said,) = [e["message"] for e in events(program.folder) if "run.toml was edited" in e["message"]]
     assert "python -m runs render cat" in said
-    assert "changed: --network_dim: 4 → 64" in program.call("runs", "render", "cat").stderr
-    assert "--network_dim 64" in (program.folder / "train.sh").read_text() and not spec_edited(program.folder)
-
-
-def test_a_run_of_an_earlier_version_trains_what_its_script_says(run, monkeypatch):
-    create = runs.create
-
-    def older(*args):
-        folder = create(*args)
-        (folder / "job.json").unlink()
-        text = (folder / "train.sh").read_text()
-        (folder / "train.sh").write_text(re.sub(r"--optimizer_type \w+", "--optimizer_type older", text))
-        return folder
-
-    monkeypatch.setattr(runs, "create", older)
-    folder, code = run(FORK, workers=2)
-    assert code == 0
-    text = (folder / "train.attempt-2.sh").read_text()
-    assert "--optimizer_type older" in text and "--max_data_loader_n_workers 0" in text
-    assert len([e for e in events(folder, "job") if "an earlier version" in e["message"]]) == 1
-    assert pinned(folder).flags["optimizer_type"] == "older"
+    before = (program.folder / "job.json").read_bytes()
+    said = program.call("runs", "render", "cat").stderr
+    assert "changed: --network_dim: 4 → 64" in said and " → prodigy" in said and "cannot go on from its states" in said
+    script = (program.folder / "train.sh").read_text()
+    assert "--optimizer_type prodigy" in script and "--network_dim 64" in script
+    assert (program.folder / "job.json").read_bytes() != before and not spec_edited(program.folder)

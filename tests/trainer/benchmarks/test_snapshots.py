@@ -45,11 +45,6 @@ def test_steps_of_which_the_host_took_a_part_are_left_out():
         snapshots.figures(rows(stolen_s=lambda n: 0.2 * (n % 4 != 0)))
 
 
-def test_snapshots_that_are_off_say_nothing():
-    with pytest.raises(RuntimeError, match="off: no room"):
-        snapshots.figures(rows(off=lambda n: "no room"))
-
-
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")
 def test_the_meter_measures_each_step_of_a_training(tmp_path):
     from trainer.tiny_flux import ensure

@@ -2,18 +2,14 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 import tomllib
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from lint_corpus import fluxgym
-from runs_helpers import call, spec
+from runs_helpers import call
 
 import presets
-import runs
 from presets.fix import fix
 from presets.lint import CHECKS, lint
 from presets.training import trainings
@@ -72,10 +68,6 @@ FAULTS = {
     "network-data": (plus("--train_data_dir '/home/me/my share/cats'", UNGUARDED), set(), set()),
     "collective-timeout": (GOOD.replace("processes 1", "processes 2 --multi_gpu"), {"ddp_timeout"}, set()),
 }  # fmt: skip
-MAY_CHANGE = {
-    "unquoted-path": "output_dir",
-    "many-workers": "max_data_loader_n_workers",
-}
 
 
 def test_a_good_script_is_clean_and_left_alone():
@@ -102,7 +94,7 @@ def test_each_problem_is_found_and_fixed_and_the_training_stays(rule):
     before, after = flags_of(text, name), flags_of(out.text, name)
     assert set(after) - set(before) == added and set(before) - set(after) == taken
     changed = {flag for flag in set(before) & set(after) if before[flag] != after[flag]}
-    assert changed <= {MAY_CHANGE.get(rule)}
+    assert changed <= {{"unquoted-path": "output_dir", "many-workers": "max_data_loader_n_workers"}.get(rule)}
     assert fix(out.text, name, mounts=NFS).text == out.text, "a fixed script needs no fix"
 
 
@@ -113,31 +105,27 @@ def test_a_split_mode_that_trains_all_blocks_is_left_out():
     assert "--split_mode" not in out.text and "sd_scripts_patches" in out.text and ids(out.text) == set()
 
 
-def test_a_script_without_any_saves_gets_a_state_each_epoch():
-    text = re.sub(r"--save\S+( \d)?", "", GOOD)
-    after = flags_of(fix(text).text)
+def test_what_is_absent_has_its_default_and_what_cannot_be_known_is_not_called_absent(tmp_path):
+    after = flags_of(fix(re.sub(r"--save\S+( \d)?", "", GOOD)).text)
     assert (after["save_state"], after["save_every_n_epochs"], after["save_last_n_epochs_state"]) == ([], ["1"], ["2"])
+    assert "many-workers" in ids(GOOD.replace("--max_data_loader_n_workers 2", "")), "eight"
+    guarded = "accelerate launch -m sd_scripts_patches sd/flux_train_network.py"
+    assert ids(f'{guarded} "$@"\n') == ids(f"{guarded} --config_file gone.toml", base=tmp_path) == set()
+    assert ids('python flux_train_network.py --blocks_to_swap "$N" "$@"') == {"block-swap", "unguarded"}
+    assert "block-swap" not in ids("python flux_train_network.py --blocks_to_swap 0 $X")
 
 
-def test_eight_workers_are_assumed_where_nothing_is_said():
-    assert "many-workers" in ids(GOOD.replace("--max_data_loader_n_workers 2", ""))
-
-
-def test_only_the_words_concerned_are_changed():
-    """Every other line stays the same byte for byte."""
-    text = fluxgym("12G", advanced=["--blocks_to_swap 18"]) + "\n# trailing é\udcff comment  \n\n"
-    out = fix(text).text
-    kept = [line for line in text.split("\n") if not re.search("launch|train_network|blocks_to_swap|loss_type", line)]
-    assert [line for line in out.split("\n") if line in kept] == kept
-
-
-def test_kohya_ss_settings_in_a_config_file_are_read_and_fixed_in_a_copy(tmp_path):
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_kohya_ss_settings_in_a_config_file_are_read_and_fixed_in_a_copy(tmp_path, newline):
     config = tmp_path / "config_lora.toml"
-    config.write_text(
-        'output_dir = "/out"\nmax_data_loader_n_workers = 0\npersistent_data_loader_workers = true\nblocks_to_swap = 4\n'
-        "save_every_n_epochs = 1\nsave_state = false\nsample_every_n_epochs = 1 # often\n[nested]\ncache_latents = true\n",
-        encoding="utf-8",
-    )
+    lines = ['output_dir = "/out"', "max_data_loader_n_workers = 0", "persistent_data_loader_workers = true"]
+    lines += [
+        "blocks_to_swap = 4",
+        "save_every_n_epochs = 1",
+        "save_state = false",
+        "sample_every_n_epochs = 1 # often",
+    ]
+    config.write_bytes(newline.join([*lines, "[nested]", "cache_latents = true", ""]).encode())
     original = config.read_bytes()
     text = f"accelerate launch /kohya/sd-scripts/flux_train_network.py --config_file {config}\n"
     wanted = {"block-swap", "no-state", "persistent-without-workers", "sampling", "unguarded", "cache-in-memory"}
@@ -150,58 +138,10 @@ def test_kohya_ss_settings_in_a_config_file_are_read_and_fixed_in_a_copy(tmp_pat
     assert set(before) - set(after) == {"persistent_data_loader_workers", "blocks_to_swap"}
 
 
-def test_what_cannot_be_known_is_not_called_absent(tmp_path):
-    text = 'accelerate launch -m sd_scripts_patches sd/flux_train_network.py "$@"\n'
-    assert ids(text) == set()
-    assert (
-        ids("accelerate launch -m sd_scripts_patches x/flux_train_network.py --config_file gone.toml", base=tmp_path)
-        == set()
-    )
-    assert ids('python flux_train_network.py --blocks_to_swap "$N" "$@"') == {"block-swap", "unguarded"}
-    assert "block-swap" not in ids("python flux_train_network.py --blocks_to_swap 0 $X")
-
-
 def test_output_on_a_network_file_system_is_named_and_left_to_a_person():
     text = GOOD.replace("/out ", "/net/out ")
     (finding,) = lint(text, mounts=NFS)
     assert finding.id == "network-output" and not finding.fixable and fix(text, mounts=NFS).text == text
-
-
-@pytest.mark.parametrize("tier", ["12G", "16G", "20G"])
-@pytest.mark.parametrize("platform", ["linux", "win32"])
-def test_the_built_in_trainers_scripts_are_clean(data, tier, platform):
-    """Those of kohya's trainers: test_families.py."""
-    for more in ({}, {"gpus": 2, "prompts": ["x"], "sample_every_n_steps": 5, "trackers": "wandb", "workers": 0}):
-        made = spec(tier=tier, **more)
-        text = runs.script(made, data / "outputs/my-lora", data / "outputs/my-lora/x-state", platform)
-        assert ids(text, runs.script_name(platform=platform)) == set()
-        assert len(trainings(text, runs.script_name(platform=platform))) == 1
-
-
-lines = st.lists(
-    st.sampled_from([
-        "--blocks_to_swap 18", "--blocks_to_swap=3", "--split_mode", "--persistent_data_loader_workers", "--save_state",
-        "--max_data_loader_n_workers 0", "--max_data_loader_n_workers 4", "--network_args train_blocks=single",
-        "--network_args train_blocks=all in_dims=1,2", "--sample_every_n_steps 10", "--cache_latents", "--log_with all",
-        "--cpu_offload_checkpointing", "--fused_backward_pass", "--output_dir /net/x", "--train_data_dir '/net/my data'",
-        "--save_every_n_steps 50", "--save_n_epoch_ratio 3", "--resume '/a b/x-state'", "--training_comment 'it'\\''s $5'",
-        '--metadata_title "a \\"title\\" of $USER"', "--cache_text_encoder_outputs", "--async_upload",
-    ]), max_size=10,
-)  # fmt: skip
-
-
-@settings(max_examples=40, deadline=None)
-@given(flags=lines, joint=st.sampled_from([" ", " \\\n  ", "\t"]), start=st.sampled_from(["python", "accelerate launch --multi_gpu", "./"]),
-       script=st.sampled_from(["flux_train_network.py", "sdxl_train.py"]))  # fmt: skip
-def test_any_mix_of_problems_is_fixed_at_once(flags, joint, start, script):
-    text = f"cd /x\n{start if start == './' else start + ' '}{script}{joint}{joint.join(flags)}\n"
-    out = fix(text, mounts=NFS)
-    assert ids(out.text, mounts=NFS) <= {"network-output"}
-    done = subprocess.run(["bash", "-n"], input=out.text.encode(), capture_output=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    kept = {"training_comment", "metadata_title", "save_every_n_steps", "resume", "log_with", "train_data_dir"}
-    before, after = flags_of(text), flags_of(out.text)
-    assert {k: v for k, v in after.items() if k in kept} == {k: v for k, v in before.items() if k in kept}
 
 
 def test_the_command_line_reports_and_fixes(tmp_path):
@@ -210,19 +150,15 @@ def test_the_command_line_reports_and_fixes(tmp_path):
     script.write_text(text)
     script.chmod(0o750)
     first = call("presets", "lint", script, "--json")
-    value = json.loads(first.stdout.splitlines()[-1])
-    assert first.returncode == 1 and not value["clean"]
-    assert {f["id"] for f in value["findings"]} >= {"block-swap", "split-mode", "no-state", "sampling", "unguarded"}
-    assert all(set(f) == {"id", "level", "line", "why", "source", "fix", "fixable"} for f in value["findings"])
-    lines = [f["line"] for f in value["findings"] if f["id"] == "block-swap"]
+    findings = json.loads(first.stdout.splitlines()[-1])["findings"]
+    assert first.returncode == 1
+    assert all(set(f) == {"id", "level", "line", "why", "source", "fix", "fixable"} for f in findings)
+    lines = [f["line"] for f in findings if f["id"] == "block-swap"]
     assert text.split("\n")[lines[0] - 1] == "  --blocks_to_swap 18"
-    fixed = call("presets", "lint", script, "--fix", "--json")
-    assert fixed.returncode == 0 and json.loads(fixed.stdout.splitlines()[-1])["clean"]
+    fixed = call("presets", "lint", script, "--fix")
     assert "-  --blocks_to_swap 18" in fixed.stdout and script.stat().st_mode & 0o777 == 0o750
     again = call("presets", "lint", script)
     assert again.returncode == 0 and again.stdout.strip() == f"{script}: no problems found"
     assert [p.name for p in tmp_path.iterdir()] == ["train.sh"]
-    (tmp_path / "x.sh").write_text("echo hello\n")
-    for name, says in (("x.sh", "no training command found"), ("gone.sh", "No such file")):
-        done = call("presets", "lint", tmp_path / name)
-        assert done.returncode == 1 and says in done.stderr
+    done = call("presets", "lint", tmp_path / "gone.sh")
+    assert done.returncode == 1 and "No such file" in done.stderr

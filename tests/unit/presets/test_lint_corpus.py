@@ -37,33 +37,22 @@ IN_BASH = [entry for entry in SUPPORTED if entry["language"] == "sh"]
 OTHERS = [entry for entry in CORPUS["command"] if entry["source"] == "kohya-ss/musubi-tuner"]
 
 
-def name(entry: dict) -> str:
-    return f"{entry['source'].partition('/')[2]}-{entry['where'][0].rpartition('/')[2]}"
-
-
-ENDS = ["\n", "", " \\\n", " \\", "\r\n"]
-
-
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory) -> Path:
     return stand_ins(tmp_path_factory.mktemp("programs"))
 
 
-@pytest.mark.parametrize(
-    ("number", "entry"), list(enumerate(IN_BASH)), ids=lambda value: "" if isinstance(value, int) else name(value)
-)
+@pytest.mark.parametrize(("number", "entry"), list(enumerate(IN_BASH)))
 def test_a_documented_command_starts_the_same_after_the_fix(tmp_path, programs, number, entry):
-    text = corpus_text(entry, ENDS[number % len(ENDS)])
-    value = hold(tmp_path, programs, text)
+    value = hold(tmp_path, programs, corpus_text(entry, ["\n", "", " \\\n", " \\", "\r\n"][number % 5]))
     left = {finding["id"] for finding in value["findings"]}
     assert left == ({"cut-off"} if entry["layout"] == "not continued" else set())
     assert len(value["started"]) == 1
 
 
-@pytest.mark.parametrize("entry", OTHERS, ids=name)
-def test_a_command_of_another_trainer_is_refused_and_left_alone(tmp_path, entry):
+def test_a_command_of_another_trainer_is_refused_and_left_alone(tmp_path):
     path = tmp_path / "train.sh"
-    path.write_text(corpus_text(entry))
+    path.write_text(corpus_text(OTHERS[0]))
     before = path.read_bytes()
     code, printed, value = lint(path, "--fix")
     assert code == 1 and "no training command found" in printed and not value and path.read_bytes() == before
@@ -96,8 +85,8 @@ def hold_by_parser(folder: Path, text: str, file: str) -> dict:
     return value | {"text": fixed}
 
 
-@pytest.mark.parametrize("last", ["\r\n", "", " `"], ids=["newline", "no newline", "backtick"])
-@pytest.mark.parametrize("entry", [e for e in SUPPORTED if e["language"] == "ps"], ids=name)
+@pytest.mark.parametrize("last", ["\r\n", "", " `"])
+@pytest.mark.parametrize("entry", [e for e in SUPPORTED if e["language"] == "ps"])
 def test_a_powershell_example_keeps_its_arguments(tmp_path, entry, last):
     text = '$dir = "D:\\my train"\r\n' + corpus_text(entry, last)
     value = hold_by_parser(tmp_path, text, "train.ps1")
@@ -125,99 +114,57 @@ def test_a_script_of_fluxgym_starts_the_same_after_the_fix(tmp_path, programs, t
         assert len(value["started"]) == 1 and all(word.strip() for word in value["started"][0].words)
 
 
-GUI = {
-    "no spaces": (kohya_ss("/kohya_ss", "sdxl_train_network.py"), set()),
-    "a folder with a space": (kohya_ss("/my tools/kohya_ss", "flux_train_network.py"), {"unquoted-path"}),
-    "two spaces in the folder": (kohya_ss("/my own tools/kohya_ss", "train_db.py", "--multi_gpu"), {"unquoted-path"}),
-    "both": (
-        kohya_ss("./my k", "train_network.py", "--gpu_ids 0,1", "my runs/config.toml", "--flip_aug"),
-        {"unquoted-path"},
-    ),
-}
-
-
-@pytest.mark.parametrize("case", GUI)
-def test_a_command_of_the_kohya_ss_gui_starts_the_same_after_the_fix(tmp_path, programs, case):
-    text, expected = GUI[case]
-    text = text.replace("/venv/bin/accelerate", str(programs / "accelerate"))
+@pytest.mark.parametrize(
+    "folder, script, launch",
+    [("/kohya_ss", "sdxl_train_network.py", ""), ("/my own tools/kohya_ss", "train_db.py", "--multi_gpu")],
+)
+def test_a_command_of_the_kohya_ss_gui_starts_the_same_after_the_fix(tmp_path, programs, folder, script, launch):
+    text = kohya_ss(folder, script, launch).replace("/venv/bin/accelerate", str(programs / "accelerate"))
     (tmp_path / "config_lora.toml").write_text(
         'blocks_to_swap = 4\nmax_data_loader_n_workers = 8\nsave_every_n_epochs = 1\noutput_dir = "/o"\ncache_latents = true\n'
     )
     value = hold(tmp_path, programs, text)
-    assert {f for f in value["fixed"] if f == "unquoted-path"} == expected and value["clean"]
+    assert ("unquoted-path" in value["fixed"]) == (" " in folder) and value["clean"]
     assert "-m" in value["started"][0].words
-
-
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_the_settings_of_the_gui_are_fixed_in_a_copy(tmp_path, programs, newline):
-    (tmp_path / "c.toml").write_bytes(
-        newline.join(["blocks_to_swap = 4", 'output_dir = "/o"', "save_state = false", ""]).encode()
-    )
-    before = (tmp_path / "c.toml").read_bytes()
-    value = hold(tmp_path, programs, kohya_ss("/k", "flux_train_network.py", config="c.toml"))
-    assert (tmp_path / "c.toml").read_bytes() == before
-    assert "blocks_to_swap" not in (tmp_path / "c.fixed.toml").read_text() and value["clean"]
 
 
 T = "accelerate launch sd/flux_train_network.py"
 # Scripts in which an earlier version, or a plausible mistake, changed more than it reported.
 TRICKY = {
-    "ends in a backslash": f"{T} --seed 1 \\",
     "ends in a backslash at a word": f"{T} --seed 1\\",
-    "ends in a backslash after a space and a newline": f"{T} --seed 1 \\\n",
     "an array with values from the environment": f'args=(--output_dir "$HOME/x" --blocks_to_swap 3 --name $USER)\n{T} "${{args[@]}}"\n',
     "an array with comments": (
         f"args=(\n  --seed 1   # one\n  --blocks_to_swap 3 --lr 2 # two\n  --fused_backward_pass\n)\n{T} \"${{args[@]}}\" --x 'a b'\n"
     ),
     "an array for two commands": f"args=(--blocks_to_swap 3 --output_dir ~/x --p *.py {{a,b}})\n{T} \"${{args[@]}}\"\n{T} --lr 3 \"${{args[@]}}\"\n",
-    "an array for two commands, with an unknown word": f'args=(--blocks_to_swap 3 --u "$USER")\n{T} "${{args[@]}}"; {T} "${{args[@]}}"\n',
     "an array without quotes": f"args=(--comment 'a b' --blocks_to_swap 3)\n{T} ${{args[@]}}\n",
-    "an array as one word": f'args=(--seed 1)\n{T} --comment "${{args[*]}}"\n',
     "an array with the script": 'args=(launch sd/train_network.py --seed "$USER")\naccelerate "${args[@]}"\n',
     "an array that a condition extends": f'args=(--seed 1)\nif [ -n "$USER" ]; then args+=(--blocks_to_swap 3); fi\n{T} "${{args[@]}}"\n',
-    "a variable in an array": f'MORE="--blocks_to_swap 3 --seed 1"\nargs=($MORE --x "a b")\n{T} "${{args[@]}}"\n',
-    "a variable that is extended": f'F="--blocks_to_swap 3"\nF+=" --seed 3"\n{T} $F\n',
-    "a variable set on a condition": f'F="--seed 1"\n[ "$USER" = me ] && F="--blocks_to_swap 3 --seed 2"\n{T} $F\n',
     "a variable set in a branch": f'if false; then F="--blocks_to_swap 3 --a 1"; else F="--b 2"; fi\n{T} $F\n',
-    "a variable set in a case": f'case $USER in me) F="--seed 3";; *) F="--blocks_to_swap 2 --seed 4";; esac\n{T} $F\n',
     "a variable set in a function": f'f() {{ F="--seed 9"; }}\nF="--blocks_to_swap 3"\nf\n{T} $F --lr 1\n',
-    "a variable that is read": f'F="--blocks_to_swap 3"\nread -r F <<< "--seed 5"\n{T} $F\n',
     "a loop's variable": f'F="--blocks_to_swap 3"\nfor F in "--seed 1" "--seed 2"; do {T} $F; done\n',
     "a variable of another file": f'F="--blocks_to_swap 3"\necho \'F="--seed 7"\' > vars.sh\nsource ./vars.sh\n{T} $F\n',
-    "a variable with a tilde": f"O=~/out\n{T} --output_dir $O --blocks_to_swap 2\n",
     "a variable in a word": f'N=3\nO="/my out"\n{T} --blocks_to_swap=$N --output_dir=$O/x --seed $N\n',
     "a variable without quotes": f'O="/my out/x"\n{T} --output_dir $O --seed 1\n',
     "a redirection between flags": f"{T} --seed 1 > log.txt --blocks_to_swap 3 2>&1\n",
     "a redirection at a flag": f"{T} --seed 1 --fused_backward_pass>log.txt --blocks_to_swap 2>&1 --lr 3\n",
     "a flag first in its line": f"{T} \\\n--blocks_to_swap 3 \\\n--seed 1\\\n  --fused_backward_pass\n",
-    "a comment between continued lines": f"{T} --seed 1 \\\n  # a comment \\\n  --lr 3\n",
-    "an empty line between continued lines": f"{T} --seed 1 \\\n\n  --lr 3\n",
     "a space after the backslash": f"{T} --seed 1 \\ \n  --lr 3\n",
-    "tabs": f"{T}\t--seed\t1\t\\\n\t--blocks_to_swap\t3\n",
     "a here-document": f"cat > c.txt <<EOF\n{T} --blocks_to_swap 3\nEOF\n{T} --seed 1 <<'X' | cat\n--lr 3\nX\necho $(cat c.txt | wc -l)\n",
     "a chain": f"cd . && {T} --blocks_to_swap 3 && echo done || exit 3\n",
-    "a chain over lines": f"cd . &&\n  {T} --seed 1 &&\n  {T} --seed 2\n",
-    "a pipeline": f"set -o pipefail\n{T} --seed 1 --resume /x 2>&1 | tee log.txt\n",
-    "in the background": f"{T} --seed 1 & wait\n",
-    "in a subshell": f"(cd . ; X=1 {T} --seed 1 --blocks_to_swap 3)\n",
-    "in a loop": f'for s in 1 2; do\n  {T} --seed "$s" \\\n    --blocks_to_swap 3\ndone\n',
     "PYTHONPATH is set": f"export PYTHONPATH=/a\nPYTHONPATH=/b:$PYTHONPATH {T} --seed 1\n{T} --seed 2\n",
     "a script that only names another": (
         "[ -f sd/train_network.py ] || echo no sd/train_network.py\ncp -n sd/train_network.py x 2>/dev/null\n"
         f"python -m py_compile sd/train_network.py\npython tool.py sd/train_network.py\necho {T}\n{T} --seed 1\n"
     ),
-    "a value that looks like a flag": f"{T} --training_comment '--blocks_to_swap 3' --seed -1\n",
-    "a switch before words of a variable": f'set -- --seed 3\n{T} --split_mode $(echo --lr 1) "$@" --fused_backward_pass "$@"\n',
     "a value before words of a variable": f'set -- --seed 3\n{T} --blocks_to_swap 3 "$@" --max_data_loader_n_workers 8 $(echo --lr 1)\n',
     "a flag twice": f"{T} --max_data_loader_n_workers 8 --seed 1 --max_data_loader_n_workers 6\n",
     "quotes of every kind": f"{T} --a 'it'\\''s' --b \"x \\\"y\\\" $USER\" --c $'\\t' --d \"\" --e a\\ b --blocks_to_swap \"3\"\n",
     "a script that runs itself": "./flux_train_network.py --seed 1 --blocks_to_swap 3\n",
     "another launcher": f"torchrun --nproc_per_node 2 sd/sdxl_train.py --seed 1\npython3 -u -X utf8 sd/sdxl_train.py\n{T}\n",
     "a module that launches": "python -m accelerate.commands.launch --multi_gpu sd/train_network.py --seed 1\n",
-    "bytes that are not UTF-8": f"{T} --output_name 'a\udcff' --blocks_to_swap 3 # \udcfe\n",
     "a byte order mark": f"\ufeff{T} --seed 1\n{T} --seed 2\n",
     "Windows line endings": f"#!/bin/bash\r\n{T} \\\r\n  --seed 1 \\\r\n  --blocks_to_swap 3\r\necho done\r\n",
-    "nothing but the command": T,
     "an open quote": f"{T} --seed 1 --x 'open\n",
 }  # fmt: skip
 
@@ -231,46 +178,34 @@ def test_a_tricky_script_starts_the_same_after_the_fix(tmp_path, programs, case)
         assert value["text"].splitlines()[:-1] == TRICKY[case].splitlines()[:-1]
 
 
-CUT_OFF = [case for case in TRICKY if case.endswith(("continued lines", "after the backslash"))]
-
-
-@pytest.mark.parametrize("case", CUT_OFF)
-def test_flags_that_the_command_does_not_get_are_named_with_their_line(tmp_path, case):
-    path = tmp_path / "train.sh"
-    path.write_text(TRICKY[case])
-    code, _, value = lint(path, "--fix")
-    (finding,) = value["findings"]
-    assert code == 1 and finding["id"] == "cut-off" and finding["level"] == "fail"
-    assert path.read_text().splitlines()[finding["line"] - 1].strip() == "--lr 3"
-
-
 @pytest.mark.parametrize(
     "text, file",
     [
-        (f"{T} --seed 1 \\\n  --lr 3 # note\n--x\n", "t.sh"),
+        (f"{T} --seed 1 \\\n  # a comment \\\n  --lr 3\n", "t.sh"),
+        (f"{T} --seed 1 \\ \n  --lr 3\n", "t.sh"),
         (f"{T} --seed 1 ^ \r\n  --lr 3\r\n", "t.bat"),
         (f"{T} --seed 1 `\r\n\r\n  --lr 3\r\n", "t.ps1"),
     ],
 )
-def test_cut_off_flags_are_named_in_every_dialect(tmp_path, text, file):
+def test_flags_that_the_command_does_not_get_are_named_with_their_line(tmp_path, text, file):
     path = tmp_path / file
     path.write_bytes(text.encode())
-    assert "cut-off" in {finding["id"] for finding in lint(path)[2]["findings"]}
-    path.write_bytes(text.replace(" ^ \r", " ^\r").replace("`\r\n\r\n", "`\r\n").replace("\n--x", "").encode())
+    code, _, value = lint(path, "--fix")
+    (finding,) = [one for one in value["findings"] if one["id"] == "cut-off"]
+    assert code == 1 and finding["level"] == "fail"
+    assert path.read_text().splitlines()[finding["line"] - 1].strip() == "--lr 3"
+    path.write_bytes(re.sub(r" ([\\^`]) ?(\r?)\n(  # .*\n|\r\n)?", r" \1\2\n", text).encode())
     assert "cut-off" not in {finding["id"] for finding in lint(path)[2]["findings"]}
 
 
 UNQUOTED = {  # the flags as written: as they are after the fix (None: named, but not changed)
     "--output_dir /home/me/my loras/x": '--output_dir "/home/me/my loras/x"',
-    "--output_dir=/home/me/my loras/x --seed 1": '--output_dir="/home/me/my loras/x" --seed 1',
     "--train_data_dir ~/my pictures/10_cat": '--train_data_dir ~/"my pictures/10_cat"',
     "--vae $HOME/my models/ae.sft": '--vae "$HOME/my models/ae.sft"',
     "--pretrained_model_name_or_path flux dev.safetensors": '--pretrained_model_name_or_path "flux dev.safetensors"',
-    "--dataset_config here it is": '--dataset_config "here it is"',
     "--output_name my first lora": '--output_name "my first lora"',
     "--output_dir /home/me/my loras": None,
     "--output_dir /a*/my loras/x": None,
-    "--output_dir /home/me/a\\ b c/x": None,
 }
 QUOTED = [
     "--output_dir '/home/me/my loras/x'", '--output_dir="/home/me/my loras/x"', "--output_dir /home/me/my\\ loras/x",
@@ -282,7 +217,6 @@ QUOTED = [
 
 @pytest.mark.parametrize("written", UNQUOTED)
 def test_a_path_with_spaces_and_without_quotes_is_named_and_quoted(tmp_path, programs, written):
-    (tmp_path / "here it is").write_text("")
     value = hold(tmp_path, programs, f"{T} {written}\n")
     after = UNQUOTED[written]
     assert f" {after or written}" in value["text"]
@@ -300,7 +234,6 @@ def test_a_flag_with_several_values_or_with_quotes_is_not_called_an_unquoted_pat
     "file, line, after",
     [
         ("t.bat", "--output_dir C:\\my loras\\ --seed 1", '--output_dir "C:\\my loras\\\\" --seed 1'),
-        ("t.bat", "--output_dir=C:\\my loras\\x", '--output_dir="C:\\my loras\\x"'),
         ("t.ps1", "--output_dir D:\\my loras\\x", '--output_dir "D:\\my loras\\x"'),
         ("t.ps1", "--output_dir $env:USERPROFILE\\my loras\\x", '--output_dir "$env:USERPROFILE\\my loras\\x"'),
     ],
@@ -410,6 +343,7 @@ def test_any_script_starts_the_same_after_the_fix(tmp_path, programs, before, fi
         assert lint(path, "--fix")[0] == 1 and path.read_bytes() == text.encode()
         return
     try:
-        hold(tmp_path, programs, text)
+        value = hold(tmp_path, programs, text)
     except Hidden:
         reject()
+    assert {finding["id"] for finding in value["findings"]} <= {"cut-off", "unquoted-path"}

@@ -60,14 +60,6 @@ def test_a_tier_has_exactly_its_flags_and_none_swaps_blocks(tier, backend):
     assert not {"blocks_to_swap", "cpu_offload_checkpointing", "blockwise_fused_optimizers"} & set(words)
 
 
-def everything() -> dict:
-    """A spec with as many options as possible."""
-    return {
-        "prompts": ["a"], "sample_every_n_steps": 5, "trackers": "wandb", "gpus": 2, "gradient_accumulation": 2,
-        "max_train_steps": 9, "workers": 0, "extra": {"network_dropout": 0.1, "training_comment": "-starts with a dash"},
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("backend", ["sd-scripts", "diffusers"])
 def test_every_rendered_flag_is_one_of_its_parser(backend):
     if backend == "sd-scripts":
@@ -75,15 +67,38 @@ def test_every_rendered_flag_is_one_of_its_parser(backend):
         known = schema.sd_scripts(tiny_sd_scripts.checkout())
     else:
         known = schema.trainer(ROOT / "trainer" / "arguments.py")
+    everything = {
+        "prompts": ["a"], "sample_every_n_steps": 5, "trackers": "wandb", "gpus": 2, "gradient_accumulation": 2,
+        "max_train_steps": 9, "workers": 0, "extra": {"network_dropout": 0.1, "training_comment": "-starts with a dash"},
+    }  # fmt: skip
     for tier in TIERS:
-        for more in ({}, everything()):
-            words = words_of(spec(backend=backend, tier=tier, **more), resume=Path("/out/x-state"))
-            assert set(words) <= set(known)
-            for flag, values in words.items():
-                entry = known[flag]
-                assert (values == []) == (entry["type"] == "bool"), flag
-                assert len(values) <= 1 or entry["nargs"], flag
-                assert not entry["choices"] or set(values) <= set(map(str, entry["choices"])), flag
+        for flag, values in words_of(
+            spec(backend=backend, tier=tier, **everything), resume=Path("/out/x-state")
+        ).items():
+            entry = known[flag]
+            assert (values == []) == (entry["type"] == "bool"), flag
+            assert len(values) <= 1 or entry["nargs"], flag
+            assert not entry["choices"] or set(values) <= set(map(str, entry["choices"])), flag
+
+
+def test_extra_flags_win_false_takes_a_flag_away_and_float32_has_no_fp8():
+    extra = {"guidance_scale": 3.5, "highvram": False, "sdpa": False, "xformers": True}
+    words = words_of(spec(extra=extra, mixed_precision="no"))
+    assert words["guidance_scale"] == ["3.5"] and words["xformers"] == []
+    assert not {"highvram", "sdpa", "fp8_base"} & set(words) and words["save_precision"] == ["float"]
+
+
+@pytest.mark.parametrize("platform", ["linux", "win32", "darwin"])
+def test_a_platform_has_only_settings_that_do_not_hang_there(platform):
+    words = by_flag(runs.arguments(spec(workers=2), Path("/out"), platform=platform))
+    assert words["max_data_loader_n_workers"] == ["2" if platform == "linux" else "0"]
+    assert ("persistent_data_loader_workers" in words) == (platform == "linux")
+    text = runs.script(spec(), Path("/out"), platform=platform)
+    assert ("MKL_NUM_THREADS" in text) == (platform == "darwin")
+    assert "OMP_NUM_THREADS=1" in text, "one thread, as accelerate's launcher sets it"
+    several = runs.script(spec(gpus=2), Path("/out"), platform=platform)
+    assert ("OMP_NUM_THREADS" in several) == (platform == "darwin")
+    assert "--num_cpu_threads_per_process 1" in several
 
 
 def test_states_older_than_the_kept_ones_are_pruned():
@@ -96,31 +111,6 @@ def test_states_older_than_the_kept_ones_are_pruned():
             remove = step - last_n - 1
             left.discard(remove - remove % 10)
         assert left == set(range(310 - 10 * keep, 310, 10))
-
-
-@pytest.mark.parametrize("platform", ["linux", "win32", "darwin"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_platform_has_only_settings_that_do_not_hang_there(platform, workers):
-    words = by_flag(runs.arguments(spec(workers=workers), Path("/out"), platform=platform))
-    kept = workers if platform == "linux" else 0
-    assert words["max_data_loader_n_workers"] == [str(kept)]
-    assert ("persistent_data_loader_workers" in words) == (kept > 0)
-    text = runs.script(spec(workers=workers), Path("/out"), platform=platform)
-    assert ("MKL_NUM_THREADS" in text) == (platform == "darwin")
-    assert "OMP_NUM_THREADS=1" in text, "one thread, as accelerate's launcher sets it"
-    several = runs.script(spec(workers=workers, gpus=2), Path("/out"), platform=platform)
-    assert ("OMP_NUM_THREADS" in several) == (platform == "darwin")
-    assert "--num_cpu_threads_per_process 1" in several
-
-
-def test_extra_flags_win_and_false_takes_a_flag_away():
-    words = words_of(spec(extra={"guidance_scale": 3.5, "highvram": False, "sdpa": False, "xformers": True}))
-    assert words["guidance_scale"] == ["3.5"] and words["xformers"] == [] and not {"highvram", "sdpa"} & set(words)
-
-
-def test_float32_runs_drop_fp8():
-    words = words_of(spec(mixed_precision="no"))
-    assert "fp8_base" not in words and words["save_precision"] == ["float"]
 
 
 def test_a_model_is_loaded_from_where_its_backend_looks(data):
@@ -137,7 +127,7 @@ def test_a_model_is_loaded_from_where_its_backend_looks(data):
 
 
 @pytest.mark.parametrize("backend", ["sd-scripts", "diffusers"])
-@pytest.mark.parametrize("resolution", [32, 64, 96, 256, 512, 640, 768, 1024, 2048])
+@pytest.mark.parametrize("resolution", [32, 64, 96, 640, 2048])
 def test_buckets_are_valid_for_every_resolution(resolution, backend):
     """sd-scripts asserts min ≤ resolution ≤ max, and steps in multiples of 64 (train_util, train_network)."""
     table = tomllib.loads(runs.dataset_toml(spec(resolution=resolution, backend=backend)))["datasets"][0]
@@ -148,12 +138,10 @@ def test_buckets_are_valid_for_every_resolution(resolution, backend):
     assert table["enable_bucket"] or resolution < 64
 
 
-@pytest.mark.parametrize(
-    "trigger", ['say "x"', "back\\slash \\u0041", "é 日本 🦊", "tab\there", "a = [1] # no", "it's", "\x01\x7f"]
-)
-def test_toml_readers_read_the_trigger_as_it_is(trigger):
-    ours = tomllib.loads(runs.dataset_toml(spec(trigger=trigger)))
-    assert ours["datasets"][0]["subsets"][0]["class_tokens"] == " ".join(trigger.split())
+def test_toml_readers_read_the_trigger_as_it_is():
+    trigger = """say "x" back\\slash \\u0041 é 日本 🦊 a = [1] # no it's \x01\x7f"""
+    ours = tomllib.loads(runs.dataset_toml(spec(trigger=f"{trigger}\ttab")))
+    assert ours["datasets"][0]["subsets"][0]["class_tokens"] == f"{trigger} tab"
 
 
 def test_a_prompt_is_one_line_with_size_steps_and_seed():
@@ -189,7 +177,6 @@ def test_an_invalid_run_toml_is_refused_with_its_line_or_field(tmp_path):
         (b"name = \nx = 1", "at line 1"),
         (b'name = "caf\xe9"', "not UTF-8"),
         (b'name = "x"\nrankk = 3', "rankk: Unknown field; did you mean rank"),
-        (b'name = "x"\nrank = "lots"', "rank: "),
         (b'name = "x"\nmodel = "gone"', "no base model 'gone'"),
         (b"rank = 3", "name: Missing; add a value"),
     ):
@@ -220,7 +207,6 @@ def test_flags_are_checked_against_the_backends_parser(tmp_path, data, monkeypat
     for extra, message in (
         ({"blocks_to_swap": 18}, "blocks_to_swap: The built-in trainer does not support it: moving blocks"),
         ({"sdpa": "yes"}, "sdpa: Must be true or false, not 'yes'"),
-        ({"network_dropout": "a lot"}, "network_dropout: Must be a number, not 'a lot'"),
         ({"loss_type": "l3"}, "loss_type: Must be one of l1, l2"),
     ):
         with pytest.raises(runs.RunError, match=message):

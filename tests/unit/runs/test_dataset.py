@@ -2,13 +2,11 @@
 
 import os
 import re
-import struct
-import zlib
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from runs_helpers import picture, pictures, spec
+from runs_helpers import picture, pictures, png_header, spec
 
 import runs
 from runs import dataset
@@ -28,24 +26,6 @@ def refused(images, captions=None) -> str:
     with pytest.raises(runs.RunError) as caught:
         dataset.ingest(dataset.gather(images, captions), Path("/dev/shm"))
     return str(caught.value)
-
-
-def png_header(path: Path, width: int, height: int) -> Path:
-    """A PNG that claims a size and holds no pixels: nobody needs gigabytes to test for gigabytes."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b""))
-    return path
-
-
-def test_a_plain_picture_keeps_its_bytes_and_gets_a_suffix_that_is_true(tmp_path):
-    original = picture(tmp_path / "in/photo.png", format="JPEG")
-    folder, notes = take(tmp_path, [original, picture(tmp_path / "in/b.png")], trigger="ohwx")
-    assert (folder / "photo.jpg").read_bytes() == original.read_bytes()
-    assert notes == []
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -82,9 +62,7 @@ def test_transparency_is_replaced_by_white(tmp_path):
     assert notes == ["clear.png: transparency replaced by white", "palette.png: transparency replaced by white"]
 
 
-@pytest.mark.parametrize(
-    ("mode", "suffix"), [("CMYK", "jpg"), ("P", "gif"), ("1", "tif"), ("LA", "png"), ("RGB", "tiff")]
-)
+@pytest.mark.parametrize(("mode", "suffix"), [("CMYK", "jpg"), ("P", "gif"), ("1", "tif"), ("LA", "png")])
 def test_other_colour_modes_and_formats_become_what_every_trainer_reads(tmp_path, mode, suffix):
     path = picture(tmp_path / f"in/a.{suffix}", mode=mode)
     folder, notes = take(tmp_path, [path], trigger="x")
@@ -92,30 +70,6 @@ def test_other_colour_modes_and_formats_become_what_every_trainer_reads(tmp_path
     with Image.open(taken) as image:
         assert image.format in ("PNG", "JPEG") and image.mode in ("RGB", "L") and image.size == (96, 64)
     assert any("a." in note for note in notes)
-
-
-def test_sixteen_bits_are_scaled_not_clipped(tmp_path):
-    image = Image.new("I;16", (4, 4))
-    image.putdata([0, 16384, 32768, 65535] * 4)
-    image.save(tmp_path / "deep.png")
-    folder, _ = take(tmp_path, [tmp_path / "deep.png"], trigger="x")
-    assert [Image.open(folder / "deep.png").convert("L").getpixel((x, 0)) for x in range(4)] == [0, 63, 127, 255]
-
-
-def test_an_animation_gives_its_first_frame(tmp_path):
-    frames = [Image.new("RGB", (30, 30), colour) for colour in ("red", "lime")]
-    frames[0].save(tmp_path / "moving.webp", save_all=True, append_images=frames[1:], lossless=True)
-    folder, notes = take(tmp_path, [tmp_path / "moving.webp"], trigger="x")
-    assert Image.open(folder / "moving.png").convert("RGB").getpixel((3, 3)) == (255, 0, 0)
-    assert "first frame" in notes[0]
-
-
-def test_a_file_that_does_not_exist_is_an_error(tmp_path):
-    path = picture(tmp_path / "a.png")
-    sources = dataset.gather([path], trigger="x")
-    path.unlink()
-    with pytest.raises(runs.RunError, match=r"a\.png: No such file or directory; check the file"):
-        dataset.ingest(sources, tmp_path)
 
 
 def test_all_bad_files_are_named_at_once(tmp_path):
@@ -132,23 +86,33 @@ def test_all_bad_files_are_named_at_once(tmp_path):
     assert "Not a readable image. Export it as JPEG or PNG." in lines["notes.png"] and "damaged" in lines["cut.jpg"]
 
 
-@pytest.mark.parametrize(("width", "height"), [(30_000, 30_000), (30_000, 100), (12_000, 12_000)])
+@pytest.mark.parametrize(("width", "height"), [(30_000, 100), (12_000, 12_000)])
 def test_huge_images_are_refused_before_they_are_decoded(tmp_path, width, height):
-    message = refused([png_header(tmp_path / "huge.png", width, height)])
+    (tmp_path / "huge.png").write_bytes(png_header(width, height))
+    message = refused([tmp_path / "huge.png"])
     assert message.startswith("huge.png:")
     assert "too large; scale it down to at most 16384 pixels per side and 100 megapixels" in message
-    if width * height < 150e6:
-        assert f"{width} × {height} pixels" in message
+    assert f"{width} × {height} pixels" in message
+
+
+def test_sixteen_bits_are_scaled_an_animation_gives_its_first_frame_and_a_plain_picture_keeps_its_bytes(tmp_path):
+    image = Image.new("I;16", (4, 4))
+    image.putdata([0, 16384, 32768, 65535] * 4)
+    image.save(tmp_path / "deep.png")
+    frames = [Image.new("RGB", (30, 30), colour) for colour in ("red", "lime")]
+    frames[0].save(tmp_path / "moving.webp", save_all=True, append_images=frames[1:], lossless=True)
+    plain = picture(tmp_path / "photo.png", format="JPEG")
+    folder, notes = take(tmp_path, [tmp_path / "deep.png", tmp_path / "moving.webp", plain], trigger="x")
+    assert [Image.open(folder / "deep.png").convert("L").getpixel((x, 0)) for x in range(4)] == [0, 63, 127, 255]
+    assert Image.open(folder / "moving.png").convert("RGB").getpixel((3, 3)) == (255, 0, 0)
+    assert any("first frame" in note for note in notes) and not any("photo" in note for note in notes)
+    assert (folder / "photo.jpg").read_bytes() == plain.read_bytes(), "with a suffix that is true"
 
 
 @pytest.mark.timeout(200)
-def test_a_pipe_called_like_an_image_does_not_block(tmp_path):
+def test_no_images_is_an_error_and_one_is_a_note_and_a_pipe_does_not_block(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
-    assert "pipe.png: not a regular file" in refused([tmp_path / "pipe.png"])
-    assert "no images" in refused(tmp_path)
-
-
-def test_no_images_is_an_error_and_one_is_a_note(tmp_path):
+    assert "pipe.png: not a regular file" in refused([tmp_path / "pipe.png"]) and "no images" in refused(tmp_path)
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "readme.md").write_text("hello")
@@ -166,13 +130,9 @@ def test_captions_come_from_the_edit_then_the_text_file_then_the_trigger(tmp_pat
     folder, _ = take(tmp_path, images, {"1.png": "from\nthe edit"}, trigger="ohwx")
     read = {t.stem: t.read_text(encoding="utf-8") for t in folder.glob("*.txt")}
     assert read == {"0": "from the file\n", "1": "from the edit\n", "2": "zwölf Boxkämpfer 🥊\n", "3": "ohwx\n"}
-
-
-def test_without_a_caption_and_a_trigger_the_file_is_not_empty(tmp_path):
-    """sd-scripts stops at an empty caption file: `assert len(lines) > 0`, library/train_util.py."""
-    folder, notes = take(tmp_path, pictures(tmp_path / "in", 2))
-    assert (folder / "0.txt").read_bytes() == b"\n"
-    assert sum("empty caption" in note for note in notes) == 2
+    (tmp_path / "taken").rename(tmp_path / "before")  # sd-scripts stops at an empty file: library/train_util.py
+    folder, notes = take(tmp_path, [images / "3.png"])
+    assert (folder / "3.txt").read_bytes() == b"\n" and sum("empty caption" in note for note in notes) == 1
 
 
 def test_what_is_not_called_an_image_and_what_is_no_caption_of_one_is_refused_by_name(tmp_path):
@@ -188,20 +148,16 @@ def test_hostile_names_become_harmless_and_stay_apart(tmp_path):
     stems = ["a b", "a-b", "A B", "$(id)", "-rf", "日本", "🦊", "con", "x" * 200]
     names = [f"{stem}.png" for stem in stems]
     files = [picture(tmp_path / "in" / name) for name in names]
+    for part in ("one", "two"):  # of one name, from two folders
+        files.append(picture(tmp_path / part / "same.png"))
+        files[-1].with_suffix(".txt").write_text(f"caption of {len(files) - 1}")
     folder, _ = take(tmp_path, files, {name: f"caption of {i}" for i, name in enumerate(names)})
     taken = dataset.images_in(folder)
-    assert len({p.name.casefold() for p in taken}) == len(names)
+    assert len({p.name.casefold() for p in taken}) == len(files)
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,90}", p.stem) for p in taken)
     assert not {p.stem.upper() for p in taken} & {"CON", "NUL"} and not any(p.name.startswith("-") for p in taken)
     captions = {(folder / p.name).with_suffix(".txt").read_text(encoding="utf-8").strip() for p in taken}
-    assert captions == {f"caption of {i}" for i in range(len(names))}
-
-
-def test_two_files_of_one_name_from_two_folders_are_both_kept(tmp_path):
-    files = [picture(tmp_path / part / "same.png") for part in ("a", "b")]
-    (tmp_path / "b/same.txt").write_text("second", encoding="utf-8")
-    folder, _ = take(tmp_path, files, trigger="first")
-    assert (folder / "same.txt").read_text() == "first\n" and (folder / "same-2.txt").read_text() == "second\n"
+    assert captions == {f"caption of {i}" for i in range(len(files))}
 
 
 def test_captions_are_read_by_image(tmp_path, data):

@@ -57,6 +57,8 @@ def test_samples_loras_and_losses_of_a_step_are_one_row(tmp_path):
     assert middle.loss == pytest.approx(sum(losses[:10]) / 10) and end.loss == pytest.approx(sum(losses) / 20)
     assert [one.prompt for one in end.samples] == [0, 1] and end.samples[1].seed == 43
     assert found.at_step(10) is middle and found.at_step(15) is None
+    assert best(((0, 0.1), (10, 0.5), (20, 0.4), (30, 0.4))) == (20, 0.4), "it has trained"
+    assert best(((0, 0.1),)) is None and best(()) is None
 
 
 def test_samples_before_and_after_a_restart_are_one_series_and_the_newest_counts(tmp_path):
@@ -76,24 +78,14 @@ def test_samples_before_and_after_a_restart_are_one_series_and_the_newest_counts
 
 
 def test_an_epoch_becomes_its_last_step(tmp_path):
-    sample(tmp_path, "cat_e000000_00_20260101120000_42.png")
-    sample(tmp_path, "cat_e000001_00_20260101120000_42.png")
-    sample(tmp_path, "cat_e000002_00_20260101120000_42.png")
-    sample(tmp_path, "cat_e000007_00_20260101120000_42.png")
+    for epoch in (0, 1, 2, 7):
+        sample(tmp_path, f"cat_e{epoch:06}_00_20260101120000_42.png")
     lora_file(tmp_path / "cat-000002.safetensors", 16, 2)  # its metadata says the step
     (tmp_path / "metrics.jsonl").write_text("".join(step_line(step) for step in range(1, 9)))
     found = read(tmp_path)
     assert [(one.step, one.epoch) for one in found.snapshots] == [(0, None), (8, 1), (16, None), (None, 7)]
     assert found.at_step(16).lora is not None and found.at_step(16).samples
     assert found.snapshots[-1].at == "epoch 7" and found.steps == [0, 8, 16]
-
-
-def test_images_with_other_names_are_kept_apart(tmp_path):
-    assert read(tmp_path) == evolution.Evolution() == read(tmp_path / "none")
-    sample(tmp_path, "my picture.png")
-    sample(tmp_path, "notes.txt")
-    found = read(tmp_path)
-    assert found.snapshots == () and [one.path.name for one in found.others] == ["my picture.png"]
 
 
 # Hostile files -------------------------------------------------------------------------------------------------------
@@ -124,8 +116,18 @@ def test_any_file_name_gives_a_table(tmp_path_factory, names):
     shown = [one for snapshot in found.snapshots for one in snapshot.samples]
     for one in (*shown, *found.others):
         assert one.path.parent == folder / "sample" and one.path.is_file()
-    steps = found.steps
-    assert steps == sorted(set(steps))
+    assert found.steps == sorted(set(found.steps))
+
+
+def test_names_that_are_no_samples_are_kept_apart_and_cost_no_time(tmp_path):
+    assert read(tmp_path) == evolution.Evolution() == read(tmp_path / "none")
+    sample(tmp_path, "my picture.png")
+    sample(tmp_path, "notes.txt")
+    found = read(tmp_path)
+    assert found.snapshots == () and [one.path.name for one in found.others] == ["my picture.png"]
+    for name in ("_" * 5000, "_0" * 2500, "_000000" * 700, "_e" * 2500):
+        assert evolution.SAMPLE.search(name) is None
+    assert re.compile(evolution.SEED).search(" --d" * 2000) is None
 
 
 LINES = st.binary(max_size=40) | st.builds(
@@ -176,18 +178,7 @@ def test_a_replaced_file_is_read_from_its_beginning(tmp_path):
     assert losses.between(0, 9) == [1.0, 2.0]  # a file that is gone for a moment
 
 
-def test_the_patterns_take_no_time_on_long_names():
-    for name in ("_" * 5000, "_0" * 2500, "_000000" * 700, "_e" * 2500):
-        assert evolution.SAMPLE.search(name) is None
-    assert re.compile(evolution.SEED).search(" --d" * 2000) is None
-
-
 # Validation -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_best_step_has_trained():
-    assert best(((0, 0.1), (10, 0.5), (20, 0.4), (30, 0.4))) == (20, 0.4)
-    assert best(((0, 0.1),)) is None and best(()) is None
 
 
 def test_the_charts_have_the_validation_loss(tmp_path):
@@ -205,13 +196,12 @@ def test_the_charts_have_the_validation_loss(tmp_path):
 @settings(max_examples=25)
 def test_lines_of_validations_do_not_hide_the_line_of_a_step(tmp_path_factory, steps, every, wanted):
     path = tmp_path_factory.mktemp("lines") / "metrics.jsonl"
-    lines = [step_line_of(step) + (validation_line(step, 0.5) if step % every == 0 else "") for step in range(1, steps)]
+    lines = [
+        step_line(step, note="x" * 150) + (validation_line(step, 0.5) if step % every == 0 else "")
+        for step in range(1, steps)
+    ]
     path.write_text("".join(lines))
     with path.open("rb") as file:
         found = metrics_lines.step_line(file, 0, path.stat().st_size, wanted)
         assert (found or {}).get("step") == (min(wanted, steps - 1) or None)
         assert metrics_lines.last_step(file, 0, path.stat().st_size)["step"] == steps - 1
-
-
-def step_line_of(step: int) -> str:
-    return step_line(step, note="x" * 150)

@@ -10,10 +10,10 @@ from runs.history import earlier
 FIELDS = {"name": "one", "model": "tiny-flux", "tier": "16G"}
 
 
-def write(data, name: str, at: str = "2026-01-01T00:20:00.000Z", spec=(), **status) -> None:
+def write(data, name: str, at: str = "2026-01-01T00:20:00.000Z", **status) -> None:
     folder = data / "outputs" / name
     folder.mkdir(parents=True)
-    (folder / "run.toml").write_text(runs.dumps(runs.make({**FIELDS, "name": name, **dict(spec)})), encoding="utf-8")
+    (folder / "run.toml").write_text(runs.dumps(runs.make({**FIELDS, "name": name})), encoding="utf-8")
     state = {
         "state": "completed", "restarts": 0, "step": 500, "step_s": 2.0, "started_at": "2026-01-01T00:00:00.000Z",
         "updated_at": at, **status,
@@ -37,30 +37,20 @@ def test_a_run_with_other_settings_does_not_count(data, change):
     assert earlier(spec(**change)) is None
 
 
+def test_runs_without_a_usable_speed_and_broken_files_are_passed_over_and_a_stopped_one_has_no_rest(data):
+    bad = ({"step": 3}, {"step_s": None}, {"step_s": "x"}, {"updated_at": "yesterday"}, {"started_at": None})
+    for number, status in enumerate(bad):
+        write(data, f"bad-{number}", **status)
+    for name, file, content in (("a", "status.json", b"{"), ("b", "run.toml", b"\xff\xfe")):
+        write(data, name)
+        (data / "outputs" / name / file).write_bytes(content)
+    assert earlier(spec()) is None
+    write(data, "stopped", state="stopped")
+    assert earlier(spec()).other_s is None and earlier(spec()).step_s == 2.0
+
+
 def test_the_newest_completed_run_comes_first(data):
     write(data, "old", step_s=9.0)
     write(data, "new", "2026-01-02T00:20:00.000Z", step_s=3.0)
     write(data, "restarted", "2026-01-03T00:20:00.000Z", step_s=4.0, restarts=2)
     assert earlier(spec()).name == "new"
-
-
-def test_a_stopped_run_gives_the_speed_of_its_steps_only(data):
-    write(data, "stopped", state="stopped")
-    assert earlier(spec()).other_s is None and earlier(spec()).step_s == 2.0
-
-
-@pytest.mark.parametrize(
-    "status",
-    [{"step": 3}, {"step_s": None}, {"step_s": "x"}, {"updated_at": "yesterday"}, {"started_at": None}, {"step": None}],
-)
-def test_runs_without_a_usable_speed_are_passed_over(data, status):
-    write(data, "broken", **status)
-    assert earlier(spec()) is None
-
-
-def test_broken_files_are_passed_over(data):
-    write(data, "a")
-    (data / "outputs" / "a" / "status.json").write_text("{")
-    write(data, "b")
-    (data / "outputs" / "b" / "run.toml").write_bytes(b"\xff\xfe")
-    assert earlier(spec()) is None

@@ -18,27 +18,19 @@ from runs import manage
 from ui.run import view
 
 
-def new_run(name: str = "first light", **fields) -> Path:
-    """A run with one image, a LoRA, a state and a sample, stopped at step 8."""
-    spec = runs.make({"name": name, "model": "tiny-flux", "backend": "diffusers", "trigger": "tok", **fields})
+def new_run(name: str = "first light") -> Path:
+    """A run with one image, a LoRA and a state, stopped at step 8."""
+    spec = runs.make({"name": name, "model": "tiny-flux", "backend": "diffusers", "trigger": "tok"})
     folder = runs.create(spec, photos("coffee.png"))
-    slug = folder.name
-    lora_file(folder / f"{slug}.safetensors", 8)
-    lora_file(folder / f"{slug}-step00000008.safetensors", 8)
-    state = folder / f"{slug}-step00000008-state"
-    state.mkdir()
-    (state / "hangproof.json").write_text("{}")
-    (folder / "sample").mkdir()
-    (folder / "sample" / f"{slug}_000008_00_20260101120000_42.png").write_bytes(b"x")
-    status = {"name": name, "folder": str(folder), "state": "stopped", "lora": str(folder / f"{slug}.safetensors")}
-    status |= {"message": f"stopped at step 8; checkpoint: {state.name}", "checkpoint": {"path": str(state), "step": 8}}
-    (folder / "status.json").write_text(json.dumps(status))
+    lora_file(folder / f"{folder.name}.safetensors", 8)
+    (folder / f"{folder.name}-step00000008-state").mkdir()
+    (folder / f"{folder.name}-step00000008-state" / "hangproof.json").write_text("{}")
+    (folder / "status.json").write_text(json.dumps({"name": name, "folder": str(folder), "state": "stopped"}))
     (folder / "monitor.json").write_text(json.dumps({"version": 2, "state": "stopped", "spec_hash": spec_hash(folder)}))
     return folder
 
 
 def everything(root: Path) -> dict[str, bytes]:
-    """Every file under a folder."""
     return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 
 
@@ -58,29 +50,22 @@ def test_a_deleted_run_frees_what_was_said_and_keeps_its_images_unless_asked(dat
     assert not (runs.datasets_dir() / "other").exists()
 
 
-def test_a_running_run_is_not_deleted(data):
-    folder = new_run()
-    lock = Lock(folder / LOCK)
-    assert lock.acquire()
+@pytest.mark.parametrize("monitor", [True, False])
+def test_a_run_that_is_monitored_or_whose_training_lives_is_not_deleted(data, monitor):
+    folder, lock = new_run(), None
+    env = {**os.environ, "HANGPROOF_RUN": "/another" if monitor else str(folder), "HANGPROOF_TOKEN": "0" * 32}
+    training = subprocess.Popen(["sleep", "60"], env=env)
     try:
-        with pytest.raises(runs.RunError, match="is running; stop it first"):
-            manage.delete("first light", idle)
-    finally:
-        lock.release()
-    assert folder.is_dir()
-
-
-def test_a_run_whose_training_lives_without_a_monitor_is_not_deleted(data):
-    folder = new_run()
-    training = subprocess.Popen(
-        ["sleep", "60"], env={**os.environ, "HANGPROOF_RUN": str(folder), "HANGPROOF_TOKEN": "0" * 32}
-    )
-    try:
+        if monitor:
+            lock = Lock(folder / LOCK)
+            assert lock.acquire()
         with pytest.raises(runs.RunError, match="is running"):
             manage.delete("first light", idle, images=True)
     finally:
         training.kill()
         training.wait()
+        if lock:
+            lock.release()
     assert folder.is_dir()
 
 

@@ -28,30 +28,12 @@ def test_the_steps_are_those_of_the_plan_and_as_near_to_the_range_as_any_choice(
             assert distance(found.steps) <= distance(epochs * other), (found, repeats, epochs)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.integers(1, 1250))
-def test_up_to_1250_images_give_1500_to_2500_steps_at_batch_size_1(images):
-    assert LEAST <= propose(images).steps <= MOST
-
-
 def test_usual_data_sets_get_usual_settings():
-    assert [(propose(n).repeats, propose(n).epochs, propose(n).steps) for n in (10, 20, 25, 50, 100)] == [
-        (10, 20, 2000), (10, 10, 2000), (10, 8, 2000), (5, 8, 2000), (2, 10, 2000),
-    ]  # fmt: skip
-    assert propose(300).steps == 2400 and propose(300).repeats == 1  # the defaults give 48,000
-
-
-def test_more_images_than_steps_are_each_used_once():
-    found = propose(5000)
-    assert (found.repeats, found.epochs, found.steps) == (1, 1, 5000)
-
-
-def test_folders_with_their_own_repeats_are_counted():
-    found = propose(0, fixed=200)
-    assert (found.repeats, found.epochs, found.steps) == (1, 10, 2000)
-    assert propose(10, fixed=100).steps == propose(10, fixed=100).epochs * (10 * propose(10, fixed=100).repeats + 100)
-
-
-def test_without_images_the_defaults_stay():
     run = presets.defaults()["run"]
-    assert (propose(0).repeats, propose(0).epochs) == (run["repeats"], run["epochs"])
+    for images, fixed, wanted in (
+        (10, 0, (10, 20, 2000)), (20, 0, (10, 10, 2000)), (50, 0, (5, 8, 2000)), (100, 0, (2, 10, 2000)), (300, 0, (1, 8, 2400)),
+        (5000, 0, (1, 1, 5000)), (0, 200, (1, 10, 2000)), (0, 0, (run["repeats"], run["epochs"], propose(0).steps)),
+    ):  # fmt: skip
+        found = propose(images, fixed=fixed)
+        assert (found.repeats, found.epochs, found.steps) == wanted, (images, fixed)
+    assert all(LEAST <= propose(images).steps <= MOST for images in range(1, 1251)), "at batch size 1"

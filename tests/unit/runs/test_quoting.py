@@ -80,12 +80,6 @@ def test_bash_reads_exactly_the_intended_arguments(launcher, tmp_path_factory, f
     assert arguments_of(run_script(script, launcher, LC_ALL=locale)) == list(map(encode, wanted))
 
 
-@settings(max_examples=100, deadline=None)
-@given(value=text)
-def test_a_quoted_value_stays_on_one_line(value):
-    assert not re.search(r"[\n\r\x00-\x08]", quote(value))
-
-
 def test_a_project_folder_with_a_hostile_name_works(tmp_path, launcher):
     project = tmp_path / "-rf * it's $(touch pwned) `id` 日本 🦊\nline"
     project.mkdir()
@@ -105,44 +99,32 @@ def test_a_project_folder_with_a_hostile_name_works(tmp_path, launcher):
     assert not list(tmp_path.rglob("pwned"))
 
 
-def test_the_script_imports_our_modules_from_anywhere(tmp_path, data_root_of_its_own):
-    """PYTHONPATH gets the project folder in front of what was there."""
-    program = executable(tmp_path / "launcher", '#!/bin/sh\nprintf "%s\\n%s\\n" "$PYTHONPATH" "$PWD"\n')
-    script = tmp_path / "train.sh"
-    script.write_text(runs.script(spec(), tmp_path, platform="linux"))
-    shown = run_script(script, program, PYTHONPATH="/before").stdout.decode().split("\n")
-    assert shown[:2] == [f"{PROJECT}:/before", str(PROJECT)]
-    assert run_script(script, program).stdout.decode().split("\n")[0] == str(PROJECT)
-
-
 @pytest.fixture
 def data_root_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
 
 
 @pytest.mark.parametrize(
-    ("gpus", "name", "variable"), [(1, "python3", "TRAINER_PYTHON"), (2, "accelerate", "ACCELERATE")]
+    ("gpus", "name", "variable"), [(1, "python", "TRAINER_PYTHON"), (2, "accelerate", "ACCELERATE")]
 )
 def test_what_is_started_is_what_is_named_else_the_environments_else_what_is_on_path(
     tmp_path, monkeypatch, gpus, name, variable
 ):
-    def says(folder: Path, word: str) -> Path:
-        folder.mkdir(parents=True, exist_ok=True)
-        program = executable(
-            folder / ("python" if folder.parent.name == "venv" and gpus == 1 else name), f"#!/bin/sh\necho {word}\n"
-        )
-        return program
-
-    named, own = says(tmp_path / "named", "named"), says(tmp_path / "venv/bin", "environment")
-    says(tmp_path / "path", "path")
+    named, own, last = (tmp_path / place / name for place in ("named", "venv/bin", "path"))
+    for program in (named, own, last.with_name("python3") if gpus == 1 else last):
+        executable(program, '#!/bin/sh\nprintf "%s\\n" "$0" "$PYTHONPATH" "$PWD"\n')
     monkeypatch.setenv("SD_SCRIPTS_VENV", str(tmp_path / "venv"))
     script = tmp_path / "train.sh"
     script.write_text(runs.script(spec(backend="sd-scripts", gpus=gpus), tmp_path, platform="linux"))
-    path = {"PATH": f"{tmp_path / 'path'}:/usr/bin:/bin"}
-    assert run_script(script, None, **path, **{variable: str(named)}).stdout == b"named\n"
-    assert run_script(script, None, **path).stdout == b"environment\n"
+
+    def started(**env: str) -> list[str]:
+        env = {"PATH": f"{tmp_path / 'path'}:/usr/bin:/bin", **env}
+        return run_script(script, None, **env).stdout.decode().splitlines()
+
+    assert started(**{variable: str(named)}) == [str(named), str(PROJECT), str(PROJECT)]
+    assert started(PYTHONPATH="/before") == [str(own), f"{PROJECT}:/before", str(PROJECT)]
     own.unlink()
-    assert run_script(script, None, **path).stdout == b"path\n"
+    assert started()[0].startswith(str(last))
     bare = tmp_path / "bare"
     bare.mkdir()
     for tool in ("bash", "dirname"):
@@ -163,13 +145,10 @@ def test_one_process_gets_the_interpreter_beside_a_named_launcher(tmp_path, data
     assert done.returncode == 127 and b"other/python" in done.stderr, "another environment is not used silently"
 
 
-PROBE = "import json, os; print(json.dumps(dict(os.environ)))"
-
-
 @pytest.mark.slow
 def test_one_process_has_the_environment_that_accelerate_gives_it(tmp_path, data_root_of_its_own):
     """Everything that the real `accelerate launch` adds for the options of one process, the script exports."""
-    (tmp_path / "probe.py").write_text(PROBE)
+    (tmp_path / "probe.py").write_text("import json, os; print(json.dumps(dict(os.environ)))")
     made = spec(mixed_precision="fp16")
     options = ["--mixed_precision", "fp16", "--num_processes", "1", "--num_machines", "1", "--dynamo_backend", "no"]
     options += ["--num_cpu_threads_per_process", "1", str(tmp_path / "probe.py")]

@@ -30,21 +30,18 @@ def test_without_a_trigger_the_first_caption_is_drawn_without_its_options():
 
 
 def test_with_nothing_to_draw_samples_are_off_and_the_run_is_created(tmp_path, data):
-    assert with_sample_interval(open_spec(trigger=""), 5).sample_every_n_steps == 0
-    images = pictures(tmp_path / "in")
-    for text in (tmp_path / "in").glob("*.txt"):
-        text.unlink()
-    folder = runs.create(open_spec(trigger=""), images)
-    assert runs.load(folder).sample_every_n_steps == 0 and "sample" not in (folder / "train.sh").read_text().replace("sample_prompts.txt", "")  # fmt: skip
+    folder = runs.create(open_spec(trigger=""), pictures(tmp_path / "in"))
+    assert runs.load(folder).sample_every_n_steps == 0
+    assert "sample" not in (folder / "train.sh").read_text().replace("sample_prompts.txt", "")
 
 
-def test_an_interval_that_was_set_stays():
-    assert with_sample_interval(open_spec(sample_every_n_steps=7), 5).sample_every_n_steps == 7
-    assert with_sample_interval(open_spec(sample_every_n_steps=0, trigger="tok"), 5).sample_every_n_steps == 0
-
-
-def test_a_short_run_draws_after_each_step_at_most():
-    assert with_sample_interval(open_spec(trigger="tok", max_train_steps=3), 5).sample_every_n_steps == 1
+def test_an_interval_that_was_set_stays_and_a_short_run_draws_after_each_step_at_most():
+    for fields, interval in (
+        ({"sample_every_n_steps": 7}, 7),
+        ({"sample_every_n_steps": 0, "trigger": "tok"}, 0),
+        ({"trigger": "tok", "max_train_steps": 3}, 1),
+    ):
+        assert with_sample_interval(open_spec(**fields), 5).sample_every_n_steps == interval
 
 
 def test_the_example_photos_have_captions_with_the_trigger_word(tmp_path):

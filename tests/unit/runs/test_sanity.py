@@ -26,31 +26,19 @@ FULL_DISK = Machine("NVIDIA GeForce RTX 4090", 24.0, True, 62.7, 0.05)
 PHOTO, THUMBNAIL = (1024, 1024), (200, 150)
 
 # The options of sd-scripts that the lists use, with their types in its parser (library/train_util.py, flux_train_network.py).
-OPTIONS = """
-bool: fp8_base split_mode cache_latents no_half_vae full_bf16 apply_t5_attn_mask network_train_unet_only highvram shuffle_caption
-bool: persistent_data_loader_workers fused_backward_pass masked_loss sdpa bucket_no_upscale sample_at_first
-int: t5xxl_max_token_length blocks_to_swap lr_scheduler_num_cycles vae_batch_size text_encoder_batch_size ddp_timeout
-int: validation_seed validate_every_n_steps validate_every_n_epochs sample_every_n_epochs min_bucket_reso max_bucket_reso bucket_reso_steps clip_skip
-float: noise_offset network_dropout caption_dropout_rate caption_tag_dropout_rate min_snr_gamma max_grad_norm guidance_scale
-float: discrete_flow_shift sigmoid_scale unet_lr ip_noise_gamma prior_loss_weight scale_weight_norms lr_scheduler_power
-float: lr_warmup_steps text_encoder_lr logit_mean logit_std mode_scale validation_split
-str: optimizer_type lr_scheduler pretrained_model_name_or_path clip_l t5xxl ae
-list: optimizer_args network_args lr_scheduler_args
-choice: timestep_sampling=sigma,uniform,sigmoid,shift,flux_shift loss_type=l1,l2,huber,smooth_l1
-choice: model_prediction_type=raw,additive,sigma_scaled weighting_scheme=sigma_sqrt,logit_normal,mode,cosmap,none,uniform
-"""
-
-
-def _parser() -> str:
-    lines = []
-    for line in OPTIONS.strip().splitlines():
-        kind, _, names = line.partition(": ")
-        for name in names.split():
-            name, _, choices = name.partition("=")
-            how = {"bool": 'action="store_true"', "list": 'nargs="*"', "choice": f"choices={choices.split(',')}"}
-            lines.append(f'    parser.add_argument("--{name}", {how.get(kind, f"type={kind}")})')
-    head = ["import argparse", "def setup_parser():", "    parser = argparse.ArgumentParser()"]
-    return "\n".join([*head, *lines, "    return parser"])
+OPTIONS = {
+    "optimizer_type lr_scheduler": "type=str",
+    "optimizer_args network_args": 'nargs="*"',
+    "blocks_to_swap sample_every_n_epochs": "type=int",
+    "unet_lr network_dropout caption_dropout_rate guidance_scale": "type=float",
+    "sample_at_first": 'action="store_true"',
+    "timestep_sampling": "choices=['sigma', 'shift', 'flux_shift']",
+}
+PARSER = "import argparse\ndef setup_parser():\n    parser = argparse.ArgumentParser()\n"
+PARSER += "".join(
+    f'    parser.add_argument("--{name}", {kind})\n' for names, kind in OPTIONS.items() for name in names.split()
+)
+PARSER += "    return parser\n"
 
 
 @pytest.fixture
@@ -58,7 +46,7 @@ def checkout(data, tmp_path, monkeypatch) -> Path:
     """A data folder with a base model whose files are there, and a small checkout in place of sd-scripts."""
     folder = tmp_path / "sd-scripts"
     (folder / "library").mkdir(parents=True)
-    (folder / "flux_train_network.py").write_text(_parser(), encoding="utf-8")
+    (folder / "flux_train_network.py").write_text(PARSER, encoding="utf-8")
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(folder))
     monkeypatch.setenv("ACCELERATE", sys.executable)  # a launcher that is there
     (data / "models").mkdir()
@@ -102,28 +90,18 @@ RULES = [
 ]  # fmt: skip
 # Further ways to them, and what the fields' limits and the options' ranges refuse.
 ABSURD = [
-    case("rank of a billion", "rank", rank=1_000_000_000),
     case("batch of 10,000", "batch_size", batch_size=10_000),
     case("float32 weights on 24 GB", "tier", mixed_precision="no"),
-    case("12 GB setting at 1,536 pixels", "tier", machine=RTX_3060, tier="12G", resolution=1536),
     case("no GPU", "model", machine=NO_GPU),
     case("Prodigy's rate with AdamW", "learning_rate", flags="optimizer_type=AdamW", learning_rate="1"),
     case("a rate of the transformer alone", "learning_rate", flags="unet_lr=3"),
-    case("no checkpoint at all", "save_every_n_steps", save_every_n_steps="0", save_every_n_epochs=0),
-    case("1,000 GPUs", "gpus", gpus=1000),
     case("500 machines", "nodes", nodes=500),
-    case("a million sampling steps", "sample_steps", sample_steps=1_000_000),
-    case("a million batches per step", "gradient_accumulation", gradient_accumulation=1_000_000),
-    case("a billion loader workers", "workers", workers=1_000_000_000),
     case("control images that are not there", "control_dir", model="qwen-image-edit", backend="musubi", control_dir="/none/at/all"),
     case("an optimizer that does not exist", "flags", flags="optimizer_type=AdamWW"),
-    case("an option that does not exist", "flags", flags="noise_ofset=0.05"),
     case("dropout of 3", "flags", flags="network_dropout=3"),
-    case("more captions dropped than there are", "flags", flags="caption_dropout_rate=50"),
     case("optimizer arguments that are no numbers", "flags", flags='optimizer_args=["weight_decay=much"]'),
     case("a schedule that does not exist", "flags", flags="lr_scheduler=cosinus"),
     case("block swap, which is known to hang", "flags", flags="blocks_to_swap=20"),
-    case("a time shift of 1,000", "flags", flags="discrete_flow_shift=1000"),
 ]  # fmt: skip
 
 FLUXGYM = "github.com/cocktailpeanut/fluxgym app.py"
@@ -143,59 +121,38 @@ def good(source: str, what: str, machine: Machine | None = RTX_4090, images: int
 SENSIBLE = [
     good(FLUXGYM, "defaults, 24 GB"),
     good(FLUXGYM, "12 GB", machine=RTX_3060, tier="12G"),
-    good(FLUXGYM, "built-in trainer", backend="diffusers"),
     good(FLUXGYM, "built-in trainer, 12 GB", backend="diffusers", machine=RTX_3060, tier="12G"),
     good(FLUXGYM, "samples every 250 steps", sample_every_n_steps="250", prompts="ohwx cat on a beach\nohwx cat, oil painting"),
-    good(FLUXGYM, "rank 16", rank=16, alpha="16"),
-    good(FLUXGYM, "1,024 pixels on 24 GB", resolution=1024),
     good(FLUXGYM, "no trigger word", trigger="", sample_every_n_steps="0"),
     good(FLUXGYM, "tiny model without a GPU", machine=NO_GPU, model="tiny-flux", backend="diffusers", resolution=64,
          mixed_precision="no", sample_steps=2),
     good(FLUXGYM, "machine not known", machine=None),
     good(FLUXGYM, "no images yet", images=0),
-    good(KOHYA, "network_dim 4 and 1e-4", rank=4, alpha="1", learning_rate="1e-4"),
     good(KOHYA, "network_dim 128, alpha 1", rank=128, alpha="1", learning_rate="1e-4"),
-    good(KOHYA, "Adafactor", flags="optimizer_type=Adafactor\noptimizer_args=relative_step=False scale_parameter=False",
-         learning_rate="4e-4"),
-    good(KOHYA, "Lion", flags="optimizer_type=Lion8bit", learning_rate="3e-5"),
     good(KOHYA, "Prodigy", flags='optimizer_type=Prodigy\noptimizer_args=["decouple=True", "weight_decay=0.01"]',
          learning_rate="1"),
     good(KOHYA, "a class of a library", flags="optimizer_type=bitsandbytes.optim.AdEMAMix8bit", learning_rate="1e-4"),
     good(KOHYA, "schedule-free", flags="optimizer_type=AdamWScheduleFree", learning_rate="2e-4"),
-    good(KOHYA, "warm-up", flags="lr_scheduler=constant_with_warmup\nlr_warmup_steps=100"),
-    good(KOHYA, "noise offset", flags="noise_offset=0.05"),
-    good(KOHYA, "dropout", flags="network_dropout=0.1\ncaption_dropout_rate=0.1"),
     good(KOHYA, "flux shift", flags="timestep_sampling=flux_shift\nguidance_scale=1.0"),
-    good(KOHYA, "single blocks", flags="network_args=train_blocks=single", tier="16G"),
-    good(KOHYA, "longer captions", flags="t5xxl_max_token_length=512\napply_t5_attn_mask=true"),
     good(KOHYA, "batch of 4", batch_size=4, machine=H100, repeats=20),
     good(KOHYA, "samples each epoch", sample_every_n_steps="0", flags="sample_every_n_epochs=1\nsample_at_first=true",
          prompts="a cat --w 1024 --h 1024 --d 42 --s 20"),
-    good(KOHYA, "200 images", images=200, repeats=1, epochs=10),
     good(AI_TOOLKIT, "2,000 steps, rank 16", rank=16, alpha="16", learning_rate="1e-4", max_train_steps="2000",
          sample_every_n_steps="250", prompts="a\nb\nc\nd\ne", sample_steps=20, save_every_n_steps="250"),
     good(CIVITAI, "rank 2, alpha 16", rank=2, alpha="16", learning_rate="5e-4", epochs=5, repeats=20),
-    good(CIVITAI, "1,024 pixels, batch 2", resolution=1024, batch_size=2, machine=H100, learning_rate="5e-4"),
     good(ONETRAINER, "3e-4", rank=16, alpha="1", learning_rate="3e-4", resolution=768, epochs=100, repeats=1,
          save_every_n_epochs=10),
     good(REPLICATE, "a rented machine with a store and a limit", learning_rate="4e-4", store="s3://bucket/runs",
          price_per_hour="0.4", spend_limit="5"),
-    good(REPLICATE, "8 images", images=8, max_train_steps="1000", rank=16, alpha="16", learning_rate="4e-4"),
-    good(SIMPLETUNER, "gradient accumulation 4", gradient_accumulation=4, learning_rate="1e-4"),
     good(SIMPLETUNER, "512-pixel photographs", size=(512, 640), learning_rate="1e-4"),
     good(SIMPLETUNER, "a tenth held out", validation_split="0.1", validate_every_n_steps="50", learning_rate="1e-4"),
 ]  # fmt: skip
 
 
-def review(given: dict, machine: Machine | None, images: int, size: tuple[int, int]) -> form.Review:
-    return form.review(values(**given), images, machine, [size] * images)
-
-
-@pytest.mark.parametrize(("field", "given", "machine", "images", "size"), RULES + ABSURD)
+@pytest.mark.parametrize(("field", "given", "machine", "images", "size"), ABSURD)
 def test_an_absurd_setting_does_not_start_silently(checkout, field, given, machine, images, size):
-    found = review(given, machine, images, size)
-    shown = found.marks()
-    assert field in shown, (found.faults, found.warnings)
+    shown = form.review(values(**given), images, machine, [size] * images).marks()
+    assert field in shown, shown
     for kind, sentence in shown[field]:
         assert kind in ("bad", "warn") and "{" not in sentence and not sentence.endswith(".")
 
@@ -213,25 +170,16 @@ def test_each_rule_is_met_by_its_settings(checkout, rule):
 
 @pytest.mark.parametrize(("given", "machine", "images", "size"), SENSIBLE)
 def test_a_sensible_setting_is_neither_refused_nor_doubted(checkout, given, machine, images, size):
-    found = review(given, machine, images, size)
+    found = form.review(values(**given), images, machine, [size] * images)
     assert found.spec is not None
     assert (found.faults, found.warnings) == ((), ())
 
 
-def test_impossible_values_come_first():
-    spec = runs.make({"name": "x", "spend_limit": 5, "learning_rate": 5, "backend": "diffusers"})
-    severities = [finding.severity for finding in judge(spec, 20, NO_GPU)]
-    assert severities == sorted(severities) and {*severities} == {IMPOSSIBLE, WARNING}
-
-
-def test_a_fact_that_is_not_known_holds_never():
-    assert not holds({"above": {"steps": 0}}, {}) and not holds({"below": {"steps": 1}}, {})
-    assert not holds({"is": {"cuda": False}}, {}) and holds({"is": {"cuda": False}}, {"cuda": False})
-
-
-def test_the_largest_counts_do_not_break_the_computation():
-    most = {"repeats": MOST, "epochs": MOST, "batch_size": MOST, "keep_states": MOST}
+def test_impossible_values_come_first_and_the_largest_counts_do_not_break_the_computation():
+    most = {"repeats": MOST, "epochs": MOST, "batch_size": MOST, "keep_states": MOST, "spend_limit": 5}
     spec = runs.make({"name": "x", "alpha": 1.7e308, "learning_rate": 1.7e308, **most})
-    assert any(finding.severity == IMPOSSIBLE for finding in judge(spec, 10**6, FULL_DISK, [(1, 1)]))
+    severities = [finding.severity for finding in judge(spec, 10**6, FULL_DISK, [(1, 1)])]
+    assert severities == sorted(severities) and {*severities} == {IMPOSSIBLE, WARNING}
     least = runs.make({"name": "x", "alpha": 5e-324, "learning_rate": 5e-324, "resolution": 32})
     assert judge(least, 1, None)
+    assert not holds({"above": {"steps": 0}}, {}) and not holds({"is": {"cuda": False}}, {}), "not known"

@@ -4,11 +4,9 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -43,18 +41,6 @@ def test_a_run_has_its_files(tmp_path, data):
         runs.run_folder("Katze")
 
 
-def test_the_same_spec_gives_the_same_bytes(tmp_path, monkeypatch):
-    images = pictures(tmp_path / "in")
-    made = []
-    for part in ("one", "two"):
-        root = tmp_path / "same"
-        monkeypatch.setenv("HANGPROOF_DATA", str(root))
-        runs.create(spec(prompts=["x"], sample_every_n_steps=3, extra={"guidance_scale": 2.0}), images)
-        made.append(tree(root))
-        root.rename(tmp_path / part)
-    assert made[0] == made[1] and len(made[0]) == 5 + 2 * 3
-
-
 def test_render_writes_the_script_again_from_run_toml(tmp_path, data):
     folder = runs.create(spec(), pictures(tmp_path / "in"))
     before = tree(folder)
@@ -81,22 +67,15 @@ def test_an_attempt_has_a_script_of_its_own_and_leaves_the_spec_alone(tmp_path, 
 
 def test_states_are_saved_ten_times_per_run_by_default(tmp_path, data):
     images = pictures(tmp_path / "in", 3)
-    short = runs.create(spec(name="short", epochs=1, repeats=10), images)
-    long = runs.create(spec(name="long", epochs=100, repeats=100), images)
-    seven = runs.create(spec(name="seven", save_every_n_steps=7), images)
-    never = runs.create(spec(name="never", save_every_n_steps=0), images)
-    assert [runs.load(f).save_every_n_steps for f in (short, long, seven, never)] == [3, 100, 7, 0]
-    assert "--save_every_n_steps" not in (never / "train.sh").read_text()
-
-
-@pytest.mark.parametrize(
-    ("images", "batch", "gpus", "accumulation", "steps"),
-    [(3, 1, 1, 1, 480), (3, 2, 1, 1, 240), (3, 2, 2, 2, 64), (1, 4, 1, 1, 48)],
-)
-def test_planned_steps(images, batch, gpus, accumulation, steps):
-    made = spec(batch_size=batch, gpus=gpus, gradient_accumulation=accumulation)
-    assert runs.planned_steps(made, images) == steps
-    assert runs.planned_steps(made.changed(max_train_steps=7), images) == 7
+    for fields, steps in (
+        ({"epochs": 1, "repeats": 10}, 3),
+        ({"epochs": 100, "repeats": 100}, 100),
+        ({"save_every_n_steps": 7}, 7),
+        ({"save_every_n_steps": 0}, 0),
+    ):
+        folder = runs.create(spec(name=f"every {steps}", **fields), images)
+        assert runs.load(folder).save_every_n_steps == steps
+        assert ("--save_every_n_steps" in (folder / "train.sh").read_text()) == bool(steps)
 
 
 def nothing_made(root: Path) -> None:
@@ -120,6 +99,10 @@ def test_bad_input_leaves_nothing(tmp_path, data):
     with pytest.raises(runs.RunError, match="no prompt"):
         runs.create(spec(trigger="", sample_every_n_steps=5), pictures(tmp_path / "in"))
     nothing_made(data)
+    (data / "outputs").rmdir()
+    (data / "outputs").write_text("I am a file")
+    with pytest.raises(runs.RunError, match="a file has the name of the folder"):
+        runs.create(spec(), pictures(tmp_path / "in"))
 
 
 def test_a_name_that_exists_is_refused_and_the_old_run_untouched(tmp_path, data):
@@ -160,25 +143,12 @@ def test_of_two_that_make_the_same_name_at_once_one_wins_whole(tmp_path, data):
     assert runs.render(won[0]) and not list(data.rglob(".new-*"))
 
 
-def on_a_small_disk(tmp_path: Path, size: str) -> Path:
-    """A file system of a given size, or a skip where one cannot be mounted."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)],
-        capture_output=True,
-        timeout=200,
-        check=False,
-    )
-    if done.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.decode().strip()}")
-    return place
-
-
 def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
-    if sys.platform != "linux":
-        pytest.skip("tmpfs is Linux's")
-    disk = on_a_small_disk(tmp_path, "256k")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if sys.platform != "linux" or subprocess.run(command, capture_output=True, timeout=200, check=False).returncode:
+        pytest.skip("a small file system cannot be mounted here")
     try:
         monkeypatch.setenv("HANGPROOF_DATA", str(disk))
         images = [tmp_path / f"noise {i}.bmp" for i in range(4)]
@@ -202,43 +172,6 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
         subprocess.run(["umount", "-l", str(disk)], timeout=200, check=False)
 
 
-AS_SOMEBODY_ELSE = """
-import os, sys
-from pathlib import Path
-import runs
-spec = runs.make({"name": "n", "model": "tiny-flux"})
-images = [Path(sys.argv[1]) / "0.png"]
-os.environ["HANGPROOF_DATA"] = sys.argv[2]
-runs.create(spec, images)  # so that nothing is left to import
-if os.geteuid() == 0:
-    os.setegid(65534); os.seteuid(65534)
-os.environ["HANGPROOF_DATA"] = sys.argv[3]
-try:
-    runs.create(spec, images)
-except runs.RunError as error:
-    print(error)
-"""
-
-
-def test_no_write_permission_is_an_error_that_says_what_to_do():
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        place = Path(name)
-        for part in (place, place / "in", place / "mine", place / "read only"):
-            part.mkdir(exist_ok=True)
-            part.chmod(0o755)
-        pictures(place / "in")
-        (place / "read only").chmod(0o555)
-        done = python("-c", AS_SOMEBODY_ELSE, *(str(place / part) for part in ("in", "mine", "read only")))
-        assert re.match(r"cannot create the run n \(.*no permission to write there; fix", done.stdout), done
-        assert list((place / "read only").iterdir()) == []
-
-
-def test_a_file_with_the_name_of_the_folder_is_an_error(tmp_path, data):
-    (data / "outputs").write_text("I am a file")
-    with pytest.raises(runs.RunError, match="a file has the name of the folder"):
-        runs.create(spec(), pictures(tmp_path / "in"))
-
-
 def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path, data, monkeypatch):
     from runs import pin
 
@@ -254,8 +187,9 @@ def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path, data, monkeypatch):
 def test_every_known_error_says_what_to_do():
     from runs.files import REASONS, explained
 
+    assert errno.EACCES in REASONS
     for code in REASONS:
-        with pytest.raises(runs.RunError, match=";"), explained("write"):
+        with pytest.raises(runs.RunError, match="^cannot write .*;"), explained("write"):
             raise OSError(code, os.strerror(code), "/x")
     with pytest.raises(runs.RunError, match="Input/output error"), explained("write"):
         raise OSError(errno.EIO, os.strerror(errno.EIO), "/x")
@@ -294,8 +228,8 @@ def test_a_run_is_trained_longer(tmp_path, data):
 
 def test_the_command_line_makes_shows_and_renders(tmp_path, data):
     images = pictures(tmp_path / "in")
-    made = python(
-        "-m", "runs", "new", "--name", "cli run", "--images", str(images), "--trigger", "ohwx", "--model", "FLUX.1-schnell",
+    made = call(
+        "runs", "new", "--name", "cli run", "--images", str(images), "--trigger", "ohwx", "--model", "FLUX.1-schnell",
         "--tier", "20G+", "--backend", "diffusers", "--prompt", "one", "--prompt", "two --w 128", "--set", "rank=16",
         "--set", "network_dropout=0.1", "--set", "sample_every_n_steps=4", "--set", "highvram=false",
         "--set", "network_args=train_blocks=double split_qkv=False", "--json",
@@ -325,9 +259,7 @@ def test_the_command_line_makes_shows_and_renders(tmp_path, data):
     ("words", "code", "says"),
     [
         (["--name", "x", "--set", "rnak=3"], 1, "did you mean"),
-        (["--name", "x", "--set", "rank=many"], 1, "rank: "),
         (["--name", "x", "--set", "rank"], 1, "KEY=VALUE"),
-        (["--name", "☃☃"], 1, "Use at least one letter or digit"),
         (["--name", "x", "--tier", "8G"], 1, "tier"),
         (["--name", "x", "--model", "flux-devv"], 1, "did you mean flux-dev"),
         ([], 2, "--name"),

@@ -54,13 +54,10 @@ def test_the_names_say_the_values():
     ("texts", "words"),
     [
         ([], "at least two values"),
-        (["rank=8"], "at least two values"),
-        (["rank=" + ",".join(map(str, range(1, 26)))], "25 runs of 1 fields; at most 24"),
         (["rank=1,2", "alpha=1,2", "lr=1,2", "epochs=1,2", "seed=1,2"], "at most 24 runs of 4 fields"),
         (["rank=8,x"], "'x' is not a number"),
         (["rank=8,nan"], "'nan' is not a number"),
         (["price=1,2"], "write FIELD=VALUE,VALUE with one of rank"),
-        (["rank"], "write FIELD=VALUE,VALUE"),
         (["rank=0,8"], "rank"),
         (["learning_rate=1e-4,1.0000001e-4"], "Two runs would have the name"),
     ],
@@ -99,7 +96,7 @@ def test_the_runs_share_the_images_and_one_can_be_deleted_alone(base):
     assert not (runs.outputs_dir() / "cat-r64").exists()  # nothing is made before all names are free
 
 
-@pytest.mark.parametrize("subset", ["cache", "latents", "weight-3", "__MACOSX", "sample", "10_cache", "npz"])
+@pytest.mark.parametrize("subset", ["cache", "weight-3", "__MACOSX", "10_cache"])
 def test_a_subset_of_any_name_is_trained_by_every_run_of_a_sweep(base, subset):
     data = runs.datasets_dir() / base.slug
     (data / subset).mkdir()

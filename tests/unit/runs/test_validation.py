@@ -5,6 +5,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategies import ANY_VALUE
 
 import runs
 from runs.spec import RunSpec
@@ -21,12 +22,9 @@ PYDANTIC = re.compile(
     [
         ({"trackers": "x"}, "trackers: Must be one of tensorboard, wandb, trackio, all, or empty"),
         ({"prompts": ["a", 2]}, "prompts: Prompt 2 must be text"),
-        ({"environment": {"A": 1}}, "environment: A: Must be text"),
         ({"environment": {"A B": "1"}}, "environment: 'A B' cannot be set; use letters, digits and _, and no variable that Hangproof sets"),
-        ({"extra": {"sdpa": {"a": 1}}}, f"extra: sdpa: {VALUE}"),
         ({"extra": {"sdpa": None}}, f"extra: sdpa: {VALUE}"),
         ({"extra": {"network_dim": 3}}, "extra: network_dim: Set the field rank instead"),
-        ({"extra": {"resume": "/x"}}, "extra: resume: The run's folder determines this flag; remove it"),
         ({"xyz": 1}, "xyz: Unknown field; remove it"),
         ({"name": "!!!"}, "name: Use at least one letter or digit"),
         ({"name": "con"}, "name: Windows reserves the name con; choose another name"),
@@ -43,27 +41,20 @@ def test_a_value_is_refused_in_one_line(fields, line):
     assert str(shown.value) == line
 
 
-def test_what_no_command_line_can_hold_is_refused():
-    rows = (
+def test_every_wrong_field_has_a_line_and_what_no_command_line_can_hold_is_refused():
+    with pytest.raises(runs.RunError) as shown:
+        runs.make({"name": "x", "rank": 0, "alpha": "a", "tier": "1G"})
+    assert [line.partition(":")[0] for line in str(shown.value).splitlines()] == ["tier", "rank", "alpha"]
+    for fields, message in (
         ({"extra": {"--bad": 1}}, "without dashes"),
         ({"extra": {"network_args": ["-x"]}}, "cannot start with a dash"),
-    )
-    for fields, message in (*rows, ({"trigger": "a\0b"}, "NUL")):
+        ({"trigger": "a\0b"}, "NUL"),
+    ):
         with pytest.raises(runs.RunError, match=message):
             runs.make({"name": "x", **fields})
 
 
-def test_every_wrong_field_has_a_line():
-    with pytest.raises(runs.RunError) as shown:
-        runs.make({"name": "x", "rank": 0, "alpha": "a", "tier": "1G"})
-    assert [line.partition(":")[0] for line in str(shown.value).splitlines()] == ["tier", "rank", "alpha"]
-
-
-value = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3),
-    max_leaves=6,
-)
+value = ANY_VALUE | st.binary(max_size=4) | st.dictionaries(st.integers(), ANY_VALUE, max_size=3)
 
 
 @settings(max_examples=150, deadline=None)

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 import presets
 import runs
 from runs import weights
+from trainer.models import PARTS
 
 REPO = "someone/a-flux"
 
@@ -61,13 +62,6 @@ def of(name: str) -> "runs.RunSpec":
     return spec(extra={"pretrained_model_name_or_path": str(name)})
 
 
-def test_the_table_of_a_models_parts_is_the_trainers():
-    from trainer.models import PARTS
-
-    table = presets.families()["flux"]["parts"]
-    assert table == {part: [word for word in words if word] for part, words in PARTS.items()}
-
-
 def test_a_complete_folder_is_fine_and_an_incomplete_one_names_each_file(flux, tmp_path):
     assert weights.problems(of(flux)) == []
     broken = shutil.copytree(flux, tmp_path / "flux")
@@ -83,6 +77,16 @@ def test_a_complete_folder_is_fine_and_an_incomplete_one_names_each_file(flux, t
     assert "text_encoder_2/model.safetensors is a git-lfs pointer" in problem
 
 
+def test_a_path_that_is_no_folder_is_reported_and_the_table_of_a_models_parts_is_the_trainers(tmp_path):
+    assert "model folder missing" in weights.problems(of(tmp_path / "nowhere"))[0]
+    assert "model folder missing" in weights.problems(of("./nowhere"))[0]
+    (tmp_path / "flux.safetensors").write_bytes(b"x")
+    (problem,) = weights.problems(of(tmp_path / "flux.safetensors"))
+    assert "is a single file" in problem and "kohya's sd-scripts" in problem
+    table = presets.families()["flux"]["parts"]
+    assert table == {part: [word for word in words if word] for part, words in PARTS.items()}
+
+
 def test_weights_in_several_files_are_all_looked_for(flux, tmp_path):
     broken = shutil.copytree(flux, tmp_path / "flux")
     place = broken / "transformer"
@@ -93,15 +97,6 @@ def test_weights_in_several_files_are_all_looked_for(flux, tmp_path):
     assert "transformer/two.safetensors is missing" in problem and "one.safetensors" not in problem
     index.write_text("{")
     assert "index.json cannot be read" in weights.problems(of(broken))[0]
-
-
-def test_a_path_that_is_no_folder_is_reported(tmp_path):
-    assert "model folder missing" in weights.problems(of(tmp_path / "nowhere"))[0]
-    assert "model folder missing" in weights.problems(of("./nowhere"))[0]
-    single = tmp_path / "flux.safetensors"
-    single.write_bytes(b"x")
-    (problem,) = weights.problems(of(single))
-    assert "is a single file" in problem and "kohya's sd-scripts" in problem
 
 
 def test_a_model_in_the_cache_needs_no_hub(flux, hub, tmp_path):
@@ -118,9 +113,7 @@ def test_a_model_in_the_cache_needs_no_hub(flux, hub, tmp_path):
 @pytest.mark.parametrize(
     "status, message",
     [
-        (200, None),
         (302, None),
-        (401, "accept its licence at"),
         (403, "accept its licence at"),
         (404, "neither a folder here nor a model"),
         (503, "is not available (HTTP status 503); check the network"),
@@ -159,6 +152,15 @@ def test_what_needs_no_hub_to_be_known_is_reported_without_it(hub, monkeypatch):
     assert weights.problems(spec(), ask=True) == [] and hub.requests[0][1] == "Bearer hf_secret"
 
 
+def test_the_monitor_tells_it_and_starts_nothing(data, hub, tmp_path):
+    hub.status = 404
+    folder = runs.create(of(REPO), pictures(tmp_path / "in"))
+    done = python("-m", "monitor", "start", folder.name)
+    assert done.returncode == 1 and "cannot be started" in done.stderr
+    assert "neither a folder here nor a model" in done.stderr
+    assert not (folder / "training.log").exists() and not (folder / "status.json").exists()
+
+
 def test_a_single_file_that_was_cut_short_is_reported(data, flux, monkeypatch):
     content = (flux / "vae" / "diffusion_pytorch_model.safetensors").read_bytes()
     place = data / "models"
@@ -173,12 +175,3 @@ def test_a_single_file_that_was_cut_short_is_reported(data, flux, monkeypatch):
     assert len(found) == 2
     assert f"(--clip_l) is truncated: it has {len(content) - 1} of {len(content)} bytes; delete it, then" in found[0]
     assert "(--ae) is not a safetensors file" in found[1] and "fetch-model flux-dev" in found[1]
-
-
-def test_the_monitor_tells_it_and_starts_nothing(data, hub, tmp_path, monkeypatch):
-    hub.status = 404
-    folder = runs.create(of(REPO), pictures(tmp_path / "in"))
-    done = python("-m", "monitor", "start", folder.name)
-    assert done.returncode == 1 and "cannot be started" in done.stderr
-    assert "neither a folder here nor a model" in done.stderr
-    assert not (folder / "training.log").exists() and not (folder / "status.json").exists()
