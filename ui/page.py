@@ -146,7 +146,7 @@ def build(login: bool = False) -> gr.Blocks:
         messages = gr.State([])
         gr.HTML(
             HEADER.format(log_out=LOG_OUT if login else ""),
-            js_on_load=scripts.loader("keyboard"),
+            js_on_load=scripts.loader("header"),
             apply_default_css=False,
         )
         with gr.Tabs(elem_id="tabs") as tabs:

@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 PREFIX = "/scripts/"
 # The script of each component that has one: files of ui/, in this order. All of them can use what dom.js defines.
 PARTS = {
-    "keyboard": ("keyboard",),
+    "header": ("keyboard", "connection"),
     "images": (
         "dataset/database",
         "dataset/unsaved",
@@ -48,7 +48,6 @@ PARTS = {
     "buttons": ("buttons", "run/run_times"),
     "log": ("buttons", "run/run_times", "run/log_place"),
     "run_actions": ("buttons", "run/run_address"),
-    "run_head": ("run/run_times", "run/run_connection"),
     "run_times": ("run/run_times",),
     "charts": ("run/plot", "run/charts"),
     "rehearsal": ("new/rehearsal",),

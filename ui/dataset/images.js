@@ -93,10 +93,9 @@ async function change(name, data) {
 function show(answer) {
   if (!answer.list) return;
   if (answer.late) return void reload();
-  const before = state();
   props.value = answer.list;
   draw();
-  if (before.total !== answer.list.total) hangproof.sync();
+  hangproof.sync(); // the plan follows the images and their weights
 }
 /** Show what the server has. Returns whether it answered. */
 async function reload() {

@@ -11,7 +11,7 @@ const keepAddress = () => {
   if (panel.offsetParent) url.searchParams.delete("tab");
   if (url.href !== window.location.href) window.history.replaceState(null, "", url);
 };
-new MutationObserver(keepAddress).observe(element, { childList: true, subtree: true });
+new MutationObserver(keepAddress).observe(element, { attributes: true, childList: true, subtree: true });
 new ResizeObserver(keepAddress).observe(panel); // also when its tab is shown or hidden
 window.addEventListener("hangproof-open", keepAddress);
 keepAddress();

@@ -50,7 +50,7 @@ PARTS = (
     "queue",
     "actions",
 )
-SCRIPTS = {"head": "run_head", "incidents": "run_times"}  # parts of ui/scripts.py
+SCRIPTS = {"head": "run_times", "incidents": "run_times"}  # parts of ui/scripts.py
 # The click changes the button before the server hears of it; `refresh` changes it again when the run's state does.
 STOPPING = """() => ({ __type__: 'update', value: 'Stopping…', interactive: false })"""
 FOCUS_PANEL = """() => setTimeout(() => {

@@ -1,4 +1,4 @@
-// Says "Not connected" while the server does not answer: what the page shows of a run is then old, and no button works.
+// Says "Not connected" on every tab while the server does not answer: what the page shows of a run is then old, and no button works.
 // Any HTTP answer counts, so an ended login is not taken for a dead server. Other scripts may listen to the two events.
 const EVERY_MS = 2000;
 const PATIENCE_MS = 5000; // for a server that accepts the request and does not answer it
@@ -15,7 +15,7 @@ let offline = false;
 
 // The pill and the age of the last progress are replaced in place: they would claim something that nobody knows.
 const mark = () => {
-  for (const part of element.querySelectorAll("[data-testid=state], .hp-ago")) {
+  for (const part of document.querySelectorAll("#run-head [data-testid=state], #run-head .hp-ago")) {
     if (offline && part.dataset.known === undefined) {
       part.dataset.known = part.textContent;
       part.textContent = part.matches(".hp-ago") ? "unknown" : "Not connected";
@@ -26,10 +26,10 @@ const mark = () => {
   }
 };
 const show = (lost) => {
-  if (lost === offline) return;
+  if (lost === offline) return lost && mark(); // the tab was drawn meanwhile
   offline = lost;
   document.body.classList.toggle("hp-offline", lost);
-  if (lost) element.before(banner);
+  if (lost) element.after(banner);
   else banner.remove();
   mark();
   window.dispatchEvent(new CustomEvent(lost ? "hangproof-offline" : "hangproof-online"));
@@ -48,5 +48,4 @@ const watchServer = async () => {
   if (!document.hidden) show(!(await ask()));
   setTimeout(watchServer, EVERY_MS);
 };
-new MutationObserver(mark).observe(element, { childList: true, characterData: true, subtree: true });
 setTimeout(watchServer, EVERY_MS);
