@@ -185,8 +185,8 @@ class Answers(Handler):
             piece = content[at:stop]
             if fault.kind == "flipped" and at == start:
                 piece = bytes([piece[0] ^ 1]) + piece[1:]
+            sent.append((name, at, stop))  # before its client can ask
             self.wfile.write(piece if hub.sizes else b"%x\r\n%s\r\n" % (len(piece), piece))
-            sent.append((name, at, stop))
             at = stop
             if hub.nap_s:
                 time.sleep(hub.nap_s)

@@ -12,7 +12,7 @@ def open_run(page, server, name: str):
     """The opened part of a run."""
     show_run(page, server, name)
     page.locator("#checks-fold > button.label-wrap:not(.open)").click()  # that of the run before closes first
-    page.locator("#check-elsewhere > button.label-wrap").click()
+    page.locator("#check-elsewhere > button.label-wrap:not(.open)").click()
     part = page.locator("#check-elsewhere")
     part.get_by_label("Slurm cluster").wait_for()
     return part
