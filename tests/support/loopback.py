@@ -1,9 +1,10 @@
 """What the servers of the tests share: an HTTP server on loopback whose clients may be killed at any moment."""
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +21,22 @@ class Server(ThreadingHTTPServer):
     def __init__(self, answers: type[BaseHTTPRequestHandler]) -> None:
         super().__init__(("127.0.0.1", 0), answers)
         self.closing = threading.Event()
+        self.connections: set[socket.socket] = set()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.connections.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        """Stop listening, and end the connections that clients keep open: a closed server answers nothing more."""
+        super().server_close()
+        for connection in list(self.connections):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     @property
     def url(self) -> str:
