@@ -38,8 +38,6 @@ from ui.new import (
 FETCH = "Download the missing model files"
 FETCH_TICK_S = 1.0
 ERRORS = (runs.RunError, presets.PresetError)
-# Waits until the server has everything that was typed.
-FLUSH = "async (...values) => { await hangproof.flush(); return values; }"
 # The browser's part of the settings (ui/new/fields.js).
 DRAFT = """async (known) => {
   while (!window.hangproof) await new Promise((done) => setTimeout(done, 10)); // until its component is on the page
@@ -47,7 +45,6 @@ DRAFT = """async (known) => {
 }"""
 RESTORE = f"(...values) => hangproof.restore({json.dumps(form.KEYS)}, values)"
 SHOW = "() => hangproof.shown()"
-SYNC = "() => { hangproof.sync(); return []; }"
 START = """async (draft) => {
   const script = hangproof.flushScript ? !await hangproof.flushScript() : hangproof.unsaved('script').length;
   await hangproof.flush();
@@ -65,7 +62,6 @@ class NewLora:
     unsent: gr.HTML
     plan: gr.HTML
     script: gr.Code
-    setup: gr.HTML
     script_tools: gr.HTML
     try_note: gr.HTML
     try_it: gr.Button
@@ -79,8 +75,6 @@ class NewLora:
     fetch: gr.Button
     fetched: gr.HTML
     fetching: gr.Timer
-    flag_fold: gr.Accordion
-    flag_table: gr.HTML
     errors: gr.HTML
     problem: gr.HTML
     start: gr.Button
@@ -105,8 +99,8 @@ def step(number: int, title: str, hint: str) -> None:
     )
 
 
-def build() -> NewLora:
-    """Build the tab."""
+def build(draft_id: gr.BrowserState) -> NewLora:
+    """Build the tab; `draft_id` has the draft of this browser."""
     tab = NewLora()
     tab.loaded = gr.State(False)
     tab.fields = dict.fromkeys(form.KEYS)
@@ -116,7 +110,7 @@ def build() -> NewLora:
         tab.try_it = gr.Button(try_it.LABEL, elem_id="try-it", size="md", min_width=200, scale=0)
     with gr.Column(elem_classes="hp-step"):
         step(1, "The LoRA", "Choose a name, a base model and the memory of your GPU.")
-        tab.setup = importing.build()
+        importing.build(draft_id)
         _head(tab)
         with gr.Row(elem_classes="hp-fields"):
             for one in form_fields.LENGTH:
@@ -135,8 +129,7 @@ def build() -> NewLora:
                     for one in form_fields.MACHINES:
                         tab.fields[one.key] = _component(one)
             tab.fields["flags"] = _component(form_fields.FLAGS)
-            with gr.Accordion("All trainer options", open=False, elem_id="all-flags-fold") as tab.flag_fold:
-                tab.flag_table = flags.flags_view()
+            flags.build(draft_id, lambda: tab.images)
     with gr.Column(elem_classes="hp-step"):
         step(
             2,
@@ -160,8 +153,8 @@ def build() -> NewLora:
         tab.script_tools = script_editor.build()
         tab.problem = gr.HTML(elem_id="problem", apply_default_css=False)
         tab.errors = _unseen("field-errors", js_on_load=scripts.loader("field_errors"))
-        sweep.build()
-        rehearsal.build()
+        sweep.build(draft_id)
+        rehearsal.build(draft_id)
         tab.start = gr.Button("Start training", variant="primary", elem_id="start", size="lg")
     return tab
 
@@ -312,16 +305,6 @@ def fetch_model(draft_id: str) -> tuple[Any, ...]:
     except runs.RunError as error:
         return *[gr.skip()] * 4, problem_html(error, "Model files not downloaded"), gr.Timer(active=False)
     return poll_fetch(draft_id)
-
-
-def open_flags(draft_id: str) -> tuple[bool, dict[str, Any]]:
-    """Fill the table of options when it is opened."""
-    return True, flags.listing(settings.current(draft_id))
-
-
-def follow_flags(opened: bool, draft_id: str) -> dict[str, Any]:
-    """Fill the table again after the trainer, model or VRAM changed, if it has been opened."""
-    return flags.listing(settings.current(draft_id)) if opened else gr.skip()
 
 
 def insert_trigger(draft_id: str, shown: dict[str, Any] | None) -> tuple[Any, ...]:
