@@ -8,7 +8,7 @@ import gradio as gr
 
 import runs
 from ui import doctor_page, scripts
-from ui.new import form, hub_login, new_lora, script_editor, settings, trainer_checks, try_it
+from ui.new import form, hub_login, new_lora, settings, trainer_checks, try_it
 from ui.run import fleet_page, run_page
 
 MARK = (
@@ -196,8 +196,6 @@ def _wire_new(new: new_lora.NewLora, draft_id: gr.BrowserState) -> None:
         trigger_mode="always_last",
         **quiet,
     )
-    new.script_tools.show(None, new.script_tools, new.script, js=script_editor.SHOW, **quiet)
-    new.script.input(None, new.script, None, js=script_editor.TYPED, **quiet)
     trainer_checks.wire(new.checks, new.fields["backend"], new.loaded)
     new.images.insert(
         new_lora.insert_trigger,

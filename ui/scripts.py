@@ -27,6 +27,7 @@ PARTS = {
         "dataset/database",
         "dataset/unsaved",
         "new/fields",
+        "new/script_text",
         "dataset/image_cards",
         "dataset/crop_tool",
         "dataset/mask_painter",
@@ -48,7 +49,6 @@ PARTS = {
     "run_actions": ("buttons", "run/run_address"),
     "run_times": ("run/run_times",),
     "charts": ("run/plot", "run/charts"),
-    "script_editor": ("new/script_editor",),
 }
 # Gradio repeats the rules that it gets for its own container, so that they win over its components' rules.
 NESTED = ".gradio-container.gradio-container .contain {\n%s\n}\n"

@@ -46,7 +46,7 @@ DRAFT = """async (known) => {
 RESTORE = f"(...values) => hangproof.restore({json.dumps(form.KEYS)}, values)"
 SHOW = "() => hangproof.shown()"
 START = """async (draft) => {
-  const script = hangproof.flushScript ? !await hangproof.flushScript() : hangproof.unsaved('script').length;
+  const script = !await hangproof.flushScript();
   await hangproof.flush();
   const kept = hangproof.unsaved('caption').length + hangproof.unsaved('mask').length;
   return [draft, { kept, script, fields: hangproof.unsaved('field').length, waiting: hangproof.kept() }];
@@ -61,8 +61,6 @@ class NewLora:
     images: gr.HTML
     unsent: gr.HTML
     plan: gr.HTML
-    script: gr.Code
-    script_tools: gr.HTML
     try_note: gr.HTML
     try_it: gr.Button
     model_note: gr.HTML
@@ -82,7 +80,7 @@ class NewLora:
     @property
     def refresh_outputs(self) -> list[Any]:
         """The components that `review` updates."""
-        return [self.plan, self.script, self.script_tools, self.errors, self.propose, *self.model_outputs]
+        return [self.plan, self.errors, self.propose, *self.model_outputs]
 
     @property
     def model_outputs(self) -> list[Any]:
@@ -136,7 +134,9 @@ def build(draft_id: gr.BrowserState) -> NewLora:
             "Images and captions",
             "10 to 30 varied images make a good LoRA. A caption describes what its image shows.",
         )
-        tab.images = images.images_view([*doctor.CALLS, *captioning.CALLS, settings.save_settings])
+        tab.images = images.images_view(
+            [*doctor.CALLS, *captioning.CALLS, settings.save_settings, script_editor.save_script]
+        )
         tab.unsent = _unseen("unsent")
     with gr.Column(elem_classes="hp-step"):
         step(
@@ -146,11 +146,7 @@ def build(draft_id: gr.BrowserState) -> NewLora:
         )
         tab.plan = gr.HTML(elem_id="plan", apply_default_css=False)
         tab.propose = gr.Button(visible=False, elem_id="propose", size="sm")
-        with gr.Accordion("The script", open=False, elem_id="script-fold"):
-            tab.script = gr.Code(
-                language="shell", interactive=False, max_lines=24, show_label=False, buttons=["copy"], elem_id="script"
-            )
-        tab.script_tools = script_editor.build()
+        script_editor.build(draft_id, tab.images)
         tab.problem = gr.HTML(elem_id="problem", apply_default_css=False)
         tab.errors = _unseen("field-errors", js_on_load=scripts.loader("field_errors"))
         sweep.build(draft_id)
@@ -245,30 +241,19 @@ def load(draft_id: str | None) -> tuple[Any, ...]:
 
 
 def review(draft_id: str | None) -> tuple[Any, ...]:
-    """Update the plan, the script, what is shown beside the fields, the proposed length and the model's notes."""
+    """Update the plan, what is shown beside the fields, the proposed length and the model's notes."""
     try:
         draft_id = _known(draft_id)
         values = settings.current(draft_id)
         items, counts = draft.items(draft_id), draft.counts(draft_id)
     except ERRORS as error:
-        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', gr.skip(), gr.skip(), {}, *[gr.skip()] * 7
+        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', {}, *[gr.skip()] * 7
     sizes = [item.trained_size for item in items]
     found = form.review(values, counts, this_machine(values["backend"]), sizes, items=items)
     captions = [item.caption for item in items]
-    script, tools = _script(draft_id, found, captions)
     planned = script_editor.reviewed(draft_id, found)
     plan = form.plan(planned) + estimates.html(planned.spec, counts, captions, planned.steps) + form.findings(found)
-    return plan, script, tools, found.marks(), _propose(draft_id, values), *model_updates(values, found.spec)
-
-
-def _script(draft_id: str, review: form.Review, captions: list[str]) -> tuple[Any, Any]:
-    """The updates of the code editor and of the tools below it. An edited script stays as it is in the editor."""
-    generated = form.script_of(review, captions)
-    try:
-        tools = script_editor.value(draft_id, generated, form.has_script(review))
-    except runs.RunError as error:
-        return gr.update(value=f"# {error}\n", interactive=False), gr.skip()
-    return gr.skip() if tools["edited"] else gr.update(value=generated, interactive=False), tools
+    return plan, found.marks(), _propose(draft_id, values), *model_updates(values, found.spec)
 
 
 def model_updates(values: dict[str, Any], spec: "runs.RunSpec | None") -> tuple[Any, ...]:

@@ -48,6 +48,7 @@ def test_an_option_is_found_set_and_in_the_script(tab, tmp_path):
         box.fill(box.input_value().replace("log_levl", "log_level"))
         note.get_by_text("did you mean").wait_for(state="detached")
         tab.get_by_text("The script", exact=True).click()
+        tab.locator("#script .cm-scroller").wait_for()
         tab.wait_for_function(END % r"/--noise_offset 0\.05/")
         shown = tab.locator("#script").inner_text()
         assert "--betas 0.9 0.99" in shown and "--log_level INFO" in shown
