@@ -28,6 +28,20 @@ def press(text: str, do: str, *, label: str = "", title: str = "", off: bool = F
     return f'<button type="button" class="hp-button hp-quiet" data-do="{esc(do)}"{values}>{esc(text)}</button>'
 
 
+MARKS = {"waiting": "○", "running": "◐", "done": "✓", "failed": "✗", "skipped": "–"}
+
+
+def stage(key: str, title: str, state: str, text: str) -> str:
+    """One line of an `<ol class="hp-stages">`; state: a key of MARKS."""
+    spoken = "did not happen" if state == "skipped" else esc(state)
+    return (
+        f'<li class="hp-stage hp-stage-{esc(state)}" data-stage="{esc(key)}" data-state="{esc(state)}">'
+        f'<span class="hp-stage-mark" aria-hidden="true">{MARKS.get(state, "")}</span>'
+        f'<span class="hp-stage-name">{esc(title)}<span class="hp-spoken">: {spoken}</span></span>'
+        f'<span class="hp-stage-text">{esc(text)}</span></li>'
+    )
+
+
 def pressed(event: Any, key: str) -> str:
     """A value of the button that was pressed; "" where the browser sent none."""
     value = getattr(event, key, "")

@@ -8,7 +8,7 @@ import gradio as gr
 
 import runs
 from ui import doctor_page, scripts
-from ui.new import form, hub_login, new_lora, script_editor, settings, trainer_checks, try_it
+from ui.new import form, hub_login, new_lora, settings, trainer_checks, try_it
 from ui.run import fleet_page, run_page
 
 MARK = (
@@ -152,7 +152,7 @@ def build(login: bool = False) -> gr.Blocks:
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("New LoRA", id="new") as new_tab:
                 note = gr.HTML(elem_id="new-note", apply_default_css=False)
-                new = new_lora.build()
+                new = new_lora.build(draft_id)
             with gr.Tab(RUNS, id="runs"):
                 run = run_page.build()
             with gr.Tab(FLEET, id="fleet") as fleet_tab:
@@ -182,7 +182,7 @@ def _wire_new(new: new_lora.NewLora, draft_id: gr.BrowserState) -> None:
     new.images.show(None, None, fields, js=new_lora.SHOW, **quiet)
     new.images.review(new_lora.review, draft_id, new.refresh_outputs, trigger_mode="always_last", **quiet)
     new.models_fold.expand(new_lora.open_models, None, new.models, **quiet)
-    new.propose.click(settings.follow_images, draft_id, None, **quiet).then(None, None, None, js=new_lora.SYNC, **quiet)
+    new.propose.click(settings.follow_images, draft_id, None, **quiet).then(None, None, None, js=settings.SYNC, **quiet)
     hub = new.hub
     hub.fold.expand(hub_login.on_open, None, hub.outputs, **quiet)
     gr.on([hub.log_in.click, hub.token.submit], hub_login.on_log_in, hub.token, hub.outputs, **quiet)
@@ -196,17 +196,12 @@ def _wire_new(new: new_lora.NewLora, draft_id: gr.BrowserState) -> None:
         trigger_mode="always_last",
         **quiet,
     )
-    new.script_tools.show(None, new.script_tools, new.script, js=script_editor.SHOW, **quiet)
-    new.script.input(None, new.script, None, js=script_editor.TYPED, **quiet)
     trainer_checks.wire(new.checks, new.fields["backend"], new.loaded)
-    opened = gr.State(False)
-    new.flag_fold.expand(new_lora.open_flags, draft_id, [opened, new.flag_table], **quiet)
-    new.images.chosen(new_lora.follow_flags, [opened, draft_id], new.flag_table, trigger_mode="always_last", **quiet)
     new.images.insert(
         new_lora.insert_trigger,
         [draft_id, new.images],
         [new.images, new.problem],
-        js=new_lora.FLUSH,
+        js=settings.FLUSH,
         **quiet,
     )
 
@@ -279,9 +274,9 @@ def _wire_tabs(
         run_page.copy_to_new_lora,
         [run.selected, run.confirmed, draft_id],
         [run.notice, run.confirmed, new.images, note, tabs],
-        js=new_lora.FLUSH,
+        js=settings.FLUSH,
         **quiet,
-    ).then(None, None, None, js=run_page.SHOW_NOTE, **quiet).then(None, None, None, js=new_lora.SYNC, **quiet)
+    ).then(None, None, None, js=run_page.SHOW_NOTE, **quiet).then(None, None, None, js=settings.SYNC, **quiet)
 
     def show_started(name: str, lines: list[Any]) -> list[Any]:
         """Select the run that was just started."""

@@ -27,6 +27,7 @@ PARTS = {
         "dataset/database",
         "dataset/unsaved",
         "new/fields",
+        "new/script_text",
         "dataset/image_cards",
         "dataset/crop_tool",
         "dataset/mask_painter",
@@ -40,19 +41,14 @@ PARTS = {
         "dataset/doctor",
         "dataset/captioning",
     ),
-    "flags": ("new/flags",),
     "field_errors": ("new/field_errors",),
     "choice_notes": ("new/choice_notes",),
-    "sweep": ("new/sweep",),
     "run_list": ("run/run_list",),
     "buttons": ("buttons", "run/run_times"),
     "log": ("buttons", "run/run_times", "run/log_place"),
     "run_actions": ("buttons", "run/run_address"),
     "run_times": ("run/run_times",),
     "charts": ("run/plot", "run/charts"),
-    "rehearsal": ("new/rehearsal",),
-    "setup": ("new/setup",),
-    "script_editor": ("new/script_editor",),
 }
 # Gradio repeats the rules that it gets for its own container, so that they win over its components' rules.
 NESTED = ".gradio-container.gradio-container .contain {\n%s\n}\n"

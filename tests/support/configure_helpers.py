@@ -1,4 +1,4 @@
-"""A draft with settings and two images, and the calls of the script's editor: shared by the tests of the tab New LoRA."""
+"""A draft with settings and two images, for the tests of the tab New LoRA."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import pytest
 from draft_helpers import drop, photo
 
 from ui.dataset import draft
-from ui.new import script_editor
 
 DRAFT = "d" * 24
 FORM = {"name": "cat", "trigger": "ohwx", "model": "tiny-flux", "backend": "diffusers", "tier": "16G", "resolution": 64}
@@ -20,11 +19,6 @@ def filled(data, tmp_path) -> str:
     draft.save_fields(DRAFT, FORM)
     drop(DRAFT, photo(tmp_path / "a.png", 1), photo(tmp_path / "b.png", 2))
     return DRAFT
-
-
-def do(what, **more):
-    """Call the script's editor as the page does."""
-    return script_editor.script_tools({"draft": DRAFT, "do": what, **more})
 
 
 def edit(text):

@@ -26,7 +26,7 @@ importForm.addEventListener("submit", async (event) => {
   toggleImport(false);
   drawImports(answer.imports);
 });
-/** Import a folder that another part of the page names (ui/new/setup.js). */
+/** Import a folder that another part of the page names (ui/new/importing.py). */
 hangproof.importFolder = (path) => {
   importPath.value = path;
   importForm.requestSubmit();

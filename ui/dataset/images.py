@@ -209,5 +209,5 @@ def images_view(more: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = ())
         explain_failed_upload,
         image_action,
         *more,
-        events=("insert", "show", "chosen", "review"),
+        events=("insert", "show", "chosen", "review", "script"),
     )

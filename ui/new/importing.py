@@ -1,28 +1,29 @@
 """The fold "Templates and import" of step 1: settings from a name or from another trainer's files, shown before they are used.
 
-The component's script (setup.js) asks these functions and shows what would change; nothing changes before "Use these settings".
-The form's fields then change as if they were typed, so they are stored like every other edit.
+Nothing changes before "Use these settings". The settings are then stored as if they were typed, and the page shows them.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gradio as gr
+
 import presets
 import runs
 from runs import env_file
-from runs.files import RunError
+from runs.files import RunError, explained
 from runs.machine import this_machine, tier_for
-from ui import scripts
-from ui.dataset import calls
+from ui.html import esc
 from ui.new import form, settings, templates
+from ui.run import fold
+from ui.run.fold import QUIET
 
 if TYPE_CHECKING:
-    import gradio as gr
-
     from runs.foreign_spec import Import
 
-QUIET = ("same", "run")  # outcomes that change nothing
+QUIET_OUTCOMES = ("same", "run")  # they change nothing
+ERRORS = (RunError, presets.PresetError)
 TEXT = 300  # characters of a value that is shown
 
 
@@ -125,63 +126,176 @@ def _names(folder: Path) -> list[Path]:
     return found
 
 
-# Calls of the script. Each takes a dict from the browser and checks every value ---------------------------------------------
+# The fold ----------------------------------------------------------------------------------------------------------------
+
+OUTCOMES = {
+    "dropped": "Left out: can hang",
+    "unsupported": "Not taken over",
+    "changed": "Changed",
+    "flag": "Extra option",
+    "field": "Taken over",
+    "same": "Set already",
+    "run": "Set by Hangproof",
+}  # what needs a look comes first
+LONGEST = 1_000_000  # characters of a file or of what is pasted
+MOST_FILES = 20
+DELETE, SURE = "Delete this template", "Delete it now? Press again"
+ADD_IMAGES = "(path) => { hangproof.importFolder(path); return path; }"
 
 
-def setup(data: dict[str, Any]) -> dict[str, Any]:
-    """All calls of the fold: `do` is list, preview, save, rename, delete, restore or read."""
-    return calls.answer_of(ACTIONS, data)
+def build(draft_id: gr.BrowserState) -> None:
+    """The fold; its components are made when it is opened."""
+    fold.opened("Templates and import", "setup", draft_id, _draw)
 
 
-def _list(_draft_id: str, _data: dict[str, Any]) -> dict[str, Any]:
-    return {"templates": templates.listing()}
+def _choices() -> list[tuple[str, str]]:
+    """The templates as choices of a dropdown."""
+    return [
+        (f"{one['name']} · {one['about']}{'' if one['own'] else ' Built in'}", one["key"])
+        for one in templates.listing()
+    ]
 
 
-def _preview(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-    now = settings.current(draft_id)
-    values = templates.values_of(data.get("key"), now)
-    return {"values": values, "changes": changes(values, now)}
-
-
-def _save(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-    version = data.get("replace")
-    return templates.save(data.get("name"), settings.current(draft_id), version if isinstance(version, str) else None)
-
-
-def _rename(_draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-    return templates.rename(data.get("key"), data.get("name"))
-
-
-def _delete(_draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-    return {"template": templates.delete(data.get("key"))}
-
-
-def _restore(_draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-    return templates.restore(data.get("template"))
-
-
-def _read(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-    given = data.get("files")
-    files = (
-        [(one.get("name"), one.get("text")) for one in given if isinstance(one, dict)]
-        if isinstance(given, list)
-        else []
+def _draw(draft_id: str) -> None:
+    fold.say("A template holds all settings of this form except the name, the trigger word and the images.")
+    template = gr.Dropdown(_choices(), value=None, label="Template", interactive=True, elem_id="template")
+    delete = gr.Button(DELETE, size="sm", visible=False, elem_id="template-delete")
+    with gr.Row(elem_classes="hp-fields"):
+        name = gr.Textbox(
+            label="Name of a new template",
+            placeholder="My portraits",
+            max_length=templates.MAX_NAME,
+            max_lines=1,
+            interactive=True,
+        )
+        replace = gr.Checkbox(label="Replace the template of this name", interactive=True, elem_id="template-replace")
+        save = gr.Button("Save these settings", size="sm")
+    text = gr.Textbox(
+        label="Or import: paste a script, a command or a configuration",
+        info="Of FluxGym, kohya_ss, sd-scripts, musubi-tuner or ai-toolkit. Nothing of it is run.",
+        placeholder="accelerate launch flux_train_network.py --network_dim 16 …",
+        lines=3,
+        max_lines=12,
+        interactive=True,
     )
-    texts = [(name, text) for name, text in files if isinstance(name, str) and isinstance(text, str)]
-    return read_files(draft_id, texts)
+    files = gr.File(
+        label="Or choose files (train.sh with its dataset.toml, .json, .toml, .yaml)",
+        file_count="multiple",
+        height=120,
+        interactive=True,
+        elem_id="import-files",
+    )
+    read = gr.Button("Show what it sets", size="sm", elem_id="import-read")
+    note = gr.HTML(apply_default_css=False)
+    preview = gr.HTML(elem_id="setup-preview", apply_default_css=False)
+    use = gr.Button("Use these settings", variant="primary", visible=False, elem_id="use-settings")
+    place = gr.Dropdown(
+        [], label="Image folder that it names", visible=False, interactive=True, elem_id="import-folder"
+    )
+    add = gr.Button("Add these images", size="sm", visible=False, elem_id="import-images")
+    asked, found = gr.State(""), gr.State({})
+    shown = [note, preview, use, place, add, found]
+
+    def nothing(text: object = "", bad: bool = False) -> list[Any]:
+        return [fold.note(text, bad), "", *[gr.update(visible=False)] * 3, {}]
+
+    def of_changes(title: str, more: str, values: dict[str, Any], folders: list[str]) -> list[Any]:
+        rows = changes(values, settings.current(draft_id))
+        table = _table(["Field", "Now", "Then"], [[r["label"], r["before"] or "–", r["after"] or "–"] for r in rows])
+        says = f"<h4>What changes in the form</h4>{table}" if rows else "<p>The form has these settings already.</p>"
+        there = gr.update(visible=bool(folders), choices=folders, value=folders[0] if folders else None)
+        wanted = {row["key"]: values[row["key"]] for row in rows}
+        shows = f'<div class="hp-setup-preview"><h3>{esc(title)}</h3>{says}{more}</div>'
+        return ["", shows, gr.update(visible=bool(rows)), there, gr.update(visible=bool(folders)), wanted]
+
+    def on_template(key: str | None) -> list[Any]:
+        own = gr.update(value=DELETE, visible=any(one["key"] == key and one["own"] for one in templates.listing()))
+        if not key:
+            return [*nothing(), own, ""]
+        try:
+            values = templates.values_of(key, settings.current(draft_id))
+            return [*of_changes("What the template sets", "", values, []), own, ""]
+        except ERRORS as error:
+            return [*nothing(error, True), own, ""]
+
+    def on_save(name: str, replace: bool) -> list[Any]:
+        try:
+            saved = templates.save(name, settings.current(draft_id), bool(replace))
+        except ERRORS as error:
+            return [fold.note(error, True), gr.skip(), gr.skip(), gr.skip()]
+        return [fold.note(f"Saved as “{saved['name']}”."), gr.update(choices=_choices()), "", False]
+
+    def on_delete(key: str | None, asked: str) -> list[Any]:
+        if asked != key:
+            return [*[gr.skip()] * 6, SURE, key, gr.skip()]
+        try:
+            templates.delete(key)
+        except ERRORS as error:
+            return [*nothing(error, True), DELETE, "", gr.skip()]
+        gone = gr.update(visible=False, value=DELETE)
+        return [*nothing("Deleted."), gone, "", gr.update(choices=_choices(), value=None)]
+
+    def on_read(text: str, paths: list[str] | None) -> list[Any]:
+        try:
+            result = read_files(draft_id, given_files(text, paths))
+            folders = [one["path"] for one in result["folders"] if not one["problem"]]
+            title = f"{result['kind'][:1].upper()}{result['kind'][1:]}"
+            return of_changes(title, _outcomes(result), result["values"], folders)
+        except ERRORS as error:
+            return nothing(error, True)
+
+    def on_use(values: dict[str, Any]) -> list[Any]:
+        try:
+            settings.save(draft_id, values, typed=True)
+        except ERRORS as error:
+            return nothing(error, True)
+        return nothing(f"{len(values)} field{'s were' if len(values) != 1 else ' was'} changed.")
+
+    template.input(on_template, template, [*shown, delete, asked], js=settings.FLUSH, **QUIET)
+    gr.on(
+        [save.click, name.submit], on_save, [name, replace], [note, template, name, replace], js=settings.FLUSH, **QUIET
+    )
+    delete.click(on_delete, [template, asked], [*shown, delete, asked, template], **QUIET)
+    read.click(on_read, [text, files], shown, js=settings.FLUSH, **QUIET)
+    use.click(on_use, found, shown, js=settings.FLUSH, **QUIET).then(None, None, None, js=settings.SYNC, **QUIET)
+    add.click(lambda _: fold.note("The images are being added in step 2."), place, note, js=ADD_IMAGES, **QUIET)
 
 
-ACTIONS: dict[str, calls.Action] = {
-    "list": _list,
-    "preview": _preview,
-    "save": _save,
-    "rename": _rename,
-    "delete": _delete,
-    "restore": _restore,
-    "read": _read,
-}
+def given_files(text: str, paths: list[str] | None) -> list[tuple[str, str]]:
+    """(name, content) of the chosen files and of what was pasted. RunError: a file cannot be read."""
+    given = []
+    for path in map(Path, (paths or [])[:MOST_FILES]):
+        with explained(f"read {path.name}"), path.open(encoding="utf-8", errors="replace") as file:
+            given.append((path.name, file.read(LONGEST + 1)))
+    return [*given, *([("", text)] if (text or "").strip() else [])]
 
 
-def build() -> "gr.HTML":
-    """The fold."""
-    return scripts.component("setup", "setup", setup)
+def _outcomes(result: dict[str, Any]) -> str:
+    """What becomes of each setting of an import, as markup: what changes nothing is folded."""
+    order = [*OUTCOMES]
+    rows = sorted(result["rows"], key=lambda row: order.index(row["outcome"]))
+    heads = ["Setting", "Value", "", "Where it goes, or why not"]
+    cells = [(r["outcome"], [r["name"], r["value"], OUTCOMES[r["outcome"]], r["text"]]) for r in rows]
+    loud, quiet = (
+        _table(heads, [row for outcome, row in cells if (outcome in QUIET_OUTCOMES) == folded])
+        for folded in (False, True)
+    )
+    parts = [f'<p class="hp-note">{esc(note)}</p>' for note in result["notes"]]
+    parts.append(f"<h4>What becomes of each setting</h4>{loud}")
+    if quiet or result["added"]:
+        adds = f"<p>Hangproof adds: {esc(' '.join(result['added']))}</p>" if result["added"] else ""
+        parts.append(f"<details><summary>More that Hangproof sets the same way</summary>{quiet}{adds}</details>")
+    for one in result["folders"]:
+        count = one["problem"] or f"{one['images']} image{'s' * (one['images'] != 1)} with their captions"
+        parts.append(f"<p><code>{esc(one['path'])}</code> {esc(count)}</p>")
+    return "".join(parts)
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> str:
+    """A table as markup that the keyboard can scroll; "" without rows."""
+    if not rows:
+        return ""
+    top = "".join(f"<th>{esc(head)}</th>" for head in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{esc(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    table = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="hp-setup-table" tabindex="0" role="group">{table}</div>'

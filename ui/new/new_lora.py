@@ -38,8 +38,6 @@ from ui.new import (
 FETCH = "Download the missing model files"
 FETCH_TICK_S = 1.0
 ERRORS = (runs.RunError, presets.PresetError)
-# Waits until the server has everything that was typed.
-FLUSH = "async (...values) => { await hangproof.flush(); return values; }"
 # The browser's part of the settings (ui/new/fields.js).
 DRAFT = """async (known) => {
   while (!window.hangproof) await new Promise((done) => setTimeout(done, 10)); // until its component is on the page
@@ -47,9 +45,8 @@ DRAFT = """async (known) => {
 }"""
 RESTORE = f"(...values) => hangproof.restore({json.dumps(form.KEYS)}, values)"
 SHOW = "() => hangproof.shown()"
-SYNC = "() => { hangproof.sync(); return []; }"
 START = """async (draft) => {
-  const script = hangproof.flushScript ? !await hangproof.flushScript() : hangproof.unsaved('script').length;
+  const script = !await hangproof.flushScript();
   await hangproof.flush();
   const kept = hangproof.unsaved('caption').length + hangproof.unsaved('mask').length;
   return [draft, { kept, script, fields: hangproof.unsaved('field').length, waiting: hangproof.kept() }];
@@ -64,9 +61,6 @@ class NewLora:
     images: gr.HTML
     unsent: gr.HTML
     plan: gr.HTML
-    script: gr.Code
-    setup: gr.HTML
-    script_tools: gr.HTML
     try_note: gr.HTML
     try_it: gr.Button
     model_note: gr.HTML
@@ -79,8 +73,6 @@ class NewLora:
     fetch: gr.Button
     fetched: gr.HTML
     fetching: gr.Timer
-    flag_fold: gr.Accordion
-    flag_table: gr.HTML
     errors: gr.HTML
     problem: gr.HTML
     start: gr.Button
@@ -88,7 +80,7 @@ class NewLora:
     @property
     def refresh_outputs(self) -> list[Any]:
         """The components that `review` updates."""
-        return [self.plan, self.script, self.script_tools, self.errors, self.propose, *self.model_outputs]
+        return [self.plan, self.errors, self.propose, *self.model_outputs]
 
     @property
     def model_outputs(self) -> list[Any]:
@@ -105,8 +97,8 @@ def step(number: int, title: str, hint: str) -> None:
     )
 
 
-def build() -> NewLora:
-    """Build the tab."""
+def build(draft_id: gr.BrowserState) -> NewLora:
+    """Build the tab; `draft_id` has the draft of this browser."""
     tab = NewLora()
     tab.loaded = gr.State(False)
     tab.fields = dict.fromkeys(form.KEYS)
@@ -116,7 +108,7 @@ def build() -> NewLora:
         tab.try_it = gr.Button(try_it.LABEL, elem_id="try-it", size="md", min_width=200, scale=0)
     with gr.Column(elem_classes="hp-step"):
         step(1, "The LoRA", "Choose a name, a base model and the memory of your GPU.")
-        tab.setup = importing.build()
+        importing.build(draft_id)
         _head(tab)
         with gr.Row(elem_classes="hp-fields"):
             for one in form_fields.LENGTH:
@@ -135,15 +127,16 @@ def build() -> NewLora:
                     for one in form_fields.MACHINES:
                         tab.fields[one.key] = _component(one)
             tab.fields["flags"] = _component(form_fields.FLAGS)
-            with gr.Accordion("All trainer options", open=False, elem_id="all-flags-fold") as tab.flag_fold:
-                tab.flag_table = flags.flags_view()
+            flags.build(draft_id, lambda: tab.images)
     with gr.Column(elem_classes="hp-step"):
         step(
             2,
             "Images and captions",
             "10 to 30 varied images make a good LoRA. A caption describes what its image shows.",
         )
-        tab.images = images.images_view([*doctor.CALLS, *captioning.CALLS, settings.save_settings])
+        tab.images = images.images_view(
+            [*doctor.CALLS, *captioning.CALLS, settings.save_settings, script_editor.save_script]
+        )
         tab.unsent = _unseen("unsent")
     with gr.Column(elem_classes="hp-step"):
         step(
@@ -153,15 +146,11 @@ def build() -> NewLora:
         )
         tab.plan = gr.HTML(elem_id="plan", apply_default_css=False)
         tab.propose = gr.Button(visible=False, elem_id="propose", size="sm")
-        with gr.Accordion("The script", open=False, elem_id="script-fold"):
-            tab.script = gr.Code(
-                language="shell", interactive=False, max_lines=24, show_label=False, buttons=["copy"], elem_id="script"
-            )
-        tab.script_tools = script_editor.build()
+        script_editor.build(draft_id, tab.images)
         tab.problem = gr.HTML(elem_id="problem", apply_default_css=False)
         tab.errors = _unseen("field-errors", js_on_load=scripts.loader("field_errors"))
-        sweep.build()
-        rehearsal.build()
+        sweep.build(draft_id)
+        rehearsal.build(draft_id)
         tab.start = gr.Button("Start training", variant="primary", elem_id="start", size="lg")
     return tab
 
@@ -252,30 +241,19 @@ def load(draft_id: str | None) -> tuple[Any, ...]:
 
 
 def review(draft_id: str | None) -> tuple[Any, ...]:
-    """Update the plan, the script, what is shown beside the fields, the proposed length and the model's notes."""
+    """Update the plan, what is shown beside the fields, the proposed length and the model's notes."""
     try:
         draft_id = _known(draft_id)
         values = settings.current(draft_id)
         items, counts = draft.items(draft_id), draft.counts(draft_id)
     except ERRORS as error:
-        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', gr.skip(), gr.skip(), {}, *[gr.skip()] * 7
+        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', {}, *[gr.skip()] * 7
     sizes = [item.trained_size for item in items]
     found = form.review(values, counts, this_machine(values["backend"]), sizes, items=items)
     captions = [item.caption for item in items]
-    script, tools = _script(draft_id, found, captions)
     planned = script_editor.reviewed(draft_id, found)
     plan = form.plan(planned) + estimates.html(planned.spec, counts, captions, planned.steps) + form.findings(found)
-    return plan, script, tools, found.marks(), _propose(draft_id, values), *model_updates(values, found.spec)
-
-
-def _script(draft_id: str, review: form.Review, captions: list[str]) -> tuple[Any, Any]:
-    """The updates of the code editor and of the tools below it. An edited script stays as it is in the editor."""
-    generated = form.script_of(review, captions)
-    try:
-        tools = script_editor.value(draft_id, generated, form.has_script(review))
-    except runs.RunError as error:
-        return gr.update(value=f"# {error}\n", interactive=False), gr.skip()
-    return gr.skip() if tools["edited"] else gr.update(value=generated, interactive=False), tools
+    return plan, found.marks(), _propose(draft_id, values), *model_updates(values, found.spec)
 
 
 def model_updates(values: dict[str, Any], spec: "runs.RunSpec | None") -> tuple[Any, ...]:
@@ -312,16 +290,6 @@ def fetch_model(draft_id: str) -> tuple[Any, ...]:
     except runs.RunError as error:
         return *[gr.skip()] * 4, problem_html(error, "Model files not downloaded"), gr.Timer(active=False)
     return poll_fetch(draft_id)
-
-
-def open_flags(draft_id: str) -> tuple[bool, dict[str, Any]]:
-    """Fill the table of options when it is opened."""
-    return True, flags.listing(settings.current(draft_id))
-
-
-def follow_flags(opened: bool, draft_id: str) -> dict[str, Any]:
-    """Fill the table again after the trainer, model or VRAM changed, if it has been opened."""
-    return flags.listing(settings.current(draft_id)) if opened else gr.skip()
 
 
 def insert_trigger(draft_id: str, shown: dict[str, Any] | None) -> tuple[Any, ...]:

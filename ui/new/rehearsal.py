@@ -10,19 +10,24 @@ import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import gradio as gr
+
+import presets
 from runs.files import Fault, RunError, atomic_write
-from ui import jobs, scripts
-from ui.dataset import calls, draft
+from ui import jobs
+from ui.dataset import draft
 from ui.dataset.images import OUT_OF_DATE
+from ui.html import duration, esc, stage
 from ui.new import form, run_starts, settings
-
-if TYPE_CHECKING:
-    import gradio as gr
+from ui.run import fold
+from ui.run.fold import QUIET
 
 JOB = "rehearse"
 LIMIT_S = 2400.0  # the command ends by itself before
+TICK_S = 1.0
+IDLE_S = 5.0  # while none runs: another browser may start one or change the settings
 
 
 def _folder(draft_id: object) -> Path:
@@ -119,22 +124,89 @@ def _nothing(name: str) -> dict[str, Any]:
     return {"state": name, "stale": False, **empty}
 
 
-# Calls of the script ------------------------------------------------------------------------------------------------------
+# The fold ----------------------------------------------------------------------------------------------------------------
+
+ABOUT = "Tries this run on the real model: load, two steps, a sample, a checkpoint and a resume."
+LOST = "The rehearsal ended without a result, for example because the machine restarted. Rehearse again."
+COLOURS = {"passed": "done", "failed": "bad", "running": "busy"}
 
 
-def rehearsal(data: dict[str, Any]) -> dict[str, Any]:
-    """{"draft": id, "do": start, cancel or show}: the state after it, or why not."""
+def build(draft_id: gr.BrowserState) -> None:
+    """The fold. Its components are made when it is opened."""
+    fold.opened("Rehearse before you start (about 2 minutes)", "rehearsal", draft_id, _draw)
 
-    def action(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-        if data.get("do") == "start":
+
+def html(found: dict[str, Any]) -> str:
+    """A rehearsal, as `state` returns it."""
+    colour = "idle" if found["stale"] else COLOURS.get(found["state"], "idle")
+    head = f'<p class="hp-job-state hp-{colour}" role="status" data-testid="rehearsal-state">{esc(headline(found))}</p>'
+    parts = [head] if found["state"] != "none" else []
+    if found["stages"] and found["state"] not in ("cancelled", "lost"):
+        rows = (stage(one["key"], one["title"], one["state"], _text(one)) for one in found["stages"])
+        parts.append(f'<ol class="hp-stages">{"".join(rows)}</ol>')
+    if found["lines"]:
+        parts.append(_verdict("idle" if found["stale"] else "done", found["lines"]))
+    parts += [_verdict("warn", [line]) for line in found["warnings"]]
+    if found["state"] == "failed":
+        problem = found["problem"]
+        parts.append(_verdict(colour, [problem["text"], problem["change"]]))
+        if problem["log"]:
+            log = f'<div class="hp-log" tabindex="0" role="region" aria-label="End of the log"><pre>{esc(problem["log"])}</pre></div>'
+            parts.append(f"<details><summary>End of the log</summary>{log}</details>")
+    return f'<div class="hp-rehearsal" data-state="{esc(found["state"])}">{"".join(parts)}</div>'
+
+
+def headline(found: dict[str, Any]) -> str:
+    """What a rehearsal does or found, in a sentence; "" without one."""
+    took, stale = duration(found["seconds"]), " Out of date: the settings have changed since." if found["stale"] else ""
+    if found["state"] == "running":
+        busy = next((one["title"].lower() for one in found["stages"] if one["state"] == "running"), "starting")
+        return f"Rehearsing for {took}: {busy}…"
+    if found["state"] == "failed":
+        problem = found["problem"]
+        where = f" at “{problem['stage']}”" if problem["stage"] else ""
+        return f"The rehearsal failed{where}: {problem['title'].rstrip('.')}.{stale}"
+    passed = f"The rehearsal passed in {took}.{stale}"
+    return {"passed": passed, "cancelled": "The rehearsal was cancelled.", "lost": LOST}.get(found["state"], "")
+
+
+def _text(one: dict[str, Any]) -> str:
+    took = f"{one['took_s']:.1f} s" if one["took_s"] and one["state"] != "running" else ""
+    return " · ".join(filter(None, (took, one["text"])))
+
+
+def _verdict(colour: str, lines: list[str]) -> str:
+    return f'<div class="hp-verdict hp-{colour}">{"".join(f"<p>{esc(line)}</p>" for line in lines if line)}</div>'
+
+
+def _draw(draft_id: str) -> None:
+    fold.say(ABOUT)
+    with gr.Row(elem_classes="hp-actions"):
+        go = gr.Button("Rehearse", size="sm", visible=False, elem_id="rehearse", scale=0, min_width=140)
+        stop = gr.Button("Cancel", size="sm", visible=False, elem_id="rehearse-cancel", scale=0, min_width=110)
+    note, shown = gr.HTML(apply_default_css=False), gr.HTML(apply_default_css=False)
+    timer, drawn = gr.Timer(0.1), gr.State({})
+    outputs = [note, go, stop, shown, timer, drawn]
+
+    def on_tick(before: dict[str, Any]) -> list[Any]:
+        try:
+            found = state(draft_id)
+        except (RunError, presets.PresetError) as error:
+            return [fold.note(error, True), *[gr.skip()] * 3, gr.Timer(IDLE_S), gr.skip()]
+        if found == before:
+            return [gr.skip()] * len(outputs)
+        busy = found["state"] == "running"
+        said = "" if found["state"] != before.get("state") else gr.skip()  # of an older attempt to start or to cancel
+        buttons = [gr.update(visible=not busy), gr.update(visible=busy)]
+        return [said, *buttons, html(found), gr.Timer(TICK_S if busy else IDLE_S), found]
+
+    def on_go() -> list[Any]:
+        try:
             start(draft_id)
-        elif data.get("do") == "cancel":
-            cancel(draft_id)
-        return state(draft_id)
+        except (RunError, presets.PresetError) as error:
+            return [fold.note(error, True), *[gr.skip()] * 5]
+        return on_tick({})
 
-    return calls.answer(action, data)
-
-
-def build() -> "gr.HTML":
-    """The button and what it shows."""
-    return scripts.component("rehearsal", "rehearsal", rehearsal)
+    timer.tick(on_tick, drawn, outputs, **QUIET)
+    go.click(on_go, None, outputs, js=settings.FLUSH, **QUIET)
+    stop.click(lambda: cancel(draft_id), None, None, **QUIET)

@@ -1,18 +1,19 @@
 """The script of step 3 as a person edits it: stored with the draft, checked while it is typed, and run exactly as written.
 
-A draft's folder has `script.json`: the edited script, the script that the form gave when it was edited, and a version. A change
-names the version that it was made from, so that of two windows none overwrites the other. The form's later changes never
-change the edited script: a notice shows them, and the person chooses. Only the run's name and folder follow the form.
+A draft's folder has `script.json`: the edited script, and the script that the form gave when it was edited. What was typed last
+counts; other windows show it. The form's later changes never change the edited script: a notice shows them, and the person
+chooses. Only the run's name and folder follow the form.
 """
 
 import json
-import secrets
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import gradio as gr
+
+import presets
 import runs
 from runs import adopt_script, custom_script, env_file
 from runs.files import Fault, RunError, atomic_write, explained
@@ -21,16 +22,18 @@ from runs.manage import size_text
 from ui import scripts
 from ui.dataset import calls, draft
 from ui.dataset.images import OUT_OF_DATE, file_url
+from ui.html import esc, press, pressed
 from ui.new import export, form, settings
-
-if TYPE_CHECKING:
-    import gradio as gr
+from ui.run import fold
+from ui.run.fold import QUIET
 
 FILE = "script.json"
 STALE = "The settings changed after you edited the script. Choose below the script which of both is used"
+EDITED = "You edited this script. Start runs it exactly as it is here."
 NO_SCRIPT = "There is no script yet: correct the errors in the form first"
 _lock = threading.Lock()
-Stored = dict[str, str]  # version, script, generated
+ERRORS = (RunError, presets.PresetError)
+Stored = dict[str, str]  # script, generated
 
 
 def stored(draft_id: str) -> Stored | None:
@@ -38,42 +41,32 @@ def stored(draft_id: str) -> Stored | None:
     path = draft.folder(draft_id) / FILE
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {key: str(found[key]) for key in ("version", "script", "generated")}
+        return {key: str(found[key]) for key in ("script", "generated")}
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path} cannot be read ({error}); move it to another folder, then reload the page") from error
 
 
-def save(draft_id: str, text: str, version: str, generated: str) -> dict[str, Any]:
-    """Store an edited script.
-
-    Args:
-        version: of the script that was edited, "" for the generated one. generated: what the form gives now.
-
-    Returns:
-        {version}, or {conflict: {version, script}} when another window has stored a script since; nothing is stored then.
-    """
-    text = draft.plain_text(text)
+def save(draft_id: str, text: str) -> None:
+    """Store an edited script. RunError: it is too large, or the settings give no script to compare it with."""
+    text, now = draft.plain_text(text), _generated(draft_id)
     if len(text.encode("utf-8", "replace")) > custom_script.MAX_BYTES:
         raise RunError(f"The script is larger than {custom_script.MAX_BYTES // 1000} kB; shorten it")
     with _lock:
         known = stored(draft_id)
-        if known is not None and known["version"] != version and known["script"] != text:
-            return {"conflict": {"version": known["version"], "script": known["script"]}}
-        base = custom_script.follow(known["generated"], known["generated"], generated) if known else generated
-        return {"version": _write(draft_id, text, base)}
+        if known or text != now:
+            base = custom_script.follow(known["generated"], known["generated"], now) if known else now
+            _write(draft_id, text, base)
 
 
-def _write(draft_id: str, script: str, generated: str) -> str:
-    """Store an edited script, its secrets apart; returns its version."""
+def _write(draft_id: str, script: str, generated: str) -> None:
+    """Store an edited script, its secrets apart."""
     script, apart = env_file.of_script(script)
     env_file.write(_apart(draft_id), {**env_file.read(_apart(draft_id)), **apart})
-    value = {"version": secrets.token_hex(8), "script": script, "generated": generated}
     with explained("store the script"):
         draft.folder(draft_id).mkdir(parents=True, exist_ok=True)
-        atomic_write(draft.folder(draft_id) / FILE, json.dumps(value))
-    return value["version"]
+        atomic_write(draft.folder(draft_id) / FILE, json.dumps({"script": script, "generated": generated}))
 
 
 def _apart(draft_id: str) -> Path:
@@ -81,13 +74,31 @@ def _apart(draft_id: str) -> Path:
     return draft.folder(draft_id) / FILE
 
 
-def discard(draft_id: str) -> Stored | None:
-    """Use the generated script again; returns the edited one, which `save` can bring back."""
+def discard(draft_id: str) -> None:
+    """Use the generated script again."""
+    with _lock, explained("use the generated script"):
+        (draft.folder(draft_id) / FILE).unlink(missing_ok=True)
+
+
+def follow(draft_id: str, merge: bool) -> list[str]:
+    """Store the edited script for the changed settings: as it is, or with what changed; returns what could not be merged."""
+    now = _generated(draft_id)
     with _lock:
         known = stored(draft_id)
-        with explained("use the generated script"):
-            (draft.folder(draft_id) / FILE).unlink(missing_ok=True)
-        return known
+        if known is None:
+            raise RunError(OUT_OF_DATE)
+        scripts = known["script"], known["generated"], now
+        text, left = custom_script.merged(*scripts) if merge else (custom_script.follow(*scripts), [])
+        _write(draft_id, text, now)
+    return list(left)
+
+
+def fix(draft_id: str, wanted: str) -> None:
+    """Correct one problem of the edited script; `wanted` is its `fix`."""
+    known = stored(draft_id)
+    if known is None:
+        raise RunError(OUT_OF_DATE)
+    save(draft_id, custom_script.fix(known["script"], wanted, _generated(draft_id)))
 
 
 def copy_from_run(draft_id: str, spec: "runs.RunSpec") -> None:
@@ -138,30 +149,37 @@ def reviewed(draft_id: str, review: form.Review) -> form.Review:
         return review
 
 
-def value(draft_id: str, generated: str, ready: bool) -> dict[str, Any]:
-    """What the component shows: {edited, ready, version, script, changed: lines of a diff}.
+@dataclass(frozen=True)
+class Shown:
+    """The script as the page shows it. ready: whether `text` is a script, and not the reasons why there is none.
 
-    Args:
-        ready: whether `generated` is a script, and not the reasons why there is none.
+    changed: how the generated script differs from the one that was edited, as lines of a diff.
     """
+
+    text: str
+    edited: bool
+    ready: bool
+    changed: list[str]
+    problems: list[custom_script.Problem]
+
+
+def shown(draft_id: str) -> Shown:
+    """The edited script of a draft, or the generated one."""
+    review = _review(draft_id)
+    generated, ready = form.script_of(review, _captions(draft_id)), form.has_script(review)
     known = stored(draft_id)
     if known is None:
-        return {"edited": False, "ready": ready}
-    text = custom_script.follow(known["script"], known["generated"], generated) if ready else known["script"]
-    lines = changed_settings(known["generated"], generated) if ready else []
-    return {"edited": True, "ready": ready, "version": known["version"], "script": text, "changed": lines}
+        return Shown(generated, False, ready, [], [])
+    if not ready:
+        return Shown(known["script"], True, False, [], [])
+    text = custom_script.follow(known["script"], known["generated"], generated)
+    return Shown(
+        text, True, True, changed_settings(known["generated"], generated), custom_script.problems(text, generated)
+    )
 
 
-# Calls of the script. Each takes a dict from the browser and checks every value ---------------------------------------------
-
-
-def _generated(draft_id: str) -> str:
-    """The script that the stored form gives. RunError: it gives none."""
-    review = _review(draft_id)
-    if review.spec is None:
-        raise RunError(NO_SCRIPT)
-    spec = form.complete(review.spec, review.images)
-    return runs.script(spec, runs.outputs_dir() / spec.slug)
+def _captions(draft_id: str) -> list[str]:
+    return [one.caption for one in draft.items(draft_id)]
 
 
 def _review(draft_id: str) -> form.Review:
@@ -169,116 +187,170 @@ def _review(draft_id: str) -> form.Review:
     return form.review(values, draft.counts(draft_id), this_machine(values["backend"]))
 
 
-def findings(text: str, generated: str) -> list[dict[str, Any]]:
-    """What is wrong with a script: {level, line, text, advice, fix}; level is as in runs.custom_script.Problem."""
-    found = custom_script.problems(text, generated)
-    return [{"level": p.level, "line": p.line, "text": p.text, "advice": p.advice, "fix": p.fix} for p in found[:50]]
+def _generated(draft_id: str) -> str:
+    """The script that the stored settings give. RunError: they give none."""
+    review = _review(draft_id)
+    if not form.has_script(review):
+        raise RunError(NO_SCRIPT)
+    return form.script_of(review, _captions(draft_id))
 
 
-def _text(data: Mapping[str, Any], key: str = "text") -> str:
-    found = data.get(key, "")
-    if not isinstance(found, str):
-        raise RunError(OUT_OF_DATE)
-    return found
+def save_script(data: dict[str, Any]) -> dict[str, Any]:
+    """Call of the page's script: store `text`, the edited script."""
 
-
-def _start(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-    """The text to edit, and what is wrong with it."""
-    known, now = stored(draft_id), _generated(draft_id)
-    text = custom_script.follow(known["script"], known["generated"], now) if known else now
-    return {"script": text, "version": known["version"] if known else "", "findings": findings(text, now)}
-
-
-def _save(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-    now, text = _generated(draft_id), _text(data)
-    answer = save(draft_id, text, _text(data, "version"), now)
-    if "conflict" in answer:
-        their = answer["conflict"]["script"]
-        return {**answer, "changed": custom_script.diff(their, text, ("", ""))}
-    return {**answer, "findings": findings(text, now), **_changed(draft_id, now)}
-
-
-def _changed(draft_id: str, now: str) -> dict[str, Any]:
-    known = stored(draft_id)
-    return {"changed": changed_settings(known["generated"], now) if known else []}
-
-
-def _fix(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-    return {"script": custom_script.fix(_text(data), _text(data, "fix"), _generated(draft_id))}
-
-
-def _discard(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-    known = discard(draft_id)
-    return {"script": _generated(draft_id), "before": known["script"] if known else ""}
-
-
-def _keep(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Keep the edited script although the settings changed."""
-    return _follow(draft_id, lambda *scripts: (custom_script.follow(*scripts), {}))
-
-
-def _merge(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Apply the changed settings to the edited script."""
-
-    def change(*scripts: str) -> tuple[str, dict[str, Any]]:
-        text, left = custom_script.merged(*scripts)
-        return text, {"left": left}
-
-    return _follow(draft_id, change)
-
-
-def _follow(draft_id: str, change: Callable[[str, str, str], tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """Store the edited script for the changed settings.
-
-    Args:
-        change: gets the edited script, the generated one that it was edited from, and the one that is generated now; returns the
-            new edited script and what else the answer has.
-    """
-    now = _generated(draft_id)
-    with _lock:
-        known = stored(draft_id)
-        if known is None:
+    def action(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(text := data.get("text"), str):
             raise RunError(OUT_OF_DATE)
-        text, more = change(known["script"], known["generated"], now)
-        version = _write(draft_id, text, now)
-    return {"version": version, "script": text, **more, "findings": findings(text, now), "changed": []}
+        save(draft_id, text)
+        return {}
+
+    return calls.answer(action, data)
 
 
-def _export(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-    export.start(draft_id)
-    return _export_status(draft_id, data)
+# The fold ----------------------------------------------------------------------------------------------------------------
 
-
-def _export_status(draft_id: str, _data: dict[str, Any]) -> dict[str, Any]:
-    answer = export.status(draft_id)
-    if "file" not in answer:
-        return answer
-    path = Path(answer.pop("file"))
-    return {**answer, "name": path.name, "url": file_url(path), "size": size_text(answer["bytes"])}
-
-
-ACTIONS: dict[str, calls.Action] = {
-    "start": _start,
-    "save": _save,
-    "fix": _fix,
-    "discard": _discard,
-    "keep": _keep,
-    "merge": _merge,
-    "export": _export,
-    "export_status": _export_status,
+LEVELS = {
+    "error": "Start refuses this",
+    "fail": "Fails",
+    "hang": "Can hang",
+    "loss": "Can lose work",
+    "waste": "Wasteful",
 }
+MOST_PROBLEMS = 50
+TICK_S = 1.0
+DISCARD, SURE = "Use the generated script", "Discard your script? Press again"
+# What ui/new/script_text.js does with the editor. An editor with a text that is not stored yet keeps it.
+TYPED = "(text) => { hangproof.typedScript(text); return []; }"
+IN_EDITOR = "(text, ...rest) => [hangproof.unsaved('script').length ? null : text, ...rest]"
+FORGET = "(...values) => { hangproof.forget('script', 'text'); return values; }"
+FLUSH = "async (...values) => { await hangproof.flush(); await hangproof.flushScript(); return values; }"
 
 
-def script_tools(data: dict[str, Any]) -> dict[str, Any]:
-    """All calls of the script's tools: `do` is a name in ACTIONS. {"ok": False, "error"} says what is wrong."""
-    return calls.answer_of(ACTIONS, data)
+def build(draft_id: gr.BrowserState, images: Any) -> None:
+    """The fold. images: the component whose event `script` says that something of the draft changed."""
+    fold.opened("The script", "script-fold", draft_id, lambda name: _draw(name, images))
 
 
-# The text and the state that the script asks for with its event `show`.
-SHOW = "(value) => hangproof.script(value)"
-TYPED = "(text) => hangproof.typed(text)"
+def _now(draft_id: str) -> Shown:
+    try:
+        return shown(draft_id)
+    except ERRORS as error:
+        return Shown("".join(f"# {line}\n" for line in str(error).splitlines()), False, False, [], [])
 
 
-def build() -> "gr.HTML":
-    """The tools below the script: edit, findings, the choice after a change of the settings, export."""
-    return scripts.component("script_editor", "script-tools", script_tools, events=("show",))
+def _draw(draft_id: str, images: Any) -> None:
+    now = _now(draft_id)
+    editing = gr.State(now.edited)
+    code = gr.Code(
+        now.text,
+        language="shell",
+        interactive=now.edited,
+        max_lines=24,
+        show_label=False,
+        buttons=["copy"],
+        elem_id="script",
+    )
+    with gr.Row(elem_classes="hp-actions"):
+        small: dict[str, Any] = {"size": "sm", "scale": 0, "min_width": 150}
+        edit = gr.Button(
+            "Edit the script", visible=not now.edited, interactive=now.ready, elem_id="edit-script", **small
+        )
+        keep = gr.Button("Keep mine", visible=bool(now.changed), elem_id="keep-script", **small)
+        merge = gr.Button("Apply the changes to mine", visible=bool(now.changed), elem_id="merge-script", **small)
+        back = gr.Button(DISCARD, visible=now.edited, elem_id="discard-script", **small)
+        pack = gr.Button("Export (ZIP)", interactive=now.ready, elem_id="export-zip", **small)
+    note = gr.HTML(apply_default_css=False)
+    about = scripts.drawn("buttons", "script-tools", "act", value=_about(now))
+    zipped = gr.HTML(_exported(draft_id), elem_id="export-state", apply_default_css=False)
+    timer, asked = gr.Timer(TICK_S, active=export.status(draft_id)["state"] == "running"), gr.State(False)
+    parts = [code, editing, edit, keep, merge, back, pack, about]
+
+    def draw(text: str | None = "", editing: bool = False) -> list[Any]:
+        """Updates of `parts`. text: what the editor shows; None: it has a text that is not stored yet."""
+        now = _now(draft_id)
+        editing = editing or now.edited
+        same = text is None or text == now.text
+        return [
+            gr.update(interactive=editing) if same else gr.update(value=now.text, interactive=editing),
+            editing,
+            gr.update(visible=not editing, interactive=now.ready),
+            *[gr.update(visible=bool(now.changed))] * 2,
+            gr.update(visible=editing, value=DISCARD),
+            gr.update(interactive=now.ready),
+            _about(now),
+        ]
+
+    def acted(act: Any, *args: Any) -> list[Any]:
+        try:
+            left = act(draft_id, *args)
+        except ERRORS as error:
+            return [*draw(None, True), fold.note(error, True), False]
+        said = f"Not applied, because you changed these places: {'; '.join(left)}." if left else ""
+        return [*draw(), fold.note(said, True), False]
+
+    def on_discard(asked: bool) -> list[Any]:
+        if asked:
+            return acted(discard)
+        return [*[gr.skip()] * 5, SURE, *[gr.skip()] * 3, True]
+
+    def on_fix(event: gr.EventData) -> list[Any]:
+        return acted(fix, pressed(event, "fix"))
+
+    def on_pack() -> list[Any]:
+        try:
+            export.start(draft_id)
+        except ERRORS as error:
+            return [fold.note(error, True), gr.skip()]
+        return on_tick()
+
+    def on_tick() -> list[Any]:
+        return [_exported(draft_id), gr.Timer(active=export.status(draft_id)["state"] == "running")]
+
+    changed = [*parts, note, asked]
+    code.input(None, code, None, js=TYPED, **QUIET)
+    images.script(draw, [code, editing], parts, js=IN_EDITOR, trigger_mode="always_last", **QUIET)
+    edit.click(lambda: draw(None, True), None, parts, **QUIET)
+    keep.click(lambda: acted(follow, False), None, changed, js=FLUSH, **QUIET)
+    merge.click(lambda: acted(follow, True), None, changed, js=FLUSH, **QUIET)
+    back.click(on_discard, asked, changed, js=FORGET, **QUIET)
+    about.act(on_fix, None, changed, js=FLUSH, **QUIET)
+    pack.click(on_pack, None, [zipped, timer], js=FLUSH, **QUIET)
+    timer.tick(on_tick, None, [zipped, timer], **QUIET)
+
+
+def _about(now: Shown) -> str:
+    """Below the editor: what the script is, what is wrong with it, and how it differs from the settings."""
+    if not now.edited:
+        return ""
+    parts = [f'<p class="hp-hint" role="status" data-testid="script-state">{EDITED}</p>']
+    rows = []
+    for one in now.problems[:MOST_PROBLEMS]:
+        kind = "error" if one.level in ("error", "fail") else "warn"
+        head = f"<b>Line {one.line} · {esc(LEVELS.get(one.level, one.level))}</b>"
+        button = press("Fix", "fix", label=f"Fix line {one.line}: {one.text}", fix=one.fix) if one.fix else ""
+        rows.append(
+            f'<li class="hp-level-{kind}">{head}<span>{esc(one.text.rstrip("."))}. {esc(one.advice)}</span>{button}</li>'
+        )
+    parts.append(f'<ul class="hp-script-findings" data-testid="script-findings">{"".join(rows)}</ul>')
+    if now.changed:
+        marks = {"+": "hp-plus", "-": "hp-minus"}
+        lines = "".join(f'<div class="{marks.get(line[:1], "")}">{esc(line)}</div>' for line in now.changed)
+        parts.append(
+            "<h4>The settings changed after you edited the script</h4>"
+            f'<div class="hp-script-diff" tabindex="0" role="group">{lines}</div>'
+        )
+    return f'<div class="hp-script-tools">{"".join(parts)}</div>'
+
+
+def _exported(draft_id: str) -> str:
+    """The last export as markup."""
+    found = export.status(draft_id)
+    if found["state"] == "none":
+        return ""
+    if found["state"] == "running":
+        return fold.note(f"Packing the ZIP for {found['seconds']} s…")
+    if found["state"] != "done":
+        return fold.note(f"Not exported: {found.get('error') or 'it ended without a result. Try again'}", True)
+    path = Path(found["file"])
+    link = f'<a class="hp-link" data-testid="export-link" href="{esc(file_url(path))}" download="{esc(path.name)}">Download {esc(path.name)}</a>'
+    return f'<p class="hp-hint" role="status">{link} ({size_text(found["bytes"])}). Unpack it and run train.sh or train.bat.</p>'

@@ -17,6 +17,9 @@ from ui.dataset.selection import OUT_OF_DATE
 from ui.new import form
 from ui.new.form_fields import KEYS
 
+# For events of the page (ui/new/fields.js): before one, the server gets what was typed; after one, the page shows what is stored.
+FLUSH = "async (...values) => { await hangproof.flush(); return values; }"
+SYNC = "() => { hangproof.sync(); return []; }"
 LENGTH = ("repeats", "epochs")  # follow the number of images, until one of them is set
 
 

@@ -1,26 +1,26 @@
 """The fold "Sweep" of step 3: several runs of this draft that differ in a few numbers, as one entry of the queue.
 
-The fields are the draft's as they are stored; the script sends only the values to vary. What it would make is shown while one types;
-nothing is written before the button is pressed (runs/sweep.py).
+The other settings are the draft's. What it would make is shown while one types; nothing is written before the button is pressed
+(runs/sweep.py).
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import gradio as gr
+
+import presets
 import runs
 from runs import env_file
 from runs.files import Fault, RunError
 from runs.sweep import MOST, SHORT, Sweep
-from ui import scripts
 from ui.dataset import draft
 from ui.dataset.images import OUT_OF_DATE
 from ui.new import form, run_starts, script_editor, settings
+from ui.run import fold
+from ui.run.fold import QUIET
 
-if TYPE_CHECKING:
-    import gradio as gr
-
-FIELDS = ("rank", "learning_rate", "epochs")
-OTHERS = tuple(field for field in SHORT if field not in FIELDS)
-LABELS = {"rank": "Rank", "learning_rate": "Learning rate", "epochs": "Epochs"}
+FIELDS = {"rank": "8, 16, 32", "learning_rate": "1e-4, 5e-4", "epochs": "8, 16"}  # and examples of values
+OTHERS = [(form.LABELS[field], field) for field in SHORT if field not in FIELDS]
 LONGEST = 200  # characters of one field
 
 
@@ -28,7 +28,9 @@ def _specs(draft_id: str, texts: dict[str, str]) -> tuple[list["runs.RunSpec"], 
     """The runs that the values would make. RunError: a field of the form or a value is wrong."""
     from runs import sweep
 
-    values = sweep.parse(f"{key}={text}" for key, text in texts.items() if text.strip())
+    if any(len(text) > LONGEST for text in texts.values()):
+        raise RunError(f"Use numbers with commas between them, at most {LONGEST} characters in a field")
+    values = sweep.parse(f"{key}={text}" for key, text in texts.items())
     if script_editor.stored(draft_id) is not None:
         raise RunError(
             "The script was edited by hand, and a sweep writes a script for each run. Discard the edit first"
@@ -76,29 +78,51 @@ def start(draft_id: str, texts: dict[str, str]) -> Sweep:
     return made
 
 
-# Calls of the script ------------------------------------------------------------------------------------------------------
+# The fold ----------------------------------------------------------------------------------------------------------------
 
 
-def sweep_call(data: dict[str, Any]) -> dict[str, Any]:
-    """{"draft": id, "do": open, plan or start, "values": {field: text}}: the fields, the plan, or {"sweep", "runs"}."""
-    given = data if isinstance(data, dict) else {}
-    try:
-        if given.get("do") == "open":
-            others = [{"key": key, "label": key.replace("_", " ").capitalize()} for key in OTHERS]
-            return {"ok": True, "fields": LABELS, "others": others, "most": MOST}
-        draft_id, texts = given.get("draft"), given.get("values")
-        if not draft.is_id(draft_id) or not isinstance(texts, dict) or len(texts) > len(SHORT):
-            raise RunError(OUT_OF_DATE)
-        if not all(key in SHORT and isinstance(text, str) and len(text) <= LONGEST for key, text in texts.items()):
-            raise RunError(f"Use numbers with commas between them, at most {LONGEST} characters in a field")
-        if given.get("do") == "start":
-            made = start(draft_id, texts)
-            return {"ok": True, "sweep": made.name, "runs": [run for run, _ in made.runs]}
-        return {"ok": True, **plan(draft_id, texts)}
-    except RunError as error:
-        return {"ok": False, "error": str(error)}
+def build(draft_id: gr.BrowserState) -> None:
+    """The fold. Its fields are made when it is opened."""
+    fold.opened("Sweep: several runs that differ in a few numbers", "sweep", draft_id, _draw)
 
 
-def build() -> "gr.HTML":
-    """The fold. Its fields are built when it is opened."""
-    return scripts.component("sweep", "sweep", sweep_call)
+def _draw(draft_id: str) -> None:
+    fold.say(
+        f"Enter values with commas between them. Each combination is a run, at most {MOST}; all share one copy of the images."
+    )
+    common: dict[str, Any] = {"max_length": LONGEST, "max_lines": 1, "interactive": True}
+    with gr.Row(elem_classes="hp-fields"):
+        texts = [
+            gr.Textbox(label=form.LABELS[key], placeholder=example, elem_id=f"sweep-{key}", **common)
+            for key, example in FIELDS.items()
+        ]
+        other = gr.Dropdown(OTHERS, value=None, label="Another setting", interactive=True, elem_id="sweep-other")
+        texts.append(gr.Textbox(label="Its values", elem_id="sweep-values", **common))
+    said = gr.HTML(elem_id="sweep-plan", apply_default_css=False)
+    go = gr.Button("Queue these runs", size="sm", interactive=False, elem_id="sweep-start")
+
+    def values(other: str | None, texts: tuple[str, ...]) -> dict[str, str]:
+        found = dict(zip([*FIELDS, other], texts, strict=True))
+        return {key: text for key, text in found.items() if key and text.strip()}
+
+    def on_typed(other: str | None, *texts: str) -> list[Any]:
+        if not (given := values(other, texts)):
+            return ["", gr.update(interactive=False)]
+        try:
+            found = plan(draft_id, given)
+        except (RunError, presets.PresetError) as error:
+            return [fold.note(error, True), gr.update(interactive=False)]
+        steps = f", {found['steps']:,} steps together" if found["steps"] else ""
+        return [fold.note(f"{len(found['runs'])} runs{steps}: {', '.join(found['runs'])}"), gr.update(interactive=True)]
+
+    def on_start(other: str | None, *texts: str) -> str:
+        try:
+            made = start(draft_id, values(other, texts))
+        except (RunError, presets.PresetError) as error:
+            return fold.note(error, True)
+        return fold.note(f"{len(made.runs)} runs are in the queue as {made.name}. The tab Runs shows them.")
+
+    given = [other, *texts]
+    changes = [one.change for one in given]
+    gr.on(changes, on_typed, given, [said, go], js=settings.FLUSH, trigger_mode="always_last", **QUIET)
+    go.click(on_start, given, said, js=settings.FLUSH, **QUIET)

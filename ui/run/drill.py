@@ -4,18 +4,15 @@ All of it is read from the run's files (launch/drill.py), so it shows the same a
 """
 
 from pathlib import Path
-from typing import Any
 
 from runs.files import RunError
 from runs.paths import data_root
 from ui import jobs
-from ui.html import esc
+from ui.html import stage
 
 JOB = "drill"
 START_S = 90.0
 LIMIT_S = 600.0  # for the start alone: the run of the drill goes on without it
-MARKS = {"waiting": "○", "running": "◐", "done": "✓", "skipped": "–"}
-WORDS = {"waiting": "not yet", "running": "now", "done": "done", "skipped": "did not happen"}
 NAMES = {
     "detected": "Detected after",
     "killed": "Killed after",
@@ -63,20 +60,13 @@ def html(folder: Path | None) -> str:
     stages, times = drill.stages(folder), drill.times(folder)
     if not stages:
         return ""
-    rows = "".join(_row(stage) for stage in stages)
+    rows = "".join(
+        stage(one.key, one.title, one.state, f"{one.at_s:.1f} s · {one.text}" if one.at_s else one.text)
+        for one in stages
+    )
     measured = "".join(f"<div><dt>{NAMES[name]}</dt><dd>{seconds:.1f} s</dd></div>" for name, seconds in times.items())
     head = "Hang drill <span>A demo run that freezes on purpose. Your own runs are never frozen.</span>"
     return (
         f'<section class="hp-section hp-drill" data-testid="drill"><h3>{head}</h3><ol class="hp-stages">{rows}</ol>'
         f"{f'<dl class=hp-estimates>{measured}</dl>' if times else ''}</section>"
-    )
-
-
-def _row(stage: Any) -> str:
-    after = f"{stage.at_s:.1f} s · " if stage.at_s else ""
-    return (
-        f'<li class="hp-stage hp-stage-{stage.state}" data-stage="{esc(stage.key)}" data-state="{stage.state}">'
-        f'<span class="hp-stage-mark" aria-hidden="true">{MARKS[stage.state]}</span>'
-        f'<span class="hp-stage-name">{esc(stage.title)}<span class="hp-spoken">: {WORDS[stage.state]}</span></span>'
-        f'<span class="hp-stage-text">{after}{esc(stage.text)}</span></li>'
     )

@@ -10,14 +10,20 @@ from ui.html import esc
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
-def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[str], None]) -> None:
-    """Build an accordion whose components `draw(run)` makes. It belongs to one run: when another is selected, it closes."""
+def opened(title: str, elem_id: str, source: gr.Component, draw: Callable[[Any], None]) -> gr.Accordion:
+    """Build an accordion whose components `draw(value of source)` makes each time it is opened."""
     with gr.Accordion(title, open=False, elem_id=elem_id) as fold:
 
-        @gr.render(inputs=[selected], triggers=[fold.expand], show_progress="hidden")
-        def _opened(name: str) -> None:
-            draw(name)
+        @gr.render(inputs=[source], triggers=[fold.expand], show_progress="hidden")
+        def _opened(value: Any) -> None:
+            draw(value)
 
+    return fold
+
+
+def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[str], None]) -> None:
+    """Build an accordion whose components `draw(run)` makes. It belongs to one run: when another is selected, it closes."""
+    fold = opened(title, elem_id, selected, draw)
     before = gr.State("")  # the run shown before this one
 
     def _another(name: str, before: str) -> tuple[Any, str]:
@@ -30,3 +36,9 @@ def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[str], No
 def say(text: object) -> gr.HTML:
     """A sentence in the part."""
     return gr.HTML(f'<p class="hp-say">{esc(text)}</p>', apply_default_css=False)
+
+
+def note(text: object, bad: bool = False) -> str:
+    """What came of a press of a button, as markup; a screen reader says it. "" without text."""
+    kind, role = ("hp-job-note", "alert") if bad else ("hp-job-state", "status")
+    return f'<p class="{kind}" role="{role}">{esc(text)}</p>' if text else ""

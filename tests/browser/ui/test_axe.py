@@ -189,7 +189,8 @@ def unfold(page) -> None:
     for _ in range(2):  # the second time for those inside others
         page.evaluate(CLOSED)
         page.locator("#flags").wait_for()
-    page.locator("[data-flag]").first.wait_for()
+    for part in ("#flag-option", "#template", "#sweep-rank", "#rehearse"):
+        page.locator(part).wait_for()
     page.get_by_test_id("models").wait_for()
 
 
@@ -211,8 +212,9 @@ def test_axe_finds_nothing_serious_and_all_is_readable_in_three_widths(browser, 
     page.get_by_test_id("image-picker").set_input_files([str(path) for path in many])
     page.get_by_text("Page 1 of 2").wait_for()
     unfold(page)
-    page.get_by_label("Search options").fill("caption_prefix")  # axe-core takes seconds for all options
-    page.locator("[data-flag=caption_prefix] button").click()
+    field(page, "flag-option").fill("caption_prefix")
+    page.get_by_role("option", name="caption_prefix").first.click()
+    page.locator("#flag-value").wait_for()
     field(page, "learning_rate").fill("very " * 30)
     page.locator("#learning_rate .hp-field-error").wait_for()
     page.locator("#start").click()

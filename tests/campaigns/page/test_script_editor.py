@@ -1,4 +1,4 @@
-"""A template, an import and the script's editor in a real browser; the server is killed while the script is edited.
+"""The script's editor in a real browser; the server is killed while the script is edited.
 
 tests/campaigns/page/test_configure.py goes on to a finished run, in two windows.
 """
@@ -9,7 +9,6 @@ import re
 from ui_helpers import serving, squares
 from ui_page import choose_tiny, drop, field, open_page, until
 
-TRAIN = "accelerate launch -m trainer --pretrained_model_name_or_path tiny-flux --network_dim 6 --blocks_to_swap 4\n"
 MARK = "echo a line of mine"
 
 
@@ -22,33 +21,15 @@ def insert_line(page, text: str) -> None:
     page.keyboard.insert_text(text)
 
 
-def test_a_template_an_import_and_an_edited_script_of_which_no_line_is_lost(tab, data, tmp_path):
+def test_an_edited_script_of_which_no_line_is_lost(tab, data, tmp_path):
     with serving(data) as server:
         open_page(tab, server)
         field(tab, "name").fill("walk")
         field(tab, "trigger").fill("ohwx")
         choose_tiny(tab)
-        for name in ("More settings", "Sample images during training"):
-            tab.get_by_role("button", name=name).click()
-        tab.locator("#setup summary").first.click()
-        tab.get_by_test_id("template-person").click()
-        tab.get_by_test_id("use-settings").click()
-        until(lambda: field(tab, "rank").input_value() == "16", "the template's rank")
-        assert "portrait photo of ohwx" in field(tab, "prompts").input_value()
-        tab.get_by_label("Name of a new template").fill("Mine <img src=x>")
-        tab.get_by_role("button", name="Save these settings").click()
-        tab.locator(".hp-setup-list strong").get_by_text("Mine <img src=x>", exact=True).wait_for()
-
-        (tmp_path / "train.sh").write_text(TRAIN)
-        tab.get_by_test_id("import-files").set_input_files(str(tmp_path / "train.sh"))
-        tab.get_by_test_id("import-read").click()
-        tab.locator(".hp-outcome-dropped").first.wait_for()
-        assert field(tab, "rank").input_value() == "16", "nothing changes before it is used"
-        tab.get_by_test_id("use-settings").click()
-        until(lambda: field(tab, "rank").input_value() == "6", "the imported rank")
-
         drop(tab, *squares(tmp_path / "in", 2), count=2)
-        tab.get_by_test_id("edit-script").click()
+        tab.locator("#script-fold button.label-wrap").first.click()
+        tab.locator("#edit-script").click()
         tab.locator("#script .cm-content[contenteditable=true]").wait_for()
         insert_line(tab, "if true; then")
         tab.get_by_test_id("script-findings").get_by_text("bash:").wait_for()

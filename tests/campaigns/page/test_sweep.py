@@ -26,17 +26,16 @@ def test_a_sweep_in_two_browsers_goes_on_while_the_server_is_killed(browser, dat
             for key, text in (("name", "bird"), ("trigger", "ohwx"), ("epochs", "1"), ("repeats", "12")):
                 field(page, key).fill(text)
                 field(page, key).blur()
-            fold = page.get_by_test_id("sweep")
-            fold.locator("summary").click()
-            fold.locator("input[data-field=rank]").fill("2, four")
-            plan = page.get_by_test_id("sweep-plan")
+            page.locator("#sweep button.label-wrap").first.click()
+            field(page, "sweep-rank").fill("2, four")
+            plan, go = page.locator("#sweep-plan"), page.locator("#sweep-start")
             plan.get_by_text("'four' is not").wait_for()
-            assert page.get_by_test_id("sweep-start").is_disabled()
-            fold.locator("input[data-field=rank]").fill("2, 4")
-            fold.locator("input[data-field=learning_rate]").fill("1e-4, 5e-4")
-            until(lambda: page.get_by_test_id("sweep-start").is_enabled(), "the plan")
-            assert fold.locator(".hp-sweep-names li").all_inner_texts() == list(NAMES)
-            page.get_by_test_id("sweep-start").press("Enter")  # by keyboard
+            assert go.is_disabled()
+            field(page, "sweep-rank").fill("2, 4")
+            field(page, "sweep-learning_rate").fill("1e-4, 5e-4")
+            until(go.is_enabled, "the plan")
+            until(lambda: all(name in plan.inner_text() for name in NAMES), "the runs' names")
+            go.press("Enter")  # by keyboard
             wait_for(lambda: "running" in states(data), timeout_s=RUN_S, what="its first run")
             assert [one.total for one in run_queue.read().entries] == [4], "one entry of the queue"
             other.goto(f"{server.url}/?run={NAMES[0]}")

@@ -117,7 +117,7 @@ def by_script(root: Path) -> Path:
     draft_id = set_up(root, flags=f"store={STORE}")
     generated = script_editor._generated(draft_id)
     edited = generated.replace("set -eu\n", f"set -eu\nexport WANDB_API_KEY={VALUE} # mine\n", 1)
-    script_editor.save(draft_id, edited, "", generated)
+    script_editor.save(draft_id, edited)
     stored = script_editor.stored(draft_id)["script"]
     assert VALUE not in stored and "# mine" in stored
     return start(draft_id)

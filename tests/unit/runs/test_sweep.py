@@ -18,7 +18,7 @@ from runs.files import RunError
 from ui.dataset import draft
 from ui.dataset.draft_store import new_id
 from ui.new import form
-from ui.new.sweep import sweep_call
+from ui.new import sweep as page_sweep
 
 FIELDS = {"model": "tiny-flux", "backend": "diffusers", "tier": "16G", "resolution": 64, "workers": 0}
 FIELDS |= {"trigger": "ohwx", "max_train_steps": 4, "sample_every_n_steps": 0, "save_every_n_steps": 2}
@@ -163,24 +163,22 @@ def test_cancelling_a_sweep_removes_what_is_left(base):
 
 
 def test_the_page_plans_and_makes_a_sweep_of_the_draft(base, tmp_path, monkeypatch):
-    """As the script of step 3 calls it; hostile values get a sentence and write nothing."""
     draft_id = new_id()
     drop(draft_id, photo(tmp_path / "a.png", 1), photo(tmp_path / "b.png", 2))
     fields = form.defaults() | {"name": "bird", "model": "tiny-flux", "backend": "diffusers", "tier": "16G"}
     fields |= {"trigger": "ohwx", "resolution": 64, "max_train_steps": "4"}
     draft.save_fields(draft_id, fields)
-    call = {"draft": draft_id, "values": {"rank": "2, 4", "seed": "1"}}
-    assert sweep_call({"do": "open"})["most"] == sweep.MOST
-    plan = sweep_call({**call, "do": "plan"})
-    assert plan == {"ok": True, "runs": ["bird-r2-seed1", "bird-r4-seed1"], "steps": 8}
-    for values in ({"rank": "x"}, {"name": "1,2"}, {"rank": "1," * 200}, {"rank": 5}, {"rank": "8"}, [], None):
-        answer = sweep_call({"draft": draft_id, "do": "start", "values": values})
-        assert answer["ok"] is False and answer["error"]
-    assert sweep_call({**call, "do": "start", "draft": "../x"})["ok"] is False and sweep_call(None)["ok"] is False
+    values = {"rank": "2, 4", "seed": "1"}
+    assert page_sweep.plan(draft_id, values) == {"runs": ["bird-r2-seed1", "bird-r4-seed1"], "steps": 8}
+    for wrong in ({"rank": "x"}, {"name": "1,2"}, {"rank": "1," * 200}, {"rank": "8"}, {}):
+        with pytest.raises(RunError):
+            page_sweep.start(draft_id, wrong)
+    with pytest.raises(RunError):
+        page_sweep.start("../x", values)
     assert [folder.name for folder in runs.list_runs()] == ["cat"]
     monkeypatch.setattr(run_queue, "ensure_worker", lambda: False)  # nothing is trained here
-    answer = sweep_call({**call, "do": "start"})
-    assert answer == {"ok": True, "sweep": "bird-sweep", "runs": ["bird-r2-seed1", "bird-r4-seed1"]}, answer
+    made = page_sweep.start(draft_id, values)
+    assert (made.name, [run for run, _ in made.runs]) == ("bird-sweep", ["bird-r2-seed1", "bird-r4-seed1"])
     (entry,) = run_queue.read().entries
     assert (entry.run, entry.sweep, entry.total) == ("bird-sweep", ("bird-r2-seed1", "bird-r4-seed1"), 2)
     one, two = (sorted((runs.datasets_dir() / run).glob("*.png")) for run in entry.sweep)

@@ -4,7 +4,7 @@ import re
 
 from parser_checkout import parser_checkout
 from ui_helpers import serving
-from ui_page import field, open_page
+from ui_page import field, open_page, until
 
 # The editor draws only visible lines; the options are at its end.
 END = """() => { const e = document.querySelector("#script .cm-scroller"); e.scrollTop = e.scrollHeight;
@@ -23,39 +23,37 @@ def test_an_option_is_found_set_and_in_the_script(tab, tmp_path):
         box, note = tab.locator("#flags textarea"), tab.locator("#flags")
         box.fill("betas=0.9 0.99\nlog_levl=INFO")
         note.get_by_text("did you mean log_level?").wait_for()
-        assert tab.locator("[data-flag]").count() == 0
         tab.get_by_text("All trainer options").click()
-        search, offset = tab.get_by_label("Search options"), tab.locator("[data-flag=noise_offset]")
-        offset.wait_for()
-        search.fill("noise")
-        tab.get_by_text("1 of 9").wait_for()
-        offset.locator("button").click()
-        value, put = (
-            tab.get_by_label("Value of noise_offset", exact=True),
-            tab.get_by_role("button", name="Set", exact=True),
-        )
+        option, value, put = field(tab, "flag-option"), field(tab, "flag-value"), tab.locator("#flag-set")
+
+        def choose(words: str, name: str) -> None:
+            option.click()
+            option.fill(words)
+            tab.get_by_role("option", name=re.compile(f"^{name} ")).click()
+
+        option.wait_for()
+        choose("noise", "noise_offset")
         value.fill("much")
-        tab.locator(".hp-flag-errors").get_by_text("'much'").wait_for()
         put.click()
+        tab.locator("#flag-note").get_by_text("'much'").wait_for()
         value.fill("0.05")
         put.click()
-        offset.get_by_text("your value: 0.05").wait_for()
-        assert box.input_value() == "betas=0.9 0.99\nlog_levl=INFO\nnoise_offset=0.05"
-        search.fill("network_dim")
-        tab.locator("[data-flag=network_dim] button").click()
-        tab.get_by_text("Set by: Rank. Change it there.").wait_for()
-        assert tab.get_by_label("Value of network_dim", exact=True).count() == 0
-        search.fill("noise_ofset")
-        tab.locator("#all-flags").get_by_text("did you mean noise_offset?").wait_for()
-        search.fill("")
+        tab.locator("#flag-about").get_by_text("Your value: 0.05").wait_for()
+        until(lambda: box.input_value() == "betas=0.9 0.99\nlog_levl=INFO\nnoise_offset=0.05", "the line")
+        choose("network_dim", "network_dim")
+        tab.locator("#flag-about").get_by_text("Set by: Rank. Change it there.").wait_for()
+        assert not value.is_visible()
+        choose("noise", "noise_offset")
+        value.wait_for()
         box.fill(box.input_value().replace("log_levl", "log_level"))
         note.get_by_text("did you mean").wait_for(state="detached")
         tab.get_by_text("The script", exact=True).click()
+        tab.locator("#script .cm-scroller").wait_for()
         tab.wait_for_function(END % r"/--noise_offset 0\.05/")
         shown = tab.locator("#script").inner_text()
         assert "--betas 0.9 0.99" in shown and "--log_level INFO" in shown
-        offset.get_by_role("button", name="Remove").click()
+        tab.locator("#flag-remove").click()
         tab.wait_for_function(END.replace("return", "return !") % "/noise_offset/")
-        assert box.input_value() == "betas=0.9 0.99\nlog_level=INFO"
+        until(lambda: box.input_value() == "betas=0.9 0.99\nlog_level=INFO", "the line is gone")
         tab.get_by_text("Built-in (Diffusers)").click()  # another trainer, another list
-        tab.locator("#all-flags").get_by_text("options of Built-in (Diffusers)").wait_for()
+        tab.locator("#flag-option").get_by_text("Options of Built-in (Diffusers)").wait_for()

@@ -3,7 +3,7 @@
 import zipfile
 
 import pytest
-from configure_helpers import DRAFT, FORM, do, edit, exported
+from configure_helpers import DRAFT, FORM, edit, exported
 from draft_helpers import photo
 from ui_page import until
 
@@ -11,14 +11,14 @@ import runs
 from runs.files import RunError
 from ui import jobs, served
 from ui.dataset import draft
-from ui.new import export, export_job
+from ui.new import export, export_job, script_editor
 from ui.run import launch_tab
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_draft_is_exported_with_its_script_data_set_and_images(filled):
-    do("save", text=edit(do("start")["script"]), version="")
+    script_editor.save(DRAFT, edit(script_editor.shown(DRAFT).text))
     path = exported()
     with zipfile.ZipFile(path) as archive:
         names = {name.removeprefix("cat/") for name in archive.namelist()}

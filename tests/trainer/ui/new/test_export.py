@@ -4,17 +4,16 @@ import subprocess
 import sys
 
 import pytest
-from configure_helpers import do, exported
+from configure_helpers import DRAFT, exported
+
+from ui.new import script_editor
 
 pytestmark = pytest.mark.slow
 
 
 def test_an_exported_zip_trains_in_another_folder_with_the_edited_script(filled, tmp_path):
-    do(
-        "save",
-        text=do("start")["script"].replace("set -eu\n", 'set -eu\ntouch "$HANGPROOF_DATA/mine"\n', 1),
-        version="",
-    )
+    mine = 'set -eu\ntouch "$HANGPROOF_DATA/mine"\n'
+    script_editor.save(DRAFT, script_editor.shown(DRAFT).text.replace("set -eu\n", mine, 1))
     path, there = exported(), tmp_path / "else where"
     subprocess.run([sys.executable, "-m", "zipfile", "-e", str(path), str(there)], check=True)
     env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}

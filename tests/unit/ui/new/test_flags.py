@@ -86,9 +86,8 @@ def test_musubis_options_are_listed_with_what_the_model_and_the_tier_set(data, m
     for name in presets.tier_flags(model, "musubi", tier):
         if name in listed:
             assert listed[name]["by"] == "VRAM" and listed[name]["locked"], name
-    option = {"model": model, "backend": "musubi", "name": "max_grad_norm", "value": "much"}
-    assert "max_grad_norm" in flags.check_flag(option)["errors"][0]
-    assert flags.check_flag({**option, "value": "0.5"}) == {"errors": []}
+    assert "max_grad_norm" in flags.errors(model, "musubi", "max_grad_norm", "much")[0]
+    assert flags.errors(model, "musubi", "max_grad_norm", "0.5") == []
 
 
 @pytest.mark.parametrize(
@@ -118,8 +117,7 @@ def test_a_line_is_validated_by_runs(data, checkout, line, expected):
     assert len(found) == (expected is not None) and (expected or "") in "".join(found)
     name, _, value = line.partition("=")
     if "=" in line:
-        option = {"model": "flux-dev", "backend": "sd-scripts", "name": name, "value": value}
-        assert flags.check_flag(option) == {"errors": found}
+        assert flags.errors("flux-dev", "sd-scripts", name, value) == found
 
 
 def test_every_invalid_line_is_reported(data, checkout):
@@ -132,23 +130,24 @@ def test_the_review_reports_the_options_beside_their_field(data, checkout):
 
     mine = draft.new_id()
     draft.save_fields(mine, values(name="x", flags="noise_ofset=1"))
-    plan, script, _, marks, *_ = new_lora.review(mine)
-    assert "did you mean noise_offset" in marks["flags"][0][1] and plan and script
+    plan, marks, *_ = new_lora.review(mine)
+    assert "did you mean noise_offset" in marks["flags"][0][1] and plan
 
 
 @pytest.mark.parametrize(
-    "option",
+    "text, value, expected",
     [
-        None,
-        {},
-        {"model": "flux-dev", "backend": "sd-scripts", "name": 1, "value": ""},
-        {"model": "no", "backend": "sd-scripts", "name": "a", "value": "1"},
-        {"model": "tiny-flux", "backend": "rm -rf", "name": "a", "value": "1"},
-        {"model": "tiny-flux", "backend": "diffusers", "name": "seed", "value": "1\nrank=2"},
+        ("", "2", "a_b=2"),
+        ("x=1", "2", "x=1\na_b=2"),
+        ("x=1\n", "2", "x=1\na_b=2"),
+        ("--a-b=1\nx=1\na_b=3", "2", "--a-b=1\nx=1\na_b=2"),
+        ("--a-b=1\nnot an option\na_b=3", None, "not an option"),
+        ("x=1", None, "x=1"),
     ],
 )
-def test_values_from_a_browser_are_checked(option):
-    assert flags.check_flag(option) == {"errors": ["This page is out of date; reload it"]}
+def test_one_line_of_the_field_changes_and_all_others_stay_as_typed(text, value, expected):
+    assert flags.with_flag(text, "a_b", value) == expected
+    assert flags._typed(expected, "a_b") == value
 
 
 @pytest.mark.slow

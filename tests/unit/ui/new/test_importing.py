@@ -13,12 +13,10 @@ def test_an_import_names_each_change_of_the_form_and_its_image_folders(filled, t
     photo(tmp_path / "there" / "10_cat" / "x.png", 3)
     text = f"image_dir = {json.dumps(str(tmp_path / 'there'))}\nnum_repeats = 4\n"
     command = "accelerate launch flux_train_network.py --network_dim 24 --noise_offset 0.1 --max_train_epochs 5"
-    answer = importing.setup({
-        "draft": DRAFT, "do": "read",
-        "files": [{"name": "d.toml", "text": f"[[datasets]]\n[[datasets.subsets]]\n{text}"}, {"name": "", "text": command}],
-    })  # fmt: skip
-    assert answer["ok"], answer
-    by_key = {one["key"]: one for one in answer["changes"]}
+    (tmp_path / "d.toml").write_text(f"[[datasets]]\n[[datasets.subsets]]\n{text}")
+    files = importing.given_files(command, [str(tmp_path / "d.toml")])
+    answer = importing.read_files(DRAFT, files)
+    by_key = {one["key"]: one for one in importing.changes(answer["values"], settings.current(DRAFT))}
     assert (
         by_key["rank"]["after"] == "24"
         and by_key["model"]["after"] == "FLUX.1-dev"

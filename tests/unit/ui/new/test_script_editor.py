@@ -1,7 +1,7 @@
 """The edited script: what is stored, what later settings change, what a run gets of it."""
 
 import pytest
-from configure_helpers import DRAFT, do, edit
+from configure_helpers import DRAFT, edit
 
 import runs
 from runs.files import RunError
@@ -9,73 +9,86 @@ from ui.dataset import draft
 from ui.new import form, script_editor, settings
 
 
-def test_an_edit_is_stored_and_two_windows_overwrite_nothing(filled):
-    first = do("start")
-    saved = do("save", text=edit(first["script"]), version="")
-    assert saved["ok"] and saved["version"] and not saved["changed"]
-    theirs = do("save", text=first["script"] + "# theirs\n", version="")
-    assert theirs["conflict"]["script"] == edit(first["script"]) and any("theirs" in line for line in theirs["changed"])
-    assert script_editor.stored(filled)["script"] == edit(first["script"])
-    assert do("save", text=edit(first["script"]) + "# both\n", version=saved["version"])["ok"]
+def text_of(draft_id: str = DRAFT) -> str:
+    """The script that the page shows."""
+    return script_editor.shown(draft_id).text
+
+
+def spec_of() -> "runs.RunSpec":
+    return form.spec_of(settings.current(DRAFT))
+
+
+def test_an_edit_is_stored_and_an_editor_without_a_change_is_none(filled):
+    generated = text_of()
+    script_editor.save(DRAFT, generated)
+    assert script_editor.stored(DRAFT) is None and not script_editor.shown(DRAFT).edited
+    script_editor.save(DRAFT, edit(generated))
+    found = script_editor.shown(DRAFT)
+    assert found.edited and found.ready and found.text == edit(generated) and not found.changed
+    script_editor.save(DRAFT, generated)
+    assert text_of() == generated, "what was typed last counts"
 
 
 def test_later_settings_do_not_change_it_and_start_asks_which_one(filled):
-    text = edit(do("start")["script"])
-    do("save", text=text, version="")
+    text = edit(text_of())
+    script_editor.save(DRAFT, text)
     draft.save_fields(DRAFT, {"max_train_steps": "20"})
-    spec = form.spec_of(settings.current(DRAFT))
     with pytest.raises(RunError, match="settings changed after you edited"):
-        script_editor.for_run(DRAFT, spec)
-    shown = script_editor.value(DRAFT, runs.script(spec, runs.outputs_dir() / "cat"), True)
-    assert "+  --max_train_steps 20 \\" in shown["changed"] and shown["script"] == text
-    kept = do("keep")
-    assert kept["script"] == text and script_editor.for_run(DRAFT, spec).max_train_steps == 12
+        script_editor.for_run(DRAFT, spec_of())
+    shown = script_editor.shown(DRAFT)
+    assert "+  --max_train_steps 20 \\" in shown.changed and shown.text == text
+    assert script_editor.follow(DRAFT, merge=False) == []
+    assert text_of() == text and script_editor.for_run(DRAFT, spec_of()).max_train_steps == 12
     draft.save_fields(DRAFT, {"max_train_steps": "24"})
-    merged = do("merge")
-    assert "--max_train_steps 24" in merged["script"] and "# mine" in merged["script"] and not merged["left"]
-    back = do("discard")
-    assert "# mine" not in back["script"] and back["before"] == merged["script"] and script_editor.stored(DRAFT) is None
+    assert script_editor.follow(DRAFT, merge=True) == []
+    assert "--max_train_steps 24" in text_of() and "# mine" in text_of()
+    script_editor.discard(DRAFT)
+    assert "# mine" not in text_of() and script_editor.stored(DRAFT) is None
+    with pytest.raises(RunError):
+        script_editor.follow(DRAFT, merge=True)
 
 
 def test_the_name_of_the_run_follows_the_form(filled):
-    do("save", text=edit(do("start")["script"]), version="")
+    script_editor.save(DRAFT, edit(text_of()))
     draft.save_fields(DRAFT, {"name": "dog"})
-    spec = script_editor.for_run(DRAFT, form.spec_of(settings.current(DRAFT)))
+    spec = script_editor.for_run(DRAFT, spec_of())
     text = runs.script(spec, runs.outputs_dir() / "dog")
     assert "--output_name dog" in text and "# mine" in text and "/cat" not in text
 
 
-def test_findings_come_with_a_line_and_a_fix(filled):
-    text = do("start")["script"].replace("--output_name cat", "--output_name other")
-    (found,) = do("save", text=text, version="")["findings"]
-    assert found["level"] == "error" and "--output_name" in text.splitlines()[found["line"] - 1]
-    assert "--output_name cat" in do("fix", text=text, fix=found["fix"])["script"]
+def test_problems_come_with_a_line_and_a_fix(filled):
+    text = text_of().replace("--output_name cat", "--output_name other")
+    script_editor.save(DRAFT, text)
+    (found,) = script_editor.shown(DRAFT).problems
+    assert found.level == "error" and "--output_name" in text.splitlines()[found.line - 1]
+    script_editor.fix(DRAFT, found.fix)
+    assert "--output_name cat" in text_of() and not script_editor.shown(DRAFT).problems
 
 
 def test_a_run_copied_into_the_form_brings_its_script(filled):
-    do("save", text=edit(do("start")["script"]), version="")
-    spec = script_editor.for_run(DRAFT, form.spec_of(settings.current(DRAFT)))
+    script_editor.save(DRAFT, edit(text_of()))
+    spec = script_editor.for_run(DRAFT, spec_of())
     other = "e" * 24
     script_editor.copy_from_run(other, spec)
     assert "# mine" in script_editor.stored(other)["script"]
-    script_editor.copy_from_run(other, form.spec_of(settings.current(DRAFT)))
+    script_editor.copy_from_run(other, spec_of())
     assert script_editor.stored(other) is None
 
 
-@pytest.mark.parametrize(
-    "data_",
-    [
-        None,
-        [],
-        {},
-        {"do": "start"},
-        {"do": "start", "draft": "../x"},
-        {"do": "nothing", "draft": DRAFT},
-        {"do": ["x"], "draft": DRAFT},
-    ]
-    + [{"do": what, "draft": DRAFT, "text": 3} for what in ("save", "fix", "keep", "merge")]
-    + [{"do": "save", "draft": DRAFT, "text": "x" * 300_000, "version": ""}],
-)
+BAD = [None, [], {}, {"draft": "../x", "text": ""}, {"draft": DRAFT}, {"draft": DRAFT, "text": 3}]
+
+
+@pytest.mark.parametrize("data_", [*BAD, {"draft": DRAFT, "text": "x" * 300_000}])
 def test_calls_get_an_answer_whatever_they_hold(filled, data_):
-    answer = script_editor.script_tools(data_)
-    assert answer["ok"] is False and answer["error"]
+    answer = script_editor.save_script(data_)
+    assert answer["ok"] is False and answer["error"] and script_editor.stored(DRAFT) is None
+
+
+def test_settings_without_a_script_say_so_and_keep_the_edited_one(filled):
+    text = edit(text_of())
+    script_editor.save(DRAFT, text)
+    draft.save_fields(DRAFT, {"rank": "many"})
+    with pytest.raises(RunError, match="no script yet"):
+        script_editor.save(DRAFT, text + "# more\n")
+    found = script_editor.shown(DRAFT)
+    assert (found.text, found.edited, found.ready) == (text, True, False)

@@ -66,13 +66,13 @@ def test_repeats_and_epochs_follow_the_images_until_one_of_them_is_typed(mine, t
     settings.save(mine, {"epochs": 3}, typed=True)
     images(mine, tmp_path, 8)
     assert length(mine) == (24, 3)
-    button = new_lora.review(mine)[4]
+    button = new_lora.review(mine)[2]
     assert button["visible"] and button["value"].startswith("Use proposed: 12 repeats × 20 epochs = 1,920 steps")
     settings.save(mine, {"max_train_steps": "9"}, typed=True)
-    assert not new_lora.review(mine)[4]["visible"]
+    assert not new_lora.review(mine)[2]["visible"]
     settings.save(mine, {"max_train_steps": ""}, typed=True)
     settings.follow_images(mine)
-    assert length(mine) == (12, 20) and not new_lora.review(mine)[4]["visible"]
+    assert length(mine) == (12, 20) and not new_lora.review(mine)[2]["visible"]
 
 
 def choose(mine: str, key: str, **typed) -> dict:
