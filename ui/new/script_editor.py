@@ -28,7 +28,7 @@ from ui.run import fold
 from ui.run.fold import QUIET
 
 FILE = "script.json"
-STALE = "The settings changed after you edited the script. Choose below the script which of both is used"
+STALE = "The settings changed after you edited the script. Open “The script” and choose which of both is used"
 EDITED = "You edited this script. Start runs it exactly as it is here."
 NO_SCRIPT = "There is no script yet: correct the errors in the form first"
 _lock = threading.Lock()
@@ -222,7 +222,8 @@ DISCARD, SURE = "Use the generated script", "Discard your script? Press again"
 # What ui/new/script_text.js does with the editor. An editor with a text that is not stored yet keeps it.
 TYPED = "(text) => { hangproof.typedScript(text); return []; }"
 IN_EDITOR = "(text, ...rest) => [hangproof.unsaved('script').length ? null : text, ...rest]"
-FORGET = "(...values) => { hangproof.forget('script', 'text'); return values; }"
+# The second press.
+FORGET = f"(label) => {{ if (label === '{SURE}') hangproof.forget('script', 'text'); return label; }}"
 FLUSH = "async (...values) => { await hangproof.flush(); await hangproof.flushScript(); return values; }"
 
 
@@ -262,7 +263,7 @@ def _draw(draft_id: str, images: Any) -> None:
     note = gr.HTML(apply_default_css=False)
     about = scripts.drawn("buttons", "script-tools", "act", value=_about(now))
     zipped = gr.HTML(_exported(draft_id), elem_id="export-state", apply_default_css=False)
-    timer, asked = gr.Timer(TICK_S, active=export.status(draft_id)["state"] == "running"), gr.State(False)
+    timer = gr.Timer(TICK_S, active=export.status(draft_id)["state"] == "running")
     parts = [code, editing, edit, keep, merge, back, pack, about]
 
     def draw(text: str | None = "", editing: bool = False) -> list[Any]:
@@ -284,14 +285,14 @@ def _draw(draft_id: str, images: Any) -> None:
         try:
             left = act(draft_id, *args)
         except ERRORS as error:
-            return [*draw(None, True), fold.note(error, True), False]
+            return [*draw(None, True), fold.note(error, True)]
         said = f"Not applied, because you changed these places: {'; '.join(left)}." if left else ""
-        return [*draw(), fold.note(said, True), False]
+        return [*draw(), fold.note(said, True)]
 
-    def on_discard(asked: bool) -> list[Any]:
-        if asked:
+    def on_discard(label: str) -> list[Any]:
+        if label == SURE:
             return acted(discard)
-        return [*[gr.skip()] * 5, SURE, *[gr.skip()] * 3, True]
+        return [*[gr.skip()] * 5, SURE, *[gr.skip()] * 3]
 
     def on_fix(event: gr.EventData) -> list[Any]:
         return acted(fix, pressed(event, "fix"))
@@ -306,13 +307,13 @@ def _draw(draft_id: str, images: Any) -> None:
     def on_tick() -> list[Any]:
         return [_exported(draft_id), gr.Timer(active=export.status(draft_id)["state"] == "running")]
 
-    changed = [*parts, note, asked]
+    changed = [*parts, note]
     code.input(None, code, None, js=TYPED, **QUIET)
     images.script(draw, [code, editing], parts, js=IN_EDITOR, trigger_mode="always_last", **QUIET)
     edit.click(lambda: draw(None, True), None, parts, **QUIET)
     keep.click(lambda: acted(follow, False), None, changed, js=FLUSH, **QUIET)
     merge.click(lambda: acted(follow, True), None, changed, js=FLUSH, **QUIET)
-    back.click(on_discard, asked, changed, js=FORGET, **QUIET)
+    back.click(on_discard, back, changed, js=FORGET, **QUIET)
     about.act(on_fix, None, changed, js=FLUSH, **QUIET)
     pack.click(on_pack, None, [zipped, timer], js=FLUSH, **QUIET)
     timer.tick(on_tick, None, [zipped, timer], **QUIET)

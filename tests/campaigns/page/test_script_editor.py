@@ -49,4 +49,13 @@ def test_an_edited_script_of_which_no_line_is_lost(tab, data, tmp_path):
         tab.locator("body.hp-open").wait_for()
         tab.get_by_role("button", name=re.compile("^The script")).click()
         tab.locator("#script .cm-content").get_by_text(MARK).wait_for()
+        insert_line(tab, "echo kept until the second press")
+        tab.locator("#discard-script").click()
+        tab.get_by_role("button", name="Discard your script? Press again").wait_for()
+        until(lambda: "kept until the second press" in stored(), "a line typed just before the first press")
+        tab.get_by_role("button", name="Use the generated script").click()  # what was stored asks again
+        tab.get_by_role("button", name="Discard your script? Press again").click()
+        tab.locator("#edit-script").wait_for()
+        assert not list(data.glob("datasets/.drafts/*/script.json"))
+        assert MARK not in tab.locator("#script .cm-content").inner_text()
         tab.errors.clear()  # of the time without a server
