@@ -60,22 +60,3 @@ def test_a_run_copied_into_the_form_brings_its_script(filled):
     assert "# mine" in script_editor.stored(other)["script"]
     script_editor.copy_from_run(other, form.spec_of(settings.current(DRAFT)))
     assert script_editor.stored(other) is None
-
-
-@pytest.mark.parametrize(
-    "data_",
-    [
-        None,
-        [],
-        {},
-        {"do": "start"},
-        {"do": "start", "draft": "../x"},
-        {"do": "nothing", "draft": DRAFT},
-        {"do": ["x"], "draft": DRAFT},
-    ]
-    + [{"do": what, "draft": DRAFT, "text": 3} for what in ("save", "fix", "keep", "merge")]
-    + [{"do": "save", "draft": DRAFT, "text": "x" * 300_000, "version": ""}],
-)
-def test_calls_get_an_answer_whatever_they_hold(filled, data_):
-    answer = script_editor.script_tools(data_)
-    assert answer["ok"] is False and answer["error"]

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runs.files import RunError
-from ui.new import form, importing, templates
+from ui.new import form, templates
 
 ROOT = Path(__file__).resolve().parents[4]
 VALUES = {**form.defaults(), "rank": 24, "prompts": "a cat\na dog", "name": "secret name", "trigger": "ohwx"}
@@ -169,15 +169,3 @@ def test_any_name_and_values_stay_inside_the_folder(name, values):
         return
     assert {path.name for path in templates.folder().parent.iterdir()} == {"templates"}
     assert templates.delete(saved["key"])["name"] == saved["name"]
-
-
-DRAFT = {"draft": "a" * 24}
-BAD = [{"do": "save", "draft": "../.."}, {"do": 3, **DRAFT}, {"do": "read", "files": 3, **DRAFT}]
-
-
-@pytest.mark.parametrize(
-    "data", [None, [], "x", {}, {"do": "list"}, *BAD, {"do": "restore", "template": {"values": {}}, **DRAFT}]
-)
-def test_calls_from_the_browser_get_an_answer_whatever_they_hold(data):
-    answer = importing.setup(data)
-    assert answer["ok"] is False and answer["error"]
