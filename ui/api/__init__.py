@@ -1,1 +1,1 @@
-"""The API: every action of the page as a named endpoint, for gradio_client, curl and, on request, MCP."""
+"""The API: images, settings and runs as named endpoints, for gradio_client, curl and, on request, MCP."""

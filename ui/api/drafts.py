@@ -4,12 +4,11 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from runs import env_file
 from runs.files import RunError
 from runs.machine import this_machine, tier_for
 from ui.api.checks import page_answer
-from ui.dataset import bulk, captioning, doctor, draft, image_edit, images, imports, selection, subsets
-from ui.new import export, form, importing, rehearsal, run_starts, script_editor, templates
+from ui.dataset import bulk, captioning, doctor, draft, images, imports, selection
+from ui.new import form, run_starts
 from ui.new import settings as of_draft
 
 TITLE = "Drafts"
@@ -28,11 +27,6 @@ def new_draft() -> str:
 def list_drafts() -> list[dict[str, Any]]:
     """The drafts used last: id, name, number of images, age."""
     return page_answer(images.recent_drafts({"draft": ""}))["drafts"]
-
-
-def draft_settings(draft_id: str) -> dict[str, Any]:
-    """The settings of a draft by field; those that were never changed have their defaults."""
-    return of_draft.current(_known(draft_id))
 
 
 def set_settings(draft_id: str, settings: dict) -> dict[str, Any]:
@@ -122,35 +116,6 @@ def edit_captions(draft_id: str, edit: dict, images: list | None = None, preview
     return {"changed": bulk.apply(_known(draft_id), ids, edit)}
 
 
-def list_tags(draft_id: str) -> dict[str, Any]:
-    """How many captions have each tag."""
-    return selection.tags(_known(draft_id), selection.Query())
-
-
-def move_to_subset(draft_id: str, images: list, name: str, repeats: int | None = None) -> dict[str, Any]:
-    """Move images into a subset with its own repeats; "" is none."""
-    return {"moved": subsets.move(_known(draft_id), [str(one) for one in images], name, repeats)}
-
-
-def list_subsets(draft_id: str) -> list[dict[str, Any]]:
-    """The subsets of a draft."""
-    return subsets.overview(_known(draft_id))
-
-
-def edit_image(
-    draft_id: str, image: str, turns: int = 0, crop: list | None = None, weight: int | None = None
-) -> dict[str, Any]:
-    """Turn an image by quarter turns clockwise, crop it to [left, top, right, bottom] as shares of it, or set its weight."""
-    known = _known(draft_id)
-    if turns:
-        image_edit.rotate(known, image, turns)
-    if crop is not None:
-        image_edit.crop(known, image, crop or None)
-    if weight is not None:
-        image_edit.weigh(known, [image], weight)
-    return next((one for one in list_images(known, count=MOST_LISTED)["images"] if one["id"] == image), {})
-
-
 def remove_images(draft_id: str, images: list) -> dict[str, Any]:
     """Remove images; `undo` brings them back."""
     draft.remove(_known(draft_id), [str(one) for one in images])
@@ -162,11 +127,6 @@ def undo(draft_id: str) -> str:
     return draft.undo(_known(draft_id)) or ""
 
 
-def redo(draft_id: str) -> str:
-    """Redo what was undone last."""
-    return draft.redo(_known(draft_id)) or ""
-
-
 def check_images(draft_id: str) -> dict[str, Any]:
     """Check the images in the background: duplicates, blur, size, captions, buckets; `image_report` has the findings."""
     doctor.start(_known(draft_id))
@@ -176,11 +136,6 @@ def check_images(draft_id: str) -> dict[str, Any]:
 def image_report(draft_id: str) -> dict[str, Any]:
     """The findings by kind, the buckets, and the progress of the check."""
     return page_answer(doctor.doctor_report({"draft": _known(draft_id)}))
-
-
-def fix_images(draft_id: str, kind: str, images: list | None = None) -> str:
-    """Fix the findings of a kind, for some images or all; returns what was done."""
-    return doctor.fix(_known(draft_id), kind, None if images is None else [str(one) for one in images])
 
 
 def write_captions(
@@ -200,77 +155,10 @@ def caption_status(draft_id: str) -> dict[str, Any]:
     return captioning.status(_known(draft_id))
 
 
-def resume_captions(draft_id: str) -> dict[str, Any]:
-    """Continue the last writing of captions where it ended."""
-    captioning.resume(_known(draft_id))
-    return captioning.status(draft_id)
-
-
 def cancel_captions(draft_id: str) -> dict[str, Any]:
     """End the writing of captions; those so far stay."""
     captioning.cancel(_known(draft_id))
     return {}
-
-
-def rehearse(draft_id: str) -> dict[str, Any]:
-    """Try the run on the real model for about two minutes, in the background; `rehearsal_result` has the result."""
-    rehearsal.start(_known(draft_id))
-    return rehearsal.state(draft_id)
-
-
-def rehearsal_result(draft_id: str) -> dict[str, Any]:
-    """The last rehearsal: its stages, the forecast of time, memory, disk and cost, or where it failed."""
-    return rehearsal.state(_known(draft_id))
-
-
-def import_settings(draft_id: str, text: str, name: str = "settings", apply: bool = False) -> dict[str, Any]:
-    """Read a configuration of FluxGym, kohya_ss, sd-scripts, musubi-tuner or ai-toolkit; with `apply`, take it over."""
-    found = importing.read_files(_known(draft_id), [(name, text)])
-    if apply:
-        of_draft.save(draft_id, found["values"])
-    flags = found["values"].get("flags", "")
-    return {**found, "values": {**found["values"], **({"flags": env_file.of_lines(flags)[0]} if flags else {})}}
-
-
-def list_templates() -> list[dict[str, Any]]:
-    """The templates of settings: key, name, what it sets."""
-    return templates.listing()
-
-
-def save_template(draft_id: str, name: str) -> dict[str, Any]:
-    """Save the settings of a draft as a template."""
-    return templates.save(name, of_draft.current(_known(draft_id)))
-
-
-def use_template(draft_id: str, key: str) -> dict[str, Any]:
-    """Take over the settings of a template."""
-    of_draft.save(_known(draft_id), templates.values_of(key, of_draft.current(draft_id)))
-    return review_draft(draft_id)
-
-
-def delete_template(key: str) -> dict[str, Any]:
-    """Delete a template of the user."""
-    return templates.delete(key)
-
-
-def draft_script(draft_id: str) -> str:
-    """The script that Start would run: the one that was edited, else the one of the settings."""
-    edited = script_editor.stored(_known(draft_id))
-    if edited is not None:
-        return edited["script"]
-    values = of_draft.current(draft_id)
-    return form.script_of(form.review(values, draft.counts(draft_id), this_machine(values["backend"])))
-
-
-def export_draft(draft_id: str) -> dict[str, Any]:
-    """Write the draft as a ZIP that trains elsewhere, in the background; `export_status` has its file."""
-    export.start(_known(draft_id))
-    return export.status(draft_id)
-
-
-def export_status(draft_id: str) -> dict[str, Any]:
-    """The last export of a draft."""
-    return export.status(_known(draft_id))
 
 
 def start_draft(draft_id: str) -> dict[str, Any]:
@@ -291,7 +179,6 @@ def _known(draft_id: str) -> str:
 ACTIONS = (
     new_draft,
     list_drafts,
-    draft_settings,
     set_settings,
     review_draft,
     list_images,
@@ -300,29 +187,12 @@ ACTIONS = (
     import_status,
     set_caption,
     edit_captions,
-    list_tags,
-    move_to_subset,
-    list_subsets,
-    edit_image,
     remove_images,
     undo,
-    redo,
     check_images,
     image_report,
-    fix_images,
     write_captions,
     caption_status,
-    resume_captions,
     cancel_captions,
-    rehearse,
-    rehearsal_result,
-    import_settings,
-    list_templates,
-    save_template,
-    use_template,
-    delete_template,
-    draft_script,
-    export_draft,
-    export_status,
     start_draft,
 )

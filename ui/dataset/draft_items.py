@@ -3,9 +3,8 @@ build those of 10,000 images again.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import presets
 from runs.pictures import cropped_size
@@ -44,9 +43,8 @@ class Item:
         return cropped_size((self.width, self.height), self.crop)
 
 
-# The items of the drafts used last, by draft: a page of cards must not build those of 10,000 images again.
-_items: OrderedDict[str, tuple[Mapping[str, Entry], float, list[Item]]] = OrderedDict()
-_near: OrderedDict[str, draft_images.Near] = OrderedDict()
+# Of the drafts used last: their images as stored, the limit of small ones, their items, and what finds nearly identical ones.
+_items: OrderedDict[str, tuple[Mapping[str, Entry], float, list[Item], draft_images.Near]] = OrderedDict()
 
 
 def items(draft_id: str) -> list[Item]:
@@ -55,7 +53,8 @@ def items(draft_id: str) -> list[Item]:
         images, small_side = read(draft_id)["images"], presets.defaults()["images"]["small_side"]
         known = _items.get(draft_id)
         if known is None or known[0] is not images or known[1] != small_side:
-            near = _kept(_near, draft_id, draft_images.Near).of(images)
+            finder = known[3] if known else draft_images.Near()
+            near = finder.of(images)
             before = {item.id: item for item in known[2]} if known and known[1] == small_side else {}
             entries = known[0] if known else {}
             found = []
@@ -63,21 +62,11 @@ def items(draft_id: str) -> list[Item]:
                 item, other = before.get(key), near.get(key)
                 same = item is not None and entries.get(key) is entry and _near_of(item) == other
                 found.append(item if item and same else _item(key, entry, other, small_side))
-            _items[draft_id] = known = images, small_side, found
+            _items[draft_id] = known = images, small_side, found, finder
         _items.move_to_end(draft_id)
         while len(_items) > MAX_OPEN:
             _items.popitem(last=False)
         return known[2]
-
-
-def _kept(table: OrderedDict[str, Any], draft_id: str, make: Callable[[], Any]) -> Any:
-    """The value of a draft in a table of those used last."""
-    if draft_id not in table:
-        table[draft_id] = make()
-    table.move_to_end(draft_id)
-    while len(table) > MAX_OPEN:
-        table.popitem(last=False)
-    return table[draft_id]
 
 
 def _near_of(item: Item) -> str | None:

@@ -19,21 +19,21 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from runs import env_file
 from runs.files import RunError, explained
 from runs.paths import datasets_dir
 from ui import jobs
-from ui.dataset import draft_file, draft_history, draft_images
+from ui.dataset import draft_file, draft_history
 from ui.dataset.draft_file import DraftFile, State
-from ui.dataset.draft_images import Entry
 
 MAX_CAPTION = 20_000  # characters
 UPLOAD_EXPIRES_S = 24 * 3600
 DRAFT_EXPIRES_S = 60 * 24 * 3600  # counted from the last time a page opened the draft
 HISTORY_STEPS = 100
-EDITED = ("crop", "mask", "weight")  # count for `digest` only where they were set: older digests stay valid
+# Of an image: what a run gets of it, for `digest`.
+IN_A_RUN = ("sha256", "caption", "folder", "turn", "crop", "mask", "weight")
 MAX_OPEN = 8  # drafts that are kept in memory; one of 10,000 images takes about 30 MB
 lock = threading.RLock()  # the threads of a process share its open drafts
 _open: OrderedDict[Path, DraftFile] = OrderedDict()
@@ -276,15 +276,8 @@ class Edit:
 
 def digest(state: State) -> str:
     """Hash of all images and captions; "" when there are none."""
-    content = [(key, entry["caption"], entry["turn"], *_edits(key, entry)) for key, entry in state["images"].items()]
+    content = [[entry[name] for name in IN_A_RUN] for entry in state["images"].values()]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest() if content else ""
-
-
-def _edits(key: str, entry: Entry) -> list[Any]:
-    """What was set for an image since it was added; empty for most, so that digests of earlier versions stay valid."""
-    found = [entry[name] for name in EDITED if entry.get(name, 1) not in (None, 1)]
-    moved = draft_images.image_id(entry["folder"], entry["sha256"]) != key
-    return [*found, entry["folder"]] if moved else found
 
 
 def plain_text(text: str) -> str:

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from presets import PresetError
 from runs.files import RunError
-from ui.dataset import bulk, image_edit, imports, selection, subsets
+from ui.dataset import bulk, calls, image_edit, imports, selection, subsets
 from ui.dataset.answers import OUT_OF_DATE, chosen_of, opened, respond, text_of, texts_of
 from ui.dataset.selection import query_of
 
@@ -17,12 +16,9 @@ def image_action(data: dict[str, Any]) -> Values:
     name = data.get("action") if isinstance(data, dict) else None
     if isinstance(name, str) and name in CHANGES:
         return respond(lambda draft_id: CHANGES[name](draft_id, data), data)
-    try:
-        if not isinstance(name, str) or name not in READS:
-            raise RunError(OUT_OF_DATE)
-        return {"ok": True, **READS[name](text_of(data, "draft"), data)}
-    except (RunError, PresetError) as error:
-        return {"ok": False, "error": str(error)}
+    if not isinstance(name, str) or name not in READS:
+        return {"ok": False, "error": OUT_OF_DATE}
+    return calls.answer(READS[name], data)
 
 
 def _fields(data: Values) -> Values:

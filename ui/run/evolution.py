@@ -1,4 +1,4 @@
-"""The snapshots of a run as plain values, for the page, the HTTP API (ui/snapshot_api.py) and the endpoints (ui/api/runs.py).
+"""The snapshots of a run as plain values, for the page and the HTTP API (ui/snapshot_api.py).
 
 They are made again only after a file changed, and of `metrics.jsonl` only what was added is read.
 """

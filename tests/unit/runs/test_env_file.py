@@ -28,7 +28,7 @@ from monitor.run_folder import RunFolder
 from runs import custom_script, env_file, manage, sweep
 from ui.api import drafts as api
 from ui.dataset import draft
-from ui.new import script_editor, templates
+from ui.new import importing, script_editor, templates
 from ui.new import settings as draft_settings
 from ui.run import compare, downloads, run_page, view
 
@@ -100,9 +100,11 @@ def by_import(root: Path) -> Path:
         f"  --huggingface_token {OTHER} --pretrained_model_name_or_path flux1-dev.sft --network_module networks.lora_flux\n"
     )
     draft_id = set_up(root)
-    answer = json.dumps(api.import_settings(draft_id, script.read_text(), "train.sh", apply=True))
+    found = importing.read_files(draft_id, [("train.sh", script.read_text())])
     script.unlink()
-    assert VALUE not in answer and OTHER not in answer and "kept apart" in answer
+    draft_settings.save(draft_id, found["values"])
+    answer = json.dumps(api.review_draft(draft_id))
+    assert VALUE not in answer and OTHER not in answer and "kept in a file" in answer
     api.set_settings(draft_id, {"name": "cat", "trigger": "ohwx", **TINY, "mixed_precision": "no"})
     flags = draft_settings.current(draft_id)["flags"]
     kept = "".join(f"{line}\n" for line in flags.splitlines() if line.startswith("secrets="))

@@ -12,6 +12,7 @@ from ui_helpers import write_run
 from runs.files import RunError
 from ui import jobs
 from ui.dataset import bulk, captioning, draft, image_bulk, images
+from ui.new import importing, script_editor
 from ui.page import build
 from ui.run import charts, control
 
@@ -82,7 +83,8 @@ def test_any_call_of_a_browser_is_answered_and_changes_no_other_caption_and_no_o
     assert sorted(path.name for path in data.parent.iterdir()) == ["data", "secret.txt"]
 
 
-NO_RUN = [None, [], {}, *({"run": name} for name in (3, "../x", "/etc", "gone", "\0", "x" * 5000))]
+NAMES = ("", ".", "..", "../x", "/etc", ".hidden", "my-run/..", "my-run/../my-run")
+NO_RUN = [None, [], {}, *({"run": name} for name in (3, *NAMES, "gone", "\0", "x" * 5000))]
 NO_DRAFT = [None, [], "x", {}, {"draft": 3}, {"draft": "../x", "id": "f", "text": "t"}]
 REFUSED = [
     *((charts.chart_data, sent) for sent in NO_RUN),
@@ -90,11 +92,22 @@ REFUSED = [
     *((charts.chart_data, {"run": "my-run", "from": value}) for value in ("1", True, 1e99, math.nan, [1])),
     *((call, sent) for call in (images.list_images, images.save_caption, images.clear_images) for sent in NO_DRAFT),
     *((call, {"draft": "../x"}) for call in captioning.CALLS),
+    *((call, sent) for call in (importing.setup, script_editor.script_tools) for sent in (*NO_DRAFT, {"do": "start"})),
+]
+# Values that are wrong for a draft that exists.
+OF_A_DRAFT = [
+    *(
+        (importing.setup, sent)
+        for sent in ({"do": 3}, {"do": "read", "files": 3}, {"do": "restore", "template": {"values": {}}})
+    ),
+    *((script_editor.script_tools, {"do": do}) for do in ("nothing", ["x"])),
+    *((script_editor.script_tools, {"do": do, "text": 3}) for do in ("save", "fix", "keep", "merge")),
+    (script_editor.script_tools, {"do": "save", "text": "x" * 300_000, "version": ""}),
 ]
 
 
 def test_a_wrong_value_is_refused_with_a_sentence(place, data):
-    for call, sent in REFUSED:
+    for call, sent in [*REFUSED, *((call, {**sent, "draft": place}) for call, sent in OF_A_DRAFT)]:
         answer = call(sent)
         assert answer["ok"] is False and len(answer["error"]) > 10, (call, sent, answer)
     assert images.save_caption({"draft": place, "id": "f" * 24, "text": "x"})["error"] == "This image was removed"

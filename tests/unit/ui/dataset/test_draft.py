@@ -157,6 +157,10 @@ def test_images_that_no_run_contains_are_counted(data, mine):
     assert draft.images_not_in_a_run(mine) == 2
     create_run(mine, values())
     assert draft.images_not_in_a_run(mine) == 0
+    draft.set_fields(mine, [item_of(mine, "coffee.png").id], {"weight": 2}, "weight")
+    assert draft.images_not_in_a_run(mine) == 2
+    draft.undo(mine)
+    assert draft.images_not_in_a_run(mine) == 0
     set_caption(mine, "coffee.png", "another")
     assert draft.images_not_in_a_run(mine) == 2
     set_caption(mine, "coffee.png", "")

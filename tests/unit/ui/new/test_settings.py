@@ -117,7 +117,7 @@ def test_a_draft_of_the_api_keeps_its_defaults_whatever_model_and_images_it_gets
     from ui.api import drafts
 
     mine = drafts.new_draft()
-    before = drafts.draft_settings(mine)
+    before = drafts.review_draft(mine)["settings"]
     images(mine, tmp_path, 4)
     assert drafts.set_settings(mine, {"model": "sdxl"})["settings"] == {
         **before,

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from ui_helpers import metrics_line as line
 from ui_helpers import write_incident, write_run
 
-import runs
-from ui.run import calls, charts, metrics, readers, view
+from ui.run import charts, metrics, readers, view
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -163,11 +162,3 @@ def test_each_gpu_has_its_lines_on_both_axes(data):
     assert "power_w" not in {one["key"] for one in lines}  # one point is no line
     by_time = {one["key"]: one for one in charts.chart_data({"run": folder.name, "axis": "time"})["lines"]}
     assert by_time["temperature"]["x"] == [9.0, 39.0]
-
-
-def test_calls_name_only_runs_of_the_data_folder(data):
-    write_run(data)
-    assert calls.folder_of("my-run") == runs.outputs_dir() / "my-run"
-    for name in ("..", ".", "", "my-run/..", "my-run/../my-run", "/etc", ".hidden"):
-        with pytest.raises(runs.RunError):
-            calls.folder_of(name)

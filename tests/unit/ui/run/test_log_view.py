@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ui_helpers import write_incident, write_run
 
 from runs.files import RunError
-from ui.run import log_view, readers, view
+from ui.run import log_view, readers
 
 HEADER = "=== 2026-11-22T00:{:02d}:00.000Z attempt {}: train.sh, from the start\n"
 
@@ -99,15 +99,6 @@ def test_an_incident_leads_to_the_end_of_its_attempt(data, monkeypatch):
     ((at, _, _),) = log_view.find(folder, "attempt 2 line 7")[0]
     lines, here = log_view.around(folder, at)
     assert lines[here][2] == "attempt 2 line 7"
-
-
-def test_a_progress_bar_is_its_last_state_and_colours_stay(data):
-    folder = write_run(data)
-    bar = b"\r".join(b"\x1b[32msteps: %d%%\x1b[0m" % n for n in range(100))
-    (folder / "training.log").write_bytes(b"start\n" + bar + b"\n\x1b]0;title\x07\x1b[2Kdone\x00\x08\n")
-    assert view.log(folder).styled == ("start", "\x1b[32msteps: 99%\x1b[0m", "done")
-    shown = log_view.markup(log_view.tail(folder))
-    assert '<span class="hp-sgr-c2">steps: 99%</span>' in shown and "\x1b" not in shown
 
 
 def test_what_a_log_says_is_text_and_its_times_are_elements():
