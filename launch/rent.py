@@ -78,8 +78,7 @@ class Api:
 
         find: for a request that must not be carried out twice: what it made, where its answer was lost.
 
-        Raises:
-            ApiError: RunPod refused, or did not answer within `patience_s`.
+        Raises ApiError: RunPod refused, or did not answer within `patience_s`.
         """
         until_s, pause_s = time.monotonic() + self.patience_s, self.pause_s
         while True:
@@ -214,9 +213,8 @@ def body(spec: "RunSpec", args: argparse.Namespace, gpu: str) -> dict[str, Any]:
 def create(api: Api, spec: "RunSpec", args: argparse.Namespace) -> dict[str, Any]:
     """The pod, on the first of these GPUs that RunPod has: exactly one, also where the answer is lost or a proxy answers with an error.
 
-    Raises:
-        LaunchError: it has none, the balance is too low, the request is wrong, or nobody knows whether there is a pod; the
-            message has its name then.
+    Raises LaunchError: it has none, the balance is too low, the request is wrong, or nobody knows whether there is a
+    pod; the message has its name then.
     """
     refused, own = None, travel.unique_name(spec)
     for name in args.gpu:
@@ -257,8 +255,7 @@ def own_pod(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
 def stop(pod: str, own_key: str) -> str:
     """Stop the pod; a sentence that says so. RunPod then kills this process. (docs.runpod.io, "Trigger a pod state transition".)
 
-    Raises:
-        LaunchError: RunPod refused, or did not answer for five minutes; the pod runs on and costs money.
+    Raises LaunchError: RunPod refused, or did not answer for five minutes; the pod runs on and costs money.
     """
     try:
         Api(address(), own_key, patience_s=STOP_S).call("POST", f"/v2/pods/{pod}/action", {"action": "stop"})

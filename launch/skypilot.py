@@ -116,11 +116,7 @@ def write(spec: "RunSpec", args: argparse.Namespace, path: Path) -> None:
 
 
 def program() -> str:
-    """The program `sky`: of the environment $SKYPILOT_VENV, else on PATH.
-
-    Raises:
-        LaunchError: it is not installed.
-    """
+    """The program `sky`: of the environment $SKYPILOT_VENV, else on PATH. Raises LaunchError: it is not installed."""
     venv = os.environ.get("SKYPILOT_VENV", "")
     found = shutil.which("sky", path=str(Path(venv) / "bin")) if venv else shutil.which("sky")
     if found is None:

@@ -62,8 +62,7 @@ def needed_gb(spec: "RunSpec") -> float:
 def address(spec: "RunSpec") -> str:
     """The store of a run, if another machine can reach it.
 
-    Raises:
-        LaunchError: it has none, or a folder of this machine.
+    Raises LaunchError: it has none, or a folder of this machine.
     """
     example = "hf://buckets/ME/runs or s3://BUCKET/runs"
     if not spec.store:
@@ -104,8 +103,7 @@ def secrets(spec: "RunSpec", args: argparse.Namespace) -> list[str]:
 def environment(folder: Path, secrets: list[str]) -> dict[str, str]:
     """This process's environment with the run's own secrets, for the program that starts it elsewhere.
 
-    Raises:
-        LaunchError: a secret has no value.
+    Raises LaunchError: a secret has no value.
     """
     found = {**os.environ, **read(folder)}
     if missing := [name for name in secrets if not found.get(name)]:
@@ -116,11 +114,7 @@ def environment(folder: Path, secrets: list[str]) -> dict[str, str]:
 
 
 def variables(spec: "RunSpec", args: argparse.Namespace) -> dict[str, str]:
-    """The variables that are no secret.
-
-    Raises:
-        LaunchError: --env has another form, or names a secret.
-    """
+    """The variables that are no secret. Raises LaunchError: --env has another form, or names a secret."""
     found = {name: os.environ[name] for name in STORE_SETTINGS if os.environ.get(name)}
     found |= {NEEDS_GPU: "1"} if needed_gb(spec) else {}
     secret = secrets(spec, args)
@@ -156,8 +150,7 @@ def unique_name(spec: "RunSpec") -> str:
 def upload(folder: Path, store: str) -> str:
     """Copy the run and its data set into its store; a sentence that says so.
 
-    Raises:
-        LaunchError: a monitor trains it here, another machine holds its lease, or the store failed.
+    Raises LaunchError: a monitor trains it here, another machine holds its lease, or the store failed.
     """
     from launch.store.copies import Copier
     from launch.store.lease import Lease
