@@ -260,8 +260,7 @@ def disk_speed(name: str, folder: Path) -> Finding:
 def measure_disk(folder: Path) -> dict[str, float]:
     """{"write_mb_s", "read_mb_s", "fsync_s"} of a folder's disk, with 64 MB at most and for a few seconds.
 
-    Raises:
-        OSError: it cannot be written.
+    Raises OSError: it cannot be written.
     """
     block, written, began_s = os.urandom(4 << 20), 0, time.monotonic()
     with tempfile.TemporaryDirectory(prefix=".doctor-", dir=folder) as place:

@@ -59,8 +59,7 @@ def _started_s(process: platform.ProcessInfo) -> float:
 def end_orphan(pid: object, start: object) -> str:
     """End one process that `orphans` lists, with those that it started; returns what came of it.
 
-    Raises:
-        RunError: it is none of them (any more).
+    Raises RunError: it is none of them (any more).
     """
     gone = RunError("This process is not an orphan any more; look again")
     if isinstance(pid, bool) or not isinstance(pid, int) or not isinstance(start, int | float):
@@ -87,8 +86,7 @@ def lint_script(text: object, name: object = "train.sh") -> dict[str, Any]:
     Returns:
         {"findings": [{"id", "level", "line", "why", "fix", "fixable"}], "fixed": the script or "", "changes": sentences, "note"}
 
-    Raises:
-        RunError: too long, no text, no training command, or no answer.
+    Raises RunError: too long, no text, no training command, or no answer.
     """
     if not isinstance(text, str) or not isinstance(name, str) or not re.fullmatch(r"train\.(sh|bat|ps1)", name):
         raise RunError("Paste the text of a script, and choose bash, batch or PowerShell")

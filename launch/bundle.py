@@ -65,8 +65,7 @@ class Entry:
 def entries(spec: "RunSpec", wheels: Path | None, models: bool) -> Iterator[Entry]:
     """The files of the bundle, below its folder.
 
-    Raises:
-        LaunchError: the run has no images, or a folder that was named does not exist.
+    Raises LaunchError: the run has no images, or a folder that was named does not exist.
     """
     yield Entry("train.sh", script(spec, "bundle.sh").encode(), True)
     yield Entry("train.bat", script(spec, "bundle.bat").replace("\n", "\r\n").encode())
@@ -196,8 +195,7 @@ def check_name(name: str) -> str:
 def unpack(path: Path, to: Path) -> Path:
     """Unpack a bundle into the folder `to`; the bundle's own folder in it.
 
-    Raises:
-        LaunchError: it is no bundle, or holds a name or a kind of file that a bundle never has; nothing was unpacked then.
+    Raises LaunchError: it is no bundle, or has a name or a kind of file that a bundle never has; nothing was unpacked.
     """
     try:
         with zipfile.ZipFile(path) as archive:

@@ -99,8 +99,7 @@ def start(kind: str = USUAL) -> Path:
     Returns:
         The run's folder; it trains in the background.
 
-    Raises:
-        LaunchError: there is no such kind. RunError: it cannot be created. MonitorError: it cannot be started.
+    Raises LaunchError: there is no such kind. RunError: it cannot be created. MonitorError: it cannot be started.
     """
     if kind not in FAULTS:
         raise LaunchError(f"there is no drill {kind!r}; use {', '.join(FAULTS)}")

@@ -74,8 +74,7 @@ def added() -> list[str]:
 def add(address: str) -> None:
     """Keep the address of a store.
 
-    Raises:
-        LaunchError: it is not valid, holds a secret, or its library is missing; or there are too many.
+    Raises LaunchError: it is not valid, holds a secret, or its library is missing; or there are too many.
     """
     address = address.strip()
     open_place(address)
@@ -112,8 +111,7 @@ def _change(changed: Callable[[list[str]], list[str]]) -> None:
 def read_store(address: str) -> list[dict[str, Any]]:
     """The runs in a store, the newest first, as plain values that are safe to show.
 
-    Raises:
-        LaunchError: the store does not answer, or refuses.
+    Raises LaunchError: the store does not answer, or refuses.
     """
     place = open_place(address, LIMITS)
     places = {slug: place.under(slug) for slug in place.folders() if SLUG.fullmatch(slug)}
@@ -184,8 +182,7 @@ def holder(place: Place) -> dict[str, Any]:
 def request_stop(address: str, slug: str, now: bool = False) -> None:
     """Ask the machine that trains a run to stop it. Its agent reads this within `store.status_s` seconds.
 
-    Raises:
-        LaunchError: the store does not answer, or refuses; or that is no run's name.
+    Raises LaunchError: the store does not answer, or refuses; or that is no run's name.
     """
     if not SLUG.fullmatch(slug):
         raise LaunchError(f"{slug[:100]!r} is not the name of a run in a store")

@@ -321,8 +321,7 @@ def probe(
         {"ok": bool, "kind": fine|basic|image|scale|slow, "verdict": sentences, "advice": what to do, "image": the image's file in the
         data set or "", "run": str, "model": str, "stages": [Rung as a dict], "took_s": float}
 
-    Raises:
-        LaunchError, RunError: see `Climb`.
+    Raises LaunchError, RunError: see `Climb`.
     """
     work = Climb(run, gpus, limit_s, progress)
     rungs = group_rungs(gpus, max(IMAGES, gpus * work.spec.batch_size))

@@ -114,9 +114,8 @@ def publish(
     Args:
         repo: OWNER/NAME, NAME, or "" for the run's name. options: see `add_arguments`. say: called with each line of progress.
 
-    Raises:
-        LaunchError: not logged in, refused, no connection, a card that somebody else wrote.
-        RunError: the run has no such LoRA, or it is damaged.
+    Raises LaunchError: not logged in, refused, no connection, a card that somebody else wrote. RunError: the run has no
+    such LoRA, or it is damaged.
     """
     if hub.offline():
         raise LaunchError("HF_HUB_OFFLINE is set; unset it to publish")

@@ -172,8 +172,7 @@ def rehearse(
     Args:
         progress: called with each stage when it begins and when it has ended.
 
-    Raises:
-        LaunchError: it cannot be tried (a GPU is in use, no images). runs.files.RunError: the run is wrong.
+    Raises LaunchError: it cannot be tried (a GPU is in use, no images). runs.files.RunError: the run is wrong.
     """
     made, me = jobs.load(folder), platform.process_info(os.getpid())
     spec = made.run_spec() if made else load(folder)

@@ -225,8 +225,7 @@ class Container:
 def check_folders() -> None:
     """Make the data folders.
 
-    Raises:
-        LaunchError: this user cannot write there, as on a new volume that belongs to root.
+    Raises LaunchError: this user cannot write there, as on a new volume that belongs to root.
     """
     for folder in (outputs_dir(), datasets_dir()):
         try:

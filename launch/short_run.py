@@ -172,8 +172,7 @@ def run(
         see: called at each poll; a text ends the run as SLOW, with that text. number: of the attempt, whose script is
         `program`, which continues from the state `resume`. inherit: descriptors that it keeps open.
 
-    Raises:
-        OSError: it cannot be started.
+    Raises OSError: it cannot be started.
     """
     attempt = Attempt.prepare(RunFolder(folder), number, platform.now(), collect.oom_kills())
     try:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.common import LaunchError, add_options, add_run, fill, report
-from launch.gpus import needed_gb
+from launch.travel import needed_gb
 from monitor.process.locks import LOCK, is_held
 from monitor.run_folder import find
 from runs.files import atomic_write, explained
@@ -139,11 +139,7 @@ def request(spec: RunSpec | None, args: argparse.Namespace) -> Request:
 
 
 def render(folder: Path, spec: RunSpec | None, wanted: Request) -> str:
-    """The text of the script.
-
-    Raises:
-        LaunchError: a value cannot be written into it.
-    """
+    """The text of the script. Raises LaunchError: a value cannot be written into it."""
     options = [
         ("job-name", job_name(folder)),
         ("output", f"{_plain_path(folder)}/slurm-%j.log"),
@@ -182,8 +178,7 @@ class NoAnswer(LaunchError):
 def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
     """The output of one of Slurm's commands, in this process's environment or another one.
 
-    Raises:
-        NoAnswer: the command failed, or did not answer in time; the message has Slurm's own words.
+    Raises NoAnswer: the command failed, or did not answer in time; the message has Slurm's own words.
     """
     try:
         done = subprocess.run(
@@ -207,8 +202,7 @@ def job_name(folder: Path) -> str:
 def submit(folder: Path, spec: RunSpec | None) -> tuple[str, bool]:
     """(number of the job, whether it was there before). A run that has a job already is not submitted again.
 
-    Raises:
-        LaunchError: there is no Slurm on this machine, the run cannot be started, or sbatch refuses the script.
+    Raises LaunchError: there is no Slurm on this machine, the run cannot be started, or sbatch refuses the script.
     """
     if shutil.which("sbatch") is None:
         raise LaunchError(

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import presets
-from launch import gpus
 from launch.common import LaunchError
 from monitor import config
 from monitor.process.locks import LOCK, is_held
+from presets.estimate import estimate
 from runs.env_file import is_secret, read
 from runs.files import atomic_write
 
@@ -32,17 +32,11 @@ STORE_SECRETS = {
     "az": ("AZURE_STORAGE_CONNECTION_STRING",),
     "hf": ("HF_TOKEN",),
 }
-STORE_SETTINGS = (
-    "AWS_ENDPOINT_URL",
-    "AWS_REGION",
-    "AWS_DEFAULT_REGION",
-    "HF_ENDPOINT",
-)  # not secret; copied where set here
+# Not secret; copied where set here.
+STORE_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "HF_ENDPOINT")
 NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # read by monitor/recovery.py: without its GPU the run does not start
 DISK_GB = 200
-CUDA = (
-    "13.0"  # of PyTorch's wheels on PyPI, in the image (pytorch/pytorch, RELEASE.md): an older driver cannot run them
-)
+CUDA = "13.0"  # of PyTorch's wheels on PyPI, in the image (pytorch/pytorch, RELEASE.md): older drivers cannot run them
 LEASE_S = 120.0  # a lease whose holder died expires within less
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
@@ -52,18 +46,23 @@ VARIABLES: tuple[tuple[str, Any, str], ...] = (
     ("--env NAME=VALUE", [], "a variable that is not secret"),
 )
 RENTED: tuple[tuple[str, Any, str], ...] = (  # the options that the commands for rented machines share
-    ("--gpu NAME", "", "the GPU, as the provider names it; else by the VRAM tier"),
     ("--disk GB", DISK_GB, f"disk for the base model and the run (default: {DISK_GB})"),
     *VARIABLES,
     ("--submit", False, "also start it there; this costs money"),
 )
 
 
+def needed_gb(spec: "RunSpec") -> float:
+    """The GPU memory that a run needs in GB: its tier's, or more where the estimate is higher; 0 for a model that trains on a CPU."""
+    if presets.models()[spec.model]["generated"]:
+        return 0.0
+    return max(float(presets.tiers()[spec.tier]["vram_gb"]), float(estimate(spec.model_dump())["peak_gb"]))
+
+
 def address(spec: "RunSpec") -> str:
     """The store of a run, if another machine can reach it.
 
-    Raises:
-        LaunchError: it has none, or a folder of this machine.
+    Raises LaunchError: it has none, or a folder of this machine.
     """
     example = "hf://buckets/ME/runs or s3://BUCKET/runs"
     if not spec.store:
@@ -104,8 +103,7 @@ def secrets(spec: "RunSpec", args: argparse.Namespace) -> list[str]:
 def environment(folder: Path, secrets: list[str]) -> dict[str, str]:
     """This process's environment with the run's own secrets, for the program that starts it elsewhere.
 
-    Raises:
-        LaunchError: a secret has no value.
+    Raises LaunchError: a secret has no value.
     """
     found = {**os.environ, **read(folder)}
     if missing := [name for name in secrets if not found.get(name)]:
@@ -116,13 +114,9 @@ def environment(folder: Path, secrets: list[str]) -> dict[str, str]:
 
 
 def variables(spec: "RunSpec", args: argparse.Namespace) -> dict[str, str]:
-    """The variables that are no secret.
-
-    Raises:
-        LaunchError: --env has another form, or names a secret.
-    """
+    """The variables that are no secret. Raises LaunchError: --env has another form, or names a secret."""
     found = {name: os.environ[name] for name in STORE_SETTINGS if os.environ.get(name)}
-    found |= {NEEDS_GPU: "1"} if gpus.needed_gb(spec) else {}
+    found |= {NEEDS_GPU: "1"} if needed_gb(spec) else {}
     secret = secrets(spec, args)
     for text in args.env:
         name, equals, value = text.partition("=")
@@ -156,8 +150,7 @@ def unique_name(spec: "RunSpec") -> str:
 def upload(folder: Path, store: str) -> str:
     """Copy the run and its data set into its store; a sentence that says so.
 
-    Raises:
-        LaunchError: a monitor trains it here, another machine holds its lease, or the store failed.
+    Raises LaunchError: a monitor trains it here, another machine holds its lease, or the store failed.
     """
     from launch.store.copies import Copier
     from launch.store.lease import Lease

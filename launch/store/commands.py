@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit code 0, or 1 for the agent of a store that cannot be used.
 
-    Raises:
-        StoreError: the store cannot be used or read, or does not have the run. RunError: the run's name is not valid.
+    Raises StoreError: the store cannot be used or read, or does not have the run. RunError: the run's name is not
+    valid.
     """
     if args.action == "agent":
         from launch.store import agent

@@ -118,8 +118,7 @@ class Copier:
 
         on_progress: called with the bytes sent and the bytes to send, before and after each file.
 
-        Raises:
-            NotHeld: the lease is not held. Refused, Unavailable: the store failed; the next push continues.
+        Raises NotHeld: the lease is not held. Refused, Unavailable: the store failed; the next push continues.
         """
         self._check_lease()
         if not self._looked:
@@ -166,8 +165,7 @@ class Copier:
     def prune(self) -> int:
         """Delete manifests and contents that nobody needs; returns the number of deleted files. Call it after `push`.
 
-        Raises:
-            NotHeld, Refused, Unavailable: something is left, which the next call deletes.
+        Raises NotHeld, Refused, Unavailable: something is left, which the next call deletes.
         """
         self._check_lease()
         files = self.place.list(FILES)

@@ -127,8 +127,7 @@ def order_of(name: str) -> tuple[int, int] | None:
 def parse(data: bytes, name: str, run: str) -> Manifest:
     """A manifest from the store.
 
-    Raises:
-        StoreError: it is damaged, is that of another run, or names files that are none of a run.
+    Raises StoreError: it is damaged, is that of another run, or names files that are none of a run.
     """
     try:
         values: dict[str, Any] = json.loads(data)
@@ -160,8 +159,7 @@ def parse(data: bytes, name: str, run: str) -> Manifest:
 def check_member(name: str, run: str) -> str:
     """The name, if it is that of a run's file or of its data set: relative, nothing hidden, no way out of the folder.
 
-    Raises:
-        ValueError: anything else.
+    Raises ValueError: anything else.
     """
     where, _, path = name.partition("/")
     parts = path.split("/")

@@ -63,8 +63,7 @@ class Limits:
 def check_name(name: str) -> str:
     """The name, if it is one that the store uses: relative, plain characters, no part that starts with a dot.
 
-    Raises:
-        StoreError: anything else.
+    Raises StoreError: anything else.
     """
     if not NAME.fullmatch(name):
         raise StoreError(f"{name[:200]!r} is not a name in a store; it may have letters, digits, . _ - and / only")
@@ -106,8 +105,7 @@ class Place:
     def read(self, name: str, most_bytes: int = 16 << 20) -> bytes:
         """The contents of a small file.
 
-        Raises:
-            NotFound, Refused, Unavailable; StoreError: it is larger than `most_bytes`.
+        Raises NotFound, Refused, Unavailable; StoreError: it is larger than `most_bytes`.
         """
         key = self._key(name)
         data = self._call(f"read {name}", lambda tick: self.files.read(key, 0, most_bytes + 1))
@@ -122,8 +120,7 @@ class Place:
 
         on_bytes: called with each piece, in order.
 
-        Raises:
-            NotFound, Refused, Unavailable; StoreError: the file is shorter or longer. OSError: `path` cannot be written.
+        Raises NotFound, Refused, Unavailable; StoreError: another size. OSError: `path` cannot be written.
         """
         key = self._key(name)
         found = self._call(f"look up {name}", lambda tick: self.files.size(key))
@@ -148,11 +145,7 @@ class Place:
         return self.files.read(key, start, length)
 
     def put(self, name: str, source: bytes | Path) -> None:
-        """Write or replace a file.
-
-        Raises:
-            Refused, Unavailable. FileNotFoundError: the local file is gone.
-        """
+        """Write or replace a file. Raises Refused, Unavailable. FileNotFoundError: the local file is gone."""
         key, what = self._key(name), source if isinstance(source, bytes) else os.fspath(source)
 
         def write(tick: Meter) -> None:
@@ -170,8 +163,7 @@ class Place:
         A call that is repeated after an unclear failure finds its own file: the contents are compared, so they must differ
         between callers. Where `exclusive` is False, two callers may both get True.
 
-        Raises:
-            Refused, Unavailable: it is not known whether the file was written.
+        Raises Refused, Unavailable: it is not known whether the file was written.
         """
         key = self._key(name)
         try:
@@ -186,8 +178,7 @@ class Place:
     def list(self, folder: str = "") -> dict[str, int]:
         """The sizes of the files below `folder` by name, as the other calls take it. Names that no store of ours has are left out.
 
-        Raises:
-            Refused, Unavailable.
+        Raises Refused, Unavailable.
         """
         where = self._key(folder) + "/" if folder else self.prefix
         found = self._call(f"list {folder or 'files'}", lambda tick: self.files.list(where))
@@ -201,18 +192,13 @@ class Place:
     def folders(self) -> Sequence[str]:
         """The names of the folders in this place, without what is in them: in a store, its runs.
 
-        Raises:
-            Refused, Unavailable.
+        Raises Refused, Unavailable.
         """
         found = self._call("list folders", lambda tick: self.files.folders(self.prefix))
         return sorted(name for name in set(found) if "/" not in name and NAME.fullmatch(name))
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete files; those that do not exist are ignored.
-
-        Raises:
-            Refused, Unavailable.
-        """
+        """Delete files; those that do not exist are ignored. Raises Refused, Unavailable."""
         keys = [self._key(name) for name in names]
         for at in range(0, len(keys), 500):
             self._call("delete files", lambda tick, some=keys[at : at + 500]: self.files.delete(some))  # type: ignore[misc]
@@ -331,8 +317,7 @@ def _bounded(work: Callable[[Callable[[], None]], T], idle_s: float, what: str) 
 def open_place(address: str, limits: Limits | None = None) -> Place:
     """The place of an address: a folder, or scheme://… Nothing is connected or created yet.
 
-    Raises:
-        StoreError: the address is not valid or holds a secret, or the library for its scheme is not installed.
+    Raises StoreError: the address is not valid or holds a secret, or the library for its scheme is not installed.
     """
     address = address.strip()
     scheme, separator, rest = address.partition("://")

@@ -67,9 +67,8 @@ def restore(
         run: the slug. folder, data: by default those of the run on this machine.
         on_progress: called with the bytes fetched and the bytes to fetch.
 
-    Raises:
-        StoreError: the store cannot be read; the disk is full; the folder holds another run of this name. The run's folder is
-            unchanged, or, while its last files are renamed, still without `run.toml` where it had none.
+    Raises StoreError: the store cannot be read; the disk is full; the folder holds another run of this name. The run's
+    folder is unchanged, or, while its last files are renamed, still without `run.toml` where it had none.
     """
     folder, data = folder or outputs_dir() / run, data or datasets_dir() / run
     with explained(f"restore {run}"):
@@ -184,8 +183,7 @@ class _Restore:
     def _fetch(self, members: dict[str, Member]) -> None:
         """Fetch contents to the staging folder; those that an earlier restore fetched are kept.
 
-        Raises:
-            StoreError: contents are damaged. Unavailable. OSError: this machine's disk.
+        Raises StoreError: contents are damaged. Unavailable. OSError: this machine's disk.
         """
         self.staging.mkdir(exist_ok=True)
         todo = {m.sha256: m for m in members.values() if not self._is_staged(m)}

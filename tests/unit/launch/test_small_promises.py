@@ -1,0 +1,73 @@
+"""Promises of one line each: what a rehearsal starts is its own job, a signal ends the container's loop, bytes are sent as they are."""
+
+import math
+import os
+import signal
+
+from launch_helpers import a_run
+from runs_helpers import call
+
+import runs
+from launch import rehearse, serve, short_run
+from launch.store import filesystems
+from runs import job
+
+
+def test_a_rehearsal_writes_a_job_of_its_own_steps(data, clean, monkeypatch):
+    folder = a_run(data)
+    stages = [rehearse.Stage(key, title) for key, (title, _, _) in rehearse.STAGES.items()]
+    work = rehearse.Work(folder, rehearse.Rehearsal(stages=stages), lambda stage: None, math.inf, ())
+    monkeypatch.setattr(short_run, "problems", lambda run: [])
+    run = data / "outputs" / rehearse.NAME
+    try:
+        assert work._check(run, runs.load(folder).changed(name=rehearse.NAME, max_train_steps=2))
+    finally:
+        work.meter.close()
+    made = job.load(run)
+    assert made is not None and made.run_spec().max_train_steps == 2
+    assert str(run) in (run / runs.script_name()).read_text()
+
+
+def test_a_signal_ends_the_loop_of_the_container(data, monkeypatch):
+    rounds = []
+
+    def keep_page(container):
+        rounds.append(container)
+        assert len(rounds) == 1, "the loop went on after SIGTERM"
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    monkeypatch.setattr(serve, "POLL_S", 0.0)
+    monkeypatch.setattr(serve.subprocess, "run", lambda *words, **more: None)
+    monkeypatch.setattr(serve.Container, "_keep_page", keep_page)
+    monkeypatch.setattr(serve.Container, "leave", lambda container: container.signals[0])
+    try:
+        assert serve.Container(1, {}).serve() == signal.SIGTERM
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Sent:
+    """A file system that keeps what it is sent."""
+
+    def __init__(self):
+        self.files = {}
+
+    def pipe_file(self, name, data):
+        self.files[name] = data
+
+
+def test_bytes_and_small_files_are_sent_in_one_call_and_counted(tmp_path):
+    (tmp_path / "x").write_bytes(b"file")
+    store, moved = filesystems.Files("s3"), []
+    store._idle = [Sent()]
+    store.put("bucket/bytes", b"bytes", moved.append)
+    store.put("bucket/file", str(tmp_path / "x"), moved.append)
+    assert store._idle[0].files == {"bucket/bytes": b"bytes", "bucket/file": b"file"} and moved == [5, 4]
+    assert list(filesystems.blocks(b"abc")) == [b"abc"]
+
+
+def test_a_store_command_without_its_action_is_wrong_usage():
+    done = call("launch", "store")
+    assert done.returncode == 2 and "ACTION" in done.stderr
