@@ -68,7 +68,7 @@ def document(groups: dict[str, dict[str, Callable[..., Any]]]) -> str:
     """The endpoints as Markdown: the page that a browser shows under /api/."""
     parts = [
         f"# {TITLE}",
-        "From images to a LoRA with named endpoints; the commands do the rest (docs/api.md). With Python:",
+        "From images to a LoRA with named endpoints; the page and the commands do the rest (docs/api.md). With Python:",
         f"```py\n{CLIENT}"
         'for run in client.predict(api_name="/list_runs"):\n    print(run["name"], run["state"], run["step"])\n```',
         "An action that cannot be done raises an error that says what to do. The link “Use via API” below shows "
