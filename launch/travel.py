@@ -38,7 +38,7 @@ STORE_SETTINGS = (
     "AWS_DEFAULT_REGION",
     "HF_ENDPOINT",
 )  # not secret; copied where set here
-NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # read by monitor/recovery.py: without its GPU the run does not start
+NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # read by monitor/start.py: without its GPU the run does not start
 DISK_GB = 200
 CUDA = (
     "13.0"  # of PyTorch's wheels on PyPI, in the image (pytorch/pytorch, RELEASE.md): an older driver cannot run them
