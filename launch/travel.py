@@ -34,7 +34,7 @@ STORE_SECRETS = {
 }
 # Not secret; copied where set here.
 STORE_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "HF_ENDPOINT")
-NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # read by monitor/recovery.py: without its GPU the run does not start
+NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # read by monitor/start.py: without its GPU the run does not start
 DISK_GB = 200
 CUDA = "13.0"  # of PyTorch's wheels on PyPI, in the image (pytorch/pytorch, RELEASE.md): older drivers cannot run them
 LEASE_S = 120.0  # a lease whose holder died expires within less

@@ -20,9 +20,9 @@ from monitor.gpu import nvml
 from monitor.phrases import duration
 from monitor.process import platform
 from monitor.process.platform import ProcessInfo
-from monitor.recovery import Run
 from monitor.resume import script
 from monitor.run_folder import MonitorError, read_json
+from monitor.start import Run
 
 EVERY_S = 2.0  # between two readings
 MOST_S = 120.0  # of the slow time that its figures cover; at least a window

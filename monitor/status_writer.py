@@ -22,9 +22,9 @@ from monitor.detect.progress import Watch
 from monitor.gpu import nvml
 from monitor.process import platform
 from monitor.process.platform import Moment
-from monitor.recovery import Run
 from monitor.resume import snapshots
 from monitor.run_folder import METRICS, STATUS, machines, read_json
+from monitor.start import Run
 from monitor.state import State
 
 EVERY_S = 1.0

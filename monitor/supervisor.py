@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from guards import limits, step_requests
-from monitor import config, recovery
+from monitor import config, recovery, start
 from monitor.attempt import Attempt, AttemptView
 from monitor.cli.notify import Notifier
 from monitor.detect.probe import Probe
@@ -35,12 +35,12 @@ from monitor.phrases import PHASES, count
 from monitor.process import platform, tree
 from monitor.process.locks import LOCK, Lock
 from monitor.process.platform import ProcessInfo
-from monitor.recovery import EXIT_AGAIN, EXIT_BUDGET, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_STOPPED, Run
 from monitor.resume import checkpoints, policy, script, snapshots
 from monitor.run_folder import SCRIPT, MonitorError, RunFolder, machine_number, print_line
 from monitor.slowdown import Slowdown
 from monitor.spend import Spend
 from monitor.standby import Standby
+from monitor.start import EXIT_AGAIN, EXIT_BUDGET, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_STOPPED, Run
 from monitor.state import (
     FINAL,
     WATCHED,
@@ -195,7 +195,7 @@ class Supervisor:
                         self.handle_requests() or self.lease_lost() or self.spent() or self.states[self.at.state]()
                     )
                     self.failing_since = None
-                except recovery.Interrupted:
+                except start.Interrupted:
                     continue
                 except Exception:  # noqa: BLE001 - the top of the loop: logged, and the next turn tries again
                     self.unexpected()
@@ -262,7 +262,7 @@ class Supervisor:
         self.waker.sleep(seconds)
         self.write_status()
         if self.at.state is not State.OPENING and (self.signals or self.folder.stop_request() is not None):
-            raise recovery.Interrupted
+            raise start.Interrupted
 
     def pause_at_end(self, seconds: float) -> None:
         """Wait while the run ends: what must be done before is not interrupted."""
@@ -310,7 +310,7 @@ class Supervisor:
     def finish(self, state: State, code: int, reason: str) -> Step:
         """Reach a final state; the newest steps are on the disk, and what the store lacks is copied, before that."""
         self.run.standby.close()
-        if state is not State.COMPLETED and (unkept := recovery.keep_newest(self.run, self.pause_at_end)):
+        if state is not State.COMPLETED and (unkept := start.keep_newest(self.run, self.pause_at_end)):
             reason = f"{reason}; {unkept}"
         if missing := self.flush_store():
             reason = f"{reason}; {missing}"
@@ -399,7 +399,7 @@ class Supervisor:
                 self.attempt.close()
             self.run.state.shutdown = self.run.state.current = self.attempt = None
             return Step(State.BACKOFF, "restarting with the changed run", time.monotonic())
-        recovery.keep_newest(self.run, self.pause_at_end)
+        start.keep_newest(self.run, self.pause_at_end)
         newest = checkpoints.newest(self.run.state_folders())
         where = f"step {self.furthest()}" + (f"; checkpoint: {newest.name}" if newest else ", without a checkpoint")
         if self.run.state.failure is not None and self.run.incident is not None:
@@ -435,7 +435,7 @@ class Supervisor:
         if not fresh:
             recovery.load_incident(run)
         if not living:
-            survivors = recovery.kill_leftovers(run)
+            survivors = start.kill_leftovers(run)
             if survivors:
                 return self.unkillable(survivors.processes)
             with contextlib.suppress(OSError):
@@ -483,15 +483,15 @@ class Supervisor:
             return Step(State.QUEUED, self.run.queue.message)
         if self.run.store.used and not self.run.store.admitted and (wait := self.admission()) is not None:
             return wait
-        result = recovery.already_started(self.run) or recovery.start_attempt(self.run)
+        result = start.already_started(self.run) or start.start_attempt(self.run)
         if isinstance(result, Attempt):
             self.waiting_since_s = None
             self.attach(result)
             step = self.run.state.resumed_step
             return Step(State.STARTING, f"Starting from step {step}")
-        if isinstance(result, recovery.Survivors):
+        if isinstance(result, start.Survivors):
             return self.unkillable(result.processes)
-        if isinstance(result, recovery.GiveUp):
+        if isinstance(result, start.GiveUp):
             state = State.PREEMPTED if result.code == EXIT_PREEMPTED else State.FAILED
             return self.finish(state, result.code, result.reason)
         now_s = time.monotonic()
@@ -517,7 +517,7 @@ class Supervisor:
             if view.restored_step is not None:
                 message = f"fetched step {view.restored_step} from the store, written by {view.restored_from}"
                 self.folder.event("restored", message, step=view.restored_step)
-                if reason := recovery.adopt_restored(self.run):
+                if reason := start.adopt_restored(self.run):
                     return self.finish(State.COMPLETED, EXIT_DONE, reason)
             return None
         if view.lease is LeaseState.UNUSABLE:
@@ -650,7 +650,7 @@ class Supervisor:
             self.extra_saves.tick(view.step, "checkpoint" in store.view.pending, self.watch.step_s(), save_s)
         begins = self.at.state is State.STARTING and not any(b.count for b in view.beats)
         if self.at.state is State.STARTING and not begins:
-            recovery.note_gpu(self.run, view.beats)
+            start.note_gpu(self.run, view.beats)
         return self.at if begins else Step(State.RUNNING)
 
     def start_probe(self, attempt: Attempt, view: AttemptView, full: bool) -> Probe:
@@ -732,13 +732,13 @@ class Supervisor:
     def recover(self, attempt: Attempt, view: AttemptView, failure: recovery.Hang | recovery.Crash | None) -> Step:
         """Hand the failure to `recovery.recover` and turn its result into a state."""
         result = recovery.recover(self.run, attempt, view, failure)
-        if isinstance(result, recovery.Survivors):
+        if isinstance(result, start.Survivors):
             return self.unkillable(result.processes)
         self.drop_probe()
         if isinstance(result, recovery.Finished):
             return self.completed() if result.complete else self.left()
         self.run.state.durations, self.attempt = self.watch.learned(), None
-        if isinstance(result, recovery.GiveUp):
+        if isinstance(result, start.GiveUp):
             return self.finish(State.FAILED, result.code, result.reason)
         if self.run.several:
             return self.finish(State.PREEMPTED, EXIT_AGAIN, f"{result.message} with all machines")

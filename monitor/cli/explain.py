@@ -24,47 +24,26 @@ STATES = {
     "X": "has exited",
     "I": "is an idle kernel thread",
 }
-# The beginning of a kernel function (proc(5), wchan): what is waited for
-WAITS = (
-    ("futex", "for a lock or for another thread"),
-    ("do_wait", "for a child process to end"),
-    ("hrtimer_nanosleep", "for a time to pass (sleep)"),
-    ("do_nanosleep", "for a time to pass (sleep)"),
-    ("common_nsleep", "for a time to pass (sleep)"),
-    ("ep_poll", "for an event (network, pipe or timer)"),
-    ("do_epoll_wait", "for an event (network, pipe or timer)"),
-    ("poll_schedule", "for an event (network, pipe or timer)"),
-    ("do_sys_poll", "for an event (network, pipe or timer)"),
-    ("do_select", "for an event (network, pipe or timer)"),
-    ("pipe_", "for another process at a pipe"),
-    ("anon_pipe_", "for another process at a pipe"),
-    ("unix_stream", "for another process of this machine at a socket"),
-    ("unix_", "for another process of this machine at a socket"),
-    ("sk_wait", "for the network"),
-    ("wait_woken", "for the network or a terminal"),
-    ("inet_", "for the network"),
-    ("tcp_", "for the network"),
-    ("nfs", "for a network file system (NFS)"),
-    ("rpc_", "for a network file system (NFS)"),
-    ("cifs", "for a network file system (SMB)"),
-    ("fuse", "for a file system in user space (FUSE, such as sshfs or rclone)"),
-    ("request_wait_answer", "for a file system in user space (FUSE, such as sshfs or rclone)"),
-    ("io_schedule", "for the disk"),
-    ("folio_wait", "for the disk"),
-    ("wait_on_page", "for the disk"),
-    ("jbd2", "for the disk"),
-    ("ext4", "for the disk"),
-    ("xfs", "for the disk"),
-    ("blk_", "for the disk"),
-    ("os_acquire", "for the NVIDIA driver"),
-    ("nvidia", "for the NVIDIA driver"),
-    ("uvm_", "for the NVIDIA driver"),
-    ("flock_lock", "for a lock on a file"),
-    ("fcntl_", "for a lock on a file"),
-    ("do_signal_stop", "for SIGCONT: a signal has stopped it"),
-    ("ptrace_stop", "for a debugger"),
-    ("do_coredump", "for its own core dump to be written"),
-)
+# What is waited for, by the beginnings of kernel functions (proc(5), wchan)
+WAITS = {
+    "for a lock or for another thread": "futex",
+    "for a child process to end": "do_wait",
+    "for a time to pass (sleep)": "hrtimer_nanosleep do_nanosleep common_nsleep",
+    "for an event (network, pipe or timer)": "ep_poll do_epoll_wait poll_schedule do_sys_poll do_select",
+    "for another process at a pipe": "pipe_ anon_pipe_",
+    "for another process of this machine at a socket": "unix_",
+    "for the network": "sk_wait inet_ tcp_",
+    "for the network or a terminal": "wait_woken",
+    "for a network file system (NFS)": "nfs rpc_",
+    "for a network file system (SMB)": "cifs",
+    "for a file system in user space (FUSE, such as sshfs or rclone)": "fuse request_wait_answer",
+    "for the disk": "io_schedule folio_wait wait_on_page jbd2 ext4 xfs blk_",
+    "for the NVIDIA driver": "os_acquire nvidia uvm_",
+    "for a lock on a file": "flock_lock fcntl_",
+    "for SIGCONT: a signal has stopped it": "do_signal_stop",
+    "for a debugger": "ptrace_stop",
+    "for its own core dump to be written": "do_coredump",
+}
 # syscall(2) numbers of calls whose first argument is a file: Linux's asm/unistd.h, generic for arm64
 FILE_CALLS: dict[str, dict[int, str]] = {
     "x86_64": {0: "reads from", 1: "writes to", 17: "reads from", 18: "writes to", 45: "receives from", 47: "receives from",
@@ -159,7 +138,10 @@ def _waits(wchan: str) -> str:
     name = wchan.strip().lstrip("_")
     if name in ("", "0"):
         return ""
-    return next((text for start, text in WAITS if name.startswith(start)), f"in the kernel ({name[:60]})")
+    return next(
+        (text for text, starts in WAITS.items() if name.startswith(tuple(starts.split()))),
+        f"in the kernel ({name[:60]})",
+    )
 
 
 def _file(pid: int, syscall: str) -> str:

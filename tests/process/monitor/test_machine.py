@@ -26,8 +26,8 @@ from monitor_helpers import (
 
 from guards import checkpoint, tensor_copies
 from monitor.gpu import nvml
-from monitor.recovery import EXIT_BUDGET, EXIT_DONE, EXIT_PREEMPTED
 from monitor.spend import REFRESH_S, Spend
+from monitor.start import EXIT_BUDGET, EXIT_DONE, EXIT_PREEMPTED
 from runs.paths import ROOT
 
 LIMITS = "[end]\nstop_save_s = 20\n"

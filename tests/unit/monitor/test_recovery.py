@@ -2,15 +2,15 @@
 
 from types import SimpleNamespace
 
-from monitor import config, recovery
+from monitor import config, start
 
 
 def test_a_start_that_the_system_refuses_is_tried_for_ten_minutes_with_growing_waits(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(recovery.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(start.time, "monotonic", lambda: clock[0])
     run = SimpleNamespace(tries=0, failing_since_s=0.0, config=config.load(environ={}))
     waits = []
-    while isinstance(wait := recovery._try_again(run, "no descriptor"), recovery.Wait):
+    while isinstance(wait := start._try_again(run, "no descriptor"), start.Wait):
         waits.append(wait.seconds)
         clock[0] += wait.seconds
     assert waits == sorted(waits) and waits[0] <= 2 and waits[-1] >= 30 and clock[0] >= 600

@@ -12,7 +12,7 @@ from ui_helpers import write_run
 from runs.files import RunError
 from ui import jobs
 from ui.dataset import bulk, captioning, draft, image_bulk, images
-from ui.new import importing, script_editor
+from ui.new import script_editor
 from ui.page import build
 from ui.run import charts, control
 
@@ -92,18 +92,10 @@ REFUSED = [
     *((charts.chart_data, {"run": "my-run", "from": value}) for value in ("1", True, 1e99, math.nan, [1])),
     *((call, sent) for call in (images.list_images, images.save_caption, images.clear_images) for sent in NO_DRAFT),
     *((call, {"draft": "../x"}) for call in captioning.CALLS),
-    *((call, sent) for call in (importing.setup, script_editor.script_tools) for sent in (*NO_DRAFT, {"do": "start"})),
+    *((script_editor.save_script, sent) for sent in (*NO_DRAFT, {"do": "start"})),
 ]
 # Values that are wrong for a draft that exists.
-OF_A_DRAFT = [
-    *(
-        (importing.setup, sent)
-        for sent in ({"do": 3}, {"do": "read", "files": 3}, {"do": "restore", "template": {"values": {}}})
-    ),
-    *((script_editor.script_tools, {"do": do}) for do in ("nothing", ["x"])),
-    *((script_editor.script_tools, {"do": do, "text": 3}) for do in ("save", "fix", "keep", "merge")),
-    (script_editor.script_tools, {"do": "save", "text": "x" * 300_000, "version": ""}),
-]
+OF_A_DRAFT = [(script_editor.save_script, {}), (script_editor.save_script, {"text": 3})]
 
 
 def test_a_wrong_value_is_refused_with_a_sentence(place, data):

@@ -13,7 +13,7 @@ import pytest
 from guards import checkpoint, snapshots
 from guards.snapshot_record import File, RecordError
 from guards.snapshots import Snapshots
-from monitor import recovery
+from monitor import start
 from monitor.process import platform
 from monitor.resume import snapshots as ours
 from monitor.resume.checkpoints import Verifier
@@ -117,7 +117,7 @@ def choose(run, ring, failures=1, damages=False, limit=1 << 30):
         folder=folder, state=state, incident=incident, config=config, several=False, pause=lambda seconds: None,
         verifier=Verifier(60.0),
     )  # fmt: skip
-    return recovery._choose(made, [run])
+    return start._choose(made, [run])
 
 
 def state_on_disk(run, step):
@@ -127,7 +127,7 @@ def state_on_disk(run, step):
 
 def test_memory_or_disk_the_newer_one_counts(run, monkeypatch):
     ring = ring_of(run, 6, 7)
-    monkeypatch.setattr(recovery, "spec_hash", lambda folder: "spec")
+    monkeypatch.setattr(start, "spec_hash", lambda folder: "spec")
     state_on_disk(run, 5)
     point = choose(run, ring)
     assert (point.step, point.path.parent, point.record.parent) == (7, Path(ring), Path(ring))

@@ -1,0 +1,416 @@
+"""One start of a run: kill what an earlier attempt left, choose the newest state that verifies, render, start.
+
+`start_attempt` first makes sure that nothing of an earlier attempt is alive: whatever goes wrong, a run never has two trainers.
+`Run` is what the supervisor, the recovery and a start share about one run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from guards import checkpoint, startup
+from guards.heartbeat import Beat
+from guards.snapshots import headers as snapshots_of
+from monitor import trackio_feed
+from monitor.attempt import Attempt
+from monitor.config import Config
+from monitor.diagnose import collect
+from monitor.diagnose.incident import Incident
+from monitor.gpu import nvml
+from monitor.gpu.nvml import Gpus
+from monitor.gpu.queue import GpuQueue
+from monitor.phrases import count, duration
+from monitor.process import platform, tree
+from monitor.process.platform import ProcessInfo
+from monitor.process.subjob import Subjob
+from monitor.process.tree import Tree
+from monitor.resume import checkpoints, script, snapshots
+from monitor.resume.checkpoints import ResumePoint, Verifier
+from monitor.run_folder import MonitorError, RunFolder
+from monitor.standby import Standby, adopted
+from monitor.state import RunState, State, spec_hash
+from monitor.store import StoreAgent
+
+EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_BUDGET, EXIT_PREEMPTED = 0, 1, 3, 4, 5
+EXIT_AGAIN = 6  # of several machines: this one has ended its ranks; whoever started the group starts all of it again
+# Before a start that failed for a passing reason is tried again: doubled each time.
+FIRST_WAIT_S, LAST_WAIT_S = 1.0, 60.0
+VERIFY_TRIES_COUNT = 5
+# What a run takes along to another machine, of RunState's fields.
+CARRIED = (
+    *("attempt", "restarts", "best_step", "planned", "started_at", "gpu"),
+    *("changes", "changes_at_save", "cause_counts"),
+)
+NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # 1: this machine was rented for its GPU; 0: train without one all the same
+
+
+class Interrupted(Exception):
+    """A signal or a stop request arrived during a wait; the supervisor handles it first."""
+
+
+@dataclass
+class Run:
+    """What supervisor and recovery share about one run."""
+
+    folder: RunFolder
+    config: Config
+    state: RunState
+    gpus: Gpus
+    queue: GpuQueue
+    verifier: Verifier
+    prewarm: script.Prewarm
+    standby: Standby
+    pause: Callable[[float], None]  # waits, keeps the status fresh, raises Interrupted
+    report: Callable[[State, str], None]  # shows a state while a long step of it is under way
+    store: StoreAgent
+    checked: bool = False  # whoever started the monitor has looked for what is missing
+    incident: Incident | None = None  # the last one, until a new step closes it
+    tries: int = 0  # starts in a row that failed for a passing reason
+    failing_since_s: float = 0.0  # when the first of them failed
+    began_s: float = field(default_factory=time.monotonic)  # when this monitor began to wait for a start
+    started: bool = False  # this monitor has started an attempt
+    unkept: str | None = None  # the end of the run: why its newest steps are in memory only, "" for on the disk
+
+    @property
+    def several(self) -> bool:
+        """Several machines train this run together."""
+        return self.folder.machine is not None
+
+    @property
+    def leads(self) -> bool:
+        """This machine writes the run's files: it is the only one, or that of rank 0."""
+        return not self.folder.machine
+
+    def state_folders(self) -> list[Path]:
+        """Where states are: the run's folder and, where there is one, the folder that they are written to first.
+
+        Of several machines, the others do not see that one: what was not copied from it is trained again.
+        """
+        first = Path(self.state.save_dir) if self.state.save_dir and not self.several else None
+        return [self.folder.folder] + ([first] if first and first.is_dir() else [])
+
+    def remaining_s(self) -> float:
+        """Seconds until the machine is taken away; infinite without a SIGTERM."""
+        shutdown = self.state.shutdown
+        gone_by_s = shutdown.gone_by_s if shutdown else None
+        return math.inf if gone_by_s is None else max(0.0, gone_by_s - time.monotonic())
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    reason: str
+    code: int = EXIT_FAILED
+
+
+@dataclass(frozen=True)
+class Survivors:
+    """Processes that SIGKILL did not end: no second writer may start while they live."""
+
+    processes: tuple[ProcessInfo, ...]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The start has to wait."""
+
+    seconds: float
+    message: str
+
+
+def already_started(run: Run) -> Attempt | None:
+    """The attempt that `start_attempt` had started when an error of the monitor cut it short: it is watched, or its end judged."""
+    record = run.state.current
+    if record is None or record.number != run.state.attempt or run.several:
+        return None
+    attempt = Attempt.adopt(run.folder, record)
+    if attempt is None:
+        return None
+    _report_start(run, attempt, "continues", metrics_bytes=run.folder.metrics_size())
+    return attempt
+
+
+def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
+    """Start the next attempt from the newest checkpoint that verifies; what the operating system refuses is tried again."""
+    try:
+        return _start_attempt(run)
+    except OSError as error:
+        return _try_again(run, f"attempt {run.state.attempt + 1} cannot be started: {error.strerror or error}")
+
+
+def _start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
+    state, folders = run.state, run.state_folders()
+    survivors = kill_leftovers(run)
+    if survivors:
+        return survivors
+    for folder in folders if run.leads else ():
+        checkpoint.sweep(folder)
+    if (no_gpu := gpu_missing(run)) is not None:
+        return no_gpu
+    missing = checkpoints.room_missing(folders)
+    if missing:
+        return Wait(30.0, missing) if state.attempt else GiveUp(f"{missing}, then start the run again")
+    if run.incident is None and not run.checked:
+        try:
+            problems = script.start_problems(run.folder, run.config.check.render_s, run.pause)
+        except MonitorError as error:
+            problems = [str(error)]
+        if problems:
+            return GiveUp("; ".join(problems))
+
+    state.edit_reported = script.report_edit(run.folder, state.edit_reported)
+    point = _choose(run, folders)
+    _report_bad(run, point)
+    if point.unsure and (point.path is None or run.tries + 1 < VERIFY_TRIES_COUNT):
+        path, reason = point.unsure[0]
+        return _try_again(run, f"{path.name} cannot be verified: {reason}. It is kept; the run does not start over")
+    if not run.leads:  # all machines train the same: what is changed is decided on the first one
+        leader = RunState.load(RunFolder(run.folder.folder))
+        state.changes, state.changes_at_save = leader.changes, leader.changes_at_save
+    number, changes = state.attempt + 1, state.changes
+    if number == 1 and point.path is not None:
+        number = 2  # attempt 1 is train.sh itself, which starts at step 0
+    try:
+        rendered = run.prewarm.script(number, point.path, changes, state.changes_at_save) or script.render(
+            run.folder, number, point.path, changes, state.changes_at_save, run.config.check.render_s, run.pause
+        )
+    except MonitorError as error:
+        return GiveUp(f"attempt {number} cannot be started: {error}")
+    if not rendered.compatible:
+        point = _start_over(run, point)
+
+    metrics_bytes = run.folder.metrics_size()
+    try:
+        variables = {} if run.several else snapshot_variables(run, point)
+        standby = _release_standby(run, number, rendered, point, variables)
+        attempt = standby or _start_cold(run, number, rendered, point, variables)
+    except OSError:
+        state.current = None
+        raise
+    run.tries = 0
+    state.attempt, state.changes_at_save, state.save_dir = number, [c["name"] for c in changes], rendered.save_dir
+    state.best_before, state.resumed_step, state.current = state.best_step, point.step, attempt.record
+    state.save(run.folder)
+    if run.incident is not None:
+        run.incident.resumed_from, run.incident.from_memory = point.step, point.record is not None
+        run.incident.standby = standby is not None
+        run.incident.save(run.folder)
+    where = "a snapshot in memory" if point.record else point.path.name if point.path else ""
+    source = f"from step {point.step} ({where})" if point.path else "from the start"
+    waited_s = 0.0 if run.started else round(time.monotonic() - run.began_s, 3)
+    how = ", which had been started early" if standby else ""
+    named = {"changes": state.changes_at_save} if changes else {}
+    _report_start(run, attempt, source, how, metrics_bytes=metrics_bytes, waited_s=waited_s, **named)
+    return attempt
+
+
+def _report_start(run: Run, attempt: Attempt, source: str, how: str = "", **known: Any) -> None:
+    """The event of an attempt that has started, and what begins with it. known: what the event has for monitor/ledger.py."""
+    kind, number = "restarted" if run.incident is not None else "started", attempt.record.number
+    message = f"attempt {number} {source}, pid {attempt.pid}{how}"
+    run.folder.event(kind, message, attempt=number, step=run.state.resumed_step, **known)
+    run.started = True
+    if run.leads and run.folder.spec.get("trackers") == trackio_feed.TRACKER:
+        trackio_feed.start(run.folder)
+
+
+def _release_standby(
+    run: Run, number: int, rendered: script.Rendered, point: ResumePoint, variables: dict[str, str]
+) -> Attempt | None:
+    """Let the standby attempt train; None without one that fits, and then it is gone. OSError: it cannot be killed."""
+    found = run.standby.take(number, rendered.script, point.path)
+    if found is None or point.path is None:
+        return None
+    run.state.current = adopted(found, run.folder.log_size(), collect.oom_kills()).record
+    run.state.save(run.folder)
+    return found if run.standby.release(found, rendered.script, point.path, variables, time.sleep) else None
+
+
+def _start_cold(
+    run: Run, number: int, rendered: script.Rendered, point: ResumePoint, variables: dict[str, str]
+) -> Attempt:
+    """Start the script. OSError: it cannot be started, and nothing runs."""
+    # Recorded before it starts: a monitor that is killed in between leaves a training that the next one can find.
+    attempt = Attempt.prepare(run.folder, number, platform.now(), collect.oom_kills())
+    run.state.current = attempt.record
+    run.state.save(run.folder)
+    try:
+        attempt.start(rendered.script, point.path, run.queue.handles(), variables)
+    except OSError:
+        attempt.close()
+        raise
+    return attempt
+
+
+def _choose(run: Run, folders: list[Path]) -> ResumePoint:
+    """The newest state that can be resumed from: a snapshot in memory, or a checkpoint on the disk."""
+    state, failures = run.state, sum(run.state.history.failures.values())
+    if run.folder.foreign or run.several or not run.config.restart.snapshots_bytes:
+        return checkpoints.choose(folders, run.verifier, run.pause)
+    state.snapshots, state.snapshots_off = snapshots.folder_of(run.folder.folder, state.snapshots)
+    record = _newest_record(run, run.pause) if failures < snapshots.FAILED_COUNT else None
+    on_disk = max(checkpoints.states(folders).values(), default=-1)
+    if record is not None and record.step > on_disk:
+        return ResumePoint(record.state, record.step, record=record.path)
+    point = checkpoints.choose(folders, run.verifier, run.pause)
+    if record is not None and record.step > point.step:
+        return replace(point, path=record.state, step=record.step, record=record.path)
+    return point
+
+
+def _newest_record(run: Run, pause: Callable[[float], None], room: bool = True) -> snapshots.Record | None:
+    """The newest snapshot that can be resumed from; why newer ones cannot is in the log. room: as for `snapshots.newest`."""
+    doubtful = run.incident is not None and run.incident.cause.damages_memory
+    before_step = run.incident.evidence.step if run.incident is not None and doubtful else None
+    folder, spec = run.folder.folder, spec_hash(run.folder.folder)
+    record, refused = snapshots.newest(
+        run.state.snapshots, folder, spec, before_step=before_step, room=room, pause=pause
+    )
+    for text in refused:
+        run.folder.log(text)
+    return record
+
+
+def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
+    """Write the newest snapshot to the run's folder when no checkpoint there is as new, before the memory is freed.
+
+    Returns "", or why its steps are in memory only; the memory is not freed then. `pause` may raise; call it again then.
+    """
+    if not run.state.snapshots or run.unkept is not None:
+        return run.unkept or ""
+    on_disk = max(checkpoints.states(run.state_folders()).values(), default=0)
+    headers = snapshots_of(Path(run.state.snapshots))
+    newer = any(header.step > on_disk for header in headers.values())
+    record = _newest_record(run, pause, room=False) if newer else None
+    if record is None or record.step <= on_disk:
+        run.unkept = ""
+        return ""
+    python = record.python if Path(record.python).is_file() else sys.executable
+    command = [python, "-m", "guards.snapshot_keep", str(record.path), str(run.folder.folder)]
+    job = Subjob(command, min(run.config.end.stop_save_s, run.remaining_s()))
+    job.wait(pause)
+    run.unkept = ""
+    if job.answer() is None:
+        run.unkept = (
+            f"the newest steps, to step {record.step}, could not be written to the disk ({job.error}); they stay in memory "
+            "until this machine is restarted, and a new start goes on from them"
+        )
+    else:
+        run.folder.log(f"the snapshot of step {record.step} was written to the disk: {record.state.name}")
+    return run.unkept
+
+
+def snapshot_variables(run: Run, point: ResumePoint) -> dict[str, str]:
+    """The variables that an attempt needs for its snapshots in memory."""
+    limit = run.config.restart.snapshots_bytes
+    return snapshots.environment(run.state.snapshots, spec_hash(run.folder.folder), limit, point.record)
+
+
+def gpu_missing(run: Run) -> GiveUp | None:
+    """Why the run does not start on this machine, which has fewer GPUs than it needs; None when it may start.
+
+    A stopped pod can come back without its GPU, and a training on its CPU would take weeks at the full price. A run that has
+    trained on a GPU can be continued elsewhere (exit code 5); one that was to have its first GPU here is wrong here (4).
+    """
+    wish, trained_on = os.environ.get(NEEDS_GPU, ""), run.state.gpu
+    if wish == "0" or not (trained_on or wish == "1"):
+        return None
+    needed, found = int(run.folder.spec.get("gpus", 1)), run.gpus.count(run.pause)
+    if found is None or found >= needed:
+        return None
+    here = "this machine has none" if not found else f"this machine has {count(found, 'GPU')}"
+    before = f"the run has trained on {trained_on}, and" if trained_on else f"the run needs {count(needed, 'GPU')}, and"
+    what = "nothing is trained on the CPU. Start it on a machine with a GPU" if not found else f"it needs {needed}"
+    return GiveUp(f"{before} {here}: {what} (or set {NEEDS_GPU}=0)", EXIT_PREEMPTED if trained_on else EXIT_BUDGET)
+
+
+def note_gpu(run: Run, beats: Sequence[Beat]) -> None:
+    """Record that the training uses a GPU, as its ranks say."""
+    if not run.state.gpu and any(str(startup.read_about(b.about).get("device", "")).startswith("cuda") for b in beats):
+        run.state.gpu = nvml.model() or "a GPU"
+        run.state.save(run.folder)
+
+
+def adopt_restored(run: Run) -> str:
+    """Continue the state of the machine that trained this run last, as restored to monitor.json; why nothing is left, or "".
+
+    What depends on a machine (its attempt, its durations, its failures) is left behind.
+    """
+    state = run.state
+    try:
+        before = RunState.load(run.folder)
+        names = [change["name"] for change in before.changes] + before.changes_at_save
+        if not all(name.isidentifier() for name in names):
+            raise ValueError("a mitigation has an invalid name")
+        if not all(isinstance(getattr(before, name), int) for name in ("attempt", "restarts", "best_step", "planned")):
+            raise ValueError("a count is not a number")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        run.folder.log(f"the monitor.json in the store cannot be used and is ignored: {error}")
+        return ""
+    for name in CARRIED:
+        setattr(state, name, getattr(before, name))
+    state.best_before = state.best_step
+    state.save(run.folder)
+    same = before.spec_hash == spec_hash(run.folder.folder)
+    if before.state is State.COMPLETED and same and run.folder.lora is not None:
+        return f"already completed on another machine ({before.best_step} steps); LoRA: {run.folder.lora.name}"
+    return ""
+
+
+def kill_leftovers(run: Run) -> Survivors | None:
+    """Kill every process that an earlier attempt of this run left; Survivors when one cannot be killed.
+
+    Raises:
+        OSError: the processes of this machine cannot be read; then nothing may be started.
+    """
+    left = {p.pid: p for p in tree.with_environment(tree.RUN, str(run.folder.folder))}
+    recorded = Attempt.adopt(run.folder, run.state.current) if run.state.current else None
+    left |= recorded.tree.members if recorded else {}
+    waiting = run.standby.pids()
+    left = {pid: process for pid, process in left.items() if pid not in waiting}
+    if not left:
+        return None
+    names = ", ".join(f"{p.name} ({p.pid})" for p in left.values())
+    run.folder.event("killed", f"killing what an earlier attempt left: {names}")
+    result = tree.kill(Tree("", members=left), run.config.end.grace_s, run.config.end.kill_wait_s)
+    return Survivors(result.survivors) if result.survivors else None
+
+
+def _try_again(run: Run, message: str) -> Wait | GiveUp:
+    """A reason that may pass (no descriptor, no memory to fork, a disk error): wait longer each time, but not for ever."""
+    now_s, limit_s = time.monotonic(), run.config.restart.start_s
+    run.failing_since_s = run.failing_since_s if run.tries else now_s
+    run.tries += 1
+    if now_s - run.failing_since_s >= limit_s:
+        return GiveUp(f"{message} (tried {run.tries} times in {duration(now_s - run.failing_since_s)})")
+    return Wait(min(FIRST_WAIT_S * 2 ** (run.tries - 1), LAST_WAIT_S), message)
+
+
+def _report_bad(run: Run, point: ResumePoint) -> None:
+    for path, reason in point.bad:
+        run.folder.event("checkpoint_bad", f"{path.name}: {reason}", path=str(path))
+    for path, reason in point.unsure:
+        run.folder.log(f"{path.name} cannot be verified now and is kept: {reason}")
+    if run.incident is not None:
+        run.incident.bad_checkpoints += [f"{p.name} ({reason})" for p, reason in point.bad]
+
+
+def _start_over(run: Run, point: ResumePoint) -> ResumePoint:
+    """The changed run cannot resume its states: they are kept aside, and the training starts at step 0."""
+    for state in checkpoints.states(run.state_folders()) if run.leads else ():
+        with contextlib.suppress(FileNotFoundError):
+            aside = checkpoint.set_aside(state, "saved before a change of the run that is incompatible with it")
+            message = f"{state.name} is incompatible with the changed run; kept as {aside.name}"
+            run.folder.event("checkpoint_bad", message)
+    snapshots.clear(run.state.snapshots)
+    run.state.best_step = 0
+    if run.incident is not None:
+        run.incident.changed.append("the training starts over: its checkpoints are incompatible with this change")
+    return ResumePoint(None, 0, point.bad)
