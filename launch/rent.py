@@ -3,8 +3,8 @@ is the same by hand, with the key that RunPod gives to the pod. A stopped pod ke
 
 The file is the body of `POST /v2/pods` of RunPod's REST API v2 (docs.runpod.io/api-reference-v2; v1 ended on 2026-11-15). Only
 /workspace survives a stop, so all data is there; only a network volume survives the pod. A secret is a reference that RunPod
-fills in: `{{ RUNPOD_SECRET_NAME }}` (console, Secrets). One request asks for one kind of GPU, so --submit tries each --gpu in turn,
-as that page describes: 400 and 403 mean the next one, 402 the end.
+fills in: `{{ RUNPOD_SECRET_NAME }}` (console, Secrets). One request asks for one kind of GPU, so --submit tries the GPUs of the
+run's tier one after the other, as that page describes: 400 and 403 mean the next one, 402 the end.
 
 Exactly one pod is rented, whatever becomes of the answer: its name ends in characters that no other has, and where the answer is
 lost, `GET /v2/pods` says by the name whether there is a pod. The key never appears in a URL, a log or an error, and a redirect is
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import runs
-from launch import common, travel
+from launch import common, gpus, travel
 from launch.common import LaunchError
 from runs.files import atomic_write
 
@@ -210,14 +210,14 @@ def body(spec: "RunSpec", args: argparse.Namespace, gpu: str) -> dict[str, Any]:
     return found | ({"dataCenterIds": [args.data_center]} if args.data_center else {})
 
 
-def create(api: Api, spec: "RunSpec", args: argparse.Namespace) -> dict[str, Any]:
-    """The pod, on the first of these GPUs that RunPod has: exactly one, also where the answer is lost or a proxy answers with an error.
+def create(api: Api, spec: "RunSpec", args: argparse.Namespace, names: list[str]) -> dict[str, Any]:
+    """The pod, on the first GPU that RunPod has: exactly one, also where the answer is lost or a proxy answers with an error.
 
     Raises LaunchError: it has none, the balance is too low, the request is wrong, or nobody knows whether there is a
     pod; the message has its name then.
     """
     refused, own = None, travel.unique_name(spec)
-    for name in args.gpu:
+    for name in names:
         try:
             request = {**body(spec, args, name), "name": own}
             return api.call(
@@ -232,7 +232,7 @@ def create(api: Api, spec: "RunSpec", args: argparse.Namespace) -> dict[str, Any
                 raise
             refused = error
     raise LaunchError(
-        f"RunPod has none of these GPUs now: {', '.join(args.gpu)}. Try again later, or name another with --gpu ({refused})"
+        f"RunPod has none of these GPUs now: {', '.join(names)}. Try again later, or name another with --gpu ({refused})"
     )
 
 
@@ -276,7 +276,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     common.add_options(
         parser,
-        ("--gpu NAME", [], "the GPU, as RunPod names it, such as 'NVIDIA L4' (docs.runpod.io/references/gpu-types)"),
         *travel.RENTED,
         ("--image NAME", ..., image),
         ("--volume ID", "", "a network volume; without it, a disk that only this pod has"),
@@ -298,25 +297,23 @@ def run(args: argparse.Namespace) -> int:
     folder = common.find(args)
     spec = runs.load(folder)
     travel.one_machine(spec, "RunPod")
-    if not args.gpu:
-        needed = travel.needed_gb(spec)
-        raise LaunchError(
-            f"name a GPU with {needed:.0f} GB or more with --gpu NAME; the names: docs.runpod.io/references/gpu-types"
-        )
+    names = gpus.names(spec, "runpod", args.gpu)
+    if not names:
+        raise LaunchError(f"{spec.model} trains on a CPU; rent a GPU for it with --gpu NAME, or train it here")
     if args.community and args.volume:
         raise LaunchError("--volume: network volumes are in the secure cloud only; leave out --community")
     path = folder / FILE
-    atomic_write(path, json.dumps(body(spec, args, args.gpu[0]), ensure_ascii=False, indent=2) + "\n")
+    atomic_write(path, json.dumps(body(spec, args, names[0]), ensure_ascii=False, indent=2) + "\n")
     answer: dict[str, Any] = {}
     if args.submit:
         api = Api(address(), key())
         print(travel.upload(folder, travel.address(spec)))
-        answer = create(api, spec, args)
+        answer = create(api, spec, args, names)
     made = str(answer.get("id", ""))
     secrets = ["HANGPROOF_AUTH", *travel.secrets(spec, args)]
     if made:
         said = f"pod {made}: {answer.get('cost', '?')} USD an hour (price_per_hour of a spend limit); its page: https://{made}-7860.proxy.runpod.net"
     else:
         said = f"{path}\nMake these secrets in RunPod's console first: {', '.join(secrets)}"
-    value = {"file": str(path), "secrets": secrets, "gpus": args.gpu, "submitted": args.submit, "pod": made or None}
+    value = {"file": str(path), "secrets": secrets, "gpus": names, "submitted": args.submit, "pod": made or None}
     return common.report(args, said, value)

@@ -5,13 +5,12 @@ GPU is gone) or, on several machines, 6 (one has ended its part). It does not re
 and the monitor copies to it all the time. SkyPilot's MOUNT_CACHED is not used: it begins an upload when a file is closed, in no
 particular order, so that a pre-emption leaves states without their guard file (docs.skypilot.co, "Cloud object stores").
 
-The format is that of SkyPilot 0.14.1 (sky/utils/schemas.py, sky/resources.py, sky/jobs/recovery_strategy.py): `nvidia:24GB+` means any
-GPU of NVIDIA with that memory; `job_recovery` takes strategy, max_restarts_on_errors and recover_on_exit_codes; a secret without a value is filled in by
+The format is that of SkyPilot 0.14.1 (sky/utils/schemas.py, sky/jobs/recovery_strategy.py): accelerators as a table mean any of
+them; `job_recovery` takes strategy, max_restarts_on_errors and recover_on_exit_codes; a secret without a value is filled in by
 `sky jobs launch --secret NAME` from the environment.
 """
 
 import argparse
-import math
 import os
 import shlex
 import shutil
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import runs
-from launch import common, travel
+from launch import common, gpus, travel
 from launch.common import LaunchError
 from monitor.start import EXIT_AGAIN, EXIT_PREEMPTED
 from runs.paths import CHECKOUTS, ROOT
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 FILE = "skypilot.yaml"
 STRATEGY = "EAGER_NEXT_REGION"  # SkyPilot's default: tries another region at once
 CPUS = "4+"  # for a model that needs no GPU
-LEAST_GB = 20  # of the GPU: the smaller ones that clouds rent (T4, V100) do not compute bf16
 MAIN_PORT = 29400
 HEAD = """# Trains {name} on a spot machine. Written by `python -m launch skypilot`; submit it with --submit, or with
 # sky jobs launch {secrets}{path}
@@ -52,10 +50,9 @@ IMAGE_ROOT, IMAGE_DATA = "/hangproof", "/data"
 
 
 def document(spec: "RunSpec", args: argparse.Namespace) -> dict[str, Any]:
-    """The YAML file as a dict. Raises LaunchError: no store."""
-    store, needed = travel.address(spec), math.ceil(travel.needed_gb(spec))
-    gpu = args.gpu or (f"nvidia:{max(LEAST_GB, needed)}GB+" if needed else "")
-    compute: dict[str, Any] = {"accelerators": {gpu: spec.gpus}} if gpu else {"cpus": CPUS}
+    """The YAML file as a dict. Raises LaunchError: no store, no GPU."""
+    store, names = travel.address(spec), gpus.names(spec, "skypilot", args.gpu)
+    compute: dict[str, Any] = {"accelerators": dict.fromkeys(names, spec.gpus)} if names else {"cpus": CPUS}
     resources = {
         **({"infra": args.infra} if args.infra else {}),
         **compute,
@@ -144,7 +141,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_options(
         parser,
         ("--infra CLOUD", infra, f"the cloud and region, as SkyPilot names them, such as aws/us-east-1 {where}"),
-        ("--gpu NAME", "", "the GPU, as SkyPilot names it; without it, any with the memory of the VRAM tier"),
         *travel.RENTED,
         (
             "--image NAME",

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import presets
+from launch import gpus
 from launch.common import LaunchError
 from monitor import config
 from monitor.process.locks import LOCK, is_held
-from presets.estimate import estimate
 from runs.env_file import is_secret, read
 from runs.files import atomic_write
 
@@ -46,17 +46,11 @@ VARIABLES: tuple[tuple[str, Any, str], ...] = (
     ("--env NAME=VALUE", [], "a variable that is not secret"),
 )
 RENTED: tuple[tuple[str, Any, str], ...] = (  # the options that the commands for rented machines share
+    ("--gpu NAME", "", "the GPU, as the provider names it; else by the VRAM tier"),
     ("--disk GB", DISK_GB, f"disk for the base model and the run (default: {DISK_GB})"),
     *VARIABLES,
     ("--submit", False, "also start it there; this costs money"),
 )
-
-
-def needed_gb(spec: "RunSpec") -> float:
-    """The GPU memory that a run needs in GB: its tier's, or more where the estimate is higher; 0 for a model that trains on a CPU."""
-    if presets.models()[spec.model]["generated"]:
-        return 0.0
-    return max(float(presets.tiers()[spec.tier]["vram_gb"]), float(estimate(spec.model_dump())["peak_gb"]))
 
 
 def address(spec: "RunSpec") -> str:
@@ -116,7 +110,7 @@ def environment(folder: Path, secrets: list[str]) -> dict[str, str]:
 def variables(spec: "RunSpec", args: argparse.Namespace) -> dict[str, str]:
     """The variables that are no secret. Raises LaunchError: --env has another form, or names a secret."""
     found = {name: os.environ[name] for name in STORE_SETTINGS if os.environ.get(name)}
-    found |= {NEEDS_GPU: "1"} if needed_gb(spec) else {}
+    found |= {NEEDS_GPU: "1"} if gpus.needed_gb(spec) else {}
     secret = secrets(spec, args)
     for text in args.env:
         name, equals, value = text.partition("=")

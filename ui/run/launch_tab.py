@@ -52,8 +52,7 @@ class Place:
     options: tuple[Option, ...] = ()
 
 
-GPU = Option("--gpu", "GPU", "As SkyPilot names it; empty: any with the memory of the VRAM tier")
-POD_GPU = Option("--gpu", "GPU", "As RunPod names it, such as NVIDIA L4", required=True)
+GPU = Option("--gpu", "GPU", "As the provider names it; empty: chosen by the VRAM tier")
 DISK = Option("--disk", "Disk in GB")
 IMAGE = Option("--image", "Container image", "Empty: the one that the project's Dockerfile builds")
 OWN_IMAGE = Option(
@@ -94,7 +93,7 @@ PLACES: dict[str, Place] = {
         "RunPod",
         "A pod that fetches the run from its store, trains it, and stops itself when it is finished.",
         "RUNPOD_API_KEY",
-        (POD_GPU, DISK, OWN_IMAGE, SECRET),
+        (GPU, DISK, OWN_IMAGE, SECRET),
     ),
     "vast": Place(
         "Vast.ai",

@@ -1,7 +1,6 @@
 """SkyPilot: the job that is written for a run, and what is submitted."""
 
 import json
-import math
 import os
 import subprocess
 from pathlib import Path
@@ -26,8 +25,7 @@ def test_the_skypilot_job_of_each_family(clean):
 def check_job(made) -> str:
     job = skypilot.document(made, arguments(skypilot))
     generated = presets.models()[made.model]["generated"]
-    gpus = job["resources"].get("accelerators")
-    assert gpus == (None if generated else {f"nvidia:{max(20, math.ceil(travel.needed_gb(made)))}GB+": 1})
+    assert ("accelerators" in job["resources"]) != generated
     assert job["resources"]["use_spot"] is True and job["workdir"] == str(PROJECT)
     assert job["resources"]["job_recovery"] == {
         "strategy": "EAGER_NEXT_REGION",
@@ -69,10 +67,10 @@ for path in sys.argv[1:]:
 
 def test_vast_is_skypilots_job_on_vasts_machines(data, clean):
     folder = a_run(data)
-    assert skypilot.run(arguments(skypilot, "--gpu", "L4", command="vast", run=folder.name)) == 0
+    assert skypilot.run(arguments(skypilot, command="vast", run=folder.name)) == 0
     job = yaml.safe_load((folder / "skypilot.yaml").read_text())
     assert job["resources"]["infra"] == "vast" and job["resources"]["use_spot"] is True
-    assert job["resources"]["accelerators"] == {"L4": 1}
+    assert "L4" in job["resources"]["accelerators"]
 
 
 def test_skypilot_itself_takes_the_job_of_every_choice(tmp_path):

@@ -10,18 +10,30 @@ from runs_helpers import call, executable, python, spec
 
 import presets
 import runs
-from launch import rent, skypilot, train, travel
+from launch import gpus, rent, skypilot, train, travel
 from launch.common import LaunchError
 from monitor import config
 
 
-def test_the_memory_that_a_run_needs_is_that_of_its_tier_or_more():
+@pytest.mark.parametrize("place", ["skypilot", "runpod"])
+def test_every_tier_of_every_family_has_gpus_with_its_memory(place):
+    memory = {row[place]: row["gb"] for row in gpus.table() if place in row}
     for made in map(a_spec, CHOICES):
+        found = gpus.names(made, place)
+        if presets.models()[made.model]["generated"]:
+            assert found == []
+            continue
+        assert 1 <= len(found) <= gpus.MOST
         needs_gb = presets.tiers_of(made.model, made.backend)[made.tier]["needs_gb"]
-        least_gb = max(presets.tiers()[made.tier]["vram_gb"], needs_gb)
-        generated = presets.models()[made.model]["generated"]
-        assert travel.needed_gb(made) == 0 if generated else travel.needed_gb(made) >= least_gb
-    assert travel.needed_gb(a_spec(batch_size=64, resolution=2048)) > travel.needed_gb(a_spec())
+        sizes = [memory[name] for name in found]
+        assert min(sizes) >= max(presets.tiers()[made.tier]["vram_gb"], needs_gb) and sizes == sorted(sizes)
+
+
+def test_a_run_that_no_gpu_holds_is_refused_and_the_user_can_name_one():
+    made = a_spec(batch_size=64, resolution=2048)
+    with pytest.raises(LaunchError, match="name one with --gpu"):
+        gpus.names(made, "runpod")
+    assert gpus.names(made, "runpod", "B200") == ["B200"]
 
 
 def test_a_rented_machine_needs_a_store_that_it_can_reach():
