@@ -46,7 +46,9 @@ function shownValue(key) {
   return input.value === "" ? null : Number(input.value);
 }
 let typing = null;
+const unread = new Set(); // fields that were typed in and are not read yet: they have a newer value than any answer
 function note(key) {
+  unread.delete(key);
   const value = shownValue(key);
   const kept = hangproof.unsavedText("field", key);
   if (value === undefined || alike(value, kept === undefined ? base[key] : kept)) return;
@@ -59,7 +61,9 @@ for (const name of ["input", "change", "click", "keyup", "focusout"]) {
   document.addEventListener(name, ({ target }) => {
     const key = names.find((one) => target.closest?.(`#${one}`));
     const typed = ["input", "change"].includes(name) || target.role === "combobox";
-    if (key && typed && document.body.classList.contains("hp-open")) setTimeout(() => note(key));
+    if (!key || !typed || !document.body.classList.contains("hp-open")) return;
+    unread.add(key);
+    setTimeout(() => note(key));
   });
 }
 
@@ -91,6 +95,10 @@ async function exchange() {
   if (!answer?.ok || id !== hangproof.draft()) return false;
   let chosen = false;
   for (const [key, theirs] of Object.entries(answer.values)) {
+    if (unread.has(key)) {
+      more = true; // what the server has is shown by the next answer, unless the field was really typed in
+      continue;
+    }
     const changed = !alike(theirs, known[key]);
     chosen ||= changed && CHOSEN.includes(key);
     known[key] = theirs;

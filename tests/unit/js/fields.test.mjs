@@ -6,7 +6,7 @@ const FIRST = { name: "", epochs: 16, repeats: 10 };
 
 /** One tab of a browser whose tabs share `localStorage`, with the form's fields name, epochs and repeats. `dom`: what they show;
  * `stored`: what the server has. `server` answers as settings.save_settings does, or not at all. */
-function open(localStorage, { now = () => 0, stored = { ...FIRST }, server } = {}) {
+function open(localStorage, { now = () => 0, stored = { ...FIRST }, server, soon = queueMicrotask } = {}) {
   const dom = { ...stored };
   const listeners = {};
   const inputs = Object.fromEntries(
@@ -21,7 +21,7 @@ function open(localStorage, { now = () => 0, stored = { ...FIRST }, server } = {
     window: {},
     Date: { now },
     agree: async (_, own) => own,
-    setTimeout: (act, ms) => (ms ? 1 : (queueMicrotask(act), 1)),
+    setTimeout: (act, ms) => (ms ? 1 : (soon(act), 1)),
     document: some({
       body: some({ classList: { contains: () => true } }),
       addEventListener: (name, act) => ((listeners[name] ||= []).push(act)),
@@ -94,6 +94,30 @@ test("a field that was not typed here shows what is stored, and is not sent", as
   assert.deepEqual(tab.requests.at(-1), { name: "mine" });
   assert.deepEqual(stored, { name: "mine", epochs: 20, repeats: 10 });
   assert.deepEqual(tab.events.slice(-2), ["review", "script"]);
+});
+
+test("an answer that comes before a typed field was read does not replace what was typed", async () => {
+  const answers = [];
+  const waiting = [];
+  let hold = false;
+  const server = () => new Promise((done) => answers.push(done));
+  const tab = open(storage(), { server, soon: (act) => (hold ? waiting.push(act) : queueMicrotask(act)) });
+  await new Promise(setImmediate);
+  answers.shift()({ ok: true, values: { ...FIRST, name: "theirs" } }); // of the page's start
+  hold = true;
+  await tab.type("epochs", 2);
+  await new Promise(setImmediate);
+  assert.deepEqual(tab.dom, { ...FIRST, name: "theirs", epochs: 2 });
+  hold = false;
+  waiting.forEach((act) => act());
+  const done = tab.page.sync();
+  for (const name of ["theirs", "theirs"]) {
+    await new Promise(setImmediate);
+    answers.shift()?.({ ok: true, values: { ...FIRST, name, epochs: 2 } });
+  }
+  assert.equal(await done, true);
+  assert.deepEqual(tab.requests.at(-1), { epochs: 2 });
+  assert.deepEqual(tab.dom, { ...FIRST, name: "theirs", epochs: 2 });
 });
 
 test("a text that the server stores in another form stays as it was typed", async () => {

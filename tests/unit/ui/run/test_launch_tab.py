@@ -72,9 +72,7 @@ def test_each_place_is_a_command_that_has_its_options(kind):
     for option in place.options:
         assert option.flag in known, f"{kind} has no {option.flag}"
         assert (known[option.flag].nargs == 0) == (option.kind == "switch")
-        assert isinstance(known[option.flag], argparse._AppendAction) == (
-            option.kind == "words" or option is launch_tab.POD_GPU
-        )
+        assert isinstance(known[option.flag], argparse._AppendAction) == (option.kind == "words")
     required = {text for text, action in known.items() if action.required}
     assert required == {option.flag for option in place.options if option.required}
 
