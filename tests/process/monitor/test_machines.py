@@ -56,7 +56,8 @@ def test_a_stopped_rank_is_named_by_its_machine_and_all_start_again_from_the_las
     now = status(run)
     assert now["state"] == "completed" and now["attempt"] > 1 and weight(run) == undisturbed(STEPS), console(run)
     (other,) = now["machines"]
-    assert other["machine"] == "1" and other["host"] and other["step"] == STEPS, now
+    assert other["machine"] == "1" and other["host"] and other["step"] >= 35, now  # as last read: it may end later
+    assert status(run / "machines" / "1")["step"] == STEPS
     found, *_ = incidents(run / "machines" / "1")
     assert (found["kind"], found["cause"], found["evidence"]["rank"]) == ("hang", "trainer_stopped", 1), found
     own, *_ = incidents(run)
