@@ -1,5 +1,6 @@
 // Says "Not connected" on every tab while the server does not answer: what the page shows of a run is then old, and no button works.
 // Any HTTP answer counts, so an ended login is not taken for a dead server. Other scripts may listen to the two events.
+// A server that was started again does not know what is in the open folds, so the page loads itself again then. What was typed is kept.
 const EVERY_MS = 2000;
 const PATIENCE_MS = 5000; // for a server that accepts the request and does not answer it
 const banner = document.createElement("div");
@@ -34,10 +35,16 @@ const show = (lost) => {
   mark();
   window.dispatchEvent(new CustomEvent(lost ? "hangproof-offline" : "hangproof-online"));
 };
+let known; // the id of the server that this page is open on
 const ask = async () => {
   try {
     const url = new URL("gradio_api/app_id", document.baseURI);
-    await fetch(url, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
+    const answer = await fetch(url, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
+    if (answer.ok) {
+      const { app_id } = await answer.json();
+      known ??= app_id;
+      if (app_id !== known) location.reload();
+    }
     return true;
   } catch {
     return false;

@@ -222,8 +222,11 @@ DISCARD, SURE = "Use the generated script", "Discard your script? Press again"
 # What ui/new/script_text.js does with the editor. An editor with a text that is not stored yet keeps it.
 TYPED = "(text) => { hangproof.typedScript(text); return []; }"
 IN_EDITOR = "(text, ...rest) => [hangproof.unsaved('script').length ? null : text, ...rest]"
-# The second press.
-FORGET = f"(label) => {{ if (label === '{SURE}') hangproof.forget('script', 'text'); return label; }}"
+# The second press forgets what was typed, once nothing of it is on its way to the server.
+FORGET = (
+    f"async (label) => {{ if (label === '{SURE}') {{ await hangproof.flushScript(); hangproof.forget('script', 'text'); }}"
+    " return label; }"
+)
 FLUSH = "async (...values) => { await hangproof.flush(); await hangproof.flushScript(); return values; }"
 
 

@@ -60,8 +60,9 @@ def test_a_rehearsal_in_two_browsers_goes_on_while_the_server_is_killed(browser,
         with serving(data, port=server.port, **SLOW) as server:
             for page in (one, other):
                 page.get_by_test_id("unsaved-banner").wait_for(state="hidden")
-                if not page.locator(".hp-rehearsal").is_visible():  # the page has loaded itself again
-                    open_rehearsal(page)
+                page.wait_for_function("!window.notReloaded")  # it has loaded itself again
+                page.locator("body.hp-open").wait_for()
+                open_rehearsal(page)
                 rehearsal_is(page, "passed")
                 assert {stage.get_attribute("data-state") for stage in page.locator(".hp-stage").all()} == {"done"}
             until(lambda: field(other, "name").input_value() == "typed without a server", "the typed text")
