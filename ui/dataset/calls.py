@@ -1,6 +1,6 @@
 """The frame of a call from a draft's scripts: the values come from a browser, so each is checked, and an error is a sentence."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from presets import PresetError
@@ -20,15 +20,3 @@ def answer(action: Action, data: object) -> Values:
         return {"ok": True, **action(draft_id, data)}
     except (RunError, PresetError) as error:
         return {"ok": False, "error": str(error)}
-
-
-def answer_of(actions: Mapping[str, Action], data: object) -> Values:
-    """`answer` of the action that `do` in `data` names."""
-
-    def action(draft_id: str, values: Values) -> Values:
-        name = values.get("do")
-        if not isinstance(name, str) or name not in actions:
-            raise RunError(OUT_OF_DATE)
-        return actions[name](draft_id, values)
-
-    return answer(action, data)

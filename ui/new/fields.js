@@ -26,11 +26,6 @@ hangproof.shown = () => {
   toShow = {};
   return found;
 };
-/** Change fields as if they were typed. */
-hangproof.use = (values) => {
-  for (const [key, value] of Object.entries(values)) hangproof.keep("field", key, value);
-  return hangproof.sync();
-};
 
 // Typing ------------------------------------------------------------------------------------------------------------
 function inputOf(key) {
