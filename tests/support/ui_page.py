@@ -196,6 +196,9 @@ FAINT = """() => {
   }
   return [...faint];
 }"""
+# A colour on its way to another one says nothing about either.
+TRANSITIONS_END = """() => Promise.allSettled(
+  document.getAnimations().filter((one) => one instanceof CSSTransition).map((one) => one.finished))"""
 # Not Gradio's text boxes that only show a text: their label is beside them.
 NAMELESS = """() => [...document.querySelectorAll("button, input, textarea:enabled, select, a[href], [role=button]")]
   .filter((e) => e.checkVisibility() && e.type !== "file" && !e.closest(".cm-editor"))
@@ -226,6 +229,7 @@ def serious(page, part: str | None = None) -> list[str]:
 
 def assert_accessible(page, part: str | None = None) -> None:
     """axe-core finds nothing serious, everything can be read and has a name, and the page does not scroll sideways."""
+    page.evaluate(TRANSITIONS_END)
     found = [*serious(page, part), *faint_texts(page), *nameless_controls(page)]
     assert found == [], found
     wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
