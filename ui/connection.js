@@ -35,15 +35,13 @@ const show = (lost) => {
   mark();
   window.dispatchEvent(new CustomEvent(lost ? "hangproof-offline" : "hangproof-online"));
 };
-let known; // the id of the server that this page is open on
 const ask = async () => {
   try {
     const url = new URL("gradio_api/app_id", document.baseURI);
     const answer = await fetch(url, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
     if (answer.ok) {
       const { app_id } = await answer.json();
-      known ??= app_id;
-      if (app_id !== known) location.reload();
+      if (app_id !== window.gradio_config.app_id) location.reload(); // another server than the page came from
     }
     return true;
   } catch {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Error, TimeoutError
-from ui_helpers import photos
+from ui_helpers import photos, serving
 
 PATIENCE_S = 90  # for the page itself; a busy machine responds late
 RUN_S = 400  # for a run on the tiny model
@@ -50,6 +50,17 @@ def a_tab(browser, width: int = 1280, height: int = 900, **options) -> Iterator:
 def field(page, key: str):
     """The input of a field."""
     return page.locator(f"#{key} input, #{key} textarea").first
+
+
+@contextlib.contextmanager
+def serving_again(pages: list, data, port: int, **environment) -> Iterator:
+    """A server in place of one that ended, once these open pages have loaded themselves again."""
+    for page in pages:
+        page.evaluate("window.notReloaded = true")
+    with serving(data, port=port, **environment) as server:
+        for page in pages:
+            page.wait_for_function("!window.notReloaded && document.body?.classList.contains('hp-open')")
+        yield server
 
 
 def open_page(page, server) -> None:

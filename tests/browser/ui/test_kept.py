@@ -8,7 +8,7 @@ import threading
 
 import pytest
 from ui_helpers import photos, serving
-from ui_page import PATIENCE_S, a_tab, caption, captions, drop, field, nothing_is_kept, open_page, until
+from ui_page import PATIENCE_S, a_tab, caption, captions, drop, field, nothing_is_kept, open_page, serving_again, until
 
 from ui.dataset import draft
 
@@ -73,7 +73,7 @@ def test_what_is_typed_and_dropped_while_the_server_is_killed_is_not_called_save
         kept = {"name": "after", "repeats": 7, "tier": "16G"}
         until(lambda: tab.evaluate("Object.fromEntries(hangproof.unsaved('field'))") == kept, "three fields are kept")
         tab.close()
-    with serving(data, port=server.port):
+    with serving_again([second], data, server.port):
         expected = {**typed, "chelsea.png": ""}
         until(lambda: stored_captions(draft_id) == expected, "each text is stored with its image")
         until(lambda: nothing_is_kept(second), "the server has everything")

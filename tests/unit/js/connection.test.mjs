@@ -16,7 +16,7 @@ async function looks(answers) {
       createElement: () => ({ setAttribute() {}, append() {}, remove() {} }),
       querySelectorAll: () => [],
     },
-    window: { dispatchEvent() {} },
+    window: { dispatchEvent() {}, gradio_config: { app_id: "a" } },
     location: { reload: () => (reloads += 1) },
     setTimeout: (act) => (look = act),
     fetch: async () => {
@@ -31,6 +31,7 @@ async function looks(answers) {
 
 test("a page that is open while its server is started again loads itself again", async () => {
   assert.deepEqual(await looks(["a", null, "b"]), [1, ["offline", "online"]]);
+  assert.deepEqual(await looks([null, "b"]), [1, ["offline", "online"]]); // before the first look
 });
 
 test("a server that was away or asks for a login is the same one", async () => {

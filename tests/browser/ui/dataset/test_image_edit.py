@@ -5,7 +5,7 @@ import re
 import pytest
 from draft_helpers import item_of, mask_of, photo, top_ignored
 from ui_helpers import photos, serving
-from ui_page import PATIENCE_S, a_tab, drop, field, has_focus, open_page, serious, until
+from ui_page import PATIENCE_S, a_tab, drop, field, has_focus, open_page, serious, serving_again, until
 
 from ui.dataset import draft
 
@@ -148,7 +148,7 @@ def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_serv
         view.get_by_text("The mask is not stored yet").wait_for()
         before = now()
         assert (before.turn, before.weight, before.caption) == (1, 3, "a cup, coffee, saucer")
-        with serving(data, port=server.port) as again:
+        with serving_again([page], data, server.port) as again:
             until(lambda: now().mask != before.mask, "the kept mask is stored", 2 * PATIENCE_S)
             after = now()
             assert (after.turn, after.crop, after.weight) == (1, before.crop, 3)

@@ -6,7 +6,7 @@ import re
 import psutil
 from hub_server import serving as serving_hub
 from ui_helpers import serving
-from ui_page import field, open_page, until
+from ui_page import field, open_page, serving_again, until
 
 BYTES = 3_000_000
 HEAD = json.dumps({"w": {"dtype": "U8", "shape": [BYTES], "data_offsets": [0, BYTES]}}).encode()
@@ -60,10 +60,9 @@ def test_missing_model_files_are_downloaded_and_the_download_outlives_the_page(t
             server.stop(hard=True)  # the page's server dies; the download continues
         assert process.is_running()
         hub.nap_s = 0
-        with serving(data, port=server.port, **environment):  # the open page asks it
+        with serving_again([tab], data, server.port, **environment):
             tab.get_by_test_id("fetching").wait_for(state="detached")
             tab.locator("#model-note").get_by_text("my-ae.safetensors").first.wait_for(state="detached")
-            tab.goto("about:blank")  # the page may be loading itself again
         tab.errors.clear()
         for name in ("my-flux", "my-ae"):
             assert (data / "models" / f"{name}.safetensors").read_bytes() == WEIGHTS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from ui_helpers import photos, serving, write_incident, write_run
-from ui_page import a_tab, captions, faint_texts, field, nameless_controls, show_run, state_is, until
+from ui_page import a_tab, captions, faint_texts, field, nameless_controls, serving_again, show_run, state_is, until
 
 import runs
 from monitor.process.locks import LOCK, Lock
@@ -73,7 +73,7 @@ def test_a_page_whose_server_is_gone_says_so_and_recovers_by_itself(browser, tmp
         assert "just now" not in page.locator("#run-head").inner_text()
         assert faint_texts(page) == []
         change_status(folder, step=77)
-        with serving(data, port=server.port):
+        with serving_again([page], data, server.port):
             banner.wait_for(state="detached")
             page.get_by_test_id("steps").get_by_text("77 of 100 steps").wait_for()
             assert page.get_by_test_id("run-name").inner_text() == "lives on"
