@@ -6,7 +6,7 @@ from monitor_helpers import wait_for
 from ui_helpers import photos, serving
 from ui_page import RUN_S, a_tab, choose_tiny, drop, field, open_page, serious, until
 
-from monitor import run_queue
+from jobs import queue
 
 NAMES = ("bird-r2-lr1e-4", "bird-r2-lr5e-4", "bird-r4-lr1e-4", "bird-r4-lr5e-4")
 
@@ -37,7 +37,7 @@ def test_a_sweep_in_two_browsers_goes_on_while_the_server_is_killed(browser, dat
             until(lambda: all(name in plan.inner_text() for name in NAMES), "the runs' names")
             go.press("Enter")  # by keyboard
             wait_for(lambda: "running" in states(data), timeout_s=RUN_S, what="its first run")
-            assert [one.total for one in run_queue.read().entries] == [4], "one entry of the queue"
+            assert [one.total for one in queue.read().entries] == [4], "one entry of the queue"
             other.goto(f"{server.url}/?run={NAMES[0]}")
             other.locator(f"[data-testid=run-name][data-run='{NAMES[0]}']").wait_for()
             other.locator(".hp-queue li").first.wait_for()
