@@ -38,8 +38,6 @@ STRATEGY = "library.strategy_base"
 TOKENIZERS = "transformers.tokenization_utils_base"
 THREAD = "hangproof-hub "
 """The name of a thread that downloads begins with it."""
-ATTEMPTS = 3
-RETRY_PAUSE_S = 2.0
 POLL_S = 0.5
 
 _upload_threads: list[threading.Thread] = []
@@ -86,7 +84,7 @@ def _cache_first(original: Callable[..., str]) -> Callable[..., str]:
             return original(repo_id, filename, **{**kwargs, "local_files_only": True})
         folder = Path(kwargs.get("local_dir") or cache)
         try:
-            return download_with_retries(lambda: original(repo_id, filename, **kwargs), folder, what)
+            return _download_with_limit(lambda: original(repo_id, filename, **kwargs), folder, what)
         except Unreachable:
             return original(repo_id, filename, **{**kwargs, "local_files_only": True})
 
@@ -116,21 +114,8 @@ def _download_to_cache(source: Source, cache: Path, token: object, what: str) ->
         return None
 
 
-def download_with_retries(download: Callable[[], T], folder: Path, what: str) -> T:
-    """Return `download()`, retried after an error. The process ends when no byte has arrived for `hub_timeout_s`."""
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return _download_with_limit(download, folder, what)
-        except OSError as error:  # errors of requests and of the hub are OSErrors; a missing file needs no retry
-            missing = getattr(getattr(error, "response", None), "status_code", None) in (401, 403, 404)
-            if missing or attempt == ATTEMPTS or reach.given_up or isinstance(error, (FileNotFoundError, Unreachable)):
-                raise
-            session.log(f"{what}: {type(error).__name__}: {error}; retrying (attempt {attempt} of {ATTEMPTS} failed)")
-            time.sleep(RETRY_PAUSE_S * attempt)
-    raise AssertionError("unreachable")
-
-
 def _download_with_limit(download: Callable[[], T], folder: Path, what: str) -> T:
+    """Return `download()`. The process ends when no byte has arrived for `hub_timeout_s`. Raises Unreachable."""
     limit = timeouts.seconds("hub_timeout_s")
     patience = Patience(min(limit or math.inf, reach.left_s()), f"a byte of {what}", session.log)
     results: list[T] = []
@@ -174,7 +159,6 @@ def _partial_bytes(folder: Path) -> int:
     for pattern in (
         "*/blobs/*.incomplete",
         "*/blobs/.*.part",
-        "*/blobs/.*.xet/**/*",
         ".cache/huggingface/**/*.incomplete",
     ):
         for path in folder.glob(pattern):
