@@ -40,7 +40,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from guards import checkpoint, limits, memory, tensor_copies
+from guards import checkpoint, limits, memory
 from guards import snapshot_record as record
 from guards.snapshot_record import File, Header, Plan, RecordError
 
@@ -67,13 +67,13 @@ class _Views:
     """The tensors of a state as they lie in some memory."""
 
     layout: record.Layout | None = None
-    target: Any = None
+    tensors: list[Any] = field(default_factory=list)
 
-    def of(self, flat: Any, layout: record.Layout) -> tensor_copies.Target:
+    def of(self, flat: Any, layout: record.Layout) -> list[Any]:
         """Those of this layout; made again only for another one. flat: the memory, always the same, as a tensor of bytes."""
         if self.layout is not layout:
-            self.target, self.layout = tensor_copies.Target.of(record.views(flat, layout.places)), layout
-        return self.target
+            self.tensors, self.layout = record.views(flat, layout.places), layout
+        return self.tensors
 
 
 @dataclass
@@ -299,7 +299,7 @@ class Snapshots:
         import torch
 
         flat = torch.frombuffer(slot.mapped, dtype=torch.uint8, offset=record.BODY)
-        tensor_copies.copy(slot.views.of(flat, plan.layout), plan.tensors)
+        record.copy(slot.views.of(flat, plan.layout), plan.tensors)
         return None
 
     def _copy_from_gpu(self, plan: Plan, gpu: Any) -> Any:
@@ -309,17 +309,12 @@ class Snapshots:
         if self._pinned is None or self._pinned.numel() < layout.end:
             self._pinned, self._pinned_views = None, _Views()
             self._pinned = _pinned(layout.end + layout.end // 8)
-        targets = self._pinned_views.of(self._pinned, layout).tensors
+        targets = self._pinned_views.of(self._pinned, layout)
         # The events are on the current stream of the tensors' GPU, as the copies.
-        with torch.no_grad(), torch.cuda.device(gpu):
+        with torch.cuda.device(gpu):
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
-            copy = getattr(torch, "_foreach_copy_", None)  # since torch 2.1
-            if copy is not None:
-                copy(targets, plan.tensors, non_blocking=True)
-            else:
-                for target, source in zip(targets, plan.tensors, strict=True):
-                    target.copy_(source, non_blocking=True)
+            record.copy(targets, plan.tensors, non_blocking=True)
             last.record()
         return self._pinned, first, last
 
