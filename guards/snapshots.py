@@ -19,7 +19,7 @@ that no single one is much longer. Where it does not fit into memory it is off, 
     HANGPROOF_SNAPSHOTS        the folder; unset: no snapshots
     HANGPROOF_SNAPSHOTS_SPEC   the checksum of the run's settings: a record of other settings is not used
     HANGPROOF_SNAPSHOTS_BYTES  the most memory that they may take, 0 for none
-    HANGPROOF_RECORD           the record to resume from: `restore` makes the folder of `--resume` from it
+    HANGPROOF_RECORD           the record to resume from: `snapshot_keep.restore` makes the folder of `--resume` from it
 """
 
 from __future__ import annotations
@@ -443,40 +443,6 @@ def _copy_bytes(source: Any, target: memoryview, size: int) -> None:
     to = numpy.frombuffer(target, dtype=numpy.uint8)
     for begin, end in record.chunks(size):
         numpy.copyto(to[begin:end], source[begin:end])
-
-
-def restore(folder: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> None:
-    """Make the state `folder`, which `--resume` names, from the record that the monitor has chosen; nothing for another state.
-
-    Raises:
-        RecordError: the record cannot be used, or its state has no room. It is removed, so the next attempt resumes from another
-            one or from the disk.
-    """
-    if not is_restored(folder, environ):
-        return
-    folder, chosen = Path(folder), environ[RECORD]
-    try:
-        header, contents = record.files(chosen)
-        if header.name != folder.name:
-            raise RecordError(f"{chosen}: it holds {header.name}, not {folder.name}")
-        extra = {"belongs": header.belongs} if header.belongs is not None else {}
-        try:
-            with checkpoint.writing(folder, header.step, header.epoch, **extra) as temporary:
-                record.write_folder(temporary, contents)
-        except (OSError, RuntimeError):  # RuntimeError: torch's. Without its words, which say that a disk is full
-            raise RecordError(f"{folder} cannot be written") from None
-    except RecordError as error:
-        Path(chosen).unlink(missing_ok=True)
-        raise RecordError(
-            f"the snapshot in memory cannot be used, so the next attempt resumes elsewhere: {error}"
-        ) from error
-    os.utime(folder / checkpoint.GUARD, (header.wall_s, header.wall_s))
-
-
-def is_restored(folder: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a state comes from a record: all that belongs to its step was done, and it is gone when the run ends."""
-    chosen = environ.get(RECORD, "")
-    return bool(chosen) and Path(folder).parent == Path(chosen).parent
 
 
 def headers(folder: Path) -> dict[Path, Header]:
