@@ -61,7 +61,7 @@ def built_in(work: Path) -> Start:
     """The built-in trainer."""
     command = [sys.executable, "-c", MAKE_MODEL, str(work / "model"), json.dumps(FULL_WIDTH)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=600)
-    tiny.write_images(work / "images", IMAGES)
+    tiny.write_images(work / "images" / "1_thing", IMAGES)
     (work / "dataset.toml").write_text(DATASET.format(images=work / "images" / "1_thing"), encoding="utf-8")
 
     def start(tokens: int, steps: int, *more: str) -> tuple[list[str], dict[str, str], Path]:
