@@ -36,10 +36,8 @@ DOWNLOAD = "huggingface_hub.file_download"
 UTIL = "library.huggingface_util"
 STRATEGY = "library.strategy_base"
 TOKENIZERS = "transformers.tokenization_utils_base"
-THREAD = "hangproof-hub "
-"""The name of a thread that downloads begins with it."""
-POLL_S = 0.5
 
+_watched = threading.local()  # `here`: a download of this thread is watched already
 _upload_threads: list[threading.Thread] = []
 _cache_misses: list[str] = []  # files that were looked up in the cache only and are not there
 
@@ -118,20 +116,10 @@ def _download_with_limit(download: Callable[[], T], folder: Path, what: str) -> 
     """Return `download()`. The process ends when no byte has arrived for `hub_timeout_s`. Raises Unreachable."""
     limit = timeouts.seconds("hub_timeout_s")
     patience = Patience(min(limit or math.inf, reach.left_s()), f"a byte of {what}", session.log)
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(download())
-        except BaseException as error:  # noqa: BLE001 - passed to the thread that waits
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name=f"{THREAD}{what}", daemon=True)
-    thread.start()
     known = -1
-    while thread.is_alive():
-        thread.join(0.01 if known < 0 else POLL_S)
+
+    def watch() -> None:
+        nonlocal known
         size = _partial_bytes(folder)
         if size != known:
             reach.answered = reach.answered or -1 < known < size
@@ -141,16 +129,20 @@ def _download_with_limit(download: Callable[[], T], folder: Path, what: str) -> 
         patience.report()
         if reach.answered:
             patience.limit_s = limit
-        if patience.left_s() < (0 if reach.answered else -limits.seconds("hub_grace_s")) and thread.is_alive():
+        if patience.left_s() < (0 if reach.answered else -limits.seconds("hub_grace_s")):
             if reach.answered:
                 deadline.expire(limit, f"a byte of {what}")
             reach.give_up()
             message = f"the hub is out of reach: waited {patience.limit_s:.0f} s for {what}"
             session.log(message)
             raise Unreachable(message)
-    if errors:
-        raise errors[0]
-    return results[0]
+
+    def run() -> T:
+        _watched.here = True
+        return download()
+
+    watch()
+    return deadline.call(run, seconds=math.inf, what=what, waiting=watch)
 
 
 def _partial_bytes(folder: Path) -> int:
@@ -218,7 +210,7 @@ def _every_tokenizer(original: Callable) -> Callable:
 
     def from_pretrained(cls: Any, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> object:
         load = functools.partial(original, cls)
-        if kwargs.get("local_files_only") or threading.current_thread().name.startswith(THREAD):
+        if kwargs.get("local_files_only") or getattr(_watched, "here", False):
             return load(pretrained_model_name_or_path, *args, **kwargs)
         return from_cache_first(load, pretrained_model_name_or_path, *args, **kwargs)
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import children
 import pytest
 
-from guards import hub_request
+from guards import deadline, hub_request
 from sd_scripts_patches import hub, session
 
 
@@ -32,7 +32,7 @@ def test_a_slow_download_continues_while_bytes_arrive(tmp_path, monkeypatch):
         return float(len(calls))
 
     monkeypatch.setenv("HANGPROOF_HUB_TIMEOUT_S", "3")
-    monkeypatch.setattr(hub, "POLL_S", 0.01)
+    monkeypatch.setattr(deadline, "POLL_S", 0.01)
     monkeypatch.setattr(hub_request, "time", SimpleNamespace(monotonic=seconds))
     assert hub._download_with_limit(lambda: done.wait(60) and "path", tmp_path, "a file") == "path"
 
