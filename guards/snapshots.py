@@ -42,6 +42,7 @@ from typing import Any
 
 from guards import checkpoint, limits, memory
 from guards import snapshot_record as record
+from guards.reading import boot_id
 from guards.snapshot_record import File, Header, Plan, RecordError
 
 FOLDER = "HANGPROOF_SNAPSHOTS"
@@ -461,11 +462,3 @@ def status(folder: Path) -> dict[str, Any]:
     if newest is None or off:
         return {"step": None, "bytes": 0, "every": 0, "off": off}
     return {"step": newest.step, "bytes": newest.bytes, "every": newest.every, "off": ""}
-
-
-def boot_id() -> str:
-    """The id of this boot of the machine; "" where there is none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
