@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.checkout import tiny_sd_scripts
-from guards import tensor_copies
 from runs.paths import ROOT
 from sd_scripts_patches import tiny
 
@@ -54,15 +53,15 @@ tiny_flux.ensure(Path(sys.argv[1]))
 
 
 def cores() -> dict[str, str]:
-    """The environment of a training on all cores and no GPU, as the monitor starts it."""
-    return {"OMP_NUM_THREADS": str(os.cpu_count() or 1), "CUDA_VISIBLE_DEVICES": "", **tensor_copies.environment()}
+    """The environment of a training on all cores and no GPU."""
+    return {"OMP_NUM_THREADS": str(os.cpu_count() or 1), "CUDA_VISIBLE_DEVICES": ""}
 
 
 def built_in(work: Path) -> Start:
     """The built-in trainer."""
     command = [sys.executable, "-c", MAKE_MODEL, str(work / "model"), json.dumps(FULL_WIDTH)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=600)
-    tiny.write_images(work / "images", IMAGES)
+    tiny.write_images(work / "images" / "1_thing", IMAGES)
     (work / "dataset.toml").write_text(DATASET.format(images=work / "images" / "1_thing"), encoding="utf-8")
 
     def start(tokens: int, steps: int, *more: str) -> tuple[list[str], dict[str, str], Path]:

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 _EXPIRE_S = 5.0
 _FLUSH_S = 5.0
-_ALARM_BACKSTOP_S = 5.0
 _SHUTDOWN_S = 5.0
 _SAMPLE_GRACE_S = 300.0
 
@@ -63,9 +62,9 @@ TABLE: dict[str, Limit] = {
     "block_swap_timeout_s": Limit(
         30, "one block of the model to arrive (block swap)", _EXPIRE_S, (*_STEPS, "phases.sample.ceiling_s")
     ),
-    # Reads: SIGALRM raises TimeoutError; where it cannot interrupt the read, a deadline kills the process.
-    "npz_timeout_s": Limit(30, "one read of a cache file (.npz)", _ALARM_BACKSTOP_S + _EXPIRE_S, (*_CACHES, *_STEPS)),
-    "image_timeout_s": Limit(30, "one image file to be read", _ALARM_BACKSTOP_S + _EXPIRE_S, (*_CACHES, *_STEPS)),
+    # Reads: TimeoutError is raised; a read that the system cannot end is left to a thread of its own.
+    "npz_timeout_s": Limit(30, "one read of a cache file (.npz)", _EXPIRE_S, (*_CACHES, *_STEPS)),
+    "image_timeout_s": Limit(30, "one image file to be read", _EXPIRE_S, (*_CACHES, *_STEPS)),
     # Samples and saves.
     "sample_budget_s": Limit(
         300,
@@ -83,9 +82,8 @@ TABLE: dict[str, Limit] = {
     ),
     "hub_reach_s": Limit(60, "the first byte from the model hub, all requests of a process together", 5.0, _LOADS),
     "hub_timeout_s": Limit(300, "any progress of a download from the model hub", _EXPIRE_S, _LOADS),
-    # Of a download: a connection or an xet transfer that stalls is replaced; without progress in all it fails with the reason.
+    # Of a download: a connection that stalls is replaced; without progress in all it fails with the reason.
     "download_read_s": Limit(30, "64 KiB on one connection of a download, or an answer", 0.0, _LOADS),
-    "xet_stall_s": Limit(60, "64 KiB of a download by xet; then HTTP continues", 3.0, _LOADS),
     "download_stall_s": Limit(120, "any progress of a download, retries included", 30.0, _LOADS),
     "git_timeout_s": Limit(10, "git to report the revision of sd-scripts", 0.0, ("phases.load.floor_s",)),
     # One rank may cache or sample for long while the others wait, with progress of its own: no phase encloses this.
@@ -125,9 +123,6 @@ TABLE: dict[str, Limit] = {
     "hub_grace_s": _constant(5.0, "the library's own error when the hub is out of reach", 0.0, _LOADS),
     "flush_s": _constant(
         _FLUSH_S, "log and output streams to be flushed at exit, then os._exit", 0.0, ("watch.exit_s",)
-    ),
-    "alarm_backstop_s": _constant(
-        _ALARM_BACKSTOP_S, "SIGALRM to interrupt a read; then a deadline kills the process", _EXPIRE_S, _CACHES
     ),
     "worker_term_s": _constant(3.0, "a loader worker to exit on SIGTERM, then SIGKILL", 0.0, ("watch.exit_s",)),
     "shutdown_s": _constant(_SHUTDOWN_S, "the workers of one iterator to exit together", _EXPIRE_S, ("watch.exit_s",)),
