@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("guards", "launch", "monitor", "presets", "runs")
 TRAINERS = {"diffusers": ("trainer",)}  # of the others: sd_scripts_patches
-SUFFIXES = (".py", ".toml", ".sh", ".bat", ".sbatch")
+SUFFIXES = (".py", ".toml", ".sh", ".bat", ".sbatch", ".md")
 PAGE_ONLY = ("gradio", "markdown-it-py", "pillow-heif", "apprise")  # pins of requirements.txt that no training needs
 PACKED = (".png", ".jpg", ".jpeg", ".webp", ".safetensors", ".whl")  # a ZIP does not make them smaller
 MOST_FILES, MOST_TIMES = (
