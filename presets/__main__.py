@@ -112,10 +112,7 @@ def lint(args: argparse.Namespace) -> int:
             "clean": not findings,
             "findings": as_json(findings),
             "fixed": fixed.fixed if fixed else [],
-            "changes": [
-                {"rule": r, "command": i + 1, "kind": type(c).__name__, **asdict(c), "text": describe(c)}
-                for r, i, c in changes
-            ],
+            "changes": [{"rule": r, "command": i + 1, **asdict(c), "text": describe(c)} for r, i, c in changes],
         }
         print(json.dumps(result, ensure_ascii=False), file=out)
     return 1 if findings else 0

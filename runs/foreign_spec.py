@@ -240,9 +240,9 @@ def _lint(out: Import, script: str) -> None:
     module, rules = "trainer" if script == "trainer" else "sd_scripts_patches", _table("lint.toml")["rules"]
     for rule, changes in lint.check(Training(command, "sh", 0, module, flags, {}, opaque=False)):
         for change in changes:
-            if isinstance(change, lint.Drop):
+            if change.kind == "Drop":
                 out.take(change.flag, "dropped", rules[rule]["why"])
-            elif isinstance(change, lint.Set) and change.flag in out.flags and rule != "no-state":
+            elif change.kind == "Set" and change.flag in out.flags and rule != "no-state":
                 text = f"Set to {' '.join(change.values) or 'on'}: {rules[rule]['why']}"
                 out.row(change.flag, out.flags[change.flag], "dropped", text)
                 out.flags[change.flag] = list(change.values)
