@@ -155,7 +155,7 @@ def models(user_file: Path | None = None) -> dict[str, dict]:
 
 
 def downloads(user_file: Path | None = None) -> dict[str, dict]:
-    """Sources of model files by file name in the models folder: {repo, path[, size, sha256]}.
+    """Sources of model files by file name in the models folder: {repo, path[, size, sha256]}; by default path is the name.
 
     Of a model in several files (`NAME-00001-of-00004.safetensors`) the table has the first; the others follow from it.
     """
@@ -168,7 +168,8 @@ def downloads(user_file: Path | None = None) -> dict[str, dict]:
         names = shards(name)
         for number, shard in enumerate(names, 1):
             of = f"-{number:05d}-of-"
-            out[shard] = {**source, "path": source["path"].replace("-00001-of-", of)} if len(names) > 1 else {**source}
+            path = source.get("path", name)
+            out[shard] = {**source, "path": path.replace("-00001-of-", of) if len(names) > 1 else path}
             if "size" in source:
                 out[shard]["size"] = source["size"] // len(names)
     return out
