@@ -62,19 +62,21 @@ class Training:
         return not self.opaque and flag not in self.flags
 
 
-def trainings(text: str, name: str = "train.sh", base: Path | None = None, mounts: str = "") -> list[Training]:
+def trainings(
+    text: str, name: str = "train.sh", base: Path | None = None, mounts: str = "", plain: bool = False
+) -> list[Training]:
     """The training commands of a script (or of a bare command line).
 
     Args:
         name: the file's name, which decides the dialect. base: the folder that relative paths start from.
-        mounts: the contents of /proc/mounts.
+        mounts: the contents of /proc/mounts. plain: also musubi-tuner's scripts where no guarded launcher starts them.
     """
     language = dialect(name, text)
     base = base or Path()
     found = commands(text, language)
     out = []
     for command, following in zip(found, [*found[1:], None][: len(found)], strict=True):
-        if training := _training(command, language, base, mounts):
+        if training := _training(command, language, base, mounts, plain):
             training.source = text
             if following and _is_cut_off(text, command, following):
                 training.cut_at, training.opaque = following.start, True
@@ -97,7 +99,7 @@ def file_name(path: str) -> str:
     return PureWindowsPath(path).name if "\\" in path else PurePosixPath(path).name
 
 
-def _training(command: Command, language: str, base: Path, mounts: str) -> Training | None:
+def _training(command: Command, language: str, base: Path, mounts: str, plain: bool) -> Training | None:
     scripts, guarded = _table("lint.toml")["scripts"], _table("lint.toml")["guarded_scripts"]
     script, module = None, ""
     for i, word in enumerate(command.words):
@@ -106,7 +108,7 @@ def _training(command: Command, language: str, base: Path, mounts: str) -> Train
             script, module = i, value
             if value == "trainer":
                 break
-        elif (name := file_name(word.shape)) in scripts or (module and name in guarded):
+        elif (name := file_name(word.shape)) in scripts or ((module or plain) and name in guarded):
             script = i
             break
     launcher = None if script is None else _launcher(command, script)

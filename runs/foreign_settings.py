@@ -64,18 +64,27 @@ class Settings:
     gpus: int = 1
     plain: bool = True  # False: a kind of LoRA that Hangproof does not train, so its rank says nothing
 
+    def refuse(self, name: str, value: object, text: str) -> None:
+        """Say why a setting is not taken over."""
+        self.rows.append(Row(shown(name), shown(value), "unsupported", text))
+
+    def add_folder(self, path: str, repeats: object = None, trigger: object = None) -> None:
+        """Add a folder of images. What is no plain number or text is left out."""
+        whole = isinstance(repeats, int) and not isinstance(repeats, bool) and 1 <= repeats <= 10**6
+        word = " ".join(trigger.split())[:200] if isinstance(trigger, str) else ""
+        self.folders.append(ImageFolder(path[:4000], repeats if whole else None, word))  # type: ignore[arg-type]
+
 
 def add_value(out: Settings, flag: str, value: object, label: str = "") -> None:
     """Add a flag with a value of JSON, TOML or YAML; one that is off is left out."""
     if value in OFF or not isinstance(flag, str):
-        return
+        return None
     values = value if isinstance(value, list) else [] if value is True else [value]
     if not all(isinstance(one, str | int | float) for one in values):
-        out.rows.append(Row(label or flag, "…", "unsupported", "Not a plain value"))
-        return
+        return out.refuse(label or flag, "…", "Not a plain value")
     if label and label != flag:
         out.labels[flag] = label
-    add_flag(out, flag, [number(one) for one in values])
+    return add_flag(out, flag, [number(one) for one in values])
 
 
 def add_flag(out: Settings, flag: str, values: list[str]) -> None:
@@ -85,7 +94,7 @@ def add_flag(out: Settings, flag: str, values: list[str]) -> None:
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", flag):
         out.flags[flag] = values
     else:
-        out.rows.append(Row(shown(flag), shown(" ".join(values)), "unsupported", "Not the name of an option"))
+        out.refuse(flag, " ".join(values), "Not the name of an option")
 
 
 def number(value: object) -> str:

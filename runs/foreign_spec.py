@@ -73,11 +73,7 @@ def convert(found: Settings, tier: str = "") -> Import:
     family, backend = _family(found.script, flags)
     model = _model(out, family, backend)
     _lint(out, found.script or presets.families()[family]["backends"][backend]["script"])
-    out.fields = {"model": model, "backend": backend, "tier": _tier(model, backend, flags, tier)}
-    chosen = out.fields["tier"]
-    wanted = presets.tiers_of(model, backend)[chosen]["flags"]
-    outcome = "field" if wanted and _has_all(flags, wanted) else "changed"
-    out.rows.append(Row("VRAM", "", outcome, f"{chosen}: {_why_tier(model, backend, flags, chosen, tier)}"))
+    out.fields = {"model": model, "backend": backend, "tier": _tier(out, model, backend, tier)}
     _fields(out, found)
     _secrets(out, found.secrets)
     _own_flags(out)
@@ -189,27 +185,22 @@ def _exists(path: str) -> bool:
         return False
 
 
-def _tier(model: str, backend: str, flags: Mapping[str, list[str]], machine: str) -> str:
+def _tier(out: Import, model: str, backend: str, machine: str) -> str:
     """The VRAM choice: the one whose own flags the configuration has, else that of this machine, else the default."""
-    able = {name: row for name, row in presets.tiers_of(model, backend).items() if not row["problem"]}
-    exact = [name for name, row in able.items() if row["flags"] and _has_all(flags, row["flags"])]
+    able = {name: row["flags"] for name, row in presets.tiers_of(model, backend).items() if not row["problem"]}
+    exact = [name for name, wanted in able.items() if wanted and _has_all(out.flags, wanted)]
     if exact:
-        return max(exact, key=lambda name: len(able[name]["flags"]))
-    for name in (machine, presets.defaults()["run"]["tier"]):
-        if name in able:
-            return name
-    return next(iter(able))
+        chosen = max(exact, key=lambda name: len(able[name]))
+        why = "its optimizer and memory settings are those of the file"
+    else:
+        chosen = next((name for name in (machine, presets.defaults()["run"]["tier"]) if name in able), next(iter(able)))
+        why = "the GPU of this machine" if chosen == machine else "the default; choose the memory of your GPU"
+    out.rows.append(Row("VRAM", "", "field" if exact else "changed", f"{chosen}: {why}"))
+    return chosen
 
 
 def _has_all(flags: Mapping[str, list[str]], wanted: Mapping[str, Any]) -> bool:
     return all(_equal(flags.get(flag), value) for flag, value in wanted.items())
-
-
-def _why_tier(model: str, backend: str, flags: Mapping[str, list[str]], chosen: str, machine: str) -> str:
-    row = presets.tiers_of(model, backend)[chosen]
-    if row["flags"] and _has_all(flags, row["flags"]):
-        return "its optimizer and memory settings are those of the file"
-    return "the GPU of this machine" if chosen == machine else "the default; choose the memory of your GPU"
 
 
 def _equal(values: list[str] | None, ours: object) -> bool:
@@ -420,12 +411,11 @@ def _typed(values: list[str], entry: Mapping[str, Any] | None) -> Any:
     text = values[0]
     if entry and entry["type"] == "bool":
         return text.casefold() not in ("false", "0", "no")
-    for kind in {"int": (int,), "float": (float,)}.get(entry["type"] if entry else "", ()):
-        try:
-            return kind(text)
-        except ValueError:
-            return text
-    return text
+    kind = {"int": int, "float": float}.get(entry["type"] if entry else "", str)
+    try:
+        return kind(text)
+    except ValueError:
+        return text
 
 
 def _checked(out: Import) -> Import:
