@@ -23,7 +23,7 @@ from typing import Any
 from launch import short_run
 from launch.common import LaunchError, report
 from launch.short_run import FAILS, HANGS, TRAINS, Meter, Result
-from runs import dataset
+from runs import pictures
 from runs.command import model_files
 from runs.dataset import images_in
 from runs.files import RunError
@@ -189,7 +189,7 @@ class Climb:
                 break
             read += 1
             try:
-                dataset.check_image(path)
+                pictures.check_image(path)
             except RunError as error:
                 bad[path.relative_to(self.source).as_posix()] = str(error)
         self.progress(f"Read {read:,} of {_images(len(self.images))}: {len(bad) or 'none'} cannot be read")

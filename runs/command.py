@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import presets
+from presets.steps import repeats_in, repeats_of, weight_of
 from runs import dataset
 from runs.dataset import one_line
 from runs.files import Fault, RunError
@@ -363,8 +364,8 @@ def _masked(spec: "RunSpec") -> dict[str, bool]:
 def _subset(spec: "RunSpec", folder: str) -> dict[str, str | int]:
     """The subset of one folder of the data set, with the repeats and the subject that its name sets."""
     subset: dict[str, str | int] = {"image_dir": (datasets_dir() / spec.slug / folder).as_posix()}
-    subset["num_repeats"] = dataset.repeats_in(folder, spec.repeats)
-    if tokens := one_line(spec.trigger) or (dataset.repeats_of(folder) or (0, ""))[1]:
+    subset["num_repeats"] = repeats_in(folder, spec.repeats)
+    if tokens := one_line(spec.trigger) or (repeats_of(folder) or (0, ""))[1]:
         subset["class_tokens"] = tokens
     return subset
 
@@ -383,10 +384,10 @@ def _musubi_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:
         row: dict[str, str | int] = {
             "image_directory": (datasets_dir() / spec.slug / folder).as_posix(),
             "cache_directory": (outputs_dir() / spec.slug / "cache" / folder).as_posix(),
-            "num_repeats": dataset.repeats_in(folder, spec.repeats),
+            "num_repeats": repeats_in(folder, spec.repeats),
         }
         if spec.control_dir:
-            pairs = Path(spec.control_dir).expanduser().absolute() / dataset.weight_of(folder)[1]
+            pairs = Path(spec.control_dir).expanduser().absolute() / weight_of(folder)[1]
             row["control_directory"] = pairs.as_posix()
         rows.append(row)
     return {"general": general, "datasets": rows}

@@ -105,7 +105,7 @@ def form_values(found: "Import", now: Mapping[str, Any]) -> dict[str, Any]:
 
 def _folder(path: str) -> dict[str, Any]:
     """An image folder that a file names: how many images are there, or why none are."""
-    from runs.dataset import is_image_name
+    from runs.pictures import is_image_name
     from ui.dataset import imports
 
     try:
