@@ -116,8 +116,8 @@ def _training(command: Command, language: str, base: Path, mounts: str, plain: b
         return None
     if module == "sd_scripts_patches" and file_name(command.words[script].shape) not in (*scripts, *guarded):
         return None  # `check DIR`, or a module that the launcher runs
-    flags = dict(_flags(command, script + 1))
-    before = {f: (v.values[-1] if v.values else "") for f, v in _flags(command, 0, script)}
+    flags = dict(flags_of(command, script + 1))
+    before = {f: (v.values[-1] if v.values else "") for f, v in flags_of(command, 0, script)}
     training = Training(command, language, script, module, flags, before, command.opaque, mounts=mounts, base=base)
     training.launcher = launcher
     _read_config(training)
@@ -154,7 +154,8 @@ def _launcher(command: Command, script: int) -> int | None:
     return starts[-1] if known and not other_script else None
 
 
-def _flags(command: Command, start: int, end: int | None = None) -> Iterator[tuple[str, Flag]]:
+def flags_of(command: Command, start: int, end: int | None = None) -> Iterator[tuple[str, Flag]]:
+    """The flags among the words of a command from `start`; before `end`, those of a launcher, with `_` for `-`."""
     found: dict[str, Flag] = {}
     flag = None
     for i in range(start, len(command.words) if end is None else end):
