@@ -228,10 +228,6 @@ def windows_workers(t: Training) -> Fix:
     return [_set("max_data_loader_n_workers", "0"), *_drop("persistent_data_loader_workers")]
 
 
-def _is_on(t: Training, flag: str) -> bool:
-    return t.has(flag) and t.number(flag) != 0
-
-
 def _if_unguarded(waits: Callable[[Training], bool]) -> Callable[[Training], Fix]:
     return lambda t: [GUARD] if _unguarded(t) and waits(t) else None
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import presets
 from presets.steps import repeats_in, repeats_of, weight_of
-from runs import dataset
+from runs import dataset, masks
 from runs.dataset import one_line
 from runs.files import Fault, RunError
 from runs.paths import CHECKOUTS, backend_venv, datasets_dir, models_dir, outputs_dir, venv_program
@@ -358,7 +358,8 @@ def _sd_scripts_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:
 
 def _masked(spec: "RunSpec") -> dict[str, bool]:
     """The key that makes a trainer use masks; it is the same for all subsets, because their images share batches."""
-    return {"alpha_mask": True} if dataset.masked(datasets_dir() / spec.slug) else {}
+    images = dataset.images_in(datasets_dir() / spec.slug)
+    return {"alpha_mask": True} if any(map(masks.has_mask, images)) else {}
 
 
 def _subset(spec: "RunSpec", folder: str) -> dict[str, str | int]:

@@ -317,11 +317,6 @@ def counts(folder: Path) -> dict[str, int]:
     return {"" if name == "." else name: number for name, number in found.items()}
 
 
-def masked(folder: Path) -> bool:
-    """Whether a data set has an image with a mask."""
-    return masks.any_mask(images_in(folder))
-
-
 def shown_per_epoch(images: int | Mapping[str, int], repeats: int) -> int:
     """How many images an epoch shows. A folder such as `10_cat` has its own repeats.
 
