@@ -5,6 +5,7 @@ The names of each trainer, and what becomes of them, are tables: presets/foreign
 
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 from presets.tables import ROOT, read_toml
 from runs import env_file
@@ -49,20 +50,33 @@ class Settings:
     """What the files set.
 
     kind: what they are, for a sentence. script: the training script, "" where no file names one. flags: by name, their values
-    ([] for a switch). labels: how the file writes a flag, where this differs. rows: settings that are decided already.
+    ([] for a switch); as a run, those that are not decided yet. labels: how the file writes a flag, where this differs. rows:
+    one for each setting that is decided. As a run: fields of a RunSpec, `extra` included; added: what Hangproof sets, as words.
     """
 
     kind: str = ""
     script: str = ""
-    flags: dict[str, list[str]] = field(default_factory=dict)
+    flags: dict[str, list[str]] = field(default_factory=dict, repr=False)
     labels: dict[str, str] = field(default_factory=dict)
     prompts: list[str] = field(default_factory=list)
     folders: list[ImageFolder] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
-    secrets: dict[str, str] = field(default_factory=dict)  # that a script sets, by variable
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)  # that a script sets, by variable
     notes: list[str] = field(default_factory=list)
     gpus: int = 1
     plain: bool = True  # False: a kind of LoRA that Hangproof does not train, so its rank says nothing
+    fields: dict[str, Any] = field(default_factory=dict)
+    added: list[str] = field(default_factory=list)
+
+    def row(self, flag: str, values: list[str], outcome: str, text: str) -> None:
+        """Say what became of a flag."""
+        value = "…" if env_file.is_secret_flag(flag) else shown(" ".join(values) if values else "on")
+        self.rows.append(Row(self.labels.get(flag, f"--{flag}"), value, outcome, text))
+
+    def take(self, flag: str, outcome: str, text: str) -> None:
+        """Decide a flag: its row, and no more of it."""
+        if (values := self.flags.pop(flag, None)) is not None:
+            self.row(flag, values, outcome, text)
 
     def refuse(self, name: str, value: object, text: str) -> None:
         """Say why a setting is not taken over."""

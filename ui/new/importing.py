@@ -20,7 +20,7 @@ from ui.run import fold
 from ui.run.fold import QUIET
 
 if TYPE_CHECKING:
-    from runs.foreign_spec import Import
+    from runs.foreign_settings import Settings
 
 QUIET_OUTCOMES = ("same", "run")  # they change nothing
 ERRORS = (RunError, presets.PresetError)
@@ -83,7 +83,7 @@ def read_files(draft_id: str, files: list[tuple[str, str]]) -> dict[str, Any]:
     }
 
 
-def form_values(found: "Import", now: Mapping[str, Any]) -> dict[str, Any]:
+def form_values(found: "Settings", now: Mapping[str, Any]) -> dict[str, Any]:
     """The form's values that an import sets; the other fields keep theirs."""
     fields = {key: value for key, value in found.fields.items() if value is not None}
     whole = "model" in fields
