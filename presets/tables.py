@@ -115,9 +115,20 @@ def _families() -> dict[str, dict]:
             "precisions": [],
             "activations_gb": 0.0,
         }
-        family["backends"] = {key: {**empty, **own} for key, own in trainers.items()}
+        family["backends"] = {key: _in_full({**empty, **own}) for key, own in trainers.items()}
         full[name] = family
     return full
+
+
+def _in_full(trainer: dict) -> dict:
+    """A trainer's table with the flags that its names of sets stand for (defaults.toml), in their place."""
+    sets = _table("defaults.toml")["flag_sets"]
+
+    def full(flags: dict) -> dict:
+        return {name: item for flag, value in flags.items() for name, item in sets.get(flag, {flag: value}).items()}
+
+    tiers = {name: {**tier, "flags": full(tier["flags"])} for name, tier in trainer["tiers"].items()}
+    return {**trainer, "memory": full(trainer["memory"]), "flags": full(trainer["flags"]), "tiers": tiers}
 
 
 def families() -> dict[str, dict]:
