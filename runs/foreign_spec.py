@@ -22,7 +22,10 @@ from runs.foreign_settings import TABLES, Row, Settings, number, shown
 from runs.paths import CHECKOUTS, outputs_dir
 from runs.spec import ALIASES, RESERVED_FLAGS
 
-WORDS, NOT_HERE, BY_HANGPROOF = (TABLES[name] for name in ("fields", "not_here", "by_hangproof"))
+WORDS: dict[str, str] = TABLES["fields"]
+NOT_HERE, BY_HANGPROOF = (
+    {flag: reason for reason, flags in TABLES[name].items() for flag in flags} for name in ("not_here", "by_hangproof")
+)
 TRAINER_DEFAULTS = {"rank": 4, "alpha": 1.0}  # sd-scripts library/train_util.py, train_network.py
 STEPS = 1600
 SECRET = "A secret: kept apart, in a file that only you can read; the run has its name"
