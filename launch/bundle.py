@@ -43,7 +43,7 @@ MOST_FILES, MOST_TIMES = (
     100,
 )  # of a bundle from elsewhere: files, and how many times larger than the ZIP they are
 # What must be importable: by the monitor, and by the built-in trainer.
-MODULES = ("pydantic", "psutil", "slugify", "tomlkit", "rich", "numpy", "PIL")
+MODULES = ("pydantic", "psutil", "slugify", "tomlkit", "jinja2", "rich", "numpy", "PIL")
 TRAINING_MODULES = ("torch", "accelerate", "diffusers", "peft", "safetensors", "transformers")
 
 

@@ -62,6 +62,14 @@ class Training:
         return not self.opaque and flag not in self.flags
 
 
+def mounted() -> str:
+    """The contents of /proc/mounts; "" on a system without it."""
+    try:
+        return Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def trainings(
     text: str, name: str = "train.sh", base: Path | None = None, mounts: str = "", plain: bool = False
 ) -> list[Training]:

@@ -248,16 +248,8 @@ def module(backend: str, script: str) -> list[str]:
     return ["-m", "trainer"] if checkout is None else ["-m", "sd_scripts_patches", str(checkout.script(script))]
 
 
-def launch(spec: "RunSpec") -> list[list[str]]:
-    """The words of the script's command before the trainer's flags: where `direct`, the module to run, after the interpreter;
-    else `launch`, its options and the module, after the launcher.
-    """
-    script = presets.trainer_of(spec.model, spec.backend)["script"]
-    return [*launch_options(spec), module(spec.backend, script)]
-
-
 def launch_options(spec: "RunSpec") -> list[list[str]]:
-    """`launch` and its options; [] where `direct`.
+    """The words after accelerate's launcher, `launch` and its options by line; [] where `direct`.
 
     The options set all that accelerate would otherwise read from its configuration file, so that none is needed.
     """
