@@ -8,7 +8,6 @@ serves every trainer, because all have the flag names of sd-scripts; what a fami
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,15 +51,6 @@ NODE_VARIABLES = {
 }
 """What the script of a run on several machines reads from its environment: the monitor sets it, or a scheduler."""
 Flag = bool | int | float | str | list[str]
-
-
-@dataclass(frozen=True)
-class Command:
-    """One command of a script. what: for the comment above it; script: its file; flags: its flags, in order."""
-
-    what: str
-    script: str
-    flags: dict[str, Flag]
 
 
 def model_files(spec: "RunSpec") -> dict[str, str]:
@@ -170,25 +160,21 @@ def flags(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: s
     return out
 
 
-def caching(spec: "RunSpec", folder: Path) -> list[Command]:
-    """The commands that make the caches before training, in order; none where the training command makes them itself.
+def commands(spec: "RunSpec", folder: Path, platform: str = sys.platform) -> list[dict[str, Any]]:
+    """The commands of the run in order: {"what": the comment above it, "script", "flags"}. The last one trains.
 
-    Each takes some flags of the training command over. Finished caches are kept (--skip_existing); the guards read each
-    first and make a damaged one again (sd_scripts_patches/musubi/caches.py).
+    Those before it make the caches, where the training command does not; each takes some of its flags over. Finished caches
+    are kept (--skip_existing); the guards read each first and make a damaged one again (sd_scripts_patches/musubi/caches.py).
     """
-    given, commands = flags(spec, folder), []
-    for row in presets.trainer_of(spec.model, spec.backend)["cache"]:
-        out: dict[str, Flag] = {"dataset_config": given["dataset_config"]}
-        out |= {flag: given[flag] for flag in row["takes"] if flag in given}
-        out |= {**row.get("flags", {}), "skip_existing": True}
-        commands.append(Command(f"Encodes {row['phase']}; caches that exist are checked and kept.", row["script"], out))
-    return commands
-
-
-def commands(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: str = sys.platform) -> list[Command]:
-    """All commands of the run in order; the last one trains. Args: as `arguments`."""
-    script = presets.trainer_of(spec.model, spec.backend)["script"]
-    return [*caching(spec, folder), Command("Trains.", script, flags(spec, folder, resume, platform))]
+    trainer, given = presets.trainer_of(spec.model, spec.backend), flags(spec, folder, platform=platform)
+    found = []
+    for row in trainer["cache"]:
+        own = {flag: given[flag] for flag in ("dataset_config", *row["takes"]) if flag in given}
+        what = f"Encodes {row['phase']}; caches that exist are checked and kept."
+        found.append(
+            {"what": what, "script": row["script"], "flags": {**own, **row.get("flags", {}), "skip_existing": True}}
+        )
+    return [*found, {"what": "Trains.", "script": trainer["script"], "flags": given}]
 
 
 def samples(spec: "RunSpec") -> list[str]:

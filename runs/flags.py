@@ -86,16 +86,16 @@ def table_faults(spec: "RunSpec") -> list[Fault]:
         return []
     family, found = presets.models()[spec.model]["family"], []
     for command in commands(spec, outputs_dir() / spec.slug):
-        known = known_flags(spec.backend, family, command.script)
-        for flag, value in command.flags.items() if known else ():
+        known = known_flags(spec.backend, family, command["script"])
+        for flag, value in command["flags"].items() if known else ():
             # A flag of the user is checked with its own message, and one that is off is not written.
             if value is not False and flag not in spec.extra and (wrong := _not_taken(flag, value, known)):
                 checkout = CHECKOUTS[spec.backend]
-                text = f"{command.script} in {checkout.path()} does not take --{flag}: {wrong}"
+                text = f"{command['script']} in {checkout.path()} does not take --{flag}: {wrong}"
                 found.append(Fault("backend", f"{text}; install the tested version: ./start.sh {spec.backend}"))
-        missing = [name for name, entry in known.items() if entry["required"] and name not in command.flags]
+        missing = [name for name, entry in known.items() if entry["required"] and name not in command["flags"]]
         found += [
-            Fault("model", f"{command.script} needs --{name}; add its file to the model's table") for name in missing
+            Fault("model", f"{command['script']} needs --{name}; add its file to the model's table") for name in missing
         ]
     return found
 
