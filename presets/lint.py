@@ -71,18 +71,6 @@ def has_bounded_swap(t: Training) -> bool:
     return file_name(t.command.words[t.script].shape) in _table("lint.toml")["guarded_scripts"]
 
 
-def _unguarded(t: Training) -> bool:
-    return t.module == ""
-
-
-def line_endings(t: Training) -> Fix:
-    return [Change("Newlines")] if t.language == "sh" and "\r\n" in t.source else None
-
-
-def byte_order_mark(t: Training) -> Fix:
-    return [Change("Unmark")] if t.language != "ps" and t.source.startswith("\ufeff") else None
-
-
 def unquoted_path(t: Training) -> Fix:
     table = _table("lint.toml")
     changes: list[Change] = []
@@ -161,10 +149,6 @@ def quoted(t: Training, flag: str) -> tuple[int, int, str] | None:
     return start, end, f'{home}"{doubled}"'
 
 
-def cut_off(t: Training) -> Fix:
-    return None if t.cut_at is None else []
-
-
 def block_swap(t: Training) -> Fix:
     if not t.has("blocks_to_swap") or t.number("blocks_to_swap") == 0:
         return None
@@ -175,13 +159,13 @@ def block_swap(t: Training) -> Fix:
 
 
 def split_mode(t: Training) -> Fix:
-    if not (t.has("split_mode") and _unguarded(t)):
+    if not t.has("split_mode") or t.module:
         return None
     return [GUARD] if trains_single_blocks(t) else _drop("split_mode")
 
 
 def split_mode_conflict(t: Training) -> Fix:
-    if not t.has("split_mode") or _unguarded(t):
+    if not t.has("split_mode") or not t.module:
         return None
     if not trains_single_blocks(t):
         return None if t.opaque else _drop("split_mode")
@@ -209,11 +193,6 @@ def no_state(t: Training) -> Fix:
     return changes
 
 
-def persistent_without_workers(t: Training) -> Fix:
-    persistent = t.has("persistent_data_loader_workers") and t.number("max_data_loader_n_workers") == 0
-    return _drop("persistent_data_loader_workers") if persistent else None
-
-
 def many_workers(t: Training) -> Fix:
     workers = 8 if t.lacks("max_data_loader_n_workers") else t.number("max_data_loader_n_workers")
     return [_set("max_data_loader_n_workers", "2")] if workers is not None and workers > 2 else None
@@ -226,10 +205,6 @@ def windows_workers(t: Training) -> Fix:
     if not workers and not t.has("persistent_data_loader_workers"):
         return None
     return [_set("max_data_loader_n_workers", "0"), *_drop("persistent_data_loader_workers")]
-
-
-def _if_unguarded(waits: Callable[[Training], bool]) -> Callable[[Training], Fix]:
-    return lambda t: [GUARD] if _unguarded(t) and waits(t) else None
 
 
 def cache_in_memory(t: Training) -> Fix:
@@ -257,10 +232,6 @@ def on_network(path: str | None, t: Training) -> bool:
     return kind in _table("lint.toml")["network_file_systems"]
 
 
-def network_output(t: Training) -> Fix:
-    return [] if on_network(t.text("output_dir"), t) else None
-
-
 def collective_timeout(t: Training) -> Fix:
     def above_one(option: str) -> bool:
         value = t.launch.get(option) or ""
@@ -283,23 +254,37 @@ UNGUARDED: dict[str, Callable[[Training], bool]] = {
     "network-data": lambda t: any(on_network(t.text(path), t) for path in DATA_PATHS),
     "unguarded": lambda t: True,
 }
+
+
+def _when(holds: Callable[[Training], bool], *changes: Change) -> Callable[[Training], Fix]:
+    """A rule that always has the same changes; without any, only a person can fix it."""
+    return lambda t: list(changes) if holds(t) else None
+
+
+def _unguarded(waits: Callable[[Training], bool]) -> Callable[[Training], Fix]:
+    return _when(lambda t: not t.module and waits(t), GUARD)
+
+
 # In the order in which they are fixed: specific rules first, so that each finding names its own reason.
 CHECKS: dict[str, Callable[[Training], Fix]] = {
-    "line-endings": line_endings,
-    "byte-order-mark": byte_order_mark,
+    "line-endings": _when(lambda t: t.language == "sh" and "\r\n" in t.source, Change("Newlines")),
+    "byte-order-mark": _when(lambda t: t.language != "ps" and t.source.startswith("\ufeff"), Change("Unmark")),
     "unquoted-path": unquoted_path,
-    "cut-off": cut_off,
+    "cut-off": _when(lambda t: t.cut_at is not None),
     "block-swap": block_swap,
     "split-mode": split_mode,
     "split-mode-conflict": split_mode_conflict,
     "fused-optimizer": fused_optimizer,
     "no-state": no_state,
-    "persistent-without-workers": persistent_without_workers,
+    "persistent-without-workers": _when(
+        lambda t: t.has("persistent_data_loader_workers") and t.number("max_data_loader_n_workers") == 0,
+        *_drop("persistent_data_loader_workers"),
+    ),
     "windows-workers": windows_workers,
     "many-workers": many_workers,
-    **{name: _if_unguarded(waits) for name, waits in UNGUARDED.items()},
+    **{name: _unguarded(waits) for name, waits in UNGUARDED.items()},
     "cache-in-memory": cache_in_memory,
-    "network-output": network_output,
+    "network-output": _when(lambda t: on_network(t.text("output_dir"), t)),
     "collective-timeout": collective_timeout,
 }
 
