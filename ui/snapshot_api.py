@@ -23,8 +23,8 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from runs.dataset import opened
 from runs.files import RunError
+from runs.pictures import opened
 from ui import served
 
 PREFIX = "/api/evolution"
