@@ -62,7 +62,7 @@ TABLE: dict[str, Limit] = {
     "block_swap_timeout_s": Limit(
         30, "one block of the model to arrive (block swap)", _EXPIRE_S, (*_STEPS, "phases.sample.ceiling_s")
     ),
-    # Reads: TimeoutError is raised; a read that the system cannot end is left to a thread of its own.
+    # Reads: SIGALRM raises TimeoutError; where it cannot interrupt the read, a deadline kills the process.
     "npz_timeout_s": Limit(30, "one read of a cache file (.npz)", _EXPIRE_S, (*_CACHES, *_STEPS)),
     "image_timeout_s": Limit(30, "one image file to be read", _EXPIRE_S, (*_CACHES, *_STEPS)),
     # Samples and saves.
