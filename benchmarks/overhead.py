@@ -77,7 +77,8 @@ def microseconds(function: Callable[[], object], times: int = 2000, rounds: int 
 
 def parts(folder: Path) -> dict[str, float]:
     """Microseconds of each operation that happens once a step."""
-    from guards.deadline import Deadline, call
+    from guards.bounded import bounded
+    from guards.deadline import Deadline
     from guards.heartbeat import Heartbeat
     from guards.metrics import Metrics
 
@@ -92,7 +93,7 @@ def parts(folder: Path) -> dict[str, float]:
         "heartbeat_item": microseconds(lambda: beat.item(3)),
         "deadline": microseconds(deadline, 500),
         "metrics_line": microseconds(lambda: metrics.step(step=7, epoch=1, loss=0.5, lr=1e-4, step_s=0.1), 200),
-        "bounded_read": microseconds(lambda: call(int, seconds=30, what="nothing"), 500),
+        "bounded_read": microseconds(lambda: bounded(int, 30, "nothing"), 500),
     }
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 _EXPIRE_S = 5.0
 _FLUSH_S = 5.0
+_ALARM_BACKSTOP_S = 5.0
 _SHUTDOWN_S = 5.0
 _SAMPLE_GRACE_S = 300.0
 
@@ -63,8 +64,8 @@ TABLE: dict[str, Limit] = {
         30, "one block of the model to arrive (block swap)", _EXPIRE_S, (*_STEPS, "phases.sample.ceiling_s")
     ),
     # Reads: SIGALRM raises TimeoutError; where it cannot interrupt the read, a deadline kills the process.
-    "npz_timeout_s": Limit(30, "one read of a cache file (.npz)", _EXPIRE_S, (*_CACHES, *_STEPS)),
-    "image_timeout_s": Limit(30, "one image file to be read", _EXPIRE_S, (*_CACHES, *_STEPS)),
+    "npz_timeout_s": Limit(30, "one read of a cache file (.npz)", _ALARM_BACKSTOP_S + _EXPIRE_S, (*_CACHES, *_STEPS)),
+    "image_timeout_s": Limit(30, "one image file to be read", _ALARM_BACKSTOP_S + _EXPIRE_S, (*_CACHES, *_STEPS)),
     # Samples and saves.
     "sample_budget_s": Limit(
         300,
@@ -123,6 +124,9 @@ TABLE: dict[str, Limit] = {
     "hub_grace_s": _constant(5.0, "the library's own error when the hub is out of reach", 0.0, _LOADS),
     "flush_s": _constant(
         _FLUSH_S, "log and output streams to be flushed at exit, then os._exit", 0.0, ("watch.exit_s",)
+    ),
+    "alarm_backstop_s": _constant(
+        _ALARM_BACKSTOP_S, "SIGALRM to interrupt a read; then a deadline kills the process", _EXPIRE_S, _CACHES
     ),
     "worker_term_s": _constant(3.0, "a loader worker to exit on SIGTERM, then SIGKILL", 0.0, ("watch.exit_s",)),
     "shutdown_s": _constant(_SHUTDOWN_S, "the workers of one iterator to exit together", _EXPIRE_S, ("watch.exit_s",)),

@@ -6,8 +6,7 @@ renamed to `.corrupt` and reported as a `ValueError`: the next start finds no ca
 written under a temporary name and renamed, so a kill during the write leaves no partial file. (There is no fsync: after a
 power failure a cache with a wrong CRC is encoded again, and a data set has thousands of caches.)
 
-Only builtin exceptions leave this module, because they cross from a DataLoader worker to its parent, which waited
-for ever for one of a class that it could not import (measured).
+Only builtin exceptions leave this module, because they cross from a DataLoader worker to its parent (see bounded.py).
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from guards import deadline, limits
+from guards import limits
+from guards.bounded import bounded
 
 if TYPE_CHECKING:
     import numpy
@@ -80,13 +80,13 @@ class Archive:
             self[key]
 
     def _guarded(self, read: Callable[[], T], part: str) -> T:
-        def attempt() -> tuple[T] | Exception:  # what `call` itself raises (no thread can be started) is no damage
+        def attempt() -> tuple[T] | Exception:  # what `bounded` itself raises (no thread can be started) is no damage
             try:
                 return (read(),)
             except _DAMAGE as error:
                 return error
 
-        found = deadline.call(attempt, seconds=self.timeout_s, what=f"{part} of {self.path}")
+        found = bounded(attempt, self.timeout_s, f"{part} of {self.path}")
         if isinstance(found, Exception):
             raise ValueError(f"{self.path} is damaged ({part}: {found}); {_set_aside(self.path)}")
         return found[0]

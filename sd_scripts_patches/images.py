@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from guards import deadline
+from guards.bounded import bounded
 from sd_scripts_patches import session, timeouts
 from sd_scripts_patches.patch import Patch, Target, find_function, find_one
 
@@ -58,7 +58,7 @@ def _get_image_size(original: Callable) -> Callable:
 
 def _read(read: Callable[[], Any], path: str, what: str) -> Any:
     try:
-        return deadline.call(read, seconds=timeouts.seconds("image_timeout_s"), what=what)
+        return bounded(read, timeouts.seconds("image_timeout_s"), what)
     except TimeoutError:
         raise  # the disk does not answer: a restart may find it working
     except DAMAGE as error:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from guards import checkpoint, deadline
+from guards import checkpoint
+from guards.bounded import bounded
 from sd_scripts_patches import images, session, timeouts
 from sd_scripts_patches.musubi import CACHE_LATENTS, CACHE_TEXT, DATASET
 from sd_scripts_patches.patch import Patch, Target
@@ -46,11 +47,11 @@ def within_limit(path: Path, function: Callable[[], T]) -> T:
 
     def read_first() -> T:
         with open(path, "rb") as file:
-            file.read(8)  # a disk that does not answer blocks here, where the lock of the interpreter is free
+            file.read(8)  # a disk that does not answer blocks here, in a call that a signal interrupts
         return function()
 
     try:
-        return deadline.call(read_first, seconds=timeouts.seconds("npz_timeout_s"), what=f"cache file {path}")
+        return bounded(read_first, timeouts.seconds("npz_timeout_s"), f"cache file {path}")
     except (SafetensorError, ValueError, EOFError, struct.error) as error:
         damaged = path.with_name(path.name + CORRUPT)
         if path.exists():

@@ -152,8 +152,10 @@ def literal_limits(source: str) -> list[str]:
             continue
         called = ast.unparse(node.func).rpartition(".")[2]
         keywords = {k.arg: k.value for k in node.keywords}
-        if called in ("Deadline", "exit_within", "Timer") and node.args:
+        if called in ("Deadline", "exit_within", "Timer", "alarm") and node.args:
             limit = node.args[0]
+        elif called == "bounded":
+            limit = node.args[1] if len(node.args) > 1 else None
         elif called in ("join", "wait", "acquire", "result") and node.args:
             limit = node.args[-1]
         else:

@@ -4,13 +4,14 @@ import os
 import pickle
 import signal
 import threading
+import time
 from pathlib import Path
 
 import children
 import numpy
 import pytest
 
-from guards import npz
+from guards import bounded, npz
 
 
 @pytest.fixture
@@ -143,3 +144,63 @@ def test_a_fifo_times_out_on_the_main_thread_and_on_another_and_the_file_stays(t
     thread.start()
     thread.join(60)
     assert len(caught) == 1 and "f.npz" in str(caught[0]) and type(caught[0]) is TimeoutError and path.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs on this platform")
+def test_a_read_that_no_signal_can_interrupt_kills_the_process(tmp_path):
+    """SIGALRM has no effect, as on a stalled mount: it is blocked. The deadline behind it kills the process."""
+    os.mkfifo(tmp_path / "x.npz")
+    script = (
+        "import signal; from guards import limits, npz\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})\n"
+        "limits.TABLE['alarm_backstop_s'] = limits.Limit(1, 'SIGALRM')\n"
+        f"npz.load({str(tmp_path / 'x.npz')!r}, timeout_s=0.5)"
+    )
+    ended = children.run(script)
+    assert ended.returncode == 75, ended.stderr
+    assert "waited 1.5 s for " in ended.stderr and "x.npz (not interruptible)" in ended.stderr
+
+
+needs_alarm = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no SIGALRM on this platform")
+
+
+@pytest.fixture
+def alarm_restored():
+    before = signal.getsignal(signal.SIGALRM)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@needs_alarm
+def test_an_outer_alarm_keeps_its_handler_and_its_time(alarm_restored):
+    rung = threading.Event()
+    signal.signal(signal.SIGALRM, lambda *_: rung.set())
+    signal.setitimer(signal.ITIMER_REAL, 30)
+    with bounded.alarm(5, "an inner wait"):
+        time.sleep(0.2)
+    assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] < 29.9, "the time inside counts"
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    assert rung.wait(30), "the handler is the outer one again"
+
+
+@needs_alarm
+def test_an_outer_alarm_that_is_due_first_rings_inside_and_ours_still_counts(alarm_restored):
+    rung = []
+    signal.signal(signal.SIGALRM, lambda *_: rung.append(time.monotonic()))
+    begun = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, 0.15)
+    with pytest.raises(TimeoutError, match="waited"), bounded.alarm(0.5, "an inner wait"):
+        while time.monotonic() - begun < 60:
+            time.sleep(0.05)
+    ended = time.monotonic() - begun
+    assert len(rung) == 1 and rung[0] - begun >= 0.14 and 0.4 <= ended < 60
+
+
+@needs_alarm
+def test_nested_limits_report_the_one_that_expired(alarm_restored):
+    for outer_s, inner_s, expired in ((0.2, 60, "the outer"), (60, 0.2, "the inner")):
+        with pytest.raises(TimeoutError, match=expired):
+            with bounded.alarm(outer_s, "the outer"), bounded.alarm(inner_s, "the inner"):
+                time.sleep(60)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
