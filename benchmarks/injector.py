@@ -6,9 +6,12 @@ a monitor that reads logs for causes must not find the answer there.
 
     HANGPROOF_FAULT       one of FAULTS, or nothing
     HANGPROOF_FAULT_STEP  the completed step at which it occurs (default 1)
-    HANGPROOF_FAULT_PHASE occur in this phase instead ("save", "sample", "cache_latents", "load", "end"…)
+    HANGPROOF_FAULT_PHASE occur in this phase instead ("save", "sample", "cache_latents", "load", "end"…), or at a check point of
+                          guards/startup.py ("check point loader")
+    HANGPROOF_FAULT_RANK  only in this rank
     HANGPROOF_FAULT_EVERY 1: on every attempt (default: only on attempt 1)
     HANGPROOF_FAULT_ARG   the fault's argument: seconds, a path, a list
+    HANGPROOF_FAULT_MARK  a file that is made when it occurs
     HANGPROOF_PACE_S      a step takes at least this many seconds, so that tiny models last as long as real ones
     HANGPROOF_SLOW        STEP:SECONDS:FILE: from that step on, a step takes this long until FILE exists; an action from
                           outside then has time, however loaded the machine
@@ -25,6 +28,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from benchmarks import injector_files, injector_snapshots, injector_writer
@@ -292,7 +296,11 @@ def fire(phase: str, step: int, heartbeat: Heartbeat) -> None:
     in_phase = os.environ.get("HANGPROOF_FAULT_PHASE", "step")
     if phase != in_phase or step < int(os.environ.get("HANGPROOF_FAULT_STEP", "1")):
         return
+    if os.environ.get("HANGPROOF_FAULT_RANK", str(heartbeat.rank)) != str(heartbeat.rank):
+        return
     if not _state["injected"]:
         _state["injected"] = True
         print(f"{INJECTED} (phase {phase}, step {step})", file=sys.stderr, flush=True)
+        if "HANGPROOF_FAULT_MARK" in os.environ:
+            Path(os.environ["HANGPROOF_FAULT_MARK"]).touch()
     FAULTS[name](heartbeat)

@@ -1,7 +1,6 @@
 """A slow run is changed once where that is allowed, and the change is taken back where it does not help.
 
 python -m pytest tests/campaigns/test_slowdown.py          1 minute
-python -m benchmarks slowdown                              each cause
 """
 
 import json

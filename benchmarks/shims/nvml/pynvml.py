@@ -2,8 +2,8 @@
 
 FAULTS_NVML=fails: every call raises, as with a lost GPU. FAULTS_NVML=hangs: the first query never returns. Otherwise there is
 one idle GPU with FAULTS_NVML_GIB (24) GiB. It leaves the file FAULTS_NVML_USED, which shows that it was called.
-FAULTS_NVML_VALUES: a JSON file with recorded values that replace those below, read again at each call: used_gib, utilization, power_w,
-limit_w, temperature, throttle (bits of nvml.h), pids, use (percent by pid). FAULTS_NVML_WSL=1: the driver is that of Windows, in WSL.
+FAULTS_NVML_VALUES: a JSON file with recorded values that replace those below: used_gib, utilization, power_w, limit_w.
+FAULTS_NVML_WSL=1: the driver is that of Windows, in WSL.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def nvmlDeviceGetUtilizationRates(_: int) -> SimpleNamespace:
 
 
 def nvmlDeviceGetTemperature(_handle: int, _sensor: int) -> int:
-    return int(_value("temperature", 60))
+    return 60
 
 
 def nvmlDeviceGetPowerUsage(_: int) -> int:
@@ -69,15 +69,15 @@ def nvmlDeviceGetEnforcedPowerLimit(_: int) -> int:
 
 
 def nvmlDeviceGetCurrentClocksThrottleReasons(_: int) -> int:
-    return int(_value("throttle", 0))
+    return 0
 
 
 def nvmlDeviceGetComputeRunningProcesses(_: int) -> list[SimpleNamespace]:
-    return [SimpleNamespace(pid=pid) for pid in _value("pids", [])]
+    return []
 
 
 def nvmlDeviceGetProcessUtilization(_handle: int, _since: int) -> list[SimpleNamespace]:
-    return [SimpleNamespace(pid=int(pid), smUtil=use) for pid, use in _value("use", {}).items()]
+    return []
 
 
 if os.environ.get("FAULTS_NVML_WSL"):
