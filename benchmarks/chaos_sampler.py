@@ -13,11 +13,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.trial import TOKEN
 from guards import gate
 
 SAMPLE_S = 0.05
 RESCAN_S = 1.0  # a process without a token is looked at again after this long: its number may be used anew
-MARK = b"TOY_RUN="
+MARK = f"{TOKEN}=".encode()
 
 
 @dataclass

@@ -24,10 +24,9 @@ import tomllib
 
 from benchmarks import injector_writer
 from benchmarks.faults_actions import ACTIONS
-from benchmarks.faults_reference import NAME, sha256
-from benchmarks.faults_scenario import Mismatch, Row, Scenario, is_root, prepare
 from benchmarks.injector import INJECTED
 from benchmarks.report import CannotMeasure, Report, say
+from benchmarks.scenario import NAME, Mismatch, Row, Scenario, is_root, prepare, sha256
 from monitor.resume import snapshots
 
 DETECT_S = 10.0

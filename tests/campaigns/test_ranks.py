@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from benchmarks.faults_reference import create, environment
+from benchmarks.scenario import create, environment
 from monitor.cli.commands import rank_report
 from monitor.process import tree
 from runs.paths import ROOT

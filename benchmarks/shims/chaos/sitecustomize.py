@@ -12,8 +12,6 @@ are left alone. Only the process that watches is changed: not its helpers, not t
     CHAOS_LEDGER    the training has started once this file exists
     CHAOS_FAULT     JSON {"place": [function, file, line], "errno": n, "for_s": s, "call": n, "from_start": bool};
                     without it the places are recorded
-    CHAOS_RATE      JSON {"rate": r, "errno": n, "seed": n} instead: from the training's start on, each call that opens
-                    something fails with this probability, those of libraries and of imports included
 """
 
 import sys
@@ -35,7 +33,6 @@ def _install():
     import json
     import mmap
     import os
-    import random
     import select
     import time
     import types
@@ -55,9 +52,6 @@ def _install():
     ledger = os.environ["CHAOS_LEDGER"]
     fault = json.loads(os.environ.get("CHAOS_FAULT") or "null")
     target = tuple(fault["place"]) if fault else None
-    rate = json.loads(os.environ.get("CHAOS_RATE") or "null")
-    draw = random.Random(f"{rate['seed']} {os.getpid()}") if rate else None
-    opens = {"open", "open_code", "os.open", "os.scandir", "os.listdir", "os.pipe"}
     fired_file = f"{folder}/fired"
     codes, counts = {}, {}
     real_open, real_stat, monotonic, get_frame = os.open, os.stat, time.monotonic, sys._getframe
@@ -135,9 +129,6 @@ def _install():
 
     def check(name):
         """Called by each wrapper first. The error to raise, or None."""
-        if rate:
-            failed = name in opens and started() and draw.random() < rate["rate"]
-            return OSError(rate["errno"], f"{strerror(rate['errno'])} (chaos)") if failed else None
         place = place_of(name)
         if place is None:
             return None
@@ -214,7 +205,7 @@ def _install():
         error = check("open")
         if error is not None:
             raise error
-        if rate or place_of("open") is None or not isinstance(mode, str):
+        if place_of("open") is None or not isinstance(mode, str):
             return real_file(file, mode, buffering, encoding, errors, newline, closefd, opener)
         # What io.open does, on a raw file of the type above.
         kinds = set(mode)
@@ -294,8 +285,6 @@ def _install():
 
     mmap.mmap = Map
     io.open = builtins.open = _io.open = chaos_open
-    if rate:
-        _io.open_code = wrapped("open_code", _io.open_code)  # how a module is read when it is imported
     for name, handle in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is not None:

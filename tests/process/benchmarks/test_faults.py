@@ -14,8 +14,7 @@ import tomllib
 
 from benchmarks import faults, injector, injector_writer
 from benchmarks.faults_actions import ACTIONS
-from benchmarks.faults_reference import Reference, sha256
-from benchmarks.faults_scenario import FINAL, SHIMS, fault_step
+from benchmarks.scenario import FINAL, SHIMS, Reference, fault_step, sha256
 from guards.heartbeat import PHASES
 from monitor.resume import snapshots
 from runs.paths import ROOT
