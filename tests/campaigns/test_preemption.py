@@ -8,9 +8,8 @@ import shutil
 import time
 
 import pytest
+from machines import Machine, enter_processes, tiny, toy
 from store_servers import KINDS, serving
-
-from benchmarks.machines import Machine, enter_processes, tiny, toy
 
 KILLS = ("copying", "training", "copying", "training", "restoring", "copying", "training", "starting")  # taken in turn
 END_S = 900.0
