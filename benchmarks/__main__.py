@@ -1,8 +1,8 @@
 """`python -m benchmarks NAME …`: measure, and print one JSON object.
 
-A benchmark is a module of this name with `options(parser)`, its arguments, and `measure(arguments)`, its report. The object has
-the figures, the machine, `exceeded` (a sentence for each limit that is exceeded) and `ok`. Exit codes: 0 within all limits; 1 not;
-2 wrong usage, or a machine that cannot measure this.
+A benchmark is a module of this name with `options(parser)`, its arguments, and `measure(arguments)`, its report. The
+object has the figures, the machine, `exceeded` (a sentence for each limit that is exceeded) and `ok`. Exit codes: 0
+within all limits; 1 not; 2 wrong usage, or a machine that cannot measure this.
 """
 
 from __future__ import annotations

@@ -1,18 +1,20 @@
-"""Chaos on the monitor itself: each call it makes to the operating system fails, and it is killed, while it watches a run.
+"""Chaos on the monitor itself: each of its calls to the operating system fails, and it is killed, while it watches.
 
     python -m benchmarks chaos [--json] [--short N] [--seed S] [--kills 50] [--parallel 6] [--keep DIR]
 
 Decision: the places are found, not listed. A run under a wrapper records every call that leaves the watching process
-(`shims/chaos/sitecustomize.py`); then each place gets its trials: an error at the first call after the training has started,
-an error for 5 s from there, and an error at a random later call. ENOSPC, EIO, EMFILE, ENOMEM and EACCES take turns. The monitor is
-also killed with SIGKILL at random moments of a run with a hang.
+(`shims/chaos/sitecustomize.py`); then each place gets its trials: an error at the first call after the training has
+started, an error for 5 s from there, and an error at a random later call. ENOSPC, EIO, EMFILE, ENOMEM and EACCES take
+turns. The monitor is also killed with SIGKILL at random moments of a run with a hang.
 
-Two journeys touch what the monitor does: `hang` (start, checkpoints, a hang, recovery, completion) and `crash` (a crash, the
-restart, a user's stop). The training is `toy_loop.py`: 50 ms a step, no torch, a LoRA whose bytes depend on each step.
+Two journeys touch what the monitor does: `hang` (start, checkpoints, a hang, recovery, completion) and `crash` (a
+crash, the restart, a user's stop). The training is `toy_loop.py`: 50 ms a step, no torch, a LoRA whose bytes depend
+on each step.
 
-Every trial must end completed with the LoRA of an undisturbed run, or in another final state with the reason. A training is
-never unwatched for more than 10 s and never runs twice. Exit code 0: all of this held; 1: each violation is printed. On a
-busy machine the limits in seconds are stretched by how much longer the undisturbed runs take (`stretch`).
+Every trial must end completed with the LoRA of an undisturbed run, or in another final state with the reason. A
+training is never unwatched for more than 10 s and never runs twice. Exit code 0: all of this held; 1: each violation
+is printed. On a busy machine the limits in seconds are stretched by how much longer the undisturbed runs take
+(`stretch`).
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import functools
 import json
 import os
 import random
@@ -31,9 +32,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,7 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Journey:
-    """A training of `steps` with this fault, which ends undisturbed in the state `ends`; the user stops it at step `stop_at` (0: never)."""
+    """A training with this fault, which ends undisturbed in the state `ends`; a user stops it at `stop_at` (0: not)."""
 
     steps: int
     faults: str
@@ -125,6 +124,8 @@ class Outcome:
     seconds: float = 0.0
     violations: list[str] = field(default_factory=list)
     folder: str = ""
+    # Where nothing fails, the places: their calls before the training's start ("start") and after it ("started").
+    places: dict[Place, dict[str, int]] = field(default_factory=dict)
 
     @property
     def what(self) -> str:
@@ -285,43 +286,21 @@ def observe(outcome: Outcome, code: int | None, job: Job, work: Path, journey: J
     outcome.unwatched_s, outcome.trainers_at_once = round(seen.unwatched_s, 1), seen.at_once
     outcome.trainers_left = len(seen.trainers()) if code is not None else 0
     outcome.output = read_end(job.log)
-
-
-def discover(journey: str, sampler: Sampler) -> tuple[dict[Place, dict], Outcome]:
-    """Every place that a run of this journey reaches: place -> {"started": calls after the start, "start": calls before it}."""
-    token = secrets.token_hex(4)
-    kept = Path(tempfile.gettempdir()) / f"chaos-places-{token}"
-    kept.mkdir()
-    shim = kept / "shim"
-    shim.mkdir()
-    found: dict[Place, dict] = {}
-    try:
-        (shim / "sitecustomize.py").write_text(
-            f"import os\nos.environ['CHAOS_FOLDER'] = {str(kept)!r}\n"
-            "exec(compile(open(os.environ['CHAOS_SHIM'] + '/sitecustomize.py').read(), 'chaos', 'exec'))\n",
-            encoding="utf-8",
-        )
-        outcome = play(Trial(f"discover-{journey}", journey), sampler, shim=shim, stretch=10.0)
-        for path in kept.glob("places-*.jsonl"):
-            for record in read_lines(path):
-                calls = found.setdefault(tuple(record["place"]), {"start": 0, "started": 0})
-                key = "started" if record["started"] else "start"
-                calls[key] = max(calls[key], record["calls"])
-        return found, outcome
-    finally:
-        shutil.rmtree(kept, ignore_errors=True)
+    for record in [record for path in (work / "chaos").glob("places-*.jsonl") for record in read_lines(path)]:
+        calls = outcome.places.setdefault(tuple(record["place"]), {"start": 0, "started": 0})
+        key = "started" if record["started"] else "start"
+        calls[key] = max(calls[key], record["calls"])
 
 
 def places(sampler: Sampler) -> Discovered:
-    """Every place that a journey reaches, with the first journey that does and its numbers of calls; the journeys' outcomes."""
+    """Every place that a journey reaches, with the first that does and its numbers of calls; the journeys' outcomes."""
     found: dict[Place, dict[str, Any]] = {}
-    outcomes = {}
-    for journey in JOURNEYS:
-        reached, outcomes[journey] = discover(journey, sampler)
-        for place, calls in sorted(reached.items()):
+    outcomes = {name: play(Trial(f"discover-{name}", name), sampler, stretch=10.0) for name in JOURNEYS}
+    for name, outcome in outcomes.items():
+        for place, calls in sorted(outcome.places.items()):
             known = found.get(place)
             if known is None or (calls["started"] and not known["started"]):
-                found[place] = {"journey": journey, **calls}
+                found[place] = {"journey": name, **calls}
     return found, outcomes
 
 
@@ -347,21 +326,6 @@ def kills(number: int, seed: int, run_s: float) -> list[Trial]:
     return [Trial(f"kill-{at_s:.2f}s", "hang", kill_after_s=at_s) for at_s in moments]
 
 
-def campaign(todo: list[Trial], one: Callable[[Trial], Outcome], parallel: int, until_s: float) -> Iterator[Outcome]:
-    """The outcomes, as the trials end; none is begun after `until_s` (monotonic)."""
-    waiting, running = list(todo), set[Future[Outcome]]()
-    with ThreadPoolExecutor(parallel) as pool:
-        while waiting or running:
-            while waiting and len(running) < parallel and time.monotonic() < until_s:
-                running.add(pool.submit(one, waiting.pop(0)))
-            if not running:
-                return
-            done, _ = wait_for(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                running.remove(future)
-                yield future.result()
-
-
 def run(
     seed: int = 0,
     short: int | None = None,
@@ -370,7 +334,7 @@ def run(
     keep: Path | None = None,
     minutes: float = MINUTES,
 ) -> tuple[dict[str, Any], list[str]]:
-    """The campaign's figures, and each broken promise. short: this many places, drawn by the seed, with one trial each."""
+    """The campaign's figures, and each broken promise. short: only this many places, with one trial each."""
     begun_s = time.monotonic()
     with Sampler() as sampler:
         found, journeys = places(sampler)
@@ -390,15 +354,21 @@ def run(
         say(f"{len(found)} places, {len(errors)} trials with errors, {len(killing)} kills")
         outcomes: list[Outcome] = []
         stretch = max(1.0, *(o.seconds / FREE_S for o in journeys.values()))
-        one = functools.partial(play, sampler=sampler, keep=keep, stretch=stretch)
-        for outcome in campaign(todo, one, parallel, begun_s + 60 * minutes):
+
+        def one(trial: Trial) -> None:
+            if time.monotonic() > begun_s + 60 * minutes:
+                return
+            outcome = play(trial, sampler, keep, stretch=stretch)
             outcomes.append(outcome)
             if outcome.violations:
                 broken.append(f"{outcome.what}: {'; '.join(outcome.violations)} {outcome.folder}")
                 last = outcome.output.strip().splitlines()[-4:]
                 say("\n".join([f"VIOLATION {broken[-1]}", f"  {outcome.state!r}: {outcome.message}", *last]))
             if len(outcomes) % 50 == 0:
-                say(f"{len(outcomes)} of {len(todo)} trials, {sum(bool(o.violations) for o in outcomes)} violations")
+                say(f"{len(outcomes)} of {len(todo)} trials")
+
+        with ThreadPoolExecutor(parallel) as pool:
+            list(pool.map(one, todo))
         sampled_s = sampler.longest_s
     if len(outcomes) < len(todo):
         broken.append(f"{len(todo) - len(outcomes)} trials were not run within {minutes:g} minutes")

@@ -1,8 +1,9 @@
 """What is done to a run from outside, by the name in the row's `action`. By default the monitor runs to its end.
 
-Each action brings the scenario to the end of its last monitor; the row's requirements are compared afterwards. An action
-itself checks what only it can see on the way (which processes lived, how long something took): `Mismatch` says what was seen.
-Those of a standby attempt begin alike: steps are slow (the row's `slow`) until one waits at its gate, however long that takes.
+Each action brings the scenario to the end of its last monitor; the row's requirements are compared afterwards. An
+action itself checks what only it can see on the way (which processes lived, how long something took): `Mismatch` says
+what was seen. Those of a standby attempt begin alike: steps are slow (the row's `slow`) until one waits at its gate,
+however long that takes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ LITTLE_KB = 100_000  # of memory: less than snapshots and a standby leave to oth
 BLOCK = 4096
 
 Action = Callable[[Scenario], None]
+Check = Callable[[], None]
 ACTIONS: dict[str, Action] = {}
 
 
@@ -38,6 +40,20 @@ def action(function: Action) -> Action:
     """Add it to ACTIONS."""
     ACTIONS[function.__name__] = function
     return function
+
+
+def during(function: Callable[[Scenario], Check | None]) -> None:
+    """Add an action under one monitor, which then comes to its end. The function may return a check for then."""
+
+    def play(scenario: Scenario) -> None:
+        monitor = scenario.monitor()
+        check = function(scenario)
+        scenario.go()
+        scenario.finish(monitor)
+        if check is not None:
+            check()
+
+    ACTIONS[function.__name__] = play
 
 
 @action
@@ -55,32 +71,28 @@ def _move_clock(scenario: Scenario, **offsets_s: float) -> None:
     path.with_suffix(".new").replace(path)
 
 
-def _finish_and_check_clock(scenario: Scenario, monitor: subprocess.Popen[bytes], moved_s: float) -> None:
+def _check_clock(scenario: Scenario, moved_s: float) -> None:
     """Mismatch, unless the monitor's events show that its wall clock moved by that much: else nothing was tested."""
-    scenario.go()
-    scenario.finish(monitor)
     times = [datetime.fromisoformat(event["t"]).timestamp() for event in scenario.events()]
     passed_s = times[-1] - times[0]
     if abs(passed_s - moved_s) > 1800:
         raise Mismatch(f"the clock was moved by {moved_s:.0f} s, and the monitor's events span {passed_s:.0f} s")
 
 
-@action
-def clock(scenario: Scenario) -> None:
+@during
+def clock(scenario: Scenario) -> Check:
     """The wall clock jumps by the row's `jump_s`: in the middle of the run, or while a standby waits."""
-    monitor, jump_s = scenario.monitor(), scenario.row["jump_s"]
     if "recovery" in scenario.row.get("needs", []):
         scenario.until_ready()
     else:
         scenario.until_step(14)
-    _move_clock(scenario, wall=jump_s)
-    _finish_and_check_clock(scenario, monitor, jump_s)
+    _move_clock(scenario, wall=scenario.row["jump_s"])
+    return lambda: _check_clock(scenario, scenario.row["jump_s"])
 
 
-@action
-def suspend(scenario: Scenario) -> None:
+@during
+def suspend(scenario: Scenario) -> Check:
     """Every process stops for four seconds, in which the boot clock advances by an hour."""
-    monitor = scenario.monitor()
     scenario.until_step(20)
     everyone = list(scenario.ours())
     for pid in everyone:
@@ -89,9 +101,13 @@ def suspend(scenario: Scenario) -> None:
     _move_clock(scenario, boot=3600.0, wall=3600.0)
     for pid in everyone:
         os.kill(pid, signal.SIGCONT)
-    _finish_and_check_clock(scenario, monitor, 3600.0)
-    if "the machine was suspended for" not in (scenario.folder / "monitor.log").read_text(encoding="utf-8"):
-        raise Mismatch("monitor.log does not mention that the machine was suspended")
+
+    def check() -> None:
+        _check_clock(scenario, 3600.0)
+        if "the machine was suspended for" not in (scenario.folder / "monitor.log").read_text(encoding="utf-8"):
+            raise Mismatch("monitor.log does not mention that the machine was suspended")
+
+    return check
 
 
 # ---- what the monitor runs with ----
@@ -115,7 +131,7 @@ def full_pipe(scenario: Scenario) -> None:
 
 @action
 def py_spy(scenario: Scenario) -> None:
-    """The monitor's interpreter is of a copy of our environment in which py-spy is the row's shell script, or missing."""
+    """The monitor's interpreter is of a copy of our environment, whose py-spy is the row's script, or missing."""
     real, fake = Path(sys.prefix), scenario.root / "python"
     (fake / "bin").mkdir(parents=True)
     for name in ("lib", "lib64", "pyvenv.cfg"):
@@ -134,21 +150,18 @@ def py_spy(scenario: Scenario) -> None:
 # ---- monitors that are killed, replaced or doubled ----
 
 
-@action
+@during
 def second_monitor(scenario: Scenario) -> None:
     """While one monitor watches, another is started, in the foreground and detached."""
-    first = scenario.monitor()
     scenario.until_step(6)
     for command in ("run", "start"):
         code = _command(scenario, command)
         if command == "run" and code == 0:
             raise Mismatch("`monitor run` beside a living monitor ended with code 0")
-        if first.poll() is not None:
+        if scenario.monitors[0].poll() is not None:
             raise Mismatch(f"the first monitor ended before `monitor {command}` beside it did")
         if len(scenario.trainers()) != 1:
             raise Mismatch(f"expected one trainer, found: {scenario.ours()}")
-    scenario.go()
-    scenario.finish(first)
 
 
 def _command(scenario: Scenario, *words: str) -> int:
@@ -193,13 +206,11 @@ def _finish_same_attempt(scenario: Scenario, monitor: subprocess.Popen[bytes], b
         raise Mismatch("another attempt was started although the training was alive")
 
 
-@action
+@during
 def sigkill_in_recovery(scenario: Scenario) -> None:
     """The monitor is killed while it recovers from a hang; its keeper replaces it."""
-    keeper = scenario.monitor()
     scenario.until("the recovery", lambda: scenario.status().get("state") == "recovering")
     os.kill(scenario.status()["monitor_pid"], signal.SIGKILL)
-    scenario.finish(keeper)
 
 
 @action
@@ -225,40 +236,30 @@ def pid_reuse(scenario: Scenario) -> None:
     first.wait()
     scenario.go()
     scenario.until("the end of all processes", lambda: not scenario.ours())
-    innocent = _reuse(pids, scenario)
+    innocent = _reuse(pids)
     try:
         watch(scenario)
         ended = [popen.pid for popen in innocent if popen.poll() is not None]
-        if ended:
-            raise Mismatch(f"innocent processes were killed: {ended}")
+        if ended or not innocent:
+            raise Mismatch(f"innocent processes were killed: {ended} of {len(innocent)}")
     finally:
         for popen in innocent:
             popen.kill()
             popen.wait(10)
 
 
-def _reuse(pids: list[int], scenario: Scenario) -> list[subprocess.Popen[bytes]]:
-    """Sleeping processes with these pids (root may choose them), or whose pid monitor.json is made to name."""
+def _reuse(pids: list[int]) -> list[subprocess.Popen[bytes]]:
+    """Sleeping processes with these pids."""
     innocent = []
     for pid in pids:
         for _ in range(100):
-            try:
-                Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
-            except OSError:
-                break
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
             popen = subprocess.Popen(["sleep", "86400"], stdin=subprocess.DEVNULL)
             if popen.pid == pid:
                 innocent.append(popen)
                 break
             popen.kill()
             popen.wait(10)
-    if not innocent:  # not root: the monitor's own record is made to name a living stranger
-        popen = subprocess.Popen(["sleep", "86400"], stdin=subprocess.DEVNULL)
-        path = scenario.folder / "monitor.json"
-        run_state = json.loads(path.read_text(encoding="utf-8"))
-        run_state["current"]["root"][0] = popen.pid
-        path.write_text(json.dumps(run_state), encoding="utf-8")
-        innocent.append(popen)
     return innocent
 
 
@@ -267,7 +268,7 @@ def _reuse(pids: list[int], scenario: Scenario) -> list[subprocess.Popen[bytes]]
 
 @action
 def frozen_disk(scenario: Scenario) -> None:
-    """The disk is frozen. Until it is unfrozen the run is not restarted; where it stays frozen, the monitor gives up."""
+    """Until the disk is unfrozen the run is not restarted; where it stays frozen, the monitor gives up."""
     monitor = scenario.monitor()
 
     def reported() -> bool:
@@ -289,21 +290,19 @@ def frozen_disk(scenario: Scenario) -> None:
     scenario.finish(monitor)
 
 
-@action
+@during
 def disk_full(scenario: Scenario) -> None:
     """Once the failure is noticed, space is freed."""
-    monitor = scenario.monitor()
     scenario.until("the crash", lambda: scenario.events("crash"))
     time.sleep(1.0)
     (scenario.data / "ballast").unlink()
-    scenario.finish(monitor)
 
 
 # ---- the machine and the user ----
 
 
 def _preempted(scenario: Scenario, monitor: subprocess.Popen[bytes], more_at_s: tuple[float, ...] = ()) -> None:
-    """Send SIGTERM now, and again after each of these seconds; Mismatch unless the monitor leaves preempted within 25 s."""
+    """Send SIGTERM now, and again after these seconds; Mismatch unless the monitor leaves preempted within 25 s."""
     begun_s = time.monotonic()
     monitor.send_signal(signal.SIGTERM)
     for at_s in more_at_s:
@@ -337,7 +336,7 @@ def sigterm_machine(scenario: Scenario) -> None:
 
 @action
 def three_sigterms(scenario: Scenario) -> None:
-    """SIGTERM three times while a step hangs, so that no checkpoint can be saved: the deadline counts from the first."""
+    """SIGTERM three times while a step hangs, so no checkpoint can be saved: the deadline counts from the first."""
     monitor = scenario.monitor()
     log = scenario.folder / "training.log"
     scenario.until("the hang", lambda: scenario.steps() and INJECTED in read_end(log, 100_000))
@@ -360,14 +359,12 @@ def stop_then_sigterm(scenario: Scenario) -> None:
         raise Mismatch(f"`monitor resume-all` restarted a run that the user had stopped: {scenario.ours()}")
 
 
-@action
+@during
 def stop_in_backoff(scenario: Scenario) -> None:
     """`monitor stop` while the run waits for its restart."""
-    first = scenario.monitor()
     scenario.until("the second failure's backoff", lambda: scenario.events("backoff"))
     if (code := _command(scenario, "stop")) != 0:
         raise Mismatch(f"`monitor stop` ended with code {code}")
-    scenario.finish(first)
 
 
 class Second:
@@ -432,45 +429,35 @@ def two_runs_one_machine(scenario: Scenario) -> None:
 # ---- snapshots in memory and the standby attempt ----
 
 
-@action
+@during
 def standby_waits(scenario: Scenario) -> None:
     """The fault occurs while a standby waits."""
-    monitor = scenario.monitor()
     scenario.until_ready()
-    scenario.go()
-    scenario.finish(monitor)
 
 
-@action
+@during
 def standby_killed(scenario: Scenario) -> None:
-    """The standby gets SIGKILL while it waits; the training never notices, and the next standby stands in at the fault."""
-    monitor = scenario.monitor()
+    """The standby gets SIGKILL while it waits; the training never notices, and the next one stands in at the fault."""
     first = scenario.until_ready()
     for pid in scenario.standbys():
         os.kill(pid, signal.SIGKILL)
     scenario.until_ready(but=first)
-    scenario.go()
-    scenario.finish(monitor)
 
 
-@action
+@during
 def standby_hung(scenario: Scenario) -> None:
     """The standby is stopped at its gate, so it does not answer when it is needed."""
-    monitor = scenario.monitor()
     scenario.until_ready()
     waiting = scenario.standbys()
     for pid in waiting:
         os.kill(pid, signal.SIGSTOP)
-    scenario.go()
-    scenario.finish(monitor)
     if not waiting:
         raise Mismatch("no process waited at the gate, so nothing was tested")
 
 
-@action
+@during
 def monitor_killed_while_standby_starts(scenario: Scenario) -> None:
-    """SIGKILL to the monitor as soon as a standby is under way; its keeper replaces it, and the next standby waits at the fault."""
-    keeper = scenario.monitor()
+    """SIGKILL to the monitor as soon as a standby is under way; its keeper replaces it, and another standby waits."""
     started = scenario.until("a standby that starts", lambda: (scenario.status().get("standby") or {}).get("pid"))
     left, killed = scenario.standbys(), scenario.status()["monitor_pid"]
     training = [pid for pid in scenario.trainers() if pid not in left]
@@ -480,14 +467,11 @@ def monitor_killed_while_standby_starts(scenario: Scenario) -> None:
     scenario.until_ready(but=started)
     if not training or not set(training) <= set(scenario.trainers()):
         raise Mismatch(f"the trainer was {training}, and under the new monitor it is {scenario.trainers()}")
-    scenario.go()
-    scenario.finish(keeper)
 
 
-@action
+@during
 def memory_short(scenario: Scenario) -> None:
-    """The machine runs out of memory: the standby and the snapshots give theirs back, and say so; then the training is killed."""
-    monitor = scenario.monitor()
+    """Memory becomes short: the standby and the snapshots give theirs back, and say so; then the training is killed."""
     scenario.until_ready()
     scenario.until("a snapshot", lambda: (scenario.status().get("snapshots") or {}).get("step"))
     path = Path(scenario.environment["FAULTS_MEMINFO"])
@@ -502,8 +486,6 @@ def memory_short(scenario: Scenario) -> None:
     scenario.until("the sentences that standby and snapshots are off", given_back)
     if waiting := scenario.standbys():
         raise Mismatch(f"the standby is off and still lives: {waiting}")
-    scenario.go()
-    scenario.finish(monitor)
 
 
 @action
@@ -517,15 +499,12 @@ def shm_full(scenario: Scenario) -> None:
     scenario.finish(monitor)
 
 
-@action
+@during
 def shm_fills(scenario: Scenario) -> None:
     """Another program fills the file system of the snapshots, to the last block, while the training writes them."""
-    monitor = scenario.monitor()
     scenario.until_ready()
     scenario.until("a snapshot", lambda: (scenario.status().get("snapshots") or {}).get("step"))
     fill(Path(scenario.environment["HANGPROOF_SHM"]))
-    scenario.go()
-    scenario.finish(monitor)
 
 
 def fill(folder: Path) -> None:

@@ -1,23 +1,25 @@
 """Goodput under faults: the same loop, the same faults at the same steps, three supervisors.
 
-    python -m benchmarks goodput [--json] [--repeats 3] [--steps 240] [--contenders ours,torchrun,ft_launcher] [--no-torch]
+    python -m benchmarks goodput [--json] [--repeats 3] [--contenders ours,torchrun,ft_launcher] [--no-torch]
     python -m benchmarks goodput --contenders ours --against DIR      (DIR: a checkout of another commit)
 
-Decision: every contender runs `toy_loop.py` by its own public command line, with its own way to a restart. Ours gets no tuning
-at all. nvidia-resiliency-ext's ft_launcher, whose defaults detect a hang after 45 minutes, gets timeouts set by hand for this
-loop; it has its own environment, made on first use in the cache folder (30 MB; torch is the project's). torchrun has nothing to
-tune: it only sees processes end. Contenders take turns, so that a slow minute of the machine affects all of them.
+Decision: every contender runs `toy_loop.py` by its own public command line, with its own way to a restart. Ours gets
+no tuning at all. nvidia-resiliency-ext's ft_launcher, whose defaults detect a hang after 45 minutes, gets timeouts
+set by hand for this loop; it has its own environment, made on first use in the cache folder (30 MB; torch is the
+project's). torchrun has nothing to tune: it only sees processes end. Contenders take turns, so that a slow minute of
+the machine affects all of them.
 
-The loop keeps a ledger, and every figure but one is computed from it, in the same way for every contender. The exception is
-*detection* (fault → hang declared), which comes from the contender's own events or log. p50 and p95 are nearest ranks over all
-faults of all runs. *hang_to_step* and *crash_to_step* end with the first step that had not been trained before the fault.
+The loop keeps a ledger, and every figure but one is computed from it, in the same way for every contender. The
+exception is *detection* (fault → hang declared), which comes from the contender's own events or log. p50 and p95 are
+nearest ranks over all faults of all runs. *hang_to_step* and *crash_to_step* end with the first step that had not
+been trained before the fault.
 
-A fault that a contender cannot detect would last forever. After `--limit` seconds the benchmark kills the process with
-SIGKILL, as an operator would, counts the fault as `unseen`, and reports null for detection and recovery: the goodput of that
-contender is then an upper bound that depends on the limit.
+A fault that a contender cannot detect would last forever. After `--limit` seconds the benchmark kills the process
+with SIGKILL, as an operator would, counts the fault as `unseen`, and reports null for detection and recovery: the
+goodput of that contender is then an upper bound that depends on the limit.
 
-`--against` adds the monitor of another checkout as a contender, right after ours in each repeat. Each repeat is a pair; the
-ratios ours / theirs are reported with their lowest and highest value.
+`--against` adds the monitor of another checkout as a contender, right after ours in each repeat. Each repeat is a
+pair; the ratios ours / theirs are reported with their lowest and highest value.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ class NotMeasured(RuntimeError):
 
 @dataclass(frozen=True)
 class Contender:
-    """`start(work, steps, every)` prepares a run; `noticed(job)` returns the wall-clock times at which hangs were declared."""
+    """`start(work, steps, every)` prepares a run; `noticed(job)`: at which wall-clock times it declared hangs."""
 
     name: str
     tuning: str
@@ -136,7 +138,7 @@ def _nvrx_noticed(job: Job) -> list[float]:
 
 
 def nvrx_python() -> Path:
-    """The interpreter of its environment, made on first use. It uses the project's torch, so that both run the same one.
+    """The interpreter of its environment, made on first use. It uses the project's torch: both run the same one.
 
     Raises NotMeasured where it cannot be installed (it has wheels for Linux and some Python versions only).
     """
@@ -240,7 +242,7 @@ def one_run(contender: Contender, steps: int, faults: tuple[str, ...], limit_s: 
 def watch(
     process: subprocess.Popen[bytes], ledger: Path, limit_s: float, begun_s: float
 ) -> tuple[list[int], float | None]:
-    """Wait for the end; the steps of the faults that had to be killed here, and when the contender ended (None: it did not)."""
+    """Wait for the end; the steps of the hangs that had to be killed here, and when the contender ended (None: not)."""
     unseen: list[int] = []
     while process.poll() is None:
         if time.monotonic() - begun_s > WALL_S:
@@ -327,7 +329,7 @@ def summarize(contender: Contender, runs: list[dict]) -> dict:
 
 
 def compare(results: dict[str, dict]) -> dict[str, float | None]:
-    """Ratios of ours to the others: failure → next new step (below 1: ours is faster) and goodput (above 1: ours is better)."""
+    """Ours / theirs: failure → next new step (below 1: ours is faster), goodput (above 1: ours is better)."""
 
     def of(name: str, key: str, rank: str) -> float | None:
         value = results.get(name, {}).get(key)

@@ -1,13 +1,12 @@
 """Injects faults into a training process from inside, at a known step: `HANGPROOF_INJECT=benchmarks.injector:fire`.
 
-Decision: the trainers know nothing of faults. The heartbeat calls the injector that the environment names, and the injector
-makes the process fail as real ones do, so the code under test is the code that ships. The log does not name the fault:
-a monitor that reads logs for causes must not find the answer there.
+Decision: the trainers know nothing of faults. The heartbeat calls the injector that the environment names, and the
+injector makes the process fail as real ones do, so the code under test is the code that ships. The log does not name
+the fault: a monitor that reads logs for causes must not find the answer there.
 
     HANGPROOF_FAULT       one of FAULTS, or nothing
     HANGPROOF_FAULT_STEP  the completed step at which it occurs (default 1)
-    HANGPROOF_FAULT_PHASE occur in this phase instead ("save", "sample", "cache_latents", "load", "end"…), or at a check point of
-                          guards/startup.py ("check point loader")
+    HANGPROOF_FAULT_PHASE in this phase instead ("save", "sample", "load"…), or at a check point ("check point loader")
     HANGPROOF_FAULT_RANK  only in this rank
     HANGPROOF_FAULT_EVERY 1: on every attempt (default: only on attempt 1)
     HANGPROOF_FAULT_ARG   the fault's argument: seconds, a path, a list
@@ -31,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import injector_files, injector_snapshots, injector_writer
+from benchmarks import injector_files, injector_writer
 from guards.heartbeat import Heartbeat
 
 INJECTED = "a fault is injected here"
@@ -45,7 +44,7 @@ def step_sleeps(_: Heartbeat) -> None:
 
 
 def gil_held(_: Heartbeat) -> None:
-    """C code that locks a mutex twice while it holds the GIL: no Python thread or handler of this process runs again."""
+    """C code that locks a mutex twice while it holds the GIL: no Python thread or handler runs again."""
     libc, mutex = (
         ctypes.PyDLL(None),
         ctypes.create_string_buffer(256),
@@ -125,7 +124,7 @@ def vfork(_: Heartbeat) -> None:
 
 def deaf_child(_: Heartbeat) -> None:
     """A child that ignores SIGTERM is left running, and the main thread sleeps."""
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(86400)"
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(86400)"
     child = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.readline()
@@ -159,7 +158,7 @@ def shouts(_: Heartbeat) -> None:
 
 
 def tqdm_restarts(heartbeat: Heartbeat) -> None:
-    """The phase counts its items several times from 1, each time like a new tqdm. `HANGPROOF_FAULT_ARG` = `ITEMS:SECONDS,…`."""
+    """The phase counts its items several times from 1, like new tqdms. `HANGPROOF_FAULT_ARG` = `ITEMS:SECONDS,…`."""
     phase, total, inject = heartbeat.current_phase, heartbeat._total, heartbeat._inject
     loops = [
         (int(items), float(seconds)) for items, _, seconds in (loop.partition(":") for loop in argument().split(","))
@@ -254,7 +253,6 @@ FAULTS: dict[str, Callable[[Heartbeat], None]] = {
     "worker_stopped": _signal_worker(signal.SIGSTOP),
     "worker_killed": _signal_worker(signal.SIGKILL),
     **injector_files.FAULTS,
-    **injector_snapshots.FAULTS,
 }
 PREPARE: dict[str, Callable[[Heartbeat], None]] = {"worker_sleeps": prepare_worker_sleeps, **injector_files.PREPARE}
 """What must be in place before the first step, because the loader's workers are forked then."""

@@ -1,8 +1,8 @@
 """Whether a run ever has two writers: each training process takes its run's lock at its first heartbeat and keeps it.
 
-Decision: a POSIX record lock. The kernel releases it when the process dies, however it dies, and a forked worker does not inherit
-it: who holds it is the process that trains. One that finds it taken leaves a report and goes on, so that the row that is played
-ends as it would have ended, and then fails.
+Decision: a POSIX record lock. The kernel releases it when the process dies, however it dies, and a forked worker does
+not inherit it: who holds it is the process that trains. One that finds it taken leaves a report and goes on, so that
+the row that is played ends as it would have ended, and then fails.
 
     HANGPROOF_WRITERS  the folder of locks and reports; unset: nothing is done
 """

@@ -1,18 +1,18 @@
 """The cost of the protection: a heartbeat in microseconds, all patches as a share of a training step, and the monitor.
 
-Two real sd-scripts trainings, one plain and one with every patch, take their steps in turns, one step each, on the same
-machine and with the same seed, so that other programs affect both equally. The overhead is the median of the differences
-between neighbouring steps, in wall time and in processor time of the process (all its threads), with a 95 % bootstrap
-interval; also as a share of a 100 ms step, the shortest that FLUX is trained with. A second round swaps who is first. On a
-busy machine the interval of the wall time may be too wide; `judged_by` then names the processor time. Without sd-scripts
-only the parts and the monitor are measured.
+Two real sd-scripts trainings, one plain and one with every patch, take their steps in turns, one step each, on the
+same machine and with the same seed, so that other programs affect both equally. The overhead is the median of the
+differences between neighbouring steps, in wall time and in processor time of the process (all its threads), with a 95
+% bootstrap interval; also as a share of a 100 ms step, the shortest that FLUX is trained with. A second round swaps
+who is first. On a busy machine the interval of the wall time may be too wide; `judged_by` then names the processor
+time. Without sd-scripts only the parts and the monitor are measured.
 
-The monitor watches a healthy run of the toy, made as a user makes one, at 20 steps a second. `monitor run` is two processes: the
-monitor and its keeper, which restarts it. Their helpers (mostly the check of a checkpoint) are short processes and are counted
-separately.
+The monitor watches a healthy run of the toy, made as a user makes one, at 20 steps a second. `monitor run` is two
+processes: the monitor and its keeper, which restarts it. Their helpers (mostly the check of a checkpoint) are short
+processes and are counted separately.
 
-`--against DIR` compares with a checkout of another commit: the parts, the monitor and, with sd-scripts, all patches of both,
-in turns; the ratios ours / theirs are reported with their lowest and highest value.
+`--against DIR` compares with a checkout of another commit: the parts, the monitor and, with sd-scripts, all patches
+of both, in turns; the ratios ours / theirs are reported with their lowest and highest value.
 
 `python -m benchmarks overhead [--steps 200] [--monitor-seconds 60] [--against DIR] [--json]`
 """
@@ -186,7 +186,7 @@ def compare(plain: list[float], patched: list[float]) -> dict[str, float]:
 
 
 def real_loop(steps: int, sides: tuple[Side, Side] = OURS) -> dict[str, Any]:
-    """Two rounds of turns on the tiny FLUX, or {"skipped": reason}. `plain_ms` is the first side, `patched_ms` the second."""
+    """Two rounds of turns on the tiny FLUX, or {"skipped": reason}. The first side is called plain, the other patched."""
     tiny = tiny_sd_scripts()
 
     missing = tiny.why_not() or ("" if hasattr(os, "mkfifo") else "no FIFOs on this platform")
@@ -206,9 +206,9 @@ def real_loop(steps: int, sides: tuple[Side, Side] = OURS) -> dict[str, Any]:
 
 
 def monitor(seconds: float, root: Path = ROOT) -> dict[str, float]:
-    """Memory and processor share of the monitor and its keeper over so many seconds. `root`: the checkout whose monitor runs.
+    """Memory and processor share of the monitor and its keeper over so many seconds. `root`: the checkout of it.
 
-    keeper_memory_mb and keeper_share_of_core are of the keeper alone. Memory that both share counts once, where the system
+    The values that begin with keeper_ are of the keeper alone. Memory that both share counts once, where the system
     reports that (PSS, on Linux). RuntimeError: the run did not start.
     """
     with tempfile.TemporaryDirectory(prefix="overhead-") as folder:
@@ -253,7 +253,7 @@ def _memory(process: psutil.Process) -> int:
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    """Processor seconds of all its threads, ended ones too. On Linux from its clock in nanoseconds, which never goes back:
+    """Processor seconds of its threads, ended ones too. On Linux from its clock in nanoseconds, which never goes back:
     user and system time apart come in ticks of 10 ms, and their sum may fall."""
     if sys.platform == "linux":
         return time.clock_gettime(~process.pid << 3 | 2)  # as clock_getcpuclockid(3) makes it

@@ -1,4 +1,4 @@
-"""What each benchmark gives to the command `python -m benchmarks`, which prints it; ratios of pairs; modules of the tests.
+"""What each benchmark gives to the command `python -m benchmarks`, which prints it; ratios of pairs.
 
 A pair is one measurement of this checkout and one of another, in turns on the same machine at the same time.
 """

@@ -1,13 +1,14 @@
 """One row of the fault matrix, ready to run: its data root, its run, its monitor, and what both show from outside.
 
-Decision: the undisturbed run that a disturbed one must equal, bit for bit, is made by the command that a user would run (`bash
-train.sh`), with no monitor, no injector and no pace, once a process for each seed and length. Its caches and its model are copied
-into each scenario, so that a disturbed run starts in five seconds instead of eight; rows that test the caching start without them.
+Decision: the undisturbed run that a disturbed one must equal, bit for bit, is made by the command that a user would
+run (`bash train.sh`), with no monitor, no injector and no pace, once a process for each seed and length. Its caches
+and its model are copied into each scenario, so that a disturbed run starts in five seconds instead of eight; rows
+that test the caching start without them.
 
-Everything of a scenario is removed even when the process that plays it is killed: another process, in its own session, reads its
-standard input to the end. The player writes `DONE` when it has cleaned up itself. An end of file without it means that the player is
-dead; then this process unfreezes the file system, kills every process that carries the token, unmounts and deletes. A file system
-that stays frozen would hang `sync` for all.
+Everything of a scenario is removed even when the process that plays it is killed: another process, in its own
+session, reads its standard input to the end. The player writes `DONE` when it has cleaned up itself. An end of file
+without it means that the player is dead; then this process unfreezes the file system, kills every process that
+carries the token, unmounts and deletes. A file system that stays frozen would hang `sync` for all.
 """
 
 from __future__ import annotations
@@ -32,9 +33,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import injector_writer
-from benchmarks.trial import TOKEN, clean_environment, kill_all, limits_toml, living, read_end, read_lines, read_object
-from guards import gate
-from monitor.process import platform
+from benchmarks.trial import (
+    TOKEN,
+    clean_environment,
+    kill_all,
+    limits_toml,
+    living,
+    read_end,
+    read_lines,
+    read_object,
+    waits,
+)
 from runs.paths import ROOT
 
 PACE_S = 0.05
@@ -190,7 +199,7 @@ class Mismatch(AssertionError):
 
 
 class Scenario:
-    """Made by `prepare`. `row` is the fault's row of the table, `codes` the exit codes of the monitors that have ended."""
+    """Made by `prepare`. `row` is the fault's row of the table, `codes` has the exit codes of the monitors."""
 
     slack_s = 0.0  # what a busy machine may add to the seconds that the row requires
 
@@ -284,7 +293,7 @@ class Scenario:
         return popen
 
     def kill_monitor(self, popen: subprocess.Popen[bytes]) -> None:
-        """SIGKILL the keeper and the monitor below it, in this order: nothing is left that could replace the monitor."""
+        """SIGKILL the keeper and the monitor below it, in this order: nothing is left that replaces the monitor."""
         below = self.status().get("monitor_pid")
         popen.kill()
         popen.wait()
@@ -307,7 +316,7 @@ class Scenario:
         return code
 
     def until(self, what: str, met: Callable[[], Any], patience_s: float = 240.0) -> Any:
-        """Wait until `met()` is true; its value. `what` completes the sentence "waited for". Mismatch: the run ended first."""
+        """Wait until `met()` is true; its value. `what` completes "waited for". Mismatch: the run ended first."""
         deadline = time.monotonic() + patience_s
         while True:
             ended = self.status().get("state") in FINAL  # read first: the condition may come true with the end
@@ -366,22 +375,15 @@ class Scenario:
         return (self.root / f"{stand_in}-used").exists()
 
     def trainers(self) -> list[int]:
-        """Living training processes, without the launcher: `python -m trainer` and what it forked. Not those at the gate."""
-        return [pid for pid in self._trainers() if not _waits(pid)]
+        """Living training processes: `python -m trainer` and what it forked, no launcher, none at the gate."""
+        return [pid for pid in self._trainers() if not waits(pid)]
 
     def standbys(self) -> list[int]:
         """Processes like those that wait at the gate, or are on their way to it."""
-        return [pid for pid in self._trainers() if _waits(pid)]
+        return [pid for pid in self._trainers() if waits(pid)]
 
     def _trainers(self) -> list[int]:
         return [pid for pid, line in self.ours().items() if " trainer " in f"{line} " and "launch" not in line]
-
-
-def _waits(pid: int) -> bool:
-    """Whether this process was started early and has not been released."""
-    found = dict(word.partition(b"=")[::2] for word in platform.environ_of(pid).split(b"\0"))
-    folder = Path(os.fsdecode(found.get(gate.FOLDER.encode(), b"")))
-    return gate.VARIABLE.encode() in found and not (folder / gate.PASSED).exists()
 
 
 def fault_step(row: Row, seed: int) -> int:

@@ -1,7 +1,7 @@
-"""A training under a supervisor, from outside: the toy's run, a clean environment, all its processes, and what its files say.
+"""A training under a supervisor, from outside: the toy's run, its environment, its processes, and what its files say.
 
-Decision: every process of a trial carries a token in its environment. At the end that shows whether anything is left, whichever
-process started it and in whatever session.
+Decision: every process of a trial carries a token in its environment. At the end that shows whether anything is left,
+whichever process started it and in whatever session.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from guards import gate
 from monitor.process import platform
 from runs.paths import ROOT
 
@@ -43,7 +44,7 @@ print(runs.create(runs.make(json.loads(sys.argv[1])), Path(sys.argv[2])))
 
 @dataclass
 class Job:
-    """A supervisor's command, its extra environment, its log, and the folder it starts in (default: beside its output)."""
+    """A supervisor's command, its log, its extra environment, and where it starts (default: beside its output)."""
 
     command: list[str]
     log: Path
@@ -83,7 +84,7 @@ def toy_launcher(folder: Path, root: Path = ROOT) -> str:
 
 
 def ours(work: Path, steps: int, every: int, root: Path = ROOT, limits: str = "") -> Job:
-    """The toy's run under our monitor. root: the checkout that makes and runs it. limits: the text of a limits file; "" for none."""
+    """The toy's run under our monitor. root: the checkout of both. limits: the text of a limits file."""
     folder, launcher = make_toy(work, steps, every, root), toy_launcher(work, root)
     # An earlier checkout starts it by the second variable.
     environment = {"TRAINER_PYTHON": launcher, "ACCELERATE": launcher, "HANGPROOF_DATA": str(work)}
@@ -123,8 +124,20 @@ def living(token: str) -> dict[int, str]:
     return found
 
 
+def variables_of(pid: int) -> dict[bytes, bytes]:
+    """The environment of a process, {} when it is gone."""
+    return dict(word.partition(b"=")[::2] for word in platform.environ_of(pid).split(b"\0"))
+
+
+def waits(pid: int) -> bool:
+    """Whether it is a standby attempt that has not passed the gate: it has imported a trainer and is none yet."""
+    found = variables_of(pid)
+    folder = Path(os.fsdecode(found.get(gate.FOLDER.encode(), b"")))
+    return gate.VARIABLE.encode() in found and not (folder / gate.PASSED).exists()
+
+
 def kill_all(token: str, meanwhile: Callable[[], None] = lambda: None, timeout_s: float = 20.0) -> dict[int, str]:
-    """Kill every process with this token; those that did not die. meanwhile: what lets them die, called after each kill."""
+    """Kill every process with this token; those that did not die. meanwhile: lets them die, called after each kill."""
     until_s = time.monotonic() + timeout_s
     while True:
         left = living(token)

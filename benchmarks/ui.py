@@ -1,12 +1,12 @@
 """How fast the page answers after the command, and what it weighs, beside a bare Gradio page on the same machine.
 
 Ours and the bare page start in pairs, one right after the other, so that other programs affect both; which is first
-alternates. The time is a user's: from the start of the process to the complete first page. The limit is on the median of
-the pairs' ratios, because seconds depend on the machine. CPU seconds depend less on its load.
+alternates. The time is a user's: from the start of the process to the complete first page. The limit is on the median
+of the pairs' ratios, because seconds depend on the machine. CPU seconds depend less on its load.
 
-Then WATCHED runs train: a process of this module holds their locks and writes what a monitor and a trainer write, each second.
-Their pages are open in a real browser, and the CPU time of the server is counted, not the browser's. Last, a page opens a run of
-LONG_STEPS logged steps: the time is the user's, from the click on the run to its chart.
+Then WATCHED runs train: a process of this module holds their locks and writes what a monitor and a trainer write,
+each second. Their pages are open in a real browser, and the CPU time of the server is counted, not the browser's.
+Last, a page opens a run of LONG_STEPS logged steps: the time is the user's, from the click on the run to its chart.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
 ]
-# From the click on a run to the first picture with its chart. Measured in the page: a call from outside adds its own time.
+# From the click on a run to the picture with its chart, measured in the page: a call from outside adds its own time.
 CLICK = """async (name) => {
   const began = performance.now();
   document.querySelector(`#run-list [data-run="${name}"]`).click();
@@ -89,9 +89,9 @@ def free_port() -> int:
 
 
 def one_start(command: list[str], env: dict[str, str], idle_s: float = 0.0) -> dict[str, float]:
-    """Start a server (its port is added to the command), fetch its page, stop it: {first_page_s, cpu_s, rss_mb, page_kb, config_kb}.
+    """Start a server (its port is added to the command), fetch its page, stop it; what that took.
 
-    idle_s: then also leave it alone for so many seconds: {idle_percent_of_core}.
+    idle_s: then also leave it alone for so many seconds.
     """
     with serving(command, env) as (process, address, seconds, page):
         seen = psutil.Process(process.pid)
@@ -236,7 +236,7 @@ def browser_path() -> str | None:
 
 
 def watch(url: str, pid: int, seconds: float) -> dict[str, float]:
-    """Open pages of the server `pid` at `url`: {"watched_percent_of_core", "watched_5_pages_percent_of_core", "long_run_open_s"}.
+    """Open pages of the server `pid` at `url`; what they cost it, and how long a long run takes to open.
 
     Raises:
         TimeoutError: a page does not open.

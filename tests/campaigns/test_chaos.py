@@ -56,7 +56,7 @@ def test_a_broken_promise_is_a_violation(changed, violation):
 
 def test_a_training_without_a_sign_of_its_monitor_is_unwatched(tmp_path):
     seen = Seen(tmp_path)
-    own = {os.getpid(): "1"}
+    own = {os.getpid(): 1.0}
     (tmp_path / "monitor.lock").touch()
     locks = {(tmp_path / "monitor.lock").stat().st_ino}
     for second in range(5):

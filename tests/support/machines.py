@@ -1,8 +1,9 @@
 """A run that moves from machine to machine: each is an empty data root and its processes, and only the store is between them.
 
-Decision: a machine is made by the commands that a user types (`python -m launch store restore STORE RUN`, `python -m monitor
-run RUN`) and dies by SIGKILL of every process with its token. Two kinds of training: the toy loop, whose life is an interpreter
-and steps of 50 ms, and the built-in trainer on the tiny model. Both know the bytes of the undisturbed LoRA.
+Decision: a machine is made by the commands that a user types (`python -m launch store restore STORE RUN`, `python -m
+monitor run RUN`) and dies by SIGKILL of every process with its token. Two kinds of training: the toy loop, whose life
+is an interpreter and steps of 50 ms, and the built-in trainer on the tiny model. Both know the bytes of the
+undisturbed LoRA.
 """
 
 from __future__ import annotations

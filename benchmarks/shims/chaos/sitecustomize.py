@@ -1,14 +1,15 @@
 """Makes one call of the monitor fail. Python imports this at its start, from the first folder of PYTHONPATH.
 
-Decision: the monitor has no hook for this. Before any of its modules is imported, every built-in function of the modules
-through which a Python program reaches the operating system is replaced by a wrapper; so are `open`, the methods of the
-files that it returns, of sockets and of directory listings. What is wrapped is found by walking those modules.
+Decision: the monitor has no hook for this. Before any of its modules is imported, every built-in function of the
+modules through which a Python program reaches the operating system is replaced by a wrapper; so are `open`, the
+methods of the files that it returns, of sockets and of directory listings. What is wrapped is found by walking those
+modules.
 
-A place is (function, file and line of the innermost calling frame in monitor/ or guards/). Calls from the import machinery
-are left alone. Only the process that watches is changed: not its helpers, not the training.
+A place is (function, file and line of the innermost calling frame in monitor/ or guards/). Calls from the import
+machinery are left alone. Only the process that watches is changed: not its helpers, not the training.
 
     CHAOS_ROOT      the checkout whose monitor/ and guards/ count
-    CHAOS_FOLDER    for places-PID.jsonl (one line when a place is new, and each time its number of calls doubles) and `fired`
+    CHAOS_FOLDER    for places-PID.jsonl (one line when a place is new or its number of calls doubles) and `fired`
     CHAOS_LEDGER    the training has started once this file exists
     CHAOS_FAULT     JSON {"place": [function, file, line], "errno": n, "for_s": s, "call": n, "from_start": bool};
                     without it the places are recorded
@@ -37,8 +38,8 @@ def _install():
     import time
     import types
 
-    # They cannot fail, or do not leave the process, or do not return. Everything else counts. (A file's `tell` is left out
-    # too: every buffer calls it when it is made, and Python itself ignores its error.)
+    # They cannot fail, or do not leave the process, or do not return. Everything else counts. (So is a file's
+    # `tell`: every buffer calls it when it is made, and Python itself ignores its error.)
     pure = {
         "os": "fspath strerror major minor makedev register_at_fork _exit abort getpid getppid getuid geteuid getgid getegid "
         "umask cpu_count waitstatus_to_exitcode device_encoding WCOREDUMP WIFCONTINUED WIFSTOPPED WIFSIGNALED WIFEXITED "

@@ -1,9 +1,9 @@
 """A stand-in for the NVIDIA management library, first on the PYTHONPATH of the monitor's GPU helper.
 
-FAULTS_NVML=fails: every call raises, as with a lost GPU. FAULTS_NVML=hangs: the first query never returns. Otherwise there is
-one idle GPU with FAULTS_NVML_GIB (24) GiB. It leaves the file FAULTS_NVML_USED, which shows that it was called.
-FAULTS_NVML_VALUES: a JSON file with recorded values that replace those below: used_gib, utilization, power_w, limit_w.
-FAULTS_NVML_WSL=1: the driver is that of Windows, in WSL.
+FAULTS_NVML=fails: every call raises, as with a lost GPU. FAULTS_NVML=hangs: the first query never returns. Otherwise
+there is one idle GPU with FAULTS_NVML_GIB (24) GiB. It leaves the file FAULTS_NVML_USED, which shows that it was
+called. FAULTS_NVML_VALUES: a JSON file with recorded values that replace those below: used_gib, utilization, power_w,
+limit_w. FAULTS_NVML_WSL=1: the driver is that of Windows, in WSL.
 """
 
 from __future__ import annotations
