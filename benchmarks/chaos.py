@@ -3,7 +3,7 @@
     python -m benchmarks chaos [--json] [--short N] [--seed S] [--kills 50] [--parallel 6] [--keep DIR]
 
 Decision: the places are found, not listed. A run under a wrapper records every call that leaves the watching process
-(`shims/chaos/sitecustomize.py`); then each place gets its trials: an error at the first call after the training has
+(`chaos_shim/sitecustomize.py`); then each place gets its trials: an error at the first call after the training has
 started, an error for 5 s from there, and an error at a random later call. ENOSPC, EIO, EMFILE, ENOMEM and EACCES take
 turns. The monitor is also killed with SIGKILL at random moments of a run with a hang.
 
@@ -43,7 +43,7 @@ from benchmarks.report import CannotMeasure, Report, say
 from benchmarks.trial import Job, begin, finish, limits_toml, ours, read_end, read_lines, read_object
 from runs.paths import ROOT
 
-SHIM = ROOT / "benchmarks" / "shims" / "chaos"
+SHIM = ROOT / "benchmarks" / "chaos_shim"
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EMFILE, errno.ENOMEM, errno.EACCES)
 LAST_S = 5.0
 PARALLEL = 6
@@ -231,7 +231,7 @@ def environment(trial: Trial, work: Path, token: str, shim: Path) -> dict[str, s
         "HANGPROOF_LIMITS": str(work / "limits.toml"),
         "HANGPROOF_NOTIFY": str(work / "notify.toml"),
         "HANGPROOF_GPUS": f"chaos-{token}",
-        "PYTHONPATH": os.pathsep.join(map(str, (shim, SHIM.parent / "nvml", ROOT))),
+        "PYTHONPATH": os.pathsep.join(map(str, (shim, ROOT / "tests/support/shims/nvml", ROOT))),
         "CHAOS_SHIM": str(SHIM),
         "CHAOS_ROOT": str(ROOT),
         "CHAOS_FOLDER": str(work / "chaos"),

@@ -48,7 +48,7 @@ from runs.paths import ROOT
 
 PACE_S = 0.05
 FINAL = ("completed", "failed", "stopped", "preempted", "unkillable")
-SHIMS = ROOT / "benchmarks" / "shims"
+SHIMS = ROOT / "tests/support/shims"
 DONE = b"done"
 NAME = "fault"
 RUN_S = 900.0

@@ -22,7 +22,7 @@ def test_one_change_is_made_where_it_is_allowed_and_taken_back_where_it_does_not
     runs.render(job.folder)
     values = tmp_path / "gpu.json"
     values.write_text(json.dumps(SPILL))
-    shims = ROOT / "benchmarks" / "shims" / "nvml"
+    shims = ROOT / "tests/support/shims/nvml"
     env = environment(job.folder, TOY_LEDGER=str(tmp_path / "ledger"), TOY_STEP_S="0.1", **job.environment)
     env |= {"PYTHONPATH": f"{shims}:{ROOT / 'tests/support'}", "HANGPROOF_INJECT": "slow_steps:fire"}
     env |= {"TEST_SLOW": "70 0.8 2", "HANGPROOF_GPUS": "0", "HANGPROOF_NEEDS_GPU": "0"}
