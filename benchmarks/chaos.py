@@ -171,13 +171,7 @@ def judge(outcome: Outcome, stretch: float = 1.0) -> list[str]:
     return found
 
 
-def play(
-    trial: Trial,
-    sampler: Sampler,
-    keep: Path | None = None,
-    shim: Path = SHIM,
-    stretch: float = 1.0,
-) -> Outcome:
+def play(trial: Trial, sampler: Sampler, keep: Path | None = None, shim: Path = SHIM, stretch: float = 1.0) -> Outcome:
     """Run the trial. Its folder is kept in `keep` when a promise was broken; nothing else of it is left.
 
     `stretch`: how much slower than two free cores this machine is; the limits in seconds are multiplied by it.

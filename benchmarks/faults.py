@@ -25,9 +25,8 @@ from typing import Any
 
 import tomllib
 
-from benchmarks import injector_writer
 from benchmarks.faults_actions import ACTIONS
-from benchmarks.injector import INJECTED
+from benchmarks.injector import INJECTED, doubled
 from benchmarks.report import CannotMeasure, Report, say
 from benchmarks.scenario import NAME, Mismatch, Row, Scenario, is_root, prepare, sha256
 from benchmarks.trial import read_end
@@ -114,7 +113,7 @@ def _restarted(scenario: Scenario, want: Row) -> list[str]:
 
 def _writers(scenario: Scenario) -> list[str]:
     """No two processes of a run trained at the same time, and nothing of the run is left in memory."""
-    wrong = [f"two writers: {text}" for text in injector_writer.doubled(scenario.writers)]
+    wrong = [f"two writers: {text}" for text in doubled(scenario.writers)]
     attempts = [step["attempt"] for step in scenario.steps()]
     if attempts != sorted(attempts):
         wrong.append("two writers: in metrics.jsonl a step of an earlier attempt follows one of a later attempt")

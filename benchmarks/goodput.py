@@ -84,7 +84,6 @@ class Contender:
     tuning: str
     start: Callable[[Path, int, int], Job]
     noticed: Callable[[Job], list[float]]
-    version: Callable[[], str]
 
 
 def _arguments(output: Path, steps: int, every: int) -> list[str]:
@@ -171,37 +170,12 @@ def _run(command: list[str]) -> None:
         raise NotMeasured(f"{NVRX} could not be installed: {last}")
 
 
-def _torch_version() -> str:
-    from importlib.metadata import version
-
-    return f"torch {version('torch')}"
-
-
+BY_HAND = f"by hand: heartbeat timeout {NVRX_TIMEOUT_S:g} s, checked every {NVRX_CHECK_S:g} s (its default: 2,700 s)"
 CONTENDERS = {
-    c.name: c
-    for c in (
-        Contender("ours", "none", ours, _ours_noticed, lambda: "this checkout"),
-        Contender("torchrun", "none: it sees processes end, not hang", torchrun, lambda _: [], _torch_version),
-        Contender(
-            "ft_launcher",
-            f"by hand: heartbeat timeout {NVRX_TIMEOUT_S:g} s, checked every {NVRX_CHECK_S:g} s (its default: 2,700 s)",
-            ft_launcher,
-            _nvrx_noticed,
-            lambda: NVRX,
-        ),
-    )
+    "ours": Contender("ours", "none", ours, _ours_noticed),
+    "torchrun": Contender("torchrun", "none: it sees processes end, not hang", torchrun, lambda _: []),
+    "ft_launcher": Contender("ft_launcher", BY_HAND, ft_launcher, _nvrx_noticed),
 }
-
-
-def another(root: Path) -> Contender:
-    """The monitor of another checkout."""
-
-    def version() -> str:
-        command = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-        return done.stdout.strip() or str(root)
-
-    return Contender(AGAINST, "none", functools.partial(ours, root=root), _ours_noticed, version)
 
 
 def one_run(contender: Contender, steps: int, faults: tuple[str, ...], limit_s: float, torch: bool) -> dict:
@@ -310,7 +284,6 @@ def summarize(contender: Contender, runs: list[dict]) -> dict:
 
     unseen = sum(r["unseen"] for r in runs)
     return {
-        "version": contender.version(),
         "tuning": contender.tuning,
         "runs": len(runs),
         "finished": sum(r["finished"] for r in runs),
@@ -400,7 +373,8 @@ def measure(arguments: argparse.Namespace) -> Report:
     """All contenders in turn. Every run must end with the right file, and no limit be exceeded."""
     names, contenders = arguments.contenders.split(","), dict(CONTENDERS)
     if arguments.against:
-        contenders[AGAINST] = another(arguments.against.resolve())
+        theirs = functools.partial(ours, root=arguments.against.resolve())
+        contenders[AGAINST] = Contender(AGAINST, "none", theirs, _ours_noticed)
         names.insert(names.index("ours") + 1 if "ours" in names else 0, AGAINST)
     if unknown := [name for name in names if name not in contenders]:
         raise CannotMeasure(f"no contender {unknown[0]!r}; there are: {', '.join(contenders)}")

@@ -11,6 +11,7 @@ the fault: a monitor that reads logs for causes must not find the answer there.
     HANGPROOF_FAULT_EVERY 1: on every attempt (default: only on attempt 1)
     HANGPROOF_FAULT_ARG   the fault's argument: seconds, a path, a list
     HANGPROOF_FAULT_MARK  a file that is made when it occurs
+    HANGPROOF_WRITERS     the folder of locks and reports that show whether a run ever has two writers; unset: none
     HANGPROOF_PACE_S      a step takes at least this many seconds, so that tiny models last as long as real ones
     HANGPROOF_SLOW        STEP:SECONDS:FILE: from that step on, a step takes this long until FILE exists; an action from
                           outside then has time, however loaded the machine
@@ -19,6 +20,8 @@ the fault: a monitor that reads logs for causes must not find the answer there.
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import hashlib
 import mmap
 import os
 import signal
@@ -30,7 +33,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import injector_files, injector_writer
+from benchmarks import injector_files
 from guards.heartbeat import Heartbeat
 
 INJECTED = "a fault is injected here"
@@ -260,6 +263,38 @@ REPEATING = ("slow",)
 
 _last_step = [0.0, -1]  # when the last step ended (monotonic seconds), its number
 _state = {"prepared": False, "injected": False}
+_held: list[Any] = []  # the lock of this process's run
+
+WRITERS = "HANGPROOF_WRITERS"
+REPORT = "doubled-{pid}.txt"
+
+
+def claim() -> None:
+    """Take the lock of this process's run once, and keep it. Another process that holds it is reported.
+
+    A POSIX record lock: the kernel releases it when the process dies, however it dies, and a forked worker does not
+    inherit it. One that finds it taken goes on, so the row that is played ends as it would, and then fails.
+    """
+    folder, run = os.environ.get(WRITERS, ""), os.environ.get("HANGPROOF_RUN", "")
+    if _held or not folder:
+        return
+    lock = open(Path(folder) / f"{hashlib.sha256(run.encode()).hexdigest()[:16]}.lock", "a+", encoding="utf-8")  # noqa: SIM115
+    _held.append(lock)
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.seek(0)
+        attempt, other = os.environ.get("HANGPROOF_ATTEMPT", "1"), lock.read().split("\n")[-2:][0]
+        text = f"process {os.getpid()} (attempt {attempt}) trains while {other or 'another one'} trains {run}"
+        (Path(folder) / REPORT.format(pid=os.getpid())).write_text(text, encoding="utf-8")
+    else:
+        lock.write(f"process {os.getpid()} (attempt {os.environ.get('HANGPROOF_ATTEMPT', '1')})\n")
+        lock.flush()
+
+
+def doubled(folder: Path) -> list[str]:
+    """The reports in this folder: one sentence for each process that trained beside another one of its run."""
+    return [path.read_text(encoding="utf-8") for path in sorted(folder.glob(REPORT.format(pid="*")))]
 
 
 def argument() -> str:
@@ -277,7 +312,7 @@ def pace_s(step: int) -> float:
 
 def fire(phase: str, step: int, heartbeat: Heartbeat) -> None:
     """Called at each beat: pace the steps, and inject the fault when its moment has come."""
-    injector_writer.claim()
+    claim()
     if phase == "step" and step != _last_step[1]:
         wait_s = _last_step[0] + pace_s(step) - time.monotonic()
         if wait_s > 0:

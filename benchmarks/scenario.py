@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import injector_writer
+from benchmarks.injector import WRITERS
 from benchmarks.trial import (
     TOKEN,
     clean_environment,
@@ -209,14 +209,7 @@ class Scenario:
         return reference(seed, row.get("spec", {}))
 
     def __init__(
-        self,
-        row: Row,
-        seed: int,
-        made: Reference,
-        token: str,
-        root: Path,
-        scratch: Path,
-        disk: Path | None = None,
+        self, row: Row, seed: int, made: Reference, token: str, root: Path, scratch: Path, disk: Path | None = None
     ):
         self.row, self.seed, self.root, self.reference = row, seed, root, made
         self.scratch = scratch  # for temporary files of all its processes
@@ -224,7 +217,7 @@ class Scenario:
         self.token = token
         self.codes: list[int] = []
         self.monitors: list[subprocess.Popen[bytes]] = []
-        self.writers = root / "writers"  # what injector_writer.py keeps
+        self.writers = root / "writers"  # what injector.claim keeps
         self.writers.mkdir()
         self.folder = self.new_run(self.data)
         self.environment = self.prepare_environment()
@@ -252,7 +245,7 @@ class Scenario:
             TOKEN: self.token,
             "TMPDIR": str(self.scratch),
             "HANGPROOF_INJECT": "benchmarks.injector:fire",
-            injector_writer.VARIABLE: str(self.writers),
+            WRITERS: str(self.writers),
             "HANGPROOF_PACE_S": str(PACE_S),
             **{name: self._filled(str(value)) for name, value in self.row.get("env", {}).items()},
         }

@@ -4,9 +4,9 @@ Ours and the bare page start in pairs, one right after the other, so that other 
 alternates. The time is a user's: from the start of the process to the complete first page. The limit is on the median
 of the pairs' ratios, because seconds depend on the machine. CPU seconds depend less on its load.
 
-Then WATCHED runs train: a process of this module holds their locks and writes what a monitor and a trainer write,
-each second. Their pages are open in a real browser, and the CPU time of the server is counted, not the browser's.
-Last, a page opens a run of LONG_STEPS logged steps: the time is the user's, from the click on the run to its chart.
+Then WATCHED runs train: a thread holds their locks and writes what a monitor and a trainer write, each second. Their
+pages are open in a real browser, and the CPU time of the server is counted, not the browser's. Last, a page opens a run of
+LONG_STEPS logged steps: the time is the user's, from the click on the run to its chart.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -189,44 +190,39 @@ def write_status(folder: Path, state: str, step: int) -> None:
     path.replace(folder / "status.json")
 
 
-def grow(data: Path) -> None:
-    """Train all runs, as far as files show it, until this process is killed."""
-    from monitor.process.locks import LOCK, Lock
-
-    folders = sorted(path for path in (data / "outputs").iterdir() if path.name.startswith("watched"))
-    locks = [Lock(folder / LOCK) for folder in folders]
-    if not all(lock.acquire() for lock in locks):
-        raise SystemExit("a run's lock is held by another process")
-    print("growing", flush=True)
-    step = HISTORY_STEPS
-    while True:
-        step += 1
-        began = time.monotonic()
-        for folder in folders:
-            write_status(folder, "running", step)
-            with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-                file.write(step_line(step))
-            with (folder / "training.log").open("a", encoding="utf-8") as file:
-                file.write(f"\rsteps: {step}/200000 avr_loss=0.123")
-        time.sleep(max(0.0, 1.0 - (time.monotonic() - began)))
-
-
 @contextlib.contextmanager
 def growing(data: Path) -> Iterator[None]:
-    """WATCHED runs that train, and one that is long and stopped."""
-    for number in range(WATCHED):
-        write_run(data, f"watched-{number:02d}", "running", HISTORY_STEPS)
+    """WATCHED runs that train, as far as files show it, and one that is long and stopped."""
+    from monitor.process.locks import LOCK, Lock
+
     write_run(data, "long", "stopped", LONG_STEPS)
     write_images(data / "datasets" / "long")
-    command = [sys.executable, "-m", "benchmarks.ui", str(data)]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    folders = [write_run(data, f"watched-{number:02d}", "running", HISTORY_STEPS) for number in range(WATCHED)]
+    over = threading.Event()
+
+    def grow() -> None:
+        step = HISTORY_STEPS
+        while not over.wait(1.0):
+            step += 1
+            for folder in folders:
+                write_status(folder, "running", step)
+                with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                    file.write(step_line(step))
+                with (folder / "training.log").open("a", encoding="utf-8") as file:
+                    file.write(f"\rsteps: {step}/200000 avr_loss=0.123")
+
+    locks = [Lock(folder / LOCK) for folder in folders]
+    if not all(lock.acquire() for lock in locks):
+        raise ChildProcessError("a run's lock is held by another process")
+    thread = threading.Thread(target=grow, daemon=True)
+    thread.start()
     try:
-        if process.stdout is None or process.stdout.readline().strip() != b"growing":
-            raise ChildProcessError("the process that lets the runs grow did not start")
         yield
     finally:
-        process.kill()
-        process.wait()
+        over.set()
+        thread.join()
+        for lock in locks:
+            lock.release()
 
 
 def browser_path() -> str | None:
@@ -331,7 +327,3 @@ def measure(args: argparse.Namespace) -> Report:
         if values[key] > limit
     ]
     return Report({"ours": ours, "bare_gradio": bare, **ratios, **watched, "starts": rows}, exceeded)
-
-
-if __name__ == "__main__":
-    grow(Path(sys.argv[1]))
