@@ -5,9 +5,9 @@
 
 Decision: every contender runs `toy_loop.py` by its own public command line, with its own way to a restart. Ours gets
 no tuning at all. nvidia-resiliency-ext's ft_launcher, whose defaults detect a hang after 45 minutes, gets timeouts
-set by hand for this loop; it has its own environment, made on first use in the cache folder (30 MB; torch is the
-project's). torchrun has nothing to tune: it only sees processes end. Contenders take turns, so that a slow minute of
-the machine affects all of them.
+set by hand for this loop; its modules are installed on first use in a folder of the cache (30 MB). torchrun has
+nothing to tune: it only sees processes end. Contenders take turns, so that a slow minute of the machine affects all
+of them.
 
 The loop keeps a ledger, and every figure but one is computed from it, in the same way for every contender. The
 exception is *detection* (fault → hang declared), which comes from the contender's own events or log. p50 and p95 are
@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib.util
 import json
 import math
 import os
@@ -113,8 +112,7 @@ def _elastic() -> list[str]:
 
 def ft_launcher(work: Path, steps: int, every: int) -> Job:
     """nvidia-resiliency-ext, its timeouts set by hand for a loop of 50 ms steps."""
-    python = nvrx_python()
-    command = [str(python), "-m", "nvidia_resiliency_ext.fault_tolerance.launcher", *_elastic()]
+    command = [sys.executable, "-m", "nvidia_resiliency_ext.fault_tolerance.launcher", *_elastic()]
     command += [
         f"--ft-rank-heartbeat-timeout={NVRX_TIMEOUT_S}",
         f"--ft-workload-check-interval={NVRX_CHECK_S}",
@@ -124,7 +122,9 @@ def ft_launcher(work: Path, steps: int, every: int) -> Job:
         str(LOOP),
     ]
     arguments = _arguments(work / "output", steps, every)
-    return Job(command + arguments, work / "contender.log", work / "output", {"TOY_CLIENT": "nvrx"})
+    return Job(
+        command + arguments, work / "contender.log", work / "output", {"TOY_CLIENT": "nvrx", "PYTHONPATH": str(nvrx())}
+    )
 
 
 def _nvrx_noticed(job: Job) -> list[float]:
@@ -136,38 +136,25 @@ def _nvrx_noticed(job: Job) -> list[float]:
     return found
 
 
-def nvrx_python() -> Path:
-    """The interpreter of its environment, made on first use. It uses the project's torch: both run the same one.
+def nvrx() -> Path:
+    """The folder of its modules, installed on first use, for the project's own interpreter and torch.
 
     Raises NotMeasured where it cannot be installed (it has wheels for Linux and some Python versions only).
     """
-    cache = Path(
-        os.environ.get("HANGPROOF_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "hangproof"
-    ).expanduser()
-    folder = cache / f"goodput-{NVRX.replace('==', '-')}-py{sys.version_info[0]}{sys.version_info[1]}"
-    python = folder / "bin" / "python"
-    if not (folder / ".complete").exists():
+    cache = os.environ.get("HANGPROOF_CACHE") or "~/.cache/hangproof"
+    version = f"py{sys.version_info[0]}{sys.version_info[1]}"
+    folder = Path(cache).expanduser() / f"goodput-{NVRX.replace('==', '-')}-{version}-modules"
+    if not folder.exists():
         say(f"goodput: installing {NVRX} into {folder} …")
-        _run([sys.executable, "-m", "venv", "--clear", str(folder)])
-        _run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:", NVRX, *NVRX_NEEDS])
-        (folder / ".complete").touch()
-    torch = importlib.util.find_spec("torch")
-    assert torch is not None and torch.origin is not None
-    site = next(folder.glob("lib/python*/site-packages"))
-    # At each use: the folder outlives the environment of the checkout that made it.
-    (site / "project.pth").write_text(f"{Path(torch.origin).parent.parent}\n", encoding="utf-8")
-    _run([str(python), "-c", "import nvidia_resiliency_ext.fault_tolerance.launcher"])
-    return python
-
-
-def _run(command: list[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotMeasured(f"{NVRX} could not be installed: {error}") from error
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["pip printed no reason"])[-1]
-        raise NotMeasured(f"{NVRX} could not be installed: {last}")
+        with tempfile.TemporaryDirectory() as scratch:
+            install = ["install", "--quiet", "--no-deps", "--only-binary=:all:", "--target", f"{scratch}/made"]
+            command = [sys.executable, "-m", "pip", *install, NVRX, *NVRX_NEEDS]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+            if done.returncode:
+                last = (done.stderr.strip().splitlines() or ["pip printed no reason"])[-1]
+                raise NotMeasured(f"{NVRX} could not be installed: {last}")
+            shutil.copytree(f"{scratch}/made", folder)
+    return folder
 
 
 BY_HAND = f"by hand: heartbeat timeout {NVRX_TIMEOUT_S:g} s, checked every {NVRX_CHECK_S:g} s (its default: 2,700 s)"

@@ -30,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,13 +78,7 @@ module.LossRecorder.add = add
 
 def microseconds(function: Callable[[], object], times: int = 2000, rounds: int = 60) -> float:
     """The best of many short rounds, so that other programs add little."""
-    best = float("inf")
-    for _ in range(rounds):
-        begun = time.perf_counter()
-        for _ in range(times):
-            function()
-        best = min(best, time.perf_counter() - begun)
-    return best / times * 1e6
+    return min(timeit.repeat(function, number=times, repeat=rounds)) / times * 1e6
 
 
 def parts(folder: Path) -> dict[str, float]:
