@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from short_run_helpers import launched, nothing_runs, settled, tiny_run
+from short_run_helpers import hang_at, launched, nothing_runs, settled, tiny_run
 
 from launch import probe, short_run
 from launch.common import LaunchError
@@ -84,10 +84,7 @@ def test_the_image_is_blamed_that_alone_is_named(data, log, blamed):
 
 @pytest.mark.slow
 def test_a_process_that_hangs_is_found_with_its_check_point_and_nothing_is_left(data, one_cpu, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("HANGPROOF_INJECT", "benchmarks.ranks_group:fire")
-    monkeypatch.setenv("HANGPROOF_MARK", str(data.parent / "mark"))
-    monkeypatch.setenv("HANGPROOF_HANG", "0:network:sleeps")
+    hang_at(monkeypatch, "check point network")
     monkeypatch.setattr(short_run, "QUIET_S", 2.0)
     lines: list[str] = []
     answer = probe.probe(None, 1, progress=lines.append)
@@ -96,7 +93,7 @@ def test_a_process_that_hangs_is_found_with_its_check_point_and_nothing_is_left(
     assert "memory" in answer["advice"]
     said = first["report"]["verdict"]
     assert (first["outcome"], said["point"], said["rank"]) == (HANGS, "network", 0)
-    assert "sleeps (ranks_group.py" in said["text"] and any("sleeps (" in line for line in first["lines"])
+    assert "step_sleeps (injector.py" in said["text"] and any("step_sleeps (" in line for line in first["lines"])
     assert second["outcome"] == probe.SKIPPED and "Not tried" in second["text"]
     assert lines[0] == "1 of 2: 1 process, 0 loader workers …" and lines[1].startswith(f"{lines[0][:-2]}: hangs, ")
     assert os.environ["HANGPROOF_DATA"] == str(data)
@@ -130,10 +127,7 @@ def test_wrong_usage_and_unknown_runs_are_refused(data):
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="SIGTERM is Linux's and macOS's")
 def test_a_probe_that_is_cancelled_leaves_nothing(data, monkeypatch, tmp_path):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("HANGPROOF_INJECT", "benchmarks.ranks_group:fire")
-    monkeypatch.setenv("HANGPROOF_MARK", str(tmp_path / "mark"))
-    monkeypatch.setenv("HANGPROOF_HANG", "0:arguments:sleeps")
+    hang_at(monkeypatch, "check point arguments", FAULT_MARK=str(tmp_path / "mark"))
     command = [sys.executable, "-m", "launch", "probe", "--gpus", "1"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     settled((tmp_path / "mark").exists, "the hang")

@@ -110,7 +110,7 @@ def rented(tmp_path):
     """A toy run on a machine with a fake GPU; the file `absent` takes the GPU away."""
     folder = toy_run(tmp_path / "toy", GPU_TOY, steps=40, pace=0.03, every=10)
     (tmp_path / "fake").mkdir()
-    shutil.copy(ROOT / "tests/support/fake_pynvml.py", tmp_path / "fake" / "pynvml.py")
+    shutil.copy(ROOT / "tests/support/shims/nvml/pynvml.py", tmp_path / "fake" / "pynvml.py")
     env = {"PYTHONPATH": str(tmp_path / "fake"), "HANGPROOF_GPUS": "0"}
     return folder, tmp_path / "fake" / "absent", env | {"HANGPROOF_LIMITS": str(limits_file(folder, LIMITS))}
 

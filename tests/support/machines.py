@@ -1,18 +1,17 @@
 """A run that moves from machine to machine: each is an empty data root and its processes, and only the store is between them.
 
-Decision: a machine is made by the commands that a user types (`python -m launch store restore STORE RUN`, `python -m monitor
-run RUN`) and dies by SIGKILL of every process with its token. Two kinds of training: the toy loop, whose life is an interpreter
-and steps of 50 ms, and the built-in trainer on the tiny model. Both know the bytes of the undisturbed LoRA.
+Decision: a machine is made by the commands that a user types (`python -m launch store restore STORE RUN`, `python -m
+monitor run RUN`) and dies by SIGKILL of every process with its token. Two kinds of training: the toy loop, whose life
+is an interpreter and steps of 50 ms, and the built-in trainer on the tiny model. Both know the bytes of the
+undisturbed LoRA.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -21,11 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import faults_reference as ref
-from benchmarks import toy_loop
-from benchmarks.faults_cleanup import SCENARIO, living
+from benchmarks import scenario, toy_loop
+from benchmarks.trial import TOKEN, kill_all, make_toy, read_lines, read_object, toy_launcher
 from guards import checkpoint
-from monitor.process import platform
 from runs.paths import ROOT
 
 START_S = 120.0
@@ -52,29 +49,14 @@ def toy(steps: int, every: int, step_s: float = 0.05) -> Training:
     """The toy loop in place of the trainer, by `$TRAINER_PYTHON`."""
 
     def create(data: Path, fields: dict[str, Any]) -> Path:
-        import runs
-
-        spec: dict[str, Any] = {
-            "name": "toy",
-            "trigger": "toy",
-            "model": "tiny-flux",
-            "backend": "diffusers",
-            "tier": "16G",
-        }
-        spec |= {"max_train_steps": steps, "save_every_n_steps": every, "save_every_n_epochs": 0, "workers": 0}
-        with ref.data_root(data):
-            return runs.create(runs.make({**spec, "repeats": 1, **fields}), ref.photos(data / "photos"))
+        return make_toy(data, steps, every, **fields)
 
     def environment(data: Path) -> dict[str, str]:
-        data.mkdir(parents=True, exist_ok=True)
-        launcher = data / "accelerate"
-        launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{toy_loop.__file__}" "$@"\n', encoding="utf-8")
-        launcher.chmod(0o755)
         more = {"TOY_LEDGER": str(data / "ledger.jsonl"), "TOY_STEP_S": str(step_s)}
-        return ref.environment(data, TRAINER_PYTHON=str(launcher), **more)
+        return scenario.environment(data, TRAINER_PYTHON=toy_launcher(data), **more)
 
     def trained(data: Path) -> list[int]:
-        return [line["step"] for line in lines(data / "ledger.jsonl") if line["what"] == "step"]
+        return [line["step"] for line in read_lines(data / "ledger.jsonl") if line["what"] == "step"]
 
     def expected() -> str:
         return hashlib.sha256(toy_loop.expected(steps)).hexdigest()
@@ -87,22 +69,29 @@ def tiny(steps: int, every: int, step_s: float = 0.3) -> Training:
     changed = {"max_train_steps": steps, "save_every_n_steps": every}
 
     def create(data: Path, fields: dict[str, Any]) -> Path:
-        return ref.create(data, 0, {**changed, **fields})
+        return scenario.create(data, 0, {**changed, **fields})
 
     def environment(data: Path) -> dict[str, str]:
         data.mkdir(parents=True, exist_ok=True)
         if not (data / "models").exists():  # no part of a run: another machine downloads it
-            shutil.copytree(ref.reference(0, changed).data / "models", data / "models")
+            shutil.copytree(scenario.reference(0, changed).data / "models", data / "models")
         more = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": str(step_s), "OMP_NUM_THREADS": "1"}
-        return ref.environment(data, **more)
+        return scenario.environment(data, **more)
 
     def trained(data: Path) -> list[int]:
-        found = lines(data / "outputs" / ref.NAME / "metrics.jsonl")
-        restored = _json(data / "restored.json").get("metrics", 0)
+        found = read_lines(data / "outputs" / scenario.NAME / "metrics.jsonl")
+        restored = read_object(data / "restored.json").get("metrics", 0)
         return [line["step"] for line in found[restored:] if line["kind"] == "step"]
 
     return Training(
-        ref.NAME, every, step_s, 1_000_000, create, lambda: ref.reference(0, changed).sha256, environment, trained
+        scenario.NAME,
+        every,
+        step_s,
+        1_000_000,
+        create,
+        lambda: scenario.reference(0, changed).sha256,
+        environment,
+        trained,
     )
 
 
@@ -134,7 +123,7 @@ class Machine:
         values = {**LIMITS, "bandwidth_bytes": self.training.bandwidth, **self.limits}
         limits.write_text("[store]\n" + "".join(f"{k} = {v}\n" for k, v in values.items()), encoding="utf-8")
         more = {"HANGPROOF_LIMITS": str(limits), "TMPDIR": str(self.root / "tmp"), "HANGPROOF_GPUS": ""}
-        self.environment = {**made, **more, **self.environment, SCENARIO: self.token}
+        self.environment = {**made, **more, **self.environment, TOKEN: self.token}
 
     @property
     def data(self) -> Path:
@@ -148,11 +137,11 @@ class Machine:
 
     def status(self) -> dict[str, Any]:
         """The run's status.json, {} without one."""
-        return _json(self.folder / "status.json")
+        return read_object(self.folder / "status.json")
 
     def copying(self) -> bool:
         """The agent copies a checkpoint at this moment."""
-        now = _json(self.folder / "store.json")
+        now = read_object(self.folder / "store.json")
         return bool(now.get("pending_bytes")) and "checkpoint" in now.get("pending", "")
 
     def newest_checkpoint(self) -> int:
@@ -186,7 +175,7 @@ class Machine:
         if code:
             raise RuntimeError(f"restore: exit code {code}\n{self.output()}")
         self.restored = json.loads(self.output().strip().splitlines()[-1])
-        metrics = len(lines(self.folder / "metrics.jsonl"))
+        metrics = len(read_lines(self.folder / "metrics.jsonl"))
         (self.data / "restored.json").write_text(json.dumps({"metrics": metrics}), encoding="utf-8")
         return True
 
@@ -222,35 +211,12 @@ class Machine:
 
     def kill(self) -> None:
         """SIGKILL every process of this machine at once."""
-        until_s = time.monotonic() + 20.0
-        while left := living(self.token):
-            for pid in left:
-                if (found := platform.process_info(pid)) is not None:
-                    with contextlib.suppress(OSError):
-                        platform.send(pid, found.start, signal.SIGKILL)
-            if time.monotonic() > until_s:
-                raise RuntimeError(f"processes cannot be killed: {left}")
-            time.sleep(0.02)
+        if left := kill_all(self.token):
+            raise RuntimeError(f"processes cannot be killed: {left}")
         if self.process is not None:
             self.process.wait(10)
 
     def lora(self) -> str:
         """The SHA-256 of the finished LoRA, "" without one."""
         path = self.folder / f"{self.training.name}.safetensors"
-        return ref.sha256(path) if path.exists() else ""
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines of a file; a last line that is not complete is left out."""
-    if not path.exists():
-        return []
-    found = path.read_text(encoding="utf-8", errors="replace").splitlines(True)
-    return [json.loads(line) for line in found if line.endswith("\n")]
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return scenario.sha256(path) if path.exists() else ""

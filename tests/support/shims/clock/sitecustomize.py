@@ -1,7 +1,7 @@
-"""Moves the clocks of the monitor: a suspend, or a wall clock that somebody sets. First on PYTHONPATH, imported by Python.
+"""Moves the clocks of the monitor: a suspend, or a wall clock that somebody sets. First on PYTHONPATH.
 
-FAULTS_CLOCK names a JSON file {"boot": seconds, "wall": seconds} that is added to the boot clock and the wall clock. Only the
-process `python -m monitor run …` is changed; the monotonic clock never is, nor is any clock of the training.
+FAULTS_CLOCK names a JSON file {"boot": seconds, "wall": seconds} that is added to the boot clock and the wall clock.
+Only the process `python -m monitor run …` is changed; the monotonic clock never is, nor is any clock of the training.
 """
 
 import os

@@ -1,13 +1,22 @@
 """One row of the fault matrix, ready to run: its data root, its run, its monitor, and what both show from outside.
 
-Every process of a scenario carries `HANGPROOF_SCENARIO=<token>` in its environment. At the end that shows whether anything
-is left, whichever process started it and in whatever session.
+Decision: the undisturbed run that a disturbed one must equal, bit for bit, is made by the command that a user would
+run (`bash train.sh`), with no monitor, no injector and no pace, once a process for each seed and length. Its caches
+and its model are copied into each scenario, so that a disturbed run starts in five seconds instead of eight; rows
+that test the caching start without them.
+
+Everything of a scenario is removed even when the process that plays it is killed: another process, in its own
+session, reads its standard input to the end. The player writes `DONE` when it has cleaned up itself. An end of file
+without it means that the player is dead; then this process unfreezes the file system, kills every process that
+carries the token, unmounts and deletes. A file system that stays frozen would hang `sync` for all.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import json
+import functools
+import hashlib
 import os
 import random
 import secrets
@@ -16,24 +25,173 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import checkout, injector_writer
-from benchmarks import faults_reference as ref
-from benchmarks.faults_cleanup import DONE, SCENARIO, kill_all, living, run, unmount
-from benchmarks.faults_cleanup import start as start_cleanup
-from guards import gate
-from monitor.process import platform
+from benchmarks.injector import WRITERS
+from benchmarks.trial import (
+    TOKEN,
+    clean_environment,
+    kill_all,
+    limits_toml,
+    living,
+    read_end,
+    read_lines,
+    read_object,
+    waits,
+)
 from runs.paths import ROOT
 
 PACE_S = 0.05
 FINAL = ("completed", "failed", "stopped", "preempted", "unkillable")
-SHIMS = ROOT / "benchmarks" / "shims"
+SHIMS = ROOT / "tests/support/shims"
+DONE = b"done"
+NAME = "fault"
+RUN_S = 900.0
+PHOTOS = 6
+SPEC: dict[str, Any] = {
+    "name": NAME,
+    "trigger": "d1sc",
+    "model": "tiny-flux",
+    "tier": "16G",
+    "backend": "diffusers",
+    "resolution": 64,
+    "mixed_precision": "no",
+    "repeats": 1,
+    "max_train_steps": 36,
+    "save_every_n_steps": 10,
+    "save_every_n_epochs": 0,
+    "keep_states": 4,
+    "workers": 0,
+}
+# Settings that do not change a bit of the LoRA: a row that changes them needs no reference of its own.
+BITLESS = {
+    "save_dir",
+    "workers",
+    "save_every_n_steps",
+    "keep_states",
+    "prompts",
+    "sample_every_n_steps",
+    "sample_steps",
+}
 
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """`data` is the data root of the undisturbed run; `sha256` that of its LoRA."""
+
+    data: Path
+    sha256: str
+    steps: int
+
+
+def environment(data: Path, **more: str) -> dict[str, str]:
+    """The environment of a process of the matrix: its own data root, the CPU, none of our variables inherited.
+
+    OMP_WAIT_POLICY: threads that spin for each other make a tiny step fifty times slower on a shared machine.
+    """
+    fixed = {
+        "HANGPROOF_DATA": str(data),
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    return clean_environment(**{**fixed, "PYTHONPATH": str(ROOT), **more})
+
+
+_environment = threading.RLock()
+
+
+@contextlib.contextmanager
+def data_root(data: Path) -> Iterator[None]:
+    """`runs` uses this data root inside the block; one at a time, because the environment belongs to the process."""
+    with _environment:
+        before = os.environ.get("HANGPROOF_DATA")
+        os.environ["HANGPROOF_DATA"] = str(data)
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["HANGPROOF_DATA"]
+            else:
+                os.environ["HANGPROOF_DATA"] = before
+
+
+def photos(folder: Path) -> Path:
+    """Six small pictures with captions, the same on every machine."""
+    import numpy as np
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = np.random.default_rng(0)
+    for i in range(PHOTOS):
+        height, width = ((64, 64), (96, 64), (64, 96))[i % 3]
+        Image.fromarray(draw.integers(0, 255, (height, width, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+        (folder / f"{i}.txt").write_text(f"d1sc, number {i}\n", encoding="utf-8")
+    return folder
+
+
+def create(data: Path, seed: int, changed: dict[str, Any]) -> Path:
+    """Make the run in data root `data`; its folder."""
+    import runs
+
+    with data_root(data), tempfile.TemporaryDirectory() as pictures:
+        return runs.create(runs.make({**SPEC, "seed": seed, **changed}), photos(Path(pictures)))
+
+
+_making = threading.Lock()
+
+
+def reference(seed: int, changed: dict[str, Any]) -> Reference:
+    """The undisturbed run of this seed, made when it is needed first. RuntimeError with its log when it fails."""
+    with _making:
+        return _undisturbed(seed, tuple(sorted((k, v) for k, v in changed.items() if k not in BITLESS)))
+
+
+@functools.cache
+def _undisturbed(seed: int, changed: tuple[tuple[str, Any], ...]) -> Reference:
+    data = Path(tempfile.mkdtemp(prefix="undisturbed-"))
+    atexit.register(shutil.rmtree, data, ignore_errors=True)
+    run = create(data, seed, dict(changed))
+    (data / "tmp").mkdir()
+    with open(data / "log", "wb") as out:
+        env = environment(data, TMPDIR=str(data / "tmp"))
+        command = ["bash", str(run / "train.sh")]
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
+    try:
+        code = process.wait(RUN_S)
+    except subprocess.TimeoutExpired:
+        code = -1
+    finally:  # Ctrl-C included: launcher and trainer end too
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    lora = run / f"{NAME}.safetensors"
+    if code or not lora.exists():
+        why = f"exit code {code}; -1: not over after {RUN_S:.0f} s"
+        raise RuntimeError(f"the undisturbed run failed ({why}):\n{read_end(data / 'log')}")
+    return Reference(data, sha256(lora), {**SPEC, **dict(changed)}["max_train_steps"])
+
+
+def sha256(path: Path) -> str:
+    """Of a file's bytes."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def copy_caches(data: Path, made: Reference, cached: bool) -> None:
+    """Copy the reference's model, and with `cached` its data set's caches, into a new data root."""
+    shutil.copytree(made.data / "models", data / "models")
+    if cached:
+        for source in made.data.glob(f"datasets/{NAME}/.*-cache"):
+            shutil.copytree(source, data / "datasets" / NAME / source.name)
 
 
 class Mismatch(AssertionError):
@@ -41,24 +199,17 @@ class Mismatch(AssertionError):
 
 
 class Scenario:
-    """Made by `prepare`. `row` is the fault's row of the table, `codes` the exit codes of the monitors that have ended."""
+    """Made by `prepare`. `row` is the fault's row of the table, `codes` has the exit codes of the monitors."""
 
     slack_s = 0.0  # what a busy machine may add to the seconds that the row requires
 
     @classmethod
-    def undisturbed(cls, row: Row, seed: int) -> ref.Reference:
+    def undisturbed(cls, row: Row, seed: int) -> Reference:
         """The run that this one must equal."""
-        return ref.reference(seed, row.get("spec", {}))
+        return reference(seed, row.get("spec", {}))
 
     def __init__(
-        self,
-        row: Row,
-        seed: int,
-        made: ref.Reference,
-        token: str,
-        root: Path,
-        scratch: Path,
-        disk: Path | None = None,
+        self, row: Row, seed: int, made: Reference, token: str, root: Path, scratch: Path, disk: Path | None = None
     ):
         self.row, self.seed, self.root, self.reference = row, seed, root, made
         self.scratch = scratch  # for temporary files of all its processes
@@ -66,7 +217,7 @@ class Scenario:
         self.token = token
         self.codes: list[int] = []
         self.monitors: list[subprocess.Popen[bytes]] = []
-        self.writers = root / "writers"  # what injector_writer.py keeps
+        self.writers = root / "writers"  # what injector.claim keeps
         self.writers.mkdir()
         self.folder = self.new_run(self.data)
         self.environment = self.prepare_environment()
@@ -75,8 +226,8 @@ class Scenario:
         """A run as the row describes it, in data root `data`; its folder."""
         data.mkdir(exist_ok=True)
         spec = {key: self._filled(value) for key, value in self.row.get("spec", {}).items()}
-        folder = ref.create(data, self.seed, spec)
-        ref.copy_caches(data, self.reference, cached=not self.row.get("cold", False))
+        folder = create(data, self.seed, spec)
+        copy_caches(data, self.reference, cached=not self.row.get("cold", False))
         if "script" in self.row:
             _edit(folder / "train.sh", self._filled(self.row["script"]))
         return folder
@@ -91,10 +242,10 @@ class Scenario:
     def prepare_environment(self) -> dict[str, str]:
         """The monitor's environment: the injector and its fault, shims, tighter limits where the row has some."""
         more = {
-            SCENARIO: self.token,
+            TOKEN: self.token,
             "TMPDIR": str(self.scratch),
             "HANGPROOF_INJECT": "benchmarks.injector:fire",
-            injector_writer.VARIABLE: str(self.writers),
+            WRITERS: str(self.writers),
             "HANGPROOF_PACE_S": str(PACE_S),
             **{name: self._filled(str(value)) for name, value in self.row.get("env", {}).items()},
         }
@@ -109,14 +260,14 @@ class Scenario:
             more["HANGPROOF_SLOW"] = f"{self.row['slow']['from']}:{self.row['slow']['s']}:{self.root / 'go'}"
         if "limits" in self.row:
             path = self.root / "limits.toml"
-            path.write_text(checkout.limits_toml(dict(_sections(self.row["limits"]))), encoding="utf-8")
+            path.write_text(limits_toml(self.row["limits"]), encoding="utf-8")
             more["HANGPROOF_LIMITS"] = str(path)
-        environment = ref.environment(self.data, **more)
+        made = environment(self.data, **more)
         if "shm" in self.row:
-            environment["HANGPROOF_SHM"] = str(self.root / "shm")
+            made["HANGPROOF_SHM"] = str(self.root / "shm")
         if "shim" in self.row:
-            environment["PYTHONPATH"] = f"{SHIMS / self.row['shim']}{os.pathsep}{environment['PYTHONPATH']}"
-        return environment
+            made["PYTHONPATH"] = f"{SHIMS / self.row['shim']}{os.pathsep}{made['PYTHONPATH']}"
+        return made
 
     # ---- doing ----
 
@@ -135,7 +286,7 @@ class Scenario:
         return popen
 
     def kill_monitor(self, popen: subprocess.Popen[bytes]) -> None:
-        """SIGKILL the keeper and the monitor below it, in this order: nothing is left that could replace the monitor."""
+        """SIGKILL the keeper and the monitor below it, in this order: nothing is left that replaces the monitor."""
         below = self.status().get("monitor_pid")
         popen.kill()
         popen.wait()
@@ -158,7 +309,7 @@ class Scenario:
         return code
 
     def until(self, what: str, met: Callable[[], Any], patience_s: float = 240.0) -> Any:
-        """Wait until `met()` is true; its value. `what` completes the sentence "waited for". Mismatch: the run ended first."""
+        """Wait until `met()` is true; its value. `what` completes "waited for". Mismatch: the run ended first."""
         deadline = time.monotonic() + patience_s
         while True:
             ended = self.status().get("state") in FINAL  # read first: the condition may come true with the end
@@ -168,6 +319,15 @@ class Scenario:
                 now = self.status()
                 raise Mismatch(f"waited for {what}, and the run is {now.get('state')}: {now.get('message')!r}")
             time.sleep(0.05)
+
+    def until_ready(self, but: int = 0) -> int:
+        """Wait until a standby waits at its gate, another one than process `but`; its shell's process number."""
+
+        def ready() -> int:
+            standby = self.status().get("standby") or {}
+            return int(standby["pid"]) if standby.get("state") == "ready" and standby.get("pid") != but else 0
+
+        return int(self.until("a standby attempt that is ready", ready))
 
     def go(self) -> None:
         """The action has done its part: the row's `slow` steps end."""
@@ -184,17 +344,17 @@ class Scenario:
         return []
 
     def status(self) -> dict[str, Any]:
-        return _json(self.folder / "status.json") or {}
+        return read_object(self.folder / "status.json")
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        found = _lines(self.folder / "events.jsonl")
+        found = read_lines(self.folder / "events.jsonl")
         return [event for event in found if kind in (None, event["kind"])]
 
     def steps(self) -> list[dict[str, Any]]:
-        return [line for line in _lines(self.folder / "metrics.jsonl") if line["kind"] == "step"]
+        return [line for line in read_lines(self.folder / "metrics.jsonl") if line["kind"] == "step"]
 
     def incidents(self) -> list[dict[str, Any]]:
-        return [i for p in sorted(self.folder.glob("incidents/*/incident.json")) if (i := _json(p)) is not None]
+        return [i for p in sorted(self.folder.glob("incidents/*/incident.json")) if (i := read_object(p))]
 
     def reports(self) -> list[str]:
         return [p.read_text(encoding="utf-8") for p in sorted(self.folder.glob("incidents/*/report.md"))]
@@ -208,22 +368,15 @@ class Scenario:
         return (self.root / f"{stand_in}-used").exists()
 
     def trainers(self) -> list[int]:
-        """Living training processes, without the launcher: `python -m trainer` and what it forked. Not those at the gate."""
-        return [pid for pid in self._trainers() if not _waits(pid)]
+        """Living training processes: `python -m trainer` and what it forked, no launcher, none at the gate."""
+        return [pid for pid in self._trainers() if not waits(pid)]
 
     def standbys(self) -> list[int]:
         """Processes like those that wait at the gate, or are on their way to it."""
-        return [pid for pid in self._trainers() if _waits(pid)]
+        return [pid for pid in self._trainers() if waits(pid)]
 
     def _trainers(self) -> list[int]:
         return [pid for pid, line in self.ours().items() if " trainer " in f"{line} " and "launch" not in line]
-
-
-def _waits(pid: int) -> bool:
-    """Whether this process was started early and has not been released."""
-    found = dict(word.partition(b"=")[::2] for word in platform.environ_of(pid).split(b"\0"))
-    folder = Path(os.fsdecode(found.get(gate.FOLDER.encode(), b"")))
-    return gate.VARIABLE.encode() in found and not (folder / gate.PASSED).exists()
 
 
 def fault_step(row: Row, seed: int) -> int:
@@ -240,31 +393,6 @@ def _edit(script: Path, added: str) -> None:
         raise AssertionError(f"{script} has no line that launches the trainer")
     at = found[-1]
     script.write_text("\n".join([*lines[:at], *added.splitlines(), *lines[at:]]) + "\n", encoding="utf-8")
-
-
-def _sections(table: dict[str, Any], prefix: str = "") -> list[tuple[str, dict[str, float]]]:
-    """Sections of a nested table whose leaves are numbers."""
-    out, leaves = [], {k: v for k, v in table.items() if not isinstance(v, dict)}
-    if leaves:
-        out.append((prefix, leaves))
-    for name, value in table.items():
-        if isinstance(value, dict):
-            out += _sections(value, f"{prefix}.{name}" if prefix else name)
-    return out
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(True) if line.endswith("\n")]
 
 
 @contextlib.contextmanager
@@ -298,7 +426,7 @@ def prepare(row: Row, seed: int, keep: Path | None = None, kind: type[Scenario] 
                 file.truncate(16 << 20)
             run("mkfs.ext4", "-q", str(image))
             _mounted(frozen, ["-o", "loop", str(image)], after)
-        after.callback(kill_all, token, frozen)
+        after.callback(kill_all, token, functools.partial(unfreeze, frozen) if frozen else lambda: None)
         yield kind(row, seed, made, token, root, scratch, disk)
 
 
@@ -311,3 +439,41 @@ def _mounted(at: Path, what: list[str], after: contextlib.ExitStack) -> Path:
 
 def is_root() -> bool:
     return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
+def unfreeze(frozen: Path) -> None:
+    """Let a frozen file system take writes again; does nothing when it is not frozen."""
+    run("fsfreeze", "--unfreeze", str(frozen), check=False)
+
+
+def unmount(at: Path) -> None:
+    """Detach a file system now; it goes away as soon as nobody uses it."""
+    run("umount", "--lazy", str(at), check=False)
+
+
+def run(*command: str, check: bool = True) -> None:
+    """Run a short command without its output. subprocess.CalledProcessError where `check` is set and it fails."""
+    subprocess.run(command, check=check, capture_output=True, timeout=60)
+
+
+def start_cleanup(token: str, root: Path, folders: list[Path]) -> subprocess.Popen[bytes]:
+    """Start the cleanup process of the scenario in `root`; it deletes `folders`. `communicate(DONE)` ends it."""
+    command = [sys.executable, "-m", "benchmarks.scenario", token, str(root), *map(str, folders)]
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+
+
+def main(token: str, root: str, *folders: str) -> None:
+    """Wait for the player's end, and clean up where it could not."""
+    if sys.stdin.buffer.read() == DONE:
+        return
+    frozen = Path(root) / "frozen"
+    kill_all(token, functools.partial(unfreeze, frozen) if frozen.is_dir() else lambda: None)
+    for mount in (frozen, Path(root) / "disk", Path(root) / "shm"):
+        if mount.is_mount():
+            unmount(mount)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Makes the machine's memory look like a file says: `FAULTS_MEMINFO`, in the form of /proc/meminfo. First on PYTHONPATH.
+"""Makes the machine's memory look as a file says: `FAULTS_MEMINFO`, as /proc/meminfo. First on PYTHONPATH.
 
 As long as the file does not exist, it is the real one. Every process of the run reads it, the training too.
 """

@@ -1,19 +1,18 @@
 """Makes one call of the monitor fail. Python imports this at its start, from the first folder of PYTHONPATH.
 
-Decision: the monitor has no hook for this. Before any of its modules is imported, every built-in function of the modules
-through which a Python program reaches the operating system is replaced by a wrapper; so are `open`, the methods of the
-files that it returns, of sockets and of directory listings. What is wrapped is found by walking those modules.
+Decision: the monitor has no hook for this. Before any of its modules is imported, every built-in function of the
+modules through which a Python program reaches the operating system is replaced by a wrapper; so are `open`, the
+methods of the files that it returns, of sockets and of directory listings. What is wrapped is found by walking those
+modules.
 
-A place is (function, file and line of the innermost calling frame in monitor/ or guards/). Calls from the import machinery
-are left alone. Only the process that watches is changed: not its helpers, not the training.
+A place is (function, file and line of the innermost calling frame in monitor/ or guards/). Calls from the import
+machinery are left alone. Only the process that watches is changed: not its helpers, not the training.
 
     CHAOS_ROOT      the checkout whose monitor/ and guards/ count
-    CHAOS_FOLDER    for places-PID.jsonl (one line when a place is new, and each time its number of calls doubles) and `fired`
+    CHAOS_FOLDER    for places-PID.jsonl (one line when a place is new or its number of calls doubles) and `fired`
     CHAOS_LEDGER    the training has started once this file exists
     CHAOS_FAULT     JSON {"place": [function, file, line], "errno": n, "for_s": s, "call": n, "from_start": bool};
                     without it the places are recorded
-    CHAOS_RATE      JSON {"rate": r, "errno": n, "seed": n} instead: from the training's start on, each call that opens
-                    something fails with this probability, those of libraries and of imports included
 """
 
 import sys
@@ -35,13 +34,12 @@ def _install():
     import json
     import mmap
     import os
-    import random
     import select
     import time
     import types
 
-    # They cannot fail, or do not leave the process, or do not return. Everything else counts. (A file's `tell` is left out
-    # too: every buffer calls it when it is made, and Python itself ignores its error.)
+    # They cannot fail, or do not leave the process, or do not return. Everything else counts. (So is a file's
+    # `tell`: every buffer calls it when it is made, and Python itself ignores its error.)
     pure = {
         "os": "fspath strerror major minor makedev register_at_fork _exit abort getpid getppid getuid geteuid getgid getegid "
         "umask cpu_count waitstatus_to_exitcode device_encoding WCOREDUMP WIFCONTINUED WIFSTOPPED WIFSIGNALED WIFEXITED "
@@ -55,9 +53,6 @@ def _install():
     ledger = os.environ["CHAOS_LEDGER"]
     fault = json.loads(os.environ.get("CHAOS_FAULT") or "null")
     target = tuple(fault["place"]) if fault else None
-    rate = json.loads(os.environ.get("CHAOS_RATE") or "null")
-    draw = random.Random(f"{rate['seed']} {os.getpid()}") if rate else None
-    opens = {"open", "open_code", "os.open", "os.scandir", "os.listdir", "os.pipe"}
     fired_file = f"{folder}/fired"
     codes, counts = {}, {}
     real_open, real_stat, monotonic, get_frame = os.open, os.stat, time.monotonic, sys._getframe
@@ -135,9 +130,6 @@ def _install():
 
     def check(name):
         """Called by each wrapper first. The error to raise, or None."""
-        if rate:
-            failed = name in opens and started() and draw.random() < rate["rate"]
-            return OSError(rate["errno"], f"{strerror(rate['errno'])} (chaos)") if failed else None
         place = place_of(name)
         if place is None:
             return None
@@ -214,7 +206,7 @@ def _install():
         error = check("open")
         if error is not None:
             raise error
-        if rate or place_of("open") is None or not isinstance(mode, str):
+        if place_of("open") is None or not isinstance(mode, str):
             return real_file(file, mode, buffering, encoding, errors, newline, closefd, opener)
         # What io.open does, on a raw file of the type above.
         kinds = set(mode)
@@ -294,8 +286,6 @@ def _install():
 
     mmap.mmap = Map
     io.open = builtins.open = _io.open = chaos_open
-    if rate:
-        _io.open_code = wrapped("open_code", _io.open_code)  # how a module is read when it is imported
     for name, handle in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is not None:
