@@ -39,7 +39,6 @@ PARTS = {
         "dataset/images",
         "dataset/panel",
         "dataset/doctor",
-        "dataset/captioning",
     ),
     "field_errors": ("new/field_errors",),
     "choice_notes": ("new/choice_notes",),

@@ -192,7 +192,10 @@
   async function write(kind) {
     const answer = await ask("doctor_images", { kind, all: true });
     if (!succeeded(answer)) return;
-    hangproof.writeCaptions(answer.ids);
+    selected.clear();
+    select(answer.ids);
+    openWriter();
+    document.querySelector("#caption-writer").scrollIntoView();
   }
 
   function drawBuckets() {

@@ -105,6 +105,29 @@ async function reload() {
   return answer?.ok === true;
 }
 
+/** Show what the server stores in the background; a reload that fails is tried again. */
+hangproof.showNew = async () => {
+  unseen = true;
+  if (showing) return;
+  showing = true;
+  while (unseen) {
+    unseen = false;
+    if (await reload()) continue;
+    unseen = true;
+    await new Promise((done) => setTimeout(done, 1000));
+  }
+  showing = false;
+};
+let [unseen, showing] = [false, false];
+/** Open the captions' fold once where they are being written, such as after the page was loaded again. */
+function showCaptioning() {
+  if (!state().captioning || captioningShown) return;
+  captioningShown = true;
+  openWriter();
+}
+let captioningShown = false;
+const openWriter = () => document.querySelector("#caption-writer button.label-wrap:not(.open)")?.click();
+
 // Toolbar -----------------------------------------------------------------------------------------------------------
 const count = make("span", "hp-count");
 count.dataset.testid = "image-count";
@@ -222,6 +245,7 @@ function draw() {
   drawPanels();
   followImports();
   editor.refresh();
+  showCaptioning();
   if (draft && draft !== adopted) {
     adopted = draft;
     adoptFiles().catch(() => {}); // without IndexedDB no file was kept
@@ -278,6 +302,7 @@ window.addEventListener("drop", (event) => {
   dropped(event.dataTransfer);
 });
 
+hangproof.selected = () => [...selected];
 // Start and the other buttons wait for this, so that they use what was typed last.
 hangproof.flush = async () => (await Promise.all([editor.flushMasks(), flush(), hangproof.sync()])).every(Boolean);
 hangproof.onBack(async () => {
