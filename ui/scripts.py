@@ -37,8 +37,6 @@ PARTS = {
         "dataset/image_bulk",
         "dataset/image_imports",
         "dataset/images",
-        "dataset/panel",
-        "dataset/doctor",
     ),
     "field_errors": ("new/field_errors",),
     "choice_notes": ("new/choice_notes",),

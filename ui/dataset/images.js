@@ -303,6 +303,12 @@ window.addEventListener("drop", (event) => {
 });
 
 hangproof.selected = () => [...selected];
+hangproof.writeCaptions = (ids) => {
+  selected.clear();
+  select(ids);
+  openWriter();
+  document.querySelector("#caption-writer").scrollIntoView();
+};
 // Start and the other buttons wait for this, so that they use what was typed last.
 hangproof.flush = async () => (await Promise.all([editor.flushMasks(), flush(), hangproof.sync()])).every(Boolean);
 hangproof.onBack(async () => {

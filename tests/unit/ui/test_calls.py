@@ -38,7 +38,7 @@ def calls() -> list:
     """The functions of the whole page: a new one cannot be forgotten."""
     found = [call for block in build().blocks.values() for call in getattr(block, "server_fns", [])]
     names = {call.__name__ for call in found}
-    assert {"save_caption", "chart_data", "doctor_fix", "save_script"} <= names
+    assert {"save_caption", "chart_data", "save_script"} <= names
     return found
 
 
