@@ -240,14 +240,15 @@ def _measure(page: Any, number: int, rounds: int) -> dict[str, float]:
     for n in range(1, 3 * rounds + 1):
         card = f"document.querySelector('.hp-card').dataset.file === {json.dumps(f'{12 * n:05}.jpg')}"
         pages.append(click("Next", card))
-    page.get_by_role("button", name="Edit captions in bulk").click()
+    page.locator("#bulk-fold button.label-wrap").first.click()
     replaces, undos, redos = [], [], []
     old, new = "old word", "new word"
     for _ in range(rounds):
         page.get_by_label("Find in captions").fill(old)
         page.get_by_label("Replace with").fill(new)
-        page.get_by_role("button", name=f"Change {number:,} captions").wait_for()
-        replaces.append(click("Change", f"{first}.startsWith({json.dumps(new)})"))
+        page.locator("#bulk-apply").get_by_text(f"Change {number:,} captions").wait_for()
+        apply = "document.getElementById('bulk-apply').click()"
+        replaces.append(float(page.evaluate(CLICK, [apply, f"{first}.startsWith({json.dumps(new)})"])))
         undos.append(click("Undo", f"{first}.startsWith({json.dumps(old)})"))
         redos.append(click("Redo", f"{first}.startsWith({json.dumps(new)})"))
         old, new = new, old

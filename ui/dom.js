@@ -25,18 +25,3 @@ const region = (cls, label) => {
   node.setAttribute("aria-label", label);
   return node;
 };
-// A fold with a title and what it is for; the caller fills `body`.
-const folding = (title, about, testid, cls = "") => {
-  const node = make("details", `hp-fold ${cls}`.trim());
-  if (testid) node.dataset.testid = testid;
-  const heading = make("summary");
-  heading.append(make("strong", "", title), make("span", "", about));
-  const body = make("div", "hp-fold-body");
-  node.append(heading, body);
-  return { node, body };
-};
-// What a call of the server returns: {ok: true, …} or {ok: false, error}, also where no answer comes.
-const reply = async (call) => {
-  const answer = await call.catch(() => null);
-  return answer && typeof answer.ok === "boolean" ? answer : { ok: false, error: "The server does not answer. Try again." };
-};

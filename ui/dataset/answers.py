@@ -126,11 +126,6 @@ def texts_of(data: object, key: str) -> list[str]:
     return values
 
 
-def chosen_of(data: Mapping[str, Any]) -> list[str] | None:
-    """The images that a call is for: those of `ids`, or None for all. Raises RunError: `ids` is no list of texts."""
-    return None if data.get("ids") is None else texts_of(data, "ids")
-
-
 def number_of(data: Mapping[str, Any], key: str, otherwise: int = 0) -> int:
     """A whole number that the browser sent, else `otherwise`."""
     value = data.get(key)

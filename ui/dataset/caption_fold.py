@@ -9,6 +9,7 @@ from runs.dataset import one_line
 from runs.files import RunError
 from ui.dataset import caption_work, captioning, draft, draft_store
 from ui.html import duration, esc
+from ui.new import settings
 from ui.run import fold
 from ui.run.fold import QUIET
 
@@ -33,11 +34,6 @@ ENDED = {
     "cancelled": "Cancelled.",
     "lost": "Interrupted, for example because the machine restarted.",
 }
-# The last value is replaced by the ids of the images that are selected on the cards (ui/dataset/images.js).
-SELECTED = """async (...values) => {
-  await hangproof.flush();
-  return [...values.slice(0, -1), hangproof.selected()];
-}"""
 
 
 def build(draft_id: gr.BrowserState) -> None:
@@ -236,12 +232,12 @@ def _form(draft_id: str) -> None:
     changed = [state, resume, cancel, form, timer, note]
     engine.change(on_engine, engine, [engine, florence, tagger, server], **QUIET)
     which.change(on_which, which, over, **QUIET)
-    go.click(on_go, chosen, changed, js=SELECTED, **QUIET)
+    go.click(on_go, chosen, changed, js=settings.CHOSEN, **QUIET)
     resume.click(lambda: _told(lambda: captioning.resume(draft_id)), None, changed, **QUIET)
     cancel.click(lambda: _told(lambda: captioning.cancel(draft_id)), None, changed, **QUIET)
     timer.tick(current, None, changed, **QUIET)
     state.change(on_new_captions, which, [which, over], **QUIET)
-    state.change(None, None, None, js="() => { hangproof.showNew(); return []; }", **QUIET)
+    state.change(None, None, None, js=settings.SHOW_NEW, **QUIET)
 
 
 def _unfinished(status: dict[str, Any]) -> bool:

@@ -21,7 +21,6 @@ ABOUT_BUCKETS = (
     "An image is scaled to cover its bucket and cropped at the centre. The dark parts are cut off. A batch holds images of one "
     "bucket."
 )
-SHOW_NEW = "() => { hangproof.showNew(); hangproof.tellOthers(); return []; }"
 # Selects the images of a finding on the cards, whose ids are in a component of this name, and opens "Write captions".
 WRITE = "(ids) => { hangproof.writeCaptions(ids); return []; }"
 
@@ -195,7 +194,7 @@ def _draw(draft_id: str) -> None:
         fix.click(lambda name: _done(lambda: doctor.fix(draft_id, name)), kind, message, js=settings.FLUSH, **QUIET),
         pictures.act(on_act, [kind, most], [most, message], js=settings.FLUSH, **QUIET),
     ):
-        event.then(**refresh).then(None, None, None, js=SHOW_NEW, **QUIET)
+        event.then(**refresh).then(None, None, None, js=settings.SHOW_NEW, **QUIET)
     write.click(None, ids, None, js=WRITE, **QUIET)
-    state.change(None, None, None, js=SHOW_NEW, **QUIET)  # a check or a conversion has ended
+    state.change(None, None, None, js=settings.SHOW_NEW, **QUIET)  # a check or a conversion has ended
     timer.tick(**refresh)

@@ -3,6 +3,11 @@
 // They are a process on the server, so this part only asks how far it is: a page that is opened later shows the same.
 const POLL_MS = 1000;
 const PHASES = { starting: "Starting", reading: "Reading the folder", unpacking: "Unpacking", adding: "Adding images" };
+function labelled(text, input, cls = "") {
+  const label = make("label", "hp-bulk-label " + cls);
+  label.append(make("span", "", text), input);
+  return label;
+}
 const importForm = make("form", "hp-bulk-row hp-import");
 importForm.hidden = true;
 const importPath = textInput("Folder on the server", "/home/me/photos");

@@ -130,8 +130,14 @@ function drawSelection() {
   chosenCount.textContent = `${selected.size.toLocaleString("en")} selected`;
   selectAll.textContent = `Select all ${state().found.toLocaleString("en")}`;
   selectAll.hidden = invertSelection.hidden = state().pages < 2 && !selected.size;
-  drawScope();
+  // The fold of edits counts again what they change.
+  const { draft, history, total } = state();
+  const now = JSON.stringify([draft, history, total, [...selected]]);
+  if (now === counted) return;
+  counted = now;
+  trigger("changed");
 }
+let counted = "";
 /** Ctrl+A beside a text field selects all images that are shown. */
 function selectByKey(event) {
   if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "a") return;

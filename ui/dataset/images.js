@@ -172,7 +172,7 @@ async function removeImages(ids, card) {
   const next = grid.children[Math.min(Math.max(index, 0), grid.children.length - 1)];
   (next ? next.querySelector(".hp-remove") : zone).focus(); // the focused button no longer exists
 }
-bar.append(count, undo, redo, openBulk, openSubsets, openTags, insert, clear);
+bar.append(count, undo, redo, insert, clear);
 tools.append(filter, subsetFilter, compare, searchText, selectPage, selectAll, invertSelection, selection);
 
 // Pages -------------------------------------------------------------------------------------------------------------
@@ -227,7 +227,6 @@ function draw() {
   bar.hidden = total === 0 && !texts && !history.some(Boolean);
   tools.hidden = total === 0;
   skip.hidden = total === 0;
-  if (total === 0) openPanel("");
   drawFilters();
   const parts = [many(total, "image")];
   if (isFiltered()) parts.push(`${found.toLocaleString("en")} shown`);
@@ -242,7 +241,6 @@ function draw() {
   next.disabled = page + 1 >= pages;
   showHistory(history);
   drawSelection();
-  drawPanels();
   followImports();
   editor.refresh();
   showCaptioning();
@@ -303,6 +301,8 @@ window.addEventListener("drop", (event) => {
 });
 
 hangproof.selected = () => [...selected];
+/** Show the images that fit, such as those of a subset or with a tag. */
+hangproof.showImages = (wanted) => go({ query: { ...query(), ...wanted }, page: 0 });
 hangproof.writeCaptions = (ids) => {
   selected.clear();
   select(ids);
@@ -327,7 +327,7 @@ hangproof.onOthers(async () => {
 
 grid.addEventListener("keydown", selectByKey);
 element.replaceChildren(
-  ...[zone, cancelUpload, picker, folderPicker, ways, importForm, importBox, recent, notes, asides, bar, panels, tools, skip, grid, pager]
+  ...[zone, cancelUpload, picker, folderPicker, ways, importForm, importBox, recent, notes, asides, bar, tools, skip, grid, pager]
 );
 watch("value", draw);
 draw();
