@@ -1,11 +1,14 @@
 """A part of a run that is made when it is opened and not with the page, so that it costs a visit nothing."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
+from runs.files import RunError
 from ui.html import esc
+from ui.run import calls
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
@@ -21,9 +24,20 @@ def opened(title: str, elem_id: str, source: gr.Component, draw: Callable[[Any],
     return fold
 
 
-def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[str], None]) -> None:
-    """Build an accordion whose components `draw(run)` makes. It belongs to one run: when another is selected, it closes."""
-    fold = opened(title, elem_id, selected, draw)
+def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[Path], None]) -> None:
+    """Build an accordion whose components `draw(folder of the run)` makes, which shows why where it raises RunError. It belongs to
+    one run: when another is selected, it closes."""
+
+    def drawn(name: str) -> None:
+        if not name:
+            say("Choose a run in the list.")
+            return
+        try:
+            draw(calls.folder_of(name))
+        except RunError as error:
+            say(error)
+
+    fold = opened(title, elem_id, selected, drawn)
     before = gr.State("")  # the run shown before this one
 
     def _another(name: str, before: str) -> tuple[Any, str]:
