@@ -1,8 +1,10 @@
 // What all scripts of the page use (ui/scripts.py). Elements are built with textContent, never from markup.
-const make = (tag, cls, text) => {
+// more: its text, or properties of the node.
+const make = (tag, cls, more) => {
   const node = document.createElement(tag);
   if (cls) node.className = cls;
-  if (text !== undefined) node.textContent = text;
+  if (typeof more === "object") Object.assign(node, more);
+  else if (more !== undefined) node.textContent = more;
   return node;
 };
 const button = (text, cls, act) => {

@@ -101,13 +101,8 @@ def _text(
 
 
 def _form(draft_id: str) -> None:
-    try:
-        found = caption_work.stored(draft_id)
-        (choices, _), trigger = _counts(draft_id), _trigger(draft_id)
-        status = captioning.status(draft_id)
-    except RunError as error:
-        fold.say(error)
-        return
+    found, status = caption_work.stored(draft_id), captioning.status(draft_id)
+    (choices, _), trigger = _counts(draft_id), _trigger(draft_id)
     last = found["options"] if found else {}
     engine_now, busy = last.get("engine", "florence"), status["state"] == "running"
     state = gr.HTML(shown(status), elem_id="caption-state", apply_default_css=False)

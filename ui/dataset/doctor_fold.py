@@ -103,12 +103,8 @@ def _bucket(one: dict[str, Any]) -> tuple[str, int]:
 
 
 def _draw(draft_id: str) -> None:
-    try:
-        if doctor.examine(draft_id).unmeasured and not jobs.running(draft.folder(draft_id), doctor.JOB):
-            doctor.start(draft_id)
-    except RunError as error:
-        fold.say(error)
-        return
+    if doctor.examine(draft_id).unmeasured and not jobs.running(draft.folder(draft_id), doctor.JOB):
+        doctor.start(draft_id)
     state = gr.HTML(elem_id="check-state", apply_default_css=False)
     meter = gr.HTML(apply_default_css=False)
     with gr.Row(elem_classes="hp-actions"):

@@ -8,8 +8,7 @@ function labelled(text, input, cls = "") {
   label.append(make("span", "", text), input);
   return label;
 }
-const importForm = make("form", "hp-bulk-row hp-import");
-importForm.hidden = true;
+const importForm = make("form", "hp-bulk-row hp-import", { hidden: true });
 const importPath = textInput("Folder on the server", "/home/me/photos");
 importPath.autocomplete = "off";
 importPath.spellcheck = false;
@@ -43,12 +42,10 @@ function toggleImport(open) {
   openImport.setAttribute("aria-expanded", String(open));
   (open ? importPath : openImport).focus();
 }
-const importBox = make("div", "hp-importing");
-importBox.hidden = true;
+const importBox = make("div", "hp-importing", { hidden: true });
 importBox.dataset.testid = "importing";
 const importText = live("p", "", "status");
-const importBar = make("progress");
-importBar.setAttribute("aria-label", "Import");
+const importBar = make("progress", "", { ariaLabel: "Import" });
 const importCancel = button("Cancel the import", "hp-quiet", async () => {
   importCancel.disabled = true;
   const answer = await changeMany("cancel_imports", {});

@@ -7,10 +7,7 @@ const state = () =>
   props.value || { draft: "", items: [], total: 0, found: 0, page: 0, pages: 1, filter: "", waiting: [], texts: 0, history: [] };
 
 function chooser(testid) {
-  const input = make("input");
-  input.type = "file";
-  input.multiple = true;
-  input.hidden = true;
+  const input = make("input", "", { type: "file", multiple: true, hidden: true });
   input.dataset.testid = testid;
   input.addEventListener("change", () => {
     chosen(input.files);
@@ -18,14 +15,10 @@ function chooser(testid) {
   });
   return input;
 }
-const zone = make("div", "hp-drop");
-zone.tabIndex = 0;
-zone.setAttribute("role", "button");
+const zone = make("div", "hp-drop", { tabIndex: 0, role: "button" });
 const zoneTitle = make("strong", "", DROP_HINT);
 const zoneHint = make("span", "", "JPEG, PNG, WebP, HEIC, AVIF, BMP, GIF, TIFF or ZIP. A .txt file with the same name is the caption.");
-const progress = make("progress");
-progress.hidden = true;
-progress.setAttribute("aria-label", "Upload");
+const progress = make("progress", "", { hidden: true, ariaLabel: "Upload" });
 zone.append(zoneTitle, zoneHint, progress);
 const picker = chooser("image-picker");
 picker.accept = TYPES;
@@ -194,11 +187,7 @@ let going = 0;
 const back = button("‹ Previous", "hp-quiet", () => go({ page: state().page - 1 }));
 const next = button("Next ›", "hp-quiet", () => go({ page: state().page + 1 }));
 const where = make("span", "");
-const goto = make("input", "hp-text hp-goto");
-goto.type = "number";
-goto.min = 1;
-goto.setAttribute("aria-label", "Go to page");
-goto.placeholder = "Page";
+const goto = make("input", "hp-text hp-goto", { type: "number", min: 1, ariaLabel: "Go to page", placeholder: "Page" });
 goto.addEventListener("change", () => {
   const page = Math.round(Number(goto.value)) - 1;
   goto.value = "";
