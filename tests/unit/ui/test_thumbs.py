@@ -1,4 +1,4 @@
-"""The HTTP API of snapshots: what it answers, 404 with the steps that exist, and nothing outside the run's samples."""
+"""The small pictures of a run's samples, what the API says of them, and nothing outside the run's samples."""
 
 import asyncio
 import io
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from ui_helpers import lora_file, photos, write_run
 
-from ui import snapshot_api
+from ui import thumbs
+from ui.api.runs import run_samples
 from ui.run import evolution
 
 PROMPTS = "a cat --w 64 --d 42\na dog <img src=x onerror=alert(1)> --w 64 --d 7\n"
@@ -35,55 +36,22 @@ def get(path: str, **headers: str):
     path, _, query = path.partition("?")
     sent = [(key.encode(), value.encode()) for key, value in headers.items()]
     scope = {"type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": sent}
-    response = asyncio.run(snapshot_api.respond(Request(scope)))
+    response = asyncio.run(thumbs.respond(Request(scope)))
     return response.status_code, response.headers, getattr(response, "body", None)
 
 
-def test_the_list_and_one_snapshot(data):
+def test_what_the_api_says_of_the_samples(data):
     fill(write_run(data, "My cat", state="completed"), 10, 20, 30)
-    status, headers, body = get("/api/evolution/My-cat")
-    found = json.loads(body)
-    assert status == 200 and headers["content-type"] == "application/json"
+    found = run_samples("My-cat")
     assert (found["run"], found["name"], found["state"]) == ("My-cat", "My cat", "completed")
     assert [one["step"] for one in found["snapshots"]] == [10, 20, 30]
     assert found["best"] == {"step": 30, "val_loss": 0.0333333} and found["picked"] is None
     assert [one["prompt"] for one in found["prompts"]] == ["a cat", "a dog <img src=x onerror=alert(1)>"]
-    one = json.loads(get("/api/evolution/My-cat/snapshot/20")[2])
-    assert (one["run"], one["step"], one["loss"], one["val_loss"]) == ("My-cat", 20, 0.5, 0.05)
+    one = found["snapshots"][1]
+    assert (one["step"], one["loss"], one["val_loss"]) == (20, 0.5, 0.05) and one["time"].endswith("+00:00")
     assert one["lora"]["name"] == "My-cat-step00000020.safetensors" and one["lora"]["size"] > 100
-    assert one["time"].endswith("+00:00")
     first = one["samples"][0]
     assert (first["prompt"], first["seed"], first["number"]) == ("a cat", 42, 0)
-    assert json.loads(get("/api/evolution")[2])["runs"][0]["url"] == "api/evolution/My-cat"
-
-
-def test_what_is_missing_is_a_404_that_names_what_exists(data):
-    fill(write_run(data, "cat"), 10, 20)
-    status, _, body = get("/api/evolution/cat/snapshot/15")
-    said = "The run 'cat' has no snapshot of step '15'; it has the steps 10, 20"
-    assert status == 404 and json.loads(body) == {"error": said, "steps": [10, 20]}
-    write_run(data, "empty")
-    status, _, body = get("/api/evolution/empty/snapshot/1")
-    said = "The run 'empty' has no snapshot of step '1'; it has none yet"
-    assert status == 404 and json.loads(body) == {"error": said, "steps": []}
-    status, _, body = get("/api/evolution/dog")
-    assert status == 404 and json.loads(body)["runs"] == ["empty", "cat"]
-    for path in ("/api/evolution/cat/snapshot", "/api/evolution/cat/x/1"):
-        status, _, body = get(path)
-        assert status == 404 and json.loads(body)["error"]
-
-
-def test_a_client_that_has_the_newest_answer_gets_304(data):
-    folder = write_run(data, "cat", state="completed")
-    fill(folder, 10)
-    for path in ("/api/evolution/cat", "/api/evolution/cat/snapshot/10", "/api/evolution"):
-        status, headers, _ = get(path)
-        assert status == 200
-        status, again, _ = get(path, **{"if-none-match": headers["etag"]})
-        assert status == 304 and again["etag"] == headers["etag"]
-    etag = get("/api/evolution/cat")[1]["etag"]
-    fill(folder, 10, 20)
-    assert get("/api/evolution/cat", **{"if-none-match": etag})[0] == 200
 
 
 def test_a_sample_as_a_small_picture(data):
@@ -91,29 +59,29 @@ def test_a_sample_as_a_small_picture(data):
 
     folder = write_run(data, "cat")
     fill(folder, 10)
-    url = evolution.snapshot(folder, 10)["samples"][0]["url"]
+    url = evolution.summary(folder)["snapshots"][0]["samples"][0]["url"]
     name, version = url.split("/")[-1].split("?v=")
-    status, headers, body = get(f"/api/evolution/cat/thumb/{name}?v={version}")
+    status, headers, body = get(f"/thumbs/cat/{name}?v={version}")
     assert status == 200 and headers["content-type"] == "image/webp" and "immutable" in headers["cache-control"]
     with Image.open(io.BytesIO(body)) as image:
-        assert max(image.size) == snapshot_api.THUMB
-    assert "no-cache" in get(f"/api/evolution/cat/thumb/{name}?v=1")[1]["cache-control"]
-    assert get(f"/api/evolution/cat/thumb/{name}", **{"if-none-match": headers["etag"]})[0] == 304
+        assert max(image.size) == thumbs.THUMB
+    assert "no-cache" in get(f"/thumbs/cat/{name}?v=1")[1]["cache-control"]
+    assert get(f"/thumbs/cat/{name}", **{"if-none-match": headers["etag"]})[0] == 304
     (folder / "sample" / name).write_bytes(b"no image")
-    status, _, body = get(f"/api/evolution/cat/thumb/{name}")
-    assert status == 404 and "Not a readable image" in json.loads(body)["error"]
+    status, _, body = get(f"/thumbs/cat/{name}")
+    assert status == 404 and b"Not a readable image" in body
 
 
 PARTS = st.text(max_size=30) | st.sampled_from(
-    ["..", ".", "cat", "snapshot", "thumb", "10", "-1", "9" * 400, "%2e%2e", "cat\0", "CAT", "٣", "run.toml"]
+    ["..", ".", "cat", "sample", "10", "9" * 400, "%2e%2e", "cat\0", "CAT", "٣", "run.toml", "train.sh"]
 )
 
 
 @given(st.lists(PARTS, max_size=5))
 @settings(max_examples=60)
 def test_any_address_gets_an_answer_and_no_other_file(hostile, parts):
-    status, headers, body = get("/api/evolution/" + "/".join(parts))
-    assert status in (200, 404) and headers["content-type"] in ("application/json", "image/webp")
+    status, headers, body = get("/thumbs/" + "/".join(parts))
+    assert status == 404 and headers["content-type"].startswith("text/plain")
     assert b"secret" not in (body or b"")
 
 
@@ -139,5 +107,5 @@ def test_a_link_out_of_the_folder_is_not_followed(data, tmp_path_factory):
     for name in list((folder / "sample").iterdir()):
         name.unlink()
         name.symlink_to(outside)
-    name = evolution.snapshot(folder, 10)["samples"][0]["url"].split("/")[-1].split("?")[0]
-    assert get(f"/api/evolution/cat/thumb/{name}")[0] == 404
+    name = evolution.summary(folder)["snapshots"][0]["samples"][0]["url"].split("/")[-1].split("?")[0]
+    assert get(f"/thumbs/cat/{name}")[0] == 404
