@@ -13,8 +13,8 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from runs.pictures import opened
 from runs.files import RunError
+from runs.pictures import opened
 from ui import served
 
 PREFIX = "/thumbs/"
