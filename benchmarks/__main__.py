@@ -1,8 +1,8 @@
 """`python -m benchmarks NAME …`: measure, and print one JSON object.
 
-A benchmark is a module of this name with `options(parser)`, its arguments, and `measure(arguments)`, its report. The object has
-the figures, the machine, `exceeded` (a sentence for each limit that is exceeded) and `ok`. Exit codes: 0 within all limits; 1 not;
-2 wrong usage, or a machine that cannot measure this.
+A benchmark is a module of this name with `options(parser)`, its arguments, and `measure(arguments)`, its report. The
+object has the figures, the machine, `exceeded` (a sentence for each limit that is exceeded) and `ok`. Exit codes: 0
+within all limits; 1 not; 2 wrong usage, or a machine that cannot measure this.
 """
 
 from __future__ import annotations
@@ -17,16 +17,9 @@ from benchmarks.report import CannotMeasure, machine, say
 
 NAMES = {
     "chaos": "the monitor under errors of its own calls and SIGKILL: no run is lost",
-    "dataset": "how quick step 2 stays with 10,000 images, and how fast photos are taken in",
     "faults": "every fault a run can meet, injected on purpose, and its required outcome",
     "goodput": "a run under faults: ours, torchrun, nvidia-resiliency-ext",
     "overhead": "what the guards cost: a heartbeat, and all patches in the real loop",
-    "preemption": "everything of a run is killed at random moments; an empty machine continues from the store",
-    "ranks": "one of four ranks hangs: is it named, with its place, and does the run finish?",
-    "runs": "how fast 1,000 runs on disk are listed, shown and resumed",
-    "slowdown": "runs made slow by each cause: is it named right, and is an ordinary run ever called slow?",
-    "snapshots": "what snapshots in memory cost, in steps of one second with a LoRA of FLUX's size",
-    "two_machines": "two machines start one run, their links are cut at random: is there ever a second writer?",
     "ui": "how fast the page answers, and how much memory it uses",
 }
 

@@ -1,7 +1,8 @@
 """Who is alive, twenty times a second: the trainers of each run, and when its monitor last wrote its status.
 
-One thread samples for all runs. A run is known by the token in the environment of its processes. A training is watched when
-its monitor's lock is held and status.json was written: each gap between two such moments, while a trainer lives, is counted.
+One thread samples for all runs. A run is known by the token in the environment of its processes. A training is
+watched when its monitor's lock is held and status.json was written: each gap between two such moments, while a
+trainer lives, is counted.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from guards import gate
+from benchmarks.trial import TOKEN, variables_of, waits
+from monitor.process import platform
 
 SAMPLE_S = 0.05
 RESCAN_S = 1.0  # a process without a token is looked at again after this long: its number may be used anew
-MARK = b"TOY_RUN="
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Seen:
     folder: Path
     at_once: int = 0
     unwatched_s: float = 0.0
-    alive: dict[int, str] = field(default_factory=dict)  # pid -> start, of the living trainers
+    alive: dict[int, float] = field(default_factory=dict)  # pid -> start, of the living trainers
     monitors: int = 0  # living processes of `monitor run`, the keeper included
     sign_s: float = 0.0
     stamp: tuple[int, int] = (0, 0)
@@ -36,7 +37,7 @@ class Seen:
         """The trainers alive now."""
         return [pid for pid, start in dict(self.alive).items() if _start(pid) == start]
 
-    def note(self, alive: dict[int, str], locks: set[int] | None, now_s: float) -> None:
+    def note(self, alive: dict[int, float], locks: set[int] | None, now_s: float) -> None:
         """One sample."""
         if len(alive) > self.at_once:
             together = sum(_start(pid) == start for pid, start in alive.items())  # at one moment, not in one sweep
@@ -66,7 +67,7 @@ class Sampler:
     def __init__(self) -> None:
         self._runs: dict[str, Seen] = {}
         self._others: dict[int, float] = {}  # pid without a token -> when to look again
-        self._ours: dict[int, tuple[str, str, bool]] = {}  # pid -> (start, token, is a trainer)
+        self._ours: dict[int, tuple[float, str, bool]] = {}  # pid -> (start, token, is a trainer)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self.longest_s = 0.0
@@ -98,9 +99,9 @@ class Sampler:
                 seen.monitors = monitors.get(token, 0)
                 seen.note(living.get(token, {}), locks, now_s)
 
-    def _living(self, now_s: float) -> tuple[dict[str, dict[int, str]], dict[str, int]]:
+    def _living(self, now_s: float) -> tuple[dict[str, dict[int, float]], dict[str, int]]:
         """token -> {pid: start} of the living trainers; token -> how many monitors live."""
-        found: dict[str, dict[int, str]] = {}
+        found: dict[str, dict[int, float]] = {}
         monitors: dict[str, int] = {}
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
         for gone in self._ours.keys() - set(pids):
@@ -111,13 +112,13 @@ class Sampler:
             start = _start(pid)
             known = self._ours.get(pid)
             if known is None or known[0] != start:
-                token = _token(pid)
+                token = variables_of(pid).get(TOKEN.encode())
                 if start is None or token is None:
                     self._others[pid] = now_s + RESCAN_S
                     continue
-                known = self._ours[pid] = (start, token, False)
+                known = self._ours[pid] = (start, token.decode(), False)
             words = [] if known[2] else _command(pid)
-            if _is_trainer(words) and not _waits(pid):
+            if _is_trainer(words) and not waits(pid):
                 known = self._ours[pid] = (known[0], known[1], True)
             if known[2]:
                 found.setdefault(known[1], {})[pid] = known[0]
@@ -126,33 +127,10 @@ class Sampler:
         return found, monitors
 
 
-def _start(pid: int) -> str | None:
-    """When the process was started (clock ticks), None when it is dead."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in (b"Z", b"X") else fields[19].decode()
-
-
-def _token(pid: int) -> str | None:
-    with contextlib.suppress(OSError):
-        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            if entry.startswith(MARK):
-                return entry[len(MARK) :].decode()
-    return None
-
-
-def _waits(pid: int) -> bool:
-    """Whether it is a standby attempt that has not passed the gate: it has imported a trainer and is none yet."""
-    found: dict[bytes, bytes] = {}
-    with contextlib.suppress(OSError):
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        found = {name: value for name, _, value in (entry.partition(b"=") for entry in entries)}
-    if gate.VARIABLE.encode() not in found:
-        return False
-    return not Path(os.fsdecode(found[gate.FOLDER.encode()]), gate.PASSED).exists()
+def _start(pid: int) -> float | None:
+    """When the process was started, None when it is dead."""
+    found = platform.process_info(pid)
+    return None if found is None or found.dead else found.start
 
 
 def _command(pid: int) -> list[bytes]:

@@ -3,17 +3,20 @@
     python -m benchmarks faults --list [--json]
     python -m benchmarks faults --run NAME [--without-recovery] [--json] [--seed N] [--keep DIR]
 
-Decision: the table (`faults.toml`) holds the required outcomes, in terms of the monitor's own files; no code here knows a
-fault by name. Each row runs the real monitor, launcher and trainer on a tiny model at 50 ms a step. The same seed injects
-at the same step. `--run all` runs every row. `--without-recovery`: with snapshots in memory and the standby attempt turned off;
-the outcomes are the same. A row that cannot run on this machine says why; one whose outcome differs, what was expected and observed.
+Decision: the table (`faults.toml`) holds the required outcomes, in terms of the monitor's own files; no code here
+knows a fault by name. Each row runs the real monitor, launcher and trainer on a tiny model at 50 ms a step. The same
+seed injects at the same step. `--run all` runs every row. `--without-recovery`: with snapshots in memory and the
+standby attempt turned off; the outcomes are the same. A row that cannot run on this machine says why; one whose
+outcome differs, what was expected and observed.
 
-Afterwards no process and no file of it is left, Ctrl-C included; `--keep DIR` keeps the run's folder and the monitors' output.
+Afterwards no process and no file of it is left, Ctrl-C included; `--keep DIR` keeps the run's folder and the
+monitors' output.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import time
@@ -22,12 +25,11 @@ from typing import Any
 
 import tomllib
 
-from benchmarks import injector_writer
 from benchmarks.faults_actions import ACTIONS
-from benchmarks.faults_reference import NAME, sha256
-from benchmarks.faults_scenario import Mismatch, Row, Scenario, is_root, prepare
-from benchmarks.injector import INJECTED
+from benchmarks.injector import INJECTED, doubled
 from benchmarks.report import CannotMeasure, Report, say
+from benchmarks.scenario import NAME, Mismatch, Row, Scenario, is_root, prepare, sha256
+from benchmarks.trial import read_end
 from monitor.resume import snapshots
 
 DETECT_S = 10.0
@@ -53,21 +55,18 @@ def without_recovery(row: Row) -> Row:
 
 def missing(row: Row) -> str:
     """Why the row cannot run on this machine; "" when it can."""
+    off = "it is about snapshots in memory or the standby attempt, and they are turned off"
+    conditions = {
+        "recovery": (row.get("recovery", True), off),
+        "linux": (sys.platform.startswith("linux"), "Linux only"),
+        "root": (is_root(), "only root may mount a file system"),
+        "pids": (os.access("/proc/sys/kernel/ns_last_pid", os.W_OK), "process numbers cannot be chosen here"),
+        "loop": (Path("/dev/loop-control").exists(), "no loop devices, so no file system can be frozen"),
+    }
     for need in row.get("needs", []):
-        if need == "recovery":
-            if not row.get("recovery", True):
-                return "it is about snapshots in memory or the standby attempt, and they are turned off"
-        elif need == "linux":
-            if not sys.platform.startswith("linux"):
-                return "Linux only"
-        elif need == "root":
-            if not is_root():
-                return "only root may mount a file system"
-        elif need == "loop":
-            if not Path("/dev/loop-control").exists():
-                return "no loop devices, so no file system can be frozen"
-        elif shutil.which(need) is None:
-            return f"{need} is not installed"
+        met, why = conditions.get(need) or (shutil.which(need), f"{need} is not installed")
+        if not met:
+            return why
     return ""
 
 
@@ -87,7 +86,7 @@ def compare(scenario: Scenario) -> list[str]:
         wrong.append(f"restarts: {status.get('restarts')}, expected {want['restarts']}")
     if "changes" in want:
         check("changes of the run", len(status.get("changes", [])), want["changes"])
-    if "inject" in scenario.row and INJECTED not in _tail(scenario.folder / "training.log", 10_000_000):
+    if "inject" in scenario.row and INJECTED not in read_end(scenario.folder / "training.log", 50_000_000):
         wrong.append("the fault was never injected, so nothing was tested")
     wrong += [
         f"{mark} was never called, so nothing was tested" for mark in want.get("used", []) if not scenario.used(mark)
@@ -114,22 +113,15 @@ def _restarted(scenario: Scenario, want: Row) -> list[str]:
 
 def _writers(scenario: Scenario) -> list[str]:
     """No two processes of a run trained at the same time, and nothing of the run is left in memory."""
-    wrong = [f"two writers: {text}" for text in injector_writer.doubled(scenario.writers)]
+    wrong = [f"two writers: {text}" for text in doubled(scenario.writers)]
     attempts = [step["attempt"] for step in scenario.steps()]
     if attempts != sorted(attempts):
         wrong.append("two writers: in metrics.jsonl a step of an earlier attempt follows one of a later attempt")
     place = Path(scenario.environment.get(snapshots.PLACE, snapshots.place()))
-    owners = [path for path in place.glob(f"*/*/{snapshots.OWNER}") if _read(path) == str(scenario.folder)]
+    owners = [path for path in place.glob(f"*/*/{snapshots.OWNER}") if read_end(path) == str(scenario.folder)]
     if owners and scenario.status().get("state") in ("completed", "failed"):
         wrong.append(f"snapshots are left in memory: {owners[0].parent}")
     return wrong
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:  # another run's, which has just ended
-        return ""
 
 
 def _left(scenario: Scenario) -> dict[int, str]:
@@ -205,8 +197,8 @@ def run(
 ) -> dict[str, Any]:
     """Play a row; {"name", "seed", "ok", "skipped", "problems", "seen", "kept", "seconds"}.
 
-    keep: the run's folder is kept in it; without it nothing is left. slack_s: what a busy machine may add to the seconds that
-    the row requires; tests set a large value because they check what happens, not how fast.
+    keep: the run's folder is kept in it, else nothing is left. slack_s: what a busy machine may add to the seconds
+    that the row requires; tests set a large value because they check what happens, not how fast.
     """
     began = time.monotonic()
     result = {"name": row["name"], "seed": seed, "ok": True, "skipped": missing(row), "problems": [], "seen": {}}
@@ -221,9 +213,12 @@ def run(
             result["problems"] = [str(wrong)]
         result["seen"] = observe(scenario)
         if result["problems"]:
-            result["monitor_log"] = _tail(scenario.folder / "monitor.log", 40)
-            result["training_log"] = _tail(scenario.folder / "training.log", 25)
-            result["monitor_output"] = [_tail(path, 15) for path in sorted(scenario.root.glob("monitor-*.txt"))]
+            logs = [
+                scenario.folder / "monitor.log",
+                scenario.folder / "training.log",
+                *scenario.root.glob("monitor-*.txt"),
+            ]
+            result["logs"] = {path.name: read_end(path) for path in logs}
         if keep is not None:
             result["kept"] = str(scenario.root)
     return {**result, "ok": not result["problems"], "seconds": round(time.monotonic() - began, 1)}
@@ -238,27 +233,7 @@ def observe(scenario: Scenario) -> dict[str, Any]:
         "codes": scenario.codes,
         "fault_step": scenario.environment.get("HANGPROOF_FAULT_STEP"),
         "incidents": [{key: incident.get(key) for key in keys} for incident in scenario.incidents()],
-        "lora": _lora_text(scenario),
     }
-
-
-def _lora_text(scenario: Scenario) -> str:
-    path = scenario.folder / LORA
-    if not path.exists():
-        return "no LoRA"
-    if not scenario.reference.sha256:
-        return "a LoRA"
-    same = sha256(path) == scenario.reference.sha256
-    return (
-        "the LoRA of an undisturbed run, bit for bit" if same else "a LoRA that DIFFERS from that of an undisturbed run"
-    )
-
-
-def _tail(path: Path, lines: int) -> str:
-    try:
-        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
-    except OSError:
-        return ""
 
 
 def options(parser: argparse.ArgumentParser) -> None:

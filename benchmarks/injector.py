@@ -1,14 +1,17 @@
 """Injects faults into a training process from inside, at a known step: `HANGPROOF_INJECT=benchmarks.injector:fire`.
 
-Decision: the trainers know nothing of faults. The heartbeat calls the injector that the environment names, and the injector
-makes the process fail as real ones do, so the code under test is the code that ships. The log does not name the fault:
-a monitor that reads logs for causes must not find the answer there.
+Decision: the trainers know nothing of faults. The heartbeat calls the injector that the environment names, and the
+injector makes the process fail as real ones do, so the code under test is the code that ships. The log does not name
+the fault: a monitor that reads logs for causes must not find the answer there.
 
     HANGPROOF_FAULT       one of FAULTS, or nothing
     HANGPROOF_FAULT_STEP  the completed step at which it occurs (default 1)
-    HANGPROOF_FAULT_PHASE occur in this phase instead ("save", "sample", "cache_latents", "load", "end"…)
+    HANGPROOF_FAULT_PHASE in this phase instead ("save", "sample", "load"…), or at a check point ("check point loader")
+    HANGPROOF_FAULT_RANK  only in this rank
     HANGPROOF_FAULT_EVERY 1: on every attempt (default: only on attempt 1)
     HANGPROOF_FAULT_ARG   the fault's argument: seconds, a path, a list
+    HANGPROOF_FAULT_MARK  a file that is made when it occurs
+    HANGPROOF_WRITERS     the folder of locks and reports that show whether a run ever has two writers; unset: none
     HANGPROOF_PACE_S      a step takes at least this many seconds, so that tiny models last as long as real ones
     HANGPROOF_SLOW        STEP:SECONDS:FILE: from that step on, a step takes this long until FILE exists; an action from
                           outside then has time, however loaded the machine
@@ -17,6 +20,8 @@ a monitor that reads logs for causes must not find the answer there.
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import hashlib
 import mmap
 import os
 import signal
@@ -25,9 +30,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from benchmarks import injector_files, injector_snapshots, injector_writer
+from benchmarks import injector_files
 from guards.heartbeat import Heartbeat
 
 INJECTED = "a fault is injected here"
@@ -41,7 +47,7 @@ def step_sleeps(_: Heartbeat) -> None:
 
 
 def gil_held(_: Heartbeat) -> None:
-    """C code that locks a mutex twice while it holds the GIL: no Python thread or handler of this process runs again."""
+    """C code that locks a mutex twice while it holds the GIL: no Python thread or handler runs again."""
     libc, mutex = (
         ctypes.PyDLL(None),
         ctypes.create_string_buffer(256),
@@ -121,7 +127,7 @@ def vfork(_: Heartbeat) -> None:
 
 def deaf_child(_: Heartbeat) -> None:
     """A child that ignores SIGTERM is left running, and the main thread sleeps."""
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(86400)"
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(86400)"
     child = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.readline()
@@ -155,7 +161,7 @@ def shouts(_: Heartbeat) -> None:
 
 
 def tqdm_restarts(heartbeat: Heartbeat) -> None:
-    """The phase counts its items several times from 1, each time like a new tqdm. `HANGPROOF_FAULT_ARG` = `ITEMS:SECONDS,…`."""
+    """The phase counts its items several times from 1, like new tqdms. `HANGPROOF_FAULT_ARG` = `ITEMS:SECONDS,…`."""
     phase, total, inject = heartbeat.current_phase, heartbeat._total, heartbeat._inject
     loops = [
         (int(items), float(seconds)) for items, _, seconds in (loop.partition(":") for loop in argument().split(","))
@@ -250,7 +256,6 @@ FAULTS: dict[str, Callable[[Heartbeat], None]] = {
     "worker_stopped": _signal_worker(signal.SIGSTOP),
     "worker_killed": _signal_worker(signal.SIGKILL),
     **injector_files.FAULTS,
-    **injector_snapshots.FAULTS,
 }
 PREPARE: dict[str, Callable[[Heartbeat], None]] = {"worker_sleeps": prepare_worker_sleeps, **injector_files.PREPARE}
 """What must be in place before the first step, because the loader's workers are forked then."""
@@ -258,6 +263,38 @@ REPEATING = ("slow",)
 
 _last_step = [0.0, -1]  # when the last step ended (monotonic seconds), its number
 _state = {"prepared": False, "injected": False}
+_held: list[Any] = []  # the lock of this process's run
+
+WRITERS = "HANGPROOF_WRITERS"
+REPORT = "doubled-{pid}.txt"
+
+
+def claim() -> None:
+    """Take the lock of this process's run once, and keep it. Another process that holds it is reported.
+
+    A POSIX record lock: the kernel releases it when the process dies, however it dies, and a forked worker does not
+    inherit it. One that finds it taken goes on, so the row that is played ends as it would, and then fails.
+    """
+    folder, run = os.environ.get(WRITERS, ""), os.environ.get("HANGPROOF_RUN", "")
+    if _held or not folder:
+        return
+    lock = open(Path(folder) / f"{hashlib.sha256(run.encode()).hexdigest()[:16]}.lock", "a+", encoding="utf-8")  # noqa: SIM115
+    _held.append(lock)
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.seek(0)
+        attempt, other = os.environ.get("HANGPROOF_ATTEMPT", "1"), lock.read().split("\n")[-2:][0]
+        text = f"process {os.getpid()} (attempt {attempt}) trains while {other or 'another one'} trains {run}"
+        (Path(folder) / REPORT.format(pid=os.getpid())).write_text(text, encoding="utf-8")
+    else:
+        lock.write(f"process {os.getpid()} (attempt {os.environ.get('HANGPROOF_ATTEMPT', '1')})\n")
+        lock.flush()
+
+
+def doubled(folder: Path) -> list[str]:
+    """The reports in this folder: one sentence for each process that trained beside another one of its run."""
+    return [path.read_text(encoding="utf-8") for path in sorted(folder.glob(REPORT.format(pid="*")))]
 
 
 def argument() -> str:
@@ -275,7 +312,7 @@ def pace_s(step: int) -> float:
 
 def fire(phase: str, step: int, heartbeat: Heartbeat) -> None:
     """Called at each beat: pace the steps, and inject the fault when its moment has come."""
-    injector_writer.claim()
+    claim()
     if phase == "step" and step != _last_step[1]:
         wait_s = _last_step[0] + pace_s(step) - time.monotonic()
         if wait_s > 0:
@@ -292,7 +329,11 @@ def fire(phase: str, step: int, heartbeat: Heartbeat) -> None:
     in_phase = os.environ.get("HANGPROOF_FAULT_PHASE", "step")
     if phase != in_phase or step < int(os.environ.get("HANGPROOF_FAULT_STEP", "1")):
         return
+    if os.environ.get("HANGPROOF_FAULT_RANK", str(heartbeat.rank)) != str(heartbeat.rank):
+        return
     if not _state["injected"]:
         _state["injected"] = True
         print(f"{INJECTED} (phase {phase}, step {step})", file=sys.stderr, flush=True)
+        if "HANGPROOF_FAULT_MARK" in os.environ:
+            Path(os.environ["HANGPROOF_FAULT_MARK"]).touch()
     FAULTS[name](heartbeat)

@@ -1,4 +1,4 @@
-"""Faults of files: checkpoints that are cut, zeroed or hold NaN, corrupt caches, full or frozen disks, kills in mid-save.
+"""Faults of files: damaged checkpoints, caches and snapshots in memory, full or frozen disks, kills in mid-save.
 
 Each leaves the disk as a power cut, a full volume or a bad sector leaves it.
 """
@@ -16,9 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from guards import checkpoint, state_saves
+from guards import checkpoint, snapshot_record, snapshots, state_saves
 from guards.heartbeat import Heartbeat
 
 WEIGHTS = "model.safetensors"
@@ -96,7 +97,7 @@ def disk_fills(_: Heartbeat) -> None:
 
 
 def disk_freezes(_: Heartbeat) -> None:
-    """A file system (`HANGPROOF_FAULT_ARG`) stops taking writes, and the main thread writes to it: uninterruptible sleep."""
+    """A file system (`HANGPROOF_FAULT_ARG`) takes no more writes, and the main thread writes to it: uninterruptible."""
     frozen = os.environ["HANGPROOF_FAULT_ARG"]
     subprocess.run(["fsfreeze", "--freeze", frozen], check=True)
     with open(Path(frozen) / "log", "w", encoding="utf-8") as file:
@@ -149,6 +150,64 @@ def kill_in_save(_: Heartbeat) -> None:
     """SIGKILL at the n-th file operation of a save; `HANGPROOF_FAULT_ARG` = `EVERY:n,n,…`, one n for each attempt."""
 
 
+def _records() -> list[Path]:
+    found = list(snapshots.headers(Path(os.environ[snapshots.FOLDER])))
+    if not found:
+        raise AssertionError("this fault needs a snapshot, and there is none yet")
+    return found
+
+
+def record_torn(_: Heartbeat) -> None:
+    """Killed while the headers of both records were written."""
+    for path in _records():
+        with open(path, "r+b") as file:
+            file.seek(20)
+            file.write(bytes(40))
+    _die()
+
+
+def record_damaged(_: Heartbeat) -> None:
+    """A bit of the body of both records is another one."""
+    _damage_records()
+    _die()
+
+
+def all_states_bad(_: Heartbeat) -> None:
+    """The same, and the weights of all checkpoints are cut."""
+    _damage_records()
+    for state in checkpoint.states(_run()):
+        cut(state)
+    _die()
+
+
+def _damage_records() -> None:
+    for path in _records():
+        with open(path, "r+b") as file:
+            file.seek(snapshot_record.BODY + 10)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))
+
+
+def record_of_another_run(_: Heartbeat) -> None:
+    """Both records belong to another run, and say that they are further."""
+    for path in _records():
+        header = snapshot_record.read_header(path)
+        assert header is not None
+        with open(path, "r+b") as file:
+            page = bytearray(snapshot_record.BODY)
+            snapshot_record.seal(page, replace(header, run="/elsewhere/run", step=header.step + 50))
+            file.write(page)
+    _die()
+
+
+def records_gone(_: Heartbeat) -> None:
+    """Something else has emptied /dev/shm."""
+    for path in _records():
+        path.unlink()
+    _die()
+
+
 FAULTS: dict[str, Callable[[Heartbeat], None]] = {
     "truncated_checkpoint": _damage(cut),
     "zeroed_checkpoint": _damage(zero),
@@ -158,5 +217,10 @@ FAULTS: dict[str, Callable[[Heartbeat], None]] = {
     "disk_fills": disk_fills,
     "disk_freezes": disk_freezes,
     "kill_in_save": kill_in_save,
+    "record_torn": record_torn,
+    "record_damaged": record_damaged,
+    "all_states_bad": all_states_bad,
+    "record_of_another_run": record_of_another_run,
+    "records_gone": records_gone,
 }
 PREPARE: dict[str, Callable[[Heartbeat], None]] = {"kill_in_save": prepare_kill_in_save}

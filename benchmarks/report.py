@@ -1,12 +1,20 @@
-"""What each benchmark gives to the command `python -m benchmarks`, which prints it."""
+"""What each benchmark gives to the command `python -m benchmarks`, which prints it; ratios of pairs.
+
+A pair is one measurement of this checkout and one of another, in turns on the same machine at the same time.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
+import statistics
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
+
+from runs.paths import ROOT
 
 
 @dataclass(frozen=True)
@@ -34,3 +42,28 @@ def machine() -> dict[str, object]:
         "cores": os.cpu_count(),
         "load": [round(value, 1) for value in load] if load else None,
     }
+
+
+def tiny_sd_scripts() -> Any:
+    """The tests' module that trains tiny weights with a checkout of sd-scripts."""
+    if (folder := str(ROOT / "tests/support")) not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module("tiny_sd_scripts")
+
+
+class Ratio(TypedDict):
+    """The median of the pairs' ratios, the lowest and the highest, and how many pairs there are."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+
+def ratio(pairs: Iterable[tuple[float | None, float | None]]) -> Ratio | None:
+    """Ours / theirs over all pairs in which both were measured; None without such a pair."""
+    found = [ours / theirs for ours, theirs in pairs if ours is not None and theirs]
+    if not found:
+        return None
+    low, middle, high = (round(value, 3) for value in (min(found), statistics.median(found), max(found)))
+    return {"median": middle, "low": low, "high": high, "n": len(found)}

@@ -1,13 +1,15 @@
 """A training loop that holds only what a supervisor sees: steps of 50 ms, checkpoints, faults. No torch.
 
-    python -m benchmarks.toy_loop --output_dir DIR --output_name NAME --max_train_steps N --save_every_n_steps K [--resume STATE]
+    benchmarks/toy_loop.py --output_dir DIR --output_name NAME --max_train_steps N --save_every_n_steps K [--resume STATE]
 
-Decision: one file for every contender of `python -m benchmarks goodput`, so that only the supervisor differs. It accepts the
-trainer's flags, so our monitor starts it in place of the trainer through `$TRAINER_PYTHON`; other launchers start it by path.
-Without `--resume` it resumes from the newest state that verifies, as a script under torchrun must do by itself.
+Decision: one file for every contender of `python -m benchmarks goodput`, so that only the supervisor differs. It
+accepts the trainer's flags, so our monitor starts it in place of the trainer through `$TRAINER_PYTHON`; other
+launchers start it by path. Without `--resume` it resumes from the newest state that verifies, as a script under
+torchrun must do by itself.
 
-Each step hashes the one before, so a run that lost, repeated wrongly or skipped a step ends with a different file. Events are
-appended to a ledger (`TOY_LEDGER`), one JSON line each, and every contender is scored from it in the same way.
+Each step hashes the one before, so a run that lost, repeated wrongly or skipped a step ends with a different file.
+Events are appended to a ledger (`TOY_LEDGER`), one JSON line each, and every contender is scored from it in the same
+way.
 
     TOY_FAULTS=step_sleeps@47,sigkill@88   each occurs once in the run, when that step is complete
     TOY_FAULTS_DONE=DIR                    one file for each fault that has occurred
@@ -32,7 +34,7 @@ from pathlib import Path  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from guards import checkpoint, crash, gate, snapshots  # noqa: E402
+from guards import checkpoint, crash, gate, snapshot_keep, snapshots  # noqa: E402
 from guards.heartbeat import REQUEST_STOP, Heartbeat  # noqa: E402
 from guards.snapshot_record import File  # noqa: E402
 from guards.step_requests import StepRequests  # noqa: E402
@@ -130,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
     beat.phase("load")
     checkpoint.sweep(args.output_dir)
     if args.resume:
-        snapshots.restore(args.resume)
+        snapshot_keep.restore(args.resume)
     state = args.resume or checkpoint.newest_valid(args.output_dir, args.output_name)
     step, weights = 0, b""
     if state is not None:

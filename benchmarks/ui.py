@@ -1,52 +1,79 @@
 """How fast the page answers after the command, and what it weighs, beside a bare Gradio page on the same machine.
 
 Ours and the bare page start in pairs, one right after the other, so that other programs affect both; which is first
-alternates. The time is a user's: from the start of the process to the complete first page. The limit is on the median of
-the pairs' ratios, because seconds depend on the machine. CPU seconds depend less on its load.
+alternates. The time is a user's: from the start of the process to the complete first page. The limit is on the median
+of the pairs' ratios, because seconds depend on the machine. CPU seconds depend less on its load.
+
+Then WATCHED runs train: a thread holds their locks and writes what a monitor and a trainer write, each second. Their
+pages are open in a real browser, and the CPU time of the server is counted, not the browser's. Last, a page opens a run of
+LONG_STEPS logged steps: the time is the user's, from the click on the run to its chart.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
+import random
+import shutil
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from benchmarks import ui_runs
 from benchmarks.report import CannotMeasure, Report
+from runs.paths import ROOT
 from ui.token import bearer, load
 
-ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 60  # seconds after which a start counts as failed
-LIMITS = {
-    "first_page_ratio": 1.15,
-    "config_kb": 110.0,
-    "config_10000_images_kb": 110.0,
-    "rss_mb": 250.0,
-    "idle_percent_of_core": 1.0,
-    "watched_percent_of_core": 5.0,
-    "long_run_open_s": 1.0,
+LIMITS = {  # the limit, and the sentence where it is exceeded
+    "first_page_ratio": (1.15, "the first page takes {:g} x as long as a bare Gradio page"),
+    "config_kb": (110.0, "the config that each visit downloads has {:g} KB"),
+    "config_10000_images_kb": (110.0, "with 10,000 images the config has {:g} KB"),
+    "rss_mb": (250.0, "the page's server uses {:g} MB"),
+    "idle_percent_of_core": (1.0, "an idle server uses {:g} % of a core"),
+    "watched_percent_of_core": (5.0, "20 runs that train, one of them watched, take {:g} % of a core"),
+    "long_run_open_s": (1.0, "a run of 100,000 logged steps opens in {:g} s"),
 }
-SETTLE_S = 2.0  # after the first page, before the idle server is measured
-EXCEEDED = {
-    "first_page_ratio": "the first page takes {value:g} x as long as a bare Gradio page, the limit is {limit:g} x",
-    "config_kb": "the config that each visit downloads has {value:g} KB, the limit is {limit:g} KB",
-    "config_10000_images_kb": "with 10,000 images the config has {value:g} KB, the limit is {limit:g} KB",
-    "rss_mb": "the page's server uses {value:g} MB, the limit is {limit:g} MB",
-    "idle_percent_of_core": "an idle server uses {value:g} % of a core, the limit is {limit:g} %",
-    "watched_percent_of_core": "20 runs that train, one of them watched, take {value:g} % of a core, the limit is {limit:g} %",
-    "long_run_open_s": "a run of 100,000 logged steps opens in {value:g} s, the limit is {limit:g} s",
-}
+IDLE_SETTLE_S = 2.0  # after the first page, before the idle server is measured
+PAGES_SETTLE_S = 6.0  # after the pages have opened
+WATCHED = 20
+LONG_STEPS = 100_000
+HISTORY_STEPS = 3000
+IMAGES = 10_000
+OPEN_MS = 60_000
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+]
+# From the click on a run to the picture with its chart, measured in the page: a call from outside adds its own time.
+CLICK = """async (name) => {
+  const began = performance.now();
+  document.querySelector(`#run-list [data-run="${name}"]`).click();
+  const done = () => document.querySelector(".hp-main-chart")?.getAttribute("aria-label").includes("step STEPS");
+  while (!done()) {
+    if (performance.now() - began > LIMIT) return null;
+    await new Promise((resume) => requestAnimationFrame(resume));
+  }
+  return (performance.now() - began) / 1000;
+}""".replace("STEPS", f"{LONG_STEPS:,}").replace("LIMIT", str(OPEN_MS))
+
+
 BARE = """
 import sys, gradio as gr
 with gr.Blocks(analytics_enabled=False) as page:
@@ -62,25 +89,16 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def one_start(command: list[str], port: int, env: dict[str, str], idle_s: float = 0.0) -> dict[str, float]:
-    """Start a server, fetch its page, stop it: {first_page_s, cpu_s, rss_mb, page_kb, config_kb}.
+def one_start(command: list[str], env: dict[str, str], idle_s: float = 0.0) -> dict[str, float]:
+    """Start a server (its port is added to the command), fetch its page, stop it; what that took.
 
-    idle_s: then also leave it alone for so many seconds: {idle_percent_of_core}.
-
-    Raises:
-        TimeoutError: no page within LIMIT_S; ChildProcessError: the server ended.
+    idle_s: then also leave it alone for so many seconds.
     """
-    began = time.monotonic()
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        page = _fetch(process, f"http://127.0.0.1:{port}/", began)
-        seconds = time.monotonic() - began
+    with serving(command, env) as (process, address, seconds, page):
         seen = psutil.Process(process.pid)
         times, rss = seen.cpu_times(), seen.memory_info().rss
-        config = _fetch(process, f"http://127.0.0.1:{port}/config", began)
-        idle = {"idle_percent_of_core": ui_runs.busy_percent(seen, idle_s, SETTLE_S)} if idle_s else {}
+        config = _fetch(process, f"{address}/config")
+        idle = {"idle_percent_of_core": busy_percent(seen, idle_s, IDLE_SETTLE_S)} if idle_s else {}
         return {
             "first_page_s": round(seconds, 3),
             "cpu_s": round(times.user + times.system, 3),
@@ -89,43 +107,33 @@ def one_start(command: list[str], port: int, env: dict[str, str], idle_s: float 
             "config_kb": round(len(config) / 1000, 1),
             **idle,
         }
-    finally:
-        _stop(process)
 
 
-def measure_runs(data: Path, seconds: float) -> dict[str, float]:
-    """What the page costs while runs train, and how fast a long one opens (benchmarks/ui_runs.py).
+@contextlib.contextmanager
+def serving(command: list[str], env: dict[str, str]) -> Iterator[tuple[subprocess.Popen, str, float, bytes]]:
+    """A server that has answered: its process, its address, after how many seconds, with which page.
 
     Raises:
-        TimeoutError: a page does not open; ChildProcessError: the server ended.
+        TimeoutError: no page within LIMIT_S; ChildProcessError: the server ended.
     """
-    port = free_port()
-    env = {**os.environ, "HANGPROOF_DATA": str(data)}
-    with ui_runs.growing(data):
-        command = [sys.executable, "app.py", "--port", str(port), "--no-browser"]
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        try:
-            _fetch(process, f"http://127.0.0.1:{port}/", time.monotonic())
-            found = ui_runs.measure(f"http://127.0.0.1:{port}", process.pid, seconds)
-            config = _fetch(process, f"http://127.0.0.1:{port}/config", time.monotonic())
-            return {**found, "config_10000_images_kb": round(len(config) / 1000, 1)}
-        finally:
-            _stop(process)
+    port, began = free_port(), time.monotonic()
+    nothing: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([*command, str(port)], cwd=ROOT, env=env, **nothing)
+    try:
+        page = _fetch(process, f"http://127.0.0.1:{port}/")
+        yield process, f"http://127.0.0.1:{port}", time.monotonic() - began, page
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        process.kill()
+        process.wait()
 
 
-def _stop(process: subprocess.Popen) -> None:
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(10)
-    process.kill()
-    process.wait()
-
-
-def _fetch(process: subprocess.Popen, address: str, began: float) -> bytes:
+def _fetch(process: subprocess.Popen, address: str) -> bytes:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    while time.monotonic() - began < LIMIT_S:
+    until = time.monotonic() + LIMIT_S
+    while time.monotonic() < until:
         if process.poll() is not None:
             raise ChildProcessError(f"the server ended with code {process.returncode} before it served a page")
         try:
@@ -136,9 +144,135 @@ def _fetch(process: subprocess.Popen, address: str, began: float) -> bytes:
     raise TimeoutError(f"no page from {address} within {LIMIT_S} s")
 
 
-def _ratios(rows: dict[str, list[dict[str, float]]], key: str) -> list[float]:
-    """Ours divided by the bare page, for each pair of starts."""
-    return [one[key] / other[key] for one, other in zip(rows["ours"], rows["bare_gradio"], strict=True)]
+def step_line(step: int) -> str:
+    """A line of metrics.jsonl as the trainers write it."""
+    t = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    values = {"kind": "step", "t": t, "mono_s": 1000.0 + step, "attempt": 1, "step": step, "epoch": 1 + step // 1000}
+    return json.dumps({**values, "loss": 0.1 + random.random() / 10, "lr": 1e-4, "step_s": 1.013}) + "\n"
+
+
+def write_run(data: Path, name: str, state: str, steps: int) -> Path:
+    """A run's folder as the monitor and the trainer leave it."""
+    folder = data / "outputs" / name
+    (folder / "sample").mkdir(parents=True)
+    (folder / "run.toml").write_text(f'name = "{name}"\nlearning_rate = 0.0001\n', encoding="utf-8")
+    (folder / "metrics.jsonl").write_text("".join(step_line(step) for step in range(1, steps + 1)), encoding="utf-8")
+    (folder / "training.log").write_text(
+        "".join(f"line {n} of the training's log\n" for n in range(2000)), encoding="utf-8"
+    )
+    started = {"t": "2026-11-22T10:00:00.000Z", "kind": "start", "message": "attempt 1", "attempt": 1}
+    (folder / "events.jsonl").write_text(json.dumps(started) + "\n", encoding="utf-8")
+    write_status(folder, state, steps)
+    return folder
+
+
+def write_images(folder: Path) -> None:
+    """IMAGES small images with captions. Raises OSError."""
+    from PIL import Image
+
+    folder.mkdir(parents=True)
+    Image.new("RGB", (64, 64)).save(folder / "00000.png")
+    content = (folder / "00000.png").read_bytes()
+    for number in range(IMAGES):
+        (folder / f"{number:05d}.png").write_bytes(content)
+        (folder / f"{number:05d}.txt").write_text("a caption\n", encoding="utf-8")
+
+
+def write_status(folder: Path, state: str, step: int) -> None:
+    """Replace status.json as the monitor does each second."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    values: dict[str, Any] = {"version": 1, "name": folder.name, "state": state, "phase": "step", "step": step}
+    values |= {"planned_steps": 200_000, "loss": 0.123, "step_s": 1.0, "restarts": 0, "eta_s": 9999.0}
+    values |= {"started_at": "2026-11-22T10:00:00.000Z", "updated_at": now, "last_progress_at": now}
+    values |= {"elapsed_s": float(step), "gpus": [], "devices": []}
+    path = folder / "status.json.new"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    path.replace(folder / "status.json")
+
+
+@contextlib.contextmanager
+def growing(data: Path) -> Iterator[None]:
+    """WATCHED runs that train, as far as files show it, and one that is long and stopped."""
+    from monitor.process.locks import LOCK, Lock
+
+    write_run(data, "long", "stopped", LONG_STEPS)
+    write_images(data / "datasets" / "long")
+    folders = [write_run(data, f"watched-{number:02d}", "running", HISTORY_STEPS) for number in range(WATCHED)]
+    over = threading.Event()
+
+    def grow() -> None:
+        step = HISTORY_STEPS
+        while not over.wait(1.0):
+            step += 1
+            for folder in folders:
+                write_status(folder, "running", step)
+                with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                    file.write(step_line(step))
+                with (folder / "training.log").open("a", encoding="utf-8") as file:
+                    file.write(f"\rsteps: {step}/200000 avr_loss=0.123")
+
+    locks = [Lock(folder / LOCK) for folder in folders]
+    if not all(lock.acquire() for lock in locks):
+        raise ChildProcessError("a run's lock is held by another process")
+    thread = threading.Thread(target=grow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        for lock in locks:
+            lock.release()
+
+
+def browser_path() -> str | None:
+    """$CHROMIUM, else a Chromium or Chrome on PATH; None: Playwright's own."""
+    names = (os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
+    return next((found for name in names if name and (found := shutil.which(name))), None)
+
+
+def watch(url: str, pid: int, seconds: float) -> dict[str, float]:
+    """Open pages of the server `pid` at `url`; what they cost it, and how long a long run takes to open.
+
+    Raises:
+        TimeoutError: a page does not open.
+    """
+    from playwright.sync_api import sync_playwright
+
+    server = psutil.Process(pid)
+    found: dict[str, float] = {}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=FLAGS)
+        try:
+            pages = [_open(browser, url, 0)]
+            found["watched_percent_of_core"] = busy_percent(server, seconds, PAGES_SETTLE_S)
+            pages += [_open(browser, url, number) for number in range(1, 5)]
+            found["watched_5_pages_percent_of_core"] = busy_percent(server, seconds, PAGES_SETTLE_S)
+            for page in pages[1:]:
+                page.context.close()
+            took = pages[0].evaluate(CLICK, "long")
+            if took is None:
+                raise TimeoutError(f"a run of {LONG_STEPS:,} steps did not open within {OPEN_MS / 1000:.0f} s")
+            found["long_run_open_s"] = round(took, 3)
+        finally:
+            browser.close()
+    return found
+
+
+def _open(browser: Any, url: str, number: int) -> Any:
+    page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    page.goto(f"{url}/?run=watched-{number:02d}&token={load()}", timeout=OPEN_MS)
+    page.locator(".hp-main-chart").wait_for(timeout=OPEN_MS)
+    return page
+
+
+def busy_percent(server: psutil.Process, seconds: float, settle_s: float) -> float:
+    """How much of a core the server uses for so many seconds, after settle_s."""
+    time.sleep(settle_s)
+    began, before = time.monotonic(), server.cpu_times()
+    time.sleep(seconds)
+    took, after = time.monotonic() - began, server.cpu_times()
+    return round(100 * (after.user + after.system - before.user - before.system) / took, 2)
 
 
 def _summary(rows: list[dict[str, float]]) -> dict[str, float]:
@@ -154,13 +288,6 @@ def _summary(rows: list[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def _line(s: dict[str, float]) -> str:
-    return (
-        f"first page {s['first_page_s']:.2f} s (slowest {s['first_page_max_s']:.2f} s), CPU {s['cpu_s']:.2f} s, "
-        f"{s['rss_mb']:.0f} MB, config {s['config_kb']:.0f} KB, idle {s['idle_percent_of_core']:g} % of a core"
-    )
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("--repeats", type=int, default=5, help="starts of each (5)")
@@ -172,30 +299,31 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> Report:
     """Starts in pairs, an idle server, and runs that are watched."""
-    rows: dict[str, list[dict[str, float]]] = {"ours": [], "bare_gradio": []}
-    commands = {
-        "ours": lambda port: [sys.executable, "app.py", "--port", str(port), "--no-browser"],
-        "bare_gradio": lambda port: [sys.executable, "-c", BARE, str(port)],
-    }
+    page = [sys.executable, "app.py", "--no-browser", "--port"]
+    commands = {"ours": page, "bare_gradio": [sys.executable, "-c", BARE]}
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "runs"
         env = {**os.environ, "HANGPROOF_DATA": folder, "GRADIO_ANALYTICS_ENABLED": "False"}
         try:
             for repeat in range(args.repeats):
                 for name in list(commands)[:: 1 if repeat % 2 else -1]:
-                    port = free_port()
-                    idle_s = 0.0 if repeat else args.idle_seconds
-                    rows[name].append(one_start(commands[name](port), port, env, idle_s))
-            watched = measure_runs(Path(folder) / "runs", args.watch_seconds)
+                    rows[name].append(one_start(commands[name], env, 0.0 if repeat else args.idle_seconds))
+            with growing(data), serving(page, {**env, "HANGPROOF_DATA": str(data)}) as (process, address, _, _):
+                watched = watch(address, process.pid, args.watch_seconds)
+                watched["config_10000_images_kb"] = round(len(_fetch(process, f"{address}/config")) / 1000, 1)
         except (TimeoutError, ChildProcessError) as error:
             raise CannotMeasure(str(error)) from error
     ours, bare = _summary(rows["ours"]), _summary(rows["bare_gradio"])
+    pairs = list(zip(rows["ours"], rows["bare_gradio"], strict=True))
     ratios = {
-        f"{short}_ratio": round(statistics.median(_ratios(rows, key)), 3)
-        for short, key in (("first_page", "first_page_s"), ("cpu", "cpu_s"))
+        f"{key}_ratio": round(statistics.median(one[of] / other[of] for one, other in pairs), 3)
+        for key, of in (("first_page", "first_page_s"), ("cpu", "cpu_s"))
     }
     values = {**ours, **ratios, **watched}
     exceeded = [
-        EXCEEDED[key].format(value=values[key], limit=limit) for key, limit in LIMITS.items() if values[key] > limit
+        f"{text.format(values[key])}, the limit is {limit:g}"
+        for key, (limit, text) in LIMITS.items()
+        if values[key] > limit
     ]
-    figures = {"ours": ours, "bare_gradio": bare, **ratios, **watched, "starts": rows, "limits": LIMITS}
-    return Report(figures, exceeded)
+    return Report({"ours": ours, "bare_gradio": bare, **ratios, **watched, "starts": rows}, exceeded)

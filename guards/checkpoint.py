@@ -23,13 +23,14 @@ import os
 import re
 import shutil
 import stat
-import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from guards import file_contents
+from guards.file_contents import DamagedFile
 from guards.reading import read_bytes
 
 GUARD = "hangproof.json"
@@ -37,10 +38,6 @@ VERSION = 1
 PIECE_BYTES = 32 << 20  # 11 s of a disk that writes 3 MB a second
 _WAIT_WRITE_WAIT = 1 | 2 | 4  # SYNC_FILE_RANGE_*, linux/fs.h
 _STATE = re.compile(r"^(?P<name>.+?)(?:-step(?P<step>\d{8})|-(?P<epoch>\d{6}))?-state$")
-
-
-class CheckpointError(RuntimeError):
-    """A file that is not what it should be. The message names the file and the reason."""
 
 
 def fsync_path(path: Path) -> None:
@@ -224,7 +221,7 @@ def verify(folder: str | os.PathLike[str], deep: bool = False) -> VerifyResult:
     unchecked: list[str] = []
     if deep:
         for name in guard["files"]:
-            bad, skipped = _deep_check(folder / name)
+            bad, skipped = file_contents.deep_check(folder / name)
             problems += bad
             unchecked += skipped
     return VerifyResult(tuple(problems), tuple(unchecked))
@@ -273,149 +270,20 @@ def _cannot_read(path: Path, error: OSError) -> str:
     return f"{path}: cannot read it: {error.strerror or error}"
 
 
-def _deep_check(path: Path) -> tuple[list[str], list[str]]:
-    """(damage, what could not be checked) inside one file whose hash matched."""
-    try:
-        if path.suffix == ".safetensors":
-            bad = non_finite(path)
-            return ([f"{path.name}: {bad} holds NaN or infinity"] if bad else []), []
-        if path.suffix in (".bin", ".pt") and path.name.startswith("optimizer"):
-            return _optimizer_check(path)
-    except CheckpointError as error:
-        return [str(error)], []
-    except (OSError, MemoryError) as error:
-        return [], [f"{path.name}: {type(error).__name__}: {error}"]
-    return [], []
-
-
-_BROKEN_INSTALLATION = (
-    *(ImportError, OSError, RuntimeError, MemoryError, SystemError),
-    *(AttributeError, NameError, TypeError, ValueError, SyntaxError),
-)
-"""What importing torch raises where it is missing, damaged, or built for another numpy or CUDA."""
-
-
-def _optimizer_check(path: Path) -> tuple[list[str], list[str]]:
-    """Only what torch reports about the file's content is damage; torch itself may be missing, broken or out of memory."""
-    import pickle
-
-    try:
-        import torch
-    except _BROKEN_INSTALLATION as error:
-        return [], [f"{path.name}: torch cannot be imported: {type(error).__name__}: {_first_line(error)}"]
-    try:
-        torch.load(path, map_location="cpu", weights_only=True, mmap=_mappable(path))
-    except (ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        return [f"{path.name}: does not load: {_first_line(error)}"], []
-    except RuntimeError as error:
-        text = _first_line(error)
-        if (
-            "alloc" in text or "memory" in text
-        ):  # "DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory (12)"
-            return [], [f"{path.name}: out of memory: {text}"]
-        return [f"{path.name}: does not load: {text}"], []
-    return [], []
-
-
-def _mappable(path: Path) -> bool:
-    """torch maps only files in its zip format, and then needs no memory for their tensors."""
-    with open(path, "rb") as file:
-        return file.read(4) == b"PK\x03\x04"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0]
-
-
-def non_finite(path: str | os.PathLike[str]) -> str | None:
-    """The first tensor of a safetensors file that holds NaN or infinity, or None.
-
-    Raises CheckpointError when the file is not a complete safetensors file, OSError when it cannot be read.
-    """
-    with open(path, "rb") as file:
-        start, tensors = _read_header(file, Path(path))
-        for tensor in tensors:
-            if tensor.dtype in _FLOATS:
-                file.seek(start + tensor.begin)
-                if _holds_non_finite(file.read(tensor.end - tensor.begin), *_FLOATS[tensor.dtype]):
-                    return tensor.name
-    return None
-
-
 def verify_lora(path: str | os.PathLike[str]) -> VerifyResult:
     """Is `path` a complete safetensors file with finite numbers? Never raises OSError: see `error` of the result."""
     path = Path(path)
     try:
-        bad = non_finite(path)
+        bad = file_contents.non_finite(path)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return VerifyResult((f"{path}: no such file",))
-    except CheckpointError as error:
+    except DamagedFile as error:
         return VerifyResult((str(error),))
     except OSError as error:
         return VerifyResult(error=_cannot_read(path, error))
     except MemoryError:
         return VerifyResult(error=f"{path}: not enough memory to read it")
     return VerifyResult((f"{path.name}: {bad} holds NaN or infinity",) if bad else ())
-
-
-@dataclass(frozen=True)
-class _Tensor:
-    name: str
-    dtype: str
-    begin: int  # bytes, from the start of the data
-    end: int
-
-
-def _read_header(file: BinaryIO, path: Path) -> tuple[int, list[_Tensor]]:
-    """(where the data starts, the tensors in the order of their data) of a safetensors file. Raises CheckpointError.
-
-    Format (github.com/huggingface/safetensors): an 8-byte little-endian header length, a JSON header, the data. The tensors
-    must cover the data without a gap and to its last byte, so that a truncated or padded file is found here.
-    """
-    size = os.fstat(file.fileno()).st_size
-    prefix = file.read(8)
-    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
-    if length > size - 8:
-        raise CheckpointError(f"{path}: truncated, or not a safetensors file")
-    try:
-        header = json.loads(file.read(length))
-        tensors = [
-            _Tensor(name, str(entry["dtype"]), *map(int, entry["data_offsets"]))
-            for name, entry in header.items()
-            if name != "__metadata__"
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path}: its safetensors header is damaged: {type(error).__name__}: {error}") from error
-    if not tensors:
-        raise CheckpointError(f"{path}: it holds no tensors")
-    at = 0
-    for tensor in sorted(tensors, key=lambda t: (t.begin, t.end)):
-        if tensor.begin != at or tensor.end < at:
-            raise CheckpointError(f"{path}: {tensor.name} is not where the tensor before it ends")
-        at = tensor.end
-    if at != size - 8 - length:
-        raise CheckpointError(
-            f"{path}: {size - 8 - length} bytes of data where its header names {at}: truncated or damaged"
-        )
-    return 8 + length, tensors
-
-
-# A float is NaN or infinity when all bits of its exponent are set. They are in its last byte and the upper bits of the
-# byte before: type -> (bytes of a number, last bytes that qualify, mask of the byte before).
-# In plain Python, because a restart waits for this result, and importing numpy takes longer than this search.
-_FLOATS = {
-    "F64": (8, b"\x7f\xff", 0xF0),
-    "F32": (4, b"\x7f\xff", 0x80),
-    "BF16": (2, b"\x7f\xff", 0x80),
-    "F16": (2, bytes([*range(0x7C, 0x80), *range(0xFC, 0x100)]), 0x00),
-}
-
-
-def _holds_non_finite(data: bytes, width: int, last: bytes, mask: int) -> bool:
-    ends = data[width - 1 :: width]
-    if not any(byte in ends for byte in last):  # nearly always: no weight is that large
-        return False
-    return any(end in last and byte & mask == mask for end, byte in zip(ends, data[width - 2 :: width], strict=True))
 
 
 def states(output_dir: str | os.PathLike[str], name: str | None = None) -> list[Path]:

@@ -1,13 +1,12 @@
 """Downloads one file of a model hub so that it ends: complete and verified, or with a reason and its bytes kept.
 
-Decision: plain HTTP ranges with the standard library, not the hub's own library. That one waits without a limit (xet
-transfers stalled for ever through 2026, and HF_HUB_DOWNLOAD_TIMEOUT does not reach them), and since 1.0 it deletes an
-unfinished file with its process, so that 20 of 24 GB are downloaded again. Here the bytes are watched: a connection that
-brings less than `LEAST_BYTES` in `download_read_s` is closed and continued by a range request; after `download_stall_s`
-without as many new bytes the download fails. Received bytes stay in `.NAME.part`, with the ETag of their file beside them.
-
-xet (xet.py) is faster and comes first where nothing has been received yet and the hub names the SHA-256; when its bytes
-stall, HTTP continues. Each file has a lock that ends with its process.
+Decision: plain HTTP ranges with the standard library, bounded by a watchdog on bytes, not the hub's own library. What that one
+lacks: its transfers by xet wait without a limit (HF_HUB_DOWNLOAD_TIMEOUT does not reach them), and since 1.0 it downloads to a
+file of a new name in each process (huggingface_hub/file_download.py, `_download_to_tmp_and_move`), so that 20 of 24 GB are
+downloaded again. Here a connection that brings less than `LEAST_BYTES` in `download_read_s` is closed and continued by a
+range request; after `download_stall_s` without as many new bytes the download fails. Received bytes stay in `.NAME.part`, with
+the ETag of their file beside them; a file whose hash the hub does not name is downloaded from the start. Each file has a lock
+that ends with its process.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from guards import xet
 from guards.checkpoint import atomic_write, fsync_path
 from guards.deadline import Deadline
 from guards.hub import DownloadError, OnProgress, Options, Progress, Remote, Source, offline
@@ -37,7 +35,6 @@ from guards.hub_request import (
     LEAST_BYTES,
     NETWORK_ERRORS,
     POLL_S,
-    Contradiction,
     Link,
     Patience,
     Refused,
@@ -86,10 +83,6 @@ def part_of(target: Path) -> Path:
 
 def _note_of(target: Path) -> Path:
     return target.with_name(f".{target.name}.part.json")
-
-
-def _scratch_of(target: Path) -> Path:
-    return target.with_name(f".{target.name}.xet")
 
 
 def size_of(path: Path) -> int:
@@ -179,7 +172,7 @@ def fetch_locked(
             raise DownloadError(
                 "busy", f"{target.name} is already being downloaded by another process; wait until it finishes"
             )
-        done = size_of(part_of(target)) + xet.allocated(_scratch_of(target))
+        done = size_of(part_of(target))
         if done != known:
             patience.new()
             options.on_progress(Progress(source.file, done, (remote.size or 0) if remote else 0))
@@ -202,177 +195,113 @@ class _Download:
         self.part, self.note = part_of(target), _note_of(target)
         self.patience = Patience(options.limit_s, f"a byte of {source.file}", options.say)
         self.most = size_of(self.part)  # bytes on the disk when there was progress last
-        self.server_etag = ""
 
-    def run(self, pinned: Remote | None) -> Remote:
-        """Download the file. pinned: what it must be; None: what the hub says, asked again when it has changed."""
-        remote = pinned
+    def run(self, remote: Remote | None) -> Remote:
+        """Download the file. remote: what it must be; None: what the hub says."""
         while True:
             try:
-                remote = self.expected(remote or resolve(self.source, self.options))
+                if remote is None:
+                    remote = resolve(self.source, self.options)
+                if self.sha256:
+                    remote = replace(remote, sha256=self.sha256)
                 self.discard_other_file(remote)
                 check_space(missing_bytes(self.target, remote.size), self.target.parent, self.target.name)
-                meter = _Meter(self.target.name, remote.size or 0, self.options.on_progress)
-                if self.by_xet(remote, meter) or self.by_http(remote, meter):
-                    break
-            except Contradiction as error:
-                self.retry(error)
-                remote = pinned
+                self.receive(remote, _Meter(self.target.name, remote.size or 0, self.options.on_progress))
+                break
             except NETWORK_ERRORS as error:
-                self.retry(error)
+                if not self.patience.pause(error):
+                    host = urllib.parse.urlsplit(self.source.url).netloc
+                    kept = size_of(self.part)
+                    raise failure(error, host, self.patience.limit_s, kept, self.options.by_hand) from error
         self.finish(remote)
         return remote
 
-    def expected(self, remote: Remote) -> Remote:
-        return replace(remote, sha256=self.sha256) if self.sha256 else remote
-
-    def retry(self, error: Exception) -> None:
-        if not self.patience.pause(error):
-            host = urllib.parse.urlsplit(self.source.url).netloc
-            kept = size_of(self.part)
-            raise failure(error, host, self.patience.limit_s, kept, self.options.by_hand) from error
-
     def discard_other_file(self, remote: Remote) -> None:
-        """Delete the bytes of an earlier download unless they belong to the same file."""
+        """Delete the bytes of an earlier download unless they belong to the same file and their end can be verified."""
         try:
             known = json.loads(self.note.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             known = None
-        same = (
-            isinstance(known, dict)
-            and remote.etag
-            and (known.get("etag"), known.get("size")) == (remote.etag, remote.size)
-        )
-        if same and (remote.size is None or size_of(self.part) <= remote.size):
-            self.server_etag = known.get("server_etag", "")
-        else:
+        same = isinstance(known, dict) and (known.get("etag"), known.get("size")) == (remote.etag, remote.size)
+        fits = remote.size is None or size_of(self.part) <= remote.size
+        if not (same and fits and remote.verifiable):
             self.part.unlink(missing_ok=True)
-            self.most, self.server_etag = 0, ""
-            self.write_note(remote)
-        shutil.rmtree(_scratch_of(self.target), ignore_errors=True)
+            self.most = 0
+            atomic_write(self.note, json.dumps({"etag": remote.etag, "size": remote.size}))
 
-    def write_note(self, remote: Remote) -> None:
-        note = {"etag": remote.etag, "size": remote.size, "server_etag": self.server_etag}
-        atomic_write(self.note, json.dumps(note))
-
-    # HTTP
-
-    def by_http(self, remote: Remote, meter: _Meter) -> bool:
-        """Append the missing bytes to the part file. True when it is complete.
+    def receive(self, remote: Remote, meter: _Meter) -> None:
+        """Append the missing bytes to the part file until it is complete.
 
         Raises one of NETWORK_ERRORS when the connection ends early; the received bytes are kept.
         """
-        have = size_of(self.part)
-        if remote.size is not None and have == remote.size:
-            self.part.touch()  # an empty file
-            return True
-        headers = {"Range": f"bytes={have}-"} if have else {}
-        if have and self.server_etag:
-            headers["If-Range"] = self.server_etag
-        link = Link()
-        with self.patience.deadline(link) as deadline:
-            responses = follow(self.source.url, headers, "GET", self.options.token, link)
-            with responses[-1] as response:
-                check_status(response, self.source, self.options.by_hand, self.options.token)
-                self.check_same_file(responses, remote)
-                if response.status == 416:
-                    return self.at_the_end(response, remote, have)
-                skip = have - self.first_byte(response, remote, have)
-                with self.part.open("ab", buffering=0) as file:
-                    meter(have)
-                    self.receive(response, remote, file, have, skip, meter, deadline)
-                    os.fsync(file.fileno())
-        have = size_of(self.part)
-        if link.expired:
-            raise TimeoutError(f"fewer than {LEAST_BYTES} bytes in {deadline.seconds:g} s")
-        if remote.size is not None and have < remote.size:
-            raise ConnectionError(f"the connection ended after {have} of {remote.size} bytes")
-        return True
-
-    def check_same_file(self, responses: list[http.client.HTTPResponse], remote: Remote) -> None:
-        linked = next((r.headers["X-Linked-ETag"] for r in responses if r.headers.get("X-Linked-ETag")), None)
-        if linked is not None and linked.removeprefix("W/").strip('"') != remote.etag:
-            raise Contradiction("the file on the server has changed")
-        if responses[-1].headers.get("Content-Encoding", "identity") != "identity":
-            raise Refused("the server compresses the file although it was asked not to")
-
-    def at_the_end(self, response: http.client.HTTPResponse, remote: Remote, have: int) -> bool:
-        """The server has no byte after `have`. True when the bytes that are here are the whole file."""
-        if response.headers.get("Content-Range", "").replace(" ", "") == f"bytes*/{have}" and remote.verifiable:
-            return True
-        raise Contradiction(f"the server has no bytes after {have}, but announced {remote.size}")
-
-    def first_byte(self, response: http.client.HTTPResponse, remote: Remote, have: int) -> int:
-        """The position of the response's first byte, at most `have`. Raises Contradiction."""
-        length = response.headers.get("Content-Length", "")
-        etag = response.headers.get("ETag", "")
-        start = 0
-        if response.status == 206:
-            match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "").strip())
-            start, total = (int(match[1]), match[2]) if match else (have, "*")
-            if start > have or (total != "*" and remote.size not in (None, int(total))):
-                raise Contradiction(f"asked for bytes from {have}, received {response.headers.get('Content-Range')}")
-            if match is None and remote.size is not None and length != str(remote.size - have):
-                raise Contradiction("a part of the file without its position")
-        elif response.status != 200:
-            raise Contradiction(f"HTTP status {response.status} instead of the file")
-        elif have and not remote.verifiable and etag != self.server_etag:
-            self.part.unlink(missing_ok=True)
-            self.server_etag = ""
-            raise Contradiction("the file on the server may have changed; it is downloaded from the start")
-        if (
-            remote.size is not None
-            and length.isdecimal()
-            and int(length) != remote.size - start
-            and not remote.verifiable
-        ):
-            raise Contradiction(f"{remote.size} bytes were announced, then {int(length) + start}")
-        chunked = response.headers.get("Transfer-Encoding", "").lower() == "chunked"
-        if remote.size is None and not length and not chunked and not remote.verifiable:
+        if not remote.verifiable and remote.size is None:
             raise Refused(
                 "the server names neither a size nor a hash, so that nobody can tell whether the file is complete"
             )
-        if not have and etag and not etag.startswith("W/") and etag != self.server_etag:
-            self.server_etag = etag
-            self.write_note(remote)
-        return start
+        have = size_of(self.part)
+        if remote.size is not None and have == remote.size:
+            self.part.touch()  # an empty file
+            return
+        # A commit does not change while it is downloaded.
+        pinned = replace(self.source, revision=remote.commit or self.source.revision)
+        link = Link()
+        with self.patience.deadline(link) as deadline:
+            headers = {"Range": f"bytes={have}-"} if have else {}
+            responses = follow(pinned.url, headers, "GET", self.options.token, link)
+            with responses[-1] as response:
+                check_status(response, self.source, self.options.by_hand, self.options.token)
+                if response.headers.get("Content-Encoding", "identity") != "identity":
+                    raise Refused("the server compresses the file although it was asked not to")
+                if response.status == 416 and have:
+                    return  # the server has no byte after these; the hash decides
+                if response.status not in (200, 206):
+                    raise Refused(f"HTTP status {response.status} instead of the file")
+                asked = response.headers.get("Content-Range", "")
+                if response.status == 206 and re.match(rf"bytes {have}-", asked) is None:
+                    raise ConnectionError(
+                        f"asked for bytes from {have}, received {asked or 'a part without its position'}"
+                    )
+                if response.status != 206:
+                    have = 0  # the server ignores ranges
+                with self.part.open("ab" if have else "wb", buffering=0) as file:
+                    meter(have)
+                    have, end = self.write(response, remote, file, have, meter, deadline)
+                    os.fsync(file.fileno())
+        if link.expired:
+            raise TimeoutError(f"fewer than {LEAST_BYTES} bytes in {deadline.seconds:g} s")
+        if end is not None and have < end:
+            raise ConnectionError(f"the connection ended after {have} of {end} bytes")
 
-    def receive(
+    def write(
         self,
         response: http.client.HTTPResponse,
         remote: Remote,
         file: Any,
         have: int,
-        skip: int,
         meter: _Meter,
         deadline: Deadline,
-    ) -> None:
+    ) -> tuple[int, int | None]:
+        """Write the response to the part file, which has `have` bytes. Returns how many it has then, and should have."""
+        end = remote.size
+        if end is None and response.length is not None:
+            end = have + response.length
         since_extended = 0
-        expected = response.length  # of the body; None for a chunked one
-        while remote.size is None or have < remote.size:
-            most = CHUNK if remote.size is None else min(CHUNK, skip + remote.size - have)
-            piece = response.read1(most)  # read() discards received bytes when it times out
+        while end is None or have < end:
+            # read() discards received bytes when it times out
+            piece = response.read1(CHUNK if end is None else min(CHUNK, end - have))
             if not piece:
                 break
-            if expected is not None:
-                expected -= len(piece)
             since_extended += len(piece)
             if since_extended >= LEAST_BYTES:
                 deadline.extend(self.patience.read_s())
                 since_extended = 0
-            if skip:  # the server ignores ranges: these bytes are here already
-                dropped, piece = min(skip, len(piece)), piece[skip:]
-                skip -= dropped
-                meter(have)
-            if piece:
-                self.append(file, piece)
-                have += len(piece)
-                if have - self.most >= LEAST_BYTES or have == remote.size:
-                    self.most = have
-                    self.patience.new()
-                meter(have)
-        if remote.size is None and expected:
-            raise ConnectionError(f"the connection ended {expected} bytes early")
+            self.append(file, piece)
+            have += len(piece)
+            if have - self.most >= LEAST_BYTES or (have == end and have > self.most):
+                self.most = have
+                self.patience.new()
+            meter(have)
+        return have, end
 
     def append(self, file: Any, piece: bytes) -> None:
         rest = memoryview(piece)
@@ -381,31 +310,6 @@ class _Download:
                 rest = rest[file.write(rest) :]
             except OSError as error:
                 raise _disk_error(error, self.part) from error
-
-    # xet
-
-    def by_xet(self, remote: Remote, meter: _Meter) -> bool:
-        """Whether the xet child has downloaded the file and its hash is right."""
-        if not xet.usable(remote) or size_of(self.part):
-            return False
-        scratch = _scratch_of(self.target)
-        scratch.mkdir()
-        try:
-            reason = xet.fetch(self.source, scratch, self.options, lambda done: meter(min(done, meter.total)))
-            for path in scratch.rglob("*"):
-                if path.is_file() and not path.is_symlink() and path.stat().st_size == remote.size:
-                    if _digest(path, remote, self.options.on_progress) == remote.sha256:
-                        os.replace(path, self.part)
-                        return True
-                    reason = reason or "its file is damaged"
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-        xet.failures.append(reason or "it wrote no file")
-        self.options.say(f"{self.target.name}: xet: {xet.failures[-1]}; the download continues over HTTP")
-        self.patience.new()
-        return False
-
-    # The end
 
     def finish(self, remote: Remote) -> None:
         """Verify the part file and rename it to the target."""

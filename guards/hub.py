@@ -49,14 +49,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Remote:
-    """What the hub says about a file. size: bytes, None when unknown. sha256, git_sha1, commit, xet: "" when unknown."""
+    """What the hub says about a file. size: bytes, None when unknown. sha256, git_sha1, commit: "" when unknown."""
 
     size: int | None
     etag: str
     sha256: str = ""
     git_sha1: str = ""
     commit: str = ""
-    xet: str = ""
 
     @property
     def verifiable(self) -> bool:
@@ -120,14 +119,9 @@ def hub_home() -> Path:
     return Path(os.environ.get("HF_HOME") or Path(cache) / "huggingface").expanduser()
 
 
-def is_set(name: str) -> bool:
-    """Whether an environment variable holds a yes."""
-    return os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
-
-
 def offline() -> bool:
     """Whether HF_HUB_OFFLINE is set."""
-    return is_set("HF_HUB_OFFLINE")
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
 def token() -> str | None:

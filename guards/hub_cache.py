@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from guards import xet
 from guards.checkpoint import atomic_write
 from guards.download import CHUNK, check_space, fetch_locked, missing_bytes
 from guards.hub import DownloadError, Options, Progress, Remote, Source, endpoint, hub_home
@@ -39,7 +38,7 @@ class Entry:
 
     @property
     def remote(self) -> Remote:
-        """As `hub_request.resolve` would return it, without the part that only xet needs."""
+        """As `hub_request.resolve` would return it."""
         sha1 = self.blob.lower() if not self.sha256 and re.fullmatch(r"[0-9a-fA-F]{40}", self.blob) else ""
         return Remote(self.size, self.sha256 or self.blob, self.sha256, sha1)
 
@@ -146,10 +145,7 @@ def snapshot(
 
         one = replace(source, file=entry.name, revision=commit)
         within = replace(options, wait=True, on_progress=report)
-        remote = entry.remote
-        if entry.sha256 and entry.size >= xet.SMALLEST_BYTES:
-            remote = replace(resolve(one, within), sha256=entry.sha256, etag=remote.etag, size=entry.size)
-        _fetch_blob(one, remote, home, within)
+        _fetch_blob(one, entry.remote, home, within)
         before += entry.size
     for entry in wanted:
         _link(home, commit, entry.name, entry.remote.etag)

@@ -32,7 +32,6 @@ from guards.deadline import Deadline, call
 from guards.hub import DownloadError, Options, Remote, Source, ignore, offline, token
 
 LEAST_BYTES = 1 << 16  # that a connection must bring in `download_read_s`; fewer are no progress
-CHANGES = 5  # contradictory answers without a new byte, before the download fails
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 POLL_S = 0.5
 FIRST_REPORT_S, REPORT_S = (
@@ -53,10 +52,6 @@ class _Busy(ConnectionError):
     def __init__(self, status: int, retry_s: float) -> None:
         super().__init__(f"HTTP status {status}")
         self.retry_s = retry_s
-
-
-class Contradiction(ConnectionError):
-    """An answer that does not belong to the file that was resolved."""
 
 
 NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
@@ -204,7 +199,7 @@ class Patience:
 
     def new(self) -> None:
         """There was progress."""
-        self.since_s, self.pause_s, self.contradictions = time.monotonic(), PAUSE_S, 0
+        self.since_s, self.pause_s = time.monotonic(), PAUSE_S
         self.report_s = FIRST_REPORT_S
 
     def left_s(self) -> float:
@@ -236,10 +231,6 @@ class Patience:
         """Wait before the next attempt. False when there is none."""
         if isinstance(error, Refused) or _not_trusted(error):
             return False
-        if isinstance(error, Contradiction):
-            self.contradictions += 1
-            if self.contradictions >= CHANGES:
-                return False
         self.reason = _reason(error)
         left_s = self.left_s()
         if left_s <= 0:
@@ -264,7 +255,7 @@ def failure(error: Exception, host: str, limit_s: float, kept: int, by_hand: str
     reason = _reason(error)
     bytes_kept = f"; the {kept} bytes received are kept" if kept else ""
     hint = f", or {by_hand}" if by_hand else ""
-    if isinstance(error, (Refused, Contradiction)) or _not_trusted(error):
+    if isinstance(error, Refused) or _not_trusted(error):
         return DownloadError("server", f"{host}: {reason}{bytes_kept}. Check HF_ENDPOINT and the proxy{hint}")
     return DownloadError(
         "stalled",
@@ -365,5 +356,4 @@ def remote_of(responses: list[http.client.HTTPResponse]) -> Remote:
         sha256=etag.lower() if re.fullmatch(r"[0-9a-fA-F]{64}", etag) else "",
         git_sha1=etag.lower() if re.fullmatch(r"[0-9a-fA-F]{40}", etag) and header("X-Repo-Commit") else "",
         commit=header("X-Repo-Commit"),
-        xet=header("X-Xet-Hash"),
     )

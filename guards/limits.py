@@ -83,9 +83,8 @@ TABLE: dict[str, Limit] = {
     ),
     "hub_reach_s": Limit(60, "the first byte from the model hub, all requests of a process together", 5.0, _LOADS),
     "hub_timeout_s": Limit(300, "any progress of a download from the model hub", _EXPIRE_S, _LOADS),
-    # Of a download: a connection or an xet transfer that stalls is replaced; without progress in all it fails with the reason.
+    # Of a download: a connection that stalls is replaced; without progress in all it fails with the reason.
     "download_read_s": Limit(30, "64 KiB on one connection of a download, or an answer", 0.0, _LOADS),
-    "xet_stall_s": Limit(60, "64 KiB of a download by xet; then HTTP continues", 3.0, _LOADS),
     "download_stall_s": Limit(120, "any progress of a download, retries included", 30.0, _LOADS),
     "git_timeout_s": Limit(10, "git to report the revision of sd-scripts", 0.0, ("phases.load.floor_s",)),
     # One rank may cache or sample for long while the others wait, with progress of its own: no phase encloses this.

@@ -24,6 +24,14 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     return _read(path)
 
 
+def boot_id() -> str:
+    """The id of this boot of the machine; "" where there is none."""
+    try:
+        return read_bytes("/proc/sys/kernel/random/boot_id").decode("ascii").strip()
+    except OSError:
+        return ""
+
+
 def _read(path: str | os.PathLike[str]) -> bytes:
     with open(path, "rb") as file:
         return file.read()

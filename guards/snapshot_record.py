@@ -30,8 +30,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from guards import tensor_copies
-
 BODY = 4096  # where the body begins
 CHUNK = 1 << 19  # bytes of a piece: between its checksum and its search for NaN it stays in the processor's cache
 _MAGIC = b"HPSNAP02"
@@ -212,6 +210,18 @@ def views(flat: Any, places: list[Any]) -> list[Any]:
     return found
 
 
+def copy(targets: list[Any], sources: list[Any], non_blocking: bool = False) -> None:
+    """Copy each tensor into the one at the same place in `targets`, which has its type and shape."""
+    import torch
+
+    with torch.no_grad():
+        if hasattr(torch, "_foreach_copy_"):  # since torch 2.1
+            torch._foreach_copy_(targets, sources, non_blocking=non_blocking)
+        else:
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source, non_blocking=non_blocking)
+
+
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides, step = [], 1
     for side in reversed(shape):
@@ -247,7 +257,7 @@ def store(path: str | os.PathLike[str], header: Header, content: Plan) -> Header
         import torch
 
         flat = torch.frombuffer(mapped, dtype=torch.uint8, offset=BODY)
-        tensor_copies.copy(tensor_copies.Target.of(views(flat, content.layout.places)), content.tensors)
+        copy(views(flat, content.layout.places), content.tensors)
     with memoryview(mapped) as whole, whole[BODY:] as body:
         body[content.layout.end :] = content.tail
         good, value = check(body, content.layout.regions)

@@ -19,7 +19,7 @@ that no single one is much longer. Where it does not fit into memory it is off, 
     HANGPROOF_SNAPSHOTS        the folder; unset: no snapshots
     HANGPROOF_SNAPSHOTS_SPEC   the checksum of the run's settings: a record of other settings is not used
     HANGPROOF_SNAPSHOTS_BYTES  the most memory that they may take, 0 for none
-    HANGPROOF_RECORD           the record to resume from: `restore` makes the folder of `--resume` from it
+    HANGPROOF_RECORD           the record to resume from: `snapshot_keep.restore` makes the folder of `--resume` from it
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from guards import checkpoint, limits, memory, tensor_copies
+from guards import checkpoint, limits, memory
 from guards import snapshot_record as record
+from guards.reading import boot_id
 from guards.snapshot_record import File, Header, Plan, RecordError
 
 FOLDER = "HANGPROOF_SNAPSHOTS"
@@ -67,13 +68,13 @@ class _Views:
     """The tensors of a state as they lie in some memory."""
 
     layout: record.Layout | None = None
-    target: Any = None
+    tensors: list[Any] = field(default_factory=list)
 
-    def of(self, flat: Any, layout: record.Layout) -> tensor_copies.Target:
+    def of(self, flat: Any, layout: record.Layout) -> list[Any]:
         """Those of this layout; made again only for another one. flat: the memory, always the same, as a tensor of bytes."""
         if self.layout is not layout:
-            self.target, self.layout = tensor_copies.Target.of(record.views(flat, layout.places)), layout
-        return self.target
+            self.tensors, self.layout = record.views(flat, layout.places), layout
+        return self.tensors
 
 
 @dataclass
@@ -299,7 +300,7 @@ class Snapshots:
         import torch
 
         flat = torch.frombuffer(slot.mapped, dtype=torch.uint8, offset=record.BODY)
-        tensor_copies.copy(slot.views.of(flat, plan.layout), plan.tensors)
+        record.copy(slot.views.of(flat, plan.layout), plan.tensors)
         return None
 
     def _copy_from_gpu(self, plan: Plan, gpu: Any) -> Any:
@@ -309,17 +310,12 @@ class Snapshots:
         if self._pinned is None or self._pinned.numel() < layout.end:
             self._pinned, self._pinned_views = None, _Views()
             self._pinned = _pinned(layout.end + layout.end // 8)
-        targets = self._pinned_views.of(self._pinned, layout).tensors
+        targets = self._pinned_views.of(self._pinned, layout)
         # The events are on the current stream of the tensors' GPU, as the copies.
-        with torch.no_grad(), torch.cuda.device(gpu):
+        with torch.cuda.device(gpu):
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
-            copy = getattr(torch, "_foreach_copy_", None)  # since torch 2.1
-            if copy is not None:
-                copy(targets, plan.tensors, non_blocking=True)
-            else:
-                for target, source in zip(targets, plan.tensors, strict=True):
-                    target.copy_(source, non_blocking=True)
+            record.copy(targets, plan.tensors, non_blocking=True)
             last.record()
         return self._pinned, first, last
 
@@ -450,40 +446,6 @@ def _copy_bytes(source: Any, target: memoryview, size: int) -> None:
         numpy.copyto(to[begin:end], source[begin:end])
 
 
-def restore(folder: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> None:
-    """Make the state `folder`, which `--resume` names, from the record that the monitor has chosen; nothing for another state.
-
-    Raises:
-        RecordError: the record cannot be used, or its state has no room. It is removed, so the next attempt resumes from another
-            one or from the disk.
-    """
-    if not is_restored(folder, environ):
-        return
-    folder, chosen = Path(folder), environ[RECORD]
-    try:
-        header, contents = record.files(chosen)
-        if header.name != folder.name:
-            raise RecordError(f"{chosen}: it holds {header.name}, not {folder.name}")
-        extra = {"belongs": header.belongs} if header.belongs is not None else {}
-        try:
-            with checkpoint.writing(folder, header.step, header.epoch, **extra) as temporary:
-                record.write_folder(temporary, contents)
-        except (OSError, RuntimeError):  # RuntimeError: torch's. Without its words, which say that a disk is full
-            raise RecordError(f"{folder} cannot be written") from None
-    except RecordError as error:
-        Path(chosen).unlink(missing_ok=True)
-        raise RecordError(
-            f"the snapshot in memory cannot be used, so the next attempt resumes elsewhere: {error}"
-        ) from error
-    os.utime(folder / checkpoint.GUARD, (header.wall_s, header.wall_s))
-
-
-def is_restored(folder: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a state comes from a record: all that belongs to its step was done, and it is gone when the run ends."""
-    chosen = environ.get(RECORD, "")
-    return bool(chosen) and Path(folder).parent == Path(chosen).parent
-
-
 def headers(folder: Path) -> dict[Path, Header]:
     """The complete records in a folder of snapshots, newest first. Their content is not checked."""
     found = {folder / name: header for name in SLOTS if (header := record.read_header(folder / name)) is not None}
@@ -500,11 +462,3 @@ def status(folder: Path) -> dict[str, Any]:
     if newest is None or off:
         return {"step": None, "bytes": 0, "every": 0, "off": off}
     return {"step": newest.step, "bytes": newest.bytes, "every": newest.every, "off": ""}
-
-
-def boot_id() -> str:
-    """The id of this boot of the machine; "" where there is none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from guards.checkpoint import atomic_write
 from guards.metrics import append_line, utc_now
+from guards.reading import boot_id
 
 KINDS = {"sample": "sample images", "save": "a checkpoint", "state": "a checkpoint"}
 """What each kind asks for, in the words of messages. The order is that in which several are done."""
@@ -136,14 +137,5 @@ def _end(folder: Path, kind: str, step: int, message: str, **more: object) -> No
 
 def append_event(folder: Path, kind: str, message: str, **more: object) -> None:
     """Append an event to events.jsonl of a run, as the monitor does. Raises OSError."""
-    append_line(folder / EVENTS, {"t": utc_now(), "kind": kind, "message": message, **more, **_clock()})
-
-
-def _clock() -> dict:
-    """The monotonic time and the boot that it belongs to, as in the monitor's own events."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read(8)
-    except OSError:
-        boot = ""
-    return {"mono_s": round(time.monotonic(), 3), "boot": boot}
+    clock = {"mono_s": round(time.monotonic(), 3), "boot": boot_id()[:8]}
+    append_line(folder / EVENTS, {"t": utc_now(), "kind": kind, "message": message, **more, **clock})

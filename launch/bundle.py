@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("guards", "launch", "monitor", "presets", "runs")
 TRAINERS = {"diffusers": ("trainer",)}  # of the others: sd_scripts_patches
-SUFFIXES = (".py", ".toml", ".sh", ".bat", ".sbatch")
+SUFFIXES = (".py", ".toml", ".sh", ".bat", ".sbatch", ".md")
 PAGE_ONLY = ("gradio", "markdown-it-py", "pillow-heif", "apprise")  # pins of requirements.txt that no training needs
 PACKED = (".png", ".jpg", ".jpeg", ".webp", ".safetensors", ".whl")  # a ZIP does not make them smaller
 MOST_FILES, MOST_TIMES = (
@@ -43,7 +43,7 @@ MOST_FILES, MOST_TIMES = (
     100,
 )  # of a bundle from elsewhere: files, and how many times larger than the ZIP they are
 # What must be importable: by the monitor, and by the built-in trainer.
-MODULES = ("pydantic", "psutil", "slugify", "tomlkit", "rich", "numpy", "PIL")
+MODULES = ("pydantic", "psutil", "slugify", "tomlkit", "jinja2", "rich", "numpy", "PIL")
 TRAINING_MODULES = ("torch", "accelerate", "diffusers", "peft", "safetensors", "transformers")
 
 

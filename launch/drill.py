@@ -7,6 +7,7 @@ injector of the benchmarks; all else is what any run has, so the drill proves it
 """
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -77,6 +78,14 @@ FAULTS = {
     ),
 }  # fmt: skip
 USUAL = "worker"
+COMPARED = "The monitor knows how long a step of this run takes, and compares."
+DETECTED = "No step was completed for much longer than steps of this run take, and no process does any work."
+EXPLAINED = "The monitor collects the stack of every thread and names the likely cause."
+LATER = (  # stages after the detection: key, title, the event that proves it, and the text before that
+    ("kill", "Killed", "killed", "The stuck processes are killed, with all that they started."),
+    ("restart", "Restarted", "restarted", "The run starts again from its newest checkpoint that verifies."),
+    ("recover", "Trains on", "progress", "The first step that was not trained before."),
+)
 
 
 @dataclass
@@ -118,60 +127,48 @@ def start(kind: str = USUAL) -> Path:
 
 def stages(folder: Path) -> list[Stage]:
     """The stages of the drill in `folder` as its files tell them now; [] for a run that is no drill."""
-    about = read_json(folder / FILE)
-    fault = FAULTS.get(str((about or {}).get("kind")))
+    fault = FAULTS.get(str((read_json(folder / FILE) or {}).get("kind")))
     if fault is None:
         return []
     status, events = read_status(folder) or {}, _events(folder)
-    hang = next((e for e in events if e.get("kind") in ("hang", "crash")), None)
+    hang = next((e for e in events if e["kind"] in ("hang", "crash")), {})
+    hang_s = _number(hang)
+    # The detection says how long before it the last progress was.
+    froze_s = None if hang_s is None else hang_s - (_number(hang, "since_s") or 0.0)
     incident = read_json(folder / "incidents" / "0001" / "incident.json") or {}
-    froze_s = _froze_s(hang)
-    killed, restarted, progress = (
-        next((e for e in events if e.get("kind") == kind and _after(e, hang)), None)
-        for kind in ("killed", "restarted", "progress")
-    )
     ended, completed = status.get("state") in FINAL, status.get("state") == State.COMPLETED
     # The first attempt freezes. Paused before that and resumed, the drill trains to its end.
-    frozen = hang is not None or (
+    frozen = bool(hang) or (
         not completed and int(status.get("step") or 0) >= FREEZE_AT and int(status.get("attempt") or 1) == 1
     )
-    texts = [
-        ("train", "Training", f"The tiny model trains {STEPS} steps and saves a checkpoint every {SAVE_EVERY}.", True, None),
-        ("freeze", f"Frozen at step {(hang or {}).get('step') or FREEZE_AT}", fault.text, frozen, 0.0 if frozen else None),
-        (
-            "detect", "Detected",
-            "No step was completed for much longer than steps of this run take, and no process does any work."
-            if hang else "The monitor knows how long a step of this run takes, and compares.",
-            hang is not None, _since(hang, froze_s),
+    explained = str(incident.get("explanation") or hang.get("message") or EXPLAINED)
+    saved = f"The tiny model trains {STEPS} steps and saves a checkpoint every {SAVE_EVERY}."
+    result = str(status.get("reason") or status.get("message") or status.get("state"))
+    found = [
+        _stage("train", "Training", saved, True),
+        _stage(
+            "freeze", f"Frozen at step {hang.get('step') or FREEZE_AT}", fault.text, frozen, 0.0 if frozen else None
         ),
-        ("explain", "Explained", _explained(hang, incident), bool(incident), _since(hang, froze_s)),
-        (
-            "kill", "Killed", str((killed or {}).get("message", "")).capitalize() + "." if killed
-            else "The stuck processes are killed, with all that they started.", killed is not None, _since(killed, froze_s),
-        ),
-        (
-            "restart", "Restarted", str(restarted["message"]).capitalize() + "." if restarted
-            else "The run starts again from its newest checkpoint that verifies.", restarted is not None, _since(restarted, froze_s),
-        ),
-        (
-            "recover", "Trains on", str((progress or {}).get("message", "")).capitalize() + "." if progress
-            else "The first step that was not trained before.", progress is not None, _since(progress, froze_s),
-        ),
-        (
-            "end", "Finished" if completed or not ended else "Ended",
-            str(status.get("reason") or status.get("message") or status.get("state")) if ended
-            else f"All {STEPS} steps are trained and the LoRA verifies.", ended, None,
-        ),
-    ]  # fmt: skip
-    found = [Stage(key, title, text, "done" if done else "waiting", at_s) for key, title, text, done, at_s in texts]
+        _stage("detect", "Detected", DETECTED if hang else COMPARED, bool(hang), _since(hang, froze_s)),
+        _stage("explain", "Explained", explained, bool(incident), _since(hang, froze_s)),
+    ]
+    for key, title, kind, text in LATER:
+        event = next(
+            (e for e in events if e["kind"] == kind and hang_s is not None and (_number(e) or 0.0) >= hang_s), {}
+        )
+        text = f"{str(event.get('message', '')).capitalize()}." if event else text
+        found.append(_stage(key, title, text, bool(event), _since(event, froze_s)))
+    title = "Finished" if completed or not ended else "Ended"
+    found.append(
+        _stage("end", title, result if ended else f"All {STEPS} steps are trained and the LoRA verifies.", ended)
+    )
     # A stage that is reached proves those before it; the end does not: a drill can be stopped before it freezes.
     reached = max((n for n, stage in enumerate(found[:-1]) if stage.state == "done"), default=0)
     for stage in found[:reached]:
         stage.state = "done"
-    if ended:
-        for stage in found:
-            stage.state = "skipped" if stage.state == "waiting" else stage.state
-    else:
+    for stage in found if ended else ():
+        stage.state = "skipped" if stage.state == "waiting" else stage.state
+    if not ended:
         found[reached + 1 if reached else 0].state = "running"
     return found
 
@@ -179,53 +176,32 @@ def stages(folder: Path) -> list[Stage]:
 def times(folder: Path) -> dict[str, float]:
     """Seconds that were measured, by name, as far as they are known: detected, killed, restarted, recovered (since the freeze)."""
     names = {"detect": "detected", "kill": "killed", "restart": "restarted", "recover": "recovered"}
-    return {
-        names[stage.key]: round(stage.at_s, 1)
-        for stage in stages(folder)
-        if stage.key in names and stage.at_s is not None
-    }
+    found = ((names.get(stage.key), stage.at_s) for stage in stages(folder))
+    return {name: round(at_s, 1) for name, at_s in found if name and at_s is not None}
+
+
+def _stage(key: str, title: str, text: str, done: bool, at_s: float | None = None) -> Stage:
+    return Stage(key, title, text, "done" if done else "waiting", at_s)
 
 
 def _events(folder: Path) -> list[dict[str, Any]]:
+    """The events of a run; a line that is not one, as the last one of a killed monitor, is left out."""
     found = []
-    try:
-        lines = (folder / EVENTS).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found
+    with contextlib.suppress(OSError):
+        for line in (folder / EVENTS).read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+    return [value for value in found if isinstance(value, dict) and "kind" in value]
 
 
-def _mono(event: Mapping[str, Any] | None) -> float | None:
-    value = (event or {}).get("mono_s")
+def _number(event: Mapping[str, Any], key: str = "mono_s") -> float | None:
+    value = event.get(key)
     return float(value) if isinstance(value, int | float) else None
 
 
-def _after(event: Mapping[str, Any], hang: Mapping[str, Any] | None) -> bool:
-    one, other = _mono(event), _mono(hang)
-    return one is not None and other is not None and one >= other
-
-
-def _froze_s(hang: Mapping[str, Any] | None) -> float | None:
-    """When it froze, in monotonic seconds: the detection says how long before it the last progress was."""
-    at_s, since_s = _mono(hang), (hang or {}).get("since_s")
-    return at_s - float(since_s) if at_s is not None and isinstance(since_s, int | float) else at_s
-
-
-def _since(event: Mapping[str, Any] | None, froze_s: float | None) -> float | None:
-    at_s = _mono(event)
+def _since(event: Mapping[str, Any], froze_s: float | None) -> float | None:
+    at_s = _number(event)
     return None if at_s is None or froze_s is None else max(0.0, at_s - froze_s)
-
-
-def _explained(hang: Mapping[str, Any] | None, incident: Mapping[str, Any]) -> str:
-    cause = incident.get("explanation") or (hang or {}).get("message")
-    return str(cause) if cause else "The monitor collects the stack of every thread and names the likely cause."
 
 
 # The command ------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 A rung is one setting. The probe's rungs are one process, then all, with 0 and with 1 loader worker: does the start of the group hang?
 The ladder's are 2 images, 100 and all: already 2 fail where the model, the GPU or a setting is wrong; only more of them where an
-image is broken, a disk slow, or memory grows with the data set. Every image is also read, which names most broken ones.
+image is broken, a disk slow, or memory grows with the data set. The image that the error names is to blame.
 
 Decision: the real script is started, instead of checks of drivers and ports: a group hangs in ways that no check lists. A rung
 is a run in a data folder of its own on the same disk, with links to the images, watched as the monitor watches. Nothing of it is
@@ -23,10 +23,8 @@ from typing import Any
 from launch import short_run
 from launch.common import LaunchError, report
 from launch.short_run import FAILS, HANGS, TRAINS, Meter, Result
-from runs import dataset
 from runs.command import model_files
 from runs.dataset import images_in
-from runs.files import RunError
 from runs.folders import render
 from runs.manage import size_text
 from runs.paths import datasets_dir, outputs_dir, run_folder
@@ -34,11 +32,7 @@ from runs.spec import RunSpec, load, make, save
 
 NAME = "probe"
 STEPS, MOST_STEPS = 3, 5
-LIMIT_S = {
-    "probe": 110.0,
-    "ladder": 900.0,
-}  # for all rungs; the probe is known within two minutes, with the last rung's end
-READ_SHARE = 0.2  # of the limit, for reading every image
+LIMIT_S = {"probe": 110.0, "ladder": 900.0}  # for all rungs; with the end of its last rung, the probe takes two minutes
 IMAGES = 4  # of a probe, and at least one for each process
 RUNGS = (2, 100)  # images of the ladder, and all
 GROWTH_BYTES, GROWTH = 500e6, 1.5  # memory grows with the data set: by so much, and so many times
@@ -126,10 +120,9 @@ class Climb:
             if not self.images:
                 self.source = root / "images"
                 self.images = list(_drawn(self.source, max(rung.images for rung in rungs)))
-            spec = self.spec.changed(
-                name=NAME, nodes=1, max_train_steps=steps, gradient_accumulation=1, save_every_n_steps=0,
-                save_every_n_epochs=0, sample_every_n_steps=0, prompts=[], save_dir="", store="", spend_limit=0.0,
-                extra={**self.files, **short_run.without_uploads(self.spec)},
+            spec = short_run.reduced(
+                self.spec, NAME, steps, self.files, gradient_accumulation=1, save_every_n_steps=0,
+                sample_every_n_steps=0, prompts=[],
             )  # fmt: skip
             for number, rung in enumerate(rungs, 1):
                 left_s = self.limit_s - (time.monotonic() - self.began_s)
@@ -140,9 +133,8 @@ class Climb:
                 else:
                     self.progress(f"{number} of {len(rungs)}: {rung.name} …")
                     self._try(rung, spec, left_s / (len(rungs) - number + 1), queue.handles())
-                    pace = (
-                        f", {rung.step_s:.3g} s a step, {size_text(rung.host_bytes)} of memory" if rung.step_s else ""
-                    )
+                    memory = size_text(rung.host_bytes)
+                    pace = f", {rung.step_s:.3g} s a step, {memory} of memory" if rung.step_s else ""
                     end = f"{rung.outcome}, {rung.took_s:.0f} s{pace}. {rung.text}".strip()
                     self.progress(f"{number} of {len(rungs)}: {rung.name}: {end}")
 
@@ -180,31 +172,14 @@ class Climb:
         count = min(count, len(self.images))
         return [self.images[index * len(self.images) // count] for index in range(count)]
 
-    def unreadable(self) -> dict[str, str]:
-        """Open and decode every image, as long as there is time: {name of one that cannot be read: why}."""
-        self.progress(f"Reading {_images(len(self.images))} …")
-        until_s, bad, read = time.monotonic() + READ_SHARE * self.limit_s, dict[str, str](), 0
-        for path in self.images:
-            if time.monotonic() > until_s:
-                break
-            read += 1
-            try:
-                dataset.check_image(path)
-            except RunError as error:
-                bad[path.relative_to(self.source).as_posix()] = str(error)
-        self.progress(f"Read {read:,} of {_images(len(self.images))}: {len(bad) or 'none'} cannot be read")
-        return bad
-
-    def blamed(self, rungs: list[Rung], unreadable: dict[str, str]) -> dict[str, str]:
-        """The images of the rung that failed that cannot be read; else the only one that its error names."""
+    def blamed(self, rungs: list[Rung]) -> str:
+        """The image of the rung that failed which its error names, if it names one only; else ""."""
         if self.failure is None:
-            return {}
+            return ""
         images = self._evenly(next(rung.images for rung in reversed(rungs) if rung.outcome != SKIPPED))
-        names = [path.relative_to(self.source).as_posix() for path in images]
         text = f"{self.failure.note}\n{self.failure.text}\n{self.failure.log[-4000:]}"
-        named = [name for name, path in zip(names, images, strict=True) if _named(path, text)]
-        found = {name: unreadable[name] for name in names if name in unreadable}
-        return found or ({named[0]: said(self.failure)} if len(named) == 1 else {})
+        named = [path.relative_to(self.source).as_posix() for path in images if _named(path, text)]
+        return named[0] if len(named) == 1 else ""
 
     def advice(self) -> str:
         """What to do against the cause of the failure; "" where nothing failed."""
@@ -265,16 +240,14 @@ def judge_group(found: Sequence[Rung], advice: str = "") -> Verdict:
     return Verdict("basic", text, advice or "Fix this, then probe again.")
 
 
-def judge_images(found: Sequence[Rung], bad: dict[str, str], advice: str = "") -> Verdict:
-    """What the rungs of a ladder say. bad: images of the failed rung that cannot be read or that its error names, and why."""
+def judge_images(found: Sequence[Rung], image: str = "", advice: str = "") -> Verdict:
+    """What the rungs of a ladder say. image: the one that the error of the failed rung names."""
     failed = next((r for r in found if r.outcome in (HANGS, FAILS)), None)
     if failed is None:
         return _grown(found)
-    if bad:
-        name, why = next(iter(bad.items()))
-        more = f" {len(bad) - 1} more cannot be read." if len(bad) > 1 else ""
+    if image:
         change = "Remove this image or export it again as JPEG or PNG, then start the run again."
-        return Verdict("image", f"One image stops the training: {name}. {why}{more}".strip(), change, name)
+        return Verdict("image", f"One image stops the training: {image}. {failed.text}".strip(), change, image)
     if failed is found[0]:
         text = f"Already {_images(failed.images)} fail, so it is not the data set. {failed.text}"
         return Verdict("basic", text, advice or "Read the log of the run.")
@@ -335,9 +308,8 @@ def ladder(
     """Climb the ladder of a run; the same as `probe` returns. Raises LaunchError, RunError."""
     work = Climb(run, 1, limit_s, progress)
     rungs = image_rungs(len(work.images), work.spec.gpus, work.spec.workers)
-    unreadable = work.unreadable()
     work.climb(rungs, STEPS + 1)
-    return work.answer(run, rungs, judge_images(rungs, work.blamed(rungs, unreadable), work.advice()))
+    return work.answer(run, rungs, judge_images(rungs, work.blamed(rungs), work.advice()))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

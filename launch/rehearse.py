@@ -245,12 +245,11 @@ def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source
         more["control_dir"] = str(control)
     drawn = with_sample_interval(spec, len(images), captions_of(images))
     prompts = samples(drawn)[:1]
-    return spec.changed(
-        **more, name=NAME, nodes=1, max_train_steps=STEPS, save_every_n_steps=STEPS, save_every_n_epochs=0,
-        keep_states=max(2, spec.keep_states), prompts=prompts, sample_every_n_steps=STEPS if prompts else 0,
+    return short_run.reduced(
+        spec, NAME, STEPS, files, **more, save_every_n_steps=STEPS, keep_states=max(2, spec.keep_states), prompts=prompts,
+        sample_every_n_steps=STEPS if prompts else 0,
         # Each image fills all batches of all steps, also alone in its bucket.
         repeats=(STEPS + 1) * spec.batch_size * spec.gradient_accumulation * world(spec),
-        save_dir="", store="", spend_limit=0.0, extra={**files, **short_run.without_uploads(spec)},
     )  # fmt: skip
 
 

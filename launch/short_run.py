@@ -15,7 +15,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -271,12 +271,17 @@ class _Watch:
         )  # fmt: skip
 
 
-def without_uploads(spec: RunSpec) -> dict[str, Any]:
-    """The extra flags of a spec without those that upload, and without more samples than its interval sets."""
+def reduced(spec: RunSpec, name: str, steps: int, files: Mapping[str, str], **more: Any) -> RunSpec:
+    """The spec of a short run: so many steps on one machine; nothing is uploaded, copied, or drawn beyond its interval.
+
+    files: the model's files by flag. more: other fields.
+    """
     left = ("sample_every_n_epochs", "sample_at_first", "save_every_n_epochs", "save_state_to_huggingface")
-    return {
-        flag: value for flag, value in spec.extra.items() if flag not in left and not flag.startswith("huggingface_")
-    }
+    kept = {flag: v for flag, v in spec.extra.items() if flag not in left and not flag.startswith("huggingface_")}
+    return spec.changed(
+        name=name, nodes=1, max_train_steps=steps, save_every_n_epochs=0, save_dir="", store="", spend_limit=0.0,
+        extra={**files, **kept}, **more,
+    )  # fmt: skip
 
 
 def link_image(path: Path, copy: Path) -> None:

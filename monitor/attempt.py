@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from guards import heartbeat, snapshots, tensor_copies
+from guards import heartbeat, snapshots
 from guards.heartbeat import Beat
-from monitor.gpu import nvml
 from monitor.process import platform
 from monitor.process.platform import Moment, ProcessInfo
 from monitor.process.tree import MARKS, RUN, TOKEN, KillResult, Tree, kill
@@ -168,8 +167,6 @@ class Attempt:
         env = {k: v for k, v in os.environ.items() if k not in _OURS} | dict(variables)
         env |= {RUN: str(self.folder.folder), TOKEN: self.record.token, "HANGPROOF_ATTEMPT": str(self.record.number)}
         env |= {"HANGPROOF_HEARTBEAT": str(self.heartbeats), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-        if not nvml.present():  # the training waits for the copy of each snapshot
-            env |= tensor_copies.environment(env)
         command = ["cmd", "/c", str(script)]
         if not platform.WINDOWS:
             files = [str(self.heartbeats / name) for name in ("exit", "pid")]

@@ -24,25 +24,3 @@ from presets.tables import (
     tiers,
     trainer_of,
 )
-
-__all__ = [
-    "ROOT",
-    "PresetError",
-    "backend_of",
-    "backends",
-    "backends_of",
-    "data_root",
-    "defaults",
-    "families",
-    "find_model",
-    "loader_settings",
-    "models",
-    "platform_rules",
-    "sanity",
-    "smallest_tier",
-    "tier_flags",
-    "tier_problem",
-    "tiers",
-    "tiers_of",
-    "trainer_of",
-]

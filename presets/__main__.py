@@ -75,9 +75,9 @@ def lint(args: argparse.Namespace) -> int:
     from presets.fix import describe, fix
     from presets.lint import as_json
     from presets.lint import lint as find
-    from presets.training import trainings
+    from presets.training import mounted, trainings
 
-    text, name, base, mounts, encoding = _source(args.script)
+    (text, name, base, encoding), mounts = _source(args.script), mounted()
     if not trainings(text, name, base, mounts):
         raise presets.PresetError(
             f"{args.script}: no training command found; lint checks scripts that start kohya's sd-scripts "
@@ -112,21 +112,16 @@ def lint(args: argparse.Namespace) -> int:
             "clean": not findings,
             "findings": as_json(findings),
             "fixed": fixed.fixed if fixed else [],
-            "changes": [
-                {"rule": r, "command": i + 1, "kind": type(c).__name__, **asdict(c), "text": describe(c)}
-                for r, i, c in changes
-            ],
+            "changes": [{"rule": r, "command": i + 1, **asdict(c), "text": describe(c)} for r, i, c in changes],
         }
         print(json.dumps(result, ensure_ascii=False), file=out)
     return 1 if findings else 0
 
 
-def _source(script: str) -> tuple[str, str, Path, str, str]:
-    """The script's text, its name, the folder of its relative paths, the contents of /proc/mounts, and its encoding."""
-    mounts = Path("/proc/mounts")
-    table = mounts.read_text(encoding="utf-8", errors="replace") if mounts.is_file() else ""
+def _source(script: str) -> tuple[str, str, Path, str]:
+    """The script's text, its name, the folder of its relative paths, and its encoding."""
     if script == "-":
-        return sys.stdin.read(), "train.sh", Path.cwd(), table, "utf-8"
+        return sys.stdin.read(), "train.sh", Path.cwd(), "utf-8"
     path = Path(script)
     try:
         content = path.read_bytes()
@@ -139,7 +134,7 @@ def _source(script: str) -> tuple[str, str, Path, str, str]:
         text = content.decode(encoding, "surrogateescape" if encoding == "utf-8" else "strict")
     except UnicodeDecodeError as error:
         raise presets.PresetError(f"{script}: not valid UTF-16 (byte {error.start}); save the file as UTF-8") from error
-    return text, path.name, path.absolute().parent, table, encoding
+    return text, path.name, path.absolute().parent, encoding
 
 
 def _replace(script: Path, text: str, encoding: str) -> None:

@@ -17,6 +17,17 @@ from presets.training import Training, program, trainings
 MAX_ROUNDS = 200  # more than rules × flags: stops a fix that brings its own finding back
 
 
+DESCRIBED = {
+    "Drop": "removed --{flag}",
+    "Set": "set {set}",
+    "Guard": "the script is started with -m sd_scripts_patches",
+    "Quote": "the value of --{flag} is in quotes",
+    "Copy": "the command uses {config}, a copy of the config file without {flag}",
+    "Unmark": "removed the byte order mark",
+    "Newlines": "the line endings are Unix line endings (LF)",
+}
+
+
 class _Impossible(Exception):
     """A change cannot be made in this script."""
 
@@ -58,7 +69,7 @@ def fix(
         try:
             for wanted in changes:
                 change = _in_config(trainings(out.text, name, base, mounts)[index], wanted)
-                if isinstance(change, lint.Copy) and not copies:
+                if change.kind == "Copy" and not copies:
                     raise _Impossible
                 out.text = _apply(out.text, trainings(out.text, name, base, mounts)[index], change, out.files)
                 out.changes.append((rule, index, change))
@@ -74,21 +85,9 @@ def fix(
 
 def describe(change: lint.Change) -> str:
     """One line for a user: what a change does to the script."""
-    match change:
-        case lint.Drop(flag):
-            return f"removed --{flag}"
-        case lint.Set(flag, values):
-            return f"set {' '.join((f'--{flag}', *values))}"
-        case lint.Guard():
-            return "the script is started with -m sd_scripts_patches"
-        case lint.Quote(flag):
-            return f"the value of --{flag} is in quotes" if flag else "the path of the training script is in quotes"
-        case lint.Copy(flag, config):
-            return f"the command uses {config}, a copy of the config file without {flag}"
-        case lint.Unmark():
-            return "removed the byte order mark"
-        case lint.Newlines():
-            return "the line endings are Unix line endings (LF)"
+    if change.kind == "Quote" and not change.flag:
+        return "the path of the training script is in quotes"
+    return DESCRIBED[change.kind].format(**vars(change), set=" ".join((f"--{change.flag}", *change.values)))
 
 
 def _write(files: dict[Path, str]) -> None:
@@ -128,21 +127,20 @@ def _line_before(text: str, t: Training) -> int:
 
 
 def _apply(text: str, t: Training, change: lint.Change, files: dict[Path, str]) -> str:
-    match change:
-        case lint.Drop(flag):
-            return _drop(text, t, flag)
-        case lint.Set(flag, values):
-            return _set(text, t, flag, list(values))
-        case lint.Guard():
+    match change.kind:
+        case "Drop":
+            return _drop(text, t, change.flag)
+        case "Set":
+            return _set(text, t, change.flag, list(change.values))
+        case "Guard":
             return _guard(text, t)
-        case lint.Quote(flag):
-            return _splice(text, [edit] if (edit := lint.quoted(t, flag)) else [])
-        case lint.Copy(flag, config):
-            return _drop_from_config(text, t, flag, config, files)
-        case lint.Unmark():
+        case "Quote":
+            return _splice(text, [edit] if (edit := lint.quoted(t, change.flag)) else [])
+        case "Copy":
+            return _drop_from_config(text, t, change.flag, change.config, files)
+        case "Unmark":
             return text.removeprefix("\ufeff")
-        case lint.Newlines():
-            return text.replace("\r\n", "\n")
+    return text.replace("\r\n", "\n")
 
 
 Edit = tuple[int, int, str]
@@ -212,10 +210,10 @@ def _mentions(t: Training, flag: str) -> list[list[int]]:
 
 def _in_config(t: Training, change: lint.Change) -> lint.Change:
     """The change that removes a flag, where a config file sets it: the command line cannot turn off a switch of the file."""
-    if not isinstance(change, lint.Drop) or not t.has(change.flag) or t.flags[change.flag].words:
+    if change.kind != "Drop" or not t.has(change.flag) or t.flags[change.flag].words:
         return change
     written = (t.text("config_file") or "").removesuffix(".toml").removesuffix(".fixed")
-    return lint.Copy(change.flag, f"{written}.fixed.toml")
+    return lint.Change("Copy", change.flag, config=f"{written}.fixed.toml")
 
 
 def _drop_from_config(text: str, t: Training, flag: str, config: str, files: dict[Path, str]) -> str:

@@ -15,52 +15,30 @@ from presets.training import Training, file_name, trainings
 
 
 @dataclass(frozen=True)
-class Drop:
-    """Remove a flag."""
+class Change:
+    """One change of a script.
 
-    flag: str
+    kind: "Drop" removes a flag; "Set" gives it these values, or adds it; "Quote" puts its value in quotes (flag "": the
+    script's path); "Copy" takes it out of the config file, of which the command then uses a copy; "Guard" starts the script
+    with the guarded launcher; "Newlines" replaces Windows line endings; "Unmark" removes the byte order mark.
+    """
 
-
-@dataclass(frozen=True)
-class Set:
-    """Set a flag to these values; add it if it is missing."""
-
-    flag: str
+    kind: str
+    flag: str = ""
     values: tuple[str, ...] = ()
+    config: str = ""
 
 
-@dataclass(frozen=True)
-class Guard:
-    """Start the script with the guarded launcher."""
-
-
-@dataclass(frozen=True)
-class Quote:
-    """Put the value of a flag in quotes; the flag "" stands for the script's path."""
-
-    flag: str
-
-
-@dataclass(frozen=True)
-class Copy:
-    """Remove a flag from the config file: the command uses a copy of the file without it."""
-
-    flag: str
-    config: str
-
-
-@dataclass(frozen=True)
-class Newlines:
-    """Replace Windows line endings."""
-
-
-@dataclass(frozen=True)
-class Unmark:
-    """Remove the byte order mark at the start of the script."""
-
-
-Change = Drop | Set | Guard | Quote | Copy | Newlines | Unmark
 Fix = list[Change] | None
+GUARD = Change("Guard")
+
+
+def _drop(*flags: str) -> list[Change]:
+    return [Change("Drop", flag) for flag in flags]
+
+
+def _set(flag: str, *values: str) -> Change:
+    return Change("Set", flag, values)
 
 
 @dataclass(frozen=True)
@@ -93,18 +71,6 @@ def has_bounded_swap(t: Training) -> bool:
     return file_name(t.command.words[t.script].shape) in _table("lint.toml")["guarded_scripts"]
 
 
-def _unguarded(t: Training) -> bool:
-    return t.module == ""
-
-
-def line_endings(t: Training) -> Fix:
-    return [Newlines()] if t.language == "sh" and "\r\n" in t.source else None
-
-
-def byte_order_mark(t: Training) -> Fix:
-    return [Unmark()] if t.language != "ps" and t.source.startswith("\ufeff") else None
-
-
 def unquoted_path(t: Training) -> Fix:
     table = _table("lint.toml")
     changes: list[Change] = []
@@ -123,7 +89,7 @@ def unquoted_path(t: Training) -> Fix:
             continue
         found = True
         if (is_path or flag in table["name_flags"] or not flag) and quoted(t, flag):
-            changes.append(Quote(flag))
+            changes.append(Change("Quote", flag))
     return changes if found else None
 
 
@@ -183,36 +149,32 @@ def quoted(t: Training, flag: str) -> tuple[int, int, str] | None:
     return start, end, f'{home}"{doubled}"'
 
 
-def cut_off(t: Training) -> Fix:
-    return None if t.cut_at is None else []
-
-
 def block_swap(t: Training) -> Fix:
     if not t.has("blocks_to_swap") or t.number("blocks_to_swap") == 0:
         return None
     if has_bounded_swap(t):
         return None
     saves_memory = is_flux(t) and trains_single_blocks(t) and not t.has("split_mode")
-    return [Drop("blocks_to_swap"), *([Set("split_mode")] if saves_memory else [])]
+    return [*_drop("blocks_to_swap"), *([_set("split_mode")] if saves_memory else [])]
 
 
 def split_mode(t: Training) -> Fix:
-    if not (t.has("split_mode") and _unguarded(t)):
+    if not t.has("split_mode") or t.module:
         return None
-    return [Guard()] if trains_single_blocks(t) else [Drop("split_mode")]
+    return [GUARD] if trains_single_blocks(t) else _drop("split_mode")
 
 
 def split_mode_conflict(t: Training) -> Fix:
-    if not t.has("split_mode") or _unguarded(t):
+    if not t.has("split_mode") or not t.module:
         return None
     if not trains_single_blocks(t):
-        return None if t.opaque else [Drop("split_mode")]
-    return [Drop("cpu_offload_checkpointing")] if t.has("cpu_offload_checkpointing") else None
+        return None if t.opaque else _drop("split_mode")
+    return _drop("cpu_offload_checkpointing") if t.has("cpu_offload_checkpointing") else None
 
 
 def fused_optimizer(t: Training) -> Fix:
-    fused = [f for f in ("blockwise_fused_optimizers", "fused_backward_pass", "fused_optimizer_groups") if t.has(f)]
-    return [Drop(f) for f in fused] or None
+    flags = ("blockwise_fused_optimizers", "fused_backward_pass", "fused_optimizer_groups")
+    return _drop(*filter(t.has, flags)) or None
 
 
 def no_state(t: Training) -> Fix:
@@ -220,25 +182,20 @@ def no_state(t: Training) -> Fix:
     every = [f for f in ("save_every_n_epochs", "save_every_n_steps", "save_n_epoch_ratio") if t.has(f)]
     if saves and (every or t.opaque):
         return None
-    changes: list[Change] = [] if saves else [Set("save_state")]
+    changes: list[Change] = [] if saves else [_set("save_state")]
     if not every and not t.opaque:
-        changes.append(Set("save_every_n_epochs", ("1",)))
+        changes.append(_set("save_every_n_epochs", "1"))
     if not every or "save_every_n_epochs" in every:
-        changes += [] if t.has("save_last_n_epochs_state") else [Set("save_last_n_epochs_state", ("2",))]
+        changes += [] if t.has("save_last_n_epochs_state") else [_set("save_last_n_epochs_state", "2")]
     if "save_every_n_steps" in every and not t.has("save_last_n_steps_state"):
         interval = t.number("save_every_n_steps")
-        changes += [Set("save_last_n_steps_state", (str(int(interval)),))] if interval else []
+        changes += [_set("save_last_n_steps_state", str(int(interval)))] if interval else []
     return changes
-
-
-def persistent_without_workers(t: Training) -> Fix:
-    persistent = t.has("persistent_data_loader_workers") and t.number("max_data_loader_n_workers") == 0
-    return [Drop("persistent_data_loader_workers")] if persistent else None
 
 
 def many_workers(t: Training) -> Fix:
     workers = 8 if t.lacks("max_data_loader_n_workers") else t.number("max_data_loader_n_workers")
-    return [Set("max_data_loader_n_workers", ("2",))] if workers is not None and workers > 2 else None
+    return [_set("max_data_loader_n_workers", "2")] if workers is not None and workers > 2 else None
 
 
 def windows_workers(t: Training) -> Fix:
@@ -247,39 +204,14 @@ def windows_workers(t: Training) -> Fix:
     workers = 8 if t.lacks("max_data_loader_n_workers") else t.number("max_data_loader_n_workers")
     if not workers and not t.has("persistent_data_loader_workers"):
         return None
-    return [Set("max_data_loader_n_workers", ("0",)), Drop("persistent_data_loader_workers")]
-
-
-def _is_on(t: Training, flag: str) -> bool:
-    return t.has(flag) and t.number(flag) != 0
-
-
-def sampling(t: Training) -> Fix:
-    samples = any(_is_on(t, f) for f in ("sample_every_n_steps", "sample_every_n_epochs", "sample_at_first"))
-    return [Guard()] if samples and _unguarded(t) else None
-
-
-def tracker(t: Training) -> Fix:
-    return [Guard()] if t.text("log_with") in ("wandb", "all") and _unguarded(t) else None
-
-
-def upload(t: Training) -> Fix:
-    return [Guard()] if (t.has("huggingface_repo_id") or t.has("async_upload")) and _unguarded(t) else None
-
-
-def resume(t: Training) -> Fix:
-    return [Guard()] if t.has("resume") and _unguarded(t) else None
-
-
-def unguarded(t: Training) -> Fix:
-    return [Guard()] if _unguarded(t) else None
+    return [_set("max_data_loader_n_workers", "0"), *_drop("persistent_data_loader_workers")]
 
 
 def cache_in_memory(t: Training) -> Fix:
     flags = ("cache_latents", "cache_text_encoder_outputs")
     if t.module == "trainer":
         return None  # it always caches on disk
-    return [Set(f"{f}_to_disk") for f in flags if t.has(f) and t.lacks(f"{f}_to_disk")] or None
+    return [_set(f"{f}_to_disk") for f in flags if t.has(f) and t.lacks(f"{f}_to_disk")] or None
 
 
 def on_network(path: str | None, t: Training) -> bool:
@@ -300,17 +232,6 @@ def on_network(path: str | None, t: Training) -> bool:
     return kind in _table("lint.toml")["network_file_systems"]
 
 
-def network_output(t: Training) -> Fix:
-    return [] if on_network(t.text("output_dir"), t) else None
-
-
-def network_data(t: Training) -> Fix:
-    if not _unguarded(t):
-        return None
-    places = ("train_data_dir", "dataset_config", "reg_data_dir", "in_json", "conditioning_data_dir")
-    return [Guard()] if any(on_network(t.text(p), t) for p in places) else None
-
-
 def collective_timeout(t: Training) -> Fix:
     def above_one(option: str) -> bool:
         value = t.launch.get(option) or ""
@@ -319,31 +240,51 @@ def collective_timeout(t: Training) -> Fix:
     several = "multi_gpu" in t.launch or any(
         map(above_one, ("num_processes", "num_machines", "nproc_per_node", "nnodes"))
     )
-    return [Set("ddp_timeout", ("60",))] if several and t.lacks("ddp_timeout") else None
+    return [_set("ddp_timeout", "60")] if several and t.lacks("ddp_timeout") else None
+
+
+DATA_PATHS = ("train_data_dir", "dataset_config", "reg_data_dir", "in_json", "conditioning_data_dir")
+SAMPLES = ("sample_every_n_steps", "sample_every_n_epochs", "sample_at_first")
+# What a script without the guards must not do: waits that only they limit.
+UNGUARDED: dict[str, Callable[[Training], bool]] = {
+    "sampling": lambda t: any(t.has(f) and t.number(f) != 0 for f in SAMPLES),
+    "tracker": lambda t: t.text("log_with") in ("wandb", "all"),
+    "upload": lambda t: t.has("huggingface_repo_id") or t.has("async_upload"),
+    "resume": lambda t: t.has("resume"),
+    "network-data": lambda t: any(on_network(t.text(path), t) for path in DATA_PATHS),
+    "unguarded": lambda t: True,
+}
+
+
+def _when(holds: Callable[[Training], bool], *changes: Change) -> Callable[[Training], Fix]:
+    """A rule that always has the same changes; without any, only a person can fix it."""
+    return lambda t: list(changes) if holds(t) else None
+
+
+def _unguarded(waits: Callable[[Training], bool]) -> Callable[[Training], Fix]:
+    return _when(lambda t: not t.module and waits(t), GUARD)
 
 
 # In the order in which they are fixed: specific rules first, so that each finding names its own reason.
 CHECKS: dict[str, Callable[[Training], Fix]] = {
-    "line-endings": line_endings,
-    "byte-order-mark": byte_order_mark,
+    "line-endings": _when(lambda t: t.language == "sh" and "\r\n" in t.source, Change("Newlines")),
+    "byte-order-mark": _when(lambda t: t.language != "ps" and t.source.startswith("\ufeff"), Change("Unmark")),
     "unquoted-path": unquoted_path,
-    "cut-off": cut_off,
+    "cut-off": _when(lambda t: t.cut_at is not None),
     "block-swap": block_swap,
     "split-mode": split_mode,
     "split-mode-conflict": split_mode_conflict,
     "fused-optimizer": fused_optimizer,
     "no-state": no_state,
-    "persistent-without-workers": persistent_without_workers,
+    "persistent-without-workers": _when(
+        lambda t: t.has("persistent_data_loader_workers") and t.number("max_data_loader_n_workers") == 0,
+        *_drop("persistent_data_loader_workers"),
+    ),
     "windows-workers": windows_workers,
     "many-workers": many_workers,
-    "sampling": sampling,
-    "tracker": tracker,
-    "upload": upload,
-    "resume": resume,
-    "network-data": network_data,
-    "unguarded": unguarded,
+    **{name: _unguarded(waits) for name, waits in UNGUARDED.items()},
     "cache-in-memory": cache_in_memory,
-    "network-output": network_output,
+    "network-output": _when(lambda t: on_network(t.text("output_dir"), t)),
     "collective-timeout": collective_timeout,
 }
 
@@ -381,7 +322,7 @@ def _position(t: Training, rule: str, changes: list[Change]) -> int:
     if rule == "cut-off" and t.cut_at is not None:
         return t.cut_at
     for change in changes:
-        known = t.flags.get(change.flag) if isinstance(change, Drop | Set | Quote) else None
+        known = t.flags.get(change.flag) if change.kind in ("Drop", "Set", "Quote") else None
         if known and known.words:
             return t.command.words[known.words[0]].span[0]
     return t.command.words[t.script].span[0]

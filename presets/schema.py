@@ -10,29 +10,25 @@ guessed. The result is kept by the commit of the checkout.
 
 import ast
 import copy
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from presets.tables import PresetError
 
 UNKNOWN = object()
-TYPES = {"int": "int", "float": "float", "str": "str", "Path": "str", "int_or_float": "float", "int_or_ratio": "float"}
-ADDERS = ("add_argument",)
+TYPES = {"int": "int", "float": "float", "str": "str", "Path": "str", "int_or_float": "float"}
+ADDER = "add_argument"
 
 
 def sd_scripts(checkout: Path, script: str = "flux_train_network.py") -> dict[str, dict]:
     """The flags of a script in an sd-scripts checkout by name (without dashes), in the parser's order.
 
-    Each: {type: bool|int|float|str, nargs, choices, default, required, help, group}; `group` is the function that adds the flag.
+    Each: {type: bool|int|float|str, nargs, choices, default, required, help}, and default_is_computed where the default is none of literals.
 
     Raises:
         PresetError: the script does not exist or has no `setup_parser`.
     """
-    if not (checkout / script).is_file():
-        raise PresetError(f"{checkout / script} does not exist; run ./start.sh sd-scripts, or set SD_SCRIPTS_DIR")
-    return _cached(checkout, script, lambda: _read_script(checkout, checkout / script))
+    return _cached(checkout, script, checkout, "setup_parser", ("sd-scripts", "SD_SCRIPTS_DIR"))
 
 
 def musubi(checkout: Path, script: str) -> dict[str, dict]:
@@ -41,67 +37,30 @@ def musubi(checkout: Path, script: str) -> dict[str, dict]:
     Raises:
         PresetError: the script does not exist or has no `main`.
     """
-    if not (checkout / script).is_file():
-        raise PresetError(f"{checkout / script} does not exist; run ./start.sh musubi, or set MUSUBI_DIR")
-    return _cached(checkout, script, lambda: _read_main(checkout / "src", checkout / script))
+    return _cached(checkout, script, checkout / "src", "main", ("musubi", "MUSUBI_DIR"))
 
 
-def _cached(checkout: Path, script: str, read: Callable[[], dict[str, dict]]) -> dict[str, dict]:
-    """What `read` returns; read once a process for a commit of the checkout."""
-    key = (checkout, script, commit(checkout), (checkout / script).stat().st_mtime_ns)
+def _cached(checkout: Path, script: str, root: Path, entry: str, trainer: tuple[str, str]) -> dict[str, dict]:
+    """The flags that the function `entry` of a script adds before it parses; read once a process for a commit of the checkout.
+
+    Args:
+        root: where imports begin. trainer: the words of its installation, and the variable of its folder.
+    """
+    path, (name, variable) = checkout / script, trainer
+    if not path.is_file():
+        raise PresetError(f"{path} does not exist; run ./start.sh {name}, or set {variable}")
+    key = (checkout, script, commit(checkout), path.stat().st_mtime_ns)
     if key[2] is None or key not in _known:
-        _known[key] = read()
+        reader = _Reader(root)
+        module = reader.module(path)
+        if entry not in module.functions:
+            raise PresetError(f"{path}: no function {entry}; this version is not supported, run ./start.sh {name}")
+        reader.run_until(module, entry, "parse_args")
+        _known[key] = reader.flags
     return copy.deepcopy(_known[key])
 
 
 _known: dict[tuple[Path, str, str | None, int], dict[str, dict]] = {}
-
-
-@functools.lru_cache(maxsize=8)
-def _trainer(path: Path, stamp: tuple[int, int]) -> dict[str, dict]:
-    reader = _Reader(path.parent.parent)
-    module = reader.module(path)
-    makers = [name for name, node in module.functions.items() if _makes_parser(node)]
-    if not makers:
-        raise PresetError(f"{path}: no function creates an ArgumentParser; restore the file")
-    for name in makers:
-        reader.run(module, name, [], {})
-    return reader.flags
-
-
-def trainer(path: Path) -> dict[str, dict]:
-    """The flags of the built-in trainer, from its `arguments.py`; same form as `sd_scripts`.
-
-    Raises:
-        PresetError: the file is missing or creates no parser.
-    """
-    try:
-        stat = path.stat()
-    except FileNotFoundError as error:
-        raise PresetError(f"{path} does not exist; this installation is incomplete, clone the project again") from error
-    return copy.deepcopy(_trainer(path, (stat.st_mtime_ns, stat.st_size)))
-
-
-def _read_script(checkout: Path, path: Path) -> dict[str, dict]:
-    reader = _Reader(checkout)
-    module = reader.module(path)
-    if "setup_parser" not in module.functions:
-        raise PresetError(
-            f"{path}: no function setup_parser; this version of sd-scripts is not supported, run ./start.sh sd-scripts"
-        )
-    reader.run(module, "setup_parser", [], {})
-    return reader.flags
-
-
-def _read_main(source: Path, path: Path) -> dict[str, dict]:
-    reader = _Reader(source)
-    module = reader.module(path)
-    if "main" not in module.functions:
-        raise PresetError(
-            f"{path}: no function main; this version of musubi-tuner is not supported, run ./start.sh musubi"
-        )
-    reader.run_until(module, "main", "parse_args")
-    return reader.flags
 
 
 def commit(checkout: Path) -> str | None:
@@ -120,13 +79,6 @@ def commit(checkout: Path) -> str | None:
     except OSError:
         return None
     return None
-
-
-def _makes_parser(node: ast.FunctionDef) -> bool:
-    for call in ast.walk(node):
-        if isinstance(call, ast.Call) and _tail(call.func) in ("ArgumentParser", "Parser"):
-            return True
-    return False
 
 
 def _tail(node: ast.expr) -> str:
@@ -182,8 +134,7 @@ class _Reader:
         names = [a.arg for a in function.args.args]
         known = dict(zip(reversed(names), map(literal, reversed(function.args.defaults)), strict=False))
         known |= dict(zip(names, args, strict=False)) | keywords
-        aliases = set(ADDERS)
-        self._block(module, function.body, known, name, aliases)
+        self._block(module, function.body, known, {ADDER})
 
     def run_until(self, module: _Module, name: str, method: str) -> None:
         """Read a function's body up to the statement that calls `.method(…)`."""
@@ -192,28 +143,28 @@ class _Reader:
             if any(isinstance(call, ast.Call) and _tail(call.func) == method for call in ast.walk(node)):
                 break
             body.append(node)
-        self._block(module, body, {}, name, set(ADDERS))
+        self._block(module, body, {}, {ADDER})
 
-    def _block(self, module: _Module, body: list[ast.stmt], known: dict, group: str, aliases: set[str]) -> None:
+    def _block(self, module: _Module, body: list[ast.stmt], known: dict, aliases: set[str]) -> None:
         for node in body:
             if isinstance(node, ast.If):
                 value = literal(node.test, known)
                 for branch, wanted in ((node.body, True), (node.orelse, False)):
                     if value is UNKNOWN or bool(value) is wanted:
-                        self._block(module, branch, known, group, aliases)
+                        self._block(module, branch, known, aliases)
             elif isinstance(node, ast.For | ast.With | ast.Try):
-                self._block(module, node.body, known, group, aliases)
+                self._block(module, node.body, known, aliases)
             elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                if isinstance(node.value, ast.Attribute) and node.value.attr in ADDERS:
+                if isinstance(node.value, ast.Attribute) and node.value.attr == ADDER:
                     aliases.add(node.targets[0].id)
                 elif isinstance(node.value, ast.Call):
-                    self._call(module, node.value, known, group, aliases)
+                    self._call(module, node.value, known, aliases)
             elif isinstance(node, ast.Expr | ast.Return) and isinstance(node.value, ast.Call):
-                self._call(module, node.value, known, group, aliases)
+                self._call(module, node.value, known, aliases)
 
-    def _call(self, module: _Module, call: ast.Call, known: dict, group: str, aliases: set[str]) -> None:
+    def _call(self, module: _Module, call: ast.Call, known: dict, aliases: set[str]) -> None:
         if _tail(call.func) in aliases:
-            self._add(call, {**module.constants, **known}, group)
+            self._add(call, {**module.constants, **known})
             return
         target = self._find(module, call.func)
         if target is not None:
@@ -245,7 +196,7 @@ class _Reader:
                 return (other, name) if name in other.functions else None
         return None
 
-    def _add(self, call: ast.Call, known: dict, group: str) -> None:
+    def _add(self, call: ast.Call, known: dict) -> None:
         names = [value for arg in call.args if isinstance(value := literal(arg, known), str)]
         long = [name for name in names if name.startswith("--")]
         if not long:
@@ -265,7 +216,6 @@ class _Reader:
             "default": None if default is UNKNOWN else default,
             "required": "required" in options and literal(options["required"], known) is True,
             "help": "" if text is UNKNOWN else text,
-            "group": group,
         }
         if default is UNKNOWN:
             entry["default_is_computed"] = True

@@ -115,9 +115,20 @@ def _families() -> dict[str, dict]:
             "precisions": [],
             "activations_gb": 0.0,
         }
-        family["backends"] = {key: {**empty, **own} for key, own in trainers.items()}
+        family["backends"] = {key: _in_full({**empty, **own}) for key, own in trainers.items()}
         full[name] = family
     return full
+
+
+def _in_full(trainer: dict) -> dict:
+    """A trainer's table with the flags that its names of sets stand for (defaults.toml), in their place."""
+    sets = _table("defaults.toml")["flag_sets"]
+
+    def full(flags: dict) -> dict:
+        return {name: item for flag, value in flags.items() for name, item in sets.get(flag, {flag: value}).items()}
+
+    tiers = {name: {**tier, "flags": full(tier["flags"])} for name, tier in trainer["tiers"].items()}
+    return {**trainer, "memory": full(trainer["memory"]), "flags": full(trainer["flags"]), "tiers": tiers}
 
 
 def families() -> dict[str, dict]:
@@ -155,7 +166,7 @@ def models(user_file: Path | None = None) -> dict[str, dict]:
 
 
 def downloads(user_file: Path | None = None) -> dict[str, dict]:
-    """Sources of model files by file name in the models folder: {repo, path[, size, sha256]}.
+    """Sources of model files by file name in the models folder: {repo, path[, size, sha256]}; by default path is the name.
 
     Of a model in several files (`NAME-00001-of-00004.safetensors`) the table has the first; the others follow from it.
     """
@@ -168,7 +179,8 @@ def downloads(user_file: Path | None = None) -> dict[str, dict]:
         names = shards(name)
         for number, shard in enumerate(names, 1):
             of = f"-{number:05d}-of-"
-            out[shard] = {**source, "path": source["path"].replace("-00001-of-", of)} if len(names) > 1 else {**source}
+            path = source.get("path", name)
+            out[shard] = {**source, "path": path.replace("-00001-of-", of) if len(names) > 1 else path}
             if "size" in source:
                 out[shard]["size"] = source["size"] // len(names)
     return out

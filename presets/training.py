@@ -62,19 +62,29 @@ class Training:
         return not self.opaque and flag not in self.flags
 
 
-def trainings(text: str, name: str = "train.sh", base: Path | None = None, mounts: str = "") -> list[Training]:
+def mounted() -> str:
+    """The contents of /proc/mounts; "" on a system without it."""
+    try:
+        return Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def trainings(
+    text: str, name: str = "train.sh", base: Path | None = None, mounts: str = "", plain: bool = False
+) -> list[Training]:
     """The training commands of a script (or of a bare command line).
 
     Args:
         name: the file's name, which decides the dialect. base: the folder that relative paths start from.
-        mounts: the contents of /proc/mounts.
+        mounts: the contents of /proc/mounts. plain: also musubi-tuner's scripts where no guarded launcher starts them.
     """
     language = dialect(name, text)
     base = base or Path()
     found = commands(text, language)
     out = []
     for command, following in zip(found, [*found[1:], None][: len(found)], strict=True):
-        if training := _training(command, language, base, mounts):
+        if training := _training(command, language, base, mounts, plain):
             training.source = text
             if following and _is_cut_off(text, command, following):
                 training.cut_at, training.opaque = following.start, True
@@ -97,7 +107,7 @@ def file_name(path: str) -> str:
     return PureWindowsPath(path).name if "\\" in path else PurePosixPath(path).name
 
 
-def _training(command: Command, language: str, base: Path, mounts: str) -> Training | None:
+def _training(command: Command, language: str, base: Path, mounts: str, plain: bool) -> Training | None:
     scripts, guarded = _table("lint.toml")["scripts"], _table("lint.toml")["guarded_scripts"]
     script, module = None, ""
     for i, word in enumerate(command.words):
@@ -106,7 +116,7 @@ def _training(command: Command, language: str, base: Path, mounts: str) -> Train
             script, module = i, value
             if value == "trainer":
                 break
-        elif (name := file_name(word.shape)) in scripts or (module and name in guarded):
+        elif (name := file_name(word.shape)) in scripts or ((module or plain) and name in guarded):
             script = i
             break
     launcher = None if script is None else _launcher(command, script)
@@ -114,8 +124,8 @@ def _training(command: Command, language: str, base: Path, mounts: str) -> Train
         return None
     if module == "sd_scripts_patches" and file_name(command.words[script].shape) not in (*scripts, *guarded):
         return None  # `check DIR`, or a module that the launcher runs
-    flags = dict(_flags(command, script + 1))
-    before = {f: (v.values[-1] if v.values else "") for f, v in _flags(command, 0, script)}
+    flags = dict(flags_of(command, script + 1))
+    before = {f: (v.values[-1] if v.values else "") for f, v in flags_of(command, 0, script)}
     training = Training(command, language, script, module, flags, before, command.opaque, mounts=mounts, base=base)
     training.launcher = launcher
     _read_config(training)
@@ -152,7 +162,8 @@ def _launcher(command: Command, script: int) -> int | None:
     return starts[-1] if known and not other_script else None
 
 
-def _flags(command: Command, start: int, end: int | None = None) -> Iterator[tuple[str, Flag]]:
+def flags_of(command: Command, start: int, end: int | None = None) -> Iterator[tuple[str, Flag]]:
+    """The flags among the words of a command from `start`; before `end`, those of a launcher, with `_` for `-`."""
     found: dict[str, Flag] = {}
     flag = None
     for i in range(start, len(command.words) if end is None else end):

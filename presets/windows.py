@@ -239,10 +239,24 @@ class Reader:
 
 
 def quote(value: str) -> str:
-    """A value as cmd and the program that it starts read it."""
+    """A value as cmd and the program that it starts read it: in plain quotes, which a person can read, where it has none."""
     if re.fullmatch(r"[\w./:\\=+,-]+", value):
         return value
-    return '"' + re.sub(r"(\\+)$", r"\1\1", value.replace("%", "%%").replace('"', '\\"')) + '"'
+    if '"' in value:
+        return escaped(value)
+    return '"' + re.sub(r"(\\+)$", r"\1\1", value.replace("%", "%%")) + '"'
+
+
+def escaped(value: str) -> str:
+    """A value in the quotes that the program's own parser needs, with a caret before every character that cmd interprets.
+
+    Also before quotes, so that cmd never enters its quoted state and no `&` can end the command.
+    """
+    if re.fullmatch(r"[\w+./:\\@#=,-]+", value, re.ASCII):
+        return value
+    inner = re.sub(r'(\\*)"', r'\1\1\\"', value)
+    inner = re.sub(r"(\\+)$", r"\1\1", inner)
+    return "".join("%%" if c == "%" else f"^{c}" if c in '^&|<>()"!' else c for c in f'"{inner}"')
 
 
 def quote_powershell(value: str) -> str:

@@ -24,7 +24,6 @@ _WHERE = {
     "save": "spec",
     "dumps": "spec",
     "arguments": "command",
-    "launch": "command",
     "dataset_toml": "command",
     "sample_prompts": "command",
     "resolve": "job",

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import presets
-from runs.dataset import CAPTION_SUFFIXES, IMAGE_SUFFIXES
+from runs.dataset import CAPTION_SUFFIXES
 from runs.files import RunError
+from runs.pictures import IMAGE_SUFFIXES
 
 ARCHIVE_SUFFIXES = (".zip", ".7z", ".rar", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".cbz", ".cbr")
 IGNORED = ("thumbs.db", "desktop.ini", "__macosx")  # files of Windows and macOS; hidden files are ignored as well

@@ -8,12 +8,12 @@ serves every trainer, because all have the flag names of sd-scripts; what a fami
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import presets
-from runs import dataset
+from presets.steps import repeats_in, repeats_of, weight_of
+from runs import dataset, masks
 from runs.dataset import one_line
 from runs.files import Fault, RunError
 from runs.paths import CHECKOUTS, backend_venv, datasets_dir, models_dir, outputs_dir, venv_program
@@ -51,15 +51,6 @@ NODE_VARIABLES = {
 }
 """What the script of a run on several machines reads from its environment: the monitor sets it, or a scheduler."""
 Flag = bool | int | float | str | list[str]
-
-
-@dataclass(frozen=True)
-class Command:
-    """One command of a script. what: for the comment above it; script: its file; flags: its flags, in order."""
-
-    what: str
-    script: str
-    flags: dict[str, Flag]
 
 
 def model_files(spec: "RunSpec") -> dict[str, str]:
@@ -169,25 +160,21 @@ def flags(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: s
     return out
 
 
-def caching(spec: "RunSpec", folder: Path) -> list[Command]:
-    """The commands that make the caches before training, in order; none where the training command makes them itself.
+def commands(spec: "RunSpec", folder: Path, platform: str = sys.platform) -> list[dict[str, Any]]:
+    """The commands of the run in order: {"what": the comment above it, "script", "flags"}. The last one trains.
 
-    Each takes some flags of the training command over. Finished caches are kept (--skip_existing); the guards read each
-    first and make a damaged one again (sd_scripts_patches/musubi/caches.py).
+    Those before it make the caches, where the training command does not; each takes some of its flags over. Finished caches
+    are kept (--skip_existing); the guards read each first and make a damaged one again (sd_scripts_patches/musubi/caches.py).
     """
-    given, commands = flags(spec, folder), []
-    for row in presets.trainer_of(spec.model, spec.backend)["cache"]:
-        out: dict[str, Flag] = {"dataset_config": given["dataset_config"]}
-        out |= {flag: given[flag] for flag in row["takes"] if flag in given}
-        out |= {**row.get("flags", {}), "skip_existing": True}
-        commands.append(Command(f"Encodes {row['phase']}; caches that exist are checked and kept.", row["script"], out))
-    return commands
-
-
-def commands(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: str = sys.platform) -> list[Command]:
-    """All commands of the run in order; the last one trains. Args: as `arguments`."""
-    script = presets.trainer_of(spec.model, spec.backend)["script"]
-    return [*caching(spec, folder), Command("Trains.", script, flags(spec, folder, resume, platform))]
+    trainer, given = presets.trainer_of(spec.model, spec.backend), flags(spec, folder, platform=platform)
+    found = []
+    for row in trainer["cache"]:
+        own = {flag: given[flag] for flag in ("dataset_config", *row["takes"]) if flag in given}
+        what = f"Encodes {row['phase']}; caches that exist are checked and kept."
+        found.append(
+            {"what": what, "script": row["script"], "flags": {**own, **row.get("flags", {}), "skip_existing": True}}
+        )
+    return [*found, {"what": "Trains.", "script": trainer["script"], "flags": given}]
 
 
 def samples(spec: "RunSpec") -> list[str]:
@@ -247,16 +234,8 @@ def module(backend: str, script: str) -> list[str]:
     return ["-m", "trainer"] if checkout is None else ["-m", "sd_scripts_patches", str(checkout.script(script))]
 
 
-def launch(spec: "RunSpec") -> list[list[str]]:
-    """The words of the script's command before the trainer's flags: where `direct`, the module to run, after the interpreter;
-    else `launch`, its options and the module, after the launcher.
-    """
-    script = presets.trainer_of(spec.model, spec.backend)["script"]
-    return [*launch_options(spec), module(spec.backend, script)]
-
-
 def launch_options(spec: "RunSpec") -> list[list[str]]:
-    """`launch` and its options; [] where `direct`.
+    """The words after accelerate's launcher, `launch` and its options by line; [] where `direct`.
 
     The options set all that accelerate would otherwise read from its configuration file, so that none is needed.
     """
@@ -357,14 +336,15 @@ def _sd_scripts_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:
 
 def _masked(spec: "RunSpec") -> dict[str, bool]:
     """The key that makes a trainer use masks; it is the same for all subsets, because their images share batches."""
-    return {"alpha_mask": True} if dataset.masked(datasets_dir() / spec.slug) else {}
+    images = dataset.images_in(datasets_dir() / spec.slug)
+    return {"alpha_mask": True} if any(map(masks.has_mask, images)) else {}
 
 
 def _subset(spec: "RunSpec", folder: str) -> dict[str, str | int]:
     """The subset of one folder of the data set, with the repeats and the subject that its name sets."""
     subset: dict[str, str | int] = {"image_dir": (datasets_dir() / spec.slug / folder).as_posix()}
-    subset["num_repeats"] = dataset.repeats_in(folder, spec.repeats)
-    if tokens := one_line(spec.trigger) or (dataset.repeats_of(folder) or (0, ""))[1]:
+    subset["num_repeats"] = repeats_in(folder, spec.repeats)
+    if tokens := one_line(spec.trigger) or (repeats_of(folder) or (0, ""))[1]:
         subset["class_tokens"] = tokens
     return subset
 
@@ -383,10 +363,10 @@ def _musubi_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:
         row: dict[str, str | int] = {
             "image_directory": (datasets_dir() / spec.slug / folder).as_posix(),
             "cache_directory": (outputs_dir() / spec.slug / "cache" / folder).as_posix(),
-            "num_repeats": dataset.repeats_in(folder, spec.repeats),
+            "num_repeats": repeats_in(folder, spec.repeats),
         }
         if spec.control_dir:
-            pairs = Path(spec.control_dir).expanduser().absolute() / dataset.weight_of(folder)[1]
+            pairs = Path(spec.control_dir).expanduser().absolute() / weight_of(folder)[1]
             row["control_directory"] = pairs.as_posix()
         rows.append(row)
     return {"general": general, "datasets": rows}

@@ -17,7 +17,7 @@ from pathlib import Path
 from presets import PresetError, lint
 from presets.fix import fix as fix_script
 from presets.fix import set_flags
-from presets.training import Training, trainings
+from presets.training import Training, mounted, trainings
 from runs.files import Fault, RunError
 
 MAX_BYTES = 64_000  # of a script; one with 500 flags has 20 kB
@@ -169,8 +169,8 @@ def problems(text: str, generated: str, platform: str = sys.platform) -> list[Pr
         return [Problem("error", line, "The script contains a NUL character", "Remove it")]
     found = _syntax(text, platform)
     try:
-        trained = trainings(text, name(platform), Path(), _mounts())
-        findings = lint.lint(text, name(platform), Path(), _mounts())
+        trained = trainings(text, name(platform), Path(), mounted())
+        findings = lint.lint(text, name(platform), Path(), mounted())
     except (PresetError, RecursionError, ValueError) as error:
         return [*found, Problem("error", 1, f"The script cannot be read: {error}", "Correct it")]
     if len(trained) != 1:
@@ -185,13 +185,6 @@ def problems(text: str, generated: str, platform: str = sys.platform) -> list[Pr
 
 def _line(text: str, at: int) -> int:
     return text.count("\n", 0, at) + 1
-
-
-def _mounts() -> str:
-    try:
-        return Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _own(text: str, t: Training, wanted: Training) -> list[Problem]:
@@ -260,7 +253,7 @@ def fix(text: str, wanted: str, generated: str, platform: str = sys.platform) ->
             new, refused = set_flags(text, {wanted[2:]: [right or ""]}, name(platform))
             if not refused:
                 return new
-        elif wanted in (done := fix_script(text, name(platform), mounts=_mounts(), only=wanted, copies=False)).fixed:
+        elif wanted in (done := fix_script(text, name(platform), mounts=mounted(), only=wanted, copies=False)).fixed:
             return done.text
     except PresetError as error:
         raise RunError(f"{error}") from error

@@ -26,54 +26,8 @@ from presets.steps import repeats_in, repeats_of, weight_of
 from runs import masks
 from runs.files import RunError
 from runs.paths import RESERVED_NAMES, datasets_dir
-from runs.pictures import (
-    DAMAGE,
-    EXIF_ORIENTATION,
-    IMAGE_SUFFIXES,
-    KEPT,
-    USABLE,
-    Crop,
-    add_heif,
-    check_image,
-    decoded,
-    decoded_size,
-    eight_bits,
-    is_image_name,
-    opened,
-    turned,
-)
+from runs.pictures import KEPT, USABLE, Crop, decoded, is_image_name
 
-__all__ = [
-    "CAPTION_SUFFIXES",
-    "DAMAGE",
-    "EXIF_ORIENTATION",
-    "IMAGE_SUFFIXES",
-    "MAX_WEIGHT",
-    "USABLE",
-    "Source",
-    "add_heif",
-    "check_image",
-    "counts",
-    "decoded_size",
-    "eight_bits",
-    "folder_counts",
-    "folder_names",
-    "gather",
-    "images_in",
-    "ingest",
-    "is_image_name",
-    "masked",
-    "one_line",
-    "opened",
-    "read_caption",
-    "read_captions",
-    "repeats_in",
-    "repeats_of",
-    "shown_per_epoch",
-    "turned",
-    "unique_stem",
-    "weight_of",
-]
 MAX_WEIGHT = 10
 MAX_REPEATS = 9999  # that a folder's name can set
 CAPTION_SUFFIXES = (".txt", ".caption")
@@ -361,11 +315,6 @@ def counts(folder: Path) -> dict[str, int]:
     """The number of images in each folder of a data set that has any; "" is the data set's own folder."""
     found = Counter(p.parent.relative_to(folder).as_posix() for p in images_in(folder))
     return {"" if name == "." else name: number for name, number in found.items()}
-
-
-def masked(folder: Path) -> bool:
-    """Whether a data set has an image with a mask."""
-    return masks.any_mask(images_in(folder))
 
 
 def shown_per_epoch(images: int | Mapping[str, int], repeats: int) -> int:

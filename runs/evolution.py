@@ -264,10 +264,6 @@ class Evolution:
     validation: tuple[tuple[int, float], ...] = ()
     others: tuple[Sample, ...] = ()
 
-    def at_step(self, step: int) -> Snapshot | None:
-        """The snapshot of a step; None without one."""
-        return next((one for one in self.snapshots if one.step == step), None)
-
     @property
     def steps(self) -> list[int]:
         """The steps that have a snapshot, in order."""
@@ -332,23 +328,3 @@ def _mtime(path: Path) -> float | None:
         return path.stat().st_mtime
     except OSError:
         return None
-
-
-def read(folder: Path, losses: Losses | None = None) -> Evolution:
-    """The table of a run's folder. losses: what an earlier call read, so that only what was added is read."""
-    losses = losses or Losses(folder / "metrics.jsonl")
-    losses.update()
-    found = []
-    try:
-        with os.scandir(folder) as scanned:
-            names = [(one.path, one.stat().st_size) for one in scanned if _is_lora(one)]
-    except OSError:
-        names = []
-    for path, size in names:
-        if (lora := read_lora(Path(path), size)) is not None:
-            found.append(lora)
-    return table(read_prompts(folder / "sample_prompts.txt"), read_samples(folder / "sample"), found, losses)
-
-
-def _is_lora(entry: "os.DirEntry[str]") -> bool:
-    return entry.name.endswith(SUFFIX) and entry.name[0] != "." and entry.is_file()

@@ -1,6 +1,6 @@
 """Checks `--set key=value`: a field of the spec, or a flag of the backend's trainer with a valid value.
 
-The trainer's own parser decides. The built-in one is called with the complete arguments of the run. Those of kohya's trainers
+The trainer's own parser decides. The built-in one is imported, and called with the complete arguments of the run. Those of kohya's trainers
 need torch, so their flags are read from their source (presets/schema.py), and presets/sanity.toml has the choices that the
 code checks only after the models are loaded. Every flag of every command that a script will hold is checked, because a
 checkout of another version can lack one that the tables name. That happens when a run is created or rendered, but not when
@@ -8,7 +8,9 @@ it is loaded: an old run must load without the checkout.
 """
 
 import ast
+import copy
 import difflib
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -16,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import presets
 from runs.files import Fault, RunError
-from runs.paths import CHECKOUTS, ROOT, outputs_dir
+from runs.paths import CHECKOUTS, outputs_dir
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
 
+TYPES = {"int": "int", "float": "float", "int_or_ratio": "float"}
 KINDS = {"int": "a whole number", "float": "a number", "str": "text"}
 SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
@@ -34,7 +37,7 @@ def known_flags(backend: str, family: str, script: str = "") -> dict[str, dict]:
     from presets import schema
 
     if backend not in CHECKOUTS:
-        return schema.trainer(ROOT / "trainer" / "arguments.py")
+        return copy.deepcopy(_built_in())
     checkout, trainer = CHECKOUTS[backend], presets.families()[family]["backends"].get(backend)
     if trainer is None:
         return {}
@@ -43,6 +46,26 @@ def known_flags(backend: str, family: str, script: str = "") -> dict[str, dict]:
         return {}
     read = {"sd-scripts": schema.sd_scripts, "musubi": schema.musubi}[backend]
     return read(checkout.path(), path.relative_to(checkout.path()).as_posix())
+
+
+@functools.cache
+def _built_in() -> dict[str, dict]:
+    """The flags of the built-in trainer, from its parser; same form as `presets.schema.sd_scripts`."""
+    from trainer.arguments import parser
+
+    found = {}
+    for action in parser()._actions[1:]:  # without --help
+        switch = action.nargs == 0
+        kind = "bool" if switch else TYPES.get(getattr(action.type, "__name__", ""), "str")
+        found[action.option_strings[0].removeprefix("--")] = {
+            "type": kind,
+            "nargs": None if switch else action.nargs,
+            "choices": list(action.choices) if action.choices else None,
+            "default": action.default,
+            "required": action.required,
+            "help": action.help or "",
+        }
+    return found
 
 
 def check_extra(spec: "RunSpec") -> None:
@@ -63,16 +86,16 @@ def table_faults(spec: "RunSpec") -> list[Fault]:
         return []
     family, found = presets.models()[spec.model]["family"], []
     for command in commands(spec, outputs_dir() / spec.slug):
-        known = known_flags(spec.backend, family, command.script)
-        for flag, value in command.flags.items() if known else ():
+        known = known_flags(spec.backend, family, command["script"])
+        for flag, value in command["flags"].items() if known else ():
             # A flag of the user is checked with its own message, and one that is off is not written.
             if value is not False and flag not in spec.extra and (wrong := _not_taken(flag, value, known)):
                 checkout = CHECKOUTS[spec.backend]
-                text = f"{command.script} in {checkout.path()} does not take --{flag}: {wrong}"
+                text = f"{command['script']} in {checkout.path()} does not take --{flag}: {wrong}"
                 found.append(Fault("backend", f"{text}; install the tested version: ./start.sh {spec.backend}"))
-        missing = [name for name, entry in known.items() if entry["required"] and name not in command.flags]
+        missing = [name for name, entry in known.items() if entry["required"] and name not in command["flags"]]
         found += [
-            Fault("model", f"{command.script} needs --{name}; add its file to the model's table") for name in missing
+            Fault("model", f"{command['script']} needs --{name}; add its file to the model's table") for name in missing
         ]
     return found
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import presets
 from presets import steps
 from presets.steps import Images
-from runs import dataset, env_file, masks, pin, staging, weights
+from runs import dataset, env_file, masks, pictures, pin, staging, weights
 from runs.command import direct, launcher, samples, world
 from runs.files import Fault, RunError, atomic_write, building, checksum, explained
 from runs.job import Job, made, resolve, respecified
@@ -62,7 +62,7 @@ def create(
             raise RunError([fault])
         if reuse:
             for path in _at_least_one(dataset.images_in(data), data):
-                dataset.check_image(path)
+                pictures.check_image(path)
         sources = [] if reuse else dataset.gather(images, captions, spec.trigger)
         made_data = False
         try:

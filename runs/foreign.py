@@ -6,7 +6,6 @@ it is parsed and never run, its size is limited, and whatever is wrong with it i
 the result into a run.
 """
 
-import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from presets.training import Training, file_name, trainings
 from runs import env_file
 from runs.files import RunError
 from runs.foreign_kohya import read_gui
-from runs.foreign_settings import ImageFolder, Row, Settings, add_flag, add_value, lines_of, shown
+from runs.foreign_settings import Settings, add_flag, add_value, lines_of, shown
 from runs.foreign_toolkit import read_job, read_yaml
 
 MAX_BYTES = 1_000_000  # of one file
@@ -113,22 +112,9 @@ def _commands(name: str, text: str) -> list[Training]:
         name = "train.ps1"
     text = text.replace("\r\n", "\n") if name != "train.bat" else text
     try:
-        found = trainings(text, name or "train.sh")
-        return found if found or (guarded := _guarded(text)) == text else trainings(guarded, name or "train.sh")
+        return trainings(text, name or "train.sh", plain=True)
     except (PresetError, ValueError, IndexError) as error:
         raise RunError(f"{name or 'The text'}: the command cannot be read ({error}); check its quotes") from error
-
-
-def _guarded(text: str) -> str:
-    """The text with musubi-tuner's scripts started as Hangproof starts them: only so are they training commands to lint."""
-    scripts = "|".join(re.escape(one) for one in presets.tables._table("lint.toml")["guarded_scripts"])
-    out, last = "", 0
-    for found in itertools.islice(re.finditer(scripts, text), 5):
-        start = 1 + max(text.rfind(mark, last, found.start()) for mark in " \t\n='\"")
-        start = max(last, start - (start > 0 and text[start - 1] in "'\""))
-        out += f"{text[last:start]}-m sd_scripts_patches {text[start : found.end()]}"
-        last = found.end()
-    return out + text[last:]
 
 
 def read_command(out: Settings, t: Training) -> None:
@@ -145,8 +131,7 @@ def read_command(out: Settings, t: Training) -> None:
     out.gpus = int(count) if count.isdigit() and 1 <= int(count) <= 1024 else 1
     for flag, known in t.flags.items():
         if known.values and None in known.values:
-            text = "Its value is known only when the script runs; set it by hand"
-            out.rows.append(Row(f"--{flag}", "…", "unsupported", text))
+            out.refuse(f"--{flag}", "…", "Its value is known only when the script runs; set it by hand")
         else:
             add_flag(out, flag, [value or "" for value in known.values])
     if t.command.opaque:
@@ -221,28 +206,14 @@ def read_dataset(out: Settings, table: Mapping[str, Any]) -> None:
         path = next((subset[key] for key in FOLDER_KEYS if isinstance(subset.get(key), str)), "")
         if not path or path in seen:
             if isinstance(subset.get("video_directory"), str):
-                out.rows.append(
-                    Row(
-                        "video_directory", shown(subset["video_directory"]), "unsupported", "Hangproof trains on images"
-                    )
-                )
+                out.refuse("video_directory", subset["video_directory"], "Hangproof trains on images")
             continue
         seen.add(path)
         if subset.get("is_reg") is True:
-            text = "Regularization images are not supported; leave them out"
-            out.rows.append(Row("is_reg", shown(path), "unsupported", text))
+            out.refuse("is_reg", path, "Regularization images are not supported; leave them out")
             continue
         repeats = subset.get("num_repeats", first.get("num_repeats", general.get("num_repeats")))
-        trigger = subset.get("class_tokens")
-        out.folders.append(
-            ImageFolder(
-                path[:4000],
-                repeats
-                if isinstance(repeats, int) and not isinstance(repeats, bool) and 1 <= repeats <= 10**6
-                else None,
-                " ".join(trigger.split())[:200] if isinstance(trigger, str) else "",
-            )
-        )
+        out.add_folder(path, repeats, subset.get("class_tokens"))
 
 
 def _table(value: object) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runs.files import RunError
-from runs.foreign_settings import TABLES, ImageFolder, Row, Settings, add_flag, add_value, lines_of, number, shown
+from runs.foreign_settings import TABLES, Settings, add_flag, add_value, lines_of, number, shown
 
 NAMES = TABLES["kohya_ss"]
 SCRIPTS: dict[str, str] = NAMES["checkboxes"]  # without any it is train_network.py
@@ -116,12 +116,10 @@ def _network(out: Settings, table: Mapping[str, Any]) -> None:
     kind = table.get("LoRA_type")
     module = NAMES["networks"].get(kind) if isinstance(kind, str) else None
     if module is None:
-        out.rows.append(Row("LoRA_type", shown(kind), "unsupported", LYCORIS.format(kind=shown(kind))))
+        out.refuse("LoRA_type", kind, LYCORIS.format(kind=shown(kind)))
         for key in ("network_dim", "network_alpha"):  # a LoKr has 100000 where a LoRA has 16
             if values := out.flags.pop(key, None):
-                out.rows.append(
-                    Row(key, shown(values[0]), "unsupported", "It means something else in a plain LoRA; set it by hand")
-                )
+                out.refuse(key, values[0], "It means something else in a plain LoRA; set it by hand")
         out.plain = False
         return
     if table.get("sd3_checkbox") is True and module == "networks.lora":
@@ -186,8 +184,7 @@ def _rest(out: Settings, label: str, table: Mapping[str, Any]) -> None:
     named = re.match(r"\s*trigger(?: words?)?\s*:\s*(.+)", comment, re.IGNORECASE) if isinstance(comment, str) else None
     path = table.get("train_data_dir")
     if (isinstance(path, str) and path.strip()) or named:
-        folder = path.strip()[:4000] if isinstance(path, str) else ""
-        out.folders.append(ImageFolder(folder, None, " ".join(named[1].split())[:200] if named else ""))
+        out.add_folder(path.strip() if isinstance(path, str) else "", None, named and named[1])
     if isinstance(text := table.get("additional_parameters"), str) and text.strip():
         try:
             words = shlex.split(text)

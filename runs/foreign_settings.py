@@ -5,6 +5,7 @@ The names of each trainer, and what becomes of them, are tables: presets/foreign
 
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 from presets.tables import ROOT, read_toml
 from runs import env_file
@@ -49,33 +50,55 @@ class Settings:
     """What the files set.
 
     kind: what they are, for a sentence. script: the training script, "" where no file names one. flags: by name, their values
-    ([] for a switch). labels: how the file writes a flag, where this differs. rows: settings that are decided already.
+    ([] for a switch); as a run, those that are not decided yet. labels: how the file writes a flag, where this differs. rows:
+    one for each setting that is decided. As a run: fields of a RunSpec, `extra` included; added: what Hangproof sets, as words.
     """
 
     kind: str = ""
     script: str = ""
-    flags: dict[str, list[str]] = field(default_factory=dict)
+    flags: dict[str, list[str]] = field(default_factory=dict, repr=False)
     labels: dict[str, str] = field(default_factory=dict)
     prompts: list[str] = field(default_factory=list)
     folders: list[ImageFolder] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
-    secrets: dict[str, str] = field(default_factory=dict)  # that a script sets, by variable
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)  # that a script sets, by variable
     notes: list[str] = field(default_factory=list)
     gpus: int = 1
     plain: bool = True  # False: a kind of LoRA that Hangproof does not train, so its rank says nothing
+    fields: dict[str, Any] = field(default_factory=dict)
+    added: list[str] = field(default_factory=list)
+
+    def row(self, flag: str, values: list[str], outcome: str, text: str) -> None:
+        """Say what became of a flag."""
+        value = "…" if env_file.is_secret_flag(flag) else shown(" ".join(values) if values else "on")
+        self.rows.append(Row(self.labels.get(flag, f"--{flag}"), value, outcome, text))
+
+    def take(self, flag: str, outcome: str, text: str) -> None:
+        """Decide a flag: its row, and no more of it."""
+        if (values := self.flags.pop(flag, None)) is not None:
+            self.row(flag, values, outcome, text)
+
+    def refuse(self, name: str, value: object, text: str) -> None:
+        """Say why a setting is not taken over."""
+        self.rows.append(Row(shown(name), shown(value), "unsupported", text))
+
+    def add_folder(self, path: str, repeats: object = None, trigger: object = None) -> None:
+        """Add a folder of images. What is no plain number or text is left out."""
+        whole = isinstance(repeats, int) and not isinstance(repeats, bool) and 1 <= repeats <= 10**6
+        word = " ".join(trigger.split())[:200] if isinstance(trigger, str) else ""
+        self.folders.append(ImageFolder(path[:4000], repeats if whole else None, word))  # type: ignore[arg-type]
 
 
 def add_value(out: Settings, flag: str, value: object, label: str = "") -> None:
     """Add a flag with a value of JSON, TOML or YAML; one that is off is left out."""
     if value in OFF or not isinstance(flag, str):
-        return
+        return None
     values = value if isinstance(value, list) else [] if value is True else [value]
     if not all(isinstance(one, str | int | float) for one in values):
-        out.rows.append(Row(label or flag, "…", "unsupported", "Not a plain value"))
-        return
+        return out.refuse(label or flag, "…", "Not a plain value")
     if label and label != flag:
         out.labels[flag] = label
-    add_flag(out, flag, [number(one) for one in values])
+    return add_flag(out, flag, [number(one) for one in values])
 
 
 def add_flag(out: Settings, flag: str, values: list[str]) -> None:
@@ -85,7 +108,7 @@ def add_flag(out: Settings, flag: str, values: list[str]) -> None:
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", flag):
         out.flags[flag] = values
     else:
-        out.rows.append(Row(shown(flag), shown(" ".join(values)), "unsupported", "Not the name of an option"))
+        out.refuse(flag, " ".join(values), "Not the name of an option")
 
 
 def number(value: object) -> str:

@@ -5,9 +5,9 @@ that are known to hang are dropped (presets/lint.toml), and what Hangproof sets 
 like any run. Every setting of the file ends in exactly one row.
 """
 
+import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,14 @@ from presets.tables import _table
 from presets.training import Flag, Training, file_name
 from runs import env_file
 from runs.files import RunError
-from runs.foreign_settings import TABLES, ImageFolder, Row, Settings, number, shown
+from runs.foreign_settings import TABLES, Row, Settings, number, shown
 from runs.paths import CHECKOUTS, outputs_dir
 from runs.spec import ALIASES, RESERVED_FLAGS
 
-WORDS, NOT_HERE, BY_HANGPROOF = (TABLES[name] for name in ("fields", "not_here", "by_hangproof"))
+WORDS: dict[str, str] = TABLES["fields"]
+NOT_HERE, BY_HANGPROOF = (
+    {flag: reason for reason, flags in TABLES[name].items() for flag in flags} for name in ("not_here", "by_hangproof")
+)
 TRAINER_DEFAULTS = {"rank": 4, "alpha": 1.0}  # sd-scripts library/train_util.py, train_network.py
 STEPS = 1600
 SECRET = "A secret: kept apart, in a file that only you can read; the run has its name"
@@ -31,33 +34,8 @@ SDPA = "Computed with PyTorch's own attention (--sdpa), which gives the same res
 OPTIMIZER = ("optimizer_args", "lr_scheduler", "max_grad_norm")  # flags of a tier that belong to its optimizer
 
 
-@dataclass
-class Import:
-    """What an import gives. fields: of a RunSpec, `extra` included. rows: one for each setting. added: what Hangproof sets in
-    addition, as words. folders: the image folders that the files name."""
-
-    kind: str
-    fields: dict[str, Any] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
-    folders: list[ImageFolder] = field(default_factory=list)
-    added: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    flags: dict[str, list[str]] = field(default_factory=dict, repr=False)  # that are not decided yet
-    labels: dict[str, str] = field(default_factory=dict, repr=False)  # how the file writes a flag, where this differs
-
-    def row(self, flag: str, values: list[str], outcome: str, text: str) -> None:
-        """Say what became of a flag."""
-        value = "…" if env_file.is_secret_flag(flag) else shown(" ".join(values) if values else "on")
-        self.rows.append(Row(self.labels.get(flag, f"--{flag}"), value, outcome, text))
-
-    def take(self, flag: str, outcome: str, text: str) -> None:
-        """Decide a flag: its row, and no more of it."""
-        if (values := self.flags.pop(flag, None)) is not None:
-            self.row(flag, values, outcome, text)
-
-
-def convert(found: Settings, tier: str = "") -> Import:
-    """The run that a configuration describes.
+def convert(found: Settings, tier: str = "") -> Settings:
+    """The settings with the run that they describe; `found` stays as it is.
 
     Args:
         tier: the VRAM choice of this machine; "" where it has no GPU.
@@ -65,21 +43,16 @@ def convert(found: Settings, tier: str = "") -> Import:
     Raises:
         RunError: it trains something that Hangproof cannot train.
     """
-    out = Import(found.kind, rows=list(found.rows), folders=list(found.folders), notes=list(found.notes))
-    out.flags = flags = dict(found.flags)
-    out.labels = found.labels
-    if not found.script and not _says_a_model(flags):
-        return _dataset_only(out, found)
-    family, backend = _family(found.script, flags)
+    out = copy.deepcopy(found)
+    flags = out.flags
+    if not out.script and not _says_a_model(flags):
+        return _dataset_only(out)
+    family, backend = _family(out.script, flags)
     model = _model(out, family, backend)
-    _lint(out, found.script or presets.families()[family]["backends"][backend]["script"])
-    out.fields = {"model": model, "backend": backend, "tier": _tier(model, backend, flags, tier)}
-    chosen = out.fields["tier"]
-    wanted = presets.tiers_of(model, backend)[chosen]["flags"]
-    outcome = "field" if wanted and _has_all(flags, wanted) else "changed"
-    out.rows.append(Row("VRAM", "", outcome, f"{chosen}: {_why_tier(model, backend, flags, chosen, tier)}"))
-    _fields(out, found)
-    _secrets(out, found.secrets)
+    _lint(out, out.script or presets.families()[family]["backends"][backend]["script"])
+    out.fields = {"model": model, "backend": backend, "tier": _tier(out, model, backend, tier)}
+    _fields(out)
+    _secrets(out)
     _own_flags(out)
     _extra(out)
     return _checked(out)
@@ -89,9 +62,9 @@ def _says_a_model(flags: Mapping[str, list[str]]) -> bool:
     return any(flag in flags for flag in ("pretrained_model_name_or_path", "network_module", "network_dim", "dit"))
 
 
-def _dataset_only(out: Import, found: Settings) -> Import:
+def _dataset_only(out: Settings) -> Settings:
     """A dataset.toml alone: the fields about the data set."""
-    _fields(out, found)
+    _fields(out)
     _own_flags(out)
     for flag in list(out.flags):
         out.take(flag, "unsupported", "A data set of Hangproof has no such setting")
@@ -149,7 +122,7 @@ def _matches(key: str, model: Mapping[str, Any], flags: Mapping[str, list[str]],
     return given.casefold() in (model["repo"].casefold(), key) or _stem(given) in names or _stem(given) == key
 
 
-def _model(out: Import, family: str, backend: str) -> str:
+def _model(out: Settings, family: str, backend: str) -> str:
     """The base model, and what becomes of the flags that name its files."""
     flags = out.flags
     models = {
@@ -189,27 +162,22 @@ def _exists(path: str) -> bool:
         return False
 
 
-def _tier(model: str, backend: str, flags: Mapping[str, list[str]], machine: str) -> str:
+def _tier(out: Settings, model: str, backend: str, machine: str) -> str:
     """The VRAM choice: the one whose own flags the configuration has, else that of this machine, else the default."""
-    able = {name: row for name, row in presets.tiers_of(model, backend).items() if not row["problem"]}
-    exact = [name for name, row in able.items() if row["flags"] and _has_all(flags, row["flags"])]
+    able = {name: row["flags"] for name, row in presets.tiers_of(model, backend).items() if not row["problem"]}
+    exact = [name for name, wanted in able.items() if wanted and _has_all(out.flags, wanted)]
     if exact:
-        return max(exact, key=lambda name: len(able[name]["flags"]))
-    for name in (machine, presets.defaults()["run"]["tier"]):
-        if name in able:
-            return name
-    return next(iter(able))
+        chosen = max(exact, key=lambda name: len(able[name]))
+        why = "its optimizer and memory settings are those of the file"
+    else:
+        chosen = next((name for name in (machine, presets.defaults()["run"]["tier"]) if name in able), next(iter(able)))
+        why = "the GPU of this machine" if chosen == machine else "the default; choose the memory of your GPU"
+    out.rows.append(Row("VRAM", "", "field" if exact else "changed", f"{chosen}: {why}"))
+    return chosen
 
 
 def _has_all(flags: Mapping[str, list[str]], wanted: Mapping[str, Any]) -> bool:
     return all(_equal(flags.get(flag), value) for flag, value in wanted.items())
-
-
-def _why_tier(model: str, backend: str, flags: Mapping[str, list[str]], chosen: str, machine: str) -> str:
-    row = presets.tiers_of(model, backend)[chosen]
-    if row["flags"] and _has_all(flags, row["flags"]):
-        return "its optimizer and memory settings are those of the file"
-    return "the GPU of this machine" if chosen == machine else "the default; choose the memory of your GPU"
 
 
 def _equal(values: list[str] | None, ours: object) -> bool:
@@ -233,22 +201,22 @@ def _plain(text: str) -> str:
 # Flags -------------------------------------------------------------------------------------------------------------------
 
 
-def _lint(out: Import, script: str) -> None:
+def _lint(out: Settings, script: str) -> None:
     """Drop or change what is known to hang."""
     command = Command([Word(script, 0, 0, shape=script)])
     flags = {flag: Flag(list(values)) for flag, values in out.flags.items() if flag != "config_file"}
     module, rules = "trainer" if script == "trainer" else "sd_scripts_patches", _table("lint.toml")["rules"]
     for rule, changes in lint.check(Training(command, "sh", 0, module, flags, {}, opaque=False)):
         for change in changes:
-            if isinstance(change, lint.Drop):
+            if change.kind == "Drop":
                 out.take(change.flag, "dropped", rules[rule]["why"])
-            elif isinstance(change, lint.Set) and change.flag in out.flags and rule != "no-state":
+            elif change.kind == "Set" and change.flag in out.flags and rule != "no-state":
                 text = f"Set to {' '.join(change.values) or 'on'}: {rules[rule]['why']}"
                 out.row(change.flag, out.flags[change.flag], "dropped", text)
                 out.flags[change.flag] = list(change.values)
 
 
-def _fields(out: Import, found: Settings) -> None:
+def _fields(out: Settings) -> None:
     """The flags that are fields of the form."""
     flags = out.flags
     from runs.spec import RunSpec
@@ -286,18 +254,18 @@ def _fields(out: Import, found: Settings) -> None:
     if triggers := [one.trigger for one in out.folders if one.trigger]:
         out.fields["trigger"] = triggers[0]
         out.rows.append(Row("class_tokens", shown(triggers[0]), "field", WORDS["trigger"]))
-    if found.prompts:
-        out.fields["prompts"] = found.prompts
-        out.rows.append(Row("sample_prompts", shown(found.prompts[0]), "field", WORDS["prompts"]))
+    if out.prompts:
+        out.fields["prompts"] = out.prompts
+        out.rows.append(Row("sample_prompts", shown(out.prompts[0]), "field", WORDS["prompts"]))
         flags.pop("sample_prompts", None)
-    if found.gpus > 1:
-        out.fields["gpus"] = found.gpus
-        out.rows.append(Row("num_processes", str(found.gpus), "field", WORDS["gpus"]))
+    if out.gpus > 1:
+        out.fields["gpus"] = out.gpus
+        out.rows.append(Row("num_processes", str(out.gpus), "field", WORDS["gpus"]))
     if "model" in out.fields:
-        _length(out, TRAINER_DEFAULTS if found.plain else {})
+        _length(out, TRAINER_DEFAULTS if out.plain else {})
 
 
-def _length(out: Import, usual: Mapping[str, Any]) -> None:
+def _length(out: Settings, usual: Mapping[str, Any]) -> None:
     """Rank, alpha and length of the trainer where the file has none: so that the run trains as it did there."""
     for key, value in usual.items():
         if key not in out.fields:
@@ -314,7 +282,7 @@ def _length(out: Import, usual: Mapping[str, Any]) -> None:
         out.fields["max_train_steps"] = None
 
 
-def _resolution(out: Import) -> None:
+def _resolution(out: Settings) -> None:
     """One side of a square with the area of the resolution, a multiple of 32."""
     flags = out.flags
     parts = " ".join(flags["resolution"]).replace(",", " ").replace("x", " ").split()
@@ -330,9 +298,9 @@ def _resolution(out: Import) -> None:
     return out.take("resolution", "field" if square else "changed", text)
 
 
-def _secrets(out: Import, set_in_script: dict[str, str]) -> None:
+def _secrets(out: Settings) -> None:
     """The secrets, which a run keeps apart from its other settings."""
-    flags = out.flags
+    flags, set_in_script = out.flags, dict(out.secrets)
     values = dict(set_in_script)
     for flag, variable in env_file.FLAGS.items():
         if value := (flags.get(flag) or [""])[0]:
@@ -344,7 +312,7 @@ def _secrets(out: Import, set_in_script: dict[str, str]) -> None:
         out.fields["environment"] = values
 
 
-def _own_flags(out: Import) -> None:
+def _own_flags(out: Settings) -> None:
     """Flags that Hangproof sets itself, or that it cannot take over."""
     flags = out.flags
     for flag in list(flags):
@@ -361,7 +329,7 @@ def _own_flags(out: Import) -> None:
             out.take(flag, "changed", SDPA)
 
 
-def _extra(out: Import) -> None:
+def _extra(out: Settings) -> None:
     """The other flags: those that Hangproof writes anyway, and those that become extra options."""
     flags = out.flags
     from runs.command import flags as ours_of
@@ -420,15 +388,14 @@ def _typed(values: list[str], entry: Mapping[str, Any] | None) -> Any:
     text = values[0]
     if entry and entry["type"] == "bool":
         return text.casefold() not in ("false", "0", "no")
-    for kind in {"int": (int,), "float": (float,)}.get(entry["type"] if entry else "", ()):
-        try:
-            return kind(text)
-        except ValueError:
-            return text
-    return text
+    kind = {"int": int, "float": float}.get(entry["type"] if entry else "", str)
+    try:
+        return kind(text)
+    except ValueError:
+        return text
 
 
-def _checked(out: Import) -> Import:
+def _checked(out: Settings) -> Settings:
     """The import without the values that a run refuses: each becomes a row that says why."""
     from runs.flags import flag_faults, known_flags
     from runs.spec import make
@@ -459,7 +426,7 @@ def _checked(out: Import) -> Import:
     return out
 
 
-def _refuse(out: Import, key: str, message: str) -> None:
+def _refuse(out: Settings, key: str, message: str) -> None:
     """Take a field or an extra option back."""
     flag = message.partition(":")[0] if key == "extra" else key
     removed = (

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runs.files import RunError
-from runs.foreign_settings import TABLES, ImageFolder, Row, Settings, add_value, shown
+from runs.foreign_settings import TABLES, Settings, add_value, shown
 
 NAMES = TABLES["ai_toolkit"]
 USED = (
@@ -59,10 +59,7 @@ def read_job(out: Settings, label: str, table: Mapping[str, Any]) -> None:
     for one in [d for d in datasets if isinstance(d, dict)][:100] if isinstance(datasets, list) else []:
         path, repeats = one.get("folder_path"), one.get("num_repeats")
         if isinstance(path, str) and path:
-            word = " ".join(trigger.split())[:200] if isinstance(trigger, str) else ""
-            out.folders.append(
-                ImageFolder(path[:4000], repeats if type(repeats) is int and 0 < repeats < 10**6 else None, word)
-            )
+            out.add_folder(path, repeats, trigger)
         sides = one.get("resolution")
         sides = sides if isinstance(sides, list) else [sides]
         if sides and isinstance(sides[-1], int) and "resolution" not in out.flags:
@@ -80,9 +77,9 @@ def read_job(out: Settings, label: str, table: Mapping[str, Any]) -> None:
                 and len(out.rows) < 300
             ):
                 text = value if isinstance(value, str | int | float) else "…"
-                out.rows.append(Row(shown(place), shown(text), "unsupported", NAMES["not_taken"].get(place, OTHER)))
+                out.refuse(place, text, NAMES["not_taken"].get(place, OTHER))
     if isinstance(trigger, str) and trigger.strip() and not out.folders:
-        out.folders.append(ImageFolder("", None, " ".join(trigger.split())[:200]))
+        out.add_folder("", None, trigger)
 
 
 def _model(out: Settings, model: Mapping[str, Any]) -> None:

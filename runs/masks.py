@@ -10,7 +10,6 @@ beside them in `.masks/`, so that a copy of the run has them again.
 """
 
 import io
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,11 +119,6 @@ def has_mask(path: Path) -> bool:
     except OSError:
         return False
     return len(head) > _COLOUR_TYPE and head.startswith(_SIGNATURE) and head[_COLOUR_TYPE] in _WITH_ALPHA
-
-
-def any_mask(images: Iterable[Path]) -> bool:
-    """Whether one of these images of a data set has a mask."""
-    return any(has_mask(path) for path in images)
 
 
 def aside(folder: Path, image: Path) -> Path:

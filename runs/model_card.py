@@ -22,6 +22,7 @@ from runs.files import RunError
 from runs.spec import RunSpec
 
 LICENCES = Path(presets.__file__).with_name("licences.toml")
+TEMPLATE = Path(__file__).with_name("templates") / "card.md"
 TAGS = ("lora", "text-to-image", "template:diffusion-lora")
 MAX_HEADER_BYTES = 100_000_000  # as in the safetensors library
 PATH = re.compile(r"(?<![\w:/.\\])(?:[A-Za-z]:[\\/]+|~?[\\/]+)(?:[^\\/\n\"']+[\\/]+)+")
@@ -86,7 +87,7 @@ def readme(spec: RunSpec, lora: Lora, weight_name: str, card: Card, images: int)
     Raises:
         RunError: the base model is not a repository's id.
     """
-    from huggingface_hub import ModelCardData
+    from huggingface_hub import ModelCard, ModelCardData
 
     if card.base_model and not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", card.base_model):
         raise RunError(
@@ -106,49 +107,22 @@ def readme(spec: RunSpec, lora: Lora, weight_name: str, card: Card, images: int)
     }
     if licence.name:
         data |= {"license_name": licence.name, "license_link": licence.link or None}
-    front = ModelCardData(**{key: value for key, value in data.items() if value is not None}).to_yaml()
-    return f"---\n{front}\n---\n\n{_body(spec, lora, weight_name, card, images)}"
-
-
-def _body(spec: RunSpec, lora: Lora, weight_name: str, card: Card, images: int) -> str:
-    model, repo = presets.models()[spec.model], card.repo or "OWNER/NAME"
-    parts = [f"# {plain(card.title)}\n"]
-    if card.samples:
-        parts.append("<Gallery />\n")
-    parts.append(f"A LoRA for {plain(model['name'])}.\n")
-    if card.description.strip():
-        parts.append(f"{card.description.strip()[:MAX_TEXT]}\n")
-    if spec.trigger:
-        parts.append(f"## Trigger word\n\nUse `{_code(spec.trigger)}` in the prompt.\n")
-    parts.append(
-        f"## How to use it\n\nPut `{weight_name}` into the LoRA folder of ComfyUI, Forge or another program (in ComfyUI: "
-        "`models/loras`)."
+    found = ModelCard.from_template(
+        ModelCardData(**{key: value for key, value in data.items() if value is not None}),
+        template_path=str(TEMPLATE),
+        card=card,
+        spec=spec,
+        lora=lora,
+        weight_name=weight_name,
+        images=images,
+        plain=plain,
+        model=presets.models()[spec.model]["name"],
+        trainer=presets.backends()[spec.backend]["label"],
+        description=card.description.strip()[:MAX_TEXT],
+        trigger=_line(spec.trigger).replace("`", "'"),
+        prompt=json.dumps(_line(spec.trigger) or "a photo", ensure_ascii=False),
     )
-    if card.base_model and spec.backend == "diffusers":
-        parts.append(
-            "\nWith diffusers, after `pip install -U diffusers transformers accelerate peft`:\n\n```py\n"
-            "import torch\nfrom diffusers import DiffusionPipeline\n\n"
-            f'pipe = DiffusionPipeline.from_pretrained("{card.base_model}", torch_dtype=torch.bfloat16).to("cuda")\n'
-            f'pipe.load_lora_weights("{repo}", weight_name="{weight_name}")\n'
-            f"image = pipe({json.dumps(_line(spec.trigger) or 'a photo', ensure_ascii=False)}).images[0]\n```"
-        )
-    rows = [
-        ("Base model", model["name"]),
-        ("Images", f"{images:,}"),
-        ("Trained", lora.at),
-        ("Rank / alpha", f"{spec.rank} / {spec.alpha:g}"),
-        ("Learning rate", f"{spec.learning_rate:g}"),
-        ("Resolution", f"{spec.resolution} pixels"),
-        ("Batch size", f"{spec.batch_size * spec.gradient_accumulation * spec.gpus * spec.nodes}"),
-        ("Precision", spec.mixed_precision),
-        ("Trainer", presets.backends()[spec.backend]["label"]),
-        ("Seed", f"{spec.seed}"),
-    ]
-    table = "\n".join(f"| {name} | {plain(str(value))} |" for name, value in rows)
-    parts.append(f"\n## Training\n\n| | |\n|---|---|\n{table}\n")
-    name = card.licence.label if not card.licence.link else f"[{card.licence.label}]({card.licence.link})"
-    parts.append(f"## Licence\n\n{name}. The terms of the base model apply as well.\n")
-    return "\n".join(parts)
+    return str(found)
 
 
 def _line(text: str) -> str:
@@ -158,10 +132,6 @@ def _line(text: str) -> str:
 def plain(text: str) -> str:
     """Text that Markdown and HTML show as it is."""
     return re.sub(r"([\\`*_{}\[\]()#+!|~>-])", r"\\\1", _line(text).replace("&", "&amp;").replace("<", "&lt;"))
-
-
-def _code(text: str) -> str:
-    return _line(text).replace("`", "'")
 
 
 # The file's metadata ---------------------------------------------------------------------------------------------------

@@ -90,11 +90,6 @@ def _from_environment(variable: str, folder: str) -> Path:
     return Path(given).expanduser().absolute() if given else ROOT / folder
 
 
-def sd_scripts_dir() -> Path:
-    """The checkout of kohya's sd-scripts (may not exist): `$SD_SCRIPTS_DIR`, else `sd-scripts/` in the project folder."""
-    return CHECKOUTS["sd-scripts"].path()
-
-
 def backend_venv(backend: str) -> Path:
     """The virtual environment of a backend (may not exist): `.venv`, or that of its checkout, such as `.venv-musubi`."""
     checkout = CHECKOUTS.get(backend)

@@ -51,14 +51,6 @@ def check_image(path: Path, name: str = "") -> str:
     return why
 
 
-def decoded_size(path: Path, name: str = "") -> tuple[int, int]:
-    """Width and height in pixels, upright, of an image that is decoded completely. Args and errors: as check_image."""
-    image, _, _ = decoded(path, name)
-    width, height = image.size
-    image.close()
-    return width, height
-
-
 @functools.cache
 def add_heif() -> None:
     """Let Pillow read HEIC and HEIF, the format of phones."""

@@ -13,7 +13,8 @@ from typing import Any
 
 from presets import PresetError
 from presets.reader import commands
-from presets.training import file_name
+from presets.syntax import Command
+from presets.training import file_name, flags_of
 from runs import custom_script
 from runs.adopt_script import with_settings
 from runs.files import RunError, atomic_write, checksum, explained
@@ -126,38 +127,28 @@ def adopted(job: Job, text: str) -> Job | None:
     plain = replace(job, spec={name: value for name, value in job.spec.items() if name != "edited"})
     try:
         training = custom_script.only(text, job.platform)
-        all_words = [one.words for one in commands(text, training.language)]
+        all_commands = commands(text, training.language)
         settled = with_settings(plain.run_spec(), text, Path(job.places["run"]), job.platform)
     except (RunError, PresetError):
         return None
     *caching, last = job.commands
     found = []
     for one in caching:
-        of_script = next((words for words in all_words if one["script"] in [file_name(w.shape) for w in words]), [])
-        after = (
-            [w.value for w in of_script[[file_name(w.shape) for w in of_script].index(one["script"]) + 1 :]]
-            if of_script
-            else []
-        )
-        found.append({**one, "flags": _flags(after, one["flags"]) if of_script else one["flags"]})
-    words = [word.value for word in training.command.words[training.script + 1 :]]
-    found.append({**last, "flags": _flags(words, last["flags"])})
+        names = ((other, [file_name(word.shape) for word in other.words]) for other in all_commands)
+        at = next(((other, words.index(one["script"])) for other, words in names if one["script"] in words), None)
+        found.append({**one, "flags": _flags(*at, one["flags"]) if at else one["flags"]})
+    found.append({**last, "flags": _flags(training.command, training.script, last["flags"])})
     plain = replace(plain, commands=found, spec=fields(settled))
     if (now := rendered(plain)) == text:
         return plain
     return replace(plain, spec={**plain.spec, "edited": {"script": text, "generated": now}})
 
 
-def _flags(words: list[str | None], known: dict[str, Any]) -> dict[str, Any]:
-    """The flags of a command. One with a word that only the shell knows has its value of `known`."""
-    found: dict[str, list[str | None]] = {}
-    values: list[str | None] = []
-    for word in words:
-        if word is not None and word.startswith("--"):
-            flag, equals, value = word[2:].partition("=")
-            values = found[flag] = [value] if equals else []
-        else:
-            values.append(word)
-    read = {flag: True if not given else given[0] if len(given) == 1 else given for flag, given in found.items()}
-    out = {flag: known.get(flag, False) if None in found[flag] else value for flag, value in read.items()}
+def _flags(command: Command, script: int, known: dict[str, Any]) -> dict[str, Any]:
+    """The flags of a command behind its script. One with a word that only the shell knows has its value of `known`."""
+    out: dict[str, Any] = {}
+    for flag, given in flags_of(command, script + 1):
+        values = given.values
+        one = values[0] if len(values) == 1 else values or True
+        out[flag] = known.get(flag, False) if None in values else one
     return {**out, "resume": False}

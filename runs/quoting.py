@@ -7,14 +7,12 @@ quoted state and no `&` can end the command), and doubled percent signs. A `Vari
 """
 
 import re
-import string
 
+from presets import windows
 from runs.files import RunError
 
 PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+", re.ASCII)
 ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "'": r"\'", "\\": r"\\"}
-CMD_ACTIVE = set('^&|<>()"!')
-CMD_PLAIN = set(string.ascii_letters + string.digits + "_+-./:\\@#=,")
 
 
 class Variable(str):
@@ -54,9 +52,4 @@ def quote_cmd(value: str) -> str:
         raise RunError(
             f"the value {value!r} contains a line break or control character, which a batch file cannot hold; remove it"
         )
-    if value and all(c in CMD_PLAIN for c in value):
-        return value
-    inner = re.sub(r'(\\*)"', r'\1\1\\"', value)
-    inner = re.sub(r"(\\+)$", r"\1\1", inner)
-    word = f'"{inner}"'
-    return "".join("%%" if c == "%" else f"^{c}" if c in CMD_ACTIVE else c for c in word)
+    return windows.escaped(value)

@@ -6,7 +6,7 @@ lets the run start; an impossible value does not start, because it would fail or
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +56,7 @@ def judge(
         field = rule["field"]
         if field not in found and holds(rule, known):
             found[field] = Finding(field, rule["message"].format_map(known), rule["severity"])
-    both = [*found.values(), *_flags(spec)]
-    return sorted(both, key=lambda finding: finding.severity != IMPOSSIBLE)
+    return sorted(found.values(), key=lambda finding: finding.severity != IMPOSSIBLE)
 
 
 def holds(rule: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
@@ -78,26 +77,12 @@ def facts(
         **{name: value for name, value in spec.model_dump().items() if isinstance(value, int | float | str)},
         "fp16_chosen": spec.mixed_precision == "fp16" and settings.get("mixed_precision") != "fp16",
         "generated": presets.models()[spec.model]["generated"],
-        "alpha_share": spec.alpha / spec.rank,
+        "swaps_blocks": spec.backend != "musubi" and bool(_number(spec.extra.get("blocks_to_swap"))),
     }
     known |= _rate(spec) | _length(spec, images, sizes) | _memory(spec, machine)
     if "disk_gb" in known and "free_disk_gb" in known:
         known["disk_share"] = known["disk_gb"] / max(0.001, known["free_disk_gb"])
     return known
-
-
-def _flags(spec: "RunSpec") -> Iterable[Finding]:
-    """The extra trainer options that are outside their useful range."""
-    table = presets.sanity()["flag"]
-    for name, value in spec.extra.items():
-        number, row = _number(value), table.get(name)
-        if row is None or number is None or spec.backend not in row.get("backends", [spec.backend]):
-            continue
-        impossible = not row.get("least_possible", -math.inf) <= number <= row.get("most_possible", math.inf)
-        if impossible or not row.get("least", -math.inf) <= number <= row.get("most", math.inf):
-            yield Finding(
-                "extra", f"{name}: {number:g} makes no sense; {row['why']}", IMPOSSIBLE if impossible else WARNING
-            )
 
 
 def _number(value: object) -> float | None:
@@ -109,17 +94,12 @@ def _number(value: object) -> float | None:
         return None
 
 
-def _optimizer(spec: "RunSpec") -> str:
-    flags = {**tier_flags(spec), **spec.extra}
-    return str(flags.get("optimizer_type") or "adamw").lower()
-
-
 def _rate(spec: "RunSpec") -> Facts:
     """The learning rate, compared with the usual one of its optimizer."""
     flags = {**tier_flags(spec), **spec.extra}
     if "relative_step=true" in str(flags.get("optimizer_args", "")).lower():
         return {}  # Adafactor finds its own
-    optimizer = _optimizer(spec)
+    optimizer = str(flags.get("optimizer_type") or "adamw").lower()
     given = _number(spec.extra.get("unet_lr"))
     rate = spec.learning_rate if given is None else given
     rates = presets.sanity()["rates"]
@@ -143,8 +123,6 @@ def _length(spec: "RunSpec", images: int | Mapping[str, int], sizes: Sequence[tu
         "steps_text": f"{steps:,} step{'s' * (steps != 1)}",
         "days": steps / STEPS_PER_S / 86400,
         "views": steps / per_epoch * samples / count,
-        "samples": samples,
-        "batch_share": spec.batch_size / samples,
         "no_checkpoint": (spec.save_every_n_steps or 0) > steps
         or (spec.save_every_n_steps == 0 and not spec.save_every_n_epochs),
         "held_out": sum(held_out(by_folder, spec.validation_split, spec.backend).values()),

@@ -6,6 +6,8 @@ same interpreter: the first that fails ends the script with its exit code, and t
 keep what is finished.
 """
 
+import functools
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +20,15 @@ from runs.paths import CHECKOUTS, ROOT
 from runs.quoting import Variable, quote, quote_cmd
 
 if TYPE_CHECKING:
+    import jinja2
+
     from runs.spec import RunSpec
 
-MISSING = "no accelerate for the {backend} backend: {path} does not exist and PATH has none; {install}"
+MISSING = "no {program} for the {job.backend} backend: {path} does not exist and PATH has none; {install}"
 NO_NODE = "{name} is not set: this run trains on {nodes} machines, and the variable holds {what}"
-NO_PYTHON = "no python for the {backend} backend: {path} does not exist and PATH has none; {install}"
+NOT_COPIED = (
+    "error: some results could not be copied from {local} to {final}; free some space there and copy them by hand"
+)
 INSTALL = {"diffusers": "run ./start.sh once"} | {name: f"run ./start.sh {name}" for name in CHECKOUTS}
 GUARDS = "sd_scripts_patches"
 
@@ -54,21 +60,52 @@ def rendered(job: Job, resume: Path | None = None) -> str:
     options = [[Variable(word[1:]) if word.startswith("$") else word for word in line] for line in job.launch]
     flags = {**training["flags"], "resume": str(resume) if resume else False}
     lines = [*options, module(job.backend, training["script"]), *words(flags)]
-    before = [(one["what"], [module(job.backend, one["script"]), *words(one["flags"])]) for one in caching]
-    text = (_batch if windows else _bash)(job, before, lines)
+    program, python = launcher(job.backend, job.platform), trainer_python(job.backend, job.platform)
+    text = _template(windows).render(
+        job=job,
+        root=str(ROOT),
+        title=" ".join(f"Trains {job.slug}: {job.title}.".split()),
+        comments=[text for text in (_unguarded(lines), _together(job)) if text],
+        secrets=_secrets(job),
+        no_node={n: NO_NODE.format(name=n, nodes=job.nodes, what=what) for n, what in NODE_VARIABLES.items()},
+        launcher=str(program),
+        no_launcher=MISSING.format(program="accelerate", job=job, path=program, install=INSTALL[job.backend]),
+        python=str(python),
+        no_python=MISSING.format(program="python", job=job, path=python, install=INSTALL[job.backend]),
+        not_copied=NOT_COPIED.format(local=job.save_dir, final=job.places["run"]),
+        before=[(one["what"], [module(job.backend, one["script"]), *words(one["flags"])]) for one in caching],
+        lines=lines,
+    )
+    text = text.replace("\n", "\r\n") if windows else text
     if "edited" not in job.spec:
         return text
     return env_file.with_lines(custom_script.render(job.spec["edited"], job.slug, text, job.platform), _secrets(job))
+
+
+@functools.cache
+def _template(windows: bool) -> "jinja2.Template":
+    """The frame of a script. Filters: `word` and `command` quote, `path` is a value between the quotes of cmd's own commands."""
+    import jinja2
+
+    frames = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    word, continued = (quote_cmd, " ^\n  ") if windows else (quote, " \\\n  ")
+    frames.filters["word"] = word
+    frames.filters["command"] = lambda lines: continued.join(" ".join(map(word, line)) for line in lines)
+    frames.filters["path"] = _in_quotes
+    frames.filters["plain"] = lambda text: re.sub("[%^&|<>]", "", text)
+    return frames.get_template(script_name(platform="win32" if windows else ""))
 
 
 def _secrets(job: Job) -> str:
     """The lines that read the values of secrets; "" for a run without any."""
     lines = env_file.batch_lines if job.platform.startswith("win") else env_file.bash_lines
     return lines(job.spec.get("secrets", []), Path(job.places["run"]))
-
-
-def _title(job: Job) -> str:
-    return " ".join(f"Trains {job.slug}: {job.title}.".split())
 
 
 def _unguarded(lines: list[list[str]]) -> str:
@@ -91,132 +128,6 @@ def _together(job: Job) -> str:
     )
 
 
-def _bash_nodes(job: Job) -> str:
-    """The check of the variables that tell several machines apart; "" for one machine."""
-    if job.nodes == 1:
-        return ""
-    return "".join(
-        f'[ -n "${{{name}:-}}" ] || {{ echo {quote(NO_NODE.format(name=name, nodes=job.nodes, what=what))} >&2; exit 2; }}\n'
-        for name, what in NODE_VARIABLES.items()
-    )
-
-
-def _missing(job: Job, path: Path, text: str = MISSING) -> str:
-    return text.format(backend=job.backend, path=path, install=INSTALL[job.backend])
-
-
-Before = list[tuple[str, list[list[str]]]]  # the caching commands: what each does, its words by flag
-
-
-def _bash_python(job: Job) -> str:
-    """The lines that find the interpreter: $TRAINER_PYTHON, the one beside the launcher, the environment's, that on the PATH."""
-    python = trainer_python(job.backend, job.platform)
-    beside = '[ -n "${ACCELERATE:-}" ]; then python=$(dirname -- "$(command -v -- "$ACCELERATE")")/python; fi'
-    if not job.direct:
-        beside = '[ -x "${launcher%/*}/python" ]; then python=${launcher%/*}/python; fi'
-    return f"""
-python=${{TRAINER_PYTHON:-}}
-if [ -z "$python" ] && {beside}
-if [ -z "$python" ] && [ -x {quote(str(python))} ]; then python={quote(str(python))}; fi
-if [ -z "$python" ]; then
-  python=$(command -v python3) || {{ echo {quote(_missing(job, python, NO_PYTHON))} >&2; exit 127; }}
-fi
-"""
-
-
-def _bash_launcher(job: Job) -> str:
-    """The lines that find the launcher: $ACCELERATE, the environment's, that on the PATH."""
-    program = launcher(job.backend, job.platform)
-    return f"""
-launcher=${{ACCELERATE:-}}
-if [ -z "$launcher" ] && [ -x {quote(str(program))} ]; then launcher={quote(str(program))}; fi
-if [ -z "$launcher" ]; then
-  launcher=$(command -v accelerate) || {{ echo {quote(_missing(job, program))} >&2; exit 127; }}
-fi
-"""
-
-
-def _bash_caching(before: Before) -> str:
-    """The caching commands; "" where there are none."""
-    if not before:
-        return ""
-    lines = ""
-    for what, words_of in before:
-        command = " \\\n  ".join(" ".join(map(quote, line)) for line in words_of)
-        lines += f'\n# {what}\n"$python" {command}\n'
-    return f"{lines}\n# Trains."
-
-
-def _bash(job: Job, before: Before, lines: list[list[str]]) -> str:
-    programs = "" if job.direct else _bash_launcher(job)
-    programs += _bash_python(job) if job.direct or before else ""
-    program = "$python" if job.direct else "$launcher"
-    exports = "".join(f"export {name}={quote(value)}\n" for name, value in job.environment.items())
-    command = " \\\n  ".join(" ".join(map(quote, line)) for line in lines)
-    comments = "".join(f"# {text}\n" for text in (_unguarded(lines), _together(job)) if text)
-    aside, start = "", "exec "
-    if job.save_dir:
-        aside = _copy_at_exit(job.save_dir, job.places["run"])
-        start = ""  # exec would replace the shell, and its trap would never run
-    return f"""#!/usr/bin/env bash
-# {_title(job)}
-# Written from run.toml. Run it without the monitor: bash train.sh
-# Run it with the monitor, which restarts it after a hang: python -m monitor run {job.slug}
-{comments}set -eu
-cd {quote(str(ROOT))}
-export PYTHONPATH={quote(str(ROOT))}"${{PYTHONPATH:+:$PYTHONPATH}}"
-{exports}{_secrets(job)}{_bash_nodes(job)}{programs}{aside}{_bash_caching(before)}
-{start}"{program}" {command}
-"""
-
-
-COPY_AT_EXIT = """# The trainer writes to a local folder. When this script ends, also after an error, the results are copied to the run's
-# folder. Each is copied under a hidden name and renamed when it is complete: an interrupted copy leaves no truncated file.
-(umask 077 && mkdir -p -- {local})
-copy_into() {{
-  local item name part old failed=0
-  mkdir -p -- "$2" || return 1
-  for item in "$1"/*; do
-    [ -e "$item" ] || continue
-    name=${{item##*/}}
-    if [ -d "$item" ] && [ "$name" = "${{name%-state}}" ]; then
-      copy_into "$item" "$2/$name" || failed=1
-      continue
-    fi
-    part=$2/.$name.$$.tmp old=$2/.$name.$$.old
-    rm -rf -- "$2/.$name".*.tmp
-    if cp -R -- "$item" "$part" && {{ [ -d "$part" ] || sync -- "$part"; }} &&
-      {{ [ ! -d "$2/$name" ] || mv -- "$2/$name" "$old"; }} && mv -- "$part" "$2/$name"; then
-      rm -rf -- "$old"
-    else
-      failed=1
-      rm -rf -- "$part"
-      [ ! -d "$old" ] || [ -e "$2/$name" ] || mv -- "$old" "$2/$name"
-    fi
-  done
-  return "$failed"
-}}
-copy_results() {{
-  local code=$?
-  copy_into {local} {final} && return
-  echo {failed} >&2
-  [ "$code" -ne 0 ] || exit 1
-}}
-trap copy_results EXIT
-"""
-
-
-def _copy_at_exit(local: str, final: str) -> str:
-    """Shell code that copies the results from `local` to `final` at the end and keeps the trainer's exit code."""
-    return COPY_AT_EXIT.format(local=quote(local), final=quote(final), failed=quote(_not_copied(local, final)))
-
-
-def _not_copied(local: str, final: str) -> str:
-    return (
-        f"error: some results could not be copied from {local} to {final}; free some space there and copy them by hand"
-    )
-
-
 def _in_quotes(value: str) -> str:
     """A value for cmd's own commands (`cd`, `set`, `if exist`), which take carets literally between quotes."""
     if any(c in value for c in '"\0\r\n\x1a'):
@@ -224,87 +135,3 @@ def _in_quotes(value: str) -> str:
             f"a batch file cannot hold the path {value!r}; move the folder to a path without quotes and control characters"
         )
     return value.replace("%", "%%")
-
-
-# cmd has no trap: the copy runs when the trainer has ended. xcopy replaces other folders (samples) file by file.
-COPY_AFTER = r"""set "code=%ERRORLEVEL%"
-set "failed="
-for %%F in ("{local}\*") do (copy /b /y "%%F" "{final}\.%%~nxF.tmp" >nul && move /y "{final}\.%%~nxF.tmp" "{final}\%%~nxF" >nul) || set "failed=1"
-for /d %%D in ("{local}\*-state") do call :copy_state "%%~nxD" || set "failed=1"
-for /d %%D in ("{local}\*") do (echo %%~nxD| findstr /e /c:"-state" >nul || xcopy /e /i /y /q "%%D" "{final}\%%~nxD" >nul) || set "failed=1"
-if defined failed echo {failed} 1>&2
-if defined failed if "%code%"=="0" exit /b 1
-exit /b %code%
-
-:copy_state
-if exist "{final}\.%~1.tmp" rmdir /s /q "{final}\.%~1.tmp"
-xcopy /e /i /y /q "{local}\%~1" "{final}\.%~1.tmp" >nul || exit /b 1
-if exist "{final}\%~1" rmdir /s /q "{final}\%~1"
-move "{final}\.%~1.tmp" "{final}\%~1" >nul
-exit /b %ERRORLEVEL%
-"""
-
-
-def _batch_python(job: Job) -> str:
-    """As _bash_python, for cmd."""
-    python = _in_quotes(str(trainer_python(job.backend, job.platform)))
-    beside = 'if not defined python if defined ACCELERATE for %%L in ("%ACCELERATE%") do set "python=%%~dpLpython.exe"'
-    if not job.direct:
-        beside = 'if not defined python for %%L in ("%launcher%") do if exist "%%~dpLpython.exe" set "python=%%~dpLpython.exe"'
-    return f"""
-set "python=%TRAINER_PYTHON%"
-{beside}
-if not defined python if exist "{python}" set "python={python}"
-if not defined python for %%P in (python.exe) do set "python=%%~$PATH:P"
-if not defined python (echo {quote_cmd(_missing(job, trainer_python(job.backend, job.platform), NO_PYTHON))} 1>&2 & exit /b 127)
-"""
-
-
-def _batch_launcher(job: Job) -> str:
-    """As _bash_launcher, for cmd."""
-    program = _in_quotes(str(launcher(job.backend, job.platform)))
-    return f"""
-set "launcher=%ACCELERATE%"
-if not defined launcher if exist "{program}" set "launcher={program}"
-if not defined launcher for %%P in (accelerate.exe) do set "launcher=%%~$PATH:P"
-if not defined launcher (echo {quote_cmd(_missing(job, launcher(job.backend, job.platform)))} 1>&2 & exit /b 127)
-"""
-
-
-def _batch_caching(before: Before) -> str:
-    """As _bash_caching, for cmd."""
-    if not before:
-        return ""
-    lines = ""
-    for what, words_of in before:
-        command = " ^\n  ".join(" ".join(map(quote_cmd, line)) for line in words_of)
-        lines += f'\nrem {what}\n"%python%" {command}\nif not "%ERRORLEVEL%"=="0" exit /b %ERRORLEVEL%\n'
-    return f"{lines}\nrem Trains."
-
-
-def _batch(job: Job, before: Before, lines: list[list[str]]) -> str:
-    root, program = _in_quotes(str(ROOT)), "%python%" if job.direct else "%launcher%"
-    programs = "" if job.direct else _batch_launcher(job)
-    programs += _batch_python(job) if job.direct or before else ""
-    exports = "".join(f'set "{name}={_in_quotes(value)}"\n' for name, value in job.environment.items())
-    command = " ^\n  ".join(" ".join(map(quote_cmd, line)) for line in lines)
-    plain = str.maketrans("", "", "%^&|<>")
-    comments = "".join(f"rem {text.translate(plain)}\n" for text in (_unguarded(lines), _together(job)) if text)
-    make_local, after = "", "exit /b %ERRORLEVEL%\n"
-    if job.save_dir:
-        local, final = (_in_quotes(path.replace("/", "\\")) for path in (job.save_dir, job.places["run"]))
-        make_local = f'if not exist "{local}" mkdir "{local}"\n'
-        failed = quote_cmd(_not_copied(job.save_dir, job.places["run"]))
-        after = COPY_AFTER.format(local=local, final=final, failed=failed)
-    text = f"""@echo off
-rem {_title(job).translate(plain)}
-rem Written from run.toml. Run it without the monitor: train.bat
-rem Run it with the monitor, which restarts it after a hang: python -m monitor run {job.slug}
-{comments}chcp 65001 >nul
-setlocal DisableDelayedExpansion
-cd /d "{root}" || exit /b 1
-if defined PYTHONPATH (set "PYTHONPATH={root};%PYTHONPATH%") else (set "PYTHONPATH={root}")
-{exports}{_secrets(job)}{programs}{_batch_caching(before)}
-{make_local}"{program}" {command}
-{after}"""
-    return text.replace("\n", "\r\n")

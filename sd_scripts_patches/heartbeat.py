@@ -26,24 +26,13 @@ from guards.step_requests import KINDS
 from sd_scripts_patches import batch_seeds, hooks, session, snapshots, timeouts
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches.patch import Patch, Target
+from sd_scripts_patches.save import SAVES
 from sd_scripts_patches.step_requests import Requests
 
 TRAINER = "train_network"
 ACCELERATOR = "accelerate.accelerator"
 UTIL = "library.train_util"
 LOADER = "torch.utils.data.dataloader"
-NETWORKS = {
-    "networks.lora": "LoRANetwork",
-    "networks.lora_flux": "LoRANetwork",
-    "networks.lora_sd3": "LoRANetwork",
-    "networks.lora_fa": "LoRANetwork",
-    "networks.lora_lumina": "LoRANetwork",
-    "networks.lora_anima": "LoRANetwork",
-    "networks.network_base": "AdditionalNetwork",
-    "networks.dylora": "DyLoRANetwork",
-    "networks.oft": "OFTNetwork",
-    "networks.oft_flux": "OFTNetwork",
-}
 HASH_BLOCK = 64 << 20
 
 _scheduler: Any = None  # the LR scheduler of this run, as sd-scripts created it
@@ -189,13 +178,14 @@ class TrainingLoop:
                 self.planned = True
             if not self.losses and _scheduler is not None:
                 self.lr = float(_scheduler.get_last_lr()[0])
-            loss = original(*args, **kwargs)
+            result = original(*args, **kwargs)
+            loss, *rest = result if isinstance(result, tuple) else (result,)  # musubi-tuner: and its metrics
             if batch_seeds.repeated():
                 loss = loss * 0  # no gradient, and no part in the mean
             else:
                 self.losses.append(loss.detach())
             beat.item(len(self.losses))
-            return loss
+            return (loss, *rest) if isinstance(result, tuple) else loss
 
         return process_batch
 
@@ -244,6 +234,7 @@ class TrainingLoop:
         saves = getattr(self.args, "save_every_n_steps", None)
         if self.beat.rank and saves and step % saves == 0:  # until its next step is complete
             self.beat.phase("save", note=f"{turns.WAITS} 0, which saves")
+        self.step_start_s = time.monotonic()
 
     def record_validation(self) -> None:
         """Record the mean of the validation that has just ended; nothing without one.
@@ -288,22 +279,35 @@ class TrainingLoop:
         exit_patch.exit_process(crash.EXIT_STOPPED, "stopped", f"stopped at step {self.step}")
 
 
-def _follow_training(original: Callable) -> Callable:
+_training: TrainingLoop | None = None
+
+
+def after_step(step: int) -> None:
+    """Optimizer step `step` has been counted. Called from the training loop of musubi-tuner."""
+    if _training is not None:
+        _training.record_step(step)
+
+
+def follow(kind: type[TrainingLoop]) -> Callable[[Callable], Callable]:
     """Follow every training loop of `NetworkTrainer` and of the trainers derived from it."""
 
-    def train(self: Any, args: argparse.Namespace) -> None:
-        for line in hooks.not_guarded():
-            session.log(f"not guarded: {line}")
-        session.heartbeat().phase("load")
-        session.heartbeat().reach("folders")
-        loop = TrainingLoop(args)
-        loop.attach(self)
-        with snapshots.completing():
-            original(self, args)
-        loop.record_validation()
-        session.heartbeat().phase("end")
+    def make(original: Callable) -> Callable:
+        def train(self: Any, args: argparse.Namespace) -> None:
+            global _training
+            for line in hooks.not_guarded():
+                session.log(f"not guarded: {line}")
+            session.heartbeat().phase("load")
+            session.heartbeat().reach("folders")
+            _training = kind(args)
+            _training.attach(self)
+            with snapshots.completing():
+                original(self, args)
+            _training.record_validation()
+            session.heartbeat().phase("end")
 
-    return train
+        return train
+
+    return make
 
 
 def _in_phase_end(original: Callable) -> Callable:
@@ -381,25 +385,19 @@ def _keep_scheduler(original: Callable) -> Callable:
 
 
 def _keep_epoch(original: Callable) -> Callable:
-    def __init__(self: Any, epoch: Any, step: Any, dataset: Any) -> None:
+    def __init__(self: Any, epoch: Any, *rest: Any) -> None:
         global _epoch
         _epoch = epoch
-        original(self, epoch, step, dataset)
+        original(self, epoch, *rest)
 
     return __init__
 
-
-_SAVES = {
-    "save_and_remove_state_stepwise": ("args", "accelerator", "step_no"),
-    "save_and_remove_state_on_epoch_end": ("args", "accelerator", "epoch_no"),
-    "save_state_on_train_end": ("args", "accelerator"),
-}
 
 PATCH = Patch(
     name="heartbeat",
     why="without progress reports a long phase looks like a hang",
     targets=(
-        Target(TRAINER, "NetworkTrainer.train", params=("self", "args"), make=_follow_training),
+        Target(TRAINER, "NetworkTrainer.train", params=("self", "args"), make=follow(TrainingLoop)),
         Target(TRAINER, "NetworkTrainer.process_batch", params=("self", "batch")),
         Target(TRAINER, "NetworkTrainer.sample_images", params=("self", "accelerator", "args", "epoch", "global_step")),
         Target(TRAINER, "NetworkTrainer.cache_text_encoder_outputs_if_needed", params=("self", "args")),
@@ -413,7 +411,7 @@ PATCH = Patch(
         ),
         Target(UTIL, "model_hash", params=("filename",), make=_in_phase("hash")),
         Target(UTIL, "calculate_sha256", params=("filename",), make=_hash_with_progress),
-        *(Target(UTIL, name, params=params, make=_in_phase("save")) for name, params in _SAVES.items()),
+        *(Target(UTIL, name, params=params, make=_in_phase("save")) for name, params in SAVES.items()),
         Target(
             UTIL,
             "init_trackers",
@@ -425,9 +423,5 @@ PATCH = Patch(
         Target(ACCELERATOR, "Accelerator.end_training", params=("self",), make=_in_phase_end),
         Target(UTIL, "get_scheduler_fix", params=("args", "optimizer", "num_processes"), make=_keep_scheduler),
         Target(UTIL, "collator_class.__init__", params=("self", "epoch", "step", "dataset"), make=_keep_epoch),
-        *(
-            Target(m, f"{c}.save_weights", params=("self", "file"), optional=True, make=_in_phase("save"))
-            for m, c in NETWORKS.items()
-        ),
     ),
 )

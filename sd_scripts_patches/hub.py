@@ -36,12 +36,8 @@ DOWNLOAD = "huggingface_hub.file_download"
 UTIL = "library.huggingface_util"
 STRATEGY = "library.strategy_base"
 TOKENIZERS = "transformers.tokenization_utils_base"
-THREAD = "hangproof-hub "
-"""The name of a thread that downloads begins with it."""
-ATTEMPTS = 3
-RETRY_PAUSE_S = 2.0
-POLL_S = 0.5
 
+_watched = threading.local()  # `here`: a download of this thread is watched already
 _upload_threads: list[threading.Thread] = []
 _cache_misses: list[str] = []  # files that were looked up in the cache only and are not there
 
@@ -86,7 +82,7 @@ def _cache_first(original: Callable[..., str]) -> Callable[..., str]:
             return original(repo_id, filename, **{**kwargs, "local_files_only": True})
         folder = Path(kwargs.get("local_dir") or cache)
         try:
-            return download_with_retries(lambda: original(repo_id, filename, **kwargs), folder, what)
+            return _download_with_limit(lambda: original(repo_id, filename, **kwargs), folder, what)
         except Unreachable:
             return original(repo_id, filename, **{**kwargs, "local_files_only": True})
 
@@ -116,37 +112,14 @@ def _download_to_cache(source: Source, cache: Path, token: object, what: str) ->
         return None
 
 
-def download_with_retries(download: Callable[[], T], folder: Path, what: str) -> T:
-    """Return `download()`, retried after an error. The process ends when no byte has arrived for `hub_timeout_s`."""
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return _download_with_limit(download, folder, what)
-        except OSError as error:  # errors of requests and of the hub are OSErrors; a missing file needs no retry
-            missing = getattr(getattr(error, "response", None), "status_code", None) in (401, 403, 404)
-            if missing or attempt == ATTEMPTS or reach.given_up or isinstance(error, (FileNotFoundError, Unreachable)):
-                raise
-            session.log(f"{what}: {type(error).__name__}: {error}; retrying (attempt {attempt} of {ATTEMPTS} failed)")
-            time.sleep(RETRY_PAUSE_S * attempt)
-    raise AssertionError("unreachable")
-
-
 def _download_with_limit(download: Callable[[], T], folder: Path, what: str) -> T:
+    """Return `download()`. The process ends when no byte has arrived for `hub_timeout_s`. Raises Unreachable."""
     limit = timeouts.seconds("hub_timeout_s")
     patience = Patience(min(limit or math.inf, reach.left_s()), f"a byte of {what}", session.log)
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(download())
-        except BaseException as error:  # noqa: BLE001 - passed to the thread that waits
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name=f"{THREAD}{what}", daemon=True)
-    thread.start()
     known = -1
-    while thread.is_alive():
-        thread.join(0.01 if known < 0 else POLL_S)
+
+    def watch() -> None:
+        nonlocal known
         size = _partial_bytes(folder)
         if size != known:
             reach.answered = reach.answered or -1 < known < size
@@ -156,16 +129,20 @@ def _download_with_limit(download: Callable[[], T], folder: Path, what: str) -> 
         patience.report()
         if reach.answered:
             patience.limit_s = limit
-        if patience.left_s() < (0 if reach.answered else -limits.seconds("hub_grace_s")) and thread.is_alive():
+        if patience.left_s() < (0 if reach.answered else -limits.seconds("hub_grace_s")):
             if reach.answered:
                 deadline.expire(limit, f"a byte of {what}")
             reach.give_up()
             message = f"the hub is out of reach: waited {patience.limit_s:.0f} s for {what}"
             session.log(message)
             raise Unreachable(message)
-    if errors:
-        raise errors[0]
-    return results[0]
+
+    def run() -> T:
+        _watched.here = True
+        return download()
+
+    watch()
+    return deadline.call(run, seconds=math.inf, what=what, waiting=watch)
 
 
 def _partial_bytes(folder: Path) -> int:
@@ -174,7 +151,6 @@ def _partial_bytes(folder: Path) -> int:
     for pattern in (
         "*/blobs/*.incomplete",
         "*/blobs/.*.part",
-        "*/blobs/.*.xet/**/*",
         ".cache/huggingface/**/*.incomplete",
     ):
         for path in folder.glob(pattern):
@@ -234,7 +210,7 @@ def _every_tokenizer(original: Callable) -> Callable:
 
     def from_pretrained(cls: Any, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> object:
         load = functools.partial(original, cls)
-        if kwargs.get("local_files_only") or threading.current_thread().name.startswith(THREAD):
+        if kwargs.get("local_files_only") or getattr(_watched, "here", False):
             return load(pretrained_model_name_or_path, *args, **kwargs)
         return from_cache_first(load, pretrained_model_name_or_path, *args, **kwargs)
 

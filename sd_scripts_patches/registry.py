@@ -46,7 +46,7 @@ MUSUBI_NAMES = (
     "world",
 )
 """The patches of musubi-tuner."""
-OWN = ("caches", "sampling", "heartbeat", "resume", "save")
+OWN = ("caches", "heartbeat", "resume")
 """Those of musubi-tuner that are in the folder `musubi`. Of the others, MUSUBI says where its functions are; where there is no MUSUBI,
 the patch is sd-scripts' own, without its modules."""
 

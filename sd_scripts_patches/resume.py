@@ -109,14 +109,17 @@ class Run:
         state = self.resume_from
         if state is None or not state.epoch_over or not args.sample_prompts or not args.sample_every_n_epochs:
             return 0, 0
-        name = f"{glob.escape(args.output_name)}_" if args.output_name else ""
-        found = list(Path(args.output_dir, "sample").glob(f"{name}e{state.epoch:06d}_*.png"))
         try:
             prompts = hooks.current(UTIL, "load_prompts")(args.sample_prompts)
         except (OSError, ValueError) as error:
             logger.warning(f"hangproof: cannot check for missing samples: {args.sample_prompts}: {error}")
             return 0, 0
-        return (state.epoch, state.step) if len(found) < len(prompts) else (0, 0)
+        return (state.epoch, state.step) if self._lost_samples(args, state.epoch, len(prompts)) else (0, 0)
+
+    def _lost_samples(self, args: Any, epoch: int, prompts: int) -> bool:
+        """Whether an epoch has fewer sample images than prompts."""
+        name = f"{glob.escape(args.output_name)}_" if args.output_name else ""
+        return len(list(Path(args.output_dir, "sample").glob(f"{name}e{epoch:06d}_*"))) < prompts
 
     def begin_training(
         self,
@@ -370,7 +373,9 @@ def _check_state_first(original: Callable) -> Callable:
     def train(self: Any, args: Any) -> Any:
         if args.resume and not args.resume_from_huggingface:
             snapshots.make_state(args.resume)
-            step_is_given = args.initial_step is not None or args.initial_epoch is not None
+            # musubi-tuner has no such flags, and finds the step of a state without them.
+            flags = (getattr(args, name, 0) for name in ("initial_step", "initial_epoch"))
+            step_is_given = any(flag is not None for flag in flags)
             legacy_state.check_state(Path(args.resume), step_is_given)
         return original(self, args)
 
@@ -384,10 +389,6 @@ def rewrite(tree: ast.Module) -> ast.Module:
     find, insert = ast_utils.find_statement, ast_utils.insert
     resume = ast_utils.find_call(train, "resume_from_local_or_hf_if_specified")
     at_first = find(train, ast.Expr, AT_FIRST, prefix=True)
-    epochs = find(train, ast.For, "for epoch in range(epoch_to_start, num_train_epochs)")
-    batches = find(epochs, ast.For, "for (step, batch) in enumerate(skipped_dataloader or train_dataloader)")
-    count = find(batches, ast.AugAssign, "global_step += 1")
-    record = find(batches, ast.Expr, "loss_recorder.add(", prefix=True)
     insert(
         train,
         resume,
@@ -398,20 +399,28 @@ def rewrite(tree: ast.Module) -> ast.Module:
     at_first.value.args[2:4] = [
         ast.Starred(ast_utils.parse_expression("_hangproof_run.missing_samples(args)"), ast.Load())
     ]
-    insert(
-        train,
-        epochs,
-        before="epoch_to_start, global_step = _hangproof_run.begin_training("
-        "args, train_dataloader, loss_recorder, progress_bar, current_step, epoch_to_start, global_step)",
-    )
-    insert(train, batches, after="_hangproof_run.epoch_over = True")
-    insert(train, count, after="_hangproof_run.after_step(global_step, epoch, step, loss)")
-    insert(train, record, after="_hangproof_run.after_loss_recorded()")
-    batches.iter = ast_utils.parse_expression(
-        "_hangproof_run.iterate_batches(skipped_dataloader or train_dataloader, epoch)"
-    )
+    rewrite_loops(train, "skipped_dataloader or train_dataloader", "current_step")
     ast_utils.insert_import(tree, "from sd_scripts_patches.resume import run as _hangproof_run")
     return tree
+
+
+def rewrite_loops(function: ast.FunctionDef, loader: str, current_step: str, before: str = "") -> None:
+    """Insert the calls to `run` into the loops over epochs and batches of `loader`. before: further statements before them."""
+    find, insert = ast_utils.find_statement, ast_utils.insert
+    epochs = find(function, ast.For, "for epoch in range(epoch_to_start, num_train_epochs)")
+    batches = find(epochs, ast.For, f"for (step, batch) in enumerate({loader})")
+    count = find(batches, ast.AugAssign, "global_step += 1")
+    record = find(batches, ast.Expr, "loss_recorder.add(", prefix=True)
+    insert(
+        function,
+        epochs,
+        before=f"{before}epoch_to_start, global_step = _hangproof_run.begin_training("
+        f"args, train_dataloader, loss_recorder, progress_bar, {current_step}, epoch_to_start, global_step)",
+    )
+    insert(function, batches, after="_hangproof_run.epoch_over = True")
+    insert(function, count, after="_hangproof_run.after_step(global_step, epoch, step, loss)")
+    insert(function, record, after="_hangproof_run.after_loss_recorded()")
+    batches.iter = ast_utils.parse_expression(f"_hangproof_run.iterate_batches({loader}, epoch)")
 
 
 _TRAIN = Target(MODULE, "NetworkTrainer.train", params=("self", "args"), make=_check_state_first)

@@ -4,16 +4,21 @@ The budget is checked between denoising steps, in the progress bar that the samp
 An image that exceeds it, or fails for any reason (a prompt file edited during the run, no memory left), is skipped and
 reported. sd-scripts restores the random state after the last image; when it fails before that, this patch does. A check
 between steps cannot see a single step that hangs: `sample_grace_s` after the budget the process is killed.
+
+After an image of musubi-tuner that failed, the model is in evaluation mode and its blocks are placed for inference; both are
+restored.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from guards import limits
 from sd_scripts_patches import session, timeouts
+from sd_scripts_patches.musubi import BASE
 from sd_scripts_patches.patch import Patch, Target, uses
 
 # module: (function for all images, function for one image); both are globals of one module, where they call each other
@@ -36,6 +41,18 @@ LOOPS = {
     "diffusers.pipelines.pipeline_utils": "DiffusionPipeline",  # SD 1.5
 }
 REQUIRED = ("library.flux_train_utils",)
+MUSUBI_LOOPS = {
+    "musubi_tuner.zimage_train_network": "ZImageNetworkTrainer",
+    "musubi_tuner.hv_train_network": "HunyuanVideoNetworkTrainer",
+    "musubi_tuner.hv_1_5_train_network": "HunyuanVideo15NetworkTrainer",
+    "musubi_tuner.wan_train_network": "WanNetworkTrainer",
+    "musubi_tuner.flux_kontext_train_network": "FluxKontextNetworkTrainer",
+    "musubi_tuner.flux_2.flux2_utils": "denoise",
+    "musubi_tuner.krea2_train_network": "Krea2NetworkTrainer",
+    "musubi_tuner.qwen_image_train_network": "QwenImageNetworkTrainer",
+}
+"""module: what stands beside the progress bar of its denoising loop. The families without one have no budget between
+steps, only the deadline of the whole image."""
 
 
 class BudgetExceeded(Exception):
@@ -112,6 +129,42 @@ def _sample_all(original: Callable) -> Callable:
     return sample_images
 
 
+def _sample_one_of_musubi(original: Callable) -> Callable:
+    within_budget = _sample_one(original)
+
+    def sample_image_inference(
+        self: Any, accelerator: Any, args: Any, transformer: Any, *rest: Any, **kwargs: Any
+    ) -> None:
+        was_training = transformer.training
+        within_budget(self, accelerator, args, transformer, *rest, **kwargs)
+        if transformer.training != was_training:
+            transformer.train(was_training)
+
+    return sample_image_inference
+
+
+def _sample_all_of_musubi(original: Callable) -> Callable:
+    def sample_images(
+        self: Any, accelerator: Any, args: Any, epoch: Any, steps: Any, *rest: Any, **kwargs: Any
+    ) -> None:
+        done: list[bool] = []
+
+        def keep(*given: Any, **named: Any) -> None:
+            original(*given, **named)
+            done.append(True)
+
+        every_image = _sample_all(keep)
+        every_image(self, accelerator, args, epoch, steps, *rest, **kwargs)
+        if done:
+            return
+        for model in (model for model in rest if hasattr(model, "parameters")):
+            unwrapped = accelerator.unwrap_model(model)
+            if hasattr(unwrapped, "switch_block_swap_for_training"):
+                unwrapped.switch_block_swap_for_training()
+
+    return sample_images
+
+
 def _prompts(args: tuple[Any, ...]) -> list[dict[str, Any]]:
     """Return the prompts among the arguments: the one of an image, or those of the images of one loop.
 
@@ -148,4 +201,25 @@ PATCH = Patch(
     why="a slow or failing sample image blocks or ends the run",
     targets=_targets(),
     relevant=uses("--sample_prompts", "--sample_every_n_steps", "--sample_every_n_epochs", "--sample_at_first"),
+)
+MUSUBI = dataclasses.replace(
+    PATCH,
+    targets=(
+        Target(
+            BASE,
+            "NetworkTrainer.sample_images",
+            params=("self", "accelerator", "args", "epoch", "steps"),
+            make=_sample_all_of_musubi,
+        ),
+        Target(
+            BASE,
+            "NetworkTrainer.sample_image_inference",
+            params=("self", "accelerator", "args", "transformer"),
+            make=_sample_one_of_musubi,
+        ),
+        *(
+            Target(module, "tqdm", beside=beside, optional=True, make=_with_budget)
+            for module, beside in MUSUBI_LOOPS.items()
+        ),
+    ),
 )

@@ -9,12 +9,14 @@ deleted only while another one on the disk verifies, and a deletion that fails d
 NaN are refused: they would replace, one by one, every state that can still be resumed.
 
 At its end `train()` closes the trackers first and saves afterwards (a tracker that hangs loses the last state and the
-LoRA). That statement is moved behind the saves, and gets a limit as a whole.
+LoRA). That statement is moved behind the saves, and gets a limit as a whole. musubi-tuner also deletes old LoRAs itself, in its
+training loop: each goes only while a newer one verifies.
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import os
 import re
 import shutil
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from guards import crash
 from sd_scripts_patches import ast_utils, session, snapshots, timeouts, trackers
+from sd_scripts_patches.musubi import BASE, LOOP, TRAIN_UTILS
 from sd_scripts_patches.patch import Incompatible, Patch, Target, find_function, find_one
 
 if TYPE_CHECKING:
@@ -57,14 +60,31 @@ def refuse_nan(tensors: dict[str, torch.Tensor], what: str) -> None:
 
 
 def save_weights(network: Any, file: str, dtype: Any, metadata: dict[str, str] | None) -> None:
-    """`network.save_weights(file, …)`, atomically. Replaces that call in `train()`."""
+    """`network.save_weights(file, …)`, atomically, in phase "save". Replaces that call in the training."""
     from guards import checkpoint
 
     snapshots.begin_saves(_step_and_epoch(Path(file))[0])
     snapshots.wait_for_saves()  # a state that was saved before this LoRA is complete before it
     refuse_nan(_trained(network), file)
-    with checkpoint.writing_file(file) as temporary:
+    with session.phase("save", note=file), checkpoint.writing_file(file) as temporary:
         network.save_weights(str(temporary), dtype, metadata)
+
+
+def remove_weights(file: str) -> None:
+    """Delete an old LoRA file, unless no newer one of its folder verifies. A failure does not end the run."""
+    from guards import checkpoint
+
+    old = Path(file)
+    try:
+        age = old.stat().st_mtime_ns
+        newer = [p for p in old.parent.glob("*.safetensors") if p != old and p.stat().st_mtime_ns >= age]
+        newer.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        if any(checkpoint.verify_lora(path).usable for path in newer):
+            os.remove(old)
+        else:
+            session.log(f"{old} is kept: no newer file verifies, so it is the last valid one")
+    except OSError as error:
+        session.log(f"{old} was not deleted ({error}); delete it by hand")
 
 
 def end_training(accelerator: Any) -> None:
@@ -156,15 +176,10 @@ def _sweep_first(original: Callable) -> Callable:
     return train
 
 
-def rewrite(tree: ast.Module) -> ast.Module:
-    """Rewrite `train()`. The LoRA is saved in it (v0.10) or in a method that it calls (v0.11)."""
-    return rewrite_loop(tree, "NetworkTrainer.train", "sd_scripts_patches.save")
-
-
-def rewrite_loop(tree: ast.Module, loop: str, functions: str) -> ast.Module:
+def rewrite(tree: ast.Module, loop: str = "NetworkTrainer.train") -> ast.Module:
     """Move the end of the trackers behind the last saves of the function `loop`, and save LoRAs through `save_weights`.
 
-    functions: the module of `save_weights` and `end_training`.
+    The LoRA is saved in that function, or in another method of the trainer (sd-scripts v0.11).
     """
     train = find_function(tree, loop)
     ast_utils.require_variables(train, ("accelerator", "args"))
@@ -180,10 +195,16 @@ def rewrite_loop(tree: ast.Module, loop: str, functions: str) -> ast.Module:
     body.remove(end)
     body += ast_utils.parse_statements("_hangproof_end(accelerator)")
     save.value = ast_utils.parse_expression("_hangproof_save(unwrapped_nw, ckpt_file, save_dtype, metadata_to_save)")
-    ast_utils.insert_import(
-        tree,
-        f"from {functions} import end_training as _hangproof_end, save_weights as _hangproof_save",
-    )
+    functions = "end_training as _hangproof_end, save_weights as _hangproof_save"
+    ast_utils.insert_import(tree, f"from sd_scripts_patches.save import {functions}")
+    return tree
+
+
+def _rewrite_musubi(tree: ast.Module) -> ast.Module:
+    tree = rewrite(tree, LOOP)
+    remove = ast_utils.find_statement(find_function(tree, LOOP), ast.Expr, "os.remove(old_ckpt_file)")
+    remove.value = ast_utils.parse_expression("_hangproof_remove(old_ckpt_file)")
+    ast_utils.insert_import(tree, "from sd_scripts_patches.save import remove_weights as _hangproof_remove")
     return tree
 
 
@@ -199,18 +220,32 @@ def _step_and_epoch(folder: Path) -> tuple[int, int]:
     return (int(match["step"] or 0), int(match["epoch"] or 0)) if match else (0, 0)
 
 
-_TRAIN = Target(MODULE, "NetworkTrainer.train", params=("self", "args"), make=_sweep_first)
+SAVES = {
+    "save_and_remove_state_stepwise": ("args", "accelerator", "step_no"),
+    "save_and_remove_state_on_epoch_end": ("args", "accelerator", "epoch_no"),
+    "save_state_on_train_end": ("args", "accelerator"),
+}
+"""The functions that save states, and their parameters."""
+
+
+def _targets(trainer: str, util: str) -> tuple[Target, ...]:
+    """trainer: the module of the training. util: that of SAVES."""
+    return (
+        Target(trainer, "NetworkTrainer.train", params=("self", "args"), make=_sweep_first),
+        Target(ACCELERATOR, "Accelerator.save_state", params=("self", "output_dir"), make=_write_aside),
+        *(Target(util, name, params=params) for name, params in SAVES.items()),
+        Target(util, "shutil", beside="save_and_remove_state_stepwise", make=lambda _: SafeDeletion()),
+    )
+
 
 PATCH = Patch(
     name="save",
     why="a kill during a save leaves a state that looks complete; a hung tracker loses the last save",
-    targets=(
-        _TRAIN,
-        Target(ACCELERATOR, "Accelerator.save_state", params=("self", "output_dir"), make=_write_aside),
-        Target(UTIL, "save_and_remove_state_stepwise", params=("args", "accelerator", "step_no")),
-        Target(UTIL, "save_and_remove_state_on_epoch_end", params=("args", "accelerator", "epoch_no")),
-        Target(UTIL, "save_state_on_train_end", params=("args", "accelerator")),
-        Target(UTIL, "shutil", beside="save_and_remove_state_stepwise", make=lambda _: SafeDeletion()),
-    ),
-    rewrites=((_TRAIN, rewrite),),
+    targets=_targets(MODULE, UTIL),
+    rewrites=((Target(MODULE, "NetworkTrainer.train", params=("self", "args")), rewrite),),
+)
+MUSUBI = dataclasses.replace(
+    PATCH,
+    targets=_targets(BASE, TRAIN_UTILS),
+    rewrites=((Target(BASE, LOOP, params=("self", "args", "accelerator")), _rewrite_musubi),),
 )

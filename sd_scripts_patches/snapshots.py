@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from guards import checkpoint, snapshot_record
+from guards.snapshot_keep import restore
 from guards.snapshot_record import File, RecordError
-from guards.snapshots import Snapshots, restore
+from guards.snapshots import Snapshots
 from guards.state_saves import StateSaves
 from sd_scripts_patches import session
 from sd_scripts_patches.trainer_state import ResumeError

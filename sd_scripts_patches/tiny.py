@@ -26,6 +26,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -336,17 +337,18 @@ def write_tokenizers(folder: Path) -> None:
     made.save_pretrained(t5)
 
 
-def write_images(folder: Path, count: int) -> None:
-    """Write `count` noise images of 64 × 64 pixels with captions, one repeat each."""
+def write_images(folder: Path, count: int, sizes: Sequence[tuple[int, int]] = ((64, 64),), seed: int = 7) -> None:
+    """Write `count` noise images with captions to `folder`. sizes: width and height, in turn."""
     import numpy
     from PIL import Image
 
-    (folder / "1_thing").mkdir(parents=True)
-    noise = numpy.random.default_rng(7)
+    folder.mkdir(parents=True)
+    noise = numpy.random.default_rng(seed)
     for i in range(count):
-        pixels = noise.integers(0, 256, (64, 64, 3), dtype=numpy.uint8)
-        Image.fromarray(pixels).save(folder / "1_thing" / f"{i:03d}.png")
-        (folder / "1_thing" / f"{i:03d}.txt").write_text(f"a thing, number {i}", encoding="utf-8")
+        width, height = sizes[i % len(sizes)]
+        pixels = noise.integers(0, 256, (height, width, 3), dtype=numpy.uint8)
+        Image.fromarray(pixels).save(folder / f"{i:03d}.png")
+        (folder / f"{i:03d}.txt").write_text(f"a thing, number {i}", encoding="utf-8")
 
 
 def make(checkout: Path, work: Path, images: int) -> None:
@@ -373,7 +375,7 @@ def make(checkout: Path, work: Path, images: int) -> None:
         weights = {key: tensor.clone().contiguous() for key, tensor in model.state_dict().items()}
         save_file(weights, work / f"{name}.safetensors")
     write_tokenizers(work / "tokenizers")
-    write_images(work / "images", images)
+    write_images(work / "images" / "1_thing", images)
     (work / "prompts.txt").write_text("a thing --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
 
 

@@ -14,6 +14,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from guards.checkpoint import atomic_write
 from sd_scripts_patches import compatibility
 from sd_scripts_patches.trainers import TRAINERS, Trainer
 
@@ -73,12 +74,7 @@ def record(run: Path, trainer: Trainer, checkout: Path) -> str:
     if before[-1:] == [now]:
         return ""
     content = asdict(Record(trainer.key, str(checkout), [*before, now]))
-    temporary = run / f".{FILE}.{os.getpid()}.tmp"
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, run / FILE)
+    atomic_write(run / FILE, json.dumps(content))
     if not before:
         return ""
     return (

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from guards import checkpoint, deadline, limits, snapshots, world
+from guards import checkpoint, deadline, limits, snapshot_keep, world
 from guards.heartbeat import REQUEST_STOP
 from guards.metrics import Metrics
 from guards.snapshot_record import File, Header
@@ -36,7 +36,7 @@ def run(t: Training) -> str:
     step, losses = restore(t)
     t.saves.redo(step, lambda header, files: complete_save(t, header, files))
     if not (
-        t.args.resume and snapshots.is_restored(t.args.resume)
+        t.args.resume and snapshot_keep.is_restored(t.args.resume)
     ):  # a snapshot is taken after all that follows its step
         validate_if_due(t, step, metrics)
         if rank_0:
@@ -97,7 +97,7 @@ def restore(t: Training) -> tuple[int, deque]:
     )
     losses.extend(state["losses"])
     t.sampler.since_s = (folder / checkpoint.GUARD).stat().st_mtime
-    t.state = None if snapshots.is_restored(folder) else (state["current_step"], folder)
+    t.state = None if snapshot_keep.is_restored(folder) else (state["current_step"], folder)
     t.log(f"resumed from step {state['current_step']}: {folder}")
     return state["current_step"], losses
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from guards import checkpoint, snapshots
+from guards import checkpoint, snapshot_keep
 from guards.snapshot_record import File, RecordError
 from trainer import lora
 from trainer.errors import TrainError
@@ -70,7 +70,7 @@ def check(folder: Path) -> None:
     A state from a snapshot in memory is made here.
     """
     try:
-        snapshots.restore(folder)
+        snapshot_keep.restore(folder)
     except RecordError as problem:
         raise TrainError(f"--resume {folder}: {problem}") from problem
     if not folder.is_dir():

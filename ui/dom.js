@@ -1,8 +1,10 @@
 // What all scripts of the page use (ui/scripts.py). Elements are built with textContent, never from markup.
-const make = (tag, cls, text) => {
+// more: its text, or properties of the node.
+const make = (tag, cls, more) => {
   const node = document.createElement(tag);
   if (cls) node.className = cls;
-  if (text !== undefined) node.textContent = text;
+  if (typeof more === "object") Object.assign(node, more);
+  else if (more !== undefined) node.textContent = more;
   return node;
 };
 const button = (text, cls, act) => {
@@ -24,19 +26,4 @@ const region = (cls, label) => {
   node.setAttribute("role", "region");
   node.setAttribute("aria-label", label);
   return node;
-};
-// A fold with a title and what it is for; the caller fills `body`.
-const folding = (title, about, testid, cls = "") => {
-  const node = make("details", `hp-fold ${cls}`.trim());
-  if (testid) node.dataset.testid = testid;
-  const heading = make("summary");
-  heading.append(make("strong", "", title), make("span", "", about));
-  const body = make("div", "hp-fold-body");
-  node.append(heading, body);
-  return { node, body };
-};
-// What a call of the server returns: {ok: true, …} or {ok: false, error}, also where no answer comes.
-const reply = async (call) => {
-  const answer = await call.catch(() => null);
-  return answer && typeof answer.ok === "boolean" ? answer : { ok: false, error: "The server does not answer. Try again." };
 };

@@ -10,6 +10,7 @@ import runs
 from ui import doctor_page, scripts
 from ui.new import form, hub_login, new_lora, settings, trainer_checks, try_it
 from ui.run import fleet_page, run_page
+from ui.run.fold import QUIET
 
 MARK = (
     '<svg viewBox="0 0 32 32" width="30" height="30" aria-hidden="true"><rect width="32" height="32" rx="8" fill="#0f766e"/>'
@@ -178,23 +179,22 @@ def build(login: bool = False) -> gr.Blocks:
 
 def _wire_new(new: new_lora.NewLora, draft_id: gr.BrowserState) -> None:
     fields = [new.fields[key] for key in form.KEYS]
-    quiet = {"show_progress": "hidden", "api_visibility": "private"}
-    new.images.show(None, None, fields, js=new_lora.SHOW, **quiet)
-    new.images.review(new_lora.review, draft_id, new.refresh_outputs, trigger_mode="always_last", **quiet)
-    new.models_fold.expand(new_lora.open_models, None, new.models, **quiet)
-    new.propose.click(settings.follow_images, draft_id, None, **quiet).then(None, None, None, js=settings.SYNC, **quiet)
+    new.images.show(None, None, fields, js=new_lora.SHOW, **QUIET)
+    new.images.review(new_lora.review, draft_id, new.refresh_outputs, trigger_mode="always_last", **QUIET)
+    new.models_fold.expand(new_lora.open_models, None, new.models, **QUIET)
+    new.propose.click(settings.follow_images, draft_id, None, **QUIET).then(None, None, None, js=settings.SYNC, **QUIET)
     hub = new.hub
-    hub.fold.expand(hub_login.on_open, None, hub.outputs, **quiet)
-    gr.on([hub.log_in.click, hub.token.submit], hub_login.on_log_in, hub.token, hub.outputs, **quiet)
-    hub.log_out.click(hub_login.on_log_out, None, hub.outputs, **quiet)
-    new.fetch.click(new_lora.fetch_model, draft_id, new.model_outputs, **quiet)
+    hub.fold.expand(hub_login.on_open, None, hub.outputs, **QUIET)
+    gr.on([hub.log_in.click, hub.token.submit], hub_login.on_log_in, hub.token, hub.outputs, **QUIET)
+    hub.log_out.click(hub_login.on_log_out, None, hub.outputs, **QUIET)
+    new.fetch.click(new_lora.fetch_model, draft_id, new.model_outputs, **QUIET)
     gr.on(
         [hub.status.change, new.fetching.tick],
         new_lora.poll_fetch,
         draft_id,
         new.model_outputs,
         trigger_mode="always_last",
-        **quiet,
+        **QUIET,
     )
     trainer_checks.wire(new.checks, new.fields["backend"], new.loaded)
     new.images.insert(
@@ -202,37 +202,36 @@ def _wire_new(new: new_lora.NewLora, draft_id: gr.BrowserState) -> None:
         [draft_id, new.images],
         [new.images, new.problem],
         js=settings.FLUSH,
-        **quiet,
+        **QUIET,
     )
 
 
 def _wire_runs(run: run_page.RunPage) -> None:
-    quiet = {"show_progress": "hidden", "api_visibility": "private"}
     shown = [run.selected, run.seen, run.search]
-    refresh = {"fn": run_page.refresh, "inputs": shown, "outputs": run.outputs, **quiet}
+    refresh = {"fn": run_page.refresh, "inputs": shown, "outputs": run.outputs, **QUIET}
     run.timer.tick(queue=False, **refresh)
     run.search.input(trigger_mode="always_last", **refresh)
-    run.parts["list"].pick(run_page.pick, run.search, [*run.outputs, run.notice, run.confirmed, *run.panels], **quiet)
-    run.parts["actions"].act(run_page.on_action, run.selected, run.notice, **quiet).then(**refresh)
-    run.parts["queue"].act(run_page.on_queue, None, [run.notice, run.sweep_panel, run.sweep_table], **quiet).then(
+    run.parts["list"].pick(run_page.pick, run.search, [*run.outputs, run.notice, run.confirmed, *run.panels], **QUIET)
+    run.parts["actions"].act(run_page.on_action, run.selected, run.notice, **QUIET).then(**refresh)
+    run.parts["queue"].act(run_page.on_queue, None, [run.notice, run.sweep_panel, run.sweep_table], **QUIET).then(
         **refresh
     )
-    run.sweep_close.click(lambda: gr.update(visible=False), None, run.sweep_panel, **quiet)
-    run.stop.click(None, None, run.stop, js=run_page.STOPPING, **quiet)
-    run.stop.click(run_page.stop, shown[:2], [run.notice, run.seen], **quiet).then(**refresh)
-    run.go.click(run_page.start, [run.selected, run.total], run.notice, **quiet).then(**refresh)
+    run.sweep_close.click(lambda: gr.update(visible=False), None, run.sweep_panel, **QUIET)
+    run.stop.click(None, None, run.stop, js=run_page.STOPPING, **QUIET)
+    run.stop.click(run_page.stop, shown[:2], [run.notice, run.seen], **QUIET).then(**refresh)
+    run.go.click(run_page.start, [run.selected, run.total], run.notice, **QUIET).then(**refresh)
     for button, ask in ((run.rename, run_page.ask_rename), (run.delete, run_page.ask_delete)):
-        button.click(ask, run.selected, run.panels, **quiet).then(None, None, None, js=run_page.FOCUS_PANEL, **quiet)
-    gr.on([run.rename_no.click, run.delete_no.click], run_page.close_panels, None, run.panels, **quiet)
+        button.click(ask, run.selected, run.panels, **QUIET).then(None, None, None, js=run_page.FOCUS_PANEL, **QUIET)
+    gr.on([run.rename_no.click, run.delete_no.click], run_page.close_panels, None, run.panels, **QUIET)
     changed = [*run.outputs, run.notice, *run.panels]
     gr.on(
         [run.rename_ok.click, run.new_name.submit],
         run_page.rename,
         [run.selected, run.new_name, run.search],
         changed,
-        **quiet,
+        **QUIET,
     )
-    run.delete_ok.click(run_page.delete, [run.selected, run.with_images, run.search], changed, **quiet)
+    run.delete_ok.click(run_page.delete, [run.selected, run.with_images, run.search], changed, **QUIET)
 
 
 def _wire_tabs(
@@ -248,7 +247,6 @@ def _wire_tabs(
     messages: gr.State,
 ) -> None:
     fields = [new.fields[key] for key in form.KEYS]
-    quiet = {"show_progress": "hidden", "api_visibility": "private"}
 
     def opened(stored: str | None, request: gr.Request) -> list[Any]:
         """What a newly opened page shows: the run or the tab in its address, else a running one, else the New LoRA tab."""
@@ -265,9 +263,9 @@ def _wire_tabs(
         draft_id,
         [draft_id, new.images, new.problem, *fields, *run.outputs, tabs, *timers],
         js=new_lora.DRAFT,
-        **quiet,
-    ).then(None, [draft_id, *fields], fields, js=new_lora.RESTORE, **quiet).then(
-        lambda: True, None, new.loaded, js=run_page.OPENED, **quiet
+        **QUIET,
+    ).then(None, [draft_id, *fields], fields, js=new_lora.RESTORE, **QUIET).then(
+        lambda: True, None, new.loaded, js=run_page.OPENED, **QUIET
     )
 
     run.copy.click(
@@ -275,8 +273,8 @@ def _wire_tabs(
         [run.selected, run.confirmed, draft_id],
         [run.notice, run.confirmed, new.images, note, tabs],
         js=settings.FLUSH,
-        **quiet,
-    ).then(None, None, None, js=run_page.SHOW_NOTE, **quiet).then(None, None, None, js=settings.SYNC, **quiet)
+        **QUIET,
+    ).then(None, None, None, js=run_page.SHOW_NOTE, **QUIET).then(None, None, None, js=settings.SYNC, **QUIET)
 
     def show_started(name: str, lines: list[Any]) -> list[Any]:
         """Select the run that was just started."""
@@ -286,20 +284,20 @@ def _wire_tabs(
         text = run_page.notice(lines, kind)
         return [*run_page.render(name, ""), text, "", gr.update(selected="runs"), gr.Timer(active=True)]
 
-    new.try_it.click(try_it.start, None, [new.try_note, started, messages], **quiet).then(
-        show_started, [started, messages], [*run.outputs, run.notice, note, tabs, run.timer], **quiet
+    new.try_it.click(try_it.start, None, [new.try_note, started, messages], **QUIET).then(
+        show_started, [started, messages], [*run.outputs, run.notice, note, tabs, run.timer], **QUIET
     )
     new.start.click(
         new_lora.start,
         [draft_id, new.unsent],
         [new.problem, new.errors, started, messages],
         js=new_lora.START,
-        **quiet,
-    ).then(show_started, [started, messages], [*run.outputs, run.notice, note, tabs, run.timer], **quiet)
+        **QUIET,
+    ).then(show_started, [started, messages], [*run.outputs, run.notice, note, tabs, run.timer], **QUIET)
     # One event for all tabs: of separate ones, the answer for the tab that the page opened with could arrive last.
-    tabs.select(_watch, None, timers, trigger_mode="always_last", **quiet)
+    tabs.select(_watch, None, timers, trigger_mode="always_last", **QUIET)
     for other in other_tabs:
-        other.select(None, None, None, js=SHOW_TAB % json.dumps(other.id), **quiet)
+        other.select(None, None, None, js=SHOW_TAB % json.dumps(other.id), **QUIET)
 
 
 def _watch(event: gr.SelectData) -> list[gr.Timer]:

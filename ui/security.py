@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ui import health, scripts, served, snapshot_api
+from ui import health, scripts, served, thumbs
 from ui.login import PAGES, READS, Login
 from ui.run import downloads
 
@@ -61,8 +61,7 @@ ROUTES: dict[str, set[str]] = {
     f"{served.PREFIX}*": READS,
     f"{scripts.PREFIX}*": READS,
     f"{downloads.PREFIX}*": READS,
-    snapshot_api.PREFIX: READS,
-    f"{snapshot_api.PREFIX}/*": READS,
+    f"{thumbs.PREFIX}*": READS,
     "/login": {"POST", *READS},
     "/logout": {"POST"},
     # The API (ui/api/), which is a Gradio app of its own.
@@ -294,8 +293,8 @@ class Guard:
             return scripts.respond(request)
         if path.startswith(downloads.PREFIX):
             return await downloads.respond(request)
-        if path == snapshot_api.PREFIX or path.startswith(f"{snapshot_api.PREFIX}/"):
-            return await snapshot_api.respond(request)
+        if path.startswith(thumbs.PREFIX):
+            return await thumbs.respond(request)
         return await served.respond(request) if path.startswith(served.PREFIX) else None
 
     def _unknown_host(self, request: Request) -> str:

@@ -4,9 +4,9 @@ PROTOCOLS has a row for each. A call here is one attempt: it neither repeats nor
 raise OSError (FileNotFoundError: no such name; FileExistsError: only from `create`) and `failures`.
 
 A file is visible completely or not at all. An object store shows an object when its upload is complete; elsewhere a file is
-written under a hidden name, and renamed. `create` is one atomic request where the protocol has one (`creates`), so that only one
-of several machines can win; a server that ignores the condition of such a request is found out by `prove`. Azure's library and
-the hub's buckets have none: `exclusive` is then False, and a lease waits and reads again.
+written under a hidden name, and renamed. `create` is one atomic request where the protocol has one (`conditional`), so that only one
+of several machines can win. Azure's library and the hub's buckets have none, and some servers that speak S3 ignore the condition:
+two machines may both create a file there, which a lease looks for afterwards.
 
 Nothing that was listed is cached: another machine writes here too. Credentials come from where the libraries look for them:
 AWS_… variables and ~/.aws, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_…, ~/.ssh/config and the SSH agent, `hf auth login`.
@@ -44,13 +44,13 @@ Meter = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Protocol:
-    """How fsspec reaches a kind of place. package: the library. creates: "atomic", "asked" (`prove` finds out) or "no".
+    """How fsspec reaches a kind of place. package: the library. conditional: whether it can create a file that must not exist.
 
     errors: the classes of the library's errors that are no OSError, as MODULE:CLASS.
     """
 
     package: str
-    creates: str
+    conditional: bool
     options: dict[str, Any] = field(default_factory=dict)
     errors: tuple[str, ...] = ()
     reading: dict[str, Any] = field(default_factory=dict)  # arguments of `cat_file`
@@ -61,19 +61,19 @@ _NO_CACHE = {**_NEW, "use_listings_cache": False}
 _S3 = {"connect_timeout": CONNECT_S, "read_timeout": READ_S, "retries": {"mode": "standard", "max_attempts": 2}}
 _HTTP = "aiohttp:ClientError"
 PROTOCOLS = {
-    "file": Protocol("fsspec", "atomic", {**_NEW, "auto_mkdir": True}),
-    "sftp": Protocol("paramiko", "atomic", errors=("paramiko:SSHException",)),
+    "file": Protocol("fsspec", True, {**_NEW, "auto_mkdir": True}),
+    "sftp": Protocol("paramiko", True, errors=("paramiko:SSHException",)),
     "s3": Protocol(
-        *("s3fs", "asked", {"config_kwargs": _S3, **_NO_CACHE}),
+        *("s3fs", True, {"config_kwargs": _S3, **_NO_CACHE}),
         ("botocore.exceptions:BotoCoreError", "botocore.exceptions:ClientError", _HTTP),
     ),
     "gs": Protocol(
-        *("gcsfs", "asked", {"timeout": READ_S, **_NO_CACHE}),
+        *("gcsfs", True, {"timeout": READ_S, **_NO_CACHE}),
         ("gcsfs.retry:HttpError", "google.auth.exceptions:GoogleAuthError", _HTTP),
     ),
-    "az": Protocol("adlfs", "no", {"anon": False, **_NO_CACHE}, ("azure.core.exceptions:AzureError", _HTTP)),
+    "az": Protocol("adlfs", False, {"anon": False, **_NO_CACHE}, ("azure.core.exceptions:AzureError", _HTTP)),
     "hf": Protocol(
-        *("huggingface_hub", "no", _NEW),
+        *("huggingface_hub", False, _NEW),
         (
             *("huggingface_hub.errors:EntryNotFoundError", "httpx2:HTTPError", "builtins:RuntimeError"),
             *("hf_xet:XetAuthenticationError", "hf_xet:XetObjectNotFoundError"),
@@ -114,12 +114,10 @@ class Files:
         self.scheme = scheme
         self.protocol = PROTOCOLS[scheme]
         self.options = self.protocol.options | (options or {})
-        self.exclusive = self.protocol.creates != "no"
         self.streams = scheme not in WHOLE
         self.failures: tuple[type[Exception], ...] = (OSError, *map(_class, self.protocol.errors))
         self._idle: list[Any] = []
         self._lock = threading.Lock()
-        self._is_proven = self.protocol.creates != "asked"
 
     @contextlib.contextmanager
     def session(self) -> Iterator[Any]:
@@ -136,20 +134,6 @@ class Files:
         from launch.store.sftp import KnownHosts
 
         return KnownHosts(**self.options)
-
-    def prove(self, prefix: str) -> None:
-        """Find out whether `create` is exclusive: some servers ignore the condition, and then a second call succeeds, too."""
-        if self._is_proven:
-            return
-        name = f"{prefix}probe-{uuid.uuid4().hex}"
-        self.create(name, b"first")
-        try:
-            self.create(name, b"second")
-            self.exclusive = False
-        except FileExistsError:
-            pass
-        self._is_proven = True
-        self.delete([name])
 
     def size(self, name: str) -> int:
         """The size of a file in bytes."""
@@ -197,13 +181,12 @@ class Files:
             raise
 
     def create(self, name: str, data: bytes) -> None:
-        """Write a file that does not exist. Where `exclusive` is False, two callers may both succeed. Raises FileExistsError."""
+        """Write a file that does not exist. Without `conditional`, two callers may both succeed. Raises FileExistsError."""
         with self.session() as fs:
-            if not self.exclusive:
+            if not self.protocol.conditional:
                 with contextlib.suppress(FileNotFoundError):
                     fs.info(name)
                     raise FileExistsError(errno.EEXIST, "exists already", name)
-            if self.protocol.creates == "no":
                 self.put(name, data, lambda count: None)
                 return
             try:

@@ -11,9 +11,9 @@ after it was created: by then the earlier holder has seen it, or its own period 
 Cheriton, 1989; fencing numbers as in Kleppmann, "How to do distributed locking", 2016.) No wait is needed after a claim that was
 released, or whose process is known to be dead: it ran on this machine since the same boot, and its process ID is gone.
 
-Where a place cannot create exclusively, claims of one number have a random part in their names. A machine waits `settle_s`
-after writing its own, reads again, and gives way to a claim that is marked as held or has a lower name. It marks its own as
-held within `settle_s` after that reading, or waits again, so that a machine which wrote too late to be seen will see the mark.
+Where a place has no conditional write, two machines can create one number. Each reads its claim again after `settle_s`, and the
+one whose claim was replaced gives way. One whose request takes longer than that is seen at the next renewal only: until then
+both may train, and what they write has one fencing number. So one machine is the rule there, not a guarantee.
 """
 
 import json
@@ -30,7 +30,7 @@ from launch.store.places import NotFound, Place, StoreError, one_line
 from monitor.process import platform
 
 FOLDER = "lease"
-CLAIM = re.compile(r"lease/(\d{6,12})(?:-([0-9a-f]{16}))?\.json")
+CLAIM = re.compile(r"lease/(\d{6,12})\.json")
 PERIOD_S = 60.0
 WATCH = 1.25  # periods that a watcher waits: clocks may run at different speeds
 KEPT_CLAIMS = 3
@@ -122,6 +122,11 @@ def parse_claim(data: bytes) -> Claim | None:
         return None
 
 
+def name_of(number: int) -> str:
+    """The name of a claim in the store."""
+    return f"{FOLDER}/{number:06}.json"
+
+
 def claims_of(names: list[str] | dict[str, Any]) -> dict[str, int]:
     """The claims among the names of a store, with their numbers."""
     return {name: int(match[1]) for name in names if (match := CLAIM.fullmatch(name))}
@@ -130,17 +135,15 @@ def claims_of(names: list[str] | dict[str, Any]) -> dict[str, int]:
 def current(place: Place) -> Claim | None:
     """The claim that counts now, for people; None where there is none. Raises StoreError."""
     claims = claims_of(place.list(FOLDER))
-    names = [name for name, number in claims.items() if number == max(claims.values())]
-    found = [claim for name in names[:4] if (claim := parse_claim(place.read(name, 1 << 16)))]
-    return max(found, key=lambda claim: (claim.held, -int(claim.owner.id or "0", 16)), default=None)
+    name = max(claims, key=lambda name: claims[name], default="")
+    return parse_claim(place.read(name, 1 << 16)) if name else None
 
 
 def take_away(place: Place, claim: Claim) -> None:
     """Claim the number after `claim` and release it at once: its holder, if it is alive, sees that and stops. Raises StoreError."""
-    number, owner = max(claim.number, newest_lease(place)) + 1, this_owner()
-    unique = "" if place.exclusive else f"-{owner.id}"
-    data = Claim(number, owner, released=True, period_s=claim.period_s).dumps()
-    if not place.create(f"{FOLDER}/{number:06}{unique}.json", data):
+    number = max(claim.number, newest_lease(place)) + 1
+    data = Claim(number, this_owner(), released=True, period_s=claim.period_s).dumps()
+    if not place.create(name_of(number), data):
         raise StoreError(f"{place.address}: another machine took the lease just now; look again with `status`")
 
 
@@ -162,12 +165,12 @@ class Lease:
         dead: Callable[[Owner], bool] = is_dead,
     ):
         """settle_s: how long a claim is left before it is read again; by default a 30th of the period, or a sixth where the
-        place cannot create exclusively; there a claim must be marked as held within it. clock: seconds; its zero does not matter."""
+        place has no conditional write. clock: seconds; its zero does not matter."""
         # Not less than a connection takes on a busy machine: it is made anew after a failure. `valid` does not depend on it.
         self.place = place.limited(call_s=max(3.0, period_s / 6), tries=3, first_wait_s=period_s / 240)
         self.owner = owner or this_owner()
         self.period_s = period_s
-        self._settle_s = settle_s
+        self.settle_s = period_s / (30 if place.conditional else 6) if settle_s is None else settle_s
         self.clock = clock
         self.dead = dead
         self.number = 0  # of the own claim
@@ -179,17 +182,16 @@ class Lease:
         self._beat = 0
         self._hold_from = 0.0  # when a claim may begin to hold
         self._wait_s = 0.0  # the wait of the own claim
-        self._seen: tuple[dict[str, bytes], float] = ({}, 0.0)  # the claims that count, and since when they are so
+        self._seen: tuple[str, bytes, float] = (
+            "",
+            b"",
+            0.0,
+        )  # the claim that counts, its bytes, and since when it is so
 
     @property
     def state(self) -> str:
         """See the class."""
         return UNREACHABLE if self._state == HELD and not self.valid() else self._state
-
-    @property
-    def settle_s(self) -> float:
-        """How long a claim is left before it is read again."""
-        return self.period_s / (30 if self.place.exclusive else 6) if self._settle_s is None else self._settle_s
 
     def valid(self) -> bool:
         """Whether this process holds the lease now. Asks no store: call it before every write."""
@@ -231,31 +233,28 @@ class Lease:
 
     def _watch(self) -> None:
         """Claim the next number when the claims that count are released, dead or expired."""
-        self.place.prove()
         claims = claims_of(self.place.list(FOLDER))
         top = max(claims.values(), default=0)
-        found = {name: self._read(name) for name, number in claims.items() if number == top}
-        parsed = {name: parse_claim(data) for name, data in found.items()}
-        for name, claim in parsed.items():
-            if claim is not None and claim.owner.id == self.owner.id and name == self._name(top):
-                self._claimed(top, self._watch_s(list(parsed.values())))  # an earlier call created it after all
-                return
-        if found != self._seen[0]:
+        name = name_of(top) if top else ""
+        data = self._read(name) if top else b""
+        claim = parse_claim(data)
+        watch_s = WATCH * max(self.period_s, claim.period_s if claim else 0.0)
+        if claim is not None and claim.owner.id == self.owner.id:
+            self._claimed(top, watch_s)  # an earlier call created it after all
+            return
+        if (name, data) != self._seen[:2]:
             self.seen_alive = bool(self._seen[0])
-            self._seen = found, self.clock()  # the clock is read after the claims
-        busy = [claim for claim in parsed.values() if not self._is_over(claim)]
-        if any(claim is not None for claim in busy):
-            self.holder = next(claim.owner.text() for claim in busy if claim is not None)
-        elif busy:
-            self.holder = "a machine that is just writing its claim"
-        watch_s = self._watch_s(list(parsed.values()))
-        if busy and self.clock() - self._seen[1] < watch_s:
+            self._seen = name, data, self.clock()  # the clock is read after the claims
+        busy = top > 0 and (claim is None or not (claim.released or self.dead(claim.owner)))
+        if busy:
+            self.holder = claim.owner.text() if claim else "a machine that is just writing its claim"
+        if busy and self.clock() - self._seen[2] < watch_s:
             return
         newest = newest_lease(self.place)
         number, self._beat = max(top, newest) + 1, 0
         # A claim that never held may have followed one that still does; and a store may have lost the claim that does.
-        at_once = newest <= top and all(claim is not None and claim.held for claim in parsed.values()) and not busy
-        if self.place.create(self._name(number), Claim(number, self.owner, period_s=self.period_s).dumps()):
+        at_once = newest <= top and not busy and (claim is None or claim.held)
+        if self.place.create(name_of(number), Claim(number, self.owner, period_s=self.period_s).dumps()):
             self._claimed(number, 0.0 if at_once else watch_s)
 
     def _claimed(self, number: int, wait_s: float) -> None:
@@ -265,21 +264,15 @@ class Lease:
     def _confirm(self) -> None:
         """Hold the lease when the claim has waited long enough and none comes before it."""
         began = self.clock()
-        if not self._is_own():
-            self._give_way(delete=False)
-            return
-        if self._is_outranked():
-            self._give_way(delete=True)
+        if not self._is_own() or self._highest() > self.number:
+            self._give_way()
             return
         if began < self._hold_from:
             self._write()  # so that another watcher does not take this claim for a dead one
             return
         self._write(held=True)
-        if not self.place.exclusive and self.clock() - began > self.settle_s:
-            self._hold_from = self.clock() + self._wait_s
-            return
         if self._highest() > self.number:
-            self._give_way(delete=False)
+            self._give_way()
             return
         self._state, self.holder = HELD, self.owner.text()
         self._valid_until = began + self.period_s
@@ -292,21 +285,17 @@ class Lease:
             self._lose()
             return
         self._write(held=True)
-        if self._highest() > self.number or (not self.place.exclusive and self._is_outranked(by_held_only=True)):
+        if self._highest() > self.number:
             self._lose()
             return
         self._valid_until = began + self.period_s
 
     # Parts ----------------------------------------------------------------------------------------------------------
 
-    def _name(self, number: int) -> str:
-        unique = "" if self.place.exclusive else f"-{self.owner.id}"
-        return f"{FOLDER}/{number:06}{unique}.json"
-
     def _write(self, held: bool = False, released: bool = False) -> None:
         self._beat += 1
         claim = Claim(self.number, self.owner, self._beat, held, released, self.period_s)
-        self.place.put(self._name(self.number), claim.dumps())
+        self.place.put(name_of(self.number), claim.dumps())
 
     def _read(self, name: str) -> bytes:
         try:
@@ -316,7 +305,7 @@ class Lease:
 
     def _is_own(self, missing: bool = False) -> bool:
         """Whether the own claim is still there. A store may lose what it had confirmed: with `missing` it is created again."""
-        name = self._name(self.number)
+        name = name_of(self.number)
         data = self._read(name)
         if not data and missing:
             claim = Claim(self.number, self.owner, self._beat, True, False, self.period_s)
@@ -324,32 +313,11 @@ class Lease:
         claim_now = parse_claim(data)
         return claim_now is not None and claim_now.owner.id == self.owner.id
 
-    def _is_outranked(self, by_held_only: bool = False) -> bool:
-        """Whether another claim comes before the own one: of a higher number, or of the same where that is possible."""
-        claims = claims_of(self.place.list(FOLDER))
-        if max(claims.values(), default=0) > self.number:
-            return True
-        own = self._name(self.number)
-        for name, number in claims.items():
-            other = parse_claim(self._read(name)) if number == self.number and name != own else None
-            if other is not None and (other.held or (name < own and not by_held_only)):
-                return True
-        return False
-
     def _highest(self) -> int:
         return max(claims_of(self.place.list(FOLDER)).values(), default=0)
 
-    def _is_over(self, claim: Claim | None) -> bool:
-        return claim is not None and (claim.released or self.dead(claim.owner))
-
-    def _watch_s(self, claims: list[Claim | None]) -> float:
-        """How long claims must stay unchanged to have expired: by the longest period of theirs and the own."""
-        return WATCH * max([self.period_s, *(claim.period_s for claim in claims if claim)])
-
-    def _give_way(self, delete: bool) -> None:
-        name, self._state, self._seen = self._name(self.number), WAITING, ({}, 0.0)
-        if delete and not self.place.exclusive:
-            self.place.delete([name])
+    def _give_way(self) -> None:
+        self._state, self._seen = WAITING, ("", b"", 0.0)
 
     def _lose(self) -> None:
         self._state, self._valid_until = LOST, float("-inf")

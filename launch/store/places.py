@@ -81,13 +81,9 @@ class Place:
         self._pace = _Pace(self.limits.bytes_per_s)
 
     @property
-    def exclusive(self) -> bool:
+    def conditional(self) -> bool:
         """Whether `create` succeeds for only one of several callers."""
-        return self.files.exclusive
-
-    def prove(self) -> None:
-        """Find out whether `create` is exclusive here, where that depends on the server. Raises Refused, Unavailable."""
-        self._call("create a file", lambda tick: self.files.prove(self.prefix))
+        return self.files.protocol.conditional
 
     def under(self, name: str) -> "Place":
         """The folder `name` of this place."""
@@ -161,7 +157,7 @@ class Place:
         """Write a file that does not exist; False when it exists and holds something else.
 
         A call that is repeated after an unclear failure finds its own file: the contents are compared, so they must differ
-        between callers. Where `exclusive` is False, two callers may both get True.
+        between callers. Where `conditional` is False, two callers may both get True.
 
         Raises Refused, Unavailable: it is not known whether the file was written.
         """

@@ -128,24 +128,19 @@ def _refuse_nan(original: Callable) -> Callable:
     return save_cache
 
 
-def _verify_latents_first(original: Callable) -> Callable:
-    def encode_datasets(datasets: Any, *args: Any, **kwargs: Any) -> Any:
-        for dataset in datasets:
-            _sweep(dataset)
-            drop_damaged(dataset.get_all_latent_cache_files())
-        return original(datasets, *args, **kwargs)
+def _verify_first(files_of: str) -> Callable[[Callable], Callable]:
+    """Read all caches of the data sets before new ones are made. files_of: the method of a data set that names them."""
 
-    return encode_datasets
+    def make(original: Callable) -> Callable:
+        def inside(datasets: Any, *args: Any, **kwargs: Any) -> Any:
+            for dataset in datasets:
+                _sweep(dataset)
+                drop_damaged(getattr(dataset, files_of)())
+            return original(datasets, *args, **kwargs)
 
+        return inside
 
-def _verify_text_first(original: Callable) -> Callable:
-    def prepare_cache_files_and_paths(datasets: Any) -> Any:
-        for dataset in datasets:
-            _sweep(dataset)
-            drop_damaged(dataset.get_all_text_encoder_output_cache_files())
-        return original(datasets)
-
-    return prepare_cache_files_and_paths
+    return make
 
 
 def _sweep(dataset: Any) -> None:
@@ -197,8 +192,18 @@ PATCH = Patch(
         Target(IO, "save_latent_cache_common", params=("item_info", "sd"), make=_refuse_nan),
         Target(IO, "save_text_encoder_output_cache_common", params=("item_info", "sd"), make=_refuse_nan),
         Target("musubi_tuner.dataset.bucket", "load_file", beside="BucketBatchManager", make=_read_within_limit),
-        Target(CACHE_LATENTS, "encode_datasets", params=("datasets", "encode", "args"), make=_verify_latents_first),
-        Target(CACHE_TEXT, "prepare_cache_files_and_paths", params=("datasets",), make=_verify_text_first),
+        Target(
+            CACHE_LATENTS,
+            "encode_datasets",
+            params=("datasets", "encode", "args"),
+            make=_verify_first("get_all_latent_cache_files"),
+        ),
+        Target(
+            CACHE_TEXT,
+            "prepare_cache_files_and_paths",
+            params=("datasets",),
+            make=_verify_first("get_all_text_encoder_output_cache_files"),
+        ),
         Target(DATASET, "ImageDataset.prepare_for_training", params=("self",), make=_refuse_missing),
         Target(DATASET, "VideoDataset.prepare_for_training", params=("self",), make=_refuse_missing),
         *(

@@ -6,15 +6,13 @@ where the training loop counts it. Requests are honored between steps, a stop al
 
 from __future__ import annotations
 
-import argparse
 import ast
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from guards import crash
 from guards.heartbeat import REQUEST_STOP
-from sd_scripts_patches import ast_utils, batch_seeds, hooks, session, snapshots
+from sd_scripts_patches import ast_utils, session, snapshots
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches import heartbeat as common
 from sd_scripts_patches.musubi import ACCELERATOR_SETUP, BASE, CACHE_LATENTS, CACHE_TEXT, LOOP, TRAIN_UTILS
@@ -63,38 +61,6 @@ class TrainingLoop(common.TrainingLoop):
         session.on_batch_end.append(self.honor_requests)
         snapshots.attach(self)
 
-    def wrap_process_batch(self, original: Callable) -> Callable:
-        """A forward pass: one micro-batch of a step."""
-
-        def process_batch(*args: Any, **kwargs: Any) -> Any:
-            if not self.planned:
-                self.beat.plan(self.args.max_train_steps)
-                self.planned = True
-            if not self.losses and common._scheduler is not None:
-                self.lr = float(common._scheduler.get_last_lr()[0])
-            loss, metrics = original(*args, **kwargs)
-            if batch_seeds.repeated():
-                loss = loss * 0  # no gradient, and no part in the mean
-            else:
-                self.losses.append(loss.detach())
-            self.beat.item(len(self.losses))
-            return loss, metrics
-
-        return process_batch
-
-    def record_step(self, step: int) -> None:
-        super().record_step(step)
-        self.step_start_s = time.monotonic()
-
-
-_loop: TrainingLoop | None = None
-
-
-def after_step(step: int) -> None:
-    """Optimizer step `step` has been counted. Called from the training loop."""
-    if _loop is not None:
-        _loop.record_step(step)
-
 
 def _first_step_begins(original: Callable) -> Callable:
     """The training iterates over its batches for the first time; sample images before it iterate over none."""
@@ -106,30 +72,6 @@ def _first_step_begins(original: Callable) -> Callable:
         return original(self)
 
     return __iter__
-
-
-def _follow_training(original: Callable) -> Callable:
-    def train(self: Any, args: argparse.Namespace) -> None:
-        global _loop
-        for line in hooks.not_guarded():
-            session.log(f"not guarded: {line}")
-        session.heartbeat().phase("load")
-        session.heartbeat().reach("folders")
-        _loop = TrainingLoop(args)
-        _loop.attach(self)
-        with snapshots.completing():
-            original(self, args)
-        session.heartbeat().phase("end")
-
-    return train
-
-
-def _keep_epoch(original: Callable) -> Callable:
-    def __init__(self: Any, epoch: Any, dataset: Any) -> None:
-        common._epoch = epoch
-        original(self, epoch, dataset)
-
-    return __init__
 
 
 def _count_items(tqdm: Any) -> Any:
@@ -183,7 +125,7 @@ def rewrite(tree: ast.Module) -> ast.Module:
     loop = find_function(tree, LOOP)
     count = ast_utils.find_statement(loop, ast.AugAssign, "global_step += 1")
     ast_utils.insert(loop, count, after="_hangproof_count(global_step)")
-    ast_utils.insert_import(tree, "from sd_scripts_patches.musubi.heartbeat import after_step as _hangproof_count")
+    ast_utils.insert_import(tree, "from sd_scripts_patches.heartbeat import after_step as _hangproof_count")
     return tree
 
 
@@ -191,7 +133,7 @@ PATCH = Patch(
     name="heartbeat",
     why=common.PATCH.why,
     targets=(
-        Target(BASE, "NetworkTrainer.train", params=("self", "args"), make=_follow_training),
+        Target(BASE, "NetworkTrainer.train", params=("self", "args"), make=common.follow(TrainingLoop)),
         Target(BASE, "NetworkTrainer.process_batch", params=("self", "args", "accelerator")),
         Target(BASE, "NetworkTrainer.get_lr_scheduler", params=("self", "args", "optimizer")),
         Target(ACCELERATOR_SETUP, "prepare_accelerator", params=("args",), make=common.describe_accelerator),
@@ -202,7 +144,9 @@ PATCH = Patch(
             make=common.at_point("tracker", "ready"),
         ),
         Target("accelerate.data_loader", "DataLoaderShard.__iter__", params=("self",), make=_first_step_begins),
-        Target(ACCELERATOR_SETUP, "collator_class.__init__", params=("self", "epoch", "dataset"), make=_keep_epoch),
+        Target(
+            ACCELERATOR_SETUP, "collator_class.__init__", params=("self", "epoch", "dataset"), make=common._keep_epoch
+        ),
         Target(CONFIG, "load_user_config", make=_load_begins),
         Target(
             CACHE_LATENTS,
@@ -221,7 +165,7 @@ PATCH = Patch(
         Target(CACHE_TEXT, "tqdm", beside="process_text_encoder_batches", make=_count_items),
         *(
             Target(TRAIN_UTILS, name, params=params, make=common._in_phase("save"))
-            for name, params in common._SAVES.items()
+            for name, params in common.SAVES.items()
         ),
         Target(common.ACCELERATOR, "Accelerator.end_training", params=("self",), make=common._in_phase_end),
     ),

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sd_scripts_patches import ast_utils, legacy_state, resume, session, snapshots, trainer_state
+from sd_scripts_patches import ast_utils, legacy_state, resume, session, trainer_state
 from sd_scripts_patches.musubi import BASE, DATASET, LOOP, TRAIN_UTILS
 from sd_scripts_patches.patch import Patch, Target, find_function
 from sd_scripts_patches.trainer_state import ResumeError, TrainerState
@@ -37,19 +37,14 @@ logger = logging.getLogger(__name__)
 class NoCount:
     """Stands for the count of steps that sd-scripts shares with its loader's workers; musubi-tuner has none."""
 
-    @property
-    def value(self) -> int:
-        return 0
-
-    @value.setter
-    def value(self, count: int) -> None:
-        """Nothing counts."""
+    value = property(lambda _: 0, lambda _, count: None)
 
 
 class Run(resume.Run):
     """The run of this process."""
 
     trainer: Any = None
+    no_count = NoCount()
 
     def find_position(self, args: argparse.Namespace, loader: Any) -> None:
         """After the state is loaded, before anything uses the position. Raises ResumeError."""
@@ -67,26 +62,12 @@ class Run(resume.Run):
         args.sample_at_first = False  # that was before step 1
         self.resume_from = state
 
-    def begin(
-        self,
-        args: argparse.Namespace,
-        loader: Any,
-        recorder: Any,
-        progress_bar: Any,
-        epoch_to_start: int,
-        global_step: int,
-    ) -> tuple[int, int]:
-        """Before the first epoch: return (index of the epoch to start with, global step)."""
-        return self.begin_training(args, loader, recorder, progress_bar, NoCount(), epoch_to_start, global_step)
-
     def missing_epochs(self, args: argparse.Namespace, sample_parameters: Any) -> Iterator[tuple[int, int]]:
         """Yield (epoch, step) when an epoch's state was saved and a kill lost its samples."""
         state = self.resume_from
         if state is None or not state.epoch_over or not sample_parameters:
             return
-        name = f"{glob.escape(args.output_name)}_" if args.output_name else ""
-        found = list(Path(args.output_dir, "sample").glob(f"{name}e{state.epoch:06d}_*"))
-        if len(found) < len(sample_parameters):
+        if self._lost_samples(args, state.epoch, len(sample_parameters)):
             yield state.epoch, state.step
 
     def _infer(self, args: argparse.Namespace, shape: tuple[int, int, int]) -> TrainerState:
@@ -149,18 +130,6 @@ class SortedGlob:
         return sorted(glob.glob(*args, **kwargs))
 
 
-def _check_state_first(original: Callable) -> Callable:
-    """Check the state that `--resume` names before anything is loaded."""
-
-    def train(self: Any, args: Any) -> Any:
-        if args.resume and not args.resume_from_huggingface:
-            snapshots.make_state(args.resume)
-            legacy_state.check_state(Path(args.resume), step_is_given=True)
-        return original(self, args)
-
-    return train
-
-
 def _register_hooks(original: Callable) -> Callable:
     def _register_hooks_and_resume(self: Any, args: Any, accelerator: Any, network: Any) -> Any:
         run.trainer = self
@@ -176,25 +145,16 @@ def rewrite(tree: ast.Module) -> ast.Module:
     ast_utils.require_variables(loop, LOCALS)
     find, insert = ast_utils.find_statement, ast_utils.insert
     first = find(loop, ast.Assign, "epoch_to_start = 0")
-    epochs = find(loop, ast.For, "for epoch in range(epoch_to_start, num_train_epochs)")
-    batches = find(epochs, ast.For, "for (step, batch) in enumerate(train_dataloader)")
-    count = find(batches, ast.AugAssign, "global_step += 1")
-    record = find(batches, ast.Expr, "loss_recorder.add(", prefix=True)
     insert(loop, first, before="_hangproof_run.find_position(args, train_dataloader)")
-    insert(
+    resume.rewrite_loops(
         loop,
-        epochs,
+        "train_dataloader",
+        "_hangproof_run.no_count",
         before="for _hangproof_epoch, _hangproof_step in _hangproof_run.missing_epochs(args, sample_parameters):\n"
         "    optimizer_eval_fn()\n"
         "    _do_sample(_hangproof_epoch, _hangproof_step)\n"
-        "    optimizer_train_fn()\n"
-        "epoch_to_start, global_step = _hangproof_run.begin("
-        "args, train_dataloader, loss_recorder, progress_bar, epoch_to_start, global_step)",
+        "    optimizer_train_fn()\n",
     )
-    insert(loop, batches, after="_hangproof_run.epoch_over = True")
-    insert(loop, count, after="_hangproof_run.after_step(global_step, epoch, step, loss)")
-    insert(loop, record, after="_hangproof_run.after_loss_recorded()")
-    batches.iter = ast_utils.parse_expression("_hangproof_run.iterate_batches(train_dataloader, epoch)")
     ast_utils.insert_import(tree, "from sd_scripts_patches.musubi.resume import run as _hangproof_run")
     return tree
 
@@ -203,7 +163,7 @@ PATCH = Patch(
     name="resume",
     why="a resumed run trains all its steps again, from step 0, and changes the order of the images",
     targets=(
-        Target(BASE, "NetworkTrainer.train", params=("self", "args"), make=_check_state_first),
+        Target(BASE, "NetworkTrainer.train", params=("self", "args"), make=resume._check_state_first),
         Target(
             BASE,
             "NetworkTrainer._register_hooks_and_resume",

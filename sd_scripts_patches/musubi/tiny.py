@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from sd_scripts_patches.tiny import FINDER
+from sd_scripts_patches.tiny import FINDER, write_images
 
 SCRIPT, SOURCE = "zimage_train_network.py", "src"
 IMPORTS = ("musubi_tuner.zimage_train_network", "musubi_tuner.networks.lora_zimage")
@@ -141,20 +141,6 @@ def arguments(work: Path, out: Path, *more: str, **changed: str | None) -> list[
     return [*line, "--sdpa", *more]
 
 
-def write_images(folder: Path, count: int) -> None:
-    """Write `count` noise images of three sizes with captions."""
-    import numpy
-    from PIL import Image
-
-    folder.mkdir()
-    noise = numpy.random.default_rng(3)
-    for i in range(count):
-        width, height = SIZES[i % len(SIZES)]
-        pixels = noise.integers(0, 255, (height, width, 3), dtype=numpy.uint8)
-        Image.fromarray(pixels).save(folder / f"{i:03d}.png")
-        (folder / f"{i:03d}.txt").write_text(f"a thing, number {i}", encoding="utf-8")
-
-
 def make(checkout: Path, work: Path, images: int) -> None:
     """Write weights, images and prompts to `work`. Runs in musubi-tuner's environment with work/site on the path."""
     import torch
@@ -170,7 +156,7 @@ def make(checkout: Path, work: Path, images: int) -> None:
         for name, value in model.state_dict().items()
     }
     save_file(weights, work / "dit.safetensors")
-    write_images(work / "images", images)
+    write_images(work / "images", images, SIZES, seed=3)
     (work / "prompts.txt").write_text("a thing --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
 
 

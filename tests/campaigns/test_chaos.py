@@ -9,10 +9,9 @@ import sys
 
 import pytest
 
-from benchmarks import chaos, chaos_run
-from benchmarks.chaos_run import Fault, Outcome, Trial
+from benchmarks import chaos
+from benchmarks.chaos import Fault, Outcome, Trial
 from benchmarks.chaos_sampler import Sampler, Seen
-from runs.paths import ROOT
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="chaos needs /proc, so Linux")
 
@@ -50,14 +49,14 @@ def outcome(**changed):
     ],
 )
 def test_a_broken_promise_is_a_violation(changed, violation):
-    found = chaos_run.judge(outcome(**changed))
+    found = chaos.judge(outcome(**changed))
     assert bool(found) == (violation is not None), found
     assert violation is None or any(violation in text for text in found)
 
 
 def test_a_training_without_a_sign_of_its_monitor_is_unwatched(tmp_path):
     seen = Seen(tmp_path)
-    own = {os.getpid(): "1"}
+    own = {os.getpid(): 1.0}
     (tmp_path / "monitor.lock").touch()
     locks = {(tmp_path / "monitor.lock").stat().st_ino}
     for second in range(5):
@@ -77,8 +76,10 @@ def test_a_training_without_a_sign_of_its_monitor_is_unwatched(tmp_path):
 def discovered():
     """The places that two runs under a healthy monitor reach, and the outcomes of these runs."""
     with Sampler() as sampler:
-        places, outcomes = chaos.places(sampler, ROOT)
-    assert {name: o.state for name, o in outcomes.items()} == chaos.ENDS
+        places, outcomes = chaos.places(sampler)
+    assert {name: o.state for name, o in outcomes.items()} == {
+        name: journey.ends for name, journey in chaos.JOURNEYS.items()
+    }
     assert [v for o in outcomes.values() for v in o.violations] == []
     functions = {function for function, _, _ in places}
     assert {"os.replace", "os.fsync", "process.fork_exec", "os.waitpid", "time.monotonic", "fcntl.flock"} <= functions
@@ -94,7 +95,7 @@ def test_a_monitor_that_dies_of_an_error_is_found(tmp_path, discovered):
     assert replaced, "status.json is replaced all the time"
     trial = Trial("fragile", "hang", Fault(replaced[0], errno.EIO, 0.0))
     with Sampler() as sampler:
-        broken = chaos_run.play(trial, sampler, keep=tmp_path / "kept", shim=shim)
+        broken = chaos.play(trial, sampler, keep=tmp_path / "kept", shim=shim)
     assert broken.reached
     assert any("unwatched" in v or "ended with exit code" in v for v in broken.violations), broken
     assert (tmp_path / "kept").is_dir() and broken.folder

@@ -29,14 +29,13 @@ def started(request):
 
 @pytest.fixture
 def result(request, started):
-    """The row and its result."""
-    return BOTH[request.param], started[request.param].result()
+    """The row's result."""
+    return started[request.param].result()
 
 
 @pytest.mark.timeout(2400)
 @asks("result", *BOTH)
 def test_a_fault_ends_as_the_table_requires(result):
-    row, played = result
-    if played["skipped"]:
-        pytest.skip(played["skipped"])
-    assert played["ok"], faults.describe(row, played)
+    if result["skipped"]:
+        pytest.skip(result["skipped"])
+    assert result["ok"], result["problems"]

@@ -1,30 +1,34 @@
-"""Real gloo ranks under the real monitor: one hangs, is named with its place, and the run finishes with the undisturbed LoRA.
+"""Real gloo ranks under the real monitor: one hangs, and `diagnose` names it with its place.
 
 python -m pytest tests/campaigns/test_ranks.py          4 minutes
-python -m benchmarks ranks                              the complete form
 """
 
 import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-from benchmarks import ranks
-from benchmarks.faults_reference import create, environment
+from benchmarks.scenario import create, environment
 from monitor.cli.commands import rank_report
 from monitor.process import tree
+from runs.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 500
+HANG = {
+    "INJECT": "benchmarks.injector:fire",
+    "FAULT": "lock_deadlock",
+    "FAULT_PHASE": "check point loader",
+    "FAULT_STEP": "0",
+}
 
 
 def test_diagnose_shows_the_rank_report_of_a_run_whose_rank_hangs(tmp_path):
-    run, mark = create(tmp_path / "data", 0, ranks.SPEC), tmp_path / "mark"
+    fields = {"gpus": 4, "max_train_steps": 10, "save_every_n_steps": 3, "tier": "16G"}
+    run, mark = create(tmp_path / "data", 0, fields), tmp_path / "mark"
+    hang = {f"HANGPROOF_{name}": value for name, value in {**HANG, "FAULT_RANK": "1", "FAULT_MARK": str(mark)}.items()}
     env = environment(
-        tmp_path / "data", ACCELERATE=str(ranks.launcher(tmp_path)), HANGPROOF_INJECT="benchmarks.ranks_group:fire",
-        HANGPROOF_LIMITS=str(ranks.limits_file(tmp_path, 120.0)), HANGPROOF_HANG="1:loader:lock",
-        HANGPROOF_MARK=str(mark), HANGPROOF_QUIET="1", WANDB_API_KEY="not-a-real-secret", NCCL_DEBUG="INFO",
+        tmp_path / "data", HANGPROOF_QUIET="1", OMP_NUM_THREADS="1",
+        WANDB_API_KEY="not-a-real-secret", NCCL_DEBUG="INFO", **hang,
     )  # fmt: skip
 
     def monitor(*words: str) -> subprocess.CompletedProcess:
@@ -51,7 +55,7 @@ def test_diagnose_shows_the_rank_report_of_a_run_whose_rank_hangs(tmp_path):
         assert (
             "while ranks 0, 2 and 3 wait for it in a collective operation" in text and "0 data loader workers" in text
         )
-        assert "    lock (" in text and "in all_reduce (distributed_c10d.py" in text, "the stacks, side by side"
+        assert "lock_deadlock (" in text and "in all_reduce (distributed_c10d.py" in text, "the stacks, side by side"
         assert "WANDB_API_KEY=(set, hidden)" in text and "not-a-real-secret" not in text and "NCCL_DEBUG=INFO" in text
         assert "backend=gloo" in text and "device=cpu" in text
         assert all(f"rank {n}/4, local rank {n}" in text for n in range(4))

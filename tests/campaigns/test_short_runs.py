@@ -4,7 +4,6 @@ python -m pytest tests/campaigns/test_short_runs.py          10 minutes
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from short_run_helpers import HANGS, drilled, hang_in, launched, listing, nothing_runs, settled, tiny_run
+from short_run_helpers import HANGS, drilled, hang_at, hang_in, launched, listing, nothing_runs, settled, tiny_run
 
 from launch import drill, probe, rehearse, short_run
 from launch.rehearse import FAILED
@@ -33,12 +32,10 @@ def data(tmp_path, monkeypatch):
     return root
 
 
-def test_a_basic_problem_fails_already_with_two_images(data):
+def test_a_basic_problem_fails_already_with_two_images(data, monkeypatch):
     folder = tiny_run(data, images=5)
-    fault = {"INJECT": "benchmarks.injector:fire", "FAULT": "raises", "FAULT_PHASE": "first_step", "FAULT_STEP": "0"}
-    code, found, said = launched(
-        "ladder", folder, PYTHONPATH=str(ROOT), **{f"HANGPROOF_{name}": value for name, value in fault.items()}
-    )
+    hang_at(monkeypatch, "first_step", FAULT="raises")
+    code, found, said = launched("ladder", folder)
     assert code == 1 and found["kind"] == "basic" and "it is not the data set" in found["verdict"], said
     assert "injected: the step failed" in found["verdict"], found
     assert [one["outcome"] for one in found["stages"]] == [FAILS, "skipped"]
@@ -63,14 +60,12 @@ def test_too_little_memory_is_a_failure_with_its_reason(data):
     assert found.problem["title"] and "emory" in json.dumps(found.problem), found.problem
 
 
-def test_a_cancelled_one_and_a_killed_one_leave_no_process(data):
+def test_a_cancelled_one_and_a_killed_one_leave_no_process(data, monkeypatch):
     folder = tiny_run(data)
+    hang_at(monkeypatch, "load")
     for number in (signal.SIGTERM, signal.SIGKILL):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "launch", "rehearse", str(folder)], cwd=ROOT, stdout=subprocess.DEVNULL,
-            env={**os.environ, "HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_FAULT": "step_sleeps",
-                 "HANGPROOF_FAULT_PHASE": "load", "HANGPROOF_FAULT_STEP": "0", "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+        command = [sys.executable, "-m", "launch", "rehearse", str(folder)]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
         settled(lambda: trains(data), "the trainer starts")
         process.send_signal(number)
         process.wait(60)
@@ -99,17 +94,16 @@ def test_the_drill_freezes_and_finishes(kind, data):
 
 @pytest.fixture
 def probed(data, tmp_path, monkeypatch):
-    """Where a probe has its temporary files; a rank of it hangs where HANGPROOF_HANG says."""
+    """Where a probe has its temporary files."""
     (tmp_path / "tmp").mkdir()
-    variables = {"TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(ROOT), "HANGPROOF_MARK": str(tmp_path / "mark")}
-    for name, value in {**variables, "HANGPROOF_INJECT": "benchmarks.ranks_group:fire"}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     return tmp_path / "tmp"
 
 
-def test_two_processes_stop_where_one_trains(probed, data):
+def test_two_processes_stop_where_one_trains(probed, data, monkeypatch):
     """Real gloo processes of accelerate, and the lines of progress that the page shows."""
-    code, found, said = launched("probe", "--gpus=2", HANGPROOF_HANG="1:loader:lock")
+    hang_at(monkeypatch, "check point loader", FAULT="lock_deadlock", FAULT_RANK="1")
+    code, found, said = launched("probe", "--gpus=2")
     assert code == 1 and not found["ok"], said
     text = "1 process, 0 loader workers: trains. 2 processes, 0 loader workers: stop. Rank 1 stopped at check point 9"
     assert text in found["verdict"]
@@ -123,7 +117,7 @@ def test_two_processes_stop_where_one_trains(probed, data):
 def test_a_run_of_a_user_is_probed_and_nothing_of_it_is_changed(probed, data):
     folder = tiny_run(data, gpus=2)
     before = listing(data)
-    code, found, said = launched("probe", folder.name, HANGPROOF_HANG="")
+    code, found, said = launched("probe", folder.name)
     assert code == 0, said
     assert found["ok"] and found["run"] == folder.name and [s["steps"] for s in found["stages"]] == [3, 3, 3]
     assert found["stages"][2]["report"]["ranks"][1]["backend"] == "gloo"

@@ -1,7 +1,6 @@
 """A slow run is changed once where that is allowed, and the change is taken back where it does not help.
 
 python -m pytest tests/campaigns/test_slowdown.py          1 minute
-python -m benchmarks slowdown                              each cause
 """
 
 import json
@@ -11,7 +10,7 @@ from monitor_helpers import ROOT, environment, events, status
 
 import runs
 from benchmarks import toy_loop
-from benchmarks.goodput_contenders import ours
+from benchmarks.trial import ours
 
 SPILL = {"used_gib": 23.8, "utilization": 100, "power_w": 55, "limit_w": 320}  # of 24 GiB
 
@@ -23,10 +22,8 @@ def test_one_change_is_made_where_it_is_allowed_and_taken_back_where_it_does_not
     runs.render(job.folder)
     values = tmp_path / "gpu.json"
     values.write_text(json.dumps(SPILL))
-    shims = ROOT / "benchmarks" / "shims" / "nvml"
-    env = environment(
-        job.folder, TOY_RUN="slow", TOY_LEDGER=str(tmp_path / "ledger"), TOY_STEP_S="0.1", **job.environment
-    )
+    shims = ROOT / "tests/support/shims/nvml"
+    env = environment(job.folder, TOY_LEDGER=str(tmp_path / "ledger"), TOY_STEP_S="0.1", **job.environment)
     env |= {"PYTHONPATH": f"{shims}:{ROOT / 'tests/support'}", "HANGPROOF_INJECT": "slow_steps:fire"}
     env |= {"TEST_SLOW": "70 0.8 2", "HANGPROOF_GPUS": "0", "HANGPROOF_NEEDS_GPU": "0"}
     env |= {"FAULTS_NVML_VALUES": str(values), "FAULTS_NVML_WSL": "1"}

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import machines
 import musubi_helpers
 import pytest
 import tiny_musubi
@@ -19,7 +20,6 @@ from monitor_helpers import events, members, status, wait_for
 from runs_helpers import PROJECT, pictures, spec
 
 import runs
-from benchmarks import machines
 from monitor.process import platform
 
 pytestmark = [pytest.mark.skipif(not platform.LINUX, reason="the standby attempt needs Linux")]

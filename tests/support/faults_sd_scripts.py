@@ -16,8 +16,8 @@ from pathlib import Path
 import tiny_sd_scripts
 
 import runs
-from benchmarks import faults_reference as ref
-from benchmarks.faults_scenario import Row, Scenario
+from benchmarks import scenario as ref
+from benchmarks.scenario import Row, Scenario
 
 STEPS = 36
 RUN_S = 600

@@ -1,6 +1,6 @@
 """A model hub on loopback: real HTTP, a redirect to another host for large files, and faults by schedule.
 
-It counts every byte that it sends of every file, so that a test can see what was fetched twice. There is no xet server here.
+It counts every byte that it sends of every file, so that a test can see what was fetched twice.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ class Hub(Server):
         self.files, self.faults = files, list[Fault]()
         self.requests: list[tuple[str, str, dict[str, str]]] = []  # method, path, headers by lower-case name
         self.sent: list[tuple[str, int, int]] = []  # name, from, to: bytes of files
-        self.xet = self.silent = False
+        self.silent = False
         self.hashes, self.sizes = True, True
         self.refusal: tuple[int, str] | None = None
         self.redirect = ""
@@ -122,8 +122,6 @@ class Answers(Handler):
                 headers["X-Linked-ETag"] = f'"{hashlib.sha256(content).hexdigest()}"'
             if hub.sizes:
                 headers["X-Linked-Size"] = str(len(content))
-            if hub.xet and self.headers.get("User-Agent") == "hangproof":  # the library would look for a xet server
-                headers["X-Xet-Hash"] = "f" * 64
             self.head(302, headers)
 
     def contents(self, name: str, body: bool):

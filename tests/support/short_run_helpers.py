@@ -80,14 +80,28 @@ def states(found: dict) -> dict[str, str]:
     return {stage["key"]: stage["state"] for stage in found["stages"]}
 
 
-HANGS = {  # stage of a rehearsal: what the injector is told
-    "load": {"PHASE": "load", "STEP": "0"},
-    "cache": {"PHASE": "cache_latents", "STEP": "0"},
-    "train": {"PHASE": "step", "STEP": "1"},
-    "sample": {"PHASE": "sample", "STEP": "2"},
-    "save": {"PHASE": "save", "STEP": "2"},
-    "resume": {"PHASE": "step", "STEP": "3", "EVERY": "1"},
+HANGS = {  # stage of a rehearsal: the phase and the step
+    "load": ("load", "0"),
+    "cache": ("cache_latents", "0"),
+    "train": ("step", "1"),
+    "sample": ("sample", "2"),
+    "save": ("save", "2"),
+    "resume": ("step", "3"),
 }
+
+
+def hang_at(monkeypatch: pytest.MonkeyPatch, phase: str, step: str = "0", **more: str) -> None:
+    """The trainings from now on hang there. `more`: other variables of benchmarks/injector.py."""
+    values = {
+        "INJECT": "benchmarks.injector:fire",
+        "FAULT": "step_sleeps",
+        "FAULT_PHASE": phase,
+        "FAULT_STEP": step,
+        **more,
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(f"HANGPROOF_{name}", value)
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
 
 
 def hang_in(stage: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,11 +110,7 @@ def hang_in(stage: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     from launch import rehearse, short_run
 
-    for name, value in HANGS[stage].items():
-        monkeypatch.setenv(f"HANGPROOF_FAULT_{name}", value)
-    monkeypatch.setenv("HANGPROOF_INJECT", "benchmarks.injector:fire")
-    monkeypatch.setenv("HANGPROOF_FAULT", "step_sleeps")
-    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    hang_at(monkeypatch, *HANGS[stage], FAULT_EVERY="1" if stage == "resume" else "0")
     monkeypatch.setattr(short_run, "QUIET_S", 3.0)
     found = asdict(rehearse.rehearse(tiny_run(data)))
     assert (found["state"], states(found)[stage]) == (rehearse.FAILED, rehearse.FAILED), found

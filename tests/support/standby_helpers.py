@@ -4,10 +4,9 @@ import hashlib
 import json
 from pathlib import Path
 
+import machines
 import psutil
 from monitor_helpers import events, finish, members, monitor, status, wait_for
-
-from benchmarks import machines
 
 EARLY = "which had been started early"
 STEPS, EVERY = 90, 10

@@ -39,8 +39,7 @@ def log(folder: Path, text: str) -> None:
 
 def held(place: Place, **options) -> Lease:
     """A lease of the place that is held."""
-    settle_s = 0.0 if place.exclusive else 0.5
-    lease = Lease(place, **{"period_s": PERIOD_S, "settle_s": settle_s, **options})
+    lease = Lease(place, **{"period_s": PERIOD_S, "settle_s": 0.0 if place.conditional else 0.5, **options})
     assert lease.acquire(limit_s=60), (lease.state, lease.holder, lease.error)
     return lease
 

@@ -479,7 +479,7 @@ def main(checkout: str, work: str, name: str) -> None:
     folder = Path(work)
     write_clip_and_t5(folder / "tokenizers")
     FAMILIES[name].make(folder)
-    write_images(folder / "images", IMAGES)
+    write_images(folder / "images" / "1_thing", IMAGES)
     (folder / "prompts.txt").write_text("a thing --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
 
 

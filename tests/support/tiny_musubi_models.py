@@ -263,7 +263,7 @@ def make(checkout: Path, work: Path, family: str, images: int) -> None:
         save_file(
             {name: values(name, tuple(value.shape)) for name, value in state.items()}, work / f"{file}.safetensors"
         )
-    tiny.write_images(work / "images", images)
+    tiny.write_images(work / "images", images, tiny.SIZES, seed=3)
     (work / "prompts.txt").write_text("a thing --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 from runs_helpers import spec
 
-import runs
 from runs import command
 from runs.quoting import Variable
 
@@ -20,8 +19,11 @@ def launcher(processes: int, backend: str = "diffusers", **fields: object) -> li
     made = spec(gpus=processes, backend=backend, mixed_precision="no", **fields)
     if made.gpus * made.nodes == 1:
         return []
-    words = [word for line in runs.launch(made) for word in line]
-    return ["-m", "accelerate.commands.accelerate_cli", *words[: words.index("-m")]]
+    return [
+        "-m",
+        "accelerate.commands.accelerate_cli",
+        *(word for line in command.launch_options(made) for word in line),
+    ]
 
 
 def at_node(words: list[str], node: int, port: int) -> list[str]:

@@ -12,7 +12,8 @@ import tiny_musubi as tiny
 from musubi_helpers import SORTED
 
 from guards import checkpoint, heartbeat, startup
-from sd_scripts_patches.musubi import LOOP, save
+from sd_scripts_patches import save
+from sd_scripts_patches.musubi import LOOP
 from sd_scripts_patches.patch import find_function
 
 pytestmark = pytest.mark.usefixtures("musubi")
@@ -80,7 +81,7 @@ def test_the_last_save_comes_before_the_end_of_the_trackers(runs):
     log = runs[1][1].log
     assert log.index("model saved.") > log.index("saving last state.")
     tree = ast.parse((tiny.checkout() / "src/musubi_tuner/training/trainer_base.py").read_bytes())
-    last = find_function(save.rewrite(tree), LOOP).body[-1]
+    last = find_function(save.rewrite(tree, LOOP), LOOP).body[-1]
     assert ast.unparse(last) == "_hangproof_end(accelerator)"
 
 

@@ -135,7 +135,7 @@ def check_images(draft_id: str) -> dict[str, Any]:
 
 def image_report(draft_id: str) -> dict[str, Any]:
     """The findings by kind, the buckets, and the progress of the check."""
-    return page_answer(doctor.doctor_report({"draft": _known(draft_id)}))
+    return doctor.report(_known(draft_id))
 
 
 def write_captions(

@@ -6,7 +6,7 @@ import runs
 from runs import manage
 from ui import jobs
 from ui.api.checks import page_answer
-from ui.run import actions, calls, charts, control, log_view, queue, view
+from ui.run import actions, calls, charts, control, evolution, log_view, queue, view
 
 TITLE = "Runs"
 MOST_LINES = 2000
@@ -99,6 +99,11 @@ def run_files(run: str) -> list[dict[str, Any]]:
     ]
 
 
+def run_samples(run: str) -> dict[str, Any]:
+    """The prompts, and each saved step: its losses, its LoRA and its samples with their addresses; the best and the picked step."""
+    return evolution.summary(calls.folder_of(run))
+
+
 def run_charts(run: str, axis: str = "step") -> dict[str, Any]:
     """The lines of the charts: loss, learning rate, GPU use, memory, power, temperature. axis: "step" or "time"."""
     return page_answer(charts.chart_data({"run": run, "axis": axis, "from": None, "to": None}))
@@ -123,6 +128,7 @@ ACTIONS = (
     train_longer,
     delete_run,
     run_files,
+    run_samples,
     run_charts,
     run_log,
 )

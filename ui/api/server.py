@@ -72,8 +72,7 @@ def document(groups: dict[str, dict[str, Callable[..., Any]]]) -> str:
         f"```py\n{CLIENT}"
         'for run in client.predict(api_name="/list_runs"):\n    print(run["name"], run["state"], run["step"])\n```',
         "An action that cannot be done raises an error that says what to do. The link “Use via API” below shows "
-        "each endpoint with its types, for Python, JavaScript and curl. The samples of a run have an address of their own: "
-        "`GET /api/evolution/RUN` and `GET /api/evolution/RUN/snapshot/STEP`.",
+        "each endpoint with its types, for Python, JavaScript and curl.",
     ]
     for title, group in groups.items():
         rows = [f"| `{name}({_arguments(function)})` | {_summary(function)} |" for name, function in group.items()]

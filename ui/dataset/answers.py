@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from runs.files import RunError
-from ui.dataset import draft, image_edit, imports, selection, subsets
+from ui.dataset import captioning, draft, image_edit, imports, selection, subsets
 from ui.dataset.selection import OUT_OF_DATE, Query
 from ui.new import settings
 
@@ -53,6 +53,7 @@ def listing(draft_id: str, page: int = 0, query: Query | None = None, size: int 
         "history": draft.history(draft_id),
         "subsets": subsets.overview(draft_id)[:MAX_SUBSETS],
         "importing": imports.is_active(draft_id),
+        "captioning": captioning.running(draft_id),
         "items": [_card(draft_id, item, _near_names(images, shown)) for item in shown],
     }
 
@@ -123,11 +124,6 @@ def texts_of(data: object, key: str) -> list[str]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise RunError(OUT_OF_DATE)
     return values
-
-
-def chosen_of(data: Mapping[str, Any]) -> list[str] | None:
-    """The images that a call is for: those of `ids`, or None for all. Raises RunError: `ids` is no list of texts."""
-    return None if data.get("ids") is None else texts_of(data, "ids")
 
 
 def number_of(data: Mapping[str, Any], key: str, otherwise: int = 0) -> int:

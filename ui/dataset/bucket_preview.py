@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import tomllib
 
-from runs.dataset import folder_names, repeats_of
+from presets.steps import repeats_of
+from runs.dataset import folder_names
 from trainer.buckets import Rules, Size, cover, place
 from ui.dataset.draft_items import Item
 

@@ -1,4 +1,4 @@
-""" "Write captions" in step 2: starts `python -m ui.dataset.caption_work`, and shows how far it is.
+"""Captions written by a model: starts `python -m ui.dataset.caption_work`, and says how far it is.
 
 The job is a process of its own (ui/jobs.py) that stores each caption in the draft (ui/dataset/caption_work.py). So it goes on
 when the server or the browser ends, and what it wrote is there when the page is opened again.
@@ -11,11 +11,10 @@ from typing import Any
 
 from captions import endpoint, models
 from captions.options import checked
-from runs.dataset import one_line
 from runs.files import RunError
 from ui import jobs
-from ui.dataset import calls, caption_work, draft, draft_store
-from ui.dataset.answers import OUT_OF_DATE, chosen_of
+from ui.dataset import caption_work, draft
+from ui.dataset.selection import OUT_OF_DATE
 
 JOB = "captions"
 LIMIT_S = 14 * 24 * 3600.0
@@ -116,83 +115,3 @@ def status(draft_id: str) -> dict[str, Any]:
         "failures": failures[-MOST_FAILURES:],
         "error": error[-1].removeprefix("captions: ") if error and job.state not in ("running", "done") else "",
     }
-
-
-# Calls of the script. Each takes a dict from the browser and checks every value -------------------------------------------
-
-
-def _then(action: Callable[[str], None]) -> calls.Action:
-    def call(draft_id: str, _data: dict[str, Any]) -> dict[str, Any]:
-        action(draft_id)
-        return {"status": status(draft_id)}
-
-    return call
-
-
-def captions_form(data: dict[str, Any]) -> dict[str, Any]:
-    """What the form needs: the models, the options used last, and how many images each choice means."""
-
-    def action(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-        found = caption_work.stored(draft_id)
-        entries = draft_store.read(draft_id)["images"].values()
-        authors = [entry["caption_by"] if entry["caption"].strip() else "" for entry in entries]
-        return {
-            "models": [_model(row) for row in models.captioners().values()],
-            "options": found["options"] if found else {},
-            "prompt": endpoint.PROMPT,
-            "url": PLACEHOLDER,
-            "trigger": one_line(str(draft.form(draft_id).get("trigger") or "")),
-            "counts": {
-                "empty": authors.count(""),
-                "model": authors.count("") + authors.count("model"),
-                "all": len(authors),
-                "person": authors.count("person") + authors.count("file"),
-            },
-            "status": status(draft_id),
-        }
-
-    return calls.answer(action, data)
-
-
-def _model(row: models.Captioner) -> dict[str, Any]:
-    here = models.present(row) is not None
-    size = "on this machine" if here else f"downloads about {row.size_mb:,} MB from Hugging Face"
-    return {
-        "key": row.key,
-        "engine": row.engine,
-        "name": row.name,
-        "note": row.note,
-        "size": size,
-        "licence": row.licence,
-    }
-
-
-def captions_status(data: dict[str, Any]) -> dict[str, Any]:
-    """How far the job is."""
-    return calls.answer(lambda draft_id, data: {"status": status(draft_id)}, data)
-
-
-def captions_start(data: dict[str, Any]) -> dict[str, Any]:
-    """Start the job with `options` for `which` images, of the selected `ids` or of all; `overwrite` as in `start`."""
-
-    def action(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-        options = data.get("options")
-        if not isinstance(options, dict):
-            raise RunError(OUT_OF_DATE)
-        number = start(draft_id, options, str(data.get("which")), chosen_of(data), data.get("overwrite") is True)
-        return {"number": number, "status": status(draft_id)}
-
-    return calls.answer(action, data)
-
-
-def captions_resume(data: dict[str, Any]) -> dict[str, Any]:
-    """Continue the last job."""
-    return calls.answer(_then(resume), data)
-
-
-def captions_cancel(data: dict[str, Any]) -> dict[str, Any]:
-    """End the job."""
-    return calls.answer(_then(cancel), data)
-
-
-CALLS = [captions_form, captions_status, captions_start, captions_resume, captions_cancel]

@@ -17,8 +17,8 @@ from runs.dataset import one_line
 from runs.files import RunError
 from runs.pictures import turned_crop
 from ui import jobs
-from ui.dataset import bucket_preview, calls, checks, convert, draft, draft_store, measure
-from ui.dataset.answers import OUT_OF_DATE, chosen_of, thumb_url
+from ui.dataset import bucket_preview, checks, convert, draft, draft_store, measure
+from ui.dataset.answers import OUT_OF_DATE, thumb_url
 from ui.dataset.bucket_preview import Bucket, Plan
 from ui.dataset.checks import KINDS, Findings
 from ui.dataset.draft_images import Entry
@@ -224,50 +224,28 @@ def _apply(draft_id: str, ids: list[str], change: Change, text: str) -> int:
     return number
 
 
-# Calls of the script. Each takes a dict from the browser and checks every value -------------------------------------------
+# What the page and the API show --------------------------------------------------------------------------------------------
 
 
-def _then(action: Callable[[str], None]) -> calls.Action:
-    def call(draft_id: str, _data: dict[str, Any]) -> dict[str, Any]:
-        action(draft_id)
-        return {}
-
-    return call
-
-
-def doctor_report(data: dict[str, Any]) -> dict[str, Any]:
-    """The findings by kind with their numbers, the buckets, and how far the check is; only the latter with `light`."""
-
-    def action(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-        if data.get("light") is True:
-            return {"job": progress(draft_id)}
-        report = examine(draft_id)
-        return {
-            "total": len(report.items),
-            "unmeasured": report.unmeasured,
-            "job": progress(draft_id),
-            "kinds": [_heading(kind, len(some)) for kind, some in report.findings.items()],
-            "buckets": [_bucket(n, one, report.plan) for n, one in enumerate(_buckets(report))],
-            "plan_error": report.plan_error,
-            "resolution": report.plan.resolution if report.plan else 0,
-            "history": draft.history(draft_id),
-        }
-
-    return calls.answer(action, data)
+def report(draft_id: str) -> dict[str, Any]:
+    """The findings by kind with their numbers, the buckets, and how far the check is. Raises RunError: the draft cannot be read."""
+    found = examine(draft_id)
+    return {
+        "total": len(found.items),
+        "unmeasured": found.unmeasured,
+        "job": progress(draft_id),
+        "kinds": [_heading(kind, len(some)) for kind, some in found.findings.items()],
+        "buckets": [_bucket(n, one, found.plan) for n, one in enumerate(_buckets(found))],
+        "plan_error": found.plan_error,
+        "resolution": found.plan.resolution if found.plan else 0,
+    }
 
 
 def _heading(kind: str, number: int) -> dict[str, Any]:
     one = KINDS[kind]
     fix_all = one.fix_all if number > 1 else one.fix_one
-    return {
-        "kind": kind,
-        "title": one.title(number),
-        "about": one.about,
-        "count": number,
-        "fix_all": fix_all,
-        "fix_one": one.fix_one if number > 1 else "",
-        "write": one.write,
-    }
+    shown = {"kind": kind, "title": one.title(number), "about": one.about, "count": number}
+    return {**shown, "fix_all": fix_all, "fix_one": one.fix_one if number > 1 else "", "write": one.write}
 
 
 def _buckets(report: Report) -> list[Bucket]:
@@ -285,23 +263,19 @@ def _bucket(number: int, bucket: Bucket, plan: Plan | None) -> dict[str, Any]:
     }
 
 
-def doctor_images(data: dict[str, Any]) -> dict[str, Any]:
-    """Some images of a finding (`kind`) or a bucket (`bucket`), from `first` on."""
+def pictures(draft_id: str, kind: str, most: int) -> tuple[list[dict[str, Any]], int]:
+    """The first images of a finding, and how many there are."""
+    report = examine(draft_id)
+    some = report.findings.get(kind, [])
+    return [_shown(draft_id, report, one.id, one.detail, one.other) for one in some[:most]], len(some)
 
-    def action(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-        report, first = examine(draft_id), data.get("first")
-        first = first if isinstance(first, int) and first >= 0 else 0
-        buckets, number = _buckets(report), data.get("bucket")
-        if isinstance(number, int) and 0 <= number < len(buckets):
-            ids = buckets[number].images
-            shown = [_shown(draft_id, report, key) for key in ids[first : first + PAGE]]
-        else:
-            some = report.findings.get(str(data.get("kind")), [])
-            ids = tuple(one.id for one in some)
-            shown = [_shown(draft_id, report, one.id, one.detail, one.other) for one in some[first : first + PAGE]]
-        return {"images": shown, "ids": list(ids) if data.get("all") is True else [], "count": len(ids)}
 
-    return calls.answer(action, data)
+def bucket_pictures(draft_id: str, number: int, most: int) -> tuple[list[dict[str, Any]], int]:
+    """The first images of a bucket, and how many there are."""
+    report = examine(draft_id)
+    buckets = _buckets(report)
+    ids = buckets[number].images if 0 <= number < len(buckets) else ()
+    return [_shown(draft_id, report, key) for key in ids[:most]], len(ids)
 
 
 def _shown(draft_id: str, report: Report, key: str, detail: str = "", other: str = "") -> dict[str, Any]:
@@ -313,31 +287,11 @@ def _shown(draft_id: str, report: Report, key: str, detail: str = "", other: str
         "file": f"{item.folder}/{item.file}" if item.folder else item.file,
         "detail": detail,
         "thumb": thumb_url(draft_id, item),
-        "size": list(item.trained_size),
-        "bucket": list(slot.bucket) if slot else [],
-        "kept": round(slot.kept, 4) if slot else 1,
-        "part": [round(one, 4) for one in slot.part] if slot else [0, 0, 1, 1],
+        "kept": slot.kept if slot else 1,
+        "part": slot.part if slot else (0, 0, 1, 1),
         "other": report.items[other].file if other in report.items else "",
         "other_thumb": thumb_url(draft_id, report.items[other]) if other in report.items else "",
     }
-
-
-def doctor_start(data: dict[str, Any]) -> dict[str, Any]:
-    """Start the check."""
-    return calls.answer(_then(start), data)
-
-
-def doctor_cancel(data: dict[str, Any]) -> dict[str, Any]:
-    """End the check."""
-    return calls.answer(_then(cancel), data)
-
-
-def doctor_fix(data: dict[str, Any]) -> dict[str, Any]:
-    """Fix the findings of a `kind`: all, or those of `ids`."""
-    return calls.answer(lambda draft_id, data: {"message": fix(draft_id, str(data.get("kind")), chosen_of(data))}, data)
-
-
-CALLS = [doctor_report, doctor_images, doctor_start, doctor_cancel, doctor_fix]
 
 
 def main(argv: list[str]) -> int:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from presets.steps import repeats_of
 from runs import env_file
-from runs.dataset import MAX_WEIGHT, Source, folder_counts, one_line, repeats_of
+from runs.dataset import MAX_WEIGHT, Source, folder_counts, one_line
 from runs.files import RunError, explained
 from runs.pictures import turned_crop
 from ui.dataset import draft_history, draft_images, image_render

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import presets
+from presets.steps import weight_of
 from runs import archives, masks
-from runs.dataset import CAPTION_SUFFIXES, read_caption, read_captions, unique_stem, weight_of
+from runs.dataset import CAPTION_SUFFIXES, read_caption, read_captions, unique_stem
 from runs.files import RunError, explained
 from runs.paths import datasets_dir
 from ui.dataset import draft_file, draft_history, draft_images, draft_masks

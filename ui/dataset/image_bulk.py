@@ -1,11 +1,11 @@
-"""Calls of the images' script about many images: bulk edits, selection, tags, subsets, and imports on the server."""
+"""Calls of the images' script: one image's large view and edits, selection, and imports on the server."""
 
 from collections.abc import Callable
 from typing import Any
 
 from runs.files import RunError
-from ui.dataset import bulk, calls, image_edit, imports, selection, subsets
-from ui.dataset.answers import OUT_OF_DATE, chosen_of, opened, respond, text_of, texts_of
+from ui.dataset import calls, image_edit, imports, selection
+from ui.dataset.answers import OUT_OF_DATE, opened, respond, text_of, texts_of
 from ui.dataset.selection import query_of
 
 Values = dict[str, Any]
@@ -19,17 +19,6 @@ def image_action(data: dict[str, Any]) -> Values:
     if not isinstance(name, str) or name not in READS:
         return {"ok": False, "error": OUT_OF_DATE}
     return calls.answer(READS[name], data)
-
-
-def _fields(data: Values) -> Values:
-    fields = data.get("edit")
-    if not isinstance(fields, dict):
-        raise RunError(OUT_OF_DATE)
-    return fields
-
-
-def _repeats(data: Values) -> Any:
-    return data.get("repeats")  # subsets.folder_of checks it
 
 
 def _ids(draft_id: str, data: Values) -> Values:
@@ -47,22 +36,12 @@ def _import_folder(draft_id: str, data: Values) -> Values:
 # Name: what it does and returns, from the draft and the browser's values.
 READS: dict[str, Callable[[str, Values], Values]] = {
     "open": lambda draft_id, data: opened(draft_id, text_of(data, "id")),
-    "preview": lambda draft_id, data: bulk.preview(draft_id, chosen_of(data), _fields(data)),
     "ids": _ids,
-    "tags": lambda draft_id, data: selection.tags(draft_id, query_of(data)),
-    "subsets": lambda draft_id, data: {"subsets": subsets.overview(draft_id)},
     "imports": lambda draft_id, data: {"imports": imports.status(draft_id)},
     "dismiss_imports": lambda draft_id, data: {"imports": imports.dismiss(draft_id, texts_of(data, "ids"))},
 }
 CHANGES: dict[str, Callable[[str, Values], Values]] = {
     "edit_one": image_edit.edit,
-    "edit": lambda draft_id, data: {"changed": bulk.apply(draft_id, chosen_of(data), _fields(data))},
-    "move": lambda draft_id, data: {
-        "changed": subsets.move(draft_id, texts_of(data, "ids"), text_of(data, "name"), _repeats(data))
-    },
-    "subset": lambda draft_id, data: {
-        "changed": subsets.rename(draft_id, text_of(data, "folder"), text_of(data, "name"), _repeats(data))
-    },
     "import_folder": _import_folder,
     "cancel_imports": lambda draft_id, data: {"imports": imports.cancel(draft_id)},
 }

@@ -89,21 +89,12 @@ function cardOf(item) {
   const card = make("article", "hp-card");
   card.dataset.file = item.file;
   card.dataset.id = item.id;
-  const picture = make("div", "hp-picture");
-  picture.draggable = true;
-  const open = make("button", "hp-open-picture");
-  open.type = "button";
-  open.setAttribute("aria-label", "Open " + name);
+  const picture = make("div", "hp-picture", { draggable: true });
+  const open = make("button", "hp-open-picture", { type: "button", ariaLabel: "Open " + name });
   open.addEventListener("click", () => editor.open(item.id));
-  const image = make("img");
-  image.loading = "lazy";
-  image.draggable = false;
-  image.alt = name;
-  image.src = item.thumb;
+  const image = make("img", "", { loading: "lazy", draggable: false, alt: name, src: item.thumb });
   open.append(image);
-  const pick = make("input", "hp-pick");
-  pick.type = "checkbox";
-  pick.setAttribute("aria-label", "Select " + name);
+  const pick = make("input", "hp-pick", { type: "checkbox", ariaLabel: "Select " + name });
   let range = false; // with Shift, by mouse or by the space bar
   pick.addEventListener("keydown", (event) => (range = event.shiftKey));
   pick.addEventListener("click", (event) => {
@@ -124,8 +115,7 @@ function cardOf(item) {
   saved.setAttribute("aria-live", "polite");
   line.append(file, saved, size);
   const warnings = make("ul", "hp-warnings");
-  const text = make("textarea");
-  text.rows = 3;
+  const text = make("textarea", "", { rows: 3 });
   text.placeholder = "Describe the image. If this is empty, the trigger word is used.";
   text.setAttribute("aria-label", "Caption of " + name);
   text.addEventListener("input", () => typed(item, text.value));

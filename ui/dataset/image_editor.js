@@ -15,8 +15,7 @@ function makeEditor() {
   let busy = null; // masks that are being sent
 
   // The picture ------------------------------------------------------------------------------------------------------
-  const picture = make("img");
-  picture.draggable = false;
+  const picture = make("img", "", { draggable: false });
   const frame = make("div", "hp-edit-frame");
   frame.append(picture);
   const stage = make("div", "hp-edit-stage");
@@ -40,8 +39,7 @@ function makeEditor() {
   following.title = "Next image (→ or Page Down)";
   const close = iconButton("×", "Close", "hp-editor-close", () => dialog.close());
   head.append(previous, following, count, close);
-  const caption = make("textarea");
-  caption.rows = 5;
+  const caption = make("textarea", "", { rows: 5 });
   caption.placeholder = "Describe the image. If this is empty, the trigger word is used.";
   const captionNote = make("p", "hp-hint");
   const saved = live("span", "hp-saved", "status");
@@ -54,8 +52,7 @@ function makeEditor() {
     drawLength();
   });
   caption.addEventListener("blur", flush);
-  const weight = make("input", "hp-text");
-  weight.type = "number";
+  const weight = make("input", "hp-text", { type: "number" });
   [weight.min, weight.max, weight.step] = [1, 10, 1];
   weight.addEventListener("change", () => {
     const value = Math.min(10, Math.max(1, Math.round(Number(weight.value)) || 1));
@@ -63,9 +60,7 @@ function makeEditor() {
     if (value !== item.weight) store({ what: "weight", weight: value });
   });
   const weightNote = make("p", "hp-hint", "");
-  const tabs = make("div", "hp-toolbar hp-tool-choice");
-  tabs.setAttribute("role", "group");
-  tabs.setAttribute("aria-label", "Tool");
+  const tabs = make("div", "hp-toolbar hp-tool-choice", { role: "group", ariaLabel: "Tool" });
   const choices = Object.entries(TOOLS).map(([name, text]) => {
     const one = button(text, "hp-quiet", () => choose(name));
     one.dataset.tool = name;

@@ -3,8 +3,12 @@
 // They are a process on the server, so this part only asks how far it is: a page that is opened later shows the same.
 const POLL_MS = 1000;
 const PHASES = { starting: "Starting", reading: "Reading the folder", unpacking: "Unpacking", adding: "Adding images" };
-const importForm = make("form", "hp-bulk-row hp-import");
-importForm.hidden = true;
+function labelled(text, input, cls = "") {
+  const label = make("label", "hp-bulk-label " + cls);
+  label.append(make("span", "", text), input);
+  return label;
+}
+const importForm = make("form", "hp-bulk-row hp-import", { hidden: true });
 const importPath = textInput("Folder on the server", "/home/me/photos");
 importPath.autocomplete = "off";
 importPath.spellcheck = false;
@@ -38,12 +42,10 @@ function toggleImport(open) {
   openImport.setAttribute("aria-expanded", String(open));
   (open ? importPath : openImport).focus();
 }
-const importBox = make("div", "hp-importing");
-importBox.hidden = true;
+const importBox = make("div", "hp-importing", { hidden: true });
 importBox.dataset.testid = "importing";
 const importText = live("p", "", "status");
-const importBar = make("progress");
-importBar.setAttribute("aria-label", "Import");
+const importBar = make("progress", "", { ariaLabel: "Import" });
 const importCancel = button("Cancel the import", "hp-quiet", async () => {
   importCancel.disabled = true;
   const answer = await changeMany("cancel_imports", {});

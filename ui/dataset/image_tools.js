@@ -33,8 +33,7 @@ async function action(name, data) {
 const changeMany = (name, data) => change("image_action", { action: name, ...data });
 
 function chooseFrom(label, options, act) {
-  const select = make("select", "hp-select");
-  select.setAttribute("aria-label", label);
+  const select = make("select", "hp-select", { ariaLabel: label });
   setOptions(select, Object.entries(options));
   select.addEventListener("change", () => act(select.value));
   return select;
@@ -47,9 +46,7 @@ function setOptions(select, entries) {
   if (entries.some(([one]) => one === value)) select.value = value;
 }
 function textInput(label, placeholder = label) {
-  const input = make("input", "hp-text");
-  input.setAttribute("aria-label", label);
-  input.placeholder = placeholder;
+  const input = make("input", "hp-text", { ariaLabel: label, placeholder });
   return input;
 }
 const filter = chooseFrom("Show", FILTERS, (value) => go({ filter: value, page: 0 }));
@@ -130,8 +127,14 @@ function drawSelection() {
   chosenCount.textContent = `${selected.size.toLocaleString("en")} selected`;
   selectAll.textContent = `Select all ${state().found.toLocaleString("en")}`;
   selectAll.hidden = invertSelection.hidden = state().pages < 2 && !selected.size;
-  drawScope();
+  // The fold of edits counts again what they change.
+  const { draft, history, total } = state();
+  const now = JSON.stringify([draft, history, total, [...selected]]);
+  if (now === counted) return;
+  counted = now;
+  trigger("changed");
 }
+let counted = "";
 /** Ctrl+A beside a text field selects all images that are shown. */
 function selectByKey(event) {
   if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "a") return;

@@ -7,10 +7,7 @@ const state = () =>
   props.value || { draft: "", items: [], total: 0, found: 0, page: 0, pages: 1, filter: "", waiting: [], texts: 0, history: [] };
 
 function chooser(testid) {
-  const input = make("input");
-  input.type = "file";
-  input.multiple = true;
-  input.hidden = true;
+  const input = make("input", "", { type: "file", multiple: true, hidden: true });
   input.dataset.testid = testid;
   input.addEventListener("change", () => {
     chosen(input.files);
@@ -18,14 +15,10 @@ function chooser(testid) {
   });
   return input;
 }
-const zone = make("div", "hp-drop");
-zone.tabIndex = 0;
-zone.setAttribute("role", "button");
+const zone = make("div", "hp-drop", { tabIndex: 0, role: "button" });
 const zoneTitle = make("strong", "", DROP_HINT);
 const zoneHint = make("span", "", "JPEG, PNG, WebP, HEIC, AVIF, BMP, GIF, TIFF or ZIP. A .txt file with the same name is the caption.");
-const progress = make("progress");
-progress.hidden = true;
-progress.setAttribute("aria-label", "Upload");
+const progress = make("progress", "", { hidden: true, ariaLabel: "Upload" });
 zone.append(zoneTitle, zoneHint, progress);
 const picker = chooser("image-picker");
 picker.accept = TYPES;
@@ -105,6 +98,29 @@ async function reload() {
   return answer?.ok === true;
 }
 
+/** Show what the server stores in the background; a reload that fails is tried again. */
+hangproof.showNew = async () => {
+  unseen = true;
+  if (showing) return;
+  showing = true;
+  while (unseen) {
+    unseen = false;
+    if (await reload()) continue;
+    unseen = true;
+    await new Promise((done) => setTimeout(done, 1000));
+  }
+  showing = false;
+};
+let [unseen, showing] = [false, false];
+/** Open the captions' fold once where they are being written, such as after the page was loaded again. */
+function showCaptioning() {
+  if (!state().captioning || captioningShown) return;
+  captioningShown = true;
+  openWriter();
+}
+let captioningShown = false;
+const openWriter = () => document.querySelector("#caption-writer button.label-wrap:not(.open)")?.click();
+
 // Toolbar -----------------------------------------------------------------------------------------------------------
 const count = make("span", "hp-count");
 count.dataset.testid = "image-count";
@@ -149,7 +165,7 @@ async function removeImages(ids, card) {
   const next = grid.children[Math.min(Math.max(index, 0), grid.children.length - 1)];
   (next ? next.querySelector(".hp-remove") : zone).focus(); // the focused button no longer exists
 }
-bar.append(count, undo, redo, openBulk, openSubsets, openTags, insert, clear);
+bar.append(count, undo, redo, insert, clear);
 tools.append(filter, subsetFilter, compare, searchText, selectPage, selectAll, invertSelection, selection);
 
 // Pages -------------------------------------------------------------------------------------------------------------
@@ -171,11 +187,7 @@ let going = 0;
 const back = button("‹ Previous", "hp-quiet", () => go({ page: state().page - 1 }));
 const next = button("Next ›", "hp-quiet", () => go({ page: state().page + 1 }));
 const where = make("span", "");
-const goto = make("input", "hp-text hp-goto");
-goto.type = "number";
-goto.min = 1;
-goto.setAttribute("aria-label", "Go to page");
-goto.placeholder = "Page";
+const goto = make("input", "hp-text hp-goto", { type: "number", min: 1, ariaLabel: "Go to page", placeholder: "Page" });
 goto.addEventListener("change", () => {
   const page = Math.round(Number(goto.value)) - 1;
   goto.value = "";
@@ -204,7 +216,6 @@ function draw() {
   bar.hidden = total === 0 && !texts && !history.some(Boolean);
   tools.hidden = total === 0;
   skip.hidden = total === 0;
-  if (total === 0) openPanel("");
   drawFilters();
   const parts = [many(total, "image")];
   if (isFiltered()) parts.push(`${found.toLocaleString("en")} shown`);
@@ -219,9 +230,9 @@ function draw() {
   next.disabled = page + 1 >= pages;
   showHistory(history);
   drawSelection();
-  drawPanels();
   followImports();
   editor.refresh();
+  showCaptioning();
   if (draft && draft !== adopted) {
     adopted = draft;
     adoptFiles().catch(() => {}); // without IndexedDB no file was kept
@@ -278,6 +289,15 @@ window.addEventListener("drop", (event) => {
   dropped(event.dataTransfer);
 });
 
+hangproof.selected = () => [...selected];
+/** Show the images that fit, such as those of a subset or with a tag. */
+hangproof.showImages = (wanted) => go({ query: { ...query(), ...wanted }, page: 0 });
+hangproof.writeCaptions = (ids) => {
+  selected.clear();
+  select(ids);
+  openWriter();
+  document.querySelector("#caption-writer").scrollIntoView();
+};
 // Start and the other buttons wait for this, so that they use what was typed last.
 hangproof.flush = async () => (await Promise.all([editor.flushMasks(), flush(), hangproof.sync()])).every(Boolean);
 hangproof.onBack(async () => {
@@ -296,7 +316,7 @@ hangproof.onOthers(async () => {
 
 grid.addEventListener("keydown", selectByKey);
 element.replaceChildren(
-  ...[zone, cancelUpload, picker, folderPicker, ways, importForm, importBox, recent, notes, asides, bar, panels, tools, skip, grid, pager]
+  ...[zone, cancelUpload, picker, folderPicker, ways, importForm, importBox, recent, notes, asides, bar, tools, skip, grid, pager]
 );
 watch("value", draw);
 draw();

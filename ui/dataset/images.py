@@ -188,7 +188,7 @@ def explain_failed_upload(data: dict[str, Any]) -> dict[str, Any]:
 
 def images_view(more: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = ()) -> "gr.HTML":
     """The component. Events: `insert` (add the trigger word to all captions); `show` (settings that changed), `chosen` (another model, VRAM or
-    trainer) and `review` (anything changed) are those of ui/new/fields.js.
+    trainer) and `review` (anything changed) are those of ui/new/fields.js; `changed` (images, or which of them are selected) is that of image_tools.js.
 
     Args:
         more: calls of the other parts of its script.
@@ -209,5 +209,5 @@ def images_view(more: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = ())
         explain_failed_upload,
         image_action,
         *more,
-        events=("insert", "show", "chosen", "review", "script"),
+        events=("insert", "show", "chosen", "review", "script", "changed"),
     )

@@ -18,8 +18,7 @@ function makeMaskPainter(frame, { painted, uploaded, cleared, fromImage, refused
   let erase = false;
   const panel = make("div", "hp-tool-panel");
   const note = make("p", "hp-hint", "");
-  const size = make("input");
-  size.type = "range";
+  const size = make("input", "", { type: "range" });
   [size.min, size.max, size.value] = [1, 40, 10];
   size.addEventListener("input", drawCursor);
   const modes = [

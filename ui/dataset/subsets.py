@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from presets.steps import repeats_of
 from runs import archives
-from runs.dataset import repeats_of, unique_stem
+from runs.dataset import unique_stem
 from runs.files import RunError
 from ui.dataset.draft_file import State
 from ui.dataset.draft_store import change, count, plain_text, read

@@ -20,7 +20,7 @@ from ui.run import fold
 from ui.run.fold import QUIET
 
 if TYPE_CHECKING:
-    from runs.foreign_spec import Import
+    from runs.foreign_settings import Settings
 
 QUIET_OUTCOMES = ("same", "run")  # they change nothing
 ERRORS = (RunError, presets.PresetError)
@@ -83,7 +83,7 @@ def read_files(draft_id: str, files: list[tuple[str, str]]) -> dict[str, Any]:
     }
 
 
-def form_values(found: "Import", now: Mapping[str, Any]) -> dict[str, Any]:
+def form_values(found: "Settings", now: Mapping[str, Any]) -> dict[str, Any]:
     """The form's values that an import sets; the other fields keep theirs."""
     fields = {key: value for key, value in found.fields.items() if value is not None}
     whole = "model" in fields
@@ -105,7 +105,7 @@ def form_values(found: "Import", now: Mapping[str, Any]) -> dict[str, Any]:
 
 def _folder(path: str) -> dict[str, Any]:
     """An image folder that a file names: how many images are there, or why none are."""
-    from runs.dataset import is_image_name
+    from runs.pictures import is_image_name
     from ui.dataset import imports
 
     try:

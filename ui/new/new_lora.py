@@ -14,7 +14,7 @@ import presets
 import runs
 from runs.machine import this_machine
 from ui import scripts
-from ui.dataset import captioning, doctor, draft, images
+from ui.dataset import bulk_fold, caption_fold, doctor_fold, draft, images
 from ui.html import esc
 from ui.new import (
     estimates,
@@ -134,9 +134,10 @@ def build(draft_id: gr.BrowserState) -> NewLora:
             "Images and captions",
             "10 to 30 varied images make a good LoRA. A caption describes what its image shows.",
         )
-        tab.images = images.images_view(
-            [*doctor.CALLS, *captioning.CALLS, settings.save_settings, script_editor.save_script]
-        )
+        tab.images = images.images_view([settings.save_settings, script_editor.save_script])
+        bulk_fold.build(draft_id, lambda: tab.images)
+        doctor_fold.build(draft_id)
+        caption_fold.build(draft_id)
         tab.unsent = _unseen("unsent")
     with gr.Column(elem_classes="hp-step"):
         step(

@@ -20,6 +20,7 @@ from sd_scripts_patches.versions import VersionError
 from ui import jobs
 from ui.html import esc
 from ui.run import view
+from ui.run.fold import QUIET
 
 TICK_S = 1.0
 LIMIT_S = 1800.0  # for the self-test
@@ -81,19 +82,18 @@ def build() -> TrainerChecks:
 
 def wire(checks: TrainerChecks, backend: Any, loaded: gr.State) -> None:
     """Connect the part to the choice of the trainer."""
-    quiet = {"show_progress": "hidden", "api_visibility": "private"}
     gr.on(
         [loaded.change, backend.change, checks.timer.tick],
         show,
         backend,
         checks.outputs,
         trigger_mode="always_last",
-        **quiet,
+        **QUIET,
     )
-    checks.test.click(test, backend, checks.outputs, **quiet)
-    checks.back.click(ask_back, backend, checks.panels, **quiet)
-    checks.back_no.click(lambda: gr.update(visible=False), None, checks.panel, **quiet)
-    checks.back_ok.click(go_back, backend, [*checks.outputs, checks.question, checks.back_ok], **quiet)
+    checks.test.click(test, backend, checks.outputs, **QUIET)
+    checks.back.click(ask_back, backend, checks.panels, **QUIET)
+    checks.back_no.click(lambda: gr.update(visible=False), None, checks.panel, **QUIET)
+    checks.back_ok.click(go_back, backend, [*checks.outputs, checks.question, checks.back_ok], **QUIET)
 
 
 def status(backend: str) -> Status | None:

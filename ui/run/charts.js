@@ -38,12 +38,7 @@ for (const [key, text] of [["step", "Steps"], ["time", "Time"]]) {
   axes.append(label);
 }
 const smoothing = make("label", "hp-chart-smooth");
-const slider = make("input");
-slider.type = "range";
-slider.min = "0";
-slider.max = "0.99";
-slider.step = "0.01";
-slider.value = "0.9";
+const slider = make("input", "", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0.9" });
 slider.addEventListener("input", () => draw());
 smoothing.append(make("span", "", "Smoothing"), slider);
 const reset = button("Show everything", "hp-quiet", () => zoom(null));

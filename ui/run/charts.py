@@ -3,7 +3,7 @@
 The server sends at most BUCKETS points of each line, with the smallest and largest value around each point, and the browser
 draws them (plot.js). So a run of 100,000 steps opens as quickly as one of 100, and zooming in asks for the points of that range.
 Gradio's own gr.LinePlot was compared: it loads a plotting library of 0.9 MB, sends all points to the browser, and gives
-a screen reader no values. The page has this one kind of chart; `ui/run/compare.py` draws its curves with it too.
+a screen reader no values. So only the part "Compare runs", which is opened when it is needed, uses it.
 """
 
 import math

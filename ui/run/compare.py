@@ -144,7 +144,8 @@ def build(selected: gr.State) -> None:
     fold.build("Compare runs", "compare-fold", selected, _draw)
 
 
-def _draw(name: str) -> None:
+def _draw(folder: Path) -> None:
+    name = folder.name
     everything = [one for one in view.read_all() if one.status.get("state")]
     chosen = gr.Dropdown(
         [(f"{one.name} ({cards.describe_run(one)[1]})", one.folder.name) for one in everything[:LISTED]],

@@ -1,9 +1,8 @@
-"""The snapshots of a run as plain values, for the page and the HTTP API (ui/snapshot_api.py).
+"""The snapshots of a run as plain values, for the page and the API.
 
 They are made again only after a file changed, and of `metrics.jsonl` only what was added is read.
 """
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -73,11 +72,6 @@ def summary(folder: Path) -> dict[str, Any]:
     return {"run": folder.name, "name": status.name, "state": status.state, **_read(folder)[1]}
 
 
-def snapshot(folder: Path, step: int) -> dict[str, Any] | None:
-    """The snapshot of a step as plain values; None without one."""
-    return next((one for one in _read(folder)[1]["snapshots"] if one["step"] == step), None)
-
-
 def _summary(folder: Path, found: Evolution) -> dict[str, Any]:
     texts = {one.number: one.text for one in found.prompts}
     seeds = {one.number: one.seed for one in found.prompts}
@@ -129,8 +123,8 @@ def versioned(path: Path) -> str:
 
 
 def thumb_url(path: Path) -> str:
-    """The URL of a sample as a small picture (ui/snapshot_api.py)."""
-    return f"api/evolution/{quote(path.parent.parent.name)}/thumb/{quote(path.name)}"
+    """The URL of a sample as a small picture (ui/thumbs.py)."""
+    return f"thumbs/{quote(path.parent.parent.name)}/{quote(path.name)}"
 
 
 def marks(folder: Path, loras: Sequence[Lora]) -> dict[str, str]:
@@ -138,8 +132,3 @@ def marks(folder: Path, loras: Sequence[Lora]) -> dict[str, str]:
     step = blind_vote.picked(folder)
     name = next((one.path.name for one in loras if step is not None and one.step == step), None)
     return {name: "picked"} if name else {}
-
-
-def body(folder: Path) -> bytes:
-    """The summary as JSON."""
-    return json.dumps(summary(folder), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

@@ -17,7 +17,7 @@ from monitor.process.subjob import Subjob, python
 from runs.files import RunError
 from ui import scripts
 from ui.html import duration, esc, number, press, pressed
-from ui.run import view
+from ui.run import cards, fold, view
 from ui.run.fold import QUIET
 
 TICK_S = 2.0
@@ -191,13 +191,6 @@ def stop_far(store: str, run: str) -> None:
 
 # The tab ------------------------------------------------------------------------------------------------------------------
 
-STATES = {
-    "queued": ("idle", "Queued"), "opening": ("busy", "Preparing"), "starting": ("busy", "Starting"), "running": ("good", "Training"),
-    "suspect": ("warn", "No progress"), "slow": ("warn", "Slow"), "recovering": ("warn", "Recovering"),
-    "backoff": ("warn", "Waiting to restart"), "stopping": ("busy", "Stopping"), "completed": ("done", "Completed"),
-    "failed": ("bad", "Failed"), "stopped": ("idle", "Stopped"), "paused": ("idle", "Paused"), "preempted": ("idle", "Interrupted"),
-    "unkillable": ("bad", "Stuck in the kernel"),
-}  # fmt: skip
 STALE_S = 180.0  # a machine that trains writes its status every 15 s
 HINT = "Runs on rented machines and clusters, read from the stores that they copy to. The stores of your own runs are included."
 NOTHING = '<div class="hp-empty"><strong>No store is known</strong><p>Add one above, or give a run a store.</p></div>'
@@ -233,7 +226,7 @@ def _store(store: dict[str, Any], added: bool) -> str:
 
 
 def _run(run: dict[str, Any], store: str) -> str:
-    colour, state = STATES.get(run.get("state", ""), ("idle", "Unknown"))
+    colour, state, _ = cards.STATES.get(run.get("state", ""), ("idle", "Unknown", ""))
     ended, stop = run.get("state") in view.FINAL, run["stop"]
     updated = _moment(run.get("updated_at"))
     facts = []
@@ -285,10 +278,6 @@ def _time(at: datetime) -> str:
     return f'<time datetime="{at.isoformat()}">{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC</time>'
 
 
-def _problem(error: RunError) -> str:
-    return f'<p class="hp-job-note hp-bad" role="alert">{esc(error)}</p>'
-
-
 def _on_act(event: gr.EventData) -> list[str]:
     store = pressed(event, "store")
     try:
@@ -297,7 +286,7 @@ def _on_act(event: gr.EventData) -> list[str]:
         else:
             change_stores("remove", store)
     except RunError as error:
-        return [html(), _problem(error)]
+        return [html(), fold.note(error, True)]
     return [html(), ""]
 
 
@@ -305,7 +294,7 @@ def _on_add(address: str) -> list[Any]:
     try:
         change_stores("add", address)
     except RunError as error:
-        return [html(), _problem(error), gr.skip()]
+        return [html(), fold.note(error, True), gr.skip()]
     return [html(), "", ""]
 
 

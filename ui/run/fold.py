@@ -1,29 +1,41 @@
 """A part of a run that is made when it is opened and not with the page, so that it costs a visit nothing."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
+from runs.files import RunError
 from ui.html import esc
+from ui.run import calls
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
 def opened(title: str, elem_id: str, source: gr.Component, draw: Callable[[Any], None]) -> gr.Accordion:
-    """Build an accordion whose components `draw(value of source)` makes each time it is opened."""
+    """Build an accordion whose components `draw(value of source)` makes each time it is opened. It shows a RunError of `draw`."""
     with gr.Accordion(title, open=False, elem_id=elem_id) as fold:
 
         @gr.render(inputs=[source], triggers=[fold.expand], show_progress="hidden")
         def _opened(value: Any) -> None:
-            draw(value)
+            try:
+                draw(value)
+            except RunError as error:
+                say(error)
 
     return fold
 
 
-def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[str], None]) -> None:
-    """Build an accordion whose components `draw(run)` makes. It belongs to one run: when another is selected, it closes."""
-    fold = opened(title, elem_id, selected, draw)
+def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[Path], None]) -> None:
+    """Build an accordion whose components `draw(folder of the run)` makes. When another run is selected, it closes."""
+
+    def drawn(name: str) -> None:
+        if not name:
+            raise RunError("Choose a run in the list.")
+        draw(calls.folder_of(name))
+
+    fold = opened(title, elem_id, selected, drawn)
     before = gr.State("")  # the run shown before this one
 
     def _another(name: str, before: str) -> tuple[Any, str]:

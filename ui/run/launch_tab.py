@@ -21,7 +21,7 @@ from runs.manage import size_text
 from ui import jobs, served
 from ui.dataset.images import OUT_OF_DATE, file_url
 from ui.html import duration, esc
-from ui.run import calls, fold, view
+from ui.run import fold, view
 from ui.run.fold import QUIET
 
 TICK_S = 2.0
@@ -366,13 +366,8 @@ class _Results:
         gr.Timer(TICK_S).tick(on_tick, drawn, [*self.outputs, ranks, drawn], **QUIET)
 
 
-def _draw(name: str) -> None:
-    try:
-        folder = calls.folder_of(name)
-        store = runs.load(folder).store
-    except RunError as error:
-        fold.say(error)
-        return
+def _draw(folder: Path) -> None:
+    store = runs.load(folder).store
     trains, results = _trains(view.read(folder)), _Results(folder)
     for key, check in CHECKS.items():
         if not trains and key == "diagnose" and jobs.read(folder, key) is None:
@@ -447,5 +442,5 @@ def _said(act: Any, *args: Any) -> str:
     try:
         act(*args)
     except RunError as error:
-        return f'<p class="hp-job-note hp-bad" role="alert">{esc(error)}</p>'
+        return fold.note(error, True)
     return ""

@@ -18,7 +18,7 @@ from runs.manage import size_text
 from ui import scripts
 from ui.dataset.images import OUT_OF_DATE, file_url
 from ui.html import esc, pressed
-from ui.run import calls, fold, view
+from ui.run import fold, view
 from ui.run.cards import ERROR_STATES
 from ui.run.fold import QUIET
 from ui.run.readers import HEADER, plain_line, styled_line
@@ -296,12 +296,7 @@ def build(selected: gr.State) -> None:
     fold.build("Log", "log-fold", selected, _draw)
 
 
-def _draw(name: str) -> None:
-    try:
-        folder = calls.folder_of(name)
-    except RunError as error:
-        fold.say(error)
-        return
+def _draw(folder: Path) -> None:
     incidents = view.incidents(folder)[:MOST_INCIDENTS]
     labels = [
         (f"{one.number}: {one.fields.get('title') or one.fields.get('cause') or one.fields.get('kind')}", one.number)

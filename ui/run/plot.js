@@ -1,4 +1,4 @@
-// Draws one chart of lines as SVG (ui/run/charts.py sends the points). The charts and the comparison of runs use it.
+// Draws one chart of lines as SVG (ui/run/charts.py sends the points).
 //
 // plot({label, unit, height, data: [from, to] with values, lines: [{x, mean, low, high, smooth, cls, name}], range, axis, marks, top, onCursor, onRange, onMark})
 // returns {node, cursor(x)}. A chart is focusable: arrow keys move the cursor, + and - zoom, Escape shows everything.

@@ -15,7 +15,7 @@ from runs.files import RunError, atomic_write, explained
 from ui import jobs
 from ui.html import duration, esc
 from ui.new.hub_login import linked
-from ui.run import calls, fold
+from ui.run import fold
 from ui.run.fold import QUIET
 
 JOB = "publish"
@@ -107,13 +107,8 @@ def _field(name: str) -> dict[str, Any]:
     return {"elem_id": f"publish-{name}", "interactive": True}
 
 
-def _form(name: str) -> None:
-    try:
-        folder = calls.folder_of(name)
-        known = publish.choices(folder)
-    except RunError as error:
-        fold.say(error)
-        return
+def _form(folder: Path) -> None:
+    known = publish.choices(folder)
     if not known["loras"]:
         fold.say("This run has no LoRA yet.")
         return

@@ -14,7 +14,7 @@ from runs.files import RunError
 from runs.paths import outputs_dir
 from ui import served
 from ui.html import esc, number
-from ui.run import blind_vote, calls, evolution, fold
+from ui.run import blind_vote, evolution, fold
 from ui.run.fold import QUIET
 
 TICK_S = 5.0
@@ -91,12 +91,7 @@ def result(ballot: blind_vote.Ballot) -> str:
     )
 
 
-def _draw(name: str) -> None:
-    try:
-        folder = calls.folder_of(name)
-    except RunError as error:
-        fold.say(error)
-        return
+def _draw(folder: Path) -> None:
     found = evolution.evolution(folder)
     everything, texts = pictures(found), prompts(found)
     head = gr.HTML(summary(found, folder), elem_id="samples-summary", apply_default_css=False)

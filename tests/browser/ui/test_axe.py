@@ -189,7 +189,15 @@ def unfold(page) -> None:
     for _ in range(2):  # the second time for those inside others
         page.evaluate(CLOSED)
         page.locator("#flags").wait_for()
-    for part in ("#flag-option", "#template", "#sweep-rank", "#rehearse"):
+    for part in (
+        "#flag-option",
+        "#template",
+        "#sweep-rank",
+        "#rehearse",
+        "#bulk-apply",
+        "#check-kinds",
+        "#write-captions",
+    ):
         page.locator(part).wait_for()
     page.get_by_test_id("models").wait_for()
 

@@ -1,17 +1,10 @@
-"""Every download ends: complete with the right bytes, or with a reason and its bytes kept. A real server on loopback.
-
-There is no xet server here: what is tested is how a xet child is watched, with a stand-in that stalls, fails or works, and
-the real child with the hub's library over HTTP.
-"""
+"""Every download ends: complete with the right bytes, or with a reason and its bytes kept. A real server on loopback."""
 
 import contextlib
 import hashlib
-import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -24,7 +17,6 @@ from hypothesis import strategies as st
 from ui_helpers import small_disk
 
 from guards import download, hub_cache, hub_request
-from guards import xet as xet_module
 from guards.hub import DownloadError, Options, Progress, Source, ignore
 
 CONTENT = bytes(range(251)) * 2_000  # 502 kB
@@ -40,7 +32,6 @@ def clean(environment) -> None:
     environment.setattr(hub_request, "PAUSE_S", 0.01)
     environment.setattr(hub_request, "LONGEST_PAUSE_S", 0.05)
     environment.setattr(download, "POLL_S", 0.05)
-    environment.setattr(xet_module, "failures", [])
     hub_request.reach.__init__()
 
 
@@ -307,90 +298,6 @@ def test_a_lock_whose_holder_makes_no_progress_is_a_reason(hub, tmp_path):
     with download.locked(lock) as ours, pytest.raises(DownloadError, match="another process holds .*lock"):
         assert ours
         hub_cache.to_cache(SOURCE, options(stall_s=1))
-
-
-# xet.
-
-STAND_IN = """
-import json, os, sys, time
-from pathlib import Path
-job = json.loads(sys.stdin.buffer.readline())
-Path(os.environ["SEEN"]).write_text(json.dumps([job, sys.argv, os.getpid()]))
-file, content, mode = Path(job["local_dir"]) / job["filename"], Path(os.environ["CONTENT"]).read_bytes(), os.environ["MODE"]
-if mode == "fails":
-    sys.exit("xet: connection refused")
-file.write_bytes(content[:200_000] if mode == "stalls" else content[::-1] if mode == "damaged" else content)
-if mode.startswith("stalls"):
-    time.sleep(600)
-"""
-
-
-@pytest.fixture
-def xet(hub, tmp_path, monkeypatch):
-    """A xet child that does what MODE says."""
-    (tmp_path / "child.py").write_text(STAND_IN)
-    (tmp_path / "content").write_bytes(CONTENT)
-    monkeypatch.setattr(xet_module, "CHILD", [sys.executable, str(tmp_path / "child.py")])
-    monkeypatch.setattr(xet_module, "SMALLEST_BYTES", 1000)
-    monkeypatch.setenv("HANGPROOF_XET_STALL_S", "15")
-    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
-    monkeypatch.setenv("CONTENT", str(tmp_path / "content"))
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    hub.xet = True
-    return hub
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["works", "stalls", "stalls at the end", "fails", "damaged"])
-def test_xet_is_used_first_and_http_continues_where_it_does_not_end_well(xet, tmp_path, monkeypatch, mode):
-    pytest.importorskip("hf_xet")
-    monkeypatch.setenv("MODE", mode)
-    if mode.startswith("stalls"):
-        monkeypatch.setenv("HANGPROOF_XET_STALL_S", "2")
-    said: list[str] = []
-    target = tmp_path / "d" / NAME
-    get(target, say=said.append, stall_s=120)
-    assert target.read_bytes() == CONTENT
-    assert {p.name for p in target.parent.iterdir()} == {NAME, f".{NAME}.lock"}
-    job, arguments, pid = json.loads((tmp_path / "seen").read_text())
-    assert job["token"] == "hf_secret" and "hf_secret" not in str(arguments)
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-    by_xet = mode in ("works", "stalls at the end")  # a complete file with the right hash counts
-    assert xet.sent_of(NAME) == (0 if by_xet else len(CONTENT))
-    reasons = {"stalls": "no data for 2 s, killed", "fails": "connection refused", "damaged": "its file is damaged"}
-    if mode in reasons:
-        assert len(said) == 1 and reasons[mode] in said[0] and "continues over HTTP" in said[0]
-        (tmp_path / "seen").unlink()
-        get(tmp_path / "d" / "again.safetensors")
-        assert not (tmp_path / "seen").exists()  # not tried again
-
-
-@pytest.mark.slow
-def test_a_partial_file_is_continued_over_http_not_started_again_with_xet(xet, tmp_path, monkeypatch):
-    monkeypatch.setenv("MODE", "works")
-    monkeypatch.setattr(xet_module, "SMALLEST_BYTES", 1 << 40)
-    monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "1")
-    xet.faults = [Fault("drop", 300_000), *[Fault("stall")] * 50]
-    with pytest.raises(DownloadError, match="300000 bytes received are kept"):
-        get(tmp_path / "d" / NAME, stall_s=2)
-    monkeypatch.setattr(xet_module, "SMALLEST_BYTES", 1000)
-    monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "20")
-    xet.faults = []
-    get(tmp_path / "d" / NAME)
-    assert not (tmp_path / "seen").exists() and no_overlap(xet)
-
-
-@pytest.mark.slow
-def test_the_real_child_downloads_with_the_hubs_library(hub, tmp_path, monkeypatch):
-    pytest.importorskip("hf_xet")
-    monkeypatch.setattr(xet_module, "SMALLEST_BYTES", 1000)
-    hub.xet = True
-    said: list[str] = []
-    get(tmp_path / "d" / NAME, say=said.append)
-    assert (tmp_path / "d" / NAME).read_bytes() == CONTENT and said == []
-    agents = {headers["user-agent"] for method, path, headers in hub.requests if method == "GET"}
-    assert agents and all("huggingface_hub" in agent or "hf_hub" in agent for agent in agents), agents
 
 
 # The cache of the hub's library, and a whole repository.

@@ -203,14 +203,14 @@ def test_nothing_is_sent_without_a_login(listening):
     page.write_text("hidden")
     write_run(listening.data, "cat")
     paths = f"/config /theme.css /assets/x.js /static/x /gradio_api/file={page} /gradio_api/info /healthz /api/config"
-    paths += " /api/evolution /api/evolution/cat /api/evolution/cat/snapshot/10 /api/evolutionx"
+    paths += " /thumbs/cat/x.png /thumbs/"
     name, basic = f"hangproof-{listening.port}", "Basic bWU6d3Jvbmc="
     for path in paths.split():
         for headers in ({}, {"Cookie": f"{name}=wrong"}, {"Cookie": f"{name}="}, {"Authorization": basic}):
             assert ask(listening, "GET", path, **headers)[0] == 401, path
     for path in ["upload", "queue/join", "component_server", "run/predict"]:
         assert ask(listening, "POST", f"/gradio_api/{path}", "{}")[0] == 401, path
-    for path in ("/logout", "/api/evolution/cat"):
+    for path in ("/logout", "/thumbs/cat/x.png"):
         assert ask(listening, "POST", path, "{}")[0] == 401
     status, headers, _ = ask(listening, "GET", "/?run=mine")
     assert status == 303 and headers["Location"] == "login?next=run%3Dmine"

@@ -12,10 +12,9 @@ from types import SimpleNamespace
 import pytest
 import tomllib
 
-from benchmarks import faults, injector, injector_writer
+from benchmarks import faults, injector
 from benchmarks.faults_actions import ACTIONS
-from benchmarks.faults_reference import Reference, sha256
-from benchmarks.faults_scenario import FINAL, SHIMS, fault_step
+from benchmarks.scenario import FINAL, SHIMS, Reference, fault_step, sha256
 from guards.heartbeat import PHASES
 from monitor.resume import snapshots
 from runs.paths import ROOT
@@ -137,12 +136,12 @@ def test_without_recovery_a_row_turns_both_off_and_keeps_its_own_limits():
     assert "turned off" in faults.missing(faults.without_recovery(ROWS["record_torn"]))
 
 
-HELD = "from benchmarks import injector_writer as w; w.claim(); print('held', flush=True); input()"
+HELD = "from benchmarks import injector as w; w.claim(); print('held', flush=True); input()"
 
 
 def test_a_second_writer_is_reported_and_one_that_has_died_is_none(tmp_path):
     """What each row of the matrix is checked for; forked workers and the next attempt are no second writer."""
-    env = {**os.environ, injector_writer.VARIABLE: str(tmp_path), "HANGPROOF_RUN": "/a", "HANGPROOF_ATTEMPT": "1"}
+    env = {**os.environ, injector.WRITERS: str(tmp_path), "HANGPROOF_RUN": "/a", "HANGPROOF_ATTEMPT": "1"}
     code, pipes = [sys.executable, "-c", HELD], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": ROOT}
 
     def started_with(**more: str) -> subprocess.Popen:
@@ -155,12 +154,12 @@ def test_a_second_writer_is_reported_and_one_that_has_died_is_none(tmp_path):
         popen.communicate()
 
     first, other = started_with(), started_with(HANGPROOF_RUN="/b")
-    assert injector_writer.doubled(tmp_path) == []
+    assert injector.doubled(tmp_path) == []
     end(first)
     next_one = started_with(HANGPROOF_ATTEMPT="2")
-    assert injector_writer.doubled(tmp_path) == []
+    assert injector.doubled(tmp_path) == []
     second = started_with(HANGPROOF_ATTEMPT="3")
-    (report,) = injector_writer.doubled(tmp_path)
+    (report,) = injector.doubled(tmp_path)
     assert f"process {second.pid} (attempt 3) trains while process {next_one.pid} (attempt 2) trains /a" in report
     for popen in (other, next_one, second):
         end(popen)

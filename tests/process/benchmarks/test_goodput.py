@@ -51,10 +51,10 @@ BLIND = {"detection_s": None, "hang_to_step_s": None, "unseen": 9}
     ("ours", "others", "exceeded"),
     [
         ({}, {}, []),
-        ({"detection": 3.1}, {}, ["detection p95 is 3.1 s, the limit is 3"]),
+        ({"detection": 3.1}, {}, ["detection_p95_s is 3.1, the limit is 3"]),
         ({"hang_to_step": (2.0, 2.2)}, {}, ["hang_to_step_p95_of_ft_launcher is 0.55, the limit is 0.5"]),
         ({"crash_to_step": 0.8}, {}, ["crash_to_step_p95_of_torchrun is 0.4, the limit is 0.35"]),
-        ({"repeated": 11}, {}, ["33 steps were trained twice after 30 faults, the limit is 1 for each"]),
+        ({"repeated": 11}, {}, ["repeated_for_each_fault is 1.1, the limit is 1"]),
         ({"goodput_of": 0.56}, {}, ["goodput_of_ft_launcher is 1.4, the limit is 1.5"]),
         ({"right_result": 2}, {}, ["ours: 2 of 3 runs ended with the right file"]),
         ({"unseen": 1}, {}, ["ours detected 8 of 9 hangs"]),
@@ -65,7 +65,7 @@ def test_the_verdict_names_each_limit_that_is_exceeded(ours, others, exceeded):
     results = {"ours": figures(**ours), "torchrun": figures(goodput_of=0.1, crash_to_step=2.0, **BLIND)}
     results |= {"ft_launcher": figures((3.0, 4.0), 0.4, 2.2), **others}
     comparison = goodput.compare(results)
-    assert goodput.judge(results, comparison) == exceeded
+    assert goodput.judge(results, comparison, {}) == exceeded
     assert comparison["goodput_of_torchrun"] == pytest.approx(results["ours"]["goodput"] / 0.1)
     measured = "not_measured" not in results["ft_launcher"]
     assert (comparison["hang_to_step_p50_of_ft_launcher"] is not None) == measured

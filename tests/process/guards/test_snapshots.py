@@ -17,7 +17,7 @@ import numpy
 import pytest
 import torch
 
-from guards import checkpoint, memory, snapshots
+from guards import checkpoint, memory, snapshot_keep, snapshots
 from guards import snapshot_record as record
 from guards.snapshot_record import File
 from guards.snapshots import Snapshots
@@ -50,7 +50,7 @@ def take(snapshots_, step, files):
 def restored(ring, environ_record=None):
     path, header = next(iter(snapshots.headers(ring).items()))
     folder = ring / header.name
-    snapshots.restore(folder, {snapshots.RECORD: str(environ_record or path)})
+    snapshot_keep.restore(folder, {snapshots.RECORD: str(environ_record or path)})
     return folder
 
 

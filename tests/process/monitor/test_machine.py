@@ -24,8 +24,7 @@ from monitor_helpers import (
     weight,
 )
 
-from guards import checkpoint, tensor_copies
-from monitor.gpu import nvml
+from guards import checkpoint
 from monitor.spend import REFRESH_S, Spend
 from monitor.start import EXIT_BUDGET, EXIT_DONE, EXIT_PREEMPTED
 from runs.paths import ROOT
@@ -102,17 +101,6 @@ def test_a_run_that_reaches_its_spend_limit_stops_with_a_checkpoint_and_goes_on_
     assert code == EXIT_DONE and weight(folder) == undisturbed(), err
 
 
-@pytest.mark.parametrize(("gpus", "fast"), [("", True), ("0", False)])
-def test_an_attempt_copies_fast_where_the_training_waits_for_it(tmp_path, gpus, fast):
-    if fast and nvml.present():
-        pytest.skip("this machine has an NVIDIA driver")
-    shows = f"print('copies', os.environ.get({tensor_copies.TUNABLES!r}))\n"
-    folder = toy_run(tmp_path / "toy", shows, steps=3)
-    assert supervise(folder, HANGPROOF_GPUS=gpus)[0] == EXIT_DONE
-    given = (os.environ | (tensor_copies.environment() if fast else {})).get(tensor_copies.TUNABLES)
-    assert f"copies {given}" in (folder / "training.log").read_text(encoding="utf-8").splitlines()
-
-
 # It trains on a GPU, and its first attempt waits for a request to stop.
 GPU_TOY = "hb.describe('cuda:0', 'nccl')\n" + HOLD
 
@@ -122,7 +110,7 @@ def rented(tmp_path):
     """A toy run on a machine with a fake GPU; the file `absent` takes the GPU away."""
     folder = toy_run(tmp_path / "toy", GPU_TOY, steps=40, pace=0.03, every=10)
     (tmp_path / "fake").mkdir()
-    shutil.copy(ROOT / "tests/support/fake_pynvml.py", tmp_path / "fake" / "pynvml.py")
+    shutil.copy(ROOT / "tests/support/shims/nvml/pynvml.py", tmp_path / "fake" / "pynvml.py")
     env = {"PYTHONPATH": str(tmp_path / "fake"), "HANGPROOF_GPUS": "0"}
     return folder, tmp_path / "fake" / "absent", env | {"HANGPROOF_LIMITS": str(limits_file(folder, LIMITS))}
 

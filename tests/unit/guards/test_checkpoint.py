@@ -13,7 +13,7 @@ import pytest
 from runs_helpers import call
 from safetensors.numpy import save_file
 
-from guards import checkpoint
+from guards import checkpoint, file_contents
 
 
 def make(folder: Path, step: int, value: float = 1.0, name: str = "lora") -> Path:
@@ -60,7 +60,7 @@ def test_what_loads_without_an_error_or_not_at_all_is_named_by_a_deep_check(tmp_
     assert checkpoint.problems(state, deep=True) == ["model.safetensors: w holds NaN or infinity"]
     for name, values, bad in (("good", [3e38] * 8, None), ("bad", [1.0, float("inf")], "a")):
         save_torch({"a": torch.tensor(values, dtype=torch.bfloat16)}, tmp_path / f"{name}.safetensors")
-        assert checkpoint.non_finite(tmp_path / f"{name}.safetensors") == bad
+        assert file_contents.non_finite(tmp_path / f"{name}.safetensors") == bad
     for name, data in (("intact", None), ("broken", b"PK\x03\x04 not a zip")):
         with checkpoint.writing(tmp_path / f"{name}-state", step=1, epoch=1) as temporary:
             torch.save({"state": {0: torch.ones(3)}}, temporary / "optimizer.bin")

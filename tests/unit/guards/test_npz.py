@@ -173,34 +173,26 @@ def alarm_restored():
 
 
 @needs_alarm
-def test_an_outer_alarm_keeps_its_handler_and_its_time(alarm_restored):
-    rung = threading.Event()
-    signal.signal(signal.SIGALRM, lambda *_: rung.set())
-    signal.setitimer(signal.ITIMER_REAL, 30)
-    with bounded.alarm(5, "an inner wait"):
-        time.sleep(0.2)
-    assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] < 29.9, "the time inside counts"
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
-    assert rung.wait(30), "the handler is the outer one again"
-
-
-@needs_alarm
-def test_an_outer_alarm_that_is_due_first_rings_inside_and_ours_still_counts(alarm_restored):
+@pytest.mark.parametrize("outer_s", [60, 0.3], ids=["due later", "due first"])
+def test_an_alarm_of_other_code_keeps_its_handler_and_its_time_and_the_read_its_limit(
+    tmp_path, alarm_restored, outer_s
+):
+    os.mkfifo(tmp_path / "x.npz")
     rung = []
-    signal.signal(signal.SIGALRM, lambda *_: rung.append(time.monotonic()))
-    begun = time.monotonic()
-    signal.setitimer(signal.ITIMER_REAL, 0.15)
-    with pytest.raises(TimeoutError, match="waited"), bounded.alarm(0.5, "an inner wait"):
-        while time.monotonic() - begun < 60:
-            time.sleep(0.05)
-    ended = time.monotonic() - begun
-    assert len(rung) == 1 and rung[0] - begun >= 0.14 and 0.4 <= ended < 60
+    signal.signal(signal.SIGALRM, lambda *_: rung.append(True))
+    signal.setitimer(signal.ITIMER_REAL, outer_s)
+    with pytest.raises(TimeoutError, match=r"waited 1 s for .*x\.npz"):
+        npz.load(str(tmp_path / "x.npz"), timeout_s=1)
+    assert signal.getitimer(signal.ITIMER_REAL)[0] < outer_s - 0.9 if outer_s > 1 else rung == [True]
 
 
 @needs_alarm
-def test_nested_limits_report_the_one_that_expired(alarm_restored):
-    for outer_s, inner_s, expired in ((0.2, 60, "the outer"), (60, 0.2, "the inner")):
-        with pytest.raises(TimeoutError, match=expired):
-            with bounded.alarm(outer_s, "the outer"), bounded.alarm(inner_s, "the inner"):
-                time.sleep(60)
+def test_a_read_within_a_read_reports_the_limit_that_expired(alarm_restored):
+    def inner(seconds):
+        bounded.bounded(lambda: time.sleep(60), seconds, "the inner")
+
+    with pytest.raises(TimeoutError, match="the outer"):
+        bounded.bounded(lambda: inner(60), 0.5, "the outer")
+    with pytest.raises(TimeoutError, match="the inner"):
+        bounded.bounded(lambda: inner(0.5), 60, "the outer")
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

@@ -21,7 +21,7 @@ import runs
 from presets.estimate import disk, estimate, table_time
 from presets.lint import lint
 from presets.reader import commands
-from runs.command import caching
+from runs.command import commands as commands_of
 from runs.flags import check_extra, known_flags, table_faults
 from runs.paths import CHECKOUTS, datasets_dir
 from runs.sanity import judge
@@ -170,7 +170,7 @@ def test_only_the_training_command_resumes_and_caching_takes_its_flags_over():
     assert latents[latents.index("--vae_dtype") + 1] == "float32", "an extra flag reaches the command that knows it"
     for words in commands.values():
         assert words[words.index("--model_version") + 1] == "klein-base-4b"
-    assert len(caching(made("sdxl", "sd-scripts", "12G"), Path("/out"))) == 0
+    assert len(commands_of(made("sdxl", "sd-scripts", "12G"), Path("/out"))) == 1
 
 
 STUB = """#!/bin/sh

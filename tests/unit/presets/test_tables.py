@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny_sd_scripts
-from runs_helpers import PROJECT, call
+from runs_helpers import call
 
 import presets
 from presets import schema
@@ -128,17 +128,6 @@ def test_the_flags_read_from_the_source_are_those_of_sd_scripts_parsers(tmp_path
             entry["type"] = {"Path": "str", "int_or_float": "float"}.get(entry["type"], entry["type"])
             shown = {k: read[flag][k] for k in entry}
             assert shown == entry, flag
-
-
-def test_the_built_in_trainers_flags_are_those_of_its_parser():
-    from trainer.arguments import parser
-
-    read = schema.trainer(PROJECT / "trainer/arguments.py")
-    live = of_argparse(parser())
-    assert list(read) == list(live)
-    for flag, entry in live.items():
-        entry["type"] = {"int_or_ratio": "float"}.get(entry["type"], entry["type"])
-        assert {k: read[flag][k] for k in entry} == entry, flag
 
 
 def small_checkout(folder: Path) -> Path:

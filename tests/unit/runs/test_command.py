@@ -12,7 +12,7 @@ from runs_helpers import spec
 import presets
 import runs
 from presets import schema
-from runs.paths import ROOT
+from runs.flags import known_flags
 
 ADAFACTOR = ["--optimizer_type", "adafactor", "--optimizer_args"]
 ADAFACTOR += ["relative_step=False", "scale_parameter=False", "warmup_init=False"]
@@ -66,7 +66,7 @@ def test_every_rendered_flag_is_one_of_its_parser(backend):
         tiny_sd_scripts.need(run=False)
         known = schema.sd_scripts(tiny_sd_scripts.checkout())
     else:
-        known = schema.trainer(ROOT / "trainer" / "arguments.py")
+        known = known_flags(backend, "flux")
     everything = {
         "prompts": ["a"], "sample_every_n_steps": 5, "trackers": "wandb", "gpus": 2, "gradient_accumulation": 2,
         "max_train_steps": 9, "workers": 0, "extra": {"network_dropout": 0.1, "training_comment": "-starts with a dash"},

@@ -14,11 +14,16 @@ from ui_helpers import lora_file
 
 from monitor import metrics_lines
 from runs import evolution
-from runs.evolution import Losses, best, read
+from runs.evolution import Losses, best
 from ui.run.charts import lines_of
+from ui.run.evolution import evolution as read
 from ui.run.metrics import Metrics
 
 PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def at_step(found, step):
+    return next((one for one in found.snapshots if one.step == step), None)
 
 
 def sample(folder, name: str) -> None:
@@ -56,7 +61,7 @@ def test_samples_loras_and_losses_of_a_step_are_one_row(tmp_path):
     assert end.lora.final and (end.epoch, end.val_loss) == (2, 0.7)
     assert middle.loss == pytest.approx(sum(losses[:10]) / 10) and end.loss == pytest.approx(sum(losses) / 20)
     assert [one.prompt for one in end.samples] == [0, 1] and end.samples[1].seed == 43
-    assert found.at_step(10) is middle and found.at_step(15) is None
+    assert at_step(found, 10) is middle and at_step(found, 15) is None
     assert best(((0, 0.1), (10, 0.5), (20, 0.4), (30, 0.4))) == (20, 0.4), "it has trained"
     assert best(((0, 0.1),)) is None and best(()) is None
 
@@ -73,8 +78,8 @@ def test_samples_before_and_after_a_restart_are_one_series_and_the_newest_counts
     )
     found = read(tmp_path)
     assert found.steps == [10, 20, 30]
-    assert found.at_step(20).samples[0].path.name == "cat_000020_00_20260101130000_42.png"
-    assert found.at_step(30).loss == pytest.approx((10 * 9.0 + 20 * 1.0) / 30)
+    assert at_step(found, 20).samples[0].path.name == "cat_000020_00_20260101130000_42.png"
+    assert at_step(found, 30).loss == pytest.approx((10 * 9.0 + 20 * 1.0) / 30)
 
 
 def test_an_epoch_becomes_its_last_step(tmp_path):
@@ -84,7 +89,7 @@ def test_an_epoch_becomes_its_last_step(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(step_line(step) for step in range(1, 9)))
     found = read(tmp_path)
     assert [(one.step, one.epoch) for one in found.snapshots] == [(0, None), (8, 1), (16, None), (None, 7)]
-    assert found.at_step(16).lora is not None and found.at_step(16).samples
+    assert at_step(found, 16).lora is not None and at_step(found, 16).samples
     assert found.snapshots[-1].at == "epoch 7" and found.steps == [0, 8, 16]
 
 

@@ -11,7 +11,7 @@ from runs_helpers import PROJECT
 from runs import machine
 from runs.machine import Machine, tier_for
 
-SHIM = PROJECT / "benchmarks" / "shims" / "nvml"
+SHIM = PROJECT / "tests/support/shims/nvml"
 ASK = "import json, sys; from runs import machine; machine.DRIVER_TIMEOUT_S = 1; m = machine.this_machine(); print(m); print('torch' in sys.modules)"
 
 
@@ -33,7 +33,7 @@ def test_the_gpu_and_its_memory_are_found_without_importing_torch():
     ("variable", "value", "says"),
     [
         ("CUDA_VISIBLE_DEVICES", "-1", "gpu_name='', vram_gb=None"),
-        ("FAULTS_NVML", "fails", "note='the NVIDIA driver failed: GPU is lost'"),
+        ("FAULTS_NVML", "lost", "note='the NVIDIA driver failed: GPU is lost'"),
         ("FAULTS_NVML", "hangs", "the NVIDIA driver did not answer within 1 s"),
     ],
 )

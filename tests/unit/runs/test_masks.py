@@ -151,8 +151,8 @@ def test_a_damaged_mask_gives_a_mask_or_a_reason(data):
 def test_a_masked_image_keeps_its_colours_below_the_mask_and_is_split_into_image_and_mask(tmp_path):
     picture, mask = gradient(tmp_path / "a.jpg", quality=95), left_half(tmp_path / "m.png")
     data = written(tmp_path, Source(picture, "a.jpg", "a cat", mask=mask), Source(picture, "b.jpg", "c"))
-    assert dataset.masked(data) and masks.has_mask(data / "a.png")
-    assert not masks.any_mask([data / "b.jpg", data / "none.png"])
+    assert masks.has_mask(data / "a.png")
+    assert not masks.has_mask(data / "b.jpg") and not masks.has_mask(data / "none.png")
     found = masks.split(data, data / "a.png", tmp_path / "out.png")
     with Image.open(data / "a.png") as image, Image.open(picture) as before, Image.open(tmp_path / "out.png") as out:
         assert image.mode == "RGBA" and out.mode == "RGB" and out.tobytes() == before.tobytes()
@@ -177,7 +177,7 @@ def test_a_run_without_a_masked_loss_keeps_its_masks_beside_the_images(tmp_path)
     picture, mask = gradient(tmp_path / "a.png"), left_half(tmp_path / "m.png")
     data = written(tmp_path, Source(picture, "a.png", "c", turn=1, mask=mask, weight=2), with_masks=False)
     image = data / "weight-2" / "a.png"
-    assert dataset.images_in(data) == [image] and not dataset.masked(data)
+    assert dataset.images_in(data) == [image] and not masks.has_mask(image)
     with Image.open(image) as found:
         assert found.mode == "RGB"
     mask = masks.split(data, image, tmp_path / "out.png")
@@ -247,7 +247,7 @@ def test_every_trainer_reads_masks_and_weights_as_it_can(tmp_path, monkeypatch, 
     found = tomllib.loads(runs.dataset_toml(spec))
     if backend == "musubi":
         rows = found["datasets"]
-        assert "alpha_mask" not in str(found) and not dataset.masked(data)
+        assert "alpha_mask" not in str(found) and not any(map(masks.has_mask, dataset.images_in(data)))
     else:
         rows = found["datasets"][0]["subsets"]
         assert all(row["alpha_mask"] is True for row in rows)

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runs_helpers import PROJECT, arguments_of, encode, executable, pictures, python, run_script, spec, stub
 
+import presets
 import runs
-from runs.command import launch
+from runs.command import launch_options, module
 from runs.quoting import quote, quote_cmd
 
 NASTY = [
@@ -54,6 +55,13 @@ specs = st.fixed_dictionaries(
 )
 
 
+def intended(made, folder: Path, resume: Path | None, platform: str) -> list[str]:
+    """All words after the program that a script of `made` starts."""
+    start = module(made.backend, presets.trainer_of(made.model, made.backend)["script"])
+    lines = [*launch_options(made), start, runs.arguments(made, folder, resume, platform)]
+    return [word for line in lines for word in line]
+
+
 @pytest.fixture(scope="module")
 def launcher(tmp_path_factory) -> Path:
     return stub(tmp_path_factory.mktemp("stub"))
@@ -76,7 +84,7 @@ def test_bash_reads_exactly_the_intended_arguments(launcher, tmp_path_factory, f
         where = Path("/out") / folder
         state = Path(resume) if resume else None
         script.write_bytes(runs.script(made, where, state, "linux").encode("utf-8", "surrogateescape"))
-        wanted = [word for line in launch(made) for word in line] + runs.arguments(made, where, state, "linux")
+        wanted = intended(made, where, state, "linux")
     assert arguments_of(run_script(script, launcher, LC_ALL=locale)) == list(map(encode, wanted))
 
 
@@ -187,6 +195,5 @@ def test_the_batch_script_is_whole(tmp_path, monkeypatch):
         if not line.endswith("^"):
             break
     words = cmd_words(" ".join(command).replace('"%python%"', "x"))[1:]
-    wanted = [word for line in launch(made) for word in line]
-    assert words == wanted + runs.arguments(made, Path("C:/out dir"), platform="win32")
+    assert words == intended(made, Path("C:/out dir"), None, "win32")
     assert lines[-2] == "exit /b %ERRORLEVEL%" and not any("\n" in line for line in lines)

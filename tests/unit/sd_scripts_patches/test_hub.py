@@ -1,4 +1,4 @@
-"""Downloads and uploads of kohya's trainers, without a hub: what ends them, what is tried again, which phase they are."""
+"""Downloads and uploads of kohya's trainers, without a hub: what ends them, which phase they are."""
 
 import argparse
 import threading
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import children
 import pytest
 
-from guards import hub_request
+from guards import deadline, hub_request
 from sd_scripts_patches import hub, session
 
 
@@ -15,13 +15,6 @@ from sd_scripts_patches import hub, session
 def new_process():
     """Nothing is known about the hub, as when a process starts."""
     hub_request.reach.__init__()
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setenv("HANGPROOF_HUB_TIMEOUT_S", "60")
-    monkeypatch.setattr(hub, "POLL_S", 0.05)
-    monkeypatch.setattr(hub, "RETRY_PAUSE_S", 0.01)
 
 
 def test_a_slow_download_continues_while_bytes_arrive(tmp_path, monkeypatch):
@@ -39,44 +32,19 @@ def test_a_slow_download_continues_while_bytes_arrive(tmp_path, monkeypatch):
         return float(len(calls))
 
     monkeypatch.setenv("HANGPROOF_HUB_TIMEOUT_S", "3")
-    monkeypatch.setattr(hub, "POLL_S", 0.01)
+    monkeypatch.setattr(deadline, "POLL_S", 0.01)
     monkeypatch.setattr(hub_request, "time", SimpleNamespace(monotonic=seconds))
-    assert hub.download_with_retries(lambda: done.wait(60) and "path", tmp_path, "a file") == "path"
+    assert hub._download_with_limit(lambda: done.wait(60) and "path", tmp_path, "a file") == "path"
 
 
 def test_a_stalled_download_ends_the_process(tmp_path):
     script = (
         "import time; from pathlib import Path; from sd_scripts_patches import hub\n"
         "hub.reach.answered = True\n"
-        f"hub.download_with_retries(lambda: time.sleep(60), Path({str(tmp_path)!r}), 'model.bin of a/b')"
+        f"hub._download_with_limit(lambda: time.sleep(60), Path({str(tmp_path)!r}), 'model.bin of a/b')"
     )
     result = children.run(script, HANGPROOF_HUB_TIMEOUT_S=0.5)
     assert result.returncode == 75 and "waited 0.5 s for a byte of model.bin of a/b" in result.stderr
-
-
-def test_network_errors_are_retried_and_a_missing_file_is_not(tmp_path, impatient, capsys):
-    attempts = []
-
-    def flaky():
-        attempts.append(1)
-        if len(attempts) < 3:
-            raise ConnectionError("reset")
-        return "path"
-
-    assert hub.download_with_retries(flaky, tmp_path, "a file") == "path" and len(attempts) == 3
-    assert "a file: ConnectionError: reset; retrying (attempt 2 of 3 failed)" in capsys.readouterr().err
-
-    class Missing(OSError):
-        response = SimpleNamespace(status_code=404)
-
-    def missing():
-        attempts.append(1)
-        raise Missing("no such file")
-
-    attempts.clear()
-    with pytest.raises(Missing):
-        hub.download_with_retries(missing, tmp_path, "a file")
-    assert len(attempts) == 1
 
 
 def test_an_upload_during_training_is_phase_save(monkeypatch):

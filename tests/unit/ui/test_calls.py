@@ -11,7 +11,7 @@ from ui_helpers import write_run
 
 from runs.files import RunError
 from ui import jobs
-from ui.dataset import bulk, captioning, draft, image_bulk, images
+from ui.dataset import bulk, draft, image_bulk, images
 from ui.new import script_editor
 from ui.page import build
 from ui.run import charts, control
@@ -38,7 +38,7 @@ def calls() -> list:
     """The functions of the whole page: a new one cannot be forgotten."""
     found = [call for block in build().blocks.values() for call in getattr(block, "server_fns", [])]
     names = {call.__name__ for call in found}
-    assert {"save_caption", "chart_data", "captions_start", "doctor_fix", "save_script"} <= names
+    assert {"save_caption", "chart_data", "save_script"} <= names
     return found
 
 
@@ -91,7 +91,6 @@ REFUSED = [
     (charts.chart_data, {"run": "my-run", "axis": "loss"}),
     *((charts.chart_data, {"run": "my-run", "from": value}) for value in ("1", True, 1e99, math.nan, [1])),
     *((call, sent) for call in (images.list_images, images.save_caption, images.clear_images) for sent in NO_DRAFT),
-    *((call, {"draft": "../x"}) for call in captioning.CALLS),
     *((script_editor.save_script, sent) for sent in (*NO_DRAFT, {"do": "start"})),
 ]
 # Values that are wrong for a draft that exists.

@@ -29,12 +29,12 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
     # A hostile pattern ends with a message, and the server goes on.
     caption(tab, "000.png").fill("a" * 60 + "!")
     saved(tab, "000.png")
-    tab.get_by_role("button", name="Edit captions in bulk").click()
-    tab.get_by_text("Regular expression").click()
-    tab.get_by_label("Find in captions").fill("(a|aa)+$")
+    fold, cards = tab.locator("#bulk-fold"), tab.locator("#images")
+    fold.locator("button.label-wrap").first.click()
+    fold.get_by_label("Regular expression").check()
+    fold.get_by_label("Find in captions").fill("(a|aa)+$")
     tab.get_by_text("this regular expression needs more than 3 s; simplify it").wait_for()
-    assert tab.get_by_role("button", name="Change captions").is_disabled()
-    tab.get_by_role("button", name="Edit captions in bulk").click()
+    assert tab.locator("#bulk-apply").is_disabled()
 
     # Search, and select a range over two pages with the keyboard.
     tab.get_by_label("Search by").select_option("Has the tag")
@@ -51,29 +51,32 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
     tab.get_by_text("13 selected", exact=True).wait_for()
 
     # Move them into a new subset.
-    tab.get_by_role("button", name="Subsets", exact=True).click()
-    tab.get_by_label("Move to the subset").fill("first")
-    tab.locator("#images").get_by_label("Repeats", exact=True).fill("5")
-    tab.get_by_role("button", name="Move 13 selected images").click()
+    fold.get_by_role("tab", name="Subsets").click()
+    fold.get_by_label("Move the selected images to the subset").fill("first")
+    fold.get_by_label("Its repeats").fill("5")
+    tab.locator("#bulk-move").click()
     tab.get_by_text("13 images moved.").wait_for()
     assert {name: number for name, number in draft.counts(mine).items()} == {"": 27, "5_first": 13}
-    row = tab.locator(".hp-subsets .hp-bulk-row").filter(has=tab.get_by_label("Name of the subset first"))
-    row.get_by_label("Repeats of the subset first").fill("7")
-    row.get_by_label("Name of the subset first").fill("second")
+    fold.get_by_label("Subset", exact=True).click()
+    tab.get_by_role("option", name="first × 5 (13)").click()
+    until(lambda: fold.get_by_label("Name of the subset").input_value() == "first", "the subset's name")
+    fold.get_by_label("Repeats of the subset").fill("7")
+    fold.get_by_label("Name of the subset").fill("second")
     tab.keyboard.press("Enter")
     tab.get_by_text("The subset second is saved.").wait_for()
     assert draft.repeats(mine) == {"7_second": 7}
-    tab.get_by_label("Subset", exact=True).select_option("second (13)")
+    cards.get_by_label("Subset", exact=True).select_option("second (13)")
     tab.get_by_label("Search captions").fill("")
     shows("13 shown")
 
     # A tag is removed from all images, and undone.
-    tab.get_by_role("button", name="Tags", exact=True).click()
-    tab.get_by_label("Find a tag").fill("photo")
-    tab.get_by_role("button", name="Remove the tag photo").click()
-    tab.locator("#images").get_by_label("Images", exact=True).select_option("All images")
+    fold.get_by_role("tab", name="Tags").click()
+    fold.get_by_label("Tag", exact=True).click()
+    tab.get_by_role("option", name="photo · 39").click()
+    tab.locator("#bulk-remove-tag").click()
+    fold.get_by_label("Only the selected images").uncheck()
     tab.get_by_text("39 of 40 captions change.").wait_for()
-    tab.get_by_role("button", name="Change 39 captions").click()
+    tab.locator("#bulk-apply").get_by_text("Change 39 captions").click()
     tab.get_by_text("39 captions changed.").wait_for()
     assert sum("photo" in item.caption for item in draft.items(mine)) == 0
     tab.get_by_role("button", name="Undo: removal of tags from 39 captions").click()

@@ -11,7 +11,7 @@ from ui_page import caption, captions, choose_tiny, drop, field, open_page, save
 
 import runs
 
-SHIM = str(PROJECT / "benchmarks" / "shims" / "nvml")
+SHIM = str(PROJECT / "tests/support/shims/nvml")
 GOOD, USER = "hf_good0123456789abcdef", "Ann <b>x</b>"
 STATUS = {
     "version": 1, "name": "before", "state": "completed", "phase": None, "step": 500, "planned_steps": 500, "step_s": 2.0,

@@ -3,10 +3,9 @@
 import socket
 
 from fleet_helpers import put_run
+from machines import Machine, toy
 from ui_helpers import serving
 from ui_page import RUN_S, a_tab, assert_accessible, faint_texts, field, nameless_controls
-
-from benchmarks.machines import Machine, toy
 
 SLOW = toy(2000, 20, step_s=0.05)
 MARKUP = '<img src=x onerror="document.title=1"><script>document.title=2</script>'

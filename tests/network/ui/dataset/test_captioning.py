@@ -154,8 +154,8 @@ ENDPOINT = {"engine": "endpoint", "url": "http://h/v1", "model": "m"}
     ],
 )
 def test_options_that_the_command_does_not_have_or_that_cannot_work_are_refused_before_the_job(draft_id, given_):
-    answer = captioning.captions_start({"draft": draft_id, "options": given_, "which": "empty"})
-    assert answer["ok"] is False and answer["error"]
+    with pytest.raises(RunError, match="."):
+        captioning.start(draft_id, given_)
     assert caption_work.stored(draft_id) is None and captioning.status(draft_id)["state"] == ""
 
 

@@ -15,11 +15,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from machines import Machine, toy
 from monitor_helpers import wait_for
 from PIL import Image
 
 import runs
-from benchmarks.machines import Machine, toy
 from guards import checkpoint
 from launch.store import copies
 from launch.store.agent import Report, holder_between

@@ -21,7 +21,7 @@ posix = pytest.mark.skipif(os.name == "nt", reason="signals")
 @pytest.fixture
 def driver(tmp_path, monkeypatch):
     """A folder with a fake `pynvml`; files in it say how it behaves."""
-    shutil.copy(ROOT / "tests/support/fake_pynvml.py", tmp_path / "pynvml.py")
+    shutil.copy(ROOT / "tests/support/shims/nvml/pynvml.py", tmp_path / "pynvml.py")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("HANGPROOF_GPUS", "0")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -43,12 +43,14 @@ def seconds(call, *arguments):
     return call(*arguments), time.monotonic() - began
 
 
-def test_a_reading_has_what_the_gpu_supports(gpus):
+def test_a_reading_has_what_the_gpu_supports(gpus, tmp_path, monkeypatch):
+    (tmp_path / "values").write_text('{"power_w": 250.5, "throttle": 100}')  # 0x4 | 0x20 | 0x40
+    monkeypatch.setenv("FAULTS_NVML_VALUES", str(tmp_path / "values"))
     one = gpus()
     (reading,) = wait_for(one.read)
     assert reading == dict(
-        memory_used=3, memory_total=24, spill=os.name == "nt", name="Fake 4090", uuid="GPU-0", utilization=97,
-        power_w=250.5, throttle="power limit, too hot", pids=[],
+        memory_used=1 << 30, memory_total=24 << 30, spill=os.name == "nt", name="Stand-in", uuid="GPU-0", utilization=50,
+        power_w=250.5, limit_w=300.0, throttle="power limit, too hot", pids=[],
     )  # fmt: skip
     assert one.note == ""
     first = one._reading()["at_s"]

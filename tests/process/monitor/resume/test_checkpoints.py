@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from monitor_helpers import wait_for
 
-from guards import checkpoint
+from guards import checkpoint, file_contents
 from monitor.resume import checkpoints
 
 
@@ -101,7 +101,7 @@ def test_finite_numbers_are_recognised_as_numpy_does_for_every_sign_exponent_and
     for low in {0, (1 << low_bits) - 1}:
         values = ((np.arange(65536, dtype=f"<u{width}") << low_bits) | low).astype(f"<u{width}")
         finite = np.isfinite(values.view(numpy_type))
-        found = [checkpoint._holds_non_finite(value.tobytes(), *checkpoint._FLOATS[kind]) for value in values]
+        found = [file_contents._holds_non_finite(value.tobytes(), *file_contents._FLOATS[kind]) for value in values]
         assert (np.array(found) == ~finite).all()
 
 

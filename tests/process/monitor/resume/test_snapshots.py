@@ -9,7 +9,7 @@ import pytest
 from monitor_helpers import wait_for
 
 from benchmarks import goodput, toy_loop
-from benchmarks.goodput_contenders import CONTENDERS, begin, finish, ours
+from benchmarks.trial import begin, finish, ours
 from guards import checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")]
@@ -27,11 +27,11 @@ class Toy:
         self.ledger = work / "ledger.jsonl"
         for name in ("injected", "tmp", "shm"):
             (work / name).mkdir()
-        self.environment = {"TOY_RUN": self.token, "TOY_LEDGER": str(self.ledger), "TMPDIR": str(work / "tmp")}
+        self.environment = {"TOY_LEDGER": str(self.ledger), "TMPDIR": str(work / "tmp")}
         self.environment |= {"TOY_FAULTS": faults, "TOY_FAULTS_DONE": str(work / "injected"), "TOY_STEP_S": "0.05"}
 
     def start(self, **more):
-        self.process = begin(self.job, self.environment | more)
+        self.process = begin(self.job, self.environment | more, self.token)
         return self.process
 
     def end(self):
@@ -115,5 +115,5 @@ def test_a_start_that_the_system_refused_once_is_made(toy):
 
 def test_a_run_under_real_supervision_repeats_at_most_one_step_for_each_failure():
     """tests/campaigns/test_faults.py tears a record: the disk's checkpoint, or the start, is used instead."""
-    done = goodput.one_run(CONTENDERS["ours"], 40, ("sigkill@13", "raises@27"), 120.0, torch=False)
+    done = goodput.one_run(goodput.CONTENDERS["ours"], 40, ("sigkill@13", "raises@27"), 120.0, torch=False)
     assert done["finished"] and done["right"] and done["faults"] == 2 and done["repeated"] <= 2

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from guards import checkpoint, snapshots
+from guards import checkpoint, snapshot_keep, snapshots
 from guards.snapshot_record import File, RecordError
 from guards.snapshots import Snapshots
 from monitor import start
@@ -53,7 +53,7 @@ def test_the_newest_record_is_taken_and_becomes_the_state_to_resume_from(run):
     record, refused = newest(ring, run)
     assert (record.step, refused) == (5, [])
     variables = ours.environment(ring, "spec", 1000, record.path)
-    snapshots.restore(record.state, variables)
+    snapshot_keep.restore(record.state, variables)
     assert (record.state / "weights.bin").read_bytes() == b"5" and checkpoint.problems(record.state) == []
     assert Snapshots.from_env(variables).limit_bytes == 1000
 
@@ -90,7 +90,7 @@ def test_a_record_whose_state_has_no_room_beside_it_is_refused(run, monkeypatch)
     path = next(iter(snapshots.headers(Path(ring))))
     state = Path(ring) / "a-step00000006-state"
     with pytest.raises(RecordError, match="the next attempt resumes elsewhere") as raised:
-        snapshots.restore(state, {snapshots.RECORD: str(path)})
+        snapshot_keep.restore(state, {snapshots.RECORD: str(path)})
     assert not path.exists() and "No space" not in str(raised.value)
 
 

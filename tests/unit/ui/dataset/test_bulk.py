@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import runs
 from runs import dataset
 from runs.files import RunError
-from ui.dataset import bulk, draft, draft_store, image_bulk, selection, subsets
+from ui.dataset import bulk, draft, draft_store, selection, subsets
 from ui.dataset.draft_history import applied, difference
 from ui.dataset.selection import Query
 
@@ -103,15 +103,16 @@ def test_any_edit_of_any_captions_is_an_error_or_one_step(mine, edit, before, ch
     ids = filled(mine, *map(draft.plain_text, before))
     own = [ids[n] if n < len(ids) else "gone" for n in chosen]
     old = texts(mine)
-    answer = image_bulk.image_action({"draft": mine, "action": "edit", "ids": own, "edit": edit})
-    now = texts(mine)
-    if not answer["ok"]:
-        assert now == old and answer["error"]
+    try:
+        changed = bulk.apply(mine, own, edit)
+    except RunError as error:
+        assert texts(mine) == old and str(error)
         return
-    assert answer["changed"] == sum(a != b for a, b in zip(old, now, strict=True))
+    now = texts(mine)
+    assert changed == sum(a != b for a, b in zip(old, now, strict=True))
     assert all(a == b for n, (a, b) in enumerate(zip(old, now, strict=True)) if ids[n] not in own)
     assert all(text.encode() is not None and len(text) <= draft_store.MAX_CAPTION for text in now)
-    if answer["changed"]:
+    if changed:
         draft.undo(mine)
         assert texts(mine) == old
 

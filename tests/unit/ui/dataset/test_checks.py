@@ -194,8 +194,7 @@ def test_a_file_that_was_damaged_since_is_found_at_the_next_check(full):
     kinds = found(full)
     assert kinds["damaged"] == ["a.png"]
     assert "changed since you added it" in doctor.examine(full).findings["damaged"][0].detail
-    answer = doctor.doctor_images({"draft": full, "kind": "damaged"})
-    assert answer["ok"] and answer["images"][0]["file"] == "a.png"
+    assert doctor.pictures(full, "damaged", 1)[0][0]["file"] == "a.png"
 
 
 @pytest.mark.parametrize(
@@ -239,8 +238,8 @@ def test_images_of_buckets_smaller_than_a_batch_go_to_the_nearest_full_one(data,
 
 def test_an_error_in_step_1_is_named_where_the_buckets_would_be(full):
     draft.save_fields(full, {"resolution": 7})
-    answer = doctor.doctor_report({"draft": full})
-    assert answer["ok"] and answer["buckets"] == [] and "Resolution" in answer["plan_error"]
+    answer = doctor.report(full)
+    assert answer["buckets"] == [] and "Resolution" in answer["plan_error"]
 
 
 def test_10_000_images_are_judged_in_a_second():

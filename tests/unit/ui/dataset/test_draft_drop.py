@@ -11,7 +11,7 @@ import tomllib
 from draft_helpers import captions, drop, note, photo, run_of, set_caption, tree, upload
 
 import runs
-from runs import dataset
+from runs import dataset, pictures
 from ui.dataset import draft, draft_store, images
 
 
@@ -45,7 +45,7 @@ def test_two_drops_of_one_file_share_an_upload_and_both_work(data, mine, tmp_pat
     assert draft.add(mine, [(shared, "x.png")]) == (1, []) and shared.exists()
     assert draft.add(other, [(shared, "x.png")]) == (1, []) and shared.exists()
     shared.write_bytes(b"Gradio writes the upload again")
-    assert all(dataset.check_image(draft.original(one, draft.items(one)[0].id)) == "" for one in (mine, other))
+    assert all(pictures.check_image(draft.original(one, draft.items(one)[0].id)) == "" for one in (mine, other))
     sent = [{"path": str(upload(photo(tmp_path / "y.png", 1))), "name": "y.png"}]
     answer = images.add_images({"draft": mine, "uploads": sent, "drop": "one", "more": False})
     assert answer["added"] == 1 and [path.name for path in draft.uploads_dir().rglob("y.png")] == ["y.png"]

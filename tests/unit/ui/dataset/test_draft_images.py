@@ -12,12 +12,12 @@ from ui_helpers import photos
 
 import presets
 import runs
-from runs import dataset
+from runs import pictures
 from ui.dataset import draft, draft_images
 
 
 def heic(path: Path, image: Image.Image, **save) -> Path:
-    dataset.add_heif()
+    pictures.add_heif()
     image.save(path, **save)
     return path
 

@@ -69,7 +69,7 @@ def test_a_change_of_another_process_is_seen_and_can_be_undone_here(mine):
 
 @pytest.mark.slow
 def test_ten_thousand_images_are_changed_in_a_moment(mine):
-    """Processor time, because the tests run on busy machines; `benchmarks dataset` measures what a user waits for."""
+    """Processor time, because the tests run on busy machines."""
     filled(mine, *[f"old tag, tag {n}" for n in range(10_000)])
     draft.items(mine)
     limits = {"bulk": 1.5, "undo": 1.5, "caption": 0.3, "remove": 1.5}

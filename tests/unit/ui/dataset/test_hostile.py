@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import runs
-from runs import archives, dataset
+from runs import archives, dataset, pictures
 from ui.dataset import draft, draft_images, images
 from ui.new import new_lora
 
@@ -117,7 +117,7 @@ def _allowed(path: str, allowed: list[Path]) -> bool:
 @functools.cache
 def picture(number: int, kind: str = "PNG") -> bytes:
     """A small image, unlike that of any other number."""
-    dataset.add_heif()
+    pictures.add_heif()
     buffer = io.BytesIO()
     Image.frombytes("RGB", (4, 4), random.Random(number).randbytes(48)).resize((24, 16)).save(buffer, kind)
     return buffer.getvalue()

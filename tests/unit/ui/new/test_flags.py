@@ -10,7 +10,7 @@ from ui_helpers import PROJECT
 
 import presets
 from runs.flags import known_flags
-from runs.paths import CHECKOUTS, sd_scripts_dir
+from runs.paths import CHECKOUTS
 from ui.new import flags, form, new_lora
 
 
@@ -57,7 +57,7 @@ def test_the_built_in_trainers_options_are_complete():
 
 
 def test_a_real_checkouts_options_are_complete(data):
-    if not (sd_scripts_dir() / "flux_train_network.py").is_file():
+    if not (CHECKOUTS["sd-scripts"].path() / "flux_train_network.py").is_file():
         pytest.skip("no sd-scripts checkout: set SD_SCRIPTS_DIR or run ./start.sh sd-scripts")
     listed = flags.listing(values())["flags"]
     assert len(listed) == len(known_flags("sd-scripts", "flux")) > 150

@@ -1,0 +1,222 @@
+"""A run that moves from machine to machine: each is an empty data root and its processes, and only the store is between them.
+
+Decision: a machine is made by the commands that a user types (`python -m launch store restore STORE RUN`, `python -m
+monitor run RUN`) and dies by SIGKILL of every process with its token. Two kinds of training: the toy loop, whose life
+is an interpreter and steps of 50 ms, and the built-in trainer on the tiny model. Both know the bytes of the
+undisturbed LoRA.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import scenario, toy_loop
+from benchmarks.trial import TOKEN, kill_all, make_toy, read_lines, read_object, toy_launcher
+from guards import checkpoint
+from runs.paths import ROOT
+
+START_S = 120.0
+RESTORE_S = 120.0
+# A store as in production, in a tenth of the time.
+LIMITS = {"lease_s": 3, "connect_s": 60, "copy_s": 1, "status_s": 1, "flush_s": 60, "restart_s": 0.5}
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained. `create(data, fields)` makes the run in a data root; `expected()` is the SHA-256 of the undisturbed LoRA."""
+
+    name: str  # of the run
+    every: int  # steps between two checkpoints
+    step_s: float
+    bandwidth: int  # bytes a second: a copy lasts a while, so that a kill can meet it
+    create: Callable[[Path, dict[str, Any]], Path]
+    expected: Callable[[], str]
+    environment: Callable[[Path], dict[str, str]]  # also prepares the data root
+    trained: Callable[[Path], list[int]]  # the steps that were trained in this data root, in order
+
+
+def toy(steps: int, every: int, step_s: float = 0.05) -> Training:
+    """The toy loop in place of the trainer, by `$TRAINER_PYTHON`."""
+
+    def create(data: Path, fields: dict[str, Any]) -> Path:
+        return make_toy(data, steps, every, **fields)
+
+    def environment(data: Path) -> dict[str, str]:
+        more = {"TOY_LEDGER": str(data / "ledger.jsonl"), "TOY_STEP_S": str(step_s)}
+        return scenario.environment(data, TRAINER_PYTHON=toy_launcher(data), **more)
+
+    def trained(data: Path) -> list[int]:
+        return [line["step"] for line in read_lines(data / "ledger.jsonl") if line["what"] == "step"]
+
+    def expected() -> str:
+        return hashlib.sha256(toy_loop.expected(steps)).hexdigest()
+
+    return Training("toy", every, step_s, 160_000, create, expected, environment, trained)
+
+
+def tiny(steps: int, every: int, step_s: float = 0.3) -> Training:
+    """The built-in trainer on the tiny model, its steps slowed down to `step_s`."""
+    changed = {"max_train_steps": steps, "save_every_n_steps": every}
+
+    def create(data: Path, fields: dict[str, Any]) -> Path:
+        return scenario.create(data, 0, {**changed, **fields})
+
+    def environment(data: Path) -> dict[str, str]:
+        data.mkdir(parents=True, exist_ok=True)
+        if not (data / "models").exists():  # no part of a run: another machine downloads it
+            shutil.copytree(scenario.reference(0, changed).data / "models", data / "models")
+        more = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": str(step_s), "OMP_NUM_THREADS": "1"}
+        return scenario.environment(data, **more)
+
+    def trained(data: Path) -> list[int]:
+        found = read_lines(data / "outputs" / scenario.NAME / "metrics.jsonl")
+        restored = read_object(data / "restored.json").get("metrics", 0)
+        return [line["step"] for line in found[restored:] if line["kind"] == "step"]
+
+    return Training(
+        scenario.NAME,
+        every,
+        step_s,
+        1_000_000,
+        create,
+        lambda: scenario.reference(0, changed).sha256,
+        environment,
+        trained,
+    )
+
+
+def enter_processes() -> tuple[str, ...]:
+    """The words that give a machine process numbers of its own, so that no other one can see whether it is dead; else ()."""
+    words = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    if not sys.platform.startswith("linux") or shutil.which("unshare") is None:
+        return ()
+    return words if subprocess.run([*words, "true"], capture_output=True, check=False).returncode == 0 else ()
+
+
+@dataclass
+class Machine:
+    """One machine: its data root, its processes, its network. `enter`: words before every command (`ip netns exec NAME`)."""
+
+    training: Training
+    root: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    enter: tuple[str, ...] = ()
+    limits: dict[str, float] = field(default_factory=dict)  # of [store] in the monitor's configuration
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    process: subprocess.Popen[bytes] | None = None
+    restored: dict[str, Any] = field(default_factory=dict)  # what `restore` printed
+
+    def __post_init__(self) -> None:
+        made = self.training.environment(self.data)
+        (self.root / "tmp").mkdir(parents=True, exist_ok=True)
+        limits = self.root / "limits.toml"
+        values = {**LIMITS, "bandwidth_bytes": self.training.bandwidth, **self.limits}
+        limits.write_text("[store]\n" + "".join(f"{k} = {v}\n" for k, v in values.items()), encoding="utf-8")
+        more = {"HANGPROOF_LIMITS": str(limits), "TMPDIR": str(self.root / "tmp"), "HANGPROOF_GPUS": ""}
+        self.environment = {**made, **more, **self.environment, TOKEN: self.token}
+
+    @property
+    def data(self) -> Path:
+        """Its data root."""
+        return self.root / "data"
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder on this machine."""
+        return self.data / "outputs" / self.training.name
+
+    def status(self) -> dict[str, Any]:
+        """The run's status.json, {} without one."""
+        return read_object(self.folder / "status.json")
+
+    def copying(self) -> bool:
+        """The agent copies a checkpoint at this moment."""
+        now = read_object(self.folder / "store.json")
+        return bool(now.get("pending_bytes")) and "checkpoint" in now.get("pending", "")
+
+    def newest_checkpoint(self) -> int:
+        """The step of the newest complete checkpoint on this machine's disk, 0 without one."""
+        guards = [checkpoint.guard_of(path) for path in checkpoint.states(self.folder)]
+        return max((guard["step"] for guard in guards if guard), default=0)
+
+    def popen(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start `python -m WORDS` on this machine; its output is added to output.txt."""
+        with open(self.root / "output.txt", "ab") as out:
+            return subprocess.Popen(
+                [*self.enter, sys.executable, "-m", *words],
+                cwd=ROOT,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+
+    def restore(self, address: str, kill_after_s: float | None = None) -> bool:
+        """Fetch the run from the store; False when it was killed meanwhile. RuntimeError: it failed."""
+        self.process = self.popen("launch", "store", "restore", address, self.training.name, "--json")
+        try:
+            code = self.process.wait(RESTORE_S if kill_after_s is None else kill_after_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            if kill_after_s is None:
+                raise RuntimeError(f"restore did not end within {RESTORE_S:.0f} s\n{self.output()}") from None
+            return False
+        if code:
+            raise RuntimeError(f"restore: exit code {code}\n{self.output()}")
+        self.restored = json.loads(self.output().strip().splitlines()[-1])
+        metrics = len(read_lines(self.folder / "metrics.jsonl"))
+        (self.data / "restored.json").write_text(json.dumps({"metrics": metrics}), encoding="utf-8")
+        return True
+
+    def run(self) -> None:
+        """Start `python -m monitor run RUN`."""
+        self.process = self.popen("monitor", "run", self.training.name)
+
+    def wait(self, timeout_s: float) -> int:
+        """The exit code of the command under way. RuntimeError, with its output: it did not end in time."""
+        assert self.process is not None
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            state = {key: self.status().get(key) for key in ("state", "step", "message", "store")}
+            raise RuntimeError(f"still running after {timeout_s:.0f} s: {state}\n{self.output()[-3000:]}") from None
+
+    def until(self, met: Callable[[], Any], what: str, timeout_s: float = START_S) -> Any:
+        """Wait until `met()` is true; its value. RuntimeError: the command ended first, or the time is over."""
+        assert self.process is not None
+        until_s = time.monotonic() + timeout_s
+        while True:
+            ended = self.process.poll() is not None
+            if value := met():
+                return value
+            if ended or time.monotonic() > until_s:
+                how = f"the command ended with {self.process.poll()}" if ended else f"not within {timeout_s:.0f} s"
+                raise RuntimeError(f"waited for {what}: {how}\n{self.output()[-3000:]}")
+            time.sleep(0.005)
+
+    def output(self) -> str:
+        """What its commands printed."""
+        return (self.root / "output.txt").read_text(encoding="utf-8", errors="replace")
+
+    def kill(self) -> None:
+        """SIGKILL every process of this machine at once."""
+        if left := kill_all(self.token):
+            raise RuntimeError(f"processes cannot be killed: {left}")
+        if self.process is not None:
+            self.process.wait(10)
+
+    def lora(self) -> str:
+        """The SHA-256 of the finished LoRA, "" without one."""
+        path = self.folder / f"{self.training.name}.safetensors"
+        return scenario.sha256(path) if path.exists() else ""

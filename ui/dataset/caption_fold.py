@@ -1,0 +1,243 @@
+""" "Write captions" in step 2: the form, and how far the job is (ui/dataset/captioning.py)."""
+
+from typing import Any
+
+import gradio as gr
+
+from captions import endpoint, models
+from runs.dataset import one_line
+from runs.files import RunError
+from ui.dataset import caption_work, captioning, draft, draft_store
+from ui.html import duration, esc
+from ui.new import settings
+from ui.run import fold
+from ui.run.fold import QUIET
+
+TICK_S, IDLE_S = 1.0, 5.0  # idle: another browser may start a job
+LEAST_LEFT_S = 5  # of an estimate that is shown
+ENGINES = {
+    "florence": ("Florence-2", "Sentences. Runs on this machine."),
+    "tagger": ("Tagger", "Danbooru tags, for anime and illustrations. Runs on this machine."),
+    "endpoint": ("Server", "Any server with OpenAI's API: Ollama, LM Studio, vLLM, or a provider."),
+}
+TASKS = [("One short sentence", "short"), ("A few sentences", "detailed"), ("A paragraph", "long")]
+WHICH = {"empty": "Images without a caption", "model": "Also captions that a model wrote", "all": "All images"}
+THRESHOLDS, FRAME = ("general", "character"), ("prefix", "suffix")
+OPTIONS = {
+    "florence": ("task",),
+    "tagger": (*THRESHOLDS, "without", "underscores"),
+    "endpoint": ("url", "model", "key_variable", "prompt"),
+}
+ENDED = {
+    "done": "Finished.",
+    "failed": "Stopped.",
+    "cancelled": "Cancelled.",
+    "lost": "Interrupted, for example because the machine restarted.",
+}
+
+
+def build(draft_id: gr.BrowserState) -> None:
+    """Build the fold; `draft_id` has the draft of this browser."""
+    fold.opened("Write captions", "caption-writer", draft_id, _form)
+
+
+def shown(status: dict[str, Any]) -> str:
+    """How far a job is, as markup; "" where there was none."""
+    if not status["state"]:
+        return ""
+    busy, done, total = status["state"] == "running", status["done"], status["total"]
+    counted = f"{done:,} of {total:,} captions written"
+    left = status["seconds"] / done * (total - done) if done else 0
+    counted += f", about {duration(left)} left" if busy and left >= LEAST_LEFT_S else ""
+    bar = f'<progress aria-label="Captions written" max="{max(1, total)}" value="{done}"></progress>' if busy else ""
+    bar += f"<p>{esc(status['line'])}</p>" if busy and status["line"] else ""
+    failed = "".join(f"<li>{esc(line)}</li>" for line in status["failures"])
+    many = len(status["failures"])
+    title = "1 image has no caption" if many == 1 else f"{many} images have no caption"
+    failures = f"<details><summary>{title}</summary><ul>{failed}</ul></details>" if failed else ""
+    said = f"{counted}." if busy else f"{ENDED.get(status['state'], status['state'])} {counted}."
+    return fold.note(said) + bar + fold.note(status["error"], True) + failures
+
+
+def _counts(draft_id: str) -> tuple[list[tuple[str, str]], int]:
+    """The choices of images with their numbers, and the captions that no model wrote."""
+    entries = draft_store.read(draft_id)["images"].values()
+    authors = [entry["caption_by"] if entry["caption"].strip() else "" for entry in entries]
+    number = {"empty": authors.count(""), "all": len(authors)}
+    number["model"] = number["empty"] + authors.count("model")
+    choices = [(f"{label} ({number[key]:,})", key) for key, label in WHICH.items()]
+    return choices, authors.count("person") + authors.count("file")
+
+
+def _about(engine: str, key: str) -> str:
+    row = next((one for one in models.captioners().values() if (one.engine, one.key) == (engine, key)), None)
+    if row is None:
+        return ""
+    here = models.present(row) is not None
+    size = "on this machine" if here else f"downloads about {row.size_mb:,} MB from Hugging Face"
+    return f"{row.note} {row.licence}; {size}."
+
+
+def _models(engine: str, last: dict[str, Any]) -> gr.Dropdown:
+    """The models of an engine; a folder is typed into the same field."""
+    choices = [(one.name, one.key) for one in models.captioners().values() if one.engine == engine]
+    value = last["model"] if last.get("engine") == engine and last.get("model") else choices[0][1]
+    model = gr.Dropdown(
+        choices,
+        value=value,
+        allow_custom_value=True,
+        label="Model",
+        info=_about(engine, value) or "Or type the path of a folder with a model",
+        interactive=True,
+    )
+    model.change(lambda key: gr.update(info=_about(engine, key or "")), model, model, **QUIET)
+    return model
+
+
+def _text(
+    label: str, value: str, info: str | None = None, placeholder: str | None = None, lines: int = 1
+) -> gr.Textbox:
+    return gr.Textbox(value, label=label, info=info, placeholder=placeholder, lines=lines, interactive=True)
+
+
+def _form(draft_id: str) -> None:
+    found, status = caption_work.stored(draft_id), captioning.status(draft_id)
+    (choices, _), trigger = _counts(draft_id), _trigger(draft_id)
+    last = found["options"] if found else {}
+    engine_now, busy = last.get("engine", "florence"), status["state"] == "running"
+    state = gr.HTML(shown(status), elem_id="caption-state", apply_default_css=False)
+    with gr.Row(elem_classes="hp-actions"):
+        resume = gr.Button("Continue", visible=_unfinished(status), size="sm", scale=0, min_width=110)
+        cancel = gr.Button("Cancel", visible=busy, size="sm", scale=0, min_width=110)
+    with gr.Column(visible=not busy) as form:
+        engine = gr.Radio(
+            [(label, key) for key, (label, _) in ENGINES.items()],
+            value=engine_now,
+            label="Written by",
+            info=ENGINES[engine_now][1],
+            interactive=True,
+        )
+        with gr.Row(elem_classes="hp-fields", visible=engine_now == "florence") as florence:
+            sentences = _models("florence", last)
+            task = gr.Dropdown(TASKS, value=last.get("task") or "detailed", label="Length", interactive=True)
+        with gr.Row(elem_classes="hp-fields", visible=engine_now == "tagger") as tagger:
+            tags = _models("tagger", last)
+            with gr.Column():
+                general = gr.Number(
+                    last.get("general", 0.35),
+                    label="Threshold",
+                    info="Tags at least this probable are written",
+                    step=0.01,
+                    interactive=True,
+                )
+                character = gr.Number(
+                    last.get("character", 0.85), label="Threshold of characters", step=0.01, interactive=True
+                )
+            with gr.Column():
+                without = _text(
+                    "Leave out", last.get("without", ""), "Tags, separated by commas", "simple background, solo"
+                )
+                underscores = gr.Checkbox(
+                    last.get("underscores", False), label="Keep underscores in tags", interactive=True
+                )
+        with gr.Column(visible=engine_now == "endpoint") as server:
+            with gr.Row(elem_classes="hp-fields"):
+                scaled = "Each image is sent there, scaled down to 1,024 pixels"
+                url = _text("Address", last.get("url", ""), scaled, captioning.PLACEHOLDER)
+                own = last.get("model", "") if engine_now == "endpoint" else ""
+                model = _text("Model", own, placeholder="qwen2.5vl:7b")
+                variable = _text(
+                    "Variable with the API key",
+                    last.get("key_variable", ""),
+                    "The name of an environment variable that Hangproof was started with. Empty: no key",
+                    "OPENAI_API_KEY",
+                )
+            prompt = _text("Instruction", last.get("prompt") or endpoint.PROMPT, lines=3)
+        with gr.Row(elem_classes="hp-fields"):
+            prefix = _text("Text before each caption", last.get("prefix", ""))
+            suffix = _text("Text after each caption", last.get("suffix", ""))
+        word = f"Put the trigger word “{trigger}” first" if trigger else "Put the trigger word first"
+        first = gr.Checkbox(bool(trigger), label=word, interactive=bool(trigger))
+        which = gr.Radio(choices, value="empty", label="For", interactive=True)
+        some = gr.Checkbox(True, label="Only the selected images, if some are selected", interactive=True)
+        over = gr.Checkbox(False, visible=False, interactive=True)
+        go = gr.Button("Write captions", variant="primary", elem_id="write-captions", scale=0, min_width=160)
+        ids = gr.HTML(html_template="", elem_id="caption-ids")
+    note = gr.HTML(elem_id="caption-note", apply_default_css=False)
+    timer = gr.Timer(TICK_S if busy else IDLE_S)
+
+    def current(said: str | None = None) -> list[Any]:
+        now = captioning.status(draft_id)
+        busy = now["state"] == "running"
+        return [
+            shown(now),
+            gr.update(visible=_unfinished(now)),
+            gr.update(visible=busy),
+            gr.update(visible=not busy),
+            gr.Timer(TICK_S if busy else IDLE_S),
+            gr.skip() if said is None else said,
+        ]
+
+    def on_engine(name: str) -> list[Any]:
+        return [gr.update(info=ENGINES[name][1]), *(gr.update(visible=name == key) for key in ENGINES)]
+
+    def on_which(name: str) -> dict[str, Any]:
+        number = _counts(draft_id)[1]
+        label = f"Replace captions that I wrote or that came from files ({number:,})"
+        return gr.update(visible=name == "all" and number > 0, label=label)
+
+    def on_new_captions(name: str) -> list[Any]:
+        return [gr.update(choices=_counts(draft_id)[0]), on_which(name)]
+
+    def on_go(engine: str, which: str, some: bool, over: bool, first: bool, *values: Any) -> list[Any]:
+        *typed, sentences, tags, selected = values
+        options = {
+            key: (value or "").strip() if isinstance(fields[key], gr.Textbox) and key not in FRAME else value
+            for key, value in zip(fields, typed, strict=True)
+            if key in (*FRAME, *OPTIONS[engine])
+        }
+        if engine != "endpoint":
+            options["model"] = (sentences if engine == "florence" else tags) or ""
+        options |= {key: options[key] or 0 for key in THRESHOLDS if key in options}
+        options |= {"engine": engine, "trigger": _trigger(draft_id) if first else ""}
+        only = [str(one) for one in selected] if some and isinstance(selected, list) and selected else None
+        return _told(lambda: captioning.start(draft_id, options, which, only, over and which == "all"))
+
+    def _told(act: Any) -> list[Any]:
+        try:
+            act()
+        except RunError as error:
+            return current(fold.note(error, True))
+        return current("")
+
+    fields: dict[str, Any] = {
+        "task": task,
+        "general": general,
+        "character": character,
+        "without": without,
+        "underscores": underscores,
+        "url": url,
+        "model": model,
+        "key_variable": variable,
+        "prompt": prompt,
+        "prefix": prefix,
+        "suffix": suffix,
+    }
+    chosen = [engine, which, some, over, first, *fields.values(), sentences, tags, ids]
+    changed = [state, resume, cancel, form, timer, note]
+    engine.change(on_engine, engine, [engine, florence, tagger, server], **QUIET)
+    which.change(on_which, which, over, **QUIET)
+    go.click(on_go, chosen, changed, js=settings.CHOSEN, **QUIET)
+    resume.click(lambda: _told(lambda: captioning.resume(draft_id)), None, changed, **QUIET)
+    cancel.click(lambda: _told(lambda: captioning.cancel(draft_id)), None, changed, **QUIET)
+    timer.tick(current, None, changed, **QUIET)
+    state.change(on_new_captions, which, [which, over], **QUIET)
+    state.change(None, None, None, js=settings.SHOW_NEW, **QUIET)
+
+
+def _unfinished(status: dict[str, Any]) -> bool:
+    return status["state"] not in ("", "running") and status["done"] < status["total"]
+
+
+def _trigger(draft_id: str) -> str:
+    return one_line(str(draft.form(draft_id).get("trigger") or ""))

@@ -1,0 +1,196 @@
+""" "Check images" in step 2: the findings with their fixes, and the buckets (ui/dataset/doctor.py)."""
+
+from typing import Any
+
+import gradio as gr
+
+from runs.files import RunError
+from ui import jobs, scripts
+from ui.dataset import doctor, draft
+from ui.dataset.checks import KINDS
+from ui.dataset.draft_store import count
+from ui.html import esc, press, pressed
+from ui.new import settings
+from ui.run import fold
+from ui.run.fold import QUIET
+
+TICK_S = 1.0
+ALL_OF_IT = 0.9995  # of an image that its bucket keeps
+BUCKETS = "buckets"  # beside the kinds of findings
+ABOUT_BUCKETS = (
+    "An image is scaled to cover its bucket and cropped at the centre. The dark parts are cut off. A batch holds images of one "
+    "bucket."
+)
+# Selects the images of a finding on the cards, whose ids are in a component of this name, and opens "Write captions".
+WRITE = "(ids) => { hangproof.writeCaptions(ids); return []; }"
+
+
+def build(draft_id: gr.BrowserState) -> None:
+    """Build the fold; `draft_id` has the draft of this browser."""
+    fold.opened("Check images", "image-check", draft_id, _draw)
+
+
+def _picture(thumb: str, name: str, part: list[float] | None = None, kept: bool = False) -> str:
+    """A thumbnail. part: what the trainer keeps of it, as fractions; the rest is darkened."""
+    image = f'<img loading="lazy" src="{esc(thumb)}" alt="{esc(name)}">' if thumb else "<span>no picture</span>"
+    if thumb and part:
+        left, top, right, bottom = (100 * one for one in part)
+        place = f"left:{left:.2f}%;top:{top:.2f}%;width:{right - left:.2f}%;height:{bottom - top:.2f}%"
+        image += f'<div class="hp-part" style="{place}"></div>'
+    title = f' title="Kept: {esc(name)}"' if kept else ""
+    return f'<div class="hp-whole{" hp-kept" if kept else ""}"{title}>{image}</div>'
+
+
+def _figure(image: dict[str, Any], kind: str) -> str:
+    """An image of a finding, or of a bucket, with its fix."""
+    name, in_bucket = image["file"], kind == BUCKETS
+    cut = image["part"] if image["kept"] < ALL_OF_IT and kind in (BUCKETS, "cropped", "lonely") else None
+    pictures = _picture(image["thumb"], name, cut)
+    lines = [image["detail"]]
+    if in_bucket:
+        lines = [f"{image['kept']:.0%} kept" if cut else "all of it is trained"]
+    if image["other"]:
+        pictures += _picture(image["other_thumb"], image["other"], kept=True)
+        lines.append(f"Kept instead: {image['other']}")
+    said = "".join(f"<span>{esc(line)}</span>" for line in lines if line)
+    fix = "" if in_bucket else KINDS[kind].fix_one
+    act = press(fix, "fix", label=f"{fix}: {name}", id=image["id"]) if fix else ""
+    caption = f'<figcaption><span class="hp-name">{esc(name)}</span>{said}</figcaption>'
+    return f'<figure data-file="{esc(name)}"><div class="hp-pair">{pictures}</div>{caption}{act}</figure>'
+
+
+def _pictures(draft_id: str, kind: str, bucket: int, most: int) -> str:
+    """The first images of a finding or a bucket, and a button for more."""
+    images, total = (
+        doctor.bucket_pictures(draft_id, bucket, most) if kind == BUCKETS else doctor.pictures(draft_id, kind, most)
+    )
+    figures = "".join(_figure(one, kind) for one in images)
+    more = press(f"Show more ({total - len(images):,})", "more") if total > len(images) else ""
+    return f'<div class="hp-found">{figures}</div>{more}'
+
+
+def _said(report: dict[str, Any], message: str) -> str:
+    """What a check came to, as a sentence or two."""
+    job, total, left = report["job"], report["total"], report["unmeasured"]
+    parts = [message]
+    if job and job["state"] == "failed":
+        parts.append(f"The check failed: {job['error'] or 'try again'}.")
+    if left:
+        parts.append(f"{count(left, 'image')} not looked at yet; press “Check again”.")
+    elif not total:
+        parts.append("There are no images.")
+    else:
+        parts.append(f"{'Found' if report['kinds'] else 'Nothing found'} in {count(total, 'image')}.")
+    return " ".join(filter(None, parts))
+
+
+def _choices(report: dict[str, Any]) -> list[tuple[str, str]]:
+    found = [(one["title"], one["kind"]) for one in report["kinds"]]
+    if not report["total"]:
+        return found
+    few = sum(one["few"] for one in report["buckets"])
+    text = f"Buckets: {len(report['buckets'])} at {report['resolution']} pixels" + (
+        f", {few} smaller than a batch" if few else ""
+    )
+    return [*found, ("Buckets: not known while step 1 has an error" if report["plan_error"] else text, BUCKETS)]
+
+
+def _bucket(one: dict[str, Any]) -> tuple[str, int]:
+    size = " × ".join(map(str, one["size"])) + (f" · {one['folder']}" if one["folder"] else "")
+    shown = "" if one["shown"] == one["images"] else f", {one['shown']:,} an epoch"
+    few = ", smaller than a batch" if one["few"] else ""
+    return f"{size}: {count(one['images'], 'image')}{shown}{few}", one["number"]
+
+
+def _draw(draft_id: str) -> None:
+    if doctor.examine(draft_id).unmeasured and not jobs.running(draft.folder(draft_id), doctor.JOB):
+        doctor.start(draft_id)
+    state = gr.HTML(elem_id="check-state", apply_default_css=False)
+    meter = gr.HTML(apply_default_css=False)
+    with gr.Row(elem_classes="hp-actions"):
+        small: dict[str, Any] = {"size": "sm", "scale": 0, "min_width": 110}
+        again = gr.Button("Check again", visible=False, **small)
+        cancel = gr.Button("Cancel", visible=False, **small)
+        undo = gr.Button("Undo", visible=False, **small)
+    kind = gr.Radio([], label="Findings", visible=False, interactive=True, elem_id="check-kinds")
+    bucket = gr.Dropdown([], label="Bucket", visible=False, interactive=True, elem_id="check-bucket")
+    about = gr.HTML(apply_default_css=False)
+    with gr.Row(elem_classes="hp-actions"):
+        fix = gr.Button("Fix", visible=False, elem_id="check-fix", **small)
+        write = gr.Button("Write captions…", visible=False, **small)
+    pictures = scripts.drawn("buttons", "check-pictures", "act")
+    ids = gr.JSON(visible=False)
+    most, message, seen = gr.State(doctor.PAGE), gr.State(""), gr.State(None)
+    timer = gr.Timer(TICK_S)
+    shown = [state, meter, again, cancel, undo, kind, bucket, about, fix, write, pictures, ids, seen]
+    chosen = [kind, bucket, most, message, seen]
+
+    def current(name: str | None, number: int | None, most: int, said: str, seen: object) -> list[Any]:
+        """Updates of `shown`; nothing while neither the images nor what is shown of them changed."""
+        job = doctor.progress(draft_id)
+        if job and job["state"] == "running":  # all findings anew would slow the check down
+            done = f"{job['done']:,} of {count(job['total'], 'image')} looked at…" if job["total"] else "Starting…"
+            bar = (
+                f'<progress aria-label="Images checked" max="{max(1, job["total"])}" value="{job["done"]}"></progress>'
+            )
+            buttons = [gr.update(visible=False), gr.update(visible=True), gr.update(visible=False)]
+            return [fold.note("The images are looked at."), f"<p>{done}</p>{bar}", *buttons, *[gr.skip()] * 7, None]
+        try:
+            report = doctor.report(draft_id)
+            now = [id(doctor.examine(draft_id)), job, name, number, most, said]  # the same report where nothing changed
+            if seen == now:
+                return [gr.skip()] * len(shown)
+            return [*_drawn(report, name, number, most, said), now]
+        except RunError as error:
+            return [fold.note(error, True), *[gr.skip()] * (len(shown) - 1)]
+
+    def _drawn(report: dict[str, Any], name: str | None, number: int | None, most: int, said: str) -> list[Any]:
+        choices = _choices(report)
+        if name not in [key for _, key in choices]:
+            name = choices[0][1] if choices else None
+        one = next((one for one in report["kinds"] if one["kind"] == name), None)
+        buckets = [_bucket(one) for one in report["buckets"]] if name == BUCKETS else []
+        number = number if number in [key for _, key in buckets] else 0
+        text = one["about"] if one else report["plan_error"] or ABOUT_BUCKETS if name else ""
+        return [
+            fold.note(_said(report, said)),
+            "",
+            gr.update(visible=True),
+            gr.update(visible=False),
+            gr.update(visible=bool(said)),
+            gr.update(choices=choices, value=name, visible=bool(choices)),
+            gr.update(choices=buckets, value=number if buckets else None, visible=bool(buckets)),
+            f"<p>{esc(text)}</p>",
+            gr.update(visible=bool(one and one["fix_all"]), value=one["fix_all"] if one else ""),
+            gr.update(visible=bool(one and one["write"])),
+            _pictures(draft_id, str(name), number or 0, most) if one or buckets else "",
+            [found.id for found in doctor.examine(draft_id).findings[one["kind"]]] if one and one["write"] else [],
+        ]
+
+    def on_act(event: gr.EventData, name: str, most: int) -> tuple[int, str]:
+        if pressed(event, "do") == "more":
+            return most + doctor.PAGE, ""
+        return most, _done(lambda: doctor.fix(draft_id, name, [pressed(event, "id")]))
+
+    def _done(act: Any) -> str:
+        try:
+            return str(act() or "")
+        except RunError as error:
+            return str(error)
+
+    def on_start(act: Any) -> str:
+        return _done(lambda: act(draft_id))
+
+    refresh: dict[str, Any] = {"fn": current, "inputs": chosen, "outputs": shown, **QUIET}
+    gr.on([kind.input, bucket.input], lambda: (doctor.PAGE, ""), None, [most, message], **QUIET).then(**refresh)
+    again.click(lambda: on_start(doctor.start), None, message, js=settings.FLUSH, **QUIET).then(**refresh)
+    cancel.click(lambda: on_start(doctor.cancel), None, message, **QUIET).then(**refresh)
+    for event in (
+        undo.click(lambda: _done(lambda: draft.undo(draft_id)), None, message, js=settings.FLUSH, **QUIET),
+        fix.click(lambda name: _done(lambda: doctor.fix(draft_id, name)), kind, message, js=settings.FLUSH, **QUIET),
+        pictures.act(on_act, [kind, most], [most, message], js=settings.FLUSH, **QUIET),
+    ):
+        event.then(**refresh).then(None, None, None, js=settings.SHOW_NEW, **QUIET)
+    write.click(None, ids, None, js=WRITE, **QUIET)
+    state.change(None, None, None, js=settings.SHOW_NEW, **QUIET)  # a check or a conversion has ended
+    timer.tick(**refresh)
