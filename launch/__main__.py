@@ -18,7 +18,6 @@ COMMANDS = {
         "launch.rehearse",
         "try a run on the real model in two minutes: does it train, how long, what it needs",
     ),
-    "ladder": ("launch.probe", "train with 2 images, 100 and all, and say what is wrong"),
     "drill": ("launch.drill", "train the demo run and freeze it, to see the recovery"),
     "store": (
         "launch.store.commands",

@@ -25,7 +25,7 @@ from typing import Any
 
 from guards import checkpoint
 from launch import forecast, short_run
-from launch.common import LaunchError, report
+from launch.common import LaunchError, add_run, find, report
 from launch.short_run import ENCODING, Meter
 from monitor.attempt import Attempt, AttemptView
 from monitor.process import platform
@@ -443,13 +443,16 @@ def _bytes(*paths: Path) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `python -m launch rehearse`."""
-    short_run.add_arguments(parser, LIMIT_S, "all stages")
+    add_run(parser)
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help=f"seconds for all stages (default: {LIMIT_S:.0f})")
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0: it passed. 1: it failed; the text says where and why."""
-    folder = short_run.begin(args)
-    found = rehearse(folder, args.limit, _print)
+    short_run.end_on_sigterm()
+    if args.limit <= 0:
+        raise LaunchError("--limit must be a number of seconds")
+    found = rehearse(find(args), args.limit, _print)
     lines = ["", *(forecast.lines(found.forecast) if found.state == PASSED else failure_lines(found))]
     report(args, "\n".join(lines), asdict(found))
     return 0 if found.state == PASSED else 1

@@ -1,13 +1,12 @@
 """A run of a few steps that is watched until it ends, hangs or its time is over, in a data folder of its own that is removed.
 
-The probe, the ladder and the rehearsal use it. Decision: the real script is started, and watched as the monitor watches, instead of
+The probe and the rehearsal use it. Decision: the real script is started, and watched as the monitor watches, instead of
 checks of files, drivers and ports: what fails does so in ways that no check lists. Nothing of it is left, and nothing of
 the run is changed.
 
 A data folder whose process was killed is removed by the next one, with the processes that it left behind.
 """
 
-import argparse
 import contextlib
 import os
 import re
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launch.common import LaunchError, add_run, find
+from launch.common import LaunchError
 from monitor import config
 from monitor.attempt import Attempt, AttemptView
 from monitor.detect.probe import Probe
@@ -113,20 +112,6 @@ def sweep(parent: Path) -> list[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         removed.append(folder)
     return removed
-
-
-def add_arguments(parser: argparse.ArgumentParser, limit_s: float, limited: str) -> None:
-    """The arguments of a command on one run with a time limit. limited: what the limit is for."""
-    add_run(parser)
-    parser.add_argument("--limit", type=float, default=limit_s, help=f"seconds for {limited} (default: {limit_s:.0f})")
-
-
-def begin(args: argparse.Namespace) -> Path:
-    """The folder of the run that such a command is for. Raises LaunchError, RunError; from now on SIGTERM cleans up."""
-    end_on_sigterm()
-    if args.limit <= 0:
-        raise LaunchError("--limit must be a number of seconds")
-    return find(args)
 
 
 def end_on_sigterm() -> None:

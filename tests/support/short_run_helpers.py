@@ -1,4 +1,4 @@
-"""Shared by the tests of rehearsal, ladder and drill: a tiny run, what is on the disk, what still runs."""
+"""Shared by the tests of rehearsal and drill: a tiny run, what is on the disk, what still runs."""
 
 import contextlib
 import json

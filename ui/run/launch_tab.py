@@ -132,9 +132,6 @@ CHECKS: dict[str, Check] = {
     "probe": Check(
         "launch", 10 * MINUTES, "Test the start", "A few steps on one process and on all, before a night is risked.", "Probe", False
     ),
-    "ladder": Check(
-        "launch", 20 * MINUTES, "Find out what is wrong", "Trains with 2 images, with 100, and with all; names an image that fails.", "Find out what is wrong"
-    ),
 }  # fmt: skip
 
 
@@ -210,7 +207,7 @@ def rank_lines(folder: Path) -> list[str]:
 
 
 def verdict(values: Any) -> dict[str, Any] | None:
-    """The verdict of a probe or a ladder: {"good", "text"}; None without one."""
+    """The verdict of a probe: {"good", "text"}; None without one."""
     if not isinstance(values, dict) or not isinstance(values.get("verdict"), str):
         return None
     advice = values.get("advice")
@@ -231,7 +228,7 @@ def rehearsal_verdict(values: Any) -> dict[str, Any] | None:
     return {"good": good, "text": "\n".join(lines)}
 
 
-VERDICTS = {"probe": verdict, "ladder": verdict, "rehearse": rehearsal_verdict}
+VERDICTS = {"probe": verdict, "rehearse": rehearsal_verdict}
 
 
 def written(folder: Path, values: Any) -> list[dict[str, Any]]:
