@@ -2,21 +2,17 @@
 
 It holds the spec, the data set, the packages that train and supervise (not the page), `train.sh` and `train.bat`. Nothing in it
 depends on the folder in which it is unpacked: `train.sh` writes the run's script for the place where it is, then starts the
-monitor. `--unpack` reads a bundle as something that came from elsewhere: one folder, plain files, no name that leads out of it.
-`python3 -m zipfile -e` does as well for one's own.
+monitor. `python3 -m zipfile -e` unpacks it; one from somebody else is a program of theirs, as any script is.
 """
 
 import argparse
-import hashlib
 import os
 import re
-import shutil
-import stat
-import tempfile
+import time
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tomlkit
@@ -38,10 +34,6 @@ TRAINERS = {"diffusers": ("trainer",)}  # of the others: sd_scripts_patches
 SUFFIXES = (".py", ".toml", ".sh", ".bat", ".sbatch", ".md")
 PAGE_ONLY = ("gradio", "markdown-it-py", "pillow-heif", "apprise")  # pins of requirements.txt that no training needs
 PACKED = (".png", ".jpg", ".jpeg", ".webp", ".safetensors", ".whl")  # a ZIP does not make them smaller
-MOST_FILES, MOST_TIMES = (
-    1_000_000,
-    100,
-)  # of a bundle from elsewhere: files, and how many times larger than the ZIP they are
 # What must be importable: by the monitor, and by the built-in trainer.
 MODULES = ("pydantic", "psutil", "slugify", "tomlkit", "jinja2", "rich", "numpy", "PIL")
 TRAINING_MODULES = ("torch", "accelerate", "diffusers", "peft", "safetensors", "transformers")
@@ -152,111 +144,47 @@ def requirements() -> str:
     return "".join(f"{line}\n" for line in lines if re.split(r"[=\[ ]", line)[0].lower() not in PAGE_ONLY)
 
 
-def write(path: Path, top: str, files: list[Entry]) -> str:
-    """Write the ZIP, completely or not at all; its SHA-256. Programs stay executable where unzip keeps that."""
+def write(path: Path, top: str, files: list[Entry]) -> None:
+    """Write the ZIP, completely or not at all. Programs stay executable where unzip keeps that."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-            for entry in sorted(files, key=lambda one: one.name):
-                name = check_name(f"{top}/{entry.name}")
-                info = zipfile.ZipInfo(name)  # its time is 1980-01-01, the earliest that every tool takes
-                info.create_system, info.external_attr = 3, (0o100755 if entry.executable else 0o100644) << 16
-                stored = PurePosixPath(name).suffix.lower() in PACKED
-                info.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
-                with archive.open(info, "w", force_zip64=True) as file:
-                    if isinstance(entry.source, bytes):
-                        file.write(entry.source)
-                    else:
-                        with entry.source.open("rb") as source:
-                            shutil.copyfileobj(source, file, 1 << 20)
-        with temporary.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
+            for entry in files:
+                name = f"{top}/{entry.name}"
+                if isinstance(entry.source, bytes):
+                    info = zipfile.ZipInfo(name, time.localtime()[:6])
+                    info.compress_type = zipfile.ZIP_DEFLATED
+                    info.external_attr = (0o100755 if entry.executable else 0o100644) << 16
+                    archive.writestr(info, entry.source)
+                else:
+                    stored = entry.source.suffix.lower() in PACKED
+                    archive.write(entry.source, name, zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    return digest
-
-
-def check_name(name: str) -> str:
-    """The name, if it stays inside the folder into which it is unpacked. Raises LaunchError."""
-    parts = PurePosixPath(name).parts
-    if (
-        not parts
-        or name.startswith("/")
-        or ".." in parts
-        or "\\" in name
-        or "\0" in name
-        or re.match(r"[A-Za-z]:", name)
-    ):
-        raise LaunchError(f"the name {name[:200]!r} leads out of the bundle's folder; rename that file")
-    return name
-
-
-def unpack(path: Path, to: Path) -> Path:
-    """Unpack a bundle into the folder `to`; the bundle's own folder in it.
-
-    Raises LaunchError: it is no bundle, or has a name or a kind of file that a bundle never has; nothing was unpacked.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            top = to / _top(path, members)
-            if top.exists():
-                raise LaunchError(f"{top} exists already; unpack into another folder, or delete that one")
-            to.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=to, prefix=".unpack-") as work:
-                archive.extractall(work)
-                for member in members:
-                    if member.external_attr >> 16 & 0o100:
-                        Path(work, member.filename).chmod(0o755)
-                os.rename(Path(work, top.name), top)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # damaged, an unknown method, encrypted
-        raise LaunchError(f"{path} is not a bundle, or is damaged: {error}") from error
-    return top
-
-
-def _top(path: Path, members: list[zipfile.ZipInfo]) -> str:
-    """The one folder of a bundle whose members are all plain files inside it. Raises LaunchError."""
-    for member in members:
-        if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
-            name = member.filename[:200]
-            raise LaunchError(f"{path}: {name!r} is not a plain file, so this is no bundle; nothing was unpacked")
-        check_name(member.filename)
-    total = sum(member.file_size for member in members)
-    if len(members) > MOST_FILES or total > MOST_TIMES * path.stat().st_size:
-        raise LaunchError(f"{path}: {len(members)} files of {total / 1e9:.1f} GB are no bundle; nothing was unpacked")
-    tops = {PurePosixPath(member.filename).parts[0] for member in members}
-    if len(tops) != 1:
-        raise LaunchError(f"{path}: a bundle has one folder, and this has {len(tops)}; nothing was unpacked")
-    return tops.pop()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN, or a bundle to unpack."""
-    parser.add_argument("run", metavar="RUN", help="name, slug or folder of a run; with --unpack, the ZIP")
+    """RUN and options."""
+    common.add_run(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file (default: RUN.zip in this folder)")
     wheels = "add these wheels, from which train.sh makes its environment without a network (pip download -r requirements.txt -d FOLDER)"
     common.add_options(
         parser,
         ("--wheels FOLDER", "", wheels),
         ("--models", False, "add the files of the base model, for kohya's trainers"),
-        ("--unpack FOLDER", "", "unpack a bundle into FOLDER, with every name checked"),
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write or unpack a bundle."""
-    if args.unpack:
-        with explained(f"unpack {args.run}"):
-            top = unpack(Path(args.run), Path(args.unpack))
-        return common.report(args, f"{top}\nStart it with: bash {top / 'train.sh'}", {"folder": str(top)})
+    """Write the bundle."""
     folder = common.find(args)
     spec = runs.load(folder)
     path = (args.output or Path(f"{spec.slug}.zip")).absolute()
     with explained(f"write {path}"):
         files = list(entries(spec, Path(args.wheels) if args.wheels else None, args.models))
-        digest = write(path, spec.slug, files)
+        write(path, spec.slug, files)
     size = path.stat().st_size
     there = f"There: python3 -m zipfile -e {path.name} . && bash {spec.slug}/train.sh"
     text = f"{path}: {len(files)} files, {size / 1e6:.1f} MB. {there}"
-    return common.report(args, text, {"file": str(path), "files": len(files), "bytes": size, "sha256": digest})
+    return common.report(args, text, {"file": str(path), "files": len(files), "bytes": size})
