@@ -43,7 +43,6 @@ FILE, COUNTS, DATASET = "rehearsal.json", "images.json", "dataset"
 NAME = "rehearsal"
 IMAGES, STEPS = 2, 2
 LIMIT_S = 1800.0  # for all stages
-POLL_S = 0.05
 WAITING, RUNNING, DONE, FAILED, SKIPPED = "waiting", "running", "done", "failed", "skipped"
 PASSED, CANCELLED, LOST = "passed", "cancelled", "lost"
 # stage: (its title, the phases of guards/heartbeat.py that belong to it, the most seconds it may take)
@@ -302,7 +301,7 @@ class Work:
 
     def _train(self, run: Path, spec: RunSpec) -> bool:
         self._enter("load", time.monotonic())
-        ended = short_run.run(run, self._left_s(), self._see, inherit=self.inherit, poll_s=POLL_S)
+        ended = short_run.run(run, self._left_s(), self._see, self.inherit)
         self._enter(None, time.monotonic())
         if not self._judge(spec, ended):
             return False
@@ -345,9 +344,7 @@ class Work:
         longer = spec.changed(max_train_steps=STEPS + 1, sample_every_n_steps=0, prompts=[])
         save(run, longer)
         program = write_attempt(run, self._job(run, longer), 2, self.state)
-        ended = short_run.run(
-            run, self._left_s(), self._see, 2, program, self.state, inherit=self.inherit, poll_s=POLL_S
-        )
+        ended = short_run.run(run, self._left_s(), self._see, self.inherit, 2, program, self.state)
         if not self._judge(spec, ended):
             return
         if ended.steps != STEPS + 1:
@@ -401,7 +398,7 @@ class Work:
 
     def _seconds(self, key: str) -> float:
         """What a stage took that must have happened; one too short to be seen took at most one interval of looking."""
-        return self._took.get(key) or POLL_S
+        return self._took.get(key) or short_run.POLL_S
 
     def _left_s(self) -> float:
         return max(1.0, self.until_s - time.monotonic())

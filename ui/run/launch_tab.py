@@ -129,9 +129,6 @@ CHECKS: dict[str, Check] = {
     "rehearse": Check(
         "launch", 40 * MINUTES, "Rehearse", "Two steps, a sample, a checkpoint and a resume on the real model, in about two minutes.", "Rehearse"
     ),
-    "probe": Check(
-        "launch", 10 * MINUTES, "Test the start", "A few steps on one process and on all, before a night is risked.", "Probe", False
-    ),
 }  # fmt: skip
 
 
@@ -206,17 +203,8 @@ def rank_lines(folder: Path) -> list[str]:
     return list(found["lines"]) if found else []
 
 
-def verdict(values: Any) -> dict[str, Any] | None:
-    """The verdict of a probe: {"good", "text"}; None without one."""
-    if not isinstance(values, dict) or not isinstance(values.get("verdict"), str):
-        return None
-    advice = values.get("advice")
-    text = f"{values['verdict']}\n{advice}" if isinstance(advice, str) else values["verdict"]
-    return {"good": values.get("ok") is True, "text": text.strip()}
-
-
 def rehearsal_verdict(values: Any) -> dict[str, Any] | None:
-    """The result of a rehearsal, as `verdict` returns it."""
+    """The result of a rehearsal: {"good", "text"}; None without one."""
     from launch import forecast, rehearse
 
     try:
@@ -226,9 +214,6 @@ def rehearsal_verdict(values: Any) -> dict[str, Any] | None:
     except (TypeError, KeyError, AttributeError, ValueError):
         return None
     return {"good": good, "text": "\n".join(lines)}
-
-
-VERDICTS = {"probe": verdict, "rehearse": rehearsal_verdict}
 
 
 def written(folder: Path, values: Any) -> list[dict[str, Any]]:
@@ -291,7 +276,7 @@ def result(folder: Path, name: str) -> str:
     busy = job.state == "running"
     state = f"Running for {duration(job.seconds)}…" if busy else STATES.get(job.state, job.state)
     parts = [f'<p class="hp-job-state" role="status" data-state="{job.state}">{esc(state)}</p>']
-    found = VERDICTS[name](values) if name in VERDICTS else None
+    found = rehearsal_verdict(values) if name == "rehearse" else None
     if found:
         parts.append(f'<p class="hp-verdict hp-{"done" if found["good"] else "bad"}">{esc(found["text"])}</p>')
     if errors.strip() and job.state not in ("running", "done"):
