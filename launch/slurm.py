@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.common import LaunchError, add_options, add_run, fill, report
-from launch.gpus import needed_gb
+from launch.travel import needed_gb
 from monitor.process.locks import LOCK, is_held
 from monitor.run_folder import find
 from runs.files import atomic_write, explained

@@ -52,7 +52,7 @@ class Place:
     options: tuple[Option, ...] = ()
 
 
-GPU = Option("--gpu", "GPU", "As the provider names it; empty: chosen by the VRAM tier")
+GPU = Option("--gpu", "GPU", "As the provider names it; several with commas: the first that it has")
 DISK = Option("--disk", "Disk in GB")
 IMAGE = Option("--image", "Container image", "Empty: the one that the project's Dockerfile builds")
 OWN_IMAGE = Option(
