@@ -11,7 +11,6 @@ import re
 import time
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,38 +44,29 @@ The LoRA is then outputs/{slug}/{slug}.safetensors. The settings are in outputs/
 """
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A file of the bundle. source: bytes, or the path of a file."""
-
-    name: str
-    source: bytes | Path
-    executable: bool = False
-
-
-def entries(spec: "RunSpec", wheels: Path | None, models: bool) -> Iterator[Entry]:
-    """The files of the bundle, below its folder.
+def entries(spec: "RunSpec", wheels: Path | None, models: bool) -> Iterator[tuple[str, bytes | Path]]:
+    """The files of the bundle: (name below its folder, contents or path).
 
     Raises LaunchError: the run has no images, or a folder that was named does not exist.
     """
-    yield Entry("train.sh", script(spec, "bundle.sh").encode(), True)
-    yield Entry("train.bat", script(spec, "bundle.bat").replace("\n", "\r\n").encode())
-    yield Entry("README.txt", readme(spec).encode())
-    yield Entry("requirements.txt", requirements().encode())
+    yield "train.sh", script(spec, "bundle.sh").encode()
+    yield "train.bat", script(spec, "bundle.bat").replace("\n", "\r\n").encode()
+    yield "README.txt", readme(spec).encode()
+    yield "requirements.txt", requirements().encode()
     for name in ("setup.sh", "start.sh", "LICENSE"):  # start.sh installs kohya's trainers
-        yield Entry(name, ROOT / name, name == "start.sh")
+        yield name, ROOT / name
     for package in (*PACKAGES, *TRAINERS.get(spec.backend, ("sd_scripts_patches",))):
         for path in common.plain_files(ROOT / package):
             if path.suffix in SUFFIXES and "__pycache__" not in path.parts:
-                yield Entry(path.relative_to(ROOT).as_posix(), path)
+                yield path.relative_to(ROOT).as_posix(), path
     if (own_models := presets.data_root() / "models.toml").is_file():
-        yield Entry("models.toml", own_models)
+        yield "models.toml", own_models
     carried = portable(spec)
-    yield Entry(f"outputs/{spec.slug}/run.toml", dumps(carried).encode())
+    yield f"outputs/{spec.slug}/run.toml", dumps(carried).encode()
     job = portable_job(spec, dumps(carried).encode())
-    yield Entry(f"outputs/{spec.slug}/job.json", jobs.dumps(job).encode("utf-8", "surrogateescape"))
-    yield Entry(f"outputs/{spec.slug}/dataset.toml", tomlkit.dumps(job.dataset).encode())
-    yield Entry(f"outputs/{spec.slug}/sample_prompts.txt", job.prompts.encode())
+    yield f"outputs/{spec.slug}/job.json", jobs.dumps(job).encode("utf-8", "surrogateescape")
+    yield f"outputs/{spec.slug}/dataset.toml", tomlkit.dumps(job.dataset).encode()
+    yield f"outputs/{spec.slug}/sample_prompts.txt", job.prompts.encode()
     folders = [(datasets_dir() / spec.slug, f"datasets/{spec.slug}")]
     if spec.control_dir:
         folders.append((Path(spec.control_dir).expanduser().absolute(), _control(spec)))
@@ -87,12 +77,12 @@ def entries(spec: "RunSpec", wheels: Path | None, models: bool) -> Iterator[Entr
         if not found:
             raise LaunchError(f"{folder} does not exist or is empty; the bundle needs it")
         for path in found:
-            yield Entry(f"{name}/{path.relative_to(folder).as_posix()}", path)
+            yield f"{name}/{path.relative_to(folder).as_posix()}", path
     if models:
         yield from _model(spec)
 
 
-def _model(spec: "RunSpec") -> Iterator[Entry]:
+def _model(spec: "RunSpec") -> Iterator[tuple[str, bytes | Path]]:
     """The base model's files in the models folder. Raises LaunchError: one is missing."""
     for name in sorted(set(presets.models()[spec.model]["files"].values())):
         for part in presets.tables.shards(name):
@@ -101,7 +91,7 @@ def _model(spec: "RunSpec") -> Iterator[Entry]:
                 raise LaunchError(
                     f"{path} is missing; run `python -m runs fetch-model {spec.model}`, or leave out --models"
                 )
-            yield Entry(f"models/{part}", path)
+            yield f"models/{part}", path
 
 
 def _control(spec: "RunSpec") -> str:
@@ -144,21 +134,20 @@ def requirements() -> str:
     return "".join(f"{line}\n" for line in lines if re.split(r"[=\[ ]", line)[0].lower() not in PAGE_ONLY)
 
 
-def write(path: Path, top: str, files: list[Entry]) -> None:
+def write(path: Path, top: str, files: list[tuple[str, bytes | Path]]) -> None:
     """Write the ZIP, completely or not at all. Programs stay executable where unzip keeps that."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
-            for entry in files:
-                name = f"{top}/{entry.name}"
-                if isinstance(entry.source, bytes):
-                    info = zipfile.ZipInfo(name, time.localtime()[:6])
-                    info.compress_type = zipfile.ZIP_DEFLATED
-                    info.external_attr = (0o100755 if entry.executable else 0o100644) << 16
-                    archive.writestr(info, entry.source)
+            for name, source in files:
+                stored = Path(name).suffix.lower() in PACKED
+                kind = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+                if isinstance(source, bytes):
+                    info = zipfile.ZipInfo(f"{top}/{name}", time.localtime()[:6])
+                    info.external_attr = (0o100755 if name == "train.sh" else 0o100644) << 16
+                    archive.writestr(info, source, kind)
                 else:
-                    stored = entry.source.suffix.lower() in PACKED
-                    archive.write(entry.source, name, zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED)
+                    archive.write(source, f"{top}/{name}", kind)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -14,12 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import runs
-from launch.common import LaunchError, report
+from launch.common import report
 from monitor.cli.commands import ask_to_end
 from monitor.cli.commands import launch as start_monitor
 from monitor.run_folder import EVENTS, read_json
@@ -48,52 +47,26 @@ print(len(pipeline.get_list_adapters()["transformer"]))
 """
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A way to freeze. fault: of benchmarks/injector.py. label: of the choice. text: what happens in the trainer."""
-
-    fault: str
-    label: str
-    text: str
-
-
-FAULTS = {
-    "step": Fault(
-        "step_sleeps", "A step never ends", "The trainer sleeps in the middle of a step, for ever.",
-    ),
-    "worker": Fault(
-        "worker_sleeps", "A data loader worker never answers",
-        "The process that loads the images has stopped answering. The trainer waits for its next image, for ever.",
-    ),
-    "stopped": Fault(
-        "sigstop", "The trainer is stopped", "A signal has stopped the trainer in the middle of a step. It would wait for ever.",
-    ),
-    "deadlock": Fault(
-        "lock_deadlock", "Two threads wait for each other",
-        "Two threads of the trainer wait for a lock that the other one holds. Neither will ever get it.",
-    ),
-}  # fmt: skip
-USUAL = "worker"
 # event of the monitor -> how it is shown
 SHOWN = {"hang": "Detected", "crash": "Crashed", "killed": "Killed", "restarted": "Restarted", "progress": "Trains on"}
 
 
-def start(kind: str = USUAL) -> Path:
-    """Create the demo run, and start it with the freeze in it. Changes the environment of this process.
+def start() -> Path:
+    """Create the demo run, and start it with the freeze in it: the process that loads the images stops answering.
+
+    Changes the environment of this process.
 
     Returns:
         The run's folder; it trains in the background.
 
-    Raises LaunchError: there is no such kind. RunError: it cannot be created. MonitorError: it cannot be started.
+    Raises RunError: it cannot be created. MonitorError: it cannot be started.
     """
-    if kind not in FAULTS:
-        raise LaunchError(f"there is no drill {kind!r}; use {', '.join(FAULTS)}")
     spec = runs.make({"name": runs.free_name(NAME), **SETTINGS})
     with tempfile.TemporaryDirectory() as photos:
         write_examples(Path(photos))
         folder: Path = runs.create(spec, Path(photos))
     os.environ |= {
-        "HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_FAULT": FAULTS[kind].fault,
+        "HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_FAULT": "worker_sleeps",
         "HANGPROOF_FAULT_STEP": str(FREEZE_AT), "HANGPROOF_PACE_S": f"{PACE_S:g}",
     }  # fmt: skip
     start_monitor(folder)
@@ -127,24 +100,23 @@ def times(events: list[dict[str, Any]]) -> dict[str, float]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `python -m launch drill`."""
-    parser.add_argument("--kind", choices=list(FAULTS), default=USUAL, help=f"what freezes (default: {USUAL})")
     parser.add_argument("--no-wait", action="store_true", help="only start it; the page shows the rest")
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0: it finished after one recovery, with a LoRA that diffusers loads (with --no-wait: it was started)."""
     if args.no_wait:
-        folder = start(args.kind)
+        folder = start()
         print(f"The demo run trains in {folder}; it freezes at step {FREEZE_AT}.", flush=True)
         return report(args, "", {"run": folder.name, "folder": str(folder)})
-    good, answer = drill(args.kind)
+    good, answer = drill()
     report(args, "", answer)
     return 0 if good else 1
 
 
-def drill(kind: str) -> tuple[bool, dict[str, Any]]:
+def drill() -> tuple[bool, dict[str, Any]]:
     """Start a drill and show its stages until it ends: whether all went well, and what happened. Ctrl-C stops the run."""
-    began_s, folder = time.monotonic(), start(kind)
+    began_s, folder = time.monotonic(), start()
     print(f"The demo run trains in {folder}; it freezes at step {FREEZE_AT}.", flush=True)
     shown = set[str]()
     try:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from short_run_helpers import HANGS, drilled, hang_at, hang_in, launched, listing, nothing_runs, settled, tiny_run
 
-from launch import drill, rehearse, short_run
+from launch import rehearse, short_run
 from launch.rehearse import FAILED
 from launch.short_run import SCRATCH
 from runs.paths import ROOT
@@ -76,9 +76,8 @@ def trains(data: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kind", drill.FAULTS)
-def test_the_drill_freezes_and_finishes(kind, data):
-    drilled(kind, data)
+def test_the_drill_freezes_and_finishes(data):
+    drilled(data)
 
 
 def test_a_rank_that_stops_is_named(data, monkeypatch):

@@ -61,7 +61,7 @@ def test_kohyas_trainers_travel_with_their_patches_and_model_files(data, tmp_pat
     (data / "models").mkdir()
     for name in presets.models()["sd15"]["files"].values():
         (data / "models" / name).write_bytes(b"weights")
-    names = {entry.name for entry in bundle.entries(made, None, models=True)}
+    names = {name for name, _ in bundle.entries(made, None, models=True)}
     assert "sd_scripts_patches/runner.py" in names and not any(name.startswith("trainer/") for name in names)
     assert {f"models/{name}" for name in presets.models()["sd15"]["files"].values()} <= names
     text = bundle.script(made, "bundle.sh")
