@@ -29,6 +29,8 @@ from launch.common import LaunchError, add_run, find, report
 from launch.short_run import ENCODING, Meter
 from monitor.attempt import Attempt, AttemptView
 from monitor.process import platform
+from monitor.resume import script
+from monitor.run_folder import RunFolder
 from runs import job as jobs
 from runs import pin
 from runs.command import model_files, samples, world
@@ -43,6 +45,7 @@ FILE, COUNTS, DATASET = "rehearsal.json", "images.json", "dataset"
 NAME = "rehearsal"
 IMAGES, STEPS = 2, 2
 LIMIT_S = 1800.0  # for all stages
+PROBLEMS_S = 30.0  # to look for missing model files
 WAITING, RUNNING, DONE, FAILED, SKIPPED = "waiting", "running", "done", "failed", "skipped"
 PASSED, CANCELLED, LOST = "passed", "cancelled", "lost"
 # stage: (its title, the phases of guards/heartbeat.py that belong to it, the most seconds it may take)
@@ -229,7 +232,10 @@ def captions_of(images: list[Path]) -> list[str]:
 
 
 def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source: Path, root: Path) -> RunSpec:
-    """The spec of the first attempt, with its images in place: the same settings, two steps, a sample and a checkpoint."""
+    """The spec of the first attempt, with its images in place: the same settings, two steps on one machine, a sample and a checkpoint.
+
+    Nothing is uploaded or copied to a store.
+    """
     data, control, more = datasets_dir() / NAME, root / "control", {}
     for number, path in enumerate(images):
         copy = data / f"{number}-{path.name}"
@@ -244,8 +250,11 @@ def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source
         more["control_dir"] = str(control)
     drawn = with_sample_interval(spec, len(images), captions_of(images))
     prompts = samples(drawn)[:1]
-    return short_run.reduced(
-        spec, NAME, STEPS, files, **more, save_every_n_steps=STEPS, keep_states=max(2, spec.keep_states), prompts=prompts,
+    left = ("sample_every_n_epochs", "sample_at_first", "save_every_n_epochs", "save_state_to_huggingface")
+    kept = {flag: v for flag, v in spec.extra.items() if flag not in left and not flag.startswith("huggingface_")}
+    return spec.changed(
+        name=NAME, nodes=1, max_train_steps=STEPS, save_every_n_epochs=0, save_dir="", store="", spend_limit=0.0,
+        extra={**files, **kept}, **more, save_every_n_steps=STEPS, keep_states=max(2, spec.keep_states), prompts=prompts,
         sample_every_n_steps=STEPS if prompts else 0,
         # Each image fills all batches of all steps, also alone in its bucket.
         repeats=(STEPS + 1) * spec.batch_size * spec.gradient_accumulation * world(spec),
@@ -286,7 +295,7 @@ class Work:
         run.mkdir(parents=True)
         save(run, spec)
         pin.write(run, jobs.made(self._job(run, spec), dumps(spec).encode()))
-        if problems := short_run.problems(run):
+        if problems := script.start_problems(RunFolder(run), PROBLEMS_S, time.sleep):
             change = "Correct this, then rehearse again."
             return self._fail("It cannot be started", "; ".join(problems), change, "")
         return True

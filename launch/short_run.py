@@ -14,7 +14,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,7 +27,6 @@ from monitor.diagnose import causes, collect
 from monitor.gpu.nvml import Gpus
 from monitor.gpu.queue import GpuQueue
 from monitor.process import platform, tree
-from monitor.resume import script
 from monitor.run_folder import SCRIPT, RunFolder
 from runs import mitigate
 from runs.paths import data_root
@@ -37,7 +36,6 @@ POLL_S = 0.05
 QUIET_S = 8.0  # without any change, and with evidence, it hangs; without evidence its ranks get three times as long
 PY_SPY_S = 3.0
 KILL_S = 5.0
-PROBLEMS_S = 30.0  # to look for missing model files
 LOG_BYTES = 65536
 MEMORY_S = 0.5  # between two readings
 ENCODING = ("cache_latents", "cache_text", "hash")
@@ -129,11 +127,6 @@ def gpus_of(what: str, count: int) -> Iterator[GpuQueue]:
         yield queue
     finally:
         queue.release()
-
-
-def problems(folder: Path) -> list[str]:
-    """What prevents the start of a run (a missing model file, no checkout), each as a sentence."""
-    return script.start_problems(RunFolder(folder), PROBLEMS_S, time.sleep)
 
 
 def run(
@@ -243,19 +236,6 @@ class _Watch:
             planned=max((b.planned for b in beats), default=0), best_step=self.view.step,
             folder=self.folder.folder, log_tail=self.folder.log_tail(record.log_start, LOG_BYTES),
         )  # fmt: skip
-
-
-def reduced(spec: RunSpec, name: str, steps: int, files: Mapping[str, str], **more: Any) -> RunSpec:
-    """The spec of a short run: so many steps on one machine; nothing is uploaded, copied, or drawn beyond its interval.
-
-    files: the model's files by flag. more: other fields.
-    """
-    left = ("sample_every_n_epochs", "sample_at_first", "save_every_n_epochs", "save_state_to_huggingface")
-    kept = {flag: v for flag, v in spec.extra.items() if flag not in left and not flag.startswith("huggingface_")}
-    return spec.changed(
-        name=name, nodes=1, max_train_steps=steps, save_every_n_epochs=0, save_dir="", store="", spend_limit=0.0,
-        extra={**files, **kept}, **more,
-    )  # fmt: skip
 
 
 def link_image(path: Path, copy: Path) -> None:
