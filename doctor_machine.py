@@ -150,9 +150,6 @@ def gpu() -> Iterator[Finding]:
         yield Finding("GPU", OK, f"{here.gpu_name}, {here.vram_gb:g} GB")
     else:
         yield Finding("GPU", NOTE, "no NVIDIA GPU found: only the toy model can be trained on this machine")
-    if here.vram_gb and not here.cuda:
-        action = "Install PyTorch with CUDA into .venv (pytorch.org, Get started)."
-        yield Finding("PyTorch", FAILED, "the PyTorch of the built-in trainer cannot use the GPU", action)
     if not here.vram_gb:
         return
     found = ask([sys.executable, "-I", "-c", ASK_DRIVER], 20.0)
