@@ -131,7 +131,7 @@ class Api:
         return value if isinstance(value, dict) else {"items": value}
 
     def _refused(self, method: str, path: str, reply: Any) -> ApiError:
-        status, why = reply.status_code, _reason(reply.text[:4000]).replace(self.key or "\0", "…")
+        status, why = reply.status_code, " ".join(reply.text.replace(self.key or "\0", "…").split())[:500]
         what = {
             401: "RunPod does not accept the key; make a new one in its console",
             402: "RunPod: the balance of the account is too low",
@@ -141,20 +141,6 @@ class Api:
         after = reply.headers.get("Retry-After", "")
         wait_s = min(float(after), MAX_PAUSE_S) if after.isdigit() else 0.0
         return ApiError(f"{what} (HTTP {status}{': ' + why if why else ''})", status, wait_s=wait_s)
-
-
-def _reason(text: str) -> str:
-    """What a refusal says, in one line: RFC 9457 problems, or plain text."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = {"detail": text}
-    if not isinstance(value, dict):
-        value = {"detail": str(value)}
-    parts = [str(value.get("detail") or value.get("message") or value.get("title") or "")]
-    if isinstance(value.get("errors"), list):
-        parts += map(str, value["errors"][:3])
-    return " ".join(" ".join(parts).split())[:500]
 
 
 def address() -> str:
