@@ -48,9 +48,10 @@ def append_line(path: str | os.PathLike[str], record: Mapping[str, object]) -> N
 
 
 def say(message: str) -> None:
-    """Print a message for the log, unless the log's disk is full, too."""
-    with contextlib.suppress(OSError, ValueError):
-        print(f"hangproof: {message}", file=sys.stderr, flush=True)
+    """Write a line to the log at once, in one call: loader workers write to the same file."""
+    with contextlib.suppress(OSError, ValueError):  # the log's disk is full, or its reader is gone
+        sys.stderr.write(f"hangproof: {message}\n")
+        sys.stderr.flush()
 
 
 class Metrics:

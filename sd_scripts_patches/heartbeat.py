@@ -35,6 +35,8 @@ ACCELERATOR = "accelerate.accelerator"
 UTIL = "library.train_util"
 LOADER = "torch.utils.data.dataloader"
 HASH_BLOCK = 64 << 20
+COUNTED = ("load", "cache_latents", "cache_text")
+"""The phases in which items are counted."""
 
 _scheduler: Any = None  # the LR scheduler of this run, as sd-scripts created it
 _epoch: Any = None  # the multiprocessing.Value in which train() keeps its epoch
@@ -315,17 +317,17 @@ def _in_phase_end(original: Callable) -> Callable:
     return end_training
 
 
-def _count_items(tqdm: Any) -> Any:
-    class CountingTqdm(tqdm):
-        """tqdm that reports every item as progress."""
+def _count_items(original: Callable) -> Callable:
+    """Every item of a loop with a progress bar is progress while the run loads or makes caches."""
 
-        def __iter__(self) -> Iterator[Any]:
-            beat = session.heartbeat()
-            for number, item in enumerate(super().__iter__(), 1):
-                yield item
+    def __iter__(self: Any) -> Iterator[Any]:
+        beat = session.heartbeat()
+        for number, item in enumerate(original(self), 1):
+            yield item
+            if beat.current_phase in COUNTED:
                 beat.item(number)
 
-    return CountingTqdm
+    return __iter__
 
 
 def _hash_with_progress(original: Callable) -> Callable:
@@ -373,8 +375,7 @@ PATCH = Patch(
         Target(TRAINER, "NetworkTrainer.process_batch", params=("self", "batch")),
         Target(TRAINER, "NetworkTrainer.sample_images", params=("self", "accelerator", "args", "epoch", "global_step")),
         Target(TRAINER, "NetworkTrainer.cache_text_encoder_outputs_if_needed", params=("self", "args")),
-        Target(UTIL, "tqdm", beside="DatasetGroup", make=_count_items),
-        Target("library.dreambooth_dataset", "tqdm", beside="DreamBoothDataset", optional=True, make=_count_items),
+        Target("tqdm.std", "tqdm.__iter__", params=("self",), make=_count_items),
         Target(
             UTIL,
             "DatasetGroup.new_cache_latents",
