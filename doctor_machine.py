@@ -150,9 +150,6 @@ def gpu() -> Iterator[Finding]:
         yield Finding("GPU", OK, f"{here.gpu_name}, {here.vram_gb:g} GB")
     else:
         yield Finding("GPU", NOTE, "no NVIDIA GPU found: only the toy model can be trained on this machine")
-    if here.vram_gb and not here.cuda:
-        action = "Install PyTorch with CUDA into .venv (pytorch.org, Get started)."
-        yield Finding("PyTorch", FAILED, "the PyTorch of the built-in trainer cannot use the GPU", action)
     if not here.vram_gb:
         return
     found = ask([sys.executable, "-I", "-c", ASK_DRIVER], 20.0)
@@ -215,33 +212,21 @@ def folders() -> Iterator[Finding]:
         yield Finding("TMPDIR", FAILED, str(error), "Set TMPDIR to a shorter folder.")
 
 
-def file_system(name: str, folder: Path, mounts: str | None = None) -> Iterator[Finding]:
+def file_system(name: str, folder: Path) -> Iterator[Finding]:
     """The kind of file system that a folder is on."""
-    kind, at = mount_of(folder, mounts)
-    if kind and NETWORK.fullmatch(kind):
+    import psutil
+
+    real = folder.resolve()
+    inside = [disk for disk in psutil.disk_partitions(all=True) if real.is_relative_to(disk.mountpoint)]
+    if not inside:
+        return
+    disk = max(reversed(inside), key=lambda one: len(one.mountpoint))  # of two at one place, the later is on top
+    if NETWORK.fullmatch(disk.fstype):
         fix = "A network disk can stall for minutes. Keep images on a local one, and set save_dir to a local folder."
-        yield Finding(f"file system of {name}", NOTE, f"{folder} is on a network file system ({kind}, at {at})", fix)
-    elif kind:
-        yield Finding(f"file system of {name}", OK, f"{kind}, at {at}")
-
-
-def mount_of(folder: Path, mounts: str | None = None) -> tuple[str, str]:
-    """(kind of file system, mount point) of a folder; ("", "") where it is not known. mounts: as /proc/mounts."""
-    try:
-        table = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace") if mounts is None else mounts
-        real = str(folder.resolve())
-    except OSError:
-        return "", ""
-    found = ("", "")
-    for line in table.splitlines():
-        words = line.split()
-        if len(words) < 3:
-            continue
-        at = re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), words[1])
-        inside = real == at or real.startswith(at.rstrip("/") + "/")
-        if inside and len(at) >= len(found[1]):
-            found = (words[2], at)
-    return found
+        where = f"{folder} is on a network file system ({disk.fstype}, at {disk.mountpoint})"
+        yield Finding(f"file system of {name}", NOTE, where, fix)
+    else:
+        yield Finding(f"file system of {name}", OK, f"{disk.fstype}, at {disk.mountpoint}")
 
 
 def disk_speed(name: str, folder: Path) -> Finding:

@@ -40,7 +40,7 @@ def orphans() -> list[dict[str, Any]]:
     """
     now, found = platform.now(), []
     for process, folder in tree.unwatched():
-        if not owner_alive(folder):  # a rehearsal, a ladder or a probe: no monitor watches those
+        if not owner_alive(folder):  # a rehearsal: no monitor watches those
             found.append({
                 "pid": process.pid, "start": process.start, "name": process.name, "run": folder.name,
                 "age_s": round(max(0.0, now.boot_s - _started_s(process)), 1),

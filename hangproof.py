@@ -20,7 +20,7 @@ COMMANDS = {
     "jobs": ("queue", "sweep", "delete"),
     "presets": ("list", "lint", "estimate"),
     "launch": (
-        "slurm", "skypilot", "docker", "runpod", "vast", "publish", "bundle", "probe", "rehearse", "ladder", "drill", "fleet", "store",
+        "slurm", "skypilot", "docker", "runpod", "vast", "publish", "bundle", "rehearse", "drill", "fleet", "store",
         "train", "serve", "stop-pod",
     ),
     "sd_scripts_patches": ("check", "selftest"),

@@ -13,12 +13,10 @@ import sys
 COMMANDS = {
     "slurm": ("launch.slurm", "write the sbatch script of a run, and submit it"),
     "skypilot": ("launch.skypilot", "write the managed job of a run for SkyPilot, and submit it"),
-    "probe": ("launch.probe", "train a few steps with one process and with several, and say what stops"),
     "rehearse": (
         "launch.rehearse",
         "try a run on the real model in two minutes: does it train, how long, what it needs",
     ),
-    "ladder": ("launch.probe", "train with 2 images, 100 and all, and say what is wrong"),
     "drill": ("launch.drill", "train the demo run and freeze it, to see the recovery"),
     "store": (
         "launch.store.commands",

@@ -2,21 +2,16 @@
 
 It holds the spec, the data set, the packages that train and supervise (not the page), `train.sh` and `train.bat`. Nothing in it
 depends on the folder in which it is unpacked: `train.sh` writes the run's script for the place where it is, then starts the
-monitor. `--unpack` reads a bundle as something that came from elsewhere: one folder, plain files, no name that leads out of it.
-`python3 -m zipfile -e` does as well for one's own.
+monitor. `python3 -m zipfile -e` unpacks it; one from somebody else is a program of theirs, as any script is.
 """
 
 import argparse
-import hashlib
 import os
 import re
-import shutil
-import stat
-import tempfile
+import time
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tomlkit
@@ -38,10 +33,6 @@ TRAINERS = {"diffusers": ("trainer",)}  # of the others: sd_scripts_patches
 SUFFIXES = (".py", ".toml", ".sh", ".bat", ".sbatch", ".md")
 PAGE_ONLY = ("gradio", "markdown-it-py", "pillow-heif", "apprise")  # pins of requirements.txt that no training needs
 PACKED = (".png", ".jpg", ".jpeg", ".webp", ".safetensors", ".whl")  # a ZIP does not make them smaller
-MOST_FILES, MOST_TIMES = (
-    1_000_000,
-    100,
-)  # of a bundle from elsewhere: files, and how many times larger than the ZIP they are
 # What must be importable: by the monitor, and by the built-in trainer.
 MODULES = ("pydantic", "psutil", "slugify", "tomlkit", "jinja2", "rich", "numpy", "PIL")
 TRAINING_MODULES = ("torch", "accelerate", "diffusers", "peft", "safetensors", "transformers")
@@ -53,38 +44,29 @@ The LoRA is then outputs/{slug}/{slug}.safetensors. The settings are in outputs/
 """
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A file of the bundle. source: bytes, or the path of a file."""
-
-    name: str
-    source: bytes | Path
-    executable: bool = False
-
-
-def entries(spec: "RunSpec", wheels: Path | None, models: bool) -> Iterator[Entry]:
-    """The files of the bundle, below its folder.
+def entries(spec: "RunSpec", wheels: Path | None, models: bool) -> Iterator[tuple[str, bytes | Path]]:
+    """The files of the bundle: (name below its folder, contents or path).
 
     Raises LaunchError: the run has no images, or a folder that was named does not exist.
     """
-    yield Entry("train.sh", script(spec, "bundle.sh").encode(), True)
-    yield Entry("train.bat", script(spec, "bundle.bat").replace("\n", "\r\n").encode())
-    yield Entry("README.txt", readme(spec).encode())
-    yield Entry("requirements.txt", requirements().encode())
+    yield "train.sh", script(spec, "bundle.sh").encode()
+    yield "train.bat", script(spec, "bundle.bat").replace("\n", "\r\n").encode()
+    yield "README.txt", readme(spec).encode()
+    yield "requirements.txt", requirements().encode()
     for name in ("setup.sh", "start.sh", "LICENSE"):  # start.sh installs kohya's trainers
-        yield Entry(name, ROOT / name, name == "start.sh")
+        yield name, ROOT / name
     for package in (*PACKAGES, *TRAINERS.get(spec.backend, ("sd_scripts_patches",))):
         for path in common.plain_files(ROOT / package):
             if path.suffix in SUFFIXES and "__pycache__" not in path.parts:
-                yield Entry(path.relative_to(ROOT).as_posix(), path)
+                yield path.relative_to(ROOT).as_posix(), path
     if (own_models := presets.data_root() / "models.toml").is_file():
-        yield Entry("models.toml", own_models)
+        yield "models.toml", own_models
     carried = portable(spec)
-    yield Entry(f"outputs/{spec.slug}/run.toml", dumps(carried).encode())
+    yield f"outputs/{spec.slug}/run.toml", dumps(carried).encode()
     job = portable_job(spec, dumps(carried).encode())
-    yield Entry(f"outputs/{spec.slug}/job.json", jobs.dumps(job).encode("utf-8", "surrogateescape"))
-    yield Entry(f"outputs/{spec.slug}/dataset.toml", tomlkit.dumps(job.dataset).encode())
-    yield Entry(f"outputs/{spec.slug}/sample_prompts.txt", job.prompts.encode())
+    yield f"outputs/{spec.slug}/job.json", jobs.dumps(job).encode("utf-8", "surrogateescape")
+    yield f"outputs/{spec.slug}/dataset.toml", tomlkit.dumps(job.dataset).encode()
+    yield f"outputs/{spec.slug}/sample_prompts.txt", job.prompts.encode()
     folders = [(datasets_dir() / spec.slug, f"datasets/{spec.slug}")]
     if spec.control_dir:
         folders.append((Path(spec.control_dir).expanduser().absolute(), _control(spec)))
@@ -95,12 +77,12 @@ def entries(spec: "RunSpec", wheels: Path | None, models: bool) -> Iterator[Entr
         if not found:
             raise LaunchError(f"{folder} does not exist or is empty; the bundle needs it")
         for path in found:
-            yield Entry(f"{name}/{path.relative_to(folder).as_posix()}", path)
+            yield f"{name}/{path.relative_to(folder).as_posix()}", path
     if models:
         yield from _model(spec)
 
 
-def _model(spec: "RunSpec") -> Iterator[Entry]:
+def _model(spec: "RunSpec") -> Iterator[tuple[str, bytes | Path]]:
     """The base model's files in the models folder. Raises LaunchError: one is missing."""
     for name in sorted(set(presets.models()[spec.model]["files"].values())):
         for part in presets.tables.shards(name):
@@ -109,7 +91,7 @@ def _model(spec: "RunSpec") -> Iterator[Entry]:
                 raise LaunchError(
                     f"{path} is missing; run `python -m runs fetch-model {spec.model}`, or leave out --models"
                 )
-            yield Entry(f"models/{part}", path)
+            yield f"models/{part}", path
 
 
 def _control(spec: "RunSpec") -> str:
@@ -152,111 +134,46 @@ def requirements() -> str:
     return "".join(f"{line}\n" for line in lines if re.split(r"[=\[ ]", line)[0].lower() not in PAGE_ONLY)
 
 
-def write(path: Path, top: str, files: list[Entry]) -> str:
-    """Write the ZIP, completely or not at all; its SHA-256. Programs stay executable where unzip keeps that."""
+def write(path: Path, top: str, files: list[tuple[str, bytes | Path]]) -> None:
+    """Write the ZIP, completely or not at all. Programs stay executable where unzip keeps that."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-            for entry in sorted(files, key=lambda one: one.name):
-                name = check_name(f"{top}/{entry.name}")
-                info = zipfile.ZipInfo(name)  # its time is 1980-01-01, the earliest that every tool takes
-                info.create_system, info.external_attr = 3, (0o100755 if entry.executable else 0o100644) << 16
-                stored = PurePosixPath(name).suffix.lower() in PACKED
-                info.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
-                with archive.open(info, "w", force_zip64=True) as file:
-                    if isinstance(entry.source, bytes):
-                        file.write(entry.source)
-                    else:
-                        with entry.source.open("rb") as source:
-                            shutil.copyfileobj(source, file, 1 << 20)
-        with temporary.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
+            for name, source in files:
+                stored = Path(name).suffix.lower() in PACKED
+                kind = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+                if isinstance(source, bytes):
+                    info = zipfile.ZipInfo(f"{top}/{name}", time.localtime()[:6])
+                    info.external_attr = (0o100755 if name == "train.sh" else 0o100644) << 16
+                    archive.writestr(info, source, kind)
+                else:
+                    archive.write(source, f"{top}/{name}", kind)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    return digest
-
-
-def check_name(name: str) -> str:
-    """The name, if it stays inside the folder into which it is unpacked. Raises LaunchError."""
-    parts = PurePosixPath(name).parts
-    if (
-        not parts
-        or name.startswith("/")
-        or ".." in parts
-        or "\\" in name
-        or "\0" in name
-        or re.match(r"[A-Za-z]:", name)
-    ):
-        raise LaunchError(f"the name {name[:200]!r} leads out of the bundle's folder; rename that file")
-    return name
-
-
-def unpack(path: Path, to: Path) -> Path:
-    """Unpack a bundle into the folder `to`; the bundle's own folder in it.
-
-    Raises LaunchError: it is no bundle, or has a name or a kind of file that a bundle never has; nothing was unpacked.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            top = to / _top(path, members)
-            if top.exists():
-                raise LaunchError(f"{top} exists already; unpack into another folder, or delete that one")
-            to.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=to, prefix=".unpack-") as work:
-                archive.extractall(work)
-                for member in members:
-                    if member.external_attr >> 16 & 0o100:
-                        Path(work, member.filename).chmod(0o755)
-                os.rename(Path(work, top.name), top)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # damaged, an unknown method, encrypted
-        raise LaunchError(f"{path} is not a bundle, or is damaged: {error}") from error
-    return top
-
-
-def _top(path: Path, members: list[zipfile.ZipInfo]) -> str:
-    """The one folder of a bundle whose members are all plain files inside it. Raises LaunchError."""
-    for member in members:
-        if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
-            name = member.filename[:200]
-            raise LaunchError(f"{path}: {name!r} is not a plain file, so this is no bundle; nothing was unpacked")
-        check_name(member.filename)
-    total = sum(member.file_size for member in members)
-    if len(members) > MOST_FILES or total > MOST_TIMES * path.stat().st_size:
-        raise LaunchError(f"{path}: {len(members)} files of {total / 1e9:.1f} GB are no bundle; nothing was unpacked")
-    tops = {PurePosixPath(member.filename).parts[0] for member in members}
-    if len(tops) != 1:
-        raise LaunchError(f"{path}: a bundle has one folder, and this has {len(tops)}; nothing was unpacked")
-    return tops.pop()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN, or a bundle to unpack."""
-    parser.add_argument("run", metavar="RUN", help="name, slug or folder of a run; with --unpack, the ZIP")
+    """RUN and options."""
+    common.add_run(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file (default: RUN.zip in this folder)")
     wheels = "add these wheels, from which train.sh makes its environment without a network (pip download -r requirements.txt -d FOLDER)"
     common.add_options(
         parser,
         ("--wheels FOLDER", "", wheels),
         ("--models", False, "add the files of the base model, for kohya's trainers"),
-        ("--unpack FOLDER", "", "unpack a bundle into FOLDER, with every name checked"),
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write or unpack a bundle."""
-    if args.unpack:
-        with explained(f"unpack {args.run}"):
-            top = unpack(Path(args.run), Path(args.unpack))
-        return common.report(args, f"{top}\nStart it with: bash {top / 'train.sh'}", {"folder": str(top)})
+    """Write the bundle."""
     folder = common.find(args)
     spec = runs.load(folder)
     path = (args.output or Path(f"{spec.slug}.zip")).absolute()
     with explained(f"write {path}"):
         files = list(entries(spec, Path(args.wheels) if args.wheels else None, args.models))
-        digest = write(path, spec.slug, files)
+        write(path, spec.slug, files)
     size = path.stat().st_size
     there = f"There: python3 -m zipfile -e {path.name} . && bash {spec.slug}/train.sh"
     text = f"{path}: {len(files)} files, {size / 1e6:.1f} MB. {there}"
-    return common.report(args, text, {"file": str(path), "files": len(files), "bytes": size, "sha256": digest})
+    return common.report(args, text, {"file": str(path), "files": len(files), "bytes": size})

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import runs
-from launch import common, gpus, travel
+from launch import common, travel
 from launch.common import LaunchError
 from runs.paths import datasets_dir, models_dir
 from runs.quoting import quote
@@ -48,7 +48,7 @@ def document(spec: "RunSpec", folder: Path, args: argparse.Namespace) -> dict[st
     }  # fmt: skip
     if hasattr(os, "getuid"):
         service["user"] = f"{os.getuid()}:{os.getgid()}"  # the files stay this user's
-    if gpus.needed_gb(spec):
+    if travel.needed_gb(spec):
         device = {"driver": "nvidia", "count": args.gpu or spec.gpus, "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
     return {"name": travel.name_there(spec), "services": {"train": _literal(service)}}

@@ -114,34 +114,31 @@ def read_store(address: str) -> list[dict[str, Any]]:
     Raises LaunchError: the store does not answer, or refuses.
     """
     place = open_place(address, LIMITS)
-    places = {slug: place.under(slug) for slug in place.folders() if SLUG.fullmatch(slug)}
+    slugs = [slug for slug in place.folders() if SLUG.fullmatch(slug)]
     with ThreadPoolExecutor(THREADS) as pool:
-        read = list(pool.map(lambda slug: read_status(places[slug], slug), places))
-        newest = sorted(read, key=lambda run: run["updated_at"] or "", reverse=True)[:MOST_RUNS]
-        found = list(pool.map(lambda run: add_details(places[run["slug"]], run), newest))
-    return [run for run in found if run.pop("has_status") or run["holder"] or run["problem"]]
+        found = [run for run in pool.map(lambda slug: read_run(place.under(slug), slug), slugs) if run]
+    return sorted(found, key=lambda run: run["updated_at"] or "", reverse=True)[:MOST_RUNS]
 
 
-def read_status(place: Place, slug: str) -> dict[str, Any]:
-    """What a run's status.json in a store says; its state is "unknown" without one."""
+def read_run(place: Place, slug: str) -> dict[str, Any] | None:
+    """A run's status in a store, who holds its lease, and whether a stop is requested; None for a folder that is no run.
+
+    Its state is "unknown" without a status; what cannot be read is named in "problem".
+    """
     run: dict[str, Any] = {"slug": slug, "name": slug, "state": "unknown", "problem": "", "updated_at": None}
-    run |= {"holder": "", "held": False, "stop_requested": False, "has_status": False}
+    run |= {"holder": "", "held": False, "stop_requested": False}
+    has_status = True
     try:
-        return run | status(place.read("status.json", STATUS_BYTES), slug) | {"has_status": True}
-    except NotFound:
-        return run
-    except StoreError as error:
-        return run | {"problem": one_line(error, 500)}
-
-
-def add_details(place: Place, run: dict[str, Any]) -> dict[str, Any]:
-    """Add who holds the lease and whether a stop is requested; what cannot be read is named in "problem"."""
-    try:
-        run |= holder(place)
+        try:
+            run |= status(place.read("status.json", STATUS_BYTES), slug)
+        except NotFound:
+            has_status = False
+        if claim := lease.current(place):
+            run |= {"holder": one_line(claim.owner.text()), "held": claim.held and not claim.released}
         run["stop_requested"] = "requests/stop.json" in place.list("requests")
     except StoreError as error:
         run["problem"] = run["problem"] or one_line(error, 500)
-    return run
+    return run if has_status or run["holder"] or run["problem"] else None
 
 
 def status(data: bytes, slug: str) -> dict[str, Any]:
@@ -169,14 +166,6 @@ def status(data: bytes, slug: str) -> dict[str, Any]:
     except (ValueError, OverflowError):
         found["updated_at"] = None
     return found
-
-
-def holder(place: Place) -> dict[str, Any]:
-    """Which machine holds the run's lease: {"holder", "held"}."""
-    claim = lease.current(place)
-    if claim is None:
-        return {"holder": "", "held": False}
-    return {"holder": one_line(claim.owner.text()), "held": claim.held and not claim.released}
 
 
 def request_stop(address: str, slug: str, now: bool = False) -> None:

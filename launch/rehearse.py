@@ -25,10 +25,12 @@ from typing import Any
 
 from guards import checkpoint
 from launch import forecast, short_run
-from launch.common import LaunchError, report
+from launch.common import LaunchError, add_run, find, report
 from launch.short_run import ENCODING, Meter
 from monitor.attempt import Attempt, AttemptView
 from monitor.process import platform
+from monitor.resume import script
+from monitor.run_folder import RunFolder
 from runs import job as jobs
 from runs import pin
 from runs.command import model_files, samples, world
@@ -43,7 +45,7 @@ FILE, COUNTS, DATASET = "rehearsal.json", "images.json", "dataset"
 NAME = "rehearsal"
 IMAGES, STEPS = 2, 2
 LIMIT_S = 1800.0  # for all stages
-POLL_S = 0.05
+PROBLEMS_S = 30.0  # to look for missing model files
 WAITING, RUNNING, DONE, FAILED, SKIPPED = "waiting", "running", "done", "failed", "skipped"
 PASSED, CANCELLED, LOST = "passed", "cancelled", "lost"
 # stage: (its title, the phases of guards/heartbeat.py that belong to it, the most seconds it may take)
@@ -230,7 +232,10 @@ def captions_of(images: list[Path]) -> list[str]:
 
 
 def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source: Path, root: Path) -> RunSpec:
-    """The spec of the first attempt, with its images in place: the same settings, two steps, a sample and a checkpoint."""
+    """The spec of the first attempt, with its images in place: the same settings, two steps on one machine, a sample and a checkpoint.
+
+    Nothing is uploaded or copied to a store.
+    """
     data, control, more = datasets_dir() / NAME, root / "control", {}
     for number, path in enumerate(images):
         copy = data / f"{number}-{path.name}"
@@ -245,8 +250,11 @@ def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source
         more["control_dir"] = str(control)
     drawn = with_sample_interval(spec, len(images), captions_of(images))
     prompts = samples(drawn)[:1]
-    return short_run.reduced(
-        spec, NAME, STEPS, files, **more, save_every_n_steps=STEPS, keep_states=max(2, spec.keep_states), prompts=prompts,
+    left = ("sample_every_n_epochs", "sample_at_first", "save_every_n_epochs", "save_state_to_huggingface")
+    kept = {flag: v for flag, v in spec.extra.items() if flag not in left and not flag.startswith("huggingface_")}
+    return spec.changed(
+        name=NAME, nodes=1, max_train_steps=STEPS, save_every_n_epochs=0, save_dir="", store="", spend_limit=0.0,
+        extra={**files, **kept}, **more, save_every_n_steps=STEPS, keep_states=max(2, spec.keep_states), prompts=prompts,
         sample_every_n_steps=STEPS if prompts else 0,
         # Each image fills all batches of all steps, also alone in its bucket.
         repeats=(STEPS + 1) * spec.batch_size * spec.gradient_accumulation * world(spec),
@@ -287,7 +295,7 @@ class Work:
         run.mkdir(parents=True)
         save(run, spec)
         pin.write(run, jobs.made(self._job(run, spec), dumps(spec).encode()))
-        if problems := short_run.problems(run):
+        if problems := script.start_problems(RunFolder(run), PROBLEMS_S, time.sleep):
             change = "Correct this, then rehearse again."
             return self._fail("It cannot be started", "; ".join(problems), change, "")
         return True
@@ -302,7 +310,7 @@ class Work:
 
     def _train(self, run: Path, spec: RunSpec) -> bool:
         self._enter("load", time.monotonic())
-        ended = short_run.run(run, self._left_s(), self._see, inherit=self.inherit, poll_s=POLL_S)
+        ended = short_run.run(run, self._left_s(), self._see, self.inherit)
         self._enter(None, time.monotonic())
         if not self._judge(spec, ended):
             return False
@@ -345,9 +353,7 @@ class Work:
         longer = spec.changed(max_train_steps=STEPS + 1, sample_every_n_steps=0, prompts=[])
         save(run, longer)
         program = write_attempt(run, self._job(run, longer), 2, self.state)
-        ended = short_run.run(
-            run, self._left_s(), self._see, 2, program, self.state, inherit=self.inherit, poll_s=POLL_S
-        )
+        ended = short_run.run(run, self._left_s(), self._see, self.inherit, 2, program, self.state)
         if not self._judge(spec, ended):
             return
         if ended.steps != STEPS + 1:
@@ -401,7 +407,7 @@ class Work:
 
     def _seconds(self, key: str) -> float:
         """What a stage took that must have happened; one too short to be seen took at most one interval of looking."""
-        return self._took.get(key) or POLL_S
+        return self._took.get(key) or short_run.POLL_S
 
     def _left_s(self) -> float:
         return max(1.0, self.until_s - time.monotonic())
@@ -443,13 +449,16 @@ def _bytes(*paths: Path) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `python -m launch rehearse`."""
-    short_run.add_arguments(parser, LIMIT_S, "all stages")
+    add_run(parser)
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help=f"seconds for all stages (default: {LIMIT_S:.0f})")
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0: it passed. 1: it failed; the text says where and why."""
-    folder = short_run.begin(args)
-    found = rehearse(folder, args.limit, _print)
+    short_run.end_on_sigterm()
+    if args.limit <= 0:
+        raise LaunchError("--limit must be a number of seconds")
+    found = rehearse(find(args), args.limit, _print)
     lines = ["", *(forecast.lines(found.forecast) if found.state == PASSED else failure_lines(found))]
     report(args, "\n".join(lines), asdict(found))
     return 0 if found.state == PASSED else 1

@@ -3,8 +3,8 @@ is the same by hand, with the key that RunPod gives to the pod. A stopped pod ke
 
 The file is the body of `POST /v2/pods` of RunPod's REST API v2 (docs.runpod.io/api-reference-v2; v1 ended on 2026-11-15). Only
 /workspace survives a stop, so all data is there; only a network volume survives the pod. A secret is a reference that RunPod
-fills in: `{{ RUNPOD_SECRET_NAME }}` (console, Secrets). One request asks for one kind of GPU, so --submit tries the GPUs of the
-run's tier one after the other, as that page describes: 400 and 403 mean the next one, 402 the end.
+fills in: `{{ RUNPOD_SECRET_NAME }}` (console, Secrets). One request asks for one kind of GPU, so --submit tries those of --gpu
+one after the other, as that page describes: 400 and 403 mean the next one, 402 the end.
 
 Exactly one pod is rented, whatever becomes of the answer: its name ends in characters that no other has, and where the answer is
 lost, `GET /v2/pods` says by the name whether there is a pod. The key never appears in a URL, a log or an error, and a redirect is
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import runs
-from launch import common, gpus, travel
+from launch import common, travel
 from launch.common import LaunchError
 from runs.files import atomic_write
 
@@ -297,7 +297,7 @@ def run(args: argparse.Namespace) -> int:
     folder = common.find(args)
     spec = runs.load(folder)
     travel.one_machine(spec, "RunPod")
-    names = gpus.names(spec, "runpod", args.gpu)
+    names = travel.gpu_names(spec, args)
     if not names:
         raise LaunchError(f"{spec.model} trains on a CPU; rent a GPU for it with --gpu NAME, or train it here")
     if args.community and args.volume:

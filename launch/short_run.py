@@ -1,13 +1,12 @@
 """A run of a few steps that is watched until it ends, hangs or its time is over, in a data folder of its own that is removed.
 
-The probe, the ladder and the rehearsal use it. Decision: the real script is started, and watched as the monitor watches, instead of
+The rehearsal uses it. Decision: the real script is started, and watched as the monitor watches, instead of
 checks of files, drivers and ports: what fails does so in ways that no check lists. Nothing of it is left, and nothing of
 the run is changed.
 
 A data folder whose process was killed is removed by the next one, with the processes that it left behind.
 """
 
-import argparse
 import contextlib
 import os
 import re
@@ -15,30 +14,28 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launch.common import LaunchError, add_run, find
+from launch.common import LaunchError
 from monitor import config
 from monitor.attempt import Attempt, AttemptView
 from monitor.detect.probe import Probe
-from monitor.diagnose import causes, collect, rank_report, ranks
+from monitor.diagnose import causes, collect
 from monitor.gpu.nvml import Gpus
 from monitor.gpu.queue import GpuQueue
 from monitor.process import platform, tree
-from monitor.resume import script
 from monitor.run_folder import SCRIPT, RunFolder
 from runs import mitigate
 from runs.paths import data_root
 from runs.spec import RunSpec
 
-POLL_S = 0.1
+POLL_S = 0.05
 QUIET_S = 8.0  # without any change, and with evidence, it hangs; without evidence its ranks get three times as long
 PY_SPY_S = 3.0
 KILL_S = 5.0
-PROBLEMS_S = 30.0  # to look for missing model files
 LOG_BYTES = 65536
 MEMORY_S = 0.5  # between two readings
 ENCODING = ("cache_latents", "cache_text", "hash")
@@ -52,19 +49,14 @@ class Result:
     """How a short run ended. outcome: TRAINS, HANGS, FAILS or SLOW (still working when its time was over).
 
     text: what happened, as sentences; "" where it trains. cause: a row of causes.toml, None where it trains or is slow.
-    phase: of guards/heartbeat.py, where it stopped. step_s: seconds of the last step. report: `ranks.as_json`; lines: the same
-    as text. log: the end of its log.
+    phase: of guards/heartbeat.py, where it stopped. log: the end of its log.
     """
 
     outcome: str = SLOW
     text: str = ""
     cause: causes.Cause | None = None
     phase: str = ""
-    note: str = ""
     steps: int = 0
-    step_s: float | None = None
-    report: dict[str, Any] | None = None
-    lines: list[str] = field(default_factory=list)
     log: str = ""
 
 
@@ -115,20 +107,6 @@ def sweep(parent: Path) -> list[Path]:
     return removed
 
 
-def add_arguments(parser: argparse.ArgumentParser, limit_s: float, limited: str) -> None:
-    """The arguments of a command on one run with a time limit. limited: what the limit is for."""
-    add_run(parser)
-    parser.add_argument("--limit", type=float, default=limit_s, help=f"seconds for {limited} (default: {limit_s:.0f})")
-
-
-def begin(args: argparse.Namespace) -> Path:
-    """The folder of the run that such a command is for. Raises LaunchError, RunError; from now on SIGTERM cleans up."""
-    end_on_sigterm()
-    if args.limit <= 0:
-        raise LaunchError("--limit must be a number of seconds")
-    return find(args)
-
-
 def end_on_sigterm() -> None:
     """From now on SIGTERM leaves this process as Ctrl-C does: on the way out, what was started is killed."""
 
@@ -151,20 +129,14 @@ def gpus_of(what: str, count: int) -> Iterator[GpuQueue]:
         queue.release()
 
 
-def problems(folder: Path) -> list[str]:
-    """What prevents the start of a run (a missing model file, no checkout), each as a sentence."""
-    return script.start_problems(RunFolder(folder), PROBLEMS_S, time.sleep)
-
-
 def run(
     folder: Path,
     limit_s: float,
-    see: Callable[[Attempt, AttemptView], str] = lambda attempt, view: "",
+    see: Callable[[Attempt, AttemptView], str],
+    inherit: tuple[int, ...],
     number: int = 1,
     program: Path | None = None,
     resume: Path | None = None,
-    inherit: tuple[int, ...] = (),
-    poll_s: float = POLL_S,
 ) -> Result:
     """Start the run in `folder` and watch it until it ends, hangs, or `limit_s` seconds are over. Nothing of it lives on.
 
@@ -177,7 +149,7 @@ def run(
     attempt = Attempt.prepare(RunFolder(folder), number, platform.now(), collect.oom_kills())
     try:
         attempt.start(program or folder / SCRIPT, resume, inherit)
-        return _Watch(RunFolder(folder), attempt).follow(time.monotonic() + limit_s, see, poll_s)
+        return _Watch(RunFolder(folder), attempt).follow(time.monotonic() + limit_s, see)
     finally:
         attempt.kill(0.0, KILL_S)
         attempt.close()
@@ -191,12 +163,12 @@ class _Watch:
         self.view = attempt.poll(platform.now(), 0.0)
         self.evidence: Probe | None = None
 
-    def follow(self, until_s: float, see: Callable[[Attempt, AttemptView], str], poll_s: float) -> Result:
+    def follow(self, until_s: float, see: Callable[[Attempt, AttemptView], str]) -> Result:
         """Follow the attempt until it ends, hangs or `until_s`, and describe what was seen."""
         limits, over, moved_s, last = config.load(), "", time.monotonic(), None
         try:
             while not self.view.gone and time.monotonic() < until_s and not over:
-                time.sleep(poll_s)
+                time.sleep(POLL_S)
                 self.view = self.attempt.poll(platform.now(), 1.0)
                 over = see(self.attempt, self.view)
                 now_s, seen = time.monotonic(), self._progress()
@@ -245,20 +217,15 @@ class _Watch:
         evidence = collect.of_crash(self._scope(), status.code, status.signal, status.outcome, status.note, str(status))
         cause = causes.match(evidence)
         text = " ".join(filter(None, (f"{cause.title}.", cause.explanation, cause.advice)))
-        return self._describe(Result(FAILS, text, cause, phase=evidence.phase, note=evidence.note))
+        return self._describe(Result(FAILS, text, cause, phase=evidence.phase))
 
     def _describe(self, found: Result, stacks: dict[int, str] | None = None) -> Result:
-        """Add the rank report as it is now. stacks: of one that hangs."""
+        """Add what is known now. stacks: of one that hangs."""
         evidence = collect.of_process(self._scope(), self.attempt.pid or 0, (), stacks or {})
-        said = evidence.verdict(found.outcome == HANGS)
-        found.report = ranks.as_json(evidence.ranks, said)
-        found.lines = rank_report.lines(evidence.ranks, said, stacks or {})
-        found.text = found.text or (said.text if found.outcome == HANGS else "")
-        found.phase, found.note = found.phase or evidence.phase, found.note or evidence.note
+        found.text = found.text or (evidence.verdict(True).text if found.outcome == HANGS else "")
+        found.phase = found.phase or evidence.phase
         found.steps = max((b.step for b in self.view.beats), default=0)
         found.log = evidence.log_tail
-        first = next(iter(self.view.beats), None)
-        found.step_s = round(first.intervals[-1], 3) if first and first.intervals else None
         return found
 
     def _scope(self) -> collect.Scope:
@@ -269,19 +236,6 @@ class _Watch:
             planned=max((b.planned for b in beats), default=0), best_step=self.view.step,
             folder=self.folder.folder, log_tail=self.folder.log_tail(record.log_start, LOG_BYTES),
         )  # fmt: skip
-
-
-def reduced(spec: RunSpec, name: str, steps: int, files: Mapping[str, str], **more: Any) -> RunSpec:
-    """The spec of a short run: so many steps on one machine; nothing is uploaded, copied, or drawn beyond its interval.
-
-    files: the model's files by flag. more: other fields.
-    """
-    left = ("sample_every_n_epochs", "sample_at_first", "save_every_n_epochs", "save_state_to_huggingface")
-    kept = {flag: v for flag, v in spec.extra.items() if flag not in left and not flag.startswith("huggingface_")}
-    return spec.changed(
-        name=name, nodes=1, max_train_steps=steps, save_every_n_epochs=0, save_dir="", store="", spend_limit=0.0,
-        extra={**files, **kept}, **more,
-    )  # fmt: skip
 
 
 def link_image(path: Path, copy: Path) -> None:

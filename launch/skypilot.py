@@ -1,4 +1,4 @@
-"""`python -m launch skypilot RUN` and `vast RUN`: a managed job of SkyPilot, which finds a spot machine with a GPU for the run's tier.
+"""`python -m launch skypilot RUN` and `vast RUN`: a managed job of SkyPilot, which finds a spot machine with one of the GPUs that you name.
 
 SkyPilot brings the machine back after a pre-emption, and starts the job again when it exits with code 5 (pre-empted, or the
 GPU is gone) or, on several machines, 6 (one has ended its part). It does not restart it on 1, 3 or 4. The program restores itself: the job first fetches the run from its store,
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import runs
-from launch import common, gpus, travel
+from launch import common, travel
 from launch.common import LaunchError
 from monitor.start import EXIT_AGAIN, EXIT_PREEMPTED
 from runs.paths import CHECKOUTS, ROOT
@@ -51,7 +51,7 @@ IMAGE_ROOT, IMAGE_DATA = "/hangproof", "/data"
 
 def document(spec: "RunSpec", args: argparse.Namespace) -> dict[str, Any]:
     """The YAML file as a dict. Raises LaunchError: no store, no GPU."""
-    store, names = travel.address(spec), gpus.names(spec, "skypilot", args.gpu)
+    store, names = travel.address(spec), travel.gpu_names(spec, args)
     compute: dict[str, Any] = {"accelerators": dict.fromkeys(names, spec.gpus)} if names else {"cpus": CPUS}
     resources = {
         **({"infra": args.infra} if args.infra else {}),

@@ -11,18 +11,16 @@ exits with 6; its task signals the others, and the script starts the step again 
 
 import argparse
 import os
-import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from launch.common import LaunchError, add_options, add_run, fill, report
-from launch.gpus import needed_gb
+from launch.travel import needed_gb
 from monitor.process.locks import LOCK, is_held
 from monitor.run_folder import find
 from runs.files import atomic_write, explained
@@ -42,30 +40,6 @@ PLACES = (
 )
 # sbatch passes the submitter's environment on, and Slurm keeps it: neither a secret nor the mark of another run belongs there.
 PRIVATE = tuple(f"HANGPROOF_{name}" for name in ("AUTH", "RUN", "TOKEN", "ATTEMPT", "HEARTBEAT", "RESUME", "QUIET"))
-TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d\d?(:\d\d){0,2}|infinite", re.IGNORECASE)  # sbatch(1), --time
-ADVICE = (  # part of sbatch's message, what to do
-    ("invalid partition", "list the partitions with sinfo, and choose one with --partition"),
-    ("account", "list your accounts with `sacctmgr show associations user=$USER`, and choose one with --account"),
-    ("time limit", "choose a shorter --time; sinfo shows each partition's limit"),
-    (
-        "node configuration",
-        "no node has what the script asks for; choose another --partition, or ask for less with --gpus, --cpus and --mem",
-    ),
-    (
-        "generic resource",
-        "the partition has no such GPU; choose another --partition or --gpus-type (`sinfo -o '%P %G'` lists them), or "
-        "--gpus 0 where the cluster does not name its GPUs",
-    ),
-    ("qos", "ask your cluster's administrator for the QOS, and add `#SBATCH --qos=NAME` to the script"),
-    ("unable to contact", "the Slurm controller does not answer; try again, or see `scontrol ping`"),
-)
-DECISION_S = 3.0  # for Slurm to consider a new job
-NEVER = {  # why a job waits, as squeue says it: what to do, where waiting does not help
-    "PartitionConfig": "no node of the partition has so many cores or is allowed; choose fewer --cpus or another --partition",
-    "PartitionNodeLimit": "the partition does not give a job so many nodes; choose another --partition",
-    "PartitionTimeLimit": "the partition's time limit is shorter; choose a shorter --time",
-    "BadConstraints": "no node has these features; change the script",
-}
 
 
 @dataclass(frozen=True)
@@ -125,10 +99,6 @@ def run(args: argparse.Namespace) -> int:
 
 def request(spec: RunSpec | None, args: argparse.Namespace) -> Request:
     """What the job asks for. Raises LaunchError: a value is wrong."""
-    if args.time and not TIME.fullmatch(args.time):
-        raise LaunchError(
-            f"--time {args.time}: write minutes, hours:minutes:seconds or days-hours, such as 90, 8:00:00 or 1-12"
-        )
     nodes, processes, workers = (spec.nodes, spec.gpus, spec.workers) if spec else (args.nodes, 1, 0)
     on_cpu = spec is not None and not needed_gb(spec) and not args.gpus_type
     gpus = args.gpus if args.gpus is not None else 0 if on_cpu else processes
@@ -171,26 +141,22 @@ def render(folder: Path, spec: RunSpec | None, wanted: Request) -> str:
     )
 
 
-class NoAnswer(LaunchError):
-    """One of Slurm's commands failed or did not answer."""
-
-
 def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
     """The output of one of Slurm's commands, in this process's environment or another one.
 
-    Raises NoAnswer: the command failed, or did not answer in time; the message has Slurm's own words.
+    Raises LaunchError: the command failed, or did not answer in time; the message has Slurm's own words.
     """
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=ANSWER_S, stdin=subprocess.DEVNULL, env=environment
         )
     except subprocess.TimeoutExpired as error:
-        raise NoAnswer(
+        raise LaunchError(
             f"{command[0]} did not answer within {ANSWER_S:.0f} s; is slurmctld running? Try: scontrol ping"
         ) from error
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
-        raise NoAnswer(f"{command[0]} failed: {said}")
+        raise LaunchError(f"{command[0]} failed: {said}")
     return done.stdout
 
 
@@ -223,34 +189,8 @@ def submit(folder: Path, spec: RunSpec | None) -> tuple[str, bool]:
         if faults := problems(spec):
             raise LaunchError(f"{folder.name} cannot be started: {'; '.join(fault.message for fault in faults)}")
     environment = {name: value for name, value in os.environ.items() if name not in PRIVATE}
-    try:
-        answer = ask("sbatch", "--parsable", script, environment=environment)
-    except LaunchError as error:
-        advice = next(
-            (text for part, text in ADVICE if part in str(error).lower()), f"fix {script} and submit it again"
-        )
-        raise LaunchError(f"{error}; {advice}") from error
-    job = answer.strip().partition(";")[0]
-    _check(job, script)
-    return job, False
-
-
-def _check(job: str, script: str) -> None:
-    """Cancel a new job that can never start: Slurm takes it and lets it wait. Raises LaunchError then."""
-    until_s = time.monotonic() + DECISION_S
-    while time.monotonic() < until_s:
-        try:
-            reason = ask("squeue", "--noheader", f"--jobs={job}", "--format=%r").strip()
-        except NoAnswer:
-            return  # it is submitted
-        if reason in NEVER:
-            ask("scancel", job)
-            raise LaunchError(
-                f"the job could never start, so it was cancelled: {reason}, {NEVER[reason]}; see {script}"
-            )
-        if reason not in ("None", "Priority"):
-            return
-        time.sleep(0.3)
+    answer = ask("sbatch", "--parsable", script, environment=environment)
+    return answer.strip().partition(";")[0], False
 
 
 def _plain_path(folder: Path) -> str:

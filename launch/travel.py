@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import presets
-from launch import gpus
 from launch.common import LaunchError
 from monitor import config
 from monitor.process.locks import LOCK, is_held
+from presets.estimate import estimate
 from runs.env_file import is_secret, read
 from runs.files import atomic_write
 
@@ -46,7 +46,7 @@ VARIABLES: tuple[tuple[str, Any, str], ...] = (
     ("--env NAME=VALUE", [], "a variable that is not secret"),
 )
 RENTED: tuple[tuple[str, Any, str], ...] = (  # the options that the commands for rented machines share
-    ("--gpu NAME", "", "the GPU, as the provider names it; else by the VRAM tier"),
+    ("--gpu NAMES", "", "the GPU as the provider names it, or several with commas between: the first that it has"),
     ("--disk GB", DISK_GB, f"disk for the base model and the run (default: {DISK_GB})"),
     *VARIABLES,
     ("--submit", False, "also start it there; this costs money"),
@@ -76,6 +76,23 @@ def one_machine(spec: "RunSpec", place: str) -> None:
         raise LaunchError(
             f"{spec.slug} trains on {spec.nodes} machines, and {place} starts one; use slurm or skypilot, or set nodes to 1"
         )
+
+
+def needed_gb(spec: "RunSpec") -> float:
+    """The GPU memory that a run needs in GB: its tier's, or more where the estimate is higher; 0 for a model that trains on a CPU."""
+    if presets.models()[spec.model]["generated"]:
+        return 0.0
+    return max(float(presets.tiers()[spec.tier]["vram_gb"]), float(estimate(spec.model_dump())["peak_gb"]))
+
+
+def gpu_names(spec: "RunSpec", args: argparse.Namespace) -> list[str]:
+    """The GPUs of --gpu; [] for a CPU. Raises LaunchError: the run needs one, and none is named."""
+    names = [name.strip() for name in args.gpu.split(",") if name.strip()]
+    if not names and (needed := needed_gb(spec)):
+        raise LaunchError(
+            f"the run needs {needed:.0f} GB of GPU memory; name one or several GPUs that have it with --gpu"
+        )
+    return names
 
 
 def secrets(spec: "RunSpec", args: argparse.Namespace) -> list[str]:
@@ -110,7 +127,7 @@ def environment(folder: Path, secrets: list[str]) -> dict[str, str]:
 def variables(spec: "RunSpec", args: argparse.Namespace) -> dict[str, str]:
     """The variables that are no secret. Raises LaunchError: --env has another form, or names a secret."""
     found = {name: os.environ[name] for name in STORE_SETTINGS if os.environ.get(name)}
-    found |= {NEEDS_GPU: "1"} if gpus.needed_gb(spec) else {}
+    found |= {NEEDS_GPU: "1"} if needed_gb(spec) else {}
     secret = secrets(spec, args)
     for text in args.env:
         name, equals, value = text.partition("=")

@@ -359,28 +359,21 @@ def _lint() -> None:
 
 
 def _drill() -> None:
-    kinds = drill.choices()
     _html(f'<p class="hp-hint">{ABOUT_DRILL}</p>')
-    kind = gr.Dropdown(
-        [(one["label"], one["kind"]) for one in kinds], value=kinds[0]["kind"], label="What freezes", info=kinds[0]["text"],
-        interactive=True,
-    )  # fmt: skip
     with gr.Row(elem_classes="hp-actions"):
         go = _button("Start the drill", primary=True, elem_id="doctor-drill-start")
     note, run = _html(), gr.State("")
 
-    def on_start(chosen: str) -> Any:
+    def on_start() -> Any:
         yield '<p class="hp-hint" role="status">Starting…</p>', "", gr.update(interactive=False)
         try:
-            name = drill.start(chosen)
+            name = drill.start()
         except RunError as error:
             yield _alert(error), "", gr.update(interactive=True)
         else:
             yield "", name, gr.skip()
 
-    texts = {one["kind"]: one["text"] for one in kinds}
-    kind.input(lambda chosen: gr.update(info=texts[chosen]), kind, kind, **QUIET)
-    go.click(on_start, kind, [note, run, go], **QUIET).then(None, run, None, js=OPEN_RUN, **QUIET)
+    go.click(on_start, None, [note, run, go], **QUIET).then(None, run, None, js=OPEN_RUN, **QUIET)
 
 
 PARTS = (

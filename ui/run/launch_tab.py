@@ -52,7 +52,7 @@ class Place:
     options: tuple[Option, ...] = ()
 
 
-GPU = Option("--gpu", "GPU", "As the provider names it; empty: chosen by the VRAM tier")
+GPU = Option("--gpu", "GPU", "As the provider names it; several with commas: the first that it has")
 DISK = Option("--disk", "Disk in GB")
 IMAGE = Option("--image", "Container image", "Empty: the one that the project's Dockerfile builds")
 OWN_IMAGE = Option(
@@ -129,12 +129,6 @@ CHECKS: dict[str, Check] = {
     "rehearse": Check(
         "launch", 40 * MINUTES, "Rehearse", "Two steps, a sample, a checkpoint and a resume on the real model, in about two minutes.", "Rehearse"
     ),
-    "probe": Check(
-        "launch", 10 * MINUTES, "Test the start", "A few steps on one process and on all, before a night is risked.", "Probe", False
-    ),
-    "ladder": Check(
-        "launch", 20 * MINUTES, "Find out what is wrong", "Trains with 2 images, with 100, and with all; names an image that fails.", "Find out what is wrong"
-    ),
 }  # fmt: skip
 
 
@@ -209,17 +203,8 @@ def rank_lines(folder: Path) -> list[str]:
     return list(found["lines"]) if found else []
 
 
-def verdict(values: Any) -> dict[str, Any] | None:
-    """The verdict of a probe or a ladder: {"good", "text"}; None without one."""
-    if not isinstance(values, dict) or not isinstance(values.get("verdict"), str):
-        return None
-    advice = values.get("advice")
-    text = f"{values['verdict']}\n{advice}" if isinstance(advice, str) else values["verdict"]
-    return {"good": values.get("ok") is True, "text": text.strip()}
-
-
 def rehearsal_verdict(values: Any) -> dict[str, Any] | None:
-    """The result of a rehearsal, as `verdict` returns it."""
+    """The result of a rehearsal: {"good", "text"}; None without one."""
     from launch import forecast, rehearse
 
     try:
@@ -229,9 +214,6 @@ def rehearsal_verdict(values: Any) -> dict[str, Any] | None:
     except (TypeError, KeyError, AttributeError, ValueError):
         return None
     return {"good": good, "text": "\n".join(lines)}
-
-
-VERDICTS = {"probe": verdict, "ladder": verdict, "rehearse": rehearsal_verdict}
 
 
 def written(folder: Path, values: Any) -> list[dict[str, Any]]:
@@ -294,7 +276,7 @@ def result(folder: Path, name: str) -> str:
     busy = job.state == "running"
     state = f"Running for {duration(job.seconds)}…" if busy else STATES.get(job.state, job.state)
     parts = [f'<p class="hp-job-state" role="status" data-state="{job.state}">{esc(state)}</p>']
-    found = VERDICTS[name](values) if name in VERDICTS else None
+    found = rehearsal_verdict(values) if name == "rehearse" else None
     if found:
         parts.append(f'<p class="hp-verdict hp-{"done" if found["good"] else "bad"}">{esc(found["text"])}</p>')
     if errors.strip() and job.state not in ("running", "done"):

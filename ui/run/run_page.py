@@ -26,7 +26,6 @@ from ui.run import (
     charts,
     compare,
     control,
-    drill,
     evolution,
     launch_tab,
     log_view,
@@ -209,7 +208,7 @@ def render(selected: str, seen: str, search: str = "") -> list[Any]:
     found_loras = view.loras(shown.folder) if shown else []
     parts = {
         "list": cards.run_list(everything, selected, search or ""),
-        "head": cards.head(shown, selected) + drill.html(shown.folder if shown else None),
+        "head": cards.head(shown, selected),
         "loras": cards.loras(shown, found_loras, gallery, evolution.marks(shown.folder, found_loras) if shown else {}),
         "incidents": cards.incidents(shown, found),
         "ledger": cards.ledger(shown, view.ledger(shown) if shown else None),

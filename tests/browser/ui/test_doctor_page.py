@@ -1,4 +1,4 @@
-"""The tab Doctor, the rehearsal beside Start, the ladder and the hang drill, in a real browser with real processes."""
+"""The tab Doctor, the rehearsal beside Start and the hang drill, in a real browser with real processes."""
 
 import os
 import subprocess

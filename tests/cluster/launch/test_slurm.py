@@ -44,18 +44,14 @@ def test_a_requeued_job_continues_its_run_and_completes_it_with_the_same_result(
     assert b"HANGPROOF_DATA" in stored and b"me:secret" not in stored, "Slurm keeps the job's environment"
 
 
-def test_what_slurm_refuses_is_explained(cluster, tmp_path):
+def test_a_refused_submission_has_slurms_own_words(cluster, tmp_path):
     folder = toy_run(tmp_path / "toy", **SHORT)
     text = launch(cluster, folder, "--submit", code=1)
-    assert "no node has what the script asks for; choose another --partition" in text, "the default one has no GPU"
+    assert "sbatch failed: " in text and "node configuration is not available" in text, "the default one has no GPU"
     text = launch(cluster, folder, "--submit", "--partition", "nowhere", code=1)
     assert "nowhere" in text and "Traceback" not in text, text
-    text = launch(cluster, folder, "--submit", "--partition", "main", "--gpus", "0", "--cpus", "99", code=1)
-    assert "never start" in text and "PartitionConfig" in text and "fewer --cpus" in text
-    text = launch(cluster, folder, "--submit", "--partition", "gpu", "--gpus-type", "h100", code=1)
-    assert "Requested node configuration is not available; no node has what the script asks for" in text
     text = launch(cluster, folder, "--submit", "--time", "tomorrow", code=1)
-    assert "--time tomorrow" in text
+    assert "sbatch failed: " in text and "--time" in text
     assert not cluster.ask("squeue", "--noheader", "--name=hangproof-toy")
 
 

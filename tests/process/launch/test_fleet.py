@@ -122,4 +122,8 @@ def test_the_command_prints_every_store_and_fails_when_none_answers(data, tmp_pa
 
 
 def test_a_run_that_no_machine_has_claimed_is_held_by_none(data, tmp_path):
-    assert fleet.holder(open_place(str(tmp_path / "store")).under("cat")) == {"holder": "", "held": False}
+    place = open_place(str(tmp_path / "store")).under("cat")
+    assert fleet.read_run(place, "cat") is None, "an empty folder is no run"
+    place.put("status.json", b'{"state": "running"}')
+    found = fleet.read_run(place, "cat")
+    assert found is not None and (found["state"], found["holder"], found["held"]) == ("running", "", False)

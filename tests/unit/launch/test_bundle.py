@@ -1,11 +1,8 @@
-"""A bundle: what it holds, and that a hostile one is not unpacked. Bundles train in tests/campaigns/test_containers.py."""
+"""A bundle: what it holds. Bundles train in tests/campaigns/test_containers.py."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import stat
 import zipfile
 from pathlib import Path
 
@@ -30,7 +27,7 @@ def packed(folder: Path, path: Path) -> dict[str, zipfile.ZipInfo]:
     done = call("launch", "bundle", str(folder), "-o", str(path), "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
-    assert said["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest() and said["bytes"] == path.stat().st_size
+    assert said["file"] == str(path) and said["bytes"] == path.stat().st_size
     with zipfile.ZipFile(path) as archive:
         return {info.filename.removeprefix("my-lora/"): info for info in archive.infolist()}
 
@@ -64,61 +61,8 @@ def test_kohyas_trainers_travel_with_their_patches_and_model_files(data, tmp_pat
     (data / "models").mkdir()
     for name in presets.models()["sd15"]["files"].values():
         (data / "models" / name).write_bytes(b"weights")
-    names = {entry.name for entry in bundle.entries(made, None, models=True)}
+    names = {name for name, _ in bundle.entries(made, None, models=True)}
     assert "sd_scripts_patches/runner.py" in names and not any(name.startswith("trainer/") for name in names)
     assert {f"models/{name}" for name in presets.models()["sd15"]["files"].values()} <= names
     text = bundle.script(made, "bundle.sh")
     assert "import pydantic" in text and "torch" not in text.split("modules=")[1].split("\n")[0]
-
-
-def special(name: str, kind: int) -> zipfile.ZipInfo:
-    info = zipfile.ZipInfo(name)
-    info.create_system, info.external_attr = 3, (kind | 0o644) << 16
-    return info
-
-
-@pytest.mark.parametrize(
-    "added",
-    [
-        ["a/train.sh", "../outside"],
-        ["a/train.sh", "a/../../outside"],
-        ["/etc/outside"],
-        ["a/train.sh", "C:\\outside"],
-        ["a/train.sh", "b/train.sh"],
-        ["a/train.sh", special("a/l", stat.S_IFLNK)],
-        ["a/train.sh", special("a/l", stat.S_IFIFO)],
-        ["a/train.sh", special("a/l", stat.S_IFCHR)],
-        [],
-    ],
-)
-def test_a_hostile_bundle_is_not_unpacked(tmp_path, added):
-    with zipfile.ZipFile(tmp_path / "evil.zip", "w") as archive:
-        for one in added:
-            archive.writestr(one, b"/etc/passwd")
-    done = call("launch", "bundle", str(tmp_path / "evil.zip"), "--unpack", str(tmp_path / "in" / "side"))
-    assert done.returncode == 1 and done.stderr.startswith("launch bundle: "), done.stderr
-    assert sorted(p.name for p in tmp_path.rglob("*")) == ["evil.zip"]
-
-
-def test_a_bundle_is_unpacked_once_and_a_damaged_one_never(data, tmp_path):
-    path = tmp_path / "a.zip"
-    packed(tiny(data), path)
-    done = call("launch", "bundle", str(path), "--unpack", str(tmp_path / "to"), "--json")
-    top = Path(json.loads(done.stdout.splitlines()[-1])["folder"])
-    assert os.access(top / "train.sh", os.X_OK) and (top / "outputs/my-lora/run.toml").is_file()
-    again = call("launch", "bundle", str(path), "--unpack", str(tmp_path / "to"))
-    assert again.returncode == 1 and "exists already" in again.stderr
-    whole = path.read_bytes()
-    bomb = tmp_path / "bomb.zip"
-    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a/zeros", bytes(4 << 20))
-    for text in (
-        b"",
-        b"not a ZIP at all" * 100,
-        whole[: len(whole) // 2],
-        b"\xff".join((whole[:900], whole[901:])),
-        bomb.read_bytes(),
-    ):
-        path.write_bytes(text)
-        done = call("launch", "bundle", str(path), "--unpack", str(tmp_path / "other"))
-        assert done.returncode == 1 and not [*(tmp_path / "other").glob("*")], done.stdout

@@ -23,8 +23,8 @@ def test_the_skypilot_job_of_each_family(clean):
 
 
 def check_job(made) -> str:
-    job = skypilot.document(made, arguments(skypilot))
     generated = presets.models()[made.model]["generated"]
+    job = skypilot.document(made, arguments(skypilot, *([] if generated else ["--gpu", "L4,RTX4090"])))
     assert ("accelerators" in job["resources"]) != generated
     assert job["resources"]["use_spot"] is True and job["workdir"] == str(PROJECT)
     assert job["resources"]["job_recovery"] == {
@@ -44,9 +44,9 @@ def check_job(made) -> str:
 
 def test_a_skypilot_job_of_several_nodes_and_one_of_an_image(clean):
     made = a_spec(nodes=3, gpus=2)
-    job = skypilot.document(made, arguments(skypilot, "--image", "me/h:1", "--on-demand"))
+    job = skypilot.document(made, arguments(skypilot, "--image", "me/h:1", "--on-demand", "--gpu", "L4,RTX4090"))
     assert job["num_nodes"] == 3 and job["resources"]["image_id"] == "docker:me/h:1" and "workdir" not in job
-    assert set(job["resources"]["accelerators"].values()) == {2} and job["resources"]["use_spot"] is False
+    assert job["resources"]["accelerators"] == {"L4": 2, "RTX4090": 2} and job["resources"]["use_spot"] is False
     assert (
         'export HANGPROOF_NODE="$SKYPILOT_NODE_RANK"' in job["run"]
         and "cd /hangproof\nexport HANGPROOF_DATA=/data\n" in job["run"]
@@ -67,10 +67,10 @@ for path in sys.argv[1:]:
 
 def test_vast_is_skypilots_job_on_vasts_machines(data, clean):
     folder = a_run(data)
-    assert skypilot.run(arguments(skypilot, command="vast", run=folder.name)) == 0
+    assert skypilot.run(arguments(skypilot, "--gpu", "L4", command="vast", run=folder.name)) == 0
     job = yaml.safe_load((folder / "skypilot.yaml").read_text())
     assert job["resources"]["infra"] == "vast" and job["resources"]["use_spot"] is True
-    assert "L4" in job["resources"]["accelerators"]
+    assert job["resources"]["accelerators"] == {"L4": 1}
 
 
 def test_skypilot_itself_takes_the_job_of_every_choice(tmp_path):
@@ -80,10 +80,10 @@ def test_skypilot_itself_takes_the_job_of_every_choice(tmp_path):
     paths = []
     for number, choice in enumerate(CHOICES):
         path = tmp_path / f"{number}.yaml"
-        skypilot.write(a_spec(choice), arguments(skypilot), path)
+        skypilot.write(a_spec(choice), arguments(skypilot, "--gpu", "L4,RTX4090"), path)
         paths.append(str(path))
     several = tmp_path / "several.yaml"
-    skypilot.write(a_spec(nodes=2), arguments(skypilot, "--image", "me/h:1"), several)
+    skypilot.write(a_spec(nodes=2), arguments(skypilot, "--image", "me/h:1", "--gpu", "L4"), several)
     env = {**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     command = [str(venv / "bin" / "python"), "-c", READ]
     done = subprocess.run([*command, *paths, str(several)], env=env, capture_output=True, text=True, timeout=500)
@@ -114,7 +114,7 @@ def test_skypilot_is_submitted_once_the_run_is_in_its_store(data, tmp_path, clea
     executable(tmp_path / "venv" / "bin" / "sky", SKY)
     monkeypatch.setenv("SKYPILOT_VENV", str(tmp_path / "venv"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    args = arguments(skypilot, "--submit", run=folder.name)
+    args = arguments(skypilot, "--gpu", "L4", "--submit", run=folder.name)
     with pytest.raises(LaunchError, match="HF_TOKEN: set in the environment first"):
         skypilot.run(args)
     monkeypatch.setenv("HF_TOKEN", "hf_sesame")

@@ -105,17 +105,6 @@ def test_a_value_that_the_script_cannot_hold_is_refused(tmp_path):
         slurm.render(tmp_path / "100%" / "run", None, request())
 
 
-@pytest.mark.parametrize("limit", ["soon", "1:2", "-5", "1-", "8:00:00:00", ""])
-def test_a_time_limit_has_the_form_of_sbatch(limit, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    folder = toy_run(tmp_path / "toy", **SHORT)
-    if not limit:
-        assert slurm.request(None, slurm_arguments(folder, "--time", limit)).time == ""
-        return
-    with pytest.raises(LaunchError, match=f"--time {limit}: write minutes"):
-        slurm.request(None, slurm_arguments(folder, f"--time={limit}"))
-
-
 def test_without_slurm_the_script_is_written_and_a_submission_says_what_to_do(tmp_path, monkeypatch):
     folder = toy_run(tmp_path / "toy", **SHORT)
     written = launch(folder, path="/nowhere")
@@ -125,19 +114,18 @@ def test_without_slurm_the_script_is_written_and_a_submission_says_what_to_do(tm
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "advice"),
+    ("name", "said"),
     [
-        ("squeue", "Unable to contact slurm controller", "squeue failed: Unable to contact slurm controller"),
-        ("sbatch", "Invalid generic resource (gres) specification", "or --gpus 0 where the cluster does not name"),
-        ("sbatch", "Requested node configuration is not available", "ask for less with --gpus, --cpus and --mem"),
+        ("squeue", "Unable to contact slurm controller"),
+        ("sbatch", "Invalid generic resource (gres) specification"),
     ],
 )
-def test_what_slurm_says_is_explained(name, said, advice, tmp_path):
+def test_a_refused_submission_has_slurms_own_words(name, said, tmp_path):
     folder = toy_run(tmp_path / "toy", **SHORT)
     for program in ("squeue", "sbatch"):
         executable(tmp_path / program, f"#!/bin/sh\necho '{said}' >&2\nexit {int(program == name)}\n")
     path = f"{tmp_path}:{os.environ['PATH']}"
-    assert advice in launch(folder, "--submit", code=1, path=path)
+    assert f"{name} failed: {said}" in launch(folder, "--submit", code=1, path=path)
 
 
 def test_a_submission_names_what_is_missing(data, tmp_path, monkeypatch):

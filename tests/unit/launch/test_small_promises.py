@@ -8,7 +8,7 @@ from launch_helpers import a_run
 from runs_helpers import call
 
 import runs
-from launch import rehearse, serve, short_run
+from launch import rehearse, serve
 from launch.store import filesystems
 from runs import job
 
@@ -17,7 +17,7 @@ def test_a_rehearsal_writes_a_job_of_its_own_steps(data, clean, monkeypatch):
     folder = a_run(data)
     stages = [rehearse.Stage(key, title) for key, (title, _, _) in rehearse.STAGES.items()]
     work = rehearse.Work(folder, rehearse.Rehearsal(stages=stages), lambda stage: None, math.inf, ())
-    monkeypatch.setattr(short_run, "problems", lambda run: [])
+    monkeypatch.setattr(rehearse.script, "start_problems", lambda run, limit_s, pause: [])
     run = data / "outputs" / rehearse.NAME
     try:
         assert work._check(run, runs.load(folder).changed(name=rehearse.NAME, max_train_steps=2))

@@ -10,30 +10,23 @@ from runs_helpers import call, executable, python, spec
 
 import presets
 import runs
-from launch import gpus, rent, skypilot, train, travel
+from launch import rent, skypilot, train, travel
 from launch.common import LaunchError
 from monitor import config
 
 
-@pytest.mark.parametrize("place", ["skypilot", "runpod"])
-def test_every_tier_of_every_family_has_gpus_with_its_memory(place):
-    memory = {row[place]: row["gb"] for row in gpus.table() if place in row}
+def test_a_run_that_needs_a_gpu_says_how_much_memory_and_takes_those_that_are_named():
     for made in map(a_spec, CHOICES):
-        found = gpus.names(made, place)
         if presets.models()[made.model]["generated"]:
-            assert found == []
+            assert travel.gpu_names(made, arguments(skypilot)) == []
             continue
-        assert 1 <= len(found) <= gpus.MOST
+        needed = travel.needed_gb(made)
         needs_gb = presets.tiers_of(made.model, made.backend)[made.tier]["needs_gb"]
-        sizes = [memory[name] for name in found]
-        assert min(sizes) >= max(presets.tiers()[made.tier]["vram_gb"], needs_gb) and sizes == sorted(sizes)
-
-
-def test_a_run_that_no_gpu_holds_is_refused_and_the_user_can_name_one():
-    made = a_spec(batch_size=64, resolution=2048)
-    with pytest.raises(LaunchError, match="name one with --gpu"):
-        gpus.names(made, "runpod")
-    assert gpus.names(made, "runpod", "B200") == ["B200"]
+        assert needed >= max(presets.tiers()[made.tier]["vram_gb"], needs_gb)
+        with pytest.raises(LaunchError, match=f"needs {needed:.0f} GB of GPU memory; .*--gpu"):
+            travel.gpu_names(made, arguments(skypilot))
+    args = arguments(skypilot, "--gpu", "NVIDIA L4, B200,")
+    assert travel.gpu_names(a_spec(), args) == ["NVIDIA L4", "B200"]
 
 
 def test_a_rented_machine_needs_a_store_that_it_can_reach():
@@ -60,7 +53,7 @@ def test_a_secret_is_a_name_only(clean, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "open-wandb")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://s3.example.org")
     made = a_spec()
-    for module, words in ((skypilot, ()), (rent, ("--image", "me/h:1"))):
+    for module, words in ((skypilot, ("--gpu", "L4")), (rent, ("--image", "me/h:1"))):
         args = arguments(module, *words, "--secret", "WANDB_API_KEY", "--env", "TZ=UTC")
         assert travel.secrets(made, args) == ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY"]
         text = {

@@ -165,7 +165,7 @@ def test_a_secret_leaves_with_nothing_that_is_shared(made, data, tmp_path, monke
     with zipfile.ZipFile(out / "bundle.zip") as archive:
         assert "WANDB_API_KEY" in archive.read("cat/README.txt").decode()
     rented = ["--image", "me/h:1", "--gpu", "L4"]
-    for place, words in (("skypilot", []), ("runpod", rented), ("vast", []), ("slurm", [])):
+    for place, words in (("skypilot", rented), ("runpod", rented), ("vast", rented), ("slurm", [])):
         done = call("launch", place, "cat", *words, "--json")
         assert done.returncode == 0, done.stderr
         (out / f"{place}.txt").write_text(done.stdout + done.stderr)

@@ -96,7 +96,7 @@ def test_a_longer_training_keeps_what_the_tables_said_when_the_run_was_made(tmp_
 def test_a_bundle_trains_what_the_run_trained(tmp_path, data, monkeypatch):
     folder = folder_of(tmp_path, save_dir="/fast disk", store="/mnt/store")
     old_tables(folder, monkeypatch)
-    packed = {entry.name: entry.source for entry in bundle.entries(runs.load(folder), None, models=False)}
+    packed = dict(bundle.entries(runs.load(folder), None, models=False))
     there = tmp_path / "there" / "outputs" / folder.name
     there.mkdir(parents=True)
     for name in ("run.toml", "job.json", "dataset.toml"):

@@ -91,10 +91,10 @@ def test_a_typed_value_is_never_another_option():
 
 def test_jobs_that_are_none_of_ours_start_and_end_nothing(data):
     folder = make_run(data)
-    for call in (lambda: launch_tab.write_files(folder, "rm", {}), lambda: launch_tab.cancel(folder, "../probe")):
+    for call in (lambda: launch_tab.write_files(folder, "rm", {}), lambda: launch_tab.cancel(folder, "../rehearse")):
         with pytest.raises(runs.RunError):
             call()
-    assert not list((data / "outputs").glob("*/.jobs/*")) and launch_tab.result(folder, "probe") == ""
+    assert not list((data / "outputs").glob("*/.jobs/*")) and launch_tab.result(folder, "rehearse") == ""
 
 
 def test_what_a_job_says_is_text(data, monkeypatch):
@@ -102,12 +102,14 @@ def test_what_a_job_says_is_text(data, monkeypatch):
     mark = "<i onclick=x>"
     (folder / "plan.yaml").write_text(mark)
     monkeypatch.setattr("ui.jobs.read", lambda folder, name: jobs.Job(name, "failed", 3.0, ""))
-    monkeypatch.setattr(
-        "ui.jobs.output", lambda folder, name: (mark, {"file": str(folder / "plan.yaml"), "verdict": mark}, mark)
-    )
-    for name, count in (("launch-slurm", 3), ("probe", 3)):
+    values = {
+        "launch-slurm": {"file": str(folder / "plan.yaml")},
+        "rehearse": {"state": "failed", "problem": {"text": mark}},
+    }
+    monkeypatch.setattr("ui.jobs.output", lambda folder, name: (mark, values[name], mark))
+    for name in values:
         shown = launch_tab.result(folder, name)
-        assert "<i" not in shown and shown.count("&lt;i onclick=x&gt;") == count
+        assert "<i" not in shown and shown.count("&lt;i onclick=x&gt;") == 3
 
 
 def test_only_files_of_the_run_are_shown(data, tmp_path):
