@@ -6,62 +6,53 @@ passed over.
 
 from __future__ import annotations
 
-import bisect
 import json
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 BLOCK_BYTES = 8 << 10
 SEARCHED_BYTES = 1 << 20  # without a step line in so many bytes there is none: a GPU's samples come every 30 s
 
 
+def steps(file: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(offset, line) of each step line in [begin, end) bytes. A part of a line at `begin` or `end` is none."""
+    rest = b""
+    while data := read_bytes(file, begin + len(rest), min(BLOCK_BYTES, end - begin - len(rest))):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            entry = json_object(line) if b'"step"' in line else None  # a validation has a step too
+            if entry is not None and entry.get("kind") == "step" and is_count(entry.get("step")):
+                yield begin, entry
+            begin += len(line) + 1
+
+
 def first_step(file: BinaryIO, begin: int, end: int) -> dict[str, Any] | None:
-    """The first step line that begins in [begin, end) bytes."""
-    found = _first_after(file, begin, end)
-    return found[1] if found else None
-
-
-def _first_after(file: BinaryIO, begin: int, end: int) -> tuple[int, dict[str, Any]] | None:
-    """(offset, line) of the first step line that begins in [begin, end)."""
-    stop = min(end, begin + SEARCHED_BYTES)
-    while begin < stop:
-        data = read_bytes(file, begin, min(BLOCK_BYTES, end - begin))
-        offset = begin
-        for line in data.splitlines(keepends=True):
-            if line.endswith(b"\n") and (entry := _step(line)) is not None:
-                return offset, entry
-            offset += len(line)
-        complete = data.rfind(b"\n") + 1
-        begin += complete or len(data) or BLOCK_BYTES
-    return None
+    """The first step line in [begin, end) bytes."""
+    return next(steps(file, begin, min(end, begin + SEARCHED_BYTES)), (0, None))[1]
 
 
 def last_step(file: BinaryIO, begin: int, end: int) -> dict[str, Any] | None:
-    """The last step line that begins in [begin, end) bytes."""
-    stop = max(begin, end - SEARCHED_BYTES)
-    while end > stop:
-        start = max(begin, end - BLOCK_BYTES)
-        data = read_bytes(file, start, end - start)
-        for line in reversed(data.splitlines(keepends=True)):
-            if line.endswith(b"\n") and (entry := _step(line)) is not None:
-                return entry
-        cut = data.find(b"\n") + 1  # a line that began before this block is read with the next one
-        end = start + (cut if start > begin and 0 < cut < len(data) else 0)
-    return None
+    """The last step line in [begin, end) bytes."""
+    length = BLOCK_BYTES
+    while True:
+        *_, last = None, *steps(file, max(begin, end - length), end)
+        if last is not None or length >= min(end - begin, SEARCHED_BYTES):
+            return last[1] if last else None
+        length *= 2
 
 
 def step_line(file: BinaryIO, begin: int, end: int, step: int) -> dict[str, Any] | None:
     """The line of a step in [begin, end), whose steps rise; of a missing step, the last line before it."""
-    while end - begin > BLOCK_BYTES:
-        middle = (begin + end) // 2
-        found = _first_after(file, middle, end)
-        if found is not None and count_of(found[1].get("step")) <= step:
-            begin = found[0]
+    low, high = begin, end
+    while high - low > BLOCK_BYTES:
+        middle = (low + high) // 2
+        offset, entry = next(steps(file, middle, min(end, middle + SEARCHED_BYTES)), (end, None))
+        if entry is not None and offset < high and entry["step"] <= step:
+            low = offset
         else:
-            end = middle
-    text = read_bytes(file, begin, end - begin + BLOCK_BYTES)
-    lines = [line for line in text.splitlines() if _step(line) is not None]  # a validation has a step too
-    after = bisect.bisect_right(lines, step, key=lambda line: count_of((_step(line) or {}).get("step")))
-    return _step(lines[after - 1]) if after else None
+            high = middle
+    *_, last = None, *(entry for _, entry in steps(file, low, min(end, high + BLOCK_BYTES)) if entry["step"] <= step)
+    return last
 
 
 def read_bytes(file: BinaryIO, begin: int, length: int) -> bytes:
@@ -71,11 +62,6 @@ def read_bytes(file: BinaryIO, begin: int, length: int) -> bytes:
         return file.read(length)
     except OSError:
         return b""
-
-
-def _step(line: bytes) -> dict[str, Any] | None:
-    entry = json_object(line) if b'"step"' in line else None
-    return entry if entry is not None and entry.get("kind") == "step" and is_count(entry.get("step")) else None
 
 
 def json_objects(text: bytes) -> list[dict[str, Any]]:

@@ -19,7 +19,6 @@ from typing import Any
 from guards import checkpoint, startup
 from guards.heartbeat import Beat
 from guards.snapshots import headers as snapshots_of
-from monitor import trackio_feed
 from monitor.attempt import Attempt
 from monitor.config import Config
 from monitor.diagnose import collect
@@ -30,7 +29,7 @@ from monitor.gpu.queue import GpuQueue
 from monitor.phrases import count, duration
 from monitor.process import platform, tree
 from monitor.process.platform import ProcessInfo
-from monitor.process.subjob import Subjob
+from monitor.process.subjob import Subjob, helper, python
 from monitor.process.tree import Tree
 from monitor.resume import checkpoints, script, snapshots
 from monitor.resume.checkpoints import ResumePoint, Verifier
@@ -217,8 +216,16 @@ def _report_start(run: Run, attempt: Attempt, source: str, how: str = "", **know
     message = f"attempt {number} {source}, pid {attempt.pid}{how}"
     run.folder.event(kind, message, attempt=number, step=run.state.resumed_step, **known)
     run.started = True
-    if run.leads and run.folder.spec.get("trackers") == trackio_feed.TRACKER:
-        trackio_feed.start(run.folder)
+    if run.leads and run.folder.spec.get("trackers") == "trackio":
+        start_tracker(run.folder)
+
+
+def start_tracker(folder: RunFolder) -> None:
+    """Start the process that logs the run to trackio. Never raises: a tracker cannot stop a run."""
+    try:
+        helper(folder.folder / "trackio.log", python("monitor.trackio_feed", str(folder.folder)))
+    except OSError as error:
+        folder.log(f"trackio could not be started: {error.strerror or error}; the run continues without it")
 
 
 def _release_standby(

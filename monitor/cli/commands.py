@@ -358,9 +358,14 @@ def rank_report(folder: Path) -> dict[str, Any] | None:
 
 def metrics(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    from monitor.cli.metrics import server
+    import http.server
 
-    serving = server(args.port)
+    from monitor.cli.metrics import Handler
+
+    try:
+        serving = http.server.ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
+    except OSError as error:
+        raise MonitorError(f"port {args.port} cannot be used: {error.strerror}; choose another with --port") from error
     print(f"http://127.0.0.1:{serving.server_port}/metrics", flush=True)
     if args.json:
         print(json.dumps({"port": serving.server_port}), flush=True)
