@@ -16,6 +16,7 @@ from pathlib import Path
 
 from guards import heartbeat, snapshots
 from guards.heartbeat import Beat
+from monitor.detect.progress import Observation, Signals
 from monitor.process import platform
 from monitor.process.platform import Moment, ProcessInfo
 from monitor.process.tree import MARKS, RUN, TOKEN, KillResult, Tree, kill
@@ -64,6 +65,20 @@ class AttemptView:
     @property
     def step(self) -> int:
         return max((b.step for b in self.beats), default=0)
+
+    def observation(self, signals: Signals = Signals()) -> Observation:  # noqa: B008 - it is frozen
+        """What the decision (detect/progress.py) sees of it."""
+        return Observation(
+            now_s=self.moment.mono_s,
+            boot_s=self.moment.boot_s,
+            beats=tuple(self.beats),
+            log_bytes=self.log_bytes,
+            signals=signals,
+            stopped=self.stopped,
+            ranks_gone=self.ranks_gone,
+            activity=self.activity,
+            gone=self.dead,
+        )
 
 
 @dataclass(frozen=True)

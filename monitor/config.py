@@ -115,7 +115,6 @@ class Standby:
 @dataclass(frozen=True)
 class Slow:
     window_s: float
-    changes_count: int
 
 
 @dataclass(frozen=True)
