@@ -34,7 +34,7 @@ from monitor.process.tree import Tree
 from monitor.resume import checkpoints, script, snapshots
 from monitor.resume.checkpoints import ResumePoint, Verifier
 from monitor.run_folder import MonitorError, RunFolder
-from monitor.standby import Standby, adopted
+from monitor.standby import Standby
 from monitor.state import RunState, State, spec_hash
 from monitor.store import StoreAgent
 
@@ -235,9 +235,9 @@ def _release_standby(
     found = run.standby.take(number, rendered.script, point.path)
     if found is None or point.path is None:
         return None
-    run.state.current = adopted(found, run.folder.log_size(), collect.oom_kills()).record
+    run.state.current = found.record
     run.state.save(run.folder)
-    return found if run.standby.release(found, rendered.script, point.path, variables, time.sleep) else None
+    return found if run.standby.release(found, rendered.script, point.path, variables) else None
 
 
 def _start_cold(
