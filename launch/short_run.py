@@ -22,8 +22,9 @@ from typing import Any, NoReturn
 
 from launch.common import LaunchError, add_run, find
 from monitor import config
-from monitor.attempt import Attempt, AttemptView
+from monitor.attempt import Attempt
 from monitor.detect.probe import Probe
+from monitor.detect.progress import Observation
 from monitor.diagnose import causes, collect, rank_report, ranks
 from monitor.gpu.nvml import Gpus
 from monitor.gpu.queue import GpuQueue
@@ -159,7 +160,7 @@ def problems(folder: Path) -> list[str]:
 def run(
     folder: Path,
     limit_s: float,
-    see: Callable[[Attempt, AttemptView], str] = lambda attempt, view: "",
+    see: Callable[[Attempt, Observation], str] = lambda attempt, view: "",
     number: int = 1,
     program: Path | None = None,
     resume: Path | None = None,
@@ -191,11 +192,11 @@ class _Watch:
         self.view = attempt.poll(platform.now(), 0.0)
         self.evidence: Probe | None = None
 
-    def follow(self, until_s: float, see: Callable[[Attempt, AttemptView], str], poll_s: float) -> Result:
+    def follow(self, until_s: float, see: Callable[[Attempt, Observation], str], poll_s: float) -> Result:
         """Follow the attempt until it ends, hangs or `until_s`, and describe what was seen."""
         limits, over, moved_s, last = config.load(), "", time.monotonic(), None
         try:
-            while not self.view.gone and time.monotonic() < until_s and not over:
+            while not self.view.ended and time.monotonic() < until_s and not over:
                 time.sleep(poll_s)
                 self.view = self.attempt.poll(platform.now(), 1.0)
                 over = see(self.attempt, self.view)
@@ -210,7 +211,7 @@ class _Watch:
                     found = self.evidence.sample_again(self.view.beats, QUIET_S)
                     if found.stuck or self.view.stopped:
                         return self._hangs(self.evidence)
-            if self.view.gone:
+            if self.view.ended:
                 return self._ended()
             # One rank computes for ever, or compiles: what has not moved for so long, and is not slow for a known reason, hangs.
             if self.evidence and time.monotonic() - moved_s >= 3 * QUIET_S and not self.evidence.signals.slow:
@@ -321,7 +322,7 @@ class Meter:
         self._entered: tuple[int, str] = (0, "")
         self._items: dict[tuple[int, str], list[tuple[int, float]]] = {}
 
-    def see(self, attempt: Attempt, view: AttemptView) -> str:
+    def see(self, attempt: Attempt, view: Observation) -> str:
         """One observation; "", which lets `short_run.run` go on."""
         now_s = time.monotonic()
         if now_s - self._memory_s >= MEMORY_S:

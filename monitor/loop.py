@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 from guards import limits, step_requests
 from monitor import config, recovery, start
-from monitor.attempt import Attempt, AttemptView
+from monitor.attempt import Attempt
 from monitor.cli.notify import Notifier
 from monitor.detect.probe import Probe
-from monitor.detect.progress import Watch
+from monitor.detect.progress import Observation, Watch
 from monitor.extra_saves import ExtraSaves
 from monitor.gpu import nvml
 from monitor.gpu.queue import GpuQueue
@@ -94,7 +94,7 @@ class Loop:
         self.at = Step(State.OPENING)
         self.code = EXIT_FAILED
         self.attempt: Attempt | None = None
-        self.view: AttemptView | None = None
+        self.view: Observation | None = None
         self.probe: Probe | None = None
         self.slow_reason = ""  # why the current suspicion was judged slow
         self.calm_since_s = -math.inf  # when the last suspicion proved wrong
@@ -190,7 +190,7 @@ class Loop:
         self.waker.sleep(seconds)
         self.write_status()
 
-    def observe(self, attempt: Attempt, fresh: bool = False) -> AttemptView:
+    def observe(self, attempt: Attempt, fresh: bool = False) -> Observation:
         """Poll the attempt; new steps close the incident and give the allowance of restarts back."""
         view = self.view = attempt.poll(platform.now(), self.config.watch.tree_s, fresh)
         self.status.note_phase(view.beats)
@@ -199,7 +199,7 @@ class Loop:
         if view.step <= state.best_step:
             return view
         first_new, state.best_step = state.best_step + 1, view.step
-        before, self.last_step_s = self.last_step_s, view.moment.mono_s
+        before, self.last_step_s = self.last_step_s, view.now_s
         gap_s = self.last_step_s - before if before is not None else 0.0
         state.history, refunded = policy.after_progress(state.history, gap_s, self.config.restart)
         if refunded:

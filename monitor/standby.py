@@ -19,7 +19,8 @@ from typing import Any
 
 from guards import gate, memory
 from monitor import config
-from monitor.attempt import Attempt, AttemptView
+from monitor.attempt import Attempt
+from monitor.detect.progress import Observation
 from monitor.diagnose import collect
 from monitor.process import platform, tree
 from monitor.resume.script import STAND_IN
@@ -59,34 +60,35 @@ class Standby:
         self._text = ""  # of its script
         self._writer = -1  # the end of the pipe that opens the gate
         self._bytes = self._failed_count = 0
-        self._next_s = self._begun_s = 0.0
+        self._look_s = self._rest_s = self._begun_s = 0.0  # the next look, no start before, its start
 
     @property
     def imports(self) -> bool:
         """Whether it is on its way to the gate, which takes processor time from the training beside it."""
         return self.attempt is not None and not self.ready
 
-    def tick(self, view: AttemptView, trains: Attempt, text: str, inherit: tuple[int, ...]) -> None:
+    def tick(self, view: Observation, trains: Attempt, text: str, inherit: tuple[int, ...]) -> None:
         """Start the standby, or look after it. Called while the run makes progress.
 
         Args:
             trains: the attempt that trains. text: the next attempt's script with the stand-in, "" while that is not
                 prepared; inherit: descriptors that an attempt keeps open.
         """
-        now_s, before = view.moment.mono_s, self.ready
+        now_s, before = view.now_s, self.ready
         self.ready = self.attempt is not None and (self.attempt.heartbeats / gate.READY).exists()
         if self.attempt is not None and text not in ("", self._text):
             self.drop("the next attempt's script has changed")
-        elif self._for_ever or (now_s < self._next_s and (before or not self.ready)):
-            return
         elif self.attempt is not None:
-            self._look_after(self.attempt, now_s)
+            if now_s >= self._look_s or (self.ready and not before):
+                self._look_after(self.attempt, now_s)
+        elif self._for_ever or now_s < self._rest_s:
+            return
         elif text and max((b.count for b in view.beats), default=0) >= self.limits.steps_count:
             self._begin(trains, text, inherit, now_s)
 
     def _begin(self, trains: Attempt, text: str, inherit: tuple[int, ...], now_s: float) -> None:
         used = sum(platform.private_bytes(pid) for pid in trains.tree.members)
-        self._next_s, self._begun_s, self._text = now_s + LOOK_S, now_s, text
+        self._look_s, self._begun_s, self._text = now_s + LOOK_S, now_s, text
         if self._is_short(min(used, AT_MOST_BYTES) + self.limits.reserve_bytes, now_s):
             return
         reader, self._writer = os.pipe()
@@ -104,7 +106,7 @@ class Standby:
 
     def _look_after(self, attempt: Attempt, now_s: float) -> None:
         """Is it alive, and is there memory for it? Short of memory, the kernel kills it and not the training."""
-        self._next_s = now_s + LOOK_S
+        self._look_s = now_s + LOOK_S
         members = attempt.tree.refresh()
         for pid in members:
             platform.kill_first(pid, True)
@@ -121,13 +123,13 @@ class Standby:
         free = memory.available_bytes()
         if free is None or free >= needed:
             return False
-        self._next_s = now_s + REST_S
+        self._rest_s = now_s + REST_S
         self.off = f"memory is short: {free / 1e9:.1f} GB free, {needed / 1e9:.1f} GB needed"
         return True
 
     def _failed(self, reason: str, now_s: float) -> None:
         """It could not be started, or died: tried again, a few times in a row."""
-        self._failed_count, self._next_s = self._failed_count + 1, now_s + LOOK_S
+        self._failed_count, self._rest_s = self._failed_count + 1, now_s + LOOK_S
         self._for_ever = self._failed_count >= self.limits.tries_count
         self.drop(f"{reason} ({self._failed_count} times)" if self._for_ever else reason)
 

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from guards import limits
 from monitor import config, recovery, start
-from monitor.attempt import Attempt, AttemptView
+from monitor.attempt import Attempt
 from monitor.detect.probe import Probe
-from monitor.detect.progress import HUNG, OVER, SLOW, SUSPECT, Verdict, Watch
+from monitor.detect.progress import HUNG, OVER, SLOW, SUSPECT, Observation, Verdict, Watch
 from monitor.diagnose.collect import LORA_DAMAGED
 from monitor.gpu import nvml
 from monitor.loop import Loop, Step
@@ -157,7 +157,7 @@ class Supervisor(Loop):
         if self.attempt is None:
             return self.left()
         view = self.observe(self.attempt)
-        waits = not view.gone and time.monotonic() < self.at.due_s
+        waits = not view.ended and time.monotonic() < self.at.due_s
         if waits and self.judge(view).kind not in (HUNG, SLOW, OVER):
             return self.at
         end, hurried = self.config.end, self.run.remaining_s() < math.inf
@@ -333,7 +333,7 @@ class Supervisor(Loop):
         if attempt is None:
             return Step(State.OPENING)
         view = self.observe(attempt)
-        if view.gone:
+        if view.ended:
             return self.script_ended(attempt)
         verdict = self.judge(view)
         if verdict.reset:
@@ -347,26 +347,26 @@ class Supervisor(Loop):
             return self.suspect(attempt, view, verdict)
         return self.slow(verdict) if verdict.kind == SLOW else self.progressing(view, verdict)
 
-    def judge(self, view: AttemptView) -> Verdict:
+    def judge(self, view: Observation) -> Verdict:
         """The verdict on this observation, with the probe's evidence where there is a suspicion."""
         if self.probe is None:
-            return self.watch.observe(view.observation())
+            return self.watch.observe(view)
         self.probe.poll()
         self.run.verifier.poll()
-        verdict = self.watch.observe(view.observation(self.probe.signals))
-        if self.probe.due(verdict, view.moment.mono_s):
+        verdict = self.watch.observe(replace(view, signals=self.probe.signals))
+        if self.probe.due(verdict, view.now_s):
             signals = self.probe.sample_again(view.beats, verdict.budget_s)
-            verdict = self.watch.observe(view.observation(signals))
+            verdict = self.watch.observe(replace(view, signals=signals))
         return verdict
 
-    def progressing(self, view: AttemptView, verdict: Verdict) -> Step:
+    def progressing(self, view: Observation, verdict: Verdict) -> Step:
         """Whatever was suspected is over."""
         if self.at.state in (State.SUSPECT, State.SLOW):
             self.folder.log(f"progress again: {PHASES[verdict.phase]}, step {verdict.step}")
-            self.calm_since_s, self.slow_reason = view.moment.mono_s, ""
+            self.calm_since_s, self.slow_reason = view.now_s, ""
             self.drop_probe()
         if not self.run.several:
-            self.run.prewarm.tick(view.moment.mono_s, self.run.state_folders(), self.run.state.changes)
+            self.run.prewarm.tick(view.now_s, self.run.state_folders(), self.run.state.changes)
         if self.attempt is not None:
             text = self.run.prewarm.text(self.run.state.changes)
             self.run.standby.tick(view, self.attempt, text, self.run.queue.handles())
@@ -379,17 +379,17 @@ class Supervisor(Loop):
             start.note_gpu(self.run, view.beats)
         return self.at if begins else Step(State.RUNNING)
 
-    def start_probe(self, attempt: Attempt, view: AttemptView, full: bool) -> Probe:
+    def start_probe(self, attempt: Attempt, view: Observation, full: bool) -> Probe:
         """Gather evidence; `full`: with stacks, which interrupts the training for a moment."""
         probe = Probe(attempt.tree, attempt.heartbeats, self.config, self.run.gpus.read)
         probe.begin(view.beats, full)
         self.probe = probe
         return probe
 
-    def suspect(self, attempt: Attempt, view: AttemptView, verdict: Verdict) -> Step:
+    def suspect(self, attempt: Attempt, view: Observation, verdict: Verdict) -> Step:
         """Half the limit without progress: gather evidence, touch nothing."""
         if self.probe is None:
-            recent = view.moment.mono_s - self.calm_since_s < self.config.watch.evidence_pause_s
+            recent = view.now_s - self.calm_since_s < self.config.watch.evidence_pause_s
             self.start_probe(attempt, view, full=not recent)
             if not recent:
                 newest = checkpoints.newest(self.run.state_folders())
@@ -398,7 +398,7 @@ class Supervisor(Loop):
                 limit = f"no progress for {verdict.stalled_s:.1f} s (limit {verdict.budget_s:.1f} s)"
                 message = f"{PHASES[verdict.phase]}: {limit}"
                 self.folder.event("suspect", message, phase=verdict.phase, step=verdict.step)
-        limit_s = view.moment.mono_s + verdict.budget_s - verdict.stalled_s  # the next turn is then, not a poll later
+        limit_s = view.now_s + verdict.budget_s - verdict.stalled_s  # the next turn is then, not a poll later
         return Step(State.SUSPECT, f"no progress for {verdict.stalled_s:.0f} s", limit_s)
 
     def slow(self, verdict: Verdict) -> Step:
@@ -411,7 +411,7 @@ class Supervisor(Loop):
 
     # ---- the end of an attempt ----
 
-    def hung(self, attempt: Attempt, view: AttemptView, verdict: Verdict) -> Step:
+    def hung(self, attempt: Attempt, view: Observation, verdict: Verdict) -> Step:
         """Hung: recover."""
         probe = self.probe or self.start_probe(attempt, view, full=True)
         last_s = self.watch.last_progress_s()
@@ -423,7 +423,7 @@ class Supervisor(Loop):
         """The script has ended, or does nothing any more: completed, stopped, or a crash."""
         view = self.observe(attempt, fresh=True)  # a rank may have begun, or reported its outcome, since
         if self.failing_since is None:
-            self.watch.observe(replace(view.observation(), ranks_gone=False))  # learn from the last steps
+            self.watch.observe(replace(view, ranks_gone=False))  # learn from the last steps
         status = attempt.exit_status(view.beats)
         done = status.done(self.folder.foreign, killed=False)
         if done or recovery.stopped_on_request(status, view):
@@ -450,7 +450,7 @@ class Supervisor(Loop):
             return Step(State.RUNNING)
         return self.recover(self.attempt, self.observe(self.attempt), None)
 
-    def recover(self, attempt: Attempt, view: AttemptView, failure: recovery.Hang | recovery.Crash | None) -> Step:
+    def recover(self, attempt: Attempt, view: Observation, failure: recovery.Hang | recovery.Crash | None) -> Step:
         """Hand the failure to `recovery.recover` and turn its result into a state."""
         result = recovery.recover(self.run, attempt, view, failure)
         if isinstance(result, start.Survivors):

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ KERNEL_LINES = 20  # kept
 class Scope:
     """What to collect evidence on: one attempt as the supervisor knows it. Times are monotonic seconds of this host."""
 
-    beats: list[Beat]
+    beats: Sequence[Beat]
     members: dict[int, ProcessInfo]
     heartbeats: Path  # the folder
     started_s: float
@@ -176,7 +176,7 @@ def _complete(found: Evidence, scope: Scope, pid: int = 0) -> None:
         found.rank, found.phase, found.step = late["rank"], late["phase"], late["step"] or found.step
 
 
-def rank_facts(beats: list[Beat], now: platform.Moment) -> list[Rank]:
+def rank_facts(beats: Sequence[Beat], now: platform.Moment) -> list[Rank]:
     """Every rank that should be there, sorted; one without a record is marked as missing."""
 
     def utc(at_s: float) -> str:

@@ -62,7 +62,7 @@ def alone(tmp_path, monkeypatch):
     attempt = Attempt.prepare(folder, 1, platform.now(), {})
     standby._begin(attempt, text, (), time.monotonic())
     assert standby.imports
-    view = SimpleNamespace(moment=platform.now(), beats=[])
+    view = SimpleNamespace(now_s=time.monotonic(), beats=[])
     wait_for(lambda: standby.tick(view, attempt, text, ()) or standby.ready, 60, "a standby")
     assert standby.summary()["state"] == "ready" and not standby.imports
     yield standby, run.folder, text
@@ -109,11 +109,11 @@ def test_a_run_whose_standby_failed_is_not_tried_again_at_once(alone, monkeypatc
     begun: list[float] = []
     monkeypatch.setattr(standby, "_begin", lambda *_: begun.append(time.monotonic()))
     monkeypatch.setattr("monitor.standby.LOOK_S", 0.5)
-    attempt, view = standby.attempt, SimpleNamespace(moment=platform.now(), beats=[SimpleNamespace(count=9)])
+    attempt, view = standby.attempt, SimpleNamespace(now_s=time.monotonic(), beats=[SimpleNamespace(count=9)])
     failed_s = time.monotonic()
     standby._failed("it was killed", failed_s)
     while not begun:
-        view.moment = platform.now()
+        view.now_s = time.monotonic()
         standby.tick(view, attempt, "text", ())
     assert begun[0] - failed_s >= 0.5
 
