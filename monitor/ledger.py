@@ -31,11 +31,11 @@ from typing import Any, BinaryIO
 
 import tomllib
 
-from monitor.metrics_lines import count_of, first_step, is_count, json_objects, last_step, step_line
 from monitor.phrases import count
 from monitor.process import platform
 from monitor.process.locks import LOCK, is_held
 from monitor.run_folder import EVENTS, METRICS, STATUS, read_json
+from runs.metrics_lines import count_of, first_step, is_count, json_objects, last_step, step_line
 
 STATES = ("training", "loading", "waiting", "recovering", "lost")
 ENDED = ("completed", "failed", "stopped", "paused", "unkillable")  # events: the run has ended, and a pause follows

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from guards.checkpoint import atomic_write
-from monitor.metrics_lines import count_of, json_object
 from monitor.process.locks import LOCK, Lock, is_held
 from monitor.run_folder import METRICS, RunFolder, read_json
+from runs.metrics_lines import count_of, json_object
 
 STATE, OWN_LOCK = ".trackio.json", ".trackio.lock"
 POLL_S = 2.0

@@ -15,10 +15,10 @@ from typing import Any
 
 from guards import step_requests
 from monitor.cli import commands
-from monitor.metrics_lines import json_objects
 from monitor.process.locks import LOCK, is_held
 from monitor.run_folder import EVENTS, MonitorError, RunFolder, find
 from monitor.state import FINAL, State, read_status
+from runs.metrics_lines import json_objects
 
 EVENT_BYTES = 256 << 10  # the end of events.jsonl, in which an answer is looked for
 POLL_S = 0.2

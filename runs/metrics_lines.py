@@ -66,12 +66,14 @@ def read_bytes(file: BinaryIO, begin: int, length: int) -> bytes:
 
 def json_objects(text: bytes) -> list[dict[str, Any]]:
     """The JSON objects of the lines of a file. All at once, which is four times faster; one by one where a line is damaged."""
-    lines = text.splitlines()
+    lines = [line for line in text.splitlines() if line.strip()]
     try:
         values = json.loads(b"[" + b",".join(lines) + b"]")
+        if len(values) == len(lines):  # no line with two values
+            return [value for value in values if isinstance(value, dict)]
     except (ValueError, RecursionError):
-        return [found for line in lines if (found := json_object(line)) is not None]
-    return [value for value in values if isinstance(value, dict)]
+        pass
+    return [found for line in lines if (found := json_object(line)) is not None]
 
 
 def json_object(line: bytes) -> dict[str, Any] | None:
