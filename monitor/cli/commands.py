@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 import time
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,6 @@ from runs.manage import size_text
 
 START_S = 20.0
 APART_S = 2.0  # between the two samples of `diagnose`
-COLOURS = {
-    **dict.fromkeys(("running", "completed"), "green"),
-    **dict.fromkeys(("suspect", "slow", "recovering", "backoff", "stopping"), "yellow"),
-    **dict.fromkeys(("failed", "unkillable"), "red"),
-}
 
 
 def start(args: argparse.Namespace) -> int:
@@ -153,45 +147,18 @@ def _store(values: dict[str, Any]) -> str:
     return step + (f", store: {store['error']}" if store.get("error") else "")
 
 
-def table(folders: list[Path], now_s: float) -> Any:
-    """One row for each run, as a table of rich; `now_s` is Unix time."""
-    from rich.table import Table
-
-    columns = ("run", "state", "step", "epoch", "loss", "s/step", "left", "last progress", "restarts", "")
-    made = Table(*columns, expand=True)
-    for folder in folders:
-        v = read_status(folder)
-        if v is None:
-            made.add_row(folder.name, "[dim]not started[/]")
-            continue
-        state = v["state"] if v["alive"] or v["state"] in FINAL else "not watched"
-        phase = f" {PHASES[v['phase']]}" if v["phase"] else ""
-        moved = v.get("last_progress_at") if state not in FINAL else None
-        ago_s = now_s - datetime.fromisoformat(moved.replace("Z", "+00:00")).timestamp() if moved else 0.0
-        made.add_row(
-            folder.name,
-            f"[{COLOURS.get(state, 'white')}]{state}[/]{phase}",
-            f"{v['step']}/{v['planned_steps'] or '?'}",
-            str(v["epoch"] or ""),
-            f"{v['loss']:.4f}" if v["loss"] is not None else "",
-            f"{v['step_s']:.2f}" if v["step_s"] else "",
-            duration(v["eta_s"]) if v["eta_s"] else "",
-            f"{duration(max(0.0, ago_s))} ago" if moved else "",
-            str(v["restarts"]),
-            v["stale"] or v["message"],
-        )
-    return made
-
-
 def watch(folders: list[Path], every_s: float = 1.0) -> int:
-    """Show the table until every run has ended; Ctrl-C leaves the runs alone."""
+    """Show the runs, a line each, until every run has ended; Ctrl-C leaves the runs alone."""
     from rich.live import Live
+    from rich.markup import escape
 
-    with Live(table(folders, time.time()), refresh_per_second=4) as live:
-        while any((s := read_status(f)) is not None and s["alive"] for f in folders):
-            time.sleep(every_s)
-            live.update(table(folders, time.time()))
-        live.update(table(folders, time.time()))
+    with Live(refresh_per_second=4) as live:
+        alive = True
+        while alive:
+            found = [(folder, read_status(folder)) for folder in folders]
+            live.update("\n".join(escape(line(folder, values)) for folder, values in found))
+            alive = any(values is not None and values["alive"] for _, values in found)
+            time.sleep(every_s * alive)
     return 0
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from guards import startup
 from monitor.detect import stacks as dumps
-from monitor.diagnose.ranks import Rank, Verdict, caller, duration_of, frames, place, slowest, waits
-from monitor.phrases import count, printable
+from monitor.diagnose.ranks import Rank, Verdict, caller, frames, place, slowest, waits
+from monitor.phrases import count, duration, printable
 
 COLUMNS = 8  # ranks side by side
 LISTED = 4  # ranks whose check points are all listed
@@ -76,9 +76,8 @@ def positions(ranks: list[Rank], said: Verdict, stacks: Mapping[int, str]) -> li
             state = f"{rank['outcome']}" + (f" ({rank['note']})" if rank["note"] else "")
         elif rank.get("alive") is False:
             state += ", its process is gone"
-        since = (
-            f" for {duration_of(rank)}" if rank.get("points") and not rank.get("count") and duration_of(rank) else ""
-        )
+        ago_s = rank.get("point_ago_s") if rank.get("points") and not rank.get("count") else None
+        since = f" for {duration(ago_s)}" if ago_s is not None else ""
         waiting = ", waits for the others" if rank["rank"] != said.rank and waits(rank, stacks) else ""
         out.append(f"Rank {rank['rank']}: {state}{since}{waiting}")
         main = dumps.places(dumps.main_thread(stacks.get(rank["pid"], "")))
