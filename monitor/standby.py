@@ -32,7 +32,7 @@ AT_MOST_BYTES = 4 << 30  # what the imports of a trainer need; a training holds 
 OUTPUT = "output"  # what it prints before it is released; then it goes into training.log
 
 
-def never(folder: RunFolder, limits: config.Standby) -> str:
+def never(folder: RunFolder, limits: config.Section) -> str:
     """Why this run has no standby attempt; "" when it can have one."""
     spec = folder.spec
     reasons = {
@@ -51,7 +51,7 @@ def never(folder: RunFolder, limits: config.Standby) -> str:
 class Standby:
     """The standby attempt of one run. `off`: why there is none; `ready`: it waits at the gate."""
 
-    def __init__(self, folder: RunFolder, limits: config.Standby, end: config.Ending):
+    def __init__(self, folder: RunFolder, limits: config.Section, end: config.Section):
         self.folder, self.limits, self.end = folder, limits, end
         self.off = never(folder, limits)
         self.attempt: Attempt | None = None

@@ -71,7 +71,7 @@ def parse(values: dict[str, Any]) -> StoreView | None:
 class StoreAgent:
     """The agent of one run. Does nothing for a run without a store."""
 
-    def __init__(self, folder: RunFolder, limits: config.Store):
+    def __init__(self, folder: RunFolder, limits: config.Section):
         self.folder = folder
         self.limits = limits
         self.address = str(folder.spec.get("store") or "")
