@@ -124,11 +124,6 @@ def span(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 3597 else f"{seconds / 3600:,.2f} h"
 
 
-def hours(folder: Path) -> dict[str, float]:
-    """Hours of a run by state, up to now."""
-    return {state: seconds / 3600 for state, seconds in read(folder).seconds.items()}
-
-
 def seconds(folder: Path) -> float:
     """Seconds for which a run had a machine, up to now: what its `price_per_hour` is paid for."""
     return read(folder).machine_s

@@ -265,14 +265,14 @@ def _choose(run: Run, folders: list[Path]) -> ResumePoint:
     record = _newest_record(run, run.pause) if failures < snapshots.FAILED_COUNT else None
     on_disk = max(checkpoints.states(folders).values(), default=-1)
     if record is not None and record.step > on_disk:
-        return ResumePoint(record.state, record.step, record=record.path)
+        return record
     point = checkpoints.choose(folders, run.verifier, run.pause)
     if record is not None and record.step > point.step:
-        return replace(point, path=record.state, step=record.step, record=record.path)
+        return replace(record, bad=point.bad, unsure=point.unsure)
     return point
 
 
-def _newest_record(run: Run, pause: Callable[[float], None], room: bool = True) -> snapshots.Record | None:
+def _newest_record(run: Run, pause: Callable[[float], None], room: bool = True) -> ResumePoint | None:
     """The newest snapshot that can be resumed from; why newer ones cannot is in the log. room: as for `snapshots.newest`."""
     doubtful = run.incident is not None and run.incident.cause.damages_memory
     before_step = run.incident.evidence.step if run.incident is not None and doubtful else None
@@ -300,7 +300,7 @@ def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
         run.unkept = ""
         return ""
     python = record.python if Path(record.python).is_file() else sys.executable
-    command = [python, "-m", "guards.snapshot_keep", str(record.path), str(run.folder.folder)]
+    command = [python, "-m", "guards.snapshot_keep", str(record.record), str(run.folder.folder)]
     job = Subjob(command, min(run.config.end.stop_save_s, run.remaining_s()))
     job.wait(pause)
     run.unkept = ""
@@ -310,7 +310,7 @@ def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
             "until this machine is restarted, and a new start goes on from them"
         )
     else:
-        run.folder.log(f"the snapshot of step {record.step} was written to the disk: {record.state.name}")
+        run.folder.log(f"the snapshot of step {record.step} was written to the disk")
     return run.unkept
 
 

@@ -181,6 +181,11 @@ def stop(args: argparse.Namespace) -> int:
     if not ask_to_end(folder, {"now": args.now}):
         return 0
     print(f"{folder.name}: stop requested")
+    return wait_for_end(folder, args)
+
+
+def wait_for_end(folder: Path, args: argparse.Namespace) -> int:
+    """Wait at most `args.wait` seconds for the end of a run that was asked to end; the command's exit code."""
     until = time.monotonic() + args.wait
     while time.monotonic() < until and is_held(folder / LOCK):
         time.sleep(0.1)
