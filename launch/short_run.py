@@ -263,13 +263,7 @@ class _Watch:
         return found
 
     def _scope(self) -> collect.Scope:
-        record, beats = self.attempt.record, self.view.beats
-        return collect.Scope(
-            beats=beats, members=self.attempt.tree.members, heartbeats=self.attempt.heartbeats,
-            started_s=record.started_s, oom_kills_before=record.oom_kills,
-            planned=max((b.planned for b in beats), default=0), best_step=self.view.step,
-            folder=self.folder.folder, log_tail=self.folder.log_tail(record.log_start, LOG_BYTES),
-        )  # fmt: skip
+        return self.attempt.scope(self.view.beats, LOG_BYTES, best_step=self.view.step)
 
 
 def reduced(spec: RunSpec, name: str, steps: int, files: Mapping[str, str], **more: Any) -> RunSpec:

@@ -13,10 +13,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from guards import heartbeat, snapshots
 from guards.heartbeat import Beat
 from monitor.detect.progress import Observation
+from monitor.diagnose.collect import Scope
 from monitor.process import platform
 from monitor.process.platform import Moment, ProcessInfo
 from monitor.process.tree import MARKS, RUN, TOKEN, KillResult, Tree, kill
@@ -246,6 +248,13 @@ class Attempt:
             return ExitStatus(code, number, "", "", False)
         note = first.note if first.outcome != "running" else ""
         return ExitStatus(code, number, first.outcome, note, 0 < first.step >= first.planned)
+
+    def scope(self, beats: Sequence[Beat], log_bytes: int, **known: Any) -> Scope:
+        """What evidence is collected on. log_bytes: of the log's end. known: more of a Scope's fields."""
+        record, folder = self.record, self.folder
+        tail = folder.log_tail(record.log_start, log_bytes)
+        members, before = self.tree.members, record.oom_kills
+        return Scope(beats, members, self.heartbeats, record.started_s, before, folder.folder, tail, **known)
 
     def request_stop(self) -> bool:
         """Ask every rank to save a checkpoint at the next step boundary and exit; False when no rank could be asked."""

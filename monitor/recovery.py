@@ -17,7 +17,7 @@ from monitor.attempt import Attempt, ExitStatus
 from monitor.detect.progress import Observation, Verdict
 from monitor.diagnose import causes, collect
 from monitor.diagnose.causes import Cause
-from monitor.diagnose.collect import LORA_DAMAGED, Evidence, Scope
+from monitor.diagnose.collect import LORA_DAMAGED, Evidence
 from monitor.diagnose.incident import Incident
 from monitor.phrases import PHASES, count
 from monitor.process import platform
@@ -151,16 +151,11 @@ def _open_incident(run: Run, attempt: Attempt, view: Observation, failure: Hang 
 
 def _collect(run: Run, attempt: Attempt, view: Observation, failure: Hang | Crash) -> Evidence:
     """The evidence on the failure; nothing that hangs is waited for."""
-    scope = Scope(
-        beats=view.beats,
-        members=attempt.tree.members,
-        heartbeats=attempt.heartbeats,
-        started_s=attempt.record.started_s,
-        oom_kills_before=attempt.record.oom_kills,
+    scope = attempt.scope(
+        view.beats,
+        run.config.check.log_tail_bytes,
         planned=run.state.planned,
         best_step=run.state.best_step,
-        folder=run.folder.folder,
-        log_tail=run.folder.log_tail(attempt.record.log_start, run.config.check.log_tail_bytes),
         gpus=run.gpus.read(),
         gpu_note=run.gpus.note,
     )

@@ -286,18 +286,12 @@ def diagnose(args: argparse.Namespace) -> int:
         signals, stacks = compare(first, probe.newest, [b.pid for b in beats] or [pid]), probe.texts()
     if "Failed to find python version" in stacks.get(pid, ""):  # py-spy, of any other program
         stacks[pid] = "(not a Python process: its stack cannot be shown)"
-    record = attempt.record if attempt else None
-    scope = collect.Scope(
-        beats=beats,
-        members=processes.members,
-        heartbeats=heartbeats,
-        started_s=record.started_s if record else time.monotonic(),
-        oom_kills_before=record.oom_kills if record else collect.oom_kills(),
-        planned=max((b.planned for b in beats), default=0),
-        best_step=max((b.step for b in beats), default=0),
-        folder=folder.folder,
-        log_tail=folder.log_tail(record.log_start, limits.check.log_tail_bytes) if record else "",
-    )
+    if attempt is not None:
+        scope = attempt.scope(beats, limits.check.log_tail_bytes)
+    else:
+        scope = collect.Scope(
+            [], processes.members, heartbeats, time.monotonic(), collect.oom_kills(), folder.folder, ""
+        )
     evidence = collect.of_process(scope, pid, signals.stuck, stacks)
     text, found = describe(name, evidence, signals, causes.match(evidence))
     if process is not None:

@@ -43,10 +43,10 @@ class Scope:
     heartbeats: Path  # the folder
     started_s: float
     oom_kills_before: dict[str, int]  # `oom_kills()` when the attempt started; {} when not known
-    planned: int
-    best_step: int
     folder: Path
     log_tail: str
+    planned: int = 0  # as far as it is known besides the beats; so is the step
+    best_step: int = 0
     gpus: tuple[dict[str, Any], ...] = ()
     gpu_note: str = ""
 
@@ -163,7 +163,7 @@ def of_process(scope: Scope, pid: int, signs: tuple[str, ...], stacks: dict[int,
 def _complete(found: Evidence, scope: Scope, pid: int = 0) -> None:
     """Add what every kind of evidence has. pid: the trainer where there are no heartbeats."""
     now = platform.now()
-    found.planned, found.log_tail = scope.planned, scope.log_tail
+    found.planned, found.log_tail = max([scope.planned, *(b.planned for b in scope.beats)]), scope.log_tail
     found.gpu, found.gpu_note = list(scope.gpus), scope.gpu_note
     found.outcome = "" if found.outcome == "running" else found.outcome
     found.ranks = rank_facts(scope.beats, now)
