@@ -207,6 +207,15 @@ class Loop:
         recovery.close_incident(self.run, view, first_new)
         return view
 
+    def attach(self, attempt: Attempt) -> None:
+        """Watch this attempt from now on."""
+        self.drop_probe()
+        self.attempt, self.view = attempt, None
+        self.watch = Watch(self.config, {**self.learned, **self.run.state.durations, **self.watch.learned()})
+        self.slow_reason, self.calm_since_s, self.last_step_s = "", -math.inf, None
+        self.slowdown.attach()
+        self.status.new_attempt()
+
     def drop_probe(self) -> None:
         if self.probe is not None:
             self.probe.close()

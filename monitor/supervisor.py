@@ -22,7 +22,7 @@ from guards import limits
 from monitor import config, recovery, start
 from monitor.attempt import Attempt
 from monitor.detect.probe import Probe
-from monitor.detect.progress import HUNG, OVER, SLOW, SUSPECT, Observation, Verdict, Watch
+from monitor.detect.progress import HUNG, OVER, SLOW, SUSPECT, Observation, Verdict
 from monitor.diagnose.collect import LORA_DAMAGED
 from monitor.gpu import nvml
 from monitor.loop import Loop, Step
@@ -112,6 +112,8 @@ class Supervisor(Loop):
         if unknown or (not numbers and request is None):
             return None  # what an earlier monitor left must be known before it can be stopped
         shutdown = new = self.run.state.shutdown
+        if new is not None and new.ending == "changed":  # its restart gives way to an end
+            new = None
         if signal.SIGTERM in numbers:
             new = new or Shutdown("preempted")
             if new.gone_by_s is None:
@@ -146,7 +148,7 @@ class Supervisor(Loop):
         if not self.attempt.request_stop() or not stepped:
             wait_s = min(wait_s, NO_STEP_SAVE_S)
         preempted = shutdown.ending == "preempted"
-        then = "pausing" if shutdown.ending == "paused" else "stopping"
+        then = {"paused": "pausing", "changed": "restarting"}.get(shutdown.ending, "stopping")
         message = "the machine is needed: saving a checkpoint" if preempted else f"saving a checkpoint, then {then}"
         message = f"the spend limit is reached: {message}" if shutdown.ending == "spent" else message
         self.folder.event("stopping", message)
@@ -173,6 +175,11 @@ class Supervisor(Loop):
     def left(self) -> Step:
         """Stopped or preempted, with what is kept."""
         shutdown = self.run.state.shutdown or Shutdown("stopped")
+        if shutdown.ending == "changed":
+            if self.attempt is not None:
+                self.attempt.close()
+            self.run.state.shutdown = self.run.state.current = self.attempt = None
+            return Step(State.BACKOFF, "restarting with the changed run", time.monotonic())
         start.keep_newest(self.run, self.pause_at_end)
         newest = checkpoints.newest(self.run.state_folders())
         where = f"step {self.furthest()}" + (f"; checkpoint: {newest.name}" if newest else ", without a checkpoint")
@@ -238,15 +245,6 @@ class Supervisor(Loop):
         state.queued_at_s = run.queue.queued_at_s
         return Step(State.QUEUED, "waiting for a free GPU" if run.queue.devices else "preparing the start")
 
-    def attach(self, attempt: Attempt) -> None:
-        """Watch this attempt from now on."""
-        self.drop_probe()
-        self.attempt, self.view = attempt, None
-        self.watch = Watch(self.config, {**self.learned, **self.run.state.durations, **self.watch.learned()})
-        self.slow_reason, self.calm_since_s, self.last_step_s = "", -math.inf, None
-        self.slowdown.attach()
-        self.status.new_attempt()
-
     def queued(self) -> Step:
         """Wait for the GPU, then start."""
         if not self.run.queue.acquire():
@@ -257,8 +255,7 @@ class Supervisor(Loop):
         if isinstance(result, Attempt):
             self.waiting_since_s = None
             self.attach(result)
-            step = self.run.state.resumed_step
-            return Step(State.STARTING, f"Starting from step {step}")
+            return Step(State.STARTING, f"Starting from step {self.run.state.resumed_step}")
         if isinstance(result, start.Survivors):
             return self.unkillable(result.processes)
         if isinstance(result, start.GiveUp):
@@ -340,7 +337,9 @@ class Supervisor(Loop):
             self.folder.log(f"timers reset: {verdict.reset}")
         if verdict.kind == OVER:
             return self.script_ended(attempt)
-        self.slowdown.poll(attempt, view, self.watch, verdict)
+        if (changes := self.slowdown.poll(attempt, view, self.watch, verdict)) is not None:
+            self.run.state.changes = changes
+            return self.shut_down(Shutdown("changed"))
         if verdict.kind == HUNG:
             return self.hung(attempt, view, verdict)
         if verdict.kind == SUSPECT:
@@ -395,9 +394,10 @@ class Supervisor(Loop):
                 newest = checkpoints.newest(self.run.state_folders())
                 if newest is not None:
                     self.run.verifier.begin(newest)
-                limit = f"no progress for {verdict.stalled_s:.1f} s (limit {verdict.budget_s:.1f} s)"
-                message = f"{PHASES[verdict.phase]}: {limit}"
-                self.folder.event("suspect", message, phase=verdict.phase, step=verdict.step)
+                message = f"no progress for {verdict.stalled_s:.1f} s (limit {verdict.budget_s:.1f} s)"
+                self.folder.event(
+                    "suspect", f"{PHASES[verdict.phase]}: {message}", phase=verdict.phase, step=verdict.step
+                )
         limit_s = view.now_s + verdict.budget_s - verdict.stalled_s  # the next turn is then, not a poll later
         return Step(State.SUSPECT, f"no progress for {verdict.stalled_s:.0f} s", limit_s)
 
@@ -405,8 +405,8 @@ class Supervisor(Loop):
         """Over the limit, but moving: say why, and leave it alone."""
         self.slow_reason = "; ".join(verdict.evidence)
         if self.at.state is not State.SLOW:
-            message = f"{PHASES[verdict.phase]}: {self.slow_reason}"
-            self.folder.event("slow", message, phase=verdict.phase, step=verdict.step)
+            phase = verdict.phase
+            self.folder.event("slow", f"{PHASES[phase]}: {self.slow_reason}", phase=phase, step=verdict.step)
         return Step(State.SLOW, self.slow_reason)
 
     # ---- the end of an attempt ----

@@ -49,6 +49,11 @@ class Pace:
         """Seconds of the usual step, 0.0 while nothing is known."""
         return self._median or self._expected_s
 
+    @property
+    def steps(self) -> int:
+        """The number of steps in the window."""
+        return len(self._window)
+
     def now_s(self, under_way_s: float = 0.0) -> float:
         """Seconds of the window's middle step."""
         found = sorted([*self._window, *([under_way_s] if under_way_s else [])])

@@ -6,7 +6,7 @@ import time
 import pytest
 from monitor_evidence import crash, frames, hang, proc, rank
 
-from monitor.diagnose import causes
+from monitor.diagnose import causes, slow
 from runs.mitigate import MITIGATIONS
 
 LAUNCHER = (
@@ -240,7 +240,7 @@ def test_every_cause_is_a_sentence_and_every_mitigation_exists():
         for pattern in (*row["match"].get("log", ()), *row["match"].get("note", ())):
             re.compile(pattern)
     assert causes.TABLE[-1]["match"] == {}
-    used = {name for row in causes.TABLE for name in row.get("ladder", ())}
+    used = {name for row in (*causes.TABLE, *slow.TABLE) for name in row.get("ladder", ())}
     assert used == set(MITIGATIONS), "a mitigation that no cause uses"
     of = {row["name"]: row.get("ladder", ()) for row in reversed(causes.TABLE)}
     assert (
