@@ -162,7 +162,7 @@ def shouts(_: Heartbeat) -> None:
 
 def tqdm_restarts(heartbeat: Heartbeat) -> None:
     """The phase counts its items several times from 1, like new tqdms. `HANGPROOF_FAULT_ARG` = `ITEMS:SECONDS,…`."""
-    phase, total, inject = heartbeat.current_phase, heartbeat._total, heartbeat._inject
+    phase, total, inject = heartbeat.current_phase, heartbeat.record.total, heartbeat._inject
     loops = [
         (int(items), float(seconds)) for items, _, seconds in (loop.partition(":") for loop in argument().split(","))
     ]

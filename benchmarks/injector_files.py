@@ -135,7 +135,7 @@ class _SaveKiller:
     def count(self) -> None:
         # With snapshots in memory, a thread writes to the disk while the training is in another phase.
         saves = self.heartbeat.current_phase == "save" or threading.current_thread().name == state_saves.THREAD
-        if saves and self.heartbeat._step >= self.from_step:
+        if saves and self.heartbeat.record.step >= self.from_step:
             self.done += 1
             if self.done == self.target:
                 _die()

@@ -14,7 +14,7 @@ from typing import Any
 import tomllib
 
 from guards import hub_cache
-from guards.hub import DownloadError, Options, Progress, Source, to_stderr
+from guards.hub import DownloadError, Options, Progress, Source
 from runs.files import RunError, explained
 from runs.paths import ROOT, models_dir
 
@@ -114,6 +114,6 @@ def fetch(row: Captioner, on_line: Callable[[str], None]) -> Path:
 
     try:
         with explained(f"download {row.name}"):
-            return hub_cache.snapshot(Source(row.repo, ""), chosen, Options(report, to_stderr, by_hand=by_hand))
+            return hub_cache.snapshot(Source(row.repo, ""), chosen, Options(report, by_hand=by_hand))
     except DownloadError as error:
         raise RunError(f"{row.name} was not downloaded: {error}") from error

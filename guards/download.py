@@ -16,6 +16,7 @@ import errno
 import hashlib
 import http.client
 import json
+import math
 import os
 import re
 import shutil
@@ -29,13 +30,12 @@ from pathlib import Path
 from typing import Any
 
 from guards.checkpoint import atomic_write, fsync_path
-from guards.deadline import Deadline
+from guards.deadline import call
 from guards.hub import DownloadError, OnProgress, Options, Progress, Remote, Source, offline
 from guards.hub_request import (
     LEAST_BYTES,
     NETWORK_ERRORS,
     POLL_S,
-    Link,
     Patience,
     Refused,
     check_status,
@@ -244,63 +244,55 @@ class _Download:
             return
         # A commit does not change while it is downloaded.
         pinned = replace(self.source, revision=remote.commit or self.source.revision)
-        link = Link()
-        with self.patience.deadline(link) as deadline:
-            headers = {"Range": f"bytes={have}-"} if have else {}
-            responses = follow(pinned.url, headers, "GET", self.options.token, link)
-            with responses[-1] as response:
-                check_status(response, self.source, self.options.by_hand, self.options.token)
-                if response.headers.get("Content-Encoding", "identity") != "identity":
-                    raise Refused("the server compresses the file although it was asked not to")
-                if response.status == 416 and have:
-                    return  # the server has no byte after these; the hash decides
-                if response.status not in (200, 206):
-                    raise Refused(f"HTTP status {response.status} instead of the file")
-                asked = response.headers.get("Content-Range", "")
-                if response.status == 206 and re.match(rf"bytes {have}-", asked) is None:
-                    raise ConnectionError(
-                        f"asked for bytes from {have}, received {asked or 'a part without its position'}"
-                    )
-                if response.status != 206:
-                    have = 0  # the server ignores ranges
-                with self.part.open("ab" if have else "wb", buffering=0) as file:
-                    meter(have)
-                    have, end = self.write(response, remote, file, have, meter, deadline)
-                    os.fsync(file.fileno())
-        if link.expired:
-            raise TimeoutError(f"fewer than {LEAST_BYTES} bytes in {deadline.seconds:g} s")
+        headers = {"Range": f"bytes={have}-"} if have else {}
+        read_s = self.patience.read_s()
+        # On a thread: nothing interrupts a name look-up.
+        responses = call(
+            follow, pinned.url, headers, "GET", self.options.token, read_s, seconds=read_s, what="the file's first byte"
+        )
+        with responses[-1] as response:
+            check_status(response, self.source, self.options.by_hand, self.options.token)
+            if response.headers.get("Content-Encoding", "identity") != "identity":
+                raise Refused("the server compresses the file although it was asked not to")
+            if response.status == 416 and have:
+                return  # the server has no byte after these; the hash decides
+            if response.status not in (200, 206):
+                raise Refused(f"HTTP status {response.status} instead of the file")
+            asked = response.headers.get("Content-Range", "")
+            if response.status == 206 and re.match(rf"bytes {have}-", asked) is None:
+                raise ConnectionError(f"asked for bytes from {have}, received {asked or 'a part without its position'}")
+            if response.status != 206:
+                have = 0  # the server ignores ranges
+            with self.part.open("ab" if have else "wb", buffering=0) as file:
+                meter(have)
+                have, end = self.write(response, remote, file, have, meter)
+                os.fsync(file.fileno())
         if end is not None and have < end:
             raise ConnectionError(f"the connection ended after {have} of {end} bytes")
 
     def write(
-        self,
-        response: http.client.HTTPResponse,
-        remote: Remote,
-        file: Any,
-        have: int,
-        meter: _Meter,
-        deadline: Deadline,
+        self, response: http.client.HTTPResponse, remote: Remote, file: Any, have: int, meter: _Meter
     ) -> tuple[int, int | None]:
         """Write the response to the part file, which has `have` bytes. Returns how many it has then, and should have."""
         end = remote.size
         if end is None and response.length is not None:
             end = have + response.length
-        since_extended = 0
+        limit_s, since_s, since = self.patience.read_s() or math.inf, time.monotonic(), have
         while end is None or have < end:
             # read() discards received bytes when it times out
             piece = response.read1(CHUNK if end is None else min(CHUNK, end - have))
             if not piece:
                 break
-            since_extended += len(piece)
-            if since_extended >= LEAST_BYTES:
-                deadline.extend(self.patience.read_s())
-                since_extended = 0
             self.append(file, piece)
             have += len(piece)
             if have - self.most >= LEAST_BYTES or (have == end and have > self.most):
                 self.most = have
                 self.patience.new()
             meter(have)
+            if have - since >= LEAST_BYTES:
+                since_s, since = time.monotonic(), have
+            elif time.monotonic() - since_s > limit_s:
+                raise TimeoutError(f"fewer than {LEAST_BYTES} bytes in {limit_s:g} s")
         return have, end
 
     def append(self, file: Any, piece: bytes) -> None:

@@ -12,12 +12,12 @@ number that is odd during a write lets a reader refuse a torn record. Behind it 
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import math
 import mmap
 import os
 import re
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,32 +47,45 @@ _MAGIC = 0x48504842  # "HPHB"
 _VERSION = 2
 _RING = 256
 _NOTE = 240
-# magic, version | sequence | rank, world, pid, request | phase, outcome | step, planned, epoch, done, total, count |
-# loss, lr, beat_s, phase_s, step_s, started_s
-_SEQUENCE = struct.Struct("<Q")
-_STATIC = struct.Struct("<II")
-_IDENTITY = struct.Struct("<iii")
-_REQUEST = struct.Struct("<i")
-_BODY = struct.Struct("<ii6q6d")
-_ITEM = struct.Struct("<d")
-_NOTE_LENGTH = struct.Struct("<H")
-_AT_SEQUENCE = 8
-_AT_IDENTITY = 16
-_AT_REQUEST = 28
-_AT_BODY = 32
-_BEAT_FIELD = 10  # of _BODY: when the last beat was written
-_AT_NOTE = _AT_BODY + _BODY.size
-_AT_WAITED = 504
-_AT_RING = 512
-# last check point reached (-1: none), local rank | since when | when each one was first reached | seconds spent in each
-_POINTS = struct.Struct(f"<iid{len(startup.NAMES)}d{len(startup.NAMES)}d")
-_AT_POINTS = _AT_RING + _RING * _ITEM.size
-_AT_ABOUT = _AT_POINTS + _POINTS.size
 SIZE = 8192
-_ABOUT = SIZE - _AT_ABOUT - _NOTE_LENGTH.size
-assert _AT_NOTE + _NOTE_LENGTH.size + _NOTE <= _AT_WAITED
+_ABOUT = 5422  # bytes: what is left of SIZE
 
 _PHASE_INDEX = {name: i for i, name in enumerate(PHASES)}
+_STEP = _PHASE_INDEX["step"]
+_POINT_INDEX = {name: i for i, name in enumerate(startup.NAMES)}
+POINT = "check point "
+"""Begins the name that `inject` is called with at a check point."""
+
+
+class Record(ctypes.Structure):
+    """The record as it lies in the file. Times in monotonic seconds; `Beat` says what each field means."""
+
+    _fields_ = (
+        ("magic", ctypes.c_uint32),
+        ("version", ctypes.c_uint32),
+        ("sequence", ctypes.c_uint64),
+        *((name, ctypes.c_int32) for name in ("rank", "world", "pid", "request", "phase", "outcome")),
+        *((name, ctypes.c_int64) for name in ("step", "planned", "epoch", "done", "total", "count")),
+        *((name, ctypes.c_double) for name in ("loss", "lr", "beat_s", "phase_s", "step_s", "started_s")),
+        ("note_bytes", ctypes.c_uint16),
+        ("note", ctypes.c_ubyte * _NOTE),
+        ("unused", ctypes.c_ubyte * 126),
+        ("waited_s", ctypes.c_double),
+        ("ring", ctypes.c_double * _RING),  # durations of steps, the one with number N at N % _RING
+        ("point", ctypes.c_int32),  # the last check point reached, -1: none
+        ("local_rank", ctypes.c_int32),
+        ("point_s", ctypes.c_double),
+        ("reached", ctypes.c_double * len(startup.NAMES)),
+        ("spent", ctypes.c_double * len(startup.NAMES)),
+        ("about_bytes", ctypes.c_uint16),
+        ("about", ctypes.c_ubyte * _ABOUT),
+    )
+
+
+assert ctypes.sizeof(Record) == SIZE and Record.waited_s.offset == 504
+_NUMBERS = (ctypes.c_int32, ctypes.c_int64, ctypes.c_double)
+_SAME = [name for name, kind, *_ in Record._fields_ if kind in _NUMBERS and name not in ("phase", "outcome", "point")]
+"""The fields that a Beat has as they are."""
 
 
 class HeartbeatError(OSError):
@@ -130,23 +143,14 @@ class Heartbeat:
         self.path = Path(path) if path is not None else None
         self.rank = rank
         self._inject = inject
-        self._map: mmap.mmap | bytearray = bytearray(SIZE)
-        if self.path is not None:
-            self._map = _create(self.path)
+        self.record = record = Record.from_buffer(_create(self.path) if self.path is not None else bytearray(SIZE))
         now = time.monotonic()
-        self._sequence = 0
-        self._phase = self._outcome = 0
-        self._step = self._planned = self._epoch = self._done = self._total = self._count = 0
-        self._loss = self._lr = math.nan
-        self._phase_s, self._step_s, self._started_s = now, 0.0, now
         self._since_s = now  # when the step under way began
-        self._waited_s = 0.0
-        self._point, self._point_s, self._local_rank = -1, now, _number_in_environment("LOCAL_RANK")
-        self._reached, self._spent = [0.0] * len(startup.NAMES), [0.0] * len(startup.NAMES)
-        _STATIC.pack_into(self._map, 0, _MAGIC, _VERSION)
-        _IDENTITY.pack_into(self._map, _AT_IDENTITY, rank, world, os.getpid())
-        self._write(now, "")
-        self._write_points()
+        record.magic, record.version = _MAGIC, _VERSION
+        record.rank, record.world, record.pid = rank, world, os.getpid()
+        record.loss = record.lr = math.nan
+        record.phase_s = record.started_s = record.beat_s = record.point_s = now
+        record.point, record.local_rank = -1, _number_in_environment("LOCAL_RANK")
         self.describe()
 
     @classmethod
@@ -168,12 +172,12 @@ class Heartbeat:
 
     @property
     def current_phase(self) -> str:
-        return PHASES[self._phase]
+        return PHASES[self.record.phase]
 
     @property
     def last_beat_s(self) -> float:
         """When the last beat of any kind was written, in monotonic seconds."""
-        return float(_BODY.unpack_from(self._map, _AT_BODY)[_BEAT_FIELD])
+        return float(self.record.beat_s)
 
     @property
     def request(self) -> int:
@@ -181,94 +185,88 @@ class Heartbeat:
 
         The record itself tells who requested it: REQUEST_STOP the monitor, REQUEST_TERM a signal to this process.
         """
-        request: int = _REQUEST.unpack_from(self._map, _AT_REQUEST)[0]
+        request: int = self.record.request
         return REQUEST_STOP if request == REQUEST_TERM else request
 
     def request_stop(self) -> bool:
         """Request a stop because of SIGTERM. False where no step is complete: there is nothing to save."""
-        if self._count and self.request == REQUEST_NONE:
-            _REQUEST.pack_into(self._map, _AT_REQUEST, REQUEST_TERM)
-        return self._count > 0
+        if self.record.count and self.request == REQUEST_NONE:
+            self.record.request = REQUEST_TERM
+        return self.record.count > 0
 
     def plan(self, total_steps: int) -> None:
         """Record how many optimizer steps the run has."""
-        self._planned = total_steps
-        self._write(time.monotonic())
+        self._write(time.monotonic(), planned=total_steps)
 
     def phase(self, name: str, total: int = 0, note: str = "") -> None:
         """Enter a phase of PHASES with `total` items (0: unknown). KeyError for any other name."""
         now = time.monotonic()
-        self._phase, self._done, self._total = _PHASE_INDEX[name], 0, total
-        self._phase_s = now
         if name in ("first_step", "step"):
             self._since_s = now
-        self._write(now, note)
+        self._write(now, note, phase=_PHASE_INDEX[name], done=0, total=total, phase_s=now)
         if self._inject is not None:
-            self._inject(name, self._step, self)
+            self._inject(name, self.record.step, self)
 
     def item(self, done: int, note: str | None = None) -> None:
         """`done` items of this phase are complete. `note` names the next or the last one."""
-        self._done = done
-        self._write(time.monotonic(), note)
+        self._write(time.monotonic(), note, done=done)
         if self._inject is not None:
-            self._inject(PHASES[self._phase], self._step, self)
+            self._inject(self.current_phase, self.record.step, self)
 
     def step(self, step: int, epoch: int = 0, loss: float = math.nan, lr: float = math.nan) -> None:
         """Optimizer step number `step` (global, from 1) is complete. Moves the phase to "step"."""
-        now = time.monotonic()
-        _ITEM.pack_into(self._map, _AT_RING + (self._count % _RING) * 8, now - self._since_s)
-        if self._phase != _STEP:
-            self._phase, self._phase_s = _STEP, now
-        self._count += 1
-        self._step, self._epoch, self._loss, self._lr = step, epoch, loss, lr
-        self._step_s = self._since_s = now
-        self._done = self._total = 0
-        self._write(now)
+        now, record = time.monotonic(), self.record
+        record.sequence += 1
+        record.ring[record.count % _RING] = now - self._since_s
+        if record.phase != _STEP:
+            record.phase, record.phase_s = _STEP, now
+        record.step, record.epoch, record.loss, record.lr = step, epoch, loss, lr
+        record.count += 1
+        record.done = record.total = 0
+        record.beat_s = record.step_s = self._since_s = now
+        record.sequence += 1
         if self._inject is not None:
             self._inject("step", step, self)
 
     def waited(self, seconds: float) -> None:
         """The training has waited so many seconds for a batch of its data loader."""
-        self._waited_s += seconds
-        _ITEM.pack_into(self._map, _AT_WAITED, self._waited_s)
+        self.record.waited_s += seconds
 
     def reach(self, point: str) -> None:
         """The check point `point` of startup.NAMES begins now. It may start over later; an unknown name is ignored.
 
         Never raises: a trainer must not fail because of its report. It costs microseconds, a few times in a run.
         """
-        index = _POINT_INDEX.get(point, -1)
-        if index < 0 or index == self._point:
+        index, record = _POINT_INDEX.get(point, -1), self.record
+        if index < 0 or index == record.point:
             return
         now = time.monotonic()
-        if self._point >= 0:
-            self._spent[self._point] += now - self._point_s
-        passed = range(index + 1) if point in startup.PASSES_ALL else (index,)
-        for i in passed:
-            self._reached[i] = self._reached[i] or now
-        self._point, self._point_s = index, now
-        self._write_points()
+        record.sequence += 1
+        if record.point >= 0:
+            record.spent[record.point] += now - record.point_s
+        for i in range(index + 1) if point in startup.PASSES_ALL else (index,):
+            record.reached[i] = record.reached[i] or now
+        record.point, record.point_s = index, now
+        record.sequence += 1
         if self._inject is not None:
-            self._inject(POINT + point, self._step, self)
+            self._inject(POINT + point, record.step, self)
 
     @property
     def local_rank(self) -> int:
         """The number of this process among those of its machine."""
-        return self._local_rank
+        return int(self.record.local_rank)
 
     @property
     def point(self) -> str:
         """The check point reached last, "" before the first."""
-        return startup.NAMES[self._point] if self._point >= 0 else ""
+        return startup.NAMES[self.record.point] if self.record.point >= 0 else ""
 
     def describe(self, device: str = "", backend: str = "") -> None:
         """Record the environment as it is now, the device and the backend of the process group. Never raises."""
         text = startup.about(device, backend, _ABOUT)
-        self._begin()
-        _NOTE_LENGTH.pack_into(self._map, _AT_ABOUT, len(text))
-        at = _AT_ABOUT + _NOTE_LENGTH.size
-        self._map[at : at + len(text)] = text
-        self._finish()
+        self.record.sequence += 1
+        self.record.about_bytes, self.record.about[: len(text)] = len(text), text
+        self.record.sequence += 1
 
     def end(self, outcome: str, note: str = "") -> None:
         """Record the outcome, one of OUTCOMES, and its reason. A launcher may lose the exit code; the record is kept.
@@ -276,59 +274,21 @@ class Heartbeat:
         "done" is the final beat: only what the limit `exit_grace_s` covers may follow.
         """
         now = time.monotonic()
-        self._outcome = OUTCOMES.index(outcome)
-        if outcome in ("done", "stopped"):  # after a failure the phase it happened in is the evidence
-            self._phase, self._phase_s = _PHASE_INDEX["end"], now
-        self._write(now, note)
+        # After a failure the phase it happened in is the evidence.
+        ended = {"phase": _PHASE_INDEX["end"], "phase_s": now} if outcome in ("done", "stopped") else {}
+        self._write(now, note, outcome=OUTCOMES.index(outcome), **ended)
 
-    def _begin(self) -> None:
-        """The record is being written: the sequence number is odd."""
-        self._sequence += 1
-        _SEQUENCE.pack_into(self._map, _AT_SEQUENCE, self._sequence)
-
-    def _finish(self) -> None:
-        self._sequence += 1
-        _SEQUENCE.pack_into(self._map, _AT_SEQUENCE, self._sequence)
-
-    def _write_points(self) -> None:
-        self._begin()
-        _POINTS.pack_into(
-            self._map, _AT_POINTS, self._point, self._local_rank, self._point_s, *self._reached, *self._spent
-        )
-        self._finish()
-
-    def _write(self, now: float, note: str | None = None) -> None:
-        m = self._map
-        self._begin()
-        _BODY.pack_into(
-            m,
-            _AT_BODY,
-            self._phase,
-            self._outcome,
-            self._step,
-            self._planned,
-            self._epoch,
-            self._done,
-            self._total,
-            self._count,
-            self._loss,
-            self._lr,
-            now,
-            self._phase_s,
-            self._step_s,
-            self._started_s,
-        )
+    def _write(self, now: float, note: str | None = None, **fields: float) -> None:
+        """Set these fields. The sequence number is odd meanwhile."""
+        record = self.record
+        record.sequence += 1
+        for name, value in fields.items():
+            setattr(record, name, value)
+        record.beat_s = now
         if note is not None:
             text = _fit(note)
-            _NOTE_LENGTH.pack_into(m, _AT_NOTE, len(text))
-            m[_AT_NOTE + 2 : _AT_NOTE + 2 + len(text)] = text
-        self._finish()
-
-
-POINT = "check point "
-"""Begins the name that `inject` is called with at a check point."""
-_STEP = _PHASE_INDEX["step"]
-_POINT_INDEX = {name: i for i, name in enumerate(startup.NAMES)}
+            record.note_bytes, record.note[: len(text)] = len(text), text
+        record.sequence += 1
 
 
 def _number_in_environment(name: str) -> int:
@@ -375,8 +335,8 @@ def read(path: str | os.PathLike[str]) -> Beat:
                 data = file.read(SIZE)
                 beat = _parse(data, path)
                 if beat is not None:
-                    file.seek(_AT_SEQUENCE)
-                    if file.read(8) == data[_AT_SEQUENCE : _AT_SEQUENCE + 8]:
+                    file.seek(Record.sequence.offset)
+                    if file.read(8) == data[Record.sequence.offset :][:8]:
                         return beat
                 time.sleep(0.0002)
     except OSError as error:
@@ -385,53 +345,25 @@ def read(path: str | os.PathLike[str]) -> Beat:
 
 
 def _parse(data: bytes, path: str | os.PathLike[str]) -> Beat | None:
-    if len(data) != SIZE or _STATIC.unpack_from(data, 0) != (_MAGIC, _VERSION):
+    """The record in these bytes; None for one that is being written."""
+    if len(data) != SIZE or (record := Record.from_buffer_copy(data)).magic != _MAGIC or record.version != _VERSION:
         raise HeartbeatError(f"{path}: not a heartbeat of this version")
-    if _SEQUENCE.unpack_from(data, _AT_SEQUENCE)[0] % 2:
+    whole = record.phase < len(PHASES) and record.outcome < len(OUTCOMES) and record.note_bytes <= _NOTE
+    whole = whole and -1 <= record.point < len(startup.NAMES) and record.about_bytes <= _ABOUT
+    if record.sequence % 2 or not whole:
         return None
-    rank, world, pid = _IDENTITY.unpack_from(data, _AT_IDENTITY)
-    phase, outcome, step, planned, epoch, done, total, count, loss, lr, beat_s, phase_s, step_s, started_s = (
-        _BODY.unpack_from(data, _AT_BODY)
-    )
-    length = _NOTE_LENGTH.unpack_from(data, _AT_NOTE)[0]
-    if phase >= len(PHASES) or outcome >= len(OUTCOMES) or length > _NOTE:
-        return None
-    note = data[_AT_NOTE + 2 : _AT_NOTE + 2 + length].decode("utf-8", "replace")
-    ring = struct.unpack_from(f"<{_RING}d", data, _AT_RING)
-    last, local_rank, point_s, *times = _POINTS.unpack_from(data, _AT_POINTS)
-    about = _NOTE_LENGTH.unpack_from(data, _AT_ABOUT)[0]
-    if not -1 <= last < len(startup.NAMES) or about > _ABOUT:
-        return None
-    oldest = count % _RING
-    intervals = ring[:count] if count < _RING else ring[oldest:] + ring[:oldest]
+    oldest = record.count % _RING if record.count > _RING else 0
+    ring = record.ring[: min(record.count, _RING)]
     return Beat(
-        rank=rank,
-        world=world,
-        pid=pid,
-        request=_REQUEST.unpack_from(data, _AT_REQUEST)[0],
-        phase=PHASES[phase],
-        outcome=OUTCOMES[outcome],
-        step=step,
-        planned=planned,
-        epoch=epoch,
-        done=done,
-        total=total,
-        count=count,
-        loss=loss,
-        lr=lr,
-        beat_s=beat_s,
-        phase_s=phase_s,
-        step_s=step_s,
-        started_s=started_s,
-        note=note,
-        intervals=intervals,
-        local_rank=local_rank,
-        point=startup.NAMES[last] if last >= 0 else "",
-        point_s=point_s,
-        reached=tuple(times[: len(startup.NAMES)]),
-        spent=tuple(times[len(startup.NAMES) :]),
-        waited_s=_ITEM.unpack_from(data, _AT_WAITED)[0],
-        about=data[_AT_ABOUT + 2 : _AT_ABOUT + 2 + about].decode("utf-8", "replace"),
+        **{name: getattr(record, name) for name in _SAME},
+        phase=PHASES[record.phase],
+        outcome=OUTCOMES[record.outcome],
+        note=bytes(record.note[: record.note_bytes]).decode("utf-8", "replace"),
+        intervals=(*ring[oldest:], *ring[:oldest]),
+        point=startup.NAMES[record.point] if record.point >= 0 else "",
+        reached=tuple(record.reached),
+        spent=tuple(record.spent),
+        about=bytes(record.about[: record.about_bytes]).decode("utf-8", "replace"),
     )
 
 
@@ -453,5 +385,5 @@ def read_all(folder: str | os.PathLike[str]) -> list[Beat]:
 def set_request(path: str | os.PathLike[str], request: int) -> None:
     """Send REQUEST_STOP to the process whose record is `path`, or REQUEST_NONE to withdraw it. Raises OSError."""
     with open(path, "r+b") as file:
-        file.seek(_AT_REQUEST)
-        file.write(_REQUEST.pack(request))
+        file.seek(Record.request.offset)
+        file.write(request.to_bytes(4, "little"))

@@ -7,13 +7,13 @@ login on the page changes them in a running process.
 from __future__ import annotations
 
 import os
-import sys
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from guards import limits
+from guards.metrics import say
 
 
 class DownloadError(Exception):
@@ -81,12 +81,6 @@ def ignore(_: object) -> None:
     """Report nothing."""
 
 
-def to_stderr(message: str) -> None:
-    """Report to standard error."""
-    sys.stderr.write(f"hangproof: {message}\n")
-    sys.stderr.flush()
-
-
 @dataclass(frozen=True)
 class Options:
     """How to download. stall_s: seconds without a new byte before the download fails; None: `download_stall_s`; 0: no limit.
@@ -96,7 +90,7 @@ class Options:
     """
 
     on_progress: OnProgress = ignore
-    say: Callable[[str], None] = to_stderr
+    say: Callable[[str], None] = say
     stall_s: float | None = None
     token: str | None = None
     wait: bool = False

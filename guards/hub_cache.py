@@ -15,7 +15,7 @@ import re
 import shutil
 import urllib.parse
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +25,6 @@ from guards.hub import DownloadError, Options, Progress, Remote, Source, endpoin
 from guards.hub_request import ask, resolve
 
 MOST_LIST_BYTES = 1 << 26
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A file in the hub's list of a repository. size: bytes; blob: its ETag; sha256: "" for a small file."""
-
-    name: str
-    size: int
-    blob: str
-    sha256: str
-
-    @property
-    def remote(self) -> Remote:
-        """As `hub_request.resolve` would return it."""
-        sha1 = self.blob.lower() if not self.sha256 and re.fullmatch(r"[0-9a-fA-F]{40}", self.blob) else ""
-        return Remote(self.size, self.sha256 or self.blob, self.sha256, sha1)
 
 
 def folder() -> Path:
@@ -85,19 +69,19 @@ def to_cache(source: Source, options: Options, cache: Path | None = None) -> Pat
     return path
 
 
-def listing(source: Source, options: Options) -> tuple[str, list[Entry]]:
-    """The commit and the files of a repository. Raises DownloadError."""
+def listing(source: Source, options: Options) -> tuple[str, dict[str, Remote]]:
+    """The commit and the files of a repository, by name. Raises DownloadError."""
     kind = f"{source.repo_type}s"
     revision = urllib.parse.quote(source.revision, safe="")
     url = f"{endpoint()}/api/{kind}/{source.repo}/revision/{revision}?blobs=true"
 
-    def read(responses: list[Any]) -> tuple[str, list[Entry]]:
+    def read(responses: list[Any]) -> tuple[str, dict[str, Remote]]:
         data = b""
         while len(data) < MOST_LIST_BYTES and (piece := responses[-1].read1(CHUNK)):
             data += piece
         try:
             found = json.loads(data)
-            return found["sha"], [_entry(item) for item in found["siblings"]]
+            return found["sha"], dict(_entry(item) for item in found["siblings"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if responses[-1].length:
                 raise ConnectionError("the list of files is cut short") from error
@@ -105,16 +89,19 @@ def listing(source: Source, options: Options) -> tuple[str, list[Entry]]:
                 "server", f"{url} is not the list of files of a model hub ({type(error).__name__}); check HF_ENDPOINT"
             ) from error
 
-    commit, entries = ask(replace(source, file=""), url, "GET", options, read)
+    commit, files = ask(replace(source, file=""), url, "GET", options, read)
     if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{40}", commit):
         raise DownloadError("server", f"{url} names no commit; check HF_ENDPOINT")
-    return commit, entries
+    return commit, files
 
 
-def _entry(item: dict[str, Any]) -> Entry:
-    lfs = item.get("lfs") or {}
-    name = _safe(item["rfilename"]).as_posix()
-    return Entry(name, int(lfs.get("size", item["size"])), str(item.get("blobId", "")), str(lfs.get("sha256", "")))
+def _entry(item: dict[str, Any]) -> tuple[str, Remote]:
+    """The name of a file in the hub's list, and what the list says about it, as `hub_request.resolve` would return it."""
+    lfs, blob = item.get("lfs") or {}, str(item.get("blobId", ""))
+    sha256 = str(lfs.get("sha256", ""))
+    sha1 = blob.lower() if not sha256 and re.fullmatch(r"[0-9a-fA-F]{40}", blob) else ""
+    remote = Remote(int(lfs.get("size", item["size"])), sha256 or blob, sha256, sha1)
+    return _safe(item["rfilename"]).as_posix(), remote
 
 
 def snapshot(
@@ -128,14 +115,14 @@ def snapshot(
     done = _completed(home, source.revision)
     if done is not None:
         return done
-    commit, entries = listing(source, options)
-    chosen = set(choose([entry.name for entry in entries]))
-    wanted = sorted((entry for entry in entries if entry.name in chosen), key=lambda entry: (entry.size, entry.name))
-    missing = [entry for entry in wanted if not _blob(home, entry.remote.etag).is_file()]
-    needed = sum(missing_bytes(_blob(home, entry.remote.etag), entry.size) for entry in missing)
-    check_space(needed, home, source.repo)
-    total, before = sum(entry.size for entry in wanted), sum(entry.size for entry in wanted if entry not in missing)
-    for entry in missing:
+    commit, files = listing(source, options)
+    sizes = {name: remote.size or 0 for name, remote in files.items()}
+    wanted = sorted({*choose(list(files))} & files.keys(), key=lambda name: (sizes[name], name))
+    blobs = {name: _blob(home, files[name].etag) for name in wanted}
+    missing = [name for name in wanted if not blobs[name].is_file()]
+    check_space(sum(missing_bytes(blobs[name], sizes[name]) for name in missing), home, source.repo)
+    total, before = sum(sizes[name] for name in wanted), sum(sizes[name] for name in wanted if name not in missing)
+    for name in missing:
         offset = before
 
         def report(at: Progress, offset: int = offset) -> None:
@@ -143,14 +130,13 @@ def snapshot(
             eta_s = left / at.speed if at.speed else None
             options.on_progress(replace(at, done=offset + at.done, total=total, eta_s=eta_s))
 
-        one = replace(source, file=entry.name, revision=commit)
-        within = replace(options, wait=True, on_progress=report)
-        _fetch_blob(one, entry.remote, home, within)
-        before += entry.size
-    for entry in wanted:
-        _link(home, commit, entry.name, entry.remote.etag)
+        one = replace(source, file=name, revision=commit)
+        _fetch_blob(one, files[name], home, replace(options, wait=True, on_progress=report))
+        before += sizes[name]
+    for name in wanted:
+        _link(home, commit, name, files[name].etag)
     _write_ref(home, source.revision, commit)
-    record = {**_records(home), source.revision: {"commit": commit, "files": [entry.name for entry in wanted]}}
+    record = {**_records(home), source.revision: {"commit": commit, "files": wanted}}
     _write(home / ".hangproof.json", json.dumps(record))
     return home / "snapshots" / commit
 

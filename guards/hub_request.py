@@ -2,8 +2,8 @@
 
 Decision: the standard library's client, with each redirect followed here, because the token goes to the endpoint's own host
 and never to the host of a redirect, and because the hub's headers are on the first response and the file's on the last. A
-socket's own timeout limits one read; a server that sends a byte now and then would never reach it. So a `Deadline` closes
-the socket of the whole request.
+socket's own timeout limits one read; a server that sends a byte now and then would never reach it. So a small request has a
+limit as a whole, and who reads a file counts the bytes (download.py).
 
 A hub that has sent this process nothing is out of reach (no network, a wrong proxy), which differs from a download that
 stalls: all requests of the process together wait for it `hub_reach_s` seconds at most, and none of them asks again.
@@ -17,7 +17,6 @@ import http.client
 import math
 import os
 import re
-import socket
 import ssl
 import time
 import urllib.error
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from guards import limits
-from guards.deadline import Deadline, call
+from guards.deadline import call
 from guards.hub import DownloadError, Options, Remote, Source, ignore, offline, token
 
 LEAST_BYTES = 1 << 16  # that a connection must bring in `download_read_s`; fewer are no progress
@@ -57,37 +56,6 @@ class _Busy(ConnectionError):
 NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
 
 
-class Link:
-    """The socket of the request in progress, so that a deadline can close it."""
-
-    def __init__(self) -> None:
-        self.socket: socket.socket | None = None
-        self.expired = False
-
-    def attach(self, connected: socket.socket) -> None:
-        self.socket = connected
-        if self.expired:
-            self.shut()
-
-    def expire(self, _seconds: float, _what: str) -> None:
-        self.expired = True
-        self.shut()
-
-    def shut(self) -> None:
-        if self.socket is not None:
-            with contextlib.suppress(OSError):
-                socket.socket.shutdown(self.socket, socket.SHUT_RDWR)  # not SSLSocket's: another thread is reading
-
-
-def _recording(base: Any, link: Link) -> Any:
-    class Connection(base):
-        def connect(self) -> None:
-            super().connect()
-            link.attach(self.sock)
-
-    return Connection
-
-
 @functools.cache
 def _certificates() -> ssl.SSLContext:
     """The machine's certificates, and those that the hub's library uses: some machines have no others."""
@@ -102,24 +70,6 @@ def _certificates() -> ssl.SSLContext:
     return context
 
 
-class _Http(urllib.request.HTTPHandler):
-    def __init__(self, link: Link) -> None:
-        super().__init__()
-        self.link = link
-
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_recording(http.client.HTTPConnection, self.link), req)
-
-
-class _Https(urllib.request.HTTPSHandler):
-    def __init__(self, link: Link) -> None:
-        super().__init__(context=_certificates())
-        self.link = link
-
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_recording(http.client.HTTPSConnection, self.link), req, context=_certificates())
-
-
 class _AnyStatus(urllib.request.HTTPErrorProcessor):
     """Returns errors and redirects as they are: each response's headers are needed, and each redirect is checked."""
 
@@ -130,15 +80,15 @@ class _AnyStatus(urllib.request.HTTPErrorProcessor):
 
 
 def follow(
-    url: str, headers: dict[str, str], method: str, secret: str | None = None, link: Link | None = None
+    url: str, headers: dict[str, str], method: str, secret: str | None = None, read_s: float | None = None
 ) -> list[http.client.HTTPResponse]:
     """All responses on the way to a file; the token is sent to the first URL's host only.
 
-    secret: the token; None: the stored one. Raises URLError, TimeoutError, HTTPException.
+    secret: the token; None: the stored one. read_s: the limit of one read; None: `download_read_s`. Raises URLError, TimeoutError, HTTPException.
     """
-    link = link or Link()
     secret = (token() or "") if secret is None else secret
-    opener = urllib.request.build_opener(_Http(link), _Https(link), _AnyStatus)
+    read_s = limits.seconds("download_read_s") if read_s is None else read_s
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=_certificates()), _AnyStatus)
     responses: list[http.client.HTTPResponse] = []
     first = urllib.parse.urlsplit(url)
     for _ in range(10):
@@ -149,7 +99,7 @@ def follow(
         if secret and (here.scheme, here.netloc) == (first.scheme, first.netloc):
             sent["Authorization"] = f"Bearer {secret}"
         request = urllib.request.Request(url, headers=sent, method=method)
-        response = opener.open(request, timeout=limits.seconds("download_read_s") or None)
+        response = opener.open(request, timeout=read_s or None)
         responses.append(response)
         where = response.headers.get("Location")
         if response.status not in REDIRECTS or not where:
@@ -222,10 +172,6 @@ class Patience:
         """The limit of one connection for `LEAST_BYTES`; 0: none."""
         given = [limit for limit in (limits.seconds("download_read_s"), self.limit_s) if limit]
         return min(given, default=0.0)
-
-    def deadline(self, link: Link) -> Deadline:
-        """The limit of one request, until its first bytes."""
-        return Deadline(min(self.read_s(), max(self.left_s(), POLL_S)), self.what, link.expire)
 
     def pause(self, error: Exception) -> bool:
         """Wait before the next attempt. False when there is none."""
@@ -308,18 +254,18 @@ def ask(source: Source, url: str, method: str, options: Options, read: Callable[
     limit_s = min(options.limit_s or math.inf, reach.left_s())
     patience = Patience(limit_s, f"an answer about {source.repo} from {host}", options.say)
 
-    def attempt(link: Link) -> Any:
-        responses = follow(url, {}, method, options.token, link)
+    def attempt() -> Any:
+        responses = follow(url, {}, method, options.token, patience.read_s())
         reach.answered, patience.limit_s = True, options.limit_s
         with responses[-1]:
             check_status(responses[-1], source, options.by_hand, options.token)
             return read(responses)
 
     while True:
-        link, at_most_s = Link(), min(patience.read_s() or math.inf, round(max(patience.left_s(), POLL_S), 1))
+        at_most_s = min(patience.read_s() or math.inf, round(max(patience.left_s(), POLL_S), 1))
         try:
             # On a thread: nothing interrupts a name look-up.
-            return call(attempt, link, seconds=at_most_s, what="an answer", waiting=patience.report)
+            return call(attempt, seconds=at_most_s, what="an answer", waiting=patience.report)
         except NETWORK_ERRORS as error:
             reach.answered = reach.answered or _not_trusted(error)
             if patience.pause(error):
@@ -332,8 +278,6 @@ def ask(source: Source, url: str, method: str, options: Options, read: Callable[
             raise DownloadError(
                 "unreachable", f"{message}. Check the network, HF_ENDPOINT and the proxy{hint}"
             ) from error
-        finally:
-            link.expire(0.0, "")
 
 
 def resolve(source: Source, options: Options) -> Remote:

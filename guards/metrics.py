@@ -48,9 +48,10 @@ def append_line(path: str | os.PathLike[str], record: Mapping[str, object]) -> N
 
 
 def say(message: str) -> None:
-    """Print a message for the log, unless the log's disk is full, too."""
-    with contextlib.suppress(OSError, ValueError):
-        print(f"hangproof: {message}", file=sys.stderr, flush=True)
+    """Write a line to the log at once, in one call: loader workers write to the same file."""
+    with contextlib.suppress(OSError, ValueError):  # the log's disk is full, or its reader is gone
+        sys.stderr.write(f"hangproof: {message}\n")
+        sys.stderr.flush()
 
 
 class Metrics:
@@ -84,30 +85,12 @@ class Metrics:
 
     def step(self, step: int, epoch: int, loss: float, lr: float, step_s: float) -> None:
         """Optimizer step `step` took `step_s` seconds at learning rate `lr` with loss `loss`."""
-        self._append(
-            {
-                "kind": "step",
-                "t": utc_now(),
-                "mono_s": round(time.monotonic(), 3),
-                "attempt": self.attempt,
-                "step": step,
-                "epoch": epoch,
-                "loss": loss,
-                "lr": lr,
-                "step_s": round(step_s, 6),
-            },
-        )
+        mono_s, step_s = round(time.monotonic(), 3), round(step_s, 6)
+        self._append({**self._about("step", step, epoch), "mono_s": mono_s, "loss": loss, "lr": lr, "step_s": step_s})
 
     def validation(self, step: int, epoch: int, val_loss: float, items: int) -> None:
         """After optimizer step `step` the held-out images had the mean loss `val_loss`, over `items` losses."""
-        self._append(
-            {
-                "kind": "validation",
-                "t": utc_now(),
-                "attempt": self.attempt,
-                "step": step,
-                "epoch": epoch,
-                "val_loss": val_loss,
-                "items": items,
-            },
-        )
+        self._append({**self._about("validation", step, epoch), "val_loss": val_loss, "items": items})
+
+    def _about(self, kind: str, step: int, epoch: int) -> dict[str, object]:
+        return {"kind": kind, "t": utc_now(), "attempt": self.attempt, "step": step, "epoch": epoch}

@@ -27,14 +27,16 @@ def keep(path: Path, output: Path) -> Path:
         OSError, RuntimeError (torch's): the state cannot be written; nothing of it is left.
     """
     header, files = snapshot_record.files(path)
-    return _write(output / Path(header.name).name, header, files)
+    state = output / Path(header.name).name
+    write(state, header, files)
+    return state
 
 
-def _write(state: Path, header: Header, files: list[snapshot_record.File]) -> Path:
+def write(state: Path, header: Header, files: list[snapshot_record.File]) -> None:
+    """Write a state as the trainer's own save would. Raises OSError; RuntimeError (torch's) where the disk is full."""
     extra = {"belongs": header.belongs} if header.belongs is not None else {}
     with checkpoint.writing(state, header.step, header.epoch, **extra) as temporary:
         snapshot_record.write_folder(temporary, files)
-    return state
 
 
 def restore(folder: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> None:
@@ -52,7 +54,7 @@ def restore(folder: str | os.PathLike[str], environ: Mapping[str, str] = os.envi
         if header.name != folder.name:
             raise RecordError(f"{chosen}: it holds {header.name}, not {folder.name}")
         try:
-            _write(folder, header, files)
+            write(folder, header, files)
         except (OSError, RuntimeError):  # RuntimeError: torch's. Without its words, which say that a disk is full
             raise RecordError(f"{folder} cannot be written") from None
     except RecordError as error:

@@ -394,5 +394,4 @@ def write_folder(folder: Path, contents: list[File]) -> None:
         else:
             import torch
 
-            with open(path, "wb") as target:
-                torch.save(file.content, target)
+            torch.save(file.content, path)  # to a path, as accelerate: torch puts the file's name into the file

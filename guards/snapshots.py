@@ -278,7 +278,7 @@ class Snapshots:
         assert self.folder is not None
         return self._first_full(size, size, f"a copy of the state has {size / 1e6:.0f} MB")
 
-    def header(self, step: int, epoch: int, name: str, belongs: dict[str, Any] | None) -> Header:
+    def header(self, step: int, epoch: int, name: str, belongs: dict[str, Any] | None = None) -> Header:
         """The header of a record that is not written yet."""
         run, spec, boot, attempt = self._identity
         about = run, spec, boot, attempt, step, epoch, name

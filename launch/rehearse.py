@@ -27,7 +27,8 @@ from guards import checkpoint
 from launch import forecast, short_run
 from launch.common import LaunchError, add_run, find, report
 from launch.short_run import ENCODING, Meter
-from monitor.attempt import Attempt, AttemptView
+from monitor.attempt import Attempt
+from monitor.detect.progress import Observation
 from monitor.process import platform
 from monitor.resume import script
 from monitor.run_folder import RunFolder
@@ -397,7 +398,7 @@ class Work:
         if not self._resuming:
             self._enter(self._stage_of(phase), at_s)
 
-    def _see(self, attempt: Attempt, view: AttemptView) -> str:
+    def _see(self, attempt: Attempt, view: Observation) -> str:
         """Measure. A text ends the attempt: a stage took longer than its limit."""
         self.meter.see(attempt, view)
         now, limit_s = self.now, STAGES[self.now.key][2] if self.now else 0.0

@@ -21,8 +21,9 @@ from typing import Any, NoReturn
 
 from launch.common import LaunchError
 from monitor import config
-from monitor.attempt import Attempt, AttemptView
+from monitor.attempt import Attempt
 from monitor.detect.probe import Probe
+from monitor.detect.progress import Observation
 from monitor.diagnose import causes, collect
 from monitor.gpu.nvml import Gpus
 from monitor.gpu.queue import GpuQueue
@@ -132,7 +133,7 @@ def gpus_of(what: str, count: int) -> Iterator[GpuQueue]:
 def run(
     folder: Path,
     limit_s: float,
-    see: Callable[[Attempt, AttemptView], str],
+    see: Callable[[Attempt, Observation], str],
     inherit: tuple[int, ...],
     number: int = 1,
     program: Path | None = None,
@@ -163,11 +164,11 @@ class _Watch:
         self.view = attempt.poll(platform.now(), 0.0)
         self.evidence: Probe | None = None
 
-    def follow(self, until_s: float, see: Callable[[Attempt, AttemptView], str]) -> Result:
+    def follow(self, until_s: float, see: Callable[[Attempt, Observation], str]) -> Result:
         """Follow the attempt until it ends, hangs or `until_s`, and describe what was seen."""
         limits, over, moved_s, last = config.load(), "", time.monotonic(), None
         try:
-            while not self.view.gone and time.monotonic() < until_s and not over:
+            while not self.view.ended and time.monotonic() < until_s and not over:
                 time.sleep(POLL_S)
                 self.view = self.attempt.poll(platform.now(), 1.0)
                 over = see(self.attempt, self.view)
@@ -182,7 +183,7 @@ class _Watch:
                     found = self.evidence.sample_again(self.view.beats, QUIET_S)
                     if found.stuck or self.view.stopped:
                         return self._hangs(self.evidence)
-            if self.view.gone:
+            if self.view.ended:
                 return self._ended()
             # One rank computes for ever, or compiles: what has not moved for so long, and is not slow for a known reason, hangs.
             if self.evidence and time.monotonic() - moved_s >= 3 * QUIET_S and not self.evidence.signals.slow:
@@ -229,13 +230,7 @@ class _Watch:
         return found
 
     def _scope(self) -> collect.Scope:
-        record, beats = self.attempt.record, self.view.beats
-        return collect.Scope(
-            beats=beats, members=self.attempt.tree.members, heartbeats=self.attempt.heartbeats,
-            started_s=record.started_s, oom_kills_before=record.oom_kills,
-            planned=max((b.planned for b in beats), default=0), best_step=self.view.step,
-            folder=self.folder.folder, log_tail=self.folder.log_tail(record.log_start, LOG_BYTES),
-        )  # fmt: skip
+        return self.attempt.scope(self.view.beats, LOG_BYTES, best_step=self.view.step)
 
 
 def link_image(path: Path, copy: Path) -> None:
@@ -275,7 +270,7 @@ class Meter:
         self._entered: tuple[int, str] = (0, "")
         self._items: dict[tuple[int, str], list[tuple[int, float]]] = {}
 
-    def see(self, attempt: Attempt, view: AttemptView) -> str:
+    def see(self, attempt: Attempt, view: Observation) -> str:
         """One observation; "", which lets `short_run.run` go on."""
         now_s = time.monotonic()
         if now_s - self._memory_s >= MEMORY_S:

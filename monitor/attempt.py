@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from guards import heartbeat, snapshots
 from guards.heartbeat import Beat
+from monitor.detect.progress import Observation
+from monitor.diagnose.collect import Scope
 from monitor.process import platform
 from monitor.process.platform import Moment, ProcessInfo
 from monitor.process.tree import MARKS, RUN, TOKEN, KillResult, Tree, kill
@@ -28,42 +31,6 @@ _OURS = (*MARKS, *SNAPSHOTS)
 LIST_S = 1.0  # how often the folder of heartbeats is listed; reading known records costs less
 ACTIVE_CORES = 0.05  # processor cores that the script's processes use when they are at work
 ACTIVE_BYTES_S = 16 * 1024  # bytes a second that they read and write
-
-
-@dataclass(frozen=True)
-class AttemptView:
-    """One observation of an attempt."""
-
-    moment: Moment
-    beats: list[Beat]
-    script_alive: bool
-    living: list[ProcessInfo]  # the ranks that are alive
-    log_bytes: int
-    activity: float  # grows while the script's remaining processes work, once the ranks are gone
-
-    @property
-    def ranks_gone(self) -> bool:
-        """There were ranks, and none is alive."""
-        return bool(self.beats) and not self.living
-
-    @property
-    def gone(self) -> bool:
-        """Neither the script nor a rank is alive on this machine."""
-        return not self.script_alive and not self.living
-
-    @property
-    def dead(self) -> frozenset[int]:
-        """Process numbers of ranks that are not alive."""
-        return frozenset(b.pid for b in self.beats) - {p.pid for p in self.living}
-
-    @property
-    def stopped(self) -> frozenset[int]:
-        """Process numbers of ranks that a signal has stopped."""
-        return frozenset(p.pid for p in self.living if p.state == "T")
-
-    @property
-    def step(self) -> int:
-        return max((b.step for b in self.beats), default=0)
 
 
 @dataclass(frozen=True)
@@ -197,7 +164,7 @@ class Attempt:
         """The script's shell."""
         return self.record.root[0] if self.record.root else (self._popen.pid if self._popen else None)
 
-    def poll(self, now: Moment, tree_s: float, fresh: bool = False) -> AttemptView:
+    def poll(self, now: Moment, tree_s: float, fresh: bool = False) -> Observation:
         """Observe the attempt: heartbeats, which ranks live, the log's size.
 
         tree_s: the age in seconds at which the list of processes is renewed. fresh: read everything again, now.
@@ -210,7 +177,17 @@ class Attempt:
         elif fresh or now.mono_s - self._refreshed_s >= tree_s:
             self.tree.refresh()
             self._refreshed_s = now.mono_s
-        return AttemptView(now, beats, script_alive, living, self.folder.log_size(), self._activity)
+        return Observation(
+            now.mono_s,
+            now.boot_s,
+            tuple(beats),
+            self.folder.log_size(),
+            stopped=frozenset(p.pid for p in living if p.state == "T"),
+            ranks_gone=bool(beats) and not living,
+            activity=self._activity,
+            dead=frozenset(b.pid for b in beats) - {p.pid for p in living},
+            ended=not script_alive and not living,
+        )
 
     def _read_beats(self, now_s: float, fresh: bool) -> list[Beat]:
         """The records of the ranks; the last known one of a rank whose record is being replaced."""
@@ -257,7 +234,7 @@ class Attempt:
         if changed or cpu_s / elapsed >= ACTIVE_CORES or moved / elapsed >= ACTIVE_BYTES_S:
             self._activity += 1
 
-    def exit_status(self, beats: list[Beat]) -> ExitStatus:
+    def exit_status(self, beats: Sequence[Beat]) -> ExitStatus:
         """How it ended, once it has."""
         code = self._popen.returncode if self._popen is not None else None
         with contextlib.suppress(OSError, ValueError):  # absent when the shell itself was killed
@@ -271,6 +248,13 @@ class Attempt:
             return ExitStatus(code, number, "", "", False)
         note = first.note if first.outcome != "running" else ""
         return ExitStatus(code, number, first.outcome, note, 0 < first.step >= first.planned)
+
+    def scope(self, beats: Sequence[Beat], log_bytes: int, **known: Any) -> Scope:
+        """What evidence is collected on. log_bytes: of the log's end. known: more of a Scope's fields."""
+        record, folder = self.record, self.folder
+        tail = folder.log_tail(record.log_start, log_bytes)
+        members, before = self.tree.members, record.oom_kills
+        return Scope(beats, members, self.heartbeats, record.started_s, before, folder.folder, tail, **known)
 
     def request_stop(self) -> bool:
         """Ask every rank to save a checkpoint at the next step boundary and exit; False when no rank could be asked."""

@@ -1,4 +1,4 @@
-"""The monitor's limits: `config.toml` as typed values.
+"""The monitor's limits: the values of `config.toml`, each a number in the unit that its key ends in.
 
 Decision: one table with a unit in every key, instead of constants beside the code that uses them. A file named by
 `$HANGPROOF_LIMITS` replaces any value. Each value is then raised to the minimum that the guards inside the training need
@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import tomllib
@@ -30,104 +31,21 @@ class ConfigError(ValueError):
     """A configuration file that cannot be used. The message names the file, the key and the fix."""
 
 
-@dataclass(frozen=True)
-class Phase:
-    floor_s: float
-    ceiling_s: float
-
-
-@dataclass(frozen=True)
-class Watching:
-    min_sample_count: int
-    warm_sample_count: int
-    warmup_floor_s: float
-    log_silence_s: float
-    stopped_s: float
-    between_steps_s: float
-    exit_s: float
-    launcher_s: float
-    script_idle_s: float
-    poll_min_s: float
-    poll_max_s: float
-    tree_s: float
-    evidence_pause_s: float
-    fault_s: float
-    silent_s: float
-
-
-@dataclass(frozen=True)
-class Ending:
-    grace_s: float
-    stop_grace_s: float
-    kill_wait_s: float
-    gpu_memory_s: float
-    unkillable_s: float
-    stop_save_s: float
-    preempt_save_s: float
-    preempt_grace_s: float
-    preempt_kill_s: float
-    preempt_total_s: float
-
-
-@dataclass(frozen=True)
-class Restart:
-    without_progress_count: int
-    in_all_count: int
-    backoff_first_s: float
-    backoff_last_s: float
-    refund_s: float
-    start_s: float
-    disk_wait_s: float
-    snapshots_bytes: int
-
-
-@dataclass(frozen=True)
-class Check:
-    verify_s: float
-    render_s: float
-    stack_dump_s: float
-    py_spy_s: float
-    log_tail_bytes: int
-
-
-@dataclass(frozen=True)
-class Store:
-    lease_s: float
-    connect_s: float
-    copy_s: float
-    status_s: float
-    flush_s: float
-    release_s: float
-    restart_s: float
-    bandwidth_bytes: int
-    extra_saves_count: int
-
-
-@dataclass(frozen=True)
-class Standby:
-    tries_count: int
-    steps_count: int
-    start_s: float
-    gate_s: float
-    reserve_bytes: int
-
-
-@dataclass(frozen=True)
-class Slow:
-    window_s: float
-    changes_count: int
+Section = SimpleNamespace  # its keys are attributes
 
 
 @dataclass(frozen=True)
 class Config:
-    phases: dict[str, Phase]
-    watch: Watching
-    end: Ending
-    restart: Restart
-    check: Check
-    store: Store
-    standby: Standby
-    slow: Slow
+    """The sections of config.toml."""
+
+    phases: dict[str, Section]  # floor_s, ceiling_s
+    watch: Section
+    end: Section
+    restart: Section
+    check: Section
+    store: Section
+    standby: Section
+    slow: Section
 
 
 def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None) -> Config:
@@ -162,20 +80,13 @@ def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, s
             ceiling = key.replace("floor_s", "ceiling_s")
             values[ceiling] = max(values[ceiling], least_s)
 
-    def section(name: str) -> dict[str, Any]:
-        return {key.rpartition(".")[2]: value for key, value in values.items() if key.rpartition(".")[0] == name}
+    def section(name: str) -> Section:
+        return Section(**{key.rpartition(".")[2]: v for key, v in values.items() if key.rpartition(".")[0] == name})
 
-    phases = (key.split(".")[1] for key in values if key.endswith(".floor_s"))
-    return Config(
-        phases={name: Phase(**section(f"phases.{name}")) for name in phases},
-        watch=Watching(**section("watch")),
-        end=Ending(**section("end")),
-        restart=Restart(**section("restart")),
-        check=Check(**section("check")),
-        store=Store(**section("store")),
-        standby=Standby(**section("standby")),
-        slow=Slow(**section("slow")),
-    )
+    phases = {
+        name: section(f"phases.{name}") for name in (key.split(".")[1] for key in values if key.endswith(".floor_s"))
+    }
+    return Config(phases, *(section(field.name) for field in fields(Config) if field.name != "phases"))
 
 
 def _flat(table: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:

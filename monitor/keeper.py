@@ -11,22 +11,19 @@ touches no file of the run: what it has to say is written and sent by processes 
 intervals. The training is left alone: it works, or waits for the same disk, and the next monitor that works judges it. On Windows
 only the end of the monitor is noticed.
 
-It sleeps as long as the training lasts, so its size matters: `monitor run` finds the run, then replaces itself with a shell
-(keeper.sh), which becomes this file once the monitor was killed, failed or is silent. Other systems than Linux have this file
-from the start. It imports little more than nothing; what a failure needs is imported when there is one.
+It sleeps as long as the training lasts, so its size matters: `monitor run` finds the run, then replaces itself with this file,
+which imports little more than nothing; what a failure needs is imported when there is one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
+import subprocess
 import sys
 import time
-
-if sys.platform == "win32":
-    import subprocess
-else:
-    import select
 
 LOG = "monitor.log"  # as in run_folder.py
 EXIT_ERROR = 70  # EX_SOFTWARE of sysexits.h: the monitor failed outside its loop
@@ -42,7 +39,7 @@ SAY_S = 1.0  # for a message, whose stream may be a file on a disk that does not
 
 
 def become(folder: str, state: str, checked: bool) -> int:
-    """Replace this process with the keeper of `folder`; off Linux, be it: its exit code.
+    """Replace this process with the keeper of `folder`; on Windows, be it: its exit code.
 
     state: the file with the run's state. Raises OSError.
     """
@@ -57,29 +54,23 @@ def become(folder: str, state: str, checked: bool) -> int:
         silent_s = max(config.load().watch.silent_s, CONFIRM_S)
     except (config.ConfigError, LimitError):
         silent_s = HEALTHY_S  # the monitor says what is wrong with the limits, and ends
-    if not sys.platform.startswith("linux"):
-        return keep([f"--silent-s={silent_s:g}", *options, state, folder])
+    words = [f"--silent-s={silent_s:g}", *options, state, folder]
+    if sys.platform == "win32":
+        return keep(words)
     sys.stdout.flush()
     sys.stderr.flush()
-    reader, writer = os.pipe()
-    for pipe in (reader, writer):
-        os.set_inheritable(pipe, True)
-    shell = os.path.join(os.path.dirname(os.path.abspath(__file__)), "keeper.sh")
-    words = [sys.executable, state, folder, f"{silent_s:g}", str(reader), str(writer)]
-    os.execvp("bash", ["bash", shell, *words, *options])
+    os.execv(sys.executable, [sys.executable, "-m", "monitor", "run", "--keep", *words])
 
 
 def keep(words: list[str]) -> int:
     """Run the monitor until it ends by itself; its exit code. 1 when it was killed or failed TRIES_COUNT times in a row.
 
     words: options, the file with the run's state, the run's folder. Options: --checked; --silent-s=SECONDS; --before=NS, when
-    that file was last changed; and what keeper.sh saw: --ended=CODE, how its monitor ended (128 + N: signal N killed it), or
-    --silent=PID and --beats=DESCRIPTOR of one that is silent, and --received=SIGNAL.
+    that file was last changed.
     """
     *options, state, folder = words
     run, base_s = os.path.basename(folder), float(_value(options, "--silent-s=") or HEALTHY_S)
-    ended, silent = _value(options, "--ended="), _value(options, "--silent=")
-    received = [int(word.partition("=")[2]) for word in options if word.startswith("--received=")]
+    received: list[int] = []
     child: list[_Child] = []
 
     def forward(number: int, _frame: object) -> None:
@@ -98,15 +89,10 @@ def keep(words: list[str]) -> int:
         return 1
     failures = silences = 0
     while True:
-        began_s, limit_s, code = time.monotonic(), min(base_s * 2**silences, MAX_SILENT_S), None
+        began_s, limit_s = time.monotonic(), min(base_s * 2**silences, MAX_SILENT_S)
         try:
-            if ended is not None:
-                code, ended = int(ended) if int(ended) <= 128 else 128 - int(ended), None
-            elif silent is not None:
-                process, silent = _Child.adopt(int(silent), int(_value(options, "--beats=") or -1)), None
-            else:
-                process = _start_monitor(folder, options, received, child, restarted=failures + silences > 0)
-                code = process.wait(limit_s)
+            process = _start_monitor(folder, options, received, child, restarted=failures + silences > 0)
+            code = process.wait(limit_s)
         except OSError as error:
             how = f"cannot be started: {error.strerror or error}"
         else:
@@ -168,91 +154,61 @@ def _end_silent(process: _Child, run: str, silent_s: float) -> None:
         wait_s = min(2 * wait_s, MAX_SILENT_S)
 
 
-# The monitor's process, in a session of its own: Ctrl-C in the terminal reaches it once, through `forward`.
-if sys.platform == "win32":
+class _Child:
+    """The monitor's process, in a session of its own: Ctrl-C in the terminal reaches it once, through `forward`."""
 
-    class _Child:
-        def __init__(self, command: list[str], options: list[str]):
+    def __init__(self, command: list[str], options: list[str]):
+        """Raises OSError."""
+        self._beats = -1
+        if sys.platform == "win32":
             hidden = subprocess.CREATE_NO_WINDOW if "HANGPROOF_QUIET" in os.environ else 0
-            flags = subprocess.CREATE_NEW_PROCESS_GROUP | hidden
-            self._process = subprocess.Popen([*command, *options], creationflags=flags)
-
-        def send(self, _number: int) -> None:
-            self._process.send_signal(signal.CTRL_BREAK_EVENT)
-
-        def wait(self, _silent_s: float) -> int:
-            return self._process.wait()
-
-else:
-
-    class _Child:
-        """Not `subprocess.Popen`, whose module is larger than everything else here."""
-
-        def __init__(self, command: list[str], options: list[str]):
-            """Raises OSError."""
-            self._ended = False
+            self._process = subprocess.Popen(
+                [*command, *options], creationflags=subprocess.CREATE_NEW_PROCESS_GROUP | hidden
+            )
+        else:
             self._beats, writer = os.pipe()
             try:
-                os.set_inheritable(writer, True)
-                words = [*command, f"--beat={writer}", *options]
-                self.pid = os.posix_spawn(words[0], words, os.environ, setsid=True, setsigdef=[signal.SIGPIPE])
+                self._process = subprocess.Popen(
+                    [*command, f"--beat={writer}", *options], start_new_session=True, pass_fds=[writer]
+                )
             except OSError:
                 os.close(self._beats)
                 raise
             finally:
                 os.close(writer)
+        self.pid = self._process.pid
 
-        @classmethod
-        def adopt(cls, pid: int, beats: int) -> _Child:
-            """The child of the shell that became this process."""
-            child = cls.__new__(cls)
-            child.pid, child._beats, child._ended = pid, beats, False
-            return child
+    def send(self, number: int) -> None:
+        """Send a signal, unless it has ended: its number is not used again before it is waited for."""
+        if sys.platform == "win32":
+            number = signal.CTRL_BREAK_EVENT
+        self._process.send_signal(number)
 
-        def send(self, number: int) -> None:
-            """Send a signal, unless it has ended."""
-            if not self._ended:
-                os.kill(self.pid, number)
-
-        def wait(self, silent_s: float) -> int | None:
-            """Its exit code, -N: signal N killed it; None once it has not beaten for `silent_s` seconds."""
-            silent = False
-            while True:
-                if select.select([self._beats], [], [], CONFIRM_S if silent else silent_s)[0]:
-                    silent = False
-                    if not os.read(self._beats, 4096):
-                        return self._code()
-                elif silent:
+    def wait(self, silent_s: float) -> int | None:
+        """Its exit code, -N: signal N killed it; None once it has not beaten for `silent_s` seconds, and CONFIRM_S more."""
+        silent = False
+        while self._beats >= 0:
+            if not select.select([self._beats], [], [], CONFIRM_S if silent else silent_s)[0]:
+                if silent:
                     return None
-                else:
-                    silent = True
+                silent = True
+            elif os.read(self._beats, 4096):
+                silent = False
+            else:
+                os.close(self._beats)
+                break
+        return self._process.wait()
 
-        def kill(self, wait_s: float) -> bool:
-            """SIGKILL; whether it is gone within `wait_s` seconds. Its number is not used again before it is waited for."""
-            for number in (signal.SIGKILL, signal.SIGCONT):
-                self.send(number)
-            until_s = time.monotonic() + wait_s
-            while select.select([self._beats], [], [], max(0.0, until_s - time.monotonic()))[0]:
-                if not os.read(self._beats, 4096):
-                    self._code()
-                    return True
+    def kill(self, wait_s: float) -> bool:
+        """SIGKILL; whether it is gone within `wait_s` seconds."""
+        for number in (signal.SIGKILL, signal.SIGCONT):
+            self.send(number)
+        try:
+            self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
             return False
-
-        def _code(self) -> int:
-            """Wait for its end."""
-            os.close(self._beats)
-            while True:
-                try:
-                    if hasattr(os, "waitid"):  # macOS has none before Python 3.13
-                        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-                        self._ended = True  # before its number is free for another process
-                    return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-                except ChildProcessError:  # the shell that became this process has waited for it
-                    self._ended = True
-                    return -signal.SIGKILL
-                except OSError as error:  # must not start a second monitor
-                    print(f"monitor: {error}; waiting again", file=sys.stderr, flush=True)
-                    time.sleep(PAUSE_S)
+        os.close(self._beats)
+        return True
 
 
 def _changed_ns(path: str) -> int:
@@ -264,45 +220,29 @@ def _changed_ns(path: str) -> int:
 
 # ---- after a failure ----
 
-_messages: list[int] = []  # processes that write or send one
-
 
 def _say(run: str, text: str, send: bool = False) -> None:
     """Write a line to standard error, and `send` it to the user's addresses, by processes of their own: what blocks, blocks them."""
-    _messages[:] = [pid for pid in _messages if not _has_ended(pid)]
     line = f"monitor: {run}: {text}"
     if sys.platform == "win32":
         print(line, file=sys.stderr, flush=True)
         return
     try:
-        written = os.posix_spawn("/bin/sh", ["sh", "-c", 'printf "%s\\n" "$1" >&2', "sh", line], os.environ)
-        until_s = time.monotonic() + SAY_S
-        while not _has_ended(written):
-            if time.monotonic() >= until_s:
-                _messages.append(written)
-                break
-            time.sleep(0.01)
+        written = subprocess.Popen(["sh", "-c", 'printf "%s\\n" "$1" >&2', "sh", line])
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            written.wait(SAY_S)
         if send:
             import json
 
-            null, message = (
-                os.open(os.devnull, os.O_RDWR),
-                json.dumps({"kind": "unwatched", "title": run, "body": text}),
+            null = subprocess.DEVNULL
+            sender = subprocess.Popen(
+                [sys.executable, "-m", "monitor.cli.notify"], stdin=subprocess.PIPE, stdout=null, stderr=null
             )
-            reader, writer = os.pipe()
-            os.write(writer, message.encode())
-            os.close(writer)
-            files = [(os.POSIX_SPAWN_DUP2, reader, 0), (os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)]
-            command = [sys.executable, "-m", "monitor.cli.notify"]
-            _messages.append(os.posix_spawn(command[0], command, os.environ, file_actions=files))
-            os.close(reader)
-            os.close(null)
+            assert sender.stdin is not None
+            with sender.stdin as message:
+                message.write(json.dumps({"kind": "unwatched", "title": run, "body": text}).encode())
     except OSError:  # no process can be started
         print(line, file=sys.stderr, flush=True)
-
-
-def _has_ended(child: int) -> bool:
-    return os.waitpid(child, os.WNOHANG)[0] != 0
 
 
 def _is_watched(state: str) -> bool:

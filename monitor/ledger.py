@@ -31,11 +31,11 @@ from typing import Any, BinaryIO
 
 import tomllib
 
-from monitor.metrics_lines import count_of, first_step, is_count, json_objects, last_step, step_line
 from monitor.phrases import count
 from monitor.process import platform
 from monitor.process.locks import LOCK, is_held
 from monitor.run_folder import EVENTS, METRICS, STATUS, read_json
+from runs.metrics_lines import count_of, first_step, is_count, json_objects, last_step, step_line
 
 STATES = ("training", "loading", "waiting", "recovering", "lost")
 ENDED = ("completed", "failed", "stopped", "paused", "unkillable")  # events: the run has ended, and a pause follows
@@ -122,11 +122,6 @@ def span(seconds: float) -> str:
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 3597 else f"{seconds / 3600:,.2f} h"
-
-
-def hours(folder: Path) -> dict[str, float]:
-    """Hours of a run by state, up to now."""
-    return {state: seconds / 3600 for state, seconds in read(folder).seconds.items()}
 
 
 def seconds(folder: Path) -> float:

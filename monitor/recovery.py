@@ -13,11 +13,11 @@ from pathlib import Path
 
 from guards import startup
 from guards.heartbeat import REQUEST_TERM
-from monitor.attempt import Attempt, AttemptView, ExitStatus
-from monitor.detect.progress import Verdict
+from monitor.attempt import Attempt, ExitStatus
+from monitor.detect.progress import Observation, Verdict
 from monitor.diagnose import causes, collect
 from monitor.diagnose.causes import Cause
-from monitor.diagnose.collect import LORA_DAMAGED, Evidence, Scope
+from monitor.diagnose.collect import LORA_DAMAGED, Evidence
 from monitor.diagnose.incident import Incident
 from monitor.phrases import PHASES, count
 from monitor.process import platform
@@ -61,7 +61,7 @@ class Finished:
 
 
 def recover(
-    run: Run, attempt: Attempt, view: AttemptView, failure: Hang | Crash | None
+    run: Run, attempt: Attempt, view: Observation, failure: Hang | Crash | None
 ) -> Restart | GiveUp | Finished | Survivors:
     """Answer a failure. `failure` None: go on with the recovery that `run.state.failure` records."""
     state, end = run.state, run.config.end
@@ -123,7 +123,7 @@ def recover(
     return result
 
 
-def _open_incident(run: Run, attempt: Attempt, view: AttemptView, failure: Hang | Crash) -> None:
+def _open_incident(run: Run, attempt: Attempt, view: Observation, failure: Hang | Crash) -> None:
     """Collect the evidence, name the cause and write the incident; from here on a killed monitor can continue it."""
     evidence = _collect(run, attempt, view, failure)
     cause = causes.match(evidence)
@@ -149,18 +149,13 @@ def _open_incident(run: Run, attempt: Attempt, view: AttemptView, failure: Hang 
     run.folder.log(f"incident {incident.number}: {cause.title}. {cause.explanation}")
 
 
-def _collect(run: Run, attempt: Attempt, view: AttemptView, failure: Hang | Crash) -> Evidence:
+def _collect(run: Run, attempt: Attempt, view: Observation, failure: Hang | Crash) -> Evidence:
     """The evidence on the failure; nothing that hangs is waited for."""
-    scope = Scope(
-        beats=view.beats,
-        members=attempt.tree.members,
-        heartbeats=attempt.heartbeats,
-        started_s=attempt.record.started_s,
-        oom_kills_before=attempt.record.oom_kills,
+    scope = attempt.scope(
+        view.beats,
+        run.config.check.log_tail_bytes,
         planned=run.state.planned,
         best_step=run.state.best_step,
-        folder=run.folder.folder,
-        log_tail=run.folder.log_tail(attempt.record.log_start, run.config.check.log_tail_bytes),
         gpus=run.gpus.read(),
         gpu_note=run.gpus.note,
     )
@@ -194,7 +189,7 @@ def load_incident(run: Run) -> None:
             run.incident = None  # closed already
 
 
-def close_incident(run: Run, view: AttemptView, first_new: int) -> None:
+def close_incident(run: Run, view: Observation, first_new: int) -> None:
     """Step `first_new` is the first one beyond those reached before the failure: the run has recovered."""
     incident, run.incident, run.state.open_incident = run.incident, None, ""
     if incident is None:
@@ -204,7 +199,7 @@ def close_incident(run: Run, view: AttemptView, first_new: int) -> None:
     at_s = first.step_s - (sum(first.intervals[-later:]) if later else 0.0)
     incident.recover_s = max(0.0, at_s - incident.progress_s)
     incident.steps_repeated = incident.best_step - (incident.resumed_from or 0)
-    incident.close(run.folder, f"the run recovered: step {first_new} is new", view.moment.utc)
+    incident.close(run.folder, f"the run recovered: step {first_new} is new", platform.now().utc)
     run.state.save(run.folder)
     repeated = count(incident.steps_repeated, "step")
     message = f"step {first_new} is new: recovered in {incident.recover_s:.1f} s, {repeated} trained twice"
@@ -238,7 +233,7 @@ def kill_processes(run: Run, attempt: Attempt, grace_s: float, kill_wait_s: floa
     return result
 
 
-def stopped_on_request(status: ExitStatus, view: AttemptView) -> bool:
+def stopped_on_request(status: ExitStatus, view: Observation) -> bool:
     """It saved and exited because the monitor asked, and not because something else sent it SIGTERM."""
     return status.outcome == "stopped" and not any(b.request == REQUEST_TERM for b in view.beats)
 

@@ -30,7 +30,7 @@ METRICS, JOB = "metrics.jsonl", "job.json"
 STATE, STOP = "monitor.json", "stop.request"
 QUEUE = ".queue.json"  # in outputs/: see jobs/queue.py
 MACHINES = "machines"  # in the run's folder: what the monitors of other machines than the first one write
-SHOWN = (
+SHOWN = [
     "host",
     "state",
     "phase",
@@ -39,7 +39,7 @@ SHOWN = (
     "message",
     "reason",
     "updated_at",
-)  # of another machine's status
+]  # of another machine's status
 SCRIPT = "train.bat" if platform.WINDOWS else "train.sh"
 
 

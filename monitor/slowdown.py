@@ -11,9 +11,9 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from monitor.attempt import Attempt, AttemptView
+from monitor.attempt import Attempt
 from monitor.detect.pace import MIN_STEPS, OVER, Pace
-from monitor.detect.progress import Verdict, Watch
+from monitor.detect.progress import Observation, Verdict, Watch
 from monitor.diagnose import slow
 from monitor.diagnose.slow import Amounts, Reading
 from monitor.gpu import nvml
@@ -82,11 +82,11 @@ class Slowdown:
         """For status.json: cause, title, explanation, advice, since (UTC), step_s, usual_s (None: unknown); None at the usual pace."""
         return self.found or None
 
-    def poll(self, attempt: Attempt, view: AttemptView, watch: Watch, verdict: Verdict) -> Changes | None:
+    def poll(self, attempt: Attempt, view: Observation, watch: Watch, verdict: Verdict) -> Changes | None:
         """Take one look. Changes: the run is to be saved and restarted with these instead of those in force."""
         steps, watch.new_steps = watch.new_steps, []
         beat = min(view.beats, key=lambda b: b.rank, default=None)
-        now_s = view.moment.mono_s
+        now_s = view.now_s
         if beat is None or beat.pid in view.stopped or verdict.reset:
             self._pace.forget()
             self._reading = None

@@ -19,7 +19,6 @@ from typing import Any
 from guards import checkpoint, startup
 from guards.heartbeat import Beat
 from guards.snapshots import headers as snapshots_of
-from monitor import trackio_feed
 from monitor.attempt import Attempt
 from monitor.config import Config
 from monitor.diagnose import collect
@@ -30,12 +29,12 @@ from monitor.gpu.queue import GpuQueue
 from monitor.phrases import count, duration
 from monitor.process import platform, tree
 from monitor.process.platform import ProcessInfo
-from monitor.process.subjob import Subjob
+from monitor.process.subjob import Subjob, helper, python
 from monitor.process.tree import Tree
 from monitor.resume import checkpoints, script, snapshots
 from monitor.resume.checkpoints import ResumePoint, Verifier
 from monitor.run_folder import MonitorError, RunFolder
-from monitor.standby import Standby, adopted
+from monitor.standby import Standby
 from monitor.state import RunState, State, spec_hash
 from monitor.store import StoreAgent
 
@@ -217,8 +216,16 @@ def _report_start(run: Run, attempt: Attempt, source: str, how: str = "", **know
     message = f"attempt {number} {source}, pid {attempt.pid}{how}"
     run.folder.event(kind, message, attempt=number, step=run.state.resumed_step, **known)
     run.started = True
-    if run.leads and run.folder.spec.get("trackers") == trackio_feed.TRACKER:
-        trackio_feed.start(run.folder)
+    if run.leads and run.folder.spec.get("trackers") == "trackio":
+        start_tracker(run.folder)
+
+
+def start_tracker(folder: RunFolder) -> None:
+    """Start the process that logs the run to trackio. Never raises: a tracker cannot stop a run."""
+    try:
+        helper(folder.folder / "trackio.log", python("monitor.trackio_feed", str(folder.folder)))
+    except OSError as error:
+        folder.log(f"trackio could not be started: {error.strerror or error}; the run continues without it")
 
 
 def _release_standby(
@@ -228,9 +235,9 @@ def _release_standby(
     found = run.standby.take(number, rendered.script, point.path)
     if found is None or point.path is None:
         return None
-    run.state.current = adopted(found, run.folder.log_size(), collect.oom_kills()).record
+    run.state.current = found.record
     run.state.save(run.folder)
-    return found if run.standby.release(found, rendered.script, point.path, variables, time.sleep) else None
+    return found if run.standby.release(found, rendered.script, point.path, variables) else None
 
 
 def _start_cold(
@@ -258,14 +265,14 @@ def _choose(run: Run, folders: list[Path]) -> ResumePoint:
     record = _newest_record(run, run.pause) if failures < snapshots.FAILED_COUNT else None
     on_disk = max(checkpoints.states(folders).values(), default=-1)
     if record is not None and record.step > on_disk:
-        return ResumePoint(record.state, record.step, record=record.path)
+        return record
     point = checkpoints.choose(folders, run.verifier, run.pause)
     if record is not None and record.step > point.step:
-        return replace(point, path=record.state, step=record.step, record=record.path)
+        return replace(record, bad=point.bad, unsure=point.unsure)
     return point
 
 
-def _newest_record(run: Run, pause: Callable[[float], None], room: bool = True) -> snapshots.Record | None:
+def _newest_record(run: Run, pause: Callable[[float], None], room: bool = True) -> ResumePoint | None:
     """The newest snapshot that can be resumed from; why newer ones cannot is in the log. room: as for `snapshots.newest`."""
     doubtful = run.incident is not None and run.incident.cause.damages_memory
     before_step = run.incident.evidence.step if run.incident is not None and doubtful else None
@@ -293,7 +300,7 @@ def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
         run.unkept = ""
         return ""
     python = record.python if Path(record.python).is_file() else sys.executable
-    command = [python, "-m", "guards.snapshot_keep", str(record.path), str(run.folder.folder)]
+    command = [python, "-m", "guards.snapshot_keep", str(record.record), str(run.folder.folder)]
     job = Subjob(command, min(run.config.end.stop_save_s, run.remaining_s()))
     job.wait(pause)
     run.unkept = ""
@@ -303,7 +310,7 @@ def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
             "until this machine is restarted, and a new start goes on from them"
         )
     else:
-        run.folder.log(f"the snapshot of step {record.step} was written to the disk: {record.state.name}")
+        run.folder.log(f"the snapshot of step {record.step} was written to the disk")
     return run.unkept
 
 

@@ -1,6 +1,6 @@
 """What must survive the monitor itself: the run's state, kept in `monitor.json`.
 
-Only `supervisor.py`, `recovery.py` and `start.py` change a RunState. A monitor that is killed leaves the file behind; the next one
+Only `loop.py`, `supervisor.py`, `recovery.py` and `start.py` change a RunState. A monitor that is killed leaves the file behind; the next one
 reads it, finds the living training by its token and (pid, start time), and continues with whatever was under way: a
 recovery, a stop, or a healthy attempt.
 """

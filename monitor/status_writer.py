@@ -11,14 +11,14 @@ import contextlib
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from guards import checkpoint, startup
 from guards.heartbeat import Beat
 from guards.metrics import append_line
-from monitor.attempt import Attempt, AttemptView
-from monitor.detect.progress import Watch
+from monitor.attempt import Attempt
+from monitor.detect.progress import Observation, Watch
 from monitor.gpu import nvml
 from monitor.process import platform
 from monitor.process.platform import Moment
@@ -58,7 +58,7 @@ class StatusWriter:
         self._phases.clear()
         self._progress_s = None
 
-    def note_phase(self, beats: list[Beat]) -> None:
+    def note_phase(self, beats: Sequence[Beat]) -> None:
         """An event for every phase that is entered for the first time in this attempt."""
         if beats and beats[0].phase not in self._phases:
             first = beats[0]
@@ -67,7 +67,7 @@ class StatusWriter:
             self.run.folder.event("phase", f"{first.phase}{total}", phase=first.phase, step=first.step)
 
     def write(
-        self, state: State, message: str, attempt: Attempt | None, view: AttemptView | None, watch: Watch, force: bool
+        self, state: State, message: str, attempt: Attempt | None, view: Observation | None, watch: Watch, force: bool
     ) -> bool:
         """Replace status.json, once a second or when `force`; False when it could not be written."""
         now = platform.now()

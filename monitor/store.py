@@ -21,7 +21,7 @@ from typing import Any
 
 from monitor import config
 from monitor.process import platform
-from monitor.process.subjob import ROOT, helper_environment, python
+from monitor.process.subjob import helper, python
 from monitor.run_folder import LOG, RunFolder, read_json
 
 STORE = "store.json"  # written by the agent
@@ -71,7 +71,7 @@ def parse(values: dict[str, Any]) -> StoreView | None:
 class StoreAgent:
     """The agent of one run. Does nothing for a run without a store."""
 
-    def __init__(self, folder: RunFolder, limits: config.Store):
+    def __init__(self, folder: RunFolder, limits: config.Section):
         self.folder = folder
         self.limits = limits
         self.address = str(folder.spec.get("store") or "")
@@ -138,17 +138,7 @@ class StoreAgent:
         self._started_s = now_s
         command = [*python("launch", "store", "agent"), str(self.folder.folder), *["--adopted"] * self.admitted]
         try:
-            with open(self.folder.folder / LOG, "ab") as log:
-                self._popen = platform.popen(
-                    command,
-                    bufsize=0,
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    cwd=ROOT,
-                    env=helper_environment(),
-                    **platform.detached(),
-                )
+            self._popen = helper(self.folder.folder / LOG, command, stdin=subprocess.PIPE)
         except OSError as error:
             self._next_start_s = now_s + self.limits.restart_s
             self._report_error(f"the process that copies cannot be started: {error.strerror or error}")

@@ -5,7 +5,6 @@ error. Samples before a restart and after it are one series; of a step that was 
 LoRA whose name has an epoch and no step gets its step from `metrics.jsonl`, or from the metadata of that epoch's LoRA.
 """
 
-import json
 import math
 import os
 import re
@@ -14,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from runs.metrics_lines import json_objects
 
 SUFFIX = ".safetensors"
 IMAGES = (".png", ".jpg", ".jpeg", ".webp")
@@ -177,7 +178,7 @@ class Losses:
             return
 
     def _take(self, data: bytes) -> None:
-        for entry in entries(data):
+        for entry in json_objects(data):
             step = entry.get("step")
             if type(step) is not int or not 0 <= step <= MAX_STEP:
                 continue
@@ -203,23 +204,6 @@ class Losses:
         """The mean loss of the SMOOTHED steps up to this one; None without any."""
         found = self.between(step - SMOOTHED + 1, step)
         return sum(found) / len(found) if found else None
-
-
-def entries(data: bytes) -> list[dict[str, Any]]:
-    """The JSON objects of complete lines. All at once, which is four times faster; one by one where a line is invalid."""
-    lines = [line for line in data.splitlines() if line.strip()]
-    try:
-        found = json.loads(b"[" + b",".join(lines) + b"]")
-        if len(found) != len(lines):  # a line with two values
-            raise ValueError
-    except (ValueError, RecursionError):
-        found = []
-        for line in lines:
-            try:
-                found.append(json.loads(line))
-            except (ValueError, RecursionError):
-                continue
-    return [entry for entry in found if isinstance(entry, dict)]
 
 
 def _finite(value: object) -> float | None:

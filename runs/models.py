@@ -10,7 +10,7 @@ from pathlib import Path
 import presets
 from guards.download import check_space, missing_bytes
 from guards.download import fetch as download_file
-from guards.hub import DownloadError, Options, Remote, Source, to_stderr
+from guards.hub import DownloadError, Options, Remote, Source
 from guards.hub import Progress as State
 from guards.hub_request import resolve
 from presets.tables import downloads, shards
@@ -88,7 +88,7 @@ def fetch(
 
 
 def _options(target: Path, on_progress: Progress, stall_s: float | None) -> Options:
-    return Options(on_progress, to_stderr, stall_s, by_hand=f"put {target.name} at {target} yourself")
+    return Options(on_progress, stall_s=stall_s, by_hand=f"put {target.name} at {target} yourself")
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ The check points of the start are reached in methods that `train` calls in this 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import math
 import time
@@ -34,30 +35,33 @@ ACCELERATOR = "accelerate.accelerator"
 UTIL = "library.train_util"
 LOADER = "torch.utils.data.dataloader"
 HASH_BLOCK = 64 << 20
+COUNTED = ("load", "cache_latents", "cache_text")
+"""The phases in which items are counted."""
 
 _scheduler: Any = None  # the LR scheduler of this run, as sd-scripts created it
 _epoch: Any = None  # the multiprocessing.Value in which train() keeps its epoch
 
 
 POINTS = {
-    "get_tokenize_strategy": ("tokenizer", ""),
-    "get_latents_caching_strategy": ("data", ""),
-    "load_target_model": ("model", ""),
-    "load_unet_lazily": ("model", "network"),
-    "prepare_unet_with_accelerator": ("ready", ""),
+    "get_tokenize_strategy": ("tokenizer", "", ""),
+    "get_latents_caching_strategy": ("data", "", ""),
+    "load_target_model": ("model", "", ""),
+    "load_unet_lazily": ("model", "network", ""),
+    "cache_text_encoder_outputs_if_needed": ("data", "network", "cache_text"),
+    "prepare_unet_with_accelerator": ("ready", "", ""),
 }
-"""Method of the trainer -> the check points that begin with it and after it ("": none)."""
+"""Method of the trainer -> the check points that begin with it and after it, and its phase ("": none)."""
 
 
-def begin_points(trainer: Any, points: dict[str, tuple[str, str]]) -> None:
+def begin_points(trainer: Any, points: dict[str, tuple[str, str, str]]) -> None:
     """Wrap methods of this trainer so that they reach check points. A method that it lacks is left out."""
-    for name, (before, after) in points.items():
+    for name, row in points.items():
         if hasattr(trainer, name):
-            setattr(trainer, name, at_point(before, after)(getattr(trainer, name)))
+            setattr(trainer, name, at_point(*row)(getattr(trainer, name)))
 
 
-def at_point(before: str, after: str = "") -> Callable[[Callable], Callable]:
-    """A wrapper for a function that begins check point `before`; `after` begins when it returns.
+def at_point(before: str = "", after: str = "", phase: str = "", then: str = "") -> Callable[[Callable], Callable]:
+    """A wrapper for a function that begins check point `before` and runs in `phase`; `after`, and phase `then`, follow it.
 
     Tokenizers are downloaded by the first process of a machine, then read by the others.
     """
@@ -69,9 +73,11 @@ def at_point(before: str, after: str = "") -> Callable[[Callable], Callable]:
                 turns.reach_in_turn(beat, before)
             else:
                 beat.reach(before)
-            result = original(*args, **kwargs)
-            if after:
-                beat.reach(after)
+            with session.phase(phase) if phase else contextlib.nullcontext():
+                result = original(*args, **kwargs)
+            if then:
+                beat.phase(then)
+            beat.reach(after)
             return result
 
         return begins
@@ -142,16 +148,6 @@ class TrainingLoop:
         """Wrap the trainer's own methods."""
         trainer.process_batch = self.wrap_process_batch(trainer.process_batch)
         trainer.sample_images = self.wrap_sample_images(trainer.sample_images)
-        cache = trainer.cache_text_encoder_outputs_if_needed
-
-        def cache_text_encoder_outputs_if_needed(*args: Any, **kwargs: Any) -> Any:
-            self.beat.reach("data")
-            with session.phase("cache_text"):
-                result = cache(*args, **kwargs)
-            self.beat.reach("network")
-            return result
-
-        trainer.cache_text_encoder_outputs_if_needed = cache_text_encoder_outputs_if_needed
         begin_points(trainer, POINTS)
         session.on_batch_end.append(self.record_validation)
         session.on_batch_end.append(self.honor_requests)
@@ -321,29 +317,17 @@ def _in_phase_end(original: Callable) -> Callable:
     return end_training
 
 
-def _count_items(tqdm: Any) -> Any:
-    class CountingTqdm(tqdm):
-        """tqdm that reports every item as progress."""
+def _count_items(original: Callable) -> Callable:
+    """Every item of a loop with a progress bar is progress while the run loads or makes caches."""
 
-        def __iter__(self) -> Iterator[Any]:
-            beat = session.heartbeat()
-            for number, item in enumerate(super().__iter__(), 1):
-                yield item
+    def __iter__(self: Any) -> Iterator[Any]:
+        beat = session.heartbeat()
+        for number, item in enumerate(original(self), 1):
+            yield item
+            if beat.current_phase in COUNTED:
                 beat.item(number)
 
-    return CountingTqdm
-
-
-def _in_phase(name: str, point: str = "") -> Callable[[Callable], Callable]:
-    def make(original: Callable) -> Callable:
-        def inside(*args: Any, **kwargs: Any) -> Any:
-            session.heartbeat().reach(point)
-            with session.phase(name):
-                return original(*args, **kwargs)
-
-        return inside
-
-    return make
+    return __iter__
 
 
 def _hash_with_progress(original: Callable) -> Callable:
@@ -363,16 +347,6 @@ def _hash_with_progress(original: Callable) -> Callable:
         return digest.hexdigest()
 
     return calculate_sha256
-
-
-def _enter_first_step(original: Callable) -> Callable:
-    def init_trackers(*args: Any, **kwargs: Any) -> None:
-        session.heartbeat().reach("tracker")
-        original(*args, **kwargs)
-        session.heartbeat().phase("first_step")
-        session.heartbeat().reach("ready")
-
-    return init_trackers
 
 
 def _keep_scheduler(original: Callable) -> Callable:
@@ -401,22 +375,21 @@ PATCH = Patch(
         Target(TRAINER, "NetworkTrainer.process_batch", params=("self", "batch")),
         Target(TRAINER, "NetworkTrainer.sample_images", params=("self", "accelerator", "args", "epoch", "global_step")),
         Target(TRAINER, "NetworkTrainer.cache_text_encoder_outputs_if_needed", params=("self", "args")),
-        Target(UTIL, "tqdm", beside="DatasetGroup", make=_count_items),
-        Target("library.dreambooth_dataset", "tqdm", beside="DreamBoothDataset", optional=True, make=_count_items),
+        Target("tqdm.std", "tqdm.__iter__", params=("self",), make=_count_items),
         Target(
             UTIL,
             "DatasetGroup.new_cache_latents",
             params=("self", "model", "accelerator"),
-            make=_in_phase("cache_latents", "data"),
+            make=at_point("data", phase="cache_latents"),
         ),
-        Target(UTIL, "model_hash", params=("filename",), make=_in_phase("hash")),
+        Target(UTIL, "model_hash", params=("filename",), make=at_point(phase="hash")),
         Target(UTIL, "calculate_sha256", params=("filename",), make=_hash_with_progress),
-        *(Target(UTIL, name, params=params, make=_in_phase("save")) for name, params in SAVES.items()),
+        *(Target(UTIL, name, params=params, make=at_point(phase="save")) for name, params in SAVES.items()),
         Target(
             UTIL,
             "init_trackers",
             params=("accelerator", "args", "default_tracker_name"),
-            make=_enter_first_step,
+            make=at_point("tracker", "ready", then="first_step"),
         ),
         Target(UTIL, "prepare_accelerator", params=("args",), make=describe_accelerator),
         Target(LOADER, "DataLoader.__init__", params=("self", "dataset", "batch_size", "shuffle"), make=_loader_begins),

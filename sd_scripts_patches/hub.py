@@ -20,7 +20,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,8 +34,10 @@ from sd_scripts_patches.patch import Patch, Target
 T = TypeVar("T")
 DOWNLOAD = "huggingface_hub.file_download"
 UTIL = "library.huggingface_util"
-STRATEGY = "library.strategy_base"
-TOKENIZERS = "transformers.tokenization_utils_base"
+TOKENIZERS = (
+    ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase"),
+    ("transformers.processing_utils", "ProcessorMixin"),
+)
 
 _watched = threading.local()  # `here`: a download of this thread is watched already
 _upload_threads: list[threading.Thread] = []
@@ -161,20 +163,6 @@ def _partial_bytes(folder: Path) -> int:
     return total
 
 
-class CacheFirst:
-    """A tokenizer class that uses the network only when its files in the cache are not complete."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.inner, name)
-
-    def from_pretrained(self, name: str, *args: object, **kwargs: object) -> object:
-        """Return the tokenizer."""
-        return from_cache_first(self.inner.from_pretrained, name, *args, **kwargs)
-
-
 def from_cache_first(load: Callable, name: str, *args: object, **kwargs: object) -> object:
     """Return `load(name, …)` from the cache. The loader itself would accept a cache that a killed download left incomplete."""
     if os.path.isdir(name):
@@ -205,8 +193,8 @@ def from_cache_first(load: Callable, name: str, *args: object, **kwargs: object)
     return found
 
 
-def _every_tokenizer(original: Callable) -> Callable:
-    """Load every other tokenizer from the cache first, too: Lumina and HunyuanImage name theirs past `_load_tokenizer`."""
+def _from_cache_first(original: Callable) -> Callable:
+    """Load every tokenizer and processor from the cache first: all classes of transformers inherit this method."""
 
     def from_pretrained(cls: Any, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> object:
         load = functools.partial(original, cls)
@@ -215,15 +203,6 @@ def _every_tokenizer(original: Callable) -> Callable:
         return from_cache_first(load, pretrained_model_name_or_path, *args, **kwargs)
 
     return from_pretrained
-
-
-def _tokenizer_from_cache(original: Callable) -> Callable:
-    """Load tokenizers from the cache first. Nearly all families load theirs here."""
-
-    def _load_tokenizer(self: Any, model_class: Any, model_id: str, *args: Any, **kwargs: Any) -> object:
-        return original(self, CacheFirst(model_class), model_id, *args, **kwargs)
-
-    return _load_tokenizer
 
 
 def fire_in_daemon(function: Callable, *args: Any, **kwargs: Any) -> None:
@@ -282,8 +261,19 @@ def _query(original: Callable) -> Callable:
 INSTALLED = (
     Target(DOWNLOAD, "hf_hub_download", params=("repo_id", "filename"), make=_cache_first),
     Target(DOWNLOAD, "try_to_load_from_cache", params=("repo_id", "filename", "cache_dir", "revision", "repo_type")),
+    *(
+        Target(
+            module,
+            f"{name}.from_pretrained",
+            params=("cls", "pretrained_model_name_or_path"),
+            optional=True,
+            make=_from_cache_first,
+            wait="the hub, for a tokenizer",
+        )
+        for module, name in TOKENIZERS
+    ),
 )
-"""What is in the hub's own library."""
+"""What is in the hub's own library, and in transformers."""
 
 
 def uploads(module: str) -> tuple[Target, ...]:
@@ -302,50 +292,13 @@ def uploads(module: str) -> tuple[Target, ...]:
     )
 
 
-def tokenizers(rows: Iterable[tuple[str, str, str]]) -> tuple[Target, ...]:
-    """Return the targets of tokenizer classes: (module, a class that is a global of it, what uses it)."""
-    return tuple(
-        Target(module, name, beside=user, optional=True, make=CacheFirst, wait="the hub, for a tokenizer")
-        for module, name, user in rows
-    )
-
-
 PATCH = Patch(
     name="hub",
     why="a hub that does not answer blocks the start; an upload in the background holds the exit",
     targets=(
         *INSTALLED,
-        Target(
-            STRATEGY,
-            "TokenizeStrategy._load_tokenizer",
-            params=("self", "model_class", "model_id"),
-            make=_tokenizer_from_cache,
-            wait="the hub, for a tokenizer",
-        ),
-        Target(
-            TOKENIZERS,
-            "PreTrainedTokenizerBase.from_pretrained",
-            params=("cls", "pretrained_model_name_or_path"),
-            optional=True,
-            make=_every_tokenizer,
-            wait="the hub, for a tokenizer",
-        ),
         *uploads(UTIL),
     ),
     prepare=prepare,
 )
-MUSUBI_TOKENIZERS = (
-    ("musubi_tuner.zimage.zimage_utils", "Qwen2Tokenizer", "load_qwen3"),
-    ("musubi_tuner.flux_2.flux2_utils", "AutoProcessor", "Mistral3Embedder"),
-    ("musubi_tuner.qwen_image.qwen_image_utils", "Qwen2Tokenizer", "load_qwen2_5_vl"),
-    ("musubi_tuner.qwen_image.qwen_image_utils", "Qwen2VLProcessor", "load_vl_processor"),
-    ("musubi_tuner.wan.modules.tokenizers", "AutoTokenizer", "HuggingfaceTokenizer"),
-    ("musubi_tuner.krea2.krea2_encoder", "AutoTokenizer", "load_qwen3_vl_conditioner"),
-    ("musubi_tuner.krea2.krea2_encoder", "Qwen2TokenizerFast", "load_qwen3_vl_conditioner"),
-    ("musubi_tuner.flux.flux_utils", "CLIPTokenizer", "load_clip_l"),
-    ("musubi_tuner.flux.flux_utils", "T5Tokenizer", "load_t5xxl"),
-)
-"""musubi-tuner loads each family's tokenizer where its text encoder is loaded."""
-MUSUBI = dataclasses.replace(
-    PATCH, targets=(*INSTALLED, *tokenizers(MUSUBI_TOKENIZERS), *uploads("musubi_tuner.utils.huggingface_utils"))
-)
+MUSUBI = dataclasses.replace(PATCH, targets=(*INSTALLED, *uploads("musubi_tuner.utils.huggingface_utils")))

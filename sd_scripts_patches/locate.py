@@ -110,11 +110,15 @@ def locate(target: Target, checkout: Path | None) -> Place:
     module, symbol = _home(target.module, head, checkout)
     if target.beside:
         _bound(parse(_source(module, checkout)), target.name)
-        return Place(module, target.name, module != target.module)
-    if rest:
+        name = target.name
+    elif rest:
         module, owner = _method_home(module, symbol, rest, checkout)
-        return Place(module, ".".join([owner, *rest]), module != target.module or owner != head)
-    return Place(module, symbol, module != target.module or symbol != head)
+        name = ".".join([owner, *rest])
+    else:
+        name = symbol
+    # An installed package keeps what it exports elsewhere than where it is imported from (numpy.load).
+    moved = belongs_to_checkout(target.module, checkout) and (module, name) != (target.module, target.name)
+    return Place(module, name, moved)
 
 
 def tree_of(place: Place, checkout: Path | None) -> ast.Module:

@@ -1,21 +1,16 @@
 """Cache files are read within a limit, verified, and written atomically.
 
-The modules of sd-scripts that read caches use their global `np`. Each gets a numpy whose `load` and `savez` are those of
-guards/npz.py and which is numpy in everything else. That covers every read in every family, the lazy reads of members
-included, without a copy of their logic; `check` refuses a checkout that reads a cache in another way. A damaged cache
-counts as missing: when sd-scripts looks it up, it is encoded again at once; when it is read in the middle of training,
+numpy's own `load` and `savez` are replaced for files named .npz by those of guards/npz.py. That covers every read in every
+family, the lazy reads of members included, without a copy of their logic. A damaged cache counts as missing: when sd-scripts looks it up, it is encoded again at once; when it is read in the middle of training,
 the run ends with an error and the restart encodes it. Once a folder has held a damaged cache, all its caches are
 verified at the start, so that a hundred damaged files do not take a hundred restarts.
 """
 
 from __future__ import annotations
 
-import ast
-import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from guards import npz
@@ -24,39 +19,36 @@ from sd_scripts_patches.patch import Patch, Target
 
 LATENTS = "LatentsCachingStrategy"
 EXPECTED = {
-    "library.strategy_base": (f"{LATENTS}._default_is_disk_cached_latents_expected",),
-    "library.strategy_flux": ("FluxTextEncoderOutputsCachingStrategy.is_disk_cached_outputs_expected",),
-    "library.strategy_sdxl": ("SdxlTextEncoderOutputsCachingStrategy.is_disk_cached_outputs_expected",),
-    "library.strategy_sd3": ("Sd3TextEncoderOutputsCachingStrategy.is_disk_cached_outputs_expected",),
-    "library.strategy_lumina": ("LuminaTextEncoderOutputsCachingStrategy.is_disk_cached_outputs_expected",),
-    "library.strategy_anima": ("AnimaTextEncoderOutputsCachingStrategy.is_disk_cached_outputs_expected",),
-    "library.strategy_hunyuan_image": (
-        "HunyuanImageTextEncoderOutputsCachingStrategy.is_disk_cached_outputs_expected",
-    ),
-    "library.train_util": ("is_disk_cached_latents_is_expected",),
+    "library.strategy_base": f"{LATENTS}._default_is_disk_cached_latents_expected",
+    "library.strategy_flux": "FluxTextEncoderOutputsCachingStrategy.is_disk_cached_outputs_expected",
+    "library.strategy_sdxl": "SdxlTextEncoderOutputsCachingStrategy.is_disk_cached_outputs_expected",
+    "library.strategy_sd3": "Sd3TextEncoderOutputsCachingStrategy.is_disk_cached_outputs_expected",
+    "library.strategy_lumina": "LuminaTextEncoderOutputsCachingStrategy.is_disk_cached_outputs_expected",
+    "library.strategy_anima": "AnimaTextEncoderOutputsCachingStrategy.is_disk_cached_outputs_expected",
+    "library.strategy_hunyuan_image": "HunyuanImageTextEncoderOutputsCachingStrategy.is_disk_cached_outputs_expected",
+    "library.train_util": "is_disk_cached_latents_is_expected",
 }
+"""Where sd-scripts looks up a cache, by module."""
 REQUIRED = ("library.strategy_base", "library.strategy_flux", "library.train_util")
 
 
-@functools.lru_cache(maxsize=1)
-def guarded_numpy() -> ModuleType:
-    """Return numpy with our `load` for .npz files and our `savez`."""
-    import numpy
-
+def _load(original: Callable) -> Callable:
     def load(file: Any, *args: Any, **kwargs: Any) -> Any:
-        if args or kwargs or not (isinstance(file, (str, os.PathLike)) and os.fspath(file).endswith(".npz")):
-            return numpy.load(file, *args, **kwargs)
+        ours = isinstance(file, (str, os.PathLike)) and os.fspath(file).endswith(".npz")
+        if args or set(kwargs) - {"mmap_mode"} or not ours:  # numpy does not map an npz
+            return original(file, *args, **kwargs)
         return npz.Archive(file, timeouts.seconds("npz_timeout_s"))
 
+    return load
+
+
+def _savez(original: Callable) -> Callable:
     def savez(file: Any, *args: Any, **kwargs: Any) -> None:
         if args or not isinstance(file, (str, os.PathLike)):
-            return numpy.savez(file, *args, **kwargs)
+            return original(file, *args, **kwargs)
         npz.save(file, **kwargs)
 
-    guarded = ModuleType("numpy", numpy.__doc__)
-    guarded.__dict__.update(numpy.__dict__)
-    guarded.__dict__.update(load=load, savez=savez, __getattr__=lambda name: getattr(numpy, name))
-    return guarded
+    return savez
 
 
 def _expect_readable(original: Callable) -> Callable:
@@ -100,54 +92,17 @@ def _save(original: Callable) -> Callable:
     return save_latents_to_disk
 
 
-def check_numpy_use(tree: ast.Module) -> str | None:
-    """Return None when numpy's load and savez are used through the global `np` in the guarded form, else what is not."""
-    aliases = [
-        (alias.asname or alias.name)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-        if alias.name == "numpy"
-    ]
-    if aliases != ["np"]:
-        return f"numpy is imported as {', '.join(aliases) or 'nothing'}; expected one import, as np"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module == "numpy" and any(a.name == "load" for a in node.names):
-            return f"line {node.lineno}: load is imported from numpy by name"
-        if (
-            isinstance(node, ast.Call)
-            and ast.unparse(node.func) == "np.load"
-            and (len(node.args) != 1 or node.keywords)
-        ):
-            return f"line {node.lineno}: {ast.unparse(node)} is not a guarded form of np.load"
-    return None
-
-
-def _targets() -> tuple[Target, ...]:
-    targets = []
-    for module, names in EXPECTED.items():
-        optional = module not in REQUIRED
-        wait = "the read of a cache file (.npz)"
-        targets.append(
-            Target(
-                module,
-                "np",
-                beside=names[0].split(".")[0],
-                optional=optional,
-                check=check_numpy_use,
-                make=lambda _: guarded_numpy(),
-                wait=wait,
-            )
-        )
-        targets += [Target(module, name, optional=optional, make=_expect_readable, wait=wait) for name in names]
-    targets += [
-        Target("library.strategy_base", f"{LATENTS}.save_latents_to_disk", params=("self", "npz_path"), make=_save),
-    ]
-    return tuple(targets)
-
-
+WAIT = "the read of a cache file (.npz)"
 PATCH = Patch(
     name="npz",
     why="a cache file on a dead mount blocks for ever; a damaged one fails every retry",
-    targets=_targets(),
+    targets=(
+        Target("numpy", "load", params=("file",), make=_load, wait=WAIT),
+        Target("numpy", "savez", params=("file",), make=_savez),
+        *(
+            Target(module, name, optional=module not in REQUIRED, make=_expect_readable, wait=WAIT)
+            for module, name in EXPECTED.items()
+        ),
+        Target("library.strategy_base", f"{LATENTS}.save_latents_to_disk", params=("self", "npz_path"), make=_save),
+    ),
 )

@@ -29,22 +29,8 @@ NAMES = (
     "world",
 )
 
-
-MUSUBI_NAMES = (
-    "hygiene",
-    "dataloader",
-    "block_swap",
-    "caches",
-    "trackers",
-    "sampling",
-    "hub",
-    "barrier",
-    "heartbeat",
-    "resume",
-    "save",
-    "exit",
-    "world",
-)
+MUSUBI_LACKS = ("images", "split_mode", "float8", "validation")
+MUSUBI_NAMES = tuple("caches" if name == "npz" else name for name in NAMES if name not in MUSUBI_LACKS)
 """The patches of musubi-tuner."""
 OWN = ("caches", "heartbeat", "resume")
 """Those of musubi-tuner that are in the folder `musubi`. Of the others, MUSUBI says where its functions are; where there is no MUSUBI,

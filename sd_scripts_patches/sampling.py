@@ -1,6 +1,6 @@
 """A sample image takes at most its time budget, and its failure never ends the run.
 
-The budget is checked between denoising steps, in the progress bar that the sampling loop of every family iterates over.
+The budget is checked between denoising steps, in the progress bar that the sampling loop of every family moves.
 An image that exceeds it, or fails for any reason (a prompt file edited during the run, no memory left), is skipped and
 reported. sd-scripts restores the random state after the last image; when it fails before that, this patch does. A check
 between steps cannot see a single step that hangs: `sample_grace_s` after the budget the process is killed.
@@ -12,6 +12,7 @@ restored.
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,29 +31,7 @@ FAMILIES = {
     "hunyuan_image_train_network": ("sample_images", "sample_image_inference"),
     "library.train_util": ("sample_images_common", "sample_image_inference"),
 }
-# module: a function or class beside the denoising loop, whose progress bar is a global of the same module
-LOOPS = {
-    "library.flux_train_utils": "sample_images",
-    "library.sd3_train_utils": "sample_images",
-    "library.lumina_train_util": "sample_images",
-    "library.anima_train_utils": "sample_images",
-    "library.sdxl_lpw_stable_diffusion": "SdxlStableDiffusionLongPromptWeightingPipeline",
-    "hunyuan_image_minimal_inference": "generate_body",
-    "diffusers.pipelines.pipeline_utils": "DiffusionPipeline",  # SD 1.5
-}
 REQUIRED = ("library.flux_train_utils",)
-MUSUBI_LOOPS = {
-    "musubi_tuner.zimage_train_network": "ZImageNetworkTrainer",
-    "musubi_tuner.hv_train_network": "HunyuanVideoNetworkTrainer",
-    "musubi_tuner.hv_1_5_train_network": "HunyuanVideo15NetworkTrainer",
-    "musubi_tuner.wan_train_network": "WanNetworkTrainer",
-    "musubi_tuner.flux_kontext_train_network": "FluxKontextNetworkTrainer",
-    "musubi_tuner.flux_2.flux2_utils": "denoise",
-    "musubi_tuner.krea2_train_network": "Krea2NetworkTrainer",
-    "musubi_tuner.qwen_image_train_network": "QwenImageNetworkTrainer",
-}
-"""module: what stands beside the progress bar of its denoising loop. The families without one have no budget between
-steps, only the deadline of the whole image."""
 
 
 class BudgetExceeded(Exception):
@@ -63,28 +42,33 @@ _end_s = 0.0  # monotonic; 0: no image in progress, or it has no budget
 _budget_s = 0.0
 
 
-def _with_budget(tqdm: Any) -> Any:
-    class BudgetedTqdm(tqdm):
-        """tqdm that checks the time budget before each step."""
+_thread = 0  # that makes the image
 
-        def __iter__(self) -> Iterator[Any]:
-            for number, item in enumerate(super().__iter__()):
-                _check_budget(number)
-                yield item
 
-        def update(self, n: float | None = 1) -> bool | None:
-            """A bar without an iterable is moved by its loop, after each step."""
-            shown = super().update(n)
-            if self.iterable is None and self.n < (self.total or 0):
-                _check_budget(self.n)
-            return shown
+def _before_each(original: Callable) -> Callable:
+    def __iter__(self: Any) -> Iterator[Any]:
+        for number, item in enumerate(original(self)):
+            _check_budget(number)
+            yield item
 
-    return BudgetedTqdm
+    return __iter__
+
+
+def _after_update(original: Callable) -> Callable:
+    """A bar without an iterable is moved by its loop, after each step."""
+
+    def update(self: Any, n: float | None = 1) -> bool | None:
+        shown: bool | None = original(self, n)
+        if self.iterable is None and self.n < (self.total or 0):
+            _check_budget(self.n)
+        return shown
+
+    return update
 
 
 def _check_budget(number: float) -> None:
     """Report `number` denoising steps of an image. Raises BudgetExceeded."""
-    if not _end_s:
+    if not _end_s or _thread != threading.get_ident():
         return
     if time.monotonic() > _end_s:
         raise BudgetExceeded(f"the budget of {_budget_s:g} s was exceeded after {number} denoising steps")
@@ -93,10 +77,10 @@ def _check_budget(number: float) -> None:
 
 def _sample_one(original: Callable) -> Callable:
     def sample_image_inference(*args: Any, **kwargs: Any) -> None:
-        global _end_s, _budget_s
+        global _end_s, _budget_s, _thread
         prompts = _prompts(args)
         _budget_s = timeouts.seconds("sample_budget_s") * max(len(prompts), 1)  # Lumina makes several in one loop
-        _end_s = time.monotonic() + _budget_s if _budget_s else 0.0
+        _thread, _end_s = threading.get_ident(), time.monotonic() + _budget_s if _budget_s else 0.0
         kill_s = _budget_s + limits.seconds("sample_grace_s") if _budget_s else 0.0
         what = f"sample image {', '.join(str(prompt['enum'] + 1) for prompt in prompts)}".rstrip()
         devices = [(a, a.device) for a in args if hasattr(a, "decode") and hasattr(a, "device")]
@@ -184,15 +168,19 @@ def _restore_models(args: tuple[Any, ...], devices: list[tuple[Any, Any]]) -> No
             model.prepare_block_swap_before_forward()
 
 
+STEPS = (
+    Target("tqdm.std", "tqdm.__iter__", params=("self",), make=_before_each),
+    Target("tqdm.std", "tqdm.update", params=("self", "n"), make=_after_update),
+)
+"""Where every denoising loop passes, whatever its family."""
+
+
 def _targets() -> tuple[Target, ...]:
-    targets = []
+    targets = [*STEPS]
     for module, names in FAMILIES.items():
         optional = module not in REQUIRED
         for name, make in zip(names, (_sample_all, _sample_one), strict=True):
             targets.append(Target(module, name, optional=optional, make=make))
-    for module, function in LOOPS.items():
-        optional = module not in REQUIRED
-        targets.append(Target(module, "tqdm", beside=function, optional=optional, make=_with_budget))
     return tuple(targets)
 
 
@@ -217,9 +205,6 @@ MUSUBI = dataclasses.replace(
             params=("self", "accelerator", "args", "transformer"),
             make=_sample_one_of_musubi,
         ),
-        *(
-            Target(module, "tqdm", beside=beside, optional=True, make=_with_budget)
-            for module, beside in MUSUBI_LOOPS.items()
-        ),
+        *STEPS,
     ),
 )

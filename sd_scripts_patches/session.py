@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,9 +15,10 @@ from typing import Any
 from guards import crash, deadline, phase_limit
 from guards.deadline import Deadline
 from guards.heartbeat import Heartbeat
-from guards.metrics import Metrics
+from guards.metrics import Metrics, say
 from sd_scripts_patches import timeouts
 
+log = say
 _heartbeat: Heartbeat | None = None
 _metrics: Metrics | None = None
 _nested_phase_end_s = 0.0
@@ -81,13 +81,6 @@ def nested_phase_end_s() -> float:
 def limit(name: str, what: str) -> Deadline:
     """Return the deadline `name` of timeouts.py for `what`. When it expires, it ends the process."""
     return Deadline(timeouts.seconds(name), what)
-
-
-def log(message: str) -> None:
-    """Write a line to the training log at once, in one call: loader workers write to the same file."""
-    with contextlib.suppress(OSError, ValueError):  # the log's disk is full, or its reader is gone
-        sys.stderr.write(f"hangproof: {message}\n")
-        sys.stderr.flush()
 
 
 def _reset_in_child() -> None:

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from guards import checkpoint, snapshot_record
-from guards.snapshot_keep import restore
+from guards import snapshot_keep
 from guards.snapshot_record import File, RecordError
 from guards.snapshots import Snapshots
 from guards.state_saves import StateSaves
@@ -42,7 +41,7 @@ def capturing() -> bool:
 def make_state(resume: str) -> None:
     """Make the state that `--resume` names when it is a snapshot in memory. Raises ResumeError."""
     try:
-        restore(resume)
+        snapshot_keep.restore(resume)
     except RecordError as error:
         raise ResumeError(f"--resume {resume}: {error}") from error
 
@@ -238,27 +237,18 @@ def write_later(accelerator: Any, folder: Path, step: int, epoch: int) -> bool:
     """Have the state `folder` written in a thread, as `accelerator.save_state` would; False where that is not possible."""
     if saves is None or saves.snapshots.folder is None or not saves.snapshots.active:
         return False
-    files = capture(accelerator, saves.snapshots.folder / FOLDER)
-    saves.save(folder.name, step, epoch, files, lambda files: write_state(folder, step, epoch, files))
+    files, header = (
+        capture(accelerator, saves.snapshots.folder / FOLDER),
+        saves.snapshots.header(step, epoch, folder.name),
+    )
+    saves.save(folder.name, step, epoch, files, lambda files: snapshot_keep.write(folder, header, files))
     return True
 
 
 def complete_saves(output: str, step: int) -> None:
     """Write the states that a killed process was saving. `step`: from which this one goes on."""
     if saves is not None:
-        saves.redo(step, lambda h, files: write_state(Path(output, h.name), h.step, h.epoch, files))
-
-
-def write_state(folder: Path, step: int, epoch: int, files: list[File]) -> None:
-    """Write a state as accelerate's save_state does, byte for byte. Raises OSError; RuntimeError where torch finds no room."""
-    import torch
-
-    with checkpoint.writing(folder, step, epoch) as temporary:
-        for file in files:
-            if file.kind == "torch":  # to a path, as accelerate: torch puts the file's name into the file
-                torch.save(file.content, temporary / file.name)
-            else:
-                snapshot_record.write_folder(temporary, [file])
+        saves.redo(step, lambda header, files: snapshot_keep.write(Path(output, header.name), header, files))
 
 
 def wait_for_saves() -> None:

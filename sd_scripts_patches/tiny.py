@@ -39,6 +39,29 @@ IMPORTS = ("flux_train_network", "networks.lora_flux")
 LOSSES, ITEMS = "library.train_util:LossRecorder", "library.train_util:BaseDataset"
 WIDTH = {"hidden": 64, "heads": 2, "axes": [8, 12, 12], "clip": 32, "t5": 64, "vocabulary": 1000, "mlp": 2.0}
 
+SHARED = """
+import gc, hashlib, importlib.abc, json, os, sys, time, types
+
+def pause_before(model):
+    pause_s, original = float(os.environ.get("TINY_STEP_S", "0")), model.forward
+    def forward(self, *args, **kwargs):
+        time.sleep(pause_s)
+        return original(self, *args, **kwargs)
+    if pause_s:
+        model.forward = forward
+
+def record_losses(module):
+    path = os.environ.get("TINY_LOSSES")
+    if path and vars(module).get("LossRecorder") is not None and module.LossRecorder.__module__ == module.__name__:
+        add = module.LossRecorder.add
+        def recorded(self, *, epoch, step, loss):
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps([epoch, step, loss]) + "\\n")
+            return add(self, epoch=epoch, step=step, loss=loss)
+        module.LossRecorder.add = recorded
+"""
+"""The beginning of each SITE."""
+
 FINDER = """
 def inject(path):
     def fault(module):
@@ -77,7 +100,6 @@ sys.meta_path.insert(0, Finder())
 
 SITE = '''
 """Shrinks sd-scripts' FLUX when it is imported; see sd_scripts_patches/tiny.py."""
-import gc, importlib.abc, json, os, sys, time
 WIDTH = json.loads(%(width)r)
 gc.disable()
 
@@ -89,13 +111,7 @@ def shrink_transformer(module):
             config.params, hidden_size=WIDTH["hidden"], num_heads=WIDTH["heads"], axes_dim=WIDTH["axes"], mlp_ratio=WIDTH["mlp"],
             vec_in_dim=WIDTH["clip"], context_in_dim=WIDTH["t5"], depth=double, depth_single_blocks=single)
         config.ae_params = dataclasses.replace(config.ae_params, ch=32, ch_mult=[1] * 4, num_res_blocks=1)
-    pause_s = float(os.environ.get("TINY_STEP_S", "0"))
-    if pause_s:
-        original = module.Flux.forward
-        def forward(self, *args, **kwargs):
-            time.sleep(pause_s)
-            return original(self, *args, **kwargs)
-        module.Flux.forward = forward
+    pause_before(module.Flux)
 
 def shrink_text_encoders(module):
     import transformers
@@ -107,16 +123,6 @@ def shrink_text_encoders(module):
         given.update(d_model=WIDTH["t5"], d_ff=64, d_kv=16, num_heads=4, num_layers=2, num_decoder_layers=2, vocab_size=WIDTH["vocabulary"])
         return transformers.T5Config(**given)
     module.CLIPConfig, module.T5Config = clip, t5
-
-def record_losses(module):
-    path = os.environ.get("TINY_LOSSES")
-    if path and vars(module).get("LossRecorder") is not None and module.LossRecorder.__module__ == module.__name__:
-        add = module.LossRecorder.add
-        def recorded(self, *, epoch, step, loss):
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(json.dumps([epoch, step, loss]) + "\\n")
-            return add(self, epoch=epoch, step=step, loss=loss)
-        module.LossRecorder.add = recorded
 
 def collect_only_what_is_new(module):
     """sd-scripts collects garbage for every image it caches: with tiny models that takes half of a run."""
@@ -256,7 +262,7 @@ def python_of(venv: Path) -> Path:
 
 def site(width: dict[str, Any] = WIDTH) -> str:
     """Return the text of sitecustomize. width: the sizes of the models."""
-    return SITE % {"width": json.dumps(width)} + FINDER
+    return SHARED + SITE % {"width": json.dumps(width)} + FINDER
 
 
 def caching(work: Path, folder: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
@@ -297,10 +303,13 @@ def arguments(work: Path, out: Path, *more: str, **changed: str | None) -> list[
         "seed": "42",
         "max_data_loader_n_workers": "0",
     }
-    flags.update(changed)
-    line = [part for name, value in flags.items() if value is not None for part in (f"--{name}", value)]
-    switches = ["network_train_unet_only", "sdpa", "cache_latents", "cache_text_encoder_outputs", "console_log_simple"]
-    return [*line, *(f"--{s}" for s in switches), *more]
+    switches = ("network_train_unet_only", "sdpa", "cache_latents", "cache_text_encoder_outputs", "console_log_simple")
+    return command_line({**flags, **changed}, *(f"--{switch}" for switch in switches), *more)
+
+
+def command_line(flags: dict[str, str | None], *more: str) -> list[str]:
+    """Return the words of a command line; a flag whose value is None is left out."""
+    return [*(word for name, value in flags.items() if value is not None for word in (f"--{name}", value)), *more]
 
 
 def losses(path: Path) -> list[list]:

@@ -4,7 +4,9 @@ Random numbers are drawn on the CPU from generators seeded with (seed, step, mic
 any machine. Shapes: latents [batch, 16, h/8, w/8]; packed [batch, h/16*w/16, 64].
 """
 
+import contextlib
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -142,3 +144,16 @@ def pointwise(args, predicted: torch.Tensor, target: torch.Tensor, sigmas: torch
     c = c.view(-1, 1, 1, 1)
     curve = torch.sqrt(difference**2 + c**2) - c
     return 2 * c * curve if args.loss_type == "huber" else 2 * curve
+
+
+@contextlib.contextmanager
+def evaluating(transformer) -> Iterator[None]:
+    """In the block the transformer is evaluated, not trained; its modes are as before afterwards, also after an error."""
+    recompute, transformer.gradient_checkpointing = transformer.gradient_checkpointing, False
+    training = transformer.training
+    transformer.eval()
+    try:
+        yield
+    finally:
+        transformer.gradient_checkpointing = recompute
+        transformer.train(training)

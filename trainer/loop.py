@@ -6,6 +6,7 @@ because sample images can be slow. Sample images that a killed run did not finis
 What was requested meanwhile (guards/step_requests.py) follows, then a requested stop.
 """
 
+import json
 import math
 import sys
 import time
@@ -368,14 +369,15 @@ def complete_save(t: Training, header: Header, files: list[File]) -> None:
 
 
 def contents(t: Training, step: int, losses: deque) -> list[File]:
-    return states.contents(
-        step=step,
-        epoch=step // t.per_epoch,
-        parameters=t.parameters,
-        optimizer=t.optimizer,
-        scaler=t.accelerator.scaler,
-        losses=list(losses),
-    )
+    """The files of a state. Their tensors are the training's own (the parameters are float32), which the next step changes."""
+    state = {"current_epoch": step // t.per_epoch, "current_step": step, "losses": list(losses)}
+    files = [
+        File("model.safetensors", "safetensors", dict(t.parameters)),
+        File("optimizer.bin", "torch", t.optimizer.state_dict()),
+        File("train_state.json", "raw", json.dumps(state).encode()),
+    ]
+    scaler = t.accelerator.scaler
+    return files + ([File("scaler.pt", "torch", scaler.state_dict())] if scaler is not None else [])
 
 
 def snapshot(t: Training, step: int, losses: deque) -> None:

@@ -137,6 +137,8 @@ class Sampler:
         """
         import torch
 
+        from trainer import flow
+
         folder = Path(self.args.output_dir) / "sample"
         folder.mkdir(parents=True, exist_ok=True)
         prompts = [p for p in self.prompts if not self.made(folder, epoch, step, p)]
@@ -144,10 +146,7 @@ class Sampler:
             return []
         self.log(f"generating sample images at step: {step}")
         written = []
-        recompute, transformer.gradient_checkpointing = transformer.gradient_checkpointing, False
-        training = transformer.training
-        transformer.eval()
-        try:
+        with flow.evaluating(transformer):
             for prompt in prompts:
                 hb.phase("sample", total=prompt.steps, note=prompt.prompt)
                 budget_s = max(limits.seconds("sample_least_s"), BUDGET_STEPS * usual_step_s * prompt.steps)
@@ -164,9 +163,6 @@ class Sampler:
                     written.append(path)
                 except (SampleError, TrainError, TimeoutError, ValueError, RuntimeError, OSError) as problem:
                     self.log(f"sample image {prompt.number + 1} is skipped: {type(problem).__name__}: {problem}")
-        finally:
-            transformer.gradient_checkpointing = recompute
-            transformer.train(training)
         return written
 
     def made(self, folder: Path, epoch: int | None, step: int, prompt: Prompt) -> bool:

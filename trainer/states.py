@@ -29,17 +29,6 @@ def epoch_name(slug: str, epoch: int) -> str:
     return f"{slug}-{epoch:06d}"
 
 
-def contents(*, step: int, epoch: int, parameters: dict, optimizer, scaler, losses: list) -> list[File]:
-    """The files of a state. Their tensors are the training's own (the parameters are float32), which the next step changes."""
-    state = {"current_epoch": epoch, "current_step": step, "losses": losses}
-    files = [
-        File("model.safetensors", "safetensors", dict(parameters)),
-        File("optimizer.bin", "torch", optimizer.state_dict()),
-        File("train_state.json", "raw", json.dumps(state).encode()),
-    ]
-    return files + ([File("scaler.pt", "torch", scaler.state_dict())] if scaler is not None else [])
-
-
 def save(folder: Path, files: list[File], *, step: int, epoch: int, belongs: dict) -> None:
     """Writes the state folder. An older state with this name is replaced when the new one is complete."""
     with checkpoint.writing(folder, step, epoch, belongs=belongs) as temporary:

@@ -86,39 +86,23 @@ class Validator:
     def loss(
         self, transformer, hb, autocast: Callable[[], AbstractContextManager], stop: Callable[[], bool]
     ) -> float | None:
-        """The mean loss over all held-out images and noise levels; None when `stop` asks to end before that.
-
-        The modes of the transformer are as before, also after an error.
-        """
+        """The mean loss over all held-out images and noise levels; None when `stop` asks to end before that."""
         import torch
 
         from trainer import flow
 
-        recompute, transformer.gradient_checkpointing = transformer.gradient_checkpointing, False
-        training = transformer.training
-        transformer.eval()
         losses: list[float] = []
         hb.phase("validate", total=self.items)
-        try:
+        with flow.evaluating(transformer):
             for number in range(self.items // len(LEVELS)):
                 batch = self.batches[(self.first + number,)]
                 for level in LEVELS:
                     if stop():
                         return None
                     seed = seed_for(self.seed, "validation", self.names[number], level)
+                    noise = {"sigmas": torch.tensor([level])}
                     with torch.no_grad(), autocast():
-                        one = flow.loss_of(
-                            self.args,
-                            transformer,
-                            batch,
-                            seed,
-                            self.device,
-                            self.dtype,
-                            sigmas=torch.tensor([level]),
-                        )
+                        one = flow.loss_of(self.args, transformer, batch, seed, self.device, self.dtype, **noise)
                     losses.append(float(one))
                     hb.item(len(losses))
-        finally:
-            transformer.gradient_checkpointing = recompute
-            transformer.train(training)
         return sum(losses) / len(losses)

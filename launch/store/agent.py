@@ -108,7 +108,7 @@ class Agent:
     """The agent of the run in `folder`. `place`: the run's folder in the store; `small`: the same over a connection of its own,
     which no long copy disturbs. `adopted`: the training runs already."""
 
-    def __init__(self, folder: Path, place: Place, small: Place, report: Report, limits: config.Store, adopted: bool):
+    def __init__(self, folder: Path, place: Place, small: Place, report: Report, limits: config.Section, adopted: bool):
         self.folder = folder
         self.place = place
         self.small = small

@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 import time
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,6 @@ from runs.manage import size_text
 
 START_S = 20.0
 APART_S = 2.0  # between the two samples of `diagnose`
-COLOURS = {
-    **dict.fromkeys(("running", "completed"), "green"),
-    **dict.fromkeys(("suspect", "slow", "recovering", "backoff", "stopping"), "yellow"),
-    **dict.fromkeys(("failed", "unkillable"), "red"),
-}
 
 
 def start(args: argparse.Namespace) -> int:
@@ -153,45 +147,18 @@ def _store(values: dict[str, Any]) -> str:
     return step + (f", store: {store['error']}" if store.get("error") else "")
 
 
-def table(folders: list[Path], now_s: float) -> Any:
-    """One row for each run, as a table of rich; `now_s` is Unix time."""
-    from rich.table import Table
-
-    columns = ("run", "state", "step", "epoch", "loss", "s/step", "left", "last progress", "restarts", "")
-    made = Table(*columns, expand=True)
-    for folder in folders:
-        v = read_status(folder)
-        if v is None:
-            made.add_row(folder.name, "[dim]not started[/]")
-            continue
-        state = v["state"] if v["alive"] or v["state"] in FINAL else "not watched"
-        phase = f" {PHASES[v['phase']]}" if v["phase"] else ""
-        moved = v.get("last_progress_at") if state not in FINAL else None
-        ago_s = now_s - datetime.fromisoformat(moved.replace("Z", "+00:00")).timestamp() if moved else 0.0
-        made.add_row(
-            folder.name,
-            f"[{COLOURS.get(state, 'white')}]{state}[/]{phase}",
-            f"{v['step']}/{v['planned_steps'] or '?'}",
-            str(v["epoch"] or ""),
-            f"{v['loss']:.4f}" if v["loss"] is not None else "",
-            f"{v['step_s']:.2f}" if v["step_s"] else "",
-            duration(v["eta_s"]) if v["eta_s"] else "",
-            f"{duration(max(0.0, ago_s))} ago" if moved else "",
-            str(v["restarts"]),
-            v["stale"] or v["message"],
-        )
-    return made
-
-
 def watch(folders: list[Path], every_s: float = 1.0) -> int:
-    """Show the table until every run has ended; Ctrl-C leaves the runs alone."""
+    """Show the runs, a line each, until every run has ended; Ctrl-C leaves the runs alone."""
     from rich.live import Live
+    from rich.markup import escape
 
-    with Live(table(folders, time.time()), refresh_per_second=4) as live:
-        while any((s := read_status(f)) is not None and s["alive"] for f in folders):
-            time.sleep(every_s)
-            live.update(table(folders, time.time()))
-        live.update(table(folders, time.time()))
+    with Live(refresh_per_second=4) as live:
+        alive = True
+        while alive:
+            found = [(folder, read_status(folder)) for folder in folders]
+            live.update("\n".join(escape(line(folder, values)) for folder, values in found))
+            alive = any(values is not None and values["alive"] for _, values in found)
+            time.sleep(every_s * alive)
     return 0
 
 
@@ -214,6 +181,11 @@ def stop(args: argparse.Namespace) -> int:
     if not ask_to_end(folder, {"now": args.now}):
         return 0
     print(f"{folder.name}: stop requested")
+    return wait_for_end(folder, args)
+
+
+def wait_for_end(folder: Path, args: argparse.Namespace) -> int:
+    """Wait at most `args.wait` seconds for the end of a run that was asked to end; the command's exit code."""
     until = time.monotonic() + args.wait
     while time.monotonic() < until and is_held(folder / LOCK):
         time.sleep(0.1)
@@ -314,18 +286,12 @@ def diagnose(args: argparse.Namespace) -> int:
         signals, stacks = compare(first, probe.newest, [b.pid for b in beats] or [pid]), probe.texts()
     if "Failed to find python version" in stacks.get(pid, ""):  # py-spy, of any other program
         stacks[pid] = "(not a Python process: its stack cannot be shown)"
-    record = attempt.record if attempt else None
-    scope = collect.Scope(
-        beats=beats,
-        members=processes.members,
-        heartbeats=heartbeats,
-        started_s=record.started_s if record else time.monotonic(),
-        oom_kills_before=record.oom_kills if record else collect.oom_kills(),
-        planned=max((b.planned for b in beats), default=0),
-        best_step=max((b.step for b in beats), default=0),
-        folder=folder.folder,
-        log_tail=folder.log_tail(record.log_start, limits.check.log_tail_bytes) if record else "",
-    )
+    if attempt is not None:
+        scope = attempt.scope(beats, limits.check.log_tail_bytes)
+    else:
+        scope = collect.Scope(
+            [], processes.members, heartbeats, time.monotonic(), collect.oom_kills(), folder.folder, ""
+        )
     evidence = collect.of_process(scope, pid, signals.stuck, stacks)
     text, found = describe(name, evidence, signals, causes.match(evidence))
     if process is not None:
@@ -358,9 +324,14 @@ def rank_report(folder: Path) -> dict[str, Any] | None:
 
 def metrics(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    from monitor.cli.metrics import server
+    import http.server
 
-    serving = server(args.port)
+    from monitor.cli.metrics import Handler
+
+    try:
+        serving = http.server.ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
+    except OSError as error:
+        raise MonitorError(f"port {args.port} cannot be used: {error.strerror}; choose another with --port") from error
     print(f"http://127.0.0.1:{serving.server_port}/metrics", flush=True)
     if args.json:
         print(json.dumps({"port": serving.server_port}), flush=True)

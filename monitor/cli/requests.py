@@ -15,10 +15,9 @@ from typing import Any
 
 from guards import step_requests
 from monitor.cli import commands
-from monitor.metrics_lines import json_objects
-from monitor.process.locks import LOCK, is_held
 from monitor.run_folder import EVENTS, MonitorError, RunFolder, find
 from monitor.state import FINAL, State, read_status
+from runs.metrics_lines import json_objects
 
 EVENT_BYTES = 256 << 10  # the end of events.jsonl, in which an answer is looked for
 POLL_S = 0.2
@@ -105,10 +104,4 @@ def _pause(folder: Path, args: argparse.Namespace) -> int:
     else:
         pause(folder)
         print(f"{folder.name}: pause requested")
-    until = time.monotonic() + args.wait
-    while time.monotonic() < until and is_held(folder / LOCK):
-        time.sleep(POLL_S)
-    state = (read_status(folder) or {}).get("state")
-    if args.json:
-        print(json.dumps({"folder": str(folder), "state": state}))
-    return 0 if not args.wait or state in FINAL else 1
+    return commands.wait_for_end(folder, args)

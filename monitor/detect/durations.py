@@ -16,7 +16,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from monitor.config import Phase, Watching
+from monitor.config import Section
 
 RECENT = 200  # durations that the estimates look back on
 WARM_UP = 5  # durations of a new process that do not count as the longest
@@ -65,7 +65,7 @@ class Durations:
         """Seconds of the usual one, 0.0 while unknown."""
         return self._median if self.seen else self._prior.get("median", 0.0)
 
-    def budget(self, phase: Phase, watch: Watching) -> float:
+    def budget(self, phase: Section, watch: Section) -> float:
         """T: seconds without progress after which the work is hung, given evidence. The ceiling while too little is known."""
         before = self._prior.get("n", 0)
         if self.seen >= watch.min_sample_count:

@@ -18,6 +18,7 @@ advances it by one poll interval at most. Names in `_at` are moments of this clo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from guards.heartbeat import Beat
@@ -48,17 +49,22 @@ class Signals:
 
 @dataclass(frozen=True)
 class Observation:
-    """What the monitor sees at one poll."""
+    """What the monitor sees of an attempt at one poll. `Attempt.poll` makes it; the decision and all that follows read it."""
 
     now_s: float  # monotonic clock
     boot_s: float  # boot clock
-    beats: tuple[Beat, ...] = ()
+    beats: Sequence[Beat] = ()  # of the ranks
     log_bytes: int = 0
     signals: Signals = Signals()
     stopped: frozenset[int] = frozenset()  # pids of the ranks that a signal has stopped
-    ranks_gone: bool = False  # no rank's process lives, the script does
+    ranks_gone: bool = False  # there were ranks, and no rank's process lives
     activity: float = 0.0  # grows while the script's remaining processes do anything
-    gone: frozenset[int] = frozenset()  # pids of beats whose process does not live; once it is done, nothing watches it
+    dead: frozenset[int] = frozenset()  # pids of beats whose process does not live; once it is done, nothing watches it
+    ended: bool = False  # neither the script nor a rank is alive on this machine
+
+    @property
+    def step(self) -> int:
+        return max((b.step for b in self.beats), default=0)
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,7 @@ class Watch:
 
     def _all_ranks(self, seen: Observation, awake: float) -> Verdict:
         """The verdict on the rank that is worst off."""
-        watched = [b for b in seen.beats if b.outcome != "done" or b.pid not in seen.gone] or list(seen.beats)
+        watched = [b for b in seen.beats if b.outcome != "done" or b.pid not in seen.dead] or list(seen.beats)
         for rank in self.ranks.keys() & {b.rank for b in seen.beats} - {b.rank for b in watched}:
             del self.ranks[rank]
         for beat in watched:
@@ -175,7 +181,7 @@ class Watch:
         verdicts = [self._judge(beat, seen.signals, self._wait_for_others(beat, watched)) for beat in watched]
         return max(verdicts, key=lambda v: (SEVERITY.index(v.kind), v.stalled_s))
 
-    def _wait_for_others(self, beat: Beat, group: list[Beat]) -> float:
+    def _wait_for_others(self, beat: Beat, group: Sequence[Beat]) -> float:
         """The least T of a rank that others keep waiting, 0.0 for none; their progress between the steps is its own."""
         rank, least_s = self.ranks[beat.rank], 0.0
         for other in group:

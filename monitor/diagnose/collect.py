@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,15 @@ KERNEL_LINES = 20  # kept
 class Scope:
     """What to collect evidence on: one attempt as the supervisor knows it. Times are monotonic seconds of this host."""
 
-    beats: list[Beat]
+    beats: Sequence[Beat]
     members: dict[int, ProcessInfo]
     heartbeats: Path  # the folder
     started_s: float
     oom_kills_before: dict[str, int]  # `oom_kills()` when the attempt started; {} when not known
-    planned: int
-    best_step: int
     folder: Path
     log_tail: str
+    planned: int = 0  # as far as it is known besides the beats; so is the step
+    best_step: int = 0
     gpus: tuple[dict[str, Any], ...] = ()
     gpu_note: str = ""
 
@@ -163,7 +163,7 @@ def of_process(scope: Scope, pid: int, signs: tuple[str, ...], stacks: dict[int,
 def _complete(found: Evidence, scope: Scope, pid: int = 0) -> None:
     """Add what every kind of evidence has. pid: the trainer where there are no heartbeats."""
     now = platform.now()
-    found.planned, found.log_tail = scope.planned, scope.log_tail
+    found.planned, found.log_tail = max([scope.planned, *(b.planned for b in scope.beats)]), scope.log_tail
     found.gpu, found.gpu_note = list(scope.gpus), scope.gpu_note
     found.outcome = "" if found.outcome == "running" else found.outcome
     found.ranks = rank_facts(scope.beats, now)
@@ -176,7 +176,7 @@ def _complete(found: Evidence, scope: Scope, pid: int = 0) -> None:
         found.rank, found.phase, found.step = late["rank"], late["phase"], late["step"] or found.step
 
 
-def rank_facts(beats: list[Beat], now: platform.Moment) -> list[Rank]:
+def rank_facts(beats: Sequence[Beat], now: platform.Moment) -> list[Rank]:
     """Every rank that should be there, sorted; one without a record is marked as missing."""
 
     def utc(at_s: float) -> str:

@@ -1,20 +1,19 @@
-"""The rank report as text: verdict, rank × check point, each rank's check points, stacks side by side, environment.
+"""The rank report as text: verdict, rank × check point, stacks side by side, environment.
 
-One text serves the terminal and, indented as a block of code, the incident's report. With many ranks only those are listed in
-full that the verdict is about; the table and the JSON have all of them.
+One text serves the terminal and, indented as a block of code, the incident's report. When each check point was reached is in
+the JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from guards import startup
 from monitor.detect import stacks as dumps
-from monitor.diagnose.ranks import Rank, Verdict, caller, duration_of, frames, place, slowest, waits
-from monitor.phrases import count, printable
+from monitor.diagnose.ranks import Rank, Verdict, caller, frames, place, slowest, waits
+from monitor.phrases import count, duration, printable
 
 COLUMNS = 8  # ranks side by side
-LISTED = 4  # ranks whose check points are all listed
 DEPTH = 8  # frames of the stuck rank
 TITLE = max(map(len, startup.CHECK_POINTS.values()))
 NEVER, CURRENT, SLOWEST = "-", ">", "*"
@@ -24,11 +23,9 @@ def lines(ranks: list[Rank], said: Verdict, stacks: Mapping[int, str]) -> list[s
     """The report, a line each, without control characters; [] where no rank has recorded a check point."""
     if not any(r.get("points") or r.get("missing") for r in ranks):
         return []
-    shown = ranks if len(ranks) <= LISTED else [r for r in ranks if r["rank"] in (0, said.rank)]
     parts = [
         [said.text, *([said.advice] if said.advice else [])],
         table(ranks),
-        check_points(shown),
         positions(ranks, said, stacks),
         environment(ranks),
     ]
@@ -56,17 +53,6 @@ def _cell(rank: Rank, name: str, is_slowest: bool) -> str:
     return f"{current}{spent_s:.1f}{SLOWEST if is_slowest else ''}"
 
 
-def check_points(ranks: Iterable[Rank]) -> list[str]:
-    """The check points that each rank has reached, in the order of time."""
-    out = []
-    for rank in ranks:
-        who = f"rank {rank['rank']}/{rank.get('world', 1)}, local rank {rank.get('local_rank', 0)}, pid {rank['pid']}"
-        for point in sorted(rank.get("points", ()), key=lambda p: (p["elapsed_s"], p["number"])):
-            title, at = startup.CHECK_POINTS[point["name"]], point["at"][11:23]
-            out.append(f"{point['number']:2}  {title:{TITLE}} {at} UTC  {point['elapsed_s']:+9.3f} s  {who}")
-    return ["Check points as they were reached:", *out] if out else []
-
-
 def positions(ranks: list[Rank], said: Verdict, stacks: Mapping[int, str]) -> list[str]:
     """Where each rank is, with its innermost frames: the stuck one first and in full, the others beside it."""
     out = []
@@ -76,9 +62,8 @@ def positions(ranks: list[Rank], said: Verdict, stacks: Mapping[int, str]) -> li
             state = f"{rank['outcome']}" + (f" ({rank['note']})" if rank["note"] else "")
         elif rank.get("alive") is False:
             state += ", its process is gone"
-        since = (
-            f" for {duration_of(rank)}" if rank.get("points") and not rank.get("count") and duration_of(rank) else ""
-        )
+        ago_s = rank.get("point_ago_s") if rank.get("points") and not rank.get("count") else None
+        since = f" for {duration(ago_s)}" if ago_s is not None else ""
         waiting = ", waits for the others" if rank["rank"] != said.rank and waits(rank, stacks) else ""
         out.append(f"Rank {rank['rank']}: {state}{since}{waiting}")
         main = dumps.places(dumps.main_thread(stacks.get(rank["pid"], "")))

@@ -11,16 +11,15 @@ A rank is a dictionary, as `facts` makes it of a heartbeat: it is stored in the 
 from __future__ import annotations
 
 import fnmatch
-import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from guards import startup
 from guards.heartbeat import Beat
 from guards.turns import WAITS
 from monitor.detect import stacks as dumps
-from monitor.phrases import PHASES, duration
+from monitor.phrases import PHASES
 
 Rank = dict[str, Any]
 
@@ -57,20 +56,7 @@ _STEP_ADVICE = "The stack shows what it waits for. Use 0 data loader workers if 
 def facts(beat: Beat, now_s: float, utc: Callable[[float], str], alive: bool | None) -> Rank:
     """What the report keeps of a rank's record. now_s: monotonic. utc: the UTC of a monotonic time. alive: None, unknown."""
     about = startup.read_about(beat.about)
-    kept = (
-        "rank",
-        "world",
-        "local_rank",
-        "pid",
-        "phase",
-        "step",
-        "planned",
-        "done",
-        "total",
-        "note",
-        "outcome",
-        "point",
-    )
+    kept = "rank world local_rank pid phase step planned done total note outcome point count"
     points = []
     for i, (name, at_s) in enumerate(zip(startup.NAMES, beat.reached, strict=False)):
         if at_s:
@@ -81,8 +67,7 @@ def facts(beat: Beat, now_s: float, utc: Callable[[float], str], alive: bool | N
                 "spent_s": round(spent_s, 3),
             })  # fmt: skip
     return {
-        **{name: getattr(beat, name) for name in kept},
-        "count": beat.count,
+        **{name: getattr(beat, name) for name in kept.split()},
         "silent_s": round(now_s - beat.beat_s, 2),
         "point_ago_s": round(now_s - beat.point_s, 2) if beat.point else None,
         "points": points,
@@ -207,8 +192,7 @@ def place(rank: Rank) -> str:
     """`check point 4 (base model)` while it starts or ends, else `step 91` or `saving a checkpoint after step 90`."""
     if rank.get("missing"):
         return "before check point 1"
-    if starting(rank) or rank.get("point") == "finished":
-        name = rank["point"]
+    if (name := _point(rank)) or starting(rank):
         return f"check point {startup.number(name)} ({startup.CHECK_POINTS[name]})" if name else "before check point 1"
     if _in_step(rank):
         return f"step {rank['step'] + 1}"
@@ -235,69 +219,53 @@ class Verdict:
 
 def verdict(ranks: list[Rank], stacks: Mapping[int, str], stopped: Iterable[int] = (), stuck: bool = True) -> Verdict:
     """The report's sentence on these ranks (with the missing ones) and what to do. stuck: is the run known to be?"""
-    late = culprit(ranks, stacks, stopped)
-    going = [r for r in ranks if r["outcome"] == "running"] or ranks
-    if not stuck or not ranks:
-        at = sorted({place(r) for r in going})
-        return Verdict(
-            "progress", f"No sign of a hang: {_names(going)} at {_and(at)}." if at else "No rank has started."
-        )
-    if late is not None:
-        others = [r for r in ranks if r is not late]
-        where = dumps.where(stacks.get(late["pid"], ""))
-        halted = late["pid"] in set(stopped)
-        text = f"{_who(late, halted)}{_others(late, others, stacks)}{f' It is in {where}.' if where else ''}"
-        return _verdict("rank", text, late, halted, where)
-    first = going[0]
-    where = dumps.where(stacks.get(first["pid"], ""))
-    if len(ranks) == 1:
-        in_it = f", in {where}" if where else ""
-        return _verdict(
-            "one", f"The training stopped at {place(first)}{in_it}.", first, first["pid"] in set(stopped), where
-        )
+    late, going = culprit(ranks, stacks, stopped), [r for r in ranks if r["outcome"] == "running"] or ranks
     at = sorted({place(r) for r in going})
+    if not stuck or not ranks:
+        text = f"No sign of a hang: {_names(going)} at {_and(at)}." if at else "No rank has started."
+        return Verdict("progress", text)
+    one, several = late or going[0], f"All {len(going)} ranks"
+    where, point = dumps.where(stacks.get(one["pid"], "")), _point(one)
+    said, advice = _said(one, one["pid"] in set(stopped))
+    number = startup.number(point) if point else 0
+    found = Verdict("rank", said, advice, one["rank"], point, number, one["step"], one["phase"], where)
+    if late is not None:
+        others = _others(late, [r for r in ranks if r is not late], stacks)
+        return replace(found, text=f"{said}{others}{f' It is in {where}.' if where else ''}")
+    if len(ranks) == 1:
+        return replace(found, kind="one", text=f"The training stopped at {at[0]}{f', in {where}' if where else ''}.")
     if all(waits(r, stacks) for r in going):
-        call = frames(first, stacks)[:1]
-        name = f" ({call[0].partition(':')[2]})" if call else ""
-        text = (
-            f"All {len(going)} ranks wait in a collective operation{name} at {_and(at)}, and none of them is missing."
-        )
-        point = first["point"] if starting(first) else ""
-        number = startup.number(point) if point else 0
-        return Verdict("collective", text, _NETWORK, None, point, number, first["step"], first["phase"], where)
+        name = f" ({call[0].partition(':')[2]})" if (call := frames(one, stacks)) else ""
+        text = f"{several} wait in a collective operation{name} at {_and(at)}, and none of them is missing."
+        return replace(found, kind="collective", text=text, advice=_NETWORK, rank=None)
     if len(at) == 1:
-        return _verdict("all", f"All {len(going)} ranks stopped at {at[0]}.", {**first, "rank": None}, False, where)
+        return replace(found, kind="all", text=f"{several} stopped at {at[0]}.", rank=None)
     each = "; ".join(f"rank {r['rank']}: {place(r)}" for r in going)
     return Verdict("all", f"The ranks stopped, and the evidence does not show which one first: {each}.", _STEP_ADVICE)
 
 
-def _verdict(kind: str, text: str, rank: Rank, halted: bool, where: str) -> Verdict:
-    point = rank["point"] if starting(rank) or rank.get("point") == "finished" else ""
-    advice = ADVICE[point] if point else _STEP_ADVICE if _in_step(rank) else ""
-    if halted:
-        advice = f"Something stopped it with a signal (job control, a debugger): kill -CONT {rank['pid']}."
-    elif rank.get("alive") is False or rank["outcome"] in FAILED:
-        advice = "The log or the kernel's log says why it ended."
-    elif rank.get("missing"):
-        advice = "Check the launcher's output, and on several machines that the script runs on each of them."
-    number = startup.number(point) if point else 0
-    return Verdict(kind, text, advice, rank["rank"], point, number, rank["step"], rank["phase"], where)
+def _point(rank: Rank) -> str:
+    """The check point that a rank is at, "" once it trains."""
+    return str(rank["point"]) if starting(rank) or rank.get("point") == "finished" else ""
 
 
-def _who(late: Rank, halted: bool) -> str:
-    """`Rank 1 stopped at check point 4 (base model)`: the subject of the sentence."""
-    number, at = late["rank"], place(late)
-    if late["outcome"] in FAILED:
-        return f"Rank {number} failed at {at}" + (f": {late['note'].rstrip('.')}" if late["note"] else "")
-    if late.get("missing"):
-        return f"Rank {number} has not started"
-    if late.get("alive") is False:
-        return f"The process of rank {number} (pid {late['pid']}) is gone; it was at {at}"
+def _said(rank: Rank, halted: bool) -> tuple[str, str]:
+    """(`Rank 1 stopped at check point 4 (base model)`: the subject of the sentence, what to do)."""
+    name, at, pid, point = f"Rank {rank['rank']}", place(rank), rank["pid"], _point(rank)
+    log = "The log or the kernel's log says why it ended."
+    if rank["outcome"] in FAILED:
+        return f"{name} failed at {at}" + (f": {rank['note'].rstrip('.')}" if rank["note"] else ""), log
+    if rank.get("missing"):
+        launcher = "Check the launcher's output, and on several machines that the script runs on each of them."
+        return f"{name} has not started", launcher
+    if rank.get("alive") is False:
+        return f"The process of rank {rank['rank']} (pid {pid}) is gone; it was at {at}", log
     if halted:
-        return f"Rank {number} (pid {late['pid']}) is stopped by a signal at {at}"
-    if starting(late) or late.get("point") == "finished":
-        return f"Rank {number} stopped at {at}"
-    return f"Rank {number} has not ended {at}" if _in_step(late) else f"Rank {number} hangs: {at}"
+        how = f"Something stopped it with a signal (job control, a debugger): kill -CONT {pid}."
+        return f"{name} (pid {pid}) is stopped by a signal at {at}", how
+    if point or starting(rank):
+        return f"{name} stopped at {at}", ADVICE.get(point, "")
+    return (f"{name} has not ended {at}", _STEP_ADVICE) if _in_step(rank) else (f"{name} hangs: {at}", "")
 
 
 def _others(late: Rank, others: list[Rank], stacks: Mapping[int, str]) -> str:
@@ -367,13 +335,7 @@ def as_json(ranks: list[Rank], said: Verdict) -> dict[str, Any]:
     """The report for programs: {"verdict", "ranks", "check_points", "slowest"}; every value can be written as JSON."""
     return {
         "verdict": dict(vars(said)),
-        "ranks": json.loads(json.dumps(ranks)),
+        "ranks": ranks,
         "check_points": startup.CHECK_POINTS,
         "slowest": slowest(ranks),
     }
-
-
-def duration_of(rank: Rank) -> str:
-    """How long it has been at its check point, `12.0 s`; "" before the first."""
-    ago_s = rank.get("point_ago_s")
-    return duration(ago_s) if ago_s is not None else ""

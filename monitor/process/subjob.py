@@ -35,6 +35,21 @@ def python(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
 
 
+def helper(log: Path, command: list[str], stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    """Start a helper in a session of its own, with its output at the end of `log`. OSError: it cannot be started."""
+    with open(log, "ab") as out:
+        return platform.popen(
+            command,
+            bufsize=0,
+            stdin=stdin,
+            stdout=out,
+            stderr=out,
+            cwd=ROOT,
+            env=helper_environment(),
+            **platform.detached(),
+        )
+
+
 class Subjob:
     """One child in a session of its own. Never raises: when it cannot be started, `done()` is True and `error` says why.
 

@@ -33,13 +33,17 @@ class VerifyResult:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where to resume. `path` None: from the start. `bad`: set aside, with the reason; `unsure`: not verifiable now."""
+    """Where to resume: what `choose` and `snapshots.newest` find, and a start uses.
+
+    `path` None: from the start. `bad`: set aside, with the reason; `unsure`: not verifiable now.
+    """
 
     path: Path | None
     step: int = 0
     bad: tuple[tuple[Path, str], ...] = ()
     unsure: tuple[tuple[Path, str], ...] = ()
     record: Path | None = None  # the snapshot in memory that the starting process makes `path` from
+    python: str = ""  # the interpreter that made that
 
 
 class Verifier:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from monitor.config import Restart
+from monitor.config import Section
 
 MIXED_COUNT = 2  # failures of changing fingerprints are allowed this many more than one that repeats
 
@@ -38,7 +38,7 @@ def fingerprint(phase: str, step: int, cause: str) -> str:
     return f"{phase}/{step}/{cause}"
 
 
-def after_progress(history: History, seconds: float, restart: Restart) -> tuple[History, bool]:
+def after_progress(history: History, seconds: float, restart: Section) -> tuple[History, bool]:
     """The history after `seconds` of new steps, and whether the full allowance of restarts was just given back."""
     new_steps_s = history.new_steps_s + seconds
     if new_steps_s < restart.refund_s or not history.restarts:
@@ -47,7 +47,7 @@ def after_progress(history: History, seconds: float, restart: Restart) -> tuple[
 
 
 def after_failure(
-    history: History, mark: str, new_steps: bool, changes: bool, restart: Restart, least_wait_s: float = 0.0
+    history: History, mark: str, new_steps: bool, changes: bool, restart: Section, least_wait_s: float = 0.0
 ) -> tuple[History, Plan]:
     """The history after a failure, and what to do.
 

@@ -18,13 +18,13 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from guards import snapshot_record, snapshots
 from monitor.process import platform
 from monitor.process.locks import LOCK, is_held
+from monitor.resume.checkpoints import ResumePoint
 from monitor.run_folder import read_json
 
 PLACE = "HANGPROOF_SHM"  # another file system in memory than /dev/shm
@@ -35,16 +35,6 @@ PAUSE_EVERY = 64  # pieces of a record that is checked
 SILENT_S = 3600.0  # a monitor writes more often than this, unless it is gone
 ROOM = 1 << 20  # bytes that a state needs beside those of its record: headers of its files
 FAILED_COUNT = 2  # failures in a row without a new step, from which on only the disk is trusted
-
-
-@dataclass(frozen=True)
-class Record:
-    """A record to resume from. `state` is the folder that the starting process makes from it."""
-
-    path: Path
-    state: Path
-    step: int
-    python: str = ""  # the interpreter that made it
 
 
 def place() -> Path:
@@ -123,7 +113,7 @@ def newest(
     before_step: int | None = None,
     room: bool = True,
     pause: Callable[[float], None],
-) -> tuple[Record | None, list[str]]:
+) -> tuple[ResumePoint | None, list[str]]:
     """(the newest record that can be resumed from, why newer ones cannot). `pause` may raise.
 
     before_step: only records of earlier steps. room: its state will be made beside it.
@@ -145,7 +135,8 @@ def newest(
             reason = f"{place()} is full, and the state that is made from it has no room there"
         reason = reason or snapshot_record.verify(path, _pauses(pause).__next__)
         if not reason:
-            return Record(path, Path(folder) / header.name, header.step, header.python), refused
+            state = Path(folder) / header.name
+            return ResumePoint(state, header.step, record=path, python=header.python), refused
         refused.append(f"the snapshot of step {header.step} is not used: {reason}")
     return None, refused
 

@@ -22,12 +22,12 @@ CONFIG = "musubi_tuner.dataset.config_utils"
 
 
 POINTS = {
-    "_build_dataset": ("data", ""),
-    "_prepare_sampling": ("tokenizer", ""),
-    "_load_dit_and_swap": ("model", ""),
-    "_build_network": ("network", ""),
-    "_build_optimizer_and_dataloader": ("loader", ""),
-    "_prepare_with_accelerator": ("ready", ""),
+    "_build_dataset": ("data", "", ""),
+    "_prepare_sampling": ("tokenizer", "", ""),
+    "_load_dit_and_swap": ("model", "", ""),
+    "_build_network": ("network", "", ""),
+    "_build_optimizer_and_dataloader": ("loader", "", ""),
+    "_prepare_with_accelerator": ("ready", "", ""),
 }
 """As `common.POINTS`, for the methods that musubi-tuner's `train` calls."""
 
@@ -164,7 +164,7 @@ PATCH = Patch(
         ),
         Target(CACHE_TEXT, "tqdm", beside="process_text_encoder_batches", make=_count_items),
         *(
-            Target(TRAIN_UTILS, name, params=params, make=common._in_phase("save"))
+            Target(TRAIN_UTILS, name, params=params, make=common.at_point(phase="save"))
             for name, params in common.SAVES.items()
         ),
         Target(common.ACCELERATOR, "Accelerator.end_training", params=("self",), make=common._in_phase_end),

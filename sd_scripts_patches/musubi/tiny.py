@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from sd_scripts_patches.tiny import FINDER, write_images
+from sd_scripts_patches.tiny import FINDER, SHARED, command_line, write_images
 
 SCRIPT, SOURCE = "zimage_train_network.py", "src"
 IMPORTS = ("musubi_tuner.zimage_train_network", "musubi_tuner.networks.lora_zimage")
@@ -23,8 +23,6 @@ WIDTH, HEADS, AXES, CAPTION, LAYERS = 64, 2, [8, 12, 12], 48, 4
 
 SITE = '''
 """Shrinks musubi-tuner's Z-Image when it is imported; see sd_scripts_patches/musubi/tiny.py."""
-import hashlib, importlib.abc, json, os, sys, time, types
-
 def shrink(module):
     module.DEFAULT_TRANSFORMER_DIM, module.DEFAULT_TRANSFORMER_N_LAYERS = %(WIDTH)d, %(LAYERS)d
     module.DEFAULT_TRANSFORMER_N_REFINER_LAYERS = 1
@@ -32,13 +30,7 @@ def shrink(module):
     module.DEFAULT_TRANSFORMER_CAP_FEAT_DIM, module.ROPE_AXES_DIMS = %(CAPTION)d, %(AXES)r
 
 def slow_down(module):
-    pause_s = float(os.environ.get("TINY_STEP_S", "0"))
-    if pause_s:
-        original = module.ZImageTransformer2DModel.forward
-        def forward(self, *args, **kwargs):
-            time.sleep(pause_s)
-            return original(self, *args, **kwargs)
-        module.ZImageTransformer2DModel.forward = forward
+    pause_before(module.ZImageTransformer2DModel)
 
 def replace_vae(module):
     import torch
@@ -64,16 +56,6 @@ def replace_text_encoder(module):
     module.load_qwen3 = lambda *args, **kwargs: (None, Encoder())
     module.get_text_embeds = embed
 
-def record_losses(module):
-    path = os.environ.get("TINY_LOSSES")
-    if path:
-        add = module.LossRecorder.add
-        def recorded(self, *, epoch, step, loss):
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(json.dumps([epoch, step, loss]) + "\\n")
-            return add(self, epoch=epoch, step=step, loss=loss)
-        module.LossRecorder.add = recorded
-
 AFTER = {"musubi_tuner." + name: steps for name, steps in {
     "zimage.zimage_config": [shrink], "zimage.zimage_model": [slow_down], "zimage.zimage_autoencoder": [replace_vae],
     "zimage.zimage_utils": [replace_text_encoder], "utils.train_utils": [record_losses]}.items()}
@@ -89,7 +71,7 @@ STAND_INS = {
 
 def site() -> str:
     """Return the text of sitecustomize."""
-    return SITE % globals() + FINDER
+    return SHARED + SITE % globals() + FINDER
 
 
 def caching(work: Path, folder: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
@@ -136,9 +118,7 @@ def arguments(work: Path, out: Path, *more: str, **changed: str | None) -> list[
         "seed": "42",
         "max_data_loader_n_workers": "0",
     }
-    flags.update(changed)
-    line = [part for name, value in flags.items() if value is not None for part in (f"--{name}", value)]
-    return [*line, "--sdpa", *more]
+    return command_line({**flags, **changed}, "--sdpa", *more)
 
 
 def make(checkout: Path, work: Path, images: int) -> None:

@@ -69,7 +69,6 @@ def test_a_frozen_disk_is_reported_at_once_and_the_run_goes_on_when_it_thaws(tmp
 
 
 def test_a_keeper_that_has_replaced_a_monitor_watches_the_next_one_too(folder):
-    """The first one is watched by a shell, the others by Python."""
     toy_run(folder, steps=5000, pace=0.03, every=100)
     process = monitor(folder, limits=SILENT)
     seen = []

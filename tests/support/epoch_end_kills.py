@@ -22,7 +22,7 @@ _waiting: list = []  # each waits for what one writer has begun
 def fire(phase: str, step: int, heartbeat) -> None:
     kind, _, number = os.environ["TEST_KILL"].partition(" ")
     if phase == "import":
-        watch_writers(lambda: kind == "snapshot" and heartbeat._step == int(number))
+        watch_writers(lambda: kind == "snapshot" and heartbeat.record.step == int(number))
     if kind == "never":
         return
     if kind == "pause" and step == int(number):

@@ -19,7 +19,7 @@ _left = 0
 
 def fire(phase: str, step: int, heartbeat) -> None:
     global _armed
-    if phase == "step" and heartbeat._count == 1 and not _armed:
+    if phase == "step" and heartbeat.record.count == 1 and not _armed:
         _armed = True
         arm(*os.environ["TEST_KILL"].split())
     injector.fire(phase, step, heartbeat)

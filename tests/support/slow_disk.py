@@ -37,6 +37,6 @@ def fsync(descriptor: int) -> None:
 
 
 def fire(phase: str, step: int, heartbeat) -> None:
-    if phase == "step" and step >= 1 and heartbeat._done == 0:
+    if phase == "step" and step >= 1 and heartbeat.record.done == 0:
         os.fsync = fsync
         trace("step", step, time.monotonic())

@@ -151,7 +151,7 @@ def fault(phase: str, step: int, heartbeat) -> None:
     """
     what, _, when = os.environ.get("TEST_FAULT", "").partition("@")
     at, _, more = when.partition("+")
-    now = (what, phase, heartbeat._done if phase == "sample" else 0)
+    now = (what, phase, heartbeat.record.done if phase == "sample" else 0)
     if what == "kill" and step > int(at) + 1:
         time.sleep(60)  # the timer is late, as on a loaded machine it may be: it ends this
     elif what == "fsize" and phase == "step":

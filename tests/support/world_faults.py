@@ -9,7 +9,7 @@ def inject(phase: str, step: int, heartbeat) -> None:
     complete, these ranks (`0`, `1`, `01`) kill themselves, stop themselves as Ctrl-Z does, or are asked to stop."""
     what, _, where = os.environ.get("WORLD_FAULT", "").partition("@")
     at, _, ranks = where.partition(":")
-    if phase != "step" or heartbeat._done or str(step) != at or str(heartbeat.rank) not in ranks:
+    if phase != "step" or heartbeat.record.done or str(step) != at or str(heartbeat.rank) not in ranks:
         return
     if what == "request":
         from guards.heartbeat import REQUEST_STOP, set_request

@@ -71,11 +71,11 @@ def test_no_import_circle_not_even_inside_functions():
         visit(name, [])
 
 
-def test_only_the_supervisor_a_start_and_recovery_change_the_state_of_a_run():
+def test_only_the_loop_a_start_and_recovery_change_the_state_of_a_run():
     names = {f.name for f in fields(RunState)}
     found = []
     for path in FILES:
-        if path.name in ("supervisor.py", "recovery.py", "start.py", "state.py"):
+        if path.name in ("loop.py", "supervisor.py", "recovery.py", "start.py", "state.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             one = [node.target] if isinstance(node, ast.AugAssign) else []

@@ -57,7 +57,6 @@ def test_the_build_context_has_what_runs_and_neither_data_nor_secrets():
         "setup.sh",
         "start.sh",
         "requirements.txt",
-        "monitor/keeper.sh",
         "launch/serve.py",
         "ui/page.py",
     }

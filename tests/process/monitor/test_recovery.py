@@ -179,7 +179,7 @@ def test_a_folder_that_takes_no_status_and_no_report_does_not_keep_a_run_from_it
     toy_run(folder, HANG, **SHORT)
     (folder / "incidents").write_text("no folder can be made of this name")
     (folder / "status.json").mkdir()
-    code = "from monitor import supervisor\nsupervisor.PERSIST_S = 1.0\n"
+    code = "from monitor import loop\nloop.PERSIST_S = 1.0\n"
     code, _, err = supervise(folder, **inject(folder, code))
     assert code == 0 and "cannot write" in err
     assert weight(folder) == undisturbed(SHORT["steps"])

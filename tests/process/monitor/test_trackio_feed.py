@@ -9,7 +9,7 @@ import psutil
 import pytest
 from monitor_helpers import wait_for
 
-from monitor import trackio_feed
+from monitor import start, trackio_feed
 from monitor.process.locks import LOCK, Lock
 from monitor.run_folder import RunFolder
 
@@ -27,10 +27,10 @@ def init(**known):
 """
 
 
-def a_run(data: Path, trackers: str = "trackio") -> Path:
+def a_run(data: Path) -> Path:
     folder = data / "outputs" / "my-run"
     folder.mkdir(parents=True)
-    (folder / "run.toml").write_text(f'name = "my-run"\ntrackers = "{trackers}"\nrank = 8\n')
+    (folder / "run.toml").write_text('name = "my-run"\ntrackers = "trackio"\nrank = 8\n')
     return folder
 
 
@@ -69,15 +69,15 @@ def test_a_killed_tracker_continues_where_it_ended(tmp_path, logged):
     assert monitor.acquire()
     write(folder, *range(1, 6))
     try:
-        trackio_feed.start(RunFolder(folder))
-        trackio_feed.start(RunFolder(folder))  # a second attempt: the first process goes on alone
+        start.start_tracker(RunFolder(folder))
+        start.start_tracker(RunFolder(folder))  # a second attempt: the first process goes on alone
         wait_for(lambda: steps() == [1, 2, 3, 4, 5], what="the first steps")
         wait_for(lambda: len(feeders(folder)) == 1, what="one process logs")
         wait_for((folder / trackio_feed.STATE).exists, what="what was logged is noted")
         feeders(folder)[0].kill()
         wait_for(lambda: not feeders(folder), what="killed")
         write(folder, 4, 5, 6, 7)  # the run restarted too: steps 4 and 5 are repeated
-        trackio_feed.start(RunFolder(folder))
+        start.start_tracker(RunFolder(folder))
         wait_for(lambda: steps() == [1, 2, 3, 4, 5, 6, 7], what="the steps after the kill, none twice")
     finally:
         for process in feeders(folder):
@@ -85,14 +85,10 @@ def test_a_killed_tracker_continues_where_it_ended(tmp_path, logged):
         monitor.release()
 
 
-def test_without_trackio_an_event_says_how_to_install_it_and_another_tracker_starts_nothing(tmp_path, logged):
+def test_without_trackio_an_event_says_how_to_install_it(tmp_path, logged):
     (tmp_path / "modules" / "trackio.py").write_text("raise ImportError('No module named trackio')")
     folder = a_run(tmp_path)
-    trackio_feed.start(RunFolder(folder))
+    start.start_tracker(RunFolder(folder))
     events = folder / "events.jsonl"
     wait_for(lambda: "pip install trackio" in events.read_text(), what="the event")
     assert sys.executable in events.read_text()
-    for name in ("", "tensorboard"):
-        folder = a_run(tmp_path / (name or "none"), name)
-        trackio_feed.start(RunFolder(folder))
-        assert feeders(folder) == []

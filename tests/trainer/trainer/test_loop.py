@@ -33,7 +33,7 @@ def test_a_run_encodes_once_and_again_only_what_changed_or_broke(tmp_path):
     def encoded(number):
         """How many images and texts a start of the run encodes."""
         found = {}
-        watch = lambda phase, step, hb: found.update({phase: max(found.get(phase, 0), hb._done)})  # noqa: E731
+        watch = lambda phase, step, hb: found.update({phase: max(found.get(phase, 0), hb.record.done)})  # noqa: E731
         argv = flags(tmp_path / "models" / "tiny-flux", config, tmp_path / f"out{number}", max_train_steps=2)
         build(parse(argv), Heartbeat(None, inject=watch))
         return found.get("cache_latents", 0), found.get("cache_text", 0)

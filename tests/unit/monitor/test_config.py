@@ -1,21 +1,24 @@
 """The monitor's limits: units, files that replace them, and the guards' limits that raise them."""
 
 import re
-from dataclasses import fields
 
 import pytest
 
 from guards import limits
 from guards.heartbeat import PHASES
 from monitor import config
+from runs.paths import ROOT
 
 
-def test_every_key_ends_in_its_unit():
-    """Fault 13: counts and bytes were called seconds."""
-    sections = (config.Phase, config.Watching, config.Ending, config.Restart, config.Check, config.Store)
-    for field in (field for section in sections for field in fields(section)):
-        assert field.name.endswith(("_s", "_count", "_bytes")), field.name
-        assert field.type == ("float" if field.name.endswith("_s") else "int"), field.name
+def test_every_limit_that_the_code_reads_is_in_the_table_and_every_one_of_the_table_is_read():
+    text = "".join(
+        path.read_text(encoding="utf-8") for name in ("monitor", "launch") for path in (ROOT / name).rglob("*.py")
+    )
+    sections = {name: vars(section) for name, section in vars(config.load()).items() if name != "phases"}
+    for name, key in re.findall(rf"\b(?:config|limits)\.({'|'.join(sections)})\.(\w+)", text):
+        assert key in sections[name], f"{name}.{key}"
+    for key in (key for section in sections.values() for key in section):
+        assert f".{key}" in text and key.endswith(("_s", "_count", "_bytes")), key
 
 
 def test_every_phase_has_limits_floors_are_below_ceilings_and_a_pre_emption_fits_into_its_total():

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeds import examples
 
-from monitor import ledger, metrics_lines
+from monitor import ledger
 from monitor.ledger import STATES
+from runs import metrics_lines
 
 
 @dataclass

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from strategies import ANY_VALUE
 from ui_helpers import lora_file
 
-from monitor import metrics_lines
-from runs import evolution
+from runs import evolution, metrics_lines
 from runs.evolution import Losses, best
 from ui.run.charts import lines_of
 from ui.run.evolution import evolution as read

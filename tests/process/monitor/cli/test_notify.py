@@ -1,10 +1,8 @@
 """What people and programs read: status, live table, metrics, messages, explanations."""
 
-import io
 import json
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -95,15 +93,12 @@ def test_metrics_are_served_on_this_machine_only_and_other_paths_say_so(tmp_path
         process.communicate()
 
 
-def test_the_live_table_shows_a_run(tmp_path):
-    from rich.console import Console
-
+def test_the_runs_are_shown_until_all_have_ended(tmp_path, capsys):
     folder = toy_run(tmp_path / "toy")
     RunFolder(folder).write_status(STATUS)
-    console = Console(width=160, record=True, file=io.StringIO())
-    console.print(commands.table([folder, tmp_path / "other"], time.time()))
-    shown = console.export_text()
-    assert "12/100" in shown and "not watched" in shown and "not started" in shown
+    assert commands.watch([folder, tmp_path / "other"], 0.0) == 0
+    shown = capsys.readouterr().out
+    assert "step 12 of 100" in shown and "not watched" in shown and "other: not started" in shown
 
 
 @pytest.mark.slow

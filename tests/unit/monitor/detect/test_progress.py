@@ -326,7 +326,7 @@ def test_a_rank_that_is_done_and_gone_does_not_hang_the_others():
 
     def see(now, other=done, gone=(2,)):
         alive = stepped(int(now), 1.0, pid=1, beat_s=now)
-        return look(now, alive, other, signals=ASLEEP, gone=frozenset(gone))
+        return look(now, alive, other, signals=ASLEEP, dead=frozenset(gone))
 
     assert follow(watch, see, seconds=300)[2].keys() == {OK}
     assert watch.last_progress_s() == pytest.approx(400.0)

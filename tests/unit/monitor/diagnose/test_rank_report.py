@@ -177,10 +177,8 @@ def test_the_text_has_the_table_the_check_points_the_stacks_and_the_environment(
     stacks = {100: BARRIER_STACK, 101: frames("models.py:load", "setup.py:build")}
     text = rank_report.lines(group, ranks.verdict(group[:2], stacks), stacks)
     assert text[0].startswith("Rank 1 stopped at check point 4")
-    rows = {line[:2].strip(): line.split() for line in text if line[:2].strip().isdigit() and "UTC" not in line}
+    rows = {line[:2].strip(): line.split() for line in text if line[:2].strip().isdigit()}
     assert [len(rows), rows["7"][-3:], rows["4"][-3:]] == [12, ["1.0", "4.2*", "-"], ["1.0", ">1.0", "-"]]
-    assert any(" 4  base model" in line and "03:04:05.000 UTC" in line and "+5.000 s" in line and "rank 1/4" in line
-               and "local rank 1" in line and "pid 101" in line for line in text)  # fmt: skip
     where = text.index("Rank 1: at check point 4 (base model) for 5.0 s")
     assert text[where + 1 : where + 3] == ["    load (/x/models.py:1)", "    build (/x/setup.py:1)"]
     assert "Rank 0: at check point 3 (tokenizers and text encoders) for 5.0 s, waits for the others" in text
@@ -188,14 +186,6 @@ def test_the_text_has_the_table_the_check_points_the_stacks_and_the_environment(
     assert "    device=cpu" in text and "    rank 1: RANK=1" in text and "    rank 0: RANK=0, NCCL_DEBUG=INFO" in text
     assert not any("\x1b" in line or "\n" in line for line in text)
     assert rank_report.lines([{**training(0), "points": []}], ranks.verdict([training(0)], {}), {}) == []
-
-
-def test_a_large_group_lists_only_the_ranks_in_question():
-    group = [training(n) for n in range(64)]
-    stacks = {100 + n: REDUCE_STACK for n in range(64)} | {140: frames("npz.py:load")}
-    text = rank_report.lines(group, ranks.verdict(group, stacks), stacks)
-    assert sum("UTC" in line for line in text) == 2 * 11
-    assert sum(line.startswith("Rank ") for line in text) >= 64 and sum("rank 63" in line for line in text) >= 1
 
 
 def test_a_record_becomes_a_rank_of_the_report(tmp_path, monkeypatch):

@@ -52,9 +52,9 @@ def test_the_newest_record_is_taken_and_becomes_the_state_to_resume_from(run):
     ring = ring_of(run, 4, 5)
     record, refused = newest(ring, run)
     assert (record.step, refused) == (5, [])
-    variables = ours.environment(ring, "spec", 1000, record.path)
-    snapshot_keep.restore(record.state, variables)
-    assert (record.state / "weights.bin").read_bytes() == b"5" and checkpoint.problems(record.state) == []
+    variables = ours.environment(ring, "spec", 1000, record.record)
+    snapshot_keep.restore(record.path, variables)
+    assert (record.path / "weights.bin").read_bytes() == b"5" and checkpoint.problems(record.path) == []
     assert Snapshots.from_env(variables).limit_bytes == 1000
 
 
