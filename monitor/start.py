@@ -223,7 +223,8 @@ def _report_start(run: Run, attempt: Attempt, source: str, how: str = "", **know
 def start_tracker(folder: RunFolder) -> None:
     """Start the process that logs the run to trackio. Never raises: a tracker cannot stop a run."""
     try:
-        helper(folder.folder / "trackio.log", python("monitor.trackio_feed", str(folder.folder)))
+        with open(folder.folder / "trackio.log", "ab") as log:
+            helper(python("monitor.trackio_feed", str(folder.folder)), log)
     except OSError as error:
         folder.log(f"trackio could not be started: {error.strerror or error}; the run continues without it")
 

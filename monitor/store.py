@@ -138,7 +138,8 @@ class StoreAgent:
         self._started_s = now_s
         command = [*python("launch", "store", "agent"), str(self.folder.folder), *["--adopted"] * self.admitted]
         try:
-            self._popen = helper(self.folder.folder / LOG, command, stdin=subprocess.PIPE)
+            with open(self.folder.folder / LOG, "ab") as log:
+                self._popen = helper(command, log, subprocess.PIPE)
         except OSError as error:
             self._next_start_s = now_s + self.limits.restart_s
             self._report_error(f"the process that copies cannot be started: {error.strerror or error}")

@@ -35,19 +35,18 @@ def python(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
 
 
-def helper(log: Path, command: list[str], stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    """Start a helper in a session of its own, with its output at the end of `log`. OSError: it cannot be started."""
-    with open(log, "ab") as out:
-        return platform.popen(
-            command,
-            bufsize=0,
-            stdin=stdin,
-            stdout=out,
-            stderr=out,
-            cwd=ROOT,
-            env=helper_environment(),
-            **platform.detached(),
-        )
+def helper(command: list[str], out: IO[bytes], stdin: IO[bytes] | int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    """Start a helper in a session of its own, which prints into the file `out`. OSError: it cannot be started."""
+    return platform.popen(
+        command,
+        bufsize=0,
+        stdin=stdin,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        cwd=ROOT,
+        env=helper_environment(),
+        **platform.detached(),
+    )
 
 
 class Subjob:
@@ -80,16 +79,7 @@ class Subjob:
             with tempfile.TemporaryFile() as source:
                 source.write(stdin or b"")
                 source.seek(0)
-                self._popen = platform.popen(
-                    command,
-                    bufsize=0,
-                    stdin=subprocess.PIPE if stdin is None else source,
-                    stdout=self._out,
-                    stderr=subprocess.STDOUT,
-                    cwd=ROOT,
-                    env=helper_environment(),
-                    **platform.detached(),
-                )
+                self._popen = helper(command, self._out, subprocess.PIPE if stdin is None else source)
         except (OSError, ValueError, MemoryError) as error:
             if self._popen is None:
                 reason = getattr(error, "strerror", "") or str(error) or "out of memory"
