@@ -28,7 +28,7 @@ RUN . ./setup.sh && set_up requirements.txt && rm -rf ~/.cache/pip
 COPY --chown=${USER_ID}:${USER_ID} . .
 ARG TRAINERS=""
 RUN for trainer in $TRAINERS; do ./start.sh "$trainer"; done \
- && .venv/bin/python -m compileall -q app.py captions guards launch monitor presets runs trainer ui \
+ && .venv/bin/python -m compileall -q app.py captions guards jobs launch monitor presets runs trainer ui \
  && rm -rf ~/.cache/pip
 
 # Runs, data sets and models are one volume.

@@ -13,10 +13,11 @@ ROOT = Path(__file__).resolve().parent
 # module → its own commands
 COMMANDS = {
     "monitor": (
-        "run", "start", "status", "stop", "sample", "save", "pause", "resume", "queue", "resume-all", "notify", "diagnose",
+        "run", "start", "status", "stop", "sample", "save", "pause", "resume", "resume-all", "notify", "diagnose",
         "metrics",
     ),
-    "runs": ("new", "show", "render", "rename", "delete", "sweep", "fetch-model"),
+    "runs": ("new", "show", "render", "rename", "fetch-model"),
+    "jobs": ("queue", "sweep", "delete"),
     "presets": ("list", "lint", "estimate"),
     "launch": (
         "slurm", "skypilot", "docker", "runpod", "vast", "publish", "bundle", "probe", "rehearse", "ladder", "drill", "fleet", "store",
@@ -36,6 +37,7 @@ USAGE = """usage: hangproof COMMAND ...        (or ./start.sh COMMAND ...; witho
 
   runs         {runs}
   supervision  {monitor}
+  jobs         {jobs}
   presets      {presets}
   elsewhere    {launch}
   trainers     sd-scripts, musubi (install), {sd_scripts_patches}

@@ -20,6 +20,10 @@ def main(argv: list[str] | None = None) -> int:
         return keep(words[2:])
     if words[:2] == ["run", "--child"]:
         return _child(words[2:])
+    if words[:1] == ["queue"]:  # of many runs, and of a room above
+        import subprocess
+
+        return subprocess.call([sys.executable, "-m", "jobs", *words])
     return _command(words)
 
 
@@ -56,13 +60,7 @@ def _command(words: list[str]) -> int:
         wish = add(name, text)
         wish.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="wait this long until it is done")
     add("resume", "continue a paused, stopped or interrupted run in the background, from its newest checkpoint")
-    queue = add("queue", "runs that wait for the GPU: show them, add, move or cancel one, or start one now", None)
-    actions = ("list", "add", "start", "move", "cancel", "now", "work")
-    queue.add_argument(
-        "action", nargs="?", default="list", choices=actions, help="default: list; start: now if possible"
-    )
-    queue.add_argument("run", nargs="?", metavar="RUN", help="name of a run, or of a sweep")
-    queue.add_argument("position", nargs="?", type=int, metavar="POSITION", help="of `move`, from 1")
+    add("queue", "runs that wait for the GPU: show them, add, move or cancel one, or start one now", None)
     add("resume-all", "start every run that a reboot, a pre-emption or a killed monitor interrupted", None)
     add("notify", "send a test message to your own addresses (see monitor/cli/notify.py)", None)
     add("diagnose", "explain what a run, or any process, is doing and what it waits for")
@@ -74,10 +72,6 @@ def _command(words: list[str]) -> int:
             from monitor.cli import requests
 
             return requests.run(args)
-        if args.command == "queue":
-            from monitor.cli import queue_worker
-
-            return queue_worker.run(args)
         if args.command != "run":
             from monitor.cli import commands
 

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import select
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -22,10 +23,12 @@ import tomllib
 from guards.checkpoint import fsync_path
 from guards.metrics import append_text
 from monitor.process import platform, tree
+from monitor.process.subjob import ROOT, helper_environment, python
 
 STATUS, EVENTS, LOG, TRAINING_LOG = "status.json", "events.jsonl", "monitor.log", "training.log"
 METRICS, JOB = "metrics.jsonl", "job.json"
 STATE, STOP = "monitor.json", "stop.request"
+QUEUE = ".queue.json"  # in outputs/: see jobs/queue.py
 MACHINES = "machines"  # in the run's folder: what the monitors of other machines than the first one write
 SHOWN = (
     "host",
@@ -80,6 +83,21 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def wake_queue() -> bool:
+    """Start the queue's process where runs wait; whether it was started. It ends at once where another works. Never raises."""
+    from runs.paths import outputs_dir
+
+    null = subprocess.DEVNULL
+    try:
+        if not (read_json(outputs_dir() / QUEUE) or {}).get("entries"):
+            return False
+        command, env = python("jobs", "queue", "work"), helper_environment()
+        subprocess.Popen(command, cwd=ROOT, env=env, stdin=null, stdout=null, stderr=null, **platform.detached())
+        return True
+    except OSError:
+        return False  # no memory, a full disk: the next one who looks tries again
 
 
 LIVE = ("store", "price_per_hour", "spend_limit")  # fields of run.toml that only the monitor reads, at each start

@@ -36,7 +36,7 @@ from monitor.process import platform, tree
 from monitor.process.locks import LOCK, Lock
 from monitor.process.platform import ProcessInfo
 from monitor.resume import checkpoints, policy, script, snapshots
-from monitor.run_folder import SCRIPT, MonitorError, RunFolder, machine_number, print_line
+from monitor.run_folder import SCRIPT, MonitorError, RunFolder, machine_number, print_line, wake_queue
 from monitor.slowdown import Slowdown
 from monitor.spend import Spend
 from monitor.standby import Standby
@@ -95,10 +95,7 @@ def supervise(
         raise MonitorError(str(error)) from error
     finally:
         lock.release()
-        with contextlib.suppress(OSError, ImportError):  # the run has ended, whatever happens to the others
-            from monitor import run_queue  # of no use before the end
-
-            run_queue.ensure_worker()
+        wake_queue()
 
 
 @dataclass(frozen=True)

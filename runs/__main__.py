@@ -1,8 +1,8 @@
 """`python -m runs new|show|render|rename|delete|sweep|fetch-model`: create, show and manage runs without a browser."""
 
 import argparse
-import contextlib
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +11,11 @@ import runs
 from presets import PresetError, tiers
 from runs import env_file
 
+# What also concerns the queue or the processes of a run is done by `python -m jobs`, which knows them.
+JOBS = {
+    "delete": "delete a run with its LoRA files, checkpoints, samples and log",
+    "sweep": "make and queue runs that differ in a few numbers, or compare those of one",
+}
 AGAIN = "base model, optimizer or trained layers differ. Change them back, or make a new run"
 
 
@@ -47,36 +52,27 @@ def parser() -> argparse.ArgumentParser:
     rename = commands.add_parser("rename", help="give a run another label; its folder and files keep their names")
     rename.add_argument("run", help="name or folder of a run")
     rename.add_argument("label", help="the name that the page shows")
-    delete = commands.add_parser("delete", help="delete a run with its LoRA files, checkpoints, samples and log")
-    delete.add_argument("run", help="name or folder of a run")
-    delete.add_argument("--images", action="store_true", help="also delete its data set: images and captions")
-    delete.add_argument("--yes", action="store_true", help="do not ask")
-    several = commands.add_parser(
-        "sweep", help="make and queue runs that differ in a few numbers, or compare those of one"
-    )
-    several.add_argument("run", help="the run to start from; or a sweep, to compare its runs")
-    several.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE,VALUE", help="such as rank=8,16; can be repeated"
-    )
-    several.add_argument("--no-queue", action="store_true", help="make the runs, and start none")
+    for name, text in JOBS.items():
+        commands.add_parser(name, help=text, add_help=False)
     fetch = commands.add_parser("fetch-model", help="download the model files that kohya's trainers need")
     fetch.add_argument("model", help="base model (list them with: python -m presets list)")
-    for command in (new, show, render, rename, delete, several, fetch):
+    for command in (new, show, render, rename, fetch):
         command.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     return top
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0: done. 1: failed, with the reason on standard error. 2: wrong usage."""
-    args = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] in JOBS:
+        return subprocess.call([sys.executable, "-m", "jobs", *words])
+    args = parser().parse_args(words)
     try:
         actions = {
             "new": new,
             "show": show,
             "render": render,
             "rename": rename,
-            "delete": delete,
-            "sweep": sweep,
             "fetch-model": fetch,
         }
         return actions[args.command](args)
@@ -173,55 +169,6 @@ def rename(args: argparse.Namespace) -> int:
     print(f"{folder}: {manage.label_of(folder)}")
     if args.json:
         print(json.dumps({"folder": str(folder), "label": manage.label_of(folder)}))
-    return 0
-
-
-def delete(args: argparse.Namespace) -> int:
-    """Delete a run after a question, which `--yes` answers."""
-    from monitor import run_queue
-    from monitor.process.tree import idle
-    from monitor.run_folder import MonitorError
-    from runs import manage
-
-    used = manage.usage(args.run)
-    size = used.run_bytes + (used.images_bytes if args.images else 0)
-    what = f"{args.run}{' and its data set' if args.images else ''}: this frees {manage.size_text(size)}"
-    if not args.yes:
-        if not sys.stdin.isatty():
-            raise runs.RunError(f"{what}; add --yes to delete it")
-        if input(f"Delete {what}. Type yes to delete: ").strip().lower() != "yes":
-            raise runs.RunError(f"{args.run} was not deleted")
-    name = runs.run_folder(args.run).name
-    freed = manage.delete(args.run, idle, args.images)
-    with contextlib.suppress(MonitorError, OSError):  # without its folder, it is not started anyway
-        run_queue.forget(name)
-    print(f"{args.run}: deleted, {manage.size_text(freed)} freed")
-    if args.json:
-        print(json.dumps({"freed_bytes": freed}))
-    return 0
-
-
-def sweep(args: argparse.Namespace) -> int:
-    """Make the runs of a sweep and put them into the queue as one entry; without --set, compare the runs of one."""
-    from monitor import run_queue  # only here: an entry point puts the parts together
-    from monitor.run_folder import MonitorError
-    from runs import sweep as sweeps
-
-    if args.set:
-        base, values = runs.load(runs.run_folder(args.run)), sweeps.parse(args.set)
-        made = sweeps.create(base.name, sweeps.combinations(base, values), values, runs.datasets_dir() / base.slug)
-        if not args.no_queue:
-            try:
-                run_queue.add_sweep(made.name, [run for run, _ in made.runs])
-            except MonitorError as error:
-                raise runs.RunError(str(error)) from error
-            run_queue.ensure_worker()
-    else:
-        made = sweeps.find(args.run)
-    print(f"{made.name}: {len(made.runs)} runs")
-    print("\n".join(sweeps.lines(made)))
-    if args.json:
-        print(json.dumps({"sweep": made.name, "runs": sweeps.table(made)}))
     return 0
 
 

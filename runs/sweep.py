@@ -3,7 +3,7 @@
 Decision: each combination is a run of its own, with its own folder, so that everything that works for a run works for it. The
 images of all are the same files (hard links): they take their space once, and deleting one run leaves the others whole.
 Caches that one run has made are linked for the next one before it starts. What belongs to a sweep is in
-`outputs/.sweeps/NAME.json`; the queue trains its runs one after another (monitor/run_queue.py).
+`outputs/.sweeps/NAME.json`; the queue trains its runs one after another (jobs/queue.py).
 """
 
 import contextlib

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from guards.checkpoint import atomic_write
-from monitor import ledger, run_queue
+from monitor import ledger
 from monitor.attempt import Attempt
 from monitor.phrases import PHASES, count, duration
 from monitor.process import platform, tree
@@ -21,7 +21,7 @@ from monitor.process.locks import LOCK, is_held
 from monitor.process.subjob import ROOT, helper_environment
 from monitor.process.tree import Tree
 from monitor.resume.script import start_problems
-from monitor.run_folder import LOG, STATUS, STOP, MonitorError, RunFolder, all_folders, find, read_json
+from monitor.run_folder import LOG, STATUS, STOP, MonitorError, RunFolder, all_folders, find, read_json, wake_queue
 from monitor.state import FINAL, WATCHED, RunState, is_abandoned, nothing_left, read_status
 from runs.manage import size_text
 
@@ -271,7 +271,7 @@ def resume_all(args: argparse.Namespace) -> int:
             print(f"monitor: {error}", file=sys.stderr)
     if not started and not failed:
         print("no interrupted run")
-    if run_queue.ensure_worker():
+    if wake_queue():
         print("the queue goes on")
     if args.json:
         print(json.dumps(started))

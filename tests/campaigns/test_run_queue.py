@@ -12,7 +12,7 @@ from monitor_helpers import events, members, status, undisturbed, weight
 from queue_helpers import command, ended, made, one_gpu, processes
 from seeds import seed
 
-from monitor.cli import queue_worker
+from jobs import worker
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_kills_lose_nothing_and_start_nothing_twice(data, number):
     draw = random.Random(number)
     folders = made(data, *(f"run-{n}" for n in range(6)), steps=40)
     for folder in folders:
-        queue_worker.add(folder)
+        worker.add(folder)
     done = 0
     until = time.monotonic() + 300
     while not all(_is_done(folder) for folder in folders):

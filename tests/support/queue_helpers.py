@@ -11,7 +11,7 @@ import psutil
 import pytest
 from monitor_helpers import ROOT, status, toy_run
 
-from monitor import run_queue
+from jobs import queue
 from monitor.process.locks import LOCK, is_held
 
 
@@ -25,7 +25,7 @@ def one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in [key for key in os.environ if key in ("HANGPROOF_RUN", "HANGPROOF_LIMITS")]:
         monkeypatch.delenv(name)
     yield tmp_path
-    (tmp_path / "outputs" / run_queue.FILE).unlink(missing_ok=True)
+    (tmp_path / "outputs" / queue.FILE).unlink(missing_ok=True)
     for process in processes(tmp_path):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

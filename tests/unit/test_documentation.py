@@ -36,7 +36,8 @@ def test_each_command_of_a_module_has_its_word_and_is_documented(module):
         known = set(re.findall(rf"-m {module} ([a-z]+) ", done.stdout))
     else:
         known = set(re.findall(r"^    ([a-z][a-z-]*)(?:\s|$)", done.stdout, re.MULTILINE))
-    assert set(hangproof.COMMANDS[module]) == known
+    elsewhere = known - set(hangproof.COMMANDS[module])  # `monitor queue` and `runs delete` start those of `jobs`
+    assert set(hangproof.COMMANDS[module]) <= known and elsewhere <= set(hangproof.COMMANDS["jobs"])
     named = " ".join(re.findall(rf"python -m {module} [^`\n]*", TEXT)).replace("\\|", " ")
     assert sorted(word for word in known if not re.search(rf"(?<![\w-]){word}(?![\w-])", named)) == []
 

@@ -55,7 +55,7 @@ def start(draft_id: str, texts: dict[str, str]) -> Sweep:
     Raises:
         RunError: a field, a value or an image is wrong, or a name is taken.
     """
-    from monitor import run_queue
+    from jobs import queue
     from monitor.run_folder import MonitorError
     from runs import sweep
 
@@ -69,12 +69,12 @@ def start(draft_id: str, texts: dict[str, str]) -> Sweep:
     data = runs.datasets_dir() / first.name
     made = sweep.create(base.name, specs, values, data, [first])
     try:
-        run_queue.add_sweep(made.name, [run for run, _ in made.runs])
+        queue.add_sweep(made.name, [run for run, _ in made.runs])
     except (MonitorError, OSError) as error:
         raise RunError(
             f"{len(specs)} runs are made, but not in the queue: {error}. Add them there one by one"
         ) from error
-    run_queue.ensure_worker()
+    queue.ensure_worker()
     return made
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guards import step_requests
-from monitor import run_queue
+from jobs import queue as run_queue
 from monitor.run_folder import EVENTS, MonitorError
 from runs.files import RunError
 from ui import scripts
@@ -123,7 +123,8 @@ def act(folder: Path, action: str) -> dict[str, Any]:
     Raises:
         RunError: it cannot be done; the message says why.
     """
-    from monitor.cli import queue_worker, requests
+    from jobs import worker
+    from monitor.cli import requests
 
     try:
         if action in ("sample", "save"):
@@ -131,9 +132,9 @@ def act(folder: Path, action: str) -> dict[str, Any]:
         if action == "pause":
             requests.pause(folder)
         elif action == "queue":
-            return {"position": queue_worker.add(folder)}
+            return {"position": worker.add(folder)}
         elif action == "now":
-            return {"paused": queue_worker.run_now(folder.name)}
+            return {"paused": worker.run_now(folder.name)}
         elif action == "cancel":
             run_queue.cancel(folder.name)
         else:

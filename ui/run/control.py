@@ -26,7 +26,7 @@ def start(folder: Path) -> None:
         runs.RunError: the monitor refused; carries its message.
     """
     with tempfile.TemporaryFile() as output:
-        process = _monitor(["queue", "start", str(folder)], output)
+        process = _command(["jobs", "queue", "start", str(folder)], output)
         try:
             code = process.wait(START_S)
         except subprocess.TimeoutExpired:
@@ -34,7 +34,7 @@ def start(folder: Path) -> None:
                 f"the monitor did not start within {START_S} s; read {folder / 'monitor.log'}, then press Start again"
             ) from None
         if code:
-            raise runs.RunError(_message(output) or f"python -m monitor queue start {folder} exited with code {code}")
+            raise runs.RunError(_message(output) or f"python -m jobs queue start {folder} exited with code {code}")
 
 
 def stop(folder: Path) -> None:
@@ -44,7 +44,7 @@ def stop(folder: Path) -> None:
         runs.RunError: the monitor refused; carries its message.
     """
     with tempfile.TemporaryFile() as output:
-        process = _monitor(["stop", str(folder)], output)
+        process = _command(["monitor", "stop", str(folder)], output)
         try:
             code = process.wait(STOP_S)
         except subprocess.TimeoutExpired:
@@ -53,9 +53,9 @@ def stop(folder: Path) -> None:
             raise runs.RunError(_message(output) or f"python -m monitor stop {folder} exited with code {code}")
 
 
-def _monitor(arguments: list[str], output: BinaryIO) -> "subprocess.Popen[bytes]":
+def _command(words: list[str], output: BinaryIO) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [sys.executable, "-m", "monitor", *arguments],
+        [sys.executable, "-m", *words],
         cwd=runs.ROOT,
         env={**os.environ, "PYTHONUTF8": "1"},
         stdin=subprocess.DEVNULL,

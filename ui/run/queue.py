@@ -1,6 +1,6 @@
 """The queue above the list of runs: what waits for the GPU, in which order, and when it will start; and the sweeps.
 
-The order is the monitor's (monitor/run_queue.py); the page shows it and changes it. It also starts the queue's process when that is
+The order is in jobs/queue.py; the page shows it and changes it. It also starts the queue's process when that is
 missing, so an open page is one more that keeps the queue going.
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import runs
-from monitor import run_queue
+from jobs import queue
 from monitor.run_folder import MonitorError
 from runs import sweep
 from runs.files import RunError
@@ -27,16 +27,16 @@ CHECK_S = 10.0  # between two looks whether the queue's process is there
 KEPT = 500
 SWEEPS = 4  # shown below the queue
 _checked_s = -1e9
-_known: tuple[Stamp, run_queue.Queue] | None = None
+_known: tuple[Stamp, queue.Queue] | None = None
 _lengths: dict[Path, tuple[Stamp, float | None]] = {}  # run's folder -> stamp of run.toml, seconds of the whole run
 
 
-def entries() -> tuple[run_queue.Entry, ...]:
+def entries() -> tuple[queue.Entry, ...]:
     """The entries of the queue; the file is read again only after it changed."""
     global _known
-    now = stamp(run_queue.outputs() / run_queue.FILE)
+    now = stamp(queue.outputs() / queue.FILE)
     if _known is None or _known[0] != now:
-        _known = now, run_queue.read()
+        _known = now, queue.read()
     return _known[1].entries
 
 
@@ -114,7 +114,7 @@ def waiting_runs(everything: list[view.View]) -> list[dict[str, Any]]:
     views, waiting = {one.folder.name: one for one in everything}, entries()
     if waiting and time.monotonic() - _checked_s >= CHECK_S:
         _checked_s = time.monotonic()
-        run_queue.ensure_worker()
+        queue.ensure_worker()
     found, starts_s = [], _free_s(everything)
     for entry in waiting:
         shown = views.get(entry.next_run)
@@ -178,16 +178,16 @@ def change(action: str, run: str, to: int | None = None) -> dict[str, Any]:
     Raises:
         RunError: the run does not wait, or the queue cannot be written.
     """
-    from monitor.cli import queue_worker
+    from jobs import worker
 
     try:
         if action == "move" and isinstance(to, int) and not isinstance(to, bool):
-            run_queue.move(run, to)
-            run_queue.ensure_worker()
+            queue.move(run, to)
+            queue.ensure_worker()
         elif action == "cancel":
-            queue_worker.cancel(run)
+            worker.cancel(run)
         elif action == "now":
-            return {"paused": queue_worker.run_now(run)}
+            return {"paused": worker.run_now(run)}
         else:
             raise RunError(OUT_OF_DATE)
     except MonitorError as error:
@@ -202,7 +202,7 @@ def change(action: str, run: str, to: int | None = None) -> dict[str, Any]:
 def follow_delete(run: str) -> None:
     """A run is deleted: it leaves the queue. One that stays there is not started, because its folder is gone."""
     with contextlib.suppress(MonitorError, OSError):
-        run_queue.forget(run)
+        queue.forget(run)
 
 
 def act(action: str, run: str) -> str:

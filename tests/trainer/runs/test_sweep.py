@@ -8,7 +8,7 @@ from runs_helpers import pictures, python
 from ui_helpers import kill_runs
 
 import runs
-from monitor import run_queue
+from jobs import queue
 from monitor.process.locks import LOCK, is_held
 from runs import sweep
 
@@ -40,4 +40,4 @@ def test_a_sweep_is_one_entry_of_the_queue_and_encodes_the_images_once(data):
     assert "caching latents" in logs[0].lower() and "caching latents" not in logs[1].lower(), logs[1][:3000]
     table = sweep.table(sweep.find("cat-sweep"))
     assert [row["state"] for row in table] == ["completed"] * 2
-    assert all(row["lora"] and row["final_loss"] for row in table) and not run_queue.read().entries
+    assert all(row["lora"] and row["final_loss"] for row in table) and not queue.read().entries

@@ -153,9 +153,9 @@ def test_the_commands_have_their_exit_codes(data):
     assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])["label"] == "second"
     done = call("runs", "rename", "nothing", "x")
     assert done.returncode == 1 and "no run 'nothing'" in done.stderr
-    done = call("runs", "delete", "first light")
+    done = call("jobs", "delete", "first light")
     assert done.returncode == 1 and re.search(r"frees \d.* add --yes", done.stderr)
-    assert call("runs", "delete").returncode == 2
-    done = call("runs", "delete", "first light", "--images", "--yes", "--json")
+    assert call("jobs", "delete").returncode == 2
+    done = call("jobs", "delete", "first light", "--images", "--yes", "--json")
     assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])["freed_bytes"] > 1000
     assert runs.list_runs() == [] and os.listdir(runs.datasets_dir()) == []

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from runs_helpers import pictures
 
 import runs
-from monitor import run_queue
-from monitor.cli import queue_worker
+from jobs import __main__ as commands
+from jobs import queue, worker
 from monitor.process.tree import idle
 from runs import dataset, manage, sweep
 from runs.files import RunError
@@ -31,7 +31,7 @@ def base(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_GPUS", "")
     folder = runs.create(runs.make({"name": "cat", **FIELDS}), pictures(tmp_path / "photos", 2))
     yield runs.load(folder)
-    (tmp_path / "outputs" / run_queue.FILE).unlink(missing_ok=True)
+    (tmp_path / "outputs" / queue.FILE).unlink(missing_ok=True)
 
 
 def make(base, **values):
@@ -48,6 +48,14 @@ def test_the_names_say_the_values():
     assert len({spec.slug for spec in specs}) == 6
     (short, long) = sweep.combinations(base, {"epochs": [2, 4]})
     assert (short.epochs, short.max_train_steps, long.epochs) == (2, None, 4)  # else epochs would have no effect
+
+
+@pytest.mark.parametrize("words", [[], ["--no-queue"]])
+def test_the_command_queues_the_sweep_unless_it_shall_not(base, monkeypatch, capsys, words):
+    monkeypatch.setattr(queue, "ensure_worker", lambda: True)
+    assert commands.main(["sweep", "cat", "--set", "rank=8,16", "--json", *words]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["sweep"] == "cat-sweep"
+    assert [entry.run for entry in queue.read().entries] == ([] if words else ["cat-sweep"])
 
 
 @pytest.mark.parametrize(
@@ -156,10 +164,10 @@ def test_a_damaged_sweep_is_none(base, text):
 
 def test_cancelling_a_sweep_removes_what_is_left(base):
     made = make(base, rank=[4, 8])
-    run_queue.add_sweep(made.name, [run for run, _ in made.runs])
-    assert queue_worker.cancel(made.name) == [] and not run_queue.read().entries
-    with pytest.raises(run_queue.MonitorError, match="none of its runs waits or trains"):
-        queue_worker.cancel(made.name)
+    queue.add_sweep(made.name, [run for run, _ in made.runs])
+    assert worker.cancel(made.name) == [] and not queue.read().entries
+    with pytest.raises(queue.MonitorError, match="none of its runs waits or trains"):
+        worker.cancel(made.name)
 
 
 def test_the_page_plans_and_makes_a_sweep_of_the_draft(base, tmp_path, monkeypatch):
@@ -176,10 +184,10 @@ def test_the_page_plans_and_makes_a_sweep_of_the_draft(base, tmp_path, monkeypat
     with pytest.raises(RunError):
         page_sweep.start("../x", values)
     assert [folder.name for folder in runs.list_runs()] == ["cat"]
-    monkeypatch.setattr(run_queue, "ensure_worker", lambda: False)  # nothing is trained here
+    monkeypatch.setattr(queue, "ensure_worker", lambda: False)  # nothing is trained here
     made = page_sweep.start(draft_id, values)
     assert (made.name, [run for run, _ in made.runs]) == ("bird-sweep", ["bird-r2-seed1", "bird-r4-seed1"])
-    (entry,) = run_queue.read().entries
+    (entry,) = queue.read().entries
     assert (entry.run, entry.sweep, entry.total) == ("bird-sweep", ("bird-r2-seed1", "bird-r4-seed1"), 2)
     one, two = (sorted((runs.datasets_dir() / run).glob("*.png")) for run in entry.sweep)
     assert len(one) == 2 and all(a.samefile(b) for a, b in zip(one, two, strict=True))

@@ -3,7 +3,7 @@
 from ui_helpers import serving, write_run
 from ui_page import a_tab, show_run
 
-from monitor import run_queue
+from jobs import queue
 from runs import slug
 
 NUMBER, WAITING = 30, ("cat 03", "cat 04")
@@ -21,7 +21,7 @@ def test_search_queue_and_list_are_all_there_with_30_runs(browser, data):
     for number in range(NUMBER):
         write_run(data, f"cat {number:02}", state="completed", step=100)
     for name in WAITING:
-        run_queue.add(data / "outputs" / slug(name))
+        queue.add(data / "outputs" / slug(name))
     with serving(data) as server, a_tab(browser) as page:
         show_run(page, server, slug("cat 00"))
         for width in (1024, 1440, 1920):
@@ -47,4 +47,4 @@ def test_search_queue_and_list_are_all_there_with_30_runs(browser, data):
         page.locator(".hp-queue ol > li:first-child[data-run='cat-04']").wait_for()
         page.get_by_role("button", name="Remove from the queue: cat 03").click()
         page.locator(".hp-queue li[data-run='cat-03']").wait_for(state="detached")
-        assert [one.run for one in run_queue.read().entries] == ["cat-04"]
+        assert [one.run for one in queue.read().entries] == ["cat-04"]

@@ -6,7 +6,7 @@ import pytest
 from ui_helpers import write_run
 
 from guards import step_requests
-from monitor import run_queue
+from jobs import queue as run_queue
 from monitor.process.locks import LOCK, Lock
 from runs.files import RunError
 from ui.run import actions, queue, view

@@ -3,7 +3,7 @@
 import pytest
 from ui_helpers import write_run
 
-from monitor import run_queue
+from jobs import queue as run_queue
 from runs.files import RunError
 from ui.run import queue, view
 

@@ -1,7 +1,7 @@
 """The queue: runs that wait for the machine's GPU, in an order that people change.
 
 Decision: `outputs/.queue.json` holds the order; whoever changes it holds a file lock for that moment. The next run is started
-by a process (cli/queue_worker.py) that lives while runs wait and holds a lock that dies with it. The page, each command of the
+by a process (worker.py) that lives while runs wait and holds a lock that dies with it. The page, each command of the
 queue, `resume-all` and each monitor that ends start that process when it is missing, so a kill of any of them costs nothing.
 
 An entry with a `problem` could not be started: it stays, and does not keep the others waiting. A sweep is one entry with
@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -25,10 +24,10 @@ from guards.checkpoint import atomic_write
 from monitor.gpu.queue import devices
 from monitor.process import platform
 from monitor.process.locks import LOCK, Lock, is_held
-from monitor.process.subjob import ROOT, helper_environment, python
-from monitor.run_folder import MonitorError, RunFolder, read_json
+from monitor.run_folder import QUEUE as FILE
+from monitor.run_folder import MonitorError, RunFolder, read_json, wake_queue
 
-FILE, FILE_LOCK, WORKER_LOCK = ".queue.json", ".queue.lock", ".queue-worker.lock"  # in outputs/
+FILE_LOCK, WORKER_LOCK = ".queue.lock", ".queue-worker.lock"  # in outputs/
 WORKER_SILENT_S = 300.0  # a start of several runs may take minutes
 KILL_WAIT_S = 2.0
 LOCK_S = 10.0  # for others that change the queue
@@ -233,7 +232,7 @@ def worker_mark() -> str:
     return f"{os.getpid()} {own.start if own else 0.0} {time.monotonic()}"
 
 
-def _end_silent_worker() -> bool:
+def end_silent_worker() -> bool:
     """Kill a process of the queue that does not look any more, for example because it was stopped; whether it is gone."""
     try:
         pid, start, looked_s = (outputs() / WORKER_LOCK).read_text(encoding="utf-8").split()
@@ -250,19 +249,11 @@ def _end_silent_worker() -> bool:
 
 def ensure_worker() -> bool:
     """Start the queue's process when runs wait and none works; whether one was started. Never raises."""
-    try:
-        waits = any(not entry.problem for entry in read().entries)
-        if not waits or (is_held(outputs() / WORKER_LOCK) and not _end_silent_worker()):
-            return False
-        subprocess.Popen(
-            python("monitor", "queue", "work"),
-            cwd=ROOT,
-            env=helper_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            **platform.detached(),
-        )
-        return True
-    except OSError:
-        return False  # no memory, a full disk: the next one who looks tries again
+    if not anyone_waits() or (is_held(outputs() / WORKER_LOCK) and not end_silent_worker()):
+        return False
+    return wake_queue()
+
+
+def anyone_waits() -> bool:
+    """Whether a run waits that can be started."""
+    return any(not entry.problem for entry in read().entries)

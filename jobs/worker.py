@@ -1,4 +1,4 @@
-"""Starts the runs of the queue (run_queue.py), one after another, and its commands: `python -m monitor queue …`.
+"""Starts the runs of the queue (queue.py), one after another, and what a button or a command of the queue does.
 
 Decision: what is being started is noted in the queue's file before, with the time, and removed from it afterwards. Whoever
 finds such a note after a kill sees by the run's own status whether it was started: it is then not started again, even if it
@@ -7,26 +7,24 @@ has ended already. A run that has started is left to its monitor, whatever becom
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
-import os
 import time
 import traceback
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from monitor import run_queue
+from jobs import queue
+from jobs.queue import Entry, Queue, anyone_waits, busy, changing, end_silent_worker, ensure_worker, find_entry, outputs
 from monitor.cli import requests
 from monitor.cli.commands import START_S, ask_to_end, launch
 from monitor.gpu.queue import devices
 from monitor.process import platform
 from monitor.process.locks import LOCK, Lock, is_held
 from monitor.resume.script import start_problems
-from monitor.run_folder import STATUS, MonitorError, RunFolder, find
-from monitor.run_queue import Entry, Queue, busy, changing, ensure_worker, find_entry, outputs
+from monitor.run_folder import STATUS, MonitorError, RunFolder
 from monitor.state import State, nothing_left, read_status
+from runs import sweep
 
 POLL_S = 1.0
 LOG = ".queue.log"  # in outputs/: errors of the process
@@ -41,7 +39,7 @@ def start_or_wait(folder: Path) -> dict[str, Any]:
     if not is_held(folder / LOCK) and nothing_left(folder):
         return {"position": None, "pid": None}
     waits = devices(RunFolder(folder).spec) and not is_held(folder / LOCK)
-    if waits and (any(not entry.problem for entry in run_queue.read().entries) or busy(folder)):
+    if waits and (anyone_waits() or busy(folder)):
         return {"position": add(folder), "pid": None}
     return {"position": None, "pid": launch(folder)["pid"]}
 
@@ -55,7 +53,7 @@ def add(folder: Path) -> int:
         raise MonitorError(f"{folder.name} is {done}")
     if missing := start_problems(RunFolder(folder), START_S, time.sleep):
         raise MonitorError(f"{folder.name} cannot be started: {'; '.join(missing)}")
-    position = run_queue.add(folder)
+    position = queue.add(folder)
     ensure_worker()
     return position
 
@@ -65,7 +63,7 @@ def run_now(run: str) -> list[str]:
 
     Returns the names of the runs that were asked to pause. Raises MonitorError, OSError.
     """
-    first = find_entry(run_queue.read(), run)
+    first = find_entry(queue.read(), run)
     paused = [outputs() / name for name in busy(outputs() / first.next_run)]
     with changing() as held:
         entry = find_entry(held[0], run)
@@ -86,11 +84,9 @@ def cancel(run: str) -> list[str]:
     Raises:
         MonitorError: it neither waits nor trains. OSError: the queue cannot be written.
     """
-    from runs import sweep
-
     entry, found = None, next((one for one in sweep.all_sweeps() if one.name == run), None)
     with contextlib.suppress(MonitorError) if found else contextlib.nullcontext():
-        entry = run_queue.cancel(run)
+        entry = queue.cancel(run)
     training = [name for name, _ in found.runs if is_held(outputs() / name / LOCK)] if found else []
     if entry is None and not training:
         raise MonitorError(f"{run}: none of its runs waits or trains")
@@ -121,8 +117,8 @@ def advance() -> list[Path]:
 def _take() -> tuple[str | None, list[Path]]:
     """The next run that can start, noted in the file as taken; or None, and the runs that it waits for."""
     with changing() as held:
-        queue = held[0]
-        entries = [entry for one in queue.entries if (entry := _current(one, queue)) is not None]
+        now = held[0]
+        entries = [entry for one in now.entries if (entry := _current(one, now)) is not None]
         first = next((one for one in entries if not one.problem), None)
         name, blockers = None, list[Path]()
         if first is not None:
@@ -133,34 +129,32 @@ def _take() -> tuple[str | None, list[Path]]:
         return name, blockers
 
 
-def _current(entry: Entry, queue: Queue) -> Entry | None:
+def _current(entry: Entry, now: Queue) -> Entry | None:
     """The entry without what was deleted, or started by somebody else or before a kill; None when nothing is left."""
     if entry.sweep:
-        left = tuple(name for name in entry.sweep if _waits(outputs() / name, queue))
+        left = tuple(name for name in entry.sweep if _waits(outputs() / name, now))
         return replace(entry, sweep=left) if left else None
     folder = outputs() / entry.run
     if entry.after_pause:
         status = read_status(folder)
         paused = status is not None and (status["alive"] or status["state"] == State.PAUSED)
-        return entry if paused and not _was_started(folder, queue) else None
-    return entry if _waits(folder, queue) else None
+        return entry if paused and not _was_started(folder, now) else None
+    return entry if _waits(folder, now) else None
 
 
-def _waits(folder: Path, queue: Queue) -> bool:
-    return folder.is_dir() and not is_held(folder / LOCK) and not _was_started(folder, queue)
+def _waits(folder: Path, now: Queue) -> bool:
+    return folder.is_dir() and not is_held(folder / LOCK) and not _was_started(folder, now)
 
 
-def _was_started(folder: Path, queue: Queue) -> bool:
+def _was_started(folder: Path, now: Queue) -> bool:
     """Whether the run that a killed process had taken got its monitor, which writes its status first."""
     with contextlib.suppress(OSError):
-        return folder.name == queue.taken and (folder / STATUS).stat().st_mtime >= queue.taken_s
+        return folder.name == now.taken and (folder / STATUS).stat().st_mtime >= now.taken_s
     return False
 
 
 def _start(folder: Path) -> str:
     """Start the run of an entry; "" or why that is impossible. One with nothing left to train counts as started."""
-    from runs import sweep
-
     if not folder.is_dir() or nothing_left(folder):
         return ""
     try:
@@ -188,8 +182,8 @@ def _started(entry: Entry, name: str, problem: str) -> Entry | None:
 
 def work() -> int:
     """Start runs until none waits; at once 0 where another process does it."""
-    lock = Lock(outputs() / run_queue.WORKER_LOCK)
-    while _someone_waits() and lock.acquire():
+    lock = Lock(outputs() / queue.WORKER_LOCK)
+    while anyone_waits() and (lock.acquire() or (end_silent_worker() and lock.acquire())):
         try:
             _work(lock)
         finally:
@@ -198,17 +192,13 @@ def work() -> int:
     return 0
 
 
-def _someone_waits() -> bool:
-    return any(not entry.problem for entry in run_queue.read().entries)
-
-
 def _work(lock: Lock) -> None:
     """Start what can start; look again when the queue has changed or one of the runs that are waited for has ended.
 
-    lock: its file says when this process looked last, for `run_queue.ensure_worker`.
+    lock: its file says when this process looked last, for `queue.ensure_worker`.
     """
-    while _someone_waits():
-        lock.write(run_queue.worker_mark())
+    while anyone_waits():
+        lock.write(queue.worker_mark())
         stamp, blockers = _stamp(), list[Path]()
         try:
             blockers = advance()
@@ -217,13 +207,13 @@ def _work(lock: Lock) -> None:
             _log(traceback.format_exc())
             time.sleep(POLL_S)
         while blockers and stamp == _stamp() and all(is_held(folder / LOCK) for folder in blockers):
-            lock.write(run_queue.worker_mark())
+            lock.write(queue.worker_mark())
             time.sleep(POLL_S)
 
 
 def _stamp() -> int:
     with contextlib.suppress(OSError):
-        return (outputs() / run_queue.FILE).stat().st_mtime_ns
+        return (outputs() / queue.FILE).stat().st_mtime_ns
     return 0
 
 
@@ -233,53 +223,3 @@ def _log(text: str) -> None:
         mode = "w" if path.exists() and path.stat().st_size > LOG_BYTES else "a"
         with open(path, mode, encoding="utf-8", errors="replace") as file:
             file.write(f"{platform.now().utc} {text}\n")
-
-
-# ---- the commands ----
-
-
-def run(args: argparse.Namespace) -> int:
-    """`monitor queue [list|add|start|move|cancel|now|work] [RUN] [POSITION]`. Raises MonitorError, OSError."""
-    if args.action == "work":
-        return work()
-    if args.action != "list" and not args.run:
-        raise MonitorError(f"name the run: python -m monitor queue {args.action} RUN")
-    if args.action == "add":
-        name = find(args.run).name
-        print(f"{name}: position {add(find(args.run))} in the queue")
-    elif args.action == "start":
-        name, answer = find(args.run).name, start_or_wait(find(args.run))
-        waits = f"position {answer['position']} in the queue" if answer["position"] else ""
-        watched = f"watched by process {answer['pid']}" if answer["pid"] else ""
-        print(f"{name}: {waits or watched or nothing_left(find(args.run))}")
-    elif args.action == "move":
-        if args.position is None:
-            raise MonitorError(f"name the position, from 1: python -m monitor queue move {args.run} 1")
-        print(f"{args.run}: position {run_queue.move(_name(args.run), args.position)} in the queue")
-        ensure_worker()
-    elif args.action == "cancel":
-        stopped = cancel(_name(args.run))
-        print(f"{args.run}: removed from the queue" + (f"; stopping {', '.join(stopped)}" if stopped else ""))
-    elif args.action == "now":
-        paused = run_now(_name(args.run))
-        print(f"{args.run}: starts next" + (f"; paused for it: {', '.join(paused)}" if paused else ""))
-    queue = run_queue.read()
-    if args.action == "list":
-        for number, entry in enumerate(queue.entries, 1):
-            left = f", {entry.total - len(entry.sweep)} of {entry.total} started" if entry.sweep else ""
-            print(f"{number}. {entry.run}{left}" + (f": {entry.problem}" if entry.problem else ""))
-        if not queue.entries:
-            print("no run waits")
-    if args.json:
-        print(json.dumps([asdict(entry) for entry in queue.entries], ensure_ascii=False))
-    return 0
-
-
-def _name(word: str) -> str:
-    """The name that an entry has: the word itself, or the folder of the run that it names."""
-    if any(entry.run == word for entry in run_queue.read().entries):
-        return word
-    try:
-        return find(word).name
-    except MonitorError:
-        return os.path.basename(word)

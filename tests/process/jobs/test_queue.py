@@ -9,8 +9,7 @@ import pytest
 from monitor_helpers import events, step_of, undisturbed, wait_for, weight
 from queue_helpers import command, ended, made, one_gpu, processes
 
-from monitor import run_queue
-from monitor.cli import queue_worker
+from jobs import queue, worker
 from monitor.process.locks import LOCK, Lock
 from monitor.process.tree import idle
 from monitor.run_folder import MonitorError
@@ -34,31 +33,31 @@ def test_runs_are_trained_one_after_another_in_the_order_that_people_choose(data
     (broken / "run.toml").write_text('name = "broken"\nmodel = "no-such-model"\n', encoding="utf-8")
     assert "position 1 in the queue" in command("queue", "add", "first").stdout
     assert "no-such-model" in command("queue", "add", "broken").stderr  # it is looked at at once
-    run_queue.add(broken)  # and if it breaks while it waits, the others go on
+    queue.add(broken)  # and if it breaks while it waits, the others go on
     for name in ("second", "third"):
-        queue_worker.add(data / "outputs" / name)
-    run_queue.move("third", 1)
+        worker.add(data / "outputs" / name)
+    queue.move("third", 1)
     wait_for(lambda: all(map(ended, (first, second, third))), what="three runs")
     assert starts(first) < starts(third) < starts(second)
     assert [len(starts(one)) for one in (first, second, third)] == [1, 1, 1]
     assert all(weight(one) == undisturbed(12) for one in (first, second, third))
-    (left,) = run_queue.read().entries
+    (left,) = queue.read().entries
     assert left.run == "broken" and "no-such-model" in left.problem
     wait_for(lambda: not processes(data, "work"), what="the end of the queue's process")
-    assert run_queue.cancel("broken").run == "broken" and not run_queue.read().entries
+    assert queue.cancel("broken").run == "broken" and not queue.read().entries
 
 
 @pytest.mark.slow
 def test_a_queue_whose_process_is_stopped_goes_on_with_another(data, monkeypatch):
     first, second = made(data, "first", "second", steps=30)
-    queue_worker.add(first)
-    queue_worker.add(second)
+    worker.add(first)
+    worker.add(second)
     wait_for(lambda: step_of(first) >= 2, what="two steps")
     (stuck,) = processes(data, "work")
     stuck.send_signal(signal.SIGSTOP)
-    assert not run_queue.ensure_worker(), "it has looked a moment ago"
-    monkeypatch.setattr(run_queue, "WORKER_SILENT_S", 1.0)
-    wait_for(run_queue.ensure_worker, what="another process")
+    assert not queue.ensure_worker(), "it has looked a moment ago"
+    monkeypatch.setattr(queue, "WORKER_SILENT_S", 1.0)
+    wait_for(queue.ensure_worker, what="another process")
     wait_for(lambda: all(map(ended, (first, second))), what="two runs")
     assert not stuck.is_running()
 
@@ -66,17 +65,17 @@ def test_a_queue_whose_process_is_stopped_goes_on_with_another(data, monkeypatch
 @pytest.mark.slow
 def test_what_was_started_before_a_kill_is_not_started_again(data):
     (run,) = made(data, "run")
-    run_queue.add(run)
-    assert queue_worker._take() == ("run", [])
-    assert queue_worker._start(run) == ""
+    queue.add(run)
+    assert worker._take() == ("run", [])
+    assert worker._start(run) == ""
     wait_for(lambda: ended(run), what="the run")
     (run / "run.safetensors").unlink()  # so that a second start would train again
     command("queue", "work")  # the process that took it was killed here
-    assert not run_queue.read().entries and len(starts(run)) == 1
+    assert not queue.read().entries and len(starts(run)) == 1
     # Taken, and killed before the start: it is started now.
     (other,) = made(data, "other")
-    run_queue.add(other)
-    assert queue_worker._take() == ("other", [])
+    queue.add(other)
+    assert worker._take() == ("other", [])
     command("queue", "work")
     wait_for(lambda: ended(other), what="the other run")
     assert len(starts(other)) == 1
@@ -85,44 +84,44 @@ def test_what_was_started_before_a_kill_is_not_started_again(data):
 def test_many_who_change_the_queue_at_once_lose_nothing(data):
     names = [f"run-{n}" for n in range(12)]
     for folder in made(data, *names):
-        run_queue.add(folder)
+        queue.add(folder)
 
     def change(seed):
         own = random.Random(seed)
         for _ in range(15):
-            run_queue.move(own.choice(names[:-2]), own.randint(1, 12))
+            queue.move(own.choice(names[:-2]), own.randint(1, 12))
 
     with ThreadPoolExecutor(4) as pool:  # flock is per open file, so threads exclude each other as processes do
         list(pool.map(change, range(4)))
-        assert run_queue.cancel("run-10").run == "run-10"
+        assert queue.cancel("run-10").run == "run-10"
     assert sorted(waiting()) == sorted(set(names) - {"run-10"})
     with pytest.raises(MonitorError, match="run-10 is not in the queue"):
-        run_queue.move("run-10", 1)
+        queue.move("run-10", 1)
 
 
 def waiting() -> list[str]:
-    return [entry.run for entry in run_queue.read().entries]
+    return [entry.run for entry in queue.read().entries]
 
 
 def test_two_who_move_different_runs_both_get_what_they_asked_for(data):
     for folder in made(data, "a", "b", "c", "d"):
-        run_queue.add(folder)
-    run_queue.move("d", 1)
-    run_queue.move("a", 4)  # from a page that shows the order before
+        queue.add(folder)
+    queue.move("d", 1)
+    queue.move("a", 4)  # from a page that shows the order before
     assert waiting() == ["d", "b", "c", "a"]
 
 
 def test_deleted_and_foreign_entries(data):
     a, _, c = folders = made(data, "a", "b", "c")
     for folder in folders:
-        run_queue.add(folder)
+        queue.add(folder)
     (a / "run.toml").write_text('name = "a"\n', encoding="utf-8")
     manage.delete("a", idle)
-    run_queue.forget("a")  # so that a new run of this name does not inherit its place
+    queue.forget("a")  # so that a new run of this name does not inherit its place
     assert waiting() == ["b", "c"]
     lock = Lock(c / LOCK)
     assert lock.acquire()  # somebody started it by hand
-    assert queue_worker._take()[1] == [c]  # b waits for it
+    assert worker._take()[1] == [c]  # b waits for it
     assert waiting() == ["b"]
     lock.release()
 
@@ -132,21 +131,21 @@ def test_deleted_and_foreign_entries(data):
 )
 def test_a_damaged_queue_is_an_empty_one(data, text):
     (data / "outputs").mkdir()
-    (data / "outputs" / run_queue.FILE).write_text(text, encoding="utf-8")
-    assert run_queue.read() == run_queue.Queue()
+    (data / "outputs" / queue.FILE).write_text(text, encoding="utf-8")
+    assert queue.read() == queue.Queue()
     (folder,) = made(data, "a")
-    assert run_queue.add(folder) == 1
+    assert queue.add(folder) == 1
 
 
 @pytest.mark.slow
 def test_a_run_without_a_gpu_starts_at_once_and_one_with_a_gpu_waits(data, monkeypatch):
     busy, other = made(data, "busy", "other", steps=5000)
-    queue_worker.start_or_wait(busy)
+    worker.start_or_wait(busy)
     wait_for(lambda: step_of(busy) >= 1, what="a step")
-    assert queue_worker.start_or_wait(other)["position"] == 1
-    assert queue_worker.start_or_wait(other)["position"] == 1  # asked twice
-    run_queue.cancel("other")
+    assert worker.start_or_wait(other)["position"] == 1
+    assert worker.start_or_wait(other)["position"] == 1  # asked twice
+    queue.cancel("other")
     monkeypatch.setenv("HANGPROOF_GPUS", "")
-    assert queue_worker.start_or_wait(other)["pid"]
+    assert worker.start_or_wait(other)["pid"]
     for name in ("busy", "other"):
         assert command("stop", name, "--wait", "60").returncode == 0
