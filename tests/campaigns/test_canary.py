@@ -1,7 +1,6 @@
 """The comparison of two versions of a trainer finds none in a copy, and names what differs in one that was changed."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import canary
@@ -31,22 +30,14 @@ def copied(here, tmp_path: Path) -> Path:
     return Path(shutil.copytree(here.checkout(), tmp_path / "copy", ignore=shutil.ignore_patterns(".git")))
 
 
-def test_an_update_that_learns_otherwise_is_told_from_the_commit_before_and_a_copy_trains_the_same(tmp_path, capsys):
-    """The old commit is unpacked: nothing in the checkout changes."""
+def test_an_update_that_learns_otherwise_is_found_and_a_copy_trains_the_same(tmp_path, capsys):
     copy = copied(tiny, tmp_path)
-    git = ["git", "-C", str(copy), "-c", "user.name=t", "-c", "user.email=t@example.invalid"]
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "old"]):
-        subprocess.run([*git, *command], check=True)
-    old = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
     assert canary.main([named(tiny), named(tiny, copy), "--tolerance", "0"]) == 0
     assert "NEW trains as OLD" in capsys.readouterr().out
-
     file = copy / LORA[tiny]
     file.write_text(file.read_text(encoding="utf-8") + SCALED, encoding="utf-8")
-    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if ".git" not in path.parts}
-    assert canary.main([old[:10], named(tiny, copy)]) == 1
+    assert canary.main([named(tiny), named(tiny, copy)]) == 1
     assert "the losses differ from step 2 on, by up to " in capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*") if ".git" not in path.parts} == before
 
 
 def test_musubi_tuner_is_compared_too(tmp_path, capsys):

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import musubi_helpers
 import psutil
 import pytest
 import tiny_musubi as tiny
-from rendered_musubi import caches, environment, run_of
+from musubi_helpers import MODELS_TOML, caches, environment, run_of
 from runs_helpers import PROJECT
 
 SLOW = """
@@ -85,5 +84,5 @@ def work(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("HANGPROOF_DATA", str(root))
     monkeypatch.setenv("MUSUBI_DIR", str(tiny.checkout()))
     made = tiny.workdir()
-    (root / "models.toml").write_text(musubi_helpers.MODELS_TOML.format(weights=(made / "dit.safetensors").as_posix()))
+    (root / "models.toml").write_text(MODELS_TOML.format(weights=(made / "dit.safetensors").as_posix()))
     return made

@@ -3,17 +3,15 @@
 python -m pytest tests/campaigns/test_slurm.py          25 minutes; HANGPROOF_SEED repeats the random disturbances
 """
 
-import contextlib
 import random
 import time
 
 import psutil
 import pytest
 import slurm_cluster
-from machines_helpers import together
-from monitor_helpers import events, fault_at, limits_file, status, step_of, stop, toy_run, trainers, wait_for
+from monitor_helpers import events, fault_at, status, step_of, stop, toy_run, trainers, wait_for
 from seeds import seed
-from slurm_helpers import SHORT, at_step, completed, down, drain, kill_step, log, repeated, submit, tasks_of
+from slurm_helpers import SHORT, at_step, completed, down, drain, kill_step, log, repeated, submit
 
 pytestmark = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing() or "-")
 
@@ -80,24 +78,6 @@ def test_a_run_that_ended_is_not_requeued(what, code, cluster, tmp_path):
     now = cluster.wait_state(job, "FAILED", "COMPLETED")
     assert (now["JobState"], now["ExitCode"], now["Restarts"]) == ("FAILED", code, "0")
     assert not always or "not requeued" in log(folder, job)
-
-
-@pytest.mark.parametrize("what", ["a requeue", "a kill -9 of the task on the second node"])
-def test_two_nodes_train_one_run(what, cluster, tmp_path):
-    """A monitor on each node. tests/cluster/launch/test_slurm.py stops a rank."""
-    folder = together(tmp_path / "toy", steps=80, pace=0.1, every=20)
-    limits = limits_file(folder, "[phases.step]\nfloor_s = 60\n")
-    job = submit(cluster, folder, "--nodes", "2", HANGPROOF_LIMITS=str(limits))
-    at_step(folder, 25)
-    assert cluster.job(job)["NumNodes"] == "2"
-    if what == "a requeue":
-        cluster.ask("scontrol", "requeue", job)
-    else:
-        for process in tasks_of(cluster, 1):
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-    completed(cluster, folder, job, starts=2, steps=80)
-    assert repeated(folder) <= 20
 
 
 def test_a_node_that_slurm_gave_up_trains_on_and_the_next_start_waits_for_it(cluster, tmp_path):

@@ -1,11 +1,9 @@
 """Several processes of the built-in trainer: one stands still, the group is not formed, a person starts the script."""
 
 import pytest
-from runs_helpers import pictures, run_script, spec
 from trainer_helpers import environment
 from world_trainings import images_and_model, together
 
-import runs
 from guards import heartbeat
 
 
@@ -27,17 +25,6 @@ def test_a_rank_that_stands_still_ends_the_others_wait(work, tmp_path):
     assert done.returncode == 1 and "waited 6 s for any progress in phase step" in done.stdout, done.stdout[-3000:]
     first = heartbeat.read_all(tmp_path / "beats")[0]
     assert (first.step, first.outcome) == (3, "deadline")
-
-
-def test_the_script_trains_with_two_processes_as_it_is(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    sizes = {"resolution": 64, "max_train_steps": 2, "mixed_precision": "no", "sample_every_n_steps": 0}
-    folder = runs.create(spec(model="tiny-flux", gpus=2, **sizes), pictures(tmp_path / "images"))
-    done = run_script(folder / "train.sh", None, CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
-    output = (done.stdout + done.stderr).decode(errors="replace")
-    assert done.returncode == 0, output[-3000:]
-    assert "PyTorch finds no GPU here: 2 processes train together on processors (gloo)" in output
-    assert output.count("model saved.") == 1 and (folder / "my-lora.safetensors").is_file()
 
 
 @pytest.fixture(scope="module")

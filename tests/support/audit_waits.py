@@ -1,9 +1,9 @@
 """`python tests/support/audit_waits.py CHECKOUT [--against OTHER]`: the waits in kohya's trainers, and what ends each.
 
 For those who maintain the patches: after an update of a trainer it names the new waits, and exits with 1 while one is open.
-It reads the source of the scripts that presets start and of every module that they import; nothing is imported. RULES says
-which calls and loops wait, COVERS which patch (sd_scripts_patches/registry.py) ends which of them: a patch counts only where its
-targets are in this checkout. What no patch names on the main thread is ended by the phase limit (guards/phase_limit.py). A wait
+It reads the source of the scripts that presets start and of every module that they import; nothing is imported.
+data/wait_rules.tsv says which calls wait, COVERS which patch (sd_scripts_patches/registry.py) ends which of them: a patch
+counts only where its targets are in this checkout. What no patch names on the main thread is ended by the phase limit (guards/phase_limit.py). A wait
 of another thread is ended by what ends the wait for that thread in the same file; with none, it is open.
 
 It lists too much rather than too little: a listed function may never run. Not listed are waits that no call shows, such as
@@ -33,10 +33,7 @@ OWN, PHASE, OPEN = "own timeout", "phase limit", "open"
 
 @dataclass(frozen=True)
 class Rule:
-    """Calls that wait. calls: names with imports resolved (`numpy.load`), a regular expression for the whole of each word.
-
-    at: the position of the timeout, None where only a keyword gives one. bare: only without positional arguments.
-    """
+    """Calls that wait: a row of data/wait_rules.tsv."""
 
     kind: str
     calls: str
@@ -44,45 +41,14 @@ class Rule:
     bare: bool = False
 
 
-RULES = (
-    Rule("future", r"concurrent\.futures\.(wait|as_completed)", at=1),
-    Rule("future", r".*\.(result|exception)", at=0),
-    Rule("future", r".*(executor|pool)\.(shutdown|map|starmap|imap|imap_unordered)"),
-    Rule("thread", r".*\.join", bare=True),
-    Rule("thread", r"os\.(wait|waitpid|wait3|wait4)|torch\.multiprocessing\.spawn"),
-    Rule("queue", r".*\.get", bare=True),
-    Rule("queue", r".*(queue|inbox)\.(get|put|join)", at=1),
-    Rule("event", r".*\.wait", at=0),
-    Rule("event", r".*\.wait_for", at=1),
-    Rule("lock", r".*\.acquire", at=1),
-    Rule("lock", r"fcntl\.(flock|lockf)|portalocker\.lock"),
-    Rule("collective", r"torch\.distributed\.(barrier|monitored_barrier|(all_|reduce|broadcast|gather|scatter|send|recv).*)"),
-    Rule("collective", r"torch\.distributed\.init_process_group|torch\.nn\.parallel\.DistributedDataParallel"),
-    Rule("collective", r"(.*\.)?wait_for_everyone|.*accelerator\.(gather\w*|reduce|broadcast|prepare|backward|\w+_first)"),
-    Rule("collective", r"accelerate\.(Accelerator|PartialState)|accelerate\.utils\.(gather|reduce|broadcast)\w*"),
-    Rule("http", r"urllib\.request\.(urlopen|urlretrieve)|requests\.(get|post|put|patch|delete|head|request)"),
-    Rule("http", r"torch\.hub\.\w+|(wget|gdown)\.download|.*session\.(get|post)"),
-    Rule("hub", r"huggingface_hub\.(hf_hub_download|snapshot_download|upload\w*|create_\w+|list_\w+|repo_\w+|login|file_exists)"),
-    Rule("hub", r".*api\.(create_repo|repo_info|upload_file|upload_folder|list_repo_\w+|file_exists|\w*download)"),
-    Rule("hub", r"(?!torch\.nn\.).*\.(from_pretrained|from_single_file|push_to_hub|load_lora_weights|load_textual_inversion)"),
-    Rule("subprocess", r"subprocess\.(run|call|check_call|check_output|getoutput|getstatusoutput)|os\.(system|popen)"),
-    Rule("subprocess", r".*\.communicate", at=1),
-    Rule("stream", r".*\.(synchronize|wait_stream|wait_event)"),
-    Rule("file", r"open|numpy\.(load|memmap|fromfile)|torch\.(load|jit\.load)|PIL\.Image\.open|cv2\.(imread|VideoCapture)"),
-    Rule("file", r"safetensors(\.\w+)*\.(safe_open|load_file|load_model)|av\.open"),
-    Rule("file", r".*\.(load_state|read_text|read_bytes)|mmap\.mmap|pickle\.load"),
-    Rule("save", r"torch\.save|safetensors(\.\w+)*\.save_\w+|numpy\.save\w*|shutil\.(rmtree|move|copy\w*)|os\.fsync"),
-    Rule("save", r".*\.(save_state|write_text|write_bytes)|cv2\.imwrite|pickle\.dump"),
-    Rule("socket", r".*(sock|socket|conn)\.(recv\w*|accept|connect|sendall)|socket\.create_connection", at=1),
-    Rule("select", r"select\.select|.*(selector|poller)\.(select|poll)|multiprocessing\.connection\.wait", at=3),
-    Rule("input", r"input|breakpoint|getpass\.getpass|matplotlib\.pyplot\.show|cv2\.waitKey|sys\.stdin\.read\w*"),
-    Rule("tracker", r"(.*accelerator|.*tracker|wandb|swanlab)\.(log|log_images|login|init|finish|init_trackers|end_training)"),
-    Rule("async", r"asyncio\.run|.*\.(run_until_complete|run_forever|run_in_executor)"),
-    Rule("server", r".*\.(serve_forever|mainloop)|uvicorn\.run"),
-    Rule("signal", r"signal\.(pause|sigwait\w*)"),
-    Rule("exit", r"(.*\.)?(ThreadPoolExecutor|ProcessPoolExecutor)|threading\.Thread"),
-)  # fmt: skip
-"""The first rule that matches decides. A call of the checkout's own function is none: the waits in it are listed there."""
+def rules() -> tuple[Rule, ...]:
+    """The rows of data/wait_rules.tsv. A call of the checkout's own function is none: the waits in it are listed there."""
+    lines = (Path(__file__).with_name("data") / "wait_rules.tsv").read_text(encoding="utf-8").splitlines()
+    rows = [[*line.split("\t"), "", ""] for line in lines if not line.startswith("#")]
+    return tuple(Rule(kind, calls, int(at) if at else None, bool(bare)) for kind, calls, at, bare, *_ in rows)
+
+
+RULES = rules()
 LOADERS = re.compile(r"data_?loader\w*", re.IGNORECASE)
 """A `for` over an object with such a name waits for the batches of a data loader."""
 SAMPLERS = re.compile(r"denoise|sample|infer|generate|__call__")

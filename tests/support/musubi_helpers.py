@@ -1,10 +1,14 @@
-"""Train, kill and resume runs of musubi-tuner."""
+"""Train, kill and resume runs of musubi-tuner, by its own commands and as the project renders them."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import patches_helpers as helpers
 import resume_helpers
 import tiny_musubi as tiny
+
+import runs
 
 MODELS_TOML = """
 [models.toy-z]
@@ -38,3 +42,22 @@ def train(
     line = tiny.arguments(work, folder / "dataset.toml", folder / "made", *more, family=family, **changed)
     command = tiny.command(tiny.trainer(family), *line, patched=patched)
     return helpers.watch(command, tiny.environment(work, patched, **settings), tiny.checkout(), 400)
+
+
+def run_of(work: Path, name: str, **fields) -> Path:
+    """A rendered run of 12 steps with a state every 3; its folder."""
+    spec = runs.make({
+        "name": name, "trigger": "ohwx", "model": "toy-z", "tier": "20G", "resolution": 64, "max_train_steps": 12, "repeats": 1,
+        "save_every_n_steps": 3, "save_every_n_epochs": 0, "rank": 4, "workers": 0, "extra": {"optimizer_type": "AdamW"}, **fields,
+    })  # fmt: skip
+    folder = runs.create(spec, work / "images")
+    assert runs.problems(runs.load(folder)) == []
+    return folder
+
+
+def environment(work: Path, data: Path, **more: str) -> dict[str, str]:
+    return tiny.environment(work, HANGPROOF_DATA=str(data), **more)
+
+
+def caches(folder: Path, kind: str) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in (folder / "cache").glob(f"*{kind}.safetensors")}

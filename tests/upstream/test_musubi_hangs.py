@@ -1,4 +1,7 @@
-"""Each known hang, injected into the real musubi-tuner: the process exits in time, and the log names what it waited for."""
+"""Each known hang, injected into the real musubi-tuner: the process exits in time, and the log names what it waited for.
+
+Trackers and uploads are guarded by the patches of sd-scripts (tests/upstream/test_sd_scripts.py).
+"""
 
 import contextlib
 import os
@@ -14,10 +17,6 @@ import pytest
 import resume_helpers
 import tiny_musubi as tiny
 
-TRACKER = """
-import accelerate.tracking, time
-accelerate.tracking.TensorBoardTracker.__init__ = lambda *args, **kwargs: time.sleep(3600)
-"""
 OFFLOADER = """
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -46,17 +45,6 @@ copier.sync()
 TOKENIZER = """
 from musubi_tuner.zimage import zimage_utils
 zimage_utils.Qwen2Tokenizer.from_pretrained("me/model")
-"""
-TOKENIZER_TWICE = """
-import os, urllib.error, urllib.request
-from musubi_tuner.zimage import zimage_utils
-for _ in range(2):
-    made = zimage_utils.Qwen2Tokenizer.from_pretrained("me/model", subfolder=None)
-    print("words", len(made), flush=True)
-    try:
-        urllib.request.urlopen(os.environ["HF_ENDPOINT"] + "/loaded", timeout=60)
-    except urllib.error.HTTPError:
-        pass
 """
 SLOW_SCHEDULER = """
 import time
@@ -123,25 +111,10 @@ def image_fifo(folder):
     return helpers.watch(tiny.command("zimage_cache_latents.py", *args), env, tiny.checkout(), 200)
 
 
-def tracker(folder):
-    more = ["--log_with", "tensorboard", "--logging_dir", str(folder / "logs"), "--save_state"]
-    env = {"HANGPROOF_TRACKER_TIMEOUT_S": "2", "HANGPROOF_EXIT_GRACE_S": "2"}
-    return train(folder, *more, module="utils.train_utils", fault=TRACKER, env=env)
-
-
-class SilentUpload(hub_server.Answers):
-    """Answers what a download asks, and says nothing to an upload."""
-
-    def do_POST(self):
-        self.server.closing.wait(600)
-        self.close_connection = True
-
-
 @contextlib.contextmanager
 def hub(folder, files, **limits):
     """A hub, and the environment of a process that uses it. limits: in seconds."""
     with hub_server.serving(files) as server:
-        server.RequestHandlerClass = SilentUpload
         found = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": server.url, "HF_HOME": str(folder / "home")}
         found |= {"no_proxy": "127.0.0.1,localhost", "HANGPROOF_EXIT_GRACE_S": "2"}
         yield server, found | {f"HANGPROOF_{name.upper()}": value for name, value in limits.items()}
@@ -151,14 +124,6 @@ def tokenizer(folder):
     with hub(folder, {"vocab.json": b"{" + b" " * 9000}, hub_timeout_s="2") as (server, env):
         server.faults += [hub_server.Fault("stall", 1000)] * 20
         return probe(folder, TOKENIZER, env)
-
-
-def upload(folder, *more, silent=False):
-    more += ("--huggingface_repo_id", "me/model", "--huggingface_path_in_repo", "lora")
-    more += ("--huggingface_repo_type", "model", "--huggingface_token", "x")
-    with hub(folder, {}, upload_timeout_s="2", upload_exit_s="2") as (server, env):
-        server.silent = silent
-        return train(folder, *more, env=env)
 
 
 def state_from_hub(folder):
@@ -201,23 +166,11 @@ HANGS = {
         partial(train, prepare=fifo, env={"HANGPROOF_NPZ_TIMEOUT_S": "2"}), 1, "TimeoutError: waited 2 s for cache file "
     ),
     "image on a FIFO": Hang(image_fifo, 1, r"TimeoutError: waited 2 s for image \S+003.png"),
-    "tracker": Hang(
-        tracker, 0, r"waited 2 s for trackers to start \(tensorboard\); the run continues offline", saves=True
-    ),
     "slow samples of a bar without items": Hang(
         slow_samples, 0, "(?s)(sample image 1 skipped: BudgetExceeded: the budget of 2 s was exceeded.*){2}", saves=True
     ),
     "tokenizer": Hang(tokenizer, 75, BYTE.format("vocab.json")),
     "state from the hub": Hang(state_from_hub, 75, BYTE.format("tiny-state/optimizer.bin")),
-    "upload": Hang(
-        partial(upload, silent=True), 0, r"waited 2 s for the upload of \S+made/tiny.safetensors; the run continues", saves=True
-    ),
-    "upload in the background": Hang(
-        lambda folder: upload(folder, "--async_upload", "--save_every_n_epochs", "1"),
-        0,
-        "waited 2 s for 1 uploads to the hub; exiting without them",
-        saves=True,
-    ),
 }  # fmt: skip
 
 
@@ -262,12 +215,3 @@ def test_a_damaged_cache_is_named_and_made_again(musubi, tmp_path):
     assert second.code == 1 and "1 caches were damaged and have not been made again" in second.log, second.log[-3000:]
     assert str(path) in second.log
     assert resume_helpers.tensors(path) == resume_helpers.tensors(tiny.workdir() / "cache" / path.name)
-
-
-def test_a_tokenizer_whose_cache_is_complete_needs_no_hub(musubi, tmp_path):
-    files = {"vocab.json": b'{"a": 0, "b": 1}', "merges.txt": b"#version: 0.2\n", "tokenizer_config.json": b"{}"}
-    with hub(tmp_path, files) as (server, env):
-        run, requests = probe(tmp_path, TOKENIZER_TWICE, env), [path for _, path, _ in server.requests]
-    assert run.code == 0 and len(set(re.findall(r"words \d+", run.log))) == 1, run.log[-3000:]
-    assert any(path.endswith("vocab.json") for path in requests)
-    assert requests.count("/loaded") == 2 and requests[-2:] == ["/loaded", "/loaded"], requests

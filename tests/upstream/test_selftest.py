@@ -1,8 +1,13 @@
 """The self-test answers truly: it passes on a good installation and names what is broken in a bad one; nothing is left."""
 
+import contextlib
+import json
+import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -11,7 +16,46 @@ import psutil
 import pytest
 import tiny_musubi
 import tiny_sd_scripts as tiny
-from selftest_helpers import MUSUBI_ROWS, ROWS, finished, left_behind, started
+
+from sd_scripts_patches.tiny import Installation
+
+ROWS = ("environment", "versions", "GPU", "guards", "train", "LoRA", "hang", "resume")
+MUSUBI_ROWS = (*ROWS[:4], "caches", *ROWS[4:])
+
+
+def started(folder: Path, temporary: Path, *flags: str) -> subprocess.Popen:
+    """The self-test of a checkout, whose temporary folder is in `temporary`."""
+    trainer = Installation(folder, Path(sys.executable)).trainer
+    python = tiny_musubi.python() if trainer.key == "musubi" else tiny.python()
+    installed = Installation(folder, python)
+    lacks = ["--without-torchvision"] if any(map(installed.lacks, installed.row.STAND_INS)) else []
+    environment = {**os.environ, trainer.venv_variable: str(python.parent.parent), "TMPDIR": str(temporary)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "sd_scripts_patches", "selftest", str(folder), *lacks, *flags],
+        cwd=tiny.ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def finished(folder: Path, *flags: str) -> tuple[int, dict[str, dict]]:
+    """Its exit code and its checks by name. Its temporary folder has a short path, which sockets need, and stays empty."""
+    with tempfile.TemporaryDirectory(prefix="hps-") as temporary:
+        with started(folder, Path(temporary), "--json", *flags) as process:
+            out, err = process.communicate(timeout=1000)
+        assert out.count("\n") == 1, err
+        result = json.loads(out)
+        assert result["ok"] == (process.returncode == 0) and result["checkout"] == str(folder.resolve())
+        assert left_behind(Path(temporary)) == []
+    return process.returncode, {check["name"]: check for check in result["checks"]}
+
+
+def left_behind(temporary: Path) -> list[str]:
+    """The files in the temporary folder, and the processes that use it."""
+    found = [str(path) for path in temporary.rglob("*")]
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if str(temporary) in " ".join((*process.environ().values(), *process.cmdline())):
+                found.append(f"pid {process.pid} ({process.status()})")
+    return found
 
 
 @pytest.fixture
@@ -38,6 +82,25 @@ def test_a_good_installation_passes_and_is_not_touched(newest):
     assert "all 12 losses equal digit for digit" in checks["resume"]["text"]
     assert re.search(r"torch \d.*accelerate \d.*transformers \d", checks["versions"]["text"])
     assert files(tiny.checkout()) == before
+
+
+def test_a_good_installation_of_musubi_tuner_passes(musubi):
+    code, checks = finished(tiny_musubi.checkout())
+    assert code == 0, checks
+    assert tuple(checks) == MUSUBI_ROWS
+    for name in ("caches", "train", "LoRA", "hang", "resume"):
+        assert checks[name]["status"] == "ok" and not checks[name]["action"]
+    assert "zimage_cache_latents.py and zimage_cache_text_encoder_outputs.py wrote 12 files" in checks["caches"]["text"]
+    assert "waited 10 s for batch 4 of the data loader from worker 0" in checks["hang"]["text"]
+    assert "all 12 losses equal digit for digit" in checks["resume"]["text"]
+
+
+def test_without_the_guard_of_the_loader_the_hang_fails(newest):
+    code, checks = finished(tiny.checkout(), "--hangproof_without=dataloader")
+    assert code == 1
+    assert {name for name, check in checks.items() if check["status"] == "failed"} == {"hang"}, checks
+    assert checks["hang"]["text"].startswith("a loader worker slept, and no guard ended the training: killed after ")
+    assert "Do not train unattended" in checks["hang"]["action"]
 
 
 def test_a_caching_command_that_fails_is_named(musubi, tmp_path):

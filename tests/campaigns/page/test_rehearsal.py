@@ -1,17 +1,48 @@
 """A rehearsal of a draft in two browsers while the page's server is killed, and the run that is trained after it."""
 
+import contextlib
 import json
+from collections.abc import Iterator
 
 import pytest
-from two_browsers import continue_draft, stays_open, two_browsers, was_not_reloaded
-from ui_helpers import PACED, photos, serving
-from ui_page import RUN_S, choose_tiny, drop, faint_texts, field, open_page, state_is, until
+from ui_helpers import PACED, Server, photos, serving
+from ui_page import RUN_S, a_tab, choose_tiny, drop, faint_texts, field, open_page, state_is, until
 
 from launch import rehearse, short_run
 from ui import jobs
 from ui.new import rehearsal
 
 SLOW = {**PACED, "HANGPROOF_PACE_S": "4"}
+
+
+@contextlib.contextmanager
+def two_browsers(browser) -> Iterator[tuple]:
+    """Two tabs in contexts of their own. Requests that failed while there was no server are no errors."""
+    with a_tab(browser) as first, a_tab(browser, width=390, color_scheme="dark") as second:
+        yield first, second
+        for page in (first, second):
+            page.errors[:] = [text for text in page.errors if "fetch" not in text]
+
+
+def continue_draft(page, server: Server) -> None:
+    """Open the draft that another browser made."""
+    open_page(page, server)
+    page.get_by_role("button", name="Continue a draft").click()
+    with page.expect_navigation():
+        page.locator(".hp-recent button").first.click()
+    page.locator("body.hp-open").wait_for()
+    page.locator(".hp-card").first.wait_for()
+
+
+def stays_open(*pages) -> None:
+    """Mark pages: the mark is gone after a reload."""
+    for page in pages:
+        page.evaluate("window.notReloaded = true")
+
+
+def was_not_reloaded(page) -> bool:
+    """Whether the page is the one that `stays_open` marked."""
+    return page.evaluate("window.notReloaded === true")
 
 
 def open_rehearsal(page) -> None:

@@ -3,10 +3,7 @@
 The errors are put into the monitor's own process from outside (`inject`).
 """
 
-import os
-import signal
 import sys
-import time
 
 import pytest
 from monitor_helpers import (
@@ -18,7 +15,6 @@ from monitor_helpers import (
     events,
     fault_at,
     finish,
-    incidents,
     inject,
     kill_monitor,
     monitor,
@@ -105,19 +101,6 @@ def test_a_monitor_that_fails_at_every_turn_stops_a_hung_run_with_the_reason_and
         completed(folder, steps=100)
 
 
-def test_a_monitor_killed_in_the_middle_of_a_recovery_is_followed_by_one_that_finishes_it(folder):
-    """The failure is counted once: one incident, one restart."""
-    deaf = "signal.signal(15, signal.SIG_IGN)\nsubprocess.Popen(['sh', '-c', 'trap : TERM; while :; do sleep 1; done'])\ntime.sleep(3600)"
-    toy_run(folder, fault_at(AT, deaf), **SHORT)
-    process = monitor(folder, limits="[end]\ngrace_s = 1.5\n")
-    wait_for(lambda: status(folder)["state"] == "recovering")
-    os.kill(status(folder)["monitor_pid"], signal.SIGKILL)
-    assert finish(process)[0] == 0
-    completed(folder, restarts=1)
-    (incident,) = incidents(folder)
-    assert incident["kind"] == "hang" and incident["recover_s"] is not None
-
-
 def test_a_second_stage_that_fails_is_not_called_completed(folder):
     toy_run(folder, **SHORT)
     caches = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom guards.heartbeat import Heartbeat\n"
@@ -142,22 +125,6 @@ def test_a_run_whose_checkpoints_cannot_be_verified_stops_with_the_reason_and_no
 
 
 # ---- stops and pre-emptions ----
-
-
-def test_further_sigterms_do_not_start_the_time_of_a_pre_emption_anew(folder):
-    """One every half second, until the monitor has ended: it would never end."""
-    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(3600)"
-    toy_run(folder, fault_at(AT, deaf), **SHORT)
-    times = "preempt_save_s = 2\npreempt_grace_s = 1\npreempt_kill_s = 1\npreempt_total_s = 4\n"
-    process = monitor(folder, limits=f"[phases.step]\nfloor_s = 120\n[end]\n{times}")
-    wait_for(lambda: step_of(folder) == AT)
-    until = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < until:
-        process.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
-    assert finish(process)[0] == 5
-    assert status(folder)["state"] == "preempted" and trainers(folder) == []
-    assert checkpoint.newest_valid(folder).name == "toy-step00000030-state"
 
 
 def test_a_stop_survives_the_monitor_that_was_carrying_it_out(folder):

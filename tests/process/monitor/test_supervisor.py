@@ -1,19 +1,16 @@
 """The monitor on real processes: a toy trainer of 30 ms steps that hangs, dies or is stopped. benchmarks/faults.toml has every way."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 
-import psutil
 import pytest
 from monitor_helpers import (
     AT,
     HANG,
     HOLD,
     SHORT,
-    cli,
     completed,
     events,
     fault_at,
@@ -26,10 +23,8 @@ from monitor_helpers import (
     supervise,
     toy_run,
     trainers,
-    wait_for,
 )
 
-from guards import checkpoint
 from monitor import ledger
 
 pytestmark = pytest.mark.slow
@@ -82,17 +77,6 @@ def test_a_death_by_sigkill_is_a_crash(folder):
     assert (incident["kind"], incident["cause"]) == ("crash", "killed")
 
 
-def test_the_same_exception_three_times_without_a_new_step_ends_the_run_with_code_4_and_the_report(folder):
-    toy_run(folder, fault_at(24, "raise ValueError('always here')", "True"), **SHORT)
-    assert supervise(folder, limits="[restart]\nbackoff_first_s = 0.2\n")[0] == 4
-    now = status(folder)
-    assert now["state"] == "failed" and now["restarts"] == 2
-    assert "always here" in now["reason"] and "incidents/0003/report.md" in now["reason"]
-    assert len(incidents(folder)) == 3
-    assert checkpoint.newest_valid(folder).name == "toy-step00000020-state", "nothing is lost"
-    assert "gave up" in report(folder, 3)
-
-
 def test_a_dead_trainer_below_a_living_launcher_is_a_crash(folder):
     toy_run(folder, fault_at(AT, "os.kill(os.getpid(), 9)"), **SHORT)
     (folder / "train.sh").write_text(f"cd {folder}\n{sys.executable} toy.py || sleep 3600\n")
@@ -113,21 +97,6 @@ def test_a_users_stop_saves_first_and_the_next_start_goes_on_from_there(folder):
     assert supervise(folder)[0] == 0
     assert completed(folder)["attempt"] == 2
     assert f"from step {now['step']}" in events(folder, "started")[1]["message"]
-
-
-def test_a_pre_emption_saves_and_is_resumed_by_resume_all(tmp_path):
-    folder = toy_run(tmp_path / "outputs" / "toy", HOLD, **SHORT)
-    env = {"HANGPROOF_DATA": str(tmp_path)}
-    process = started(folder, 14, **env)
-    process.send_signal(signal.SIGTERM)
-    assert finish(process)[0] == 5
-    now = status(folder)
-    assert now["state"] == "preempted" and now["checkpoint"]["step"] == now["step"]
-    (resumed,) = json.loads(cli(folder, "resume-all", "--json", **env).splitlines()[-1])
-    assert resumed["folder"] == str(folder)
-    wait_for(lambda: status(folder)["state"] == "completed")
-    wait_for(lambda: not psutil.pid_exists(resumed["pid"]))
-    completed(folder)
 
 
 @pytest.mark.journey

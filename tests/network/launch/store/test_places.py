@@ -105,22 +105,6 @@ def test_a_missing_library_is_named(monkeypatch):
         open_place("s3://bucket/x")
 
 
-def test_a_store_that_fails_half_its_requests_still_works(server, tmp_path):
-    server.faults.fail_share = 0.5
-    place = server.place(Limits(call_s=60, tries=30, first_wait_s=0.01, longest_wait_s=0.02)).under("my-run")
-    data = os.urandom(300_000)
-    (tmp_path / "x").write_bytes(data)
-    for number in range(3):
-        place.put(f"files/{number}", tmp_path / "x")
-        assert place.create(f"lease/{number}.json", b"mine %d" % number)
-        assert not place.create(f"lease/{number}.json", b"theirs")
-        place.get(f"files/{number}", tmp_path / "copy", len(data))
-        assert (tmp_path / "copy").read_bytes() == data
-    place.delete(["files/0"])
-    assert len(place.list()) == 5
-    assert server.faults.failed > 5
-
-
 def test_a_store_that_always_fails_is_unavailable_after_its_tries(server):
     server.faults.fail_share = 1.0
     place = server.place(Limits(call_s=0.7, tries=2, first_wait_s=0.01)).under("my-run")
