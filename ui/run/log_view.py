@@ -324,28 +324,32 @@ def _draw(folder: Path) -> None:
     more = gr.Button("Search earlier lines", size="sm", visible=False, elem_id="log-more")
     shown = tail(folder)
     pane = scripts.drawn("log", "log-pane", "act", "scroll_up", value=markup(shown))
+    # `drawn`: the end of the log as it is shown; None where something else is, over which a look at the end draws nothing, however
+    # late its answer is.
     drawn, found, timer = gr.State(shown), gr.State(([], None)), gr.Timer(TICK_S)
-    outputs = [pane, status, more, found, follow, timer]
+    outputs = [pane, status, more, found, follow, timer, drawn]
 
     def place(lines: list[Line], here: int) -> list[Any]:
         said = _say("A place in the log. Tick “Follow the end” to return to its end.")
-        return [markup(lines, here), said, gr.update(visible=False), ([], None), False, gr.Timer(active=False)]
+        return [markup(lines, here), said, gr.update(visible=False), ([], None), False, gr.Timer(active=False), None]
 
     def failed(error: RunError) -> list[Any]:
-        return [gr.skip(), _say(error, "alert"), *[gr.skip()] * 4]
+        return [gr.skip(), _say(error, "alert"), *[gr.skip()] * 5]
 
-    def on_tick(drawn: list[Line]) -> list[Any]:
-        now = tail(folder)
-        return [gr.skip()] * 3 if now == [tuple(line) for line in drawn] else [markup(now), now, _link(folder)]
+    def on_tick(drawn: list[Line] | None) -> list[Any]:
+        if drawn is None or (now := tail(folder)) == [tuple(line) for line in drawn]:
+            return [gr.skip()] * 3
+        return [markup(now), now, _link(folder)]
 
     def on_follow(following: bool) -> list[Any]:
         if not following:
-            return [*[gr.skip()] * 5, gr.Timer(active=False)]
-        return [markup(tail(folder)), "", gr.update(visible=False), ([], None), gr.skip(), gr.Timer(active=True)]
+            return [*[gr.skip()] * 5, gr.Timer(active=False), None]
+        now = tail(folder)
+        return [markup(now), "", gr.update(visible=False), ([], None), True, gr.Timer(active=True), now]
 
     def on_search(text: str, pattern: bool, level: str | None, before: Any = ((), None)) -> list[Any]:
         if not text and not level:
-            return [*on_follow(True)[:4], True, gr.Timer(active=True)]
+            return on_follow(True)
         try:
             lines, rest, share = find(folder, text, pattern, level or "", before[1])
         except RunError as error:
@@ -354,11 +358,11 @@ def _draw(folder: Path) -> None:
         count = "1 line" if len(lines) == 1 else f"{len(lines):,} lines"
         said = f"{count} found" + ("" if rest is None else f" in the last {share:.0%} of the log")
         again = gr.update(visible=rest is not None and len(lines) < MOST_SHOWN)
-        return [markup(lines), _say(said), again, (lines, rest), False, gr.Timer(active=False)]
+        return [markup(lines), _say(said), again, (lines, rest), False, gr.Timer(active=False), None]
 
     def on_jump(number: str | None) -> list[Any]:
         try:
-            return [*place(*around_incident(folder, number)), None] if number else [gr.skip()] * 7
+            return [*place(*around_incident(folder, number)), None] if number else [gr.skip()] * 8
         except RunError as error:
             return [*failed(error), None]
 
@@ -378,7 +382,7 @@ def _draw(folder: Path) -> None:
     follow.input(on_follow, follow, outputs, trigger_mode="always_last", **QUIET)
     jump.input(on_jump, jump, [*outputs, jump], **QUIET)
     pane.act(on_line, None, outputs, **QUIET)
-    pane.scroll_up(lambda: [False, gr.Timer(active=False)], None, [follow, timer], **QUIET)
+    pane.scroll_up(lambda: [False, gr.Timer(active=False), None], None, [follow, timer, drawn], **QUIET)
 
 
 def _link(folder: Path) -> str:

@@ -119,3 +119,7 @@ def test_the_command_prints_every_store_and_fails_when_none_answers(data, tmp_pa
     assert json.loads((tmp_path / "store/far-cat/requests/stop.json").read_text())["now"] is False
     assert fleet.read_store(str(tmp_path / "store"))[0]["stop_requested"]
     assert run("--store=ftp://x/y")[0] == 1 and run("--stop=far-cat")[0] == 1
+
+
+def test_a_run_that_no_machine_has_claimed_is_held_by_none(data, tmp_path):
+    assert fleet.holder(open_place(str(tmp_path / "store")).under("cat")) == {"holder": "", "held": False}

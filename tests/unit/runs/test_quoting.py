@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -197,3 +198,11 @@ def test_the_batch_script_is_whole(tmp_path, monkeypatch):
     words = cmd_words(" ".join(command).replace('"%python%"', "x"))[1:]
     assert words == intended(made, Path("C:/out dir"), None, "win32")
     assert lines[-2] == "exit /b %ERRORLEVEL%" and not any("\n" in line for line in lines)
+
+
+@pytest.mark.parametrize("number", [*range(1, 32), 127])
+def test_a_control_character_is_an_escape_so_that_each_flag_stays_on_one_line(number):
+    quoted = quote(f"it's{chr(number)}\\ 写真")
+    assert quoted.isprintable() and quoted.startswith("$'")
+    done = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, check=True)
+    assert done.stdout.decode() == f"it's{chr(number)}\\ 写真"

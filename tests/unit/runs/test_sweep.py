@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from runs_helpers import pictures
 
 import runs
+from jobs import __main__ as commands
 from jobs import queue, worker
 from monitor.process.tree import idle
 from runs import dataset, manage, sweep
@@ -47,6 +48,14 @@ def test_the_names_say_the_values():
     assert len({spec.slug for spec in specs}) == 6
     (short, long) = sweep.combinations(base, {"epochs": [2, 4]})
     assert (short.epochs, short.max_train_steps, long.epochs) == (2, None, 4)  # else epochs would have no effect
+
+
+@pytest.mark.parametrize("words", [[], ["--no-queue"]])
+def test_the_command_queues_the_sweep_unless_it_shall_not(base, monkeypatch, capsys, words):
+    monkeypatch.setattr(queue, "ensure_worker", lambda: True)
+    assert commands.main(["sweep", "cat", "--set", "rank=8,16", "--json", *words]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["sweep"] == "cat-sweep"
+    assert [entry.run for entry in queue.read().entries] == ([] if words else ["cat-sweep"])
 
 
 @pytest.mark.parametrize(

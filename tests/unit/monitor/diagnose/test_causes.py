@@ -264,3 +264,14 @@ def test_a_log_made_of_what_the_patterns_look_for_takes_no_time_worth_mentioning
         began = time.process_time()
         causes.match(crash(part * (65536 // len(part)), note=part * 40))
         assert time.process_time() - began < 5.0, part
+
+
+@pytest.mark.parametrize(
+    ("end", "wanted"),
+    [
+        ("died with <Signals.SIGABRT: 6>.", "its launcher reports SIGABRT"),
+        ("returned non-zero exit status 3.", "its launcher reports exit code 3"),
+    ],
+)
+def test_where_only_the_launcher_says_something_its_command_is_left_out(end, wanted):
+    assert wanted in causes.match(crash(LAUNCHER + end, exit_code=1)).explanation
