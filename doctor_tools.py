@@ -119,7 +119,7 @@ def judge_script(text: str, name: str, base: Path) -> dict[str, Any]:
             }
         findings, note, fixed, changes = lint(text, name, base), "", "", []
         if any(command.config for command in commands):
-            note = "The script names a config file. Fix both with `python -m presets lint --fix SCRIPT`."
+            note = "The script names a config file. Fix the script with `python -m presets lint --fix SCRIPT`, and the file by hand."
         elif findings:
             result = fix(text, name, base)
             fixed = result.text if result.text != text else ""

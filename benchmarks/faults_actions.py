@@ -9,7 +9,6 @@ however long that takes.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -22,14 +21,15 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks.injector import INJECTED
+from benchmarks.injector_files import fill
 from benchmarks.scenario import NAME, Mismatch, Scenario, sha256, unfreeze
-from benchmarks.trial import read_end, read_object
+from benchmarks.trial import read_end, read_object, with_pids
 from monitor.process import platform
+from runs.files import atomic_write
 
 PREEMPTED_WITHIN_S = 25.0
 COMMAND_S = 120.0  # for a command of the monitor, on a loaded machine
 LITTLE_KB = 100_000  # of memory: less than snapshots and a standby leave to others
-BLOCK = 4096
 
 Action = Callable[[Scenario], None]
 Check = Callable[[], None]
@@ -67,8 +67,7 @@ def watch(scenario: Scenario) -> None:
 
 def _move_clock(scenario: Scenario, **offsets_s: float) -> None:
     path = Path(scenario.environment["FAULTS_CLOCK"])
-    path.with_suffix(".new").write_text(json.dumps(offsets_s), encoding="utf-8")
-    path.with_suffix(".new").replace(path)
+    atomic_write(path, json.dumps(offsets_s))
 
 
 def _check_clock(scenario: Scenario, moved_s: float) -> None:
@@ -173,6 +172,12 @@ def _command(scenario: Scenario, *words: str) -> int:
         raise Mismatch(f"`monitor {' '.join(words)}` had not ended after {COMMAND_S:.0f} s") from None
 
 
+def _stop(scenario: Scenario) -> None:
+    """`python -m monitor stop RUN`."""
+    if (code := _command(scenario, "stop")) != 0:
+        raise Mismatch(f"`monitor stop` ended with code {code}")
+
+
 @action
 def sigkill_monitor(scenario: Scenario) -> None:
     """The monitor and its keeper are killed; the training continues; a second monitor adopts it and starts nothing."""
@@ -236,7 +241,7 @@ def pid_reuse(scenario: Scenario) -> None:
     first.wait()
     scenario.go()
     scenario.until("the end of all processes", lambda: not scenario.ours())
-    innocent = _reuse(pids)
+    innocent = with_pids(pids)
     try:
         watch(scenario)
         ended = [popen.pid for popen in innocent if popen.poll() is not None]
@@ -246,21 +251,6 @@ def pid_reuse(scenario: Scenario) -> None:
         for popen in innocent:
             popen.kill()
             popen.wait(10)
-
-
-def _reuse(pids: list[int]) -> list[subprocess.Popen[bytes]]:
-    """Sleeping processes with these pids."""
-    innocent = []
-    for pid in pids:
-        for _ in range(100):
-            Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
-            popen = subprocess.Popen(["sleep", "86400"], stdin=subprocess.DEVNULL)
-            if popen.pid == pid:
-                innocent.append(popen)
-                break
-            popen.kill()
-            popen.wait(10)
-    return innocent
 
 
 # ---- disks ----
@@ -348,8 +338,7 @@ def stop_then_sigterm(scenario: Scenario) -> None:
     """`monitor stop`, then SIGTERM while the stop is under way: the user's stop is what counts."""
     monitor = scenario.monitor()
     scenario.until_step(14)
-    if (code := _command(scenario, "stop")) != 0:
-        raise Mismatch(f"`monitor stop` ended with code {code}")
+    _stop(scenario)
     scenario.until("the stop", lambda: scenario.status().get("state") == "stopping")
     monitor.send_signal(signal.SIGTERM)
     scenario.finish(monitor)
@@ -363,8 +352,7 @@ def stop_then_sigterm(scenario: Scenario) -> None:
 def stop_in_backoff(scenario: Scenario) -> None:
     """`monitor stop` while the run waits for its restart."""
     scenario.until("the second failure's backoff", lambda: scenario.events("backoff"))
-    if (code := _command(scenario, "stop")) != 0:
-        raise Mismatch(f"`monitor stop` ended with code {code}")
+    _stop(scenario)
 
 
 class Second:
@@ -475,8 +463,7 @@ def memory_short(scenario: Scenario) -> None:
     scenario.until_ready()
     scenario.until("a snapshot", lambda: (scenario.status().get("snapshots") or {}).get("step"))
     path = Path(scenario.environment["FAULTS_MEMINFO"])
-    path.with_suffix(".new").write_text(f"MemTotal: 999999 kB\nMemAvailable: {LITTLE_KB} kB\n", encoding="utf-8")
-    path.with_suffix(".new").replace(path)
+    atomic_write(path, f"MemTotal: 999999 kB\nMemAvailable: {LITTLE_KB} kB\n")
 
     def given_back() -> bool:
         found = scenario.status()
@@ -505,17 +492,3 @@ def shm_fills(scenario: Scenario) -> None:
     scenario.until_ready()
     scenario.until("a snapshot", lambda: (scenario.status().get("snapshots") or {}).get("step"))
     fill(Path(scenario.environment["HANGPROOF_SHM"]))
-
-
-def fill(folder: Path) -> None:
-    """Fill a file system to the last block."""
-    with open(folder / "ballast", "wb", buffering=0) as file:
-        try:
-            for size in (1 << 20, BLOCK):
-                with contextlib.suppress(BlockingIOError):
-                    while True:
-                        if file.write(bytes(size)) < size:
-                            break
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise

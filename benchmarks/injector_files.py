@@ -83,17 +83,21 @@ def corrupt_npz(_: Heartbeat) -> None:
     path.write_bytes(data)
 
 
+def fill(folder: Path) -> None:
+    """Fill a file system to the last block with the file `ballast`."""
+    with open(folder / "ballast", "wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12):
+            try:
+                while file.write(bytes(size)) == size:
+                    pass
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+
+
 def disk_fills(_: Heartbeat) -> None:
     """Another program fills the disk of the run, to the last block."""
-    with open(_run().parent.parent / "ballast", "wb") as file:
-        try:
-            for size in (1 << 20, 1 << 12):
-                while True:
-                    file.write(bytes(size))
-                    file.flush()
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
+    fill(_run().parent.parent)
 
 
 def disk_freezes(_: Heartbeat) -> None:

@@ -22,7 +22,11 @@ def parser() -> argparse.ArgumentParser:
         "script",
         help="a bash script, batch file (.bat) or PowerShell script (.ps1); - reads a bash script from standard input",
     )
-    lint.add_argument("--fix", action="store_true", help="rewrite the script without the problems; it trains the same")
+    lint.add_argument(
+        "--fix",
+        action="store_true",
+        help="rewrite a bash script or batch file without the problems; it trains the same",
+    )
     estimate = commands.add_parser("estimate", help="estimate the GPU memory, time, disk space and cost of a run")
     estimate.add_argument("run", help="name or folder of a run, or a run.toml")
     for command in (listing, lint, estimate):
@@ -77,7 +81,7 @@ def lint(args: argparse.Namespace) -> int:
     from presets.lint import lint as find
     from presets.training import mounted, trainings
 
-    (text, name, base, encoding), mounts = _source(args.script), mounted()
+    (text, name, base), mounts = _source(args.script), mounted()
     if not trainings(text, name, base, mounts):
         raise presets.PresetError(
             f"{args.script}: no training command found; lint checks scripts that start kohya's sd-scripts "
@@ -92,7 +96,7 @@ def lint(args: argparse.Namespace) -> int:
     if fixed and args.script == "-":
         print(now, end="")
     elif fixed and now != text:
-        _replace(Path(args.script), now, encoding)
+        _replace(Path(args.script), now)
         sys.stdout.writelines(
             line if line.endswith("\n") else f"{line}\n"
             for line in difflib.unified_diff(text.splitlines(True), now.splitlines(True), name, f"{name} (fixed)")
@@ -118,26 +122,23 @@ def lint(args: argparse.Namespace) -> int:
     return 1 if findings else 0
 
 
-def _source(script: str) -> tuple[str, str, Path, str]:
-    """The script's text, its name, the folder of its relative paths, and its encoding."""
+def _source(script: str) -> tuple[str, str, Path]:
+    """The script's text, its name, and the folder of its relative paths."""
     if script == "-":
-        return sys.stdin.read(), "train.sh", Path.cwd(), "utf-8"
+        return sys.stdin.read(), "train.sh", Path.cwd()
     path = Path(script)
     try:
         content = path.read_bytes()
     except OSError as error:
         raise presets.PresetError(f"{script}: {error.strerror}; check the path") from error
-    encoding = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}.get(content[:2], "utf-8")
-    if encoding != "utf-8" and path.suffix.lower() != ".ps1":
-        raise presets.PresetError(f"{script}: UTF-16 text, which bash and cmd cannot run; save the file as UTF-8")
-    try:
-        text = content.decode(encoding, "surrogateescape" if encoding == "utf-8" else "strict")
-    except UnicodeDecodeError as error:
-        raise presets.PresetError(f"{script}: not valid UTF-16 (byte {error.start}); save the file as UTF-8") from error
-    return text, path.name, path.absolute().parent, encoding
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        if path.suffix.lower() != ".ps1":
+            raise presets.PresetError(f"{script}: UTF-16 text, which bash and cmd cannot run; save the file as UTF-8")
+        return content.decode("utf-16", "replace"), path.name, path.absolute().parent
+    return content.decode("utf-8", "surrogateescape"), path.name, path.absolute().parent
 
 
-def _replace(script: Path, text: str, encoding: str) -> None:
+def _replace(script: Path, text: str) -> None:
     """Replace the script atomically; its permissions stay, and a link to it stays a link."""
     import os
     import shutil
@@ -145,7 +146,7 @@ def _replace(script: Path, text: str, encoding: str) -> None:
     path = script.resolve()
     new = path.with_name(f".{path.name}.fixed")
     try:
-        new.write_bytes(text.encode(encoding, "surrogateescape" if encoding == "utf-8" else "strict"))
+        new.write_bytes(text.encode("utf-8", "surrogateescape"))
         shutil.copymode(path, new)
         os.replace(new, path)
     except OSError as error:

@@ -9,7 +9,7 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from presets import lint, windows
+from presets import lint
 from presets.reader import quote
 from presets.tables import ROOT, PresetError, _table
 from presets.training import Training, program, trainings
@@ -21,8 +21,6 @@ DESCRIBED = {
     "Drop": "removed --{flag}",
     "Set": "set {set}",
     "Guard": "the script is started with -m sd_scripts_patches",
-    "Quote": "the value of --{flag} is in quotes",
-    "Copy": "the command uses {config}, a copy of the config file without {flag}",
     "Unmark": "removed the byte order mark",
     "Newlines": "the line endings are Unix line endings (LF)",
 }
@@ -34,23 +32,18 @@ class _Impossible(Exception):
 
 @dataclass
 class Fixed:
-    """The new script, the rules that were fixed, the changes that were made, and files written beside the script."""
+    """The new script, the rules that were fixed, and the changes that were made."""
 
     text: str
     fixed: list[str] = field(default_factory=list)
-    changes: list[tuple[str, int, lint.Change]] = field(
-        default_factory=list
-    )  # rule, index of the training command, change
-    files: dict[Path, str] = field(default_factory=dict)
+    changes: list[tuple[str, int, lint.Change]] = field(default_factory=list)  # rule, index of the command, change
 
 
-def fix(
-    text: str, name: str = "train.sh", base: Path | None = None, mounts: str = "", only: str = "", copies: bool = True
-) -> Fixed:
+def fix(text: str, name: str = "train.sh", base: Path | None = None, mounts: str = "", only: str = "") -> Fixed:
     """The script with every finding fixed that can be fixed automatically; it trains the same.
 
     Args: as presets.training.trainings.
-        only: fix this rule alone. copies: whether a copy of a config file may be written beside the script.
+        only: fix this rule alone.
 
     Raises:
         PresetError: a fix had no effect, or fixes undid each other (a bug in lint). The script is unchanged.
@@ -65,36 +58,23 @@ def fix(
             out.fixed = [rule for rule in dict.fromkeys(found) if rule not in left]
             return out
         rule, index, changes = step
-        before = Fixed(out.text, [], list(out.changes), dict(out.files))
+        new = out.text
         try:
-            for wanted in changes:
-                change = _in_config(trainings(out.text, name, base, mounts)[index], wanted)
-                if change.kind == "Copy" and not copies:
-                    raise _Impossible
-                out.text = _apply(out.text, trainings(out.text, name, base, mounts)[index], change, out.files)
-                out.changes.append((rule, index, change))
-                _write(out.files)
+            for change in changes:
+                new = _apply(new, trainings(new, name, base, mounts)[index], change)
         except _Impossible:
-            out = before
             impossible.add((rule, index))
             continue
-        if (out.text, out.files) == (before.text, before.files):
+        if new == out.text:
             raise PresetError(f"{name}: the automatic fix of {rule} had no effect; fix it by hand")
+        out.text = new
+        out.changes += [(rule, index, change) for change in changes]
     raise PresetError(f"{name}: the automatic fixes undo each other; fix the findings by hand")
 
 
 def describe(change: lint.Change) -> str:
     """One line for a user: what a change does to the script."""
-    if change.kind == "Quote" and not change.flag:
-        return "the path of the training script is in quotes"
     return DESCRIBED[change.kind].format(**vars(change), set=" ".join((f"--{change.flag}", *change.values)))
-
-
-def _write(files: dict[Path, str]) -> None:
-    """Write config files at once, because parsing the script again reads them."""
-    for path, content in files.items():
-        if not path.exists() or path.read_text(encoding="utf-8") != content:
-            path.write_text(content, encoding="utf-8")
 
 
 def _next(text: str, name: str, base: Path | None, mounts: str, impossible: set[tuple[str, int]], only: str):
@@ -119,14 +99,14 @@ def _line_before(text: str, t: Training) -> int:
     start = _line_start(text, t.command.start)
     before = text[:start].rstrip()
     same_line = text[start : t.command.start].strip(" \t@")
-    if before.endswith(("\\", "^", "`", "&&", "||", "|")) or (
-        same_line if t.language == "sh" else re.search(r"[)}]", same_line)
-    ):
+    if before.endswith(("\\", "^", "`", "&&", "||", "|")) or (same_line if t.language == "sh" else ")" in same_line):
         raise _Impossible
     return start
 
 
-def _apply(text: str, t: Training, change: lint.Change, files: dict[Path, str]) -> str:
+def _apply(text: str, t: Training, change: lint.Change) -> str:
+    if t.language == "ps":
+        raise _Impossible
     match change.kind:
         case "Drop":
             return _drop(text, t, change.flag)
@@ -134,10 +114,6 @@ def _apply(text: str, t: Training, change: lint.Change, files: dict[Path, str]) 
             return _set(text, t, change.flag, list(change.values))
         case "Guard":
             return _guard(text, t)
-        case "Quote":
-            return _splice(text, [edit] if (edit := lint.quoted(t, change.flag)) else [])
-        case "Copy":
-            return _drop_from_config(text, t, change.flag, change.config, files)
         case "Unmark":
             return text.removeprefix("\ufeff")
     return text.replace("\r\n", "\n")
@@ -179,7 +155,7 @@ def _edits(text: str, t: Training, replaced: dict[int, list[str]]) -> list[Edit]
 
 def _removal(text: str, start: int, end: int, language: str) -> Edit:
     """Remove a word with the spaces and line continuations before it, or with its line if it is alone there."""
-    mark = {"sh": r"\\", "cmd": r"\^", "ps": "`"}[language]
+    mark = r"\^" if language == "cmd" else r"\\"
     begin = re.search(rf"(?:[ \t]|{mark}\r?\n)*$", text[:start])
     at = begin.start() if begin else start
     rest = re.compile(r"[ \t]*\r?\n").match(text, end)
@@ -192,6 +168,8 @@ def _removal(text: str, start: int, end: int, language: str) -> Edit:
 def _drop(text: str, t: Training, flag: str) -> str:
     if flag not in t.flags:
         return text
+    if not t.flags[flag].words:
+        raise _Impossible  # the config file sets it, and the command line cannot turn off a switch of the file
     return _splice(text, _edits(text, t, {i: [] for mention in _mentions(t, flag) for i in mention}))
 
 
@@ -206,28 +184,6 @@ def _mentions(t: Training, flag: str) -> list[list[int]]:
         elif len(mentions[-1]) < count and "=" not in t.command.words[mentions[-1][0]].shape:
             mentions[-1].append(i)
     return mentions
-
-
-def _in_config(t: Training, change: lint.Change) -> lint.Change:
-    """The change that removes a flag, where a config file sets it: the command line cannot turn off a switch of the file."""
-    if change.kind != "Drop" or not t.has(change.flag) or t.flags[change.flag].words:
-        return change
-    written = (t.text("config_file") or "").removesuffix(".toml").removesuffix(".fixed")
-    return lint.Change("Copy", change.flag, config=f"{written}.fixed.toml")
-
-
-def _drop_from_config(text: str, t: Training, flag: str, config: str, files: dict[Path, str]) -> str:
-    import tomlkit
-
-    source = t.config
-    assert source is not None, f"--{flag} has no words, so a config file sets it"
-    table = tomlkit.parse(source.read_text(encoding="utf-8-sig"))
-    for holder in (table, *(v for v in table.values() if isinstance(v, dict))):
-        if flag in holder:
-            del holder[flag]
-    copy = source if source.stem.endswith(".fixed") else source.with_name(f"{source.stem}.fixed.toml")
-    files[copy] = tomlkit.dumps(table)
-    return _set(text, t, "config_file", [config])
 
 
 def _set(text: str, t: Training, flag: str, values: list[str]) -> str:
@@ -255,13 +211,15 @@ def _separator(text: str, t: Training) -> str:
     words = t.command.words[t.script :]
     for before, after in reversed(list(itertools.pairwise(words))):
         gap = text[before.end : after.start]
-        if "\n" in gap and not gap.strip(" \t\r\n\\^`"):
+        if "\n" in gap and not gap.strip(" \t\r\n\\^"):
             return gap if gap[0] in " \t" else f" {gap}"
     return " "
 
 
 def _guard(text: str, t: Training) -> str:
     """`… script.py` becomes `… -m sd_scripts_patches script.py`, with the project folder on PYTHONPATH."""
+    if len(lint.split_words(t, "")) > 1:
+        raise _Impossible  # which of the words is the script?
     words = t.command.words
     runner = ["-m", "sd_scripts_patches"] if t.script > t.launcher else ["python", "-m", "sd_scripts_patches"]
     word = words[t.script]
@@ -276,11 +234,6 @@ def _guard(text: str, t: Training) -> str:
     if t.language == "cmd":
         start = _line_before(text, t)
         return _splice(text, [*edits, (start, start, f'{indent}set "PYTHONPATH={ROOT};%PYTHONPATH%"{newline}')])
-    if t.language == "ps":
-        start = _line_before(text, t)
-        path = windows.literal(str(ROOT))
-        line = f"{indent}$env:PYTHONPATH = {path} + [IO.Path]::PathSeparator + $env:PYTHONPATH{newline}"
-        return _splice(text, [*edits, (start, start, line)])
     index = program(t.command)
     if words[index].value == "sudo" and not words[index + 1].shape.startswith("-"):
         index += 1  # sudo does not pass the variables of its caller on

@@ -18,15 +18,13 @@ from presets.training import Training, file_name, trainings
 class Change:
     """One change of a script.
 
-    kind: "Drop" removes a flag; "Set" gives it these values, or adds it; "Quote" puts its value in quotes (flag "": the
-    script's path); "Copy" takes it out of the config file, of which the command then uses a copy; "Guard" starts the script
-    with the guarded launcher; "Newlines" replaces Windows line endings; "Unmark" removes the byte order mark.
+    kind: "Drop" removes a flag; "Set" gives it these values, or adds it; "Guard" starts the script with the guarded
+    launcher; "Newlines" replaces Windows line endings; "Unmark" removes the byte order mark.
     """
 
     kind: str
     flag: str = ""
     values: tuple[str, ...] = ()
-    config: str = ""
 
 
 Fix = list[Change] | None
@@ -71,10 +69,9 @@ def has_bounded_swap(t: Training) -> bool:
     return file_name(t.command.words[t.script].shape) in _table("lint.toml")["guarded_scripts"]
 
 
-def unquoted_path(t: Training) -> Fix:
+def unquoted(t: Training) -> str | None:
+    """The first flag whose path or name has a space outside quotes ("": the script's path); None where there is none."""
     table = _table("lint.toml")
-    changes: list[Change] = []
-    found = False
     for flag in [*table["path_flags"], *table["name_flags"], ""]:
         words = split_words(t, flag)
         if len(words) < 2:
@@ -85,12 +82,9 @@ def unquoted_path(t: Training) -> Fix:
         is_path = exists or any(
             re.search(r"[/\\]|\.(safetensors|sft|toml|json|txt|ckpt|pt|yaml)$", word) for word in rest
         )
-        if flag in table["path_flags"] and not is_path and not re.search(r"[/\\]", first):
-            continue
-        found = True
-        if (is_path or flag in table["name_flags"] or not flag) and quoted(t, flag):
-            changes.append(Change("Quote", flag))
-    return changes if found else None
+        if is_path or flag not in table["path_flags"] or re.search(r"[/\\]", first):
+            return flag
+    return None
 
 
 def split_words(t: Training, flag: str) -> list[int]:
@@ -131,22 +125,6 @@ def _script_words(t: Training) -> list[int]:
             is_value = option == "-m" or option.lstrip("-") in _table("lint.toml")["launcher_path_options"]
             return [t.script] if is_value else list(range(i, t.script + 1))
     return [t.script]
-
-
-def quoted(t: Training, flag: str) -> tuple[int, int, str] | None:
-    """Where the value of a flag is written, and the same in quotes; None where quotes would change more than the spaces."""
-    words = [t.command.words[i] for i in split_words(t, flag)]
-    start, end = words[0].span[0], words[-1].span[1]
-    if t.source.startswith(f"--{flag}=", start):
-        start += len(flag) + 3
-    raw = t.source[start:end]
-    special = {"sh": r"""["'`\\*?\[{~]|\$\(""", "cmd": r'["^]', "ps": r"""["'`,@(){}]|\\$"""}[t.language]
-    home = "~/" if t.language == "sh" and raw.startswith("~/") else ""
-    raw = raw.removeprefix(home)
-    if re.search(special, raw) or start >= end:
-        return None
-    doubled = re.sub(r"(\\+)$", r"\1\1", raw) if t.language == "cmd" else raw
-    return start, end, f'{home}"{doubled}"'
 
 
 def block_swap(t: Training) -> Fix:
@@ -269,7 +247,7 @@ def _unguarded(waits: Callable[[Training], bool]) -> Callable[[Training], Fix]:
 CHECKS: dict[str, Callable[[Training], Fix]] = {
     "line-endings": _when(lambda t: t.language == "sh" and "\r\n" in t.source, Change("Newlines")),
     "byte-order-mark": _when(lambda t: t.language != "ps" and t.source.startswith("\ufeff"), Change("Unmark")),
-    "unquoted-path": unquoted_path,
+    "unquoted-path": _when(lambda t: unquoted(t) is not None),
     "cut-off": _when(lambda t: t.cut_at is not None),
     "block-swap": block_swap,
     "split-mode": split_mode,
@@ -310,7 +288,7 @@ def lint(text: str, name: str = "train.sh", base: Path | None = None, mounts: st
             why=rules[rule]["why"],
             source=rules[rule]["source"],
             fix=rules[rule]["fix"],
-            fixable=bool(changes),
+            fixable=bool(changes) and t.language != "ps",
         )
         for t in trainings(text, name, base, mounts)
         for rule, changes in check(t)
@@ -318,11 +296,11 @@ def lint(text: str, name: str = "train.sh", base: Path | None = None, mounts: st
 
 
 def _position(t: Training, rule: str, changes: list[Change]) -> int:
-    """Where a finding is in the script's text: at the first written flag that changes, else at the script's name."""
+    """Where a finding is in the script's text: at the first written flag that it is about, else at the script's name."""
     if rule == "cut-off" and t.cut_at is not None:
         return t.cut_at
-    for change in changes:
-        known = t.flags.get(change.flag) if change.kind in ("Drop", "Set", "Quote") else None
+    for flag in [unquoted(t) or ""] if rule == "unquoted-path" else [change.flag for change in changes]:
+        known = t.flags.get(flag)
         if known and known.words:
             return t.command.words[known.words[0]].span[0]
     return t.command.words[t.script].span[0]

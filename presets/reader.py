@@ -22,5 +22,5 @@ def commands(text: str, language: str) -> list[Command]:
 
 
 def quote(value: str, language: str) -> str:
-    """A value as a word of the language."""
-    return {"sh": shlex.quote, "cmd": windows.quote, "ps": windows.quote_powershell}[language](value)
+    """A value as a word of the language; PowerShell is only read."""
+    return windows.quote(value) if language == "cmd" else shlex.quote(value)

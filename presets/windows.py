@@ -133,7 +133,7 @@ class Reader:
         for value in fields.words or [""]:
             known = UNKNOWN not in value and (counted or self.cmd)
             alone = len(fields.words) < 2
-            raw = (quote if self.cmd else quote_powershell)(value) if known else None
+            raw = quote(value) if known and self.cmd else None
             self.command.words.append(Word(value if known else None, start, self.at, alone, value, raw=raw))
 
     def _word(self, fields: Fields) -> bool:
@@ -257,13 +257,3 @@ def escaped(value: str) -> str:
     inner = re.sub(r'(\\*)"', r'\1\1\\"', value)
     inner = re.sub(r"(\\+)$", r"\1\1", inner)
     return "".join("%%" if c == "%" else f"^{c}" if c in '^&|<>()"!' else c for c in f'"{inner}"')
-
-
-def quote_powershell(value: str) -> str:
-    """A value as PowerShell reads it."""
-    return value if re.fullmatch(r"[A-Za-z_./:\\=+0-9-]+", value) else literal(value)
-
-
-def literal(value: str) -> str:
-    """A value as a string of a PowerShell expression, where a word without quotes would be a command."""
-    return "'" + value.replace("'", "''") + "'"

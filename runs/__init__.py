@@ -7,43 +7,20 @@ importing the module would replace the function.
 
 import importlib
 
-_WHERE = {
-    "RunError": "files",
-    "ROOT": "paths",
-    "data_root": "paths",
-    "outputs_dir": "paths",
-    "datasets_dir": "paths",
-    "models_dir": "paths",
-    "run_folder": "paths",
-    "list_runs": "paths",
-    "slug": "paths",
-    "free_name": "paths",
-    "RunSpec": "spec",
-    "make": "spec",
-    "load": "spec",
-    "save": "spec",
-    "dumps": "spec",
-    "arguments": "command",
-    "dataset_toml": "command",
-    "sample_prompts": "command",
-    "resolve": "job",
-    "pinned": "pin",
-    "script": "scripts",
-    "script_name": "scripts",
-    "quote": "quoting",
-    "quote_cmd": "quoting",
-    "create": "folders",
-    "render": "folders",
-    "write_attempt": "folders",
-    "longer": "folders",
-    "train_longer": "folders",
-    "planned_steps": "folders",
-    "problems": "folders",
-    "fetch_model": "models",
-    "missing_files": "models",
-    "read_captions": "dataset",
-    "images_in": "dataset",
-}
+_NAMES = {
+    "files": ("RunError",),
+    "paths": ("ROOT", "data_root", "outputs_dir", "datasets_dir", "models_dir", "run_folder", "list_runs", "slug", "free_name"),
+    "spec": ("RunSpec", "make", "load", "save", "dumps"),
+    "command": ("arguments", "dataset_toml", "sample_prompts"),
+    "job": ("resolve",),
+    "pin": ("pinned",),
+    "scripts": ("script", "script_name"),
+    "quoting": ("quote", "quote_cmd"),
+    "folders": ("create", "render", "write_attempt", "longer", "train_longer", "planned_steps", "problems"),
+    "models": ("fetch_model", "missing_files"),
+    "dataset": ("read_captions", "images_in"),
+}  # fmt: skip
+_WHERE = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str):

@@ -253,7 +253,7 @@ def fix(text: str, wanted: str, generated: str, platform: str = sys.platform) ->
             new, refused = set_flags(text, {wanted[2:]: [right or ""]}, name(platform))
             if not refused:
                 return new
-        elif wanted in (done := fix_script(text, name(platform), mounts=mounted(), only=wanted, copies=False)).fixed:
+        elif wanted in (done := fix_script(text, name(platform), mounts=mounted(), only=wanted)).fixed:
             return done.text
     except PresetError as error:
         raise RunError(f"{error}") from error

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runs.metrics_lines import json_objects
+from runs.growing import Added, entries
 
 SUFFIX = ".safetensors"
 IMAGES = (".png", ".jpg", ".jpeg", ".webp")
@@ -26,8 +26,6 @@ SAMPLE = re.compile(
 SEED = re.compile(r" --d (\d{1,20})(?= |$)", re.IGNORECASE)
 MAX_STEP = 10_000_000  # a larger number in a file is not a step
 SMOOTHED = 50  # steps whose mean is the loss of a snapshot: that of a single step depends on its noise
-READ_BYTES = 8 << 20
-LINE_BYTES = 64 << 10
 UNITS = (("step", "s"), ("epoch", ""))  # in sd-scripts' metadata: ss_steps, ss_epoch
 
 
@@ -151,34 +149,26 @@ class Losses:
     """The losses in a `metrics.jsonl`, read from where the last read ended. Of a repeated step, the last line counts."""
 
     def __init__(self, path: Path):
-        self.path = path
-        self._begin(None)
+        self._added = Added(path)
+        self._begin()
 
-    def _begin(self, inode: int | None) -> None:
-        self._inode, self._offset, self._rest = inode, 0, b""
+    def _begin(self) -> None:
         self.by_step = array("f")  # NaN where there is none
         self.epoch_end: dict[int, int] = {}  # the last step of each epoch, counted from 1
         self.validation: dict[int, float] = {}
 
     def update(self) -> None:
         """Read what was added. A file that was replaced or cut is read from its beginning."""
-        try:
-            with self.path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                if found.st_ino != self._inode or found.st_size < self._offset:
-                    self._begin(found.st_ino)
-                file.seek(self._offset)
-                while data := file.read(READ_BYTES):
-                    self._offset += len(data)
-                    data = self._rest + data
-                    complete = data.rfind(b"\n") + 1  # an unfinished last line is read next time
-                    self._rest = data[complete:][-LINE_BYTES:]
-                    self._take(data[:complete])
-        except OSError:
-            return
+        place = ""
+        while place != self._added.place:
+            place = self._added.place
+            lines, new = self._added.lines()
+            if new:
+                self._begin()
+            self._take(lines)
 
-    def _take(self, data: bytes) -> None:
-        for entry in json_objects(data):
+    def _take(self, lines: list[bytes]) -> None:
+        for entry in entries(lines):
             step = entry.get("step")
             if type(step) is not int or not 0 <= step <= MAX_STEP:
                 continue

@@ -17,12 +17,24 @@ from presets.syntax import Command, Word
 from presets.tables import _table
 from presets.training import Flag, Training, file_name
 from runs import env_file
+from runs.fields import LABELS
 from runs.files import RunError
 from runs.foreign_settings import TABLES, Row, Settings, number, shown
 from runs.paths import CHECKOUTS, outputs_dir
 from runs.spec import ALIASES, RESERVED_FLAGS
 
-WORDS: dict[str, str] = TABLES["fields"]
+NOT_IMPORTED = (
+    "model",
+    "tier",
+    "backend",
+    "keep_states",
+    "sample_steps",
+    "store",
+    "nodes",
+    "price_per_hour",
+    "spend_limit",
+)
+WORDS = {key: label for key, label in {**LABELS, "keep_tokens": "keep_tokens"}.items() if key not in NOT_IMPORTED}
 NOT_HERE, BY_HANGPROOF = (
     {flag: reason for reason, flags in TABLES[name].items() for flag in flags} for name in ("not_here", "by_hangproof")
 )

@@ -99,14 +99,6 @@ def announced(started: Started, changes: list[dict]) -> Started:
                 words = _set(words, change["flag"], None)
             case "Set":
                 words = _set(words, change["flag"], change["values"])
-            case "Copy":
-                words = _set(words, "config_file", [change["config"]])
-            case "Quote" if change["flag"]:
-                words = _join(words, change["flag"])
-            case "Quote":
-                assert script is not None
-                first = max(i for i in range(script + 1) if re.match(r"\.{0,2}/", words[i]) or i == 0)
-                words[first : script + 1] = [" ".join(words[first : script + 1])]
             case "Newlines" | "Unmark":
                 pass  # for the whole script: see `hold`
             case other:
@@ -114,15 +106,15 @@ def announced(started: Started, changes: list[dict]) -> Started:
     return Started(program, path, words)
 
 
-def _mentions(words: list[str], flag: str, own: bool = True) -> list[tuple[int, int]]:
-    """Where a flag of the script stands with its value: (start, end) of each mention. own=False: with all that follows it."""
+def _mentions(words: list[str], flag: str) -> list[tuple[int, int]]:
+    """Where a flag of the script stands with its value: (start, end) of each mention."""
     start = (script_of(words) or 0) + 1
     out = []
     for i in range(start, len(words)):
         if words[i] == f"--{flag}" or words[i].startswith(f"--{flag}="):
             end = next((j for j in range(i + 1, len(words)) if re.match("--[A-Za-z]", words[j])), len(words))
             count = 1 if "=" in words[i] or flag in SWITCHES else 2
-            out.append((i, min(end, i + count) if own else end))
+            out.append((i, min(end, i + count)))
     return out
 
 
@@ -136,13 +128,6 @@ def _set(words: list[str], flag: str, values: list[str] | None) -> list[str]:
     for number, (start, end) in reversed(list(enumerate(found))):
         out[start:end] = new if number == len(found) - 1 else []
     return out
-
-
-def _join(words: list[str], flag: str) -> list[str]:
-    start, end = _mentions(words, flag, own=False)[-1]
-    if "=" in words[start]:
-        return [*words[:start], " ".join(words[start:end]), *words[end:]]
-    return [*words[: start + 1], " ".join(words[start + 1 : end]), *words[end:]]
 
 
 def hold(folder: Path, programs: Path, text: str, name: str = "train.sh", **env: str) -> dict:

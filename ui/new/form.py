@@ -1,7 +1,7 @@
 """Steps 1 and 3: the settings as fields, and the spec, plan and script that their values give.
 
 The fields accept any text. Only `RunSpec` validates values, because a component that refuses a value also loses it. Labels
-and help texts are in ui/new/form_fields.py; defaults come from presets/defaults.toml.
+and help texts are in runs/fields.py; defaults come from presets/defaults.toml.
 """
 
 import json
@@ -15,10 +15,10 @@ import runs
 from presets.steps import Images
 from runs import env_file, weights
 from runs.dataset import shown_per_epoch
+from runs.fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPLES
 from runs.files import Fault
 from ui.dataset import bucket_preview, draft, image_edit
 from ui.html import esc
-from ui.new.form_fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPLES
 
 if TYPE_CHECKING:
     from runs.machine import Machine

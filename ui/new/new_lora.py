@@ -12,6 +12,7 @@ import gradio as gr
 
 import presets
 import runs
+from runs import fields
 from runs.machine import this_machine
 from ui import scripts
 from ui.dataset import bulk_fold, caption_fold, doctor_fold, draft, images
@@ -21,7 +22,6 @@ from ui.new import (
     fetch,
     flags,
     form,
-    form_fields,
     hub_login,
     importing,
     model_note,
@@ -111,22 +111,22 @@ def build(draft_id: gr.BrowserState) -> NewLora:
         importing.build(draft_id)
         _head(tab)
         with gr.Row(elem_classes="hp-fields"):
-            for one in form_fields.LENGTH:
+            for one in fields.LENGTH:
                 tab.fields[one.key] = _component(one)
         with gr.Accordion("Sample images during training", open=False):
-            tab.fields["prompts"] = _component(form_fields.SAMPLES[0])
+            tab.fields["prompts"] = _component(fields.SAMPLES[0])
             with gr.Row(elem_classes="hp-fields"):
-                for one in form_fields.SAMPLES[1:]:
+                for one in fields.SAMPLES[1:]:
                     tab.fields[one.key] = _component(one)
         with gr.Accordion("More settings", open=False):
             with gr.Row(elem_classes="hp-fields hp-many"):
-                for one in form_fields.MORE:
+                for one in fields.MORE:
                     tab.fields[one.key] = _component(one)
             with gr.Accordion("Machines, store and cost", open=False):
                 with gr.Row(elem_classes="hp-fields hp-many"):
-                    for one in form_fields.MACHINES:
+                    for one in fields.MACHINES:
                         tab.fields[one.key] = _component(one)
-            tab.fields["flags"] = _component(form_fields.FLAGS)
+            tab.fields["flags"] = _component(fields.FLAGS)
             flags.build(draft_id, lambda: tab.images)
     with gr.Column(elem_classes="hp-step"):
         step(
@@ -194,7 +194,7 @@ def _head(tab: NewLora) -> None:
             elem_id="backend",
         )
     tab.choice_notes = _unseen("choice-notes", js_on_load=scripts.loader("choice_notes"))
-    tab.fields["control_dir"] = _component(form_fields.CONTROL, visible=False)
+    tab.fields["control_dir"] = _component(fields.CONTROL, visible=False)
     tab.model_note = gr.HTML(elem_id="model-note", apply_default_css=False)
     tab.fetch = gr.Button(FETCH, visible=False, elem_id="fetch", size="sm")
     tab.fetched = gr.HTML(elem_id="fetched", apply_default_css=False)
@@ -205,7 +205,7 @@ def _head(tab: NewLora) -> None:
     tab.hub = hub_login.build()
 
 
-def _component(one: form_fields.Field, **more: Any) -> gr.components.Component:
+def _component(one: fields.Field, **more: Any) -> gr.components.Component:
     """The component of a field. It accepts any value, because RunSpec validates and explains."""
     value = form.defaults()[one.key]
     common = {"label": one.label, "info": one.info or None, "elem_id": one.key, **more}

@@ -9,13 +9,13 @@ from typing import Any
 
 import presets
 from runs.dataset import shown_per_epoch
+from runs.fields import KEYS
 from runs.files import RunError
 from runs.machine import this_machine
 from runs.proposal import Proposal, propose
 from ui.dataset import calls, draft
 from ui.dataset.selection import OUT_OF_DATE
 from ui.new import form
-from ui.new.form_fields import KEYS
 
 # For events of the page (ui/new/fields.js): before one, the server gets what was typed; after one, the page shows what is stored.
 FLUSH = "async (...values) => { await hangproof.flush(); return values; }"

@@ -16,7 +16,7 @@ from typing import Any
 from guards.metrics import utc_now
 from runs.evolution import Evolution
 from runs.files import RunError, explained, fsync_folder
-from runs.metrics_lines import json_objects
+from runs.growing import entries
 
 FILE = "votes.jsonl"
 MOST = 8  # LoRAs that take part: more need more votes than a person gives
@@ -48,7 +48,7 @@ def read(folder: Path) -> Ballot:
     except OSError:
         return Ballot()
     ballot = Ballot()
-    for entry in json_objects(data):
+    for entry in entries(data.splitlines()):
         numbers = [n for key in ("prompt", "left", "right") if type(n := entry.get(key)) is int]
         if entry.get("kind") == "reset":
             ballot = Ballot()

@@ -3,7 +3,7 @@
 After a restart the trainer repeats the steps since its checkpoint. The later attempt counts: a line whose step is not larger
 than the last one removes the steps from there on. So steps always rise, and all attempts together are one line.
 
-Each update reads only what was added (ui/run/readers.py). A run of 100,000 steps is 17 MB, which one update reads; of a larger
+Each update reads only what was added (runs/growing.py). A run of 100,000 steps is 17 MB, which one update reads; of a larger
 file, each update reads READ_BYTES. Numbers are kept in arrays of numpy, which Gradio has loaded anyway.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ui.run.readers import LINE_BYTES, Added, entries
+from runs.growing import Added, entries
 
 READ_BYTES = 24 << 20
 BATCH_LINES = 5000  # lines that are objects at the same time
@@ -74,7 +74,6 @@ class Metrics:
         self.revision = ""
 
     def _begin(self) -> None:
-        self._rest = b""
         self._attempt: int | None = None
         self.steps = Table(STEP)
         self.gpus: dict[int, Table] = {}
@@ -86,14 +85,11 @@ class Metrics:
 
     def update(self) -> "Metrics":
         """Read what was added, at most READ_BYTES."""
-        data, new = self._added.read(READ_BYTES)
+        before = self._added.place
+        lines, new = self._added.lines(READ_BYTES)
         if new:
             self._begin()
-        if data or new:
-            data = self._rest + data
-            complete = data.rfind(b"\n") + 1  # an unfinished last line is read next time
-            self._rest = data[complete:][-LINE_BYTES:]
-            lines = data[:complete].splitlines()
+        if new or self._added.place != before:
             for first in range(0, len(lines), BATCH_LINES):
                 self._take(entries(lines[first : first + BATCH_LINES]))
             self.share = self._added.offset / self._added.size if self._added.size else 1.0

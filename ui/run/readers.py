@@ -1,24 +1,20 @@
-"""Readers of growing files: each update reads only what was added since the last one.
+"""The log of a run as it grows, and stamps that tell whether a file changed.
 
-A file can be large when it is opened: one read takes READ_BYTES at most, so that no tick of the page waits for all of it.
+A log can be large when it is opened: one read takes READ_BYTES at most (runs/growing.py), so that no tick of the page waits for all of it.
 """
 
-import json
 import os
 import re
 import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import orjson
-
+from runs.growing import LINE_BYTES, Added, entries
 from ui.html import ANSI
 
-READ_BYTES = 8 << 20
 LOG_LINES = 300
-LINE_BYTES = 64 * 1024  # of an unfinished line
 HEADER = re.compile(r"=== (\S+) attempt (\d+): ")  # monitor/attempt.py writes it before each attempt
 USAGE_ERROR = re.compile(r"(?:\S+: )?error: \S")
 EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): \S")
@@ -50,67 +46,6 @@ def stamp(path: str | os.PathLike[str]) -> Stamp:
     except OSError:
         return Stamp(0, 0, 0)
     return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-class Added:
-    """The bytes that were added to a file."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.offset = 0
-        self.size = 0
-        self._inode: int | None = None
-
-    @property
-    def place(self) -> str:
-        """What was read so far: the file and the number of bytes."""
-        return f"{self._inode}-{self.offset}"
-
-    def read(self, limit: int = READ_BYTES, skip_to_end: bool = False) -> tuple[bytes, bool]:
-        """(the next bytes, at most `limit`; whether the file is another one or was truncated: start over).
-
-        skip_to_end: of more than `limit` bytes, read the last ones.
-        """
-        try:
-            with self.path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                new = found.st_ino != self._inode or found.st_size < self.offset
-                if new:
-                    self.offset, self._inode = 0, found.st_ino
-                self.size = found.st_size
-                if self.size == self.offset:
-                    return b"", new
-                if skip_to_end:
-                    self.offset = max(self.offset, self.size - limit)
-                file.seek(self.offset)
-                data = file.read(limit)
-        except OSError:
-            return b"", False
-        self.offset += len(data)
-        return data, new
-
-
-# Lines of JSON --------------------------------------------------------------------------------------------------------
-
-
-def entries(lines: list[bytes]) -> list[dict[str, Any]]:
-    """The JSON objects of complete lines. All at once, which is fastest; one by one where a line is invalid."""
-    try:
-        found = orjson.loads(b"[" + b",".join(lines) + b"]")
-    except ValueError:
-        found = [value for line in lines if (value := _value(line)) is not None]
-    return [entry for entry in found if isinstance(entry, dict)]
-
-
-def _value(line: bytes) -> Any:
-    try:
-        return orjson.loads(line)
-    except ValueError:
-        pass
-    try:
-        return json.loads(line)  # also takes NaN and Infinity, which other writers leave in a file
-    except (ValueError, RecursionError):
-        return None
 
 
 # The log --------------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from lint_corpus import (
 )
 
 from presets import schema
+from presets.lint import UNGUARDED
 from presets.tables import ROOT, _table
 from presets.training import trainings
 
@@ -87,11 +88,17 @@ def hold_by_parser(folder: Path, text: str, file: str) -> dict:
 
 @pytest.mark.parametrize("last", ["\r\n", "", " `"])
 @pytest.mark.parametrize("entry", [e for e in SUPPORTED if e["language"] == "ps"])
-def test_a_powershell_example_keeps_its_arguments(tmp_path, entry, last):
+def test_a_powershell_example_is_read_and_left_to_a_person(tmp_path, entry, last):
+    path = tmp_path / "train.ps1"
     text = '$dir = "D:\\my train"\r\n' + corpus_text(entry, last)
-    value = hold_by_parser(tmp_path, text, "train.ps1")
-    assert value["clean"] and "unguarded" in value["fixed"]
-    assert f"$env:PYTHONPATH = '{ROOT}' + [IO.Path]::PathSeparator + $env:PYTHONPATH\r\n" in value["text"]
+    (words,) = parsed(text, path.name)
+    assert len(words) == len(entry["words"]) and '"' not in "".join(words)
+    for encoding in ("utf-8", "utf-16"):
+        path.write_bytes(text.encode(encoding))
+        before, (code, _, value) = path.read_bytes(), lint(path, "--fix")
+        assert code == 1 and path.read_bytes() == before and value["changes"] == []
+        assert "unguarded" in {one["id"] for one in value["findings"]}
+        assert not any(one["fixable"] for one in lint(path)[2]["findings"])
 
 
 ADVANCED = ["--blocks_to_swap 18", "--save_state", "--log_with wandb", "--fused_backward_pass", "--noise_offset 0.1"]
@@ -124,8 +131,9 @@ def test_a_command_of_the_kohya_ss_gui_starts_the_same_after_the_fix(tmp_path, p
         'blocks_to_swap = 4\nmax_data_loader_n_workers = 8\nsave_every_n_epochs = 1\noutput_dir = "/o"\ncache_latents = true\n'
     )
     value = hold(tmp_path, programs, text)
-    assert ("unquoted-path" in value["fixed"]) == (" " in folder) and value["clean"]
-    assert "-m" in value["started"][0].words
+    left = {one["id"] for one in value["findings"]}
+    assert left == ({"block-swap"} if " " not in folder else {"unquoted-path", "unguarded", "block-swap"})
+    assert ("-m" in value["started"][0].words) == (" " not in folder)
 
 
 T = "accelerate launch sd/flux_train_network.py"
@@ -198,15 +206,11 @@ def test_flags_that_the_command_does_not_get_are_named_with_their_line(tmp_path,
     assert "cut-off" not in {finding["id"] for finding in lint(path)[2]["findings"]}
 
 
-UNQUOTED = {  # the flags as written: as they are after the fix (None: named, but not changed)
-    "--output_dir /home/me/my loras/x": '--output_dir "/home/me/my loras/x"',
-    "--train_data_dir ~/my pictures/10_cat": '--train_data_dir ~/"my pictures/10_cat"',
-    "--vae $HOME/my models/ae.sft": '--vae "$HOME/my models/ae.sft"',
-    "--pretrained_model_name_or_path flux dev.safetensors": '--pretrained_model_name_or_path "flux dev.safetensors"',
-    "--output_name my first lora": '--output_name "my first lora"',
-    "--output_dir /home/me/my loras": None,
-    "--output_dir /a*/my loras/x": None,
-}
+UNQUOTED = [
+    "--output_dir /home/me/my loras/x", "--train_data_dir ~/my pictures/10_cat", "--vae $HOME/my models/ae.sft",
+    "--pretrained_model_name_or_path flux dev.safetensors", "--output_name my first lora", "--output_dir /home/me/my loras",
+    "--output_dir /a*/my loras/x",
+]  # fmt: skip
 QUOTED = [
     "--output_dir '/home/me/my loras/x'", '--output_dir="/home/me/my loras/x"', "--output_dir /home/me/my\\ loras/x",
     "--network_args train_blocks=single a/b", '--optimizer_args "a=/b" c/d', '--output_dir /out "$@"', "--output_dir /out $MORE",
@@ -216,11 +220,10 @@ QUOTED = [
 
 
 @pytest.mark.parametrize("written", UNQUOTED)
-def test_a_path_with_spaces_and_without_quotes_is_named_and_quoted(tmp_path, programs, written):
-    value = hold(tmp_path, programs, f"{T} {written}\n")
-    after = UNQUOTED[written]
-    assert f" {after or written}" in value["text"]
-    assert ("unquoted-path" in value["fixed"]) == bool(after) == value["clean"]
+def test_a_path_with_spaces_and_without_quotes_is_named_with_its_line(tmp_path, programs, written):
+    value = hold(tmp_path, programs, f"{T} \\\n  {written}\n")
+    assert [(one["id"], one["line"]) for one in value["findings"]] == [("unquoted-path", 2)]
+    assert f" {written}" in value["text"]
 
 
 @pytest.mark.parametrize("written", QUOTED)
@@ -231,26 +234,19 @@ def test_a_flag_with_several_values_or_with_quotes_is_not_called_an_unquoted_pat
 
 
 @pytest.mark.parametrize(
-    "file, line, after",
+    "file, line",
     [
-        ("t.bat", "--output_dir C:\\my loras\\ --seed 1", '--output_dir "C:\\my loras\\\\" --seed 1'),
-        ("t.ps1", "--output_dir D:\\my loras\\x", '--output_dir "D:\\my loras\\x"'),
-        ("t.ps1", "--output_dir $env:USERPROFILE\\my loras\\x", '--output_dir "$env:USERPROFILE\\my loras\\x"'),
+        ("t.bat", "--output_dir C:\\my loras\\ --seed 1"),
+        ("t.ps1", "--output_dir D:\\my loras\\x"),
+        ("t.ps1", "--output_dir $env:USERPROFILE\\my loras\\x"),
     ],
 )
-def test_windows_paths_are_quoted(tmp_path, file, line, after):
-    value = hold_by_parser(tmp_path, f"{T} {line}\r\n", file)
-    assert after in value["text"] and "unquoted-path" in value["fixed"]
+def test_windows_paths_without_quotes_are_named(tmp_path, file, line):
+    (tmp_path / file).write_text(f"{T} {line}\r\n")
+    assert "unquoted-path" in {one["id"] for one in lint(tmp_path / file)[2]["findings"]}
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_a_byte_order_mark_stays_first_and_utf_16_is_read(tmp_path, encoding):
-    path = tmp_path / "train.ps1"
-    path.write_bytes(f"{T} --output_name 'é' --blocks_to_swap 3\r\n".encode(encoding))
-    start = path.read_bytes()[:2]
-    assert lint(path, "--fix")[0] == 0 and path.read_bytes()[:2] == start
-    text = path.read_bytes().decode(encoding)
-    assert text.startswith("$env:PYTHONPATH") and "\ufeff" not in text and "'é'" in text
+def test_utf_16_is_refused_where_the_shell_cannot_read_it(tmp_path):
     (tmp_path / "train.sh").write_bytes("python sd/train_network.py\n".encode("utf-16"))
     code, printed, _ = lint(tmp_path / "train.sh")
     assert code == 1 and "UTF-16" in printed and "UTF-8" in printed
@@ -346,4 +342,6 @@ def test_any_script_starts_the_same_after_the_fix(tmp_path, programs, before, fi
         value = hold(tmp_path, programs, text)
     except Hidden:
         reject()
-    assert {finding["id"] for finding in value["findings"]} <= {"cut-off", "unquoted-path"}
+    left = {finding["id"] for finding in value["findings"]}
+    unguarded = {*UNGUARDED, "split-mode"} if "unquoted-path" in left else set()  # the script's path may have spaces
+    assert left <= {"cut-off", "unquoted-path"} | unguarded

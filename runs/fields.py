@@ -1,4 +1,4 @@
-"""The fields of the form: keys, labels and help texts, as one table."""
+"""The catalogue of fields: keys, labels and help texts, as one table that the form and the import read."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +82,7 @@ KEYS = (*HEAD, *(field.key for field in (CONTROL, *LENGTH, *SAMPLES, *MORE, *MAC
 
 LABELS = {"name": "Name", "trigger": "Trigger word", "model": "Base model", "tier": "VRAM", "backend": "Trainer"}
 LABELS |= {field.key: field.label for field in (CONTROL, *LENGTH, *SAMPLES, *MORE, *MACHINES)}
+LABELS["prompts"] = "Sample prompts"
 LABELS |= {"flags": "Extra trainer options", "images": "Images", "script": "The script"}
 # Fields that may be empty, and the value of the spec that an empty one gives.
 EMPTY = {

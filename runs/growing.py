@@ -1,0 +1,70 @@
+"""Reads files that other processes write to: only what was added since the last look, and its lines of JSON."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from runs.metrics_lines import json_objects
+
+READ_BYTES = 8 << 20
+LINE_BYTES = 64 * 1024  # of an unfinished line
+
+
+class Added:
+    """What was added to a file since the last look."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.offset = 0
+        self.size = 0
+        self._rest = b""
+        self._inode: int | None = None
+
+    @property
+    def place(self) -> str:
+        """What was read so far: the file and the number of bytes."""
+        return f"{self._inode}-{self.offset}"
+
+    def read(self, limit: int = READ_BYTES, skip_to_end: bool = False) -> tuple[bytes, bool]:
+        """(the next bytes, at most `limit`; whether the file is another one or was truncated: start over).
+
+        skip_to_end: of more than `limit` bytes, read the last ones.
+        """
+        try:
+            with self.path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                new = found.st_ino != self._inode or found.st_size < self.offset
+                if new:
+                    self.offset, self._inode = 0, found.st_ino
+                self.size = found.st_size
+                if self.size == self.offset:
+                    return b"", new
+                if skip_to_end:
+                    self.offset = max(self.offset, self.size - limit)
+                file.seek(self.offset)
+                data = file.read(limit)
+        except OSError:
+            return b"", False
+        self.offset += len(data)
+        return data, new
+
+    def lines(self, limit: int = READ_BYTES) -> tuple[list[bytes], bool]:
+        """As `read`, the complete lines; an unfinished last line is read next time."""
+        data, new = self.read(limit)
+        data = data if new else self._rest + data
+        complete = data.rfind(b"\n") + 1
+        self._rest = data[complete:][-LINE_BYTES:]
+        return data[:complete].splitlines(), new
+
+
+def entries(lines: list[bytes]) -> list[dict[str, Any]]:
+    """The JSON objects of complete lines."""
+    try:
+        found = orjson.loads(b"[" + b",".join(lines) + b"]")
+    except ValueError:  # a damaged line, or NaN and Infinity, which other writers leave in a file
+        found = []
+    if len(found) != len(lines):  # or a line with two values
+        return json_objects(b"\n".join(lines))
+    return [entry for entry in found if isinstance(entry, dict)]
