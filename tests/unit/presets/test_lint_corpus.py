@@ -13,7 +13,7 @@ import pytest
 import tiny_musubi
 import tiny_sd_scripts
 from cmd_words import cmd_words
-from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
 from lint_corpus import (
     CORPUS,
@@ -331,6 +331,7 @@ command_lines = st.builds(
     mark=st.sampled_from(["", "", "", "\ufeff"]),
 )
 def test_any_script_starts_the_same_after_the_fix(tmp_path, programs, before, first, second, wrapped, crlf, mark):
+    assume(before[-1:] != ["true; echo \\"] or wrapped == "{}")  # bash itself refuses `echo for s in 1; do`
     text = mark + "\n".join([*before, wrapped.format(first), "" if first.endswith("\\") else second])
     text = text.replace("\n", "\r\n") if crlf and not text.endswith("\\") else text
     if not trainings(text):
