@@ -240,14 +240,14 @@ class RunFolder:
         try:
             with open(self._training_log, "rb") as file:
                 file.seek(max(since, file.seek(0, os.SEEK_END) - limit))
-                text = file.read(limit).decode("utf-8", "replace")
+                text = file.read(limit)
         except OSError:
             return ""
-        if not self.spec.get("secrets"):
-            return text
-        from runs import env_file  # only here: most runs have none
+        if self.spec.get("secrets"):
+            from runs import env_file  # only here: most runs have none
 
-        return env_file.masked(text, self.folder)
+            text = env_file.masking(self.folder)(text)
+        return text.decode("utf-8", "replace")
 
     def write_status(self, values: dict[str, Any]) -> bool:
         """Replace status.json."""

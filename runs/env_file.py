@@ -13,7 +13,7 @@ import re
 import shlex
 import sys
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,11 +117,16 @@ def filled(spec: "RunSpec", folder: Path) -> "RunSpec":
     )
 
 
-def masked(text: str, folder: Path) -> str:
-    """A text, such as the end of a log, with the names instead of the values of the run's secrets."""
-    for name, value in read(folder).items():
-        text = text.replace(value, f"({name})") if len(value) >= WORTH else text
-    return text
+def masking(folder: Path) -> Callable[[bytes], bytes]:
+    """What shows the names instead of the values of the run's secrets in a text, such as a line of its log."""
+    hidden = [(value.encode(), f"({name})".encode()) for name, value in read(folder).items() if len(value) >= WORTH]
+
+    def masked(text: bytes) -> bytes:
+        for value, name in hidden:
+            text = text.replace(value, name)
+        return text
+
+    return masked
 
 
 def with_values(spec: "RunSpec", values: Mapping[str, str]) -> "RunSpec":

@@ -7,12 +7,13 @@ library `regex`, which has a time limit; Python's own `re` would block the serve
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import gradio as gr
 
+from runs.env_file import masking
 from runs.files import RunError
 from runs.manage import size_text
 from ui import scripts
@@ -89,13 +90,14 @@ def find(
         raise RunError(f"Search for at most {LONGEST_QUERY} characters.")
     compiled = _compiled(text) if pattern and text else None
     found: list[Line] = []
+    masked = masking(folder)  # before it is searched: what is hidden is not found either
     until_s = time.monotonic() + limit_s
     try:
         with (folder / NAME).open("rb") as file:
             size = file.seek(0, 2)
             end: int | None = size if before is None else min(before, size)
             while end:
-                more, end = search(file, end, text, compiled, level)
+                more, end = search(file, end, text, compiled, level, masked)
                 found = more + found
                 if len(found) >= MOST_FOUND or time.monotonic() > until_s:
                     break
@@ -115,7 +117,9 @@ def _compiled(text: str) -> Any:
         raise RunError("This regular expression is too large. Use a shorter one.") from error
 
 
-def search(file: BinaryIO, end: int, text: str, pattern: Any, level: str) -> tuple[list[Line], int | None]:
+def search(
+    file: BinaryIO, end: int, text: str, pattern: Any, level: str, masked: Callable[[bytes], bytes] = bytes
+) -> tuple[list[Line], int | None]:
     """(what was found before byte `end`, where to continue or None). RunError: a line takes the pattern longer than PATTERN_S."""
     until_s = time.monotonic() + SEARCH_S
     wanted, needle = LEVELS[level], text.lower().encode("utf-8")
@@ -124,8 +128,7 @@ def search(file: BinaryIO, end: int, text: str, pattern: Any, level: str) -> tup
         for offset, line in reversed(list(_candidates(start, data, b"" if pattern else needle, wanted))):
             if pattern is not None and time.monotonic() > until_s:
                 return found[::-1], offset + len(line)  # this line is not searched yet
-            shown = styled_line(line)
-            plain = plain_line(line)[:LONGEST_LINE]
+            shown, plain = styled_line(masked(line)), plain_line(masked(line))[:LONGEST_LINE]
             if pattern is not None and not _matches(pattern, plain):
                 continue
             if pattern is None and text and text.lower() not in plain.lower():
@@ -208,7 +211,7 @@ def around(folder: Path, at: int) -> tuple[list[Line], int]:
         raise RunError(f"{NAME} cannot be read: {error.strerror}") from error
     above = before.split(b"\n")[1 if begin else 0 :]
     partial = above.pop() if above else b""
-    lines = [*above, *(partial + after).rstrip(b"\n").split(b"\n")]
+    lines = list(map(masking(folder), [*above, *(partial + after).rstrip(b"\n").split(b"\n")]))
     shown = [styled_line(line)[:LONGEST_LINE] for line in lines]
     return [(None, level_of(line.encode("utf-8", "replace")), line) for line in shown], min(len(above), len(lines) - 1)
 

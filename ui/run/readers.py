@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from runs.env_file import masking
 from runs.growing import LINE_BYTES, Added, entries
 from ui.html import ANSI
 
@@ -91,12 +92,13 @@ class LogTail:
         if not data and not stopped and self._log is not None:
             return self._log
         *lines, partial = (self._partial + data).split(b"\n")
+        masked = masking(self._added.path.parent)
         for line in lines:
-            self._take(line)
+            self._take(masked(line))
         # Of a progress bar only the last state is kept: it can grow for hours without a line end.
         end = len(partial.rstrip(b"\r"))
         self._partial = partial[partial.rfind(b"\r", 0, end) + 1 :][-LINE_BYTES:]
-        self._log = self._drawn()
+        self._log = self._drawn(masked(self._partial))
         return self._log
 
     def _take(self, data: bytes) -> None:
@@ -125,9 +127,8 @@ class LogTail:
         later = [start for start in self._attempts if start > attempt]
         return any(attempt <= stop and (not later or stop < min(later)) for stop in self._stops)
 
-    def _drawn(self) -> Log:
-        partial = (plain_line(self._partial), self._attempts[-1], styled_line(self._partial))
-        lines = [*self._lines, partial][-LOG_LINES:]
+    def _drawn(self, partial: bytes) -> Log:
+        lines = [*self._lines, (plain_line(partial), self._attempts[-1], styled_line(partial))][-LOG_LINES:]
         stopped = {attempt: self._stopped(attempt) for attempt in {attempt for _, attempt, _ in lines}}
         kept: list[str] = []
         styled: list[str] = []

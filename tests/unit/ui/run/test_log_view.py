@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ui_helpers import write_incident, write_run
 
+from runs import env_file
 from runs.files import RunError
-from ui.run import log_view, readers
+from ui.run import log_view, readers, view
 
 HEADER = "=== 2026-11-22T00:{:02d}:00.000Z attempt {}: train.sh, from the start\n"
 
@@ -46,6 +47,23 @@ def test_levels_select_errors_and_warnings(data):
     assert all_found(folder, level="warning")[0] == ["\x1b[33mWARNING: slow disk\x1b[0m", *errors]
     assert all_found(folder, level="warning", text="disk")[0] == ["\x1b[33mWARNING: slow disk\x1b[0m"]
     assert [kind for _, kind, _ in log_view.find(folder, "", level="warning")[0]] == ["warning", "error", "error"]
+
+
+def test_a_secret_of_the_run_is_neither_shown_nor_found(data):
+    folder = write_run(data)
+    env_file.write(folder, {"WANDB_API_KEY": "0123456789abcdef"})
+    place = len("one\n")
+    (folder / "training.log").write_text(
+        "one\nValueError: key 0123456789abcdef is refused\nat 89% key=0123456789abcdef"
+    )
+    hidden = "ValueError: key (WANDB_API_KEY) is refused"
+    assert [text for _, _, text in log_view.tail(folder)] == ["one", hidden, "at 89% key=(WANDB_API_KEY)"]
+    assert view.log(folder).error == hidden and "0123" not in view.log(folder).text
+    assert all_found(folder, text="is refused")[0] == [hidden] and all_found(folder, level="error")[0] == [hidden]
+    for question in ({"text": "0123456789"}, {"text": "01[0-9]+abc", "pattern": True}):
+        assert all_found(folder, **question)[0] == []
+    lines, at = log_view.around(folder, place)
+    assert lines[at][2] == hidden
 
 
 @pytest.mark.parametrize("text", ["(", "*", "[", "(?P<", "\\", "a{1,2}{3}", "(x+x+)+y", "(" * 150])
