@@ -348,7 +348,7 @@ def _parse(data: bytes, path: str | os.PathLike[str]) -> Beat | None:
     """The record in these bytes; None for one that is being written."""
     if len(data) != SIZE or (record := Record.from_buffer_copy(data)).magic != _MAGIC or record.version != _VERSION:
         raise HeartbeatError(f"{path}: not a heartbeat of this version")
-    whole = record.phase < len(PHASES) and record.outcome < len(OUTCOMES) and record.note_bytes <= _NOTE
+    whole = 0 <= record.phase < len(PHASES) and 0 <= record.outcome < len(OUTCOMES) and record.note_bytes <= _NOTE
     whole = whole and -1 <= record.point < len(startup.NAMES) and record.about_bytes <= _ABOUT
     if record.sequence % 2 or not whole:
         return None

@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return {"queue": change_queue, "delete": delete_run, "sweep": make_sweep}[args.command](args)
     except (MonitorError, runs.RunError, PresetError, OSError) as error:
-        print(f"{'monitor' if args.command == 'queue' else 'runs'}: {error}", file=sys.stderr)
+        print(f"jobs: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -64,7 +64,7 @@ def change_queue(args: argparse.Namespace) -> int:
     if action == "work":
         return worker.work()
     if action != "list" and not word:
-        raise MonitorError(f"name the run: python -m monitor queue {action} RUN")
+        raise MonitorError(f"name the run: python -m jobs queue {action} RUN")
     if action == "add":
         folder = find(word)
         print(f"{folder.name}: position {worker.add(folder)} in the queue")
@@ -76,7 +76,7 @@ def change_queue(args: argparse.Namespace) -> int:
         print(f"{folder.name}: {waits or watched or nothing_left(folder)}")
     elif action == "move":
         if args.position is None:
-            raise MonitorError(f"name the position, from 1: python -m monitor queue move {word} 1")
+            raise MonitorError(f"name the position, from 1: python -m jobs queue move {word} 1")
         print(f"{word}: position {queue.move(_name(word), args.position)} in the queue")
         queue.ensure_worker()
     elif action == "cancel":

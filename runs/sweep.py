@@ -268,7 +268,7 @@ def find(name: str) -> Sweep:
     for sweep in sweeps:
         if sweep.name == name:
             return sweep
-    known = f"use one of {', '.join(one.name for one in sweeps)}" if sweeps else "start one with `python -m runs sweep`"
+    known = f"use one of {', '.join(one.name for one in sweeps)}" if sweeps else "start one with `python -m jobs sweep`"
     raise RunError(f"no sweep {name[:100]!r}; {known}")
 
 

@@ -1,8 +1,7 @@
 """The file systems that keep a store, each by fsspec: a folder, sftp://, s3://, gs://, az://, hf://buckets/OWNER/NAME.
 
 PROTOCOLS has a row for each. A call here is one attempt: it neither repeats nor limits itself, which `places.Place` does. It may
-raise FileNotFoundError (no such name), FileExistsError (only from `create`) and whatever its library raises: the errors of six
-libraries have no class in common, so Exception is caught where a call has failed.
+raise OSError (FileNotFoundError: no such name; FileExistsError: only from `create`) and `failures`.
 
 A file is visible completely or not at all. An object store shows an object when its upload is complete; elsewhere a file is
 written under a hidden name, and renamed. `create` is one atomic request where the protocol has one (`conditional`), so that only one
@@ -16,6 +15,7 @@ AWS_… variables and ~/.aws, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_…,
 import contextlib
 import errno
 import os
+import pkgutil
 import posixpath
 import re
 import threading
@@ -44,24 +44,42 @@ Meter = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Protocol:
-    """How fsspec reaches a kind of place. package: the library. conditional: whether it can create a file that must not exist."""
+    """How fsspec reaches a kind of place. package: the library. conditional: whether it can create a file that must not exist.
+
+    errors: the classes of the library's errors that are no OSError, as MODULE:CLASS.
+    """
 
     package: str
     conditional: bool
     options: dict[str, Any] = field(default_factory=dict)
+    errors: tuple[str, ...] = ()
     reading: dict[str, Any] = field(default_factory=dict)  # arguments of `cat_file`
 
 
 _NEW = {"skip_instance_cache": True}
 _NO_CACHE = {**_NEW, "use_listings_cache": False}
 _S3 = {"connect_timeout": CONNECT_S, "read_timeout": READ_S, "retries": {"mode": "standard", "max_attempts": 2}}
+_HTTP = "aiohttp:ClientError"
 PROTOCOLS = {
     "file": Protocol("fsspec", True, {**_NEW, "auto_mkdir": True}),
-    "sftp": Protocol("paramiko", True),
-    "s3": Protocol("s3fs", True, {"config_kwargs": _S3, **_NO_CACHE}),
-    "gs": Protocol("gcsfs", True, {"timeout": READ_S, **_NO_CACHE}),
-    "az": Protocol("adlfs", False, {"anon": False, **_NO_CACHE}),
-    "hf": Protocol("huggingface_hub", False, _NEW, {"cache_type": "none"}),  # else 5 MB more are read than asked for
+    "sftp": Protocol("paramiko", True, errors=("paramiko:SSHException",)),
+    "s3": Protocol(
+        *("s3fs", True, {"config_kwargs": _S3, **_NO_CACHE}),
+        ("botocore.exceptions:BotoCoreError", "botocore.exceptions:ClientError", _HTTP),
+    ),
+    "gs": Protocol(
+        *("gcsfs", True, {"timeout": READ_S, **_NO_CACHE}),
+        ("gcsfs.retry:HttpError", "google.auth.exceptions:GoogleAuthError", _HTTP),
+    ),
+    "az": Protocol("adlfs", False, {"anon": False, **_NO_CACHE}, ("azure.core.exceptions:AzureError", _HTTP)),
+    "hf": Protocol(
+        *("huggingface_hub", False, _NEW),
+        (
+            *("huggingface_hub.errors:EntryNotFoundError", "httpx2:HTTPError", "builtins:RuntimeError"),
+            *("hf_xet:XetAuthenticationError", "hf_xet:XetObjectNotFoundError"),
+        ),
+        {"cache_type": "none"},  # else 5 MB more are read than asked for
+    ),
 }
 WHOLE = ("az", "hf")  # send a file as a whole: `put` waits for its bandwidth first, then its meter is silent
 EXISTS = ("PreconditionFailed", "ConditionNotMet", "ResourceExists", "BlobAlreadyExists")
@@ -97,6 +115,7 @@ class Files:
         self.protocol = PROTOCOLS[scheme]
         self.options = self.protocol.options | (options or {})
         self.streams = scheme not in WHOLE
+        self.failures: tuple[type[Exception], ...] = (OSError, *map(_class, self.protocol.errors))
         self._idle: list[Any] = []
         self._lock = threading.Lock()
 
@@ -157,7 +176,7 @@ class Files:
             target.close()
         except BaseException:
             target.closed = True  # else its destructor completes the upload with what has arrived
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(*self.failures):
                 target.discard()
             raise
 
@@ -172,7 +191,7 @@ class Files:
                 return
             try:
                 fs.pipe_file(name, data, mode="create")
-            except Exception as error:
+            except self.failures as error:
                 if any(word in _text(error) for word in EXISTS):
                     raise FileExistsError(errno.EEXIST, "exists already", name) from error
                 raise
@@ -288,7 +307,7 @@ class Tree(Files):
             try:
                 self._fill(target, data, lambda count: None)
             except BaseException:
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(EOFError, *self.failures):
                     fs.rm_file(name)
                 raise
 
@@ -304,7 +323,7 @@ class Tree(Files):
                     raise OSError(errno.EIO, "another size arrived than was sent", name)
                 yield fs, temporary
             finally:
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(EOFError, *self.failures):
                     fs.rm_file(temporary)
         if self.scheme == "file" and os.name != "nt":
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -341,7 +360,7 @@ class Tree(Files):
             changed = row["mtime"]  # of SFTP a datetime
             changed_s = changed.timestamp() if isinstance(changed, datetime) else changed
             if posixpath.basename(row["name"])[0] == "." and changed_s < time.time() - LEFT_S:
-                with contextlib.suppress(Exception):  # tried again by the next listing
+                with contextlib.suppress(*self.failures):  # tried again by the next listing
                     self.delete([row["name"]])
         return found
 
@@ -356,7 +375,7 @@ class Bucket(Files):
         """A file system of its own for each call, because it remembers what it has listed."""
         try:
             yield self.connect()
-        except Exception as error:
+        except self.failures as error:
             if type(error).__name__.endswith(("EntryNotFoundError", "BucketNotFoundError")):
                 raise FileNotFoundError(errno.ENOENT, "no such file") from error
             raise
@@ -428,6 +447,14 @@ def blocks(source: bytes | str) -> Iterator[bytes]:
     with open(source, "rb") as file:
         while block := file.read(BLOCK):
             yield block
+
+
+def _class(name: str) -> type[Exception]:
+    try:
+        found: type[Exception] = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return OSError  # another version of the library names it differently
+    return found
 
 
 def _text(error: BaseException) -> str:

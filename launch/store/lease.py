@@ -182,11 +182,8 @@ class Lease:
         self._beat = 0
         self._hold_from = 0.0  # when a claim may begin to hold
         self._wait_s = 0.0  # the wait of the own claim
-        self._seen: tuple[str, bytes, float] = (
-            "",
-            b"",
-            0.0,
-        )  # the claim that counts, its bytes, and since when it is so
+        # The claim that counts, its bytes, and since when it is so.
+        self._seen: tuple[str, bytes, float] = ("", b"", 0.0)
 
     @property
     def state(self) -> str:

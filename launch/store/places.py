@@ -14,7 +14,8 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -207,6 +208,7 @@ class Place:
         gone: a local file whose absence is the caller's to handle. more_s: beyond `call_s`, for the bytes of one piece.
         """
         limits, wait = self.limits, self.limits.first_wait_s
+        failures: tuple[type[Exception], ...] = (OSError, EOFError, *self.files.failures)
         for attempt in range(1, limits.tries + 1):
             try:
                 return _bounded(
@@ -220,7 +222,7 @@ class Place:
                 if why := self.files.refusal(error):
                     raise Refused(f"cannot {what} in {self.address}: {why} ({short(error)})") from error
                 raise NotFound(f"cannot {what}: {self.address} has no such file") from error
-            except Exception as error:  # the libraries' errors have no class in common
+            except failures as error:
                 if why := self.files.refusal(error):
                     raise Refused(f"cannot {what} in {self.address}: {why} ({short(error)})") from error
                 self.files.reset()
@@ -354,3 +356,13 @@ def open_place(address: str, limits: Limits | None = None) -> Place:
             raise StoreError(f"sftp://{body}: the port is not a number") from error
         root = unquote(parts.path).rstrip("/")
     return Place(files(scheme, options), f"{scheme}://{body}", limits, f"{root}/")
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn an OSError of this machine's own files into a StoreError that says what failed and why."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        raise StoreError(f"cannot {what}{where}: {error.strerror or error}") from error

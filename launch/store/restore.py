@@ -22,7 +22,7 @@ from typing import Any
 from guards import checkpoint
 from launch.store.copies import is_listed, manifest_names, read_manifest
 from launch.store.manifest import FILES, RENDERED, Manifest, Member, Memory, newest_state, read_toml
-from launch.store.places import Place, StoreError, Unavailable
+from launch.store.places import Place, StoreError, Unavailable, explained
 from runs.files import RunError, fsync_folder
 from runs.paths import datasets_dir, outputs_dir
 
@@ -67,12 +67,13 @@ def restore(
         run: the slug. folder, data: by default those of the run on this machine.
         on_progress: called with the bytes fetched and the bytes to fetch.
 
-    Raises StoreError: the store cannot be read; the folder holds another run of this name. OSError: this machine's disk. The run's
+    Raises StoreError: the store cannot be read; the disk is full; the folder holds another run of this name. The run's
     folder is unchanged, or, while its last files are renamed, still without `run.toml` where it had none.
     """
     folder, data = folder or outputs_dir() / run, data or datasets_dir() / run
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    return _Restore(place, run, folder, data, on_progress).go()
+    with explained(f"restore {run}"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return _Restore(place, run, folder, data, on_progress).go()
 
 
 class _Restore:

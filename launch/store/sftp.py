@@ -1,9 +1,10 @@
-"""fsspec's file system over SFTP, with two changes, and the login of ~/.ssh/config.
+"""fsspec's file system over SFTP, with three changes, and the login of ~/.ssh/config.
 
 An unknown host key is refused, because the store's contents and the login would go to whoever answers: `ssh HOST` once adds the
 key to known_hosts. Every answer has a limit. A piece is read by several requests at once.
 """
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,21 @@ class KnownHosts(SFTPFileSystem):
         """The bytes from `start` to `end`, both given."""
         with self.ftp.open(path, "rb") as file:
             return b"".join(file.readv([(start, (end or 0) - (start or 0))]))
+
+    def rm_file(self, path: str) -> None:
+        """Delete a file."""
+        self.ftp.remove(path)
+
+    def mv(self, old: str, new: str, **kwargs: Any) -> None:
+        """Rename a file. posix-rename@openssh.com replaces; for a server without it, the other file is deleted first."""
+        try:
+            self.ftp.posix_rename(old, new)
+        except OSError as error:
+            if "Operation unsupported" not in str(error):
+                raise
+            with contextlib.suppress(FileNotFoundError):
+                self.ftp.remove(new)
+            self.ftp.rename(old, new)
 
 
 def login(host: str, port: int | None, user: str) -> dict[str, Any]:

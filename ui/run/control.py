@@ -69,4 +69,4 @@ def _message(output: BinaryIO) -> str:
     """The last lines of a command's output, without its prefix."""
     output.seek(0)
     lines = output.read().decode("utf-8", "replace").strip().splitlines()
-    return "\n".join(line.removeprefix("monitor: ") for line in lines[-8:])
+    return "\n".join(line.removeprefix("monitor: ").removeprefix("jobs: ") for line in lines[-8:])
