@@ -51,3 +51,13 @@ def files_of(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     }
+
+
+def belonging(folder: Path) -> dict[str, bytes]:
+    """The files that a store has of a run, without those that are rendered again."""
+    return {
+        name: data
+        for name, data in files_of(folder).items()
+        if not name.startswith(("train", "wandb", "dataset.toml", "job.json", f"{folder.name}-step00000099"))
+        and name != "monitor.json"
+    }

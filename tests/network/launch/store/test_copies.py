@@ -1,72 +1,26 @@
 """Push, prune and restore: what is sent, what is kept, what a reader takes; on every kind of store, good and bad."""
 
 import contextlib
-import itertools
-import json
 import os
 import shutil
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_helpers import QUICK, add_state, files_of, held, log, make_run
+from store_helpers import QUICK, add_state, belonging, files_of, held, log, make_run
 from store_servers import EACH_KIND, Server, serving
 
-import runs
 from guards import checkpoint
 from launch.store import copies
 from launch.store.copies import Copier, NotHeld, manifest_names, newest_manifest, read_manifest
 from launch.store.lease import Lease, this_owner
-from launch.store.manifest import FILES, MEMORY, Manifest, Memory, check_member, contents, parse
+from launch.store.manifest import FILES, MEMORY, Memory, contents
 from launch.store.places import Limits, Place, Refused, StoreError, Unavailable, open_place
 from launch.store.restore import restore
-from runs import pin
 from runs.paths import datasets_dir, outputs_dir
-
-
-@pytest.fixture
-def home(tmp_path, monkeypatch) -> Path:
-    """The data root of the first machine."""
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def run(home, tmp_path) -> Path:
-    """A run with a state, a LoRA of an epoch, logs, a sample and an incident."""
-    folder = make_run(tmp_path)
-    log(folder, "started")
-    add_state(folder, 10)
-    (folder / f"{folder.name}-000001.safetensors").write_bytes(os.urandom(5000))
-    for name in ("sample/a_000010_00.png", "incidents/0001/report.md", "cache/latent.safetensors"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(os.urandom(100))
-    state = {"version": 2, "state": "running", "attempt": 3, "current": {"root": [1, 2]}, "queued_at_s": 5}
-    (folder / "monitor.json").write_text(json.dumps(state))
-    for name in ("training.log", ".hidden", "train.attempt-2.sh", "wandb/x", f"{folder.name}-step00000099-state/half"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("stays on its machine")
-    return folder
-
-
-@pytest.fixture
-def place(tmp_path, run) -> Place:
-    return open_place(str(tmp_path / "store"), QUICK).under(run.name)
-
-
-@pytest.fixture
-def other(tmp_path, monkeypatch):
-    """Makes this an empty machine: a call sets another data root."""
-
-    def move(name: str = "other") -> Path:
-        monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / name))
-        return outputs_dir()
-
-    return move
 
 
 class FakeLease:
@@ -74,35 +28,6 @@ class FakeLease:
 
     def __init__(self, number: int, valid=lambda: True):
         self.number, self.valid, self.holder, self.owner = number, valid, "", this_owner()
-
-
-def belonging(folder: Path) -> dict[str, bytes]:
-    """The files that a store has of a run, without those that are rendered again."""
-    return {
-        name: data
-        for name, data in files_of(folder).items()
-        if not name.startswith(("train", "wandb", "dataset.toml", "job.json", f"{folder.name}-step00000099"))
-        and name != "monitor.json"
-    }
-
-
-def test_an_empty_machine_gets_the_run_as_it_was(run, place, other, tmp_path):
-    pushed = Copier(place, run, held(place)).push()
-    assert pushed.manifest.name == "manifests/000001-000001.json" and pushed.manifest.step == 10 and not pushed.notes
-    before, images = belonging(run), files_of(datasets_dir() / run.name)
-    outputs = other()
-    done = restore(place, run.name)
-    assert done.step == 10 and done.notes == []
-    assert belonging(outputs / run.name) == before
-    assert files_of(datasets_dir() / run.name) == images
-    assert [path.name for path in outputs.iterdir()] == [run.name], "nothing is left of the fetching"
-    saved = json.loads((outputs / run.name / "monitor.json").read_text())
-    assert saved == {"version": 2, "state": "opening", "attempt": 3, "current": None, "queued_at_s": None}
-    script = (outputs / run.name / runs.script_name()).read_text()
-    assert str(outputs / run.name) in script and str(tmp_path / "home") not in script
-    assert str(datasets_dir() / run.name) in (outputs / run.name / "dataset.toml").read_text()
-    again = restore(place, run.name)
-    assert (again.files, again.fetched_bytes) == (0, 0)
 
 
 def test_only_what_changed_is_sent_and_nothing_is_hashed_twice(run, place):
@@ -290,153 +215,6 @@ def test_a_push_that_is_killed_anywhere_leaves_the_store_with_a_complete_manifes
         restore(place, run.name)
         assert belonging(outputs_dir() / run.name) == (after if ends else before)
     assert 0 < ends < 8
-
-
-def test_a_restore_that_is_killed_is_repeated_and_keeps_what_it_fetched(run, place, other, monkeypatch):
-    total = Copier(place, run, held(place)).push().manifest.size
-    before, outputs = belonging(run), other()
-    reads, read = itertools.count(1), place.files.read
-
-    def interrupted(name, start, length):
-        if f"/{run.name}/{FILES}/" in name and next(reads) % 5 == 0:
-            raise KeyboardInterrupt
-        return read(name, start, length)
-
-    monkeypatch.setattr(place.files, "read", interrupted)
-    rounds, done = 0, None
-    while done is None and rounds < 50:
-        rounds += 1
-        try:
-            done = restore(place, run.name)
-        except KeyboardInterrupt:
-            assert not (outputs / run.name / "run.toml").exists()
-    assert rounds > 2 and done.fetched_bytes < total
-    assert belonging(outputs / run.name) == before
-
-
-def test_newer_work_of_this_machine_wins(run, place, other):
-    copier = Copier(place, run, held(place))
-    copier.push()
-    copier.lease.release()
-    other()
-    restore(place, run.name)
-    here = outputs_dir() / run.name
-    add_state(here, 50)
-    log(here, "newer")
-    mine = belonging(here)
-    assert restore(place, run.name).step == 50
-    assert belonging(here) == mine
-    Copier(place, here, held(place)).push()
-    other("home")
-    done = restore(place, run.name)
-    assert done.step == 50 and belonging(run) == mine
-    assert (run / f"{run.name}-step00000010-state").is_dir(), "its own older state stays"
-
-
-def test_an_edit_of_the_spec_here_is_kept_and_an_older_one_replaced(run, place, other):
-    copier = Copier(place, run, held(place))
-    copier.push()
-    other()
-    restore(place, run.name)
-    here = outputs_dir() / run.name
-    runs.train_longer(here, 999)
-    other("home")
-    add_state(run, 20)
-    copier.push()
-    other()
-    assert restore(place, run.name).step == 20
-    assert runs.load(here).epochs == 999, "it was edited after the store's"
-    assert "999" in (here / runs.script_name()).read_text()
-    os.utime(here / "run.toml", (1e9, 1e9))
-    other("home")
-    add_state(run, 30)
-    copier.push()
-    other()
-    assert restore(place, run.name).step == 30
-    assert runs.load(here).epochs != 999
-
-
-def test_the_same_spec_on_a_fresh_machine_takes_the_stores_checkpoint_and_another_run_of_its_name_is_not_mixed_in(
-    run, place, other, tmp_path
-):
-    """A job that is started again elsewhere brings its run.toml along, and nothing else."""
-    Copier(place, run, held(place)).push()
-    text = (run / "run.toml").read_text()
-    here = other() / run.name
-    here.mkdir(parents=True)
-    (here / "run.toml").write_text(text.replace("price_per_hour = 0.0", "price_per_hour = 2.5"))
-    assert restore(place, run.name).step == 10
-    assert runs.load(here).price_per_hour == 2.5
-    other("third")
-    mine = make_run(tmp_path / "second", rank=3)
-    before = files_of(mine)
-    with pytest.raises(StoreError, match="holds another run of this name: rank differ"):
-        restore(place, run.name)
-    assert files_of(mine) == before
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_another_machine_trains_what_the_run_trained_whatever_its_tables_say(run, place, other, own):
-    """Also where its own run.toml asks for one process less at a time: only that differs."""
-    made = pin.pinned(run)
-    pin.write(run, made.patched({"commands": {"0": {"flags": {"optimizer_type": "older"}}}}))
-    (run / "run.toml").write_text((run / "run.toml").read_text() + "\n# edited, and not made again\n")
-    Copier(place, run, held(place)).push()
-    here = other() / run.name
-    if own:
-        here.mkdir(parents=True)
-        (here / "run.toml").write_text((run / "run.toml").read_text().replace("\nworkers = ", "\nworkers = 1"))
-    assert restore(place, run.name).step == 10
-    job = pin.pinned(here)
-    assert job.flags["optimizer_type"] == "older" and job.flags["output_dir"] == str(here)
-    assert (job.flags["max_data_loader_n_workers"] != made.flags["max_data_loader_n_workers"]) == own
-    assert "--optimizer_type older" in (here / "train.sh").read_text() and (job.digest == made.digest) != own
-
-
-def test_a_full_disk_is_reported_with_the_bytes_that_are_missing(run, place, other, monkeypatch):
-    Copier(place, run, held(place)).push()
-    other()
-    usage = shutil.disk_usage("/")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(StoreError, match="MB free and the run needs"):
-        restore(place, run.name)
-    assert not (outputs_dir() / run.name / "run.toml").exists()
-
-
-OUTSIDE = [
-    "run/../run.toml", "run//etc", "/run/run.toml", "run/sample/../../x", "data/../x", "data/.ssh/key", "data/a\\b", "data/a:b",
-    "run/.ssh/config", "run/sample/\0", "run/other.safetensors", "run/evil.py", "run/my-run-state", "home/x", "data", "run/",
-    "data/a /b", "data/a./b", "run/monitor.json/x", "data/" + "a/" * 20 + "b", "data/" + "x" * 600, "data/a\nb", "data/\u202eb",
-]  # fmt: skip
-
-
-def test_a_manifest_cannot_name_a_file_outside_the_run():
-    made = Manifest("my-run", 1, 1, 1, False, "", "", {})
-    for name in OUTSIDE:
-        with pytest.raises(ValueError, match="not (the name of )?a file"):
-            check_member(name, "my-run")
-        values = {**json.loads(made.dumps()), "files": {name: ["a" * 64, 1, 0.0]}}
-        with pytest.raises(StoreError, match="is damaged"):
-            parse(json.dumps(values).encode(), made.name, "my-run")
-
-
-def test_a_damaged_manifest_is_refused():
-    manifest = Manifest("my-run", 1, 1, 5, False, "me", "now", {})
-    assert parse(manifest.dumps(), manifest.name, "my-run") == manifest
-    files = [["x", 1, 0], ["a" * 64, -1, 0], ["a" * 64, 1e99, 0], ["a" * 64, 1], ["a" * 64, 1, float("inf")]]
-    changes = [
-        {"files": []},
-        *({"files": {"run/run.toml": one}} for one in files),
-        {"lease": "1"},
-        {"step": None},
-        {"number": True},
-    ]
-    for change in changes:
-        with pytest.raises(StoreError):
-            parse(json.dumps({**json.loads(manifest.dumps()), **change}).encode(), manifest.name, "my-run")
-    for name, run_name in (("manifests/000001-000002.json", "my-run"), (manifest.name, "another")):
-        with pytest.raises(StoreError, match="belongs to"):
-            parse(manifest.dumps(), name, run_name)
 
 
 def test_a_link_in_a_run_is_not_copied(run, place, tmp_path):
