@@ -120,10 +120,12 @@ def _draw(draft_id: str) -> None:
         write = gr.Button("Write captions…", visible=False, **small)
     pictures = scripts.drawn("buttons", "check-pictures", "act")
     ids = gr.JSON(visible=False)
+    # What the user chose last: a look that began before the choice, and answers after it, is followed by one that shows the choice.
+    picked, place = gr.State(None), gr.State(None)
     most, message, seen = gr.State(doctor.PAGE), gr.State(""), gr.State(None)
     timer = gr.Timer(TICK_S)
     shown = [state, meter, again, cancel, undo, kind, bucket, about, fix, write, pictures, ids, seen]
-    chosen = [kind, bucket, most, message, seen]
+    chosen = [picked, place, most, message, seen]
 
     def current(name: str | None, number: int | None, most: int, said: str, seen: object) -> list[Any]:
         """Updates of `shown`; nothing while neither the images nor what is shown of them changed."""
@@ -182,7 +184,13 @@ def _draw(draft_id: str) -> None:
         return _done(lambda: act(draft_id))
 
     refresh: dict[str, Any] = {"fn": current, "inputs": chosen, "outputs": shown, **QUIET}
-    gr.on([kind.input, bucket.input], lambda: (doctor.PAGE, ""), None, [most, message], **QUIET).then(**refresh)
+    gr.on(
+        [kind.input, bucket.input],
+        lambda name, number: (name, number, doctor.PAGE, ""),
+        [kind, bucket],
+        [picked, place, most, message],
+        **QUIET,
+    ).then(**refresh)
     again.click(lambda: on_start(doctor.start), None, message, js=settings.FLUSH, **QUIET).then(**refresh)
     cancel.click(lambda: on_start(doctor.cancel), None, message, **QUIET).then(**refresh)
     for event in (
