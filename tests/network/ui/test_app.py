@@ -48,7 +48,8 @@ def test_the_scripts_and_the_style_sheet_are_files_that_a_browser_keeps(server):
 def test_the_address_is_printed_without_the_token_where_others_can_read_it(server):
     place = server.config / "hangproof" / "token"
     text = f"Hangproof is running at {server.url}; the page asks for the token in {place}\n"
-    assert server.log.read_text() == text and server.token not in text
+    log = server.log.read_text()  # other files' tests may have asked this server for what makes Gradio print an error
+    assert log.startswith(text) and server.token not in log
 
 
 def test_torch_is_never_imported(server):
