@@ -1,4 +1,4 @@
-"""Frozen weights in float8, kept in a file beside the model: cast at the first start, read at each later one.
+"""Frozen weights in fewer bits, kept in a file beside the model: made at the first start, read at each later one.
 
 A start that casts reads all bf16 weights (24 GB of FLUX) and computes on each of them. The copy has half the bytes, and is used as it
 is. It is written while the model is read for the first time, and gets its name when it is complete and on the disk.
@@ -31,6 +31,8 @@ LEFT_AGE_S = 3600.0  # an unfinished copy that nobody has written to for this lo
 TYPES = {
     "torch.float8_e4m3fn": "F8_E4M3",
     "torch.float8_e5m2": "F8_E5M2",
+    "torch.uint8": "U8",
+    "torch.int8": "I8",
     "torch.bfloat16": "BF16",
     "torch.float16": "F16",
     "torch.float32": "F32",

@@ -12,6 +12,7 @@ import sys
 from typing import NoReturn
 
 from trainer.errors import TrainError
+from trainer.families import MODULES
 from trainer.optimizers import value_of
 from trainer.unsupported import reasons
 
@@ -23,18 +24,28 @@ OPTIMIZER_ARGS = {
     "adamw8bit": "betas eps weight_decay amsgrad optim_bits min_8bit_size is_paged",
     "adamw": "betas eps weight_decay amsgrad maximize foreach capturable differentiable fused",
 }
+STORED = ("float8", "float8_scaled", "int8", "nf4")  # quantized.KINDS, which needs torch
 NETWORK_ARGS = {"train_blocks": ("all", "single", "double"), "split_qkv": ("True", "False")}
 
 
 # smallest allowed value: flags
 MINIMUM = {
-    0: "lr_warmup_steps max_data_loader_n_workers max_grad_norm network_alpha save_last_n_steps save_last_n_steps_state "
+    0: "blocks_to_stream lr_warmup_steps max_data_loader_n_workers max_grad_norm network_alpha save_last_n_steps save_last_n_steps_state "
     "sample_every_n_steps sample_every_n_epochs",
     1: "network_dim train_batch_size gradient_accumulation_steps max_train_steps max_train_epochs save_every_n_epochs "
     "save_every_n_steps save_last_n_epochs save_last_n_epochs_state t5xxl_max_token_length ddp_timeout "
     "lr_scheduler_num_cycles validate_every_n_steps validate_every_n_epochs max_validation_steps",
 }
-POSITIVE = ("learning_rate", "unet_lr", "sigmoid_scale", "discrete_flow_shift", "logit_std", "huber_c", "huber_scale")
+POSITIVE = (
+    "min_snr_gamma",
+    "learning_rate",
+    "unet_lr",
+    "sigmoid_scale",
+    "discrete_flow_shift",
+    "logit_std",
+    "huber_c",
+    "huber_scale",
+)
 
 
 class Refused(Exception):
@@ -60,7 +71,7 @@ def parser() -> Parser:
     p = Parser(
         prog="python -m trainer",
         usage="%(prog)s --pretrained_model_name_or_path MODEL --dataset_config FILE --output_dir FOLDER [FLAGS]",
-        description="Trains a FLUX.1 LoRA. The flags are those of kohya's sd-scripts.",
+        description="Trains a LoRA of an image model in diffusers' layout. The flags are those of kohya's sd-scripts.",
         allow_abbrev=False,
     )
     add = p.add_argument
@@ -68,8 +79,14 @@ def parser() -> Parser:
     add("--pretrained_model_name_or_path", type=str, required=True, help="folder in diffusers' layout, or a hub id")
     add("--t5xxl_max_token_length", type=int, default=None, help="default: 512 for dev, 256 for schnell")
     add("--apply_t5_attn_mask", action="store_true", help="mask the padding of the T5 tokens")
-    add("--fp8_base", action="store_true", help="keep the weights of the blocks as float8_e4m3fn")
-    add("--fp8_base_unet", action="store_true", help="same as --fp8_base; text encoders are never float8")
+    add("--base_weights", type=str, default=None, choices=STORED, help="how the frozen weights of the blocks are kept")
+    add("--fp8_base", action="store_true", help="same as --base_weights float8")
+    add("--fp8_base_unet", action="store_true", help="same as --base_weights float8; text encoders are never float8")
+    add(
+        "--text_encoder_cpu",
+        action="store_true",
+        help="encode texts on the processor, where the GPU is too small for it",
+    )
     add("--no_half_vae", action="store_true", help="encode and decode images in float32")
     add("--sdpa", action="store_true", help="scaled-dot-product attention; always used")
     add(
@@ -95,18 +112,13 @@ def parser() -> Parser:
     add("--caption_prefix", type=str, default=None)
     add("--caption_suffix", type=str, default=None)
     add("--keep_tokens", type=int, default=0, help="no effect, because captions are not shuffled")
-    add("--cache_latents", action="store_true", help="latents are always cached on disk")
-    add("--cache_latents_to_disk", action="store_true", help="latents are always cached on disk")
-    add("--cache_text_encoder_outputs", action="store_true", help="text encoder outputs are always cached on disk")
-    add(
-        "--cache_text_encoder_outputs_to_disk",
-        action="store_true",
-        help="text encoder outputs are always cached on disk",
-    )
+    for part in ("latents", "text_encoder_outputs"):
+        for flag in (f"--cache_{part}", f"--cache_{part}_to_disk"):
+            add(flag, action="store_true", help=f"{part.replace('_', ' ')} are always cached on disk")
     add("--max_data_loader_n_workers", type=int, default=8)
     add("--persistent_data_loader_workers", action="store_true")
     # network
-    add("--network_module", type=str, default="networks.lora_flux", choices=["networks.lora_flux"])
+    add("--network_module", type=str, default=None, choices=sorted({*MODULES.values()}), help="default: the model's")
     add("--network_dim", type=int, default=4, help="rank of the LoRA")
     add("--network_alpha", type=float, default=1.0, help="the LoRA is scaled by alpha / rank; 0: alpha = rank")
     add("--network_dropout", type=float, default=None)
@@ -116,6 +128,12 @@ def parser() -> Parser:
         "--split_mode",
         action="store_true",
         help="keep half of the transformer on the GPU at a time; trains the single blocks only",
+    )
+    add(
+        "--blocks_to_stream",
+        type=int,
+        default=0,
+        help="keep this many blocks in main memory, copied to the GPU for each use",
     )
     # optimizer
     add("--optimizer_type", type=str, default="AdamW", help="adafactor, adamw8bit or adamw")
@@ -149,6 +167,14 @@ def parser() -> Parser:
     add("--logit_std", type=float, default=1.0)
     add("--mode_scale", type=float, default=1.29)
     add("--guidance_scale", type=float, default=3.5)
+    add(
+        "--min_snr_gamma",
+        type=float,
+        default=None,
+        help="SDXL: limits the weight of steps with little noise, usually 5",
+    )
+    add("--v_parameterization", action="store_true", help="SDXL: the model predicts velocity instead of noise")
+    add("--zero_terminal_snr", action="store_true", help="SDXL: the last timestep is noise only")
     add("--loss_type", type=str, default="l2", choices=["l1", "l2", "huber", "smooth_l1"])
     add("--huber_schedule", type=str, default="snr", choices=["constant", "exponential", "snr"])
     add("--huber_c", type=float, default=0.1)
@@ -169,13 +195,8 @@ def parser() -> Parser:
     add("--resume", type=str, default=None, help="state folder to resume from")
     add("--no_metadata", action="store_true")
     add("--training_comment", type=str, default=None)
-    add("--metadata_title", type=str, default=None)
-    add("--metadata_author", type=str, default=None)
-    add("--metadata_description", type=str, default=None)
-    add("--metadata_license", type=str, default=None)
-    add("--metadata_tags", type=str, default=None)
-    add("--metadata_usage_hint", type=str, default=None)
-    add("--metadata_trigger_phrase", type=str, default=None)
+    for what in ("title", "author", "description", "license", "tags", "usage_hint", "trigger_phrase"):
+        add(f"--metadata_{what}", type=str, default=None)
     # samples
     add(
         "--sample_prompts",
@@ -273,10 +294,8 @@ def inconsistency(args: argparse.Namespace) -> str | None:
     args.train_blocks = args.network_options.get("train_blocks", "all")
     if args.split_mode and args.train_blocks != "single":
         return "--split_mode trains the single blocks only; add --network_args train_blocks=single"
-    if args.loss_type in ("huber", "smooth_l1") and args.huber_schedule == "snr":
-        return (
-            f"--loss_type {args.loss_type}: --huber_schedule snr does not apply to FLUX.1; use constant or exponential"
-        )
+    if args.blocks_to_stream and (args.split_mode or not args.gradient_checkpointing):
+        return "--blocks_to_stream needs --gradient_checkpointing, and is instead of --split_mode; correct the flags"
     for least, flags in MINIMUM.items():
         for flag in flags.split():
             if (
@@ -292,7 +311,7 @@ def inconsistency(args: argparse.Namespace) -> str | None:
         return f"--validation_split {args.validation_split}: must be 0 or more and less than 1, such as 0.1"
     if (args.sample_every_n_steps or args.sample_every_n_epochs or args.sample_at_first) and not args.sample_prompts:
         return "sample images are turned on without prompts; add --sample_prompts FILE"
-    args.fp8_base = args.fp8_base or args.fp8_base_unet
+    args.stored = args.base_weights or ("float8" if args.fp8_base or args.fp8_base_unet else "")
     args.network_alpha = args.network_alpha or float(args.network_dim)
     args.seed = 0 if args.seed is None else args.seed
     return None

@@ -17,6 +17,7 @@ from guards import npz
 from trainer import models
 from trainer.dataset import Image, pixels_and_mask
 from trainer.errors import TrainError
+from trainer.families import Family
 
 VERSION = 1
 FOLDER = ".hangproof-cache"
@@ -54,23 +55,14 @@ def usable(path: Path) -> bool:
     return path.is_file() and zipfile.is_zipfile(path)
 
 
-def max_tokens(model: Path, requested: int | None) -> int:
-    """T5 tokens per prompt: `requested`, else 512 for dev and 256 for schnell, limited by the tokenizer."""
-    if requested:
-        return requested
-    usual = 512 if models.config(model, "transformer").get("guidance_embeds") else 256
-    stated = models.config(model, "tokenizer_2", "tokenizer_config.json").get("model_max_length", usual)
-    return int(min(usual, stated))
-
-
 def plan(
     images: list[Image], prompts: list[str], model: Path, output: Path, args, dtypes: tuple, hb, log: Log
 ) -> Paths:
     """The path of every cache file. `dtypes`: of the VAE and of the text encoders."""
     folders = {folder: folder_for(folder, output, log) for folder in {image.path.parent for image in images}}
     vae = models.fingerprint(model, "vae")
-    text = models.fingerprint(model, "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
-    how = (text, max_tokens(model, args.t5xxl_max_token_length), args.apply_t5_attn_mask, dtypes[1])
+    text = models.fingerprint(model, *text_parts(model))
+    how = (text, args.t5_tokens, args.apply_t5_attn_mask, dtypes[1])
     hb.phase("hash", total=len(images), note="image contents")
     contents: dict[Path, str] = {}
     latents, texts = [], []
@@ -85,6 +77,11 @@ def plan(
     return Paths(latents, texts, {p: output / FOLDER / f"text-{name_of(*how, p)}.npz" for p in prompts})
 
 
+def text_parts(model: Path) -> list[str]:
+    """The parts that encode texts."""
+    return sorted(part for part in models.parts(model) if part.startswith(("text_encoder", "tokenizer")))
+
+
 def missing_latents(images: list[Image], paths: Paths) -> list[tuple[Image, Path]]:
     wanted = dict(zip(paths.latents, images, strict=True))
     return [(image, path) for path, image in sorted(wanted.items()) if not usable(path)]
@@ -96,10 +93,11 @@ def missing_texts(images: list[Image], paths: Paths) -> list[tuple[str, Path]]:
     return [(text, path) for path, text in sorted(wanted.items()) if not usable(path)]
 
 
-def encode_latents(todo: list[tuple[Image, Path]], model: Path, dtype, device, hb) -> None:
-    """Encodes images one by one: the mean of the VAE's distribution, shifted and scaled, float32 [16, h/8, w/8].
+def encode_latents(todo: list[tuple[Image, Path]], model: Path, family: Family, dtype, device, hb) -> None:
+    """Encodes images one by one: the latents of the family, float32 [channels, height, width].
 
-    The mask is averaged over each latent, float32 [h/8, w/8], as sd-scripts does (`mode="area"` in apply_masked_loss).
+    The mask is averaged over each latent, float32 [height, width], as sd-scripts does (`mode="area"` in apply_masked_loss).
+    sizes: height and width of the image, top and left of the crop, height and width of the bucket, as SDXL is told them.
     """
     import torch
 
@@ -111,43 +109,39 @@ def encode_latents(todo: list[tuple[Image, Path]], model: Path, dtype, device, h
         with torch.no_grad():
             colours, mask = pixels_and_mask(image)
             picture = torch.from_numpy(colours.copy()).to(device).permute(2, 0, 1)[None].float() / 127.5 - 1
-            mean = vae.encode(picture.to(dtype)).latent_dist.mode().float()
-            latent = ((mean - vae.config.shift_factor) * vae.config.scaling_factor)[0].cpu()
+            latent = family.latents(vae, picture)[0].cpu()
         if not torch.isfinite(latent).all():
             raise TrainError(f"{image.path}: the VAE in {dtype} returns values that are not finite; add --no_half_vae")
-        masks = {}
+        more = {"sizes": torch.tensor(image.told).numpy()}
         if mask is not None:
             area = torch.nn.functional.interpolate(torch.from_numpy(mask)[None, None], latent.shape[-2:], mode="area")
-            masks["mask"] = area[0, 0].numpy()
-        save(path, latents=latent.numpy(), **masks)
+            more["mask"] = area[0, 0].numpy()
+        save(path, latents=latent.numpy(), **more)
         hb.item(done, image.path.name)
 
 
-def encode_texts(todo: list[tuple[str, Path]], model: Path, args, dtype, device, hb) -> None:
-    """Encodes captions and prompts one by one: T5 states [tokens, width], CLIP's pooled vector, the T5 mask."""
+def encode_texts(todo: list[tuple[str, Path]], model: Path, family: Family, args, dtype, device, hb) -> None:
+    """Encodes captions and prompts one by one: the tensors of the family."""
     import torch
 
     hb.phase("load", note="the text encoders")
-    tokenizers = [models.load_tokenizer(model, part) for part in ("tokenizer", "tokenizer_2")]
-    clip = models.load_part(model, "text_encoder", dtype, device)
-    t5 = models.load_part(model, "text_encoder_2", dtype, device)
-    limits = (77, max_tokens(model, args.t5xxl_max_token_length))
+    found = {
+        part: models.load_tokenizer(model, part)
+        if part.startswith("tokenizer")
+        else models.load_part(model, part, dtype, device)
+        for part in text_parts(model)
+    }
+    pipe = models.pipeline(model, device=device, **found)
     hb.phase("cache_text", total=len(todo))
     for done, (text, path) in enumerate(todo, start=1):
         hb.item(done - 1, text)
-        tokens = [
-            tokenizer(text, max_length=limit, padding="max_length", truncation=True, return_tensors="pt").to(device)
-            for tokenizer, limit in zip(tokenizers, limits, strict=True)
-        ]
-        mask = tokens[1].attention_mask
         with torch.no_grad():
-            pooled = clip(tokens[0].input_ids).pooler_output[0]
-            states = t5(tokens[1].input_ids, attention_mask=mask if args.apply_t5_attn_mask else None)[0][0]
-        if not (torch.isfinite(pooled).all() and torch.isfinite(states).all()):
+            tensors = family.encode(pipe, text, args)
+        if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
             raise TrainError(
                 f"caption {text!r}: the text encoders in {dtype} return values that are not finite; use --mixed_precision bf16"
             )
-        save(path, t5=to_array(states), clip=to_array(pooled), mask=mask[0].cpu().numpy())
+        save(path, **{key: to_array(tensor) for key, tensor in tensors.items()})
         hb.item(done, text)
 
 
@@ -175,16 +169,9 @@ def to_tensor(array):
     return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
 
 
-def load_latents(path: Path) -> dict:
-    """The cached latents of one image, and its mask where it has one: tensors latents, mask."""
-    import torch
-
-    return {key: torch.from_numpy(value) for key, value in npz.load(path).items()}
-
-
-def load_text(path: Path) -> dict:
-    """The cached outputs of one caption: tensors t5, clip, mask."""
-    return {key: to_tensor(value) for key, value in npz.load(path, keys=("t5", "clip", "mask")).items()}
+def load(path: Path) -> dict:
+    """The cached tensors of one image or text, by name."""
+    return {key: to_tensor(value) for key, value in npz.load(path).items()}
 
 
 class Batches:
@@ -195,16 +182,14 @@ class Batches:
 
     def __getitem__(self, batch: tuple[int, ...]) -> dict:
         import torch
+        from torch.nn.utils.rnn import pad_sequence
 
-        cached = [load_latents(Path(self.latents[i])) for i in batch]
-        latents = [one["latents"] for one in cached]
-        texts = [load_text(Path(self.texts[i])) for i in batch]
-        masks = {}
-        if any("mask" in one for one in cached):  # images without a mask are trained as a whole
-            whole = torch.ones(latents[0].shape[-2:])
-            masks["loss_mask"] = torch.stack([one.get("mask", whole) for one in cached])
-        return {
-            "latents": torch.stack(latents),
-            **masks,
-            **{k: torch.stack([t[k] for t in texts]) for k in ("t5", "clip", "mask")},
-        }
+        images, texts = ([load(Path(files[i])) for i in batch] for files in (self.latents, self.texts))
+        found = {"latents": torch.stack([one["latents"] for one in images])}
+        if any("mask" in one for one in images):  # images without a mask are trained as a whole
+            whole = torch.ones(found["latents"].shape[-2:])
+            found["loss_mask"] = torch.stack([one.get("mask", whole) for one in images])
+        if all("sizes" in one for one in images):  # caches of older versions lack them
+            found["sizes"] = torch.stack([one["sizes"] for one in images])
+        # texts that are cached without padding have different lengths; their mask is padded with zeros
+        return found | {key: pad_sequence([text[key] for text in texts], batch_first=True) for key in texts[0]}

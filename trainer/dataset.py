@@ -76,7 +76,7 @@ DAMAGE = (
 class Image:
     """A training image: file, caption, repeats per epoch, bucket, and size before the crop (pixels).
 
-    masked: its alpha channel says what is trained (`alpha_mask`).
+    masked: its alpha channel says what is trained (`alpha_mask`). size: of the file, in pixels.
     """
 
     path: Path
@@ -87,6 +87,18 @@ class Image:
     dataset: int
     batch_size: int
     masked: bool = False
+    size: Size = (0, 0)
+
+    @property
+    def told(self) -> tuple[int, ...]:
+        """What SDXL is told: height and width of the image, top and left of its crop, height and width of the bucket.
+
+        The crop is the one that sd-scripts tells (train_util.py, BucketManager.get_crop_ltrb).
+        """
+        (width, height), (across, down) = self.size, self.bucket
+        left = max(0, int((across - down * width / height) // 2))
+        top = max(0, int((down - across * height / width) // 2))
+        return height, width, top, left, down, across
 
 
 def read(config: Path, args) -> list[Image]:
@@ -168,7 +180,7 @@ def rules_of(config: Path, table: dict, args) -> Rules:
     sides = (rules.bucket_reso_steps,) if rules.enable_bucket else (width, height)
     wrong = [n for n in (*sides, width, height) if n < SIZE_MULTIPLE] + [n for n in sides if n % SIZE_MULTIPLE]
     if wrong:
-        raise TrainError(f"{config}: {wrong[0]} pixels: sizes must be multiples of {SIZE_MULTIPLE} for FLUX.1")
+        raise TrainError(f"{config}: {wrong[0]} pixels: sizes must be multiples of {SIZE_MULTIPLE}")
     return rules
 
 
@@ -190,7 +202,9 @@ def read_subset(config: Path, table: dict, args, number: int) -> list[Image]:
         size, transparent = header_of(path)
         bucket, resized = place(rules, size)
         masked = transparent and table.get("alpha_mask", False)
-        out.append(Image(path, caption_of(path, table, args), repeats, bucket, resized, number, batch_size, masked))
+        out.append(
+            Image(path, caption_of(path, table, args), repeats, bucket, resized, number, batch_size, masked, size)
+        )
     return out
 
 

@@ -1,7 +1,7 @@
-"""The loss of a micro-batch: noise, timestep, prediction, loss, with the options and formulas of sd-scripts.
+"""The loss of a micro-batch: noise, noise level, prediction, loss, with the options and formulas of sd-scripts.
 
 Random numbers are drawn on the CPU from generators seeded with (seed, step, micro-batch, rank), so a step is the same on
-any machine. Shapes: latents [batch, 16, h/8, w/8]; packed [batch, h/16*w/16, 64].
+any machine. What a family predicts, and how, is in families/.
 """
 
 import contextlib
@@ -49,77 +49,48 @@ def draw_sigmas(args, batch: int, tokens: int, generator: torch.Generator) -> to
     return sigmas
 
 
-def pack(latents: torch.Tensor) -> torch.Tensor:
-    """[b, c, h, w] → [b, h/2*w/2, c*4]: 2x2 patches as tokens."""
-    b, c, h, w = latents.shape
-    return latents.view(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(b, h // 2 * (w // 2), c * 4)
-
-
-def unpack(tokens: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """The inverse of `pack`; height and width of the latents."""
-    b, _, c = tokens.shape
-    return (
-        tokens.view(b, height // 2, width // 2, c // 4, 2, 2)
-        .permute(0, 3, 1, 4, 2, 5)
-        .reshape(b, c // 4, height, width)
-    )
-
-
-def image_ids(height: int, width: int, device) -> torch.Tensor:
-    """Row and column of each packed token: [tokens, 3], the first column 0."""
-    ids = torch.zeros(height // 2, width // 2, 3, device=device)
-    ids[..., 1] += torch.arange(height // 2, device=device)[:, None]
-    ids[..., 2] += torch.arange(width // 2, device=device)[None, :]
-    return ids.reshape(-1, 3)
-
-
-def attention_mask(text_mask: torch.Tensor, tokens: int) -> torch.Tensor:
-    """For --apply_t5_attn_mask: [b, text] of 0/1 → [b, 1, 1, text + image], True where attention is allowed."""
-    image = torch.ones(text_mask.shape[0], tokens, dtype=torch.bool, device=text_mask.device)
-    return torch.cat([text_mask.bool(), image], dim=1)[:, None, None, :]
-
-
-def loss_of(
-    args, transformer, batch: dict, seed: int, device, dtype, sigmas: torch.Tensor | None = None
-) -> torch.Tensor:
-    """The loss of one micro-batch, a scalar with gradients. sigmas: the noise level of each image; None draws them."""
+def begin(batch: dict, seed: int, device) -> tuple[torch.Tensor, torch.Tensor, torch.Generator]:
+    """The latents of a micro-batch in float32, its noise, and the generator of all that is drawn for it."""
     latents = batch["latents"].to(device=device, dtype=torch.float32)
-    count, _, height, width = latents.shape
-    tokens = height // 2 * (width // 2)
     generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(latents.shape, generator=generator).to(device)
-    sigmas = (draw_sigmas(args, count, tokens, generator) if sigmas is None else sigmas).to(device)
-    level = sigmas.view(-1, 1, 1, 1)
-    noisy = (1 - level) * latents + level * noise
-    guidance = None
-    if transformer.config.guidance_embeds:
-        guidance = torch.full((count,), float(args.guidance_scale), device=device, dtype=dtype)
-    text = batch["t5"].to(device=device, dtype=dtype)
-    extra = {}
-    if args.apply_t5_attn_mask:
-        extra["attention_mask"] = attention_mask(batch["mask"].to(device), tokens)
-    predicted = transformer(
-        hidden_states=pack(noisy.to(dtype)),
-        encoder_hidden_states=text,
-        pooled_projections=batch["clip"].to(device=device, dtype=dtype),
-        timestep=sigmas.to(dtype),
-        img_ids=image_ids(height, width, device),
-        txt_ids=torch.zeros(text.shape[1], 3, device=device),
-        guidance=guidance,
-        joint_attention_kwargs=extra,
-        return_dict=False,
-    )[0]
-    predicted = unpack(predicted, height, width).float()
+    return latents, torch.randn(latents.shape, generator=generator).to(device), generator
+
+
+def on_device(batch: dict, device, dtype) -> dict:
+    """The texts of a batch on the device: numbers in `dtype`, masks as they are."""
+    return {
+        key: value.to(device, dtype if value.is_floating_point() else None)
+        for key, value in batch.items()
+        if key not in ("latents", "loss_mask")
+    }
+
+
+def loss_of(args, family, model, batch: dict, seed: int, device, dtype, level: float | None = None) -> torch.Tensor:
+    """The loss of one micro-batch, a scalar with gradients. level: the noise level of all images; None draws one for each."""
+    if family.loss is not None:
+        return family.loss(args, family, model, batch, seed, device, dtype, level)
+    latents, noise, generator = begin(batch, seed, device)
+    count, _, height, width = latents.shape
+    tokens = height // family.patch * (width // family.patch)
+    sigmas = draw_sigmas(args, count, tokens, generator) if level is None else torch.full((count,), level)
+    sigmas = sigmas.to(device)
+    at = sigmas.view(-1, 1, 1, 1)
+    noisy = (1 - at) * latents + at * noise
+    predicted = family.predict(model, noisy, sigmas, on_device(batch, device, dtype), args)
     weight = None
     if args.model_prediction_type == "additive":
         predicted = predicted + noisy
     elif args.model_prediction_type == "sigma_scaled":
-        predicted = predicted * -level + noisy
-        weight = weighting(args, level)
-    loss = pointwise(args, predicted, noise - latents, sigmas)
-    loss = loss if weight is None else loss * weight
-    if "loss_mask" in batch:  # the mean counts the ignored part too, as in sd-scripts
-        loss = loss * batch["loss_mask"].to(device=device, dtype=loss.dtype)[:, None]
+        predicted = predicted * -at + noisy
+        weight = weighting(args, at)
+    loss = pointwise(args, predicted, noise - latents, threshold(args, at))
+    return mean(loss if weight is None else loss * weight, batch)
+
+
+def mean(loss: torch.Tensor, batch: dict) -> torch.Tensor:
+    """The mean over images; the ignored part of a masked image counts too, as in sd-scripts."""
+    if "loss_mask" in batch:
+        loss = loss * batch["loss_mask"].to(device=loss.device, dtype=loss.dtype)[:, None]
     return loss.mean(dim=(1, 2, 3)).mean()
 
 
@@ -131,29 +102,33 @@ def weighting(args, level: torch.Tensor) -> torch.Tensor | None:
     return None
 
 
-def pointwise(args, predicted: torch.Tensor, target: torch.Tensor, sigmas: torch.Tensor) -> torch.Tensor:
+def threshold(args, level: torch.Tensor) -> torch.Tensor:
+    """Where the Huber loss turns from a square to a line, for each image [batch, 1, 1, 1]."""
+    share = (
+        torch.exp(math.log(args.huber_c) * level)
+        if args.huber_schedule == "exponential"
+        else torch.full_like(level, args.huber_c)
+    )
+    return share * args.huber_scale
+
+
+def pointwise(args, predicted: torch.Tensor, target: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """The loss of each number. c: of `threshold`."""
     difference = predicted - target
     if args.loss_type == "l2":
         return difference**2
     if args.loss_type == "l1":
         return difference.abs()
-    if args.huber_schedule == "exponential":
-        c = torch.exp(math.log(args.huber_c) * sigmas) * args.huber_scale
-    else:
-        c = torch.full_like(sigmas, args.huber_c * args.huber_scale)
-    c = c.view(-1, 1, 1, 1)
     curve = torch.sqrt(difference**2 + c**2) - c
     return 2 * c * curve if args.loss_type == "huber" else 2 * curve
 
 
 @contextlib.contextmanager
-def evaluating(transformer) -> Iterator[None]:
-    """In the block the transformer is evaluated, not trained; its modes are as before afterwards, also after an error."""
-    recompute, transformer.gradient_checkpointing = transformer.gradient_checkpointing, False
-    training = transformer.training
-    transformer.eval()
+def evaluating(model) -> Iterator[None]:
+    """In the block the model is evaluated, not trained; its mode is as before afterwards, also after an error."""
+    training = model.training
+    model.eval()
     try:
         yield
     finally:
-        transformer.gradient_checkpointing = recompute
-        transformer.train(training)
+        model.train(training)

@@ -122,7 +122,7 @@ def one_step(t: Training, step: int, batches) -> tuple[float, float, bool]:
         seed = seed_for(args.seed, "noise", step, number, 0)
         torch.manual_seed(seed)  # the seed of the LoRA's dropout
         with accelerator.autocast():
-            loss = flow.loss_of(args, t.transformer, batch, seed, accelerator.device, t.dtype)
+            loss = flow.loss_of(args, t.family, t.transformer, batch, seed, accelerator.device, t.dtype)
         accelerator.backward(loss / count)
         total += loss.detach() / count
     stop = t.hb.request == REQUEST_STOP
@@ -329,7 +329,8 @@ def save_lora(t: Training, path: Path, step: int) -> None:
 def write_lora(t: Training, path: Path, step: int, files: list[File]) -> None:
     about = lora.describe(
         t.args,
-        guided=t.transformer.config.guidance_embeds,
+        t.family,
+        architecture=t.family.architecture(t.transformer.config),
         epoch=-(-step // t.per_epoch),
         step=step,
         images=t.images,
@@ -338,7 +339,7 @@ def write_lora(t: Training, path: Path, step: int, files: list[File]) -> None:
         steps=t.total,
     )
     scale = t.args.network_alpha / t.args.network_dim
-    checkpoint.atomic_write(path, lora.to_file(files[0].content, scale, t.args.save_precision, about))
+    checkpoint.atomic_write(path, lora.to_file(files[0].content, t.family.prefix, scale, t.args.save_precision, about))
 
 
 def save_state(t: Training, folder: Path, step: int, losses: deque) -> None:

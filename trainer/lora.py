@@ -1,7 +1,7 @@
 """The LoRA: peft layers on the Linears of the blocks, and the file that other programs load.
 
-Layers: every Linear of the double blocks, the single blocks or both, as in sd-scripts' `lora_flux` (its fused qkv is three
-layers here, as with its split_qkv). Initial weights are a function of (seed, layer name).
+Layers: every Linear of the family's blocks, as in kohya's trainers (FLUX.1's fused qkv is three layers here, as with sd-scripts'
+split_qkv). Initial weights are a function of (seed, layer name).
 
 File: the names of diffusers (`transformer.….lora_A.weight`), which `FluxPipeline.load_lora_weights` and ComfyUI read
 without conversion. The alternative was kohya's names, but diffusers converts them with the sizes of FLUX.1-dev in its code,
@@ -13,40 +13,39 @@ times), so equal runs give equal files.
 
 import json
 import math
+import re
 import struct
 
 from trainer.data_order import seed_for
 from trainer.imports import HIDDEN, hidden
 
-BLOCKS = {
-    "all": ("transformer_blocks.", "single_transformer_blocks."),
-    "double": ("transformer_blocks.",),
-    "single": ("single_transformer_blocks.",),
-}
-PREFIX = "transformer."
+KOHYA = "lora_unet_"
+BASE_VERSIONS = {"flux": "flux1", "sdxl": "sdxl_base_v1-0", "sd3": "sd3m"}  # what sd-scripts calls them
 DTYPES = {"float": "F32", "fp16": "F16", "bf16": "BF16"}
 
 
-def add(transformer, *, rank: int, alpha: float, blocks: str, dropout: float, seed: int, cast_inputs: bool) -> dict:
-    """Adds LoRA layers to the transformer; returns the trainable parameters (float32) by name.
+def layers(model, blocks: str) -> list[str]:
+    """The names of the Linears that begin with the pattern `blocks`."""
+    from torch import nn
+
+    return [name for name, one in model.named_modules() if isinstance(one, nn.Linear) and re.match(blocks, name)]
+
+
+def add(model, *, rank: int, alpha: float, blocks: str, dropout: float, seed: int, cast_inputs: bool) -> dict:
+    """Adds LoRA layers to the Linears whose names begin with the pattern `blocks`; returns the trainable parameters (float32) by name.
 
     cast_inputs: True without autocast. With autocast, the products choose their precision themselves, and casting
     each input to float32 first would only cost memory bandwidth.
     """
     import torch
     from peft import LoraConfig, inject_adapter_in_model
-    from torch import nn
 
-    targets = [
-        name
-        for name, module in transformer.named_modules()
-        if isinstance(module, nn.Linear) and name.startswith(BLOCKS[blocks])
-    ]
+    targets = layers(model, blocks)
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets, init_lora_weights=True)
     with hidden(*HIDDEN):  # peft searches for layers of bitsandbytes, which are not used
-        inject_adapter_in_model(config, transformer)
+        inject_adapter_in_model(config, model)
     parameters = {}
-    for name, parameter in transformer.named_parameters():
+    for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
         if not parameter.requires_grad:
             continue
@@ -57,7 +56,7 @@ def add(transformer, *, rank: int, alpha: float, blocks: str, dropout: float, se
             fresh.uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed_for(seed, "lora", plain)))
         parameter.data = fresh.to(parameter.device)
         parameters[plain] = parameter
-    for module in transformer.modules():
+    for module in model.modules():
         if hasattr(module, "cast_input_dtype_enabled"):
             module.cast_input_dtype_enabled = cast_inputs
     if len(parameters) != 2 * len(targets):
@@ -65,16 +64,28 @@ def add(transformer, *, rank: int, alpha: float, blocks: str, dropout: float, se
     return parameters
 
 
-def to_file(parameters: dict, scale: float, precision: str | None, metadata: dict[str, str]) -> bytes:
-    """The bytes of the safetensors file. precision: 'float', 'fp16', 'bf16' or None (float)."""
+def to_file(parameters: dict, prefix: str, scale: float, precision: str | None, metadata: dict[str, str]) -> bytes:
+    """The bytes of the safetensors file. precision: 'float', 'fp16', 'bf16' or None (float). prefix KOHYA: with kohya's names."""
     import torch
 
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision or "float", torch.float32)
     tensors = {}
     for name, parameter in parameters.items():
         value = parameter.detach().to("cpu", torch.float32)
-        tensors[PREFIX + name] = (value * scale if ".lora_B." in name else value).to(dtype)
+        tensors[prefix + name] = (value * scale if ".lora_B." in name else value).to(dtype)
+    if prefix == KOHYA:
+        tensors = {kohya_name(name): value for name, value in tensors.items()}
+        ranks = {name: len(value) for name, value in tensors.items() if name.endswith("lora_down.weight")}
+        tensors |= {
+            name.replace("lora_down.weight", "alpha"): torch.tensor(rank, dtype=dtype) for name, rank in ranks.items()
+        }
     return serialize(tensors, DTYPES[precision or "float"], metadata)
+
+
+def kohya_name(name: str) -> str:
+    """`lora_unet_mid_block.….to_q.lora_A.weight` → `lora_unet_mid_block_…_to_q.lora_down.weight`."""
+    layer, _, matrix = name.removesuffix(".weight").rpartition(".")
+    return f"{layer.replace('.', '_')}.{'lora_down' if matrix == 'lora_A' else 'lora_up'}.weight"
 
 
 def serialize(tensors: dict, kind: str, metadata: dict[str, str]) -> bytes:
@@ -84,7 +95,7 @@ def serialize(tensors: dict, kind: str, metadata: dict[str, str]) -> bytes:
     header: dict[str, object] = {"__metadata__": {key: metadata[key] for key in sorted(metadata)}} if metadata else {}
     blobs, at = [], 0
     for name in sorted(tensors):
-        blob = tensors[name].contiguous().view(torch.uint8).numpy().tobytes()
+        blob = tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         header[name] = {"dtype": kind, "shape": list(tensors[name].shape), "data_offsets": [at, at + len(blob)]}
         blobs.append(blob)
         at += len(blob)
@@ -94,15 +105,12 @@ def serialize(tensors: dict, kind: str, metadata: dict[str, str]) -> bytes:
 
 
 def describe(
-    args, *, guided: bool, epoch: int, step: int, images: list, batches: int, epochs: int, steps: int
+    args, family, *, architecture: str, epoch: int, step: int, images: list, batches: int, epochs: int, steps: int
 ) -> dict[str, str]:
-    """The metadata of a LoRA file: ss_* of sd-scripts, modelspec.* and hangproof.*. Without times and paths.
-
-    guided: whether the model embeds a guidance scale: dev does, schnell does not.
-    """
+    """The metadata of a LoRA file: ss_* of sd-scripts, modelspec.* and hangproof.*. Without times and paths."""
     minimum = {
-        "ss_base_model_version": "flux1",
-        "ss_network_module": args.network_module,
+        "ss_base_model_version": BASE_VERSIONS.get(family.key, family.key),
+        "ss_network_module": family.module,
         "ss_network_dim": args.network_dim,
         "ss_network_alpha": args.network_alpha,
         "ss_network_args": json.dumps({"train_blocks": args.train_blocks}),
@@ -125,7 +133,7 @@ def describe(
         "ss_optimizer": args.optimizer_type + json.dumps(args.optimizer_options, sort_keys=True),
         "ss_max_grad_norm": args.max_grad_norm,
         "ss_mixed_precision": args.mixed_precision,
-        "ss_fp8_base": args.fp8_base,
+        "ss_fp8_base": args.stored.startswith("float8"),
         "ss_seed": args.seed,
         "ss_loss_type": args.loss_type,
         "ss_timestep_sampling": args.timestep_sampling,
@@ -137,7 +145,7 @@ def describe(
         "ss_apply_t5_attn_mask": args.apply_t5_attn_mask,
         "ss_training_comment": args.training_comment,
         "modelspec.sai_model_spec": "1.0.0",
-        "modelspec.architecture": "flux-1-dev/lora" if guided else "flux-1-schnell/lora",
+        "modelspec.architecture": architecture,
         "modelspec.implementation": "diffusers",
         "modelspec.title": args.metadata_title or args.output_name,
         "modelspec.author": args.metadata_author,
@@ -147,6 +155,7 @@ def describe(
         "modelspec.usage_hint": args.metadata_usage_hint,
         "modelspec.trigger_phrase": args.metadata_trigger_phrase,
         "hangproof.backend": "diffusers",
+        "hangproof.base_weights": args.stored or None,
         "hangproof.split_mode": args.split_mode,
         "hangproof.scale_in_lora_B": args.network_alpha / args.network_dim,
     }

@@ -1,33 +1,23 @@
-"""Finds and loads the parts of a FLUX.1 model in diffusers' layout, from a folder or a hub id.
+"""Finds and loads the parts of a model in diffusers' layout, from a folder or a hub id.
 
-The transformer is read tensor by tensor from its safetensors files instead of with `from_pretrained`: each tensor is
-progress for the heartbeat, and with --fp8_base a weight becomes float8 when it is read, so that 24 GB of bf16 are never in
-memory; later starts read the float8 weights from a copy. Missing files are reported before anything is read.
+The part that is trained is read tensor by tensor from its safetensors files instead of with `from_pretrained`: each tensor is
+progress for the heartbeat, and a weight that is stored in fewer bits is so as soon as it is read: 24 GB of bf16 are never in
+memory; later starts read them from a copy. Missing files are reported before anything is read.
 """
 
+import importlib
 import json
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer import tiny_flux
+from trainer import families, tiny_flux
 from trainer.errors import TrainError
 
-PARTS = {
-    "transformer": ("config.json", "diffusion_pytorch_model"),
-    "vae": ("config.json", "diffusion_pytorch_model"),
-    "text_encoder": ("config.json", "model"),
-    "text_encoder_2": ("config.json", "model"),
-    "tokenizer": ("tokenizer_config.json", None),
-    "tokenizer_2": ("tokenizer_config.json", None),
-    "scheduler": ("scheduler_config.json", None),
-}
+PART = re.compile(r"(transformer|unet|vae|scheduler|(text_encoder|tokenizer)(_\d)?)")
 # one of these sets of files is required; without it, transformers silently creates a tokenizer without words
-VOCABULARY = {
-    "tokenizer": (("tokenizer.json",), ("vocab.json", "merges.txt")),
-    "tokenizer_2": (("tokenizer.json",), ("spiece.model",)),
-}
+VOCABULARY = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
 POINTER = b"version https://git-lfs"
 Tick = Callable[[int, int], None]  # done, total
 
@@ -57,21 +47,38 @@ def locate(name: str, tick: Tick) -> Path:
 
 def check(folder: Path) -> None:
     """Raises a TrainError with every missing or unusable file of the model."""
+    families.of(folder)
     wrong = []
-    for part, (config, stem) in PARTS.items():
+    for part in parts(folder):
+        config, stem = files_of(part)
         if not (folder / part / config).is_file():
             wrong.append(f"{part}/{config} is missing")
         elif stem:
             wrong += [f"{part}/{problem}" for problem in weight_problems(folder / part, stem)]
-        elif part in VOCABULARY and not any(
-            all((folder / part / file).is_file() for file in files) for files in VOCABULARY[part]
+        elif part.startswith("tokenizer") and not any(
+            all((folder / part / file).is_file() for file in files) for files in VOCABULARY
         ):
-            wrong.append(f"{part}/{' or '.join(' and '.join(files) for files in VOCABULARY[part])} is missing")
+            wrong.append(f"{part}/{' or '.join(' and '.join(files) for files in VOCABULARY)} is missing")
     if wrong:
         raise TrainError(
             f"the model in {folder} is incomplete: {'; '.join(wrong)}; download the complete folder "
             f"(hf download <id> --local-dir {folder}), or use another --pretrained_model_name_or_path"
         )
+
+
+def parts(folder: Path) -> dict[str, tuple[str, str]]:
+    """The parts of a model that are loaded: folder → (library, class), as its model_index.json names them."""
+    named = {part: value for part, value in families.index(folder).items() if PART.fullmatch(part)}
+    return {part: (value[0], value[1]) for part, value in named.items() if isinstance(value, list) and value[0]}
+
+
+def files_of(part: str) -> tuple[str, str | None]:
+    """(the configuration, the prefix of the weights) of a part; None without weights."""
+    if part.startswith("tokenizer"):
+        return "tokenizer_config.json", None
+    if part == "scheduler":
+        return "scheduler_config.json", None
+    return "config.json", "model" if part.startswith("text_encoder") else "diffusion_pytorch_model"
 
 
 def weight_problems(folder: Path, stem: str) -> list[str]:
@@ -137,8 +144,9 @@ def download(name: str, tick: Tick) -> Path:
 
 def wanted(names: list[str]) -> list[str]:
     """Of a repository's files the ones that are loaded: no other formats, precisions or single files."""
-    chosen = ["model_index.json"]
-    for part, (config, stem) in PARTS.items():
+    chosen = [families.INDEX]
+    for part in sorted({name.split("/")[0] for name in names if "/" in name and PART.fullmatch(name.split("/")[0])}):
+        config, stem = files_of(part)
         inside = [name for name in names if name.startswith(f"{part}/")]
         if stem is None:
             chosen += [name for name in inside if name.endswith((".json", ".txt", ".model"))]
@@ -171,6 +179,15 @@ def fingerprint(folder: Path, *parts: str) -> str:
     return digest.hexdigest()[:16]
 
 
+def t5_tokens(folder: Path, family: families.Family, requested: int | None) -> int:
+    """T5 tokens per prompt: `requested`, else the family's usual number, limited by the tokenizer; 0 without a T5."""
+    usual = family.t5_tokens(config(folder, family.denoiser))
+    if requested or not usual:
+        return requested or 0
+    tokenizer = max(part for part in parts(folder) if part.startswith("tokenizer"))
+    return int(min(usual, config(folder, tokenizer, "tokenizer_config.json").get("model_max_length", usual)))
+
+
 def config(folder: Path, part: str, file: str = "config.json") -> dict:
     return read_json(folder / part / file)
 
@@ -186,31 +203,42 @@ def read_json(file: Path) -> dict:
     return content
 
 
-def load_transformer(folder: Path, dtype, device, fp8: bool, tick: Tick):
-    """The FLUX transformer with frozen weights of `dtype`; with `fp8`, the blocks' Linears are float8.
+def class_of(folder: Path, part: str):
+    """The class of a part. Raises: TrainError for one that diffusers and transformers do not have."""
+    library, name = parts(folder)[part]
+    module = importlib.import_module(library) if library in ("diffusers", "transformers") else None
+    found = getattr(module, name, None)
+    if not isinstance(found, type):
+        raise TrainError(
+            f"{folder / families.INDEX}: {part} is a {name} of {library}, which cannot be loaded; use another model"
+        )
+    return found
 
-    float8 is cast once: a copy of the weights stays beside the model (guards/quantized.py). On a CPU, weights that have the right
-    type are the file itself, mapped: no second copy of them is in memory, and the next attempt finds them there.
+
+def load_denoiser(folder: Path, family: families.Family, dtype, device, kind: str, tick: Tick):
+    """The part that is trained, with frozen weights of `dtype`; those of its blocks are stored as `kind` (quantized.KINDS), "": as they are.
+
+    They are stored once: a copy stays beside the model (guards/quantized.py). On a CPU, weights that have the right type are the
+    file itself, mapped: no second copy of them is in memory, and the next attempt finds them there.
 
     Raises: TrainError for missing or unknown tensors, a wrong shape, or a damaged file.
     """
     from guards.quantized import Copy
 
-    part = folder / "transformer"
+    part = folder / family.denoiser
     files = weight_files(part, "diffusion_pytorch_model")
-    if not fp8:
-        return read_transformer(folder, files, dtype, device, False, tick)
-    copy = Copy(part, files, f"{dtype} on {device.type}")
+    if not kind:
+        return read_denoiser(folder, family, files, dtype, device, "", tick)
+    copy = Copy(part, files, f"{kind} in {dtype} on {device.type}")
     if copy.path.exists():
         try:
-            return read_transformer(folder, [copy.path], dtype, device, True, tick)
+            return read_denoiser(folder, family, [copy.path], dtype, device, kind, tick, is_copy=True)
         except TrainError as problem:
-            print(f"the copy of the weights in float8 cannot be used and is made again: {problem}", flush=True)
+            print(f"the copy of the weights in {kind} cannot be used and is made again: {problem}", flush=True)
             copy.path.unlink()
     try:
-        model = read_transformer(
-            folder, files, dtype, device, True, tick, copy if os.environ.get("RANK", "0") == "0" else None
-        )
+        ours = copy if os.environ.get("RANK", "0") == "0" else None
+        model = read_denoiser(folder, family, files, dtype, device, kind, tick, ours)
     except BaseException:
         copy.give_up()
         raise
@@ -218,53 +246,81 @@ def load_transformer(folder: Path, dtype, device, fp8: bool, tick: Tick):
     return model
 
 
-def read_transformer(folder: Path, files: list[Path], dtype, device, fp8: bool, tick: Tick, copy=None):
-    """The transformer from these files; each tensor is added to `copy`. Raises: as `load_transformer`."""
+def read_denoiser(
+    folder: Path,
+    family: families.Family,
+    files: list[Path],
+    dtype,
+    device,
+    kind: str,
+    tick: Tick,
+    copy=None,
+    is_copy=False,
+):
+    """The part that is trained from these files; each tensor is added to `copy`. is_copy: they are one. Raises: as `load_denoiser`."""
     import torch
     from accelerate import init_empty_weights
-    from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
     from safetensors import SafetensorError, safe_open
 
-    from trainer.fp8 import Fp8Linear, is_block_linear
+    from trainer import lora, quantized
 
     with init_empty_weights():
-        model = FluxTransformer2DModel.from_config(config(folder, "transformer"))
-    wanted = dict(model.named_parameters()) | dict(model.named_buffers())
+        model = class_of(folder, family.denoiser).from_config(config(folder, family.denoiser))
     owners = dict(model.named_modules())
+    small = set(lora.layers(model, family.blocks["all"])) if kind else set()
+    scaled = {f"{name}.{quantized.SCALES}" for name in small if kind in quantized.SCALED}
+    wanted = {name: value.shape for name, value in model.state_dict().items()} | dict.fromkeys(
+        scaled if is_copy else ()
+    )
+    scales: dict[str, torch.Tensor] = {}
     unknown, done = [], 0
     if copy is not None:
-        copy.begin(len(wanted))
+        copy.begin(len(wanted) + len(scaled))
+
+    def keep(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if copy is not None:
+            copy.add(name, tensor)
+        return tensor
+
     for file in files:
         try:
             with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (safe_open is no dict)
+                for name in sorted(tensors.keys()):  # "scales" before "weight"
                     if name not in wanted:
                         unknown.append(name)
                         continue
-                    tensor = tensors.get_tensor(name)
-                    if tensor.shape != wanted[name].shape:
+                    tensor, shape = tensors.get_tensor(name), wanted.pop(name)
+                    where, _, leaf = name.rpartition(".")
+                    stored = where in small and leaf in ("weight", quantized.SCALES)
+                    if tensor.shape != shape and not (is_copy and stored):
                         raise TrainError(
-                            f"{file}: the shape of {name} is {tuple(tensor.shape)} instead of {tuple(wanted[name].shape)}; download the "
+                            f"{file}: the shape of {name} is {tuple(tensor.shape)} instead of {tuple(shape)}; download the "
                             "complete model again"
                         )
-                    where, _, leaf = name.rpartition(".")
-                    small = fp8 and leaf == "weight" and is_block_linear(where, owners[where])
                     # moved first, so that the GPU casts: a CPU needs half a minute
-                    tensor = tensor.to(device).to(torch.float8_e4m3fn if small else dtype)
-                    if copy is not None:
-                        copy.add(name, tensor)
-                    if small:
-                        Fp8Linear.convert(owners[where])
-                    setattr(owners[where], leaf, torch.nn.Parameter(tensor, requires_grad=False))
-                    del wanted[name]
+                    tensor = tensor.to(device)
+                    if not stored:
+                        parameter = torch.nn.Parameter(keep(name, tensor.to(dtype)), requires_grad=False)
+                        setattr(owners[where], leaf, parameter)
+                    elif leaf == quantized.SCALES:
+                        scales[where] = tensor
+                    elif is_copy:
+                        quantized.convert(owners[where], tensor, scales.get(where))
+                    else:
+                        weight, of_rows = quantized.store(tensor, kind)
+                        quantized.convert(owners[where], keep(name, weight), of_rows)
+                        if of_rows is not None:
+                            keep(f"{where}.{quantized.SCALES}", of_rows)
                     done += 1
                     tick(done, done + len(wanted))
         except SafetensorError as problem:
             raise TrainError(f"{file}: damaged or truncated ({problem}); download it again") from problem
     for what, names in (("missing", sorted(wanted)), ("unknown", sorted(unknown))):
         if names:
-            raise TrainError(f"{folder / 'transformer'}: {len(names)} {what} tensors: {some(names)}; download it again")
-    return model.eval()
+            raise TrainError(
+                f"{folder / family.denoiser}: {len(names)} {what} tensors: {some(names)}; download it again"
+            )
+    return model.to(device).eval()  # what is in no file, such as tables of frequencies
 
 
 def some(names: list[str]) -> str:
@@ -278,14 +334,9 @@ def load_part(folder: Path, part: str, dtype, device):
     """
     from safetensors import SafetensorError
 
-    if part == "vae":
-        from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL as Class
-    else:
-        import transformers
-
-        Class = transformers.CLIPTextModel if part == "text_encoder" else transformers.T5EncoderModel
+    Class = class_of(folder, part)
     try:
-        key = "torch_dtype" if part == "vae" else "dtype"
+        key = "torch_dtype" if parts(folder)[part][0] == "diffusers" else "dtype"
         settings = {"low_cpu_mem_usage": True, "local_files_only": True, "output_loading_info": True, key: dtype}
         model, info = Class.from_pretrained(folder / part, **settings)
     except SafetensorError as problem:
@@ -304,10 +355,18 @@ def load_part(folder: Path, part: str, dtype, device):
 
 
 def load_tokenizer(folder: Path, part: str):
-    import transformers
-
-    Class = transformers.CLIPTokenizer if part == "tokenizer" else transformers.T5TokenizerFast
     try:
-        return Class.from_pretrained(folder / part, local_files_only=True)
+        return class_of(folder, part).from_pretrained(folder / part, local_files_only=True)
     except (OSError, ValueError) as problem:
         raise TrainError(f"{folder / part}: the tokenizer cannot be loaded: {problem}; download it again") from problem
+
+
+def pipeline(folder: Path, **loaded):
+    """The pipeline of a model with these parts, and without the others. `device`: where it computes."""
+    import diffusers
+
+    device = loaded.pop("device")
+    Class = getattr(diffusers, families.index(folder)["_class_name"])
+    found = type("Pipeline", (Class,), {"_execution_device": device})(**{**dict.fromkeys(parts(folder)), **loaded})
+    found.set_progress_bar_config(disable=True)
+    return found

@@ -1,4 +1,4 @@
-"""Sample images during training, drawn by diffusers' FluxPipeline from cached prompts.
+"""Sample images during training, drawn by the pipeline of the model from cached prompts.
 
 A sample image never ends a run: each image has a time limit that is checked between denoising steps, and an image that is
 late or fails is reported and skipped. Only a denoising step that never returns ends the process, through `Deadline`. Noise
@@ -11,15 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from guards import checkpoint, limits
 from guards.deadline import Deadline
 from trainer import cache, models
 from trainer.errors import TrainError
-
-if TYPE_CHECKING:
-    from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
 
 BUDGET_STEPS = 20.0  # × the usual training step, for each denoising step
 PATTERNS: dict[str, tuple[str, str, Callable[[str], int | float | str]]] = {
@@ -29,6 +26,7 @@ PATTERNS: dict[str, tuple[str, str, Callable[[str], int | float | str]]] = {
     "s": (r"s (\d+)", "steps", lambda text: max(1, min(1000, int(text)))),
     "l": (r"l ([\d.]+)", "cfg", float),
     "g": (r"g ([\d.]+)", "guidance", float),
+    "fs": (r"fs ([\d.]+)", "shift", float),
     "n": (r"n (.+)", "negative", str),
 }
 
@@ -50,6 +48,7 @@ class Prompt:
     guidance: float = 3.5
     cfg: float = 1.0
     negative: str = ""
+    shift: float | None = None  # of the noise levels; None: the scheduler's own
 
 
 def read(file: Path, seed: int, log: Callable[[str], None]) -> list[Prompt]:
@@ -103,10 +102,12 @@ class Sampler:
     the state, because the killed run has drawn some images of the steps that are repeated.
     """
 
-    def __init__(self, prompts: list[Prompt], paths: cache.Paths, model: Path, args, device, dtypes: tuple, log):
-        self.prompts, self.paths, self.model, self.args = prompts, paths, model, args
+    def __init__(
+        self, prompts: list[Prompt], paths: cache.Paths, model: Path, family, args, device, dtypes: tuple, log
+    ):
+        self.prompts, self.paths, self.model, self.family, self.args = prompts, paths, model, family, args
         self.device, self.dtypes, self.log = device, dtypes, log
-        self.pipeline: FluxPipeline | None = None
+        self.pipeline: Any = None
         self.since_s = math.inf
 
     def due(self, step: int, epoch_done: int | None) -> bool:
@@ -175,6 +176,8 @@ class Sampler:
         import torch
 
         pipe = self.pipeline or self.build(transformer)
+        if prompt.shift is not None and hasattr(pipe.scheduler, "set_shift"):
+            pipe.scheduler.set_shift(prompt.shift)
         started = time.monotonic()
 
         def between(_pipe, done, _timestep, values):
@@ -185,72 +188,49 @@ class Sampler:
             return values
 
         text = self.embeddings(prompt.prompt)
-        extra = {}
-        if prompt.cfg != 1.0:
-            negative = self.embeddings(prompt.negative)
-            extra = {
-                "true_cfg_scale": prompt.cfg,
-                "negative_prompt_embeds": negative["t5"],
-                "negative_pooled_prompt_embeds": negative["clip"],
-            }
-        if self.args.apply_t5_attn_mask:
-            from trainer.flow import attention_mask
-
-            tokens = (prompt.height // 16) * (prompt.width // 16)
-            extra["joint_attention_kwargs"] = {"attention_mask": attention_mask(text["mask"], tokens)}
-        latents = pipe(
-            prompt_embeds=text["t5"],
-            pooled_prompt_embeds=text["clip"],
+        without = self.embeddings(prompt.negative) if prompt.cfg != 1.0 else None
+        picture = pipe(
             height=prompt.height,
             width=prompt.width,
             num_inference_steps=prompt.steps,
-            guidance_scale=prompt.guidance,
             generator=torch.Generator().manual_seed(prompt.seed),
             callback_on_step_end=between,
-            output_type="latent",
+            output_type="pt",
             return_dict=False,
-            **extra,
+            **self.family.sample(text, without, prompt, self.args),
         )[0]
-        return self.decode(pipe, latents, prompt)
-
-    def decode(self, pipe, latents, prompt: Prompt):
-        import torch
-
-        vae = pipe.vae.to(self.device)
-        try:
-            with torch.autocast(self.device.type, enabled=False):
-                spread = pipe._unpack_latents(latents, prompt.height, prompt.width, pipe.vae_scale_factor)
-                spread = spread / vae.config.scaling_factor + vae.config.shift_factor
-                picture = vae.decode(spread.to(self.dtypes[0]), return_dict=False)[0]
-        finally:
-            vae.to("cpu")  # an out-of-memory error here must not reduce the memory for training
         if not torch.isfinite(picture).all():
             raise SampleError("the image has values that are not finite")
-        return pipe.image_processor.postprocess(picture.float().cpu(), output_type="pil")[0]
+        return pipe.image_processor.numpy_to_pil(pipe.image_processor.pt_to_numpy(picture.float()))[0]
 
     def embeddings(self, text: str) -> dict:
-        cached = cache.load_text(self.paths.prompts[text])
-        out = {key: cached[key][None].to(self.device, self.dtypes[1]) for key in ("t5", "clip")}
-        return {**out, "mask": cached["mask"][None].to(self.device)}
+        from trainer.flow import on_device
+
+        cached = {key: value[None] for key, value in cache.load(self.paths.prompts[text]).items()}
+        return on_device(cached, self.device, self.dtypes[1])
 
     def build(self, transformer):
-        from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
-        from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
+        import diffusers
+        import torch
 
-        class Pipeline(FluxPipeline):
-            _execution_device = self.device  # the VAE is on the CPU, in split mode also half of the transformer
+        kept = models.config(self.model, "scheduler", "scheduler_config.json")
+        vae = models.load_part(self.model, "vae", self.dtypes[0], "cpu")
+        decode = vae.decode
 
-        pipeline = Pipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler.from_config(
-                models.config(self.model, "scheduler", "scheduler_config.json")
-            ),
-            vae=models.load_part(self.model, "vae", self.dtypes[0], "cpu"),
-            text_encoder=None,
-            tokenizer=None,
-            text_encoder_2=None,
-            tokenizer_2=None,
-            transformer=transformer,
+        def decode_on_device(latents, **more):
+            vae.to(self.device)
+            try:
+                with torch.autocast(self.device.type, enabled=False):
+                    return decode(latents.to(self.device, self.dtypes[0]), **more)
+            finally:
+                vae.to("cpu")  # an out-of-memory error here must not reduce the memory for training
+
+        vae.decode = decode_on_device
+        self.pipeline = models.pipeline(
+            self.model,
+            device=self.device,
+            scheduler=getattr(diffusers, kept["_class_name"]).from_config(kept),
+            vae=vae,
+            **{self.family.denoiser: transformer},
         )
-        pipeline.set_progress_bar_config(disable=True)
-        self.pipeline = pipeline
-        return pipeline
+        return self.pipeline

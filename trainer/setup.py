@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from guards import world as group
 from guards.snapshots import Snapshots
 from guards.state_saves import StateSaves
 from guards.step_requests import StepRequests
-from trainer import cache, dataset, imports, lora, models, optimizers, samples, split, states, validation
+from trainer import cache, dataset, families, imports, lora, models, optimizers, samples, states, streaming, validation
 from trainer.data_order import EpochSampler
 from trainer.errors import TrainError
 
@@ -52,6 +52,7 @@ class Training:
     optimizer: Any
     sampler: samples.Sampler
     validator: validation.Validator
+    family: families.Family
     belongs: dict
     micros: int
     per_epoch: int
@@ -87,8 +88,8 @@ def build(args, hb) -> Training:
     import torch
 
     accelerator = make_accelerator(args, hb)
-    if args.fp8_base and accelerator.device.type == "mps":
-        raise TrainError("--fp8_base: Apple's GPUs do not support float8; remove the flag")
+    if args.stored and accelerator.device.type == "mps":
+        raise TrainError(f"--base_weights {args.stored}: Apple's GPUs do not support it; remove the flag")
     rank, world, device = accelerator.process_index, accelerator.num_processes, accelerator.device
 
     def log(text: str) -> None:
@@ -100,25 +101,29 @@ def build(args, hb) -> Training:
     hb.phase("load", note="finding the model")
     with first_on_each_machine(accelerator, "the model's files"):
         model = models.locate(args.pretrained_model_name_or_path, lambda done, total: hb.item(done))
+    family = families.of(model)
+    check_family(args, family)
+    prompts = [replace(one, cfg=one.guidance) for one in prompts] if family.guidance_is_cfg else prompts
+    args.t5_tokens = models.t5_tokens(model, family, args.t5xxl_max_token_length)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.mixed_precision, torch.float32)
     half_vae = args.mixed_precision == "bf16" and device.type != "cpu" and not args.no_half_vae
     dtypes = (torch.bfloat16 if half_vae else torch.float32, dtype)
     if held:
         log(f"held out for validation: {len(held)} of {len(images) + len(held)} images")
-    every = fill_caches(args, hb, log, accelerator, [*images, *held], prompts, model, output, dtypes)
+    every = fill_caches(args, hb, log, accelerator, [*images, *held], prompts, model, family, output, dtypes)
     paths = cache.Paths(every.latents[: len(images)], every.texts[: len(images)], every.prompts)
     held_names = [path.name for path in every.latents[len(images) :]]
 
     hb.reach("model")
-    hb.phase("load", note="transformer")
-    home = torch.device("cpu") if args.split_mode else device
-    transformer = models.load_transformer(model, dtype, home, args.fp8_base, lambda done, total: hb.item(done))
+    hb.phase("load", note=family.denoiser)
+    home = torch.device("cpu") if args.split_mode or args.blocks_to_stream else device
+    transformer = models.load_denoiser(model, family, dtype, home, args.stored, lambda done, total: hb.item(done))
     hb.reach("network")
     parameters = lora.add(
         transformer,
         rank=args.network_dim,
         alpha=args.network_alpha,
-        blocks=args.train_blocks,
+        blocks=family.blocks[args.train_blocks],
         dropout=args.network_dropout or 0.0,
         seed=args.seed,
         cast_inputs=args.mixed_precision == "no",
@@ -127,7 +132,9 @@ def build(args, hb) -> Training:
     if args.gradient_checkpointing:
         transformer.enable_gradient_checkpointing()
     if args.split_mode:
-        split.install(transformer, device)
+        streaming.split(transformer, family.halves, device)
+    elif args.blocks_to_stream:
+        streaming.blocks(transformer, args.blocks_to_stream, device)
     hb.reach("loader")
     rate = args.unet_lr if args.unet_lr is not None else args.learning_rate
     optimizer = optimizers.build(args.optimizer_type, args.optimizer_options, rate, list(parameters.values()))
@@ -146,7 +153,7 @@ def build(args, hb) -> Training:
         "network_alpha": args.network_alpha,
         "train_blocks": args.train_blocks,
         "optimizer_type": args.optimizer_type,
-        "model": models.fingerprint(model, "transformer"),
+        "model": models.fingerprint(model, family.denoiser),
         "seed": args.seed,
         "data": cache.name_of(*((image.repeats, image.batch_size) for image in images), *names(paths)),
         "gradient_accumulation_steps": args.gradient_accumulation_steps,
@@ -166,8 +173,9 @@ def build(args, hb) -> Training:
         transformer=transformer,
         parameters=parameters,
         optimizer=optimizer,
-        sampler=samples.Sampler(prompts, paths, model, args, device, dtypes, log),
-        validator=validation.Validator(args, cache.Batches(every), held_names, len(images), device, dtype),
+        sampler=samples.Sampler(prompts, paths, model, family, args, device, dtypes, log),
+        validator=validation.Validator(args, family, cache.Batches(every), held_names, len(images), device, dtype),
+        family=family,
         belongs=belongs,
         micros=micros,
         per_epoch=per_epoch,
@@ -177,6 +185,31 @@ def build(args, hb) -> Training:
         snapshots=memory,
         saves=StateSaves.from_env(memory, hb),
     )
+
+
+def check_family(args, family: families.Family) -> None:
+    """Raises a TrainError for flags that the model's family does not have."""
+    if args.network_module not in (None, family.module):
+        raise TrainError(
+            f"--network_module {args.network_module}: {family.name} needs {family.module}; correct the flag"
+        )
+    if args.train_blocks not in family.blocks:
+        raise TrainError(
+            f"--network_args train_blocks={args.train_blocks}: {family.name} has {' and '.join(family.blocks)}; correct the flag"
+        )
+    wrong = [
+        f"--{flag}" for flag in ("min_snr_gamma", "v_parameterization", "zero_terminal_snr") if getattr(args, flag)
+    ]
+    if wrong and family.key != "sdxl":
+        raise TrainError(f"{' and '.join(wrong)}: of SDXL, and the model is {family.name}; remove the flag")
+    if args.huber_schedule == "snr" and args.loss_type in ("huber", "smooth_l1") and family.key != "sdxl":
+        raise TrainError(
+            f"--loss_type {args.loss_type}: --huber_schedule snr does not apply to {family.name}; use constant or exponential"
+        )
+    if args.blocks_to_stream and family.denoiser != "transformer":
+        raise TrainError(f"--blocks_to_stream: not with {family.name}, which is small; remove the flag")
+    if args.split_mode and not family.halves:
+        raise TrainError(f"--split_mode: {family.name} has no halves; use --base_weights nf4 to save memory")
 
 
 def names(paths: cache.Paths) -> list[str]:
@@ -267,7 +300,7 @@ def make_accelerator(args, hb):
     return accelerator
 
 
-def fill_caches(args, hb, log, accelerator, images, prompts, model, output, dtypes) -> cache.Paths:
+def fill_caches(args, hb, log, accelerator, images, prompts, model, family, output, dtypes) -> cache.Paths:
     """Encodes what is not cached: each process a share, then all wait for each other.
 
     Machines that share no disk lack what the others have encoded: each encodes that again, which gives the same numbers.
@@ -278,26 +311,27 @@ def fill_caches(args, hb, log, accelerator, images, prompts, model, output, dtyp
     if group.local_size() < accelerator.num_processes:
         shares.append((accelerator.local_process_index, group.local_size()))
     for first, step in shares:
-        encode_share(args, hb, log, accelerator, images, paths, model, dtypes, slice(first, None, step))
+        encode_share(args, hb, log, accelerator, images, paths, model, family, dtypes, slice(first, None, step))
     return paths
 
 
-def encode_share(args, hb, log, accelerator, images, paths, model, dtypes, share: slice) -> None:
+def encode_share(args, hb, log, accelerator, images, paths, model, family, dtypes, share: slice) -> None:
     """Encodes this process's share of what is missing."""
+    import torch
+
     device = accelerator.device
     texts, latents = cache.missing_texts(images, paths)[share], cache.missing_latents(images, paths)[share]
     barrier(accelerator, "the list of caches")  # before any file is written, so that all processes share the same list
     if latents:
         log("caching latents...")
-        cache.encode_latents(latents, model, dtypes[0], device, hb)
+        cache.encode_latents(latents, model, family, dtypes[0], device, hb)
     hb.reach("tokenizer")
     if texts:
         log("caching Text Encoder outputs...")
-        cache.encode_texts(texts, model, args, dtypes[1], device, hb)
+        where = torch.device("cpu") if args.text_encoder_cpu else device
+        cache.encode_texts(texts, model, family, args, dtypes[1], where, hb)
     if texts or latents:
         import gc
-
-        import torch
 
         gc.collect()  # T5 is 9 GB: it must be freed before the transformer is loaded
         if device.type == "cuda" and not args.highvram:

@@ -16,15 +16,15 @@ REASONS: dict[str, str] = {
     "each image and caption is encoded alone, so that its cache file depends on nothing else; remove the flag": (
         "vae_batch_size text_encoder_batch_size skip_cache_check"
     ),
-    "it does not apply to FLUX.1; remove the flag": (
-        "v2 v_parameterization clip_skip max_token_length zero_terminal_snr min_snr_gamma "
+    "the built-in trainer's models have no such setting; remove the flag": (
+        "v2 clip_skip max_token_length "
         "scale_v_pred_loss_like_noise_pred v_pred_like_loss debiased_estimation_loss noise_offset "
         "noise_offset_random_strength multires_noise_iterations multires_noise_discount adaptive_noise_scale "
         "min_timestep max_timestep sample_sampler controlnet_model_name_or_path"
     ),
     "the model is read from a folder in diffusers' layout, which has all parts; use the sd-scripts backend for single "
     "files": "clip_l t5xxl ae vae tokenizer_cache_dir disable_mmap_load_safetensors",
-    "moving blocks during a step is a known cause of hangs; use --split_mode, which moves two halves instead": (
+    "moving blocks during a step is a known cause of hangs; use --blocks_to_stream, which only copies them": (
         "blocks_to_swap cpu_offload_checkpointing"
     ),
     "scaled-dot-product attention is always used; use --sdpa": "xformers mem_eff_attn",

@@ -59,8 +59,8 @@ class Validator:
     first: the index of the first one in `batches`.
     """
 
-    def __init__(self, args, batches, names: list[str], first: int, device, dtype):
-        self.args, self.batches, self.names, self.first = args, batches, names, first
+    def __init__(self, args, family, batches, names: list[str], first: int, device, dtype):
+        self.args, self.family, self.batches, self.names, self.first = args, family, batches, names, first
         self.device, self.dtype = device, dtype
         self.seed = args.seed if args.validation_seed is None else args.validation_seed
 
@@ -100,9 +100,10 @@ class Validator:
                     if stop():
                         return None
                     seed = seed_for(self.seed, "validation", self.names[number], level)
-                    noise = {"sigmas": torch.tensor([level])}
                     with torch.no_grad(), autocast():
-                        one = flow.loss_of(self.args, transformer, batch, seed, self.device, self.dtype, **noise)
+                        one = flow.loss_of(
+                            self.args, self.family, transformer, batch, seed, self.device, self.dtype, level=level
+                        )
                     losses.append(float(one))
                     hb.item(len(losses))
         return sum(losses) / len(losses)

@@ -61,6 +61,8 @@ def theme() -> gr.themes.Base:
         input_background_fill_dark="*neutral_800",
         checkbox_label_background_fill="*neutral_50",
         checkbox_label_background_fill_dark="*neutral_800",
+        checkbox_label_background_fill_hover="*neutral_100",
+        checkbox_label_background_fill_hover_dark="*neutral_700",  # the usual one is too light for its text
         checkbox_background_color_selected="*primary_700",
         checkbox_border_color_selected="*primary_700",
         color_accent="*primary_700",

@@ -15,6 +15,7 @@ from trainer_helpers import ROOT, flags
 
 from trainer import flow, lora, models, tiny_flux
 from trainer.arguments import parse
+from trainer.families.flux import FAMILY
 
 torch = pytest.importorskip("torch")
 CPU = torch.device("cpu")
@@ -75,13 +76,15 @@ def both(newest, tmp_path_factory):
         "alpha_masks": torch.rand(6, 64, 96, generator=draw).round(),
     }
     save_file(batch, folder / "batch.safetensors")
-    transformer = models.load_transformer(model, torch.float32, CPU, False, lambda done, total: None)
-    parameters = lora.add(transformer, rank=3, alpha=2.0, blocks="all", dropout=0.0, seed=1, cast_inputs=True)
+    transformer = models.load_denoiser(model, FAMILY, torch.float32, CPU, "", lambda done, total: None)
+    parameters = lora.add(
+        transformer, rank=3, alpha=2.0, blocks=FAMILY.blocks["all"], dropout=0.0, seed=1, cast_inputs=True
+    )
     with torch.no_grad():
         for number, (name, weight) in enumerate(sorted(parameters.items())):
             if ".lora_B." in name:  # zero until it is trained
                 weight.normal_(0, 1.0, generator=torch.Generator().manual_seed(number))
-    (folder / "lora.safetensors").write_bytes(lora.to_file(parameters, 2.0 / 3, None, {}))
+    (folder / "lora.safetensors").write_bytes(lora.to_file(parameters, FAMILY.prefix, 2.0 / 3, None, {}))
     files = {"model": model, "batch": folder / "batch.safetensors", "lora": folder / "lora.safetensors"}
     requested = {name: str(path) for name, path in files.items()}
     requested |= {"draws": numbered(SAMPLINGS), "losses": numbered(LOSSES)}
@@ -98,7 +101,7 @@ def both(newest, tmp_path_factory):
 def ours(requested: dict, transformer, batch: dict) -> float:
     args = Namespace(**requested)
     with torch.no_grad():
-        return flow.loss_of(args, transformer, batch, requested["noise_seed"], CPU, torch.float32).item()
+        return flow.loss_of(args, FAMILY, transformer, batch, requested["noise_seed"], CPU, torch.float32).item()
 
 
 @pytest.mark.parametrize("number", range(len(SAMPLINGS)), ids=[" ".join(map(str, c.values())) for c in SAMPLINGS])
@@ -111,14 +114,14 @@ def test_the_same_noise_gives_the_same_noise_levels(both, number):
 
 
 def test_the_loss_is_that_of_sd_scripts_whatever_the_options(both):
-    transformer = models.load_transformer(both["model"], torch.float32, CPU, False, lambda done, total: None)
+    transformer = models.load_denoiser(both["model"], FAMILY, torch.float32, CPU, "", lambda done, total: None)
     found = [ours(one, transformer, both["batch"]) for one in both["requested"]["losses"]]
     assert found == pytest.approx(both["answered"]["losses"], rel=1e-5)
     assert len({round(value, 4) for value in found}) == len(LOSSES), "options that change nothing test nothing"
 
 
 def test_the_loss_below_a_mask_is_that_of_sd_scripts(both):
-    transformer = models.load_transformer(both["model"], torch.float32, CPU, False, lambda done, total: None)
+    transformer = models.load_denoiser(both["model"], FAMILY, torch.float32, CPU, "", lambda done, total: None)
     area = torch.nn.functional.interpolate(both["batch"]["alpha_masks"][:, None], size=(8, 12), mode="area")[:, 0]
     batch = {**both["batch"], "loss_mask": area}
     found = [ours(one, transformer, batch) for one in both["requested"]["losses"][:4]]
@@ -139,6 +142,7 @@ def test_the_tokens_are_those_of_the_real_t5_vocabulary(newest, tmp_path):
 
     source = Path(tiny_sd_scripts.checkout()) / "configs" / "t5_old"
     shutil.copytree(source, tmp_path / "tokenizer_2")
+    (tmp_path / "model_index.json").write_text('{"tokenizer_2": ["transformers", "T5TokenizerFast"]}')
     reference = sentencepiece.SentencePieceProcessor(model_file=str(source / "spiece.model"))
     tokenizer = models.load_tokenizer(tmp_path, "tokenizer_2")
     for text in ("a photo of ohwx man, standing  in rain", "ünï 🎉 日本", " leading space", ""):

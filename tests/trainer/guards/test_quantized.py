@@ -11,6 +11,8 @@ import safetensors
 
 from guards import quantized
 from trainer import models
+from trainer.families.flux import FAMILY
+from trainer.quantized import KINDS
 
 torch = pytest.importorskip("torch")
 CPU = torch.device("cpu")
@@ -19,12 +21,12 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def model(model, tmp_path, monkeypatch):
     monkeypatch.setattr(quantized, "RESERVE", 0)
-    shutil.copytree(model, tmp_path / "m")
+    shutil.copytree(model, tmp_path / "m", ignore=shutil.ignore_patterns(quantized.FOLDER))
     return tmp_path / "m"
 
 
-def load(model, dtype=torch.bfloat16, fp8=True):
-    found = models.load_transformer(model, dtype, CPU, fp8, lambda done, total: None)
+def load(model, dtype=torch.bfloat16, kind="float8"):
+    found = models.load_denoiser(model, FAMILY, dtype, CPU, kind, lambda done, total: None)
     for copy in made:
         copy.wait()
     return found
@@ -53,14 +55,15 @@ def same(a, b):
     )
 
 
-def test_the_second_start_reads_only_the_copy_and_has_the_same_weights(model, monkeypatch):
-    first = load(model)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_second_start_reads_only_the_copy_and_has_the_same_weights(model, monkeypatch, kind):
+    first = load(model, kind=kind)
     (copy,) = copies(model)
     seen, real = [], safetensors.safe_open
     monkeypatch.setattr(safetensors, "safe_open", lambda file, **more: (seen.append(Path(file)), real(file, **more))[1])
-    second = load(model)
+    second = load(model, kind=kind)
     assert seen == [copy] and same(first, second) and copies(model) == [copy]
-    assert "Fp8Linear" in {type(module).__name__ for module in second.modules()}
+    assert "StoredLinear" in {type(module).__name__ for module in second.modules()}
     models.check(model)  # the folder of the copy is no part of the model
 
 
@@ -89,7 +92,7 @@ def test_a_copy_of_a_model_whose_name_begins_the_same_is_kept(model):
 
 
 def test_without_float8_nothing_is_kept(model):
-    load(model, fp8=False)
+    load(model, kind="")
     assert copies(model) == []
 
 
@@ -137,9 +140,7 @@ def test_a_start_that_fails_leaves_nothing_and_what_a_killed_one_left_is_removed
     old.write_text("")
     new.write_text("")
     os.utime(old, (1, 1))
-    monkeypatch.setattr(
-        "trainer.fp8.Fp8Linear.convert", lambda module: (_ for _ in ()).throw(RuntimeError("out of memory"))
-    )
+    monkeypatch.setattr("trainer.quantized.convert", lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
     with pytest.raises(RuntimeError, match="out of memory"):
         load(model)
     assert copies(model) == [new]

@@ -19,6 +19,7 @@ from trainer import setup
 from trainer.arguments import parse
 from trainer.cache import FOLDER
 from trainer.errors import TrainError
+from trainer.families.flux import FAMILY
 from trainer.samples import Prompt, Sampler
 from trainer.setup import build
 
@@ -171,7 +172,7 @@ def test_a_damaged_vae_costs_the_samples_and_not_the_training(work, tmp_path):
     transformer.gradient_checkpointing = True
     args = SimpleNamespace(output_dir=tmp_path / "out", output_name="tiny")
     device, dtypes = torch.device("cpu"), (torch.float32, torch.float32)
-    sampler = Sampler([Prompt(0, "a thing", 1)], None, model, args, device, dtypes, messages.append)
+    sampler = Sampler([Prompt(0, "a thing", 1)], None, model, FAMILY, args, device, dtypes, messages.append)
     assert sampler.make(transformer, None, 2, 0.1, Heartbeat.from_env(0), nullcontext, lambda: None) == []
     assert "sample image 1 is skipped: TrainError" in messages[-1] and "download it again" in messages[-1]
     assert transformer.training and transformer.gradient_checkpointing

@@ -1,4 +1,4 @@
-"""The trainer's parts on a real (tiny) FLUX: loading, float8, halves, LoRA file, schedules, samples."""
+"""The trainer's parts on a real (tiny) FLUX: loading, stored weights, halves, LoRA file, schedules, samples."""
 
 import json
 import re
@@ -11,10 +11,11 @@ from trainer_helpers import flags, sha
 
 from guards import limits
 from guards.heartbeat import Heartbeat
-from trainer import flow, lora, models, optimizers, samples, split, tiny_flux
+from trainer import flow, lora, models, optimizers, quantized, samples, streaming, tiny_flux
 from trainer.arguments import parse
 from trainer.errors import TrainError
-from trainer.fp8 import Fp8Linear
+from trainer.families import common
+from trainer.families.flux import FAMILY
 
 torch = pytest.importorskip("torch")
 CPU = torch.device("cpu")
@@ -37,9 +38,30 @@ def arguments(**changed):
     return parse(flags("m", "d", "o", **changed))
 
 
-def loaded(model, blocks="all", fp8=False, **lora_changed):
-    transformer = models.load_transformer(model, torch.float32, CPU, fp8, no_tick)
-    settings = {"rank": 4, "alpha": 1.0, "blocks": blocks, "dropout": 0.0, "seed": 42, "cast_inputs": True}
+def with_tokens(**changed):
+    args = arguments(**changed)
+    args.t5_tokens = 16
+    return args
+
+
+def load(model, kind=""):
+    return models.load_denoiser(model, FAMILY, torch.float32, CPU, kind, no_tick)
+
+
+def loss_of(args, transformer, batch, seed):
+    return flow.loss_of(args, FAMILY, transformer, batch, seed, CPU, torch.float32)
+
+
+def loaded(model, blocks="all", kind="", **lora_changed):
+    transformer = load(model, kind)
+    settings = {
+        "rank": 4,
+        "alpha": 1.0,
+        "blocks": FAMILY.blocks[blocks],
+        "dropout": 0.0,
+        "seed": 42,
+        "cast_inputs": True,
+    }
     return transformer, lora.add(transformer, **{**settings, **lora_changed})
 
 
@@ -58,7 +80,7 @@ def steps(transformer, parameters, args, count=3):
     optimizer = torch.optim.AdamW(parameters.values(), lr=1e-2)
     out = []
     for step in range(count):
-        loss = flow.loss_of(args, transformer, a_batch(), step, CPU, torch.float32)
+        loss = loss_of(args, transformer, a_batch(), step)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -84,13 +106,13 @@ def test_two_makers_at_once_make_one_model_and_always_the_same(tmp_path, monkeyp
 def test_the_transformer_is_that_of_diffusers(model):
     from diffusers import FluxTransformer2DModel
 
-    ours = models.load_transformer(model, torch.float32, CPU, False, no_tick)
+    ours = load(model)
     theirs = FluxTransformer2DModel.from_pretrained(model / "transformer").eval()
     args = arguments()
     with torch.no_grad():
         assert torch.equal(
-            flow.loss_of(args, ours, a_batch(), 1, CPU, torch.float32),
-            flow.loss_of(args, theirs, a_batch(), 1, CPU, torch.float32),
+            loss_of(args, ours, a_batch(), 1),
+            loss_of(args, theirs, a_batch(), 1),
         )
 
 
@@ -101,26 +123,34 @@ def test_the_lora_sits_on_every_matrix_of_the_selected_blocks(model, blocks, lay
     assert all(p.requires_grad and p.dtype == torch.float32 for p in parameters.values())
 
 
-def test_float8_halves_the_blocks_and_trains_nearly_the_same(model):
+@pytest.mark.parametrize(
+    ("kind", "bits", "most"),
+    [("float8", 8, 0.05), ("float8_scaled", 8.3, 0.05), ("int8", 8.3, 0.02), ("nf4", 4.6, 0.15)],
+)
+def test_stored_blocks_are_small_and_train_nearly_the_same(model, kind, bits, most):
     args = arguments()
-    original, small = loaded(model), loaded(model, fp8=True)
-    stored = [m.weight.dtype for m in small[0].modules() if isinstance(m, Fp8Linear)]
-    assert len(stored) == 2 * 14 + 4 * 6 and set(stored) == {torch.float8_e4m3fn}
+    original, small = loaded(model), loaded(model, kind=kind)
+    layers = [m for m in small[0].modules() if isinstance(m, quantized.StoredLinear)]
+    assert len(layers) == 2 * 14 + 4 * 6
+    numbers = sum(layer.in_features * layer.out_features for layer in layers)
+    kept = sum(t.nbytes for layer in layers for t in (layer.weight, layer.scales) if t is not None)
+    assert 8 * kept / numbers < bits * 1.1
     assert small[0].x_embedder.weight.dtype == torch.float32
     first, second = steps(*original, args), steps(*small, args)
     assert first != second
-    assert max(abs(a - b) for a, b in zip(first, second, strict=True)) < 0.05
+    assert max(abs(a - b) for a, b in zip(first, second, strict=True)) < most
     assert all(torch.isfinite(p).all() for p in small[1].values())
 
 
-def test_the_gradient_through_a_float8_matrix_is_that_of_its_value():
-    plain = torch.nn.Linear(8, 6).requires_grad_(False)
-    small = torch.nn.Linear(8, 6).requires_grad_(False)
-    small.weight.data = plain.weight.data.to(torch.float8_e4m3fn)
+@pytest.mark.parametrize("kind", quantized.KINDS)
+def test_the_gradient_through_a_stored_matrix_is_that_of_its_value(kind):
+    plain = torch.nn.Linear(64, 6).requires_grad_(False)
+    small = torch.nn.Linear(64, 6).requires_grad_(False)
     small.bias.data = plain.bias.data.clone()
-    Fp8Linear.convert(small)
-    plain.weight.data = small.weight.data.float()
-    x = torch.randn(3, 8)
+    stored, scales = quantized.store(plain.weight.data, kind)
+    quantized.convert(small, stored, scales)
+    plain.weight.data = quantized.restore(stored, scales, (6, 64), torch.float32)
+    x = torch.randn(3, 64)
     gradients = []
     for layer in (plain, small):
         at = x.clone().requires_grad_(True)
@@ -137,7 +167,7 @@ def test_split_mode_trains_what_plain_training_of_the_single_blocks_trains(model
         if recompute:
             transformer.enable_gradient_checkpointing()
         if halves:
-            split.install(transformer, CPU)
+            streaming.split(transformer, FAMILY.halves, CPU)
         results.append((steps(transformer, parameters, args, 4), parameters))
     (plain, weights), (halved, others) = results
     assert plain == pytest.approx(halved, abs=1e-6)
@@ -145,28 +175,54 @@ def test_split_mode_trains_what_plain_training_of_the_single_blocks_trains(model
     assert any(weights[name].abs().max() > 0 for name in weights if "lora_B" in name)
 
 
-def test_split_mode_has_one_half_on_the_device_at_a_time(model):
-    """The device is "cpu:0", which torch holds for another one than "cpu": what is brought there is a copy."""
+ELSEWHERE = torch.device("cpu", 0)  # torch holds it for another device than "cpu": what is brought there is a copy
+
+
+def away(streamer):
+    """The groups whose weights are in their home."""
+    pairs = enumerate(zip(streamer.parts, streamer.home, strict=True))
+    return [n for n, (parts, home) in pairs if [p.data_ptr() for p in parts] == [h.data_ptr() for h in home]]
+
+
+def test_a_step_brings_each_half_once_and_one_at_a_time(model, monkeypatch):
     transformer, parameters = loaded(model, "single")
-    original = {name: p.clone() for name, p in transformer.named_parameters() if name not in parameters}
-    halves = split.Halves(transformer, torch.device("cpu", 0))
-    homes = {half: [p.data_ptr() for p in halves.home[half]] for half in halves.home}
-    for here, there in (("upper", "lower"), ("lower", "upper"), ("upper", "lower")):
-        halves.bring(here)
-        assert not {p.data_ptr() for p in halves.parts[here]} & set(homes[here])
-        assert [p.data_ptr() for p in halves.parts[there]] == homes[there]
-    both = {id(p) for half in halves.parts.values() for p in half}
-    assert both == {id(p) for p in transformer.parameters() if not p.requires_grad}
+    original = {name: p.clone() for name, p in transformer.named_parameters() if "lora_" not in name}
+    streamer = streaming.split(transformer, FAMILY.halves, ELSEWHERE)
+    assert away(streamer) == [0, 1]
+    brought, real = [], streaming.Streamer.bring
+
+    def bring(self, half):
+        real(self, half)
+        brought.append((half, away(self)))
+
+    monkeypatch.setattr(streaming.Streamer, "bring", bring)
+    steps(transformer, parameters, arguments(), 2)
+    assert brought == [(0, [1]), (1, [0])] * 2
+    assert {id(p) for parts in streamer.parts for p in parts} == {
+        id(p) for p in transformer.parameters() if not p.requires_grad
+    }
     assert all(torch.equal(p, original[name]) for name, p in transformer.named_parameters() if name in original)
 
 
-def test_a_step_brings_each_half_once(model, monkeypatch):
-    transformer, parameters = loaded(model, "single")
-    split.install(transformer, CPU)
-    brought, real = [], split.Halves.bring
-    monkeypatch.setattr(split.Halves, "bring", lambda self, half: (brought.append(half), real(self, half)))
-    steps(transformer, parameters, arguments(), 2)
-    assert brought == ["upper", "lower"] * 2
+@pytest.mark.parametrize("kind", ["", "nf4"])
+def test_streamed_blocks_train_the_same_and_two_of_them_are_there_at_a_time(model, monkeypatch, kind):
+    args, results = arguments(), []
+    here, real = [], streaming.Streamer.enter
+
+    def enter(self, number):
+        real(self, number)
+        here.append(len(self.parts) - len(away(self)))
+
+    monkeypatch.setattr(streaming.Streamer, "enter", enter)
+    for count in (0, 5):
+        transformer, parameters = loaded(model, kind=kind)
+        transformer.train().enable_gradient_checkpointing()
+        if count:
+            streaming.blocks(transformer, count, ELSEWHERE)
+        results.append((steps(transformer, parameters, args), parameters))
+    (plain, weights), (streamed, others) = results
+    assert plain == streamed and all(torch.equal(weights[name], others[name]) for name in weights)
+    assert max(here) == 2 and len(here) == 3 * 2 * 5  # each block in forward, and again in backward
 
 
 def test_the_complete_flux_dev_takes_a_step_as_shapes():
@@ -177,9 +233,16 @@ def test_the_complete_flux_dev_takes_a_step_as_shapes():
     with init_empty_weights():
         transformer = FluxTransformer2DModel(guidance_embeds=True).to(torch.bfloat16)  # diffusers' defaults are dev's
     assert sum(p.numel() for p in transformer.parameters()) == 11_901_408_320
-    lower = {id(p) for name in split.LOWER for p in getattr(transformer, name).parameters()}
+    lower = {id(p) for name in FAMILY.halves for p in getattr(transformer, name).parameters()}
     assert sum(p.numel() for p in transformer.parameters() if id(p) in lower) == 5_399_565_888
-    settings = {"rank": 16, "alpha": 16.0, "blocks": "all", "dropout": 0.0, "seed": 1, "cast_inputs": True}
+    settings = {
+        "rank": 16,
+        "alpha": 16.0,
+        "blocks": FAMILY.blocks["all"],
+        "dropout": 0.0,
+        "seed": 1,
+        "cast_inputs": True,
+    }
     parameters = lora.add(transformer, **settings)
     transformer.train().enable_gradient_checkpointing()
     batch = {
@@ -187,7 +250,7 @@ def test_the_complete_flux_dev_takes_a_step_as_shapes():
         "t5": torch.zeros(1, 512, 4096, dtype=torch.bfloat16),
         "clip": torch.zeros(1, 768, dtype=torch.bfloat16),
     }
-    loss = flow.loss_of(arguments(), transformer, batch, 1, torch.device("meta"), torch.bfloat16)
+    loss = flow.loss_of(arguments(), FAMILY, transformer, batch, 1, torch.device("meta"), torch.bfloat16)
     loss.backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in parameters.values())
     found = {name: tuple(p.shape) for name, p in parameters.items()}
@@ -220,9 +283,11 @@ def test_the_lora_file_loads_into_a_flux_pipeline_and_does_there_what_it_did_her
     args = arguments(network_alpha=2.0, network_dim=4)
     transformer, parameters = loaded(model, alpha=2.0)
     steps(transformer, parameters, args)
-    about = lora.describe(args, guided=True, epoch=1, step=3, images=[], batches=1, epochs=1, steps=3)
-    data = lora.to_file(parameters, 2.0 / 4, None, about)
-    assert data == lora.to_file(parameters, 2.0 / 4, None, about)
+    about = lora.describe(
+        args, FAMILY, architecture="flux-1-dev/lora", epoch=1, step=3, images=[], batches=1, epochs=1, steps=3
+    )
+    data = lora.to_file(parameters, FAMILY.prefix, 2.0 / 4, None, about)
+    assert data == lora.to_file(parameters, FAMILY.prefix, 2.0 / 4, None, about)
     file = tmp_path / "x.safetensors"
     file.write_bytes(data)
     with safe_open(file, "pt") as content:
@@ -232,10 +297,10 @@ def test_the_lora_file_loads_into_a_flux_pipeline_and_does_there_what_it_did_her
     pipe = FluxPipeline.from_pretrained(model)
     plain = pipe.transformer
     with torch.no_grad():
-        before = flow.loss_of(args, plain, a_batch(), 9, CPU, torch.float32)
-        trained = flow.loss_of(args, transformer.eval(), a_batch(), 9, CPU, torch.float32)
+        before = loss_of(args, plain, a_batch(), 9)
+        trained = loss_of(args, transformer.eval(), a_batch(), 9)
         pipe.load_lora_weights(tmp_path, weight_name=file.name)
-        after = flow.loss_of(args, pipe.transformer, a_batch(), 9, CPU, torch.float32)
+        after = loss_of(args, pipe.transformer, a_batch(), 9)
     assert abs(before - trained) > 1e-3
     assert after.item() == trained.item()  # alpha / rank is a power of two here, so multiplying it in rounds nothing
 
@@ -244,11 +309,11 @@ def test_tokens_and_positions_are_those_of_the_pipeline():
     from diffusers import FluxPipeline
 
     latents = torch.randn(2, 16, 8, 12)
-    packed = flow.pack(latents)
+    packed = common.pack(latents)
     assert torch.equal(packed, FluxPipeline._pack_latents(latents, 2, 16, 8, 12))
-    assert torch.equal(flow.unpack(packed, 8, 12), latents)
+    assert torch.equal(common.unpack(packed, 8, 12), latents)
     ids = FluxPipeline._prepare_latent_image_ids(2, 4, 6, CPU, torch.float32)
-    assert torch.equal(flow.image_ids(8, 12, CPU), ids)
+    assert torch.equal(common.image_ids(8, 12, CPU), ids)
 
 
 @pytest.mark.parametrize("kind", ["constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial"])
@@ -309,13 +374,13 @@ def test_a_folder_as_it_is_published_encodes_and_trains_like_the_same_model_in_t
     for folder in (model, as_published(model, tmp_path / "flux-dev")):
         models.check(folder)
         todo = [("a thing, ünï 🎉", tmp_path / f"{folder.name}.npz")]
-        cache.encode_texts(todo, folder, arguments(), torch.float32, CPU, Heartbeat(None))
+        cache.encode_texts(todo, folder, FAMILY, with_tokens(), torch.float32, CPU, Heartbeat(None))
         vae = models.load_part(folder, "vae", torch.float32, CPU)
-        transformer = models.load_transformer(folder, torch.float32, CPU, False, no_tick)
+        transformer = load(folder)
         with torch.no_grad():
             latent = vae.encode(torch.linspace(-1, 1, 3 * 64 * 64).view(1, 3, 64, 64)).latent_dist.mode()
-            loss = flow.loss_of(arguments(), transformer, a_batch(), 1, CPU, torch.float32)
-        answers.append([*cache.load_text(todo[0][1]).values(), latent, loss])
+            loss = loss_of(arguments(), transformer, a_batch(), 1)
+        answers.append([*cache.load(todo[0][1]).values(), latent, loss])
     assert all(torch.equal(one, other) for one, other in zip(*answers, strict=True))
 
 
@@ -324,6 +389,7 @@ def test_a_part_that_lacks_a_tensor_is_refused_and_not_filled_with_noise(model, 
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(model / part, tmp_path / part)
+    shutil.copy(model / "model_index.json", tmp_path)
     file = next((tmp_path / part).glob("*.safetensors"))
     tensors = load_file(file)
     gone = sorted(tensors)[-2]
@@ -346,7 +412,7 @@ DAMAGED = {
     "is a git-lfs pointer": lambda at: (at / WEIGHTS).write_text(POINTER),
     "damaged or truncated": lambda at: (at / WEIGHTS).write_bytes((at / WEIGHTS).read_bytes()[:-1000]),
     "transformer/one.safetensors is missing": lambda at: (at / INDEX).write_text('{"weight_map": {"a": "one.safetensors"}}'),
-    "tokenizer/tokenizer.json or vocab.json and merges.txt is missing": lambda at: [
+    "tokenizer/tokenizer.json or vocab.json and merges.txt or spiece.model is missing": lambda at: [
         (at.parent / "tokenizer" / name).unlink() for name in ("tokenizer.json", "merges.txt")
     ],
     "index.json: not valid JSON (Expecting property name": lambda at: (at / INDEX).write_text("{broken"),
@@ -362,7 +428,7 @@ def test_a_model_that_cannot_be_used_says_what_and_where(model, tmp_path, messag
     shutil.copytree(model, folder)
     DAMAGED[message](folder / "transformer")
     with pytest.raises(TrainError) as error:
-        models.load_transformer(models.locate(str(folder), no_tick), torch.float32, CPU, False, no_tick)
+        load(models.locate(str(folder), no_tick))
     assert message in str(error.value) and str(tmp_path) in str(error.value)
 
 
@@ -393,12 +459,12 @@ def test_samples_are_fixed_by_their_seed_and_a_bad_one_is_skipped(model, tmp_pat
     prompts = samples.read(tmp_path / "p.txt", 42, messages.append)
     assert [(p.width, p.height, p.steps, p.seed, p.cfg) for p in prompts] == [(64, 64, 2, 7, 1.0), (64, 64, 2, 43, 2.0)]
     assert "'--ss euler' is not an option of sample images" in messages[0]
-    args, hb = arguments(output_dir=tmp_path, output_name="x"), Heartbeat(None)
+    args, hb = with_tokens(output_dir=tmp_path, output_name="x"), Heartbeat(None)
     dtypes = (torch.float32, torch.float32)
     paths = cache.plan([], samples.texts(prompts), model, tmp_path, args, dtypes, hb, messages.append)
-    cache.encode_texts(cache.missing_texts([], paths), model, args, torch.float32, CPU, hb)
+    cache.encode_texts(cache.missing_texts([], paths), model, FAMILY, args, torch.float32, CPU, hb)
     transformer, parameters = loaded(model)
-    sampler = samples.Sampler(prompts, paths, model, args, CPU, dtypes, messages.append)
+    sampler = samples.Sampler(prompts, paths, model, FAMILY, args, CPU, dtypes, messages.append)
 
     def make(step):
         made = sampler.make(transformer, None, step, 0.1, hb, torch.no_grad, lambda: None)
@@ -421,7 +487,7 @@ def test_samples_come_when_sd_scripts_would_make_them():
     def due(step, epoch, **changed):
         args = Namespace(sample_at_first=False, sample_every_n_steps=None, sample_every_n_epochs=None)
         vars(args).update(changed)
-        return samples.Sampler([samples.Prompt(0, "x", 1)], None, None, args, None, (), None).due(step, epoch)
+        return samples.Sampler([samples.Prompt(0, "x", 1)], None, None, FAMILY, args, None, (), None).due(step, epoch)
 
     assert due(0, None, sample_at_first=True) and not due(0, None)
     assert due(4, None, sample_every_n_steps=2) and not due(5, None, sample_every_n_steps=2)

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 import presets
 import runs
 from runs import weights
-from trainer.models import PARTS
+from trainer import models
 
 REPO = "someone/a-flux"
 
@@ -84,7 +84,8 @@ def test_a_path_that_is_no_folder_is_reported_and_the_table_of_a_models_parts_is
     (problem,) = weights.problems(of(tmp_path / "flux.safetensors"))
     assert "is a single file" in problem and "kohya's sd-scripts" in problem
     table = presets.families()["flux"]["parts"]
-    assert table == {part: [word for word in words if word] for part, words in PARTS.items()}
+    assert table == {part: [word for word in models.files_of(part) if word] for part in table}
+    assert all(models.PART.fullmatch(part) for part in table)
 
 
 def test_weights_in_several_files_are_all_looked_for(flux, tmp_path):

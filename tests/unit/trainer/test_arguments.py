@@ -53,7 +53,7 @@ def test_an_unknown_flag_is_refused_with_its_closest_matches(capsys):
         (["--network_args", "train_block=single"], "train_block: not supported; use train_blocks or split_qkv"),
         (["--optimizer_args", "weight_decay"], "--optimizer_args 'weight_decay': not KEY=VALUE"),
         (["--lr_scheduler", "constant", "--lr_warmup_steps", "5"], "use --lr_scheduler constant_with_warmup"),
-        (["--loss_type", "huber"], "use constant or exponential"),
+        (["--blocks_to_stream", "4"], "--blocks_to_stream needs --gradient_checkpointing"),
         (["--sample_every_n_steps", "2"], "add --sample_prompts FILE"),
         (["--max_train_epochs", "0"], "--max_train_epochs 0: must be 1 or more"),
         (["--lr_scheduler", "linear", "--lr_warmup_steps", "-3"], "--lr_warmup_steps -3.0: must be 0 or more"),

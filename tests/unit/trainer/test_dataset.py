@@ -124,7 +124,7 @@ BROKEN = [
     (unlink_all, "has no images (.png"),
     (change("num_repeats", "num_repeat"), "unknown key 'num_repeat'; did you mean num_repeats?"),
     (lambda f, c, t: c.write_text(t + "shuffle_caption = true\n"), "shuffle_caption = True: not supported"),
-    (change("bucket_reso_steps = 16", "bucket_reso_steps = 20"), "20 pixels: sizes must be multiples of 16 for FLUX.1"),
+    (change("bucket_reso_steps = 16", "bucket_reso_steps = 20"), "20 pixels: sizes must be multiples of 16"),
     (change("batch_size = 1", 'batch_size = "1"'), "batch_size = '1': must be a whole number"),
     (change("resolution = 64", "resolution = [64, 64, 64]"), "[64, 64, 64]: must be one number, or width and height"),
     (lambda f, c, t: c.write_text("datasets = [1]\n"), "[[datasets]] is 1; write a table"),

@@ -94,7 +94,7 @@ def test_an_error_stands_beside_its_field_and_has_its_label_elsewhere(given, sho
         ("diffusers", "max_grad_norm=-1", "max_grad_norm: -1.0: must be 0 or more"),
         ("diffusers", "lr_warmup_steps=ten", "lr_warmup_steps: Must be a number, not 'ten'"),
         ("diffusers", "blocks_to_swap=18", "blocks_to_swap: The built-in trainer does not support it: moving blocks"),
-        ("diffusers", "clip_skip=2", "clip_skip: The built-in trainer does not support it: it does not apply to FLUX.1"),
+        ("diffusers", "clip_skip=2", "clip_skip: The built-in trainer does not support it: the built-in trainer's models have no such setting"),
     ],
 )  # fmt: skip
 def test_the_trainers_own_parser_judges_a_flag_while_it_is_typed(backend, line, shown):
@@ -294,7 +294,7 @@ def test_the_table_has_every_model_with_every_tier():
     shown = model_table.html(GPU)
     for key, model in presets.models().items():
         _, start, rest = shown.partition(f"{form.esc(model['name'])}<span>")
-        part, rows = rest.partition("</tr>")[0], presets.tiers_of(key).values()
+        part, rows = rest.partition("</tr>")[0], presets.tiers_of(key, presets.backends_of(key)[0]).values()
         smallest = next(row["vram_gb"] for row in rows if not row["problem"])
         assert start and form.esc(model["licence"]) in part and form.esc(model["note"]) in part
         for row in rows:

@@ -86,9 +86,9 @@ def choose(mine: str, key: str, **typed) -> dict:
 def test_a_model_sets_what_was_not_typed_and_leaves_what_was(mine):
     for typed, key, found in (
         # 16 is also Qwen-Image's own rank, but it was typed
-        ({"rank": 16}, "qwen-image", {"backend": "musubi", "learning_rate": "5e-05", "resolution": 1024, "rank": 16, "alpha": "16"}),
+        ({"rank": 16}, "qwen-image", {"backend": "diffusers", "learning_rate": "5e-05", "resolution": 1024, "rank": 16, "alpha": "16"}),
         ({}, "wan22-low", {"rank": 16, "alpha": "16", "mixed_precision": "fp16"}),
-        ({"learning_rate": "1e-3"}, "sdxl", {"backend": "sd-scripts", "learning_rate": "1e-3", "mixed_precision": "bf16"}),
+        ({"learning_rate": "1e-3"}, "sd15", {"backend": "sd-scripts", "learning_rate": "1e-3", "mixed_precision": "bf16"}),
         # set back to the model's values, then followed
         ({"rank": 32, "learning_rate": "0.00010"}, "flux-dev", {"rank": 4, "learning_rate": "0.0008"}),
     ):  # fmt: skip
@@ -97,7 +97,7 @@ def test_a_model_sets_what_was_not_typed_and_leaves_what_was(mine):
 
 
 def test_a_trainer_that_cannot_train_the_chosen_model_gives_way_and_one_chosen_after_it_stays(mine):
-    assert choose(mine, "sdxl", backend="diffusers")["backend"] == "sd-scripts"
+    assert choose(mine, "sd15", backend="diffusers")["backend"] == "sd-scripts"
     settings.save(mine, {"backend": "diffusers"}, typed=True)
     settings.save(mine, {"rank": 8}, typed=True)
     assert settings.current(mine)["backend"] == "diffusers"
@@ -119,9 +119,9 @@ def test_a_draft_of_the_api_keeps_its_defaults_whatever_model_and_images_it_gets
     mine = drafts.new_draft()
     before = drafts.review_draft(mine)["settings"]
     images(mine, tmp_path, 4)
-    assert drafts.set_settings(mine, {"model": "sdxl"})["settings"] == {
+    assert drafts.set_settings(mine, {"model": "sd15"})["settings"] == {
         **before,
-        "model": "sdxl",
+        "model": "sd15",
         "backend": "sd-scripts",
     }
     with pytest.raises(RunError, match="There is no setting 'rnak'; use some of name, trigger"):

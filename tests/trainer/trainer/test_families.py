@@ -1,0 +1,165 @@
+"""Every family on a tiny model of its real classes: it trains, goes on exactly after kills, samples, and its LoRA works in diffusers."""
+
+import json
+
+import pytest
+import tiny_pipelines
+from trainer_helpers import flags, fork, good, images, make_config, sha
+
+from trainer import families, flow, imports, lora, models
+from trainer.arguments import parse
+from trainer.errors import TrainError
+from trainer.families import common
+
+torch = pytest.importorskip("torch")
+imports.heavy()
+diffusers = pytest.importorskip("diffusers")
+CPU = torch.device("cpu")
+PIPELINES = sorted(tiny_pipelines.MAKERS)
+PROMPTS = "a thing --w 64 --h 64 --s 1 --l 3 --n bad\na longer thing --w 64 --h 32 --s 1\n"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The tiny model of a pipeline, made once."""
+    folder = tmp_path_factory.mktemp("families")
+
+    def of(pipeline):
+        found = folder / pipeline
+        return found if found.is_dir() else tiny_pipelines.make(pipeline, found)
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def data(work):
+    """Batches of two images whose captions differ in length."""
+    (work["folder"] / "prompts.txt").write_text(PROMPTS, encoding="utf-8")
+    (work["images"] / "1.txt").write_text(
+        "a thing whose caption is much longer than that of the others", encoding="utf-8"
+    )
+    return make_config(work["folder"] / "two.toml", work["images"], batch_size=2)
+
+
+def run(work, data, model, name, **changed):
+    settings = {
+        "max_train_steps": 8,
+        "save_every_n_steps": 2,
+        "save_state": True,
+        "gradient_checkpointing": True,
+        **changed,
+    }
+    return work["folder"] / name, flags(model, data, work["folder"] / name, **settings)
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_a_run_that_is_killed_five_times_gives_the_bytes_of_one_that_is_not(work, data, made, pipeline):
+    prompts = {"sample_prompts": work["folder"] / "prompts.txt", "sample_every_n_steps": 8}
+    whole, argv = run(work, data, made(pipeline), f"{pipeline}-whole", **prompts)
+    good(fork(argv))
+    assert len(images(whole)) == 2
+    killed, argv = run(work, data, made(pipeline), f"{pipeline}-killed")
+    resume: list[str] = []
+    for step in (2, 3, 4, 6, 7):
+        done = fork(
+            [*argv, *resume],
+            HANGPROOF_INJECT="trainer_helpers:fault",
+            TEST_FAULT=f"kill@{step}+0",
+            HANGPROOF_HEARTBEAT=str(killed),
+        )
+        assert done.returncode == -9
+        states = sorted(killed.glob("*-state"))
+        resume = ["--resume", str(states[-1])] if states else []
+    good(fork([*argv, *resume]))
+    assert sha(killed / "tiny.safetensors") == sha(whole / "tiny.safetensors")
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_its_lora_does_in_diffusers_what_it_did_here(work, data, made, pipeline, tmp_path):
+    model = made(pipeline)
+    family = families.of(model)
+    args = parse(flags(model, data, tmp_path))
+    ours = models.load_denoiser(model, family, torch.float32, CPU, "", lambda done, total: None)
+    settings = {"rank": 4, "alpha": 2.0, "dropout": 0.0, "seed": 1, "cast_inputs": True}
+    parameters = lora.add(ours, blocks=family.blocks["all"], **settings)
+    for number, (name, weight) in enumerate(sorted(parameters.items())):
+        if ".lora_B." in name:  # zero until it is trained
+            weight.data.normal_(0, 0.5, generator=torch.Generator().manual_seed(number))
+    (tmp_path / "x.safetensors").write_bytes(lora.to_file(parameters, family.prefix, 2.0 / 4, None, {}))
+    pipe = getattr(diffusers, pipeline).from_pretrained(model)
+    theirs = getattr(pipe, family.denoiser).eval()
+    batch = a_batch(pipe, family, args)
+    with torch.no_grad():
+        before = flow.loss_of(args, family, theirs, batch, 3, CPU, torch.float32)
+        here = flow.loss_of(args, family, ours.eval(), batch, 3, CPU, torch.float32)
+        pipe.load_lora_weights(tmp_path, weight_name="x.safetensors")
+        there = flow.loss_of(args, family, theirs, batch, 3, CPU, torch.float32)
+    assert there.item() == pytest.approx(here.item(), rel=1e-6)
+    assert abs(before.item() - here.item()) > 1e-4
+
+
+def a_batch(pipe, family, args):
+    """One image and one text, encoded by the parts of a pipeline."""
+    args.t5_tokens = 16
+    with torch.no_grad():
+        text = family.encode(pipe, "a thing", args)
+        latents = family.latents(pipe.vae, torch.linspace(-1, 1, 3 * 64 * 64).view(1, 3, 64, 64))
+    return {
+        "latents": latents,
+        "sizes": torch.tensor([[64, 64, 0, 0, 64, 64]]),
+        **{key: value[None] for key, value in text.items()},
+    }
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_a_prediction_is_the_pipelines_own(work, data, made, pipeline, tmp_path):
+    """What the pipeline gives its scheduler in its first step, from the same noise."""
+    model = made(pipeline)
+    family, args = families.of(model), parse(flags(model, data, tmp_path))
+    pipe = getattr(diffusers, pipeline).from_pretrained(model)
+    batch = a_batch(pipe, family, args)
+    noise = torch.randn(batch["latents"].shape, generator=torch.Generator().manual_seed(5))
+    seen, real = [], pipe.scheduler.step
+    pipe.scheduler.step = lambda predicted, t, latents, **more: (
+        seen.append((predicted, t, latents)),
+        real(predicted, t, latents, **more),
+    )[1]
+    prompt = type("Prompt", (), {"cfg": 1.0, "guidance": 1.0, "width": 64, "height": 64})()
+    kwargs = family.sample(
+        {key: value for key, value in batch.items() if key not in ("latents", "sizes")}, None, prompt, args
+    )
+    with torch.no_grad():
+        pipe(
+            height=64,
+            width=64,
+            num_inference_steps=1,
+            output_type="latent",
+            generator=torch.Generator().manual_seed(5),
+            **kwargs,
+        )
+        predicted, t, start = seen[0]
+        if family.key == "sdxl":
+            scaled = pipe.scheduler.init_noise_sigma
+            kept = 1 / (1 + scaled**2) ** 0.5
+            found = family.predict(pipe.unet, start * kept, t.reshape(1).long(), batch, args)
+        else:
+            found = family.predict(pipe.transformer, noise, t.reshape(1) / 1000, batch, args)
+    shapes = {
+        "flux2_klein": lambda tokens: tokens.permute(0, 2, 1).reshape(found.shape),
+        "chroma": unpacked,
+        "qwen_image": unpacked,
+    }
+    theirs = shapes.get(family.key, lambda latents: latents)(predicted)
+    assert torch.allclose(theirs.float(), found, atol=1e-5)
+
+
+def unpacked(tokens):
+    return common.unpack(tokens, 8, 8)
+
+
+def test_a_model_of_another_pipeline_is_refused_with_the_ones_that_are_trained(made, tmp_path):
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "WanPipeline"}))
+    with pytest.raises(
+        TrainError, match="is a model of WanPipeline; the built-in trainer has FluxPipeline, .*one of kohya's trainers"
+    ):
+        models.locate(str(tmp_path), lambda done, total: None)

@@ -1,0 +1,96 @@
+"""The model families that can be trained: one file each, found by the pipeline that a model's model_index.json names.
+
+A family file says what differs from model to model; the rest of the trainer is the same for all. This file imports no torch: the
+page reads `MODULES` from it.
+"""
+
+import importlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import TrainError
+
+PIPELINES = {
+    "FluxPipeline": "flux",
+    "Flux2KleinPipeline": "flux2_klein",
+    "ZImagePipeline": "z_image",
+    "QwenImagePipeline": "qwen_image",
+    "StableDiffusion3Pipeline": "sd3",
+    "ChromaPipeline": "chroma",
+    "StableDiffusionXLPipeline": "sdxl",
+}
+"""Pipeline of diffusers → the file here."""
+MODULES = {
+    "flux": "networks.lora_flux",
+    "flux2_klein": "networks.lora_flux_2",
+    "z_image": "networks.lora_zimage",
+    "qwen_image": "networks.lora_qwen_image",
+    "sd3": "networks.lora_sd3",
+    "chroma": "networks.lora_flux",
+    "sdxl": "networks.lora",
+}
+"""File here → what kohya's trainers call its LoRA module, for --network_module and the metadata of a LoRA."""
+INDEX = "model_index.json"
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a family has of its own. Latents are float32 [batch, channels, height, width]; texts a dict of tensors by name.
+
+    encode: (pipeline with the text encoders only, text, arguments) → what is cached of a text, each tensor [tokens, …] or [width].
+    predict: (model, noisy latents, noise levels in (0, 1] or timesteps, batch on the device, arguments) → the prediction, as latents.
+    sample: (text, negative text or None, prompt, arguments) → the arguments of the pipeline; texts are a batch of one.
+    latents: (VAE, picture [1, 3, height, width] from -1 to 1) → latents [1, channels, height, width].
+    loss: as `flow.loss_of`, which most have; None: that one.
+    """
+
+    key: str
+    name: str
+    blocks: dict[str, str]  # train_blocks → pattern of the names of the Linears that get a LoRA, at their beginning
+    encode: Callable[[Any, str, Any], dict[str, Any]]
+    predict: Callable[..., Any]
+    sample: Callable[..., dict[str, Any]]
+    latents: Callable[[Any, Any], Any]
+    architecture: Callable[[dict], str]  # the model's configuration → modelspec.architecture
+    t5_tokens: Callable[[dict], int] = lambda _: (
+        0
+    )  # the model's configuration → T5 tokens of a text, where there is a T5
+    loss: Callable[..., Any] | None = None
+    denoiser: str = "transformer"  # the folder of the part that is trained
+    prefix: str = "transformer."  # of the names in a LoRA file
+    guidance_is_cfg: bool = False  # the option --g of a prompt is the scale of classifier-free guidance
+    patch: int = 2  # latents on each side of a token
+    halves: tuple[str, ...] = ()  # for split mode: the modules of the lower half
+
+    @property
+    def module(self) -> str:
+        return MODULES[self.key]
+
+
+def index(folder: Path) -> dict[str, Any]:
+    """The model_index.json of a model in diffusers' layout. Raises: TrainError."""
+    try:
+        found = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    except FileNotFoundError as problem:
+        raise TrainError(
+            f"{folder}: {INDEX} is missing, so this is no model in diffusers' layout; download the complete folder"
+        ) from problem
+    except (OSError, ValueError) as problem:
+        raise TrainError(f"{folder / INDEX}: cannot be read ({problem}); download it again") from problem
+    if not isinstance(found, dict):
+        raise TrainError(f"{folder / INDEX}: not a JSON object; download it again")
+    return found
+
+
+def of(folder: Path) -> Family:
+    """The family of the model in a folder. Raises: TrainError for one that is not trained here."""
+    pipeline = str(index(folder).get("_class_name"))
+    if pipeline not in PIPELINES:
+        raise TrainError(
+            f"{folder} is a model of {pipeline}; the built-in trainer has {', '.join(PIPELINES)}. Use one of kohya's trainers for it"
+        )
+    family: Family = importlib.import_module(f"trainer.families.{PIPELINES[pipeline]}").FAMILY
+    return family

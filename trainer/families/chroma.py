@@ -1,0 +1,41 @@
+"""Chroma: FLUX.1's blocks without CLIP and guidance; of the padding of a text, only the first token is seen."""
+
+import torch
+
+from trainer.families import Family
+from trainer.families.common import image_ids, pack, sampling, scaled, unpack, with_image
+from trainer.families.flux import FAMILY as FLUX
+
+
+def encode(pipe, text: str, args) -> dict:
+    found = pipe.encode_prompt(text, do_classifier_free_guidance=False, max_sequence_length=args.t5_tokens)
+    return {"t5": found[0][0], "mask": found[2][0].bool()}
+
+
+def predict(model, noisy: torch.Tensor, level: torch.Tensor, batch: dict, args) -> torch.Tensor:
+    _, _, height, width = noisy.shape
+    text = batch["t5"]
+    predicted = model(
+        hidden_states=pack(noisy.to(text.dtype)),
+        encoder_hidden_states=text,
+        timestep=level.to(text.dtype),
+        img_ids=image_ids(height, width, noisy.device),
+        txt_ids=torch.zeros(text.shape[1], 3, device=noisy.device),
+        attention_mask=with_image(batch["mask"], height // 2 * (width // 2)),
+        return_dict=False,
+    )[0]
+    return unpack(predicted, height, width).float()
+
+
+FAMILY = Family(
+    key="chroma",
+    name="Chroma",
+    blocks=FLUX.blocks,
+    encode=encode,
+    predict=predict,
+    sample=sampling("guidance_scale", prompt_embeds="t5", prompt_attention_mask="mask"),
+    latents=scaled,
+    t5_tokens=lambda config: 512,
+    architecture=lambda config: "chroma/lora",
+    halves=FLUX.halves,
+)
