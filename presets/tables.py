@@ -1,7 +1,7 @@
 """Reads the tables: tiers, trainers, families, models (built-in and the user's), defaults.
 
 A family is one file, `families/NAME.toml`: what trains it, its flags by VRAM tier, its models and their files. Nothing
-else in the project names a family. Tables are read once and returned as copies, so that no caller can change another's.
+else in the project names a family. Tables are read once, are the same objects for all, and cannot be changed.
 The user's `models.toml` is read again when it changes, because the page stays open while it is edited.
 """
 
@@ -11,7 +11,7 @@ import functools
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import tomllib
 
@@ -34,6 +34,23 @@ MODEL_KEYS = {
 }
 FILE_TABLES = ("models", "downloads")  # in a family's file, beside what is about the family itself
 SHARD = re.compile(r"(?P<stem>.*)-00001-of-(?P<count>\d{5})\.safetensors")
+
+
+class Table(dict[str, Any]):
+    """A dict that cannot be changed: all callers share it. A copy of it is a plain dict."""
+
+    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
+        raise TypeError("the tables of presets cannot be changed; make a copy first, such as {**table}")
+
+    __setitem__ = __delitem__ = __ior__ = pop = popitem = clear = update = setdefault = _refuse
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return {key: copy.deepcopy(value, memo) for key, value in self.items()}
+
+
+def fixed(value: Any) -> Any:
+    """The same, with each dict in it as a Table."""
+    return Table({key: fixed(one) for key, one in value.items()}) if isinstance(value, dict) else value
 
 
 class PresetError(ValueError):
@@ -62,7 +79,7 @@ def read_toml(path: Path) -> dict:
 
 @functools.cache
 def _table(name: str) -> dict:
-    return read_toml(Path(__file__).with_name(name))
+    return fixed(read_toml(Path(__file__).with_name(name)))
 
 
 @functools.cache
@@ -80,22 +97,22 @@ def _user_table(path: Path, stamp: tuple[int, int]) -> dict:
 
 def tiers() -> dict[str, dict]:
     """Tiers by name, the smallest first: {label, vram_gb, note}. `tiers_of` says what one is for a model."""
-    return copy.deepcopy(_table("tiers.toml")["tiers"])
+    return _table("tiers.toml")["tiers"]
 
 
 def defaults() -> dict:
     """The defaults table."""
-    return copy.deepcopy(_table("defaults.toml"))
+    return _table("defaults.toml")
 
 
 def backends() -> dict[str, dict]:
     """Trainers by name: {label, loads, flags}."""
-    return copy.deepcopy(_table("defaults.toml")["backends"])
+    return _table("defaults.toml")["backends"]
 
 
 def sanity() -> dict:
     """The tables of values that make no sense: {rule, flag, rates, flags}."""
-    return copy.deepcopy(_table("sanity.toml"))
+    return _table("sanity.toml")
 
 
 @functools.cache
@@ -117,7 +134,7 @@ def _families() -> dict[str, dict]:
         }
         family["backends"] = {key: _in_full({**empty, **own}) for key, own in trainers.items()}
         full[name] = family
-    return full
+    return fixed(full)
 
 
 def _in_full(trainer: dict) -> dict:
@@ -136,15 +153,21 @@ def families() -> dict[str, dict]:
 
     `backends`: by trainer {script, network_module, needs, memory, flags, cache, tiers, …}.
     """
-    return copy.deepcopy(_families())
+    return _families()
 
 
 def _user_models(user_file: Path) -> dict:
+    stamp = _stamp(user_file)
+    return _user_table(user_file, stamp) if stamp else {}
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What changes with a file's content; None without the file."""
     try:
-        stat = user_file.stat()
+        stat = path.stat()
     except FileNotFoundError:
-        return {}
-    return _user_table(user_file, (stat.st_mtime_ns, stat.st_size))
+        return None
+    return stat.st_mtime_ns, stat.st_size
 
 
 def models(user_file: Path | None = None) -> dict[str, dict]:
@@ -156,13 +179,18 @@ def models(user_file: Path | None = None) -> dict[str, dict]:
         PresetError: the user's file is not valid TOML, or a model in it lacks a key or has an unknown one.
     """
     path = user_file or data_root() / "models.toml"
+    return _models(path, _stamp(path))
+
+
+@functools.lru_cache(maxsize=4)
+def _models(path: Path, stamp: tuple[int, int] | None) -> dict[str, dict]:
     table = {
         key: ({"family": family, **model}, f"presets/families/{family}.toml")
         for family, file in _family_files().items()
         for key, model in file["models"].items()
     }
     table |= {key: (model, str(path)) for key, model in _user_models(path).get("models", {}).items()}
-    return {key: _complete(key, model, origin) for key, (model, origin) in table.items()}
+    return fixed({key: _complete(key, model, origin) for key, (model, origin) in table.items()})
 
 
 def downloads(user_file: Path | None = None) -> dict[str, dict]:
@@ -257,7 +285,7 @@ def trainer_of(model: str, backend: str) -> dict:
     entry = _model(model)
     if backend not in entry["backends"]:
         raise PresetError(f"{backend} cannot train {model}; use {' or '.join(entry['backends'])}")
-    return copy.deepcopy(_families()[entry["family"]]["backends"][backend])
+    return _families()[entry["family"]]["backends"][backend]
 
 
 def tier_entry(model: dict, trainer: dict, tier: str) -> dict | None:

@@ -139,8 +139,8 @@ def run_of(draft_id: str, **fields) -> Path:
 
 
 def limits(monkeypatch, **values):
-    table = presets.defaults()
-    table["images"] |= values
+    usual = presets.defaults()
+    table = {**usual, "images": {**usual["images"], **values}}
     monkeypatch.setattr(presets, "defaults", lambda: table)
 
 

@@ -1,6 +1,7 @@
 """The tables, and the flags that are read from the trainers' sources."""
 
 import argparse
+import copy
 import json
 import subprocess
 from pathlib import Path
@@ -30,8 +31,16 @@ def test_only_linux_has_workers_and_without_workers_there_are_no_settings_for_th
 
 def test_a_caller_cannot_change_the_tables():
     presets.tiers_of("flux-dev", "sd-scripts")["12G"]["flags"]["blocks_to_swap"] = 18
-    presets.trainer_of("flux-dev", "sd-scripts")["flags"].clear()
-    presets.models()["flux-dev"]["files"].clear()
+    for table in (
+        presets.trainer_of("flux-dev", "sd-scripts")["flags"],
+        presets.models()["flux-dev"]["files"],
+        presets.defaults()["run"],
+    ):
+        with pytest.raises(TypeError, match="make a copy first"):
+            table.clear()
+        with pytest.raises(TypeError, match="make a copy first"):
+            table |= {"x": 1}
+        assert type(copy.deepcopy(table)) is dict and type({**table}) is dict and type(table | {}) is dict
     assert "blocks_to_swap" not in presets.tiers_of("flux-dev", "sd-scripts")["12G"]["flags"]
     assert presets.trainer_of("flux-dev", "sd-scripts")["flags"] and presets.models()["flux-dev"]["files"]
 
