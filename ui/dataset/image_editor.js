@@ -148,6 +148,7 @@ function makeEditor() {
   function keepMask(value) {
     hangproof.keep("mask", id, { turn: item.turn, ...value });
     saved.textContent = "Storing the mask…";
+    shown ||= "painted";
     flushMasks();
   }
   /** Send every mask that is not stored. Returns whether all of them are. */
@@ -168,8 +169,8 @@ function makeEditor() {
       hangproof.confirmed("mask", of, value);
       if (answer.ok !== true) hangproof.forget("mask", of);
       const stored = answer.list?.items.find((one) => one.id === of);
-      // What was painted is on the canvas already; a mask from a file is not.
-      if (of === id && answer.ok === true && stored && png !== undefined && !rest.name) shown = keyOfItem(stored);
+      // What was painted here is on the canvas already; a mask from a file, or from before the page was loaded again, is not.
+      if (shown && of === id && answer.ok === true && stored && png !== undefined && !rest.name) shown = keyOfItem(stored);
       if (answer.ok === true) show(answer);
       if (of === id) {
         say(answer.ok === true ? "" : answer.error);
