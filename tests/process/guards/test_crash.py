@@ -108,7 +108,14 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child at its parent's death")
-@pytest.mark.parametrize(("method", "how"), [*((one, KILL) for one in METHODS), ("fork", "crash.exit_now(1)")])
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [
+        pytest.param("fork", KILL, marks=pytest.mark.journey),
+        *((one, KILL) for one in METHODS[1:]),
+        ("fork", "crash.exit_now(1)"),
+    ],
+)
 def test_a_loader_worker_works_and_does_not_outlive_its_trainer(tmp_path, method, how):
     """Python 3.14 starts workers by a fork server. Each worker saw a parent that is not the trainer, and exited."""
     (tmp_path / "a_worker.py").write_text(WORKER)

@@ -27,6 +27,7 @@ def run(tmp_path, phase: str, body: str, **limits_s: str):
     return children.run(CODE.format(folder=str(tmp_path / "rank-0.hb"), phase=phase, body=body), **limits_s)
 
 
+@pytest.mark.journey
 def test_a_wait_that_no_guard_covers_ends_with_the_name_of_its_phase(tmp_path):
     done = run(tmp_path, "step", "import threading; threading.Event().wait()", HANGPROOF_PHASE_STEP_S="1")
     assert done.returncode == 75, done.stderr

@@ -109,6 +109,7 @@ def test_the_command_prints_every_store_and_fails_when_none_answers(data, tmp_pa
         done = subprocess.run(
             command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=200, check=False
         )
+        assert "no store is known" not in done.stdout
         return done.returncode, json.loads(done.stdout.splitlines()[-1]) if done.stdout else [done.stderr]
 
     code, (first, second) = run(f"--store={tmp_path / 'store'}", f"--store={tmp_path / 'file'}")

@@ -71,7 +71,8 @@ def test_two_readings_give_shares_of_the_time_between_them():
     )
     found = slow.figures(slow.add([slow.between(first, second, [7])]), {})
     assert found["quota"] == pytest.approx(0.4) and found["loader"] == pytest.approx(0.5)
-    assert (found["memory_share"], found["foreign"], found["foreign_use"], found["hot"]) == (0.95, 1.0, 40.0, 1.0)
+    assert (found["memory_share"], found["foreign"], found["foreign_use"]) == (0.95, 1.0, 40.0)
+    assert (found["hot"], found["braked"]) == (1.0, 0.0)
     hidden = dataclasses.replace(second, gpus=({**second.gpus[0], "pids": [9]},))  # a container: numbers of the host
     assert slow.figures(slow.add([slow.between(first, hidden, [7])]), {})["foreign"] == 0
 

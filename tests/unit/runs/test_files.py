@@ -1,0 +1,16 @@
+"""A file is replaced as a whole, and is on the disk before it has its name."""
+
+import os
+
+from runs.files import atomic_write
+
+
+def test_the_content_is_on_the_disk_before_the_file_has_its_name(tmp_path, monkeypatch):
+    path, done = tmp_path / "run.toml", []
+    path.write_text("old")
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (done.append(("fsync", path.read_text())), fsync(handle))[1])
+    monkeypatch.setattr(os, "replace", lambda *names: (done.append(("replace", path.read_text())), replace(*names))[1])
+    atomic_write(path, "new")
+    assert path.read_text() == "new" and done[:2] == [("fsync", "old"), ("replace", "old")]
+    assert done[2:] == [("fsync", "new")], "the folder, with the new name"
