@@ -79,9 +79,9 @@ def parser() -> Parser:
     add("--pretrained_model_name_or_path", type=str, required=True, help="folder in diffusers' layout, or a hub id")
     add("--t5xxl_max_token_length", type=int, default=None, help="default: 512 for dev, 256 for schnell")
     add("--apply_t5_attn_mask", action="store_true", help="mask the padding of the T5 tokens")
-    add("--base_weights", type=str, default=None, choices=STORED, help="how the frozen weights of the blocks are kept")
-    add("--fp8_base", action="store_true", help="same as --base_weights float8")
-    add("--fp8_base_unet", action="store_true", help="same as --base_weights float8; text encoders are never float8")
+    add("--quantize", type=str, default=None, choices=STORED, help="how the frozen weights of the blocks are kept")
+    add("--fp8_base", action="store_true", help="same as --quantize float8")
+    add("--fp8_base_unet", action="store_true", help="same as --quantize float8; text encoders are never float8")
     add(
         "--text_encoder_cpu",
         action="store_true",
@@ -311,7 +311,7 @@ def inconsistency(args: argparse.Namespace) -> str | None:
         return f"--validation_split {args.validation_split}: must be 0 or more and less than 1, such as 0.1"
     if (args.sample_every_n_steps or args.sample_every_n_epochs or args.sample_at_first) and not args.sample_prompts:
         return "sample images are turned on without prompts; add --sample_prompts FILE"
-    args.stored = args.base_weights or ("float8" if args.fp8_base or args.fp8_base_unet else "")
+    args.stored = args.quantize or ("float8" if args.fp8_base or args.fp8_base_unet else "")
     args.network_alpha = args.network_alpha or float(args.network_dim)
     args.seed = 0 if args.seed is None else args.seed
     return None

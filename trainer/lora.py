@@ -155,7 +155,7 @@ def describe(
         "modelspec.usage_hint": args.metadata_usage_hint,
         "modelspec.trigger_phrase": args.metadata_trigger_phrase,
         "hangproof.backend": "diffusers",
-        "hangproof.base_weights": args.stored or None,
+        "hangproof.quantize": args.stored or None,
         "hangproof.split_mode": args.split_mode,
         "hangproof.scale_in_lora_B": args.network_alpha / args.network_dim,
     }

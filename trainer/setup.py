@@ -89,7 +89,7 @@ def build(args, hb) -> Training:
 
     accelerator = make_accelerator(args, hb)
     if args.stored and accelerator.device.type == "mps":
-        raise TrainError(f"--base_weights {args.stored}: Apple's GPUs do not support it; remove the flag")
+        raise TrainError(f"--quantize {args.stored}: Apple's GPUs do not support it; remove the flag")
     rank, world, device = accelerator.process_index, accelerator.num_processes, accelerator.device
 
     def log(text: str) -> None:
@@ -209,7 +209,7 @@ def check_family(args, family: families.Family) -> None:
     if args.blocks_to_stream and family.denoiser != "transformer":
         raise TrainError(f"--blocks_to_stream: not with {family.name}, which is small; remove the flag")
     if args.split_mode and not family.halves:
-        raise TrainError(f"--split_mode: {family.name} has no halves; use --base_weights nf4 to save memory")
+        raise TrainError(f"--split_mode: {family.name} has no halves; use --quantize nf4 to save memory")
 
 
 def names(paths: cache.Paths) -> list[str]:
