@@ -100,6 +100,7 @@ def test_the_stores_are_those_of_the_runs_and_those_that_were_added(data):
 
 
 @pytest.mark.slow
+@pytest.mark.journey
 def test_the_command_prints_every_store_and_fails_when_none_answers(data, tmp_path):
     put_run(tmp_path / "store")
     (tmp_path / "file").write_text("")
