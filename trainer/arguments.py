@@ -36,16 +36,7 @@ MINIMUM = {
     "save_every_n_steps save_last_n_epochs save_last_n_epochs_state t5xxl_max_token_length ddp_timeout "
     "lr_scheduler_num_cycles validate_every_n_steps validate_every_n_epochs max_validation_steps",
 }
-POSITIVE = (
-    "min_snr_gamma",
-    "learning_rate",
-    "unet_lr",
-    "sigmoid_scale",
-    "discrete_flow_shift",
-    "logit_std",
-    "huber_c",
-    "huber_scale",
-)
+POSITIVE = "min_snr_gamma learning_rate unet_lr sigmoid_scale discrete_flow_shift logit_std huber_c huber_scale"
 
 
 class Refused(Exception):
@@ -77,7 +68,7 @@ def parser() -> Parser:
     add = p.add_argument
     # model
     add("--pretrained_model_name_or_path", type=str, required=True, help="folder in diffusers' layout, or a hub id")
-    add("--t5xxl_max_token_length", type=int, default=None, help="default: 512 for dev, 256 for schnell")
+    add("--t5xxl_max_token_length", type=int, default=None, help="default: what the family uses")
     add("--apply_t5_attn_mask", action="store_true", help="mask the padding of the T5 tokens")
     add("--quantize", type=str, default=None, choices=STORED, help="how the frozen weights of the blocks are kept")
     add("--fp8_base", action="store_true", help="same as --quantize float8")
@@ -302,7 +293,7 @@ def inconsistency(args: argparse.Namespace) -> str | None:
                 getattr(args, flag) is not None and not getattr(args, flag) >= least
             ):  # `not … >=`, so that nan is refused too
                 return f"--{flag} {getattr(args, flag)}: must be {least} or more"
-    for flag in POSITIVE:
+    for flag in POSITIVE.split():
         if getattr(args, flag) is not None and not 0 < getattr(args, flag) < math.inf:
             return f"--{flag} {getattr(args, flag)}: must be more than 0"
     if args.network_dropout is not None and not 0 <= args.network_dropout < 1:

@@ -269,9 +269,8 @@ def read_denoiser(
     owners = dict(model.named_modules())
     small = set(lora.layers(model, family.blocks["all"])) if kind else set()
     scaled = {f"{name}.{quantized.SCALES}" for name in small if kind in quantized.SCALED}
-    wanted = {name: value.shape for name, value in model.state_dict().items()} | dict.fromkeys(
-        scaled if is_copy else ()
-    )
+    wanted = {name: value.shape for name, value in model.state_dict().items()}
+    wanted |= dict.fromkeys(scaled if is_copy else ())
     scales: dict[str, torch.Tensor] = {}
     unknown, done = [], 0
     if copy is not None:

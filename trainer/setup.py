@@ -24,6 +24,7 @@ from trainer import cache, dataset, families, imports, lora, models, optimizers,
 from trainer.data_order import EpochSampler
 from trainer.errors import TrainError
 
+SDXL_ONLY = ("min_snr_gamma", "v_parameterization", "zero_terminal_snr")
 MOMENTS = {
     "adamw": 2.0,
     "adamw8bit": 0.5,
@@ -197,9 +198,7 @@ def check_family(args, family: families.Family) -> None:
         raise TrainError(
             f"--network_args train_blocks={args.train_blocks}: {family.name} has {' and '.join(family.blocks)}; correct the flag"
         )
-    wrong = [
-        f"--{flag}" for flag in ("min_snr_gamma", "v_parameterization", "zero_terminal_snr") if getattr(args, flag)
-    ]
+    wrong = [f"--{flag}" for flag in SDXL_ONLY if getattr(args, flag)]
     if wrong and family.key != "sdxl":
         raise TrainError(f"{' and '.join(wrong)}: of SDXL, and the model is {family.name}; remove the flag")
     if args.huber_schedule == "snr" and args.loss_type in ("huber", "smooth_l1") and family.key != "sdxl":
@@ -208,6 +207,8 @@ def check_family(args, family: families.Family) -> None:
         )
     if args.blocks_to_stream and family.denoiser != "transformer":
         raise TrainError(f"--blocks_to_stream: not with {family.name}, which is small; remove the flag")
+    if args.apply_t5_attn_mask and family.key != "flux":
+        raise TrainError(f"--apply_t5_attn_mask: of FLUX.1, and the model is {family.name}; remove the flag")
     if args.split_mode and not family.halves:
         raise TrainError(f"--split_mode: {family.name} has no halves; use --quantize nf4 to save memory")
 

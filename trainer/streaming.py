@@ -6,7 +6,7 @@ copied. Frozen weights do not change, so they are only ever copied to the device
 and gradients are always on the device, so nothing moves for the optimizer.
 
 To a GPU the copies are asynchronous, from pinned memory on a stream of their own. The computing stream waits for the event behind a
-copy, and the processor waits for nothing: there is no thread and no future that could hang (sd-scripts' --blocks_to_swap has both).
+copy, and the processor waits only where a half leaves before the other comes: there is no thread and no future that could hang (sd-scripts' --blocks_to_swap has both).
 **Not tested, for lack of a GPU**: that the copies overlap with the computation, and what they cost.
 
 A module's weights come when its forward begins, also when gradient checkpointing runs it again in backward; its own backward follows
@@ -42,6 +42,11 @@ class Streamer:
         wanted = {number, following} if self.ahead and 0 <= following < len(self.parts) else {number}
         for other in self.present.keys() - wanted:
             self.drop(other)
+            if (
+                self.stream is not None and not self.ahead
+            ):  # else both halves would be in memory while the first still computes
+                torch.cuda.synchronize(self.device)
+                torch.cuda.empty_cache()
         for one in sorted(wanted, key=lambda one: one != number):
             if one not in self.present:
                 self.bring(one)

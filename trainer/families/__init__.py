@@ -55,9 +55,7 @@ class Family:
     sample: Callable[..., dict[str, Any]]
     latents: Callable[[Any, Any], Any]
     architecture: Callable[[dict], str]  # the model's configuration → modelspec.architecture
-    t5_tokens: Callable[[dict], int] = lambda _: (
-        0
-    )  # the model's configuration → T5 tokens of a text, where there is a T5
+    t5_tokens: Callable[[dict], int] = lambda _: 0  # the model's configuration → T5 tokens of a text
     loss: Callable[..., Any] | None = None
     denoiser: str = "transformer"  # the folder of the part that is trained
     prefix: str = "transformer."  # of the names in a LoRA file

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from trainer import flow
+from trainer import flow, lora
 from trainer.families import Family
 from trainer.families.common import sampling, scaled
 
@@ -80,5 +80,5 @@ FAMILY = Family(
     architecture=lambda config: "stable-diffusion-xl-v1-base/lora",
     loss=loss_of,
     denoiser="unet",
-    prefix="lora_unet_",
+    prefix=lora.KOHYA,
 )
