@@ -81,6 +81,13 @@ SHOW_TAB = """() => {
   if (document.body.classList.contains('hp-open')) window.history.replaceState(null, '', url);
   return [];
 }"""
+# The timers that read the runs, here and on other machines, work while their tab is shown. The browser looks which one that is: of two
+# events, Gradio (6.31) repeats the first one's data for the second (dispatch in its Blocks.js, "always_last"), or answers them in any order.
+WATCH = f"""async () => {{
+  await new Promise((done) => setTimeout(done)); // until the tab is drawn
+  const shown = document.querySelector('#tabs [role=tab][aria-selected=true]')?.textContent.trim();
+  return [{RUNS!r}, {FLEET!r}].map((tab) => ({{ __type__: 'update', active: tab === shown }}));
+}}"""
 DESCRIPTIONS = ("api_info", "api_info_as_input", "api_info_as_output", "example_inputs")
 # What Gradio's browser code reads as absent where it is absent (checked in 6.31, templates/frontend/assets).
 ABSENT_PROPS: dict[str, Any] = {
@@ -296,15 +303,9 @@ def _wire_tabs(
         js=new_lora.START,
         **QUIET,
     ).then(show_started, [started, messages], [*run.outputs, run.notice, note, tabs, run.timer], **QUIET)
-    # One event for all tabs: of separate ones, the answer for the tab that the page opened with could arrive last.
-    tabs.select(_watch, None, timers, trigger_mode="always_last", **QUIET)
+    tabs.select(None, None, timers, js=WATCH, **QUIET)
     for other in other_tabs:
         other.select(None, None, None, js=SHOW_TAB % json.dumps(other.id), **QUIET)
-
-
-def _watch(event: gr.SelectData) -> list[gr.Timer]:
-    """The timers that read the runs, here and on other machines, work while their tab is shown."""
-    return [gr.Timer(active=event.value == RUNS), gr.Timer(active=event.value == FLEET)]
 
 
 def allowed_paths() -> list[str]:
