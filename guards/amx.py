@@ -1,8 +1,9 @@
 """Keeps torch from AMX instructions on a virtual machine that announces them and does not describe them.
 
-Such a machine has the flag `amx_tile` and no CPUID leaf 0x1D, which says how large the tiles are. oneDNN, the library that computes
-for torch on the processor, then configures no tile, and the first bfloat16 product ends the process with SIGILL
-(github.com/uxlfoundation/oneDNN/issues/5689; seen with torch 2.13.0). Linux shows both; on Windows Python cannot see the leaf.
+Such a machine has the flag `amx_tile` and no CPUID leaf 0x1D, which says how large the tiles are. oneDNN, the library
+that computes for torch on the processor, then configures no tile, and the first bfloat16 product ends the process with
+SIGILL (github.com/uxlfoundation/oneDNN/issues/5689; seen with torch 2.13.0). Linux shows both; on Windows Python cannot
+see the leaf.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Run one blocking call within a time limit; `TimeoutError` is raised where the call was made.
 
 On the main thread of a Unix process SIGALRM interrupts the call in place, which costs a few system calls and no thread.
-Elsewhere (pool threads, Windows, code that has an alarm of its own under way) the call runs in a helper thread, which is
-abandoned when it does not return. SIGALRM does not wake a read in uninterruptible sleep (a dead NFS mount, a stalled FUSE),
-so a deadline on another thread kills the process `alarm_backstop_s` later.
+Elsewhere (pool threads, Windows, code that has an alarm of its own under way) the call runs in a helper thread, which
+is abandoned when it does not return. SIGALRM does not wake a read in uninterruptible sleep (a dead NFS mount, a stalled
+FUSE), so a deadline on another thread kills the process `alarm_backstop_s` later.
 
 Always the builtin `TimeoutError`: a DataLoader worker pickles its exception for the parent, and the parent waited for
 ever for one of a class that it could not import (measured).

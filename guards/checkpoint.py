@@ -1,17 +1,17 @@
 """State folders that count only when they are complete.
 
-Decision: a state is written into a temporary folder beside its final place. Every file is fsynced, a guard file with the
-size and SHA-256 of each file is written last, and the folder is renamed into place. `accelerate.save_state` writes in
-place, so a kill during the save leaves a state that looks complete; here it leaves a temporary folder that nobody resumes
-from. safetensors refuses a truncated file, but zeroed data and NaN load without an error: hence the hashes and the deep
-check.
+Decision: a state is written into a temporary folder beside its final place. Every file is fsynced, a guard file with
+the size and SHA-256 of each file is written last, and the folder is renamed into place. `accelerate.save_state` writes
+in place, so a kill during the save leaves a state that looks complete; here it leaves a temporary folder that nobody
+resumes from. safetensors refuses a truncated file, but zeroed data and NaN load without an error: hence the hashes and
+the deep check.
 
 "Bad" and "cannot be verified" are different answers (VerifyResult): a disk that does not read, or a broken torch, proves
 nothing about a state. And the folder may change under a reader: the trainer renames and deletes states at any time.
 
-Names are sd-scripts': `{name}-step00000020-state`, `{name}-000003-state`, `{name}-state`. Standard library only; the deep
-check of an optimizer imports torch, so the monitor runs it as a command:
-`python -m guards.checkpoint verify FOLDER [--deep] [--json]`, `… verify-lora FILE [--json]`.
+Names are sd-scripts': `{name}-step00000020-state`, `{name}-000003-state`, `{name}-state`. Standard library only; the
+deep check of an optimizer imports torch, so the monitor runs it as a command: `python -m guards.checkpoint verify
+FOLDER [--deep] [--json]`, `… verify-lora FILE [--json]`.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def fsync_path(path: Path) -> None:
 def _write_back(descriptor: int) -> None:
     """Write a large file to the disk piece by piece, where Linux can: the fsync that follows is then short.
 
-    A byte is read after each piece, which moves the counter that shows others this thread's progress (state_saves.py); an fsync
-    of gigabytes moves none. Raises OSError.
+    A byte is read after each piece, which moves the counter that shows others this thread's progress (state_saves.py);
+    an fsync of gigabytes moves none. Raises OSError.
     """
     size = os.fstat(descriptor).st_size
     if sys.platform != "linux" or size <= PIECE_BYTES:
@@ -134,8 +134,8 @@ def write_guard(folder: str | os.PathLike[str], step: int, epoch: int, **extra: 
 def writing(final: str | os.PathLike[str], step: int, epoch: int, **extra: object) -> Iterator[Path]:
     """Write a state: yields an empty temporary folder, which gets its guard file and the name `final` on success.
 
-    step, epoch: the completed ones. They go into the guard file, with the JSON values of `extra`. An existing state of that
-    name is replaced only when the new one is complete; an error or a kill does not change it. Raises OSError.
+    step, epoch: the completed ones. They go into the guard file, with the JSON values of `extra`. An existing state of
+    that name is replaced only when the new one is complete; an error or a kill does not change it. Raises OSError.
     """
     final = Path(final)
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
@@ -382,9 +382,10 @@ _LEFT = re.compile(
 def sweep(output_dir: str | os.PathLike[str], name: str | None = None) -> list[Path]:
     """Remove what killed writers of states, LoRAs and samples (of LoRA `name`) left. Returns what was removed.
 
-    For the one trainer of a run. A complete state that lost its name (the kill came between the two renames that replace a
-    state) gets it back. Other files are left alone, because other processes write into the same folder. So is what cannot be
-    removed or judged (a disk that went read-only): it is not in the result, and the next sweep tries again. Never raises OSError.
+    For the one trainer of a run. A complete state that lost its name (the kill came between the two renames that
+    replace a state) gets it back. Other files are left alone, because other processes write into the same folder. So is
+    what cannot be removed or judged (a disk that went read-only): it is not in the result, and the next sweep tries
+    again. Never raises OSError.
     """
     try:
         names = os.listdir(output_dir)

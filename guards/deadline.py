@@ -1,14 +1,14 @@
 """Every wait has a limit: a deadline that names what the process waits for, and kills the process when it expires.
 
-Decision: an expired deadline kills the process with `os._exit(75)`; it does not raise. The guarded wait sits in C code (a
-queue, a socket, a CUDA call), where no exception reaches it, and an error raised on another thread is followed by an
+Decision: an expired deadline kills the process with `os._exit(75)`; it does not raise. The guarded wait sits in C code
+(a queue, a socket, a CUDA call), where no exception reaches it, and an error raised on another thread is followed by an
 interpreter exit that joins the stuck thread for ever. The monitor restarts the run from its last checkpoint.
 
-One daemon thread serves all deadlines of a process. It needs the GIL: C code that holds it for ever stops this thread as well as
-the heartbeat, and then the monitor ends the process.
+One daemon thread serves all deadlines of a process. It needs the GIL: C code that holds it for ever stops this thread
+as well as the heartbeat, and then the monitor ends the process.
 
-Where a wait can be abandoned, `call` raises the builtin TimeoutError instead. Builtin, because an exception class that a
-parent process cannot unpickle makes the parent hang.
+Where a wait can be abandoned, `call` raises the builtin TimeoutError instead. Builtin, because an exception class that
+a parent process cannot unpickle makes the parent hang.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ if hasattr(os, "register_at_fork"):
 class Deadline:
     """`with Deadline(30, "the swap of block 7"): …`: the block ends in time, or the process exits with code 75.
 
-    seconds: the limit; None or <= 0 means none. what: a noun phrase for people. action: called on the watching thread with
-    (seconds, what) instead of killing the process.
+    seconds: the limit; None or <= 0 means none. what: a noun phrase for people. action: called on the watching thread
+    with (seconds, what) instead of killing the process.
     """
 
     __slots__ = ("_watch", "action", "seconds", "what")
@@ -154,8 +154,8 @@ def call(
 ) -> T:
     """The result or the error of function(*args, **kwargs), run on a daemon thread. TimeoutError after `seconds` (0: none).
 
-    The thread of a call that timed out is abandoned (a daemon thread, so it does not block the exit). For waits that hold no
-    lock. waiting: called about twice a second meanwhile; an error of it abandons the call, too.
+    The thread of a call that timed out is abandoned (a daemon thread, so it does not block the exit). For waits that
+    hold no lock. waiting: called about twice a second meanwhile; an error of it abandons the call, too.
     """
     if seconds <= 0:
         return function(*args, **kwargs)

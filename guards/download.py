@@ -1,12 +1,12 @@
 """Downloads one file of a model hub so that it ends: complete and verified, or with a reason and its bytes kept.
 
 Decision: plain HTTP ranges with the standard library, bounded by a watchdog on bytes, not the hub's own library. What that one
-lacks: its transfers by xet wait without a limit (HF_HUB_DOWNLOAD_TIMEOUT does not reach them), and since 1.0 it downloads to a
-file of a new name in each process (huggingface_hub/file_download.py, `_download_to_tmp_and_move`), so that 20 of 24 GB are
-downloaded again. Here a connection that brings less than `LEAST_BYTES` in `download_read_s` is closed and continued by a
-range request; after `download_stall_s` without as many new bytes the download fails. Received bytes stay in `.NAME.part`, with
-the ETag of their file beside them; a file whose hash the hub does not name is downloaded from the start. Each file has a lock
-that ends with its process.
+lacks: its transfers by xet wait without a limit (HF_HUB_DOWNLOAD_TIMEOUT does not reach them), and since 1.0 it
+downloads to a file of a new name in each process (huggingface_hub/file_download.py, `_download_to_tmp_and_move`), so
+that 20 of 24 GB are downloaded again. Here a connection that brings less than `LEAST_BYTES` in `download_read_s` is
+closed and continued by a range request; after `download_stall_s` without as many new bytes the download fails. Received
+bytes stay in `.NAME.part`, with the ETag of their file beside them; a file whose hash the hub does not name is
+downloaded from the start. Each file has a lock that ends with its process.
 """
 
 from __future__ import annotations

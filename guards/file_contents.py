@@ -90,8 +90,8 @@ class _Tensor:
 def _read_header(file: BinaryIO, path: Path) -> tuple[int, list[_Tensor]]:
     """(where the data starts, the tensors in the order of their data) of a safetensors file. Raises DamagedFile.
 
-    Format (github.com/huggingface/safetensors): an 8-byte little-endian header length, a JSON header, the data. The tensors
-    must cover the data without a gap and to its last byte, so that a truncated or padded file is found here.
+    Format (github.com/huggingface/safetensors): an 8-byte little-endian header length, a JSON header, the data. The
+    tensors must cover the data without a gap and to its last byte, so that a truncated or padded file is found here.
     """
     size = os.fstat(file.fileno()).st_size
     prefix = file.read(8)

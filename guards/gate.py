@@ -1,8 +1,9 @@
 """The gate: a training process that the monitor starts early (a standby attempt) waits here until it is needed.
 
-It has imported everything and touched nothing: no GPU, no file of the run, no network, no heartbeat. It waits in one blocking
-read of a pipe, which costs no processor time. The monitor writes one line: the state to resume from, more variables, the log.
-The end of the pipe says that the monitor has dropped it or is dead, however it died: then the process ends quietly.
+It has imported everything and touched nothing: no GPU, no file of the run, no network, no heartbeat. It waits in one
+blocking read of a pipe, which costs no processor time. The monitor writes one line: the state to resume from, more
+variables, the log. The end of the pipe says that the monitor has dropped it or is dead, however it died: then the
+process ends quietly.
 
     HANGPROOF_GATE           the descriptor of the pipe; unset: nobody waits
     HANGPROOF_GATE_STAND_IN  what the script has in the place of the state, which is not known before

@@ -305,8 +305,8 @@ def _fit(note: str) -> bytes:
 def _create(path: Path) -> mmap.mmap:
     """A new zeroed record at `path`, mode 0600. A reader of the old record keeps the old one.
 
-    Windows does not rename a file that is open or mapped, so the temporary file is closed before the rename and the final
-    one is mapped. Raises OSError.
+    Windows does not rename a file that is open or mapped, so the temporary file is closed before the rename and the
+    final one is mapped. Raises OSError.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -1,7 +1,7 @@
 """A file of a model hub: what names it, what the hub says about it, how to download it, and how that can fail.
 
-The hub's settings (`HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`…) are read as its own library reads them, and each time anew: a
-login on the page changes them in a running process.
+The hub's settings (`HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`…) are read as its own library reads them, and each time
+anew: a login on the page changes them in a running process.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def ignore(_: object) -> None:
 class Options:
     """How to download. stall_s: seconds without a new byte before the download fails; None: `download_stall_s`; 0: no limit.
 
-    token: None: the stored one; "": none. wait: wait for another process that downloads the same file, as long as its bytes
-    grow. by_hand: where a user can put the file, for messages.
+    token: None: the stored one; "": none. wait: wait for another process that downloads the same file, as long as its
+    bytes grow. by_hand: where a user can put the file, for messages.
     """
 
     on_progress: OnProgress = ignore

@@ -2,8 +2,8 @@
 
 The layout is the library's own: contents in `blobs/`, named by their ETag; `snapshots/COMMIT/` with links to them; the
 commit of a branch in `refs/`. Links and refs are written after the contents, so a download that was killed never looks
-complete. A repository that this module completed is noted in `.hangproof.json`: it is used again without a request, so a
-restart needs no network and gets the same files even when the branch has moved on.
+complete. A repository that this module completed is noted in `.hangproof.json`: it is used again without a request, so
+a restart needs no network and gets the same files even when the branch has moved on.
 """
 
 from __future__ import annotations

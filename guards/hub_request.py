@@ -1,9 +1,9 @@
 """Requests to a model hub that end: with an answer, or with the reason after `limit_s` seconds without anything new.
 
-Decision: the standard library's client, with each redirect followed here, because the token goes to the endpoint's own host
-and never to the host of a redirect, and because the hub's headers are on the first response and the file's on the last. A
-socket's own timeout limits one read; a server that sends a byte now and then would never reach it. So a small request has a
-limit as a whole, and who reads a file counts the bytes (download.py).
+Decision: the standard library's client, with each redirect followed here, because the token goes to the endpoint's own
+host and never to the host of a redirect, and because the hub's headers are on the first response and the file's on the
+last. A socket's own timeout limits one read; a server that sends a byte now and then would never reach it. So a small
+request has a limit as a whole, and who reads a file counts the bytes (download.py).
 
 A hub that has sent this process nothing is out of reach (no network, a wrong proxy), which differs from a download that
 stalls: all requests of the process together wait for it `hub_reach_s` seconds at most, and none of them asks again.

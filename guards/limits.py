@@ -5,8 +5,8 @@ process 15 s to exit, while the process took 60 s for its uploads and 15 s more 
 keys of `monitor/config.toml` that enclose it, and the monitor raises these keys to `minimums()` when it loads its
 configuration: outer limit >= inner limit + grace.
 
-Which key encloses a limit follows from what happens when the limit fires. Where the run continues afterwards (an upload is
-given up, a cache file is written again), a monitor that acts first kills a healthy run, so the *floor* of the phase
+Which key encloses a limit follows from what happens when the limit fires. Where the run continues afterwards (an upload
+is given up, a cache file is written again), a monitor that acts first kills a healthy run, so the *floor* of the phase
 encloses it. Where the process is killed, the *ceiling* encloses it: the budget that the monitor learns is a second,
 faster detector, and both come to the same result.
 
@@ -173,8 +173,8 @@ def seconds(name: str, environ: Mapping[str, str] | None = None) -> float:
 def minimums(environ: Mapping[str, str] | None = None) -> dict[str, float]:
     """Key of monitor/config.toml -> the least seconds it must have: the largest limit + grace that it encloses.
 
-    environ: the variables that the training process has (default: this process's). A limit that is switched off, or that
-    the training process refuses because it is no number, encloses nothing.
+    environ: the variables that the training process has (default: this process's). A limit that is switched off, or
+    that the training process refuses because it is no number, encloses nothing.
     """
     least: dict[str, float] = {}
     for name, limit in TABLE.items():

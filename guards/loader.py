@@ -1,9 +1,9 @@
 """DataLoader settings that cannot hang, as one pure function, and workers that die with their trainer.
 
-The sd-scripts patch and the built-in trainer share both. A loader with workers and no timeout waits for ever for a worker
-that sleeps, so workers imply a timeout. A loader without workers refuses persistent workers, prefetch and a timeout, so
-without workers all three are dropped. Windows and macOS spawn workers, and there they often hung after the first step
-(issue trackers of kohya-ss/sd-scripts and FluxGym), so there are none on these platforms.
+The sd-scripts patch and the built-in trainer share both. A loader with workers and no timeout waits for ever for a
+worker that sleeps, so workers imply a timeout. A loader without workers refuses persistent workers, prefetch and a
+timeout, so without workers all three are dropped. Windows and macOS spawn workers, and there they often hung after the
+first step (issue trackers of kohya-ss/sd-scripts and FluxGym), so there are none on these platforms.
 """
 
 from __future__ import annotations

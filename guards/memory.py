@@ -1,7 +1,7 @@
 """How much memory this process may still take: the machine's, and its container's.
 
-Decision: the smaller of both. A container's limit (cgroup) is often far below the machine's memory, and whoever exceeds it
-is killed by the kernel. Page cache that the kernel gives back counts as free in both.
+Decision: the smaller of both. A container's limit (cgroup) is often far below the machine's memory, and whoever exceeds
+it is killed by the kernel. Page cache that the kernel gives back counts as free in both.
 """
 
 from __future__ import annotations

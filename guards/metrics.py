@@ -1,8 +1,8 @@
 """One line for each step in `metrics.jsonl`, from which the loss chart and the run's history are drawn.
 
-Decision: the training process appends its own lines, each in a single write with O_APPEND. So no line is lost between two
-polls of the monitor, and several writers (the monitor appends GPU samples) never mix. A restart repeats steps; a reader
-keeps the last line of each step. Nobody resumes from this file, so it is not fsynced.
+Decision: the training process appends its own lines, each in a single write with O_APPEND. So no line is lost between
+two polls of the monitor, and several writers (the monitor appends GPU samples) never mix. A restart repeats steps; a
+reader keeps the last line of each step. Nobody resumes from this file, so it is not fsynced.
 
 A full disk costs lines, never a step: they are counted and reported once. A line that it cut off is ended before the next one.
 """

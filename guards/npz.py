@@ -2,9 +2,9 @@
 
 `np.load` reads only the zip directory of an npz. The bytes are read, and the read can hang or find damage, at
 `archive[key]`. So each member is read within a limit, and its CRC is checked before numpy parses it. A damaged file is
-renamed to `.corrupt` and reported as a `ValueError`: the next start finds no cache and encodes the image again. Files are
-written under a temporary name and renamed, so a kill during the write leaves no partial file. (There is no fsync: after a
-power failure a cache with a wrong CRC is encoded again, and a data set has thousands of caches.)
+renamed to `.corrupt` and reported as a `ValueError`: the next start finds no cache and encodes the image again. Files
+are written under a temporary name and renamed, so a kill during the write leaves no partial file. (There is no fsync:
+after a power failure a cache with a wrong CRC is encoded again, and a data set has thousands of caches.)
 
 Only builtin exceptions leave this module, because they cross from a DataLoader worker to its parent (see bounded.py).
 """

@@ -1,9 +1,9 @@
 """A limit on the time between two beats, for waits that no single guard covers.
 
-A deadline surrounds each wait that is known. What stands between them (an import on a dead mount, a driver that does not
-answer, a lock in a library) shows only as a heartbeat that stops. The monitor sees that, too; this limit ends the process
-where no monitor runs, and before the monitor where one does. A process that still reads from a disk in a phase that reads
-(loading 24 GB from a slow one sends no beat) gets more time.
+A deadline surrounds each wait that is known. What stands between them (an import on a dead mount, a driver that does
+not answer, a lock in a library) shows only as a heartbeat that stops. The monitor sees that, too; this limit ends the
+process where no monitor runs, and before the monitor where one does. A process that still reads from a disk in a phase
+that reads (loading 24 GB from a slow one sends no beat) gets more time.
 """
 
 from __future__ import annotations

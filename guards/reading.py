@@ -1,7 +1,7 @@
 """Reads a file although the system lacks a descriptor or memory for a moment.
 
-A scan of /proc or of a folder of checkpoints opens hundreds of files: if one error in fifty opens ended it, it would never end
-well. A shortage that lasts is the caller's error, as ever.
+A scan of /proc or of a folder of checkpoints opens hundreds of files: if one error in fifty opens ended it, it would
+never end well. A shortage that lasts is the caller's error, as ever.
 """
 
 from __future__ import annotations

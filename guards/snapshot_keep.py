@@ -1,7 +1,8 @@
 """Makes the state of a snapshot in memory: beside it when a training resumes from it, on the disk when a run ends.
 
-The monitor runs `python -m guards.snapshot_keep RECORD FOLDER` when a run ends, with the interpreter that made the record: the files of
-a state are torch's, and the monitor works without torch. The last line of its output is JSON: {"state": the folder that it wrote}.
+The monitor runs `python -m guards.snapshot_keep RECORD FOLDER` when a run ends, with the interpreter that made the
+record: the files of a state are torch's, and the monitor works without torch. The last line of its output is JSON:
+{"state": the folder that it wrote}.
 
 Exit codes: 0 done; 1 the record cannot be used, or the disk refuses, with the reason on standard error.
 """
@@ -43,8 +44,8 @@ def restore(folder: str | os.PathLike[str], environ: Mapping[str, str] = os.envi
     """Make the state `folder`, which `--resume` names, from the record that the monitor has chosen; nothing for another state.
 
     Raises:
-        RecordError: the record cannot be used, or its state has no room. It is removed, so the next attempt resumes from another
-            one or from the disk.
+        RecordError: the record cannot be used, or its state has no room. It is removed, so the next attempt resumes
+            from another one or from the disk.
     """
     if not is_restored(folder, environ):
         return

@@ -1,17 +1,17 @@
 """A snapshot record: one file in shared memory that holds the files of a state, and how to make that state from it.
 
-Decision: a record is what the trainer's own save would write, so a restart from it is the tested `--resume` from a folder. The
-tensors lie in it as plain bytes, those of one type together; everything else is pickled with numbers in place of tensors.
-Nothing is serialized twice, and copying the tensors is one call. The header is written last: a process that dies at any moment
-leaves a record that is complete or one that is none. A record is never trusted across a reboot or another run: the header names
-its run and its settings.
+Decision: a record is what the trainer's own save would write, so a restart from it is the tested `--resume` from a
+folder. The tensors lie in it as plain bytes, those of one type together; everything else is pickled with numbers in
+place of tensors. Nothing is serialized twice, and copying the tensors is one call. The header is written last: a
+process that dies at any moment leaves a record that is complete or one that is none. A record is never trusted across a
+reboot or another run: the header names its run and its settings.
 
     0      magic, length and CRC-32 of the header's JSON, the JSON
     4096   tensors, one region for each type
     tail   pickle: files, and the pickled table of tensors
 
-The record's folder is the user's alone (mode 0700), so its pickle is code of the user. Standard library only; torch and numpy
-where a state holds tensors.
+The record's folder is the user's alone (mode 0700), so its pickle is code of the user. Standard library only; torch and
+numpy where a state holds tensors.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def plan(files: list[File], before: Layout | None = None) -> Plan:
     """Where everything of `files` goes. What is no tensor is copied here, so it may change afterwards.
 
     before: the layout of the last state. It is used again when all tensors have the same form, which nearly always holds and
-    saves milliseconds: a LoRA of all blocks of FLUX has 4,000 tensors with its optimizer. One whose strides alone have changed keeps
-    its values and gets the earlier strides.
+    saves milliseconds: a LoRA of all blocks of FLUX has 4,000 tensors with its optimizer. One whose strides alone have
+    changed keeps its values and gets the earlier strides.
 
     Raises:
         Unsupported: a file holds something that cannot be in a record.

@@ -1,20 +1,22 @@
 """Snapshots in memory: after nearly every step, what the next step needs is copied into shared memory.
 
-Decision: a ring of two records (snapshot_record.py) in a folder that the monitor makes under /dev/shm. They survive the process,
-however it dies, and a restart goes on from the newest. The tensors are copied between two steps, when nothing changes them;
-checksum and search for NaN follow in a thread, and the record counts from then on.
+Decision: a ring of two records (snapshot_record.py) in a folder that the monitor makes under /dev/shm. They survive the
+process, however it dies, and a restart goes on from the newest. The tensors are copied between two steps, when nothing
+changes them; checksum and search for NaN follow in a thread, and the record counts from then on.
 
-From a GPU the copy goes through pinned memory on the stream on which the training computes, between the kernels of two steps. So
-the processor does not wait for it; the next step's kernels, which change or free these tensors, run after it on the same stream,
-which needs no other stream to be synchronized and no `record_stream`; and an event behind it tells the thread that the pinned
-memory is filled. The GPU computes nothing meanwhile, which counts as cost. A state with tensors on several GPUs has no snapshots:
-one event says nothing of another GPU's stream. **Not tested, for lack of a GPU**: that this order holds in a real training, that the
-copies are asynchronous there, what they cost, and pinned memory that cannot be had. The tests cover the copy in the machine's
-memory, and the thread's part with a stand-in for the event.
+From a GPU the copy goes through pinned memory on the stream on which the training computes, between the kernels of two
+steps. So the processor does not wait for it; the next step's kernels, which change or free these tensors, run after it
+on the same stream, which needs no other stream to be synchronized and no `record_stream`; and an event behind it tells
+the thread that the pinned memory is filled. The GPU computes nothing meanwhile, which counts as cost. A state with
+tensors on several GPUs has no snapshots: one event says nothing of another GPU's stream. **Not tested, for lack of a
+GPU**: that this order holds in a real training, that the copies are asynchronous there, what they cost, and pinned
+memory that cannot be had. The tests cover the copy in the machine's memory, and the thread's part with a stand-in for
+the event.
 
-A snapshot may cost 1 % of the training's time: what it adds to a step, and on a CPU what its thread uses there. So it is taken
-every N steps, with the smallest N that keeps this; and on a CPU the thread spreads the check of a large state over the next steps, so
-that no single one is much longer. Where it does not fit into memory it is off, and the monitor shows why.
+A snapshot may cost 1 % of the training's time: what it adds to a step, and on a CPU what its thread uses there. So it
+is taken every N steps, with the smallest N that keeps this; and on a CPU the thread spreads the check of a large state
+over the next steps, so that no single one is much longer. Where it does not fit into memory it is off, and the monitor
+shows why.
 
     HANGPROOF_SNAPSHOTS        the folder; unset: no snapshots
     HANGPROOF_SNAPSHOTS_SPEC   the checksum of the run's settings: a record of other settings is not used
@@ -244,8 +246,8 @@ class Snapshots:
     def _spent_s(self, staged: Any) -> float:
         """What the step has lost to its snapshot so far.
 
-        On a CPU its thread's own time: other programs would make the snapshot look as expensive as the step. With a GPU the
-        wall time, because a thread that waits for the GPU keeps it from getting work.
+        On a CPU its thread's own time: other programs would make the snapshot look as expensive as the step. With a GPU
+        the wall time, because a thread that waits for the GPU keeps it from getting work.
         """
         if staged is not None:
             return time.monotonic() - self._begun_s
@@ -336,8 +338,8 @@ class Snapshots:
     def _paced(self, before_s: float) -> Callable[[], None]:
         """A pause between two pieces of the thread's work, until the next step boundary: each step gets SHARE of its time as work.
 
-        `every` is chosen so that this is enough until the next snapshot; what is left then is done at once. A pause ends also in a
-        very long step (LONG_STEP).
+        `every` is chosen so that this is enough until the next snapshot; what is left then is done at once. A pause
+        ends also in a very long step (LONG_STEP).
         before_s: seconds that the copy took: they count, so the step after a large copy has little of the thread's work.
         """
         most_s = max(BEFORE_PAUSE_S, SHARE * self._step_s())

@@ -1,8 +1,8 @@
 """Keeps the sockets of loader workers within the length that the system allows.
 
-A worker hands its tensors over by a socket named TMPDIR/pymp-12345678/listener-12345678. When that path is too long, the
-worker loses each batch, prints an error that nobody links to TMPDIR, and the trainer waits. TMPDIR itself stays as it
-is, because large temporary files belong on the disk that the user chose: only the folder of the sockets moves.
+A worker hands its tensors over by a socket named TMPDIR/pymp-12345678/listener-12345678. When that path is too long,
+the worker loses each batch, prints an error that nobody links to TMPDIR, and the trainer waits. TMPDIR itself stays as
+it is, because large temporary files belong on the disk that the user chose: only the folder of the sockets moves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The check points of a starting rank, in one table, and the environment that the rank report shows.
 
-Decision: twelve points with fixed numbers for all three trainers, although these pass them in different orders: a report
-is read across trainers and across ranks. The heartbeat stores when each one was first reached, how long was spent in it,
-and which one was reached last, so "stuck at" is the last one, whatever its number.
+Decision: twelve points with fixed numbers for all three trainers, although these pass them in different orders: a
+report is read across trainers and across ranks. The heartbeat stores when each one was first reached, how long was
+spent in it, and which one was reached last, so "stuck at" is the last one, whatever its number.
 
 The environment is part of the record because it is the process's own: a launcher may change it after the monitor
 started the script. Values that may be secrets are replaced before they are stored.

@@ -1,13 +1,15 @@
 """Saves without a pause: the training copies what a save needs into shared memory, and a thread writes it to the disk.
 
-Decision: one thread does the saves in the order in which the training asked for them (LoRA, old LoRAs, state, old states), each
-exactly as without the thread. So at any moment, and after any kill, the disk holds what it would hold then. The copy is a record
-of its own beside the ring of snapshots.py, whose records are replaced long before a slow disk has one. A process that is killed
-meanwhile leaves it, and the next one, which goes on from a later step, writes it (`redo`): no save is lost.
+Decision: one thread does the saves in the order in which the training asked for them (LoRA, old LoRAs, state, old
+states), each exactly as without the thread. So at any moment, and after any kill, the disk holds what it would hold
+then. The copy is a record of its own beside the ring of snapshots.py, whose records are replaced long before a slow
+disk has one. A process that is killed meanwhile leaves it, and the next one, which goes on from a later step, writes it
+(`redo`): no save is lost.
 
-This is done where snapshots in memory are on and the copy fits; elsewhere the training writes the state itself, and waits.
-Saves of one step are under way at a time: the next step that saves waits for them, which a message says once. A save that fails raises
-its error in the training, at the next boundary. Whoever ends the training waits first: `with saves: train()`.
+This is done where snapshots in memory are on and the copy fits; elsewhere the training writes the state itself, and
+waits. Saves of one step are under way at a time: the next step that saves waits for them, which a message says once. A
+save that fails raises its error in the training, at the next boundary. Whoever ends the training waits first: `with
+saves: train()`.
 """
 
 from __future__ import annotations
@@ -87,8 +89,8 @@ class StateSaves:
     ) -> None:
         """Call `write` with the files as they are now: in the thread with a copy, or at once where there is no room for one.
 
-        name: of the file or folder that it writes, which `redo` gets with step, epoch and belongs. Raises the errors of `write`
-        when it is called at once.
+        name: of the file or folder that it writes, which `redo` gets with step, epoch and belongs. Raises the errors of
+        `write` when it is called at once.
         """
         copy = self._copy(self.snapshots.header(step, epoch, name, belongs), files)
         if copy is not None:

@@ -1,9 +1,9 @@
 """What is requested of a training at its next step boundary: sample images, a checkpoint.
 
-Decision: one file for each kind in the run's folder (`sample.request`), which rank 0 looks for between two steps. It needs no
-monitor, survives every process, and two requests of one kind are one. The file is removed once the request is done, and a line
-of `events.jsonl` says what became of it. A request that arrives while no step runs waits for the next boundary. One that the
-training was killed at is tried once more, then refused: it must not kill every attempt.
+Decision: one file for each kind in the run's folder (`sample.request`), which rank 0 looks for between two steps. It
+needs no monitor, survives every process, and two requests of one kind are one. The file is removed once the request is
+done, and a line of `events.jsonl` says what became of it. A request that arrives while no step runs waits for the next
+boundary. One that the training was killed at is tried once more, then refused: it must not kill every attempt.
 
     sample    the sample images of the current step; the training is the same as without them
     save      a checkpoint and the LoRA, as the trainer's own save by steps

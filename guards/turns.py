@@ -1,7 +1,7 @@
 """What one process of a machine does first, before the others do it: downloads into a cache that they share.
 
-Decision: the waiting ranks read the first rank's heartbeat. A barrier of the process group cannot be used, because kohya's
-trainers fetch tokenizers before they have one. The wait has an end, `barrier_timeout_s`, like every barrier.
+Decision: the waiting ranks read the first rank's heartbeat. A barrier of the process group cannot be used, because
+kohya's trainers fetch tokenizers before they have one. The wait has an end, `barrier_timeout_s`, like every barrier.
 """
 
 from __future__ import annotations

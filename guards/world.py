@@ -1,13 +1,13 @@
 """The group of processes that train one LoRA together: is it the one that the run asks for, and how long may one wait?
 
-accelerate joins its processes to a group only where it finds a GPU. Without one, each of them trains the whole run alone,
-and all write the same files (measured with accelerate 1.6 and 1.15 and `--multi_gpu`: every rank sees one process, no
-gradient is averaged, the run is called completed). So the script exports how many processes it means
-(`HANGPROOF_WORLD`): `check_launcher` compares that with what was started, `choose_backend` lets the ranks meet over gloo on
-processors, and `check` looks at the group that was formed. Every rank does all three before it writes a file.
+accelerate joins its processes to a group only where it finds a GPU. Without one, each of them trains the whole run
+alone, and all write the same files (measured with accelerate 1.6 and 1.15 and `--multi_gpu`: every rank sees one
+process, no gradient is averaged, the run is called completed). So the script exports how many processes it means
+(`HANGPROOF_WORLD`): `check_launcher` compares that with what was started, `choose_backend` lets the ranks meet over
+gloo on processors, and `check` looks at the group that was formed. Every rank does all three before it writes a file.
 
-Nobody waits for ever: the group has a limit to form, its collectives have a timeout, and a barrier that expires names the
-phase of each rank of this machine.
+Nobody waits for ever: the group has a limit to form, its collectives have a timeout, and a barrier that expires names
+the phase of each rank of this machine.
 """
 
 from __future__ import annotations
@@ -113,9 +113,10 @@ def choose_backend() -> str:
 def _record_collectives() -> None:
     """Let NCCL dump its last collectives into the run's private folder when one times out.
 
-    Names as in torch 2.13: ProcessGroupNCCL.hpp (TORCH_NCCL_DUMP_ON_TIMEOUT needs TORCH_NCCL_TRACE_BUFFER_SIZE above 0, which
-    older versions do not set) and FlightRecorder.hpp; TORCH_FR_DUMP_TEMP_FILE was TORCH_NCCL_DEBUG_INFO_TEMP_FILE. An error in
-    a collective ends the process (TORCH_NCCL_ASYNC_ERROR_HANDLING=1, as torchrun sets it).
+    Names as in torch 2.13: ProcessGroupNCCL.hpp (TORCH_NCCL_DUMP_ON_TIMEOUT needs TORCH_NCCL_TRACE_BUFFER_SIZE above 0,
+    which older versions do not set) and FlightRecorder.hpp; TORCH_FR_DUMP_TEMP_FILE was
+    TORCH_NCCL_DEBUG_INFO_TEMP_FILE. An error in a collective ends the process (TORCH_NCCL_ASYNC_ERROR_HANDLING=1, as
+    torchrun sets it).
     """
     folder = os.environ.get("HANGPROOF_HEARTBEAT")
     settings = {

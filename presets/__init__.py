@@ -1,7 +1,7 @@
 """What to train with: VRAM tiers, model families, base models, defaults and platform rules, as TOML tables and pure functions.
 
-Tables instead of code, because people tune them and users add models without Python. This package imports nothing else of
-the project, and only the standard library until `lint` or `schema` is imported: the monitor and the page load it.
+Tables instead of code, because people tune them and users add models without Python. This package imports nothing else
+of the project, and only the standard library until `lint` or `schema` is imported: the monitor and the page load it.
 """
 
 from presets.estimate import tiers_of

@@ -12,11 +12,11 @@ A run has three stages and needs as much memory as the largest:
       one block    tokens × width × 2 bytes × 40, and its weights in the compute precision
     + 1 GB for the CUDA context, fragmentation and the rest
 
-tokens = batch × ((resolution / 16)² + text tokens). The shapes are in families/NAME.toml. The actual use differs by one or
-two gigabytes with the attention kernels, the driver and a desktop on the same GPU.
+tokens = batch × ((resolution / 16)² + text tokens). The shapes are in families/NAME.toml. The actual use differs by one
+or two gigabytes with the attention kernels, the driver and a desktop on the same GPU.
 
-A family without a shape has a figure in its table instead, for each tier at the default settings, with the part of it that
-grows with resolution² × batch size and the weights of its LoRA. The result says what the figure is based on.
+A family without a shape has a figure in its table instead, for each tier at the default settings, with the part of it
+that grows with resolution² × batch size and the weights of its LoRA. The result says what the figure is based on.
 """
 
 import copy
@@ -52,8 +52,8 @@ def estimate(run: Mapping[str, Any]) -> dict:
         run: fields of a RunSpec (the contents of `run.toml`); missing fields have their defaults.
 
     Returns:
-        {"model", "stages_gb": {stage: GB}, "peak_gb", "peak_stage", "parts_gb": the parts of training (as far as known),
-        "tiers": {tier: whether its memory is enough}, "note": what the figure is based on}.
+        {"model", "stages_gb": {stage: GB}, "peak_gb", "peak_stage", "parts_gb": the parts of training (as far as
+        known), "tiers": {tier: whether its memory is enough}, "note": what the figure is based on}.
 
     Raises:
         PresetError: there is no such base model.
@@ -78,9 +78,9 @@ def tiers_of(model: str, backend: str | None = None) -> dict[str, dict]:
 
     Returns:
         By tier: {label, vram_gb, note, flags, source, needs_gb, basis, problem}.
-        flags: those that the tier adds; source: where they come from. needs_gb: GPU memory with the default settings; basis:
-        where the figure comes from. problem: "" or why the tier cannot hold the model and which ones can, as a sentence;
-        then flags is empty and needs_gb is None.
+        flags: those that the tier adds; source: where they come from. needs_gb: GPU memory with the default settings;
+        basis: where the figure comes from. problem: "" or why the tier cannot hold the model and which ones can, as a
+        sentence; then flags is empty and needs_gb is None.
 
     Raises:
         PresetError: there is no such model, or the trainer cannot train it.
@@ -213,8 +213,8 @@ def cost(run: Mapping[str, Any], seconds: float) -> float | None:
 
 
 def disk(run: Mapping[str, Any], images: int, steps: int = 0) -> dict[str, float]:
-    """Bytes that a run writes: {"checkpoints": training states, "LoRAs": saved files, "caches": latents and captions, "samples":
-    of a run with so many steps}."""
+    """Bytes that a run writes: {"checkpoints": training states, "LoRAs": saved files, "caches": latents and captions,
+    "samples": of a run with so many steps}."""
     _, run, flags, shape = _settled(run)
     parameters = run["rank"] * _lora_sides(flags, shape)
     every = run["save_every_n_epochs"]

@@ -1,10 +1,10 @@
 """Reads flags, types, choices, defaults and help of a trainer's argument parser from its source, without importing it.
 
-Importing sd-scripts' parser needs torch, five seconds and its complete environment; the page has none of these. The parsers
-are plain `add_argument` calls in functions that call each other. The reader starts at the script's `setup_parser`, or where
-a script has none (musubi-tuner) at what its `main` does before it parses, and follows every call that passes the parser on,
-also into imported modules. It decides branches on a function's parameters
-(`if support_dreambooth:`) from the literal arguments of the call. A default that is computed is marked as such, never
+Importing sd-scripts' parser needs torch, five seconds and its complete environment; the page has none of these. The
+parsers are plain `add_argument` calls in functions that call each other. The reader starts at the script's
+`setup_parser`, or where a script has none (musubi-tuner) at what its `main` does before it parses, and follows every
+call that passes the parser on, also into imported modules. It decides branches on a function's parameters (`if
+support_dreambooth:`) from the literal arguments of the call. A default that is computed is marked as such, never
 guessed. The result is kept by the commit of the checkout.
 """
 

@@ -1,8 +1,9 @@
 """Finds the commands in a bash script and the position of every word, so that a fix changes one word and keeps all other bytes.
 
-tree-sitter-bash parses the script; what its words are worth is decided here. A variable or array has a known value where the
-script sets it at its top level and nowhere else. A word that cannot be known without running the script (the output of a
-command, a variable of the environment, or one that is set on a condition, in a loop or in a function) has the value None.
+tree-sitter-bash parses the script; what its words are worth is decided here. A variable or array has a known value
+where the script sets it at its top level and nowhere else. A word that cannot be known without running the script (the
+output of a command, a variable of the environment, or one that is set on a condition, in a loop or in a function) has
+the value None.
 """
 
 import bisect

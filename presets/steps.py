@@ -1,8 +1,8 @@
 """How many steps a run takes, counted as its trainer counts: what a folder's name sets, what is held out, batches by bucket.
 
-Both of kohya's trainers and the built-in one fill each bucket's batches apart, so the last batch of a bucket may be smaller: with
-batch sizes above 1 the number is exact only where the buckets are known. sd-scripts and the built-in trainer share buckets among
-the folders of a data set; musubi-tuner has those of each folder apart.
+Both of kohya's trainers and the built-in one fill each bucket's batches apart, so the last batch of a bucket may be
+smaller: with batch sizes above 1 the number is exact only where the buckets are known. sd-scripts and the built-in
+trainer share buckets among the folders of a data set; musubi-tuner has those of each folder apart.
 
 Sources: sd-scripts, `split_train_val` and `DreamBoothDataset` in library/train_util.py (v0.10.1), `max_train_steps` in
 train_network.py; musubi-tuner, `BucketBatchManager` in dataset/image_video_dataset.py; trainer/validation.py and data_order.py.
@@ -33,8 +33,8 @@ def repeats_of(folder: str) -> tuple[int, str] | None:
 
 
 def weight_of(folder: str) -> tuple[int, str]:
-    """The weight of the images in a subfolder of a data set, and the subfolder that they are from, such as (3, "10_cat") for
-    `30_weight-3-cat`; (1, folder) for any other name."""
+    """The weight of the images in a subfolder of a data set, and the subfolder that they are from, such as (3,
+    "10_cat") for `30_weight-3-cat`; (1, folder) for any other name."""
     found = re.fullmatch(r"(?:([1-9][0-9]{0,3})_)?weight-([2-9]|10)(?:-(.+))?", folder)
     if not found or (found[1] and int(found[1]) % int(found[2])):
         return 1, folder

@@ -1,8 +1,9 @@
 """Reads the command lines of batch files and PowerShell scripts: words, line continuations, and variables that are set once.
 
-What is certain gets a value: a word with a variable that a person types, that a block or a condition sets, or that the system
-has, is None; where it may be any number of words, the command is opaque. In cmd a variable is replaced before the line is read,
-so a value with spaces outside quotes becomes several words. In PowerShell a comma outside quotes makes several arguments.
+What is certain gets a value: a word with a variable that a person types, that a block or a condition sets, or that the
+system has, is None; where it may be any number of words, the command is opaque. In cmd a variable is replaced before
+the line is read, so a value with spaces outside quotes becomes several words. In PowerShell a comma outside quotes
+makes several arguments.
 """
 
 import re

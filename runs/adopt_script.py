@@ -1,7 +1,7 @@
 """A spec takes over a script that a person edited, and says what a later change of the spec cannot do to it.
 
-The spec gets the settings of the script as far as it has fields or flags for them, because the page, the time estimate and
-the monitor's mitigations read the spec: halving the learning rate halves the one that the script has.
+The spec gets the settings of the script as far as it has fields or flags for them, because the page, the time estimate
+and the monitor's mitigations read the spec: halving the learning rate halves the one that the script has.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Unpacks the images and captions of a ZIP file that nobody vouches for.
 
-No name in the ZIP becomes a path: each entry is written to a numbered file, and its name is data for the caller. Sizes are
-counted while an entry is read, because a header can lie. A bad entry costs only itself.
+No name in the ZIP becomes a path: each entry is written to a numbered file, and its name is data for the caller. Sizes
+are counted while an entry is read, because a header can lie. A bad entry costs only itself.
 """
 
 import errno

@@ -163,8 +163,9 @@ def flags(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: s
 def commands(spec: "RunSpec", folder: Path, platform: str = sys.platform) -> list[dict[str, Any]]:
     """The commands of the run in order: {"what": the comment above it, "script", "flags"}. The last one trains.
 
-    Those before it make the caches, where the training command does not; each takes some of its flags over. Finished caches
-    are kept (--skip_existing); the guards read each first and make a damaged one again (sd_scripts_patches/musubi/caches.py).
+    Those before it make the caches, where the training command does not; each takes some of its flags over. Finished
+    caches are kept (--skip_existing); the guards read each first and make a damaged one again
+    (sd_scripts_patches/musubi/caches.py).
     """
     trainer, given = presets.trainer_of(spec.model, spec.backend), flags(spec, folder, platform=platform)
     found = []
@@ -268,8 +269,8 @@ def environment(spec: "RunSpec", platform: str = sys.platform) -> dict[str, str]
     """Variables that the script sets: UTF-8 and unbuffered output, the platform's thread limits, the spec's variables
     without its secrets.
 
-    Without the launcher also what that would set. With several processes also their number: each compares it with the group
-    that it finds itself in (guards/world.py).
+    Without the launcher also what that would set. With several processes also their number: each compares it with the
+    group that it finds itself in (guards/world.py).
     """
     several = {"HANGPROOF_WORLD": str(world(spec))} if world(spec) > 1 else {}
     if several and spec.nodes == 1:
@@ -378,8 +379,8 @@ DATASETS = {"musubi": _musubi_dataset}
 def sample_prompts(spec: "RunSpec") -> str:
     """The text of `sample_prompts.txt`: one prompt per line with size, steps and seed, so that samples are comparable.
 
-    The family adds its own, such as the guidance. Options in the prompt (`--w`, `--h`, `--s`, `--d`, … as in sd-scripts) are
-    kept. A prompt that starts with # is indented, because the line would be a comment.
+    The family adds its own, such as the guidance. Options in the prompt (`--w`, `--h`, `--s`, `--d`, … as in
+    sd-scripts) are kept. A prompt that starts with # is indented, because the line would be a comment.
     """
     family = presets.families()[presets.models()[spec.model]["family"]]
     lines = []

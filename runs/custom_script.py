@@ -1,7 +1,7 @@
 """A run's script as a person edited it: kept byte for byte, and changed only where the run itself changes.
 
-The spec has the edited script and the script that it gave at that moment. While the run's job gives the same script, the
-edited one is used as it is. When it gives another one (to resume, a mitigation, a longer training, another name or
+The spec has the edited script and the script that it gave at that moment. While the run's job gives the same script,
+the edited one is used as it is. When it gives another one (to resume, a mitigation, a longer training, another name or
 machine), the difference is applied to the edited script: flags of the training command by their names, the lines before
 the command by the lines that the person left as they were. Nothing of a script is ever executed here.
 """
@@ -33,8 +33,8 @@ SEVERAL = "The script has {count} training commands, and a run has one. Keep one
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with an edited script. level: "error" (Start refuses it) or a level of presets/lint.toml; fix: the
-    flag and values that correct it, or the id of a rule that lint can fix; "" where only a person can."""
+    """Something wrong with an edited script. level: "error" (Start refuses it) or a level of presets/lint.toml; fix:
+    the flag and values that correct it, or the id of a rule that lint can fix; "" where only a person can."""
 
     level: str
     line: int

@@ -1,15 +1,17 @@
 """Checks images and captions and copies them into `datasets/<slug>/`.
 
-All files are checked first and all errors are reported together, so that one bad file among 150 does not cost 150 uploads.
-An image that every trainer reads the same way is copied byte for byte. An image with EXIF rotation, transparency, several
-frames or another colour mode is decoded and saved again, because sd-scripts and diffusers treat it differently: as PNG,
-or for a photo format as JPEG of quality 95 (a hundred phone photos as PNG would take minutes and gigabytes). A caption
-becomes one line that ends in a newline, because sd-scripts fails on an empty file and reads only the first line.
+All files are checked first and all errors are reported together, so that one bad file among 150 does not cost 150
+uploads. An image that every trainer reads the same way is copied byte for byte. An image with EXIF rotation,
+transparency, several frames or another colour mode is decoded and saved again, because sd-scripts and diffusers treat
+it differently: as PNG, or for a photo format as JPEG of quality 95 (a hundred phone photos as PNG would take minutes
+and gigabytes). A caption becomes one line that ends in a newline, because sd-scripts fails on an empty file and reads
+only the first line.
 
-Folders are kept, one level deep, because an image and its caption belong together by folder and name. A folder whose name
-starts with a number and `_`, such as `10_cat`, is a subset with that many repeats, as in kohya's trainers. An image with a
-weight goes into a subset of its own, because every trainer knows repeats and none knows weights: weight 3 of `10_cat` is
-`30_weight-3-cat`, and weight 3 of images without a folder is `weight-3`, which has three times the repeats of the run.
+Folders are kept, one level deep, because an image and its caption belong together by folder and name. A folder whose
+name starts with a number and `_`, such as `10_cat`, is a subset with that many repeats, as in kohya's trainers. An
+image with a weight goes into a subset of its own, because every trainer knows repeats and none knows weights: weight 3
+of `10_cat` is `30_weight-3-cat`, and weight 3 of images without a folder is `weight-3`, which has three times the
+repeats of the run.
 """
 
 import codecs
@@ -37,8 +39,8 @@ CAPTION_SUFFIXES = (".txt", ".caption")
 class Source:
     """An image to copy: its path, its name, its caption; the folder it came from; quarter turns clockwise.
 
-    crop: the part to keep of the turned image, as fractions. mask: a PNG that runs/masks.py has checked, of the image before it
-    is turned. weight: how often the image is repeated compared with the others, 1 to MAX_WEIGHT.
+    crop: the part to keep of the turned image, as fractions. mask: a PNG that runs/masks.py has checked, of the image
+    before it is turned. weight: how often the image is repeated compared with the others, 1 to MAX_WEIGHT.
     """
 
     path: Path
@@ -91,8 +93,8 @@ def one_line(text: str) -> str:
 def gather(
     images: Path | Iterable[Path] | Sequence[Source], captions: Mapping[str, str] | None = None, trigger: str = ""
 ) -> list[Source]:
-    """The images to copy with their captions: from `captions`, else from the .txt file beside it, else the trigger word,
-    else the subject of its folder, such as "cat" of `10_cat`.
+    """The images to copy with their captions: from `captions`, else from the .txt file beside it, else the trigger
+    word, else the subject of its folder, such as "cat" of `10_cat`.
 
     Args:
         images: a folder (its images and those of its subfolders, without hidden and other files), or files.

@@ -1,10 +1,11 @@
 """The secrets of a run: kept in a file of their own, and everywhere else only named.
 
-Decision: one environment file a run, `.secrets/NAME.env` in the data folder, which only its owner can read. A run's folder is
-downloaded, copied to a store, packed and published, so no file in it has a value: `run.toml` names the variables, and the script
-reads the file where it runs. In memory a `RunSpec` holds the values in `environment`, so that a copy of a run has them too;
-`RunSpec.public` and everything that writes a spec leaves them out. A variable or flag is a secret by its name (API key, token,
-password…), or by a value such as an address with a password. Nothing of a script is executed here.
+Decision: one environment file a run, `.secrets/NAME.env` in the data folder, which only its owner can read. A run's
+folder is downloaded, copied to a store, packed and published, so no file in it has a value: `run.toml` names the
+variables, and the script reads the file where it runs. In memory a `RunSpec` holds the values in `environment`, so that
+a copy of a run has them too; `RunSpec.public` and everything that writes a spec leaves them out. A variable or flag is
+a secret by its name (API key, token, password…), or by a value such as an address with a password. Nothing of a script
+is executed here.
 """
 
 import json

@@ -1,8 +1,9 @@
 """How a run's LoRA evolved: its samples, LoRA files and losses as one table, a row for each step that left something.
 
-Pure reading of a run's folder, which other processes write: a missing, incomplete or foreign file leaves a gap, never an
-error. Samples before a restart and after it are one series; of a step that was repeated, the newest file counts. A sample or
-LoRA whose name has an epoch and no step gets its step from `metrics.jsonl`, or from the metadata of that epoch's LoRA.
+Pure reading of a run's folder, which other processes write: a missing, incomplete or foreign file leaves a gap, never
+an error. Samples before a restart and after it are one series; of a step that was repeated, the newest file counts. A
+sample or LoRA whose name has an epoch and no step gets its step from `metrics.jsonl`, or from the metadata of that
+epoch's LoRA.
 """
 
 import math

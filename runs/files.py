@@ -82,8 +82,8 @@ def fsync_folder(folder: Path) -> None:
 
 
 def atomic_write(path: Path, content: str | bytes, executable: bool = False, private: bool = False) -> None:
-    """Replace the file `path` by `content`. Text is written as UTF-8 with its own line ends; surrogates become the bytes of
-    a path that is not UTF-8. private: only the owner may read it.
+    """Replace the file `path` by `content`. Text is written as UTF-8 with its own line ends; surrogates become the
+    bytes of a path that is not UTF-8. private: only the owner may read it.
 
     Raises:
         OSError: the file could not be written; the old file is unchanged.

@@ -1,9 +1,10 @@
 """Checks `--set key=value`: a field of the spec, or a flag of the backend's trainer with a valid value.
 
-The trainer's own parser decides. The built-in one is imported, and called with the complete arguments of the run. Those of kohya's trainers
-need torch, so their flags are read from their source (presets/schema.py), and presets/sanity.toml has the choices that the
-code checks only after the models are loaded. Every flag of every command that a script will hold is checked, because a
-checkout of another version can lack one that the tables name. That happens when a run is created or rendered, but not when
+The trainer's own parser decides. The built-in one is imported, and called with the complete arguments of the run. Those
+of kohya's trainers need torch, so their flags are read from their source (presets/schema.py), and presets/sanity.toml
+has the choices that the code checks only after the models are loaded. Every flag of every command that a script will
+hold is checked, because a checkout of another version can lack one that the tables name. That happens when a run is
+created or rendered, but not when
 it is loaded: an old run must load without the checkout.
 """
 

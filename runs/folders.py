@@ -122,8 +122,8 @@ def planned_steps(spec: "RunSpec", images: int | Images) -> int:
     """Optimizer steps of a run, as its trainer counts them.
 
     Args:
-        images: their number; or by folder, whose name may set repeats, their number or their buckets. Without buckets it is the
-            least number for batch sizes above 1, because buckets do not fill evenly.
+        images: their number; or by folder, whose name may set repeats, their number or their buckets. Without buckets
+            it is the least number for batch sizes above 1, because buckets do not fill evenly.
     """
     if spec.max_train_steps:
         return spec.max_train_steps

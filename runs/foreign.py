@@ -1,9 +1,9 @@
 """Reads the configurations of other trainers: what they set, by the flags of kohya's trainers, which all of them share.
 
-FluxGym's train.sh and dataset.toml, a JSON of the kohya_ss GUI (runs/foreign_kohya.py), a command, script or `--config_file` of
-sd-scripts, a command of musubi-tuner, and a job of ai-toolkit (runs/foreign_toolkit.py). Everything here is text from elsewhere:
-it is parsed and never run, its size is limited, and whatever is wrong with it is a RunError. runs/foreign_spec.py turns
-the result into a run.
+FluxGym's train.sh and dataset.toml, a JSON of the kohya_ss GUI (runs/foreign_kohya.py), a command, script or
+`--config_file` of sd-scripts, a command of musubi-tuner, and a job of ai-toolkit (runs/foreign_toolkit.py). Everything
+here is text from elsewhere: it is parsed and never run, its size is limited, and whatever is wrong with it is a
+RunError. runs/foreign_spec.py turns the result into a run.
 """
 
 import json

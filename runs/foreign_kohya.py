@@ -1,8 +1,8 @@
 """A JSON of the kohya_ss GUI as flags of sd-scripts.
 
-The GUI saves its fields, not flags: this file does what `train_model` in bmaltais/kohya_ss, kohya_gui/lora_gui.py, does when it
-writes them as flags. Fields of older versions (in its presets/lora) have their present meaning. Empty text, 0 and false mean
-that a field is off, as there.
+The GUI saves its fields, not flags: this file does what `train_model` in bmaltais/kohya_ss, kohya_gui/lora_gui.py, does
+when it writes them as flags. Fields of older versions (in its presets/lora) have their present meaning. Empty text, 0
+and false mean that a field is off, as there.
 """
 
 import re

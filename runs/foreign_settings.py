@@ -21,8 +21,8 @@ OFF = (None, "", False)  # values that a file can hold for a setting that is off
 class Row:
     """What becomes of one setting of the file.
 
-    outcome: "field" (a field of the form), "flag" (an extra option), "same" (Hangproof sets it already), "run" (the run's folder
-    determines it), "changed", "dropped" (known to hang), "unsupported". text: where it went, or why not.
+    outcome: "field" (a field of the form), "flag" (an extra option), "same" (Hangproof sets it already), "run" (the
+    run's folder determines it), "changed", "dropped" (known to hang), "unsupported". text: where it went, or why not.
     """
 
     name: str
@@ -49,9 +49,10 @@ class ImageFolder:
 class Settings:
     """What the files set.
 
-    kind: what they are, for a sentence. script: the training script, "" where no file names one. flags: by name, their values
-    ([] for a switch); as a run, those that are not decided yet. labels: how the file writes a flag, where this differs. rows:
-    one for each setting that is decided. As a run: fields of a RunSpec, `extra` included; added: what Hangproof sets, as words.
+    kind: what they are, for a sentence. script: the training script, "" where no file names one. flags: by name, their
+    values ([] for a switch); as a run, those that are not decided yet. labels: how the file writes a flag, where this
+    differs. rows: one for each setting that is decided. As a run: fields of a RunSpec, `extra` included; added: what
+    Hangproof sets, as words.
     """
 
     kind: str = ""

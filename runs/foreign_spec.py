@@ -1,8 +1,8 @@
 """A foreign configuration as a run of Hangproof: what each of its settings becomes, and why.
 
-Nothing is taken over blindly: the base model is found by its file, the VRAM choice by the optimizer and the machine, flags
-that are known to hang are dropped (presets/lint.toml), and what Hangproof sets anyway is not repeated. The result is checked
-like any run. Every setting of the file ends in exactly one row.
+Nothing is taken over blindly: the base model is found by its file, the VRAM choice by the optimizer and the machine,
+flags that are known to hang are dropped (presets/lint.toml), and what Hangproof sets anyway is not repeated. The result
+is checked like any run. Every setting of the file ends in exactly one row.
 """
 
 import copy

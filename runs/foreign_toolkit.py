@@ -1,7 +1,7 @@
 """A job of ai-toolkit (YAML or JSON) as flags of kohya's trainers.
 
-The names are those of ostris/ai-toolkit, config/examples/train_lora_flux_24gb.yaml. Only `safe_load` reads it, and only plain
-values at known places are used: a file with references to itself costs nothing.
+The names are those of ostris/ai-toolkit, config/examples/train_lora_flux_24gb.yaml. Only `safe_load` reads it, and only
+plain values at known places are used: a file with references to itself costs nothing.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """How fast earlier runs on this machine were, for the time estimate of a new one.
 
-A run counts when its model, trainer, tier, resolution, batch and precision are the same. Only `run.toml` and `status.json` are
-read, and again only after they changed, because the page asks at every change of a field.
+A run counts when its model, trainer, tier, resolution, batch and precision are the same. Only `run.toml` and
+`status.json` are read, and again only after they changed, because the page asks at every change of a field.
 """
 
 import functools

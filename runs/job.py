@@ -1,9 +1,9 @@
 """`Job`: a run resolved once. `job.json` holds what every attempt runs, whatever the preset tables or `run.toml` say later.
 
-A spec names a tier and a model; what they mean is in tables that an update changes. So the flags, the environment and the
-data set are settled when the run is made, and `train.sh` is a rendering of them (runs/scripts.py). An attempt is the job plus
-changes, each a patch of the job as in RFC 7396. A patch is the difference of two specs that are resolved by the same tables:
-what both have in common stays as the job has it. Paths are rebuilt where the run's folder is now.
+A spec names a tier and a model; what they mean is in tables that an update changes. So the flags, the environment and
+the data set are settled when the run is made, and `train.sh` is a rendering of them (runs/scripts.py). An attempt is
+the job plus changes, each a patch of the job as in RFC 7396. A patch is the difference of two specs that are resolved
+by the same tables: what both have in common stays as the job has it. Paths are rebuilt where the run's folder is now.
 """
 
 import json

@@ -30,9 +30,9 @@ FREE_FRESH_S = 60.0  # other programs take and free its memory; each question is
 class Machine:
     """This machine.
 
-    gpu_name: the GPU that a run uses ("" without an NVIDIA GPU); vram_gb: its memory in GiB, as on its box; vram_free_gb: what no
-    program uses now; cuda: whether the trainer's torch is a CUDA build; note: why the driver gave no answer ("" when it did, or
-    there is none).
+    gpu_name: the GPU that a run uses ("" without an NVIDIA GPU); vram_gb: its memory in GiB, as on its box;
+    vram_free_gb: what no program uses now; cuda: whether the trainer's torch is a CUDA build; note: why the driver gave
+    no answer ("" when it did, or there is none).
     """
 
     gpu_name: str

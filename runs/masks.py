@@ -4,9 +4,9 @@ A data set keeps a mask as the alpha channel of its image, a PNG: sd-scripts and
 (`alpha_mask` in dataset.toml), and an image can never lose its mask. Nothing else in a data set is transparent, because
 `dataset.ingest` replaces transparency by white.
 
-musubi-tuner has no masked loss, and it would enlarge a small image together with its alpha channel, which makes the ignored
-part black (Pillow multiplies colours by alpha before it resizes). Its data sets have images without alpha; the masks lie
-beside them in `.masks/`, so that a copy of the run has them again.
+musubi-tuner has no masked loss, and it would enlarge a small image together with its alpha channel, which makes the
+ignored part black (Pillow multiplies colours by alpha before it resizes). Its data sets have images without alpha; the
+masks lie beside them in `.masks/`, so that a copy of the run has them again.
 """
 
 import io

@@ -1,9 +1,10 @@
 """What a LoRA is published with: a model card, and metadata in the file that other programs and CivitAI read.
 
-Pure: nothing is written or sent. The card's data follows Hugging Face's model cards (https://huggingface.co/docs/hub/model-cards),
-with its template for LoRAs of diffusion models. The metadata follows sd-scripts (`ss_*`), which CivitAI and the usual interfaces
-read, and ModelSpec 1.0.0 (`modelspec.*`, https://github.com/Stability-AI/ModelSpec). What the trainer wrote stays; only what is
-missing is added. A path of the trainer's machine is replaced by its last part: it may hold a user's name.
+Pure: nothing is written or sent. The card's data follows Hugging Face's model cards
+(https://huggingface.co/docs/hub/model-cards), with its template for LoRAs of diffusion models. The metadata follows
+sd-scripts (`ss_*`), which CivitAI and the usual interfaces read, and ModelSpec 1.0.0 (`modelspec.*`,
+https://github.com/Stability-AI/ModelSpec). What the trainer wrote stays; only what is missing is added. A path of the
+trainer's machine is replaced by its last part: it may hold a user's name.
 """
 
 import json

@@ -52,8 +52,8 @@ def models_dir() -> Path:
 class Checkout:
     """A trainer that is a git checkout with an environment of its own.
 
-    name: as users know it. folder, venv: where ./start.sh puts them, in the project folder; $VARIABLE_DIR and $VARIABLE_VENV
-    name others. scripts: the folder of its scripts; marker: a file or folder that every checkout has.
+    name: as users know it. folder, venv: where ./start.sh puts them, in the project folder; $VARIABLE_DIR and
+    $VARIABLE_VENV name others. scripts: the folder of its scripts; marker: a file or folder that every checkout has.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Image files: opened within limits, made the same for every trainer, turned and cropped.
 
-Every decoder that sees a dropped file is named here. An image with EXIF rotation, transparency, several frames or another
-colour mode is decoded and changed, because sd-scripts and diffusers treat it differently.
+Every decoder that sees a dropped file is named here. An image with EXIF rotation, transparency, several frames or
+another colour mode is decoded and changed, because sd-scripts and diffusers treat it differently.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ FORMATS = (*KEPT, "GIF", "TIFF", "ICO", "AVIF", "HEIF")
 IMAGE_SUFFIXES = {*KEPT.values(), ".jpeg", ".gif", ".tif", ".tiff", ".avif", ".heic", ".heif", ".jxl", ".svg", ".ico"}
 USABLE = "PNG, JPEG, WebP, HEIC, AVIF, BMP, GIF or TIFF"
 EXIF_ORIENTATION = 0x0112
-# Pillow's decoders raise these on damaged data; they have no common class. It turns some of them into SyntaxError for the first
-# frame of a file only (PIL/ImageFile.py): a later frame of a TIFF raises TypeError and KeyError.
+# Pillow's decoders raise these on damaged data; they have no common class. It turns some of them into SyntaxError for
+# the first frame of a file only (PIL/ImageFile.py): a later frame of a TIFF raises TypeError and KeyError.
 DAMAGE = (OSError, SyntaxError, TypeError, LookupError, ValueError, EOFError, RuntimeError, struct.error, zlib.error)
 
 
@@ -93,8 +93,8 @@ def decoded(path: Path, name: str = "", turn: int = 0, crop: Crop | None = None,
     """The decoded image, upright and opaque; the suffix to save it with; what was changed ("" if nothing).
 
     Args:
-        turn: quarter turns clockwise. crop: the part to keep of the turned image. mask: of the image before it is turned;
-            it becomes the alpha channel (runs/masks.py).
+        turn: quarter turns clockwise. crop: the part to keep of the turned image. mask: of the image before it is
+            turned; it becomes the alpha channel (runs/masks.py).
 
     Raises:
         RunError: as `opened`.

@@ -1,8 +1,9 @@
 """A run's job on disk: pinned when the run is made, and taken from its train.sh where that says more.
 
-A run of an earlier version has no `job.json`. What it trains is in its `train.sh`, and not in the tables of today: its flags
-are read from there once, and pinned. The same holds for a `train.sh` that a person edited by hand since it was written. Where
-the script has more than other flags, it is kept as an edited script (runs/custom_script.py), which every attempt runs.
+A run of an earlier version has no `job.json`. What it trains is in its `train.sh`, and not in the tables of today: its
+flags are read from there once, and pinned. The same holds for a `train.sh` that a person edited by hand since it was
+written. Where the script has more than other flags, it is kept as an edited script (runs/custom_script.py), which every
+attempt runs.
 """
 
 import sys

@@ -1,9 +1,9 @@
 """Quoting of every value that is written into a script: one function for bash, one for cmd.exe.
 
 bash: a word of safe characters stays as it is; anything else is put between single quotes, which bash takes literally.
-Control characters become escapes in `$'…'`, so that each flag stays on one line. cmd.exe: the quotes that the program's own
-parser needs, then a caret before every character that cmd interprets (also before quotes, so that cmd never enters its
-quoted state and no `&` can end the command), and doubled percent signs. A `Variable` is read where the script runs.
+Control characters become escapes in `$'…'`, so that each flag stays on one line. cmd.exe: the quotes that the program's
+own parser needs, then a caret before every character that cmd interprets (also before quotes, so that cmd never enters
+its quoted state and no `&` can end the command), and doubled percent signs. A `Variable` is read where the script runs.
 """
 
 import re

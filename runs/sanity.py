@@ -1,8 +1,8 @@
 """Judges a run before its start: values that a trainer accepts, but that make no sense on this machine or on any.
 
-The limits and sentences are rules in presets/sanity.toml; this module computes the facts that they are about. A fact that
-is not known (no images yet, no answer about the machine) is left out, and no rule about it holds. A warning explains and
-lets the run start; an impossible value does not start, because it would fail or never end.
+The limits and sentences are rules in presets/sanity.toml; this module computes the facts that they are about. A fact
+that is not known (no images yet, no answer about the machine) is left out, and no rule about it holds. A warning
+explains and lets the run start; an impossible value does not start, because it would fail or never end.
 """
 
 import math

@@ -1,9 +1,9 @@
 """The local folder that a run writes to first while its own folder is on a disk that stalls (mitigation `save_local`).
 
-It is in the machine's lasting temporary folder, because what is in it must outlive a restart of the machine. There it is of
-this user alone, and of one run alone: its name has the random `.run-id` in the run's folder and a checksum of the run's path,
-so that a later run of the same name never sees its files. The folder is removed once the run has ended and every file in it is
-in the run's folder too; what runs that are gone left behind is removed with it.
+It is in the machine's lasting temporary folder, because what is in it must outlive a restart of the machine. There it
+is of this user alone, and of one run alone: its name has the random `.run-id` in the run's folder and a checksum of the
+run's path, so that a later run of the same name never sees its files. The folder is removed once the run has ended and
+every file in it is in the run's folder too; what runs that are gone left behind is removed with it.
 """
 
 import contextlib

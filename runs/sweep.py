@@ -1,8 +1,8 @@
 """A sweep: several runs that differ in a few numbers, such as rank and learning rate, with one copy of the images.
 
-Decision: each combination is a run of its own, with its own folder, so that everything that works for a run works for it. The
-images of all are the same files (hard links): they take their space once, and deleting one run leaves the others whole.
-Caches that one run has made are linked for the next one before it starts. What belongs to a sweep is in
+Decision: each combination is a run of its own, with its own folder, so that everything that works for a run works for
+it. The images of all are the same files (hard links): they take their space once, and deleting one run leaves the
+others whole. Caches that one run has made are linked for the next one before it starts. What belongs to a sweep is in
 `outputs/.sweeps/NAME.json`; the queue trains its runs one after another (jobs/queue.py).
 """
 
@@ -292,9 +292,9 @@ def table(sweep: Sweep) -> list[dict[str, Any]]:
     """One row for each run.
 
     Returns:
-        [{"run", "values": {field: number}, "state", "steps", "final_loss", "best_loss", "val_loss", "lora": path or None,
-        "seconds"}]; None where a value is not known. A loss is the mean of some steps: the last ones, or those with the
-        lowest mean; val_loss is the lowest of the validations. state: that of its monitor, "new" or "deleted".
+        [{"run", "values": {field: number}, "state", "steps", "final_loss", "best_loss", "val_loss", "lora": path or
+        None, "seconds"}]; None where a value is not known. A loss is the mean of some steps: the last ones, or those
+        with the lowest mean; val_loss is the lowest of the validations. state: that of its monitor, "new" or "deleted".
     """
     return [_row(run, values) for run, values in sweep.runs]
 

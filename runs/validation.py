@@ -1,7 +1,7 @@
 """Turns pydantic's validation errors into faults with sentences of our own: the field, the problem, what to do.
 
-Pydantic's sentences are written for programmers ("Input should be a valid integer, unable to parse string as an integer").
-TABLE has one sentence for each type of error that a RunSpec can raise.
+Pydantic's sentences are written for programmers ("Input should be a valid integer, unable to parse string as an
+integer"). TABLE has one sentence for each type of error that a RunSpec can raise.
 """
 
 import difflib

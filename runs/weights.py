@@ -1,7 +1,7 @@
 """Checks the base model before a run starts, because a trainer notices a missing file only after minutes.
 
-Only names, sizes and the headers of files are read. The hub is contacted only with `ask`, once, and with a time limit; a
-model in the local cache needs no network.
+Only names, sizes and the headers of files are read. The hub is contacted only with `ask`, once, and with a time limit;
+a model in the local cache needs no network.
 """
 
 import functools

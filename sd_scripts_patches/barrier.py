@@ -1,7 +1,7 @@
 """A barrier that one rank never reaches ends the process with a message that names the barrier, the rank and the phase.
 
-`wait_for_everyone` is where the other GPUs wait when one rank hangs. NCCL's own timeout, when it is set at all, fires in
-the middle of a long caching phase on rank 0. This limit is generous because the other ranks wait there while rank 0
+`wait_for_everyone` is where the other GPUs wait when one rank hangs. NCCL's own timeout, when it is set at all, fires
+in the middle of a long caching phase on rank 0. This limit is generous because the other ranks wait there while rank 0
 caches; the monitor sees the phase of each rank and decides sooner.
 """
 

@@ -10,10 +10,10 @@ v0.10.1, v0.11.1 and musubi-tuner v0.3.4 with tiny weights):
 - sd-scripts shuffles its buckets after the first batch that a process has read in an epoch, so N processes train N batches
   in the order of the epoch before, and leave out or repeat images.
 
-So with several processes a repeated batch has no part in its step, and the noise, the order and what is drawn while a batch is read follow from the seed of the run, the
-epoch, and the number of the batch in it, over all processes. One process keeps kohya's own stream of random numbers, unless
-the setting `batch_seeds` is 1: then it trains as N processes do, which is how both are compared, and how a run continues on
-one GPU.
+So with several processes a repeated batch has no part in its step, and the noise, the order and what is drawn while a
+batch is read follow from the seed of the run, the epoch, and the number of the batch in it, over all processes. One
+process keeps kohya's own stream of random numbers, unless the setting `batch_seeds` is 1: then it trains as N processes
+do, which is how both are compared, and how a run continues on one GPU.
 """
 
 from __future__ import annotations

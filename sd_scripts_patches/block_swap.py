@@ -2,12 +2,12 @@
 
 `future.result()` has no timeout there: the pool thread that moves the weights waits on a CUDA stream, and when that
 stalls, the trainer waits for the thread at 0 % GPU without a message (FluxGym's best-known hang). All waits go through
-`_wait_blocks_move`: `wait_for_block`, the backward hooks, `set_forward_only` and `prepare_block_devices_before_forward`,
-so one wrapper covers them. An exception would not help: the interpreter joins the stuck thread at exit. The deadline
-therefore ends the process.
+`_wait_blocks_move`: `wait_for_block`, the backward hooks, `set_forward_only` and
+`prepare_block_devices_before_forward`, so one wrapper covers them. An exception would not help: the interpreter joins
+the stuck thread at exit. The deadline therefore ends the process.
 
-musubi-tuner has a second way to move blocks, which streams frozen ones to the device (`LoRAStreamOffloader`); its copiers wait for
-a future of their pool thread and for a stream. `_synchronize_device` waits for the device itself.
+musubi-tuner has a second way to move blocks, which streams frozen ones to the device (`LoRAStreamOffloader`); its
+copiers wait for a future of their pool thread and for a stream. `_synchronize_device` waits for the device itself.
 """
 
 from __future__ import annotations

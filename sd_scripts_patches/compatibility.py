@@ -1,8 +1,8 @@
 """Checks the patches against a checkout from the syntax trees alone: no torch, no import of sd-scripts, about 1 s.
 
-`check DIR` runs it for a person, on any checkout: what is guarded where it was, what moved and is still guarded, what is
-missing and which wait that leaves open. The launcher runs it before it starts the script, so a checkout that lacks what a
-run relies on stops at once with a table, and not after ten minutes of loading or with guards missing.
+`check DIR` runs it for a person, on any checkout: what is guarded where it was, what moved and is still guarded, what
+is missing and which wait that leaves open. The launcher runs it before it starts the script, so a checkout that lacks
+what a run relies on stops at once with a table, and not after ten minutes of loading or with guards missing.
 """
 
 from __future__ import annotations

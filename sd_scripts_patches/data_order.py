@@ -1,8 +1,8 @@
 """The order of an epoch's batches: where it comes from, and how to capture and restore it.
 
-The sampler draws its seed, and the loader its base seed, from torch's default generator when the iterator of an epoch is
-created. So an order is stored as the state of that generator and drawn again from it. `ObservedSampler` reports when an
-order is drawn.
+The sampler draws its seed, and the loader its base seed, from torch's default generator when the iterator of an epoch
+is created. So an order is stored as the state of that generator and drawn again from it. `ObservedSampler` reports when
+an order is drawn.
 """
 
 from __future__ import annotations

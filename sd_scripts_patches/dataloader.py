@@ -1,11 +1,11 @@
 """Every wait for a batch has a limit.
 
-The settings are changed in `DataLoader.__init__` (the class itself stays: accelerate copies a loader's settings and uses
-isinstance), so a loader with workers always has a timeout, and one without workers never has the settings that torch
-refuses. A deadline of our own surrounds each batch. torch's timeout alone is not enough: it does not fire while the
-parent is in `resource_sharer.get_connection` for a tensor of a stopped worker (measured), it does not exist for a loader
-without workers, and its message names neither batch nor worker. The first batch of an iterator has a longer limit:
-workers start, and import torch when they are spawned.
+The settings are changed in `DataLoader.__init__` (the class itself stays: accelerate copies a loader's settings and
+uses isinstance), so a loader with workers always has a timeout, and one without workers never has the settings that
+torch refuses. A deadline of our own surrounds each batch. torch's timeout alone is not enough: it does not fire while
+the parent is in `resource_sharer.get_connection` for a tensor of a stopped worker (measured), it does not exist for a
+loader without workers, and its message names neither batch nor worker. The first batch of an iterator has a longer
+limit: workers start, and import torch when they are spawned.
 """
 
 from __future__ import annotations

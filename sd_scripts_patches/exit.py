@@ -1,11 +1,11 @@
 """A process that has finished or failed exits with its own exit code, whatever still runs.
 
-At exit the interpreter joins every pool thread (`concurrent.futures`) and every child of multiprocessing without a limit:
-a thread that is stuck on a CUDA stream, or a loader worker that ignores SIGTERM, keeps a finished run alive for ever
-(both measured on sd-scripts). So the exit is ours. The outcome is recorded once nothing that the run needs is pending:
-after a successful run the uploads come first, in phase "end". Then workers are stopped (SIGTERM, `worker_term_s`, SIGKILL),
-threads and exit handlers get `exit_grace_s`, and `os._exit` ends the process with the script's exit code. What did not
-finish is named in the log.
+At exit the interpreter joins every pool thread (`concurrent.futures`) and every child of multiprocessing without a
+limit: a thread that is stuck on a CUDA stream, or a loader worker that ignores SIGTERM, keeps a finished run alive for
+ever (both measured on sd-scripts). So the exit is ours. The outcome is recorded once nothing that the run needs is
+pending: after a successful run the uploads come first, in phase "end". Then workers are stopped (SIGTERM,
+`worker_term_s`, SIGKILL), threads and exit handlers get `exit_grace_s`, and `os._exit` ends the process with the
+script's exit code. What did not finish is named in the log.
 
 When the trainer itself is killed, its workers must not outlive it: each asks Linux for a SIGKILL at its parent's death.
 Linux sends that signal when the *thread* that started the worker exits, so only workers of a main thread ask for it.
@@ -40,8 +40,8 @@ def before_exit(function: Callable[[float], None]) -> None:
 def exit_process(code: int, outcome: str, note: str = "") -> NoReturn:
     """End this process with `code`. `outcome` and `note` go into the heartbeat (see heartbeat.OUTCOMES).
 
-    A run that is done finishes its uploads before it says so: from the outcome on, the monitor allows `exit_grace_s` and
-    little more. A run that failed or was stopped reports that at once; its uploads get half of the exit grace.
+    A run that is done finishes its uploads before it says so: from the outcome on, the monitor allows `exit_grace_s`
+    and little more. A run that failed or was stopped reports that at once; its uploads get half of the exit grace.
     """
     grace_s = timeouts.seconds("exit_grace_s")
     if outcome == "done":

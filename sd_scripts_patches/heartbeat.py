@@ -1,14 +1,14 @@
 """Reports what the run is doing: phases, items done in a phase, and every optimizer step with its loss.
 
 `train()` calls methods on itself, so these are wrapped on the trainer *instance* when `train` starts: one binding to
-`NetworkTrainer` covers the overrides of every family. A step counts as done when `train` calls
-`sample_images(…, epoch=None, global_step)`, which it does once per optimizer step, right after counting it. The heartbeat
-carries sd-scripts' own step number, and once a minute the log gets a line with it. Sampling, saving and validation are
-phases of their own and no part of a step's duration. A stop request is honored when everything that belongs to a step is
+`NetworkTrainer` covers the overrides of every family. A step counts as done when `train` calls `sample_images(…,
+epoch=None, global_step)`, which it does once per optimizer step, right after counting it. The heartbeat carries
+sd-scripts' own step number, and once a minute the log gets a line with it. Sampling, saving and validation are phases
+of their own and no part of a step's duration. A stop request is honored when everything that belongs to a step is
 complete (`session.on_batch_end`), saves included.
 
-The check points of the start are reached in methods that `train` calls in this order: tokenizer, data, accelerator, model,
-(data again: caches), network, loader, ready, tracker, ready again, first step.
+The check points of the start are reached in methods that `train` calls in this order: tokenizer, data, accelerator,
+model, (data again: caches), network, loader, ready, tracker, ready again, first step.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Import hooks: targets are replaced right after their module has run; rewrites change its syntax tree before it compiles.
 
-A finder at the front of `sys.meta_path` asks the finders behind it for the module and wraps the loader that they return,
-so it composes with other import hooks. A rewrite is installed one level lower, where a source file is compiled
+A finder at the front of `sys.meta_path` asks the finders behind it for the module and wraps the loader that they
+return, so it composes with other import hooks. A rewrite is installed one level lower, where a source file is compiled
 (`SourceFileLoader.get_code`), for the same reason: the module runs from the rewritten tree whichever loader is in
 between. A module that was not rewritten, or that lacks a name, stops the process with the name of the patch before
 training starts.
 
-Each target is replaced in the module that defines it (locate.py). A module that imported the original earlier (a circular
-import, or an import before the hooks) holds a reference of its own, which is replaced too.
+Each target is replaced in the module that defines it (locate.py). A module that imported the original earlier (a
+circular import, or an import before the hooks) holds a reference of its own, which is replaced too.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
 A file in the cache is used without a request. A tokenizer whose cache is complete is loaded as with `HF_HUB_OFFLINE=1`,
 because its loader makes requests of its own, some without a timeout. So a run does not depend on a network that it does
-not need. Other files are downloaded by guards/hub_cache.py, which watches bytes, resumes, and leaves them where the library
-finds them. A download may take hours as long as bytes arrive; without any for `hub_timeout_s` the process ends and the next
-start resumes the partial file. A hub that is out of reach from the start (`hub_reach_s`) ends nothing: the library raises its
-own error, and code that can do without the file goes on. The library's own download remains for what that one does not do (other endpoints, a
-`local_dir`) and for its exceptions, which callers expect for a missing file; a thread watches its bytes. Uploads are extra copies: each gets `upload_timeout_s`, then the run continues without it. The
+not need. Other files are downloaded by guards/hub_cache.py, which watches bytes, resumes, and leaves them where the
+library finds them. A download may take hours as long as bytes arrive; without any for `hub_timeout_s` the process ends
+and the next start resumes the partial file. A hub that is out of reach from the start (`hub_reach_s`) ends nothing: the
+library raises its own error, and code that can do without the file goes on. The library's own download remains for what
+that one does not do (other endpoints, a `local_dir`) and for its exceptions, which callers expect for a missing file; a
+thread watches its bytes. Uploads are extra copies: each gets `upload_timeout_s`, then the run continues without it. The
 threads of `--async_upload` are daemons; at the end the run waits `upload_exit_s` for them.
 """
 

@@ -1,10 +1,10 @@
 """Removes small causes of large hangs before anything starts.
 
-Fork after CUDA: torch's loader workers are forked from a process that has used CUDA, which is safe as long as they do not
-use the GPU. A child that does gets an error that names it, and so does every other fork by multiprocessing (a data set's
-`map`). Threads of the tokenizers library do not survive a fork, so they are off. Output is unbuffered and UTF-8: the log
-shows the last line before a hang, and no caption can end a run with an encoding error. git gets `git_timeout_s` to report
-the revision. The GPU's cache is emptied every N steps only on request, because that costs a synchronization.
+Fork after CUDA: torch's loader workers are forked from a process that has used CUDA, which is safe as long as they do
+not use the GPU. A child that does gets an error that names it, and so does every other fork by multiprocessing (a data
+set's `map`). Threads of the tokenizers library do not survive a fork, so they are off. Output is unbuffered and UTF-8:
+the log shows the last line before a hang, and no caption can end a run with an encoding error. git gets `git_timeout_s`
+to report the revision. The GPU's cache is emptied every N steps only on request, because that costs a synchronization.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class UnreadableImage(OSError):
 
 
 def _guard_group(group: Any) -> Any:
-    """The group inherits __getitem__ from ConcatDataset. It is wrapped on the group as a unit, because a data set of image
-    pairs reads half of each batch from another data set."""
+    """The group inherits __getitem__ from ConcatDataset. It is wrapped on the group as a unit, because a data set of
+    image pairs reads half of each batch from another data set."""
     group.__getitem__ = _replace_unreadable(group.__getitem__)
     return group
 

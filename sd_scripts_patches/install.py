@@ -1,9 +1,9 @@
 """`./start.sh sd-scripts|musubi`: installs the pinned checkout of a trainer of kohya's and an environment of its own.
 
-Why a second virtual environment: the trainers need huggingface-hub below 1, the GUI needs it above. Neither is ever left
-incomplete. The checkout is made under a temporary name and renamed. The environment cannot be moved, so it gets a stamp
-file last; one without its stamp is made again, unless somebody else made it: that one is used as it is. At the end the
-self-test trains tiny weights with both.
+Why a second virtual environment: the trainers need huggingface-hub below 1, the GUI needs it above. Neither is ever
+left incomplete. The checkout is made under a temporary name and renamed. The environment cannot be moved, so it gets a
+stamp file last; one without its stamp is made again, unless somebody else made it: that one is used as it is. At the
+end the self-test trains tiny weights with both.
 
 Exit codes: 0 ready, 1 with the reason on standard error.
 """
@@ -61,8 +61,8 @@ def run(command: list[str], what: str, limit_s: float, cwd: Path | None = None) 
 def fetch(folder: Path, trainer: Trainer, url: str = "", commit: str = "") -> bool:
     """Fetch the pinned commit of a trainer into `folder`. Returns False when there is a checkout already.
 
-    A checkout of another commit is not changed: it is the user's, and a run that began on it keeps it. The log says how to
-    get the tested one; `check` reports which patches are compatible. url, commit: others than the pinned ones.
+    A checkout of another commit is not changed: it is the user's, and a run that began on it keeps it. The log says how
+    to get the tested one; `check` reports which patches are compatible. url, commit: others than the pinned ones.
     """
     url, commit = url or trainer.url, commit or trainer.commit
     if folder.exists():

@@ -78,8 +78,8 @@ def infer(
 ) -> TrainerState:
     """Return the position in a state that unpatched sd-scripts wrote, and log what is unknown.
 
-    json_step: the step in train_state.json, too low after a second resume. scheduler_step: the count of the LR scheduler,
-    too low when fp16 skipped steps. So the higher one is right, unless the user requested a step.
+    json_step: the step in train_state.json, too low after a second resume. scheduler_step: the count of the LR
+    scheduler, too low when fp16 skipped steps. So the higher one is right, unless the user requested a step.
     """
     folder = Path(args.resume)
     step = requested if requested is not None else max(json_step or 0, scheduler_step or 0)

@@ -1,9 +1,10 @@
 """Cache files are read within a limit, verified, and written atomically.
 
-numpy's own `load` and `savez` are replaced for files named .npz by those of guards/npz.py. That covers every read in every
-family, the lazy reads of members included, without a copy of their logic. A damaged cache counts as missing: when sd-scripts looks it up, it is encoded again at once; when it is read in the middle of training,
-the run ends with an error and the restart encodes it. Once a folder has held a damaged cache, all its caches are
-verified at the start, so that a hundred damaged files do not take a hundred restarts.
+numpy's own `load` and `savez` are replaced for files named .npz by those of guards/npz.py. That covers every read in
+every family, the lazy reads of members included, without a copy of their logic. A damaged cache counts as missing: when
+sd-scripts looks it up, it is encoded again at once; when it is read in the middle of training, the run ends with an
+error and the restart encodes it. Once a folder has held a damaged cache, all its caches are verified at the start, so
+that a hundred damaged files do not take a hundred restarts.
 """
 
 from __future__ import annotations

@@ -4,16 +4,17 @@ sd-scripts 0.10.1 (measured) restarts `global_step` at 0 or at the remainder in 
 state, so a second resume repeats steps; it silently starts a state without its JSON at step 0; and it changes the order
 of the batches. Related reports: kohya_ss#2771, sd-scripts#1999, #2248, #2407.
 
-`train()` keeps all of that in local variables, out of reach of a wrapper. So statements are inserted into its syntax tree
-(`rewrite`) that pass these variables to `Run` and take values from it. Each place is found by the source of a statement,
-and the patch is refused when that statement is not there exactly once. `Run` follows the run, writes a `TrainerState`
-(trainer_state.py) into each state folder, and restores it.
+`train()` keeps all of that in local variables, out of reach of a wrapper. So statements are inserted into its syntax
+tree (`rewrite`) that pass these variables to `Run` and take values from it. Each place is found by the source of a
+statement, and the patch is refused when that statement is not there exactly once. `Run` follows the run, writes a
+`TrainerState` (trainer_state.py) into each state folder, and restores it.
 
-The batches of a resumed epoch are those of the interrupted one: the generators are set to their state at the start of the
-epoch, so the same order and the same worker seeds are drawn. Workers then read the batches that were already trained and
-drop them, because their own random numbers (flips, crops, tags) cannot be restored otherwise. Without workers the loader
-skips these batches unread, and the generators are set before each of the two reads around the save. One limit: workers
-that stay from epoch to epoch (`--persistent_data_loader_workers`) keep the order, but not the flips and shuffled tags.
+The batches of a resumed epoch are those of the interrupted one: the generators are set to their state at the start of
+the epoch, so the same order and the same worker seeds are drawn. Workers then read the batches that were already
+trained and drop them, because their own random numbers (flips, crops, tags) cannot be restored otherwise. Without
+workers the loader skips these batches unread, and the generators are set before each of the two reads around the save.
+One limit: workers that stay from epoch to epoch (`--persistent_data_loader_workers`) keep the order, but not the flips
+and shuffled tags.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ An image that exceeds it, or fails for any reason (a prompt file edited during t
 reported. sd-scripts restores the random state after the last image; when it fails before that, this patch does. A check
 between steps cannot see a single step that hangs: `sample_grace_s` after the budget the process is killed.
 
-After an image of musubi-tuner that failed, the model is in evaluation mode and its blocks are placed for inference; both are
-restored.
+After an image of musubi-tuner that failed, the model is in evaluation mode and its blocks are placed for inference;
+both are restored.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
 accelerate writes a state file by file into its final folder, and sd-scripts writes a LoRA in place: a kill in between
 leaves something that looks like a checkpoint. Here each state is written to a temporary folder beside its final name,
-synced, hashed and renamed (guards.checkpoint), and each LoRA likewise as a file. What a killed process left incomplete is
-removed when the next one starts. Where snapshots in memory are on, a state is written in a thread (guards/state_saves.py), and what
-is saved or deleted after it waits for it. sd-scripts deletes old states after the save has returned, by its own count; each is
-deleted only while another one on the disk verifies, and a deletion that fails does not end the run. Weights that contain
+synced, hashed and renamed (guards.checkpoint), and each LoRA likewise as a file. What a killed process left incomplete
+is removed when the next one starts. Where snapshots in memory are on, a state is written in a thread
+(guards/state_saves.py), and what is saved or deleted after it waits for it. sd-scripts deletes old states after the
+save has returned, by its own count; each is deleted only while another one on the disk verifies, and a deletion that
+fails does not end the run. Weights that contain
 NaN are refused: they would replace, one by one, every state that can still be resumed.
 
 At its end `train()` closes the trackers first and saves afterwards (a tracker that hangs loses the last state and the
@@ -90,8 +91,8 @@ def remove_weights(file: str) -> None:
 def end_training(accelerator: Any) -> None:
     """`accelerator.end_training()` within a limit. Replaces that call at the end of `train()`, after the last save.
 
-    It closes the trackers and then waits for the other ranks. A run whose files are complete does not hang there: one process
-    goes on to its exit without the trackers; of several, each exits as done when the limit expires.
+    It closes the trackers and then waits for the other ranks. A run whose files are complete does not hang there: one
+    process goes on to its exit without the trackers; of several, each exits as done when the limit expires.
     """
     if accelerator.num_processes == 1:
         names = ", ".join(tracker.name for tracker in accelerator.trackers) or "experiment trackers"

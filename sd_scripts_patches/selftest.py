@@ -1,10 +1,10 @@
 """`python -m sd_scripts_patches selftest DIR`: does this installation train, and is it guarded? One minute, no model file.
 
-The trainer itself (sd-scripts' FLUX script, musubi-tuner's Z-Image caching and training) trains a tiny model with random
-weights (tiny.py), in the user's checkout and environment, with the guards: once to the end, once killed with SIGKILL and
-resumed, once with a loader worker that sleeps for ever. A
-static check alone cannot answer the question: a guard counts when it has ended a real hang, and a resume is exact when
-each loss has the same digits as those of the undisturbed run. It runs on the processor, so it needs no GPU.
+The trainer itself (sd-scripts' FLUX script, musubi-tuner's Z-Image caching and training) trains a tiny model with
+random weights (tiny.py), in the user's checkout and environment, with the guards: once to the end, once killed with
+SIGKILL and resumed, once with a loader worker that sleeps for ever. A static check alone cannot answer the question: a
+guard counts when it has ended a real hang, and a resume is exact when each loss has the same digits as those of the
+undisturbed run. It runs on the processor, so it needs no GPU.
 
 DIR may be CHECKOUT@VENV. Exit codes: 0 all checks passed, 1 at least one failed, 2 wrong usage, 130 Ctrl-C.
 """

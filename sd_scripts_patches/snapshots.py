@@ -1,9 +1,9 @@
 """Snapshots in memory of kohya's trainers (guards/snapshots.py): after a step, what accelerate's save_state would write.
 
-Decision: save_state itself is called, so a record holds what a checkpoint holds, and `--resume` reads it. In this thread
-`torch.save` and safetensors' `save_file`, as accelerate calls them, keep what they are given in place of writing it; small
-files that hooks write go to a folder in memory and are read from there. What another version of accelerate writes by other
-means is read in the same way: slower, so less often, and as complete.
+Decision: save_state itself is called, so a record holds what a checkpoint holds, and `--resume` reads it. In this
+thread `torch.save` and safetensors' `save_file`, as accelerate calls them, keep what they are given in place of writing
+it; small files that hooks write go to a folder in memory and are read from there. What another version of accelerate
+writes by other means is read in the same way: slower, so less often, and as complete.
 """
 
 from __future__ import annotations

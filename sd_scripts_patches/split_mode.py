@@ -2,17 +2,17 @@
 
 The double blocks (and what feeds them) run under no_grad, then leave the device; the single blocks and the final layer
 are moved in and train. It trains a LoRA of the single blocks only, with about 55 % of the parameter memory. sd-scripts
-removed it in November 2024 and now turns the flag into `--blocks_to_swap 18`, whose pool threads are FluxGym's best-known
-hang.
+removed it in November 2024 and now turns the flag into `--blocks_to_swap 18`, whose pool threads are FluxGym's
+best-known hang.
 
 Why hooks around Flux's own forward and not two models as before: the arithmetic stays sd-scripts' own, in its order, so
 the result equals plain training in every digit, and new keyword arguments (ControlNet, masks) pass through. Before the
-forward, the first half is moved in and gradients are switched off; before the first single block the halves change places
-and gradients are switched on again.
+forward, the first half is moved in and gradients are switched off; before the first single block the halves change
+places and gradients are switched on again.
 
 Frozen weights never change, so they never need to be copied back: the copies on the device are dropped and the host
-tensors are put back. That is one upload per turn instead of an upload and a download. When the device is the CPU there is
-nothing to move, and no tensor is replaced.
+tensors are put back. That is one upload per turn instead of an upload and a download. When the device is the CPU there
+is nothing to move, and no tensor is replaced.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Requests of the user and the monitor between two steps of kohya's trainers: sample images, a checkpoint (guards/step_requests).
 
-Decision: the trainer's own code does the work. For the step of a request its arguments say that samples or a save by steps are
-due, and are put back afterwards; a checkpoint without a LoRA is saved as for a stop. So files, names and metadata are those of
-a scheduled save. Random generators are put back after requested samples, so the training is the same as without them.
+Decision: the trainer's own code does the work. For the step of a request its arguments say that samples or a save by
+steps are due, and are put back afterwards; a checkpoint without a LoRA is saved as for a stop. So files, names and
+metadata are those of a scheduled save. Random generators are put back after requested samples, so the training is the
+same as without them.
 
-kohya's trainers delete only states whose step is a multiple of their interval; the others are deleted here, by the same rule.
-The last step is left alone: the training is over, and its own last save follows.
+kohya's trainers delete only states whose step is a multiple of their interval; the others are deleted here, by the same
+rule. The last step is left alone: the training is over, and its own last save follows.
 """
 
 from __future__ import annotations

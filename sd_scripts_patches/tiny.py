@@ -1,9 +1,9 @@
 """kohya's real FLUX trainer on a CPU in about ten seconds: tiny models with random weights, no file of it changed.
 
-This file holds what all trainers share (`Installation`) and the row of sd-scripts; musubi/tiny.py is musubi-tuner's. A row
-is a module with SCRIPT (the training script), SOURCE (the folder of its modules), IMPORTS (what is imported to try it), LOSSES
-and ITEMS ("module:class" that records losses, and whose items are batches), STAND_INS (packages that may be missing), and the
-functions `site`, `caching`, `arguments` and `make`.
+This file holds what all trainers share (`Installation`) and the row of sd-scripts; musubi/tiny.py is musubi-tuner's. A
+row is a module with SCRIPT (the training script), SOURCE (the folder of its modules), IMPORTS (what is imported to try
+it), LOSSES and ITEMS ("module:class" that records losses, and whose items are batches), STAND_INS (packages that may be
+missing), and the functions `site`, `caching`, `arguments` and `make`.
 
 The self-test and the tests train with it: `write_site` and `make` write the files, `environment` and
 `arguments` describe a run. The models are small because `PYTHONPATH` holds a `sitecustomize` that changes sd-scripts'

@@ -100,8 +100,8 @@ def of(checkout: Path) -> Trainer | None:
 def requirements(checkout: Path) -> list[str]:
     """Return what a checkout lists as its requirements, without itself. Raises ValueError when it lists nothing.
 
-    They are in requirements.txt (sd-scripts) or in pyproject.toml (musubi-tuner), whose list of strings is written as in
-    Python; the module for TOML is missing in Python 3.10.
+    They are in requirements.txt (sd-scripts) or in pyproject.toml (musubi-tuner), whose list of strings is written as
+    in Python; the module for TOML is missing in Python 3.10.
     """
     listed = checkout / "requirements.txt"
     if listed.is_file():

@@ -188,8 +188,8 @@ def is_alive(pid: int) -> bool:
 def installation(text: str) -> Installation:
     """Return what `CHECKOUT` or `CHECKOUT@VENV` names. Raises argparse.ArgumentTypeError, which says what is missing.
 
-    Without a VENV: $SD_SCRIPTS_VENV or $MUSUBI_VENV, else the interpreter that runs this; from our own environment the one
-    that ./start.sh makes for the trainer.
+    Without a VENV: $SD_SCRIPTS_VENV or $MUSUBI_VENV, else the interpreter that runs this; from our own environment the
+    one that ./start.sh makes for the trainer.
     """
     folder, at, venv = text.rpartition("@")
     if not at or Path(text).is_dir():

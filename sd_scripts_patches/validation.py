@@ -1,9 +1,9 @@
 """A held-out image is never trained on: of the images, sd-scripts' training part loses those that its validation part has.
 
-sd-scripts rounds the size of both parts apart (library/train_util.py, split_train_val: `ceil(n * (1 - split))` images train,
-`round(n * split)` validate), so that with 6 images and a split of 0.25 one image is in both, and its loss falls with the
-training. This is about numbers, not about hangs; without a seed for the split nothing is changed, because the parts then come
-from two different shuffles.
+sd-scripts rounds the size of both parts apart (library/train_util.py, split_train_val: `ceil(n * (1 - split))` images
+train, `round(n * split)` validate), so that with 6 images and a split of 0.25 one image is in both, and its loss falls
+with the training. This is about numbers, not about hangs; without a seed for the split nothing is changed, because the
+parts then come from two different shuffles.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Which version of a trainer a run began on, which one its checkout holds now, and the way back to the other.
 
-A run's folder remembers the commits it ran on (`trainer.json`), so that an update between two attempts is seen and said.
-A commit is read from git's own files: the trainer's environment may have no git, and another user's folder is refused by it.
+A run's folder remembers the commits it ran on (`trainer.json`), so that an update between two attempts is seen and
+said. A commit is read from git's own files: the trainer's environment may have no git, and another user's folder is
+refused by it.
 """
 
 from __future__ import annotations

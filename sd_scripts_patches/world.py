@@ -1,5 +1,5 @@
-"""Several processes train one LoRA: the group is the one that was asked for, every wait in it has an end, and the learning
-rate follows the steps.
+"""Several processes train one LoRA: the group is the one that was asked for, every wait in it has an end, and the
+learning rate follows the steps.
 
 guards/world.py says why a smaller group is refused, and what ends the waits. accelerate's own timeout reaches only the
 group that the trainer configures, which sd-scripts does where one machine has several GPUs; here every group has it.

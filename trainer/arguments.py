@@ -1,8 +1,8 @@
 """The command line of the trainer. Flag names and defaults are those of sd-scripts, so one renderer serves both backends.
 
-The page reads the flags from this parser (runs/flags.py), so importing it loads no torch. A flag of sd-scripts that this
-trainer does not support is refused with the reason (`unsupported.py`), an unknown flag with similar ones: a flag that is
-silently ignored would train something else.
+The page reads the flags from this parser (runs/flags.py), so importing it loads no torch. A flag of sd-scripts that
+this trainer does not support is refused with the reason (`unsupported.py`), an unknown flag with similar ones: a flag
+that is silently ignored would train something else.
 """
 
 import argparse

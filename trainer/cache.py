@@ -1,9 +1,9 @@
 """Cache of latents and text-encoder outputs on disk. Each file is named by a hash of all its inputs.
 
-The hash covers the image's or caption's content, its bucket, the model and the precision. So a changed image or caption is
-encoded again and an unchanged one is not, and a restart with a complete cache loads neither VAE nor text encoders. Files
-are written atomically and read through `guards.npz`, which limits the time of a read and sets a damaged file aside; the
-next start encodes it again.
+The hash covers the image's or caption's content, its bucket, the model and the precision. So a changed image or caption
+is encoded again and an unchanged one is not, and a restart with a complete cache loads neither VAE nor text encoders.
+Files are written atomically and read through `guards.npz`, which limits the time of a read and sets a damaged file
+aside; the next start encodes it again.
 """
 
 import hashlib

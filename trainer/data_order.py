@@ -39,8 +39,8 @@ class EpochSampler:
     """A DataLoader sampler: the batches of one rank in one epoch, starting at a micro-batch.
 
     Batch i of an epoch is trained by rank i % world, so a step has the same batches as one process that accumulates the
-    gradients of `world` times as many. Where an epoch does not divide, the last ranks have one batch less in its last step
-    and none is repeated. total: the batches of all ranks.
+    gradients of `world` times as many. Where an epoch does not divide, the last ranks have one batch less in its last
+    step and none is repeated. total: the batches of all ranks.
     """
 
     def __init__(self, images: list[Image], seed: int, rank: int, world: int):

@@ -1,8 +1,8 @@
 """Reads the data set: `dataset.toml` in sd-scripts' format, images and captions, as a list of `Image`s.
 
-All errors are reported before a model is loaded: a data set with a bad image must fail in the first second, not after ten
-minutes of encoding. Unknown keys are refused by name, and also keys that would change images or captions from step to
-step, because these are cached once.
+All errors are reported before a model is loaded: a data set with a bad image must fail in the first second, not after
+ten minutes of encoding. Unknown keys are refused by name, and also keys that would change images or captions from step
+to step, because these are cached once.
 """
 
 import difflib
@@ -252,8 +252,8 @@ def caption_of(path: Path, table: dict, args) -> str:
 
 
 def pixels_and_mask(image: Image):
-    """The pixels to train on, uint8 [height, width, 3] of the bucket's size, and the mask, float32 [height, width] from 0 to
-    1; None without one.
+    """The pixels to train on, uint8 [height, width, 3] of the bucket's size, and the mask, float32 [height, width] from
+    0 to 1; None without one.
 
     The colours below a mask stay as they are: the model sees the whole image, and only the loss leaves a part out.
     """

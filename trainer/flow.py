@@ -1,7 +1,7 @@
 """The loss of a micro-batch: noise, noise level, prediction, loss, with the options and formulas of sd-scripts.
 
-Random numbers are drawn on the CPU from generators seeded with (seed, step, micro-batch, rank), so a step is the same on
-any machine. What a family predicts, and how, is in families/.
+Random numbers are drawn on the CPU from generators seeded with (seed, step, micro-batch, rank), so a step is the same
+on any machine. What a family predicts, and how, is in families/.
 """
 
 import contextlib

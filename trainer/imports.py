@@ -1,9 +1,9 @@
 """Faster imports of the large libraries, because start-up time is part of every recovery.
 
-peft and diffusers import bitsandbytes (0.8 s on a 2-core machine, and a line of output) even without an 8-bit optimizer,
-and scipy (0.4 s) for losses and schedulers that FLUX does not use. Both are hidden during these imports: to Python, None in
-sys.modules means "not installed". Later imports (`optimizers.py`) find them again.
-No module of the project may import these libraries at module level.
+peft and diffusers import bitsandbytes (0.8 s on a 2-core machine, and a line of output) even without an 8-bit
+optimizer, and scipy (0.4 s) for losses and schedulers that FLUX does not use. Both are hidden during these imports: to
+Python, None in sys.modules means "not installed". Later imports (`optimizers.py`) find them again. No module of the
+project may import these libraries at module level.
 """
 
 import os

@@ -1,9 +1,9 @@
 """The training loop: all optimizer steps, starting at step 0 or at the step of a state.
 
 A step depends only on its number, so a run that was killed at any point and resumed ends with the same weights as an
-undisturbed run. Order after each step: heartbeat, save, validation, sample images, stop. Saves come before sample images,
-because sample images can be slow. Sample images that a killed run did not finish at the step of a state are drawn after its resume.
-What was requested meanwhile (guards/step_requests.py) follows, then a requested stop.
+undisturbed run. Order after each step: heartbeat, save, validation, sample images, stop. Saves come before sample
+images, because sample images can be slow. Sample images that a killed run did not finish at the step of a state are
+drawn after its resume. What was requested meanwhile (guards/step_requests.py) follows, then a requested stop.
 """
 
 import json

@@ -1,14 +1,14 @@
 """The LoRA: peft layers on the Linears of the blocks, and the file that other programs load.
 
-Layers: every Linear of the family's blocks, as in kohya's trainers (FLUX.1's fused qkv is three layers here, as with sd-scripts'
-split_qkv). Initial weights are a function of (seed, layer name).
+Layers: every Linear of the family's blocks, as in kohya's trainers (FLUX.1's fused qkv is three layers here, as with
+sd-scripts' split_qkv). Initial weights are a function of (seed, layer name).
 
 File: the names of diffusers (`transformer.….lora_A.weight`), which `FluxPipeline.load_lora_weights` and ComfyUI read
-without conversion. The alternative was kohya's names, but diffusers converts them with the sizes of FLUX.1-dev in its code,
-so that no other size loads, and fused matrices get three or four times the rank. (sd-scripts' own
-`networks/convert_flux_lora.py --src ai-toolkit --dst sd-scripts` converts such a file for sd-scripts.) lora_B is multiplied
-by alpha/rank, because not every program reads an alpha. The bytes are a function of weights and metadata (sorted, without
-times), so equal runs give equal files.
+without conversion. The alternative was kohya's names, but diffusers converts them with the sizes of FLUX.1-dev in its
+code, so that no other size loads, and fused matrices get three or four times the rank. (sd-scripts' own
+`networks/convert_flux_lora.py --src ai-toolkit --dst sd-scripts` converts such a file for sd-scripts.) lora_B is
+multiplied by alpha/rank, because not every program reads an alpha. The bytes are a function of weights and metadata
+(sorted, without times), so equal runs give equal files.
 """
 
 import json

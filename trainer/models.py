@@ -1,8 +1,8 @@
 """Finds and loads the parts of a model in diffusers' layout, from a folder or a hub id.
 
-The part that is trained is read tensor by tensor from its safetensors files instead of with `from_pretrained`: each tensor is
-progress for the heartbeat, and a weight that is stored in fewer bits is so as soon as it is read: 24 GB of bf16 are never in
-memory; later starts read them from a copy. Missing files are reported before anything is read.
+The part that is trained is read tensor by tensor from its safetensors files instead of with `from_pretrained`: each
+tensor is progress for the heartbeat, and a weight that is stored in fewer bits is so as soon as it is read: 24 GB of
+bf16 are never in memory; later starts read them from a copy. Missing files are reported before anything is read.
 """
 
 import importlib
@@ -218,8 +218,8 @@ def class_of(folder: Path, part: str):
 def load_denoiser(folder: Path, family: families.Family, dtype, device, kind: str, tick: Tick):
     """The part that is trained, with frozen weights of `dtype`; those of its blocks are stored as `kind` (quantized.KINDS), "": as they are.
 
-    They are stored once: a copy stays beside the model (guards/quantized.py). On a CPU, weights that have the right type are the
-    file itself, mapped: no second copy of them is in memory, and the next attempt finds them there.
+    They are stored once: a copy stays beside the model (guards/quantized.py). On a CPU, weights that have the right
+    type are the file itself, mapped: no second copy of them is in memory, and the next attempt finds them there.
 
     Raises: TrainError for missing or unknown tensors, a wrong shape, or a damaged file.
     """

@@ -1,9 +1,10 @@
 """Frozen weights of the blocks in fewer bits, computed in the precision of the run: float8, int8 or NF4 (QLoRA, arXiv:2305.14314).
 
-No matrix product is computed in these types, so they work on any device, including CPUs. A weight is restored at each use, in
-forward and again in backward: keeping the restored copy for backward would need the memory that is saved. Only matrices are
-stored so; norms, biases and embeddings are less than 1 % of the size. The layer stays an nn.Linear, so peft puts its plain LoRA
-layer around it and need not be told how the base is stored (its own 4-bit layer depends on `is_loaded_in_4bit` of the model).
+No matrix product is computed in these types, so they work on any device, including CPUs. A weight is restored at each
+use, in forward and again in backward: keeping the restored copy for backward would need the memory that is saved. Only
+matrices are stored so; norms, biases and embeddings are less than 1 % of the size. The layer stays an nn.Linear, so
+peft puts its plain LoRA layer around it and need not be told how the base is stored (its own 4-bit layer depends on
+`is_loaded_in_4bit` of the model).
 """
 
 import torch

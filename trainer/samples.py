@@ -1,8 +1,8 @@
 """Sample images during training, drawn by the pipeline of the model from cached prompts.
 
-A sample image never ends a run: each image has a time limit that is checked between denoising steps, and an image that is
-late or fails is reported and skipped. Only a denoising step that never returns ends the process, through `Deadline`. Noise
-is drawn on the CPU from a fixed seed, so the images of two steps can be compared.
+A sample image never ends a run: each image has a time limit that is checked between denoising steps, and an image that
+is late or fails is reported and skipped. Only a denoising step that never returns ends the process, through `Deadline`.
+Noise is drawn on the CPU from a fixed seed, so the images of two steps can be compared.
 """
 
 import math

@@ -1,9 +1,9 @@
 """Prepares everything before the first step (device, data, caches, model, LoRA, optimizer) as one `Training`.
 
-The order finds errors early and keeps memory low: everything that needs no model is checked first. Text encoders and VAE
-are loaded one after the other, only if something is not cached, and are freed before the transformer is loaded. Each part
-begins with a check point of the heartbeat. What all processes share (folders, the model's files, trackers) one process does,
-and the others wait for it at a barrier with a deadline.
+The order finds errors early and keeps memory low: everything that needs no model is checked first. Text encoders and
+VAE are loaded one after the other, only if something is not cached, and are freed before the transformer is loaded.
+Each part begins with a check point of the heartbeat. What all processes share (folders, the model's files, trackers)
+one process does, and the others wait for it at a barrier with a deadline.
 """
 
 import contextlib

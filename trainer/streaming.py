@@ -1,13 +1,14 @@
 """Frozen weights that visit the device: of groups of modules, only those in use are there.
 
-Two ways use it. `--split_mode` has two groups, the halves of a FLUX transformer, of which only the lower one is trained: one half is
-on the device at a time. `--blocks_to_stream N` has a group for each of the last N blocks; while a block computes, the next one is
-copied. Frozen weights do not change, so they are only ever copied to the device: their home in main memory stays. LoRA weights
-and gradients are always on the device, so nothing moves for the optimizer.
+Two ways use it. `--split_mode` has two groups, the halves of a FLUX transformer, of which only the lower one is
+trained: one half is on the device at a time. `--blocks_to_stream N` has a group for each of the last N blocks; while a
+block computes, the next one is copied. Frozen weights do not change, so they are only ever copied to the device: their
+home in main memory stays. LoRA weights and gradients are always on the device, so nothing moves for the optimizer.
 
-To a GPU the copies are asynchronous, from pinned memory on a stream of their own. The computing stream waits for the event behind a
-copy, and the processor waits only where a half leaves before the other comes: there is no thread and no future that could hang (sd-scripts' --blocks_to_swap has both).
-**Not tested, for lack of a GPU**: that the copies overlap with the computation, and what they cost.
+To a GPU the copies are asynchronous, from pinned memory on a stream of their own. The computing stream waits for the
+event behind a copy, and the processor waits only where a half leaves before the other comes: there is no thread and no
+future that could hang (sd-scripts' --blocks_to_swap has both). **Not tested, for lack of a GPU**: that the copies
+overlap with the computation, and what they cost.
 
 A module's weights come when its forward begins, also when gradient checkpointing runs it again in backward; its own backward follows
 at once, before another group comes. Without gradient checkpointing, weights would be gone when backward needs them.

@@ -1,8 +1,8 @@
 """`python -m trainer.tiny_flux DIR`: a tiny random FLUX in diffusers' folder layout, tokenizers included.
 
-It runs the real code paths (VAE, CLIP, T5, transformer, scheduler, tokenizers) in a second on a CPU without a download, so
-that any machine can train, hang, recover and resume. The weights are the same on every machine with the same torch. The
-folder is built beside its final place and renamed under a lock, so that two runs that start at once create it once.
+It runs the real code paths (VAE, CLIP, T5, transformer, scheduler, tokenizers) in a second on a CPU without a download,
+so that any machine can train, hang, recover and resume. The weights are the same on every machine with the same torch.
+The folder is built beside its final place and renamed under a lock, so that two runs that start at once create it once.
 """
 
 import argparse

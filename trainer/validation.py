@@ -1,9 +1,9 @@
 """Held-out images: which ones are not trained on, and their loss at fixed noise.
 
-The loss of a training step jumps with its image, its noise and its noise level, so it does not show whether the LoRA still
-improves. The loss of images that are never trained on, always with the same noise at the same levels, changes only with the
-weights. It is computed without gradients and with random numbers of its own, so training is the same with and without it: a
-run with held-out images gives the LoRA of a run that lacks them.
+The loss of a training step jumps with its image, its noise and its noise level, so it does not show whether the LoRA
+still improves. The loss of images that are never trained on, always with the same noise at the same levels, changes
+only with the weights. It is computed without gradients and with random numbers of its own, so training is the same with
+and without it: a run with held-out images gives the LoRA of a run that lacks them.
 """
 
 from collections import defaultdict
@@ -26,8 +26,8 @@ LEVELS = (
 def split(images: list[Image], share: float, seed: int) -> tuple[list[Image], list[Image]]:
     """(the images to train on, the held-out ones), both in their order. A share of 0 holds none out.
 
-    Of each folder the share is rounded, as sd-scripts does; one image at least is held out. Which ones depends on the seed and
-    their names alone. An image that several data sets use is held out of all.
+    Of each folder the share is rounded, as sd-scripts does; one image at least is held out. Which ones depends on the
+    seed and their names alone. An image that several data sets use is held out of all.
 
     Raises: TrainError when an image would have to be both.
     """

@@ -1,10 +1,11 @@
 """Cache files (.safetensors) are written atomically, read within a limit and verified; a damaged one is made again.
 
-musubi-tuner writes a cache in place and replaces NaN by 0; `--skip_existing` trusts any file that exists, and a training
-run leaves out an image whose cache is missing without a word. Here a caching command reads all caches of its data sets
-first and renames each that is truncated or holds NaN, so that it is missing and made again. A cache that turns out to be
-damaged during training is renamed too, and named in the error; training starts again only when the caching command has
-made it anew. Images and captions are read by pool threads, for which the command polls without end: each read has a limit.
+musubi-tuner writes a cache in place and replaces NaN by 0; `--skip_existing` trusts any file that exists, and a
+training run leaves out an image whose cache is missing without a word. Here a caching command reads all caches of its
+data sets first and renames each that is truncated or holds NaN, so that it is missing and made again. A cache that
+turns out to be damaged during training is renamed too, and named in the error; training starts again only when the
+caching command has made it anew. Images and captions are read by pool threads, for which the command polls without end:
+each read has a limit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """kohya's real musubi-tuner (Z-Image) on a CPU: a tiny model with random weights, no file of it changed.
 
-A row of sd_scripts_patches/tiny.py, which says what each name here is for. The model's sizes are changed right after the
-module that defines them has been imported. The VAE and the text encoder, whose weights are large and whose sizes cannot be
-changed from outside, are replaced: by one convolution, and by numbers that follow from the caption.
+A row of sd_scripts_patches/tiny.py, which says what each name here is for. The model's sizes are changed right after
+the module that defines them has been imported. The VAE and the text encoder, whose weights are large and whose sizes
+cannot be changed from outside, are replaced: by one convolution, and by numbers that follow from the caption.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The model families that can be trained: one file each, found by the pipeline that a model's model_index.json names.
 
-A family file says what differs from model to model; the rest of the trainer is the same for all. This file imports no torch: the
-page reads `MODULES` from it.
+A family file says what differs from model to model; the rest of the trainer is the same for all. This file imports no
+torch: the page reads `MODULES` from it.
 """
 
 import importlib

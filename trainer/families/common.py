@@ -43,8 +43,8 @@ def with_image(text_mask: torch.Tensor, tokens: int) -> torch.Tensor:
 
 
 def sampling(scale: str, **names: str) -> Callable[[dict, dict | None, Any, Any], dict]:
-    """`Family.sample` of a pipeline that takes texts as tensors. scale: its argument for the strength of the guidance; names: argument
-    → tensor; a negative text goes to the same arguments, with `negative_` before them."""
+    """`Family.sample` of a pipeline that takes texts as tensors. scale: its argument for the strength of the guidance;
+    names: argument → tensor; a negative text goes to the same arguments, with `negative_` before them."""
 
     def sample(text: dict, without: dict | None, prompt, args) -> dict:
         found = {argument: text[name] for argument, name in names.items()}

@@ -1,7 +1,7 @@
 """SDXL and the models trained from it: noise in 1,000 discrete steps, predicted as noise or as velocity.
 
-Steps, loss and the sizes that the model is told are those of sd-scripts' sdxl_train_network.py. A LoRA file has kohya's names
-(`lora_unet_…`), which every program reads.
+Steps, loss and the sizes that the model is told are those of sd-scripts' sdxl_train_network.py. A LoRA file has kohya's
+names (`lora_unet_…`), which every program reads.
 """
 
 import functools
