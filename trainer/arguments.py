@@ -13,30 +13,25 @@ from typing import NoReturn
 
 from trainer.errors import TrainError
 from trainer.families import MODULES
-from trainer.optimizers import value_of
+from trainer.optimizers import KINDS, SCHEDULE_FREE, value_of
 from trainer.unsupported import reasons
 
-CHOICES_OPTIMIZER = ("adafactor", "adamw8bit", "adamw")
 CHOICES_SCHEDULER = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial")
-# What each optimizer takes as --optimizer_args.
-OPTIMIZER_ARGS = {
-    "adafactor": "eps clip_threshold decay_rate beta1 weight_decay scale_parameter relative_step warmup_init",
-    "adamw8bit": "betas eps weight_decay amsgrad optim_bits min_8bit_size is_paged",
-    "adamw": "betas eps weight_decay amsgrad maximize foreach capturable differentiable fused",
-}
 STORED = ("float8", "float8_scaled", "int8", "nf4")  # quantized.KINDS, which needs torch
 NETWORK_ARGS = {"train_blocks": ("all", "single", "double"), "split_qkv": ("True", "False")}
 
 
 # smallest allowed value: flags
 MINIMUM = {
-    0: "blocks_to_stream lr_warmup_steps max_data_loader_n_workers max_grad_norm network_alpha save_last_n_steps save_last_n_steps_state "
+    0: "blocks_to_stream keep_tokens lr_warmup_steps max_data_loader_n_workers max_grad_norm network_alpha save_last_n_steps save_last_n_steps_state "
     "sample_every_n_steps sample_every_n_epochs",
     1: "network_dim train_batch_size gradient_accumulation_steps max_train_steps max_train_epochs save_every_n_epochs "
     "save_every_n_steps save_last_n_epochs save_last_n_epochs_state t5xxl_max_token_length ddp_timeout "
     "lr_scheduler_num_cycles validate_every_n_steps validate_every_n_epochs max_validation_steps",
 }
 POSITIVE = "min_snr_gamma learning_rate unet_lr sigmoid_scale discrete_flow_shift logit_std huber_c huber_scale"
+
+SHARES = "network_dropout validation_split caption_dropout_rate ema_decay"
 
 
 class Refused(Exception):
@@ -102,7 +97,10 @@ def parser() -> Parser:
     add("--caption_extension", type=str, default=".caption")
     add("--caption_prefix", type=str, default=None)
     add("--caption_suffix", type=str, default=None)
-    add("--keep_tokens", type=int, default=0, help="no effect, because captions are not shuffled")
+    add("--shuffle_caption", action="store_true", help="draw the order of a caption's tags, one of a few for each use")
+    add("--keep_tokens", type=int, default=0, help="tags at the beginning that stay there")
+    add("--caption_separator", type=str, default=",", help="between two tags")
+    add("--caption_dropout_rate", type=float, default=0.0, help="share of the uses of an image without its caption")
     for part in ("latents", "text_encoder_outputs"):
         for flag in (f"--cache_{part}", f"--cache_{part}_to_disk"):
             add(flag, action="store_true", help=f"{part.replace('_', ' ')} are always cached on disk")
@@ -114,6 +112,7 @@ def parser() -> Parser:
     add("--network_alpha", type=float, default=1.0, help="the LoRA is scaled by alpha / rank; 0: alpha = rank")
     add("--network_dropout", type=float, default=None)
     add("--network_args", type=str, nargs="*", default=None, help="train_blocks=all|single|double")
+    add("--network_weights", type=str, default=None, help="a LoRA file to begin with, of the same model and rank")
     add("--network_train_unet_only", action="store_true", help="required, because only the transformer is trained")
     add(
         "--split_mode",
@@ -127,7 +126,7 @@ def parser() -> Parser:
         help="keep this many blocks in main memory, copied to the GPU for each use",
     )
     # optimizer
-    add("--optimizer_type", type=str, default="AdamW", help="adafactor, adamw8bit or adamw")
+    add("--optimizer_type", type=str, default="AdamW", help=", ".join(KINDS))
     add("--optimizer_args", type=str, nargs="*", default=None, help="KEY=VALUE …")
     add("--learning_rate", type=float, default=2.0e-6)
     add("--unet_lr", type=float, default=None, help="overrides --learning_rate")
@@ -136,6 +135,7 @@ def parser() -> Parser:
     add("--lr_scheduler_num_cycles", type=int, default=1)
     add("--lr_scheduler_power", type=float, default=1.0)
     add("--max_grad_norm", type=float, default=1.0, help="0 disables clipping")
+    add("--ema_decay", type=float, default=None, help="save a moving average of the weights, for example 0.99")
     # training
     add("--max_train_steps", type=int, default=1600)
     add("--max_train_epochs", type=int, default=None, help="overrides --max_train_steps")
@@ -256,12 +256,14 @@ def refuse_unknown(p: Parser, argv: list[str]) -> None:
 def inconsistency(args: argparse.Namespace) -> str | None:
     """The first inconsistency between the arguments, as one line; sets the arguments that others determine."""
     args.optimizer_type = args.optimizer_type.lower() or "adamw"
-    if args.optimizer_type not in CHOICES_OPTIMIZER:
-        return f"--optimizer_type {args.optimizer_type}: not supported; use {' or '.join(CHOICES_OPTIMIZER)}"
+    if args.optimizer_type not in KINDS:
+        return f"--optimizer_type {args.optimizer_type}: not supported; use {' or '.join(KINDS)}"
     if args.lr_scheduler not in CHOICES_SCHEDULER:
         return f"--lr_scheduler {args.lr_scheduler}: not supported; use {' or '.join(CHOICES_SCHEDULER)}"
     if args.lr_scheduler == "constant" and args.lr_warmup_steps:
         return "--lr_warmup_steps: the scheduler 'constant' has no warm-up; use --lr_scheduler constant_with_warmup"
+    if args.optimizer_type == SCHEDULE_FREE and args.lr_scheduler != "constant":
+        return "--optimizer_type adamwschedulefree replaces the schedule; use --lr_scheduler constant"
     if not args.network_train_unet_only:
         return "this trainer does not train text encoders; add --network_train_unet_only"
     try:
@@ -270,9 +272,9 @@ def inconsistency(args: argparse.Namespace) -> str | None:
     except ValueError as problem:
         return str(problem)
     for key, value in args.optimizer_options.items():
-        if key not in OPTIMIZER_ARGS[args.optimizer_type].split():
-            known = ", ".join(OPTIMIZER_ARGS[args.optimizer_type].split())
-            return f"--optimizer_args {key}: not an option of {args.optimizer_type}; use {known}"
+        known = KINDS[args.optimizer_type][2].split()
+        if key not in known:
+            return f"--optimizer_args {key}: not an option of {args.optimizer_type}; use {', '.join(known)}"
         try:
             value_of(key, value)
         except TrainError as wrong:
@@ -296,10 +298,9 @@ def inconsistency(args: argparse.Namespace) -> str | None:
     for flag in POSITIVE.split():
         if getattr(args, flag) is not None and not 0 < getattr(args, flag) < math.inf:
             return f"--{flag} {getattr(args, flag)}: must be more than 0"
-    if args.network_dropout is not None and not 0 <= args.network_dropout < 1:
-        return f"--network_dropout {args.network_dropout}: must be 0 or more and less than 1"
-    if not 0 <= args.validation_split < 1:
-        return f"--validation_split {args.validation_split}: must be 0 or more and less than 1, such as 0.1"
+    for flag in SHARES.split():
+        if getattr(args, flag) is not None and not 0 <= getattr(args, flag) < 1:
+            return f"--{flag} {getattr(args, flag)}: must be 0 or more and less than 1, such as 0.1"
     if (args.sample_every_n_steps or args.sample_every_n_epochs or args.sample_at_first) and not args.sample_prompts:
         return "sample images are turned on without prompts; add --sample_prompts FILE"
     args.stored = args.quantize or ("float8" if args.fp8_base or args.fp8_base_unet else "")

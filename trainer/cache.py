@@ -15,6 +15,7 @@ from pathlib import Path
 
 from guards import npz
 from trainer import models
+from trainer.data_order import Batch
 from trainer.dataset import Image, pixels_and_mask
 from trainer.errors import TrainError
 from trainer.families import Family
@@ -26,10 +27,10 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Paths:
-    """The cache files of the images by index, and of sample prompts by text."""
+    """The cache files of the images by index, of each one's texts (Image.texts), and of sample prompts by text."""
 
     latents: list[Path]
-    texts: list[Path]
+    texts: list[list[Path]]
     prompts: dict[str, Path]
 
 
@@ -72,7 +73,7 @@ def plan(
         folder = folders[image.path.parent]
         inputs = (vae, dtypes[0], contents[image.path], image.bucket, image.resized, *(["mask"] * image.masked))
         latents.append(folder / f"latents-{name_of(*inputs)}.npz")
-        texts.append(folder / f"text-{name_of(*how, image.caption)}.npz")
+        texts.append([folder / f"text-{name_of(*how, text)}.npz" for text in image.texts])
         hb.item(done)
     return Paths(latents, texts, {p: output / FOLDER / f"text-{name_of(*how, p)}.npz" for p in prompts})
 
@@ -88,7 +89,8 @@ def missing_latents(images: list[Image], paths: Paths) -> list[tuple[Image, Path
 
 
 def missing_texts(images: list[Image], paths: Paths) -> list[tuple[str, Path]]:
-    wanted = {path: image.caption for path, image in zip(paths.texts, images, strict=True)}
+    pairs = [zip(files, image.texts, strict=True) for files, image in zip(paths.texts, images, strict=True)]
+    wanted = {path: text for pair in pairs for path, text in pair}
     wanted |= {path: prompt for prompt, path in paths.prompts.items()}
     return [(text, path) for path, text in sorted(wanted.items()) if not usable(path)]
 
@@ -175,16 +177,18 @@ def load(path: Path) -> dict:
 
 
 class Batches:
-    """The dataset of the DataLoader: maps a batch of image indices to stacked tensors, in a worker."""
+    """The dataset of the DataLoader: maps a batch to stacked tensors, in a worker."""
 
     def __init__(self, paths: Paths):
-        self.latents, self.texts = [list(map(str, files)) for files in (paths.latents, paths.texts)]
+        self.latents = list(map(str, paths.latents))
+        self.texts = [list(map(str, files)) for files in paths.texts]
 
-    def __getitem__(self, batch: tuple[int, ...]) -> dict:
+    def __getitem__(self, batch: Batch) -> dict:
         import torch
         from torch.nn.utils.rnn import pad_sequence
 
-        images, texts = ([load(Path(files[i])) for i in batch] for files in (self.latents, self.texts))
+        images = [load(Path(self.latents[image])) for image, _ in batch]
+        texts = [load(Path(self.texts[image][text])) for image, text in batch]
         found = {"latents": torch.stack([one["latents"] for one in images])}
         if any("mask" in one for one in images):  # images without a mask are trained as a whole
             whole = torch.ones(found["latents"].shape[-2:])

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from trainer.dataset import Image
 
-Batch = tuple[int, ...]  # indices into the list of images
+Batch = tuple[tuple[int, int], ...]  # of each image: its index in the list of images, and that of one of its texts
 
 
 def seed_for(*parts: object) -> int:
@@ -20,19 +20,30 @@ def seed_for(*parts: object) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
+def text_of(image: Image, *use: object) -> int:
+    """Which of its texts an image has in a use, that `use` names."""
+    draw = random.Random(seed_for("text", *use))
+    if draw.random() < image.dropout:
+        return len(image.texts) - 1
+    return 1 + draw.randrange(len(image.orders)) if image.orders else 0
+
+
 def batches(images: list[Image], seed: int, epoch: int) -> list[Batch]:
     """The batches of an epoch (0-based), in order. Images of one batch have the same data set and bucket."""
     draw = random.Random(seed_for(seed, "order", epoch))
     groups: dict[tuple, list[int]] = defaultdict(list)
     for index, image in enumerate(images):
         groups[image.dataset, image.bucket, image.batch_size] += [index] * image.repeats
-    out: list[Batch] = []
+    out: list[list[int]] = []
     for key in sorted(groups):
         members = groups[key]
         draw.shuffle(members)
-        out += [tuple(members[i : i + key[2]]) for i in range(0, len(members), key[2])]
+        out += [members[i : i + key[2]] for i in range(0, len(members), key[2])]
     draw.shuffle(out)
-    return out
+    return [
+        tuple((one, text_of(images[one], seed, epoch, place, at)) for at, one in enumerate(batch))
+        for place, batch in enumerate(out)
+    ]
 
 
 class EpochSampler:

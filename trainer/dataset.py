@@ -2,10 +2,11 @@
 
 All errors are reported before a model is loaded: a data set with a bad image must fail in the first second, not after
 ten minutes of encoding. Unknown keys are refused by name, and also keys that would change images or captions from step
-to step, because these are cached once.
+to step, because these are cached once: of a shuffled caption, a few orders.
 """
 
 import difflib
+import random
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,10 +36,12 @@ SUBSET_KEYS: Keys = {
     "caption_suffix": (str,),
     "keep_tokens": (int,),
     "alpha_mask": (bool,),
+    "shuffle_caption": (bool,),
+    "caption_separator": (str,),
+    "caption_dropout_rate": (int, float),
 }
 # keys of sd-scripts that are accepted only when they are off (false, 0, "")
 NEUTRAL_KEYS = (
-    "shuffle_caption",
     "flip_aug",
     "color_aug",
     "random_crop",
@@ -46,22 +49,21 @@ NEUTRAL_KEYS = (
     "is_reg",
     "enable_wildcard",
     "cache_info",
-    "caption_dropout_rate",
     "caption_dropout_every_n_epochs",
     "caption_tag_dropout_rate",
     "token_warmup_step",
     "validation_split",
     "debug_dataset",
 )
-# keys of sd-scripts without effect, because captions are not shuffled
+# keys of sd-scripts without effect here
 IGNORED_KEYS = (
-    "caption_separator",
     "keep_tokens_separator",
     "secondary_separator",
     "token_warmup_min",
     "validation_seed",
 )
-KINDS = {int: "a whole number", bool: "true or false", str: "text", list: "a list", dict: "a table"}
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list", dict: "a table"}
+ORDERS = 8  # of a caption's tags, with shuffle_caption: each is encoded once
 SIZE_MULTIPLE = 16  # 8 of the VAE × 2 of the transformer's patches
 DAMAGE = (
     OSError,
@@ -76,7 +78,8 @@ DAMAGE = (
 class Image:
     """A training image: file, caption, repeats per epoch, bucket, and size before the crop (pixels).
 
-    masked: its alpha channel says what is trained (`alpha_mask`). size: of the file, in pixels.
+    masked: its alpha channel says what is trained (`alpha_mask`). size: of the file, in pixels. orders: its caption with the
+    tags in other orders; dropout: the share of its uses without a caption.
     """
 
     path: Path
@@ -88,6 +91,13 @@ class Image:
     batch_size: int
     masked: bool = False
     size: Size = (0, 0)
+    orders: tuple[str, ...] = ()
+    dropout: float = 0.0
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that is encoded for it: its caption, the other orders, and "" where it is dropped."""
+        return (self.caption, *self.orders, *([""] if self.dropout else []))
 
     @property
     def told(self) -> tuple[int, ...]:
@@ -197,14 +207,17 @@ def read_subset(config: Path, table: dict, args, number: int) -> list[Image]:
     repeats, batch_size = table.get("num_repeats", 1), table.get("batch_size", args.train_batch_size)
     if repeats < 1 or batch_size < 1:
         raise TrainError(f"{config}: num_repeats {repeats}, batch_size {batch_size}: both must be 1 or more")
+    dropout = float(table.get("caption_dropout_rate", args.caption_dropout_rate))
+    if not 0 <= dropout < 1:
+        raise TrainError(f"{config}: caption_dropout_rate {dropout}: must be 0 or more and less than 1, such as 0.1")
     out = []
     for path in paths:
         size, transparent = header_of(path)
-        bucket, resized = place(rules, size)
         masked = transparent and table.get("alpha_mask", False)
-        out.append(
-            Image(path, caption_of(path, table, args), repeats, bucket, resized, number, batch_size, masked, size)
-        )
+        caption = caption_of(path, table, args)
+        orders = orders_of(caption, path.name, table, args)
+        about = (repeats, *place(rules, size), number, batch_size, masked, size, orders, dropout)
+        out.append(Image(path, caption, *about))
     return out
 
 
@@ -249,6 +262,17 @@ def caption_of(path: Path, table: dict, args) -> str:
         table.get("caption_suffix", args.caption_suffix),
     )
     return " ".join(part for part in parts if part)
+
+
+def orders_of(caption: str, name: str, table: dict, args) -> tuple[str, ...]:
+    """A caption with its tags in other orders, when they are shuffled; `keep_tokens` of them stay at the beginning."""
+    if not table.get("shuffle_caption", args.shuffle_caption):
+        return ()
+    tags = [tag.strip() for tag in caption.split(table.get("caption_separator", args.caption_separator))]
+    keep = table.get("keep_tokens", args.keep_tokens)
+    draw = random.Random(name)
+    found = [", ".join([*tags[:keep], *draw.sample(tags[keep:], len(tags[keep:]))]) for _ in range(ORDERS)]
+    return tuple(dict.fromkeys(found))
 
 
 def pixels_and_mask(image: Image):

@@ -6,11 +6,13 @@ images, because sample images can be slow. Sample images that a killed run did n
 drawn after its resume. What was requested meanwhile (guards/step_requests.py) follows, then a requested stop.
 """
 
+import contextlib
 import json
 import math
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 from guards import checkpoint, deadline, limits, snapshot_keep, world
@@ -18,7 +20,7 @@ from guards.heartbeat import REQUEST_STOP
 from guards.metrics import Metrics
 from guards.snapshot_record import File, Header
 from trainer import flow, lora, optimizers, states
-from trainer.data_order import seed_for
+from trainer.data_order import batches, seed_for
 from trainer.errors import TrainError
 from trainer.setup import Training
 
@@ -91,6 +93,7 @@ def restore(t: Training) -> tuple[int, deque]:
     state = states.load(
         folder,
         parameters=t.parameters,
+        average=t.average,
         optimizer=t.optimizer,
         scaler=t.accelerator.scaler,
         belongs=t.belongs,
@@ -131,14 +134,44 @@ def one_step(t: Training, step: int, batches) -> tuple[float, float, bool]:
     value = total.item()
     if not math.isfinite(value):
         raise TrainError(
-            f"the loss of step {step + 1} is {value}: training stops here, and this step is not saved; lower --learning_rate "
-            "(or use bf16 instead of fp16) and resume from the last state"
+            f"the loss of step {step + 1} is {value}: training stops here, and this step, with {images_of(t, step)}, is not "
+            "saved; lower --learning_rate (or use bf16 instead of fp16) and resume from the last state"
         )
     if args.max_grad_norm:
         accelerator.clip_grad_norm_(list(t.parameters.values()), args.max_grad_norm)
     t.optimizer.step()
     t.optimizer.zero_grad()
-    return value, rate, stop
+    if t.average:
+        decay = min(args.ema_decay, (step + 1) / (step + 10))  # as diffusers' EMAModel: short while little is learned
+        torch._foreach_lerp_(list(t.average.values()), [p.data for p in t.parameters.values()], 1 - decay)
+    return value, rate * t.optimizer.param_groups[0].get("d", 1.0), stop  # d: what Prodigy found
+
+
+def images_of(t: Training, step: int) -> str:
+    """The names of the images of a step."""
+    each = t.args.gradient_accumulation_steps * t.accelerator.num_processes
+    epoch, place = divmod(step, t.per_epoch)
+    trained = batches(t.images, t.args.seed, epoch)[place * each : (place + 1) * each]
+    return ", ".join(sorted({t.images[image].path.name for batch in trained for image, _ in batch}))
+
+
+def final_weights(t: Training) -> dict:
+    """What is saved, sampled and validated: the weights, or their average where one is kept."""
+    return t.average or optimizers.averaged(t.optimizer, t.parameters)
+
+
+@contextlib.contextmanager
+def using_final_weights(t: Training) -> Iterator[None]:
+    """In the block the model has the final weights, and `t.trained` those that are trained, which it gets back."""
+    final, t.trained = final_weights(t), {name: p.data for name, p in t.parameters.items()}
+    try:
+        for name, p in t.parameters.items():
+            p.data = final[name].data
+        yield
+    finally:
+        for name, p in t.parameters.items():
+            p.data = t.trained[name]
+        t.trained = {}
 
 
 def add_up(t: Training, loss, stop: bool):
@@ -202,9 +235,9 @@ def validate_if_due(t: Training, step: int, metrics: Metrics) -> bool:
     if not t.main:
         t.hb.phase("validate", note="waiting for rank 0")
         return True
-    value = t.validator.loss(
-        t.transformer, t.hb, t.accelerator.autocast, lambda: step > 0 and t.hb.request == REQUEST_STOP
-    )
+    stop = lambda: step > 0 and t.hb.request == REQUEST_STOP  # noqa: E731
+    with using_final_weights(t):
+        value = t.validator.loss(t.transformer, t.hb, t.accelerator.autocast, stop)
     if value is not None:
         metrics.validation(step, -(-step // t.per_epoch), value, t.validator.items)
         t.log(f"\nvalidation loss at step {step}: {value:.5g}")
@@ -284,9 +317,11 @@ def samples_due(t: Training, step: int, losses: deque, usual_s: float, requested
     drawn = 0
     for done in due or [None] * requested:
         epoch = 0 if step == 0 else done
-        for path in t.sampler.make(
-            t.transformer, epoch, step, usual_s, t.hb, t.accelerator.autocast, honor_stop_request
-        ):
+        with using_final_weights(t):
+            paths = t.sampler.make(
+                t.transformer, epoch, step, usual_s, t.hb, t.accelerator.autocast, honor_stop_request
+            )
+        for path in paths:
             t.log(f"sample image: {path}")
             drawn += 1
     if requested:
@@ -322,7 +357,7 @@ def save_lora(t: Training, path: Path, step: int) -> None:
     t.saves.begin(step)
     check_finite(t, step)
     t.log(f"\nsaving checkpoint: {path}")
-    files = [File(path.name, "safetensors", dict(t.parameters))]
+    files = [File(path.name, "safetensors", dict(final_weights(t)))]
     t.saves.save(path.name, step, step // t.per_epoch, files, lambda files: write_lora(t, path, step, files))
 
 
@@ -373,10 +408,12 @@ def contents(t: Training, step: int, losses: deque) -> list[File]:
     """The files of a state. Their tensors are the training's own (the parameters are float32), which the next step changes."""
     state = {"current_epoch": step // t.per_epoch, "current_step": step, "losses": list(losses)}
     files = [
-        File("model.safetensors", "safetensors", dict(t.parameters)),
+        File("model.safetensors", "safetensors", t.trained or dict(t.parameters)),
         File("optimizer.bin", "torch", t.optimizer.state_dict()),
         File("train_state.json", "raw", json.dumps(state).encode()),
     ]
+    if t.average:
+        files.append(File(states.AVERAGE, "safetensors", dict(t.average)))
     scaler = t.accelerator.scaler
     return files + ([File("scaler.pt", "torch", scaler.state_dict())] if scaler is not None else [])
 

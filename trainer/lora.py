@@ -17,6 +17,7 @@ import re
 import struct
 
 from trainer.data_order import seed_for
+from trainer.errors import TrainError
 from trainer.imports import HIDDEN, hidden
 
 KOHYA = "lora_unet_"
@@ -62,6 +63,37 @@ def add(model, *, rank: int, alpha: float, blocks: str, dropout: float, seed: in
     if len(parameters) != 2 * len(targets):
         raise RuntimeError(f"{len(targets)} layers were to get a LoRA, {len(parameters)} parameters were found")
     return parameters
+
+
+def begin_with(parameters: dict, file: str, scale: float) -> None:
+    """Set the weights to those of a LoRA file, with kohya's names or diffusers'. scale: alpha / rank of this run.
+
+    Raises: TrainError when it cannot be read, or lacks a layer of this model with this rank.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(file)
+    except (OSError, SafetensorError) as problem:
+        raise TrainError(f"--network_weights {file}: cannot be read: {problem}; correct the path") from problem
+    lacking = []
+    for name, parameter in parameters.items():
+        kohya = kohya_name(KOHYA + name)
+        known = (f"transformer.{name}", f"unet.{name}", kohya)
+        value = next((tensors[one] for one in known if one in tensors), None)
+        if value is None or value.shape != parameter.shape:
+            lacking.append(name)
+            continue
+        if ".lora_B." in name:  # a file without an alpha has it in its weights
+            alpha = tensors.get(kohya.replace("lora_up.weight", "alpha"))
+            value = value.float() * ((1.0 if alpha is None else float(alpha) / value.shape[1]) / scale)
+        parameter.data.copy_(value)
+    if lacking:
+        raise TrainError(
+            f"--network_weights {file}: {len(lacking)} of {len(parameters)} weights of this model are not in it with rank "
+            f"{min(next(iter(parameters.values())).shape)}, such as {lacking[0]}; use a LoRA of the same model, rank and layers"
+        )
 
 
 def to_file(parameters: dict, prefix: str, scale: float, precision: str | None, metadata: dict[str, str]) -> bytes:

@@ -6,43 +6,84 @@ must be saved and restored correctly (in sd-scripts, cosine rises again after a 
 """
 
 import ast
+import importlib
 import math
 
 from trainer.errors import TrainError
 
+# --optimizer_type in lower case: module, class, what it takes as --optimizer_args, size of its state in sizes of the LoRA.
+KINDS: dict[str, tuple[str, str, str, float]] = {
+    "adafactor": (
+        "transformers.optimization",
+        "Adafactor",
+        "eps clip_threshold decay_rate beta1 weight_decay scale_parameter relative_step warmup_init",
+        0.1,
+    ),
+    "adamw8bit": (
+        "bitsandbytes.optim",
+        "AdamW8bit",
+        "betas eps weight_decay amsgrad optim_bits min_8bit_size is_paged",
+        0.5,
+    ),
+    "adamw": (
+        "torch.optim",
+        "AdamW",
+        "betas eps weight_decay amsgrad maximize foreach capturable differentiable fused",
+        2.0,
+    ),
+    "lion8bit": ("bitsandbytes.optim", "Lion8bit", "betas weight_decay min_8bit_size is_paged", 0.25),
+    "prodigy": (
+        "prodigyopt",
+        "Prodigy",
+        "betas beta3 eps weight_decay decouple use_bias_correction safeguard_warmup d0 d_coef growth_rate slice_p",
+        4.0,
+    ),
+    "adamwschedulefree": (
+        "schedulefree",
+        "AdamWScheduleFree",
+        "betas eps weight_decay warmup_steps r weight_lr_power foreach",
+        2.0,
+    ),
+}
+SCHEDULE_FREE = "adamwschedulefree"  # it replaces the schedule of the learning rate
+
 
 def build(kind: str, options: dict[str, str], learning_rate: float, parameters: list):
-    """The optimizer `kind` (adafactor, adamw8bit, adamw) with `--optimizer_args`.
+    """The optimizer `kind` (KINDS) with `--optimizer_args`.
 
     Raises: TrainError for an unknown option, or when the library does not work on this machine.
     """
-    settings = {key: value_of(key, text) for key, text in options.items()}
+    module, name = KINDS[kind][:2]
+    settings = {"lr": learning_rate} | {key: value_of(key, text) for key, text in options.items()}
+    if kind == "adafactor" and settings.setdefault("relative_step", True):
+        settings["lr"] = None
     try:
-        if kind == "adafactor":
-            from transformers.optimization import Adafactor
-
-            relative = settings.setdefault("relative_step", True)
-            return Adafactor(parameters, lr=None if relative else learning_rate, **settings)
-        if kind == "adamw8bit":
-            return adamw_8bit()(parameters, lr=learning_rate, **settings)
-        from torch.optim import AdamW
-
-        return AdamW(parameters, lr=learning_rate, **settings)
+        optimizer = getattr(importlib.import_module(module), name)(parameters, **settings)
     except (TypeError, ValueError) as problem:
         raise TrainError(
             f"--optimizer_type {kind} --optimizer_args {options}: {problem}; correct the options"
         ) from problem
-
-
-def adamw_8bit():
-    try:
-        from bitsandbytes.optim import AdamW8bit
     except (ImportError, OSError, RuntimeError) as problem:
         raise TrainError(
-            f"--optimizer_type adamw8bit: bitsandbytes cannot be loaded ({problem}); install it for this machine, "
+            f"--optimizer_type {kind}: {module} cannot be loaded ({problem}); install it for this machine, "
             "or use --optimizer_type adamw or adafactor"
         ) from problem
-    return AdamW8bit
+    if kind == SCHEDULE_FREE:
+        optimizer.train()
+    return optimizer
+
+
+def averaged(optimizer, parameters: dict) -> dict:
+    """The weights to use, by name: of a schedule-free optimizer the average, which it trains beside; else `parameters`."""
+    if "train_mode" not in optimizer.param_groups[0]:  # of schedule-free alone
+        return parameters
+    trained = {name: p.data.clone() for name, p in parameters.items()}
+    optimizer.eval()
+    found = {name: p.data.clone() for name, p in parameters.items()}
+    optimizer.train()
+    for name, p in parameters.items():
+        p.data.copy_(trained[name])  # `eval` and `train` round
+    return found
 
 
 def value_of(key: str, text: str):

@@ -25,11 +25,6 @@ from trainer.data_order import EpochSampler
 from trainer.errors import TrainError
 
 SDXL_ONLY = ("min_snr_gamma", "v_parameterization", "zero_terminal_snr")
-MOMENTS = {
-    "adamw": 2.0,
-    "adamw8bit": 0.5,
-    "adafactor": 0.1,
-}  # size of the optimizer's part of a state, in sizes of the LoRA's weights
 
 
 @dataclass
@@ -50,6 +45,8 @@ class Training:
     loader: Any
     transformer: Any
     parameters: dict
+    average: dict  # of the weights, with --ema_decay; else empty
+    trained: dict  # the weights that are trained, while the model has the final ones; else empty
     optimizer: Any
     sampler: samples.Sampler
     validator: validation.Validator
@@ -129,6 +126,8 @@ def build(args, hb) -> Training:
         seed=args.seed,
         cast_inputs=args.mixed_precision == "no",
     )
+    if args.network_weights:
+        lora.begin_with(parameters, args.network_weights, args.network_alpha / args.network_dim)
     transformer.train()
     if args.gradient_checkpointing:
         transformer.enable_gradient_checkpointing()
@@ -159,6 +158,7 @@ def build(args, hb) -> Training:
         "data": cache.name_of(*((image.repeats, image.batch_size) for image in images), *names(paths)),
         "gradient_accumulation_steps": args.gradient_accumulation_steps,
         "world": world,
+        "ema_decay": args.ema_decay,
     }
     memory = Snapshots.from_env()
     return Training(
@@ -173,6 +173,8 @@ def build(args, hb) -> Training:
         loader=make_loader(args, order, paths, device),
         transformer=transformer,
         parameters=parameters,
+        average={name: p.data.clone() for name, p in parameters.items()} if args.ema_decay else {},
+        trained={},
         optimizer=optimizer,
         sampler=samples.Sampler(prompts, paths, model, family, args, device, dtypes, log),
         validator=validation.Validator(args, family, cache.Batches(every), held_names, len(images), device, dtype),
@@ -214,7 +216,7 @@ def check_family(args, family: families.Family) -> None:
 
 
 def names(paths: cache.Paths) -> list[str]:
-    return [path.name for path in (*paths.latents, *paths.texts)]
+    return [path.name for path in (*paths.latents, *(path for files in paths.texts for path in files))]
 
 
 def make_folder(output: Path) -> None:
@@ -233,7 +235,7 @@ def make_folder(output: Path) -> None:
 def check_room(output: Path, args, parameters: dict) -> None:
     """Raises a TrainError when the disk has no space for one LoRA and one state, so that the first save does not fail."""
     weights = 4 * sum(parameter.numel() for parameter in parameters.values())
-    needed = weights * (2 + MOMENTS[args.optimizer_type])
+    needed = weights * (2 + optimizers.KINDS[args.optimizer_type][3])
     free = shutil.disk_usage(output).free
     if free < needed:
         raise TrainError(

@@ -16,7 +16,8 @@ from guards.snapshot_record import File, RecordError
 from trainer import lora
 from trainer.errors import TrainError
 
-MUST_MATCH = ("network_dim", "network_alpha", "train_blocks", "optimizer_type", "model")
+MUST_MATCH = ("network_dim", "network_alpha", "train_blocks", "optimizer_type", "model", "ema_decay")
+AVERAGE = "average.safetensors"
 BATCHES = ("gradient_accumulation_steps", "world")  # their product is what counts: the batches of a step
 SHOULD_MATCH = ("seed", "data", *BATCHES)
 
@@ -69,7 +70,9 @@ def check(folder: Path) -> None:
         raise TrainError(f"--resume {folder}: this state is damaged: {'; '.join(wrong)}; resume from another state")
 
 
-def load(folder: Path, *, parameters: dict, optimizer, scaler, belongs: dict, log: Callable[[str], None]) -> dict:
+def load(
+    folder: Path, *, parameters: dict, average: dict, optimizer, scaler, belongs: dict, log: Callable[[str], None]
+) -> dict:
     """Restores a state that `check` found valid; returns its train_state (`current_step`, `losses`, …).
 
     Raises: TrainError when the state belongs to another run or cannot be read.
@@ -81,6 +84,7 @@ def load(folder: Path, *, parameters: dict, optimizer, scaler, belongs: dict, lo
     compare(folder, belongs, log)
     try:
         weights = load_file(folder / "model.safetensors")
+        averages = load_file(folder / AVERAGE) if average else {}
         moments = torch.load(folder / "optimizer.bin", map_location="cpu", weights_only=True)
         scale = torch.load(folder / "scaler.pt", weights_only=True) if scaler is not None else None
         state = json.loads((folder / "train_state.json").read_text(encoding="utf-8"))
@@ -95,6 +99,8 @@ def load(folder: Path, *, parameters: dict, optimizer, scaler, belongs: dict, lo
         )
     for name, parameter in parameters.items():
         parameter.data.copy_(weights[name])
+    for name, value in average.items():
+        value.copy_(averages[name])
     optimizer.load_state_dict(moments)
     if scale is not None:
         scaler.load_state_dict(scale)
@@ -108,9 +114,9 @@ def compare(folder: Path, belongs: dict, log: Callable[[str], None]) -> None:
             f"--resume {folder}: not a state of the built-in trainer; resume a state of sd-scripts with sd-scripts"
         )
     for key in MUST_MATCH:
-        if saved.get(key) != belongs[key]:
+        if saved.get(key) != belongs.get(key):
             raise TrainError(
-                f"--resume {folder}: {key} is {saved.get(key)} in the state and {belongs[key]} in this run; use the same value, or start without --resume"
+                f"--resume {folder}: {key} is {saved.get(key)} in the state and {belongs.get(key)} in this run; use the same value, or start without --resume"
             )
     for key in SHOULD_MATCH:
         if saved.get(key) != belongs[key] and not (key in BATCHES and batches(saved) == batches(belongs)):

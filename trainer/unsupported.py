@@ -9,8 +9,8 @@ REASONS: dict[str, str] = {
         "train_data_dir reg_data_dir in_json dataset_class dataset_repeats conditioning_data_dir cache_info"
     ),
     "captions and images are cached once, so they cannot change from step to step; use the sd-scripts backend for this": (
-        "shuffle_caption keep_tokens_separator secondary_separator enable_wildcard color_aug flip_aug "
-        "face_crop_aug_range random_crop token_warmup_min token_warmup_step caption_dropout_rate "
+        "keep_tokens_separator secondary_separator enable_wildcard color_aug flip_aug "
+        "face_crop_aug_range random_crop token_warmup_min token_warmup_step "
         "caption_dropout_every_n_epochs caption_tag_dropout_rate weighted_captions"
     ),
     "each image and caption is encoded alone, so that its cache file depends on nothing else; remove the flag": (
@@ -51,8 +51,8 @@ REASONS: dict[str, str] = {
     "the names of trackers are set by --log_tracker_name and --wandb_run_name; use these": "log_prefix log_tracker_config",
     "use the sd-scripts backend for this": (
         "alpha_mask masked_loss prior_loss_weight ip_noise_gamma ip_noise_gamma_random_strength scale_weight_norms "
-        "base_weights base_weights_multiplier network_weights dim_from_weights lowram debug_dataset "
-        "resize_interpolation caption_separator caption_extention save_n_epoch_ratio use_8bit_adam use_lion_optimizer "
+        "base_weights base_weights_multiplier dim_from_weights lowram debug_dataset "
+        "resize_interpolation caption_extention save_n_epoch_ratio use_8bit_adam use_lion_optimizer "
         "lr_scheduler_type lr_scheduler_args lr_decay_steps lr_scheduler_timescale lr_scheduler_min_lr_ratio "
         "metadata_thumbnail metadata_merged_from metadata_preprocessor metadata_is_negative_embedding model_type "
         "skip_image_resolution train_inpainting show_timesteps show_timesteps_resolution"

@@ -55,7 +55,7 @@ def split(images: list[Image], share: float, seed: int) -> tuple[list[Image], li
 class Validator:
     """Computes the loss of the held-out images.
 
-    batches: maps (index,) to the tensors of one image; names: a name of each held-out image's content, which seeds its noise;
+    batches: maps a batch (data_order.py) to its tensors; names: a name of each held-out image's content, which seeds its noise;
     first: the index of the first one in `batches`.
     """
 
@@ -95,7 +95,7 @@ class Validator:
         hb.phase("validate", total=self.items)
         with flow.evaluating(transformer):
             for number in range(self.items // len(LEVELS)):
-                batch = self.batches[(self.first + number,)]
+                batch = self.batches[((self.first + number, 0),)]
                 for level in LEVELS:
                     if stop():
                         return None

@@ -26,7 +26,7 @@ def test_every_flag_of_sd_scripts_is_taken_or_refused_with_a_reason():
         pytest.skip("no sd-scripts checkout: set SD_SCRIPTS_DIR or run ./start.sh sd-scripts")
     taken = {flag for flag in parser()._option_string_actions if flag.startswith("--")} - {"--help"}
     theirs = flags_in(folder)
-    ours = {"--quantize", "--blocks_to_stream", "--text_encoder_cpu"}
+    ours = {"--quantize", "--blocks_to_stream", "--text_encoder_cpu", "--ema_decay"}
     assert taken - theirs == ours, "one renderer serves both"
     assert not taken & set(reasons())
     known = taken | set(reasons())
@@ -48,9 +48,12 @@ def test_an_unknown_flag_is_refused_with_its_closest_matches(capsys):
         (["--scale_weight_norms", "1"], "not supported by the built-in trainer: use the sd-scripts backend for this"),
         (["--split_mode"], "add --network_args train_blocks=single"),
         (
-            ["--optimizer_type", "Prodigy"],
-            "--optimizer_type prodigy: not supported; use adafactor or adamw8bit or adamw",
+            ["--optimizer_type", "Sophia"],
+            "--optimizer_type sophia: not supported; use adafactor or adamw8bit or adamw or ",
         ),
+        (["--optimizer_type", "AdamWScheduleFree", "--lr_scheduler", "cosine"], "use --lr_scheduler constant"),
+        (["--optimizer_type", "Prodigy", "--optimizer_args", "amsgrad=True"], "amsgrad: not an option of prodigy; use"),
+        (["--ema_decay", "1"], "--ema_decay 1.0: must be 0 or more and less than 1"),
         (["--network_args", "train_block=single"], "train_block: not supported; use train_blocks or split_qkv"),
         (["--optimizer_args", "weight_decay"], "--optimizer_args 'weight_decay': not KEY=VALUE"),
         (["--lr_scheduler", "constant", "--lr_warmup_steps", "5"], "use --lr_scheduler constant_with_warmup"),

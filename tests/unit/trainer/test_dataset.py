@@ -11,23 +11,22 @@ from trainer_helpers import make_config, make_images
 
 from guards.loader import die_with_parent
 from trainer import setup
+from trainer.arguments import parse
 from trainer.buckets import Rules, place, resolutions
 from trainer.data_order import EpochSampler, batches, seed_for
 from trainer.dataset import Image, header_of, pixels_and_mask, read
 from trainer.errors import TrainError
 
-ARGS = Namespace(
-    resolution=None,
-    enable_bucket=False,
-    min_bucket_reso=256,
-    max_bucket_reso=1024,
-    bucket_reso_steps=64,
-    bucket_no_upscale=False,
-    train_batch_size=1,
-    caption_extension=".txt",
-    caption_prefix=None,
-    caption_suffix=None,
-)
+NEEDED = [
+    "--pretrained_model_name_or_path",
+    "m",
+    "--dataset_config",
+    "d",
+    "--output_dir",
+    "o",
+    "--network_train_unet_only",
+]
+ARGS = parse([*NEEDED, "--caption_extension", ".txt"])
 
 
 def test_buckets_are_those_of_sd_scripts():
@@ -55,8 +54,8 @@ def test_the_order_is_a_function_of_seed_and_epoch_and_shows_each_image_as_often
     one = batches(data, 1, 0)
     assert one == batches(data, 1, 0)
     assert one != batches(data, 1, 1) and one != batches(data, 2, 0)
-    assert Counter(i for batch in one for i in batch) == dict.fromkeys(range(7), 3)
-    assert all(len({data[i].bucket for i in batch}) == 1 for batch in one)
+    assert Counter(i for batch in one for i, _ in batch) == dict.fromkeys(range(7), 3)
+    assert all(len({data[i].bucket for i, _ in batch}) == 1 for batch in one)
 
 
 def test_ranks_share_the_batches_of_an_epoch_evenly():
@@ -123,7 +122,7 @@ BROKEN = [
     (change("/images", "/nowhere"), "nowhere' does not exist; create it or fix the path"),
     (unlink_all, "has no images (.png"),
     (change("num_repeats", "num_repeat"), "unknown key 'num_repeat'; did you mean num_repeats?"),
-    (lambda f, c, t: c.write_text(t + "shuffle_caption = true\n"), "shuffle_caption = True: not supported"),
+    (lambda f, c, t: c.write_text(t + "flip_aug = true\n"), "flip_aug = True: not supported"),
     (change("bucket_reso_steps = 16", "bucket_reso_steps = 20"), "20 pixels: sizes must be multiples of 16"),
     (change("batch_size = 1", 'batch_size = "1"'), "batch_size = '1': must be a whole number"),
     (change("resolution = 64", "resolution = [64, 64, 64]"), "[64, 64, 64]: must be one number, or width and height"),
@@ -179,5 +178,5 @@ def test_an_image_of_absurd_size_is_refused_without_decoding_it(tmp_path):
 def test_the_loaders_workers_do_not_outlive_the_trainer():
     """What that does to a worker: tests/process/guards/test_crash.py."""
     args = Namespace(max_data_loader_n_workers=1, persistent_data_loader_workers=False)
-    loader = setup.make_loader(args, [(0,), (1,)], Namespace(latents=[], texts=[]), Namespace(type="cpu"))
+    loader = setup.make_loader(args, [((0, 0),), ((1, 0),)], Namespace(latents=[], texts=[]), Namespace(type="cpu"))
     assert loader.worker_init_fn is die_with_parent

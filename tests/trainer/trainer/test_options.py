@@ -1,0 +1,157 @@
+"""Optimizers, averages of the weights, captions that change from use to use, and a LoRA to begin with: each resumes exactly."""
+
+import re
+from pathlib import Path
+
+import pytest
+from trainer_helpers import flags, fork, good, make_config, sha
+
+from trainer import cache, dataset, families, imports, lora, models, optimizers
+from trainer.arguments import parse
+from trainer.data_order import text_of
+from trainer.errors import TrainError
+
+torch = pytest.importorskip("torch")
+CPU = torch.device("cpu")
+CAPTIONS = {"shuffle_caption": True, "caption_dropout_rate": 0.3, "keep_tokens": 1}
+# a run's flags, by what they are about
+OPTIONS = {
+    "prodigy": {"optimizer_type": "Prodigy", "learning_rate": 1, "optimizer_args": ["d_coef=2.0"]},
+    "schedule-free": {"optimizer_type": "AdamWScheduleFree", "optimizer_args": ["warmup_steps=2"]},
+    "lion": {"optimizer_type": "Lion8bit", "optimizer_args": ["min_8bit_size=16"], "learning_rate": 1e-4},
+    "average": {"ema_decay": 0.9},
+    "captions": CAPTIONS,
+}
+
+
+@pytest.fixture(scope="module")
+def data(work):
+    for number in range(5):
+        (work["images"] / f"{number}.txt").write_text(f"thing, number {number}, small, red, round", encoding="utf-8")
+    return make_config(work["folder"] / "options.toml", work["images"], batch_size=2)
+
+
+def run(work, data, name, environment=None, **changed):
+    """The folder of a run of eight steps that saves each second one, and how it ended."""
+    settings = {"max_train_steps": 8, "save_every_n_steps": 2, "save_state": True, **changed}
+    folder = work["folder"] / name
+    return folder, fork(flags(work["model"], data, folder, **settings), **(environment or {}))
+
+
+@pytest.fixture(scope="module")
+def plain(work, data):
+    folder, done = run(work, data, "plain", save_every_n_steps=1)
+    good(done)
+    return folder
+
+
+def weights(file):
+    from safetensors.torch import load_file
+
+    return load_file(file)
+
+
+@pytest.mark.parametrize("what", OPTIONS)
+def test_a_killed_run_ends_with_the_bytes_of_one_that_was_not(work, data, plain, what):
+    whole, done = run(work, data, f"{what}-whole", **OPTIONS[what])
+    good(done)
+    killed, done = run(
+        work,
+        data,
+        f"{what}-killed",
+        {
+            "HANGPROOF_INJECT": "trainer_helpers:fault",
+            "TEST_FAULT": "kill@5+0",
+            "HANGPROOF_HEARTBEAT": str(work["folder"] / f"beat-{what}"),
+        },
+        **OPTIONS[what],
+    )
+    assert done.returncode == -9
+    good(run(work, data, killed.name, resume=killed / "tiny-step00000004-state", **OPTIONS[what])[1])
+    assert sha(killed / "tiny.safetensors") == sha(whole / "tiny.safetensors")
+    assert sha(whole / "tiny.safetensors") != sha(plain / "tiny.safetensors")
+
+
+def test_the_average_is_that_of_the_weights_of_all_steps(work, data, plain):
+    averaged, done = run(work, data, "averaged", save_every_n_steps=4, ema_decay=0.5)
+    good(done)
+    first = setup_weights(work, data, plain)
+    for step in range(8):
+        file = plain / ("tiny.safetensors" if step == 7 else f"tiny-step{step + 1:08d}.safetensors")
+        share = 1 - min(0.5, (step + 1) / (step + 10))
+        first = {name: value.lerp(weights(file)[name], share) for name, value in first.items()}
+    found = weights(averaged / "tiny.safetensors")
+    assert all(torch.allclose(found[name], value, atol=1e-7) for name, value in first.items())
+    state = "tiny-step00000004-state/model.safetensors"
+    assert sha(averaged / state) == sha(plain / state), "what is trained does not depend on the average"
+    _, done = run(work, data, "averaged", resume=averaged / "tiny-step00000004-state")
+    assert "ema_decay is 0.5 in the state and None in this run" in done.stderr
+
+
+def setup_weights(work, data, plain):
+    """The weights of a LoRA before the first step, as a file has them."""
+    family, args = families.of(work["model"]), parse(flags(work["model"], data, plain))
+    imports.heavy()
+    model = models.load_denoiser(work["model"], family, torch.float32, CPU, "", lambda done, total: None)
+    parameters = lora.add(
+        model, rank=4, alpha=1.0, blocks=family.blocks["all"], dropout=0.0, seed=args.seed, cast_inputs=True
+    )
+    return {
+        f"transformer.{name}": value.detach() * (0.25 if "lora_B" in name else 1) for name, value in parameters.items()
+    }
+
+
+def test_a_schedule_free_lora_has_the_average_and_its_training_goes_on_unchanged():
+    weight = torch.nn.Parameter(torch.randn(8, 8, generator=torch.Generator().manual_seed(1)))
+    optimizer = optimizers.build("adamwschedulefree", {}, 0.1, [weight])
+    for _ in range(3):
+        (weight**2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    before = weight.detach().clone()
+    found = optimizers.averaged(optimizer, {"w": weight})["w"]
+    assert torch.equal(weight, before) and optimizer.param_groups[0]["train_mode"]
+    optimizer.eval()
+    assert torch.equal(found, weight) and not torch.equal(found, before)
+
+
+def test_a_caption_is_dropped_as_often_as_asked_and_its_first_tags_stay(work, data):
+    args = parse(flags(work["model"], data, work["folder"], **CAPTIONS))
+    one = dataset.read(Path(data), args)[0]
+    used = [one.texts[text_of(one, "use", number)] for number in range(2000)]
+    assert 0.25 < used.count("") / len(used) < 0.35
+    told = {text for text in used if text}
+    assert one.caption not in told or one.caption in one.orders
+    assert len(told) == len(one.orders) > 4 and all(text.startswith("thing, ") for text in told)
+    assert {tuple(sorted(text.split(", "))) for text in told} == {tuple(sorted(one.caption.split(", ")))}
+    paths = cache.Paths([], [[Path(f"{number}.npz") for number in range(len(one.texts))]], {})
+    assert {text for text, _ in cache.missing_texts([one], paths)} == set(one.texts)
+
+
+def test_a_lora_to_begin_with_is_read_with_kohyas_names_and_with_diffusers(work, data, plain):
+    files = {"diffusers": plain / "tiny.safetensors", "kohya": work["folder"] / "kohya.safetensors"}
+    family = families.of(work["model"])
+    own = {name.removeprefix(family.prefix): value for name, value in weights(files["diffusers"]).items()}
+    for name, value in own.items():
+        own[name] = value * 4 if ".lora_B." in name else value  # alpha 1 of rank 4 is in it
+    files["kohya"].write_bytes(lora.to_file(own, lora.KOHYA, 0.25, None, {}))
+    found = []
+    for name, file in files.items():
+        folder, done = run(work, data, f"from-{name}", max_train_steps=1, network_weights=file, learning_rate=1e-30)
+        good(done)
+        found.append(weights(folder / "tiny.safetensors"))
+    for one in found:
+        assert all(
+            torch.allclose(one[name], value, atol=1e-7) for name, value in weights(plain / "tiny.safetensors").items()
+        )
+    with pytest.raises(
+        TrainError, match=r"\d+ of \d+ weights of this model are not in it with rank 8, such as .*; use a LoRA"
+    ):
+        lora.begin_with({"x.lora_A.weight": torch.zeros(8, 64)}, str(files["kohya"]), 1.0)
+
+
+def test_a_loss_that_is_not_a_number_names_the_images_of_its_step(work, data):
+    _, done = run(work, data, "nan", learning_rate=1e30, max_grad_norm=0)
+    assert done.returncode == 1
+    assert "the loss of step 2 is nan: training stops here, and this step, with " in done.stderr
+    assert re.search(r"with \d\.png(, \d\.png)?, is not saved", done.stderr)
