@@ -58,13 +58,10 @@ def main(argv: list[str]) -> None:
     except RuntimeError as problem:
         if type(problem).__name__ != "OutOfMemoryError":  # torch's; torch may not be imported yet
             raise
-        fail(
-            hb,
-            f"{problem}\nThe GPU has too little memory. Lower the resolution, batch size or rank, or use a smaller tier.",
-        )
+        fail(hb, f"{problem}\nThe GPU has too little memory. Lower the resolution, batch size, rank or tier.")
     if outcome == "stopped":
         hb.end("stopped", "stopped on request")
-        # A launcher kills all ranks when the first one exits with an error, so each waits until all have recorded the stop.
+        # A launcher kills all ranks when the first exits with an error, so each waits until all have recorded the stop.
         with Deadline(
             limits.seconds("exit_grace_s"), "all ranks to stop", lambda *_: crash.exit_now(crash.EXIT_STOPPED)
         ):

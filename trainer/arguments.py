@@ -1,4 +1,4 @@
-"""The command line of the trainer. Flag names and defaults are those of sd-scripts, so one renderer serves both backends.
+"""The command line of the trainer. Flags and defaults are those of sd-scripts, so one renderer serves both backends.
 
 The page reads the flags from this parser (runs/flags.py), so importing it loads no torch. A flag of sd-scripts that
 this trainer does not support is refused with the reason (`unsupported.py`), an unknown flag with similar ones: a flag
@@ -23,8 +23,8 @@ NETWORK_ARGS = {"train_blocks": ("all", "single", "double"), "split_qkv": ("True
 
 # smallest allowed value: flags
 MINIMUM = {
-    0: "blocks_to_stream keep_tokens lr_warmup_steps max_data_loader_n_workers max_grad_norm network_alpha save_last_n_steps save_last_n_steps_state "
-    "sample_every_n_steps sample_every_n_epochs",
+    0: "blocks_to_stream keep_tokens lr_warmup_steps max_data_loader_n_workers max_grad_norm network_alpha "
+    "save_last_n_steps save_last_n_steps_state sample_every_n_steps sample_every_n_epochs",
     1: "network_dim train_batch_size gradient_accumulation_steps max_train_steps max_train_epochs save_every_n_epochs "
     "save_every_n_steps save_last_n_epochs save_last_n_epochs_state t5xxl_max_token_length ddp_timeout "
     "lr_scheduler_num_cycles validate_every_n_steps validate_every_n_epochs max_validation_steps",
@@ -214,7 +214,7 @@ def parser() -> Parser:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """The arguments of a run. Exits with code 2 and a one-line error when flags are unknown, unsupported or inconsistent."""
+    """The arguments of a run. Exits with code 2 and one line when flags are unknown, unsupported or inconsistent."""
     try:
         return _parsed(argv)
     except Refused as problem:
@@ -223,7 +223,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def problem(argv: list[str]) -> str:
-    """The error with which `parse` would exit, as one line; "" when it accepts the arguments. The page asks before the start."""
+    """The line with which `parse` would exit; "" when it accepts the arguments. The page asks before the start."""
     try:
         _parsed(argv)
     except Refused as refused:
@@ -241,7 +241,7 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
 
 
 def refuse_unknown(p: Parser, argv: list[str]) -> None:
-    """Raises Refused with the reason at the first unknown or unsupported flag, before argparse reports missing flags."""
+    """Raises Refused at the first unknown or unsupported flag, before argparse reports missing flags."""
     known, why = set(p._option_string_actions), reasons()
     for word in argv:
         flag = word.split("=", 1)[0]
@@ -272,7 +272,7 @@ def inconsistency(args: argparse.Namespace) -> str | None:
     except ValueError as problem:
         return str(problem)
     for key, value in args.optimizer_options.items():
-        known = KINDS[args.optimizer_type][2].split()
+        known = KINDS[args.optimizer_type].options
         if key not in known:
             return f"--optimizer_args {key}: not an option of {args.optimizer_type}; use {', '.join(known)}"
         try:

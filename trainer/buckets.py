@@ -55,7 +55,7 @@ def cover(image: Size, bucket: Size) -> Size:
 
 
 def shrink_only(rules: Rules, image: Size) -> tuple[Size, Size]:
-    """`bucket_no_upscale`: images are never enlarged, and the bucket is the largest that is not larger than the image."""
+    """`bucket_no_upscale`: images are never enlarged; the bucket is the largest that is not larger than the image."""
     step, aspect = rules.bucket_reso_steps, image[0] / image[1]
     area = rules.resolution[0] * rules.resolution[1]
     resized = image

@@ -98,8 +98,8 @@ def missing_texts(images: list[Image], paths: Paths) -> list[tuple[str, Path]]:
 def encode_latents(todo: list[tuple[Image, Path]], model: Path, family: Family, dtype, device, hb) -> None:
     """Encodes images one by one: the latents of the family, float32 [channels, height, width].
 
-    The mask is averaged over each latent, float32 [height, width], as sd-scripts does (`mode="area"` in apply_masked_loss).
-    sizes: height and width of the image, top and left of the crop, height and width of the bucket, as SDXL is told them.
+    The mask is averaged over each latent, float32 [height, width], as in sd-scripts (`mode="area"`, apply_masked_loss).
+    sizes: Image.told.
     """
     import torch
 
@@ -141,7 +141,7 @@ def encode_texts(todo: list[tuple[str, Path]], model: Path, family: Family, args
             tensors = family.encode(pipe, text, args)
         if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
             raise TrainError(
-                f"caption {text!r}: the text encoders in {dtype} return values that are not finite; use --mixed_precision bf16"
+                f"caption {text!r}: in {dtype}, the text encoders return values that are not finite; use bf16"
             )
         save(path, **{key: to_array(tensor) for key, tensor in tensors.items()})
         hb.item(done, text)

@@ -1,7 +1,7 @@
 """The order of the data and all random seeds as pure functions: batches of (seed, epoch), seeds of (seed, step, …).
 
-So a resume restores only weights, optimizer and step, and the number of workers does not change the data. The alternative,
-saving the states of random generators, breaks as soon as other code draws a number (as in resumes of sd-scripts).
+So a resume restores only weights, optimizer and step, and the number of workers does not change the data. Saved states
+of random generators, the alternative, break as soon as other code draws a number (as in resumes of sd-scripts).
 """
 
 import hashlib

@@ -42,44 +42,24 @@ SUBSET_KEYS: Keys = {
 }
 # keys of sd-scripts that are accepted only when they are off (false, 0, "")
 NEUTRAL_KEYS = (
-    "flip_aug",
-    "color_aug",
-    "random_crop",
-    "face_crop_aug_range",
-    "is_reg",
-    "enable_wildcard",
-    "cache_info",
-    "caption_dropout_every_n_epochs",
-    "caption_tag_dropout_rate",
-    "token_warmup_step",
-    "validation_split",
-    "debug_dataset",
+    "flip_aug color_aug random_crop face_crop_aug_range is_reg enable_wildcard cache_info caption_dropout_every_n_epochs "
+    "caption_tag_dropout_rate token_warmup_step validation_split debug_dataset"
 )
 # keys of sd-scripts without effect here
-IGNORED_KEYS = (
-    "keep_tokens_separator",
-    "secondary_separator",
-    "token_warmup_min",
-    "validation_seed",
-)
+IGNORED_KEYS = "keep_tokens_separator secondary_separator token_warmup_min validation_seed"
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list", dict: "a table"}
 ORDERS = 8  # of a caption's tags, with shuffle_caption: each is encoded once
 SIZE_MULTIPLE = 16  # 8 of the VAE × 2 of the transformer's patches
-DAMAGE = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    struct.error,
-)  # raised by Pillow on damaged files, found by fuzzing
+# raised by Pillow on damaged files, found by fuzzing
+DAMAGE = (OSError, ValueError, SyntaxError, EOFError, struct.error)
 
 
 @dataclass(frozen=True)
 class Image:
     """A training image: file, caption, repeats per epoch, bucket, and size before the crop (pixels).
 
-    masked: its alpha channel says what is trained (`alpha_mask`). size: of the file, in pixels. orders: its caption with the
-    tags in other orders; dropout: the share of its uses without a caption.
+    masked: its alpha channel says what is trained (`alpha_mask`). size: of the file, in pixels. orders: its caption
+    with the tags in other orders. dropout: the share of its uses without a caption.
     """
 
     path: Path
@@ -144,9 +124,9 @@ def check_keys(config: Path, where: str, table: dict, known: Keys) -> None:
     if not isinstance(table, dict):
         raise TrainError(f"{config}: {where} is {table!r}; write a table of keys and values")
     for key, value in table.items():
-        if key in IGNORED_KEYS:
+        if key in IGNORED_KEYS.split():
             continue
-        if key in NEUTRAL_KEYS:
+        if key in NEUTRAL_KEYS.split():
             if value:
                 raise TrainError(
                     f"{config}: {where} {key} = {value!r}: not supported by the built-in trainer; remove it"
@@ -175,7 +155,7 @@ def rules_of(config: Path, table: dict, args) -> Rules:
     sizes = [resolution] if isinstance(resolution, int) else resolution
     if len(sizes) not in (1, 2) or not all(type(size) is int for size in sizes):
         raise TrainError(
-            f"{config}: resolution {resolution!r}: must be one number, or width and height; write for example [768, 512]"
+            f"{config}: resolution {resolution!r}: must be one number, or width and height, such as [768, 512]"
         )
     width, height = sizes[0], sizes[-1]
     get = lambda key: table.get(key, getattr(args, key))  # noqa: E731
@@ -256,12 +236,8 @@ def caption_of(path: Path, table: dict, args) -> str:
         caption = table["class_tokens"]
     else:
         raise TrainError(f"{path}: no caption; write {file.name} beside it, or set class_tokens in dataset.toml")
-    parts = (
-        table.get("caption_prefix", args.caption_prefix),
-        caption,
-        table.get("caption_suffix", args.caption_suffix),
-    )
-    return " ".join(part for part in parts if part)
+    before, after = (table.get(f"caption_{end}", getattr(args, f"caption_{end}")) for end in ("prefix", "suffix"))
+    return " ".join(part for part in (before, caption, after) if part)
 
 
 def orders_of(caption: str, name: str, table: dict, args) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ def on_device(batch: dict, device, dtype) -> dict:
 
 
 def loss_of(args, family, model, batch: dict, seed: int, device, dtype, level: float | None = None) -> torch.Tensor:
-    """The loss of one micro-batch, a scalar with gradients. level: the noise level of all images; None draws one for each."""
+    """The loss of one micro-batch, a scalar with gradients. level: the noise of all images; None draws one for each."""
     if family.loss is not None:
         return family.loss(args, family, model, batch, seed, device, dtype, level)
     latents, noise, generator = begin(batch, seed, device)

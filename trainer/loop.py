@@ -38,9 +38,8 @@ def run(t: Training) -> str:
     t.hb.reach("ready")
     step, losses = restore(t)
     t.saves.redo(step, lambda header, files: complete_save(t, header, files))
-    if not (
-        t.args.resume and snapshot_keep.is_restored(t.args.resume)
-    ):  # a snapshot is taken after all that follows its step
+    # a snapshot is taken after all that follows its step
+    if not (t.args.resume and snapshot_keep.is_restored(t.args.resume)):
         validate_if_due(t, step, metrics)
         if rank_0:
             samples_due(t, step, losses, usual_s=0.0)
@@ -107,14 +106,14 @@ def restore(t: Training) -> tuple[int, deque]:
 
 
 def one_step(t: Training, step: int, batches) -> tuple[float, float, bool]:
-    """Trains optimizer step `step` (0-based). Returns its mean loss, its learning rate, and whether a stop was requested."""
+    """Trains optimizer step `step` (0-based): its mean loss, its learning rate, and whether a stop was requested."""
     import torch
 
     args, accelerator = t.args, t.accelerator
     base = args.unet_lr if args.unet_lr is not None else args.learning_rate
     rate = base * optimizers.factor(args, step, t.total)
     optimizers.set_learning_rate(t.optimizer, rate)
-    # All processes together: N of them take the same batches, with the same noise, as one that accumulates N times as many.
+    # N processes take the same batches, with the same noise, as one that accumulates N times as many.
     each = args.gradient_accumulation_steps * accelerator.num_processes
     count = min(each, t.order.total - step % t.per_epoch * each)
     total = torch.zeros((), device=accelerator.device)
@@ -134,8 +133,8 @@ def one_step(t: Training, step: int, batches) -> tuple[float, float, bool]:
     value = total.item()
     if not math.isfinite(value):
         raise TrainError(
-            f"the loss of step {step + 1} is {value}: training stops here, and this step, with {images_of(t, step)}, is not "
-            "saved; lower --learning_rate (or use bf16 instead of fp16) and resume from the last state"
+            f"the loss of step {step + 1} is {value}: training stops here, and this step is not saved; its images are "
+            f"{images_of(t, step)}; lower --learning_rate (or use bf16 instead of fp16) and resume from the last state"
         )
     if args.max_grad_norm:
         accelerator.clip_grad_norm_(list(t.parameters.values()), args.max_grad_norm)
@@ -247,7 +246,7 @@ def validate_if_due(t: Training, step: int, metrics: Metrics) -> bool:
 
 
 def save_requested(t: Training, kind: str, step: int, losses: deque, saved: bool) -> None:
-    """Saves the requested checkpoint, for `kind` "save" with its LoRA, unless the step has them; old states go as usual."""
+    """Saves the requested checkpoint, for `kind` "save" with its LoRA, unless the step has them; old ones go as usual."""
     args, output = t.args, Path(t.args.output_dir)
     if kind == "save" and not saved:
         save_lora(t, output / f"{states.step_name(args.output_name, step)}.safetensors", step)
@@ -299,7 +298,7 @@ def moments(t: Training, step: int) -> tuple[int | None, ...]:
 
 
 def samples_due(t: Training, step: int, losses: deque, usual_s: float, requested: bool = False) -> bool:
-    """Draws the sample images of this step that are due or requested, and missing; returns whether any were. Rank 0 only.
+    """Draws the sample images of this step that are due or requested, and missing; whether any were. Rank 0 only.
 
     Sample images can take longer than a stop may take, so a requested stop is honoured with a state at once.
     """
@@ -330,7 +329,7 @@ def samples_due(t: Training, step: int, losses: deque, usual_s: float, requested
 
 
 def stop_here(t: Training, step: int, losses: deque) -> None:
-    """Saves the state of a requested stop unless the step has one. All ranks wait, because a rank that exits ends all."""
+    """Saves the state of a requested stop unless the step has one. All ranks wait: a rank that exits ends all."""
     if t.main:
         if t.state is None or t.state[0] != step:
             save_state_of(t, step, losses)
@@ -347,8 +346,8 @@ def check_finite(t: Training, step: int) -> None:
     for name, parameter in t.parameters.items():
         if not torch.isfinite(parameter).all():
             raise TrainError(
-                f"step {step}: the weights of {name} are no longer finite, so nothing is saved; lower --learning_rate and "
-                "resume from the last state"
+                f"step {step}: the weights of {name} are no longer finite, so nothing is saved; lower --learning_rate "
+                "and resume from the last state"
             )
 
 
@@ -405,7 +404,7 @@ def complete_save(t: Training, header: Header, files: list[File]) -> None:
 
 
 def contents(t: Training, step: int, losses: deque) -> list[File]:
-    """The files of a state. Their tensors are the training's own (the parameters are float32), which the next step changes."""
+    """The files of a state. Their tensors are the training's own, in float32, which the next step changes."""
     state = {"current_epoch": step // t.per_epoch, "current_step": step, "losses": list(losses)}
     files = [
         File("model.safetensors", "safetensors", t.trained or dict(t.parameters)),
@@ -442,7 +441,7 @@ def finish(t: Training, step: int, losses: deque) -> None:
 
 
 def end(t: Training, batches) -> None:
-    """Closes the trackers and the loader's workers, each within a limit, after all saves and before the outcome is recorded."""
+    """Closes the trackers and the loader's workers, each within a limit, before the outcome is recorded."""
     if t.accelerator.trackers:
         t.hb.phase("end", note="closing the trackers")
         limit_s = limits.seconds("trackers_end_s")

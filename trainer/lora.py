@@ -33,7 +33,7 @@ def layers(model, blocks: str) -> list[str]:
 
 
 def add(model, *, rank: int, alpha: float, blocks: str, dropout: float, seed: int, cast_inputs: bool) -> dict:
-    """Adds LoRA layers to the Linears whose names begin with the pattern `blocks`; returns the trainable parameters (float32) by name.
+    """Adds LoRA layers to the Linears whose names begin with `blocks`; returns the trained parameters (float32) by name.
 
     cast_inputs: True without autocast. With autocast, the products choose their precision themselves, and casting
     each input to float32 first would only cost memory bandwidth.
@@ -91,13 +91,13 @@ def begin_with(parameters: dict, file: str, scale: float) -> None:
         parameter.data.copy_(value)
     if lacking:
         raise TrainError(
-            f"--network_weights {file}: {len(lacking)} of {len(parameters)} weights of this model are not in it with rank "
-            f"{min(next(iter(parameters.values())).shape)}, such as {lacking[0]}; use a LoRA of the same model, rank and layers"
+            f"--network_weights {file}: {len(lacking)} of this run's {len(parameters)} weights are not in it in this "
+            f"size, such as {lacking[0]}; use a LoRA of the same model, rank and layers"
         )
 
 
 def to_file(parameters: dict, prefix: str, scale: float, precision: str | None, metadata: dict[str, str]) -> bytes:
-    """The bytes of the safetensors file. precision: 'float', 'fp16', 'bf16' or None (float). prefix KOHYA: with kohya's names."""
+    """The bytes of the safetensors file. precision: a key of DTYPES; None: float. prefix KOHYA: with kohya's names."""
     import torch
 
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision or "float", torch.float32)

@@ -120,12 +120,8 @@ def download(name: str, tick: Tick) -> Path:
     except (DownloadError, OSError) as problem:
         kind = getattr(problem, "kind", "disk")
         found = hub_cache.cached_repository(Source(name, ""))
-        if found is not None and kind in (
-            "offline",
-            "unreachable",
-            "stalled",
-            "server",
-        ):  # perhaps the hub's library completed it
+        if found is not None and kind in ("offline", "unreachable", "stalled", "server"):
+            # perhaps the hub's library completed it
             try:
                 check(found)
                 return found
@@ -216,7 +212,7 @@ def class_of(folder: Path, part: str):
 
 
 def load_denoiser(folder: Path, family: families.Family, dtype, device, kind: str, tick: Tick):
-    """The part that is trained, with frozen weights of `dtype`; those of its blocks are stored as `kind` (quantized.KINDS), "": as they are.
+    """The part that is trained, with frozen weights of `dtype`; those of its blocks as `kind` (quantized.KINDS) says.
 
     They are stored once: a copy stays beside the model (guards/quantized.py). On a CPU, weights that have the right
     type are the file itself, mapped: no second copy of them is in memory, and the next attempt finds them there.
@@ -246,18 +242,8 @@ def load_denoiser(folder: Path, family: families.Family, dtype, device, kind: st
     return model
 
 
-def read_denoiser(
-    folder: Path,
-    family: families.Family,
-    files: list[Path],
-    dtype,
-    device,
-    kind: str,
-    tick: Tick,
-    copy=None,
-    is_copy=False,
-):
-    """The part that is trained from these files; each tensor is added to `copy`. is_copy: they are one. Raises: as `load_denoiser`."""
+def read_denoiser(folder: Path, family, files: list[Path], dtype, device, kind, tick: Tick, copy=None, is_copy=False):
+    """As `load_denoiser`, from these files; each tensor is added to `copy`. is_copy: they are one."""
     import torch
     from accelerate import init_empty_weights
     from safetensors import SafetensorError, safe_open
@@ -293,8 +279,8 @@ def read_denoiser(
                     stored = where in small and leaf in ("weight", quantized.SCALES)
                     if tensor.shape != shape and not (is_copy and stored):
                         raise TrainError(
-                            f"{file}: the shape of {name} is {tuple(tensor.shape)} instead of {tuple(shape)}; download the "
-                            "complete model again"
+                            f"{file}: the shape of {name} is {tuple(tensor.shape)} instead of {tuple(shape)}; "
+                            "download the complete model again"
                         )
                     # moved first, so that the GPU casts: a CPU needs half a minute
                     tensor = tensor.to(device)
@@ -340,12 +326,8 @@ def load_part(folder: Path, part: str, dtype, device):
         model, info = Class.from_pretrained(folder / part, **settings)
     except SafetensorError as problem:
         raise TrainError(f"{folder / part}: damaged or truncated ({problem}); download it again") from problem
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        RuntimeError,
-    ) as problem:  # still on the CPU: out of GPU memory is raised below
+    except (OSError, ValueError, TypeError, RuntimeError) as problem:
+        # still on the CPU: out of GPU memory is raised below
         raise TrainError(f"{folder / part}: cannot be loaded: {problem}; download it again") from problem
     absent = sorted(info["missing_keys"])
     if absent:

@@ -8,44 +8,38 @@ must be saved and restored correctly (in sd-scripts, cosine rises again after a 
 import ast
 import importlib
 import math
+from dataclasses import dataclass
 
 from trainer.errors import TrainError
 
-# --optimizer_type in lower case: module, class, what it takes as --optimizer_args, size of its state in sizes of the LoRA.
-KINDS: dict[str, tuple[str, str, str, float]] = {
-    "adafactor": (
-        "transformers.optimization",
-        "Adafactor",
-        "eps clip_threshold decay_rate beta1 weight_decay scale_parameter relative_step warmup_init",
-        0.1,
-    ),
-    "adamw8bit": (
-        "bitsandbytes.optim",
-        "AdamW8bit",
-        "betas eps weight_decay amsgrad optim_bits min_8bit_size is_paged",
-        0.5,
-    ),
-    "adamw": (
-        "torch.optim",
-        "AdamW",
-        "betas eps weight_decay amsgrad maximize foreach capturable differentiable fused",
-        2.0,
-    ),
-    "lion8bit": ("bitsandbytes.optim", "Lion8bit", "betas weight_decay min_8bit_size is_paged", 0.25),
-    "prodigy": (
-        "prodigyopt",
-        "Prodigy",
-        "betas beta3 eps weight_decay decouple use_bias_correction safeguard_warmup d0 d_coef growth_rate slice_p",
-        4.0,
-    ),
-    "adamwschedulefree": (
-        "schedulefree",
-        "AdamWScheduleFree",
-        "betas eps weight_decay warmup_steps r weight_lr_power foreach",
-        2.0,
-    ),
-}
+# --optimizer_type, module, class, size of its state in sizes of the LoRA, what it takes as --optimizer_args
+TABLE = """
+adafactor transformers.optimization Adafactor 0.1 eps clip_threshold decay_rate beta1 weight_decay scale_parameter \
+    relative_step warmup_init
+adamw8bit bitsandbytes.optim AdamW8bit 0.5 betas eps weight_decay amsgrad optim_bits min_8bit_size is_paged
+adamw torch.optim AdamW 2 betas eps weight_decay amsgrad maximize foreach capturable differentiable fused
+lion8bit bitsandbytes.optim Lion8bit 0.25 betas weight_decay min_8bit_size is_paged
+prodigy prodigyopt Prodigy 4 betas beta3 eps weight_decay decouple use_bias_correction safeguard_warmup d0 d_coef \
+    growth_rate slice_p
+adamwschedulefree schedulefree AdamWScheduleFree 2 betas eps weight_decay warmup_steps r weight_lr_power foreach
+"""
 SCHEDULE_FREE = "adamwschedulefree"  # it replaces the schedule of the learning rate
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An optimizer. state: its size in sizes of the LoRA's weights; options: what it takes as --optimizer_args."""
+
+    module: str
+    name: str
+    state: float
+    options: tuple[str, ...]
+
+
+KINDS = {
+    kind: Kind(module, name, float(state), tuple(options))
+    for kind, module, name, state, *options in map(str.split, TABLE.strip().splitlines())
+}
 
 
 def build(kind: str, options: dict[str, str], learning_rate: float, parameters: list):
@@ -53,12 +47,12 @@ def build(kind: str, options: dict[str, str], learning_rate: float, parameters: 
 
     Raises: TrainError for an unknown option, or when the library does not work on this machine.
     """
-    module, name = KINDS[kind][:2]
+    module = KINDS[kind].module
     settings = {"lr": learning_rate} | {key: value_of(key, text) for key, text in options.items()}
     if kind == "adafactor" and settings.setdefault("relative_step", True):
         settings["lr"] = None
     try:
-        optimizer = getattr(importlib.import_module(module), name)(parameters, **settings)
+        optimizer = getattr(importlib.import_module(module), KINDS[kind].name)(parameters, **settings)
     except (TypeError, ValueError) as problem:
         raise TrainError(
             f"--optimizer_type {kind} --optimizer_args {options}: {problem}; correct the options"
@@ -74,7 +68,7 @@ def build(kind: str, options: dict[str, str], learning_rate: float, parameters: 
 
 
 def averaged(optimizer, parameters: dict) -> dict:
-    """The weights to use, by name: of a schedule-free optimizer the average, which it trains beside; else `parameters`."""
+    """The weights to use, by name: the average of a schedule-free optimizer; else `parameters`."""
     if "train_mode" not in optimizer.param_groups[0]:  # of schedule-free alone
         return parameters
     trained = {name: p.data.clone() for name, p in parameters.items()}

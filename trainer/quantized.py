@@ -1,4 +1,4 @@
-"""Frozen weights of the blocks in fewer bits, computed in the precision of the run: float8, int8 or NF4 (QLoRA, arXiv:2305.14314).
+"""Frozen weights in fewer bits, computed in the precision of the run: float8, int8 or NF4 (QLoRA, arXiv:2305.14314).
 
 No matrix product is computed in these types, so they work on any device, including CPUs. A weight is restored at each
 use, in forward and again in backward: keeping the restored copy for backward would need the memory that is saved. Only
@@ -18,7 +18,7 @@ LARGEST = {"float8_scaled": 448.0, "int8": 127.0}  # of the type
 
 
 def store(weight: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A matrix [out, in] as it is kept, and its scales: of each row [out, 1], of each NF4_BLOCK numbers for NF4, None for float8."""
+    """A matrix [out, in] as it is kept, and its scales: of each row [out, 1], of NF4_BLOCK numbers, or None."""
     if kind == "float8":
         return weight.to(torch.float8_e4m3fn), None
     if kind == "nf4":

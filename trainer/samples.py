@@ -52,7 +52,7 @@ class Prompt:
 
 
 def read(file: Path, seed: int, log: Callable[[str], None]) -> list[Prompt]:
-    """The prompts of a .txt file: one per line, `#` for comments, with sd-scripts' options ` --w --h --s --d --g --l --n`.
+    """The prompts of a .txt file: one per line, `#` for comments, with sd-scripts' options (PATTERNS).
 
     A line without --d gets the seed of the run plus its number, so that images of different steps are comparable.
     """
@@ -122,19 +122,10 @@ class Sampler:
             bool(self.args.sample_every_n_steps) and epoch_done is None and step % self.args.sample_every_n_steps == 0
         )
 
-    def make(
-        self,
-        transformer,
-        epoch: int | None,
-        step: int,
-        usual_step_s: float,
-        hb,
-        autocast,
-        between_steps: Callable[[], None],
-    ) -> list[Path]:
+    def make(self, transformer, epoch: int | None, step: int, usual_step_s: float, hb, autocast, between) -> list[Path]:
         """Draws the missing images of one moment; returns the paths of the new ones.
 
-        between_steps: called after each denoising step, for what cannot wait until the images are done.
+        between: called without arguments after each denoising step, for what cannot wait until the images are done.
         """
         import torch
 
@@ -157,7 +148,7 @@ class Sampler:
                         torch.no_grad(),
                         autocast(),
                     ):
-                        image = self.image(transformer, prompt, budget_s, hb, between_steps)
+                        image = self.image(transformer, prompt, budget_s, hb, between)
                     path = folder / file_name(self.args.output_name, epoch, step, prompt)
                     with checkpoint.writing_file(path) as unfinished:
                         image.save(unfinished, format="PNG")
@@ -171,7 +162,7 @@ class Sampler:
         names = (p for p in folder.iterdir() if p.name.startswith(before) and p.name.endswith(after))
         return any(p.stat().st_mtime >= self.since_s for p in names)
 
-    def image(self, transformer, prompt: Prompt, budget_s: float, hb, between_steps: Callable[[], None]):
+    def image(self, transformer, prompt: Prompt, budget_s: float, hb, after_step: Callable[[], None]):
         """One image. Raises: SampleError when its time limit is exceeded."""
         import torch
 
@@ -182,7 +173,7 @@ class Sampler:
 
         def between(_pipe, done, _timestep, values):
             hb.item(done + 1, prompt.prompt)
-            between_steps()
+            after_step()
             if time.monotonic() - started > budget_s:
                 raise SampleError(f"{done + 1} of {prompt.steps} steps took longer than its limit of {budget_s:.0f} s")
             return values

@@ -198,14 +198,14 @@ def check_family(args, family: families.Family) -> None:
         )
     if args.train_blocks not in family.blocks:
         raise TrainError(
-            f"--network_args train_blocks={args.train_blocks}: {family.name} has {' and '.join(family.blocks)}; correct the flag"
+            f"--network_args train_blocks={args.train_blocks}: {family.name} has {' and '.join(family.blocks)} only"
         )
     wrong = [f"--{flag}" for flag in SDXL_ONLY if getattr(args, flag)]
     if wrong and family.key != "sdxl":
         raise TrainError(f"{' and '.join(wrong)}: of SDXL, and the model is {family.name}; remove the flag")
     if args.huber_schedule == "snr" and args.loss_type in ("huber", "smooth_l1") and family.key != "sdxl":
         raise TrainError(
-            f"--loss_type {args.loss_type}: --huber_schedule snr does not apply to {family.name}; use constant or exponential"
+            f"--loss_type {args.loss_type}: {family.name} has no --huber_schedule snr; use constant or exponential"
         )
     if args.blocks_to_stream and family.denoiser != "transformer":
         raise TrainError(f"--blocks_to_stream: not with {family.name}, which is small; remove the flag")
@@ -233,14 +233,14 @@ def make_folder(output: Path) -> None:
 
 
 def check_room(output: Path, args, parameters: dict) -> None:
-    """Raises a TrainError when the disk has no space for one LoRA and one state, so that the first save does not fail."""
+    """Raises a TrainError when the disk has no space for one LoRA and one state: the first save would fail."""
     weights = 4 * sum(parameter.numel() for parameter in parameters.values())
-    needed = weights * (2 + optimizers.KINDS[args.optimizer_type][3])
+    needed = weights * (2 + optimizers.KINDS[args.optimizer_type].state)
     free = shutil.disk_usage(output).free
     if free < needed:
         raise TrainError(
-            f"--output_dir {output}: {free / 1e6:.0f} MB are free, but one save of this LoRA needs {needed / 1e6:.0f} MB; "
-            "free some space, use another folder, or lower --network_dim"
+            f"--output_dir {output}: {free / 1e6:.0f} MB are free, but one save of this LoRA needs {needed / 1e6:.0f} "
+            "MB; free some space, use another folder, or lower --network_dim"
         )
 
 
@@ -306,7 +306,7 @@ def make_accelerator(args, hb):
 def fill_caches(args, hb, log, accelerator, images, prompts, model, family, output, dtypes) -> cache.Paths:
     """Encodes what is not cached: each process a share, then all wait for each other.
 
-    Machines that share no disk lack what the others have encoded: each encodes that again, which gives the same numbers.
+    Machines that share no disk lack what the others have encoded: each encodes it again, to the same numbers.
     """
     hb.reach("data")
     paths = cache.plan(images, samples.texts(prompts), model, output, args, dtypes, hb, log)

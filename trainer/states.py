@@ -95,7 +95,7 @@ def load(
     if set(weights) != set(parameters):
         odd = sorted(set(weights) ^ set(parameters))
         raise TrainError(
-            f"--resume {folder}: {len(odd)} LoRA layers differ from this run: {', '.join(odd[:3])}, …; resume from another state"
+            f"--resume {folder}: {len(odd)} LoRA layers are not those of this run: {odd[0]}, …; resume from another state"
         )
     for name, parameter in parameters.items():
         parameter.data.copy_(weights[name])
@@ -116,7 +116,8 @@ def compare(folder: Path, belongs: dict, log: Callable[[str], None]) -> None:
     for key in MUST_MATCH:
         if saved.get(key) != belongs.get(key):
             raise TrainError(
-                f"--resume {folder}: {key} is {saved.get(key)} in the state and {belongs.get(key)} in this run; use the same value, or start without --resume"
+                f"--resume {folder}: {key} is {saved.get(key)} in the state and {belongs.get(key)} in this run; "
+                "use the same value, or start without --resume"
             )
     for key in SHOULD_MATCH:
         if saved.get(key) != belongs[key] and not (key in BATCHES and batches(saved) == batches(belongs)):

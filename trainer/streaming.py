@@ -10,8 +10,8 @@ event behind a copy, and the processor waits only where a half leaves before the
 future that could hang (sd-scripts' --blocks_to_swap has both). **Not tested, for lack of a GPU**: that the copies
 overlap with the computation, and what they cost.
 
-A module's weights come when its forward begins, also when gradient checkpointing runs it again in backward; its own backward follows
-at once, before another group comes. Without gradient checkpointing, weights would be gone when backward needs them.
+A module's weights come when its forward begins, also when gradient checkpointing runs it again in backward; its own
+backward follows at once, before another group comes. Without checkpointing, backward would miss them.
 """
 
 import torch
@@ -19,7 +19,7 @@ from torch import nn
 
 
 class Streamer:
-    """Brings groups of modules to `device`. ahead: the next group is copied while one computes; else the old one goes first."""
+    """Brings groups of modules to `device`. ahead: the next is copied while one computes; else the old one goes first."""
 
     def __init__(self, groups: list[list[nn.Module]], device: torch.device, ahead: bool) -> None:
         self.device, self.ahead = device, ahead

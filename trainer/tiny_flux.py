@@ -1,11 +1,10 @@
-"""`python -m trainer.tiny_flux DIR`: a tiny random FLUX in diffusers' folder layout, tokenizers included.
+"""A tiny random FLUX in diffusers' folder layout, tokenizers included.
 
 It runs the real code paths (VAE, CLIP, T5, transformer, scheduler, tokenizers) in a second on a CPU without a download,
 so that any machine can train, hang, recover and resume. The weights are the same on every machine with the same torch.
 The folder is built beside its final place and renamed under a lock, so that two runs that start at once create it once.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -173,13 +172,3 @@ def write_t5_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     T5TokenizerFast(tokenizer_object=tokenizer, extra_ids=0, model_max_length=T5_MAX_TOKENS).save_pretrained(folder)
-
-
-def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("folder", type=Path, metavar="DIR")
-    print(ensure(p.parse_args().folder.absolute()))
-
-
-if __name__ == "__main__":
-    main()

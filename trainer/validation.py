@@ -15,12 +15,8 @@ from trainer.data_order import seed_for
 from trainer.dataset import Image
 from trainer.errors import TrainError
 
-LEVELS = (
-    0.2,
-    0.4,
-    0.6,
-    0.8,
-)  # noise levels of each image, those of sd-scripts (train_network.py, validation_timesteps)
+# noise levels of each image, those of sd-scripts (train_network.py, validation_timesteps)
+LEVELS = (0.2, 0.4, 0.6, 0.8)
 
 
 def split(images: list[Image], share: float, seed: int) -> tuple[list[Image], list[Image]]:
@@ -46,16 +42,14 @@ def split(images: list[Image], share: float, seed: int) -> tuple[list[Image], li
         held = {max(ranked.values(), key=len)[0]}
     kept = [image for image in images if image.path not in held]
     if not kept:
-        raise TrainError(
-            f"--validation_split {share:g}: no image is left to train on; add images, or lower the share (0 holds none out)"
-        )
+        raise TrainError(f"--validation_split {share:g}: no image is left to train on; add images, or lower the share")
     return kept, [image for image in images if image.path in held]
 
 
 class Validator:
     """Computes the loss of the held-out images.
 
-    batches: maps a batch (data_order.py) to its tensors; names: a name of each held-out image's content, which seeds its noise;
+    batches: maps a batch (data_order.py) to its tensors; names: of each held-out image's content, which seed its noise;
     first: the index of the first one in `batches`.
     """
 

@@ -38,11 +38,11 @@ INDEX = "model_index.json"
 
 @dataclass(frozen=True)
 class Family:
-    """What a family has of its own. Latents are float32 [batch, channels, height, width]; texts a dict of tensors by name.
+    """What a family has of its own. Latents are float32 [batch, channels, height, width]; texts tensors by name.
 
-    encode: (pipeline with the text encoders only, text, arguments) → what is cached of a text, each tensor [tokens, …] or [width].
-    predict: (model, noisy latents, noise levels in (0, 1] or timesteps, batch on the device, arguments) → the prediction, as latents.
-    sample: (text, negative text or None, prompt, arguments) → the arguments of the pipeline; texts are a batch of one.
+    encode: (pipeline of the text encoders, text, arguments) → what is cached of it, each tensor [tokens, …] or [width].
+    predict: (model, noisy latents, levels in (0, 1] or timesteps, batch on the device, arguments) → a prediction, as latents.
+    sample: (text, negative text or None, prompt, arguments) → the pipeline's arguments; texts are a batch of one.
     latents: (VAE, picture [1, 3, height, width] from -1 to 1) → latents [1, channels, height, width].
     loss: as `flow.loss_of`, which most have; None: that one.
     """
@@ -88,7 +88,8 @@ def of(folder: Path) -> Family:
     pipeline = str(index(folder).get("_class_name"))
     if pipeline not in PIPELINES:
         raise TrainError(
-            f"{folder} is a model of {pipeline}; the built-in trainer has {', '.join(PIPELINES)}. Use one of kohya's trainers for it"
+            f"{folder} is a model of {pipeline}; the built-in trainer has {', '.join(PIPELINES)}. "
+            "Use one of kohya's trainers for it"
         )
     family: Family = importlib.import_module(f"trainer.families.{PIPELINES[pipeline]}").FAMILY
     return family

@@ -1,4 +1,4 @@
-"""What several families share: the scale of latents, 2x2 patches of latents as tokens, and the arguments of a pipeline."""
+"""What several families share: the scale of latents, 2x2 patches of them as tokens, the arguments of a pipeline."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""FLUX.2 [klein]. Its latents are patches already: the VAE's 2x2 neighbours are channels, normalised by its statistics."""
+"""FLUX.2 [klein]. Its latents are patches already: the VAE's 2x2 neighbours are channels, normalised."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Qwen-Image. Its VAE is one of videos (an image is a video of one frame), with a mean and a deviation for each channel."""
+"""Qwen-Image. Its VAE is one of videos (an image is one frame), with a mean and a deviation for each channel."""
 
 import torch
 

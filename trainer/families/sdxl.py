@@ -43,7 +43,7 @@ def predict(model, noisy: torch.Tensor, timesteps: torch.Tensor, batch: dict, ar
 
 
 def loss_of(args, family, model, batch: dict, seed: int, device, dtype, level: float | None = None) -> torch.Tensor:
-    """The loss of one micro-batch, a scalar with gradients. level: the share of the timesteps; None draws one for each image."""
+    """The loss of one micro-batch, a scalar with gradients. level: the share of the timesteps; None draws them."""
     latents, noise, generator = flow.begin(batch, seed, device)
     count = len(latents)
     steps = torch.randint(0, STEPS, (count,), generator=generator)
@@ -61,7 +61,7 @@ def loss_of(args, family, model, batch: dict, seed: int, device, dtype, level: f
 
 
 def threshold(args, steps: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Where the Huber loss turns from a square to a line, for each image [batch, 1, 1, 1] (sd-scripts' get_huber_threshold_if_needed)."""
+    """Where the Huber loss turns from a square to a line, [batch, 1, 1, 1] (sd-scripts' get_huber_threshold_if_needed)."""
     if args.huber_schedule == "snr":
         deviation = ((1 - kept) / kept).sqrt()
         return (1 - args.huber_c) / (1 + deviation) ** 2 + args.huber_c
