@@ -16,7 +16,7 @@ COMMANDS = {
         "run", "start", "status", "stop", "sample", "save", "pause", "resume", "resume-all", "notify", "diagnose",
         "metrics",
     ),
-    "runs": ("new", "show", "render", "rename", "fetch-model"),
+    "runs": ("new", "show", "render", "rename", "fields", "fetch-model"),
     "jobs": ("queue", "sweep", "delete"),
     "presets": ("list", "lint", "estimate"),
     "launch": (

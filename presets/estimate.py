@@ -40,7 +40,8 @@ from presets.tables import (
 GB = 1e9
 OVERHEAD_GB = 1.0
 PNG_BYTES = 2.0  # of a pixel of a generated image
-OPTIMIZER_BYTES = {"adafactor": 0.1, "adamw8bit": 2, "adamw": 8, "lion8bit": 1, "lion": 4, "prodigy": 16, "sgd": 4}
+OPTIMIZER_BYTES = {"adafactor": 0.1, "adamw8bit": 2, "adamw": 8, "lion8bit": 1, "lion": 4, "prodigy": 16}
+OPTIMIZER_BYTES |= {"adamwschedulefree": 8, "sgd": 4}
 TEXT_TOKENS, TEXT_WIDTH = 512, 4096  # of a family without a shape: as FLUX.1
 NOTE = "an estimate; actual use differs by 1–2 GB with the driver and other programs on the GPU"
 

@@ -43,8 +43,9 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="set a field of the spec (list them with: python -m runs show NAME) or a flag of the trainer; can be repeated",
+        help="set a setting (list them with: python -m runs fields) or a flag of the trainer; can be repeated",
     )
+    commands.add_parser("fields", help="list the settings of a run, their defaults and the trainers' flags")
     show = commands.add_parser("show", help="print a run's spec, or list the runs")
     show.add_argument("run", nargs="?", help="name or folder of a run")
     render = commands.add_parser("render", help="make a run again after its run.toml was changed: its job and script")
@@ -67,6 +68,11 @@ def main(argv: list[str] | None = None) -> int:
     if words and words[0] in JOBS:
         return subprocess.call([sys.executable, "-m", "jobs", *words])
     args = parser().parse_args(words)
+    if args.command == "fields":
+        from runs.fields import reference
+
+        print(reference(), end="")
+        return 0
     try:
         actions = {
             "new": new,

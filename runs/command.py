@@ -322,8 +322,14 @@ def _sd_scripts_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:
         "max_bucket_reso": -(-spec.resolution * 2 // step) * step,
         "bucket_reso_steps": step,
     }
+    shuffled = spec.backend == "diffusers" and bool(spec.extra.get("shuffle_caption"))
+    general: dict[str, Any] = {
+        "shuffle_caption": shuffled,
+        "caption_extension": ".txt",
+        "keep_tokens": spec.keep_tokens,
+    }
     return {
-        "general": {"shuffle_caption": False, "caption_extension": ".txt", "keep_tokens": spec.keep_tokens},
+        "general": general | spec.in_dataset(),
         "datasets": [
             {
                 "resolution": spec.resolution,

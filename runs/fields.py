@@ -1,7 +1,12 @@
-"""The catalogue of fields: keys, labels and help texts, as one table that the form and the import read."""
+"""The fields of a RunSpec as the form, the import and the documentation read them: groups, labels, kinds and help texts.
+
+Everything is said once, where RunSpec declares the field (runs/spec.py).
+"""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_origin
+
+from runs.spec import RunSpec, about
 
 
 @dataclass(frozen=True)
@@ -15,85 +20,52 @@ class Field:
     choices: tuple[Any, ...] = ()
 
 
-PRECISIONS = (("bf16",) * 2, ("fp16",) * 2, ("float32", "no"))
-TRACKERS = (("none", ""), ("TensorBoard", "tensorboard"), ("wandb", "wandb"), ("trackio", "trackio"))
-LENGTH = (
-    Field("repeats", "Repeats", "integer", "How often each image is used per epoch"),
-    Field("epochs", "Epochs", "integer", "Passes over all images"),
-    Field("resolution", "Resolution", "integer", "Pixels per side, a multiple of 32"),
-)
-MORE = (
-    Field("rank", "Rank", "integer", "Size of the LoRA, usually 4 to 32"),
-    Field("alpha", "Alpha", "text", "Strength scaling; usually equal to or half the rank"),
-    Field("learning_rate", "Learning rate", "text", "Size of each training step, e.g. 0.0001"),
-    Field("batch_size", "Batch size", "integer", "Images per step"),
-    Field("gradient_accumulation", "Gradient accumulation", "integer", "Batches per optimizer step"),
-    Field("max_train_steps", "Maximum steps", "text", "Leave empty to use epochs"),
-    Field("save_every_n_epochs", "Save a LoRA every N epochs", "integer", "0 saves only the final LoRA"),
-    Field("save_every_n_steps", "Save a checkpoint every N steps", "text", "Leave empty for a tenth of the run"),
-    Field("keep_states", "Checkpoints to keep", "integer", "Older ones are deleted"),
-    Field(
-        "validation_split",
-        "Images held out",
-        "text",
-        "Share that is not trained on, e.g. 0.1; its loss shows overfitting",
-    ),
-    Field("validate_every_n_steps", "Validate every N steps", "text", "Leave empty to validate with each sample"),
-    Field("seed", "Seed", "integer", "The same seed gives the same run"),
-    Field("workers", "Data loader workers", "integer", "Processes that load images"),
-    Field("mixed_precision", "Precision", "choice", "bf16 suits most GPUs", PRECISIONS),
-    Field("trackers", "Also log to", "choice", "A tracker that records the loss", TRACKERS),
-)
-SAMPLES = (
-    Field("prompts", "Sample prompts, one per line", "lines", "Leave empty to use the trigger word"),
-    Field(
-        "sample_every_n_steps",
-        "Generate samples every N steps",
-        "text",
-        "Leave empty for a tenth of the run; 0 turns samples off",
-    ),
-    Field("sample_steps", "Sampling steps", "integer", "More steps are slower and more detailed"),
-)
-MACHINES = (
-    Field(
-        "store",
-        "Store",
-        "text",
-        "Keeps the run on another disk: a folder, s3://bucket/runs, hf://buckets/me/runs, sftp://…",
-    ),
-    Field("gpus", "GPUs per machine", "integer", "All train this run together"),
-    Field("nodes", "Machines", "integer", "More than one need a common network and disk"),
-    Field("price_per_hour", "Price per hour", "text", "What the machines cost together, in any currency"),
-    Field("spend_limit", "Spend limit", "text", "The run stops with a checkpoint before it costs more"),
-)
+def _kind(key: str) -> str:
+    kind = RunSpec.model_fields[key].annotation
+    if about(key)["choices"]:
+        return "choice"
+    return "lines" if get_origin(kind) is list else "integer" if kind is int else "text"
+
+
+def _group(name: str) -> tuple[Field, ...]:
+    return tuple(
+        Field(key, field.title or "", _kind(key), field.description or "", about(key)["choices"])
+        for key, field in RunSpec.model_fields.items()
+        if about(key).get("group") == name
+    )
+
+
+(CONTROL,) = _group("control")
+LENGTH, SAMPLES, MORE, MACHINES = map(_group, ("length", "samples", "more", "machines"))
 FLAGS = Field(
     "flags", "Extra trainer options, one per line", "lines", "Use the trainer's names, e.g. noise_offset=0.05"
 )
-# Only for models with `control`: the page shows it for them alone.
-CONTROL = Field(
-    "control_dir",
-    "Folder of control images",
-    "text",
-    "One for each image, under the same name: what the edit starts from",
-)
-HEAD = ("name", "trigger", "model", "tier", "backend")
-KEYS = (*HEAD, *(field.key for field in (CONTROL, *LENGTH, *SAMPLES, *MORE, *MACHINES, FLAGS)))
+TYPED = (CONTROL, *LENGTH, *SAMPLES, *MORE, *MACHINES)
+HEAD = tuple(field.key for field in _group("head"))
+KEYS = (*HEAD, *(field.key for field in (*TYPED, FLAGS)))
+LABELS = {field.key: field.label for field in (*_group("head"), *TYPED)}
+LABELS |= {"prompts": "Sample prompts", "flags": "Extra trainer options", "images": "Images", "script": "The script"}
 
 
-LABELS = {"name": "Name", "trigger": "Trigger word", "model": "Base model", "tier": "VRAM", "backend": "Trainer"}
-LABELS |= {field.key: field.label for field in (CONTROL, *LENGTH, *SAMPLES, *MORE, *MACHINES)}
-LABELS["prompts"] = "Sample prompts"
-LABELS |= {"flags": "Extra trainer options", "images": "Images", "script": "The script"}
+def _may_be_none(key: str) -> bool:
+    return type(None) in get_args(RunSpec.model_fields[key].annotation)
+
+
 # Fields that may be empty, and the value of the spec that an empty one gives.
-EMPTY = {
-    "max_train_steps": None,
-    "save_every_n_steps": None,
-    "sample_every_n_steps": None,
-    "validation_split": 0.0,
-    "validate_every_n_steps": None,
-    "trackers": "",
-    "prompts": "",
-    "store": "",
-    "price_per_hour": 0.0,
-    "spend_limit": 0.0,
+EMPTY: dict[str, Any] = {
+    field.key: None if _may_be_none(field.key) else RunSpec.model_fields[field.key].default
+    for field in TYPED
+    if _may_be_none(field.key) or RunSpec.model_fields[field.key].default in ("", 0.0)
 }
+EMPTY["prompts"] = ""
+
+
+def reference() -> str:
+    """All fields as a table of Markdown: `python -m runs fields`, and docs/settings.md."""
+    rows = ["| Setting | What it is | Default | Flag of the trainers |", "|---|---|---|---|"]
+    for field in (*_group("head"), *TYPED):
+        default, flag = RunSpec.model_fields[field.key].default, about(field.key)["flag"]
+        cells = (field.key, "" if default in ("", None, []) or field.key == "name" else default, flag)
+        key, usual, named = (f"`{cell}`" if cell != "" else "" for cell in cells)
+        rows.append(f"| {key} | {': '.join(filter(None, (field.label, field.info)))} | {usual} | {named} |")
+    return "\n".join(rows) + "\n"

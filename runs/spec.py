@@ -24,19 +24,9 @@ Value = bool | int | float | str | list[str]
 MOST = 10**12  # of any count: runs/sanity.py judges far smaller ones, and computes with floats
 Steps = Annotated[int, Field(ge=0, le=MOST)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
-Money = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Real = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
-# Flags of sd-scripts that are fields of the spec: `--set network_dim=8` sets rank.
-ALIASES = {
-    "network_dim": "rank",
-    "network_alpha": "alpha",
-    "train_batch_size": "batch_size",
-    "dataset_repeats": "repeats",
-    "max_train_epochs": "epochs",
-    "gradient_accumulation_steps": "gradient_accumulation",
-    "max_data_loader_n_workers": "workers",
-    "log_with": "trackers",
-}
 # Flags that the run's folder determines.
 RESERVED_FLAGS = (
     "output_dir",
@@ -72,45 +62,139 @@ class Edited(BaseModel):
     generated: Annotated[str, Field(max_length=200_000)]
 
 
+def shown(group: str, default: Any, label: str, info: str = "", flag: str = "", **more: Any) -> Any:
+    """A field that the form shows (runs/fields.py).
+
+    Args:
+        group: where in the form. info: its help text.
+        flag: what the trainers call it, where that is another name. more: `choices` (pairs of label and value), `dataset`
+            (the trainers' key of dataset.toml), and limits of pydantic's Field.
+    """
+    about = {"group": group, "flag": flag, "choices": more.pop("choices", ()), "dataset": more.pop("dataset", "")}
+    return Field(default, title=label, description=info, json_schema_extra=about, **more)
+
+
+PRECISIONS = (("bf16",) * 2, ("fp16",) * 2, ("float32", "no"))
+TRACKERS = (("none", ""), ("TensorBoard", "tensorboard"), ("wandb", "wandb"), ("trackio", "trackio"))
+
+
 class RunSpec(BaseModel):
     """A run. Missing fields come from the model's settings, then from presets/defaults.toml."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, frozen=True)
 
-    name: str
-    trigger: str = ""
-    model: str = DEFAULTS["model"]
-    tier: str = DEFAULTS["tier"]  # a table of presets/tiers.toml
-    backend: Literal["sd-scripts", "diffusers", "musubi"] = DEFAULTS["backend"]
-    resolution: Annotated[int, Field(ge=32, le=4096, multiple_of=32)] = DEFAULTS["resolution"]
-    batch_size: Count = DEFAULTS["batch_size"]
-    repeats: Count = DEFAULTS["repeats"]
-    epochs: Count = DEFAULTS["epochs"]
-    max_train_steps: Count | None = None
-    gradient_accumulation: Annotated[int, Field(ge=1, le=10_000)] = DEFAULTS["gradient_accumulation"]
-    rank: Annotated[int, Field(ge=1, le=16_384)] = DEFAULTS["rank"]
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = DEFAULTS["alpha"]
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = DEFAULTS["learning_rate"]
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = DEFAULTS["seed"]
-    workers: Annotated[int, Field(ge=0, le=256)] = DEFAULTS["workers"]
-    gpus: Annotated[int, Field(ge=1, le=64)] = DEFAULTS["gpus"]  # of each node
-    nodes: Annotated[int, Field(ge=1, le=256)] = 1  # machines that train this run together
-    mixed_precision: Literal["bf16", "fp16", "no"] = DEFAULTS["mixed_precision"]
-    save_every_n_steps: Steps | None = None
-    save_every_n_epochs: Steps = DEFAULTS["save_every_n_epochs"]
-    keep_states: Count = DEFAULTS["keep_states"]
-    prompts: list[str] = []
-    sample_every_n_steps: Steps | None = DEFAULTS["sample_every_n_steps"]  # None: a tenth of the run; 0: none
-    sample_steps: Annotated[int, Field(ge=1, le=10_000)] = DEFAULTS["sample_steps"]
-    validation_split: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.0  # share of the images held out
-    validate_every_n_steps: Count | None = None  # None: as often as samples
+    name: str = shown("head", ..., "Name")
+    trigger: str = shown("head", "", "Trigger word")
+    model: str = shown("head", DEFAULTS["model"], "Base model")
+    tier: str = shown("head", DEFAULTS["tier"], "VRAM")  # a table of presets/tiers.toml
+    backend: Literal["sd-scripts", "diffusers", "musubi"] = shown("head", DEFAULTS["backend"], "Trainer")
+    # Only for models that learn from pairs (Kontext, Qwen-Image-Edit): the page shows it for them alone.
+    control_dir: str = shown(
+        "control", "", "Folder of control images", "One for each image, under the same name: what the edit starts from"
+    )
+    repeats: Count = shown(
+        "length", DEFAULTS["repeats"], "Repeats", "How often each image is used per epoch", "dataset_repeats"
+    )
+    epochs: Count = shown("length", DEFAULTS["epochs"], "Epochs", "Passes over all images", "max_train_epochs")
+    resolution: int = shown(
+        "length",
+        DEFAULTS["resolution"],
+        "Resolution",
+        "Pixels per side, a multiple of 32",
+        ge=32,
+        le=4096,
+        multiple_of=32,
+    )
+    prompts: list[str] = shown("samples", [], "Sample prompts, one per line", "Leave empty to use the trigger word")
+    sample_every_n_steps: Steps | None = shown(
+        "samples",
+        DEFAULTS["sample_every_n_steps"],
+        "Generate samples every N steps",
+        "Leave empty for a tenth of the run; 0 turns samples off",
+    )
+    sample_steps: int = shown(
+        "samples",
+        DEFAULTS["sample_steps"],
+        "Sampling steps",
+        "More steps are slower and more detailed",
+        ge=1,
+        le=10_000,
+    )
+    rank: int = shown(
+        "more", DEFAULTS["rank"], "Rank", "Size of the LoRA, usually 4 to 32", "network_dim", ge=1, le=16_384
+    )
+    alpha: Real = shown(
+        "more", DEFAULTS["alpha"], "Alpha", "Strength scaling; usually equal to or half the rank", "network_alpha", gt=0
+    )
+    learning_rate: Real = shown(
+        "more", DEFAULTS["learning_rate"], "Learning rate", "Size of each training step, e.g. 0.0001", gt=0
+    )
+    batch_size: Count = shown("more", DEFAULTS["batch_size"], "Batch size", "Images per step", "train_batch_size")
+    gradient_accumulation: int = shown(
+        "more",
+        DEFAULTS["gradient_accumulation"],
+        "Gradient accumulation",
+        "Batches per optimizer step",
+        "gradient_accumulation_steps",
+        ge=1,
+        le=10_000,
+    )
+    max_train_steps: Count | None = shown("more", None, "Maximum steps", "Leave empty to use epochs")
+    save_every_n_epochs: Steps = shown(
+        "more", DEFAULTS["save_every_n_epochs"], "Save a LoRA every N epochs", "0 saves only the final LoRA"
+    )
+    save_every_n_steps: Steps | None = shown(
+        "more", None, "Save a checkpoint every N steps", "Leave empty for a tenth of the run"
+    )
+    keep_states: Count = shown("more", DEFAULTS["keep_states"], "Checkpoints to keep", "Older ones are deleted")
+    caption_dropout: Share = shown(
+        "more",
+        0.0,
+        "Uses without a caption",
+        "Share of an image's uses, e.g. 0.05; the built-in trainer only",
+        "caption_dropout_rate",
+        dataset="caption_dropout_rate",
+    )
+    validation_split: Share = shown(
+        "more", 0.0, "Images held out", "Share that is not trained on, e.g. 0.1; its loss shows overfitting", le=0.5
+    )
+    validate_every_n_steps: Count | None = shown(
+        "more", None, "Validate every N steps", "Leave empty to validate with each sample"
+    )
+    seed: int = shown("more", DEFAULTS["seed"], "Seed", "The same seed gives the same run", ge=0, lt=2**32)
+    workers: int = shown(
+        "more",
+        DEFAULTS["workers"],
+        "Data loader workers",
+        "Processes that load images",
+        "max_data_loader_n_workers",
+        ge=0,
+        le=256,
+    )
+    mixed_precision: Literal["bf16", "fp16", "no"] = shown(
+        "more", DEFAULTS["mixed_precision"], "Precision", "bf16 suits most GPUs", choices=PRECISIONS
+    )
+    trackers: Literal["", "tensorboard", "wandb", "trackio", "all"] = (
+        shown(  # trackio: logged by monitor/trackio_feed.py
+            "more", "", "Also log to", "A tracker that records the loss", "log_with", choices=TRACKERS
+        )
+    )
+    store: str = shown(  # durable
+        "machines",
+        "",
+        "Store",
+        "Keeps the run on another disk: a folder, s3://bucket/runs, hf://buckets/me/runs, sftp://…",
+    )
+    gpus: int = shown("machines", DEFAULTS["gpus"], "GPUs per machine", "All train this run together", ge=1, le=64)
+    nodes: int = shown("machines", 1, "Machines", "More than one need a common network and disk", ge=1, le=256)
+    price_per_hour: Real = shown(
+        "machines", 0.0, "Price per hour", "What the machines cost together, in any currency", ge=0
+    )
+    spend_limit: Real = shown(
+        "machines", 0.0, "Spend limit", "The run stops with a checkpoint before it costs more", ge=0
+    )
     keep_tokens: Steps = DEFAULTS["keep_tokens"]
-    trackers: Literal["", "tensorboard", "wandb", "trackio", "all"] = ""  # trackio: logged by monitor/trackio_feed.py
-    control_dir: str = ""  # folder of control images, for models that learn from pairs (Kontext, Qwen-Image-Edit)
     save_dir: str = ""  # folder that checkpoints are written to; "" is the run's folder
-    store: str = ""  # durable store: an address such as s3://bucket/runs, or a folder; "" is none
-    price_per_hour: Money = 0.0  # what the machine costs, in any currency
-    spend_limit: Money = 0.0  # the run stops, with a checkpoint, before it has cost more; 0 is no limit
     environment: dict[str, str] = Field({}, repr=False)  # variables of the training process; of secrets in memory only
     secrets: list[str] = []  # the variables whose values are in the run's file of secrets (runs/env_file.py)
     extra: dict[str, Value] = {}  # other flags of the trainer; they override the flags of the fields
@@ -203,6 +287,8 @@ class RunSpec(BaseModel):
             raise FieldError("backend", f"{self.backend} cannot train {self.model}; use {' or '.join(able)}")
         if problem := presets.tier_problem(self.model, self.backend, self.tier):
             raise FieldError("tier", problem)
+        if self.caption_dropout and self.backend != "diffusers":
+            raise FieldError("caption_dropout", "kohya's trainers encode captions once; leave this empty")
         if self.validation_split and self.backend == "musubi":
             raise FieldError("validation_split", "kohya's musubi-tuner cannot hold out images; leave this empty")
         precisions = presets.trainer_of(self.model, self.backend)["precisions"]
@@ -220,9 +306,24 @@ class RunSpec(BaseModel):
         fields = self.model_dump()
         return {**fields, "environment": {k: v for k, v in self.environment.items() if k not in self.secrets}}
 
+    def in_dataset(self) -> dict[str, Any]:
+        """The fields that are keys of dataset.toml, as the trainers call them, where they are set."""
+        keys = {about(key)["dataset"]: getattr(self, key) for key in RunSpec.model_fields if about(key).get("dataset")}
+        return {key: value for key, value in keys.items() if value}
+
     def changed(self, **fields: Any) -> "RunSpec":
         """A copy with other values, validated like a new spec. Raises RunError."""
         return make({**self.model_dump(), **fields})
+
+
+def about(key: str) -> dict[str, Any]:
+    """What `shown` says of a field."""
+    said = RunSpec.model_fields[key].json_schema_extra
+    return said if isinstance(said, dict) else {}
+
+
+ALIASES: dict[str, str] = {about(key)["flag"]: key for key in RunSpec.model_fields if about(key).get("flag")}
+"""Flags of sd-scripts that are fields with another name: `--set network_dim=8` sets rank."""
 
 
 def make(fields: dict[str, Any]) -> RunSpec:

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import hangproof
+from runs.fields import reference
 from runs.paths import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -40,6 +41,12 @@ def test_each_command_of_a_module_has_its_word_and_is_documented(module):
     assert set(hangproof.COMMANDS[module]) <= known and elsewhere <= set(hangproof.COMMANDS["jobs"])
     named = " ".join(re.findall(rf"python -m {module} [^`\n]*", TEXT)).replace("\\|", " ")
     assert sorted(word for word in known if not re.search(rf"(?<![\w-]){word}(?![\w-])", named)) == []
+
+
+def test_the_settings_of_a_run_are_documented_as_they_are():
+    assert (ROOT / "docs/settings.md").read_text(encoding="utf-8").endswith(f"\n\n{reference()}"), (
+        "run `python -m runs fields`, and put its table there"
+    )
 
 
 def test_no_word_is_two_commands_and_the_readme_is_one_page():

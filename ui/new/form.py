@@ -212,18 +212,13 @@ def values_of_spec(spec: "runs.RunSpec", images: int) -> dict[str, Any]:
         fields["sample_every_n_steps"] = None
     values = {key: fields.pop(key) for key in KEYS if key in fields}
     values |= {"prompts": "\n".join(spec.prompts), "alpha": str(spec.alpha), "learning_rate": str(spec.learning_rate)}
-    values |= {
-        key: "" if values[key] is None else str(values[key])
-        for key in ("max_train_steps", "save_every_n_steps", "sample_every_n_steps", "validate_every_n_steps")
-    }
+    values |= {key: "" if values[key] is None else str(values[key]) for key, empty in EMPTY.items() if empty is None}
     lines = {
         key: value
         for key, value in fields.items()
         if key not in ("extra", "environment", "edited") and value != plain[key]
     }
-    values |= {
-        key: f"{values[key]:g}" if values[key] else "" for key in ("price_per_hour", "spend_limit", "validation_split")
-    }
+    values |= {key: f"{values[key]:g}" if values[key] else "" for key, empty in EMPTY.items() if empty == 0.0}
     for field in MORE:
         if field.kind == "choice" and values[field.key] not in dict(field.choices).values():
             lines[field.key] = values.pop(field.key)

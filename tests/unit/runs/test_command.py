@@ -12,7 +12,11 @@ from runs_helpers import spec
 import presets
 import runs
 from presets import schema
-from runs.flags import known_flags
+from runs import fields
+from runs.flags import known_flags, parse_settings
+from runs.foreign import read
+from runs.foreign_spec import convert
+from runs.spec import RunSpec
 
 ADAFACTOR = ["--optimizer_type", "adafactor", "--optimizer_args"]
 ADAFACTOR += ["relative_step=False", "scale_parameter=False", "warmup_init=False"]
@@ -235,3 +239,21 @@ def test_a_users_model_is_used_and_a_broken_one_named(data):
         (data / "models.toml").write_text(broken, encoding="utf-8")
         with pytest.raises(presets.PresetError, match=message):
             presets.models()
+
+
+def test_a_setting_that_is_declared_once_is_in_the_form_the_command_the_import_and_the_data_set(tmp_path):
+    """`caption_dropout` has one declaration, in RunSpec; docs/settings.md has it by test_documentation.py."""
+    shown = next(one for one in fields.MORE if one.key == "caption_dropout")
+    assert (shown.label, shown.kind, fields.EMPTY["caption_dropout"]) == ("Uses without a caption", "text", 0.0)
+    given = parse_settings(["caption_dropout_rate=0.25"], {"name": "x", "backend": "diffusers"})
+    made = runs.make(given)
+    assert made.caption_dropout == 0.25
+    assert tomllib.loads(runs.dataset_toml(made))["general"]["caption_dropout_rate"] == 0.25
+    assert "caption_dropout_rate" not in runs.dataset_toml(spec(backend="diffusers"))
+    assert RunSpec.model_json_schema()["properties"]["caption_dropout"]["title"] == "Uses without a caption"
+    ours = convert(read([("train.sh", "python -m trainer --network_dim 8 --caption_dropout_rate 0.25")]))
+    assert ours.fields["caption_dropout"] == "0.25"
+    theirs = convert(read([("train.sh", "python flux_train_network.py --network_dim 8 --caption_dropout_rate 0.25")]))
+    assert "caption_dropout" not in theirs.fields, "kohya's trainers encode captions once"
+    row = next(one for one in theirs.rows if one.name == "--caption_dropout_rate")
+    assert row.outcome == "unsupported" and "encode captions once" in row.text

@@ -83,7 +83,7 @@ def test_an_error_stands_beside_its_field_and_has_its_label_elsewhere(given, sho
 @pytest.mark.parametrize(
     ("backend", "line", "shown"),
     [
-        ("diffusers", "optimizer_type=prodigy", "optimizer_type: prodigy: not supported; use adafactor or adamw8bit or adamw"),
+        ("diffusers", "optimizer_type=sophia", "optimizer_type: sophia: not supported; use adafactor or adamw8bit or adamw"),
         ("diffusers", "lr_scheduler=cosinus", "lr_scheduler: cosinus: not supported; use constant or"),
         ("diffusers", "loss_type=l3", "loss_type: Must be one of l1, l2, huber, smooth_l1, not 'l3'"),
         ("diffusers", "optimizer_args=weight_decay=much", "optimizer_args: weight_decay=much: must be a number"),
