@@ -1,7 +1,8 @@
 """Captions by a server that speaks OpenAI's protocol: Ollama, LM Studio, vLLM, llama.cpp, or a provider.
 
-The key is read from an environment variable when a request is made, and is nowhere else: not in a file, a log, an address or a
-message. A redirect is not followed, because it could carry the key to another host. Each request runs in a thread with a limit
+The key is read from an environment variable when a request is made, and is nowhere else: not in a file, a log, an
+address or a message. A redirect is not followed, because it could carry the key to another host. Each request runs in a
+thread with a limit
 for all of it: a server that sends a byte now and then would never reach the limit of a single read.
 """
 

@@ -1,7 +1,8 @@
 """Captions by Florence-2, in sentences of three lengths, with transformers' own classes.
 
-The checkpoints are those converted for transformers (florence-community/…): the first ones, microsoft/…, run code from their
-repository (`trust_remote_code`), which broke with new versions of transformers (github.com/cocktailpeanut/fluxgym/issues/464).
+The checkpoints are those converted for transformers (florence-community/…): the first ones, microsoft/…, run code from
+their repository (`trust_remote_code`), which broke with new versions of transformers
+(github.com/cocktailpeanut/fluxgym/issues/464).
 """
 
 from collections.abc import Callable

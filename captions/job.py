@@ -1,7 +1,7 @@
 """The loop over the images: one caption after the other, each stored at once, each wait with a limit.
 
-An image that fails is left for the next start, and the job goes on. It stops with the reason when the first images all fail,
-when many in a row fail, or when the next one would meet the same refusal.
+An image that fails is left for the next start, and the job goes on. It stops with the reason when the first images all
+fail, when many in a row fail, or when the next one would meet the same refusal.
 """
 
 import os

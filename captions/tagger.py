@@ -1,8 +1,8 @@
 """Captions by a tagger: the tags of an image above a threshold, by onnxruntime.
 
-For models in the layout of SmilingWolf's: `model.onnx` takes a square image, BGR, 0 to 255, and answers with a probability for
-each row of `selected_tags.csv` (category 0: general, 4: character, 9: rating). The preparation of the image is that of
-huggingface.co/spaces/SmilingWolf/wd-tagger.
+For models in the layout of SmilingWolf's: `model.onnx` takes a square image, BGR, 0 to 255, and answers with a
+probability for each row of `selected_tags.csv` (category 0: general, 4: character, 9: rating). The preparation of the
+image is that of huggingface.co/spaces/SmilingWolf/wd-tagger.
 """
 
 import csv

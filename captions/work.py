@@ -1,7 +1,7 @@
 """Where the images of a job come from and where its captions go. A draft's are in ui/dataset/caption_work.py.
 
-Of a folder: each caption is the text file beside its image, as kohya's trainers read it. It is written as soon as it is known,
-so a job that is killed loses at most the image it was working on, and the next start continues there.
+Of a folder: each caption is the text file beside its image, as kohya's trainers read it. It is written as soon as it is
+known, so a job that is killed loses at most the image it was working on, and the next start continues there.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ DECODED_SIDE = 2048  # pixels: no model sees more
 
 @dataclass(frozen=True)
 class Picture:
-    """An image to describe. key: its name for the job; name: for people; turn: quarter turns clockwise; crop: the part of
-    the turned image that is trained, as fractions (left, top, right, bottom); None for all of it."""
+    """An image to describe. key: its name for the job; name: for people; turn: quarter turns clockwise; crop: the part
+    of the turned image that is trained, as fractions (left, top, right, bottom); None for all of it."""
 
     key: str
     name: str

@@ -1,12 +1,13 @@
 """The queue: runs that wait for the machine's GPU, in an order that people change.
 
-Decision: `outputs/.queue.json` holds the order; whoever changes it holds a file lock for that moment. The next run is started
-by a process (worker.py) that lives while runs wait and holds a lock that dies with it. The page, each command of the
-queue, `resume-all` and each monitor that ends start that process when it is missing, so a kill of any of them costs nothing.
+Decision: `outputs/.queue.json` holds the order; whoever changes it holds a file lock for that moment. The next run is
+started by a process (worker.py) that lives while runs wait and holds a lock that dies with it. The page, each command
+of the queue, `resume-all` and each monitor that ends start that process when it is missing, so a kill of any of them
+costs nothing.
 
-An entry with a `problem` could not be started: it stays, and does not keep the others waiting. A sweep is one entry with
-several runs, which are started one after another. gpu/queue.py is below this: it keeps two runs off one GPU, whoever starts
-them.
+An entry with a `problem` could not be started: it stays, and does not keep the others waiting. A sweep is one entry
+with several runs, which are started one after another. gpu/queue.py is below this: it keeps two runs off one GPU,
+whoever starts them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Starts the runs of the queue (queue.py), one after another, and what a button or a command of the queue does.
 
-Decision: what is being started is noted in the queue's file before, with the time, and removed from it afterwards. Whoever
-finds such a note after a kill sees by the run's own status whether it was started: it is then not started again, even if it
-has ended already. A run that has started is left to its monitor, whatever becomes of it.
+Decision: what is being started is noted in the queue's file before, with the time, and removed from it afterwards.
+Whoever finds such a note after a kill sees by the run's own status whether it was started: it is then not started
+again, even if it has ended already. A run that has started is left to its monitor, whatever becomes of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`python -m launch COMMAND …`: write a run for another place, submit it there, keep it in a store.
 
-A command is one row of COMMANDS: its module has `add_arguments(parser)` and `run(args) -> int`, and is imported only when the
-command is called, so that a command which sleeps beside a training stays small and an optional library is needed only by the
-command that uses it. `--json` is added here; `launch.common.report` prints what it promises.
+A command is one row of COMMANDS: its module has `add_arguments(parser)` and `run(args) -> int`, and is imported only
+when the command is called, so that a command which sleeps beside a training stays small and an optional library is
+needed only by the command that uses it. `--json` is added here; `launch.common.report` prints what it promises.
 """
 
 import argparse

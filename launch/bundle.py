@@ -1,8 +1,9 @@
 """`python -m launch bundle RUN`: a run as one ZIP that trains wherever there is Python, also without a network.
 
-It holds the spec, the data set, the packages that train and supervise (not the page), `train.sh` and `train.bat`. Nothing in it
-depends on the folder in which it is unpacked: `train.sh` writes the run's script for the place where it is, then starts the
-monitor. `python3 -m zipfile -e` unpacks it; one from somebody else is a program of theirs, as any script is.
+It holds the spec, the data set, the packages that train and supervise (not the page), `train.sh` and `train.bat`.
+Nothing in it depends on the folder in which it is unpacked: `train.sh` writes the run's script for the place where it
+is, then starts the monitor. `python3 -m zipfile -e` unpacks it; one from somebody else is a program of theirs, as any
+script is.
 """
 
 import argparse

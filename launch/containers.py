@@ -1,8 +1,8 @@
 """`python -m launch docker RUN`: one run in a container of the image that the project's Dockerfile builds.
 
-The container trains this run only; its folder, data set and models are those of this machine, so the page here shows the run and
-stops it. (The page itself in a container, with all its runs in a volume, is `docker compose up`: compose.yaml.) The file is a
-compose file that a person can read and edit. Secrets pass through by name.
+The container trains this run only; its folder, data set and models are those of this machine, so the page here shows
+the run and stops it. (The page itself in a container, with all its runs in a volume, is `docker compose up`:
+compose.yaml.) The file is a compose file that a person can read and edit. Secrets pass through by name.
 """
 
 import argparse

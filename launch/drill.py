@@ -1,9 +1,9 @@
-"""`python -m launch drill` and `./start.sh demo`: a run that freezes in the middle, and what happens then: detection, reason, kill,
-restart, end.
+"""`python -m launch drill` and `./start.sh demo`: a run that freezes in the middle, and what happens then: detection,
+reason, kill, restart, end.
 
-It is always a run of its own, with the tiny model and example photos: a real run is never frozen. The freeze comes from the fault
-injector of the benchmarks; all else is what any run has, so the drill proves it. The command prints the run's events as they
-happen; the page shows it as any run, with the incident.
+It is always a run of its own, with the tiny model and example photos: a real run is never frozen. The freeze comes from
+the fault injector of the benchmarks; all else is what any run has, so the drill proves it. The command prints the run's
+events as they happen; the page shows it as any run, with the incident.
 """
 
 import argparse

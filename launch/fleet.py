@@ -1,8 +1,8 @@
 """`python -m launch fleet`: the runs on other machines, read from their stores; and a stop through a store.
 
-Decision: of each run in a store two small files are read: its status, and the claim of the machine that holds the lease; its
-checkpoints are not even listed. All that comes from a store is hostile until it has been checked: sizes are bounded, and only known
-values are taken over.
+Decision: of each run in a store two small files are read: its status, and the claim of the machine that holds the
+lease; its checkpoints are not even listed. All that comes from a store is hostile until it has been checked: sizes are
+bounded, and only known values are taken over.
 
 The stores are those of the runs on this machine, and those in `stores.json` of the data folder; addresses hold no secret. A
 page reads each store with a process of its own (`--store ADDRESS`), so that one that hangs stops nothing else.

@@ -2,12 +2,12 @@
 
     time = load + encode + images × one more image + steps × one step + samples × one sample + checkpoints × one save
 
-A pure function of the measurements, the spec and the number of images, so that it follows a change of the epochs or of the price
-without another rehearsal.
+A pure function of the measurements, the spec and the number of images, so that it follows a change of the epochs or of
+the price without another rehearsal.
 
-measured: load_s, cache_s (with the encoders' start), image_s (each further image), step_s, sample_s (None: no samples), save_s
-(LoRA and state), seconds; state_bytes, lora_bytes, cache_bytes (of `images` images), host_bytes, gpu_bytes, gpu_total_bytes,
-gpu_before_bytes (other programs).
+measured: load_s, cache_s (with the encoders' start), image_s (each further image), step_s, sample_s (None: no samples),
+save_s (LoRA and state), seconds; state_bytes, lora_bytes, cache_bytes (of `images` images), host_bytes, gpu_bytes,
+gpu_total_bytes, gpu_before_bytes (other programs).
 """
 
 import time
@@ -39,8 +39,8 @@ def of(
         images: their number by folder. captions: the first is the sample prompt where there is no other. now_s: Unix time.
 
     Returns:
-        {"steps", "seconds", "ends_s" (Unix time), "parts_s": {part: seconds}, "disk_bytes", "free_bytes", "cost" (None without a
-        price), "gpu_bytes", "gpu_total_bytes", "host_bytes", "step_s", "warnings": sentences}
+        {"steps", "seconds", "ends_s" (Unix time), "parts_s": {part: seconds}, "disk_bytes", "free_bytes", "cost" (None
+        without a price), "gpu_bytes", "gpu_total_bytes", "host_bytes", "step_s", "warnings": sentences}
     """
     if not measured.get("step_s"):
         return {}

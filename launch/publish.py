@@ -1,8 +1,8 @@
 """`python -m launch publish RUN --repo OWNER/NAME`: put a run's LoRA on Hugging Face, with a card and its samples.
 
-Private unless `--public`. The token is the hub library's own login; it is in no file, log or address of ours. The hidden folder
-`.publish` of the run holds exactly what is sent; the library sends it as one commit, and not again what the hub has already. Every
-request has a time limit. Xet is off: its transfers have no limit that we can set.
+Private unless `--public`. The token is the hub library's own login; it is in no file, log or address of ours. The
+hidden folder `.publish` of the run holds exactly what is sent; the library sends it as one commit, and not again what
+the hub has already. Every request has a time limit. Xet is off: its transfers have no limit that we can set.
 """
 
 import argparse
@@ -70,8 +70,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def choices(folder: Path) -> dict[str, Any]:
-    """What can be chosen for a run: {"loras": [{name, at, bytes}], "licences": {key: label}, "licence", "base_model", "title",
-    "account", "published"}. account: the user of the stored token as far as it is known without asking the hub ("" if not)."""
+    """What can be chosen for a run: {"loras": [{name, at, bytes}], "licences": {key: label}, "licence", "base_model",
+    "title", "account", "published"}. account: the user of the stored token as far as it is known without asking the hub
+    ("" if not)."""
     spec = runs.load(folder)
     return {
         "loras": [{"name": one.path.name, "at": one.at, "bytes": one.size} for one in _loras(folder)],

@@ -1,13 +1,15 @@
 """`python -m launch rehearse RUN`: does this run train on this machine, how long will it take, and what does it need?
 
-Decision: the run itself is rehearsed, not a model of it. Its script is rendered from its spec with a few numbers reduced (two
-steps, one sample, one checkpoint), and the real trainer runs it on the real base model and two of its images; then the checkpoint
-is resumed for one more step. What fails at three in the morning fails here, within minutes. The second image shows what each
-further one costs. It all happens in a data folder of its own on the same disk, which is removed: the run's outputs are not touched.
+Decision: the run itself is rehearsed, not a model of it. Its script is rendered from its spec with a few numbers
+reduced (two steps, one sample, one checkpoint), and the real trainer runs it on the real base model and two of its
+images; then the checkpoint is resumed for one more step. What fails at three in the morning fails here, within minutes.
+The second image shows what each further one costs. It all happens in a data folder of its own on the same disk, which
+is removed: the run's outputs are not touched.
 
-RUN may also be a folder with `run.toml`, `images.json` (the number of images by folder) and `dataset/` (some of them): the
-page rehearses a draft that way, before there is a run. The result is `rehearsal.json` in that folder, replaced at each change, so that
-whoever reads it sees the progress. `launch/forecast.py` computes from it when the complete run will end.
+RUN may also be a folder with `run.toml`, `images.json` (the number of images by folder) and `dataset/` (some of them):
+the page rehearses a draft that way, before there is a run. The result is `rehearsal.json` in that folder, replaced at
+each change, so that whoever reads it sees the progress. `launch/forecast.py` computes from it when the complete run
+will end.
 
 A program that goes on, such as the page's server, starts the command as a process: SIGTERM ends it with all that it has started.
 """
@@ -79,8 +81,8 @@ class Stage:
 class Rehearsal:
     """A rehearsal as its file holds it. state: RUNNING, PASSED, FAILED or CANCELLED; `read` also returns LOST.
 
-    digest: of the settings that were rehearsed. measured: see `launch/forecast.py`. problem: {"stage", "title", "text", "change",
-    "log"}, {} where it passed. pid, start: the process. Times are Unix time.
+    digest: of the settings that were rehearsed. measured: see `launch/forecast.py`. problem: {"stage", "title", "text",
+    "change", "log"}, {} where it passed. pid, start: the process. Times are Unix time.
     """
 
     state: str = RUNNING

@@ -1,8 +1,9 @@
 """What a container runs (`python -m launch serve`): continue interrupted runs, serve the page, stop a rented pod that is done.
 
-One loop over plain facts: which runs exist, in which state, and whether their monitors live. It trains and decides nothing
-about a run, and the monitor knows nothing of clouds. SIGTERM (docker stop, a host that is taken away) goes to every monitor,
-which saves a checkpoint within `end.preempt_total_s`; the runs are then *preempted*, and the next start continues them.
+One loop over plain facts: which runs exist, in which state, and whether their monitors live. It trains and decides
+nothing about a run, and the monitor knows nothing of clouds. SIGTERM (docker stop, a host that is taken away) goes to
+every monitor, which saves a checkpoint within `end.preempt_total_s`; the runs are then *preempted*, and the next start
+continues them.
 
 Variables, all optional; the files of `python -m launch docker|runpod` set them:
     HANGPROOF_START_RUN    the run to fetch from its store and to train; HANGPROOF_START_STORE: that store

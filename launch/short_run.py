@@ -1,8 +1,8 @@
 """A run of a few steps that is watched until it ends, hangs or its time is over, in a data folder of its own that is removed.
 
-The rehearsal uses it. Decision: the real script is started, and watched as the monitor watches, instead of
-checks of files, drivers and ports: what fails does so in ways that no check lists. Nothing of it is left, and nothing of
-the run is changed.
+The rehearsal uses it. Decision: the real script is started, and watched as the monitor watches, instead of checks of
+files, drivers and ports: what fails does so in ways that no check lists. Nothing of it is left, and nothing of the run
+is changed.
 
 A data folder whose process was killed is removed by the next one, with the processes that it left behind.
 """

@@ -1,13 +1,14 @@
 """`python -m launch skypilot RUN` and `vast RUN`: a managed job of SkyPilot, which finds a spot machine with one of the GPUs that you name.
 
-SkyPilot brings the machine back after a pre-emption, and starts the job again when it exits with code 5 (pre-empted, or the
-GPU is gone) or, on several machines, 6 (one has ended its part). It does not restart it on 1, 3 or 4. The program restores itself: the job first fetches the run from its store,
-and the monitor copies to it all the time. SkyPilot's MOUNT_CACHED is not used: it begins an upload when a file is closed, in no
-particular order, so that a pre-emption leaves states without their guard file (docs.skypilot.co, "Cloud object stores").
+SkyPilot brings the machine back after a pre-emption, and starts the job again when it exits with code 5 (pre-empted, or
+the GPU is gone) or, on several machines, 6 (one has ended its part). It does not restart it on 1, 3 or 4. The program
+restores itself: the job first fetches the run from its store, and the monitor copies to it all the time. SkyPilot's
+MOUNT_CACHED is not used: it begins an upload when a file is closed, in no particular order, so that a pre-emption
+leaves states without their guard file (docs.skypilot.co, "Cloud object stores").
 
-The format is that of SkyPilot 0.14.1 (sky/utils/schemas.py, sky/jobs/recovery_strategy.py): accelerators as a table mean any of
-them; `job_recovery` takes strategy, max_restarts_on_errors and recover_on_exit_codes; a secret without a value is filled in by
-`sky jobs launch --secret NAME` from the environment.
+The format is that of SkyPilot 0.14.1 (sky/utils/schemas.py, sky/jobs/recovery_strategy.py): accelerators as a table
+mean any of them; `job_recovery` takes strategy, max_restarts_on_errors and recover_on_exit_codes; a secret without a
+value is filled in by `sky jobs launch --secret NAME` from the environment.
 """
 
 import argparse

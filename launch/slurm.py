@@ -1,9 +1,10 @@
 """`python -m launch slurm RUN`: an sbatch script that trains a run under Slurm, and its submission.
 
-Decision: a plain script that a person can read and edit. Slurm schedules, starts one task on each node, and says when a node is
-needed; Hangproof's monitor is that task. The script only translates: Slurm's warning into the monitor's SIGTERM, and the
-monitor's exit code into `scontrol requeue` or the end of the job. The job keeps its number when it is requeued, so all its output
-is in one log, and the monitor continues from the newest checkpoint on the shared disk, or from the store.
+Decision: a plain script that a person can read and edit. Slurm schedules, starts one task on each node, and says when a
+node is needed; Hangproof's monitor is that task. The script only translates: Slurm's warning into the monitor's
+SIGTERM, and the monitor's exit code into `scontrol requeue` or the end of the job. The job keeps its number when it is
+requeued, so all its output is in one log, and the monitor continues from the newest checkpoint on the shared disk, or
+from the store.
 
 On several nodes each monitor watches its own ranks, which meet by torchrun's rendezvous. One whose ranks hang or crash ends them and
 exits with 6; its task signals the others, and the script starts the step again on the nodes that the job has.

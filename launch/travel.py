@@ -1,7 +1,8 @@
 """What a run needs to go to a rented machine: a store to travel by, names of secrets, and the options of these commands.
 
-A rented machine has no disk of ours. So the run's files, its data set and its checkpoints travel by the store of its spec: home
-copies them there before the machine starts, and the machine fetches them and keeps copying. No file that is written here
+A rented machine has no disk of ours. So the run's files, its data set and its checkpoints travel by the store of its
+spec: home copies them there before the machine starts, and the machine fetches them and keeps copying. No file that is
+written here
 holds a secret: only the name of the variable, which the provider fills in on the machine.
 """
 

@@ -11,8 +11,9 @@ import sys
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 failed (reason on standard error), 2 wrong usage; `run` also 3 stopped by the user, 4 budget
-    spent or no progress, 5 preempted, 6 start the group of machines again, and 70 for the keeper: the monitor itself failed."""
+    """Exit codes: 0 done, 1 failed (reason on standard error), 2 wrong usage; `run` also 3 stopped by the user, 4
+    budget spent or no progress, 5 preempted, 6 start the group of machines again, and 70 for the keeper: the monitor
+    itself failed."""
     words = sys.argv[1:] if argv is None else argv
     if words[:2] == ["run", "--keep"]:
         from monitor.keeper import keep
@@ -92,8 +93,8 @@ def _command(words: list[str]) -> int:
 def _child(words: list[str]) -> int:
     """The monitor. `words`: the keeper's pid, options, the folder.
 
-    Options: --beat=DESCRIPTOR to beat into, --checked, --restarted, --before=NS (see keeper.py), --received=SIGNAL for each so
-    far.
+    Options: --beat=DESCRIPTOR to beat into, --checked, --restarted, --before=NS (see keeper.py), --received=SIGNAL for
+    each so far.
     """
     import contextlib
     import signal

@@ -1,8 +1,9 @@
 """One attempt: the script started in a session of its own, its processes, its heartbeats, and how it ended.
 
-The script runs under a one-line shell that writes its own process number and, at the end, the script's exit code to files:
-a monitor that adopts a living training is not its parent and could not ask for either. What is needed to adopt an attempt
-is written to monitor.json before the shell starts, so no kill of the monitor can leave a training that nobody knows.
+The script runs under a one-line shell that writes its own process number and, at the end, the script's exit code to
+files: a monitor that adopts a living training is not its parent and could not ask for either. What is needed to adopt
+an attempt is written to monitor.json before the shell starts, so no kill of the monitor can leave a training that
+nobody knows.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ ACTIVE_BYTES_S = 16 * 1024  # bytes a second that they read and write
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """How an attempt ended. `code` None: unknown; `outcome` and `note` are the final record of this machine's first rank, ""
-    without one."""
+    """How an attempt ended. `code` None: unknown; `outcome` and `note` are the final record of this machine's first
+    rank, "" without one."""
 
     code: int | None
     signal: int | None
@@ -47,8 +48,9 @@ class ExitStatus:
     def done(self, foreign: bool, killed: bool) -> bool:
         """Did the training complete? The script's own exit decides.
 
-        foreign: the user's own script, whose stages and files are unknown. killed: the monitor killed it after its ranks had
-        reported their outcome, so that its exit code says nothing. For a rendered script the caller also verifies the LoRA.
+        foreign: the user's own script, whose stages and files are unknown. killed: the monitor killed it after its
+        ranks had reported their outcome, so that its exit code says nothing. For a rendered script the caller also
+        verifies the LoRA.
         """
         ended_well = self.code == 0 and not killed
         if self.outcome != "done":
@@ -211,8 +213,8 @@ class Attempt:
         return self.record.root is not None and platform.alive(*self.record.root)
 
     def _living(self, beats: list[Beat]) -> list[ProcessInfo]:
-        """The ranks that are alive. A process number that another process uses again does not count: its start time differs
-        from the known one, or, for an adopted attempt whose ranks were never seen, it is not in the tree."""
+        """The ranks that are alive. A process number that another process uses again does not count: its start time
+        differs from the known one, or, for an adopted attempt whose ranks were never seen, it is not in the tree."""
         found = [p for beat in beats if (p := platform.process_info(beat.pid)) is not None and not p.dead]
         known = self._start_times.keys() | (self.tree.members.keys() if self._popen is None else {p.pid for p in found})
         return [p for p in found if p.pid in known and self._start_times.setdefault(p.pid, p.start) == p.start]

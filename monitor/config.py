@@ -1,8 +1,8 @@
 """The monitor's limits: the values of `config.toml`, each a number in the unit that its key ends in.
 
 Decision: one table with a unit in every key, instead of constants beside the code that uses them. A file named by
-`$HANGPROOF_LIMITS` replaces any value. Each value is then raised to the minimum that the guards inside the training need
-(`guards.limits.minimums`), so that the monitor never kills a process before its own deadline can end it.
+`$HANGPROOF_LIMITS` replaces any value. Each value is then raised to the minimum that the guards inside the training
+need (`guards.limits.minimums`), so that the monitor never kills a process before its own deadline can end it.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Config:
 def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None) -> Config:
     """`config.toml`, replaced by the values of `override` (default: `$HANGPROOF_LIMITS`), raised to the guards' minimums.
 
-    environ: the variables of the training process (default: this process's); they can change the guards' limits.
-    A file with `allow_below_guards = true` at its top is not raised (tests of short limits need this); `standby = false` there
+    environ: the variables of the training process (default: this process's); they can change the guards' limits. A file
+    with `allow_below_guards = true` at its top is not raised (tests of short limits need this); `standby = false` there
     means no standby attempt.
 
     Raises:

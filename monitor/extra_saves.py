@@ -1,9 +1,9 @@
 """Extra checkpoints between two saves of a run with a store, so that what the store has is never older than one save interval.
 
-A machine that dies while checkpoint N is being copied leaves the one before it in the store: without these, that is a whole
-interval plus the time of the copy. The training saves a state alone (guards/step_requests.py), and old ones go as usual. None is
-requested while a checkpoint is still being copied, when a save takes more than SAVE_SHARE of the interval, or when the next
-regular save is near.
+A machine that dies while checkpoint N is being copied leaves the one before it in the store: without these, that is a
+whole interval plus the time of the copy. The training saves a state alone (guards/step_requests.py), and old ones go as
+usual. None is requested while a checkpoint is still being copied, when a save takes more than SAVE_SHARE of the
+interval, or when the next regular save is near.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ExtraSaves:
     def tick(self, step: int, copying: bool, step_s: float, save_s: float) -> bool:
         """Request one where it is due; whether it did.
 
-        copying: a checkpoint is on its way to the store. step_s, save_s: seconds of the usual step and save. A save that is
-        shorter than the time between two observations is never seen, and is 0.0.
+        copying: a checkpoint is on its way to the store. step_s, save_s: seconds of the usual step and save. A save
+        that is shorter than the time between two observations is never seen, and is 0.0.
         """
         due = boundary(step, self.every, self.count)
         slow = save_s > SAVE_SHARE * self.every * step_s

@@ -1,18 +1,18 @@
 """Restarts a monitor that was killed or is silent. `monitor run` becomes this process; the monitor is its child.
 
-Decision: a parent that sleeps until its child ends, or until the beat of its child's loop stops (process/platform.py), costs next
-to no processor time; a timer or a lock that is polled does. The child adopts the living training, so a restart takes the time
-of an import. A run that has reached its final state is never started again, whatever ended the monitor. If this process is
-killed too, the monitor goes on alone, and `python -m monitor resume-all` or systemd's `Restart=` (README) continues a run that
-has neither.
+Decision: a parent that sleeps until its child ends, or until the beat of its child's loop stops (process/platform.py),
+costs next to no processor time; a timer or a lock that is polled does. The child adopts the living training, so a
+restart takes the time of an import. A run that has reached its final state is never started again, whatever ended the
+monitor. If this process is killed too, the monitor goes on alone, and `python -m monitor resume-all` or systemd's
+`Restart=` (README) continues a run that has neither.
 
-A silent monitor may be stuck on the disk with the run's folder, which its log and its successor need as well. So this process
-touches no file of the run: what it has to say is written and sent by processes of their own, and it tries again at growing
-intervals. The training is left alone: it works, or waits for the same disk, and the next monitor that works judges it. On Windows
-only the end of the monitor is noticed.
+A silent monitor may be stuck on the disk with the run's folder, which its log and its successor need as well. So this
+process touches no file of the run: what it has to say is written and sent by processes of their own, and it tries again
+at growing intervals. The training is left alone: it works, or waits for the same disk, and the next monitor that works
+judges it. On Windows only the end of the monitor is noticed.
 
-It sleeps as long as the training lasts, so its size matters: `monitor run` finds the run, then replaces itself with this file,
-which imports little more than nothing; what a failure needs is imported when there is one.
+It sleeps as long as the training lasts, so its size matters: `monitor run` finds the run, then replaces itself with
+this file, which imports little more than nothing; what a failure needs is imported when there is one.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def become(folder: str, state: str, checked: bool) -> int:
 def keep(words: list[str]) -> int:
     """Run the monitor until it ends by itself; its exit code. 1 when it was killed or failed TRIES_COUNT times in a row.
 
-    words: options, the file with the run's state, the run's folder. Options: --checked; --silent-s=SECONDS; --before=NS, when
-    that file was last changed.
+    words: options, the file with the run's state, the run's folder. Options: --checked; --silent-s=SECONDS;
+    --before=NS, when that file was last changed.
     """
     *options, state, folder = words
     run, base_s = os.path.basename(folder), float(_value(options, "--silent-s=") or HEALTHY_S)

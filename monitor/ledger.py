@@ -1,8 +1,8 @@
 """The ledger of a run: hours by state, steps trained twice, money, and what recovery saved.
 
-A pure function of the run's files, computed where it is shown. It reads `events.jsonl` and, of a `metrics.jsonl` that can
-have 150 MB, a few blocks of 8 KB: each start of an attempt records how long that file was, so an attempt's lines are found
-without reading the others.
+A pure function of the run's files, computed where it is shown. It reads `events.jsonl` and, of a `metrics.jsonl` that
+can have 150 MB, a few blocks of 8 KB: each start of an attempt records how long that file was, so an attempt's lines
+are found without reading the others.
 
 Every moment between a start and an end belongs to one state:
 
@@ -14,8 +14,8 @@ Every moment between a start and an end belongs to one state:
                 time from the last trace of a run that nobody was watching any more (killed, power cut) to its next start
 
 The pause after a completed, failed or stopped run is not part of it. Money is counted while the run has a machine: not
-between two machines. Within one boot, intervals are differences of the monotonic clock; UTC is only used between boots and
-machines, and for lines that earlier versions wrote without the monotonic time.
+between two machines. Within one boot, intervals are differences of the monotonic clock; UTC is only used between boots
+and machines, and for lines that earlier versions wrote without the monotonic time.
 """
 
 from __future__ import annotations

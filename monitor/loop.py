@@ -1,7 +1,7 @@
 """The loop that watches one run: what every turn of it uses, its errors, and how a run ends. `supervisor.py` has the states.
 
-Read `Loop.run_until_final`: write the status, sleep, take a turn. An error that nobody expected is logged with its traceback,
-reported once, and the loop goes on: whoever watches must not be the one that dies.
+Read `Loop.run_until_final`: write the status, sleep, take a turn. An error that nobody expected is logged with its
+traceback, reported once, and the loop goes on: whoever watches must not be the one that dies.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ ERROR_PAUSE_S = 0.25
 
 @dataclass(frozen=True)
 class Step:
-    """The next state and a message for people. `due_s`: the state's wait is over then; `give_up_s`: processes that cannot
-    be killed are waited for until then. Monotonic times, 0.0 for none."""
+    """The next state and a message for people. `due_s`: the state's wait is over then; `give_up_s`: processes that
+    cannot be killed are waited for until then. Monotonic times, 0.0 for none."""
 
     state: State
     message: str = ""
@@ -228,8 +228,8 @@ class Loop:
     def unexpected(self) -> None:
         """An error that nobody expected: log the traceback, report it once, and give it a moment to pass.
 
-        A monitor that fails at every turn sees no hang any more: after `fault_s` it stops the run with the reason, unless the
-        training makes progress without it. A start that the operating system refuses has `start_s`.
+        A monitor that fails at every turn sees no hang any more: after `fault_s` it stops the run with the reason,
+        unless the training makes progress without it. A start that the operating system refuses has `start_s`.
         """
         refused = self.attempt is None and isinstance(sys.exc_info()[1], OSError)
         limit_s = self.config.restart.start_s if refused else self.config.watch.fault_s

@@ -241,8 +241,8 @@ def stopped_on_request(status: ExitStatus, view: Observation) -> bool:
 def complete(run: Run) -> str:
     """Make sure that the finished LoRA is in the run's folder and verifies: "" or what is wrong with it.
 
-    A script with `save_dir` copies its files at its end; a script that was killed did not. The user's own script may write
-    anything anywhere, so its own exit code is all there is.
+    A script with `save_dir` copies its files at its end; a script that was killed did not. The user's own script may
+    write anything anywhere, so its own exit code is all there is.
     """
     if run.folder.foreign or not run.leads:
         return ""

@@ -1,8 +1,8 @@
 """A run's folder: where its files are, who writes them, and how a run is found by name.
 
-`status.json` is replaced without fsync: it changes every second, is worthless after a power cut, and a disk that takes ten
-seconds to sync must not stop the monitor. `monitor.json`, which a restart relies on, is fsynced. A file that cannot be
-written (full disk, read-only mount) costs that file, never the run: the writers here report the failure and return.
+`status.json` is replaced without fsync: it changes every second, is worthless after a power cut, and a disk that takes
+ten seconds to sync must not stop the monitor. `monitor.json`, which a restart relies on, is fsynced. A file that cannot
+be written (full disk, read-only mount) costs that file, never the run: the writers here report the failure and return.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A run that is slow without being stuck: when it begins and ends, why, and the one change that may help.
 
-Decision: nothing here ends or delays a run. `detect/pace.py` decides that the steps are slow, `diagnose/slow.py` names the cause from what
-the machine did meanwhile, and this file collects both, once every two seconds of steps. A change of the run is made only where
-`[slow]` of config.toml allows it, once in a run: from a saved state, and it is taken back if the steps are not faster.
+Decision: nothing here ends or delays a run. `detect/pace.py` decides that the steps are slow, `diagnose/slow.py` names
+the cause from what the machine did meanwhile, and this file collects both, once every two seconds of steps. A change of
+the run is made only where `[slow]` of config.toml allows it, once in a run: from a saved state, and it is taken back if
+the steps are not faster.
 """
 
 from __future__ import annotations

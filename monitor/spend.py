@@ -1,8 +1,8 @@
 """The spend limit of a run: its price an hour × the time for which it has had a machine, on this one and on others.
 
-The time is the ledger's (`monitor/ledger.py`: from events.jsonl, which travels with the run), read at the start and every
-REFRESH_S; in between, the monotonic clock goes on. The run stops before the limit: by the time that a stop with a checkpoint
-may take, or by a tenth of the limit where that is less.
+The time is the ledger's (`monitor/ledger.py`: from events.jsonl, which travels with the run), read at the start and
+every REFRESH_S; in between, the monotonic clock goes on. The run stops before the limit: by the time that a stop with a
+checkpoint may take, or by a tenth of the limit where that is less.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """The standby attempt: the next attempt, started early, which waits at the gate (guards/gate.py) with everything imported.
 
-Starting Python and importing a trainer's libraries takes seconds and is the same for each attempt. So once a run makes steps, the
-monitor starts the next attempt's script with a stand-in for the state to resume from. When the attempt that trains fails,
-it gets the state in a message and goes on; when the failure changes the script, or it is not at the gate yet, a cold start follows.
+Starting Python and importing a trainer's libraries takes seconds and is the same for each attempt. So once a run makes
+steps, the monitor starts the next attempt's script with a stand-in for the state to resume from. When the attempt that
+trains fails, it gets the state in a message and goes on; when the failure changes the script, or it is not at the gate
+yet, a cold start follows.
 
-Decision: it is an `Attempt` from the beginning, with a token and a private folder of its own, so that everything that watches,
-adopts and kills attempts works for it once it is released. Until then only this file knows it. It holds the reading end of a pipe
-whose writing end only the monitor has: however the monitor dies, the standby ends by itself.
+Decision: it is an `Attempt` from the beginning, with a token and a private folder of its own, so that everything that
+watches, adopts and kills attempts works for it once it is released. Until then only this file knows it. It holds the
+reading end of a pipe whose writing end only the monitor has: however the monitor dies, the standby ends by itself.
 """
 
 import contextlib

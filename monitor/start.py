@@ -1,7 +1,7 @@
 """One start of a run: kill what an earlier attempt left, choose the newest state that verifies, render, start.
 
-`start_attempt` first makes sure that nothing of an earlier attempt is alive: whatever goes wrong, a run never has two trainers.
-`Run` is what the supervisor, the recovery and a start share about one run.
+`start_attempt` first makes sure that nothing of an earlier attempt is alive: whatever goes wrong, a run never has two
+trainers. `Run` is what the supervisor, the recovery and a start share about one run.
 """
 
 from __future__ import annotations
@@ -324,8 +324,9 @@ def snapshot_variables(run: Run, point: ResumePoint) -> dict[str, str]:
 def gpu_missing(run: Run) -> GiveUp | None:
     """Why the run does not start on this machine, which has fewer GPUs than it needs; None when it may start.
 
-    A stopped pod can come back without its GPU, and a training on its CPU would take weeks at the full price. A run that has
-    trained on a GPU can be continued elsewhere (exit code 5); one that was to have its first GPU here is wrong here (4).
+    A stopped pod can come back without its GPU, and a training on its CPU would take weeks at the full price. A run
+    that has trained on a GPU can be continued elsewhere (exit code 5); one that was to have its first GPU here is wrong
+    here (4).
     """
     wish, trained_on = os.environ.get(NEEDS_GPU, ""), run.state.gpu
     if wish == "0" or not (trained_on or wish == "1"):

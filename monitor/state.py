@@ -1,8 +1,8 @@
 """What must survive the monitor itself: the run's state, kept in `monitor.json`.
 
-Only `loop.py`, `supervisor.py`, `recovery.py` and `start.py` change a RunState. A monitor that is killed leaves the file behind; the next one
-reads it, finds the living training by its token and (pid, start time), and continues with whatever was under way: a
-recovery, a stop, or a healthy attempt.
+Only `loop.py`, `supervisor.py`, `recovery.py` and `start.py` change a RunState. A monitor that is killed leaves the
+file behind; the next one reads it, finds the living training by its token and (pid, start time), and continues with
+whatever was under way: a recovery, a stop, or a healthy attempt.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ def spec_hash(folder: Path, earlier: str = "") -> str:
     """What tells that a run was made again between two starts: the digest of its job, or for one without a checksum of
     `run.toml`; "" without either.
 
-    earlier: the one to compare with; one of an earlier version was a SHA-256. `hashlib` is not imported for more than that:
-    it takes 4 MB of the monitor's memory.
+    earlier: the one to compare with; one of an earlier version was a SHA-256. `hashlib` is not imported for more than
+    that: it takes 4 MB of the monitor's memory.
     """
     job = read_json(folder / JOB)
     if job is not None and len(earlier) != 64:
@@ -211,11 +211,11 @@ def nothing_left(folder: Path) -> str:
 
 
 def read_status(folder: str | Path) -> dict[str, Any] | None:
-    """`status.json` of a run plus "alive": a monitor watches it now; "age_s" of its figures; "stale" (see `stale`). None: the
-    run was never started.
+    """`status.json` of a run plus "alive": a monitor watches it now; "age_s" of its figures; "stale" (see `stale`).
+    None: the run was never started.
 
-    A run in no final state that is not watched was left by a killed monitor or a reboot: `python -m monitor start RUN` (or
-    `resume-all`) continues it.
+    A run in no final state that is not watched was left by a killed monitor or a reboot: `python -m monitor start RUN`
+    (or `resume-all`) continues it.
     """
     values = read_json(Path(folder) / STATUS)
     return None if values is None else with_age({**values, "alive": is_held(Path(folder) / LOCK)})
@@ -224,8 +224,8 @@ def read_status(folder: str | Path) -> dict[str, Any] | None:
 def with_age(status: dict[str, Any]) -> dict[str, Any]:
     """A status with "alive", plus "age_s": seconds since its monitor wrote it, and "stale": a sentence once that is too long.
 
-    Seconds on the monotonic clock, on which a suspended machine does not age; on the wall clock on another machine, or for
-    a status of a version before November 2026.
+    Seconds on the monotonic clock, on which a suspended machine does not age; on the wall clock on another machine, or
+    for a status of a version before November 2026.
     """
     now, age_s = platform.now(), 0.0
     with contextlib.suppress(TypeError, ValueError):

@@ -1,10 +1,10 @@
 """The durable store as the monitor sees it: a process that copies, the file that it writes, and orders to it.
 
 Decision: the monitor opens no connection. `python -m launch store agent RUN` does all that can be slow, hang or need a
-library of 80 MB; it runs at low priority, and a store that fails costs the training nothing. The agent writes `store.json` in
-the run's folder; the monitor writes orders to its standard input, which also ends the agent when the monitor is gone.
-The agent is started again whenever it ends. The lease decides who may train (launch/store/lease.py): the first attempt waits
-until it is held, and a run whose lease another machine took is stopped.
+library of 80 MB; it runs at low priority, and a store that fails costs the training nothing. The agent writes
+`store.json` in the run's folder; the monitor writes orders to its standard input, which also ends the agent when the
+monitor is gone. The agent is started again whenever it ends. The lease decides who may train (launch/store/lease.py):
+the first attempt waits until it is held, and a run whose lease another machine took is stopped.
 """
 
 from __future__ import annotations

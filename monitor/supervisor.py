@@ -104,8 +104,8 @@ class Supervisor(Loop):
     def handle_requests(self) -> Step | None:
         """Act on signals and on a stop request. A SIGTERM takes the machine away; the user's stop is the user's decision.
 
-        A user's stop stays a stop when SIGTERM follows: `resume-all` must not restart it. Only the first SIGTERM sets the
-        time by which everything is gone.
+        A user's stop stays a stop when SIGTERM follows: `resume-all` must not restart it. Only the first SIGTERM sets
+        the time by which everything is gone.
         """
         numbers, request = list(self.signals), self.folder.stop_request()
         unknown = self.at.state is State.OPENING and not self.at.give_up_s
@@ -469,8 +469,8 @@ class Supervisor(Loop):
         return self.queued()
 
     def stopped_elsewhere(self) -> Step:
-        """Of several machines: the ranks were asked on another machine to save and stop; here only the first one can be needed
-        again, because it alone knows whether that was its user."""
+        """Of several machines: the ranks were asked on another machine to save and stop; here only the first one can be
+        needed again, because it alone knows whether that was its user."""
         reason = f"another machine ended the training at step {self.furthest()}, with a checkpoint"
         if self.run.leads:
             return self.finish(State.PREEMPTED, EXIT_PREEMPTED, reason)

@@ -1,10 +1,10 @@
 """Logs a run to trackio, from its `metrics.jsonl`, in a process of its own.
 
 trackio is a local tracker of Hugging Face: it writes to a database on this machine, and `trackio show --project hangproof` shows it.
-Decision: no trainer logs to it. accelerate knows trackio only from 1.11 on, and kohya's trainers pin older ones; a file that all
-trainers write anyway serves them all, and a tracker that fails or hangs costs the training nothing. The monitor starts
-`python -m monitor.trackio_feed RUN` with each attempt; one that still runs keeps its lock, and the new one ends at once. What was
-logged is noted in `.trackio.json`, so a restart logs no step twice.
+Decision: no trainer logs to it. accelerate knows trackio only from 1.11 on, and kohya's trainers pin older ones; a file
+that all trainers write anyway serves them all, and a tracker that fails or hangs costs the training nothing. The
+monitor starts `python -m monitor.trackio_feed RUN` with each attempt; one that still runs keeps its lock, and the new
+one ends at once. What was logged is noted in `.trackio.json`, so a restart logs no step twice.
 """
 
 import json

@@ -67,8 +67,8 @@ def shown(group: str, default: Any, label: str, info: str = "", flag: str = "", 
 
     Args:
         group: where in the form. info: its help text.
-        flag: what the trainers call it, where that is another name. more: `choices` (pairs of label and value), `dataset`
-            (the trainers' key of dataset.toml), and limits of pydantic's Field.
+        flag: what the trainers call it, where that is another name. more: `choices` (pairs of label and value),
+            `dataset` (the trainers' key of dataset.toml), and limits of pydantic's Field.
     """
     about = {"group": group, "flag": flag, "choices": more.pop("choices", ()), "dataset": more.pop("dataset", "")}
     return Field(default, title=label, description=info, json_schema_extra=about, **more)

@@ -24,8 +24,8 @@ settings.register_profile("steady", deadline=None, derandomize=True, suppress_he
 settings.load_profile("steady")
 
 
-# The folder says what a test needs. Files that wait and files that compute take turns, and the short ones of `unit` come last, so that no worker is
-# left alone with a long file at the end.
+# The folder says what a test needs. Files that wait and files that compute take turns, and the short ones of `unit`
+# come last, so that no worker is left alone with a long file at the end.
 TIERS = ("process", "cluster", "network", "browser", "trainer", "upstream", "campaigns", "unit")
 WAITING = TIERS[:3]
 TESTS = Path(__file__).parent

@@ -1,8 +1,8 @@
 """The tab "Doctor": is this machine ready, what is left over, what does a process wait for, and is a script known to hang?
 
-The lines are those of `./start.sh doctor`, from the same command. It runs in the background (ui/jobs.py), so the server imports no
-torch, waits for no driver, and a reload shows what was found. The components are made when the tab is opened and not with the
-page, so that they cost a visit nothing.
+The lines are those of `./start.sh doctor`, from the same command. It runs in the background (ui/jobs.py), so the server
+imports no torch, waits for no driver, and a reload shows what was found. The components are made when the tab is opened
+and not with the page, so that they cost a visit nothing.
 """
 
 import json

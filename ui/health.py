@@ -1,9 +1,9 @@
 """`/healthz`: whether this server works, for health checks of containers. It needs the token, as every address does.
 
-The answer is 200 or 503 with one sentence and nothing about the data: no name, no path, no count. 503 means that a restart
-of the container helps or that the disk is gone: the data folders cannot be read, or a run is under way whose monitor is dead
-(the container's entry point continues it). A pre-empted run is not a fault: it waits for its machine. One answer serves all
-requests of TTL_S seconds, and a disk that does not respond costs one thread, not the server.
+The answer is 200 or 503 with one sentence and nothing about the data: no name, no path, no count. 503 means that a
+restart of the container helps or that the disk is gone: the data folders cannot be read, or a run is under way whose
+monitor is dead (the container's entry point continues it). A pre-empted run is not a fault: it waits for its machine.
+One answer serves all requests of TTL_S seconds, and a disk that does not respond costs one thread, not the server.
 """
 
 import asyncio

@@ -1,13 +1,14 @@
 """The table of the page's background commands: captions, probes, publications, imports, downloads, checks of a trainer.
 
-A command is a process of its own, so that nothing blocks the server and a command outlives it: what it prints goes to files in
-`.jobs/` of the folder that it is about, and `NAME.json` says what runs and how it ended. Any page, also one that is opened
-later or by another server, reads them. `python -m ui.jobs` is that process: it starts the command, ends it after its time
-limit, and writes the result.
+A command is a process of its own, so that nothing blocks the server and a command outlives it: what it prints goes to
+files in `.jobs/` of the folder that it is about, and `NAME.json` says what runs and how it ended. Any page, also one
+that is opened later or by another server, reads them. `python -m ui.jobs` is that process: it starts the command, ends
+it after its time limit, and writes the result.
 
-Decision: who runs is never kept in memory. Of the commands of one *slot* (by default those of one name) one runs at a time: a
-start holds the file lock `SLOT.start` until the process of the command has said that it runs, and that process holds
-`SLOT.lock` until it ends. A command whose process was killed still counts: its process number and start time are on disk.
+Decision: who runs is never kept in memory. Of the commands of one *slot* (by default those of one name) one runs at a
+time: a start holds the file lock `SLOT.start` until the process of the command has said that it runs, and that process
+holds `SLOT.lock` until it ends. A command whose process was killed still counts: its process number and start time are
+on disk.
 """
 
 import contextlib
@@ -66,8 +67,9 @@ def start(
     """Start a command about `folder`.
 
     Args:
-        words: our module and its arguments. limit_s: the command is ended after this time. slot: commands of one slot of the
-            folder exclude each other; by default the name. environment: variables to set. prepare: called once nothing of the
+        words: our module and its arguments. limit_s: the command is ended after this time. slot: commands of one slot
+            of the folder exclude each other; by default the name. environment: variables to set. prepare: called once
+            nothing of the
             slot runs or can start: it writes what the command reads.
 
     Raises:

@@ -1,10 +1,11 @@
 """Who is let in: whoever sends the account's token (ui/token.py), or has logged in with the user name and password.
 
-The token is for the account that started the server, and for its programs; a browser that opens the page with it gets a cookie
-instead. A user name and password are for people elsewhere, who cannot read the token; with one, the page asks for it and not
-for the token. The login replaces Gradio's, whose cookie other sites can use (SameSite=None), which never slows down, and whose
-page loads all of Gradio. A session is a random text. The server keeps only its hash, together with the password in the same
-hash, so that a copy of the file logs nobody in and a new password ends every session. Sessions survive a restart of the server.
+The token is for the account that started the server, and for its programs; a browser that opens the page with it gets a
+cookie instead. A user name and password are for people elsewhere, who cannot read the token; with one, the page asks
+for it and not for the token. The login replaces Gradio's, whose cookie other sites can use (SameSite=None), which never
+slows down, and whose page loads all of Gradio. A session is a random text. The server keeps only its hash, together
+with the password in the same hash, so that a copy of the file logs nobody in and a new password ends every session.
+Sessions survive a restart of the server.
 """
 
 import contextlib
@@ -82,8 +83,8 @@ class _Tries:
 class Throttle:
     """Counts wrong passwords for each address and for all together.
 
-    An address that has logged in before does not wait for the wrong passwords of others. An IPv6 address counts as its /64,
-    because one machine has all addresses of it.
+    An address that has logged in before does not wait for the wrong passwords of others. An IPv6 address counts as its
+    /64, because one machine has all addresses of it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -221,8 +222,8 @@ class Login:
         return path == "/login" or self.credentials is not None
 
     def without_token(self, request: Request) -> Response | None:
-        """For a browser that opens an address with the token: its cookie, and the same address without the token, so that it
-        is neither in the history nor in a link. None for every other request."""
+        """For a browser that opens an address with the token: its cookie, and the same address without the token, so
+        that it is neither in the history nor in a link. None for every other request."""
         given = request.query_params.getlist("token")
         browser = is_page(request) or request.headers.get("sec-fetch-mode") == "navigate"
         if not given or not browser or request.method not in READS:
@@ -405,8 +406,8 @@ def token_page(shown: str, action: str = "login", problem: str = "") -> Response
 
 
 def again() -> Response:
-    """A page that opens its own address again. A browser sends the cookie only on the way from a page of this server, and not
-    with a link of another site, which is thus followed in two steps."""
+    """A page that opens its own address again. A browser sends the cookie only on the way from a page of this server,
+    and not with a link of another site, which is thus followed in two steps."""
     return _document("Opening", '<h1>Opening Hangproof …</h1>\n<a href="">Continue</a>', 401, CHALLENGE, refresh=True)
 
 

@@ -81,8 +81,9 @@ SHOW_TAB = """() => {
   if (document.body.classList.contains('hp-open')) window.history.replaceState(null, '', url);
   return [];
 }"""
-# The timers that read the runs, here and on other machines, work while their tab is shown. The browser looks which one that is: of two
-# events, Gradio (6.31) repeats the first one's data for the second (dispatch in its Blocks.js, "always_last"), or answers them in any order.
+# The timers that read the runs, here and on other machines, work while their tab is shown. The browser looks which one
+# that is: of two events, Gradio (6.31) repeats the first one's data for the second (dispatch in its Blocks.js,
+# "always_last"), or answers them in any order.
 WATCH = f"""async () => {{
   await new Promise((done) => setTimeout(done)); // until the tab is drawn
   const shown = document.querySelector('#tabs [role=tab][aria-selected=true]')?.textContent.trim();
@@ -110,9 +111,9 @@ class Page(gr.Blocks):
     """Gradio's page with a smaller config, which each visit downloads."""
 
     def get_config_file(self) -> Any:
-        """The config without the digests of the components' classes, which Gradio needs only for components of other packages,
-        without what describes the components to users of an API, because every event of this page is private, and without what
-        means the same when it is absent."""
+        """The config without the digests of the components' classes, which Gradio needs only for components of other
+        packages, without what describes the components to users of an API, because every event of this page is private,
+        and without what means the same when it is absent."""
         config = super().get_config_file()
         for component in config["components"]:
             component["component_class_id"] = component["type"]
@@ -123,8 +124,8 @@ class Page(gr.Blocks):
         return config
 
     async def postprocess_data(self, block_fn: Any, predictions: Any, state: Any) -> list[Any]:
-        """What Gradio sends for the values that an event returned. Gradio makes the component of each `gr.skip()` anew, and the
-        page's timer skips nearly all of them each second; here such an output costs nothing."""
+        """What Gradio sends for the values that an event returned. Gradio makes the component of each `gr.skip()` anew,
+        and the page's timer skips nearly all of them each second; here such an output costs nothing."""
         outputs = block_fn.outputs
         several = isinstance(predictions, list | tuple) and len(predictions) == len(outputs) > 1
         kept = (

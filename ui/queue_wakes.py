@@ -1,8 +1,9 @@
 """Gradio's queue, woken by its events instead of a clock.
 
-Its two loops (`Queue.start_processing` and `start_progress_updates`, gradio/queueing.py) look for work every millisecond and
-every ten, which takes a tenth of a core for a page that nobody uses. Longer pauses delay every answer. So the loops run as
-they are, and only their `asyncio.sleep` is another one: with nothing to do, it ends when an event is pushed.
+Its two loops (`Queue.start_processing` and `start_progress_updates`, gradio/queueing.py) look for work every
+millisecond and every ten, which takes a tenth of a core for a page that nobody uses. Longer pauses delay every answer.
+So the loops run as they are, and only their `asyncio.sleep` is another one: with nothing to do, it ends when an event
+is pushed.
 """
 
 import asyncio

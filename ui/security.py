@@ -1,9 +1,10 @@
 """Which requests reach the page, and with which headers its answers leave.
 
-A request can start programs on this machine, and any website can make its visitor's browser send requests here: under its
-own host name (DNS rebinding), from another origin (a form needs no permission), or inside a frame. So each request must name
-a known host, come from this page itself, carry the token or a login (ui/login.py), use a route that the page needs, and end
-within a size limit. The class is the outermost layer, in front of Gradio's own CORS answers. It buffers only the page itself.
+A request can start programs on this machine, and any website can make its visitor's browser send requests here: under
+its own host name (DNS rebinding), from another origin (a form needs no permission), or inside a frame. So each request
+must name a known host, come from this page itself, carry the token or a login (ui/login.py), use a route that the page
+needs, and end within a size limit. The class is the outermost layer, in front of Gradio's own CORS answers. It buffers
+only the page itself.
 """
 
 import ipaddress
@@ -103,8 +104,8 @@ HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
 CLOSED = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-# Gradio makes functions from text ('unsafe-eval') and style attributes ('unsafe-inline'). A script element needs the nonce,
-# so markup that gets into the page by a fault runs no script.
+# Gradio makes functions from text ('unsafe-eval') and style attributes ('unsafe-inline'). A script element needs the
+# nonce, so markup that gets into the page by a fault runs no script.
 PAGE_POLICY = (
     "default-src 'self'; script-src 'self' 'nonce-{nonce}' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; object-src 'none'; base-uri 'self'; "

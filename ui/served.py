@@ -1,8 +1,8 @@
 """Which files of the data folders the page sends, and as what.
 
-A file that was uploaded or written by a trainer can contain anything. Only a known image is shown by the browser; everything
-else in the table is a download. Gradio itself would send an uploaded .html or .svg as a page of this origin, whose script
-could then do all that the user can. Gradio's own route for files is not reachable.
+A file that was uploaded or written by a trainer can contain anything. Only a known image is shown by the browser;
+everything else in the table is a download. Gradio itself would send an uploaded .html or .svg as a page of this origin,
+whose script could then do all that the user can. Gradio's own route for files is not reachable.
 """
 
 import os

@@ -1,13 +1,14 @@
 """Gradio's stream of answers, which ends without losing one.
 
-The page gets the answers of its events from one stream (`queue/data`). Gradio's server ends the stream as soon as no event is
-pending, with the message `close_stream` (gradio/routes.py, sse_stream). An event that the page joins at that moment is lost: the
-page gets the answer to its `queue/join` while its stream still seems open, so it opens no other one, and then reads
-`close_stream`. The answer stays on the server until some later event opens a stream.
+The page gets the answers of its events from one stream (`queue/data`). Gradio's server ends the stream as soon as no
+event is pending, with the message `close_stream` (gradio/routes.py, sse_stream). An event that the page joins at that
+moment is lost: the page gets the answer to its `queue/join` while its stream still seems open, so it opens no other
+one, and then reads `close_stream`. The answer stays on the server until some later event opens a stream.
 
-This class sits between the page's guard and Gradio. It keeps the stream open for LINGER_S after the last answer, and lets Gradio
-continue in it when an event is joined meanwhile. Then it ends the stream, and an event that is joined within HOLD_S gets its
-answer to `queue/join` after that time: so the page reads the end first, and opens a new stream. It reads only Gradio's
+This class sits between the page's guard and Gradio. It keeps the stream open for LINGER_S after the last answer, and
+lets Gradio continue in it when an event is joined meanwhile. Then it ends the stream, and an event that is joined
+within HOLD_S gets its answer to `queue/join` after that time: so the page reads the end first, and opens a new stream.
+It reads only Gradio's
 protocol: addresses, `session_hash` and `close_stream`.
 """
 

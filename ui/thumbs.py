@@ -1,7 +1,7 @@
 """Small pictures of a run's samples for the page: `GET /thumbs/RUN/FILE`, at most THUMB pixels wide and high.
 
-The guard (ui/security.py) and the login apply. A name in the address is compared with the names that exist and never becomes a path
-by itself.
+The guard (ui/security.py) and the login apply. A name in the address is compared with the names that exist and never
+becomes a path by itself.
 """
 
 import io

@@ -1,9 +1,9 @@
 """The token: a random text that lets its account, and no other account of this machine, use the page.
 
-Every user of a machine can connect to its loopback, so a port there protects nothing. As with Jupyter, the page needs a token
-that is in a file which only its account may read. The file is in the user's configuration folder and not in the data folder:
-accounts can share data, and a program finds the token whatever folder the server uses. It stays the same across restarts; a
-new one is made when the file is gone.
+Every user of a machine can connect to its loopback, so a port there protects nothing. As with Jupyter, the page needs a
+token that is in a file which only its account may read. The file is in the user's configuration folder and not in the
+data folder: accounts can share data, and a program finds the token whatever folder the server uses. It stays the same
+across restarts; a new one is made when the file is gone.
 """
 
 import contextlib

@@ -2,13 +2,13 @@
 
     python -m launch store agent FOLDER [--adopted]
 
-Decision: three threads, because none may wait for another's network call. `Agent.serve` obeys the monitor, whose end it sees
-as the end of its standard input; `keep_lease` renews the lease and exchanges the small files of a fleet's page; `copy` pushes.
-All three report in `store.json`. Every call to the store has an end (places.py), and one that fails is tried again: nothing
-here can stop the training, except the lease when another machine takes it.
+Decision: three threads, because none may wait for another's network call. `Agent.serve` obeys the monitor, whose end it
+sees as the end of its standard input; `keep_lease` renews the lease and exchanges the small files of a fleet's page;
+`copy` pushes. All three report in `store.json`. Every call to the store has an end (places.py), and one that fails is
+tried again: nothing here can stop the training, except the lease when another machine takes it.
 
-What is copied is decided by what is there now, not by a queue: when copying is slower than saving, older checkpoints are
-skipped. A push is cut short only by an order to copy everything now, which begins with the newest files.
+What is copied is decided by what is there now, not by a queue: when copying is slower than saving, older checkpoints
+are skipped. A push is cut short only by an order to copy everything now, which begins with the newest files.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class Report:
 
 
 class Agent:
-    """The agent of the run in `folder`. `place`: the run's folder in the store; `small`: the same over a connection of its own,
-    which no long copy disturbs. `adopted`: the training runs already."""
+    """The agent of the run in `folder`. `place`: the run's folder in the store; `small`: the same over a connection of
+    its own, which no long copy disturbs. `adopted`: the training runs already."""
 
     def __init__(self, folder: Path, place: Place, small: Place, report: Report, limits: config.Section, adopted: bool):
         self.folder = folder

@@ -1,11 +1,11 @@
 """Copies a run's files to its store, and deletes old copies there.
 
-A push writes what the store lacks, the largest last; lists it again, because a store may lose what it had confirmed; and then
-writes the manifest. Each write happens only while the lease is held. So a push that is killed at any point leaves the store
-with its earlier manifest, which is complete, and the next push sends only what is missing.
+A push writes what the store lacks, the largest last; lists it again, because a store may lose what it had confirmed;
+and then writes the manifest. Each write happens only while the lease is held. So a push that is killed at any point
+leaves the store with its earlier manifest, which is complete, and the next push sends only what is missing.
 
-Pruning keeps the two newest manifests that are complete and all that they name. It deletes only contents that were in the store
-before the push began, so nothing that another writer is just sending.
+Pruning keeps the two newest manifests that are complete and all that they name. It deletes only contents that were in
+the store before the push began, so nothing that another writer is just sending.
 """
 
 import contextlib

@@ -1,15 +1,17 @@
 """The file systems that keep a store, each by fsspec: a folder, sftp://, s3://, gs://, az://, hf://buckets/OWNER/NAME.
 
-PROTOCOLS has a row for each. A call here is one attempt: it neither repeats nor limits itself, which `places.Place` does. It may
-raise OSError (FileNotFoundError: no such name; FileExistsError: only from `create`) and `failures`.
+PROTOCOLS has a row for each. A call here is one attempt: it neither repeats nor limits itself, which `places.Place`
+does. It may raise OSError (FileNotFoundError: no such name; FileExistsError: only from `create`) and `failures`.
 
-A file is visible completely or not at all. An object store shows an object when its upload is complete; elsewhere a file is
-written under a hidden name, and renamed. `create` is one atomic request where the protocol has one (`conditional`), so that only one
-of several machines can win. Azure's library and the hub's buckets have none, and some servers that speak S3 ignore the condition:
-two machines may both create a file there, which a lease looks for afterwards.
+A file is visible completely or not at all. An object store shows an object when its upload is complete; elsewhere a
+file is written under a hidden name, and renamed. `create` is one atomic request where the protocol has one
+(`conditional`), so that only one of several machines can win. Azure's library and the hub's buckets have none, and some
+servers that speak S3 ignore the condition: two machines may both create a file there, which a lease looks for
+afterwards.
 
-Nothing that was listed is cached: another machine writes here too. Credentials come from where the libraries look for them:
-AWS_… variables and ~/.aws, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_…, ~/.ssh/config and the SSH agent, `hf auth login`.
+Nothing that was listed is cached: another machine writes here too. Credentials come from where the libraries look for
+them: AWS_… variables and ~/.aws, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_…, ~/.ssh/config and the SSH agent, `hf
+auth login`.
 """
 
 import contextlib
@@ -165,8 +167,8 @@ class Files:
     def _stream(self, fs: Any, name: str, source: str, meter: Meter) -> None:
         """Send a large file in parts; it is visible when the last has arrived.
 
-        The meter waits in this thread. In a callback of put_file it would stop the one event loop that all of fsspec's calls
-        share, and with it the renewal of a lease.
+        The meter waits in this thread. In a callback of put_file it would stop the one event loop that all of fsspec's
+        calls share, and with it the renewal of a lease.
         """
         target = fs.open(name, "wb", block_size=CHUNK)
         try:
@@ -284,9 +286,9 @@ class Tree(Files):
     def create(self, name: str, data: bytes) -> None:
         """Write a new file.
 
-        A folder: linked to its name, which fails where the name exists (link(2)), also on NFS, where O_EXCL alone leaves an
-        empty file for a moment. SFTP and file systems without links: opened exclusively; a writer that stops in the middle
-        leaves a short file, which readers take for a damaged one.
+        A folder: linked to its name, which fails where the name exists (link(2)), also on NFS, where O_EXCL alone
+        leaves an empty file for a moment. SFTP and file systems without links: opened exclusively; a writer that stops
+        in the middle leaves a short file, which readers take for a damaged one.
         """
         if self.scheme == "file":
             with self._written(name, data, lambda count: None) as (fs, temporary):

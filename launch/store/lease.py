@@ -1,19 +1,23 @@
 """The lease of a run: which one of several machines may write its store.
 
-A claim is a file `lease/NUMBER.json`, and the highest number counts. Taking the lease is creating the next number, which only
-one machine can (compare-and-swap). A holder rewrites its claim with a growing beat; a claim whose bytes have not changed for
-its period, by the watcher's own clock, has expired: no two clocks are compared. The number is a fencing number: it is part of
-every manifest's name, and readers prefer the highest, so that what a machine writes after it lost the lease is never used.
+A claim is a file `lease/NUMBER.json`, and the highest number counts. Taking the lease is creating the next number,
+which only one machine can (compare-and-swap). A holder rewrites its claim with a growing beat; a claim whose bytes have
+not changed for its period, by the watcher's own clock, has expired: no two clocks are compared. The number is a fencing
+number: it is part of every manifest's name, and readers prefer the highest, so that what a machine writes after it lost
+the lease is never used.
 
-Two machines never hold the lease at one moment, not only never with one number. A holder counts its period from *before* it
-wrote its beat, and looks for a higher number after it. So a claim that follows an expired one starts to hold only a period
-after it was created: by then the earlier holder has seen it, or its own period is over. (Leases by time are from Gray and
-Cheriton, 1989; fencing numbers as in Kleppmann, "How to do distributed locking", 2016.) No wait is needed after a claim that was
-released, or whose process is known to be dead: it ran on this machine since the same boot, and its process ID is gone.
+Two machines never hold the lease at one moment, not only never with one number. A holder counts its period from
+*before* it wrote its beat, and looks for a higher number after it. So a claim that follows an expired one starts to
+hold only a period
+after it was created: by then the earlier holder has seen it, or its own period is over. (Leases by time are from Gray
+and Cheriton, 1989; fencing numbers as in Kleppmann, "How to do distributed locking", 2016.) No wait is needed after a
+claim that was released, or whose process is known to be dead: it ran on this machine since the same boot, and its
+process ID is gone.
 
-Where a place has no conditional write, two machines can create one number. Each reads its claim again after `settle_s`, and the
-one whose claim was replaced gives way. One whose request takes longer than that is seen at the next renewal only: until then
-both may train, and what they write has one fencing number. So one machine is the rule there, not a guarantee.
+Where a place has no conditional write, two machines can create one number. Each reads its claim again after `settle_s`,
+and the one whose claim was replaced gives way. One whose request takes longer than that is seen at the next renewal
+only: until then both may train, and what they write has one fencing number. So one machine is the rule there, not a
+guarantee.
 """
 
 import json
@@ -150,8 +154,9 @@ def take_away(place: Place, claim: Claim) -> None:
 class Lease:
     """The lease of the run in `place`. `poll` does the work, a few calls each time; `valid` tells whether to write now.
 
-    Call `poll` at least three times a period, from one thread. `state`: waiting (another machine holds it, see `holder`),
-    claimed (about to hold), held, unreachable (held, but the store has not answered for a period: write nothing), lost (another
+    Call `poll` at least three times a period, from one thread. `state`: waiting (another machine holds it, see
+    `holder`), claimed (about to hold), held, unreachable (held, but the store has not answered for a period: write
+    nothing), lost (another
     machine took it: stop), released.
     """
 
@@ -164,8 +169,8 @@ class Lease:
         clock: Callable[[], float] = boot_clock,
         dead: Callable[[Owner], bool] = is_dead,
     ):
-        """settle_s: how long a claim is left before it is read again; by default a 30th of the period, or a sixth where the
-        place has no conditional write. clock: seconds; its zero does not matter."""
+        """settle_s: how long a claim is left before it is read again; by default a 30th of the period, or a sixth where
+        the place has no conditional write. clock: seconds; its zero does not matter."""
         # Not less than a connection takes on a busy machine: it is made anew after a failure. `valid` does not depend on it.
         self.place = place.limited(call_s=max(3.0, period_s / 6), tries=3, first_wait_s=period_s / 240)
         self.owner = owner or this_owner()

@@ -1,13 +1,13 @@
 """What belongs to a run at one moment: names, sizes and SHA-256 of its files. A manifest is a file of the store.
 
-Decision: the contents of files are stored under their SHA-256, so that what did not change is not sent again and equal files
-are stored once. A manifest is written after everything it names. It is named `manifests/LEASE-NUMBER.json`; the newest is the
-one with the highest lease, then the highest number. So a machine that lost the lease cannot replace what its successor wrote,
-however late its write arrives.
+Decision: the contents of files are stored under their SHA-256, so that what did not change is not sent again and equal
+files are stored once. A manifest is written after everything it names. It is named `manifests/LEASE-NUMBER.json`; the
+newest is the one with the highest lease, then the highest number. So a machine that lost the lease cannot replace what
+its successor wrote, however late its write arrives.
 
-Only complete states count: those whose guard file (guards/checkpoint.py) names every file with its hash. Hashes are kept by
-size and time of change, so that no file is read twice. A manifest comes from another machine: its names must be those of
-a run's files, and relative.
+Only complete states count: those whose guard file (guards/checkpoint.py) names every file with its hash. Hashes are
+kept by size and time of change, so that no file is read twice. A manifest comes from another machine: its names must be
+those of a run's files, and relative.
 """
 
 import hashlib

@@ -156,8 +156,8 @@ class Place:
     def create(self, name: str, data: bytes) -> bool:
         """Write a file that does not exist; False when it exists and holds something else.
 
-        A call that is repeated after an unclear failure finds its own file: the contents are compared, so they must differ
-        between callers. Where `conditional` is False, two callers may both get True.
+        A call that is repeated after an unclear failure finds its own file: the contents are compared, so they must
+        differ between callers. Where `conditional` is False, two callers may both get True.
 
         Raises Refused, Unavailable: it is not known whether the file was written.
         """
@@ -275,8 +275,8 @@ class _Pace:
 def _bounded(work: Callable[[Callable[[], None]], T], idle_s: float, what: str) -> T:
     """The result of `work(tick)`. TimeoutError when neither it returned nor `tick` was called for `idle_s`.
 
-    The thread of a call that hangs is abandoned: nothing can interrupt a read of a dead mount. It is a daemon, so that the
-    process can end.
+    The thread of a call that hangs is abandoned: nothing can interrupt a read of a dead mount. It is a daemon, so that
+    the process can end.
     """
     moved = [time.monotonic()]
     result: list[T] = []

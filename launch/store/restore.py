@@ -1,8 +1,8 @@
 """Restores a run from its store: into an empty folder, or into one that is behind.
 
-Everything is fetched to a hidden folder first, and each hash is compared. A manifest with a damaged or missing file is passed
-over for the one before it. Then the files are renamed into the run's folder, `run.toml` last: a folder without it is no run,
-so a restore that is killed is simply repeated, and keeps what it had fetched.
+Everything is fetched to a hidden folder first, and each hash is compared. A manifest with a damaged or missing file is
+passed over for the one before it. Then the files are renamed into the run's folder, `run.toml` last: a folder without
+it is no run, so a restore that is killed is simply repeated, and keeps what it had fetched.
 
 This machine's newer work wins: where its newest complete state is as far as the store's, nothing of the run is changed.
 What is rendered from the run's job (the script, the data-set file) holds paths, so it is rendered again for this machine.

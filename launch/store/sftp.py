@@ -1,7 +1,7 @@
 """fsspec's file system over SFTP, with three changes, and the login of ~/.ssh/config.
 
-An unknown host key is refused, because the store's contents and the login would go to whoever answers: `ssh HOST` once adds the
-key to known_hosts. Every answer has a limit. A piece is read by several requests at once.
+An unknown host key is refused, because the store's contents and the login would go to whoever answers: `ssh HOST` once
+adds the key to known_hosts. Every answer has a limit. A piece is read by several requests at once.
 """
 
 import contextlib

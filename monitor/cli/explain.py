@@ -1,7 +1,7 @@
 """What one process does and waits for, for `monitor diagnose PID` and the page's "Explain this process".
 
-It disturbs nothing: no signal, no stop. Only processes of the same user are explained, because another user's are none of the page's
-business, and the kernel refuses most of it anyway.
+It disturbs nothing: no signal, no stop. Only processes of the same user are explained, because another user's are none
+of the page's business, and the kernel refuses most of it anyway.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """`python -m monitor metrics`: every run's status as Prometheus text at http://127.0.0.1:PORT/metrics.
 
-One server reads the status files of all runs, instead of a port in every monitor: the monitors stay small, a scrape cannot
-delay one, and a run whose monitor is dead is reported too.
+One server reads the status files of all runs, instead of a port in every monitor: the monitors stay small, a scrape
+cannot delay one, and a run whose monitor is dead is reported too.
 """
 
 import http.server

@@ -1,8 +1,8 @@
 """Messages to people (mail, Discord, Slack, Telegram, ntfy…) through apprise, on the events they asked for.
 
 The addresses are secrets (they contain tokens): they are in one file of the user's own that others must not read, and
-nowhere else, not in a log, a status, an argument or an environment. A subprocess sends: apprise is large, and a mail server
-that does not answer must not stop the monitor.
+nowhere else, not in a log, a status, an argument or an environment. A subprocess sends: apprise is large, and a mail
+server that does not answer must not stop the monitor.
 
 `notify.toml` in the user's configuration folder (`HANGPROOF_NOTIFY` names another):
 

@@ -1,7 +1,7 @@
 """What a person asks of a run under way: sample images, a checkpoint, a pause, and to go on.
 
-Sample images and checkpoints are requested of the training itself (guards/step_requests.py), between two steps; a pause is a
-stop of the monitor's with another name for its end. The functions with a folder are also those of the page.
+Sample images and checkpoints are requested of the training itself (guards/step_requests.py), between two steps; a pause
+is a stop of the monitor's with another name for its end. The functions with a folder are also those of the page.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Are the steps slower than this run's usual ones? A pure decision over the durations of steps.
 
-Decision: nearly all steps of a window of `window_s` seconds and six steps, not their mean. One slow step (a sample, a save, the start of an
-epoch's workers, a laptop that slept) changes a mean and decides nothing here. The limit is above the run's own median and above
-its slowest twentieth: a run with images of several sizes has steps of several speeds. What is usual comes from all steps since the
-run began, thinned out evenly, and of these from the first half: a speed that falls slowly must not become the usual one. Steps of a
-slow time never count as usual.
+Decision: nearly all steps of a window of `window_s` seconds and six steps, not their mean. One slow step (a sample, a
+save, the start of an epoch's workers, a laptop that slept) changes a mean and decides nothing here. The limit is above
+the run's own median and above
+its slowest twentieth: a run with images of several sizes has steps of several speeds. What is usual comes from all
+steps since the run began, thinned out evenly, and of these from the first half: a speed that falls slowly must not
+become the usual one. Steps of a slow time never count as usual.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ Decision: progress is a completed step, a counted item of a phase, a new phase. 
 progress. In the step phase items do not count: a healthy inner loop must not hide that no step completes (a bug of
 nvidia-resiliency-ext 0.4.1).
 
-A smaller item count in the same phase is a new loop (tqdm starts at 1 for each), hence progress, at a pace of its own. So
-that a count that flips between two values does not run for ever, a phase is hung once MAX_LOOPS loops and
+A smaller item count in the same phase is a new loop (tqdm starts at 1 for each), hence progress, at a pace of its own.
+So that a count that flips between two values does not run for ever, a phase is hung once MAX_LOOPS loops and
 `between_steps_s` have passed since its count last exceeded the highest of the visit. Neither bound is enough alone: the
 second pass over a big data set takes hours and exceeds nothing; a few tiny data sets begin many loops within seconds.
 
-In a group, ranks in a step wait for one that saves, samples, caches or loads. They are judged with the T of that phase, and its
-progress is theirs; the wait is no duration of a step.
+In a group, ranks in a step wait for one that saves, samples, caches or loads. They are judged with the T of that phase,
+and its progress is theirs; the wait is no duration of a step.
 
 Time is measured on the awake clock: a gap between two observations (a suspended machine, a stopped or starved monitor)
 advances it by one poll interval at most. Names in `_at` are moments of this clock.

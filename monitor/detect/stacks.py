@@ -1,9 +1,9 @@
 """Stacks of every thread of a stuck process, from two sources that still work when it is stuck.
 
-faulthandler (SIGUSR2, registered by the guards) is C code: it answers while another thread holds the GIL, but it shows no
-C frames, and only guarded processes have it. py-spy reads memory from outside: it shows any Python process, needs the
-right to do so (ptrace), and runs with `--nonblocking`, because a stop of a process in uninterruptible sleep would stop
-py-spy too.
+faulthandler (SIGUSR2, registered by the guards) is C code: it answers while another thread holds the GIL, but it shows
+no C frames, and only guarded processes have it. py-spy reads memory from outside: it shows any Python process, needs
+the right to do so (ptrace), and runs with `--nonblocking`, because a stop of a process in uninterruptible sleep would
+stop py-spy too.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _SPY_FRAME = re.compile(r"^    (?P<name>\S+) \((?P<file>.+?):(?P<line>\d+)\)$") 
 def dump(heartbeats: Path, processes: Iterable[tuple[int, float]], wait_s: float) -> dict[int, str]:
     """The stacks of every thread of these (pid, start), by pid, from SIGUSR2 to all of them at once.
 
-    Left out: a process that has no stacks file or does not catch SIGUSR2 (it would die of the signal), one that is stopped
-    or in uninterruptible sleep, and one that does not answer within `wait_s`.
+    Left out: a process that has no stacks file or does not catch SIGUSR2 (it would die of the signal), one that is
+    stopped or in uninterruptible sleep, and one that does not answer within `wait_s`.
     """
     waiting: dict[int, tuple[int, int, float]] = {}  # pid -> size of its file before the signal, and now, seen since
     for pid, start in processes:

@@ -1,8 +1,8 @@
 """From evidence to a probable cause by a table, `causes.toml`: the first row that matches decides.
 
 A row matches when each of its conditions holds; a list holds when one of its entries does. `stack` is a pattern for a
-`file.py:function` of the main thread of the rank in question (other threads always wait somewhere), `log` and `note` are
-regular expressions, `host` is one of `facts`; the others are values of the evidence.
+`file.py:function` of the main thread of the rank in question (other threads always wait somewhere), `log` and `note`
+are regular expressions, `host` is one of `facts`; the others are values of the evidence.
 """
 
 from __future__ import annotations

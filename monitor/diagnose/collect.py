@@ -1,7 +1,8 @@
 """Collects the evidence on a hung or dead run without waiting for its processes.
 
-Reads only /proc, the kernel's counters and files of the monitor; stacks are collected beforehand (`detect/probe.py`). What
-cannot be read (no /proc/meminfo on gVisor, no permission for the kernel log, an I/O error) is named in `Evidence.missing`
+Reads only /proc, the kernel's counters and files of the monitor; stacks are collected beforehand (`detect/probe.py`).
+What cannot be read (no /proc/meminfo on gVisor, no permission for the kernel log, an I/O error) is named in
+`Evidence.missing`
 and never an exception: evidence explains a failure, but the restart does not depend on it.
 """
 
@@ -114,8 +115,8 @@ def of_hang(
 ) -> Evidence:
     """The evidence on a hung run.
 
-    `outcome` is rank 0's ("running" or "" while it has none), `exit_note` belongs to it. `slow_reason` is why the monitor
-    waited longer than the limit, "" if it did not.
+    `outcome` is rank 0's ("running" or "" while it has none), `exit_note` belongs to it. `slow_reason` is why the
+    monitor waited longer than the limit, "" if it did not.
     """
     slow = [f"the run was slow before it hung: {slow_reason}"] if slow_reason else []
     step, signs = verdict.step or scope.best_step, [*verdict.evidence, *slow]

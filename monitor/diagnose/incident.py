@@ -1,8 +1,8 @@
 """An incident's folder: `incident.json` for programs, `report.md` for people, stacks and log tail as they were.
 
-The first half of the report needs no knowledge of the monitor, the details come last. Text from outside (log lines, process
-names, the kernel log) is escaped and cannot change its structure. An incident outlives its monitor: `load` returns what
-`save` has written.
+The first half of the report needs no knowledge of the monitor, the details come last. Text from outside (log lines,
+process names, the kernel log) is escaped and cannot change its structure. An incident outlives its monitor: `load`
+returns what `save` has written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The rank report as text: verdict, rank × check point, stacks side by side, environment.
 
-One text serves the terminal and, indented as a block of code, the incident's report. When each check point was reached is in
-the JSON.
+One text serves the terminal and, indented as a block of code, the incident's report. When each check point was reached
+is in the JSON.
 """
 
 from __future__ import annotations

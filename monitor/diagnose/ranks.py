@@ -1,9 +1,9 @@
 """Which rank is stuck, and where: a pure decision over the ranks' records, their main threads' stacks and their states.
 
-Decision: the rank that others wait for is never one that waits itself. A rank waits when the innermost frame of its main
-thread belongs to a collective operation; a frame further out is not enough, because a rank can hang inside of one. Only
-then do the counters decide: steps, check points, phases, and last how long each has been silent. Where the evidence does
-not tell, nobody is accused.
+Decision: the rank that others wait for is never one that waits itself. A rank waits when the innermost frame of its
+main thread belongs to a collective operation; a frame further out is not enough, because a rank can hang inside of one.
+Only then do the counters decide: steps, check points, phases, and last how long each has been silent. Where the
+evidence does not tell, nobody is accused.
 
 A rank is a dictionary, as `facts` makes it of a heartbeat: it is stored in the incident, and goes from node to node.
 """
@@ -133,9 +133,10 @@ def _in_step(rank: Rank) -> bool:
 def culprit(ranks: list[Rank], stacks: Mapping[int, str], stopped: Iterable[int] = ()) -> Rank | None:
     """The rank that the others wait for; None where there is one rank only, or the evidence does not tell.
 
-    stopped: pids that a signal has stopped. In this order: the one that failed; is stopped; dead; not there; behind in steps; the
-    only one that does not wait in a collective operation; of several of these the one that certainly does not, that is behind
-    in check points, that saves, samples or validates while the others train, that has been silent longest.
+    stopped: pids that a signal has stopped. In this order: the one that failed; is stopped; dead; not there; behind in
+    steps; the only one that does not wait in a collective operation; of several of these the one that certainly does
+    not, that is behind in check points, that saves, samples or validates while the others train, that has been silent
+    longest.
     """
     if len(ranks) < 2:
         return None

@@ -4,9 +4,10 @@ A run that waits holds a ticket, a locked file named by the time it was queued. 
 the GPU's lock. The training's shell inherits that lock, so a GPU stays taken while a killed monitor's training lives.
 `HANGPROOF_GPUS` names the GPUs to lock ("" for none); else `CUDA_VISIBLE_DEVICES`; else the first, where there is one.
 
-The files are in one folder for all accounts of the machine, whatever TMPDIR says, and have the GPU's UUID in their names: "0"
-and its UUID are one GPU. An index counts as NVML and nvidia-smi do, by PCI bus. The folder is one that everybody may write to
-and nobody else's files may be removed from, so each file is opened as what somebody else may have put there (locks.py).
+The files are in one folder for all accounts of the machine, whatever TMPDIR says, and have the GPU's UUID in their
+names: "0" and its UUID are one GPU. An index counts as NVML and nvidia-smi do, by PCI bus. The folder is one that
+everybody may write to and nobody else's files may be removed from, so each file is opened as what somebody else may
+have put there (locks.py).
 """
 
 import contextlib
@@ -51,8 +52,8 @@ def shared_folder() -> Path:
 def lock_names(devices: Sequence[str], gpus: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The names of the devices' locks, each with its device: the UUID where the driver lists it, else the device's own name.
 
-    A device is an index, a UUID or the beginning of one, as in `CUDA_VISIBLE_DEVICES`. A GPU that is divided (MIG) stands for the
-    first of its parts, which is all that CUDA uses of it.
+    A device is an index, a UUID or the beginning of one, as in `CUDA_VISIBLE_DEVICES`. A GPU that is divided (MIG)
+    stands for the first of its parts, which is all that CUDA uses of it.
 
     Args:
         gpus: the driver's list (nvml.take), in its order.

@@ -1,8 +1,8 @@
 """OS file locks: one monitor a run, one run a GPU. The kernel releases them when the holder dies, by SIGKILL too.
 
-A killed holder leaves a pid file behind, and a reused pid makes it look alive; hence `flock` (Windows: `msvcrt.locking`).
-A lock file is only removed by whoever holds its lock, and `acquire` checks that the file it locked is still at the path:
-else two processes could hold locks on two files of one name.
+A killed holder leaves a pid file behind, and a reused pid makes it look alive; hence `flock` (Windows:
+`msvcrt.locking`). A lock file is only removed by whoever holds its lock, and `acquire` checks that the file it locked
+is still at the path: else two processes could hold locks on two files of one name.
 """
 
 import contextlib
@@ -80,8 +80,8 @@ class Lock:
 def _open_shared(path: Path) -> int:
     """Open the file of a lock that every account may take; made when missing. OSError: something else is in its place.
 
-    Made and opened in two steps, because Linux (fs.protected_regular) refuses to open with O_CREAT what another account made
-    in such a folder. A link there could lead to a file of ours, which must not be changed.
+    Made and opened in two steps, because Linux (fs.protected_regular) refuses to open with O_CREAT what another account
+    made in such a folder. A link there could lead to a file of ours, which must not be changed.
     """
     flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:

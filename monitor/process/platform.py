@@ -1,8 +1,9 @@
 """What the operating system does for the monitor. Only this module knows which system it is.
 
 On Linux it reads /proc directly: psutil costs ten times as much, and the monitor runs all day. A process is identified
-by (pid, start), and `start` never changes while it lives: on Linux it is clock ticks since boot, because a creation time
-in wall-clock seconds moves when somebody sets the clock. A process that is gone is an answer, one that cannot be read is
+by (pid, start), and `start` never changes while it lives: on Linux it is clock ticks since boot, because a creation
+time in wall-clock seconds moves when somebody sets the clock. A process that is gone is an answer, one that cannot be
+read is
 an OSError: a monitor that mistakes "no free descriptor" for "dead" would start a second trainer.
 """
 
@@ -159,8 +160,8 @@ def private_bytes(pid: int) -> int:
 def send(pid: int, start: float, number: int) -> bool:
     """Send a signal to exactly this process; False when it is gone. OSError: not permitted, or it cannot be read.
 
-    Where the system has it, through a pidfd: opened before the start time is compared, it can only reach that process. Without
-    one (an old kernel, no free descriptor), a process number that is used again in between could be hit.
+    Where the system has it, through a pidfd: opened before the start time is compared, it can only reach that process.
+    Without one (an old kernel, no free descriptor), a process number that is used again in between could be hit.
     """
     handle = -1
     try:
@@ -291,9 +292,9 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-# The monitor's beat, by which its keeper judges it: a byte in a pipe, every other second that its loop turns. A pipe needs no
-# disk, which may be what the monitor is stuck on, and its end tells the keeper at once that the monitor has ended. Only the loop
-# and the waits inside it beat, no thread does: a monitor that is alive and stuck is silent.
+# The monitor's beat, by which its keeper judges it: a byte in a pipe, every other second that its loop turns. A pipe
+# needs no disk, which may be what the monitor is stuck on, and its end tells the keeper at once that the monitor has
+# ended. Only the loop and the waits inside it beat, no thread does: a monitor that is alive and stuck is silent.
 BEAT_S = 2.0
 _beats = {"pipe": -1.0, "sent_s": -1e9}
 

@@ -163,8 +163,9 @@ def with_environment(name: str, value: str) -> list[ProcessInfo]:
 def _values(name: str) -> list[tuple[ProcessInfo, str]]:
     """(process, value) of every living process but us whose environment has `name`.
 
-    Under RUN only what an attempt has started counts, which has a random token besides: a shell may export the other, and what
-    it starts is not ours to kill. Of a run on several machines, those of another one are left out: two may be nodes of one host.
+    Under RUN only what an attempt has started counts, which has a random token besides: a shell may export the other,
+    and what it starts is not ours to kill. Of a run on several machines, those of another one are left out: two may be
+    nodes of one host.
     """
     prefix, token = f"{name}=".encode(), f"{TOKEN}=".encode()
     found = []

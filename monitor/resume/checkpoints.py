@@ -1,9 +1,10 @@
 """Which checkpoint to resume from: the newest that verifies. Bad ones are set aside by name, the last good one is kept.
 
-The check reads gigabytes and may import torch, so it runs in a subprocess, which ends when it makes no progress. It begins when a run is first
-suspected, and its result is kept by the content of the guard file: by the time the old processes are gone, the result is
-usually there. "Cannot be verified" is not "bad": a check that fails (no memory, broken torch, a disk that does not
-answer) is repeated with hashes alone, and if that fails too the state stays in place and the run does not start over.
+The check reads gigabytes and may import torch, so it runs in a subprocess, which ends when it makes no progress. It
+begins when a run is first suspected, and its result is kept by the content of the guard file: by the time the old
+processes are gone, the result is usually there. "Cannot be verified" is not "bad": a check that fails (no memory,
+broken torch, a disk that does not answer) is repeated with hashes alone, and if that fails too the state stays in place
+and the run does not start over.
 """
 
 from __future__ import annotations
@@ -141,8 +142,8 @@ def newest(folders: list[Path]) -> Path | None:
 def choose(folders: list[Path], verifier: Verifier, pause: Callable[[float], None] = time.sleep) -> ResumePoint:
     """The newest state of `folders` that verifies. Newer bad ones are set aside; older ones are left alone.
 
-    A state without a guard file was written by a trainer without our guards, or not completely: it is set aside only when
-    a guarded one exists beside it (this trainer does write guards), else it is skipped.
+    A state without a guard file was written by a trainer without our guards, or not completely: it is set aside only
+    when a guarded one exists beside it (this trainer does write guards), else it is skipped.
     """
     bad: list[tuple[Path, str]] = []
     unsure: list[tuple[Path, str]] = []

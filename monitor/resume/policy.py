@@ -1,10 +1,10 @@
 """Restart or stop: a pure rule over the failures so far. Progress counts, not restarts.
 
-A failure has a fingerprint (phase, step, cause). The first failure since new steps were made is answered at once: nothing
-is gained by waiting, and the time from the hang to the next new step is what a user pays. After that, waiting may help
-(another program's memory, a network), so 10 s, 20 s, 40 s … 300 s. The third failure with one fingerprint and no new step
-ends the run, unless its ladder still has a change to try. Ten restarts in all; ten minutes of new steps give back the ten
-and reset the waiting, so a run of three days with a hang an hour finishes.
+A failure has a fingerprint (phase, step, cause). The first failure since new steps were made is answered at once:
+nothing is gained by waiting, and the time from the hang to the next new step is what a user pays. After that, waiting
+may help (another program's memory, a network), so 10 s, 20 s, 40 s … 300 s. The third failure with one fingerprint and
+no new step ends the run, unless its ladder still has a change to try. Ten restarts in all; ten minutes of new steps
+give back the ten and reset the waiting, so a run of three days with a hang an hour finishes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """An attempt's script: the run's job (`job.json`) with the changes of the ladder, rendered by a subprocess.
 
-`python -m monitor.resume.script FOLDER …` is that subprocess, because a change needs the spec and so pydantic (20 MB), which
-the monitor does without; its last line is JSON. The rest of this file is the monitor's side, and the prewarming: while the
-run is healthy, the newest checkpoint is verified and the next script is rendered, so that neither (half a second each) delays
-a restart. The script is rendered with a stand-in for the state's name, which is known only at the restart; another job or a
-new change makes it stale, and then it is rendered again.
+`python -m monitor.resume.script FOLDER …` is that subprocess, because a change needs the spec and so pydantic (20 MB),
+which the monitor does without; its last line is JSON. The rest of this file is the monitor's side, and the prewarming:
+while the run is healthy, the newest checkpoint is verified and the next script is rendered, so that neither (half a
+second each) delays a restart. The script is rendered with a stand-in for the state's name, which is known only at the
+restart; another job or a new change makes it stale, and then it is rendered again.
 """
 
 from __future__ import annotations

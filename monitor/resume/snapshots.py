@@ -1,13 +1,13 @@
 """The run's snapshots in memory, seen from the monitor: their folder under /dev/shm, and the record to resume from.
 
-The monitor makes the folder before the first attempt, notes it in the RunState, and removes it when the run has ended and its
-newest record is on the disk. Folders of runs that are gone are removed when the next run makes its own. After a reboot there is
-none, and the disk decides. Containers may share this memory without seeing each other's files, so a folder of another mount
-namespace counts as in use until its monitor has been silent for `SILENT_S`.
+The monitor makes the folder before the first attempt, notes it in the RunState, and removes it when the run has ended
+and its newest record is on the disk. Folders of runs that are gone are removed when the next run makes its own. After a
+reboot there is none, and the disk decides. Containers may share this memory without seeing each other's files, so a
+folder of another mount namespace counts as in use until its monitor has been silent for `SILENT_S`.
 
-A record is judged like a checkpoint, and here without torch: complete, of this run and its settings, checksum right, numbers
-finite (which the trainer has looked at). A fault that may have damaged memory makes the records since then suspect, and after
-repeated failures without a new step only the disk is trusted.
+A record is judged like a checkpoint, and here without torch: complete, of this run and its settings, checksum right,
+numbers finite (which the trainer has looked at). A fault that may have damaged memory makes the records since then
+suspect, and after repeated failures without a new step only the disk is trusted.
 """
 
 from __future__ import annotations

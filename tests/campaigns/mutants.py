@@ -2,10 +2,10 @@
 
     python tests/campaigns/mutants.py [--seed 1] [--number 40] [--near] [--all] [--only 3,17] [--json]
 
-A mutant is one change: a comparison, `and` for `or`, a number, a condition that is negated, a call that is left out, a result that
-is dropped. It is tried with the tests of its module, then with those of its folder, then with every everyday test; `--all` adds the
-slow ones. About half a minute a mutant on two cores. Exit code 1 when fewer than 80 in 100 are caught, 2 when the tests fail without
-a mutant.
+A mutant is one change: a comparison, `and` for `or`, a number, a condition that is negated, a call that is left out, a
+result that is dropped. It is tried with the tests of its module, then with those of its folder, then with every
+everyday test; `--all` adds the slow ones. About half a minute a mutant on two cores. Exit code 1 when fewer than 80 in
+100 are caught, 2 when the tests fail without a mutant.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Journeys of the image: SIGTERM to the entry point, a page that dies, a pod with an empty disk, SkyPilot's job. And a bundle
-trains where there is only Python: no project, no home, no network.
+"""Journeys of the image: SIGTERM to the entry point, a page that dies, a pod with an empty disk, SkyPilot's job. And a
+bundle trains where there is only Python: no project, no home, no network.
 
     python -m pytest tests/campaigns/test_containers.py          6 minutes
 """

@@ -1,11 +1,12 @@
 """Killed at an epoch's end, one step before and one after, a run goes on as the undisturbed one: every loss, to the digit.
 
-A case is an undisturbed run and one that is ended ten times: by SIGKILL after a save by steps, a save by epochs or a snapshot in
-memory, and by a pause; at each of them before, at and after an epoch's end, in an order that the seed shuffles. All losses, the
-learning rates and the LoRA are compared. The runs of a family are forked from one process that has done its imports.
+A case is an undisturbed run and one that is ended ten times: by SIGKILL after a save by steps, a save by epochs or a
+snapshot in memory, and by a pause; at each of them before, at and after an epoch's end, in an order that the seed
+shuffles. All losses, the learning rates and the LoRA are compared. The runs of a family are forked from one process
+that has done its imports.
 
-The campaign: all families of a checkout, gradient accumulation 1 and 2, loaders without workers, with new ones each epoch, and
-with workers that stay. HANGPROOF_SEED repeats an order of the kills.
+The campaign: all families of a checkout, gradient accumulation 1 and 2, loaders without workers, with new ones each
+epoch, and with workers that stay. HANGPROOF_SEED repeats an order of the kills.
 
     python -m pytest -s tests/campaigns/test_epoch_ends.py [-k "sd-scripts and sdxl"]          3 hours
 """
@@ -221,8 +222,8 @@ def compare(trainer: str, name: str, accumulation: int, workers: str, points: li
 
 @pytest.mark.parametrize("trainer", ["sd-scripts", "musubi"])
 def test_a_state_of_two_processes_goes_on_in_one_with_the_order_of_its_epoch_with_workers_that_stay(trainer, tmp_path):
-    """Random numbers follow from the batch. The state of the other shape holds no order, so it is drawn: in the middle of an
-    epoch, and after its last step."""
+    """Random numbers follow from the batch. The state of the other shape holds no order, so it is drawn: in the middle
+    of an epoch, and after its last step."""
     name = {"sd-scripts": "flux", "musubi": tiny_musubi.Z_IMAGE}[trainer]
     run, seeds = family(trainer, name), {"HANGPROOF_BATCH_SEEDS": "1"}
     flags = {"max_train_epochs": "4", "gradient_accumulation_steps": "2", **WORKERS["stay"]}

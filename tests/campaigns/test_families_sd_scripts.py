@@ -26,8 +26,8 @@ def train(name, out, *more, env=(), **changed):
 
 @pytest.mark.parametrize("name", families.FAMILIES)
 def test_its_own_loader_reads_the_lora_and_a_sample_over_its_budget_is_skipped_in_its_own_loop(name, tmp_path):
-    """One step from a LoRA with a learning rate that is 0 in float32: the LoRA that is saved is the one that was read, to the
-    digit. Sample images have no time, and a hub accepts connections and never answers.
+    """One step from a LoRA with a learning rate that is 0 in float32: the LoRA that is saved is the one that was read,
+    to the digit. Sample images have no time, and a hub accepts connections and never answers.
 
     With --dim_from_weights the family's network module reads the file twice: for its shape, then for its weights.
     """

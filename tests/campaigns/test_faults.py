@@ -2,8 +2,8 @@
 
     python -m pytest tests/campaigns/test_faults.py          22 minutes on two free cores; HANGPROOF_SEED chooses the steps
 
-Each row is played twice: with snapshots in memory and the standby attempt, and with both turned off (`-k off`, `-k "not off"`).
-Rows that are about them are played once.
+Each row is played twice: with snapshots in memory and the standby attempt, and with both turned off (`-k off`, `-k "not
+off"`). Rows that are about them are played once.
 """
 
 from functools import partial

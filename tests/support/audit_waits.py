@@ -1,14 +1,15 @@
 """`python tests/support/audit_waits.py CHECKOUT [--against OTHER]`: the waits in kohya's trainers, and what ends each.
 
-For those who maintain the patches: after an update of a trainer it names the new waits, and exits with 1 while one is open.
-It reads the source of the scripts that presets start and of every module that they import; nothing is imported.
-data/wait_rules.tsv says which calls wait, COVERS which patch (sd_scripts_patches/registry.py) ends which of them: a patch
-counts only where its targets are in this checkout. What no patch names on the main thread is ended by the phase limit (guards/phase_limit.py). A wait
-of another thread is ended by what ends the wait for that thread in the same file; with none, it is open.
+For those who maintain the patches: after an update of a trainer it names the new waits, and exits with 1 while one is
+open. It reads the source of the scripts that presets start and of every module that they import; nothing is imported.
+data/wait_rules.tsv says which calls wait, COVERS which patch (sd_scripts_patches/registry.py) ends which of them: a
+patch counts only where its targets are in this checkout. What no patch names on the main thread is ended by the phase
+limit (guards/phase_limit.py). A wait of another thread is ended by what ends the wait for that thread in the same file;
+with none, it is open.
 
-It lists too much rather than too little: a listed function may never run. Not listed are waits that no call shows, such as
-`tensor.item()`. A function counts as one of another thread when its name is used only to start threads; where a name is used
-for two functions, one on the main thread is enough for both.
+It lists too much rather than too little: a listed function may never run. Not listed are waits that no call shows, such
+as `tensor.item()`. A function counts as one of another thread when its name is used only to start threads; where a name
+is used for two functions, one on the main thread is enough for both.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ INSIDE, MODULE, ANYWHERE = "inside", "module", "anywhere"
 class Cover:
     """What a patch ends: the waits of `kind` whose call matches `calls`, both for the whole name.
 
-    where: INSIDE the functions that its `targets` name (a deadline is around them); in the MODULE of such a target; ANYWHERE,
-    because the library's function that waits is the target.
+    where: INSIDE the functions that its `targets` name (a deadline is around them); in the MODULE of such a target;
+    ANYWHERE, because the library's function that waits is the target.
     """
 
     patch: str

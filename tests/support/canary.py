@@ -1,8 +1,8 @@
 """`python tests/support/canary.py OLD NEW`: does an update of a trainer train as before? 20 fixed-seed tiny steps in both.
 
-For those who pin a new commit of kohya's trainers. OLD and NEW are checkouts of one trainer, each optionally with its environment
-(`CHECKOUT@VENV`); `git worktree add` makes a checkout of an old commit. Both train the same tiny weights on the same images with
-the guards, one after the other. The losses say whether the update changed what is learned.
+For those who pin a new commit of kohya's trainers. OLD and NEW are checkouts of one trainer, each optionally with its
+environment (`CHECKOUT@VENV`); `git worktree add` makes a checkout of an old commit. Both train the same tiny weights on
+the same images with the guards, one after the other. The losses say whether the update changed what is learned.
 
 Exit codes: 0 equal within the tolerance, 1 not, 2 wrong usage.
 """

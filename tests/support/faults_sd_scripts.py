@@ -1,7 +1,7 @@
 """Scenarios of the fault matrix on the real sd-scripts: tiny weights, the rendered script, the guarded launcher, the monitor.
 
-The undisturbed run is the outcome of `bash train.sh`; a disturbed run must end with its steps, learning rates and file names.
-(sd-scripts draws its noise from generators that no state keeps, so the bytes are not compared here.)
+The undisturbed run is the outcome of `bash train.sh`; a disturbed run must end with its steps, learning rates and file
+names. (sd-scripts draws its noise from generators that no state keeps, so the bytes are not compared here.)
 """
 
 from __future__ import annotations

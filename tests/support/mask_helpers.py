@@ -12,8 +12,8 @@ EPOCHS = 2
 
 
 def mask_images(folder: Path) -> None:
-    """Give the images alpha channels: the first and the third are ignored, the second is trained in its left half, the others
-    completely.
+    """Give the images alpha channels: the first and the third are ignored, the second is trained in its left half, the
+    others completely.
     """
     for number, path in enumerate(sorted(folder.glob("*.png"))):
         with Image.open(path) as opened:
@@ -28,9 +28,9 @@ def mask_images(folder: Path) -> None:
 def check(whole: list[float], masked: list[float], images: int, each_once: bool = True) -> None:
     """Judge the losses of the same steps without and with the masks of `mask_images`.
 
-    each_once: each epoch shows each image once. With kohya's trainers, the first image of an epoch is drawn before the epoch's
-    order is made (`collator_class` in library/train_util.py), so that it can come twice and another one not at all: two are
-    ignored, so that each epoch shows one of them.
+    each_once: each epoch shows each image once. With kohya's trainers, the first image of an epoch is drawn before the
+    epoch's order is made (`collator_class` in library/train_util.py), so that it can come twice and another one not at
+    all: two are ignored, so that each epoch shows one of them.
     """
     assert len(whole) == len(masked) == images * EPOCHS and min(whole) > 0, (whole, masked)
     pairs = list(zip(whole, masked, strict=True))

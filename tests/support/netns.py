@@ -4,11 +4,11 @@
         process = first.popen([...], env=...)
         second.link(False)
 
-A machine's processes are in a PID namespace: when its first process is killed the kernel kills the others, as when the power
-fails, and no process of one machine sees those of another. The bridge has a namespace of its own, too: when an interface of this
-machine comes or goes, a browser drops all its requests (net::ERR_NETWORK_CHANGED), and with them the page of another test.
-`leave nothing`: the namespaces, links and processes are removed at the end, also after an error. Needs root, `ip` and `unshare`;
-`missing()` says what is not there.
+A machine's processes are in a PID namespace: when its first process is killed the kernel kills the others, as when the
+power fails, and no process of one machine sees those of another. The bridge has a namespace of its own, too: when an
+interface of this machine comes or goes, a browser drops all its requests (net::ERR_NETWORK_CHANGED), and with them the
+page of another test. `leave nothing`: the namespaces, links and processes are removed at the end, also after an error.
+Needs root, `ip` and `unshare`; `missing()` says what is not there.
 """
 
 from __future__ import annotations

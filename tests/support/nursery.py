@@ -1,8 +1,8 @@
-"""A process that has done its imports and forks others on request: they take five of six seconds of a tiny run, and most of
-the page's start.
+"""A process that has done its imports and forks others on request: they take five of six seconds of a tiny run, and
+most of the page's start.
 
-`Nursery(command, …)` starts it; it calls `serve()` once it has imported what the others need. All of them have one hash seed,
-where each process that is started has its own.
+`Nursery(command, …)` starts it; it calls `serve()` once it has imported what the others need. All of them have one hash
+seed, where each process that is started has its own.
 """
 
 import atexit

@@ -1,7 +1,7 @@
 """The process that forks the page's servers (nursery.py): `app.py` with everything imported that serves the page.
 
-Nothing is built before the fork, so a server reads its own environment. What is read at import is made good in it: the search
-path for modules, and huggingface_hub, which is imported again where it is used.
+Nothing is built before the fork, so a server reads its own environment. What is read at import is made good in it: the
+search path for modules, and huggingface_hub, which is imported again where it is used.
 """
 
 import gc

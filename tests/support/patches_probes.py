@@ -1,7 +1,7 @@
 """Small programs that hang, each in one known way: the tests named test_hangs.py run them under the launcher.
 
-A worker writes `HANG`, its clock and its pid when it starts to hang. Each line is written in one call: loader workers write to the
-same pipe, and `print` writes in pieces that would mix with theirs.
+A worker writes `HANG`, its clock and its pid when it starts to hang. Each line is written in one call: loader workers
+write to the same pipe, and `print` writes in pieces that would mix with theirs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """`python tests/support/record_shapes.py CHECKOUT…`: records what the patches follow in kohya's trainers (data/upstream_shapes.json).
 
-Facts, not code: for each pinned version the modules, names and signatures of the patches' targets, where they stand today, and
-of a function that a patch rewrites an outline: the statements that the patch looks for, in their order and nesting. What is
-followed is read from the patches themselves (registry.py); the statements are those that a rewrite finds when it is tried.
+Facts, not code: for each pinned version the modules, names and signatures of the patches' targets, where they stand
+today, and of a function that a patch rewrites an outline: the statements that the patch looks for, in their order and
+nesting. What is followed is read from the patches themselves (registry.py); the statements are those that a rewrite
+finds when it is tried.
 
 `write_checkout` makes a checkout of the facts, with empty functions: the patches' own check runs on it where no real one is.
 """

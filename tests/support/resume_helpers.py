@@ -174,8 +174,8 @@ def pairs(train: Callable[..., helpers.RunResult], base: Path) -> dict[int, tupl
 
 
 def check_pair(plain: Path, killed: Path, accumulation: int, images: int, epochs: int) -> None:
-    """The killed run ended as the uninterrupted one: losses, learning rates, output, and what our file in each state holds
-    (counts, averages, generators, order), so that a tenth resume goes on in the same way."""
+    """The killed run ended as the uninterrupted one: losses, learning rates, output, and what our file in each state
+    holds (counts, averages, generators, order), so that a tenth resume goes on in the same way."""
     assert len(tiny.losses(plain / "losses")) == images * epochs
     assert 0 < same_losses(plain, killed) <= KILLS * INTERVAL * accumulation, "only what was not yet saved is repeated"
     rates = learning_rates(plain)

@@ -1,7 +1,8 @@
 """A real Slurm on this machine: munged, slurmctld and a slurmd for each node, from the distribution's packages, without systemd.
 
-Everything of it is in one folder: configuration, spool, keys, logs. `SLURM_CONF` points there, so the machine's own Slurm, if
-it has one, is not touched; by the same variable every process of the cluster is found and killed by its number at the end.
+Everything of it is in one folder: configuration, spool, keys, logs. `SLURM_CONF` points there, so the machine's own
+Slurm, if it has one, is not touched; by the same variable every process of the cluster is found and killed by its
+number at the end.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ PROGRAMS = [
     "setpriv",
 ]
 SEARCHED = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
-# Times in seconds that differ from a cluster's: `cred_expire` (120) is also how long a requeued job waits before it can start,
-# and must be more than 5. The rest is what a container without cgroups and a database needs.
+# Times in seconds that differ from a cluster's: `cred_expire` (120) is also how long a requeued job waits before it can
+# start, and must be more than 5. The rest is what a container without cgroups and a database needs.
 CONFIGURATION = """
 ClusterName=hangproof
 SlurmctldHost=localhost(127.0.0.1)

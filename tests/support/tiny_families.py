@@ -52,8 +52,8 @@ QWEN_VISION["fullatt_block_indexes"] = [0]
 class Family:
     """One row.
 
-    script, network: what train.sh names. flags: those of its own; {work} stands for the folder with the files. switches:
-    flags without a value. sizes: see tiny_shrink.py. make: (folder) → writes weights and tokenizers.
+    script, network: what train.sh names. flags: those of its own; {work} stands for the folder with the files.
+    switches: flags without a value. sizes: see tiny_shrink.py. make: (folder) → writes weights and tokenizers.
     extra: module → code that runs after it, with `module` bound to it.
     """
 

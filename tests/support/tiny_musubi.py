@@ -1,9 +1,9 @@
 """kohya's real musubi-tuner on a CPU, with tiny models: sd_scripts_patches/musubi/tiny.py on the checkout of the tests.
 
 That file runs Z-Image. The other families are rows of `FAMILIES` here, and their models are made small by
-tiny_musubi_models.py. Tests call `why_not()` (the reason to skip, or ""), `workdir(family)` for weights, images and caches
-(made once per session), `caching(...)` for both caching commands, and `arguments(work, ...)` with `command(...)` for
-training.
+tiny_musubi_models.py. Tests call `why_not()` (the reason to skip, or ""), `workdir(family)` for weights, images and
+caches (made once per session), `caching(...)` for both caching commands, and `arguments(work, ...)` with `command(...)`
+for training.
 
 $MUSUBI_DIR is the checkout, $MUSUBI_VENV the environment in which it runs.
 """

@@ -82,8 +82,8 @@ def command(*args: str, patched: bool = True, script: str = tiny.SCRIPT) -> list
 
 
 def workdir(images: int = 10, blocks: str = "2,4") -> Path:
-    """Return a folder with weights, tokenizers, images and site/, made once per session and checkout. Treat it as read-only:
-    write caches and outputs elsewhere (`copy_of` copies the images)."""
+    """Return a folder with weights, tokenizers, images and site/, made once per session and checkout. Treat it as
+    read-only: write caches and outputs elsewhere (`copy_of` copies the images)."""
     return _workdir(checkout(), images, blocks)
 
 

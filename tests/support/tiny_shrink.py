@@ -7,8 +7,8 @@ names a JSON file: module → name → new value. The value of a name is
 * an object: keywords that win over those given to a class or function, or fields of a dataclass's instance;
 * a list of pairs below "constants": numbers that stand in the body of a function (`Class.method`), old and new.
 
-A name or number that is missing is an error: the sizes of this version are written in another way, and a full-size model
-would fill the memory. Standard library only.
+A name or number that is missing is an error: the sizes of this version are written in another way, and a full-size
+model would fill the memory. Standard library only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What kohya's sd-scripts computes of the same numbers: run in its environment by tests/upstream/test_trainer_equals_sd_scripts.py.
 
-`python tests/support/trainer_sd_scripts.py ASKED.json ANSWERED.json`. ASKED: `model` (diffusers' folder of the tiny FLUX), `batch`
-(safetensors), `lora` (a file of our trainer), `draws` and `losses` (lists of training arguments with a `noise_seed`),
-`words` (texts for the T5 tokenizer). Everything that is called is sd-scripts' own; only sizes are given.
+`python tests/support/trainer_sd_scripts.py ASKED.json ANSWERED.json`. ASKED: `model` (diffusers' folder of the tiny
+FLUX), `batch` (safetensors), `lora` (a file of our trainer), `draws` and `losses` (lists of training arguments with a
+`noise_seed`), `words` (texts for the T5 tokenizer). Everything that is called is sd-scripts' own; only sizes are given.
 """
 
 import json

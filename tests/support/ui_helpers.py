@@ -77,8 +77,8 @@ def free_port() -> int:
 class Server:
     """`python app.py` as a process with its own data folder and its own token.
 
-    Requests of tests carry the token, and browsers the cookie (`browsing`), unless the page has a login. The process is forked
-    from one that has the imports done (page_nursery.py); with `fresh` it is an interpreter of its own.
+    Requests of tests carry the token, and browsers the cookie (`browsing`), unless the page has a login. The process is
+    forked from one that has the imports done (page_nursery.py); with `fresh` it is an interpreter of its own.
     """
 
     started: ClassVar[dict[str, "Server"]] = {}  # the newest of each address

@@ -5,8 +5,8 @@ import signal
 
 
 def inject(phase: str, step: int, heartbeat) -> None:
-    """Called at each beat. WORLD_FAULT = `kill@STEP:RANKS` or `stop@STEP:RANKS` or `request@STEP:RANKS`: when that step is
-    complete, these ranks (`0`, `1`, `01`) kill themselves, stop themselves as Ctrl-Z does, or are asked to stop."""
+    """Called at each beat. WORLD_FAULT = `kill@STEP:RANKS` or `stop@STEP:RANKS` or `request@STEP:RANKS`: when that step
+    is complete, these ranks (`0`, `1`, `01`) kill themselves, stop themselves as Ctrl-Z does, or are asked to stop."""
     what, _, where = os.environ.get("WORLD_FAULT", "").partition("@")
     at, _, ranks = where.partition(":")
     if phase != "step" or heartbeat.record.done or str(step) != at or str(heartbeat.rank) not in ranks:

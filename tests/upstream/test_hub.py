@@ -54,8 +54,8 @@ def loads(newest, tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["hub", "cache", "half"])
 def test_a_tokenizer_comes_from_the_hub_or_from_the_cache_as_it_is(loads, name):
-    """With a complete cache its loader would request the list of its files, without a timeout. A cache that lacks an optional
-    file is used, as without the patches; each missing file does not wait again."""
+    """With a complete cache its loader would request the list of its files, without a timeout. A cache that lacks an
+    optional file is used, as without the patches; each missing file does not wait again."""
     result, requests = loads[name]
     assert result.code == 0 and "words 1000 77" in result.log, result
     assert any(path.endswith("vocab.json") for path in requests) == (name == "hub")

@@ -62,8 +62,8 @@ def work(each_work):
 
 @pytest.fixture(scope="module")
 def killed(work, tmp_path_factory):
-    """Two runs that save each second step and keep two states. One is killed while it writes the optimizer into the state
-    of step 6, the other while it writes the LoRA of step 6."""
+    """Two runs that save each second step and keep two states. One is killed while it writes the optimizer into the
+    state of step 6, the other while it writes the LoRA of step 6."""
     base = tmp_path_factory.mktemp("killed")
 
     def run(name, module, function, *parts):

@@ -22,8 +22,8 @@ OTHER = {"double": "single", "single": "double"}
 
 @pytest.fixture(scope="module")
 def pair(work, tmp_path_factory):
-    """Plain training of the single blocks and the same in split mode: in bf16 on an fp8 model, with caches on disk, samples and
-    gradient checkpointing. [(folder, log)]"""
+    """Plain training of the single blocks and the same in split mode: in bf16 on an fp8 model, with caches on disk,
+    samples and gradient checkpointing. [(folder, log)]"""
     base = tmp_path_factory.mktemp("split")
     flags = ["--max_train_steps", "6", "--fp8_base", "--gradient_checkpointing", "--cache_latents_to_disk"]
     flags += ["--cache_text_encoder_outputs_to_disk", "--network_args", "train_blocks=single"]

@@ -143,8 +143,8 @@ def write_captions(
 ) -> dict[str, Any]:
     """Write captions in the background; `caption_status` shows the progress.
 
-    options: {"engine": "florence", "tagger" or "endpoint", "model", …} as `python -m captions --help` names them. which:
-    "empty", "model" or "all". A caption that a person wrote is replaced only with "all" and `overwrite`.
+    options: {"engine": "florence", "tagger" or "endpoint", "model", …} as `python -m captions --help` names them.
+    which: "empty", "model" or "all". A caption that a person wrote is replaced only with "all" and `overwrite`.
     """
     ids = None if images is None else [str(one) for one in images]
     return {"images": captioning.start(_known(draft_id), options, which, ids, overwrite)}

@@ -1,8 +1,9 @@
 """Serves the API under `/api`: a Gradio app of its own, beside the page.
 
-Decision: its endpoints are not in the page's config, which each visit downloads, and it is built by the first request to it, so
-that it costs neither the page's start nor an idle server anything. `gradio_client` works as with any Gradio app:
-`Client("http://127.0.0.1:7860/api/", headers=…)`, with the token (ui/token.py). With `--mcp` its endpoints are also tools of an MCP server (`/api/gradio_api/mcp/`).
+Decision: its endpoints are not in the page's config, which each visit downloads, and it is built by the first request
+to it, so that it costs neither the page's start nor an idle server anything. `gradio_client` works as with any Gradio
+app: `Client("http://127.0.0.1:7860/api/", headers=…)`, with the token (ui/token.py). With `--mcp` its endpoints are
+also tools of an MCP server (`/api/gradio_api/mcp/`).
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """What the image functions answer to the browser: a page of cards, and errors as text.
 
-Each function takes a dict from the browser, checks every value before it uses it, and returns {"ok": True, …} or
-{"ok": False, "error": message} instead of raising: Gradio's browser code returns nothing where a call fails, so the script
+Each function takes a dict from the browser, checks every value before it uses it, and returns {"ok": True, …} or {"ok":
+False, "error": message} instead of raising: Gradio's browser code returns nothing where a call fails, so the script
 takes everything but `ok: true` for "not stored".
 """
 

@@ -1,7 +1,7 @@
 """In which bucket each image of a draft is trained, what of it is kept, and how many images each bucket has.
 
-The settings are those of the `dataset.toml` that a run with these settings gets (runs/command.py), and the rules are the
-trainers' own: trainer/buckets.py for sd-scripts and the built-in trainer, `BucketSelector` of musubi-tuner
+The settings are those of the `dataset.toml` that a run with these settings gets (runs/command.py), and the rules are
+the trainers' own: trainer/buckets.py for sd-scripts and the built-in trainer, `BucketSelector` of musubi-tuner
 (src/musubi_tuner/dataset/bucket.py) here. tests/upstream/test_bucket_preview.py compares both with the trainers' code.
 """
 
@@ -38,8 +38,8 @@ class Slot:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket with its images, by id. shown: how often an epoch shows them, with their repeats. folder: of musubi-tuner,
-    which makes buckets of their own for each folder; "" for all."""
+    """A bucket with its images, by id. shown: how often an epoch shows them, with their repeats. folder: of
+    musubi-tuner, which makes buckets of their own for each folder; "" for all."""
 
     size: Size
     folder: str

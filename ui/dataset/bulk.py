@@ -1,8 +1,8 @@
 """Edits of many captions at once: each is a function from a caption to a caption, applied to the chosen images as one step.
 
-An edit arrives as a table from the browser or the API, such as {"kind": "replace", "find": "cat", "with": "dog"}. A pattern is
-searched with the `regex` package, whose search stops after a time: Python's own `re` can need hours for a hostile pattern, and
-nothing can interrupt it.
+An edit arrives as a table from the browser or the API, such as {"kind": "replace", "find": "cat", "with": "dog"}. A
+pattern is searched with the `regex` package, whose search stops after a time: Python's own `re` can need hours for a
+hostile pattern, and nothing can interrupt it.
 """
 
 import hashlib
@@ -209,8 +209,9 @@ def apply(draft_id: str, ids: Iterable[str] | None, fields: Mapping[str, Any]) -
 
     Args:
         ids: the images, or None for all; removed ones are left out.
-        fields: "kind" (a key of KINDS) and its fields: "text" (prefix, suffix); "find", "with", "pattern" and "any_case"
-            (replace); "tags", separated by commas (remove_tags); "keep", the tags that stay in place, and "seed" (shuffle).
+        fields: "kind" (a key of KINDS) and its fields: "text" (prefix, suffix); "find", "with", "pattern" and
+            "any_case" (replace); "tags", separated by commas (remove_tags); "keep", the tags that stay in place, and
+            "seed" (shuffle).
 
     Raises:
         RunError: a field is missing or invalid, the pattern takes too long, or a caption would be too long. Nothing changed.

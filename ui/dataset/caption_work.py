@@ -1,8 +1,9 @@
 """`python -m ui.dataset.caption_work DRAFT`: `python -m captions` for a draft. It stores each caption as soon as it is known.
 
-`captions.json` in the draft's folder says what the job is: its options and its images, with the captions that they had. The ids
-that are done are appended to `captions-JOB.done`, so that a job that was killed continues after the last one. A caption that a
-person wrote, or that came from a file, is replaced only where the job says so, and never one that was changed meanwhile.
+`captions.json` in the draft's folder says what the job is: its options and its images, with the captions that they had.
+The ids that are done are appended to `captions-JOB.done`, so that a job that was killed continues after the last one. A
+caption that a person wrote, or that came from a file, is replaced only where the job says so, and never one that was
+changed meanwhile.
 """
 
 import argparse
@@ -33,8 +34,8 @@ def begin(
     """Store what the next job is. Returns the number of its images.
 
     Args:
-        options: of `python -m captions`, by name. which: images without a caption ("empty"), also those with one that a model
-            wrote ("model"), or "all". only: ids of the images to choose from; None: all.
+        options: of `python -m captions`, by name. which: images without a caption ("empty"), also those with one that a
+            model wrote ("model"), or "all". only: ids of the images to choose from; None: all.
         overwrite: with "all", also replace captions that a person wrote or that came from a file.
 
     Raises:

@@ -1,7 +1,7 @@
 """Captions written by a model: starts `python -m ui.dataset.caption_work`, and says how far it is.
 
-The job is a process of its own (ui/jobs.py) that stores each caption in the draft (ui/dataset/caption_work.py). So it goes on
-when the server or the browser ends, and what it wrote is there when the page is opened again.
+The job is a process of its own (ui/jobs.py) that stores each caption in the draft (ui/dataset/caption_work.py). So it
+goes on when the server or the browser ends, and what it wrote is there when the page is opened again.
 """
 
 import importlib.util

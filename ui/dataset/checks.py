@@ -25,8 +25,8 @@ LEAST_KEPT = 0.85  # share of a picture that its bucket keeps
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of finding. title: for many (`{n}`) and for one; about: what it means; fix: the button for all, and for one; write:
-    whether new captions are a fix, too."""
+    """A kind of finding. title: for many (`{n}`) and for one; about: what it means; fix: the button for all, and for
+    one; write: whether new captions are a fix, too."""
 
     many: str
     one: str
@@ -222,8 +222,8 @@ def _copies(items: Sequence[Item], measures: Mapping[str, Measure]) -> Findings:
 
 
 def best_of(items: Sequence[Item], measures: Mapping[str, Measure]) -> Item:
-    """The image to keep of several: one that is not blurred, with the most pixels, with a caption that a person wrote, then
-    any, then the first."""
+    """The image to keep of several: one that is not blurred, with the most pixels, with a caption that a person wrote,
+    then any, then the first."""
     rank = {"person": 3, "file": 2, "model": 1}
 
     def worth(item: Item) -> tuple[bool, int, int, bool]:

@@ -1,8 +1,9 @@
 """ "Check images" in step 2: what is wrong with the images and captions, each with a fix, and the buckets they are trained in.
 
-The pixels are measured by a process of its own (ui/dataset/measure.py), so that 10,000 images do not block the server, and a
-check goes on when the server is restarted; so does a conversion of many (`python -m ui.dataset.doctor`). What is shown is computed anew from the draft each time, so that an edit elsewhere
-changes it. Each fix is one step that undo takes back.
+The pixels are measured by a process of its own (ui/dataset/measure.py), so that 10,000 images do not block the server,
+and a check goes on when the server is restarted; so does a conversion of many (`python -m ui.dataset.doctor`). What is
+shown is computed anew from the draft each time, so that an edit elsewhere changes it. Each fix is one step that undo
+takes back.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """A draft of a LoRA: its images, captions and settings, stored on disk as soon as they are entered.
 
-They are on disk and not in the browser's session, because a reload, a crash or a failed start must not lose an evening of
-captions. A caption belongs to its image, which is named by its folder and content, never by its file name or position:
-adding, moving or removing one image never changes the caption of another.
+They are on disk and not in the browser's session, because a reload, a crash or a failed start must not lose an evening
+of captions. A caption belongs to its image, which is named by its folder and content, never by its file name or
+position: adding, moving or removing one image never changes the caption of another.
 
 `draft_store.py` keeps the draft on disk, `draft_drop.py` takes in dropped files; the rest of the page uses this file only.
 """
@@ -253,8 +253,8 @@ def set_captions(
 
     Args:
         label: what undo calls the step, such as "captions of Florence-2". source: who wrote them, "person" or "model".
-        keep_written: leave captions that a person wrote or a file brought. merge: see draft_store.change; parts of one job
-            with the same text are one step.
+        keep_written: leave captions that a person wrote or a file brought. merge: see draft_store.change; parts of one
+            job with the same text are one step.
 
     Returns:
         How many captions changed.
@@ -389,8 +389,8 @@ def move(draft_id: str, image_id: str, before_id: str | None) -> None:
 
 
 def fix(draft_id: str, image_id: str, code: str) -> None:
-    """Fix a warning: "sideways" rotates the image (upright where its EXIF data says how, else 90° clockwise), "small" and
-    "near" remove it, "no_caption" sets the trigger word as its caption.
+    """Fix a warning: "sideways" rotates the image (upright where its EXIF data says how, else 90° clockwise), "small"
+    and "near" remove it, "no_caption" sets the trigger word as its caption.
 
     Raises:
         RunError: the image was removed, there is no trigger word, or the code is unknown.

@@ -1,7 +1,7 @@
 """Dropped files become images and captions of a draft: matched by folder, name and drop, in every order of arrival.
 
-Files of one drop belong together: a caption file is for the image of its name in its own folder and drop, and only without
-such an image for one that was there before. A file that cannot be added does not affect the others.
+Files of one drop belong together: a caption file is for the image of its name in its own folder and drop, and only
+without such an image for one that was there before. A file that cannot be added does not affect the others.
 """
 
 import contextlib
@@ -144,8 +144,8 @@ def _what_was_added(step: draft_history.Step) -> str:
 def expanded(
     stack: contextlib.ExitStack, uploads: Iterable[tuple[Path, str]], drop: str, place: Path
 ) -> tuple[list[Dropped], list[str]]:
-    """The dropped files, those of ZIPs unpacked into a folder in `place` that `stack` deletes, and one message for each file
-    that cannot be added. Files of a system are left out.
+    """The dropped files, those of ZIPs unpacked into a folder in `place` that `stack` deletes, and one message for each
+    file that cannot be added. Files of a system are left out.
     """
     found, messages = [], []
     for path, given in uploads:

@@ -1,8 +1,8 @@
 """A draft's file: an SQLite database with its images, captions, form values and undo steps, and their copy in memory.
 
-A change writes only the rows that differ, in one transaction, so that a caption among 10,000 costs one row and not a file of
-several megabytes. SQLite's write-ahead log makes a change complete or absent after a kill or a power cut, and lets the
-processes that caption and import write to a draft that the page shows. Rows are JSON.
+A change writes only the rows that differ, in one transaction, so that a caption among 10,000 costs one row and not a
+file of several megabytes. SQLite's write-ahead log makes a change complete or absent after a kill or a power cut, and
+lets the processes that caption and import write to a draft that the page shows. Rows are JSON.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Undo and redo: the difference between two states of a draft, as a table that JSON can hold.
 
-A step keeps what changed on both sides, not whole states, because a caption among 10,000 must not cost 10,000 captions of
-disk. Steps are undone in reverse order only, so each finds the state that it left behind.
+A step keeps what changed on both sides, not whole states, because a caption among 10,000 must not cost 10,000 captions
+of disk. Steps are undone in reverse order only, so each finds the state that it left behind.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,8 +19,9 @@ Step = dict[str, Any]
 def difference(before: State, after: State) -> Step:
     """The step from one state to another; empty when they are equal.
 
-    Each changed key has [before, after]: None where it does not exist, else the values that differ. "at": for each image
-    that was added or removed, its places [before, after]. "order": the orders before and after where images changed places.
+    Each changed key has [before, after]: None where it does not exist, else the values that differ. "at": for each
+    image that was added or removed, its places [before, after]. "order": the orders before and after where images
+    changed places.
     """
     step: Step = {}
     for part in PARTS:

@@ -136,8 +136,8 @@ def _store(task: Task) -> None:
 def _upright(image: Any) -> int:
     """The turn that undoes an EXIF rotation where the tags of the camera contradict the stored size.
 
-    A camera stores its sensor's width and height in EXIF. A program that rotates the pixels but keeps the orientation tag
-    leaves a file that every viewer rotates a second time.
+    A camera stores its sensor's width and height in EXIF. A program that rotates the pixels but keeps the orientation
+    tag leaves a file that every viewer rotates a second time.
     """
     try:
         turn = {6: 3, 8: 1}.get(image.getexif().get(EXIF_ORIENTATION), 0)
@@ -162,8 +162,8 @@ def _save(small: Any, target: Path) -> None:
 def _thumbnail(image: Any, side: int) -> Any:
     """The whole image, decoded, as RGB of at most `side` pixels: upright and on white.
 
-    A JPEG is decoded at a fraction of its size. The decoder still reads every bit of it, so it finds all damage; it leaves out
-    most of the arithmetic, which makes it twice as fast.
+    A JPEG is decoded at a fraction of its size. The decoder still reads every bit of it, so it finds all damage; it
+    leaves out most of the arithmetic, which makes it twice as fast.
     """
     from PIL import Image, ImageOps
 
@@ -182,8 +182,8 @@ def _thumbnail(image: Any, side: int) -> Any:
 
 
 def _hash(small: Any) -> str:
-    """The 64 bits of imagehash's dHash (is each pixel of 9 × 8 brighter than the one before it?) and the colours of four
-    quarters, as hex."""
+    """The 64 bits of imagehash's dHash (is each pixel of 9 × 8 brighter than the one before it?) and the colours of
+    four quarters, as hex."""
     import imagehash
     from PIL import Image
 

@@ -1,5 +1,5 @@
-"""The images of a draft as the page shows them. They are kept until the draft changes, because a page of twelve cards must not
-build those of 10,000 images again.
+"""The images of a draft as the page shows them. They are kept until the draft changes, because a page of twelve cards
+must not build those of 10,000 images again.
 """
 
 from collections import OrderedDict
@@ -17,9 +17,10 @@ from ui.dataset.draft_store import MAX_OPEN, lock, read
 class Item:
     """One image of a draft.
 
-    file: its name in its folder. folder: the relative path of the dropped folder it came from, "" for none.
-    width, height: pixels as shown, before the crop. warnings: codes, see draft_images.warnings_of. crop: left, top, right,
-    bottom as fractions of the image as shown. mask: the name of a file in the draft's `masks/`. weight: 1 to 10. caption_by:
+    file: its name in its folder. folder: the relative path of the dropped folder it came from, "" for none. width,
+    height: pixels as shown, before the crop. warnings: codes, see draft_images.warnings_of. crop: left, top, right,
+    bottom as fractions of the image as shown. mask: the name of a file in the draft's `masks/`. weight: 1 to 10.
+    caption_by:
     who wrote the caption: "person", "file", "model", or "" where nobody did.
     """
 

@@ -1,8 +1,8 @@
 """A draft on disk: its folder, its file, and the changes that undo knows.
 
-Each browser has one folder, `datasets/.drafts/<id>/`, with `images/`, `thumbs/` and `draft.sqlite` (draft_file.py). `change`
-makes each change of images and captions one step of the history; form values are written without one, because undo is for
-images.
+Each browser has one folder, `datasets/.drafts/<id>/`, with `images/`, `thumbs/` and `draft.sqlite` (draft_file.py).
+`change` makes each change of images and captions one step of the history; form values are written without one, because
+undo is for images.
 """
 
 import contextlib
@@ -68,8 +68,8 @@ def uploads_dir() -> Path:
 def delete_expired() -> None:
     """Delete uploads after one day, and drafts that no page has opened for 60 days.
 
-    An upload is deleted by its age only: two drops of one file share its path, and an import has a link of its own. A draft at
-    which a command works (ui/jobs.py) stays as it is: after a night's sleep, what it writes is old too.
+    An upload is deleted by its age only: two drops of one file share its path, and an import has a link of its own. A
+    draft at which a command works (ui/jobs.py) stays as it is: after a night's sleep, what it writes is old too.
     """
     old = [path for path in uploads_dir().glob("*") if _age_s(path, *path.glob("*")) > UPLOAD_EXPIRES_S]
     for path in (path for path in (datasets_dir() / ".drafts").glob("*") if is_id(path.name)):
@@ -248,8 +248,9 @@ def _needed_by(step: draft_history.Step) -> set[tuple[str, str]]:
 def _delete_unneeded(draft_id: str, freed: set[tuple[str, str]]) -> None:
     """Delete the files that steps which left the history named, and that no state names which undo or redo can reach.
 
-    Decision: a state is reached from that of now by steps of the history, so a file that it names is named now, or on one side
-    of such a step. It is judged anew under the lock, after the change is stored: another change may name the file again.
+    Decision: a state is reached from that of now by steps of the history, so a file that it names is named now, or on
+    one side of such a step. It is judged anew under the lock, after the change is stored: another change may name the
+    file again.
     """
     with locked(draft_id):
         state = read(draft_id)

@@ -1,7 +1,8 @@
 """Edits of one image of a draft: rotate, crop, mask and weight. Nothing changes the file that was dropped.
 
-Each edit is a field of the image that undo knows; runs/dataset.py applies them when a run's data set is written. `edit` and
-`details` take what the large view sends (image_editor.js) and check every value; the other functions are for any caller.
+Each edit is a field of the image that undo knows; runs/dataset.py applies them when a run's data set is written. `edit`
+and `details` take what the large view sends (image_editor.js) and check every value; the other functions are for any
+caller.
 """
 
 import base64
@@ -60,8 +61,8 @@ def mask(draft_id: str, image_id: str, content: bytes | None, turn: int | None =
     """Set the mask of an image: white is trained, black is ignored.
 
     Args:
-        content: a PNG of the image's shape; None, or one that is all white, removes the mask. turn: the rotation of the image
-            that the mask was drawn on, in quarter turns; None for that of now. name: of the file, in messages.
+        content: a PNG of the image's shape; None, or one that is all white, removes the mask. turn: the rotation of the
+            image that the mask was drawn on, in quarter turns; None for that of now. name: of the file, in messages.
 
     Raises:
         RunError: the image was removed; not a PNG, damaged, too large, or of another shape; the mask is unchanged.
@@ -192,8 +193,8 @@ EDITS: dict[str, Callable[[str, str, dict[str, Any]], None]] = {
 
 
 def details(draft_id: str, item: draft.Item, backend: str) -> dict[str, Any]:
-    """What the large view shows of an image beside its card: the mask as base64, what the trainer does with it, and whether the
-    image has transparency that can be its mask."""
+    """What the large view shows of an image beside its card: the mask as base64, what the trainer does with it, and
+    whether the image has transparency that can be its mask."""
     drawn = shown_mask(draft_id, item.id)
     note, used = mask_note(backend)
     return {

@@ -25,8 +25,8 @@ def write(large: Path, target: Path, side: int, turn: int, crop: Sequence[float]
     """Write the thumbnail of an image from its large JPEG, which is turned already.
 
     Args:
-        side: most pixels a side. mask: of the image before it is turned; one that cannot be read is left out, because a card
-            without its mask is better than no card, and a start reports it.
+        side: most pixels a side. mask: of the image before it is turned; one that cannot be read is left out, because a
+            card without its mask is better than no card, and a start reports it.
 
     Raises:
         RunError: the thumbnail cannot be written.

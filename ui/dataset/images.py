@@ -116,8 +116,8 @@ def redo(data: dict[str, Any]) -> dict[str, Any]:
 def add_images(data: dict[str, Any]) -> dict[str, Any]:
     """Add uploaded files.
 
-    `uploads` holds for each the path that the upload returned and the file's name with its folders; `drop` is the same for
-    all parts of one drop, and `more` says that another part follows.
+    `uploads` holds for each the path that the upload returned and the file's name with its folders; `drop` is the same
+    for all parts of one drop, and `more` says that another part follows.
     """
 
     def action(draft_id: str) -> dict[str, Any]:
@@ -187,8 +187,9 @@ def explain_failed_upload(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def images_view(more: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = ()) -> "gr.HTML":
-    """The component. Events: `insert` (add the trigger word to all captions); `show` (settings that changed), `chosen` (another model, VRAM or
-    trainer) and `review` (anything changed) are those of ui/new/fields.js; `changed` (images, or which of them are selected) is that of image_tools.js.
+    """The component. Events: `insert` (add the trigger word to all captions); `show` (settings that changed), `chosen`
+    (another model, VRAM or trainer) and `review` (anything changed) are those of ui/new/fields.js; `changed` (images,
+    or which of them are selected) is that of image_tools.js.
 
     Args:
         more: calls of the other parts of its script.

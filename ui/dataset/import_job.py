@@ -1,7 +1,7 @@
 """The process that imports folders and large ZIPs into a draft: `python -m ui.dataset.import_job DRAFT`.
 
-It adds images in chunks of about two seconds, each stored as a whole, and prints its progress as lines of JSON. A kill loses
-at most one chunk, which the next process adds.
+It adds images in chunks of about two seconds, each stored as a whole, and prints its progress as lines of JSON. A kill
+loses at most one chunk, which the next process adds.
 """
 
 import contextlib

@@ -1,9 +1,10 @@
 """Imports into a draft that take long: a folder on the server, and large ZIPs.
 
-The page stores what to import as a file in the draft's folder `imports/` and starts `python -m ui.dataset.import_job`, which
-outlives the server. The file is deleted when everything in it was added, so an import that was killed with its machine
-continues when a page opens the draft. It continues where it stopped, because images that were added are known by their drop.
-Uploads are linked into a folder of the import: Gradio deletes its own when the server stops, and we do after a day.
+The page stores what to import as a file in the draft's folder `imports/` and starts `python -m ui.dataset.import_job`,
+which outlives the server. The file is deleted when everything in it was added, so an import that was killed with its
+machine continues when a page opens the draft. It continues where it stopped, because images that were added are known
+by their drop. Uploads are linked into a folder of the import: Gradio deletes its own when the server stops, and we do
+after a day.
 """
 
 import contextlib
@@ -132,8 +133,8 @@ def is_active(draft_id: str) -> bool:
 def status(draft_id: str) -> dict[str, Any]:
     """What the imports do: {"waiting": number, "now": {"name", "phase", "done", "total", "added"} or None, "finished": […]}.
 
-    A result is {"id", "name", "state": "done", "failed" or "cancelled", "added", "messages"}. An import whose process was
-    killed is started again.
+    A result is {"id", "name", "state": "done", "failed" or "cancelled", "added", "messages"}. An import whose process
+    was killed is started again.
     """
     ensure(draft_id)
     left, now = waiting(draft_id), None

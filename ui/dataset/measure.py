@@ -1,8 +1,8 @@
 """What the pixels of an image show: sharpness, brightness, whether it is damaged. Kept by content, because it takes a while.
 
-`checks.jsonl` in the draft's folder has one line for each content (SHA-256). Lines are only appended, so a check that is killed
-continues after the last line, and a second check measures only what is new. `python -m ui.dataset.measure DRAFT` is that check:
-a process of its own (ui/jobs.py), which a restart of the page does not stop.
+`checks.jsonl` in the draft's folder has one line for each content (SHA-256). Lines are only appended, so a check that
+is killed continues after the last line, and a second check measures only what is new. `python -m ui.dataset.measure
+DRAFT` is that check: a process of its own (ui/jobs.py), which a restart of the page does not stop.
 """
 
 import concurrent.futures
@@ -30,8 +30,8 @@ class Measure:
     """What was measured of a content. error: why it cannot be read, "" if it can; pixels: hash of what it shows.
 
     sharpness: variance of the Laplacian in parts of that of the brightness. contrast: variance of the brightness. mean, low,
-    high: brightness of 0 to 255: mean, 5th and 95th percentile. changes: what is converted before the training. orientation:
-    that of its EXIF data, 1 for upright.
+    high: brightness of 0 to 255: mean, 5th and 95th percentile. changes: what is converted before the training.
+    orientation: that of its EXIF data, 1 for upright.
     """
 
     error: str = ""

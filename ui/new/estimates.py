@@ -16,8 +16,8 @@ def html(
     """The estimates as HTML; "" without images or with invalid fields.
 
     Args:
-        images: their number by folder. captions: the first is the sample prompt where there is no other. steps: those of the run,
-            where they were counted by bucket.
+        images: their number by folder. captions: the first is the sample prompt where there is no other. steps: those
+            of the run, where they were counted by bucket.
     """
     from runs.folders import with_sample_interval
 

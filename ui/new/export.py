@@ -1,7 +1,7 @@
 """Export of a draft as a ZIP that trains elsewhere, before there is a run.
 
-A process of its own makes it (ui/new/export_job.py, started by ui/jobs.py), so it outlives the page's server; any page reads
-here what it does and where its file is.
+A process of its own makes it (ui/new/export_job.py, started by ui/jobs.py), so it outlives the page's server; any page
+reads here what it does and where its file is.
 """
 
 from pathlib import Path

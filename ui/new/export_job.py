@@ -1,7 +1,7 @@
 """`python -m ui.new.export_job DRAFT`: writes a draft as a ZIP that trains elsewhere.
 
-It creates the run in a private data folder, with the form's settings, the edited script and the draft's images, packs it as
-`launch bundle` does, and removes the rest. The base model need not be here: the other machine fetches it.
+It creates the run in a private data folder, with the form's settings, the edited script and the draft's images, packs
+it as `launch bundle` does, and removes the rest. The base model need not be here: the other machine fetches it.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Download a base model's files from the page: `python -m runs fetch-model` as a separate process.
 
-It runs in the background (ui/jobs.py); the file locks of a download show one that was started in a console. Partial downloads
-are kept, so a later page or a second click continues.
+It runs in the background (ui/jobs.py); the file locks of a download show one that was started in a console. Partial
+downloads are kept, so a later page or a second click continues.
 """
 
 from collections.abc import Mapping

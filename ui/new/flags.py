@@ -1,8 +1,8 @@
 """The fold with all options of the chosen trainer, below "Extra trainer options".
 
-Options are stored only as the text of that field: the fold writes lines into it, so a user can type them instead. `runs`
-validates each line. The options are read from the trainer's source when the fold is opened, because reading them takes longer
-than opening the page.
+Options are stored only as the text of that field: the fold writes lines into it, so a user can type them instead.
+`runs` validates each line. The options are read from the trainer's source when the fold is opened, because reading them
+takes longer than opening the page.
 """
 
 import re
@@ -72,8 +72,8 @@ def _typed(text: str, name: str) -> str | None:
 def listing(values: dict[str, Any]) -> dict[str, Any]:
     """The options: {label, problem, flags: [{name, type, choices, default, help, brief, by, value, locked}]}.
 
-    `by` names what sets the option already ("" for nothing) and `value` is that value. A `locked` option is set by a form
-    field, by the VRAM choice or by the run's folder, and cannot be changed here.
+    `by` names what sets the option already ("" for nothing) and `value` is that value. A `locked` option is set by a
+    form field, by the VRAM choice or by the run's folder, and cannot be changed here.
     """
     from runs.flags import known_flags  # imports what reads a trainer's source
 

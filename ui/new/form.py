@@ -1,7 +1,7 @@
 """Steps 1 and 3: the settings as fields, and the spec, plan and script that their values give.
 
-The fields accept any text. Only `RunSpec` validates values, because a component that refuses a value also loses it. Labels
-and help texts are in runs/fields.py; defaults come from presets/defaults.toml.
+The fields accept any text. Only `RunSpec` validates values, because a component that refuses a value also loses it.
+Labels and help texts are in runs/fields.py; defaults come from presets/defaults.toml.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The Hugging Face login of the page: the hub library's own login and token store, so that every tool on this machine shares it.
 
-The token goes from the field to `huggingface_hub.login` and nowhere else: it is not in the draft, a log, a URL or a message,
-and never goes back to the browser.
+The token goes from the field to `huggingface_hub.login` and nowhere else: it is not in the draft, a log, a URL or a
+message, and never goes back to the browser.
 """
 
 import re

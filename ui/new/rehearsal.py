@@ -1,8 +1,8 @@
 """The rehearsal of a draft: `python -m launch rehearse` on the form's settings and two of the draft's images, before there is a run.
 
-It runs in the background (ui/jobs.py) and outlives the page's server: what it rehearses and its result are in the draft's
-folder, so any page shows its progress and its end. A result belongs to the settings that were rehearsed; when they change,
-it is shown as out of date, and Start no longer asks because of it.
+It runs in the background (ui/jobs.py) and outlives the page's server: what it rehearses and its result are in the
+draft's folder, so any page shows its progress and its end. A result belongs to the settings that were rehearsed; when
+they change, it is shown as out of date, and Start no longer asks because of it.
 """
 
 import contextlib

@@ -32,8 +32,8 @@ def start(draft_id: str) -> tuple[Path, list[str]]:
         The run's folder, and messages: the warnings, and which images and captions were changed.
 
     Raises:
-        NotStarted: the run was created. RunError: one fault for each error, by key of the form; no run was created and the
-            draft is unchanged.
+        NotStarted: the run was created. RunError: one fault for each error, by key of the form; no run was created and
+            the draft is unchanged.
     """
     spec, warnings = checked(draft_id)
     spec, rehearsed = as_run(draft_id, spec), rehearsal_folder(draft_id)

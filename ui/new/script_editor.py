@@ -1,8 +1,8 @@
 """The script of step 3 as a person edits it: stored with the draft, checked while it is typed, and run exactly as written.
 
-A draft's folder has `script.json`: the edited script, and the script that the form gave when it was edited. What was typed last
-counts; other windows show it. The form's later changes never change the edited script: a notice shows them, and the person
-chooses. Only the run's name and folder follow the form.
+A draft's folder has `script.json`: the edited script, and the script that the form gave when it was edited. What was
+typed last counts; other windows show it. The form's later changes never change the edited script: a notice shows them,
+and the person chooses. Only the run's name and folder follow the form.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The fold "Sweep" of step 3: several runs of this draft that differ in a few numbers, as one entry of the queue.
 
-The other settings are the draft's. What it would make is shown while one types; nothing is written before the button is pressed
-(runs/sweep.py).
+The other settings are the draft's. What it would make is shown while one types; nothing is written before the button is
+pressed (runs/sweep.py).
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Templates: the form's settings under a name, without images, name and trigger word. Built-in ones are in presets/templates.toml.
 
-One file each in the data folder's `templates/`, named by a digest of the template's name, so that no name is a path. A template
-replaces another one only on purpose: a lock makes the question and the answer one act.
+One file each in the data folder's `templates/`, named by a digest of the template's name, so that no name is a path. A
+template replaces another one only on purpose: a lock makes the question and the answer one act.
 """
 
 import contextlib

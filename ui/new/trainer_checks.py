@@ -1,9 +1,9 @@
 """The trainer's own part of the New LoRA tab: what fits a changed version, a test of it, and the way back to the old one.
 
-The test is one process (`python -m sd_scripts_patches selftest`), which trains tiny weights for a minute. It runs in the
-background (ui/jobs.py) under a name that has the commit, so that a reloaded page shows what belongs to the version that is
-there now, and nothing else. The test and the way back share one slot of a trainer: a checkout never changes under a test,
-whichever page or server started it.
+The test is one process (`python -m sd_scripts_patches selftest`), which trains tiny weights for a minute. It runs in
+the background (ui/jobs.py) under a name that has the commit, so that a reloaded page shows what belongs to the version
+that is there now, and nothing else. The test and the way back share one slot of a trainer: a checkout never changes
+under a test, whichever page or server started it.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """What a run has made: its LoRA files and its sample images.
 
-A file counts when it is complete: the trainers write to a hidden name and rename, and safetensors refuses a file that is
-shorter than its header says, which covers scripts of the user's own. Both lists are made again only after a change.
+A file counts when it is complete: the trainers write to a hidden name and rename, and safetensors refuses a file that
+is shorter than its header says, which covers scripts of the user's own. Both lists are made again only after a change.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The blind vote: pairs of samples without labels, and how often each LoRA won.
 
-A vote is a line that is appended to `votes.jsonl` in the run's folder and fsynced before the next pair is shown, so that
-neither a killed server nor two browsers lose one. The result is a plain count of these lines.
+A vote is a line that is appended to `votes.jsonl` in the run's folder and fsynced before the next pair is shown, so
+that neither a killed server nor two browsers lose one. The result is a plain count of these lines.
 """
 
 import json

@@ -27,8 +27,8 @@ LISTED = 100  # runs that the list shows; the search finds the others
 UTC_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
 ERROR_STATES = ("failed", "recovering", "backoff", "unkillable", "orphaned")
 
-# State: (colour class, label, explanation). {start} is the start button's label, {resume} what it does. The monitor's message
-# is shown as well.
+# State: (colour class, label, explanation). {start} is the start button's label, {resume} what it does. The monitor's
+# message is shown as well.
 STATES = {
     "new": ("idle", "Not started", "Press Start to begin training."),
     "queued": ("idle", "Queued", "It starts when a GPU is free."),

@@ -1,9 +1,10 @@
 """The charts of a run: loss and learning rate as one line across restarts, seconds a step, and what the GPUs did.
 
-The server sends at most BUCKETS points of each line, with the smallest and largest value around each point, and the browser
-draws them (plot.js). So a run of 100,000 steps opens as quickly as one of 100, and zooming in asks for the points of that range.
-Gradio's own gr.LinePlot was compared: it loads a plotting library of 0.9 MB, sends all points to the browser, and gives
-a screen reader no values. So only the part "Compare runs", which is opened when it is needed, uses it.
+The server sends at most BUCKETS points of each line, with the smallest and largest value around each point, and the
+browser draws them (plot.js). So a run of 100,000 steps opens as quickly as one of 100, and zooming in asks for the
+points of that range. Gradio's own gr.LinePlot was compared: it loads a plotting library of 0.9 MB, sends all points to
+the browser, and gives a screen reader no values. So only the part "Compare runs", which is opened when it is needed,
+uses it.
 """
 
 import math
@@ -52,8 +53,9 @@ def chart_data(data: dict[str, Any]) -> dict[str, Any]:
         data: {"run", "axis": "step" or "time", "from", "to": the range in steps or seconds, None for all}.
 
     Returns:
-        {"ok", "revision", "axis", "range": [from, to], "all": [from, to], "data": those with values, "lines": [{"key", "label", "unit", "x", "mean", "low",
-        "high"}], "marks": [{"x", "label", "incident"}], "table": [[…]]}; low and high are [] where every point is shown.
+        {"ok", "revision", "axis", "range": [from, to], "all": [from, to], "data": those with values, "lines": [{"key",
+        "label", "unit", "x", "mean", "low", "high"}], "marks": [{"x", "label", "incident"}], "table": [[…]]}; low and
+        high are [] where every point is shown.
     """
 
     def action(folder: Path, data: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Start and stop a run with the monitor's commands, as separate processes, because a run must outlive the page.
 
-They are not in the table of ui/jobs.py: the monitor's own lock excludes a second start, a stop can be repeated, and a stop must
-work on a full disk.
+They are not in the table of ui/jobs.py: the monitor's own lock excludes a second start, a stop can be repeated, and a
+stop must work on a full disk.
 
 Their output goes to a file, not to a pipe: the processes that the monitor starts inherit it and would keep a pipe open.
 """

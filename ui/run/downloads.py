@@ -1,8 +1,8 @@
 """All LoRAs of a run as one ZIP: `/downloads/RUN.zip`.
 
-The archive is made while it is sent, from the files where they are: no copy is made on the disk, and its length is known before,
-so that the browser shows the progress. LoRAs do not compress, so they are stored as they are. A single LoRA is sent by
-ui/served.py, which continues an interrupted download (Range).
+The archive is made while it is sent, from the files where they are: no copy is made on the disk, and its length is
+known before, so that the browser shows the progress. LoRAs do not compress, so they are stored as they are. A single
+LoRA is sent by ui/served.py, which continues an interrupted download (Range).
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,8 @@
 """The third tab: runs on other machines, read from their stores.
 
-Each store is read by a process of its own (`python -m launch fleet --store …`), again and again while somebody looks at the tab. The
-page shows what was read last, and how old that is, and never waits: a store that is slow, hangs or fails costs only its own part.
+Each store is read by a process of its own (`python -m launch fleet --store …`), again and again while somebody looks at
+the tab. The page shows what was read last, and how old that is, and never waits: a store that is slow, hangs or fails
+costs only its own part.
 """
 
 import json

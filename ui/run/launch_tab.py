@@ -1,8 +1,9 @@
 """The lower part of a run: which rank is stuck, a test of its start, and the files that run it in another place.
 
-Each is a command of ours (`python -m launch …`, `python -m monitor diagnose`) that runs in the background (ui/jobs.py): the page
-shows what the command prints, and the files that it wrote into the run's folder. What a place needs is looked up when this
-part is opened, not when the page is: the page's config stays small, and no library of a cloud is imported into its server.
+Each is a command of ours (`python -m launch …`, `python -m monitor diagnose`) that runs in the background (ui/jobs.py):
+the page shows what the command prints, and the files that it wrote into the run's folder. What a place needs is looked
+up when this part is opened, not when the page is: the page's config stays small, and no library of a cloud is imported
+into its server.
 """
 
 import os

@@ -1,8 +1,8 @@
 """The part "Log" of a run: its end as it grows, a search through all of it, and the place where an incident happened.
 
-A log can have a gigabyte. So no call reads all of it: the end is read as it grows (ui/run/readers.py), and a search goes
-backwards from the end for FIND_S at most, returns what it found, and says where to continue. A pattern is searched by the
-library `regex`, which has a time limit; Python's own `re` would block the server for a bad pattern.
+A log can have a gigabyte. So no call reads all of it: the end is read as it grows (ui/run/readers.py), and a search
+goes backwards from the end for FIND_S at most, returns what it found, and says where to continue. A pattern is searched
+by the library `regex`, which has a time limit; Python's own `re` would block the server for a bad pattern.
 """
 
 import re
@@ -327,8 +327,8 @@ def _draw(folder: Path) -> None:
     more = gr.Button("Search earlier lines", size="sm", visible=False, elem_id="log-more")
     shown = tail(folder)
     pane = scripts.drawn("log", "log-pane", "act", "scroll_up", value=markup(shown))
-    # `drawn`: the end of the log as it is shown; None where something else is, over which a look at the end draws nothing, however
-    # late its answer is.
+    # `drawn`: the end of the log as it is shown; None where something else is, over which a look at the end draws
+    # nothing, however late its answer is.
     drawn, found, timer = gr.State(shown), gr.State(([], None)), gr.Timer(TICK_S)
     outputs = [pane, status, more, found, follow, timer, drawn]
 

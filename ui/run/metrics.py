@@ -1,10 +1,10 @@
 """The numbers of a run, read from its growing `metrics.jsonl`: loss, learning rate and time of each step, and the GPUs' samples.
 
-After a restart the trainer repeats the steps since its checkpoint. The later attempt counts: a line whose step is not larger
-than the last one removes the steps from there on. So steps always rise, and all attempts together are one line.
+After a restart the trainer repeats the steps since its checkpoint. The later attempt counts: a line whose step is not
+larger than the last one removes the steps from there on. So steps always rise, and all attempts together are one line.
 
-Each update reads only what was added (runs/growing.py). A run of 100,000 steps is 17 MB, which one update reads; of a larger
-file, each update reads READ_BYTES. Numbers are kept in arrays of numpy, which Gradio has loaded anyway.
+Each update reads only what was added (runs/growing.py). A run of 100,000 steps is 17 MB, which one update reads; of a
+larger file, each update reads READ_BYTES. Numbers are kept in arrays of numpy, which Gradio has loaded anyway.
 """
 
 import math

@@ -107,8 +107,8 @@ def newest_sweeps(views: dict[str, view.View]) -> list[dict[str, Any]]:
 def waiting_runs(everything: list[view.View]) -> list[dict[str, Any]]:
     """The entries of the queue: {"run", "name", "done", "total", "paused", "problem", "starts_s"}.
 
-    done, total: runs of a sweep that have started, and all of them; 0 for a single run. starts_s: seconds until its start,
-    None while unknown.
+    done, total: runs of a sweep that have started, and all of them; 0 for a single run. starts_s: seconds until its
+    start, None while unknown.
     """
     global _checked_s
     views, waiting = {one.folder.name: one for one in everything}, entries()

@@ -1,7 +1,7 @@
 """The part "Samples" of a run: its pictures by prompt and step, two of them over each other, and a blind vote on its LoRAs.
 
-Gradio's own components show the pictures. Their addresses are those of the page's own route (ui/served.py), which sends nothing
-outside the data folders; a picture that it would not send is left out.
+Gradio's own components show the pictures. Their addresses are those of the page's own route (ui/served.py), which sends
+nothing outside the data folders; a picture that it would not send is left out.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Reads a run's folder for the page: its status, incidents, losses, LoRAs, samples and log.
 
-Nothing here waits for the trainer or the monitor. A missing, incomplete or invalid file affects only its own part of the
-view. The page asks every second, with hundreds of runs and a `metrics.jsonl` of a million lines, so a file is read again
-only after it changed, and a growing file is read from where the last read ended (ui/run/readers.py).
+Nothing here waits for the trainer or the monitor. A missing, incomplete or invalid file affects only its own part of
+the view. The page asks every second, with hundreds of runs and a `metrics.jsonl` of a million lines, so a file is read
+again only after it changed, and a growing file is read from where the last read ended (ui/run/readers.py).
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Everyone can use the page: axe-core finds nothing serious on any view of it, all of it is readable in three widths, and the
-keyboard reaches every action."""
+"""Everyone can use the page: axe-core finds nothing serious on any view of it, all of it is readable in three widths,
+and the keyboard reaches every action."""
 
 import shutil
 
@@ -27,8 +27,8 @@ def name_of(state: str) -> str:
     return f"{state}_" + "a_very_long_name_without_any_break_" * 3
 
 
-# The control that has the focus, and whether one sees it: an outline or a shadow that it has only with the focus, on itself,
-# on its label or on the box around it.
+# The control that has the focus, and whether one sees it: an outline or a shadow that it has only with the focus, on
+# itself, on its label or on the box around it.
 FOCUS = """() => {
   const on = document.activeElement;
   if (!on || on === document.body) return null;

@@ -1,7 +1,7 @@
 """What other websites can do to the page: nothing. What a browser sees of the token and of the login.
 
-Real servers, a real browser, and an attacker's page on another port of this machine: `127.0.0.1` is then another origin of
-the same site, `localhost` another site.
+Real servers, a real browser, and an attacker's page on another port of this machine: `127.0.0.1` is then another origin
+of the same site, `localhost` another site.
 """
 
 import contextlib

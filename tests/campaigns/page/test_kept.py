@@ -20,8 +20,8 @@ from ui.dataset import draft
 
 KILLS = int(os.environ.get("PAGE_KILLS", "10"))
 
-# Each text that appears beside a card as "saved" is reported with the card's image and caption. What is on disk at a kill
-# must be this text or a later one; texts are numbered.
+# Each text that appears beside a card as "saved" is reported with the card's image and caption. What is on disk at a
+# kill must be this text or a later one; texts are numbered.
 SAVED_LOG = """() => {
   const watch = new MutationObserver((changes) => {
     for (const { target } of changes) {

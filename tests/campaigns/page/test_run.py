@@ -1,5 +1,5 @@
-"""Real runs in two browsers: a trainer and then the page's server are killed in the middle, and charts, log, comparison and samples
-show each run from its first step to its last."""
+"""Real runs in two browsers: a trainer and then the page's server are killed in the middle, and charts, log, comparison
+and samples show each run from its first step to its last."""
 
 import contextlib
 import os

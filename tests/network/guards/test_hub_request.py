@@ -1,5 +1,5 @@
-"""A hub that is out of reach from the start: said within seconds, waited for once and not for each file, and then the library
-raises its own error. Every way in which a machine has no network is a real one."""
+"""A hub that is out of reach from the start: said within seconds, waited for once and not for each file, and then the
+library raises its own error. Every way in which a machine has no network is a real one."""
 
 import os
 import socket

@@ -50,8 +50,8 @@ def sent(tmp_path, monkeypatch):
 
 
 def test_a_monitor_that_is_stopped_is_reported_and_replaced_and_the_hang_meanwhile_is_recovered(folder, sent):
-    """Nobody watched the training: it hung for ever, and `status` said running. The message goes to the user's own addresses,
-    because standard error of a monitor in the background is a file on a disk that may be frozen."""
+    """Nobody watched the training: it hung for ever, and `status` said running. The message goes to the user's own
+    addresses, because standard error of a monitor in the background is a file on a disk that may be frozen."""
     toy_run(folder, HANG + GO, **SHORT)
     addresses = str(folder.parent / "notify.toml")
     process = started(folder, limits=SILENT, HANGPROOF_NOTIFY=addresses)

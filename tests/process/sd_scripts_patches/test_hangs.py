@@ -1,7 +1,7 @@
 """Each known hang, injected: the process exits in time, its exit code is right, the log names what it waited for.
 
-The small probes use the libraries and classes that sd-scripts uses, under the launcher; tests/upstream/test_sd_scripts.py does the
-same in complete training runs.
+The small probes use the libraries and classes that sd-scripts uses, under the launcher;
+tests/upstream/test_sd_scripts.py does the same in complete training runs.
 """
 
 import signal

@@ -1,7 +1,7 @@
 """Lint on the scripts that people have: the commands of other projects' documents, FluxGym's scripts, kohya_ss's commands.
 
-Each script is fixed and run in bash; it must start the same programs with the same arguments, apart from the changes that
-lint reports. Batch files and PowerShell scripts are compared by the parser, because neither interpreter is here.
+Each script is fixed and run in bash; it must start the same programs with the same arguments, apart from the changes
+that lint reports. Batch files and PowerShell scripts are compared by the parser, because neither interpreter is here.
 """
 
 import re

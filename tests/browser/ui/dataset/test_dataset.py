@@ -1,5 +1,5 @@
-"""Step 2 for large data sets in a real browser: search, selection over pages, subsets, tags, a cancelled upload, a hostile pattern, and
-a folder of the server."""
+"""Step 2 for large data sets in a real browser: search, selection over pages, subsets, tags, a cancelled upload, a
+hostile pattern, and a folder of the server."""
 
 from draft_helpers import photo
 from ui_page import caption, open_page, saved, until

@@ -239,8 +239,8 @@ def test_two_tabs_and_another_browser_share_a_draft_and_what_each_types_is_merge
         assert aside.locator("textarea").input_value() == "the first picture"  # not lost
         assert [item.caption for item in draft.items(mine) if item.file == "a.png"] == [""]
 
-        # Pages of cards keep what was typed. Another tab changes a caption, and the list that is asked for because of it
-        # arrives after the next page: it does not turn it back.
+        # Pages of cards keep what was typed. Another tab changes a caption, and the list that is asked for because of
+        # it arrives after the next page: it does not turn it back.
         many = [photo(tmp_path / f"{n:02}.png", n) for n in range(10)]
         drop(tab, *many, count=13)
         tab.get_by_text("Page 1 of 2").wait_for()

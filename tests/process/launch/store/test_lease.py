@@ -1,7 +1,8 @@
 """The lease: two or three machines, every interleaving that Hypothesis finds, clocks of different speed, lost answers.
 
-A contender runs the real `Lease` in a thread. Each of its calls to the store stops twice, before it takes effect and before
-its answer arrives; which contender goes on, and how much time passes, is drawn. So a schedule is exact and can be repeated.
+A contender runs the real `Lease` in a thread. Each of its calls to the store stops twice, before it takes effect and
+before its answer arrives; which contender goes on, and how much time passes, is drawn. So a schedule is exact and can
+be repeated.
 
 The campaign, 20 minutes: `HANGPROOF_EXAMPLES=100 python -m pytest tests/process/launch/store/test_lease.py -k two_never`.
 """
@@ -181,8 +182,8 @@ class Contender:
 def schedules(draw, contenders: int) -> list[tuple[int, float]]:
     """Who goes on, after how many seconds.
 
-    One machine comes to hold. Then, several times: one is silent for about a period while others go on, and all interleave
-    call by call for a while, which is where a lease can go wrong.
+    One machine comes to hold. Then, several times: one is silent for about a period while others go on, and all
+    interleave call by call for a while, which is where a lease can go wrong.
     """
     who = st.integers(0, contenders - 1)
     steps = [(0, 0.5)] * draw(st.sampled_from([0, 20, 40]))

@@ -1,8 +1,9 @@
 """A stand-in for the NVIDIA management library, first on the PYTHONPATH of whoever asks it: one idle GPU.
 
-How it fails is the word in FAULTS_NVML, or a file of that name beside a copy of this one: `absent`, `fails`, `lost`, `hangs`; `mig`
-divides the GPU, and a file `pids` names the processes on it. FAULTS_NVML_GIB: its memory, 24. FAULTS_NVML_USED: a file that is made
-when it is called. FAULTS_NVML_VALUES: a JSON file of values that replace those below. FAULTS_NVML_WSL=1: the driver of WSL.
+How it fails is the word in FAULTS_NVML, or a file of that name beside a copy of this one: `absent`, `fails`, `lost`,
+`hangs`; `mig` divides the GPU, and a file `pids` names the processes on it. FAULTS_NVML_GIB: its memory, 24.
+FAULTS_NVML_USED: a file that is made when it is called. FAULTS_NVML_VALUES: a JSON file of values that replace those
+below. FAULTS_NVML_WSL=1: the driver of WSL.
 """
 
 import json
