@@ -27,10 +27,6 @@ from sd_scripts_patches import (
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches.patch import Incompatible
 
-TOOLS = {
-    "audit": "python tests/support/audit_waits.py CHECKOUT",
-    "canary": "python tests/support/canary.py OLD NEW",
-}
 CACHES = re.compile(r"_cache_(latents|text_encoder_outputs)\.py$")  # musubi-tuner's, which run before the training
 USAGE = """usage: python -m sd_scripts_patches [--hangproof_…] SCRIPT ARGS     run a script of sd-scripts or musubi-tuner with the guards
        python -m sd_scripts_patches [--hangproof_…] -m MODULE ARGS   run a module with the guards
@@ -56,9 +52,6 @@ def main(arguments: list[str]) -> int:
         return check(arguments[1:])
     if arguments[0] == "selftest":
         return selftest.main(arguments[1:])
-    if arguments[0] in TOOLS:
-        print(f"sd_scripts_patches: {arguments[0]} is a tool of its own: {TOOLS[arguments[0]]}", file=sys.stderr)
-        return 2
     as_module = arguments[0] == "-m"
     if as_module and len(arguments) < 2:
         print(USAGE + timeouts.listing(), end="", file=sys.stderr)

@@ -9,7 +9,6 @@ import pytest
 import tiny_sd_scripts as tiny
 
 from guards import heartbeat
-from sd_scripts_patches.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -230,9 +229,3 @@ def test_a_module_that_was_imported_too_early_is_refused(tmp_path):
     write(tmp_path, "thing.py", THING)
     done = drive(tmp_path, before=f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import thing\n")
     assert "thing was loaded without its rewrite (probe)" in done.stderr and done.stdout == ""
-
-
-@pytest.mark.parametrize("command, tool", [("audit", "audit_waits.py"), ("canary", "canary.py")])
-def test_a_tool_of_the_maintainers_is_wrong_usage_that_says_where_it_is(command, tool, capsys):
-    assert main([command, "DIR"]) == 2
-    assert f"python tests/support/{tool} " in capsys.readouterr().err and (ROOT / "tests/support" / tool).is_file()
