@@ -267,7 +267,7 @@ class TrainingLoop:
             return
         if main:
             self.save_state(self.step, "stop requested")
-            snapshots.wait_for_saves()
+            snapshots.saves.wait()
         elif several:
             self.beat.phase("save", note="waiting for rank 0")
         if several:  # the launcher kills all ranks when the first one exits
@@ -296,7 +296,7 @@ def follow(kind: type[TrainingLoop]) -> Callable[[Callable], Callable]:
             session.heartbeat().reach("folders")
             _training = kind(args)
             _training.attach(self)
-            with snapshots.completing():
+            with snapshots.saves:
                 original(self, args)
             _training.record_validation()
             session.heartbeat().phase("end")

@@ -236,13 +236,11 @@ def wait_for_uploads(limit_s: float = float("inf")) -> None:
 
 def _upload(original: Callable) -> Callable:
     def upload(args: Any, src: object, *rest: Any, **kwargs: Any) -> None:
-        limit = timeouts.seconds("upload_timeout_s")
+        limit_s = timeouts.seconds("upload_timeout_s")
         what = f"the upload of {src if isinstance(src, (str, Path)) else 'a file'}"
         with session.phase("save", note=what):  # in phase "step" it would look like a hung step
-            if not limit:
-                return original(args, src, *rest, **kwargs)
             try:
-                deadline.call(original, args, src, *rest, seconds=limit, what=what, **kwargs)
+                deadline.call(original, args, src, *rest, seconds=limit_s, what=what, **kwargs)
             except TimeoutError as error:
                 session.log(f"{error}; the run continues, the file is in the output folder")
 

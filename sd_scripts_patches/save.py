@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from guards import crash
+from guards import crash, deadline
 from sd_scripts_patches import ast_utils, session, snapshots, timeouts, trackers
 from sd_scripts_patches.musubi import BASE, LOOP, TRAIN_UTILS
 from sd_scripts_patches.patch import Incompatible, Patch, Target, find_function, find_one
@@ -64,8 +64,8 @@ def save_weights(network: Any, file: str, dtype: Any, metadata: dict[str, str] |
     """`network.save_weights(file, …)`, atomically, in phase "save". Replaces that call in the training."""
     from guards import checkpoint
 
-    snapshots.begin_saves(_step_and_epoch(Path(file))[0])
-    snapshots.wait_for_saves()  # a state that was saved before this LoRA is complete before it
+    snapshots.saves.begin(_step_and_epoch(Path(file))[0])
+    snapshots.saves.wait()  # a state that was saved before this LoRA is complete before it
     refuse_nan(_trained(network), file)
     with session.phase("save", note=file), checkpoint.writing_file(file) as temporary:
         network.save_weights(str(temporary), dtype, metadata)
@@ -97,7 +97,8 @@ def end_training(accelerator: Any) -> None:
     if accelerator.num_processes == 1:
         names = ", ".join(tracker.name for tracker in accelerator.trackers) or "experiment trackers"
         try:
-            trackers.call_within(timeouts.seconds("trackers_end_s"), f"{names} to finish", accelerator.end_training)
+            limit_s = timeouts.seconds("trackers_end_s")
+            deadline.call(accelerator.end_training, seconds=limit_s, what=f"{names} to finish")
         except TimeoutError as error:
             trackers.give_up(str(error))
         return
@@ -126,13 +127,13 @@ def _write_aside(original: Callable) -> Callable:
         from guards import checkpoint
 
         step, epoch = _step_and_epoch(Path(output_dir))
-        snapshots.begin_saves(step)
+        snapshots.saves.begin(step)
         for model in self._models:
             refuse_nan(_trained(model), str(output_dir))
         usual = not args and not kwargs and _NUMBERS.search(Path(output_dir).name)  # else the LoRA of the end follows
         if usual and snapshots.write_later(self, Path(output_dir), step, epoch):
             return output_dir
-        snapshots.wait_for_saves()
+        snapshots.saves.wait()
         with checkpoint.writing(output_dir, step, epoch) as temporary:
             original(self, str(temporary), *args, **kwargs)
         return output_dir
@@ -149,7 +150,7 @@ class SafeDeletion:
     @staticmethod
     def rmtree(path: str | os.PathLike) -> None:
         """Delete an old state when the newer one is complete, unless it is the last valid one."""
-        snapshots.after_saves(f"{path}, which is deleted", lambda: retire(path))
+        snapshots.saves.then(f"{path}, which is deleted", lambda: retire(path))
 
 
 def retire(path: str | os.PathLike[str]) -> None:

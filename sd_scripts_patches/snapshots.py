@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from guards import snapshot_keep
+from guards.heartbeat import Heartbeat
 from guards.snapshot_record import File, RecordError
 from guards.snapshots import Snapshots
 from guards.state_saves import StateSaves
@@ -30,7 +31,7 @@ SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
 FOLDER = "capture"  # in the folder of the snapshots
 _capturing: int | None = None  # the thread whose saves are kept
 _owners: weakref.WeakKeyDictionary[Any, dict[str, tuple[dict[str, Any], str]]] = weakref.WeakKeyDictionary()
-saves: StateSaves | None = None  # of this training; None: they are written as ever
+saves = StateSaves(Snapshots(None), Heartbeat(None))  # of this training; without a folder they are written as ever
 
 
 def capturing() -> bool:
@@ -56,8 +57,7 @@ class MemorySnapshots:
 
     def take_if_due(self) -> None:
         """Everything that belongs to a batch is complete; a snapshot is of whole steps."""
-        if saves is not None:
-            saves.check()
+        saves.check()
         loop, run = self.loop, session.run
         if (
             not self.memory.active
@@ -222,44 +222,16 @@ def attach(loop: Any) -> None:
         saves = StateSaves.from_env(ours.memory, loop.beat)
 
 
-def completing() -> contextlib.AbstractContextManager[Any]:
-    """Around the training: at its end, and after an error in it, what it has saved is complete."""
-    return saves if saves is not None else contextlib.nullcontext()
-
-
-def begin_saves(step: int) -> None:
-    """The saves that follow are of `step`: those of earlier steps are complete when this returns."""
-    if saves is not None:
-        saves.begin(step)
-
-
 def write_later(accelerator: Any, folder: Path, step: int, epoch: int) -> bool:
     """Have the state `folder` written in a thread, as `accelerator.save_state` would; False where that is not possible."""
-    if saves is None or saves.snapshots.folder is None or not saves.snapshots.active:
+    if saves.snapshots.folder is None or not saves.snapshots.active:
         return False
-    files, header = (
-        capture(accelerator, saves.snapshots.folder / FOLDER),
-        saves.snapshots.header(step, epoch, folder.name),
-    )
+    files = capture(accelerator, saves.snapshots.folder / FOLDER)
+    header = saves.snapshots.header(step, epoch, folder.name)
     saves.save(folder.name, step, epoch, files, lambda files: snapshot_keep.write(folder, header, files))
     return True
 
 
 def complete_saves(output: str, step: int) -> None:
     """Write the states that a killed process was saving. `step`: from which this one goes on."""
-    if saves is not None:
-        saves.redo(step, lambda header, files: snapshot_keep.write(Path(output, header.name), header, files))
-
-
-def wait_for_saves() -> None:
-    """Everything that was to be saved is complete when this returns. Raises the error of a save that failed."""
-    if saves is not None:
-        saves.wait()
-
-
-def after_saves(what: str, function: Callable[[], object]) -> None:
-    """Call `function` after the saves so far; at once where none is under way."""
-    if saves is not None:
-        saves.then(what, function)
-    else:
-        function()
+    saves.redo(step, lambda header, files: snapshot_keep.write(Path(output, header.name), header, files))

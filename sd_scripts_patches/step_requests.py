@@ -71,7 +71,7 @@ class Requests:
                 self.save_state(step)
                 saved = True
             what = "a checkpoint and its LoRA" if kind == "save" else KINDS[kind]
-            snapshots.after_saves("the answer to a request", partial(self.reader.done, kind, step, what))
+            snapshots.saves.then("the answer to a request", partial(self.reader.done, kind, step, what))
         if saved:
             self._drop_old(step)
 

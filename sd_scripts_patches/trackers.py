@@ -8,7 +8,6 @@ fills the queue and loses entries, and the trainer never waits. The end has a li
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import queue
 import threading
@@ -87,7 +86,7 @@ def _start_within_limit(original: Callable) -> Callable:
             what = f"trackers to start ({names}{', ' + mode if mode else ''})"
             session.heartbeat().item(number, note=f"waiting for {what}")  # each attempt has the limit for itself
             try:
-                call_within(limit, what, functools.partial(original, accelerator, *args, **kwargs))
+                deadline.call(original, accelerator, *args, seconds=limit, what=what, **kwargs)
                 break
             except Exception as error:  # noqa: BLE001 - an error of any tracker must not end the run
                 session.log(f"{type(error).__name__}: {error}; the run continues offline")
@@ -96,14 +95,6 @@ def _start_within_limit(original: Callable) -> Callable:
             decouple(tracker)
 
     return init_trackers
-
-
-def call_within(limit_s: float, what: str, function: Callable, *args: Any) -> None:
-    """Call function(*args) within `limit_s` seconds; 0 means no limit. Raises TimeoutError naming `what`."""
-    if limit_s > 0:
-        deadline.call(function, *args, seconds=limit_s, what=what)
-    else:
-        function(*args)
 
 
 def give_up(reason: str) -> None:
@@ -129,7 +120,7 @@ def decouple(tracker: Any) -> None:
         what = f"tracker {tracker.name} to finish"
         session.heartbeat().item(1, note=f"waiting for {what}")
         try:
-            call_within(limit, what, finish)
+            deadline.call(finish, seconds=limit, what=what)
         except Exception as error:  # noqa: BLE001 - training is complete; a tracker's error must not fail the run
             give_up(f"{type(error).__name__}: {error}")
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,28 +138,23 @@ def restore(state: dict[str, Any]) -> list[str]:
 
 def to_json(state: dict[str, Any]) -> dict[str, Any]:
     """Return `generators(...)` with its arrays and tensors as plain values."""
-    plain = dict(state)
     name, keys, *rest = state["numpy"]
-    plain["numpy"] = [name, [int(k) for k in keys], *rest]
-    for kind in ("torch", "mps"):
-        if kind in state:
-            plain[kind] = pack(state[kind])
-    for kind in ACCELERATORS:
-        if kind in state:
-            plain[kind] = [pack(t) for t in state[kind]]
-    return plain
+    return {**_converted(state, pack), "numpy": [name, [int(k) for k in keys], *rest]}
 
 
 def from_json(plain: dict[str, Any]) -> dict[str, Any]:
     """Return the inverse of `to_json`."""
-    state = dict(plain)
-    for kind in ("torch", "mps"):
-        if kind in plain:
-            state[kind] = unpack(plain[kind])
-    for kind in ACCELERATORS:
-        if kind in plain:
-            state[kind] = [unpack(t) for t in plain[kind]]
-    return state
+    return _converted(plain, unpack)
+
+
+def _converted(state: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """`generators(...)` with `convert` applied to each tensor."""
+    changed = dict(state)
+    for kind in state.keys() & {"torch", "mps"}:
+        changed[kind] = convert(state[kind])
+    for kind in state.keys() & {*ACCELERATORS}:
+        changed[kind] = [convert(value) for value in state[kind]]
+    return changed
 
 
 def pack(tensor: torch.Tensor) -> str:
