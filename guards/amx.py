@@ -12,6 +12,8 @@ import os
 import re
 from pathlib import Path
 
+from guards.reading import read_text
+
 LIMIT = "ONEDNN_MAX_CPU_ISA"
 BELOW_AMX = "AVX512_CORE_BF16"
 TILES = 0x1D  # the number of the leaf
@@ -33,11 +35,7 @@ def avoid() -> str:
 
     A limit that the user has set stays.
     """
-    try:
-        described = CPUINFO.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    if LIMIT in os.environ or not is_broken(described):
+    if LIMIT in os.environ or not is_broken(read_text(CPUINFO)):
         return ""
     os.environ[LIMIT] = BELOW_AMX
     return f"this virtual machine announces AMX but does not support it: {LIMIT}={BELOW_AMX}"

@@ -95,12 +95,6 @@ _watch: _Watch | None = None
 _forks = 0  # between the first process and this one
 
 
-def _new_watch() -> _Watch:
-    global _watch
-    _watch = _Watch()
-    return _watch
-
-
 def _after_fork() -> None:
     global _watch, _forks
     _watch, _forks = None, _forks + 1
@@ -126,8 +120,9 @@ class Deadline:
         self._watch: _Watch | None = None
 
     def __enter__(self) -> Deadline:
+        global _watch
         if self.seconds:
-            self._watch = _watch or _new_watch()
+            self._watch = _watch = _watch or _Watch()
             self._watch.add(self, time.monotonic() + self.seconds)
         return self
 

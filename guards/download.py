@@ -43,6 +43,7 @@ from guards.hub_request import (
     follow,
     resolve,
 )
+from guards.reading import read_json
 
 CHUNK = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -218,11 +219,8 @@ class _Download:
 
     def discard_other_file(self, remote: Remote) -> None:
         """Delete the bytes of an earlier download unless they belong to the same file and their end can be verified."""
-        try:
-            known = json.loads(self.note.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            known = None
-        same = isinstance(known, dict) and (known.get("etag"), known.get("size")) == (remote.etag, remote.size)
+        known = read_json(self.note)
+        same = known is not None and (known.get("etag"), known.get("size")) == (remote.etag, remote.size)
         fits = remote.size is None or size_of(self.part) <= remote.size
         if not (same and fits and remote.verifiable):
             self.part.unlink(missing_ok=True)

@@ -150,7 +150,8 @@ class Heartbeat:
         record.rank, record.world, record.pid = rank, world, os.getpid()
         record.loss = record.lr = math.nan
         record.phase_s = record.started_s = record.beat_s = record.point_s = now
-        record.point, record.local_rank = -1, _number_in_environment("LOCAL_RANK")
+        local_rank = os.environ.get("LOCAL_RANK", "")
+        record.point, record.local_rank = -1, int(local_rank) if local_rank.isdecimal() else 0
         self.describe()
 
     @classmethod
@@ -286,20 +287,10 @@ class Heartbeat:
             setattr(record, name, value)
         record.beat_s = now
         if note is not None:
-            text = _fit(note)
+            # Cut between characters.
+            text = note.encode("utf-8", "replace")[:_NOTE].decode("utf-8", "ignore").encode("utf-8")
             record.note_bytes, record.note[: len(text)] = len(text), text
         record.sequence += 1
-
-
-def _number_in_environment(name: str) -> int:
-    """The number in an environment variable, 0 without one."""
-    value = os.environ.get(name, "")
-    return int(value) if value.isdecimal() else 0
-
-
-def _fit(note: str) -> bytes:
-    """`note` as UTF-8 of at most _NOTE bytes, cut between characters."""
-    return note.encode("utf-8", "replace")[:_NOTE].decode("utf-8", "ignore").encode("utf-8")
 
 
 def _create(path: Path) -> mmap.mmap:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from guards import limits
 from guards.metrics import say
+from guards.reading import read_text
 
 
 class DownloadError(Exception):
@@ -122,8 +123,4 @@ def token() -> str | None:
     """The user's hub token; None when there is none."""
     if os.environ.get("HF_TOKEN"):
         return os.environ["HF_TOKEN"].strip()
-    path = Path(os.environ.get("HF_TOKEN_PATH") or hub_home() / "token")
-    try:
-        return path.read_text(encoding="utf-8").strip() or None
-    except OSError:
-        return None
+    return read_text(os.environ.get("HF_TOKEN_PATH") or hub_home() / "token").strip() or None

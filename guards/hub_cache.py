@@ -23,6 +23,7 @@ from guards.checkpoint import atomic_write
 from guards.download import CHUNK, check_space, fetch_locked, missing_bytes
 from guards.hub import DownloadError, Options, Progress, Remote, Source, endpoint, hub_home
 from guards.hub_request import ask, resolve
+from guards.reading import read_json
 
 MOST_LIST_BYTES = 1 << 26
 
@@ -142,11 +143,7 @@ def snapshot(
 
 
 def _records(home: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((home / ".hangproof.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return read_json(home / ".hangproof.json") or {}
 
 
 def _completed(home: Path, revision: str) -> Path | None:

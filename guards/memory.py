@@ -10,8 +10,9 @@ import math
 import re
 from pathlib import Path
 
-MEMINFO = Path("/proc/meminfo")
-OWN_CGROUP = Path("/proc/self/cgroup")
+from guards.reading import read_text
+
+PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60  # cgroup v1 writes about 2^63 for "no limit"
 _V2 = ("memory.max", "memory.current", "inactive_file")
@@ -27,32 +28,29 @@ def available_bytes() -> int | None:
 
 def machine_bytes() -> int | None:
     """MemAvailable of the machine in bytes; None where there is no /proc/meminfo."""
-    try:
-        found = re.search(r"^MemAvailable:\s*(\d+) kB$", MEMINFO.read_text(), re.M)
-    except OSError:
-        return None
+    found = re.search(r"^MemAvailable:\s*(\d+) kB$", read_text(PROC / "meminfo"), re.M)
     return int(found[1]) * 1024 if found else None
 
 
 def cgroup_bytes() -> float:
     """Bytes left under the limits of this process's cgroup and of those above it; infinite without a limit."""
-    try:
-        lines = OWN_CGROUP.read_text().splitlines()
-    except OSError:
-        return math.inf
-    left = math.inf
-    for line in lines:
+    return min((_left(folder, names) for folder in cgroups("self", "memory") for names in (_V1, _V2)), default=math.inf)
+
+
+def cgroups(process: str, controller: str) -> list[Path]:
+    """The cgroups of a process that can hold a limit of `controller`, inner ones first. [] off Linux.
+
+    In a container the path is often the host's, and its own limit is at the root of the mount.
+    """
+    found: list[Path] = []
+    for line in read_text(PROC / process / "cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        top = CGROUPS / "memory" if controllers else CGROUPS
-        folder = top / path.lstrip("/")
-        # In a container the path is often the host's, and its own limit is at the top.
-        for place in (folder, *folder.parents):
-            left = min(left, _left(place, _V1 if controllers else _V2))
-            if place == top:
-                break
-    return left
+        for base in (CGROUPS / controllers, CGROUPS / controller) if controllers else (CGROUPS, CGROUPS / "unified"):
+            folder = base / path.lstrip("/")
+            found += [one for one in (folder, *folder.parents) if one == base or base in one.parents]
+    return list(dict.fromkeys(found))
 
 
 def _left(folder: Path, names: tuple[str, str, str]) -> float:

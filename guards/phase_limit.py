@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 
 from guards import deadline, limits
 from guards.heartbeat import PHASES, Heartbeat
+from guards.reading import moved_bytes
 
 READS = ("import", "load", "hash")
 """Phases that are silent while they read large files."""
@@ -54,8 +54,4 @@ def _run(heartbeat: Heartbeat, interval_s: float) -> None:
 
 def _bytes_read() -> int:
     """Bytes that this process has read; 0 where the system does not tell."""
-    try:
-        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("rchar:")), 0)
+    return moved_bytes("self", ("rchar",)) or 0

@@ -1,4 +1,4 @@
-"""Reads a file although the system lacks a descriptor or memory for a moment.
+"""Reads a file although the system lacks a descriptor or memory for a moment, or as if one that cannot be read were empty.
 
 A scan of /proc or of a folder of checkpoints opens hundreds of files: if one error in fifty opens ended it, it would
 never end well. A shortage that lasts is the caller's error, as ever.
@@ -7,10 +7,15 @@ never end well. A shortage that lasts is the caller's error, as ever.
 from __future__ import annotations
 
 import errno
+import json
 import os
+from pathlib import Path
+from typing import Any
 
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 TRIES_COUNT = 3
+MOVED = ("rchar", "wchar", "read_bytes", "write_bytes")
+"""Bytes passed through read and write calls, and those of a disk again, which move within a long call."""
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
@@ -24,10 +29,39 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     return _read(path)
 
 
-def boot_id() -> str:
-    """The id of this boot of the machine; "" where there is none."""
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a file, "" where it cannot be read; what is not UTF-8 is replaced."""
     try:
-        return read_bytes("/proc/sys/kernel/random/boot_id").decode("ascii").strip()
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """A JSON object from a file; None when the file is missing, incomplete or something else."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def moved_bytes(process: str, counters: tuple[str, ...] = MOVED) -> int | None:
+    """The sum of these counters of /proc/PROCESS/io, such as `self` or `self/task/12`; None where they are not counted."""
+    try:
+        lines = [line.split(": ") for line in read_bytes(f"/proc/{process}/io").decode().splitlines()]
+    except OSError:
+        return None
+    return sum(int(number) for name, number in lines if name in counters)
+
+
+def boot_id() -> str:
+    """A name for this boot, "" off Linux: then callers compare processes by (pid, start) alone.
+
+    A boot time is no such name: it is computed from the wall clock, which moves.
+    """
+    try:
+        return read_bytes("/proc/sys/kernel/random/boot_id").decode().strip()
     except OSError:
         return ""
 

@@ -44,7 +44,7 @@ from typing import Any
 
 from guards import checkpoint, limits, memory
 from guards import snapshot_record as record
-from guards.reading import boot_id
+from guards.reading import boot_id, read_text
 from guards.snapshot_record import File, Header, Plan, RecordError
 
 FOLDER = "HANGPROOF_SNAPSHOTS"
@@ -456,10 +456,7 @@ def headers(folder: Path) -> dict[Path, Header]:
 
 def status(folder: Path) -> dict[str, Any]:
     """For people: {"step", "bytes", "every", "off"} of a folder of snapshots; `step` None before the first one."""
-    try:
-        off = (folder / OFF).read_text(encoding="utf-8")
-    except OSError:
-        off = ""
+    off = read_text(folder / OFF)
     newest = next(iter(headers(folder).values()), None)
     if newest is None or off:
         return {"step": None, "bytes": 0, "every": 0, "off": off}

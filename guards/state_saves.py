@@ -29,6 +29,7 @@ from typing import Any
 from guards import limits, snapshot_record
 from guards.deadline import Deadline
 from guards.heartbeat import Heartbeat
+from guards.reading import moved_bytes
 from guards.snapshot_record import File, Header, RecordError
 from guards.snapshots import THREAD_NICE, Snapshots
 from guards.step_requests import append_event
@@ -242,13 +243,8 @@ def _moved_bytes(thread: int | None) -> int:
 
     Where the system does not count them, a number that grows with the time: only `save_s` then ends a save.
     """
-    try:
-        lines = Path(f"/proc/self/task/{thread}/io").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return time.monotonic_ns()
-    return sum(
-        int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar", "read_bytes", "write_bytes"))
-    )
+    moved = moved_bytes(f"self/task/{thread}")
+    return time.monotonic_ns() if moved is None else moved
 
 
 def _number(path: Path) -> int:

@@ -186,13 +186,9 @@ def barrier(seconds: float, what: str, ranks: int = 0) -> Deadline:
 
 def others() -> str:
     """What the other ranks of this machine do, for a message: `; rank 1: phase save, step 12, no beat for 95 s`."""
-    now_s = time.monotonic()
+    now_s, folder = time.monotonic(), os.environ.get("HANGPROOF_HEARTBEAT")
     return "".join(
         f"; rank {beat.rank}: phase {beat.phase}, step {beat.step}, no beat for {now_s - beat.beat_s:.0f} s"
-        for beat in _others()
+        for beat in (heartbeat.read_all(folder) if folder else ())
+        if beat.rank != rank()
     )
-
-
-def _others() -> list[heartbeat.Beat]:
-    folder = os.environ.get("HANGPROOF_HEARTBEAT")
-    return [beat for beat in heartbeat.read_all(folder) if beat.rank != rank()] if folder else []

@@ -124,11 +124,6 @@ def span(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 3597 else f"{seconds / 3600:,.2f} h"
 
 
-def seconds(folder: Path) -> float:
-    """Seconds for which a run had a machine, up to now: what its `price_per_hour` is paid for."""
-    return read(folder).machine_s
-
-
 def read(folder: Path, status: dict[str, Any] | None = None) -> Ledger:
     """The ledger of a run, up to now. A file that is missing or damaged costs its own part.
 

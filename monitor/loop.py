@@ -86,7 +86,7 @@ class Loop:
             checked=checked,
         )
         self.slowdown = Slowdown(self.run)
-        self.status = StatusWriter(self.run, parent_pid, self.slowdown.summary)
+        self.status = StatusWriter(self.run, parent_pid, lambda: self.slowdown.found or None)
         self.learned = {} if folder.foreign else load_learned(learned_file(), learned_key(folder.spec, nvml.model()))
         self.watch = Watch(self.config, {**self.learned, **self.run.state.durations})
         self.spend = Spend(folder.folder, folder.spec, self.config.end.stop_save_s)

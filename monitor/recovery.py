@@ -24,7 +24,7 @@ from monitor.process import platform
 from monitor.process.tree import KillResult
 from monitor.resume import checkpoints, policy, script
 from monitor.run_folder import MonitorError
-from monitor.start import EXIT_BUDGET, EXIT_FAILED, VERIFY_TRIES_COUNT, GiveUp, Run, Survivors, keep_newest
+from monitor.start import EXIT_BUDGET, EXIT_FAILED, VERIFY_TRIES_COUNT, GiveUp, Run, Survivors, Wait, keep_newest
 from monitor.state import Failure, State
 
 
@@ -48,12 +48,6 @@ class Crash:
 
 
 @dataclass(frozen=True)
-class Restart:
-    wait_s: float
-    message: str
-
-
-@dataclass(frozen=True)
 class Finished:
     """No restart: the training is complete, or it stopped because it was asked to."""
 
@@ -62,7 +56,7 @@ class Finished:
 
 def recover(
     run: Run, attempt: Attempt, view: Observation, failure: Hang | Crash | None
-) -> Restart | GiveUp | Finished | Survivors:
+) -> Wait | GiveUp | Finished | Survivors:
     """Answer a failure. `failure` None: go on with the recovery that `run.state.failure` records."""
     state, end = run.state, run.config.end
     if state.failure is None and failure is not None:
@@ -98,13 +92,13 @@ def recover(
     limits = run.config.restart
     history, plan = policy.after_failure(state.history, mark, new_steps, bool(change), limits, cause.wait_s)
     stop = plan.stop if cause.restart else cause.explanation
-    result: Restart | GiveUp
+    result: Wait | GiveUp
     if stop:
         keep_newest(run, run.pause)  # the message names the checkpoint that is kept
         result = GiveUp(_close_given_up(run, incident, stop), EXIT_BUDGET if cause.restart else EXIT_FAILED)
     else:
         wait = f" in {plan.wait_s:.0f} s" if plan.wait_s else ""
-        result = Restart(plan.wait_s, f"{cause.title}; restarting{wait}")
+        result = Wait(plan.wait_s, f"{cause.title}; restarting{wait}")
         if change:
             incident.changed.append(change["sentence"])
             patch = {name: value for name, value in change["patch"].items() if name != "spec"}

@@ -22,6 +22,7 @@ import tomllib
 
 from guards.checkpoint import fsync_path
 from guards.metrics import append_text
+from guards.reading import read_json as read_json
 from monitor.process import platform, tree
 from monitor.process.subjob import ROOT, helper_environment, python
 
@@ -74,15 +75,6 @@ def all_folders() -> list[Path]:
     from runs.paths import outputs_dir
 
     return sorted(p.parent for p in outputs_dir().glob(f"*/{SCRIPT}") if not p.parent.name.startswith("."))
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object from a file; None when the file is missing, incomplete or something else."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def wake_queue() -> bool:
@@ -215,17 +207,11 @@ class RunFolder:
 
     def log_size(self) -> int:
         """Size of training.log in bytes, 0 when it cannot be read."""
-        try:
-            return os.stat(self._training_log).st_size
-        except OSError:
-            return 0
+        return _size(self._training_log)
 
     def metrics_size(self) -> int:
         """Size of metrics.jsonl in bytes, 0 when it cannot be read."""
-        try:
-            return os.stat(os.path.join(self.folder, METRICS)).st_size
-        except OSError:
-            return 0
+        return _size(os.path.join(self.folder, METRICS))
 
     def mark_log(self, text: str) -> None:
         """Add a heading of the monitor to training.log; nothing where it cannot be written."""
@@ -281,6 +267,13 @@ class RunFolder:
             append_text(path, line)
         except OSError as error:
             print_line(f"monitor: cannot write {path}: {error.strerror or error}")
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def _utc() -> str:

@@ -36,7 +36,8 @@ Changes = list[dict[str, str]]
 
 
 class Slowdown:
-    """Watches the pace of one run. `found` is what is reported now, {} while the pace is the usual one."""
+    """Watches the pace of one run. `found` is what is reported now, in status.json too, {} while the pace is the usual one:
+    cause, title, explanation, advice, since (UTC), step_s, usual_s (None: unknown)."""
 
     def __init__(self, run: Run):
         self.run = run
@@ -78,10 +79,6 @@ class Slowdown:
     def text(self) -> str:
         """The slow time as a clause for a report; "" for none."""
         return f"{self.found['title']}: {self.found['explanation']}".rstrip(".") if self.found else ""
-
-    def summary(self) -> dict[str, Any] | None:
-        """For status.json: cause, title, explanation, advice, since (UTC), step_s, usual_s (None: unknown); None at the usual pace."""
-        return self.found or None
 
     def poll(self, attempt: Attempt, view: Observation, watch: Watch, verdict: Verdict) -> Changes | None:
         """Take one look. Changes: the run is to be saved and restarted with these instead of those in force."""

@@ -21,7 +21,7 @@ def machine_seconds(folder: Path) -> float:
     """Seconds for which the run had a machine, up to now."""
     from monitor import ledger  # of no use to a run without a limit
 
-    return ledger.seconds(folder)
+    return ledger.read(folder).machine_s
 
 
 class Spend:

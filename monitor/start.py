@@ -118,7 +118,7 @@ class Survivors:
 
 @dataclass(frozen=True)
 class Wait:
-    """The start has to wait."""
+    """The next start comes after so many seconds."""
 
     seconds: float
     message: str
@@ -187,7 +187,8 @@ def _start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
 
     metrics_bytes = run.folder.metrics_size()
     try:
-        variables = {} if run.several else snapshot_variables(run, point)
+        limit, spec = run.config.restart.snapshots_bytes, spec_hash(run.folder.folder)
+        variables = {} if run.several else snapshots.environment(state.snapshots, spec, limit, point.record)
         standby = _release_standby(run, number, rendered, point, variables)
         attempt = standby or _start_cold(run, number, rendered, point, variables)
     except OSError:
@@ -313,12 +314,6 @@ def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
     else:
         run.folder.log(f"the snapshot of step {record.step} was written to the disk")
     return run.unkept
-
-
-def snapshot_variables(run: Run, point: ResumePoint) -> dict[str, str]:
-    """The variables that an attempt needs for its snapshots in memory."""
-    limit = run.config.restart.snapshots_bytes
-    return snapshots.environment(run.state.snapshots, spec_hash(run.folder.folder), limit, point.record)
 
 
 def gpu_missing(run: Run) -> GiveUp | None:

@@ -37,7 +37,7 @@ ACTIVE = (State.STARTING, State.RUNNING, State.SUSPECT, State.SLOW, State.STOPPI
 
 
 class StatusWriter:
-    """One for a run. `parent_pid`: the process that restarts this monitor when it is killed. slow: `Slowdown.summary`."""
+    """One for a run. `parent_pid`: the process that restarts this monitor when it is killed. slow: `Slowdown.found`, None for {}."""
 
     def __init__(self, run: Run, parent_pid: int | None, slow: Callable[[], dict[str, Any] | None] = lambda: None):
         self.run = run

@@ -463,8 +463,8 @@ class Supervisor(Loop):
             return self.finish(State.FAILED, result.code, result.reason)
         if self.run.several:
             return self.finish(State.PREEMPTED, EXIT_AGAIN, f"{result.message} with all machines")
-        if result.wait_s:
-            return Step(State.BACKOFF, result.message, time.monotonic() + result.wait_s)
+        if result.seconds:
+            return Step(State.BACKOFF, result.message, time.monotonic() + result.seconds)
         self.enter(Step(State.BACKOFF, result.message))
         return self.queued()
 

@@ -7,6 +7,7 @@ appear anywhere among ARGS. Exit code: the script's own; 1 when a patch is incom
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -149,7 +150,7 @@ def check(arguments: list[str]) -> int:
     targets = [target.verdict for finding in findings for target in finding.targets]
     counts = {verdict: targets.count(verdict) for verdict in compatibility.VERDICTS}
     if "--json" in arguments:
-        rows = compatibility.to_json(findings)
+        rows = [dataclasses.asdict(finding) for finding in findings]
         print(json.dumps({"checkout": str(folder), "ok": not broken, "counts": counts, "patches": rows}))
     else:
         print(compatibility.format_table(findings))

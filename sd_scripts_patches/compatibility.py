@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from sd_scripts_patches import locate
@@ -165,11 +165,6 @@ def format_table(findings: Sequence[Finding]) -> str:
                 lines.append(f"{'':<12}! {target.reason}")
                 lines.append(f"{'':<12}! open: {target.open}")
     return "\n".join(lines)
-
-
-def to_json(findings: Sequence[Finding]) -> list[dict[str, object]]:
-    """Return the findings as plain values."""
-    return [asdict(finding) for finding in findings]
 
 
 def _parameters(node: ast.AST) -> tuple[str, ...] | None:

@@ -128,8 +128,8 @@ def agree(accelerator: Any, losses: list[float], flags: Sequence[bool]) -> tuple
 class TrainingLoop:
     """One call of `train()`, followed through the methods that it calls."""
 
-    util = UTIL
-    """The module that saves states."""
+    util, points = UTIL, POINTS
+    """The module that saves states, and the check points that methods of the trainer reach."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -148,7 +148,7 @@ class TrainingLoop:
         """Wrap the trainer's own methods."""
         trainer.process_batch = self.wrap_process_batch(trainer.process_batch)
         trainer.sample_images = self.wrap_sample_images(trainer.sample_images)
-        begin_points(trainer, POINTS)
+        begin_points(trainer, self.points)
         session.on_batch_end.append(self.record_validation)
         session.on_batch_end.append(self.honor_requests)
         snapshots.attach(self)

@@ -80,9 +80,8 @@ def _limit_git(original: Callable) -> Callable:
     """Put a limit on git."""
 
     def get_git_revision_hash() -> str:
-        limit = timeouts.seconds("git_timeout_s")
         try:
-            return deadline.call(original, seconds=limit, what="git rev-parse") if limit else original()
+            return deadline.call(original, seconds=timeouts.seconds("git_timeout_s"), what="git rev-parse")
         except TimeoutError as error:
             session.log(f"{error}; the revision of sd-scripts is not recorded")
             return "(unknown)"

@@ -19,8 +19,8 @@ from guards.metrics import Metrics, say
 from sd_scripts_patches import timeouts
 
 log = say
-_heartbeat: Heartbeat | None = None
-_metrics: Metrics | None = None
+_heartbeat = Heartbeat(None)
+_metrics = Metrics(None)
 _nested_phase_end_s = 0.0
 run: Any = None
 """The `Run` of resume.py or musubi/resume.py: the position of this training, for whatever saves."""
@@ -47,18 +47,12 @@ def start() -> None:
 
 def heartbeat() -> Heartbeat:
     """Return the heartbeat of this process. In a worker, or before `start`, it writes nowhere."""
-    global _heartbeat
-    if _heartbeat is None:
-        _heartbeat = Heartbeat(None)
     return _heartbeat
 
 
 def metrics() -> Metrics:
     """Return the metrics of this process. Only rank 0 writes steps."""
-    global _metrics
-    if _metrics is None or heartbeat().rank != 0:
-        _metrics = Metrics(None)
-    return _metrics
+    return _metrics if _heartbeat.rank == 0 else Metrics(None)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ Two things are left out for speed: the automatic garbage collection (and that of
 bitsandbytes when no 8-bit optimizer is used. torchvision, which sd-scripts imports and which has no CPU build for every
 platform, is replaced by the few functions used when it is missing.
 
-Run by hand, in sd-scripts' environment: `python -m sd_scripts_patches.tiny CHECKOUT WORKDIR [IMAGES]` makes the files.
+Run by hand, in the trainer's environment: `python -m sd_scripts_patches.tiny CHECKOUT WORKDIR [IMAGES]` makes the files.
 
 Switches (environment of the training process): TINY_STEP_S seconds added to each forward pass of the model ·
 TINY_LOSSES=FILE one JSON line `[epoch, micro-step, loss]` for each recorded loss · TINY_FAULTS="module=file[;…]" run
@@ -235,7 +235,7 @@ class Installation:
 
     def maker(self, work: Path, images: int) -> list[str]:
         """Return the command line that writes weights, tokenizers, images and prompts to `work`."""
-        return [str(self.python), "-m", self.trainer.tiny, str(self.checkout), str(work), str(images)]
+        return [str(self.python), "-m", __name__, str(self.checkout), str(work), str(images)]
 
     def lacks(self, package: str) -> bool:
         """Return True when the environment has no such package. Nothing is imported."""
@@ -389,4 +389,7 @@ def make(checkout: Path, work: Path, images: int) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 10)
+    checkout, work, *count = sys.argv[1:]
+    Installation(Path(checkout), Path(sys.executable)).row.make(
+        Path(checkout), Path(work), int(count[0]) if count else 10
+    )

@@ -70,11 +70,6 @@ def pause(folder: Path) -> None:
     commands.ask_to_end(folder, {"pause": True})
 
 
-def resume(folder: Path) -> dict[str, Any]:
-    """Continue a run from its newest checkpoint: {"folder", "pid", "already"}. Raises MonitorError."""
-    return commands.launch(folder)
-
-
 # ---- the commands ----
 
 

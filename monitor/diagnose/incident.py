@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from guards.reading import read_text
 from monitor.detect.progress import Signals
 from monitor.diagnose import rank_report, ranks
 from monitor.diagnose.causes import Cause, log_lines
@@ -77,9 +78,9 @@ class Incident:
             own = [f.name for f in fields(cls) if f.name not in ("folder", "evidence", "cause")]
             known = {name: values[name] for name in own if name in values}
             # "--- process 7\nstack\n--- process 8\n…" -> ["", "7", "stack", "8", …]
-            parts = re.split(rf"^{_PROCESS}(\d+)\n", _text(path / "stacks.txt"), flags=re.M)
+            parts = re.split(rf"^{_PROCESS}(\d+)\n", read_text(path / "stacks.txt"), flags=re.M)
             stacks = {int(pid): stack.strip() for pid, stack in zip(parts[1::2], parts[2::2], strict=True)}
-            evidence = Evidence(**values["evidence"], stacks=stacks, log_tail=_text(path / "log_tail.txt"))
+            evidence = Evidence(**values["evidence"], stacks=stacks, log_tail=read_text(path / "log_tail.txt"))
             incident = cls(path, evidence, Cause(**values["diagnosis"]), **known)
             if values["boot_id"] != platform.boot_id():  # a monotonic time of before the reboot: only the UTC is left
                 now = platform.now()
@@ -118,13 +119,6 @@ class Incident:
         with contextlib.suppress(OSError):  # `replace` names what cannot be written
             self.folder.mkdir(parents=True, exist_ok=True)
         return all([folder.replace(f"incidents/{self.number}/{name}", text) for name, text in texts.items()])
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def report(incident: Incident, name: str) -> str:

@@ -17,6 +17,8 @@ from typing import Any
 
 import tomllib
 
+from guards import memory
+from guards.reading import read_text
 from monitor.detect import probe
 from monitor.process import platform
 from monitor.process.platform import ProcessInfo
@@ -24,7 +26,6 @@ from monitor.process.tree import Tree
 
 TABLE: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("slow.toml").read_text(encoding="utf-8"))["cause"]
 UNKNOWN = "unknown"
-CGROUPS = Path("/sys/fs/cgroup")
 # Kernel functions: waits for a file of a network or FUSE file system in any state, and uninterruptible waits for no file at all
 NETWORK_WAITS = ("nfs", "rpc_", "cifs", "smb", "fuse", "request_wait_answer", "netfs", "ceph")
 OTHER_WAITS = ("nv", "os_", "rm_", "uvm", "rwsem", "futex", "kernel_clone", "wait_for_vfork", "do_coredump", "ptrace")
@@ -53,33 +54,21 @@ def read(tree: Tree, pid: int, waited_s: float, gpus: Iterable[dict[str, Any]]) 
 
 def quotas(pid: int) -> dict[str, tuple[int, int]]:
     """(periods, throttled periods) of each cgroup above the process that has a processor quota; {} off Linux."""
-    return {str(folder): counts for folder in _cgroups(pid) if (counts := _throttled(folder / "cpu.stat"))[0]}
-
-
-def _cgroups(pid: int) -> list[Path]:
-    """The cgroups of a process that can hold a quota, inner ones first. In a container its own is the root of the mount."""
-    found: list[Path] = []
-    for line in _text(Path(f"/proc/{pid}/cgroup")).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        for base in (CGROUPS / controllers, CGROUPS / "cpu") if controllers else (CGROUPS, CGROUPS / "unified"):
-            folder = base / path.lstrip("/")
-            found += [one for one in (folder, *folder.parents) if one == base or base in one.parents]
-    return list(dict.fromkeys(found))
+    folders = memory.cgroups(str(pid), "cpu")
+    return {str(folder): counts for folder in folders if (counts := _throttled(folder / "cpu.stat"))[0]}
 
 
 def _throttled(path: Path) -> tuple[int, int]:
-    values = dict(line.split(None, 1) for line in _text(path).splitlines() if " " in line)
+    values = dict(line.split(None, 1) for line in read_text(path).splitlines() if " " in line)
     return int(values.get("nr_periods", 0)), int(values.get("nr_throttled", 0))
 
 
 def quota_cores(pid: int) -> float:
     """The smallest processor quota of the process's cgroups, in cores; 0.0 without one."""
     found = []
-    for folder in _cgroups(pid):
-        words = _text(folder / "cpu.max").split() or [
-            _text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+    for folder in memory.cgroups(str(pid), "cpu"):
+        words = read_text(folder / "cpu.max").split() or [
+            read_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
         ]
         with contextlib.suppress(ValueError, ZeroDivisionError):  # "max": no quota, and -1 likewise
             found += [cores] if (cores := int(words[0]) / int(words[1])) > 0 else []
@@ -88,18 +77,11 @@ def quota_cores(pid: int) -> float:
 
 def _busy_s() -> float:
     """Processor seconds of the whole machine that were not idle; 0.0 where they cannot be read."""
-    words = _text(Path("/proc/stat")).partition("\n")[0].split()
+    words = read_text(Path("/proc/stat")).partition("\n")[0].split()
     if not words:
         return 0.0
     used = [int(word) for word in words[1:9]]  # proc(5): user nice system idle iowait irq softirq steal
     return (sum(used) - used[3] - used[4]) / os.sysconf("SC_CLK_TCK")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def between(first: Reading, second: Reading, ours: Collection[int]) -> Amounts:

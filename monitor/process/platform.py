@@ -26,7 +26,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from guards.reading import read_bytes
+from guards.reading import boot_id as boot_id
+from guards.reading import moved_bytes, read_bytes
 
 LINUX = sys.platform.startswith("linux")
 WINDOWS = sys.platform == "win32"
@@ -141,10 +142,7 @@ def command_of(pid: int) -> str:
 def io_bytes(pid: int) -> int:
     """Bytes that a process has passed through read and write calls, and those of a disk again, which move within a long
     call; 0 where that is not known."""
-    with contextlib.suppress(OSError):  # gone, not ours, or not Linux
-        fields = dict(line.split(b": ") for line in read_bytes(f"/proc/{pid}/io").splitlines())
-        return sum(int(fields.get(name, 0)) for name in (b"rchar", b"wchar", b"read_bytes", b"write_bytes"))
-    return 0
+    return moved_bytes(str(pid)) or 0  # gone, not ours, or not Linux
 
 
 def private_bytes(pid: int) -> int:
@@ -216,16 +214,6 @@ def now() -> Moment:
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     boot_s = time.clock_gettime(clock) if clock is not None else time.monotonic()
     return Moment(time.monotonic(), boot_s, time.time())
-
-
-def boot_id() -> str:
-    """A name for this boot, "" off Linux: then callers compare processes by (pid, start) alone.
-
-    A boot time is no such name: it is computed from the wall clock, which moves.
-    """
-    with contextlib.suppress(OSError):
-        return read_bytes("/proc/sys/kernel/random/boot_id").decode().strip()
-    return ""
 
 
 def kill_first(pid: int, first: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from guards import crash
 from guards.heartbeat import REQUEST_STOP
-from sd_scripts_patches import ast_utils, session, snapshots
+from sd_scripts_patches import ast_utils, session
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches import heartbeat as common
 from sd_scripts_patches.musubi import ACCELERATOR_SETUP, BASE, CACHE_LATENTS, CACHE_TEXT, LOOP, TRAIN_UTILS
@@ -35,16 +35,18 @@ POINTS = {
 class TrainingLoop(common.TrainingLoop):
     """One call of `train()`."""
 
-    util = TRAIN_UTILS
+    util, points = TRAIN_UTILS, POINTS
 
-    def attach(self, trainer: Any) -> None:
-        trainer.process_batch = self.wrap_process_batch(trainer.process_batch)
-        common.begin_points(trainer, POINTS)
-        loop, get_scheduler, sample = trainer._run_training_loop, trainer.get_lr_scheduler, trainer.sample_images
-
+    def wrap_sample_images(self, original: Callable) -> Callable:
         def sample_images(*args: Any, **kwargs: Any) -> Any:
             with self.requests.sampling():
-                return sample(*args, **kwargs)
+                return original(*args, **kwargs)
+
+        return sample_images
+
+    def attach(self, trainer: Any) -> None:
+        super().attach(trainer)
+        loop, get_scheduler = trainer._run_training_loop, trainer.get_lr_scheduler
 
         def run_training_loop(args: Any, accelerator: Any, *rest: Any, **kwargs: Any) -> Any:
             self.accelerator = accelerator
@@ -57,9 +59,6 @@ class TrainingLoop(common.TrainingLoop):
             return common._scheduler
 
         trainer._run_training_loop, trainer.get_lr_scheduler = run_training_loop, get_lr_scheduler
-        trainer.sample_images = sample_images
-        session.on_batch_end.append(self.honor_requests)
-        snapshots.attach(self)
 
 
 def _first_step_begins(original: Callable) -> Callable:

@@ -138,7 +138,3 @@ def make(checkout: Path, work: Path, images: int) -> None:
     save_file(weights, work / "dit.safetensors")
     write_images(work / "images", images, SIZES, seed=3)
     (work / "prompts.txt").write_text("a thing --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    make(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 10)

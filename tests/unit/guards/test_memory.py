@@ -12,11 +12,11 @@ def test_memory_of_a_container_is_the_smaller_one(tmp_path, monkeypatch):
         "memory.stat": "anon 5\ninactive_file 200000\n",
     }.items():
         (group / name).write_text(text)
-    (tmp_path / "own").write_text("0::/box\n")
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("0::/box\n")
     (tmp_path / "meminfo").write_text("MemTotal: 99999 kB\nMemAvailable: 5000 kB\n")
     monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(memory, "OWN_CGROUP", tmp_path / "own")
-    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "PROC", tmp_path)
     assert memory.available_bytes() == 500_000
     (group / "memory.max").write_text("max")
     assert memory.available_bytes() == 5_120_000

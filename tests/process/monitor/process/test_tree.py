@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from monitor_helpers import ROOT, wait_for
 
+from guards import reading
 from monitor.process import locks, platform, tree
 from monitor.process.locks import Lock, is_held
 
@@ -64,7 +65,8 @@ def failing(monkeypatch, suffix, number, until_s=float("inf")):
             raise error(number)
         return read(path)
 
-    monkeypatch.setattr(platform, "read_bytes", broken)
+    for module in (platform, reading):
+        monkeypatch.setattr(module, "read_bytes", broken)
 
 
 def test_a_process_is_known_by_number_and_start(child):

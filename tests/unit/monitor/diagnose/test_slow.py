@@ -7,7 +7,7 @@ import pytest
 from monitor_helpers import ROOT
 from runs_helpers import spec
 
-from guards import heartbeat
+from guards import heartbeat, memory
 from monitor.cli import commands
 from monitor.detect.probe import ProcessSample, Sample
 from monitor.diagnose import slow
@@ -79,7 +79,8 @@ def test_two_readings_give_shares_of_the_time_between_them():
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_quota_of_a_container_is_read_from_either_version_of_cgroups(tmp_path, monkeypatch, version):
-    monkeypatch.setattr(slow, "CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
     inner = tmp_path / ("cpu/a/b" if version == 1 else "a/b")
     inner.mkdir(parents=True)
     (inner / "cpu.stat").write_text("usage_usec 5\nnr_periods 0\nnr_throttled 0\n")
@@ -92,9 +93,8 @@ def test_the_quota_of_a_container_is_read_from_either_version_of_cgroups(tmp_pat
     else:
         (inner.parent / "cpu.max").write_text("50000 100000\n")
         (inner / "cpu.max").write_text("max 100000\n")
-    real = slow._text
-    line = "4:cpu,cpuacct:/a/b\n" if version == 1 else "0::/a/b\n"
-    monkeypatch.setattr(slow, "_text", lambda path: line if path.name == "cgroup" else real(path))
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/cgroup").write_text("4:cpu,cpuacct:/a/b\n" if version == 1 else "0::/a/b\n")
     assert slow.quotas(7) == {str(inner.parent): (100, 80)}
     assert slow.quota_cores(7) == 0.5
 
