@@ -12,22 +12,19 @@ from typing import Any
 
 from guards import world
 from sd_scripts_patches import session, timeouts
-from sd_scripts_patches.patch import Patch, Target
+from sd_scripts_patches.patch import Patch, Target, around
 
 MODULE = "accelerate.accelerator"
 
 
-def _with_deadline(original: Callable) -> Callable:
+@around
+def _with_deadline(original: Callable, self: Any) -> None:
     """Put a deadline around the barrier. A run with one process has none."""
-
-    def wait_for_everyone(self: Any) -> None:
-        if self.num_processes < 2:
-            return original(self)
-        what = f"phase {session.heartbeat().current_phase}"
-        with world.barrier(timeouts.seconds("barrier_timeout_s"), what, self.num_processes):
-            return original(self)
-
-    return wait_for_everyone
+    if self.num_processes < 2:
+        return original(self)
+    what = f"phase {session.heartbeat().current_phase}"
+    with world.barrier(timeouts.seconds("barrier_timeout_s"), what, self.num_processes):
+        return original(self)
 
 
 PATCH = Patch(

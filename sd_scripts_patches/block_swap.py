@@ -17,40 +17,33 @@ from collections.abc import Callable
 from typing import Any
 
 from sd_scripts_patches import session
-from sd_scripts_patches.patch import Patch, Target, uses
+from sd_scripts_patches.patch import Patch, Target, around, uses
 
 MODULE = "library.custom_offloading_utils"
 MUSUBI_MODULE = "musubi_tuner.modules.custom_offloading_utils"
 
 
-def _with_deadline(original: Callable) -> Callable:
+@around
+def _with_deadline(original: Callable, self: Any, block_idx: int) -> None:
     """Put a deadline around every wait for a block."""
-
-    def _wait_blocks_move(self: Any, block_idx: int) -> None:
-        if block_idx not in self.futures:
-            return original(self, block_idx)
-        what = f"block {block_idx} of {self.num_blocks} to be swapped in (block swap, {self.blocks_to_swap} blocks)"
-        with session.limit("block_swap_timeout_s", what):
-            return original(self, block_idx)
-
-    return _wait_blocks_move
+    if block_idx not in self.futures:
+        return original(self, block_idx)
+    what = f"block {block_idx} of {self.num_blocks} to be swapped in (block swap, {self.blocks_to_swap} blocks)"
+    with session.limit("block_swap_timeout_s", what):
+        return original(self, block_idx)
 
 
-def _copier(original: Callable) -> Callable:
-    def wait(self: Any, *key: Any) -> Any:
-        block = f"block {key[0]}" if key else "all blocks"
-        with session.limit("block_swap_timeout_s", f"{block} to be copied to the device (block swap)"):
-            return original(self, *key)
-
-    return wait
+@around
+def _copier(original: Callable, self: Any, *key: Any) -> Any:
+    block = f"block {key[0]}" if key else "all blocks"
+    with session.limit("block_swap_timeout_s", f"{block} to be copied to the device (block swap)"):
+        return original(self, *key)
 
 
-def _device(original: Callable) -> Callable:
-    def _synchronize_device(device: Any) -> None:
-        with session.limit("block_swap_timeout_s", f"device {device} to finish (block swap)"):
-            original(device)
-
-    return _synchronize_device
+@around
+def _device(original: Callable, device: Any) -> None:
+    with session.limit("block_swap_timeout_s", f"device {device} to finish (block swap)"):
+        original(device)
 
 
 PATCH = Patch(

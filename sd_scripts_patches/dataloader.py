@@ -18,7 +18,7 @@ from typing import Any
 
 from guards import limits
 from sd_scripts_patches import session, timeouts
-from sd_scripts_patches.patch import Patch, Target
+from sd_scripts_patches.patch import Patch, Target, around
 
 MODULE = "torch.utils.data.dataloader"
 
@@ -54,35 +54,29 @@ def _safe_settings(original: Callable) -> Callable:
     return __init__
 
 
-def _start_workers(original: Callable) -> Callable:
-    def __iter__(self: Any) -> Iterator[Any]:
-        with session.limit("dataloader_first_batch_s", f"{self.num_workers} data loader workers to start"):
-            return original(self)
-
-    return __iter__
+@around
+def _start_workers(original: Callable, self: Any) -> Iterator[Any]:
+    with session.limit("dataloader_first_batch_s", f"{self.num_workers} data loader workers to start"):
+        return original(self)
 
 
-def _batch_from_workers(original: Callable) -> Callable:
-    def _next_data(self: Any) -> Any:
-        number = self._num_yielded + 1
-        limit = timeouts.seconds("dataloader_timeout_s")
-        if number == 1:
-            limit = max(limit, timeouts.seconds("dataloader_first_batch_s")) if limit else limit
-        task = self._task_info.get(self._rcvd_idx)
-        worker = f"worker {task[0]} (pid {self._workers[task[0]].pid})" if task else "its workers"
-        if limit:  # torch's timeout comes later than our deadline, whose message names batch and worker
-            self._timeout = limit + limits.seconds("loader_margin_s")
-        return _within_limit(original, self, limit, f"batch {number} of the data loader from {worker}")
-
-    return _next_data
+@around
+def _batch_from_workers(original: Callable, self: Any) -> Any:
+    number = self._num_yielded + 1
+    limit = timeouts.seconds("dataloader_timeout_s")
+    if number == 1:
+        limit = max(limit, timeouts.seconds("dataloader_first_batch_s")) if limit else limit
+    task = self._task_info.get(self._rcvd_idx)
+    worker = f"worker {task[0]} (pid {self._workers[task[0]].pid})" if task else "its workers"
+    if limit:  # torch's timeout comes later than our deadline, whose message names batch and worker
+        self._timeout = limit + limits.seconds("loader_margin_s")
+    return _within_limit(original, self, limit, f"batch {number} of the data loader from {worker}")
 
 
-def _batch_without_workers(original: Callable) -> Callable:
-    def _next_data(self: Any) -> Any:
-        what = f"batch {self._num_yielded + 1} of the data loader (no workers: the trainer itself reads it)"
-        return _within_limit(original, self, timeouts.seconds("dataloader_first_batch_s"), what)
-
-    return _next_data
+@around
+def _batch_without_workers(original: Callable, self: Any) -> Any:
+    what = f"batch {self._num_yielded + 1} of the data loader (no workers: the trainer itself reads it)"
+    return _within_limit(original, self, timeouts.seconds("dataloader_first_batch_s"), what)
 
 
 def _within_limit(original: Callable, iterator: object, limit_s: float, what: str) -> Any:

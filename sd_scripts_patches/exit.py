@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from guards import crash, limits, loader
 from sd_scripts_patches import session, timeouts
-from sd_scripts_patches.patch import Patch, Target
+from sd_scripts_patches.patch import Patch, Target, around
 
 LOADER = "torch.utils.data.dataloader"
 WORKER = "torch.utils.data._utils.worker"
@@ -102,25 +102,19 @@ def _grace_expired(code: int, grace_s: float) -> None:
     crash.exit_now(code)
 
 
-def _die_with_parent(original: Callable) -> Callable:
+@around
+def _die_with_parent(original: Callable, *args: Any, **kwargs: Any) -> Any:
     """Make loader workers die with their parent."""
-
-    def _worker_loop(*args: Any, **kwargs: Any) -> Any:
-        if _inherited().get(MAIN_THREAD_KEY, False):
-            loader.die_with_parent()
-        return original(*args, **kwargs)
-
-    return _worker_loop
+    if _inherited().get(MAIN_THREAD_KEY, False):
+        loader.die_with_parent()
+    return original(*args, **kwargs)
 
 
-def _tell_workers(original: Callable) -> Callable:
+@around
+def _tell_workers(original: Callable, self: Any, loader: Any) -> None:
     """Tell the workers which kind of thread starts them."""
-
-    def __init__(self: Any, loader: Any) -> None:
-        _inherited()[MAIN_THREAD_KEY] = threading.current_thread() is threading.main_thread()
-        original(self, loader)
-
-    return __init__
+    _inherited()[MAIN_THREAD_KEY] = threading.current_thread() is threading.main_thread()
+    original(self, loader)
 
 
 def _inherited() -> dict[str, Any]:
@@ -131,32 +125,29 @@ def _inherited() -> dict[str, Any]:
     return multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
 
 
-def _shutdown_within_limit(original: Callable) -> Callable:
+@around
+def _shutdown_within_limit(original: Callable, self: Any) -> None:
     """The workers of an iterator get `shutdown_s` together. torch gives each 5 s in turn, and delays an error until then."""
+    expired = threading.Event()
 
-    def _shutdown_workers(self: Any) -> None:
-        expired = threading.Event()
+    def kill(seconds: float, what: str) -> None:
+        from torch.utils.data._utils import signal_handling
 
-        def kill(seconds: float, what: str) -> None:
-            from torch.utils.data._utils import signal_handling
+        expired.set()
+        if self._worker_pids_set:  # or torch reports the kill as a failure; it removes them itself when it is set
+            self._worker_pids_set = False
+            signal_handling._remove_worker_pids(id(self))
+        for worker in self._workers:
+            if worker.is_alive():
+                session.log(f"waited {seconds:g} s for {what}: {worker.name} (pid {worker.pid}) killed")
+                worker.kill()
 
-            expired.set()
-            if self._worker_pids_set:  # or torch reports the kill as a failure; it removes them itself when it is set
-                self._worker_pids_set = False
-                signal_handling._remove_worker_pids(id(self))
-            for worker in self._workers:
-                if worker.is_alive():
-                    session.log(f"waited {seconds:g} s for {what}: {worker.name} (pid {worker.pid}) killed")
-                    worker.kill()
-
-        with session.Deadline(limits.seconds("shutdown_s"), "data loader workers to exit", action=kill):
-            try:
-                original(self)
-            except ValueError:  # both threads removed the process ids at the same time
-                if not expired.is_set():
-                    raise
-
-    return _shutdown_workers
+    with session.Deadline(limits.seconds("shutdown_s"), "data loader workers to exit", action=kill):
+        try:
+            original(self)
+        except ValueError:  # both threads removed the process ids at the same time
+            if not expired.is_set():
+                raise
 
 
 PATCH = Patch(

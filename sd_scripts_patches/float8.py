@@ -12,32 +12,29 @@ from pathlib import Path
 from typing import Any
 
 from guards.quantized import Copy
-from sd_scripts_patches.patch import Patch, Target, uses
+from sd_scripts_patches.patch import Patch, Target, around, uses
 
 RECIPE = "sd-scripts, all of the model"
 CAST = ("torch.bfloat16", "torch.float16", "torch.float32")  # what sd-scripts casts; float8 files it takes as they are
 
 
-def _load_flow_model(original: Callable) -> Callable:
+@around
+def _load_flow_model(original: Callable, ckpt_path: str, dtype: Any, device: Any, *rest: Any, **kwargs: Any) -> Any:
     """Read the copy, or make it. Only where the type is left open: that is what --fp8_base does."""
-
-    def load_flow_model(ckpt_path: str, dtype: Any, device: Any, *rest: Any, **kwargs: Any) -> Any:
-        if dtype is not None or not Path(ckpt_path).is_file():
-            return original(ckpt_path, dtype, device, *rest, **kwargs)
-        path = Path(ckpt_path)
-        copy = Copy(path.parent, [path], RECIPE)
-        if copy.path.exists():
-            found = original(str(copy.path), dtype, device, *rest, **kwargs)
-            if not any(tensor.is_meta for tensor in found[1].state_dict().values()):
-                return found
-            print(f"the copy of the weights in float8 is incomplete and is made again: {copy.path}", flush=True)
-            copy.path.unlink()
-        found = original(ckpt_path, dtype, device, *rest, **kwargs)
-        if str(found[1].dtype) in CAST:
-            _cast(found[1], copy)
-        return found
-
-    return load_flow_model
+    if dtype is not None or not Path(ckpt_path).is_file():
+        return original(ckpt_path, dtype, device, *rest, **kwargs)
+    path = Path(ckpt_path)
+    copy = Copy(path.parent, [path], RECIPE)
+    if copy.path.exists():
+        found = original(str(copy.path), dtype, device, *rest, **kwargs)
+        if not any(tensor.is_meta for tensor in found[1].state_dict().values()):
+            return found
+        print(f"the copy of the weights in float8 is incomplete and is made again: {copy.path}", flush=True)
+        copy.path.unlink()
+    found = original(ckpt_path, dtype, device, *rest, **kwargs)
+    if str(found[1].dtype) in CAST:
+        _cast(found[1], copy)
+    return found
 
 
 def _cast(model: Any, copy: Copy) -> None:

@@ -26,7 +26,7 @@ from guards.heartbeat import REQUEST_STOP
 from guards.step_requests import KINDS
 from sd_scripts_patches import batch_seeds, hooks, session, snapshots, timeouts
 from sd_scripts_patches import exit as exit_patch
-from sd_scripts_patches.patch import Patch, Target
+from sd_scripts_patches.patch import Patch, Target, around
 from sd_scripts_patches.save import SAVES
 from sd_scripts_patches.step_requests import Requests
 
@@ -66,51 +66,42 @@ def at_point(before: str = "", after: str = "", phase: str = "", then: str = "")
     Tokenizers are downloaded by the first process of a machine, then read by the others.
     """
 
-    def make(original: Callable) -> Callable:
-        def begins(*args: Any, **kwargs: Any) -> Any:
-            beat = session.heartbeat()
-            if before == "tokenizer":
-                turns.reach_in_turn(beat, before)
-            else:
-                beat.reach(before)
-            with session.phase(phase) if phase else contextlib.nullcontext():
-                result = original(*args, **kwargs)
-            if then:
-                beat.phase(then)
-            beat.reach(after)
-            return result
+    def begins(original: Callable, *args: Any, **kwargs: Any) -> Any:
+        beat = session.heartbeat()
+        if before == "tokenizer":
+            turns.reach_in_turn(beat, before)
+        else:
+            beat.reach(before)
+        with session.phase(phase) if phase else contextlib.nullcontext():
+            result = original(*args, **kwargs)
+        if then:
+            beat.phase(then)
+        beat.reach(after)
+        return result
 
-        return begins
-
-    return make
+    return around(begins)
 
 
-def describe_accelerator(original: Callable) -> Callable:
+@around
+def describe_accelerator(original: Callable, *args: Any, **kwargs: Any) -> Any:
     """Record the device and the backend of the process group once they are known."""
+    beat = session.heartbeat()
+    beat.reach("accelerator")
+    accelerator = original(*args, **kwargs)
+    from torch import distributed
 
-    def prepare_accelerator(*args: Any, **kwargs: Any) -> Any:
-        beat = session.heartbeat()
-        beat.reach("accelerator")
-        accelerator = original(*args, **kwargs)
-        from torch import distributed
-
-        backend = distributed.get_backend() if distributed.is_available() and distributed.is_initialized() else ""
-        beat.describe(str(accelerator.device), backend)
-        return accelerator
-
-    return prepare_accelerator
+    backend = distributed.get_backend() if distributed.is_available() and distributed.is_initialized() else ""
+    beat.describe(str(accelerator.device), backend)
+    return accelerator
 
 
-def _loader_begins(original: Callable) -> Callable:
+@around
+def _loader_begins(original: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
     """The training's data loader is the first one that is made once the network is there."""
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        beat = session.heartbeat()
-        if beat.point == "network":
-            beat.reach("loader")
-        original(self, *args, **kwargs)
-
-    return __init__
+    beat = session.heartbeat()
+    if beat.point == "network":
+        beat.reach("loader")
+    original(self, *args, **kwargs)
 
 
 def agree(accelerator: Any, losses: list[float], flags: Sequence[bool]) -> tuple[float, list[bool]]:
@@ -287,84 +278,68 @@ def after_step(step: int) -> None:
 def follow(kind: type[TrainingLoop]) -> Callable[[Callable], Callable]:
     """Follow every training loop of `NetworkTrainer` and of the trainers derived from it."""
 
-    def make(original: Callable) -> Callable:
-        def train(self: Any, args: argparse.Namespace) -> None:
-            global _training
-            for line in hooks.not_guarded():
-                session.log(f"not guarded: {line}")
-            session.heartbeat().phase("load")
-            session.heartbeat().reach("folders")
-            _training = kind(args)
-            _training.attach(self)
-            with snapshots.saves:
-                original(self, args)
-            _training.record_validation()
-            session.heartbeat().phase("end")
-
-        return train
-
-    return make
-
-
-def _in_phase_end(original: Callable) -> Callable:
-    """The trackers finish in phase "end": in phase "step" that would look like a hung step."""
-
-    def end_training(self: Any) -> None:
+    def train(original: Callable, self: Any, args: argparse.Namespace) -> None:
+        global _training
+        for line in hooks.not_guarded():
+            session.log(f"not guarded: {line}")
+        session.heartbeat().phase("load")
+        session.heartbeat().reach("folders")
+        _training = kind(args)
+        _training.attach(self)
+        with snapshots.saves:
+            original(self, args)
+        _training.record_validation()
         session.heartbeat().phase("end")
-        session.heartbeat().reach("finished")
-        original(self)
 
-    return end_training
+    return around(train)
 
 
-def _count_items(original: Callable) -> Callable:
+@around
+def _in_phase_end(original: Callable, self: Any) -> None:
+    """The trackers finish in phase "end": in phase "step" that would look like a hung step."""
+    session.heartbeat().phase("end")
+    session.heartbeat().reach("finished")
+    original(self)
+
+
+@around
+def _count_items(original: Callable, self: Any) -> Iterator[Any]:
     """Every item of a loop with a progress bar is progress while the run loads or makes caches."""
-
-    def __iter__(self: Any) -> Iterator[Any]:
-        beat = session.heartbeat()
-        for number, item in enumerate(original(self), 1):
-            yield item
-            if beat.current_phase in COUNTED:
-                beat.item(number)
-
-    return __iter__
+    beat = session.heartbeat()
+    for number, item in enumerate(original(self), 1):
+        yield item
+        if beat.current_phase in COUNTED:
+            beat.item(number)
 
 
-def _hash_with_progress(original: Callable) -> Callable:
+@around
+def _hash_with_progress(original: Callable, filename: str) -> str:
     """The same digest, with progress reported every 64 MiB: a model has tens of gigabytes."""
-
-    def calculate_sha256(filename: str) -> str:
-        try:
-            file = open(filename, "rb")  # noqa: SIM115 - the original handles a file that cannot be opened
-        except OSError:
-            return original(filename)
-        digest, read = hashlib.sha256(), 0
-        with file, session.phase("hash", note=str(filename)) as beat:
-            while block := file.read(HASH_BLOCK):
-                digest.update(block)
-                read += 1
-                beat.item(read)
-        return digest.hexdigest()
-
-    return calculate_sha256
+    try:
+        file = open(filename, "rb")  # noqa: SIM115 - the original handles a file that cannot be opened
+    except OSError:
+        return original(filename)
+    digest, read = hashlib.sha256(), 0
+    with file, session.phase("hash", note=str(filename)) as beat:
+        while block := file.read(HASH_BLOCK):
+            digest.update(block)
+            read += 1
+            beat.item(read)
+    return digest.hexdigest()
 
 
-def _keep_scheduler(original: Callable) -> Callable:
-    def get_scheduler_fix(*args: Any, **kwargs: Any) -> Any:
-        global _scheduler
-        _scheduler = original(*args, **kwargs)
-        return _scheduler
-
-    return get_scheduler_fix
+@around
+def _keep_scheduler(original: Callable, *args: Any, **kwargs: Any) -> Any:
+    global _scheduler
+    _scheduler = original(*args, **kwargs)
+    return _scheduler
 
 
-def _keep_epoch(original: Callable) -> Callable:
-    def __init__(self: Any, epoch: Any, *rest: Any) -> None:
-        global _epoch
-        _epoch = epoch
-        original(self, epoch, *rest)
-
-    return __init__
+@around
+def _keep_epoch(original: Callable, self: Any, epoch: Any, *rest: Any) -> None:
+    global _epoch
+    _epoch = epoch
+    original(self, epoch, *rest)
 
 
 PATCH = Patch(

@@ -30,7 +30,7 @@ from guards.hub import DownloadError, Options, Progress, Source
 from guards.hub_request import Patience, reach
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches import session, timeouts
-from sd_scripts_patches.patch import Patch, Target
+from sd_scripts_patches.patch import Patch, Target, around
 
 T = TypeVar("T")
 DOWNLOAD = "huggingface_hub.file_download"
@@ -57,39 +57,36 @@ def prepare(worker: bool) -> None:
         exit_patch.before_exit(wait_for_uploads)
 
 
-def _cache_first(original: Callable[..., str]) -> Callable[..., str]:
+@around
+def _cache_first(original: Callable[..., str], repo_id: str, filename: str, **kwargs: Any) -> str:
     """Read a file from the cache first, then from the network, with a limit."""
-
-    def hf_hub_download(repo_id: str, filename: str, **kwargs: Any) -> str:
-        module = sys.modules[DOWNLOAD]
-        if kwargs.get("local_files_only"):
-            try:
-                return original(repo_id, filename, **kwargs)
-            except FileNotFoundError:
-                _cache_misses.append(filename)
-                raise
-        cache = Path(kwargs.get("cache_dir") or module.constants.HF_HUB_CACHE)
-        what = f"{filename} of {repo_id} from the hub"
-        if not (kwargs.get("force_download") or kwargs.get("local_dir")):
-            inside = "/".join(part for part in (kwargs.get("subfolder"), filename) if part)
-            where = {k: kwargs.get(k) for k in ("cache_dir", "revision", "repo_type")}
-            cached = module.try_to_load_from_cache(repo_id, inside, **where)
-            if isinstance(cached, str):
-                return cached
-            if cached is None and not kwargs.get("endpoint"):
-                source = Source(repo_id, inside, kwargs.get("revision") or "main", kwargs.get("repo_type") or "model")
-                path = _download_to_cache(source, cache, kwargs.get("token"), what)
-                if path is not None:
-                    return str(path)
-        if reach.given_up:
-            return original(repo_id, filename, **{**kwargs, "local_files_only": True})
-        folder = Path(kwargs.get("local_dir") or cache)
+    module = sys.modules[DOWNLOAD]
+    if kwargs.get("local_files_only"):
         try:
-            return _download_with_limit(lambda: original(repo_id, filename, **kwargs), folder, what)
-        except Unreachable:
-            return original(repo_id, filename, **{**kwargs, "local_files_only": True})
-
-    return hf_hub_download
+            return original(repo_id, filename, **kwargs)
+        except FileNotFoundError:
+            _cache_misses.append(filename)
+            raise
+    cache = Path(kwargs.get("cache_dir") or module.constants.HF_HUB_CACHE)
+    what = f"{filename} of {repo_id} from the hub"
+    if not (kwargs.get("force_download") or kwargs.get("local_dir")):
+        inside = "/".join(part for part in (kwargs.get("subfolder"), filename) if part)
+        where = {k: kwargs.get(k) for k in ("cache_dir", "revision", "repo_type")}
+        cached = module.try_to_load_from_cache(repo_id, inside, **where)
+        if isinstance(cached, str):
+            return cached
+        if cached is None and not kwargs.get("endpoint"):
+            source = Source(repo_id, inside, kwargs.get("revision") or "main", kwargs.get("repo_type") or "model")
+            path = _download_to_cache(source, cache, kwargs.get("token"), what)
+            if path is not None:
+                return str(path)
+    if reach.given_up:
+        return original(repo_id, filename, **{**kwargs, "local_files_only": True})
+    folder = Path(kwargs.get("local_dir") or cache)
+    try:
+        return _download_with_limit(lambda: original(repo_id, filename, **kwargs), folder, what)
+    except Unreachable:
+        return original(repo_id, filename, **{**kwargs, "local_files_only": True})
 
 
 def _download_to_cache(source: Source, cache: Path, token: object, what: str) -> Path | None:
@@ -194,16 +191,15 @@ def from_cache_first(load: Callable, name: str, *args: object, **kwargs: object)
     return found
 
 
-def _from_cache_first(original: Callable) -> Callable:
+@around
+def _from_cache_first(
+    original: Callable, cls: Any, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any
+) -> object:
     """Load every tokenizer and processor from the cache first: all classes of transformers inherit this method."""
-
-    def from_pretrained(cls: Any, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> object:
-        load = functools.partial(original, cls)
-        if kwargs.get("local_files_only") or getattr(_watched, "here", False):
-            return load(pretrained_model_name_or_path, *args, **kwargs)
-        return from_cache_first(load, pretrained_model_name_or_path, *args, **kwargs)
-
-    return from_pretrained
+    load = functools.partial(original, cls)
+    if kwargs.get("local_files_only") or getattr(_watched, "here", False):
+        return load(pretrained_model_name_or_path, *args, **kwargs)
+    return from_cache_first(load, pretrained_model_name_or_path, *args, **kwargs)
 
 
 def fire_in_daemon(function: Callable, *args: Any, **kwargs: Any) -> None:
@@ -234,27 +230,23 @@ def wait_for_uploads(limit_s: float = float("inf")) -> None:
         session.log(f"waited {allowed_s:g} s for {late} uploads to the hub; exiting without them")
 
 
-def _upload(original: Callable) -> Callable:
-    def upload(args: Any, src: object, *rest: Any, **kwargs: Any) -> None:
-        limit_s = timeouts.seconds("upload_timeout_s")
-        what = f"the upload of {src if isinstance(src, (str, Path)) else 'a file'}"
-        with session.phase("save", note=what):  # in phase "step" it would look like a hung step
-            try:
-                deadline.call(original, args, src, *rest, seconds=limit_s, what=what, **kwargs)
-            except TimeoutError as error:
-                session.log(f"{error}; the run continues, the file is in the output folder")
-
-    return upload
+@around
+def _upload(original: Callable, args: Any, src: object, *rest: Any, **kwargs: Any) -> None:
+    limit_s = timeouts.seconds("upload_timeout_s")
+    what = f"the upload of {src if isinstance(src, (str, Path)) else 'a file'}"
+    with session.phase("save", note=what):  # in phase "step" it would look like a hung step
+        try:
+            deadline.call(original, args, src, *rest, seconds=limit_s, what=what, **kwargs)
+        except TimeoutError as error:
+            session.log(f"{error}; the run continues, the file is in the output folder")
 
 
-def _query(original: Callable) -> Callable:
-    def query(*args: Any, **kwargs: Any) -> object:
-        what = f"the hub to answer about {kwargs.get('repo_id') or (args[0] if args else 'a repository')}"
-        limit_s = min(timeouts.seconds("hub_timeout_s") or math.inf, max(reach.left_s(), limits.seconds("hub_grace_s")))
-        waiting = Patience(limit_s, what, session.log).report
-        return deadline.call(lambda: original(*args, **kwargs), seconds=limit_s, what=what, waiting=waiting)
-
-    return query
+@around
+def _query(original: Callable, *args: Any, **kwargs: Any) -> object:
+    what = f"the hub to answer about {kwargs.get('repo_id') or (args[0] if args else 'a repository')}"
+    limit_s = min(timeouts.seconds("hub_timeout_s") or math.inf, max(reach.left_s(), limits.seconds("hub_grace_s")))
+    waiting = Patience(limit_s, what, session.log).report
+    return deadline.call(lambda: original(*args, **kwargs), seconds=limit_s, what=what, waiting=waiting)
 
 
 INSTALLED = (

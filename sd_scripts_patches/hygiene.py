@@ -16,7 +16,7 @@ from typing import Any
 
 from guards import deadline
 from sd_scripts_patches import session, timeouts
-from sd_scripts_patches.patch import Patch, Target
+from sd_scripts_patches.patch import Patch, Target, around
 
 UTIL = "library.train_util"
 CUDA = "torch.cuda"
@@ -48,45 +48,36 @@ def empty_cache(step: int, every: int) -> None:
         torch.cuda.empty_cache()
 
 
-def _explain_fork(original: Callable) -> Callable:
+@around
+def _explain_fork(original: Callable) -> None:
     """Explain the error when a forked child uses the GPU: torch's own message does not name a way to avoid it."""
-
-    def _lazy_init() -> None:
-        if sys.modules["torch.cuda"]._is_in_bad_fork():
-            raise RuntimeError(
-                f"fork after CUDA: process {os.getpid()} was forked from {os.getppid()}, which had used the GPU, and "
-                f"now uses it too; {ADVICE}"
-            )
-        return original()
-
-    return _lazy_init
+    if sys.modules["torch.cuda"]._is_in_bad_fork():
+        raise RuntimeError(
+            f"fork after CUDA: process {os.getpid()} was forked from {os.getppid()}, which had used the GPU, and "
+            f"now uses it too; {ADVICE}"
+        )
+    return original()
 
 
-def _refuse_fork(original: Callable) -> Callable:
+@around
+def _refuse_fork(original: Callable, self: Any, process_obj: Any) -> None:
     """Allow multiprocessing to fork a process that has used CUDA only for torch's loader workers."""
-
-    def _launch(self: Any, process_obj: Any) -> None:
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_initialized() and not _is_loader_worker(process_obj):
-            raise RuntimeError(
-                f"fork after CUDA refused: {process_obj.name} would be forked from a process that has used the GPU; {ADVICE}"
-            )
-        return original(self, process_obj)
-
-    return _launch
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized() and not _is_loader_worker(process_obj):
+        raise RuntimeError(
+            f"fork after CUDA refused: {process_obj.name} would be forked from a process that has used the GPU; {ADVICE}"
+        )
+    return original(self, process_obj)
 
 
-def _limit_git(original: Callable) -> Callable:
+@around
+def _limit_git(original: Callable) -> str:
     """Put a limit on git."""
-
-    def get_git_revision_hash() -> str:
-        try:
-            return deadline.call(original, seconds=timeouts.seconds("git_timeout_s"), what="git rev-parse")
-        except TimeoutError as error:
-            session.log(f"{error}; the revision of sd-scripts is not recorded")
-            return "(unknown)"
-
-    return get_git_revision_hash
+    try:
+        return deadline.call(original, seconds=timeouts.seconds("git_timeout_s"), what="git rev-parse")
+    except TimeoutError as error:
+        session.log(f"{error}; the revision of sd-scripts is not recorded")
+        return "(unknown)"
 
 
 def _is_loader_worker(process_obj: object) -> bool:

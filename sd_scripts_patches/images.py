@@ -18,7 +18,7 @@ from typing import Any
 
 from guards.bounded import bounded
 from sd_scripts_patches import session, timeouts
-from sd_scripts_patches.patch import Patch, Target, find_function, find_one
+from sd_scripts_patches.patch import Patch, Target, around, find_function, find_one
 
 UTIL = "library.train_util"
 DAMAGE = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error)
@@ -42,18 +42,14 @@ def _guard_group(group: Any) -> Any:
     return group
 
 
-def _load_image(original: Callable) -> Callable:
-    def load_image(image_path: str, *args: Any, **kwargs: Any) -> Any:
-        return _read(lambda: original(image_path, *args, **kwargs), image_path, f"image {image_path}")
-
-    return load_image
+@around
+def _load_image(original: Callable, image_path: str, *args: Any, **kwargs: Any) -> Any:
+    return _read(lambda: original(image_path, *args, **kwargs), image_path, f"image {image_path}")
 
 
-def _get_image_size(original: Callable) -> Callable:
-    def get_image_size(self: Any, image_path: str) -> Any:
-        return _read(lambda: original(self, image_path), image_path, f"the size of image {image_path}")
-
-    return get_image_size
+@around
+def _get_image_size(original: Callable, self: Any, image_path: str) -> Any:
+    return _read(lambda: original(self, image_path), image_path, f"the size of image {image_path}")
 
 
 def _read(read: Callable[[], Any], path: str, what: str) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 from guards import npz
 from sd_scripts_patches import session, timeouts
-from sd_scripts_patches.patch import Patch, Target
+from sd_scripts_patches.patch import Patch, Target, around
 
 LATENTS = "LatentsCachingStrategy"
 EXPECTED = {
@@ -33,41 +33,35 @@ EXPECTED = {
 REQUIRED = ("library.strategy_base", "library.strategy_flux", "library.train_util")
 
 
-def _load(original: Callable) -> Callable:
-    def load(file: Any, *args: Any, **kwargs: Any) -> Any:
-        ours = isinstance(file, (str, os.PathLike)) and os.fspath(file).endswith(".npz")
-        if args or set(kwargs) - {"mmap_mode"} or not ours:  # numpy does not map an npz
-            return original(file, *args, **kwargs)
-        return npz.Archive(file, timeouts.seconds("npz_timeout_s"))
-
-    return load
+@around
+def _load(original: Callable, file: Any, *args: Any, **kwargs: Any) -> Any:
+    ours = isinstance(file, (str, os.PathLike)) and os.fspath(file).endswith(".npz")
+    if args or set(kwargs) - {"mmap_mode"} or not ours:  # numpy does not map an npz
+        return original(file, *args, **kwargs)
+    return npz.Archive(file, timeouts.seconds("npz_timeout_s"))
 
 
-def _savez(original: Callable) -> Callable:
-    def savez(file: Any, *args: Any, **kwargs: Any) -> None:
-        if args or not isinstance(file, (str, os.PathLike)):
-            return original(file, *args, **kwargs)
-        npz.save(file, **kwargs)
-
-    return savez
+@around
+def _savez(original: Callable, file: Any, *args: Any, **kwargs: Any) -> None:
+    if args or not isinstance(file, (str, os.PathLike)):
+        return original(file, *args, **kwargs)
+    npz.save(file, **kwargs)
 
 
-def _expect_readable(original: Callable) -> Callable:
-    def is_expected(*args: Any, **kwargs: Any) -> bool:
-        path = next((a for a in (*args, *kwargs.values()) if isinstance(a, str) and a.endswith(".npz")), None)
-        try:
-            if path is not None and _verify_all(Path(path).parent) and os.path.exists(path):
-                with npz.Archive(path, timeouts.seconds("npz_timeout_s")) as archive:
-                    archive.verify()
-            return original(*args, **kwargs)
-        except ValueError as error:
-            if path is None or os.path.exists(path):
-                raise
-            _folders_to_verify[Path(path).parent] = True
-            session.log(str(error))
-            return False
-
-    return is_expected
+@around
+def _expect_readable(original: Callable, *args: Any, **kwargs: Any) -> bool:
+    path = next((a for a in (*args, *kwargs.values()) if isinstance(a, str) and a.endswith(".npz")), None)
+    try:
+        if path is not None and _verify_all(Path(path).parent) and os.path.exists(path):
+            with npz.Archive(path, timeouts.seconds("npz_timeout_s")) as archive:
+                archive.verify()
+        return original(*args, **kwargs)
+    except ValueError as error:
+        if path is None or os.path.exists(path):
+            raise
+        _folders_to_verify[Path(path).parent] = True
+        session.log(str(error))
+        return False
 
 
 _folders_to_verify: dict[Path, bool] = {}
@@ -80,17 +74,15 @@ def _verify_all(folder: Path) -> bool:
     return _folders_to_verify[folder]
 
 
-def _save(original: Callable) -> Callable:
-    def save_latents_to_disk(self: Any, npz_path: str, *args: Any, **kwargs: Any) -> None:
-        try:
-            return original(self, npz_path, *args, **kwargs)
-        except ValueError as error:  # it adds to an existing file; a damaged one has been set aside
-            if os.path.exists(npz_path):
-                raise
-            session.log(str(error))
-            return original(self, npz_path, *args, **kwargs)
-
-    return save_latents_to_disk
+@around
+def _save(original: Callable, self: Any, npz_path: str, *args: Any, **kwargs: Any) -> None:
+    try:
+        return original(self, npz_path, *args, **kwargs)
+    except ValueError as error:  # it adds to an existing file; a damaged one has been set aside
+        if os.path.exists(npz_path):
+            raise
+        session.log(str(error))
+        return original(self, npz_path, *args, **kwargs)
 
 
 WAIT = "the read of a cache file (.npz)"

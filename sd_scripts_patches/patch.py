@@ -87,6 +87,18 @@ class Patch:
     prepare: Callable[[bool], None] | None = None
 
 
+def around(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    """A `make` for a function whose first parameter is the original: its other ones are those of the call."""
+
+    def make(original: Any) -> Any:
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        return replacement
+
+    return make
+
+
 def lookup(module: ModuleType, name: str) -> object:
     """Return the object `name` (dotted) of an imported module. Raises Incompatible with the part that is missing."""
     found: object = module

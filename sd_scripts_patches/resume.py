@@ -37,7 +37,7 @@ from sd_scripts_patches import (
     snapshots,
     trainer_state,
 )
-from sd_scripts_patches.patch import Patch, Target, find_function
+from sd_scripts_patches.patch import Patch, Target, around, find_function
 from sd_scripts_patches.trainer_state import ResumeError, TrainerState
 
 MODULE = "train_network"
@@ -368,19 +368,16 @@ def _generators(now: dict[str, Any] | None) -> dict[str, Any]:
 run = session.run = Run()
 
 
-def _check_state_first(original: Callable) -> Callable:
+@around
+def _check_state_first(original: Callable, self: Any, args: Any) -> Any:
     """Check the state that `--resume` names before anything is loaded."""
-
-    def train(self: Any, args: Any) -> Any:
-        if args.resume and not args.resume_from_huggingface:
-            snapshots.make_state(args.resume)
-            # musubi-tuner has no such flags, and finds the step of a state without them.
-            flags = (getattr(args, name, 0) for name in ("initial_step", "initial_epoch"))
-            step_is_given = any(flag is not None for flag in flags)
-            legacy_state.check_state(Path(args.resume), step_is_given)
-        return original(self, args)
-
-    return train
+    if args.resume and not args.resume_from_huggingface:
+        snapshots.make_state(args.resume)
+        # musubi-tuner has no such flags, and finds the step of a state without them.
+        flags = (getattr(args, name, 0) for name in ("initial_step", "initial_epoch"))
+        step_is_given = any(flag is not None for flag in flags)
+        legacy_state.check_state(Path(args.resume), step_is_given)
+    return original(self, args)
 
 
 def rewrite(tree: ast.Module) -> ast.Module:

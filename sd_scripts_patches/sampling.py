@@ -20,7 +20,7 @@ from typing import Any
 from guards import limits
 from sd_scripts_patches import session, timeouts
 from sd_scripts_patches.musubi import BASE
-from sd_scripts_patches.patch import Patch, Target, uses
+from sd_scripts_patches.patch import Patch, Target, around, uses
 
 # module: (function for all images, function for one image); both are globals of one module, where they call each other
 FAMILIES = {
@@ -45,25 +45,20 @@ _budget_s = 0.0
 _thread = 0  # that makes the image
 
 
-def _before_each(original: Callable) -> Callable:
-    def __iter__(self: Any) -> Iterator[Any]:
-        for number, item in enumerate(original(self)):
-            _check_budget(number)
-            yield item
-
-    return __iter__
+@around
+def _before_each(original: Callable, self: Any) -> Iterator[Any]:
+    for number, item in enumerate(original(self)):
+        _check_budget(number)
+        yield item
 
 
-def _after_update(original: Callable) -> Callable:
+@around
+def _after_update(original: Callable, self: Any, n: float | None = 1) -> bool | None:
     """A bar without an iterable is moved by its loop, after each step."""
-
-    def update(self: Any, n: float | None = 1) -> bool | None:
-        shown: bool | None = original(self, n)
-        if self.iterable is None and self.n < (self.total or 0):
-            _check_budget(self.n)
-        return shown
-
-    return update
+    shown: bool | None = original(self, n)
+    if self.iterable is None and self.n < (self.total or 0):
+        _check_budget(self.n)
+    return shown
 
 
 def _check_budget(number: float) -> None:
@@ -75,78 +70,68 @@ def _check_budget(number: float) -> None:
     session.heartbeat().item(int(number))
 
 
-def _sample_one(original: Callable) -> Callable:
-    def sample_image_inference(*args: Any, **kwargs: Any) -> None:
-        global _end_s, _budget_s, _thread
-        prompts = _prompts(args)
-        _budget_s = timeouts.seconds("sample_budget_s") * max(len(prompts), 1)  # Lumina makes several in one loop
-        _thread, _end_s = threading.get_ident(), time.monotonic() + _budget_s if _budget_s else 0.0
-        kill_s = _budget_s + limits.seconds("sample_grace_s") if _budget_s else 0.0
-        what = f"sample image {', '.join(str(prompt['enum'] + 1) for prompt in prompts)}".rstrip()
-        devices = [(a, a.device) for a in args if hasattr(a, "decode") and hasattr(a, "device")]
-        with session.phase("sample", note=what), session.Deadline(kill_s, f"{what} (one step hangs)"):
-            try:
-                original(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - a failed sample must not end the run
-                session.log(f"{what} skipped: {type(error).__name__}: {error}")
-                _restore_models(args, devices)
-            finally:
-                _end_s = 0.0
-
-    return sample_image_inference
-
-
-def _sample_all(original: Callable) -> Callable:
-    def sample_images(*args: Any, **kwargs: Any) -> None:
-        import torch
-
-        state = torch.get_rng_state()
-        cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+@around
+def _sample_one(original: Callable, *args: Any, **kwargs: Any) -> None:
+    global _end_s, _budget_s, _thread
+    prompts = _prompts(args)
+    _budget_s = timeouts.seconds("sample_budget_s") * max(len(prompts), 1)  # Lumina makes several in one loop
+    _thread, _end_s = threading.get_ident(), time.monotonic() + _budget_s if _budget_s else 0.0
+    kill_s = _budget_s + limits.seconds("sample_grace_s") if _budget_s else 0.0
+    what = f"sample image {', '.join(str(prompt['enum'] + 1) for prompt in prompts)}".rstrip()
+    devices = [(a, a.device) for a in args if hasattr(a, "decode") and hasattr(a, "device")]
+    with session.phase("sample", note=what), session.Deadline(kill_s, f"{what} (one step hangs)"):
         try:
-            return original(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - nor must a bad prompt file or a missing folder
-            session.log(f"sample images skipped: {type(error).__name__}: {error}")
-            torch.set_rng_state(state)
-            if cuda is not None:
-                torch.cuda.set_rng_state(cuda)
-
-    return sample_images
+            original(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - a failed sample must not end the run
+            session.log(f"{what} skipped: {type(error).__name__}: {error}")
+            _restore_models(args, devices)
+        finally:
+            _end_s = 0.0
 
 
-def _sample_one_of_musubi(original: Callable) -> Callable:
-    within_budget = _sample_one(original)
+@around
+def _sample_all(original: Callable, *args: Any, **kwargs: Any) -> None:
+    import torch
 
-    def sample_image_inference(
-        self: Any, accelerator: Any, args: Any, transformer: Any, *rest: Any, **kwargs: Any
-    ) -> None:
-        was_training = transformer.training
-        within_budget(self, accelerator, args, transformer, *rest, **kwargs)
-        if transformer.training != was_training:
-            transformer.train(was_training)
+    state = torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    try:
+        return original(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - nor must a bad prompt file or a missing folder
+        session.log(f"sample images skipped: {type(error).__name__}: {error}")
+        torch.set_rng_state(state)
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda)
 
-    return sample_image_inference
+
+@around
+def _sample_one_of_musubi(
+    original: Callable, self: Any, accelerator: Any, args: Any, transformer: Any, *rest: Any, **kwargs: Any
+) -> None:
+    was_training = transformer.training
+    _sample_one(original)(self, accelerator, args, transformer, *rest, **kwargs)
+    if transformer.training != was_training:
+        transformer.train(was_training)
 
 
-def _sample_all_of_musubi(original: Callable) -> Callable:
-    def sample_images(
-        self: Any, accelerator: Any, args: Any, epoch: Any, steps: Any, *rest: Any, **kwargs: Any
-    ) -> None:
-        done: list[bool] = []
+@around
+def _sample_all_of_musubi(
+    original: Callable, self: Any, accelerator: Any, args: Any, epoch: Any, steps: Any, *rest: Any, **kwargs: Any
+) -> None:
+    done: list[bool] = []
 
-        def keep(*given: Any, **named: Any) -> None:
-            original(*given, **named)
-            done.append(True)
+    def keep(*given: Any, **named: Any) -> None:
+        original(*given, **named)
+        done.append(True)
 
-        every_image = _sample_all(keep)
-        every_image(self, accelerator, args, epoch, steps, *rest, **kwargs)
-        if done:
-            return
-        for model in (model for model in rest if hasattr(model, "parameters")):
-            unwrapped = accelerator.unwrap_model(model)
-            if hasattr(unwrapped, "switch_block_swap_for_training"):
-                unwrapped.switch_block_swap_for_training()
-
-    return sample_images
+    every_image = _sample_all(keep)
+    every_image(self, accelerator, args, epoch, steps, *rest, **kwargs)
+    if done:
+        return
+    for model in (model for model in rest if hasattr(model, "parameters")):
+        unwrapped = accelerator.unwrap_model(model)
+        if hasattr(unwrapped, "switch_block_swap_for_training"):
+            unwrapped.switch_block_swap_for_training()
 
 
 def _prompts(args: tuple[Any, ...]) -> list[dict[str, Any]]:

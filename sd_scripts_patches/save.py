@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from guards import crash, deadline
 from sd_scripts_patches import ast_utils, session, snapshots, timeouts, trackers
 from sd_scripts_patches.musubi import BASE, LOOP, TRAIN_UTILS
-from sd_scripts_patches.patch import Incompatible, Patch, Target, find_function, find_one
+from sd_scripts_patches.patch import Incompatible, Patch, Target, around, find_function, find_one
 
 if TYPE_CHECKING:
     import torch
@@ -114,31 +114,28 @@ def end_training(accelerator: Any) -> None:
         accelerator.end_training()
 
 
-def _write_aside(original: Callable) -> Callable:
+@around
+def _write_aside(original: Callable, self: Any, output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
     """Write every state to a temporary folder first."""
+    kind = getattr(self.distributed_type, "name", str(self.distributed_type))
+    if snapshots.capturing():
+        return original(self, output_dir, *args, **kwargs)
+    if output_dir is None or kind in snapshots.SHARDED:
+        session.log(f"accelerate writes this state ({kind}) itself, without a guard file")
+        return original(self, output_dir, *args, **kwargs)
+    from guards import checkpoint
 
-    def save_state(self: Any, output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        kind = getattr(self.distributed_type, "name", str(self.distributed_type))
-        if snapshots.capturing():
-            return original(self, output_dir, *args, **kwargs)
-        if output_dir is None or kind in snapshots.SHARDED:
-            session.log(f"accelerate writes this state ({kind}) itself, without a guard file")
-            return original(self, output_dir, *args, **kwargs)
-        from guards import checkpoint
-
-        step, epoch = _step_and_epoch(Path(output_dir))
-        snapshots.saves.begin(step)
-        for model in self._models:
-            refuse_nan(_trained(model), str(output_dir))
-        usual = not args and not kwargs and _NUMBERS.search(Path(output_dir).name)  # else the LoRA of the end follows
-        if usual and snapshots.write_later(self, Path(output_dir), step, epoch):
-            return output_dir
-        snapshots.saves.wait()
-        with checkpoint.writing(output_dir, step, epoch) as temporary:
-            original(self, str(temporary), *args, **kwargs)
+    step, epoch = _step_and_epoch(Path(output_dir))
+    snapshots.saves.begin(step)
+    for model in self._models:
+        refuse_nan(_trained(model), str(output_dir))
+    usual = not args and not kwargs and _NUMBERS.search(Path(output_dir).name)  # else the LoRA of the end follows
+    if usual and snapshots.write_later(self, Path(output_dir), step, epoch):
         return output_dir
-
-    return save_state
+    snapshots.saves.wait()
+    with checkpoint.writing(output_dir, step, epoch) as temporary:
+        original(self, str(temporary), *args, **kwargs)
+    return output_dir
 
 
 class SafeDeletion:
@@ -164,18 +161,15 @@ def retire(path: str | os.PathLike[str]) -> None:
         session.log(f"{path} was not deleted ({error}); delete it by hand")
 
 
-def _sweep_first(original: Callable) -> Callable:
+@around
+def _sweep_first(original: Callable, self: Any, args: Any) -> Any:
     """Remove what killed processes left incomplete, or restore what is complete, before anything looks for a state."""
+    if os.environ.get("RANK", "0") == "0" and args.output_dir:
+        from guards import checkpoint
 
-    def train(self: Any, args: Any) -> Any:
-        if os.environ.get("RANK", "0") == "0" and args.output_dir:
-            from guards import checkpoint
-
-            for path in checkpoint.sweep(args.output_dir, args.output_name):
-                session.log(f"removed {path}, which a killed process left")
-        return original(self, args)
-
-    return train
+        for path in checkpoint.sweep(args.output_dir, args.output_name):
+            session.log(f"removed {path}, which a killed process left")
+    return original(self, args)
 
 
 def rewrite(tree: ast.Module, loop: str = "NetworkTrainer.train") -> ast.Module:

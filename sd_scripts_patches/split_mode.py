@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sd_scripts_patches.patch import Patch, Target, find_function, uses
+from sd_scripts_patches.patch import Patch, Target, around, find_function, uses
 
 MODULE = "flux_train_network"
 MODELS = "library.flux_models"
@@ -167,38 +167,32 @@ def _device_of_inputs(original: property) -> property:
     return property(device)
 
 
-def _assert_extra_args(original: Callable) -> Callable:
+@around
+def _assert_extra_args(original: Callable, self: Any, args: Any, *rest: Any, **kwargs: Any) -> Any:
     """Refuse conflicting arguments, and keep sd-scripts from swapping blocks instead."""
-
-    def assert_extra_args(self: Any, args: Any, *rest: Any, **kwargs: Any) -> Any:
-        if not args.split_mode:
-            return original(self, args, *rest, **kwargs)
-        found = conflicts(args)
-        if found:
-            raise SplitModeError("--split_mode does not support these arguments:\n  " + "\n  ".join(found))
-        args.split_mode = False  # sd-scripts sets blocks_to_swap when it is set
-        try:
-            return original(self, args, *rest, **kwargs)
-        finally:
-            args.split_mode = True
-
-    return assert_extra_args
+    if not args.split_mode:
+        return original(self, args, *rest, **kwargs)
+    found = conflicts(args)
+    if found:
+        raise SplitModeError("--split_mode does not support these arguments:\n  " + "\n  ".join(found))
+    args.split_mode = False  # sd-scripts sets blocks_to_swap when it is set
+    try:
+        return original(self, args, *rest, **kwargs)
+    finally:
+        args.split_mode = True
 
 
-def _prepare(original: Callable) -> Callable:
+@around
+def _prepare(original: Callable, self: Any, args: Any, accelerator: Any, unet: Any) -> Any:
     """Split the model when it is prepared."""
-
-    def prepare_unet_with_accelerator(self: Any, args: Any, accelerator: Any, unet: Any) -> Any:
-        if not args.split_mode:
-            return original(self, args, accelerator, unet)
-        if self.is_swapping_blocks:
-            raise SplitModeError("--split_mode: block swap is active as well; remove --blocks_to_swap")
-        unet.to("cpu")
-        prepared = accelerator.prepare(unet, device_placement=[False])
-        split(accelerator.unwrap_model(prepared), accelerator.device)
-        return prepared
-
-    return prepare_unet_with_accelerator
+    if not args.split_mode:
+        return original(self, args, accelerator, unet)
+    if self.is_swapping_blocks:
+        raise SplitModeError("--split_mode: block swap is active as well; remove --blocks_to_swap")
+    unet.to("cpu")
+    prepared = accelerator.prepare(unet, device_placement=[False])
+    split(accelerator.unwrap_model(prepared), accelerator.device)
+    return prepared
 
 
 def _tensors(modules: Iterable[Any]) -> list:

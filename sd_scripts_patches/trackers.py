@@ -18,7 +18,7 @@ from typing import Any
 from guards import deadline
 from sd_scripts_patches import session, timeouts
 from sd_scripts_patches.musubi import ACCELERATOR_SETUP
-from sd_scripts_patches.patch import Patch, Target, always, uses
+from sd_scripts_patches.patch import Patch, Target, always, around, uses
 
 UTIL = "library.train_util"
 QUEUE_SIZE = 1000
@@ -59,42 +59,38 @@ class CallQueue:
                 self.calls.task_done()
 
 
-def _without_login(original: Callable) -> Callable:
-    def prepare_accelerator(args: Any) -> Any:
-        if int(os.environ.get("RANK", "0")) != 0:
-            args.log_with = None  # only rank 0 tracks; sd-scripts logs in to wandb on every rank
-            args.logging_dir = None
-        elif getattr(args, "wandb_api_key", None) is not None:
-            # wandb.login() contacts the server here without a limit; wandb.init() reads the key itself, later.
-            os.environ["WANDB_API_KEY"] = args.wandb_api_key
-            args.wandb_api_key = None
-        return original(args)
-
-    return prepare_accelerator
+@around
+def _without_login(original: Callable, args: Any) -> Any:
+    if int(os.environ.get("RANK", "0")) != 0:
+        args.log_with = None  # only rank 0 tracks; sd-scripts logs in to wandb on every rank
+        args.logging_dir = None
+    elif getattr(args, "wandb_api_key", None) is not None:
+        # wandb.login() contacts the server here without a limit; wandb.init() reads the key itself, later.
+        os.environ["WANDB_API_KEY"] = args.wandb_api_key
+        args.wandb_api_key = None
+    return original(args)
 
 
-def _start_within_limit(original: Callable) -> Callable:
-    def init_trackers(accelerator: Any, *args: Any, **kwargs: Any) -> None:
-        names = ", ".join(str(tracker) for tracker in accelerator.log_with)
-        if not names or not accelerator.is_main_process:
-            return original(accelerator, *args, **kwargs)
-        limit = timeouts.seconds("tracker_timeout_s")
-        modes = ["", "offline"] if "wandb" in names and os.environ.get("WANDB_MODE") != "offline" else [""]
-        for number, mode in enumerate(modes):
-            if mode:
-                os.environ["WANDB_MODE"] = mode
-            what = f"trackers to start ({names}{', ' + mode if mode else ''})"
-            session.heartbeat().item(number, note=f"waiting for {what}")  # each attempt has the limit for itself
-            try:
-                deadline.call(original, accelerator, *args, seconds=limit, what=what, **kwargs)
-                break
-            except Exception as error:  # noqa: BLE001 - an error of any tracker must not end the run
-                session.log(f"{type(error).__name__}: {error}; the run continues offline")
-                accelerator.trackers = []
-        for tracker in accelerator.trackers:
-            decouple(tracker)
-
-    return init_trackers
+@around
+def _start_within_limit(original: Callable, accelerator: Any, *args: Any, **kwargs: Any) -> None:
+    names = ", ".join(str(tracker) for tracker in accelerator.log_with)
+    if not names or not accelerator.is_main_process:
+        return original(accelerator, *args, **kwargs)
+    limit = timeouts.seconds("tracker_timeout_s")
+    modes = ["", "offline"] if "wandb" in names and os.environ.get("WANDB_MODE") != "offline" else [""]
+    for number, mode in enumerate(modes):
+        if mode:
+            os.environ["WANDB_MODE"] = mode
+        what = f"trackers to start ({names}{', ' + mode if mode else ''})"
+        session.heartbeat().item(number, note=f"waiting for {what}")  # each attempt has the limit for itself
+        try:
+            deadline.call(original, accelerator, *args, seconds=limit, what=what, **kwargs)
+            break
+        except Exception as error:  # noqa: BLE001 - an error of any tracker must not end the run
+            session.log(f"{type(error).__name__}: {error}; the run continues offline")
+            accelerator.trackers = []
+    for tracker in accelerator.trackers:
+        decouple(tracker)
 
 
 def give_up(reason: str) -> None:

@@ -11,21 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sd_scripts_patches.patch import Patch, Target, uses
+from sd_scripts_patches.patch import Patch, Target, around, uses
 
 
-def _apart(original: Callable) -> Callable:
-    def split_train_val(
-        paths: list[str], sizes: list, is_training_dataset: bool, validation_split: float, validation_seed: int | None
-    ) -> Any:
-        found, found_sizes = original(paths, sizes, is_training_dataset, validation_split, validation_seed)
-        if not is_training_dataset or validation_seed is None:
-            return found, found_sizes
-        held = set(original(paths, sizes, False, validation_split, validation_seed)[0])
-        kept = [(path, size) for path, size in zip(found, found_sizes) if path not in held]  # noqa: B905 - Python 3.10
-        return [path for path, _ in kept], [size for _, size in kept]
-
-    return split_train_val
+@around
+def _apart(
+    original: Callable,
+    paths: list[str],
+    sizes: list,
+    is_training_dataset: bool,
+    validation_split: float,
+    validation_seed: int | None,
+) -> Any:
+    found, found_sizes = original(paths, sizes, is_training_dataset, validation_split, validation_seed)
+    if not is_training_dataset or validation_seed is None:
+        return found, found_sizes
+    held = set(original(paths, sizes, False, validation_split, validation_seed)[0])
+    kept = [(path, size) for path, size in zip(found, found_sizes) if path not in held]  # noqa: B905 - Python 3.10
+    return [path for path, _ in kept], [size for _, size in kept]
 
 
 PATCH = Patch(

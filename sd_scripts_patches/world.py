@@ -17,7 +17,7 @@ from sd_scripts_patches import batch_seeds, session
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches import heartbeat as beats
 from sd_scripts_patches.musubi import BASE
-from sd_scripts_patches.patch import Patch, Target
+from sd_scripts_patches.patch import Patch, Target, around
 
 TRAINER = "train_network"
 UTIL = "library.train_util"
@@ -26,25 +26,22 @@ ACCELERATOR = "accelerate.accelerator"
 _minutes: float | None = None  # --ddp_timeout of this run
 
 
-def _check_first(original: Callable) -> Callable:
+@around
+def _check_first(original: Callable, self: Any, args: Any) -> Any:
     """Refuse a world that is not the one asked for, before the trainer reads or writes anything."""
-
-    def train(self: Any, args: Any) -> Any:
-        global _minutes
-        _minutes = getattr(args, "ddp_timeout", None)
-        try:
-            world.check_launcher()
-            chosen = world.choose_backend()
-        except world.WorldError as problem:
-            _refuse(problem)
-        if chosen and world.rank() == 0:
-            session.log(chosen)
-        if world.size() > 1 and getattr(args, "seed", None) is None:
-            # Without --seed each rank draws one of its own, and so its own order of the images.
-            args.seed = batch_seeds.seed_for(os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
-        return original(self, args)
-
-    return train
+    global _minutes
+    _minutes = getattr(args, "ddp_timeout", None)
+    try:
+        world.check_launcher()
+        chosen = world.choose_backend()
+    except world.WorldError as problem:
+        _refuse(problem)
+    if chosen and world.rank() == 0:
+        session.log(chosen)
+    if world.size() > 1 and getattr(args, "seed", None) is None:
+        # Without --seed each rank draws one of its own, and so its own order of the images.
+        args.seed = batch_seeds.seed_for(os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
+    return original(self, args)
 
 
 def _refuse(problem: world.WorldError) -> NoReturn:
@@ -52,81 +49,71 @@ def _refuse(problem: world.WorldError) -> NoReturn:
     exit_patch.exit_process(crash.EXIT_FAILED, "failed", str(problem))
 
 
-def _join(original: Callable) -> Callable:
+@around
+def _join(original: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
     """The group of this run's processes: it forms within a limit, its collectives have a timeout, and it is complete."""
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        if world.size() < 2:
-            original(self, *args, **kwargs)
-            return
-        from accelerate import InitProcessGroupKwargs
-
-        handlers = list(kwargs.get("kwargs_handlers") or ())
-        found = next((one for one in handlers if isinstance(one, InitProcessGroupKwargs)), None)
-        if found is None:
-            handlers.append(InitProcessGroupKwargs(timeout=world.timeout(_minutes)))
-        elif found.timeout is None:
-            found.timeout = world.timeout(_minutes)
-        with world.joining():
-            original(self, *args, **{**kwargs, "kwargs_handlers": handlers})
-        try:
-            world.check(self.num_processes)
-        except world.WorldError as problem:
-            _refuse(problem)
-
-    return __init__
-
-
-def _one_step_each(original: Callable) -> Callable:
-    """Step the learning rate once for each optimizer step, whatever the number of processes."""
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    if world.size() < 2:
         original(self, *args, **kwargs)
-        self.split_batches = self.split_batches or world.size() > 1
+        return
+    from accelerate import InitProcessGroupKwargs
 
-    return __init__
+    handlers = list(kwargs.get("kwargs_handlers") or ())
+    found = next((one for one in handlers if isinstance(one, InitProcessGroupKwargs)), None)
+    if found is None:
+        handlers.append(InitProcessGroupKwargs(timeout=world.timeout(_minutes)))
+    elif found.timeout is None:
+        found.timeout = world.timeout(_minutes)
+    with world.joining():
+        original(self, *args, **{**kwargs, "kwargs_handlers": handlers})
+    try:
+        world.check(self.num_processes)
+    except world.WorldError as problem:
+        _refuse(problem)
 
 
-def for_one_process(original: Callable) -> Callable:
+@around
+def _one_step_each(original: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
+    """Step the learning rate once for each optimizer step, whatever the number of processes."""
+    original(self, *args, **kwargs)
+    self.split_batches = self.split_batches or world.size() > 1
+
+
+@around
+def for_one_process(original: Callable, *args: Any, **kwargs: Any) -> Any:
     """Make the schedule of the learning rate for the steps of the run, not for N times as many.
 
     kohya's trainers stretch it by N, because accelerate steps it N times for each step. They do not stretch
     --lr_warmup_steps and --lr_decay_steps, so a warm-up of 100 steps ends after 50 with two GPUs.
     """
-
-    def get_scheduler(*args: Any, **kwargs: Any) -> Any:
-        if "num_processes" in kwargs:
-            return original(*args, **{**kwargs, "num_processes": 1})
-        return original(*args[:-1], 1, **kwargs)
-
-    return get_scheduler
+    if "num_processes" in kwargs:
+        return original(*args, **{**kwargs, "num_processes": 1})
+    return original(*args[:-1], 1, **kwargs)
 
 
-def _frozen_alone(original: Callable) -> Callable:
+@around
+def _frozen_alone(
+    original: Callable,
+    self: Any,
+    model: Any,
+    device_placement: bool | None = None,
+    evaluation_mode: bool = False,
+    **more: Any,
+) -> Any:
     """Do not wrap a frozen model, which has no gradients to exchange. accelerate asks for that on GPUs only, and on
     processors DistributedDataParallel refuses the base model."""
-
-    def prepare_model(
-        self: Any, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False, **more: Any
-    ) -> Any:
-        frozen = world.size() > 1 and not any(parameter.requires_grad for parameter in model.parameters())
-        return original(self, model, device_placement, evaluation_mode or frozen, **more)
-
-    return prepare_model
+    frozen = world.size() > 1 and not any(parameter.requires_grad for parameter in model.parameters())
+    return original(self, model, device_placement, evaluation_mode or frozen, **more)
 
 
-def _read_by_number(original: Callable) -> Callable:
+@around
+def _read_by_number(original: Callable, self: Any, index: int) -> Any:
     """Read a batch as its number says: in the order of this epoch, with flips and shuffled tags of its own."""
-
-    def __getitem__(self: Any, index: int) -> Any:
-        if batch_seeds.by_batch():
-            epoch = beats._epoch
-            if epoch is not None and epoch.value > 0:
-                self.set_current_epoch(epoch.value)
-            batch_seeds.seed_all(batch_seeds.seed_for(self.seed, "read", self.current_epoch, index))
-        return original(self, index)
-
-    return __getitem__
+    if batch_seeds.by_batch():
+        epoch = beats._epoch
+        if epoch is not None and epoch.value > 0:
+            self.set_current_epoch(epoch.value)
+        batch_seeds.seed_all(batch_seeds.seed_for(self.seed, "read", self.current_epoch, index))
+    return original(self, index)
 
 
 JOIN = Target(

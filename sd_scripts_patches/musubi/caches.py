@@ -21,7 +21,7 @@ from guards import checkpoint
 from guards.bounded import bounded
 from sd_scripts_patches import images, session, timeouts
 from sd_scripts_patches.musubi import CACHE_LATENTS, CACHE_TEXT, DATASET
-from sd_scripts_patches.patch import Patch, Target
+from sd_scripts_patches.patch import Patch, Target, around
 
 IO = "musubi_tuner.dataset.cache_io"
 SOURCES = "musubi_tuner.dataset.datasources"
@@ -90,58 +90,45 @@ def drop_damaged(files: Iterable[str]) -> int:
     return damaged
 
 
-def _read_within_limit(original: Callable) -> Callable:
-    def load_file(filename: Any, *args: Any, **kwargs: Any) -> Any:
-        return read(Path(filename), lambda: original(filename, *args, **kwargs))
-
-    return load_file
+@around
+def _read_within_limit(original: Callable, filename: Any, *args: Any, **kwargs: Any) -> Any:
+    return read(Path(filename), lambda: original(filename, *args, **kwargs))
 
 
-def _keys_within_limit(original: Callable) -> Callable:
+@around
+def _keys_within_limit(original: Callable, safetensors_file: Any, *args: Any, **kwargs: Any) -> Any:
     """At the start of a training run the header of every cache is read."""
-
-    def find_keys(safetensors_file: Any, *args: Any, **kwargs: Any) -> Any:
-        return within_limit(Path(safetensors_file), lambda: original(safetensors_file, *args, **kwargs))
-
-    return find_keys
+    return within_limit(Path(safetensors_file), lambda: original(safetensors_file, *args, **kwargs))
 
 
-def _write_aside(original: Callable) -> Callable:
+@around
+def _write_aside(original: Callable, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
     """Write a file under a temporary name, and rename it when it is complete."""
-
-    def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
-        with checkpoint.writing_file(filename) as temporary:
-            original(tensors, str(temporary), *args, **kwargs)
-
-    return save_file
+    with checkpoint.writing_file(filename) as temporary:
+        original(tensors, str(temporary), *args, **kwargs)
 
 
-def _refuse_nan(original: Callable) -> Callable:
-    def save_cache(item_info: Any, sd: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        bad = not_finite(sd)
-        if bad:
-            raise ValueError(
-                f"{item_info.item_key}: no cache is written, because {bad} holds NaN or infinity. Check the image and its "
-                "caption; with fp16 try another precision of the model that makes the cache (bf16 or fp32)"
-            )
-        original(item_info, sd, *args, **kwargs)
-
-    return save_cache
+@around
+def _refuse_nan(original: Callable, item_info: Any, sd: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    bad = not_finite(sd)
+    if bad:
+        raise ValueError(
+            f"{item_info.item_key}: no cache is written, because {bad} holds NaN or infinity. Check the image and its "
+            "caption; with fp16 try another precision of the model that makes the cache (bf16 or fp32)"
+        )
+    original(item_info, sd, *args, **kwargs)
 
 
 def _verify_first(files_of: str) -> Callable[[Callable], Callable]:
     """Read all caches of the data sets before new ones are made. files_of: the method of a data set that names them."""
 
-    def make(original: Callable) -> Callable:
-        def inside(datasets: Any, *args: Any, **kwargs: Any) -> Any:
-            for dataset in datasets:
-                _sweep(dataset)
-                drop_damaged(getattr(dataset, files_of)())
-            return original(datasets, *args, **kwargs)
+    def inside(original: Callable, datasets: Any, *args: Any, **kwargs: Any) -> Any:
+        for dataset in datasets:
+            _sweep(dataset)
+            drop_damaged(getattr(dataset, files_of)())
+        return original(datasets, *args, **kwargs)
 
-        return inside
-
-    return make
+    return around(inside)
 
 
 def _sweep(dataset: Any) -> None:
@@ -151,30 +138,24 @@ def _sweep(dataset: Any) -> None:
         session.log(f"removed {path}, which a killed process left")
 
 
-def _refuse_missing(original: Callable) -> Callable:
+@around
+def _refuse_missing(original: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
     """An image whose cache was damaged is not left out silently."""
-
-    def prepare_for_training(self: Any, *args: Any, **kwargs: Any) -> Any:
-        pattern = os.path.join(glob.escape(str(self.cache_directory)), f"*_{self.architecture}*.safetensors{CORRUPT}")
-        missing = [name for name in sorted(glob.glob(pattern)) if not os.path.exists(name.removesuffix(CORRUPT))]
-        if missing:
-            raise FileNotFoundError(
-                f"{len(missing)} caches were damaged and have not been made again (the first is {missing[0]}); {AGAIN}, "
-                f"or delete the {CORRUPT} files to train without these images"
-            )
-        return original(self, *args, **kwargs)
-
-    return prepare_for_training
+    pattern = os.path.join(glob.escape(str(self.cache_directory)), f"*_{self.architecture}*.safetensors{CORRUPT}")
+    missing = [name for name in sorted(glob.glob(pattern)) if not os.path.exists(name.removesuffix(CORRUPT))]
+    if missing:
+        raise FileNotFoundError(
+            f"{len(missing)} caches were damaged and have not been made again (the first is {missing[0]}); {AGAIN}, "
+            f"or delete the {CORRUPT} files to train without these images"
+        )
+    return original(self, *args, **kwargs)
 
 
-def _item_within_limit(original: Callable) -> Callable:
+@around
+def _item_within_limit(original: Callable, self: Any, idx: int) -> Any:
     """Read one image (or caption) of a data source within the limit of an image."""
-
-    def get(self: Any, idx: int) -> Any:
-        path = _path(self, idx)
-        return images._read(lambda: original(self, idx), path, f"image {path}")
-
-    return get
+    path = _path(self, idx)
+    return images._read(lambda: original(self, idx), path, f"image {path}")
 
 
 def _path(source: Any, idx: int) -> str:

@@ -16,7 +16,7 @@ from sd_scripts_patches import ast_utils, session
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches import heartbeat as common
 from sd_scripts_patches.musubi import ACCELERATOR_SETUP, BASE, CACHE_LATENTS, CACHE_TEXT, LOOP, TRAIN_UTILS
-from sd_scripts_patches.patch import Patch, Target, find_function
+from sd_scripts_patches.patch import Patch, Target, around, find_function
 
 CONFIG = "musubi_tuner.dataset.config_utils"
 
@@ -61,16 +61,13 @@ class TrainingLoop(common.TrainingLoop):
         trainer._run_training_loop, trainer.get_lr_scheduler = run_training_loop, get_lr_scheduler
 
 
-def _first_step_begins(original: Callable) -> Callable:
+@around
+def _first_step_begins(original: Callable, self: Any) -> Any:
     """The training iterates over its batches for the first time; sample images before it iterate over none."""
-
-    def __iter__(self: Any) -> Any:
-        beat = session.heartbeat()
-        if beat.point in ("ready", "tracker"):
-            beat.reach("first_step")
-        return original(self)
-
-    return __iter__
+    beat = session.heartbeat()
+    if beat.point in ("ready", "tracker"):
+        beat.reach("first_step")
+    return original(self)
 
 
 def _count_items(tqdm: Any) -> Any:
@@ -94,29 +91,21 @@ def _count_items(tqdm: Any) -> Any:
 def _caching(phase: str, datasets_at: int) -> Callable[[Callable], Callable]:
     """Put a function that makes caches into its phase. datasets_at: the position of its data sets among its arguments."""
 
-    def make(original: Callable) -> Callable:
-        def inside(*args: Any, **kwargs: Any) -> Any:
-            datasets = kwargs["datasets"] if "datasets" in kwargs else args[datasets_at]
-            counts = [
-                dataset.get_total_image_count() for dataset in datasets if hasattr(dataset, "get_total_image_count")
-            ]
-            with session.phase(phase, total=sum(count or 0 for count in counts)):
-                return original(*args, **kwargs)
+    def inside(original: Callable, *args: Any, **kwargs: Any) -> Any:
+        datasets = kwargs["datasets"] if "datasets" in kwargs else args[datasets_at]
+        counts = [dataset.get_total_image_count() for dataset in datasets if hasattr(dataset, "get_total_image_count")]
+        with session.phase(phase, total=sum(count or 0 for count in counts)):
+            return original(*args, **kwargs)
 
-        return inside
-
-    return make
+    return around(inside)
 
 
-def _load_begins(original: Callable) -> Callable:
+@around
+def _load_begins(original: Callable, *args: Any, **kwargs: Any) -> Any:
     """A caching command reads its data set's configuration first, then loads its model."""
-
-    def load_user_config(*args: Any, **kwargs: Any) -> Any:
-        if session.heartbeat().current_phase == "import":
-            session.heartbeat().phase("load")
-        return original(*args, **kwargs)
-
-    return load_user_config
+    if session.heartbeat().current_phase == "import":
+        session.heartbeat().phase("load")
+    return original(*args, **kwargs)
 
 
 def rewrite(tree: ast.Module) -> ast.Module:

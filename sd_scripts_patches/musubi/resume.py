@@ -22,7 +22,7 @@ from typing import Any
 
 from sd_scripts_patches import ast_utils, legacy_state, resume, session, trainer_state
 from sd_scripts_patches.musubi import BASE, DATASET, LOOP, TRAIN_UTILS
-from sd_scripts_patches.patch import Patch, Target, find_function
+from sd_scripts_patches.patch import Patch, Target, around, find_function
 from sd_scripts_patches.trainer_state import ResumeError, TrainerState
 
 LOCALS = (
@@ -130,13 +130,11 @@ class SortedGlob:
         return sorted(glob.glob(*args, **kwargs))
 
 
-def _register_hooks(original: Callable) -> Callable:
-    def _register_hooks_and_resume(self: Any, args: Any, accelerator: Any, network: Any) -> Any:
-        run.trainer = self
-        run.register_hooks(accelerator)
-        return original(self, args, accelerator, network)
-
-    return _register_hooks_and_resume
+@around
+def _register_hooks(original: Callable, self: Any, args: Any, accelerator: Any, network: Any) -> Any:
+    run.trainer = self
+    run.register_hooks(accelerator)
+    return original(self, args, accelerator, network)
 
 
 def rewrite(tree: ast.Module) -> ast.Module:
