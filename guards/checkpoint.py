@@ -74,20 +74,22 @@ def _write_back(descriptor: int) -> None:
         os.pread(descriptor, 1, at)
 
 
-def atomic_write(path: str | os.PathLike[str], data: bytes | str) -> None:
-    """Replace `path` with `data` (text as UTF-8): complete and fsynced, or not at all. Raises OSError."""
+def atomic_write(path: str | os.PathLike[str], data: bytes | str, sync: bool = True) -> None:
+    """Replace `path` with `data` (text as UTF-8): complete, or not at all. Raises OSError. sync: it survives a power cut."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(data.encode("utf-8") if isinstance(data, str) else data)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    fsync_path(path.parent)
+    if sync:
+        fsync_path(path.parent)  # or a power cut may bring the old file back
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import traceback
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, NoReturn
@@ -50,16 +51,13 @@ def enable_stacks(folder: str | os.PathLike[str] | None = None) -> Path | None:
         return None
     path = stacks_path(folder, os.getpid())
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = open(path, "a", encoding="utf-8", opener=_private)  # noqa: SIM115 - see _stacks_file
+    private = partial(os.open, mode=0o600)
+    file = open(path, "a", encoding="utf-8", opener=private)  # noqa: SIM115 - see _stacks_file
     faulthandler.enable(file=file)
     if hasattr(signal, "SIGUSR2"):
         faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
     _stacks_file = file
     return path
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def exit_now(code: int, grace_s: float | None = None) -> NoReturn:

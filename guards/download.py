@@ -82,10 +82,6 @@ def part_of(target: Path) -> Path:
     return target.with_name(f".{target.name}.part")
 
 
-def _note_of(target: Path) -> Path:
-    return target.with_name(f".{target.name}.part.json")
-
-
 def size_of(path: Path) -> int:
     """The size of a file in bytes; 0 when there is none."""
     try:
@@ -193,7 +189,7 @@ class _Download:
 
     def __init__(self, source: Source, target: Path, options: Options, sha256: str) -> None:
         self.source, self.target, self.options, self.sha256 = source, target, options, sha256
-        self.part, self.note = part_of(target), _note_of(target)
+        self.part, self.note = part_of(target), target.with_name(f".{target.name}.part.json")
         self.patience = Patience(options.limit_s, f"a byte of {source.file}", options.say)
         self.most = size_of(self.part)  # bytes on the disk when there was progress last
 

@@ -176,11 +176,6 @@ class Heartbeat:
         return PHASES[self.record.phase]
 
     @property
-    def last_beat_s(self) -> float:
-        """When the last beat of any kind was written, in monotonic seconds."""
-        return float(self.record.beat_s)
-
-    @property
     def request(self) -> int:
         """REQUEST_NONE, or REQUEST_STOP: save a state at the next step boundary, then exit.
 

@@ -21,20 +21,9 @@ _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 def available_bytes() -> int | None:
     """Bytes that can be allocated without swapping or being killed; None where the machine does not say."""
-    free = machine_bytes()
-    room = cgroup_bytes()
-    return None if free is None else int(min(free, room))
-
-
-def machine_bytes() -> int | None:
-    """MemAvailable of the machine in bytes; None where there is no /proc/meminfo."""
     found = re.search(r"^MemAvailable:\s*(\d+) kB$", read_text(PROC / "meminfo"), re.M)
-    return int(found[1]) * 1024 if found else None
-
-
-def cgroup_bytes() -> float:
-    """Bytes left under the limits of this process's cgroup and of those above it; infinite without a limit."""
-    return min((_left(folder, names) for folder in cgroups("self", "memory") for names in (_V1, _V2)), default=math.inf)
+    room = (_left(folder, names) for folder in cgroups("self", "memory") for names in (_V1, _V2))
+    return int(min([int(found[1]) * 1024, *room])) if found else None
 
 
 def cgroups(process: str, controller: str) -> list[Path]:

@@ -47,7 +47,7 @@ def _run(heartbeat: Heartbeat, interval_s: float) -> None:
         if phase in READS and new - read > LEAST_READ_BYTES:
             progress_s = now_s
         read = new
-        silent_s = now_s - max(progress_s, heartbeat.last_beat_s)
+        silent_s = now_s - max(progress_s, heartbeat.record.beat_s)
         if limit_s and silent_s > limit_s:
             deadline.expire(limit_s, f"any progress in phase {phase}")
 

@@ -6,12 +6,12 @@ committed to the RunState in one step at the end.
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from guards import startup
+from guards.checkpoint import writing_file
 from guards.heartbeat import REQUEST_TERM
 from monitor.attempt import Attempt, ExitStatus
 from monitor.detect.progress import Observation, Verdict
@@ -261,9 +261,8 @@ def _fetch_lora(run: Run) -> None:
         return
     try:
         if not target.is_file() or target.stat().st_size != source.stat().st_size:
-            temporary = target.with_name(f".{name}.{os.getpid()}.tmp")
-            shutil.copyfile(source, temporary)
-            os.replace(temporary, target)
+            with writing_file(target) as temporary:
+                shutil.copyfile(source, temporary)
     except OSError as error:
         run.folder.log(f"the LoRA stays in {source.parent}: it cannot be copied: {error}")
 

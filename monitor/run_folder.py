@@ -20,11 +20,11 @@ from typing import Any, TextIO
 
 import tomllib
 
-from guards.checkpoint import fsync_path
+from guards.checkpoint import atomic_write
 from guards.metrics import append_text
 from guards.reading import read_json as read_json
 from monitor.process import platform, tree
-from monitor.process.subjob import ROOT, helper_environment, python
+from monitor.process.subjob import helper, python
 
 STATUS, EVENTS, LOG, TRAINING_LOG = "status.json", "events.jsonl", "monitor.log", "training.log"
 METRICS, JOB = "metrics.jsonl", "job.json"
@@ -81,12 +81,10 @@ def wake_queue() -> bool:
     """Start the queue's process where runs wait; whether it was started. It ends at once where another works. Never raises."""
     from runs.paths import outputs_dir
 
-    null = subprocess.DEVNULL
     try:
         if not (read_json(outputs_dir() / QUEUE) or {}).get("entries"):
             return False
-        command, env = python("jobs", "queue", "work"), helper_environment()
-        subprocess.Popen(command, cwd=ROOT, env=env, stdin=null, stdout=null, stderr=null, **platform.detached())
+        helper(python("jobs", "queue", "work"), subprocess.DEVNULL)
         return True
     except OSError:
         return False  # no memory, a full disk: the next one who looks tries again
@@ -242,22 +240,11 @@ class RunFolder:
     def replace(self, name: str, text: str, sync: bool = False) -> bool:
         """Replace a file of this machine's monitor atomically; False, with a message, when that fails. `sync`: it survives a power cut."""
         path = os.path.join(self.own, name)
-        head, tail = os.path.split(path)
-        temporary = os.path.join(head, f".{tail}.{os.getpid()}.tmp")
         try:
             # A file name that is not UTF-8 becomes a surrogate, which UTF-8 cannot encode.
-            with open(temporary, "w", encoding="utf-8", errors="replace") as file:
-                file.write(text + "\n")
-                if sync:
-                    file.flush()
-                    os.fsync(file.fileno())
-            os.replace(temporary, path)
-            if sync:
-                fsync_path(Path(head))  # or a power cut may bring the old file back
+            atomic_write(path, (text + "\n").encode("utf-8", "replace"), sync)
             return True
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
             print_line(f"monitor: cannot write {path}: {error.strerror or error}")
             return False
 

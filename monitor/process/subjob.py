@@ -35,7 +35,9 @@ def python(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
 
 
-def helper(command: list[str], out: IO[bytes], stdin: IO[bytes] | int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+def helper(
+    command: list[str], out: IO[bytes] | int, stdin: IO[bytes] | int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
     """Start a helper in a session of its own, which prints into the file `out`. OSError: it cannot be started."""
     return platform.popen(
         command,
