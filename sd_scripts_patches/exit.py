@@ -29,12 +29,8 @@ from sd_scripts_patches.patch import Patch, Target, around
 LOADER = "torch.utils.data.dataloader"
 WORKER = "torch.utils.data._utils.worker"
 MAIN_THREAD_KEY = "hangproof_started_by_main_thread"
-_before_exit: list[Callable[[float], None]] = []
-
-
-def before_exit(function: Callable[[float], None]) -> None:
-    """Register `function(limit_s)`, called once the script has ended; it must return within `limit_s` seconds."""
-    _before_exit.append(function)
+before_exit: list[Callable[[float], None]] = []
+"""Called with `limit_s` once the script has ended; each must return within so many seconds."""
 
 
 def exit_process(code: int, outcome: str, note: str = "") -> NoReturn:
@@ -86,7 +82,7 @@ def stop_workers() -> None:
 
 
 def _finish(limit_s: float) -> None:
-    for function in _before_exit:
+    for function in before_exit:
         function(limit_s)
 
 

@@ -206,7 +206,7 @@ class TrainingLoop:
         loss, (self.stop, *agreed) = agree(self.accelerator, losses, flags)
         self.requests.begin(tuple(kind for kind, due in zip(KINDS, agreed, strict=True) if due), step)
         now = time.monotonic()
-        step_s = now - max(self.step_start_s, session.nested_phase_end_s())
+        step_s = now - max(self.step_start_s, session.nested_phase_end_s)
         epoch = _epoch.value if _epoch is not None else 0
         self.beat.step(step, epoch=epoch, loss=loss, lr=self.lr)
         session.metrics().step(step=step, epoch=epoch, loss=loss, lr=self.lr, step_s=step_s)

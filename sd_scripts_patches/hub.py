@@ -54,7 +54,7 @@ def prepare(worker: bool) -> None:
     os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "10")
     os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", "30")
     if not worker:
-        exit_patch.before_exit(wait_for_uploads)
+        exit_patch.before_exit.append(wait_for_uploads)
 
 
 @around

@@ -99,6 +99,11 @@ def around(function: Callable[..., Any]) -> Callable[[Any], Any]:
     return make
 
 
+def with_names(**names: Any) -> Callable[[Any], Any]:
+    """A `make` for a module that is used under a name of another one: the same with other functions."""
+    return lambda module: types.SimpleNamespace(**{**vars(module), **names})
+
+
 def lookup(module: ModuleType, name: str) -> object:
     """Return the object `name` (dotted) of an imported module. Raises Incompatible with the part that is missing."""
     found: object = module

@@ -20,7 +20,6 @@ import ast
 import dataclasses
 import os
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from guards import crash, deadline
 from sd_scripts_patches import ast_utils, session, snapshots, timeouts, trackers
 from sd_scripts_patches.musubi import BASE, LOOP, TRAIN_UTILS
-from sd_scripts_patches.patch import Incompatible, Patch, Target, around, find_function, find_one
+from sd_scripts_patches.patch import Incompatible, Patch, Target, around, find_function, find_one, with_names
 
 if TYPE_CHECKING:
     import torch
@@ -138,27 +137,18 @@ def _write_aside(original: Callable, self: Any, output_dir: str | None = None, *
     return output_dir
 
 
-class SafeDeletion:
-    """`shutil` with a `rmtree` that sd-scripts may call on old states."""
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(shutil, name)
-
-    @staticmethod
-    def rmtree(path: str | os.PathLike) -> None:
-        """Delete an old state when the newer one is complete, unless it is the last valid one."""
-        snapshots.saves.then(f"{path}, which is deleted", lambda: retire(path))
-
-
-def retire(path: str | os.PathLike[str]) -> None:
-    """Delete an old state, unless it is the last valid one. A failure does not end the run."""
+def rmtree(path: str | os.PathLike[str]) -> None:
+    """Delete an old state when the newer one is complete, unless it is the last valid one. A failure does not end the run."""
     from guards import checkpoint
 
-    try:
-        if not checkpoint.retire(path):
-            session.log(f"{path} is kept: no other state verifies, so it is the last valid one")
-    except OSError as error:
-        session.log(f"{path} was not deleted ({error}); delete it by hand")
+    def retire() -> None:
+        try:
+            if not checkpoint.retire(path):
+                session.log(f"{path} is kept: no other state verifies, so it is the last valid one")
+        except OSError as error:
+            session.log(f"{path} was not deleted ({error}); delete it by hand")
+
+    snapshots.saves.then(f"{path}, which is deleted", retire)
 
 
 @around
@@ -230,7 +220,7 @@ def _targets(trainer: str, util: str) -> tuple[Target, ...]:
         Target(trainer, "NetworkTrainer.train", params=("self", "args"), make=_sweep_first),
         Target(ACCELERATOR, "Accelerator.save_state", params=("self", "output_dir"), make=_write_aside),
         *(Target(util, name, params=params) for name, params in SAVES.items()),
-        Target(util, "shutil", beside="save_and_remove_state_stepwise", make=lambda _: SafeDeletion()),
+        Target(util, "shutil", beside="save_and_remove_state_stepwise", make=with_names(rmtree=rmtree)),
     )
 
 

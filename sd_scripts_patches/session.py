@@ -21,7 +21,8 @@ from sd_scripts_patches import timeouts
 log = say
 _heartbeat = Heartbeat(None)
 _metrics = Metrics(None)
-_nested_phase_end_s = 0.0
+nested_phase_end_s = 0.0
+"""When a nested phase (sampling, saving…) last ended, in monotonic seconds."""
 run: Any = None
 """The `Run` of resume.py or musubi/resume.py: the position of this training, for whatever saves."""
 on_step: list[Callable[[int], None]] = []
@@ -58,18 +59,13 @@ def metrics() -> Metrics:
 @contextlib.contextmanager
 def phase(name: str, total: int = 0, note: str = "") -> Iterator[Heartbeat]:
     """Put the heartbeat into phase `name`, and back into the previous phase afterwards. Phases may nest."""
-    global _nested_phase_end_s
+    global nested_phase_end_s
     beat = heartbeat()
     before = beat.current_phase
     beat.phase(name, total=total, note=note)
     yield beat
     beat.phase(before)  # not after an error: the record shows the phase in which the run failed
-    _nested_phase_end_s = time.monotonic()
-
-
-def nested_phase_end_s() -> float:
-    """Return when a nested phase (sampling, saving…) last ended, in monotonic seconds."""
-    return _nested_phase_end_s
+    nested_phase_end_s = time.monotonic()
 
 
 def limit(name: str, what: str) -> Deadline:

@@ -102,4 +102,4 @@ class Requests:
         for path in sorted(Path(self.args.output_dir).glob("*-state")):
             match = _STEP.fullmatch(path.name.removeprefix(str(self.args.output_name)))
             if match and int(match[1]) % every and int(match[1]) < step - keep:
-                save.SafeDeletion.rmtree(path)
+                save.rmtree(path)

@@ -22,7 +22,7 @@ from typing import Any
 
 from sd_scripts_patches import ast_utils, legacy_state, resume, session, trainer_state
 from sd_scripts_patches.musubi import BASE, DATASET, LOOP, TRAIN_UTILS
-from sd_scripts_patches.patch import Patch, Target, around, find_function
+from sd_scripts_patches.patch import Patch, Target, around, find_function, with_names
 from sd_scripts_patches.trainer_state import ResumeError, TrainerState
 
 LOCALS = (
@@ -118,16 +118,9 @@ def prepare(worker: bool) -> None:
     session.run = run
 
 
-class SortedGlob:
-    """`glob` whose results are in the order of their names."""
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(glob, name)
-
-    @staticmethod
-    def glob(*args: Any, **kwargs: Any) -> list[str]:
-        """Return the paths that match, sorted."""
-        return sorted(glob.glob(*args, **kwargs))
+def sorted_glob(*args: Any, **kwargs: Any) -> list[str]:
+    """Return the paths that match, in the order of their names."""
+    return sorted(glob.glob(*args, **kwargs))
 
 
 @around
@@ -171,7 +164,7 @@ PATCH = Patch(
         Target(TRAIN_UTILS, "LossRecorder.add", params=("self",)),
         Target(DATASET, "ImageDataset.shuffle_buckets", params=("self",)),
         Target(DATASET, "VideoDataset.shuffle_buckets", params=("self",)),
-        Target(DATASET, "glob", beside="ImageDataset", make=lambda _: SortedGlob()),
+        Target(DATASET, "glob", beside="ImageDataset", make=with_names(glob=sorted_glob)),
         *(t for t in resume.PATCH.targets if t.module == "accelerate.accelerator"),
     ),
     rewrites=((Target(BASE, LOOP, params=("self", "args", "accelerator")), rewrite),),

@@ -282,7 +282,7 @@ def test_phases_nest_and_the_record_keeps_the_one_that_failed():
 def test_once_a_minute_the_log_shows_the_progress(monkeypatch, capsys):
     clock = [1000.0]
     monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(session, "_nested_phase_end_s", 0.0)
+    monkeypatch.setattr(session, "nested_phase_end_s", 0.0)
 
     def train(every):
         monkeypatch.setenv("HANGPROOF_PROGRESS_LINE_S", every)

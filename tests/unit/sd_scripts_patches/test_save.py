@@ -7,6 +7,7 @@ import pytest
 
 from guards import checkpoint, limits
 from sd_scripts_patches import save
+from sd_scripts_patches.patch import with_names
 
 
 def test_one_process_is_gone_within_a_minute_of_its_last_save_whatever_its_tracker_does():
@@ -48,12 +49,13 @@ def test_a_lora_is_replaced_atomically(tmp_path):
 def test_a_folder_that_cannot_be_deleted_does_not_end_the_run(tmp_path, capsys):
     old = tmp_path / "tiny-step00000002-state"
     old.mkdir()
-    save.SafeDeletion().rmtree(str(old))
+    save.rmtree(str(old))
     assert not list(tmp_path.iterdir())
     old.touch()
-    save.SafeDeletion().rmtree(str(old / "x-state"))  # its parent is a file: no deletion is possible
+    save.rmtree(str(old / "x-state"))  # its parent is a file: no deletion is possible
     assert "was not deleted" in capsys.readouterr().err
-    assert save.SafeDeletion().copyfile is shutil.copyfile
+    replaced = with_names(rmtree=save.rmtree)(shutil)
+    assert replaced.rmtree is save.rmtree and replaced.copyfile is shutil.copyfile
 
 
 def test_the_last_good_state_stays_when_sd_scripts_counts_it_as_old(tmp_path, capsys):
@@ -62,7 +64,7 @@ def test_the_last_good_state_stays_when_sd_scripts_counts_it_as_old(tmp_path, ca
         with checkpoint.writing(tmp_path / f"tiny-step{step:08d}-state", step=step, epoch=1) as folder:
             (folder / "optimizer.bin").write_bytes(b"x" * 100)
     (tmp_path / "tiny-step00000004-state" / "optimizer.bin").write_bytes(b"y" * 100)
-    save.SafeDeletion().rmtree(str(tmp_path / "tiny-step00000002-state"))
+    save.rmtree(str(tmp_path / "tiny-step00000002-state"))
     assert checkpoint.newest_valid(tmp_path).name == "tiny-step00000002-state"
     assert "is kept: no other state verifies" in capsys.readouterr().err
 
