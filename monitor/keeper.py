@@ -69,7 +69,11 @@ def keep(words: list[str]) -> int:
     --before=NS, when that file was last changed.
     """
     *options, state, folder = words
-    run, base_s = os.path.basename(folder), float(_value(options, "--silent-s=") or HEALTHY_S)
+    run, limits = (
+        os.path.basename(folder),
+        [word.partition("=")[2] for word in options if word.startswith("--silent-s=")],
+    )
+    base_s = float(limits[0]) if limits else HEALTHY_S
     received: list[int] = []
     child: list[_Child] = []
 
@@ -117,10 +121,6 @@ def keep(words: list[str]) -> int:
             return 1
         _say(run, f"the monitor {how}; restarting it")
         time.sleep(min(PAUSE_S * failures, MAX_PAUSE_S))
-
-
-def _value(options: list[str], name: str) -> str | None:
-    return next((word.partition("=")[2] for word in options if word.startswith(name)), None)
 
 
 def _start_monitor(

@@ -180,8 +180,7 @@ class Loop:
 
     def pause(self, seconds: float) -> None:
         """Wait for a subprocess; Interrupted when a signal or a stop request came."""
-        self.waker.sleep(seconds)
-        self.write_status()
+        self.pause_at_end(seconds)
         if self.at.state is not State.OPENING and (self.signals or self.folder.stop_request() is not None):
             raise start.Interrupted
 

@@ -137,64 +137,56 @@ class TrainingLoop:
 
     def attach(self, trainer: Any) -> None:
         """Wrap the trainer's own methods."""
-        trainer.process_batch = self.wrap_process_batch(trainer.process_batch)
-        trainer.sample_images = self.wrap_sample_images(trainer.sample_images)
+        trainer.process_batch = around(self.process_batch)(trainer.process_batch)
+        trainer.sample_images = around(self.sample_images)(trainer.sample_images)
         begin_points(trainer, self.points)
         session.on_batch_end.append(self.record_validation)
         session.on_batch_end.append(self.honor_requests)
         snapshots.attach(self)
 
-    def wrap_process_batch(self, original: Callable) -> Callable:
+    def process_batch(self, original: Callable, *args: Any, **kwargs: Any) -> Any:
         """A forward pass: one micro-batch of a step, or one batch of validation."""
-
-        def process_batch(*args: Any, **kwargs: Any) -> Any:
-            beat = self.beat
-            if not kwargs.get("is_train", True):
-                if beat.current_phase != "validate":
-                    beat.phase("validate")
-                loss = original(*args, **kwargs)
-                self.validation_losses.append(loss.detach())
-                beat.item(len(self.validation_losses))
-                return loss
-            self.record_validation()
-            if beat.current_phase == "validate":
-                beat.phase("step")
-                self.step_start_s = time.monotonic()
-            if not self.planned:
-                beat.plan(self.args.max_train_steps)
-                self.planned = True
-            if not self.losses and _scheduler is not None:
-                self.lr = float(_scheduler.get_last_lr()[0])
-            result = original(*args, **kwargs)
-            loss, *rest = result if isinstance(result, tuple) else (result,)  # musubi-tuner: and its metrics
-            if batch_seeds.repeated():
-                loss = loss * 0  # no gradient, and no part in the mean
-            else:
-                self.losses.append(loss.detach())
-            beat.item(len(self.losses))
-            return (loss, *rest) if isinstance(result, tuple) else loss
-
-        return process_batch
-
-    def wrap_sample_images(self, original: Callable) -> Callable:
-        """`sample_images` is called after each optimizer step, after each epoch, and before the first step."""
-
-        def sample_images(
-            accelerator: Any, args: Any, epoch: int | None, global_step: int, *rest: Any, **kwargs: Any
-        ) -> None:
-            if epoch is None and global_step > 0:
-                self.accelerator = accelerator
-                self.record_step(global_step)
-            before = self.beat.current_phase
-            with self.requests.sampling():
-                original(accelerator, args, epoch, global_step, *rest, **kwargs)
-            if self.beat.current_phase != before:
-                self.beat.phase(before)
-            if epoch == global_step == 0:  # --sample_at_first, called in any case
-                self.beat.reach("first_step")
+        beat = self.beat
+        if not kwargs.get("is_train", True):
+            if beat.current_phase != "validate":
+                beat.phase("validate")
+            loss = original(*args, **kwargs)
+            self.validation_losses.append(loss.detach())
+            beat.item(len(self.validation_losses))
+            return loss
+        self.record_validation()
+        if beat.current_phase == "validate":
+            beat.phase("step")
             self.step_start_s = time.monotonic()
+        if not self.planned:
+            beat.plan(self.args.max_train_steps)
+            self.planned = True
+        if not self.losses and _scheduler is not None:
+            self.lr = float(_scheduler.get_last_lr()[0])
+        result = original(*args, **kwargs)
+        loss, *rest = result if isinstance(result, tuple) else (result,)  # musubi-tuner: and its metrics
+        if batch_seeds.repeated():
+            loss = loss * 0  # no gradient, and no part in the mean
+        else:
+            self.losses.append(loss.detach())
+        beat.item(len(self.losses))
+        return (loss, *rest) if isinstance(result, tuple) else loss
 
-        return sample_images
+    def sample_images(
+        self, original: Callable, accelerator: Any, args: Any, epoch: Any, global_step: int, *rest: Any, **kwargs: Any
+    ) -> None:
+        """Called after each optimizer step, after each epoch, and before the first step."""
+        if epoch is None and global_step > 0:
+            self.accelerator = accelerator
+            self.record_step(global_step)
+        before = self.beat.current_phase
+        with self.requests.sampling():
+            original(accelerator, args, epoch, global_step, *rest, **kwargs)
+        if self.beat.current_phase != before:
+            self.beat.phase(before)
+        if epoch == global_step == 0:  # --sample_at_first, called in any case
+            self.beat.reach("first_step")
+        self.step_start_s = time.monotonic()
 
     def record_step(self, step: int) -> None:
         """Optimizer step `step` is complete: record the mean loss of its micro-batches and its learning rate."""

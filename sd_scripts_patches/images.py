@@ -38,7 +38,8 @@ class UnreadableImage(OSError):
 def _guard_group(group: Any) -> Any:
     """The group inherits __getitem__ from ConcatDataset. It is wrapped on the group as a unit, because a data set of
     image pairs reads half of each batch from another data set."""
-    group.__getitem__ = _replace_unreadable(group.__getitem__)
+    inherited = group.__getitem__
+    group.__getitem__ = functools.wraps(inherited)(_replace_unreadable(inherited))
     return group
 
 
@@ -61,26 +62,23 @@ def _read(read: Callable[[], Any], path: str, what: str) -> Any:
         raise UnreadableImage(str(path), f"{type(error).__name__}: {error}") from error
 
 
-def _replace_unreadable(original: Callable) -> Callable:
-    @functools.wraps(original)
-    def __getitem__(self: Any, index: int) -> Any:
-        caching = any(getattr(dataset, "caching_mode", None) is not None for dataset in self.datasets)
-        batches, limit = len(self), timeouts.count("skip_images")
-        for distance in range(1 if caching else batches):
-            number = (index + distance) % batches
-            try:
-                return original(self, number)
-            except UnreadableImage as error:
-                _unreadable.add(error.path)
-                if caching or len(_unreadable) > limit or distance == batches - 1:
-                    raise OSError(str(error)) from error
-                session.log(
-                    f"batch {number} is replaced by the next one: {error} "
-                    f"({len(_unreadable)} of at most {limit} unreadable images)"
-                )
-        raise IndexError(f"batch {index} of an empty data set")
-
-    return __getitem__
+@around
+def _replace_unreadable(original: Callable, self: Any, index: int) -> Any:
+    caching = any(getattr(dataset, "caching_mode", None) is not None for dataset in self.datasets)
+    batches, limit = len(self), timeouts.count("skip_images")
+    for distance in range(1 if caching else batches):
+        number = (index + distance) % batches
+        try:
+            return original(self, number)
+        except UnreadableImage as error:
+            _unreadable.add(error.path)
+            if caching or len(_unreadable) > limit or distance == batches - 1:
+                raise OSError(str(error)) from error
+            session.log(
+                f"batch {number} is replaced by the next one: {error} "
+                f"({len(_unreadable)} of at most {limit} unreadable images)"
+            )
+    raise IndexError(f"batch {index} of an empty data set")
 
 
 def _caches_elsewhere(tree: ast.Module) -> str | None:

@@ -116,28 +116,27 @@ def _read_by_number(original: Callable, self: Any, index: int) -> Any:
     return original(self, index)
 
 
-JOIN = Target(
-    ACCELERATOR, "Accelerator.__init__", params=("self",), make=_join, wait="all processes to join their group"
-)
-PREPARE = Target(
-    ACCELERATOR,
-    "Accelerator.prepare_model",
-    params=("self", "model", "device_placement", "evaluation_mode"),
-    make=_frozen_alone,
-)
+_DEVICE = ("self", "model", "device_placement", "evaluation_mode")
+_JOIN = "all processes to join their group"
 
-SCHEDULE = Target(
-    "accelerate.scheduler", "AcceleratedScheduler.__init__", params=("self", "scheduler"), make=_one_step_each
-)
+
+def _targets(trainer: str) -> tuple[Target, ...]:
+    """trainer: the module of the training."""
+    return (
+        Target(trainer, "NetworkTrainer.train", params=("self", "args"), make=_check_first),
+        Target(ACCELERATOR, "Accelerator.__init__", params=("self",), make=_join, wait=_JOIN),
+        Target(ACCELERATOR, "Accelerator.prepare_model", params=_DEVICE, make=_frozen_alone),
+        Target(
+            "accelerate.scheduler", "AcceleratedScheduler.__init__", params=("self", "scheduler"), make=_one_step_each
+        ),
+    )
+
 
 PATCH = Patch(
     name="world",
     why="processes that do not find each other train the whole run each, and overwrite each other's files",
     targets=(
-        Target(TRAINER, "NetworkTrainer.train", params=("self", "args"), make=_check_first),
-        JOIN,
-        PREPARE,
-        SCHEDULE,
+        *_targets(TRAINER),
         Target(UTIL, "get_scheduler_fix", params=("args", "optimizer", "num_processes"), make=for_one_process),
         Target(UTIL, "BaseDataset.__getitem__", params=("self", "index"), make=_read_by_number),
     ),
@@ -145,10 +144,7 @@ PATCH = Patch(
 MUSUBI = dataclasses.replace(
     PATCH,
     targets=(
-        Target(BASE, "NetworkTrainer.train", params=("self", "args"), make=_check_first),
-        JOIN,
-        PREPARE,
-        SCHEDULE,
+        *_targets(BASE),
         Target(
             BASE,
             "NetworkTrainer.get_lr_scheduler",

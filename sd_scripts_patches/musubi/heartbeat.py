@@ -37,28 +37,20 @@ class TrainingLoop(common.TrainingLoop):
 
     util, points = TRAIN_UTILS, POINTS
 
-    def wrap_sample_images(self, original: Callable) -> Callable:
-        def sample_images(*args: Any, **kwargs: Any) -> Any:
-            with self.requests.sampling():
-                return original(*args, **kwargs)
-
-        return sample_images
+    def sample_images(self, original: Callable, *args: Any, **kwargs: Any) -> Any:
+        with self.requests.sampling():
+            return original(*args, **kwargs)
 
     def attach(self, trainer: Any) -> None:
         super().attach(trainer)
-        loop, get_scheduler = trainer._run_training_loop, trainer.get_lr_scheduler
+        trainer._run_training_loop = around(self.run_training_loop)(trainer._run_training_loop)
+        trainer.get_lr_scheduler = common._keep_scheduler(trainer.get_lr_scheduler)
 
-        def run_training_loop(args: Any, accelerator: Any, *rest: Any, **kwargs: Any) -> Any:
-            self.accelerator = accelerator
-            self.beat.phase("first_step")
-            self.beat.reach("ready")
-            return loop(args, accelerator, *rest, **kwargs)
-
-        def get_lr_scheduler(*args: Any, **kwargs: Any) -> Any:
-            common._scheduler = get_scheduler(*args, **kwargs)
-            return common._scheduler
-
-        trainer._run_training_loop, trainer.get_lr_scheduler = run_training_loop, get_lr_scheduler
+    def run_training_loop(self, original: Callable, args: Any, accelerator: Any, *rest: Any, **kwargs: Any) -> Any:
+        self.accelerator = accelerator
+        self.beat.phase("first_step")
+        self.beat.reach("ready")
+        return original(args, accelerator, *rest, **kwargs)
 
 
 @around
