@@ -69,14 +69,19 @@ def _command(words: list[str]) -> int:
     metrics.add_argument("--port", type=int, default=9477)
     args = top.parse_args(words)
     try:
-        if args.command in ("sample", "save", "pause", "resume"):
-            from monitor.cli import requests
-
-            return requests.run(args)
         if args.command != "run":
-            from monitor.cli import commands
+            import json
 
-            return getattr(commands, args.command.replace("-", "_"))(args)
+            if args.command in ("sample", "save", "pause", "resume"):
+                from monitor.cli.requests import run as command
+            else:
+                from monitor.cli import commands
+
+                command = getattr(commands, args.command.replace("-", "_"))
+            code, answer = command(args)
+            if args.json and answer is not None:
+                print(json.dumps(answer, ensure_ascii=False))
+            return code
         from monitor.keeper import become
 
         folder = find(args.run)

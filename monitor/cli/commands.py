@@ -28,15 +28,16 @@ START_S = 20.0
 APART_S = 2.0  # between the two samples of `diagnose`
 
 
-def start(args: argparse.Namespace) -> int:
+Answer = tuple[int, Any]  # of a command: its exit code, and what `--json` adds; None for nothing
+
+
+def start(args: argparse.Namespace) -> Answer:
     """Start a monitor for the run; print its process number, or that nothing is left to train."""
     folder = find(args.run)
     done = "" if is_held(folder / LOCK) else nothing_left(folder)
     answer = {"folder": str(folder), "pid": None, "already": False} if done else launch(folder)
     print(f"{folder}: {done or 'already ' * bool(answer['already']) + 'watched by process ' + str(answer['pid'])}")
-    if args.json:
-        print(json.dumps(answer))
-    return 0
+    return 0, answer
 
 
 def launch(folder: Path) -> dict[str, Any]:
@@ -75,11 +76,11 @@ def launch(folder: Path) -> dict[str, Any]:
     raise MonitorError(f"{folder.name}: the monitor does not respond within {START_S:.0f} s; see {log}")
 
 
-def status(args: argparse.Namespace) -> int:
+def status(args: argparse.Namespace) -> Answer:
     """Show what one run or every run is doing."""
     folders = [find(args.run)] if args.run else all_folders()
     if args.watch:
-        return watch(folders)
+        return watch(folders), None
     found = [(folder, read_status(folder)) for folder in folders]
     for folder, values in found:
         print(line(folder, values))
@@ -87,10 +88,8 @@ def status(args: argparse.Namespace) -> int:
         print(f"  {ledger.read(folders[0], values).line()}")
     for text in tree.orphans() if not args.run else []:
         print(text)
-    if args.json:
-        shown = [_with_ledger(folder, values) for folder, values in found]
-        print(json.dumps(shown[0] if args.run else shown, ensure_ascii=False))
-    return 0
+    shown = [_with_ledger(folder, values) for folder, values in found if args.json]
+    return 0, shown[0] if shown and args.run else shown
 
 
 def _with_ledger(folder: Path, values: dict[str, Any] | None) -> dict[str, Any]:
@@ -175,24 +174,22 @@ def ask_to_end(folder: Path, how: dict[str, bool]) -> bool:
     return True
 
 
-def stop(args: argparse.Namespace) -> int:
+def stop(args: argparse.Namespace) -> Answer:
     """Ask the run's monitor to stop it."""
     folder = find(args.run)
     if not ask_to_end(folder, {"now": args.now}):
-        return 0
+        return 0, None
     print(f"{folder.name}: stop requested")
     return wait_for_end(folder, args)
 
 
-def wait_for_end(folder: Path, args: argparse.Namespace) -> int:
-    """Wait at most `args.wait` seconds for the end of a run that was asked to end; the command's exit code."""
+def wait_for_end(folder: Path, args: argparse.Namespace) -> Answer:
+    """Wait at most `args.wait` seconds for the end of a run that was asked to end."""
     until = time.monotonic() + args.wait
     while time.monotonic() < until and is_held(folder / LOCK):
         time.sleep(0.1)
     state = (read_status(folder) or {}).get("state")
-    if args.json:
-        print(json.dumps({"folder": str(folder), "state": state}))
-    return 0 if not args.wait or state in FINAL else 1
+    return 0 if not args.wait or state in FINAL else 1, {"folder": str(folder), "state": state}
 
 
 def _current(run_folder: RunFolder) -> Attempt | None:
@@ -229,7 +226,7 @@ def _adopt_or_kill(folder: Path) -> bool:
     return False
 
 
-def resume_all(args: argparse.Namespace) -> int:
+def resume_all(args: argparse.Namespace) -> Answer:
     """Start every run that was interrupted. One that cannot be started does not keep the others from it."""
     started, failed = [], 0
     for folder in all_folders():
@@ -245,12 +242,10 @@ def resume_all(args: argparse.Namespace) -> int:
         print("no interrupted run")
     if wake_queue():
         print("the queue goes on")
-    if args.json:
-        print(json.dumps(started))
-    return 1 if failed else 0
+    return 1 if failed else 0, started
 
 
-def diagnose(args: argparse.Namespace) -> int:
+def diagnose(args: argparse.Namespace) -> Answer:
     """Explain what a run or a process waits for: two samples a moment apart, all stacks, the likely cause. Changes nothing."""
     from monitor import config
     from monitor.cli import explain
@@ -298,9 +293,7 @@ def diagnose(args: argparse.Namespace) -> int:
         found["process"] = explain.facts(process)
         text = "\n".join((*found["process"]["lines"], "", text))
     print(text)
-    if args.json:
-        print(json.dumps(found, ensure_ascii=False))
-    return 0
+    return 0, found
 
 
 def rank_report(folder: Path) -> dict[str, Any] | None:
@@ -322,7 +315,7 @@ def rank_report(folder: Path) -> dict[str, Any] | None:
     return ranks.as_json(found, said) | {"lines": rank_report.lines(found, said, {})}
 
 
-def metrics(args: argparse.Namespace) -> int:
+def metrics(args: argparse.Namespace) -> Answer:
     """Serve until Ctrl-C."""
     import http.server
 
@@ -336,10 +329,10 @@ def metrics(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"port": serving.server_port}), flush=True)
     serving.serve_forever()
-    return 0
+    return 0, None
 
 
-def notify(args: argparse.Namespace) -> int:
+def notify(args: argparse.Namespace) -> Answer:
     """Send a message to the user's own addresses, to test them."""
     from monitor.cli.notify import NotifyError, config_path, send
 
@@ -348,6 +341,4 @@ def notify(args: argparse.Namespace) -> int:
     except NotifyError as error:
         raise MonitorError(str(error)) from error
     print(f"{sent} of {addresses} addresses in {config_path()} accepted the message")
-    if args.json:
-        print(json.dumps({"sent": sent, "addresses": addresses}))
-    return 0 if sent == addresses else 1
+    return 0 if sent == addresses else 1, {"sent": sent, "addresses": addresses}

@@ -7,7 +7,6 @@ is a stop of the monitor's with another name for its end. The functions with a f
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from pathlib import Path
@@ -73,7 +72,7 @@ def pause(folder: Path) -> None:
 # ---- the commands ----
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> commands.Answer:
     """`monitor sample|save|pause|resume RUN`."""
     folder = find(args.run)
     if args.command == "resume":
@@ -87,12 +86,11 @@ def run(args: argparse.Namespace) -> int:
         time.sleep(POLL_S)
     if found is not None:
         print(f"{folder.name}: {found.get('message')}")
-    if args.json:
-        print(json.dumps({"folder": str(folder), "id": name, "outcome": found}, ensure_ascii=False))
-    return 0 if not args.wait or (found or {}).get("done") is True else 1
+    code = 0 if not args.wait or (found or {}).get("done") is True else 1
+    return code, {"folder": str(folder), "id": name, "outcome": found}
 
 
-def _pause(folder: Path, args: argparse.Namespace) -> int:
+def _pause(folder: Path, args: argparse.Namespace) -> commands.Answer:
     status = read_status(folder)
     if status is not None and status["state"] == State.PAUSED and not status["alive"]:
         print(f"{folder.name}: {status['reason']} already")
