@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from guards import world
-from sd_scripts_patches import session, timeouts
+from guards import limits, world
+from sd_scripts_patches import session
 from sd_scripts_patches.patch import Patch, Target, around
 
 MODULE = "accelerate.accelerator"
@@ -23,7 +23,7 @@ def _with_deadline(original: Callable, self: Any) -> None:
     if self.num_processes < 2:
         return original(self)
     what = f"phase {session.heartbeat().current_phase}"
-    with world.barrier(timeouts.seconds("barrier_timeout_s"), what, self.num_processes):
+    with world.barrier(limits.seconds("barrier_timeout_s"), what, self.num_processes):
         return original(self)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from guards import limits
-from sd_scripts_patches import session, timeouts
+from sd_scripts_patches import session
 from sd_scripts_patches.patch import Patch, Target, around
 
 MODULE = "torch.utils.data.dataloader"
@@ -34,7 +34,7 @@ def _safe_settings(original: Callable) -> Callable:
         bound = signature.bind(self, *args, **kwargs)
         given = bound.arguments
         workers = given.get("num_workers", 0)
-        limit = timeouts.seconds("dataloader_timeout_s") if workers else 0.0
+        limit = limits.seconds("dataloader_timeout_s") if workers else 0.0
         safe = loader.rules(
             num_workers=workers,
             persistent_workers=given.get("persistent_workers", False),
@@ -63,9 +63,9 @@ def _start_workers(original: Callable, self: Any) -> Iterator[Any]:
 @around
 def _batch_from_workers(original: Callable, self: Any) -> Any:
     number = self._num_yielded + 1
-    limit = timeouts.seconds("dataloader_timeout_s")
+    limit = limits.seconds("dataloader_timeout_s")
     if number == 1:
-        limit = max(limit, timeouts.seconds("dataloader_first_batch_s")) if limit else limit
+        limit = max(limit, limits.seconds("dataloader_first_batch_s")) if limit else limit
     task = self._task_info.get(self._rcvd_idx)
     worker = f"worker {task[0]} (pid {self._workers[task[0]].pid})" if task else "its workers"
     if limit:  # torch's timeout comes later than our deadline, whose message names batch and worker
@@ -76,7 +76,7 @@ def _batch_from_workers(original: Callable, self: Any) -> Any:
 @around
 def _batch_without_workers(original: Callable, self: Any) -> Any:
     what = f"batch {self._num_yielded + 1} of the data loader (no workers: the trainer itself reads it)"
-    return _within_limit(original, self, timeouts.seconds("dataloader_first_batch_s"), what)
+    return _within_limit(original, self, limits.seconds("dataloader_first_batch_s"), what)
 
 
 def _within_limit(original: Callable, iterator: object, limit_s: float, what: str) -> Any:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from guards import crash, limits, loader
-from sd_scripts_patches import session, timeouts
+from sd_scripts_patches import session
 from sd_scripts_patches.patch import Patch, Target, around
 
 LOADER = "torch.utils.data.dataloader"
@@ -39,7 +39,7 @@ def exit_process(code: int, outcome: str, note: str = "") -> NoReturn:
     A run that is done finishes its uploads before it says so: from the outcome on, the monitor allows `exit_grace_s`
     and little more. A run that failed or was stopped reports that at once; its uploads get half of the exit grace.
     """
-    grace_s = timeouts.seconds("exit_grace_s")
+    grace_s = limits.seconds("exit_grace_s")
     if outcome == "done":
         _finish(float("inf"))
     session.heartbeat().end(outcome, note or "; ".join(session.end_notes if outcome == "done" else ()))

@@ -29,7 +29,7 @@ from guards import deadline, hub_cache, limits
 from guards.hub import DownloadError, Options, Progress, Source
 from guards.hub_request import Patience, reach
 from sd_scripts_patches import exit as exit_patch
-from sd_scripts_patches import session, timeouts
+from sd_scripts_patches import session
 from sd_scripts_patches.patch import Patch, Target, around
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ def _cache_first(original: Callable[..., str], repo_id: str, filename: str, **kw
 
 def _download_to_cache(source: Source, cache: Path, token: object, what: str) -> Path | None:
     """The downloaded file; None where the library itself should say why there is none. A stall ends the process."""
-    limit = timeouts.seconds("hub_timeout_s")
+    limit = limits.seconds("hub_timeout_s")
 
     def beat(at: Progress) -> None:
         if threading.current_thread() is threading.main_thread():  # else `_download_with_limit` counts the bytes
@@ -114,7 +114,7 @@ def _download_to_cache(source: Source, cache: Path, token: object, what: str) ->
 
 def _download_with_limit(download: Callable[[], T], folder: Path, what: str) -> T:
     """Return `download()`. The process ends when no byte has arrived for `hub_timeout_s`. Raises Unreachable."""
-    limit = timeouts.seconds("hub_timeout_s")
+    limit = limits.seconds("hub_timeout_s")
     patience = Patience(min(limit or math.inf, reach.left_s()), f"a byte of {what}", session.log)
     known = -1
 
@@ -214,7 +214,7 @@ def wait_for_uploads(limit_s: float = float("inf")) -> None:
     pending = [thread for thread in _upload_threads if thread.is_alive()]
     if not pending:
         return
-    allowed_s = min(limit_s, timeouts.seconds("upload_exit_s"))
+    allowed_s = min(limit_s, limits.seconds("upload_exit_s"))
     beat = session.heartbeat()
     if limit_s == float("inf"):  # a run that failed or was stopped has recorded its outcome; its phase is evidence
         note = f"waiting for {len(pending)} uploads to the hub"
@@ -232,7 +232,7 @@ def wait_for_uploads(limit_s: float = float("inf")) -> None:
 
 @around
 def _upload(original: Callable, args: Any, src: object, *rest: Any, **kwargs: Any) -> None:
-    limit_s = timeouts.seconds("upload_timeout_s")
+    limit_s = limits.seconds("upload_timeout_s")
     what = f"the upload of {src if isinstance(src, (str, Path)) else 'a file'}"
     with session.phase("save", note=what):  # in phase "step" it would look like a hung step
         try:
@@ -244,7 +244,7 @@ def _upload(original: Callable, args: Any, src: object, *rest: Any, **kwargs: An
 @around
 def _query(original: Callable, *args: Any, **kwargs: Any) -> object:
     what = f"the hub to answer about {kwargs.get('repo_id') or (args[0] if args else 'a repository')}"
-    limit_s = min(timeouts.seconds("hub_timeout_s") or math.inf, max(reach.left_s(), limits.seconds("hub_grace_s")))
+    limit_s = min(limits.seconds("hub_timeout_s") or math.inf, max(reach.left_s(), limits.seconds("hub_grace_s")))
     waiting = Patience(limit_s, what, session.log).report
     return deadline.call(lambda: original(*args, **kwargs), seconds=limit_s, what=what, waiting=waiting)
 

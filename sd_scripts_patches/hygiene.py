@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from guards import deadline
+from guards import deadline, limits
 from sd_scripts_patches import session, timeouts
 from sd_scripts_patches.patch import Patch, Target, around
 
@@ -74,7 +74,7 @@ def _refuse_fork(original: Callable, self: Any, process_obj: Any) -> None:
 def _limit_git(original: Callable) -> str:
     """Put a limit on git."""
     try:
-        return deadline.call(original, seconds=timeouts.seconds("git_timeout_s"), what="git rev-parse")
+        return deadline.call(original, seconds=limits.seconds("git_timeout_s"), what="git rev-parse")
     except TimeoutError as error:
         session.log(f"{error}; the revision of sd-scripts is not recorded")
         return "(unknown)"

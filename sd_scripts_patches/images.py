@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+from guards import limits
 from guards.bounded import bounded
 from sd_scripts_patches import session, timeouts
 from sd_scripts_patches.patch import Patch, Target, around, find_function, find_one
@@ -55,7 +56,7 @@ def _get_image_size(original: Callable, self: Any, image_path: str) -> Any:
 
 def _read(read: Callable[[], Any], path: str, what: str) -> Any:
     try:
-        return bounded(read, timeouts.seconds("image_timeout_s"), what)
+        return bounded(read, limits.seconds("image_timeout_s"), what)
     except TimeoutError:
         raise  # the disk does not answer: a restart may find it working
     except DAMAGE as error:

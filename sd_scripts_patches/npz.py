@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from guards import npz
-from sd_scripts_patches import session, timeouts
+from guards import limits, npz
+from sd_scripts_patches import session
 from sd_scripts_patches.patch import Patch, Target, around
 
 LATENTS = "LatentsCachingStrategy"
@@ -38,7 +38,7 @@ def _load(original: Callable, file: Any, *args: Any, **kwargs: Any) -> Any:
     ours = isinstance(file, (str, os.PathLike)) and os.fspath(file).endswith(".npz")
     if args or set(kwargs) - {"mmap_mode"} or not ours:  # numpy does not map an npz
         return original(file, *args, **kwargs)
-    return npz.Archive(file, timeouts.seconds("npz_timeout_s"))
+    return npz.Archive(file, limits.seconds("npz_timeout_s"))
 
 
 @around
@@ -53,7 +53,7 @@ def _expect_readable(original: Callable, *args: Any, **kwargs: Any) -> bool:
     path = next((a for a in (*args, *kwargs.values()) if isinstance(a, str) and a.endswith(".npz")), None)
     try:
         if path is not None and _verify_all(Path(path).parent) and os.path.exists(path):
-            with npz.Archive(path, timeouts.seconds("npz_timeout_s")) as archive:
+            with npz.Archive(path, limits.seconds("npz_timeout_s")) as archive:
                 archive.verify()
         return original(*args, **kwargs)
     except ValueError as error:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from guards import limits
-from sd_scripts_patches import session, timeouts
+from sd_scripts_patches import session
 from sd_scripts_patches.musubi import BASE
 from sd_scripts_patches.patch import Patch, Target, around, uses
 
@@ -74,7 +74,7 @@ def _check_budget(number: float) -> None:
 def _sample_one(original: Callable, *args: Any, **kwargs: Any) -> None:
     global _end_s, _budget_s, _thread
     prompts = _prompts(args)
-    _budget_s = timeouts.seconds("sample_budget_s") * max(len(prompts), 1)  # Lumina makes several in one loop
+    _budget_s = limits.seconds("sample_budget_s") * max(len(prompts), 1)  # Lumina makes several in one loop
     _thread, _end_s = threading.get_ident(), time.monotonic() + _budget_s if _budget_s else 0.0
     kill_s = _budget_s + limits.seconds("sample_grace_s") if _budget_s else 0.0
     what = f"sample image {', '.join(str(prompt['enum'] + 1) for prompt in prompts)}".rstrip()

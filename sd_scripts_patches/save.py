@@ -24,8 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from guards import crash, deadline
-from sd_scripts_patches import ast_utils, session, snapshots, timeouts, trackers
+from guards import crash, deadline, limits
+from sd_scripts_patches import ast_utils, session, snapshots, trackers
 from sd_scripts_patches.musubi import BASE, LOOP, TRAIN_UTILS
 from sd_scripts_patches.patch import Incompatible, Patch, Target, around, find_function, find_one, with_names
 
@@ -96,7 +96,7 @@ def end_training(accelerator: Any) -> None:
     if accelerator.num_processes == 1:
         names = ", ".join(tracker.name for tracker in accelerator.trackers) or "experiment trackers"
         try:
-            limit_s = timeouts.seconds("trackers_end_s")
+            limit_s = limits.seconds("trackers_end_s")
             deadline.call(accelerator.end_training, seconds=limit_s, what=f"{names} to finish")
         except TimeoutError as error:
             trackers.give_up(str(error))
@@ -109,7 +109,7 @@ def end_training(accelerator: Any) -> None:
         crash.exit_now(0)
 
     what = "the trackers and the other ranks to end the training"
-    with session.Deadline(timeouts.seconds("end_training_s"), what, action=exit_as_done):
+    with session.Deadline(limits.seconds("end_training_s"), what, action=exit_as_done):
         accelerator.end_training()
 
 

@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from guards import crash, deadline, phase_limit
+from guards import crash, deadline, limits, phase_limit
 from guards.deadline import Deadline
 from guards.heartbeat import Heartbeat
 from guards.metrics import Metrics, say
-from sd_scripts_patches import timeouts
 
 log = say
 _heartbeat = Heartbeat(None)
@@ -69,8 +68,8 @@ def phase(name: str, total: int = 0, note: str = "") -> Iterator[Heartbeat]:
 
 
 def limit(name: str, what: str) -> Deadline:
-    """Return the deadline `name` of timeouts.py for `what`. When it expires, it ends the process."""
-    return Deadline(timeouts.seconds(name), what)
+    """Return the deadline `name` of guards/limits.py for `what`. When it expires, it ends the process."""
+    return Deadline(limits.seconds(name), what)
 
 
 def _reset_in_child() -> None:

@@ -34,11 +34,6 @@ def names() -> list[str]:
     return [name for name, limit in limits.TABLE.items() if limit.user]
 
 
-def seconds(name: str) -> float:
-    """Return the limit `name` in seconds; 0 when it is switched off. Raises limits.LimitError for an unreadable value."""
-    return limits.seconds(name)
-
-
 def setting(name: str) -> str:
     """Return a setting as text."""
     return os.environ.get(limits.variable(name)) or SETTINGS[name][0]

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from guards import deadline
-from sd_scripts_patches import session, timeouts
+from guards import deadline, limits
+from sd_scripts_patches import session
 from sd_scripts_patches.musubi import ACCELERATOR_SETUP
 from sd_scripts_patches.patch import Patch, Target, always, around, uses
 
@@ -76,7 +76,7 @@ def _start_within_limit(original: Callable, accelerator: Any, *args: Any, **kwar
     names = ", ".join(str(tracker) for tracker in accelerator.log_with)
     if not names or not accelerator.is_main_process:
         return original(accelerator, *args, **kwargs)
-    limit = timeouts.seconds("tracker_timeout_s")
+    limit = limits.seconds("tracker_timeout_s")
     modes = ["", "offline"] if "wandb" in names and os.environ.get("WANDB_MODE") != "offline" else [""]
     for number, mode in enumerate(modes):
         if mode:
@@ -108,7 +108,7 @@ def decouple(tracker: Any) -> None:
         calls.put(log, dict(values), *args, **kwargs)
 
     def finish_within_limit() -> None:
-        limit = timeouts.seconds("tracker_timeout_s")
+        limit = limits.seconds("tracker_timeout_s")
         session.heartbeat().item(0, note=f"waiting for tracker {tracker.name} to log its last entries")
         if not calls.drain(limit or float("inf")):
             give_up(f"waited {limit:g} s for tracker {tracker.name} to log its last entries")

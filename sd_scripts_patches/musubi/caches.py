@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from guards import checkpoint
+from guards import checkpoint, limits
 from guards.bounded import bounded
-from sd_scripts_patches import images, session, timeouts
+from sd_scripts_patches import images, session
 from sd_scripts_patches.musubi import CACHE_LATENTS, CACHE_TEXT, DATASET
 from sd_scripts_patches.patch import Patch, Target, around
 
@@ -52,7 +52,7 @@ def within_limit(path: Path, function: Callable[[], T]) -> T:
         return function()
 
     try:
-        return bounded(read_first, timeouts.seconds("npz_timeout_s"), f"cache file {path}")
+        return bounded(read_first, limits.seconds("npz_timeout_s"), f"cache file {path}")
     except (SafetensorError, ValueError, EOFError, struct.error) as error:
         damaged = path.with_name(path.name + CORRUPT)
         if path.exists():
