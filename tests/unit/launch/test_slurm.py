@@ -115,10 +115,7 @@ def test_without_slurm_the_script_is_written_and_a_submission_says_what_to_do(tm
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [
-        ("squeue", "Unable to contact slurm controller"),
-        ("sbatch", "Invalid generic resource (gres) specification"),
-    ],
+    [("squeue", "Unable to contact slurm controller"), ("sbatch", "Invalid generic resource (gres) specification")],
 )
 def test_a_refused_submission_has_slurms_own_words(name, said, tmp_path):
     folder = toy_run(tmp_path / "toy", **SHORT)

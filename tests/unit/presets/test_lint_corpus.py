@@ -15,18 +15,7 @@ import tiny_sd_scripts
 from cmd_words import cmd_words
 from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
-from lint_corpus import (
-    CORPUS,
-    Hidden,
-    Started,
-    announced,
-    corpus_text,
-    fluxgym,
-    hold,
-    kohya_ss,
-    lint,
-    stand_ins,
-)
+from lint_corpus import CORPUS, Hidden, Started, announced, corpus_text, fluxgym, hold, kohya_ss, lint, stand_ins
 
 from presets import schema
 from presets.lint import UNGUARDED

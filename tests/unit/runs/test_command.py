@@ -13,7 +13,7 @@ import presets
 import runs
 from presets import schema
 from runs import fields
-from runs.flags import known_flags, parse_settings
+from runs.flags import check_extra, known_flags, parse_settings
 from runs.foreign import read
 from runs.foreign_spec import convert
 from runs.spec import RunSpec
@@ -76,9 +76,8 @@ def test_every_rendered_flag_is_one_of_its_parser(backend):
         "max_train_steps": 9, "workers": 0, "extra": {"network_dropout": 0.1, "training_comment": "-starts with a dash"},
     }  # fmt: skip
     for tier in TIERS:
-        for flag, values in words_of(
-            spec(backend=backend, tier=tier, **everything), resume=Path("/out/x-state")
-        ).items():
+        words = words_of(spec(backend=backend, tier=tier, **everything), resume=Path("/out/x-state"))
+        for flag, values in words.items():
             entry = known[flag]
             assert (values == []) == (entry["type"] == "bool"), flag
             assert len(values) <= 1 or entry["nargs"], flag
@@ -163,10 +162,8 @@ text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=2
 
 
 @settings(max_examples=30, deadline=None)
-@given(name=text, trigger=text, prompts=st.lists(text), extra=st.dictionaries(st.sampled_from(["vae", "clip_l"]), text))
-@example(
-    name="x 🦊", trigger='"\\\n', prompts=["a\tb", "'''"], extra={"network_args": ["a=1"], "sdpa": False, "vae": "é"}
-)
+@given(text, text, st.lists(text), st.dictionaries(st.sampled_from(["vae", "clip_l"]), text))
+@example("x 🦊", '"\\\n', ["a\tb", "'''"], {"network_args": ["a=1"], "sdpa": False, "vae": "é"})
 def test_any_spec_survives_its_file(tmp_path_factory, name, trigger, prompts, extra):
     folder = tmp_path_factory.getbasetemp()
     made = spec(name=f"{name}x", trigger=trigger, prompts=prompts, extra=extra)
@@ -205,8 +202,6 @@ def test_names_make_folders():
 
 
 def test_flags_are_checked_against_the_backends_parser(tmp_path, data, monkeypatch):
-    from runs.flags import check_extra, parse_settings
-
     check_extra(spec(extra={"network_dropout": 0.1, "highvram": False}))
     for extra, message in (
         ({"blocks_to_swap": 18}, "blocks_to_swap: The built-in trainer does not support it: moving blocks"),
@@ -220,9 +215,8 @@ def test_flags_are_checked_against_the_backends_parser(tmp_path, data, monkeypat
     assert fields == {"name": "x", "rank": "8", "prompts": ["a", "b"], "extra": extra}
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path))
     check_extra(spec(backend="sd-scripts", extra={"clip_l": "/c", "ae": "/a"}))
-    with pytest.raises(
-        runs.RunError, match=r"lowram: Cannot be checked, because sd-scripts is not installed; run ./start\.sh"
-    ):
+    message = r"lowram: Cannot be checked, because sd-scripts is not installed; run ./start\.sh"
+    with pytest.raises(runs.RunError, match=message):
         check_extra(spec(backend="sd-scripts", extra={"lowram": True}))
 
 
@@ -245,8 +239,7 @@ def test_a_setting_that_is_declared_once_is_in_the_form_the_command_the_import_a
     """`caption_dropout` has one declaration, in RunSpec; docs/settings.md has it by test_documentation.py."""
     shown = next(one for one in fields.MORE if one.key == "caption_dropout")
     assert (shown.label, shown.kind, fields.EMPTY["caption_dropout"]) == ("Uses without a caption", "text", 0.0)
-    given = parse_settings(["caption_dropout_rate=0.25"], {"name": "x", "backend": "diffusers"})
-    made = runs.make(given)
+    made = runs.make(parse_settings(["caption_dropout_rate=0.25"], {"name": "x", "backend": "diffusers"}))
     assert made.caption_dropout == 0.25
     assert tomllib.loads(runs.dataset_toml(made))["general"]["caption_dropout_rate"] == 0.25
     assert "caption_dropout_rate" not in runs.dataset_toml(spec(backend="diffusers"))

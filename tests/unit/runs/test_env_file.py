@@ -36,7 +36,7 @@ VALUE = "s3cr3t-0123456789abcdef0123456789abcdef01234567"
 OTHER = "hf_OtherSecretOtherSecretOther"
 STORE = "s3://bucket/runs"
 TINY = {"model": "tiny-flux", "backend": "diffusers", "resolution": 64, "workers": 0, "max_train_steps": 6, "rank": 4}
-FIELDS = {"name": "cat", "trigger": "ohwx", "store": STORE, **TINY}
+FIELDS = {"name": "cat", "trigger": "ohwx", **TINY}
 
 
 def exposed_in(root: Path, *values: str) -> list[str]:
@@ -54,15 +54,16 @@ def exposed_in(root: Path, *values: str) -> list[str]:
     return found
 
 
-def private(folder: Path) -> Path:
-    return env_file.path_of(folder)
+def outside(data: Path) -> list[str]:
+    """The files of the data folder that expose a secret, other than the private ones."""
+    return [path for path in exposed_in(data, VALUE, OTHER) if not path.startswith(".secrets/")]
 
 
 def set_up(client_data: Path, **fields: object) -> str:
     """A draft with images and settings, as the API makes it."""
     draft_id = api.new_draft()
     drop(draft_id, photo(client_data / "in" / "a.png"), photo(client_data / "in" / "b.png", 1))
-    api.set_settings(draft_id, {"name": "cat", "trigger": "ohwx", **TINY, **fields})
+    api.set_settings(draft_id, {**FIELDS, **fields})
     return draft_id
 
 
@@ -71,9 +72,12 @@ def start(draft_id: str) -> Path:
     return create_run(draft_id, {})[0]
 
 
+def plain_run(root: Path, store: str = "", **fields: object) -> Path:
+    return runs.create(spec(**FIELDS, store=store, **fields), pictures(root / "photos"))
+
+
 def by_python(root: Path) -> Path:
-    made = spec(**FIELDS, environment={"WANDB_API_KEY": VALUE, "PLAIN": "shown"})
-    return runs.create(made, pictures(root / "photos"))
+    return plain_run(root, STORE, environment={"WANDB_API_KEY": VALUE, "PLAIN": "shown"})
 
 
 def by_command(root: Path) -> Path:
@@ -105,7 +109,7 @@ def by_import(root: Path) -> Path:
     draft_settings.save(draft_id, found["values"])
     answer = json.dumps(api.review_draft(draft_id))
     assert VALUE not in answer and OTHER not in answer and "kept in a file" in answer
-    api.set_settings(draft_id, {"name": "cat", "trigger": "ohwx", **TINY, "mixed_precision": "no"})
+    api.set_settings(draft_id, {**FIELDS, "mixed_precision": "no"})
     flags = draft_settings.current(draft_id)["flags"]
     kept = "".join(f"{line}\n" for line in flags.splitlines() if line.startswith("secrets="))
     assert set(env_file.named_in(kept)) == {"WANDB_API_KEY", "HF_TOKEN"}
@@ -117,9 +121,8 @@ def by_import(root: Path) -> Path:
 
 def by_script(root: Path) -> Path:
     draft_id = set_up(root, flags=f"store={STORE}")
-    generated = script_editor._generated(draft_id)
-    edited = generated.replace("set -eu\n", f"set -eu\nexport WANDB_API_KEY={VALUE} # mine\n", 1)
-    script_editor.save(draft_id, edited)
+    added = f"set -eu\nexport WANDB_API_KEY={VALUE} # mine\n"
+    script_editor.save(draft_id, script_editor._generated(draft_id).replace("set -eu\n", added, 1))
     stored = script_editor.stored(draft_id)["script"]
     assert VALUE not in stored and "# mine" in stored
     return start(draft_id)
@@ -146,9 +149,9 @@ each_form = pytest.mark.parametrize("made", [by_command, by_script], indirect=Tr
 @each_way
 def test_a_secret_is_in_no_file_but_the_private_one(made, data):
     kept = [str(path.relative_to(data)) for path in (data / ".secrets").iterdir()]
-    assert sorted(exposed_in(data, VALUE, OTHER)) == sorted(kept) and str(private(made).relative_to(data)) in kept
-    for path in (data / ".secrets").iterdir():
-        assert path.stat().st_mode & 0o777 == 0o600
+    own = str(env_file.path_of(made).relative_to(data))
+    assert sorted(exposed_in(data, VALUE, OTHER)) == sorted(kept) and own in kept
+    assert {path.stat().st_mode & 0o777 for path in (data / ".secrets").iterdir()} == {0o600}
     assert (data / ".secrets").stat().st_mode & 0o777 == 0o700
     assert "WANDB_API_KEY" in (made / "run.toml").read_text() and "WANDB_API_KEY" in (made / "train.sh").read_text()
 
@@ -186,19 +189,16 @@ def test_a_secret_leaves_with_nothing_that_is_shared(made, data, tmp_path, monke
         call("runs", "show", "cat", "--json").stdout, json.dumps(shown.spec, default=str),
     ]  # fmt: skip
     (out / "shown.txt").write_text("\n".join(texts))
-    assert exposed_in(out, VALUE, OTHER) == []
-    assert [path for path in exposed_in(data, VALUE, OTHER) if not path.startswith(".secrets/")] == []
+    assert exposed_in(out, VALUE, OTHER) == outside(data) == []
 
 
 @each_way
 def test_a_script_that_is_run_by_hand_reads_its_secrets_and_says_which_are_missing(made, tmp_path):
-    program = executable(
-        tmp_path / "python", '#!/bin/sh\nprintf "%s" "$WANDB_API_KEY"; for word in "$@"; do echo "$word"; done\n'
-    )
+    program = executable(tmp_path / "python", '#!/bin/sh\nprintf "%s\\n" "$WANDB_API_KEY" "$@"\n')
     done = run_script(made / "train.sh", program)
     assert done.returncode == 0 and done.stdout.decode().startswith(VALUE), done.stderr
     assert done.stdout.decode().count(VALUE) == 1 and b"no value" not in done.stderr, "and it is in no argument"
-    private(made).unlink()
+    env_file.path_of(made).unlink()
     done = run_script(made / "train.sh", program)
     assert done.returncode == 0 and b"train.sh: WANDB_API_KEY has no value" in done.stderr
     done = run_script(made / "train.sh", program, WANDB_API_KEY="from outside", HF_TOKEN="x")
@@ -208,27 +208,24 @@ def test_a_script_that_is_run_by_hand_reads_its_secrets_and_says_which_are_missi
 @each_form
 def test_copies_of_a_run_have_its_secrets_and_its_file_goes_where_it_goes(made, data):
     base = runs.load(made)
-    edited = base.edited is not None
-    if not edited:
+    if base.edited is None:
         some = sweep.combinations(base, {"rank": [8, 16]})
         done = sweep.create("cat", some, {"rank": [8, 16]}, data / "datasets" / "cat")
         for run, _ in done.runs:
             assert env_file.read(data / "outputs" / run)["WANDB_API_KEY"] == VALUE
             manage.delete(run, idle, images=True)
-            assert not private(data / "outputs" / run).exists()
+            assert not env_file.path_of(data / "outputs" / run).exists()
     draft_id = draft.new_id()
     list(run_page.copy_to_new_lora("cat", "", draft_id))
     again = start(draft_id)
     assert again != made and env_file.read(again)["WANDB_API_KEY"] == VALUE
     manage.delete("cat", idle)
-    assert not private(made).exists()
-    assert [path for path in exposed_in(data, VALUE, OTHER) if not path.startswith(".secrets/")] == []
+    assert not env_file.path_of(made).exists() and outside(data) == []
 
 
 def test_a_new_run_does_not_get_the_secrets_of_an_earlier_one_of_its_name(data):
     env_file.write(data / "outputs" / "cat", {"WANDB_API_KEY": VALUE})
-    folder = runs.create(spec(**{**FIELDS, "store": ""}), pictures(data / "photos"))
-    assert not private(folder).exists()
+    assert not env_file.path_of(plain_run(data)).exists()
 
 
 def test_a_template_and_an_export_of_a_draft_name_secrets_only(data):
@@ -238,7 +235,7 @@ def test_a_template_and_an_export_of_a_draft_name_secrets_only(data):
     values = templates.values_of(one["key"], draft_settings.current(draft_id))
     assert values["flags"] == 'rank=8\nsecrets=["WANDB_API_KEY"]\n'
     assert call("ui.new.export_job", draft_id).returncode == 0
-    assert [path for path in exposed_in(data, VALUE) if not path.startswith(".secrets/")] == []
+    assert outside(data) == []
     assert list((data / "datasets" / ".drafts").rglob("*.zip"))
 
 
@@ -254,13 +251,13 @@ def test_a_secret_that_is_typed_letter_by_letter_is_whole_at_the_end(data):
 
 
 def test_secrets_that_a_person_writes_into_run_toml_are_moved_when_it_is_read(data, tmp_path):
-    folder = runs.create(spec(**{**FIELDS, "store": ""}), pictures(data / "photos"))
+    folder = plain_run(data)
     text = (folder / "run.toml").read_text()
     text = text.replace("[environment]\n", f'[environment]\nWANDB_API_KEY = "{VALUE}"\n')
     text = text.replace("[extra]\n", f'[extra]\nhuggingface_token = "{OTHER}"\n')
     (folder / "run.toml").write_text(text)
     assert view.read(folder).spec["secrets"] == ["HF_TOKEN", "WANDB_API_KEY"]
-    assert [path for path in exposed_in(data, VALUE, OTHER) if not path.startswith(".secrets/")] == []
+    assert outside(data) == []
     assert env_file.read(folder) == {"HF_TOKEN": OTHER, "WANDB_API_KEY": VALUE}
     program = executable(tmp_path / "python", '#!/bin/sh\necho "$WANDB_API_KEY $HF_TOKEN" "$@"\n')
     said = run_script(runs.render(folder), program).stdout.decode()
@@ -310,7 +307,7 @@ def test_each_value_reaches_the_script_as_it_was_given(data):
     def holds(value):
         env_file.write(data / "outputs" / "cat", {"MY_KEY": value})
         assert env_file.read(data / "outputs" / "cat") == {"MY_KEY": value}
-        command = ["bash", "-euc", '. "$1"; printf %s "$MY_KEY"', "x", private(data / "outputs" / "cat")]
+        command = ["bash", "-euc", '. "$1"; printf %s "$MY_KEY"', "x", env_file.path_of(data / "outputs" / "cat")]
         done = subprocess.run(command, capture_output=True, timeout=60)
         assert done.stdout.decode() == value, done.stderr
 
@@ -328,9 +325,7 @@ def test_a_value_that_no_key_has_is_refused(data):
 def test_docker_gets_the_values_from_the_private_file(data, tmp_path, monkeypatch):
     for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
-    environment = {"WANDB_API_KEY": VALUE, "HF_TOKEN": OTHER}
-    runs.create(spec(**{**FIELDS, "store": ""}, environment=environment), pictures(data / "photos"))
-    (tmp_path / "bin").mkdir()
+    plain_run(data, environment={"WANDB_API_KEY": VALUE, "HF_TOKEN": OTHER})
     executable(tmp_path / "bin" / "docker", '#!/usr/bin/env bash\nprintf \'%s\\n\' "$WANDB_API_KEY" "$@" > "$WORDS"\n')
     env = {"WORDS": str(tmp_path / "words"), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     done = python("-m", "launch", "docker", "cat", "--submit", **env)

@@ -30,41 +30,17 @@ batch_size = 2
   num_repeats = 12"""
 ADVANCED = ["--noise_offset 0.05", "--blocks_to_swap 18"]
 GUI = {
-    "LoRA_type": "Flux1",
-    "flux1_checkbox": True,
-    "sdxl": False,
-    "pretrained_model_name_or_path": "/models/flux1-dev.safetensors",
-    "network_dim": 16,
-    "network_alpha": "8",
-    "train_batch_size": 2,
-    "max_resolution": "768,768",
-    "epoch": 3,
-    "max_train_epochs": 0,
-    "max_train_steps": 1200,
-    "learning_rate": 0.0003,
-    "unet_lr": 0.0002,
-    "text_encoder_lr": 0,
-    "optimizer": "Prodigy",
-    "optimizer_args": "decouple=True weight_decay=0.01",
-    "lr_scheduler": "cosine",
-    "lr_warmup": 10,
-    "seed": "",
-    "flux1_cache_text_encoder_outputs": True,
-    "sdxl_no_half_vae": True,
-    "split_mode": False,
-    "noise_offset_type": "Original",
-    "noise_offset": 0.05,
-    "multires_noise_iterations": 6,
-    "sample_prompts": "# first\na cat --w 512\n\na dog",
-    "training_comment": "trigger: ohwx cat",
-    "train_data_dir": "/data/cats",
-    "output_name": "cats",
-    "wandb_api_key": "sk-very-secret",
+    "LoRA_type": "Flux1", "flux1_checkbox": True, "sdxl": False, "network_dim": 16, "network_alpha": "8",
+    "pretrained_model_name_or_path": "/models/flux1-dev.safetensors", "train_batch_size": 2, "max_resolution": "768,768",
+    "epoch": 3, "max_train_epochs": 0, "max_train_steps": 1200, "learning_rate": 0.0003, "unet_lr": 0.0002,
+    "text_encoder_lr": 0, "optimizer": "Prodigy", "optimizer_args": "decouple=True weight_decay=0.01",
+    "lr_scheduler": "cosine", "lr_warmup": 10, "seed": "", "flux1_cache_text_encoder_outputs": True,
+    "sdxl_no_half_vae": True, "split_mode": False, "noise_offset_type": "Original", "noise_offset": 0.05,
+    "multires_noise_iterations": 6, "sample_prompts": "# first\na cat --w 512\n\na dog", "save_state": False,
+    "training_comment": "trigger: ohwx cat", "train_data_dir": "/data/cats", "output_name": "cats",
+    "wandb_api_key": "sk-very-secret", "xformers": "xformers", "num_cpu_threads_per_process": 2,
     "additional_parameters": '--max_timestep 900 --metadata_title "my cats"',
-    "xformers": "xformers",
-    "num_cpu_threads_per_process": 2,
-    "save_state": False,
-}
+}  # fmt: skip
 TOOLKIT = """job: extension
 config:
   name: my_first_flux_lora_v1
@@ -109,9 +85,9 @@ def test_a_script_of_fluxgym_keeps_its_settings_and_its_vram_choice(tier):
 
 def test_a_json_of_kohya_ss_means_what_its_gui_writes_as_flags():
     one = imported(("x.json", json.dumps(GUI)), tier="12G")
-    wanted = {"model": "flux-dev", "rank": "16", "alpha": "8", "batch_size": "2", "resolution": 768}
-    wanted |= {"max_train_steps": "1200"}
-    wanted |= {"learning_rate": "0.0003", "prompts": ["a cat --w 512", "a dog"], "trigger": "ohwx cat", "tier": "12G"}
+    wanted = {"model": "flux-dev", "rank": "16", "alpha": "8", "batch_size": "2", "resolution": 768, "tier": "12G"}
+    wanted |= {"max_train_steps": "1200", "learning_rate": "0.0003", "prompts": ["a cat --w 512", "a dog"]}
+    wanted |= {"trigger": "ohwx cat"}
     assert wanted.items() <= one.fields.items() and "epochs" not in one.fields and "seed" not in one.fields
     extra = {key: value if isinstance(value, list) else str(value) for key, value in one.fields["extra"].items()}
     assert extra["optimizer_type"] == "Prodigy" and extra["optimizer_args"] == ["decouple=True", "weight_decay=0.01"]
@@ -157,19 +133,16 @@ def test_a_config_file_and_bare_options_need_no_script():
 
 
 def test_a_command_of_musubi_tuner_is_found_without_the_guarded_launcher():
-    one = imported(
-        (
-            "",
-            "accelerate launch src/musubi_tuner/zimage_train_network.py --dit x/z_image_bf16.safetensors --network_dim 32",
-        )
-    )
+    script = "accelerate launch src/musubi_tuner/zimage_train_network.py"
+    one = imported(("", f"{script} --dit x/z_image_bf16.safetensors --network_dim 32"))
     assert (one.fields["model"], one.fields["backend"], one.fields["rank"]) == ("z-image", "musubi", "32")
     assert one.kind == "a command of musubi-tuner"
 
 
 def test_a_run_of_hangproof_comes_back_as_it_was(tmp_path):
-    fields = {"name": "cat", "backend": "sd-scripts", "tier": "12G", "rank": 12, "extra": {"noise_offset": 0.1}}
-    spec = runs.make(fields)
+    spec = runs.make(
+        {"name": "cat", "backend": "sd-scripts", "tier": "12G", "rank": 12, "extra": {"noise_offset": 0.1}}
+    )
     one = imported(("train.sh", runs.script(spec, tmp_path)), ("dataset.toml", runs.dataset_toml(spec)))
     back = runs.make({**one.fields, "name": "cat"})
     same = ("model", "backend", "tier", "rank", "alpha", "learning_rate", "epochs", "seed", "workers", "resolution")
@@ -225,22 +198,16 @@ def toml(table: dict) -> str:
     return ""
 
 
-NAME = st.text(max_size=12)
+LORA, NAME = {"LoRA_type": "Standard"}, st.text(max_size=12)
 OPTIONS = NAME | st.sampled_from(["network_dim", "seed", "resolution", "resume", "optimizer_args", "datasets"])
 KEYS = NAME | st.sampled_from([*GUI, *SCRIPTS, "conv_dim", "max_grad_norm", "lr_scheduler_args", "vae", "resume"])
+FLAGS = st.lists(st.builds(" \\\n --{} {}".format, OPTIONS, st.text(max_size=40)), max_size=12).map("".join)
+TABLES = st.dictionaries(OPTIONS, ANY_VALUE, max_size=6).map(toml)
 FILES = st.one_of(
-    st.dictionaries(KEYS, ANY_VALUE, max_size=25).map(
-        lambda t: [("x.json", json.dumps({"LoRA_type": "Standard", **t}))]
-    ),
+    st.dictionaries(KEYS, ANY_VALUE, max_size=25).map(lambda t: [("x.json", json.dumps({**LORA, **t}))]),
     st.lists(st.tuples(NAME, st.text(max_size=200)), max_size=4),
-    st.lists(st.tuples(OPTIONS, st.text(max_size=40)), max_size=12).map(
-        lambda flags: [
-            ("train.sh", "python flux_train_network.py" + "".join(f" \\\n --{flag} {v}" for flag, v in flags))
-        ]
-    ),
-    st.dictionaries(OPTIONS, ANY_VALUE, max_size=6).map(
-        lambda t: [("dataset.toml", toml(t)), ("t.sh", fluxgym("20G"))]
-    ),
+    FLAGS.map(lambda flags: [("train.sh", f"python flux_train_network.py{flags}")]),
+    TABLES.map(lambda text: [("dataset.toml", text), ("t.sh", fluxgym("20G"))]),
 )
 
 
@@ -256,15 +223,12 @@ def test_no_file_is_worse_than_a_clear_message(files):
     assert all(r.text and len(r.value) <= 200 for r in one.rows)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
+def test_what_only_the_shell_knows_is_named_with_its_line():
+    for name, text in (
         ("t.sh", 'python train_network.py \\\n  --seed 5 $(cat more) "$@"\n'),
         ("t.ps1", "$more = @('--lr', '3')\npython train_network.py --seed 5 @more\n"),
         ("t.bat", "set /p MORE=\r\npython train_network.py --seed 5 %MORE%\r\n"),
-    ],
-)
-def test_what_only_the_shell_knows_is_named_with_its_line(name, text):
-    found = read([(name, text)])
-    assert found.rows[0].name == "--seed" and found.rows[0].outcome == "unsupported"
-    assert any(note.startswith("Not understood: line 2.") for note in found.notes)
+    ):
+        found = read([(name, text)])
+        assert found.rows[0].name == "--seed" and found.rows[0].outcome == "unsupported", name
+        assert any(note.startswith("Not understood: line 2.") for note in found.notes), name

@@ -77,16 +77,15 @@ def test_a_hostile_name_and_place_hold_through_a_move(tmp_path, monkeypatch):
     assert str(folder.parent) not in (there / "train.sh").read_text() + (there / "dataset.toml").read_text()
 
 
-def old_tables(folder: Path, monkeypatch) -> jobs.Job:
+def old_tables(folder: Path) -> jobs.Job:
     """The job of a run that was made with other tables than those of now."""
-    job = pinned(folder)
     patch = {"commands": {"0": {"flags": {"optimizer_type": "older", "optimizer_args": ["a=1"]}}}}
-    return write(folder, job.patched(patch))
+    return write(folder, pinned(folder).patched(patch))
 
 
-def test_a_longer_training_keeps_what_the_tables_said_when_the_run_was_made(tmp_path, data, monkeypatch):
+def test_a_longer_training_keeps_what_the_tables_said_when_the_run_was_made(tmp_path, data):
     folder = folder_of(tmp_path, epochs=2)
-    old_tables(folder, monkeypatch)
+    old_tables(folder)
     runs.train_longer(folder, 5)
     job = pinned(folder)
     assert job.flags["optimizer_type"] == "older" and job.flags["max_train_epochs"] == 5 == runs.load(folder).epochs
@@ -95,7 +94,7 @@ def test_a_longer_training_keeps_what_the_tables_said_when_the_run_was_made(tmp_
 
 def test_a_bundle_trains_what_the_run_trained(tmp_path, data, monkeypatch):
     folder = folder_of(tmp_path, save_dir="/fast disk", store="/mnt/store")
-    old_tables(folder, monkeypatch)
+    old_tables(folder)
     packed = dict(bundle.entries(runs.load(folder), None, models=False))
     there = tmp_path / "there" / "outputs" / folder.name
     there.mkdir(parents=True)
@@ -110,9 +109,9 @@ def test_a_bundle_trains_what_the_run_trained(tmp_path, data, monkeypatch):
     assert "--optimizer_type older" in (there / "train.sh").read_text() and not spec_edited(there)
 
 
-def test_a_mitigation_starts_from_the_job_and_touches_nothing_else(tmp_path, data, monkeypatch):
+def test_a_mitigation_starts_from_the_job_and_touches_nothing_else(tmp_path, data):
     folder = folder_of(tmp_path, batch_size=2, tier="20G")
-    job = old_tables(folder, monkeypatch)
+    job = old_tables(folder)
     runs.save(folder, runs.load(folder).changed(batch_size=1))
     patch, sentence = mitigate.change(job, "batch_1")
     after = job.patched(patch)
@@ -137,17 +136,15 @@ def test_a_script_edited_by_hand_is_what_every_attempt_runs(tmp_path, data):
 
 
 @pytest.mark.parametrize(
-    ("model", "backend"), [("z-image", "musubi"), ("flux-dev", "sd-scripts"), ("tiny-flux", "diffusers")]
+    "model, backend", [("z-image", "musubi"), ("flux-dev", "sd-scripts"), ("tiny-flux", "diffusers")]
 )
 @pytest.mark.parametrize("platform", ["linux", "win32"])
 def test_a_script_of_other_tables_gives_its_own_flags(model, backend, platform):
     """Those of the commands that cache, too; nothing of it is executed."""
     one = made(model, backend, fitting(model, backend)[-1])
     job = jobs.resolve(one, Path("/out/my it's run"), platform)
-    older = replace(
-        job,
-        commands=[{**c, "flags": {**c["flags"], "batch_size": "3", "mixed_precision": "a b's"}} for c in job.commands],
-    )
+    other = {"batch_size": "3", "mixed_precision": "a b's"}
+    older = replace(job, commands=[{**one, "flags": {**one["flags"], **other}} for one in job.commands])
     found = adopted(job, rendered(older))
     assert found is not None and "edited" not in found.spec
     assert rendered(found) == rendered(older)

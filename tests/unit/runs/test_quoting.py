@@ -25,19 +25,10 @@ NASTY = [
     "~", "-", "--resume", "--", ";", "&&", "|", ">", "<", "(", ")", "{a,b}", "[a]", "#", "%PATH%", "^", "=", "\x01", "\x7f",
     "\x1b[31m", "é", "日本語", "🦊", "\u202e", "\u2028", "\ufeff", "ı", "a b", "'\\''", '$"x"', "$'x'", "\\\n", "EOF", "\x85",
 ]  # fmt: skip
-text = st.lists(
-    st.one_of(
-        st.sampled_from(NASTY), st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
-    ),
-    max_size=6,
-).map("".join)
-path_text = st.lists(
-    st.one_of(
-        st.sampled_from([*NASTY, "\udcff", "\udc80a"]), st.text(st.characters(codec="utf-8", exclude_characters="\0"))
-    ),
-    min_size=1,
-    max_size=4,
-).map("".join)
+letters = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+text = st.lists(st.sampled_from(NASTY) | letters, max_size=6).map("".join)
+path_text = st.lists(st.sampled_from([*NASTY, "\udcff", "\udc80a"]) | letters, min_size=1, max_size=4).map("".join)
+options = st.sampled_from(["pretrained_model_name_or_path", "training_comment", "metadata_title", "network_dropout"])
 specs = st.fixed_dictionaries(
     {
         "name": text.map(lambda t: f"{t}x"),
@@ -46,14 +37,11 @@ specs = st.fixed_dictionaries(
         "tier": st.sampled_from(["12G", "16G", "20G"]),
         "backend": st.sampled_from(["diffusers", "sd-scripts"]),
         "gpus": st.sampled_from([1, 2]),
-        "extra": st.dictionaries(
-            st.sampled_from(["pretrained_model_name_or_path", "training_comment", "metadata_title", "network_dropout"]),
-            text,
-            max_size=3,
-        ),
+        "extra": st.dictionaries(options, text, max_size=3),
         "learning_rate": st.floats(1e-9, 1.0, exclude_min=True),
     }
 )
+HOSTILE_CASES = int(os.environ.get("HOSTILE_CASES", "40"))
 
 
 def intended(made, folder: Path, resume: Path | None, platform: str) -> list[str]:
@@ -68,16 +56,8 @@ def launcher(tmp_path_factory) -> Path:
     return stub(tmp_path_factory.mktemp("stub"))
 
 
-@settings(
-    max_examples=int(os.environ.get("HOSTILE_CASES", "40")), deadline=None, suppress_health_check=list(HealthCheck)
-)
-@given(
-    fields=specs,
-    folder=path_text,
-    root=path_text,
-    resume=st.none() | path_text,
-    locale=st.sampled_from(["C", "C.UTF-8"]),
-)
+@settings(max_examples=HOSTILE_CASES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(specs, path_text, path_text, st.none() | path_text, st.sampled_from(["C", "C.UTF-8"]))
 def test_bash_reads_exactly_the_intended_arguments(launcher, tmp_path_factory, fields, folder, root, resume, locale):
     script = launcher.parent / "train.sh"
     with mock.patch.dict(os.environ, {"HANGPROOF_DATA": "/data/" + root.encode("utf-8", "replace").decode()}):
@@ -108,17 +88,10 @@ def test_a_project_folder_with_a_hostile_name_works(tmp_path, launcher):
     assert not list(tmp_path.rglob("pwned"))
 
 
-@pytest.fixture
-def data_root_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-
-
 @pytest.mark.parametrize(
-    ("gpus", "name", "variable"), [(1, "python", "TRAINER_PYTHON"), (2, "accelerate", "ACCELERATE")]
+    ("gpus", "name", "named_by"), [(1, "python", "TRAINER_PYTHON"), (2, "accelerate", "ACCELERATE")]
 )
-def test_what_is_started_is_what_is_named_else_the_environments_else_what_is_on_path(
-    tmp_path, monkeypatch, gpus, name, variable
-):
+def test_what_is_named_is_started_else_what_the_environment_has_else_path(tmp_path, monkeypatch, gpus, name, named_by):
     named, own, last = (tmp_path / place / name for place in ("named", "venv/bin", "path"))
     for program in (named, own, last.with_name("python3") if gpus == 1 else last):
         executable(program, '#!/bin/sh\nprintf "%s\\n" "$0" "$PYTHONPATH" "$PWD"\n')
@@ -130,7 +103,7 @@ def test_what_is_started_is_what_is_named_else_the_environments_else_what_is_on_
         env = {"PATH": f"{tmp_path / 'path'}:/usr/bin:/bin", **env}
         return run_script(script, None, **env).stdout.decode().splitlines()
 
-    assert started(**{variable: str(named)}) == [str(named), str(PROJECT), str(PROJECT)]
+    assert started(**{named_by: str(named)}) == [str(named), str(PROJECT), str(PROJECT)]
     assert started(PYTHONPATH="/before") == [str(own), f"{PROJECT}:/before", str(PROJECT)]
     own.unlink()
     assert started()[0].startswith(str(last))
@@ -142,20 +115,20 @@ def test_what_is_started_is_what_is_named_else_the_environments_else_what_is_on_
     assert without.returncode == 127 and b"./start.sh sd-scripts" in without.stderr
 
 
-def test_one_process_gets_the_interpreter_beside_a_named_launcher(tmp_path, data_root_of_its_own):
-    (tmp_path / "other").mkdir()
-    for name in ("accelerate", "python"):
-        executable(tmp_path / "other" / name, f"#!/bin/sh\necho {name}\n")
+def test_one_process_gets_the_interpreter_beside_a_named_launcher(tmp_path, data):
+    named, beside = (
+        executable(tmp_path / "other" / name, f"#!/bin/sh\necho {name}\n") for name in ("accelerate", "python")
+    )
     script = tmp_path / "train.sh"
     script.write_text(runs.script(spec(), tmp_path, platform="linux"))
-    assert run_script(script, None, ACCELERATE=str(tmp_path / "other" / "accelerate")).stdout == b"python\n"
-    (tmp_path / "other" / "python").unlink()
-    done = run_script(script, None, ACCELERATE=str(tmp_path / "other" / "accelerate"))
+    assert run_script(script, None, ACCELERATE=str(named)).stdout == b"python\n"
+    beside.unlink()
+    done = run_script(script, None, ACCELERATE=str(named))
     assert done.returncode == 127 and b"other/python" in done.stderr, "another environment is not used silently"
 
 
 @pytest.mark.slow
-def test_one_process_has_the_environment_that_accelerate_gives_it(tmp_path, data_root_of_its_own):
+def test_one_process_has_the_environment_that_accelerate_gives_it(tmp_path, data):
     """Everything that the real `accelerate launch` adds for the options of one process, the script exports."""
     (tmp_path / "probe.py").write_text("import json, os; print(json.dumps(dict(os.environ)))")
     made = spec(mixed_precision="fp16")
@@ -185,17 +158,12 @@ def test_what_no_command_line_can_hold_is_refused():
         quote("a\0b")
 
 
-def test_the_batch_script_is_whole(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+def test_the_batch_script_is_whole(data):
     made = spec(prompts=["100% & more"], sample_every_n_steps=5, extra={"training_comment": 'say "50%" & ^go'})
     lines = runs.script(made, Path("C:/out dir"), platform="win32").split("\r\n")
     start = next(i for i, line in enumerate(lines) if line.startswith('"%python%"'))
-    command = []
-    for line in lines[start:]:
-        command.append(line.removesuffix("^"))
-        if not line.endswith("^"):
-            break
-    words = cmd_words(" ".join(command).replace('"%python%"', "x"))[1:]
+    end = next(i for i, line in enumerate(lines) if i >= start and not line.endswith("^")) + 1
+    words = cmd_words(" ".join(line.removesuffix("^") for line in lines[start:end]).replace('"%python%"', "x"))[1:]
     assert words == intended(made, Path("C:/out dir"), None, "win32")
     assert lines[-2] == "exit /b %ERRORLEVEL%" and not any("\n" in line for line in lines)
 
