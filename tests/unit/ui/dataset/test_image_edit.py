@@ -9,6 +9,7 @@ from draft_helpers import drop, item_of, mask_of, photo, run_of, top_ignored
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from strategies import ANY_VALUE
 
 import runs
 from runs import dataset
@@ -159,17 +160,12 @@ def test_a_run_of_a_trainer_without_masks_says_so_and_its_copy_has_them(data, mi
     assert [bool(item.mask) for item in draft.items(other)] == [True, False]
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
-    max_leaves=8,
-)
-WHAT = st.sampled_from(["rotate", "crop", "weight", "mask", "transparency", "", "__class__"]) | JSON
+WHAT = st.sampled_from(["rotate", "crop", "weight", "mask", "transparency", "", "__class__"]) | ANY_VALUE
 KEYS = st.sampled_from(["turns", "crop", "weight", "png", "turn", "name"])
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(WHAT, st.dictionaries(KEYS, JSON, max_size=6), st.booleans())
+@given(WHAT, st.dictionaries(KEYS, ANY_VALUE, max_size=6), st.booleans())
 def test_whatever_the_browser_sends_is_an_edit_or_an_error(mine, tmp_path, what, sent, known):
     if not draft.items(mine):
         drop(mine, photo(tmp_path / "a.png", size=(64, 48)))
