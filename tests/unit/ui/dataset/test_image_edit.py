@@ -5,7 +5,7 @@ import io
 
 import numpy as np
 import pytest
-from draft_helpers import drop, item_of, mask_of, photo, run_of, top_ignored
+from draft_helpers import camera_exif, drop, item_of, mask_of, photo, run_of, top_ignored
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -55,10 +55,7 @@ def test_a_warning_counts_the_pixels_that_are_trained(mine, tmp_path):
 
 
 def test_rotating_by_the_warning_turns_the_crop_too(mine, tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    exif.get_ifd(0x8769).update({0xA002: 300, 0xA003: 400})
-    drop(mine, photo(tmp_path / "a.jpg", size=(400, 300), exif=exif))
+    drop(mine, photo(tmp_path / "a.jpg", size=(400, 300), exif=camera_exif(6, 300, 400)))
     item = item_of(mine, "a.jpg")
     assert "sideways" in item.warnings and (item.width, item.height) == (300, 400)
     image_edit.crop(mine, item.id, [0, 0, 1, 0.25])
