@@ -14,15 +14,11 @@ def a_run(data, name: str, rate: float, rank: int = 8, losses: int = 60, **extra
     lines += [f"{key} = {json.dumps(value)}" for key, value in extra.items()]
     (folder / "run.toml").write_text("\n".join(lines) + "\n")
     step = {"kind": "step", "attempt": 1, "lr": rate, "step_s": 0.5}
-    steps = [
-        {**step, "t": f"2026-11-22T12:00:{n % 60:02d}.000Z", "step": n, "loss": rate * 100 / n}
-        for n in range(1, losses + 1)
-    ]
-    gpu = [
-        {"kind": "gpu", "t": "2026-11-22T12:00:05Z", "gpu": 0, "memory_used": used, "memory_total": 24e9}
-        for used in (7e9, rank * 1e9)
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*steps, *gpu]))
+    gpu = {"kind": "gpu", "t": "2026-11-22T12:00:05Z", "gpu": 0, "memory_total": 24e9}
+    found = [{**gpu, "memory_used": used} for used in (7e9, rank * 1e9)]
+    for n in range(1, losses + 1):
+        found.append({**step, "t": f"2026-11-22T12:00:{n % 60:02d}.000Z", "step": n, "loss": rate * 100 / n})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in found))
     (folder / "sample_prompts.txt").write_text("a cat --w 64\n")
     (folder / "sample").mkdir()
     for step in (20, losses):

@@ -77,6 +77,15 @@ def photo(path, seed: int = 0, size=(96, 64), **save):
     return path
 
 
+def camera_exif(orientation: int, *size: int) -> Image.Exif:
+    """The metadata of a camera that was held like this; size: that of its sensor."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    if size:
+        exif.get_ifd(0x8769).update(zip((0xA002, 0xA003), size, strict=True))
+    return exif
+
+
 def photo_folder(root: Path, number: int) -> Path:
     """A folder of large photos with captions. They differ in what follows the image, because to draw them takes long."""
     content = photo(root.parent / "one.jpg", 5, size=(3000, 2000), quality=92).read_bytes()

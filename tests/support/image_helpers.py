@@ -81,14 +81,8 @@ def make_image(folder: Path) -> Path:
     subprocess.run(["bash", "-c", stamp], cwd=folder, check=True, timeout=60)
     for step in run_steps():
         environment = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), "TRAINERS": ""}
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", step],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        command = ["bash", "-euo", "pipefail", "-c", step]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, f"{step}: {done.stderr}"
     return folder
 

@@ -36,9 +36,8 @@ def a_tab(browser, width: int = 1280, height: int = 900, **options) -> Iterator:
     except Exception as error:  # a failed test says what the page was doing
         now = time.monotonic()
         error.add_note(f"errors of the page: {errors}, its console: {console[-10:]}")
-        error.add_note(
-            f"requests without an answer: {[(r.url, f'{now - since:.1f} s') for r, since in waiting.items()]}"
-        )
+        waited = [(request.url, f"{now - since:.1f} s") for request, since in waiting.items()]
+        error.add_note(f"requests without an answer: {waited}")
         raise
     finally:
         context.close()
@@ -165,9 +164,8 @@ def state_is(page, *states: str, seconds: float = RUN_S) -> None:
     try:
         page.locator(wanted).wait_for(timeout=seconds * 1000)
     except TimeoutError as error:
-        raise AssertionError(
-            f"not {states} within {seconds} s; the page shows: {page.locator('.hp-main').inner_text()}"
-        ) from error
+        shown = page.locator(".hp-main").inner_text()
+        raise AssertionError(f"not {states} within {seconds} s; the page shows: {shown}") from error
 
 
 def step_of(page) -> int:

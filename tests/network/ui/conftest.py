@@ -1,4 +1,4 @@
-"""Two servers for all tests of this folder that only send requests, and starts of the page that are refused."""
+"""A server behind a login for all tests of this folder that only send requests, and starts of the page that are refused."""
 
 import os
 import subprocess
@@ -9,13 +9,6 @@ from ui_helpers import PROJECT, serving
 from ui_requests import PASSWORD
 
 import app
-
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory):
-    """A server as `./start.sh` starts it, for this machine and with the token."""
-    with serving(tmp_path_factory.mktemp("page") / "data") as running:
-        yield running
 
 
 @pytest.fixture(scope="session")
@@ -41,9 +34,8 @@ def refused(monkeypatch, capsys, tmp_path):
         env = {"HANGPROOF_DATA": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config"), **env}
         if prefix:
             command = [*prefix, sys.executable, "app.py", "--no-browser", *arguments]
-            done = subprocess.run(
-                command, cwd=PROJECT, env={**os.environ, **env}, capture_output=True, text=True, timeout=200
-            )
+            pipes = {"capture_output": True, "text": True, "timeout": 200}
+            done = subprocess.run(command, cwd=PROJECT, env={**os.environ, **env}, **pipes)
             code, out, err = done.returncode, done.stdout, done.stderr
         else:
             for name, value in env.items():

@@ -5,8 +5,8 @@ import http.client
 import json
 import os
 import socket
-import threading
 import urllib.parse
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -25,9 +25,8 @@ JSON = {"Content_Type": "application/json"}
 
 
 KINDS = {f"a.{kind}": f"image/{kind}" for kind in ("png", "webp", "gif", "avif")} | {"a.JPG": "image/jpeg"}
-KINDS |= dict.fromkeys(("a.txt", "training.log"), "text/plain; charset=utf-8") | {
-    "a.safetensors": "application/octet-stream"
-}
+KINDS |= dict.fromkeys(("a.txt", "training.log"), "text/plain; charset=utf-8")
+KINDS |= {"a.safetensors": "application/octet-stream"}
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -177,14 +176,10 @@ def test_wrong_passwords_slow_down_also_many_at_the_same_time(tmp_path):
         assert min(int(headers["Retry-After"]) for status, headers, _ in first if status == 429) >= 1
         assert log_in(one, source="127.0.0.2")[0] == 303  # another address does not wait
         until(lambda: log_in(one)[0] == 303, "the right password is accepted after the wait", 30)
-        found: list[int] = []
-        guess = lambda n: found.append(log_in(one, password=f"guess {n}", source="127.0.0.3")[0])  # noqa: E731
-        threads = [threading.Thread(target=guess, args=(n,)) for n in range(40)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE_S)
-        assert len(found) == 40 and found.count(401) <= 10 and found.count(429) >= 30, found
+        with ThreadPoolExecutor(40) as pool:
+            guesses = (pool.submit(log_in, one, password=f"guess {n}", source="127.0.0.3") for n in range(40))
+            found = [guess.result(PATIENCE_S)[0] for guess in [*guesses]]
+        assert found.count(401) <= 10 and found.count(429) >= 30, found
         assert PASSWORD not in one.log.read_text() and "guess" not in one.log.read_text()
 
 

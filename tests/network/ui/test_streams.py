@@ -35,9 +35,8 @@ def page(monkeypatch) -> Iterator[gr.Blocks]:
     app = gr.mount_gradio_app(FastAPI(), blocks, "/", ssr_mode=False)
     assert queue_wakes.install(blocks)
     blocks.port = free_port()
-    server = uvicorn.Server(
-        uvicorn.Config(streams.Streams(app), "127.0.0.1", blocks.port, log_level="warning", ws="none")
-    )
+    config = uvicorn.Config(streams.Streams(app), "127.0.0.1", blocks.port, log_level="warning", ws="none")
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     until(lambda: server.started, "the server is up", WAIT_S)

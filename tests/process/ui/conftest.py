@@ -1,7 +1,6 @@
-"""What most tests of the page's modules start with: an empty data root, and a draft in it; and a trainer's checkout."""
+"""What most tests of the page's modules start with: a draft in an empty data root; and a trainer's checkout."""
 
 from checkout_helpers import checkout
 from draft_helpers import mine
-from runs_helpers import data
 
-__all__ = ["checkout", "data", "mine"]
+__all__ = ["checkout", "mine"]

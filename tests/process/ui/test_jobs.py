@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -170,21 +170,18 @@ def test_a_process_that_outlived_its_starter_keeps_the_slot_against_another(fold
 
 
 def test_of_threads_that_start_a_job_at_once_one_prepares_it_and_cancel_leaves_nothing_of_it(folder, words):
-    written, outcomes = [], []
+    written = []
 
-    def start(number: int) -> None:
+    def start(number: int) -> str:
         try:
             jobs.start(folder, "work", words, 60, prepare=lambda: written.append(number))
-            outcomes.append("started")
+            return "started"
         except RunError as error:
-            outcomes.append(str(error))
+            return str(error)
 
-    threads = [threading.Thread(target=start, args=(n,)) for n in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert len(written) == 1 and sorted(outcomes) == ["It is running already"] * 3 + ["started"]
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = sorted(pool.map(start, range(4)))
+    assert len(written) == 1 and outcomes == ["It is running already"] * 3 + ["started"]
     until(lambda: pids(folder), "the command runs")
     jobs.cancel(folder, "work")
     assert jobs.wait(folder, "work", 60).state == "cancelled"
@@ -215,9 +212,7 @@ def test_a_draft_at_which_a_command_works_is_not_cleaned(words, tmp_path):
     assert not draft.folder(mine).exists()
 
 
-def test_a_check_of_a_trainer_is_not_started_twice_and_keeps_the_checkout(
-    folder, words, tmp_path, checkout, monkeypatch
-):
+def test_a_check_of_a_trainer_starts_once_and_keeps_the_checkout(folder, words, tmp_path, checkout, monkeypatch):
     """This process is the next server."""
     from ui.new import trainer_checks
 

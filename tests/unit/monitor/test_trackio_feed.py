@@ -34,8 +34,7 @@ def test_a_gpus_values_are_logged_with_the_next_step():
     assert found == [(1, {"loss": 1.0, "gpu0/power_w": 200.0}), (2, {"lr": 0.1})]
 
 
-def test_no_trainer_gets_the_option(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+def test_no_trainer_gets_the_option(data, tmp_path):
     for trackers, expected in (("trackio", False), ("tensorboard", True)):
         flags = command.flags(runs.make({"name": "a", "trackers": trackers}), tmp_path)
         assert ("log_with" in flags) == expected

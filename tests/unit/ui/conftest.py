@@ -1,6 +1,5 @@
-"""What most tests of the page's modules start with: an empty data root, and a draft in it."""
+"""What most tests of the page's modules start with: a draft in an empty data root."""
 
 from draft_helpers import mine
-from runs_helpers import data
 
-__all__ = ["data", "mine"]
+__all__ = ["mine"]

@@ -46,10 +46,8 @@ def test_a_model_sets_its_values_and_the_page_says_what_each_tier_needs(tab, bar
     tab.locator("#fetch").wait_for()
     tab.locator("#backend .hp-field-error").get_by_text("musubi-tuner is not installed").wait_for()
     assert not tab.locator("#control_dir").is_visible()
-    beside = tab.locator("#tier label[data-note]")
-    assert [one.get_attribute("data-note") for one in beside.all()] == [
-        f"uses {row['needs_gb']:g} GB" for row in presets.tiers_of("z-image-turbo").values()
-    ]
+    beside = [one.get_attribute("data-note") for one in tab.locator("#tier label[data-note]").all()]
+    assert beside == [f"uses {row['needs_gb']:g} GB" for row in presets.tiers_of("z-image-turbo").values()]
 
     field(tab, "rank").fill("7")
     field(tab, "rank").blur()

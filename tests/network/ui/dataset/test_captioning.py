@@ -122,21 +122,15 @@ def test_a_job_that_fails_says_why(draft_id):
 @pytest.mark.slow
 def test_the_command_takes_a_draft(draft_id):
     with answering() as server:
-        command = [
-            sys.executable,
-            "-m",
-            "ui.dataset.caption_work",
-            draft_id,
-            "--with=endpoint",
-            f"--url={server.url}",
-            "--model=m",
-        ]
+        words = f"-m ui.dataset.caption_work {draft_id} --with=endpoint --url={server.url} --model=m"
+        command = [sys.executable, *words.split()]
         done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     entries = draft_store.read(draft_id)["images"].values()
     assert [entry["caption_by"] for entry in entries] == ["person", "file", "model", "model", "model"]
 
 
+TAGGER = {"engine": "tagger"}
 ENDPOINT = {"engine": "endpoint", "url": "http://h/v1", "model": "m"}
 
 
@@ -144,10 +138,7 @@ ENDPOINT = {"engine": "endpoint", "url": "http://h/v1", "model": "m"}
     "given_",
     [
         *({}, [], None, {"engine": "no"}, {"engine": "florence", "task": "poem"}, {"engine": "florence", "model": "/"}),
-        *(
-            {"engine": "tagger", **more}
-            for more in ({"general": "0.3"}, {"general": 0}, {"character": 1.5}, {"model": "no-such"})
-        ),
+        *({**TAGGER, **more} for more in ({"general": "0.3"}, {"general": 0}, {"character": 1.5}, {"model": "none"})),
         *({**ENDPOINT, **more} for more in ({"url": 7}, {"rewrite": True}, {"folder": "/"}, {"model": "a\nb"})),
         {**ENDPOINT, "key_variable": "not a name"},
         {"engine": "florence", "prefix": "x" * 501},

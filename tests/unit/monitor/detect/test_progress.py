@@ -198,9 +198,8 @@ def test_a_heartbeat_without_a_completed_step_is_no_progress(see, within_s):
 
 
 def test_phases_that_come_and_go_without_a_step_end_at_the_outer_deadline():
-    verdict, after_s, _ = follow(
-        new_watch(CONFIG), lambda now: look(now, beat(phase=("save", "step")[int(now) % 2], phase_s=now, beat_s=now))
-    )
+    see = lambda now: look(now, beat(phase=("save", "step")[int(now) % 2], phase_s=now, beat_s=now))  # noqa: E731
+    verdict, after_s, _ = follow(new_watch(CONFIG), see)
     assert verdict.kind == HUNG and "no step has completed" in verdict.evidence[0]
     assert after_s >= WATCH.between_steps_s
 
@@ -261,9 +260,8 @@ def test_a_process_that_was_stopped_and_goes_on_is_left_alone():
 
 
 def test_the_rank_that_stands_still_is_named():
-    verdict, *_ = follow(
-        new_watch(CONFIG), lambda now: asleep(now, stepped(int(now), pid=1, beat_s=now), beat(rank=1, pid=2))
-    )
+    still = beat(rank=1, pid=2)
+    verdict, *_ = follow(new_watch(CONFIG), lambda now: asleep(now, stepped(int(now), pid=1, beat_s=now), still))
     assert verdict.kind == HUNG and verdict.rank == 1
 
 

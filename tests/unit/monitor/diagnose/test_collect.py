@@ -1,6 +1,7 @@
 """The evidence: which rank is in question, what cannot be read is named, counters that do not compare are not compared."""
 
 import json
+import os
 import subprocess
 import time
 from dataclasses import asdict
@@ -48,16 +49,13 @@ def test_of_two_ranks_the_one_that_the_other_waits_for_decides_the_cause(what, t
 def test_a_save_is_stuck_on_rank_0_although_all_ranks_are_in_that_phase(tmp_path):
     two = scope(tmp_path, beat(0, 20, "save"), beat(1, 20, "save"))
     assert causes.match(hang(two, stacks={100: frames("safetensors.py:save_file"), 101: WAITS})).name == "save_slow"
-    both = hang(two, stacks={100: WAITS, 101: WAITS})
-    assert (
-        causes.match(both).name == "collective" and "does not show which one was late" in causes.match(both).explanation
-    )
+    both = causes.match(hang(two, stacks={100: WAITS, 101: WAITS}))
+    assert both.name == "collective" and "does not show which one was late" in both.explanation
 
 
 def test_a_rank_that_gave_up_at_a_barrier_blames_the_save_that_it_waited_for(tmp_path):
-    gave_up = beat(
-        1, 20, "step", outcome="deadline", note="waited 1800 s for all 2 ranks at a barrier (this is rank 1)"
-    )
+    note = "waited 1800 s for all 2 ranks at a barrier (this is rank 1)"
+    gave_up = beat(1, 20, "step", outcome="deadline", note=note)
     found = collect.of_crash(scope(tmp_path, beat(0, 20, "save"), gave_up), 75, None, "running", "", "exit code 75")
     assert (found.kind, found.rank, found.phase) == ("crash", 0, "save")
     assert causes.match(found).name == "save_slow"
@@ -75,9 +73,8 @@ def test_a_rank_that_waits_in_the_kernel_is_not_the_cause_unless_the_others_wait
 
 
 def test_a_hang_of_one_rank_is_that_ranks(tmp_path):
-    found = hang(
-        scope(tmp_path, beat(0, 22, note="batch 3")), Verdict("hung", 0, "step", 22, 2.4, 2.2), outcome="running"
-    )
+    verdict = Verdict("hung", 0, "step", 22, 2.4, 2.2)
+    found = hang(scope(tmp_path, beat(0, 22, note="batch 3")), verdict, outcome="running")
     assert (found.phase, found.step, found.planned, found.stalled_s, found.budget_s) == ("step", 22, 40, 2.4, 2.2)
     assert found.outcome == "" and found.note == "batch 3" and found.ranks[0]["silent_s"] >= 9.0
     slow = hang(scope(tmp_path, beat()), slow="waits for a busy disk")
@@ -163,7 +160,7 @@ def test_a_folder_and_stacks_that_are_gone_are_no_error(tmp_path):
 
 
 def test_a_running_rank_without_stacks_is_named(tmp_path):
-    me = platform.process_info(__import__("os").getpid())
+    me = platform.process_info(os.getpid())
     found = hang(scope(tmp_path, beat(0, pid=me.pid), members={me.pid: me}))
     assert f"stack of rank 0 (pid {me.pid})" in found.missing
 
@@ -188,9 +185,8 @@ CGROUP, MACHINE = "/sys/fs/cgroup/memory.events", "/proc/vmstat"
 )
 def test_only_the_same_counter_is_compared(before, after, new, tmp_path, monkeypatch):
     monkeypatch.setattr(collect, "oom_kills", lambda: after)
-    found = collect.of_crash(
-        scope(tmp_path, beat(), oom_kills_before=before), None, 9, "running", "", "killed by SIGKILL"
-    )
+    killed = scope(tmp_path, beat(), oom_kills_before=before)
+    found = collect.of_crash(killed, None, 9, "running", "", "killed by SIGKILL")
     assert found.host.get("oom_kills") == new
     found.kernel = []  # of this machine
     assert causes.match(found).name == ("host_out_of_memory" if new else "killed")

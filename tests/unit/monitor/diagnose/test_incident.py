@@ -9,7 +9,6 @@ import pytest
 from markdown_it import MarkdownIt
 from monitor_evidence import crash, frames, hang, proc, rank
 
-from monitor import phrases
 from monitor.detect.progress import Signals
 from monitor.diagnose import causes, incident
 from monitor.diagnose.incident import Incident, report
@@ -97,12 +96,10 @@ def test_what_was_done_and_what_it_cost_agree():
 
 
 def test_every_rank_process_gpu_and_missing_reading_has_its_line():
-    gpus = [
-        {"name": "H", "utilization": 3, "memory_used": 2e9, "memory_total": 8e9, "temperature": 50, "power_w": 70.4}
-    ]
+    card = {"name": "H", "utilization": 3, "memory_used": 2e9, "memory_total": 8e9, "temperature": 50, "power_w": 70.4}
     found = hang(
         ranks=[rank(0, 9), rank(1, 8, phase="save")], processes=[proc(100, "S", True, wchan="futex_wait"), proc(7, "")],
-        gpu=gpus, gpu_note="the NVIDIA driver has not answered for 40 s", kernel=["NVRM: Xid (PCI:0000:01:00): 79"],
+        gpu=[card], gpu_note="the NVIDIA driver has not answered for 40 s", kernel=["NVRM: Xid (PCI:0000:01:00): 79"],
         host={"MemAvailable": 1e9, "MemTotal": 2e9, "disk_free": 3e9, "disk_total": 4e9, "cgroup_limit": 1e9,
               "cgroup_used": 5e8},
         missing=["kernel log: Operation not permitted (/dev/kmsg)"],
@@ -271,9 +268,3 @@ def test_a_diagnosis_has_the_keys_that_programs_read_and_reads_well():
     assert calm["cause"] is None and calm["ranks"] == [] and text == "process 7: no sign of a hang."
     text, slow = incident.describe("x", hang(), Signals(slow=("the machine is swapping",)), causes.match(hang()))
     assert slow["summary"] == "slow, but making progress" and "- the machine is swapping" in text
-
-
-def test_durations_counts_and_times_read_well():
-    assert [phrases.duration(s) for s in (3.21, 59.99, 310, 7500)] == ["3.2 s", "1 min 0 s", "5 min 10 s", "2 h 5 min"]
-    assert [phrases.count(n, "process") for n in (0, 1, 2)] == ["0 processes", "1 process", "2 processes"]
-    assert phrases.moment("2026-01-02T03:04:05.678Z") == "2026-01-02 03:04:05 UTC"

@@ -19,6 +19,7 @@ from ui.run import cards
 from ui.run.view import View
 
 SERIES = json.loads((ROOT / "tests/support/data/slow_series.json").read_text(encoding="utf-8"))
+USUAL = [row for row in SERIES if row["usual"]]
 
 
 def amounts(values: dict[str, float], seconds: float = 20.0) -> slow.Amounts:
@@ -35,9 +36,7 @@ def test_a_recorded_series_is_named_with_its_figures_and_its_cure(row):
     assert "{" not in text and " ?" not in text and row["says"] in text, text
 
 
-@pytest.mark.parametrize(
-    "row", [row for row in SERIES if row["usual"]], ids=[row["name"] for row in SERIES if row["usual"]]
-)
+@pytest.mark.parametrize("row", USUAL, ids=[row["name"] for row in USUAL])
 def test_what_was_so_at_the_usual_pace_too_explains_nothing(row):
     found = slow.figures(amounts(row["slow"]), amounts(row["slow"]))
     cause = slow.match(found)["name"]
@@ -58,17 +57,14 @@ def test_every_cause_has_a_series_and_its_row_in_the_documents():
 
 
 def reading(at_s: float, **gpu) -> slow.Reading:
-    process = {(7, 1.0): ProcessSample("S", "python", at_s, 0)}
-    return slow.Reading(
-        at_s, Sample(at_s, process), {"/a": (int(10 * at_s), int(4 * at_s))}, 2 * at_s, 0.5 * at_s, (gpu,)
-    )
+    sample = Sample(at_s, {(7, 1.0): ProcessSample("S", "python", at_s, 0)})
+    return slow.Reading(at_s, sample, {"/a": (int(10 * at_s), int(4 * at_s))}, 2 * at_s, 0.5 * at_s, (gpu,))
 
 
 def test_two_readings_give_shares_of_the_time_between_them():
     first = reading(10.0)
-    second = reading(
-        14.0, memory_used=95, memory_total=100, pids=[7, 9], use={"9": 40}, throttle="too hot, power limit"
-    )
+    throttle = "too hot, power limit"
+    second = reading(14.0, memory_used=95, memory_total=100, pids=[7, 9], use={"9": 40}, throttle=throttle)
     found = slow.figures(slow.add([slow.between(first, second, [7])]), {})
     assert found["quota"] == pytest.approx(0.4) and found["loader"] == pytest.approx(0.5)
     assert (found["memory_share"], found["foreign"], found["foreign_use"]) == (0.95, 1.0, 40.0)
@@ -116,11 +112,9 @@ def test_the_counter_of_shared_memory_is_that_of_the_gpu_with_the_most_of_its_ow
 def test_the_form_warns_when_the_estimate_comes_within_a_tenth_of_the_free_memory():
     card = Machine("NVIDIA GeForce RTX 4090", 24.0, True, 62.7, 400.0)
     made = spec(tier="20G")
-    findings_by_free = [judge(made, 20, dataclasses.replace(card, vram_free_gb=free)) for free in (24.0, 15.0)]
-    assert [any("free now" in finding.message for finding in findings) for findings in findings_by_free] == [
-        False,
-        True,
-    ]
+    for free_gb, warns in ((24.0, False), (15.0, True)):
+        found = judge(made, 20, dataclasses.replace(card, vram_free_gb=free_gb))
+        assert any("free now" in finding.message for finding in found) == warns
 
 
 @pytest.mark.parametrize(

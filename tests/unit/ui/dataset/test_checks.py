@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import skimage.data
-from draft_helpers import drop, item, item_of, photo
+from draft_helpers import camera_exif, drop, item, item_of, photo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFilter
@@ -53,10 +53,8 @@ def test_a_photo_is_fine_and_its_blurred_dark_and_bright_versions_are_not(tmp_pa
 def test_what_is_converted_is_what_the_data_set_converts(tmp_path):
     """The header alone says it; the ingest that decodes must agree."""
     photo_ = shot("chelsea.png")
-    exif = Image.Exif()
-    exif[0x0112] = 6
     photo_.save(tmp_path / "upright.jpg")
-    photo_.save(tmp_path / "exif.jpg", exif=exif)
+    photo_.save(tmp_path / "exif.jpg", exif=camera_exif(6))
     photo_.convert("CMYK").save(tmp_path / "cmyk.jpg")
     photo_.convert("RGBA").save(tmp_path / "opaque.png")
     photo_.convert("P").save(tmp_path / "palette.png")
@@ -104,9 +102,7 @@ def pictures(tmp_path_factory):
     shot("coins.png").resize((768, 606)).point(lambda value: 220 + value * 0.13).save(folder / "bright.png")
     shot("rocket.jpg").resize((1600, 300)).save(folder / "wide.png")
     shot("chelsea.png").resize((902, 600)).convert("CMYK").save(folder / "cmyk.jpg")
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    shot("camera.png").save(folder / "exif.jpg", exif=exif)
+    shot("camera.png").save(folder / "exif.jpg", exif=camera_exif(6))
     shot("hubble_deep_field.jpg").crop((0, 0, 400, 220)).save(folder / "little.png")
     return folder
 

@@ -64,9 +64,7 @@ def unneeded(draft_id: str) -> list[str]:
     return [name for name in found if name not in named]
 
 
-def test_undo_of_a_conversion_finds_the_dropped_images_after_their_drop_has_left_the_history(
-    mine, tmp_path, monkeypatch
-):
+def test_undo_of_a_conversion_finds_images_whose_drop_has_left_the_history(mine, tmp_path, monkeypatch):
     monkeypatch.setattr(draft, "MERGE_S", 0)
     drop(mine, photo(tmp_path / "a.png", 1), photo(tmp_path / "b.png", 2))
     for n in range(draft_store.HISTORY_STEPS - 2):
@@ -206,10 +204,8 @@ class Walk(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, HISTORY), forth=st.integers(0, HISTORY))
     def undo_and_redo(self, back: int, forth: int) -> None:
-        for act, times, there, here in (
-            (draft.undo, back, self.past, self.future),
-            (draft.redo, forth, self.future, self.past),
-        ):
+        sides = ((draft.undo, back, self.past, self.future), (draft.redo, forth, self.future, self.past))
+        for act, times, there, here in sides:
             for _ in range(times):
                 before = self.state()
                 assert (act(self.mine) is not None) == bool(there)

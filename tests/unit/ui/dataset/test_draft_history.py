@@ -2,7 +2,7 @@
 
 import contextlib
 import sqlite3
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from draft_helpers import captions, drop, photo, set_caption
@@ -66,11 +66,9 @@ def test_two_threads_lose_no_change(mine, tmp_path):
         for n in range(8):
             draft.set_caption(mine, key, f"{key} {n}")
 
-    threads = [threading.Thread(target=work, args=(key,)) for key in ids]
-    threads += [threading.Thread(target=drop, args=(mine, photo(tmp_path / f"t{n}.png", 50 + n))) for n in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
+    more = [photo(tmp_path / f"t{n}.png", 50 + n) for n in range(2)]
+    with ThreadPoolExecutor(6) as pool:
+        work_done = [*(pool.submit(work, key) for key in ids), *(pool.submit(drop, mine, path) for path in more)]
+    assert [one.exception() for one in work_done] == [None] * 6
     found = {item.id: item.caption for item in draft.items(mine)}
     assert len(found) == 6 and all(found[key] == f"{key} 7" for key in ids)

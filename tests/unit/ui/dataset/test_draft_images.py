@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from draft_helpers import captions, drop, item_of, limits, photo, run_of
+from draft_helpers import camera_exif, captions, drop, item_of, limits, photo, run_of
 from PIL import Image
 from runs_helpers import picture
 from ui_helpers import photos
@@ -15,26 +15,15 @@ import runs
 from runs import pictures
 from ui.dataset import draft, draft_images
 
-
-def heic(path: Path, image: Image.Image, **save) -> Path:
-    pictures.add_heif()
-    image.save(path, **save)
-    return path
-
-
 # HEIC has a decoder of its own, which turns the image itself.
-TURNED = [("jpg", n) for n in range(1, 9)] + [
-    ("heic", 3),
-    *((suffix, 6) for suffix in ("heic", "png", "webp", "tif", "avif")),
-]
+TURNED = [("jpg", n) for n in range(1, 9)] + [("heic", 3)]
+TURNED += [(suffix, 6) for suffix in ("heic", "png", "webp", "tif", "avif")]
 
 
 @pytest.mark.parametrize(("suffix", "orientation"), TURNED)
 def test_exif_orientation_is_applied_to_size_thumbnail_and_data_set(data, mine, tmp_path, suffix, orientation):
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    with Image.open(picture(tmp_path / "x.png", size=(800, 400))) as image:
-        path = heic(tmp_path / f"t.{suffix}", image.convert("RGB"), exif=exif.tobytes())
+    pictures.add_heif()
+    path = picture(tmp_path / f"t.{suffix}", size=(800, 400), exif=camera_exif(orientation).tobytes())
     assert drop(mine, path) == (1, [])
     (item,) = draft.items(mine)
     size = (800, 400) if orientation < 5 else (400, 800)
@@ -63,10 +52,7 @@ def test_a_small_image_is_flagged_and_removed_by_one_click(mine, tmp_path):
 
 def twice_turned(path: Path, orientation: int, size=(400, 600)) -> Path:
     """A photo whose pixels were rotated upright by a program that kept the orientation of the camera."""
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    exif.get_ifd(0x8769).update({0xA002: size[1], 0xA003: size[0]})
-    return picture(path, size=size, quality=95, exif=exif)
+    return picture(path, size=size, quality=95, exif=camera_exif(orientation, size[1], size[0]))
 
 
 @pytest.mark.parametrize("orientation", [6, 8])
@@ -87,10 +73,7 @@ def test_a_photo_that_is_rotated_twice_is_flagged_and_turned_upright(data, mine,
 
 
 def test_an_honest_photo_is_not_called_sideways_and_can_be_rotated(mine, tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    exif.get_ifd(0x8769).update({0xA002: 600, 0xA003: 400})
-    drop(mine, picture(tmp_path / "camera.jpg", size=(600, 400), exif=exif))
+    drop(mine, picture(tmp_path / "camera.jpg", size=(600, 400), exif=camera_exif(6, 600, 400)))
     assert "sideways" not in item_of(mine, "camera.jpg").warnings
     sizes = []
     for _ in range(4):

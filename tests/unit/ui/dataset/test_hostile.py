@@ -107,11 +107,8 @@ def sandbox() -> Iterator[Path]:
 
 
 def _allowed(path: str, allowed: list[Path]) -> bool:
-    return (
-        any(Path(path).is_relative_to(one) for one in (*allowed, HYPOTHESIS))
-        or path == os.devnull
-        or "__pycache__" in path
-    )
+    inside = any(Path(path).is_relative_to(one) for one in (*allowed, HYPOTHESIS))
+    return inside or path == os.devnull or "__pycache__" in path
 
 
 @functools.cache
@@ -186,13 +183,8 @@ class Expected:
                 assert folder == item.folder and ((drop, stem) in own or late), (item, self.captions[item.caption])
 
 
-FILES = st.lists(
-    st.tuples(
-        FOLDERS, STEMS, st.sampled_from(["image"] * 4 + ["caption"] * 5 + ["bad", "bad", "junk"]), st.integers(0, 9)
-    ),
-    min_size=1,
-    max_size=10,
-)
+DROPPED = st.sampled_from(["image"] * 4 + ["caption"] * 5 + ["bad", "bad", "junk"])
+FILES = st.lists(st.tuples(FOLDERS, STEMS, DROPPED, st.integers(0, 9)), min_size=1, max_size=10)
 
 
 @cases("drops")
@@ -237,18 +229,13 @@ def check_run(root: Path, draft_id: str) -> None:
             left.remove((sha(path.read_bytes()), caption, subset["num_repeats"]))
     assert left == [] and len(runs.images_in(place)) == len(draft.items(draft_id))
     assert all(part.isascii() for path in runs.images_in(place) for part in path.relative_to(place).parts)
-    assert draft.copy_dataset(copy := draft.new_id(), "run") == [] and len(draft.items(copy)) == len(
-        draft.items(draft_id)
-    )
+    copy = draft.new_id()
+    assert draft.copy_dataset(copy, "run") == [] and len(draft.items(copy)) == len(draft.items(draft_id))
 
 
-ENTRY = st.tuples(
-    FOLDERS,
-    STEMS,
-    st.sampled_from(["image"] * 4 + ["caption"] * 4 + ["bad", "link", "nested", "bomb", "folder"]),
-    st.integers(0, 9),
-    st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]),
-)
+PACKED = st.sampled_from(["image"] * 4 + ["caption"] * 4 + ["bad", "link", "nested", "bomb", "folder"])
+METHODS = st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+ENTRY = st.tuples(FOLDERS, STEMS, PACKED, st.integers(0, 9), METHODS)
 
 
 BODIES = {"bad": b"junk", "link": b"/etc/passwd", "nested": b"PK", "bomb": bytes(1_100_000), "folder": b""}
@@ -276,9 +263,8 @@ def test_zips(entries, damage, cut, where):
                     if inside in written or info.filename != inside:
                         continue
                     given_name = f"{prefix}/{inside}" if prefix else inside
-                    text = (
-                        expected.caption("zip", given_name) if kind == "caption" else BODIES.get(kind, picture(content))
-                    )
+                    body = BODIES.get(kind, picture(content))
+                    text = expected.caption("zip", given_name) if kind == "caption" else body
                     info.create_system, info.compress_type = 3, method
                     info.external_attr = 0o120777 << 16 if kind == "link" else 0o100644 << 16
                     archive.writestr(info, text)
@@ -302,13 +288,8 @@ def test_zips(entries, damage, cut, where):
             assert draft.original(mine, item.id).resolve().is_relative_to(draft.folder(mine).resolve())
 
 
-FORMATS = dict(
-    zip(
-        ["PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "AVIF", "HEIF"],
-        ["png", "jpg", "webp", "gif", "tif", "bmp", "avif", "heic"],
-        strict=True,
-    )
-)
+FORMATS = {kind: kind.lower() for kind in ("PNG", "WEBP", "GIF", "BMP", "AVIF")}
+FORMATS |= {"JPEG": "jpg", "TIFF": "tif", "HEIF": "heic"}
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -4,8 +4,7 @@ import presets
 from ui.new import fetch
 
 
-def test_every_trainer_that_loads_files_gets_a_download(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+def test_every_trainer_that_loads_files_gets_a_download(data):
     for key, model in presets.models().items():
         for backend in presets.backends_of(key):
             by_page = presets.backends()[backend]["loads"] == "files" and not model["generated"]

@@ -103,9 +103,8 @@ def test_the_trainers_own_parser_judges_a_flag_while_it_is_typed(backend, line, 
 
 
 def test_all_errors_are_reported_at_once_by_field():
-    given = values(
-        epochs=0, rank=None, learning_rate="fast", flags="rank 5\noutput_dir=/\nmax_grad_nrm=1", resolution=500
-    )
+    flags = "rank 5\noutput_dir=/\nmax_grad_nrm=1"
+    given = values(epochs=0, rank=None, learning_rate="fast", flags=flags, resolution=500)
     found = form.review(given, 20).marks()
     assert set(found) == {"epochs", "rank", "learning_rate", "flags", "resolution"}
     assert found["rank"] == [["bad", "Enter a value; the default is 4"]]
@@ -148,11 +147,11 @@ def test_a_free_name_is_found_for_every_name(data):
         "my lora",
         "my lora 2",
         "v2",
+        "7",
+        "2024 12",
         "é" * 200,
         long,
         "x" * 500,
-        "7",
-        "2024 12",
         long.strip() + " 9",
         "a" * 79 + " 9",
     ]
@@ -193,9 +192,8 @@ def test_an_impossible_value_does_not_start_and_a_warning_does(data, mine, tmp_p
     assert runs.list_runs() == []
     folder, messages = create_run(mine, values(learning_rate="5"))
     assert runs.load(folder).learning_rate == 5
-    assert any(
-        line.startswith("Warning: Learning rate: Learning rate 5 is 25,000 times the usual") for line in messages
-    )
+    warning = "Warning: Learning rate: Learning rate 5 is 25,000 times the usual"
+    assert any(line.startswith(warning) for line in messages)
 
 
 def test_a_store_that_cannot_be_used_and_an_image_without_its_pair_do_not_start(data, mine, tmp_path, monkeypatch):
@@ -324,6 +322,5 @@ def test_the_folder_of_control_images_belongs_to_models_that_learn_from_pairs(da
         picture(tmp_path / "pairs" / f"{n}.jpg", size=(96, 64))
     assert run_starts.unpaired(spec, draft.items(mine)) is None
     assert form.values_of_spec(spec, 2)["control_dir"] == spec.control_dir
-    assert (
-        form.parse({**pairs, **form.model_values("z-image", "musubi", NO_GPU), "model": "z-image"})[0].control_dir == ""
-    )
+    z_image = {**pairs, **form.model_values("z-image", "musubi", NO_GPU), "model": "z-image"}
+    assert form.parse(z_image)[0].control_dir == ""

@@ -1,7 +1,7 @@
 """Templates: settings under a name. No name is a path, and no window overwrites another one's by chance."""
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,11 +11,7 @@ from runs.files import RunError
 from ui.new import form, templates
 
 VALUES = {**form.defaults(), "rank": 24, "prompts": "a cat\na dog", "name": "secret name", "trigger": "ohwx"}
-
-
-@pytest.fixture(autouse=True)
-def _data(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
+pytestmark = pytest.mark.usefixtures("data")
 
 
 def own():
@@ -41,19 +37,14 @@ def test_a_name_that_is_taken_is_replaced_only_on_purpose():
 
 
 def test_of_many_windows_that_save_one_name_exactly_one_does():
-    outcomes = []
-
     def save(rank):
         try:
-            outcomes.append(templates.save("Same", {**VALUES, "rank": rank})["key"])
+            return templates.save("Same", {**VALUES, "rank": rank})["key"]
         except RunError as error:
-            outcomes.append(str(error))
+            return str(error)
 
-    threads = [threading.Thread(target=save, args=(n,)) for n in range(8)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(save, range(8)))
     assert sum("exists already" not in one for one in outcomes) == 1 and len(own()) == 1
     left = {path.name for path in templates.folder().iterdir() if path.suffix != ".json"}
     assert left == {".lock"}, "no temporary file is left"

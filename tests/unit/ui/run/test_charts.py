@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import ANY_VALUE
 from ui_helpers import metrics_line as line
 from ui_helpers import write_incident, write_run
 
@@ -38,18 +39,17 @@ def test_metrics_are_read_from_where_the_last_read_ended(data):
 
 def test_another_server_gives_the_same_lines_the_same_revision(data):
     folder = write_run(data)
-    (folder / "metrics.jsonl").write_text("".join(line(s) for s in range(1, 9)))
-    first = metrics.Metrics(folder / "metrics.jsonl")
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(line(s) for s in range(1, 9)))
+    first = metrics.Metrics(path)
     seen = {first.update().revision}
-    with (folder / "metrics.jsonl").open("a") as file:
+    with path.open("a") as file:
         file.write(line(9))
     seen.add(first.update().revision)
-    assert (
-        len(seen) == 2 and metrics.Metrics(folder / "metrics.jsonl").update().revision in seen
-    )  # a page of the old server asks
-    with (folder / "metrics.jsonl").open("a") as file:
+    assert len(seen) == 2 and metrics.Metrics(path).update().revision in seen, "a page of the old server asks"
+    with path.open("a") as file:
         file.write(line(10))
-    assert metrics.Metrics(folder / "metrics.jsonl").update().revision not in seen
+    assert metrics.Metrics(path).update().revision not in seen
 
 
 def test_a_restart_replaces_the_steps_that_it_repeats(data):
@@ -73,15 +73,9 @@ def test_a_long_history_is_read_in_parts(data, monkeypatch):
     assert len(losses(folder)) == 500
 
 
-VALUES = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=30), st.lists(st.none(), max_size=2)
-)
-RECORDS = st.dictionaries(
-    st.sampled_from(
-        ["kind", "t", "attempt", "step", "loss", "lr", "step_s", "gpu", "name", "memory_used", "memory_total"]
-    ),
-    st.one_of(VALUES, st.sampled_from(["step", "gpu", "2026-11-22T12:00:00.000Z", 1, 2, 3, 10**12])),
-)
+KEYS = ["kind", "t", "attempt", "step", "loss", "lr", "step_s", "gpu", "name", "memory_used", "memory_total"]
+VALUES = ANY_VALUE | st.sampled_from(["step", "gpu", "2026-11-22T12:00:00.000Z", 1, 2, 3, 10**12])
+RECORDS = st.dictionaries(st.sampled_from(KEYS), VALUES)
 
 
 @given(st.lists(st.one_of(st.binary(max_size=60), RECORDS.map(lambda r: json.dumps(r).encode())), max_size=12))
@@ -133,9 +127,8 @@ def test_a_range_shows_more_of_the_line(data):
 
 def test_restarts_and_incidents_are_marked_once(data):
     folder = write_run(data)
-    text = [line(s, attempt=1, second=s) for s in range(1, 26)] + [
-        line(s, attempt=2, second=60 + s) for s in range(21, 30)
-    ]
+    text = [line(s, attempt=1, second=s) for s in range(1, 26)]
+    text += [line(s, attempt=2, second=60 + s) for s in range(21, 30)]
     text += [line(s, attempt=3, second=120 + s) for s in range(30, 33)]
     (folder / "metrics.jsonl").write_text("".join(text))
     write_incident(folder, "0001", step=25, resumed_from=20)

@@ -18,11 +18,8 @@ def test_runs_side_by_side(data):
     names = [folder.name for folder in folders]
     answer = compare.compare(names)
     assert [one["name"] for one in answer["runs"]] == ["low", "high"]
-    assert answer["settings"] == [
-        ["Learning rate", "0.0001", "0.001"],
-        ["Rank", "8", "16"],
-        ["min_snr_gamma", "–", "5"],
-    ]
+    differ = [["Learning rate", "0.0001", "0.001"], ["Rank", "8", "16"], ["min_snr_gamma", "–", "5"]]
+    assert answer["settings"] == differ
     rows = {row[0]: row[1:] for row in answer["facts"]}
     assert rows["Peak GPU memory"] == ["8.0 GB", "16.0 GB"] and rows["Steps"] == ["60 of 60", "60 of 60"]
     assert rows["State"] == ["Completed", "Completed"] and rows["Restarts"] == ["1", "1"]
@@ -69,10 +66,8 @@ def test_keys_in_the_environment_of_a_run_are_not_compared(data):
 def test_an_archive_holds_the_complete_loras_and_nothing_from_elsewhere(data):
     folder = a_run(data, "with loras", 1e-4)
     lora_file(folder / f"{folder.name}-step000020.safetensors", 20)
-    lora_file(folder / f"{folder.name}.safetensors", 60)
-    (folder / "cut.safetensors").write_bytes(
-        (folder / f"{folder.name}.safetensors").read_bytes()[:100]
-    )  # still written
+    final = lora_file(folder / f"{folder.name}.safetensors", 60)
+    (folder / "cut.safetensors").write_bytes(final.read_bytes()[:100])  # still written
     lora_file(data / "elsewhere.safetensors", 1)
     os.symlink(data / "elsewhere.safetensors", folder / "link.safetensors")
     stream = downloads.archive(folder)
@@ -84,7 +79,7 @@ def test_an_archive_holds_the_complete_loras_and_nothing_from_elsewhere(data):
         name = folder.name
         files = ("run.toml", "sample_prompts.txt", f"{name}-step000020.safetensors", f"{name}.safetensors")
         assert names == [f"{name}/{file}" for file in files]
-        assert archive.read(f"{name}/{name}.safetensors") == (folder / f"{name}.safetensors").read_bytes()
+        assert archive.read(f"{name}/{name}.safetensors") == final.read_bytes()
     assert list(view.loras(folder))
 
 

@@ -80,10 +80,13 @@ def test_each_place_is_a_command_that_has_its_options(kind):
 def test_a_typed_value_is_never_another_option():
     place = launch_tab.PLACES["slurm"]
     assert launch_tab.arguments(place, {"--partition": "--submit", "--time": " "}) == ["--partition=--submit"]
-    words = launch_tab.arguments(
-        launch_tab.PLACES["skypilot"], {"--secret": "A  B", "--on-demand": True, "--gpu": "L4"}
-    )
-    assert words == ["--gpu=L4", "--secret=A", "--secret=B", "--on-demand"]
+    typed = {"--secret": "A  B", "--on-demand": True, "--gpu": "L4"}
+    assert launch_tab.arguments(launch_tab.PLACES["skypilot"], typed) == [
+        "--gpu=L4",
+        "--secret=A",
+        "--secret=B",
+        "--on-demand",
+    ]
     for wrong in ({"--submit": "1"}, {"--time": "a\nb"}, {"--time": "x" * 301}, {"--time": 7}, ["--time"], None):
         with pytest.raises(runs.RunError):
             launch_tab.arguments(place, wrong)
@@ -102,10 +105,8 @@ def test_what_a_job_says_is_text(data, monkeypatch):
     mark = "<i onclick=x>"
     (folder / "plan.yaml").write_text(mark)
     monkeypatch.setattr("ui.jobs.read", lambda folder, name: jobs.Job(name, "failed", 3.0, ""))
-    values = {
-        "launch-slurm": {"file": str(folder / "plan.yaml")},
-        "rehearse": {"state": "failed", "problem": {"text": mark}},
-    }
+    values = {"launch-slurm": {"file": str(folder / "plan.yaml")}}
+    values |= {"rehearse": {"state": "failed", "problem": {"text": mark}}}
     monkeypatch.setattr("ui.jobs.output", lambda folder, name: (mark, values[name], mark))
     for name in values:
         shown = launch_tab.result(folder, name)
@@ -119,20 +120,15 @@ def test_only_files_of_the_run_are_shown(data, tmp_path):
     (tmp_path / "secret.txt").write_text("secret")
     (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
     paths = [str(folder / name) for name in ("plan.yaml", "big.zip", "link.txt", "missing", "..")]
-    found = launch_tab.written(
-        folder, {"file": paths[0], "all": [*paths, "/etc/passwd", "plan.yaml", "a\0b"], "n": {"a": [1, None]}}
-    )
-    assert [(one["name"], one["text"], bool(one["url"])) for one in found] == [
-        ("plan.yaml", "a: 1\n", False),
-        ("big.zip", None, True),
-    ]
+    said = {"file": paths[0], "all": [*paths, "/etc/passwd", "plan.yaml", "a\0b"], "n": {"a": [1, None]}}
+    found = [(one["name"], one["text"], bool(one["url"])) for one in launch_tab.written(folder, said)]
+    assert found == [("plan.yaml", "a: 1\n", False), ("big.zip", None, True)]
     assert served.find(str(folder / "big.zip")) is not None
 
 
 def test_the_rank_report_of_a_run_that_does_not_train_is_empty(data, monkeypatch):
     folder = make_run(data)
     assert launch_tab.rank_lines(folder) == [] and launch_tab._ranks(folder) == ""
-    monkeypatch.setattr(
-        "monitor.cli.commands.rank_report", lambda folder: {"lines": [f"all ranks of {folder.name} train"]}
-    )
+    report = lambda folder: {"lines": [f"all ranks of {folder.name} train"]}  # noqa: E731
+    monkeypatch.setattr("monitor.cli.commands.rank_report", report)
     assert launch_tab.rank_lines(folder) == ["all ranks of my-cat train"]

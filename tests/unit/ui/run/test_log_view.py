@@ -51,18 +51,16 @@ def test_levels_select_errors_and_warnings(data):
 
 def test_a_secret_of_the_run_is_neither_shown_nor_found(data):
     folder = write_run(data)
-    env_file.write(folder, {"WANDB_API_KEY": "0123456789abcdef"})
-    place = len("one\n")
-    (folder / "training.log").write_text(
-        "one\nValueError: key 0123456789abcdef is refused\nat 89% key=0123456789abcdef"
-    )
+    key = "0123456789abcdef"
+    env_file.write(folder, {"WANDB_API_KEY": key})
+    (folder / "training.log").write_text(f"one\nValueError: key {key} is refused\nat 89% key={key}")
     hidden = "ValueError: key (WANDB_API_KEY) is refused"
     assert [text for _, _, text in log_view.tail(folder)] == ["one", hidden, "at 89% key=(WANDB_API_KEY)"]
     assert view.log(folder).error == hidden and "0123" not in view.log(folder).text
     assert all_found(folder, text="is refused")[0] == [hidden] and all_found(folder, level="error")[0] == [hidden]
     for question in ({"text": "0123456789"}, {"text": "01[0-9]+abc", "pattern": True}):
         assert all_found(folder, **question)[0] == []
-    lines, at = log_view.around(folder, place)
+    lines, at = log_view.around(folder, len("one\n"))
     assert lines[at][2] == hidden
 
 
@@ -103,15 +101,13 @@ def test_a_search_that_cannot_be_done_is_a_sentence(data):
 def test_an_incident_leads_to_the_end_of_its_attempt(data, monkeypatch):
     monkeypatch.setattr(log_view, "CHUNK_BYTES", 500)
     folder = write_run(data)
-    parts = [
-        HEADER.format(number, number) + "".join(f"attempt {number} line {n}\n" for n in range(40))
-        for number in (1, 2, 3)
-    ]
-    (folder / "training.log").write_text("".join(parts))
-    for number, last in ((1, "attempt 1 line 39"), (2, "attempt 2 line 39"), (3, "attempt 3 line 39")):
+    with (folder / "training.log").open("w") as file:
+        for number in (1, 2, 3):
+            file.write(HEADER.format(number, number) + "".join(f"attempt {number} line {n}\n" for n in range(40)))
+    for number in (1, 2, 3):
         write_incident(folder, f"{number:04d}", attempt=number)
         lines, here = log_view.around_incident(folder, f"{number:04d}")
-        assert lines[here][2] == last
+        assert lines[here][2] == f"attempt {number} line 39"
     with pytest.raises(RunError):
         log_view.around_incident(folder, "0009")
     ((at, _, _),) = log_view.find(folder, "attempt 2 line 7")[0]
