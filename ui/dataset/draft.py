@@ -19,11 +19,11 @@ from runs.files import RunError, explained
 from runs.pictures import turned_crop
 from ui.dataset import draft_history, draft_images, image_render
 from ui.dataset.draft_drop import add, copy_dataset
-from ui.dataset.draft_file import State
 from ui.dataset.draft_images import Entry
 from ui.dataset.draft_items import Item, items
 from ui.dataset.draft_store import (
     MAX_CAPTION,
+    State,
     change,
     count,
     delete_expired,

@@ -20,11 +20,12 @@ from runs import archives, masks
 from runs.dataset import CAPTION_SUFFIXES, read_caption, read_captions, unique_stem
 from runs.files import RunError, explained
 from runs.paths import datasets_dir
-from ui.dataset import draft_file, draft_history, draft_images, draft_masks
-from ui.dataset.draft_file import State
+from ui.dataset import draft_history, draft_images, draft_masks
 from ui.dataset.draft_images import Entry
 from ui.dataset.draft_store import (
+    FIELDS,
     MAX_CAPTION,
+    State,
     change,
     count,
     digest,
@@ -230,7 +231,7 @@ def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[Dropped
         if use:
             state["texts"][file.key] = {**text, "used": True}
         images[key] = {
-            **draft_file.FIELDS,
+            **FIELDS,
             **{name: value for name, value in found.items() if name != "at"},
             "file": f"{stem}{suffix}",
             "stored": f"{key}{suffix}",

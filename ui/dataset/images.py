@@ -150,7 +150,7 @@ def recent_drafts(data: dict[str, Any]) -> dict[str, Any]:
     """The drafts that were used last, except this one, so that another browser can continue one."""
     own, found = data.get("draft") if isinstance(data, dict) else None, list[dict[str, Any]]()
     folders = [path for path in (datasets_dir() / ".drafts").glob("*") if draft.is_id(path.name)]
-    used = {folder: draft_store.last_used(folder) for folder in folders}
+    used = {folder: draft_store.last_used(*draft_store.files_of(folder)) for folder in folders}
     for folder in sorted((one for one in folders if used[one]), key=lambda one: used[one], reverse=True):
         if len(found) < RECENT and folder.name != own:
             try:

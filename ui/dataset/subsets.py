@@ -13,8 +13,7 @@ from presets.steps import repeats_of
 from runs import archives
 from runs.dataset import unique_stem
 from runs.files import RunError
-from ui.dataset.draft_file import State
-from ui.dataset.draft_store import change, count, plain_text, read
+from ui.dataset.draft_store import State, change, count, plain_text, read
 
 MAX_NAME = 100  # characters
 MAX_REPEATS = 9999
