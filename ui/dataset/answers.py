@@ -80,12 +80,8 @@ def listed_again(draft_id: str, shown: object) -> dict[str, Any]:
 
 def _near_names(images: list[draft.Item], shown: list[draft.Item]) -> dict[str, str]:
     """The file names of the images that those of a page are nearly identical to."""
-    wanted = {other for item in shown for other in _near(item)}
+    wanted = {item.near for item in shown if item.near}
     return {item.id: item.file for item in images if item.id in wanted} if wanted else {}
-
-
-def _near(item: draft.Item) -> list[str]:
-    return [code.partition(":")[2] for code in item.warnings if code.startswith("near:")]
 
 
 def _card(draft_id: str, item: draft.Item, names: Mapping[str, str]) -> dict[str, Any]:
@@ -96,7 +92,7 @@ def _card(draft_id: str, item: draft.Item, names: Mapping[str, str]) -> dict[str
         "caption": item.caption,
         "caption_by": item.caption_by,
         "warnings": item.warnings,
-        "near": {other: names.get(other, "") for other in _near(item)},
+        "near": names.get(item.near, ""),
         **image_edit.fields_of(item),
         "thumb": thumb_url(draft_id, item),
     }

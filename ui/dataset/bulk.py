@@ -16,7 +16,7 @@ from typing import Any
 
 from runs.files import RunError
 from ui.dataset import draft
-from ui.dataset.draft_store import MAX_CAPTION, change, count, plain_text, read
+from ui.dataset.draft_store import MAX_CAPTION, plain_text, read
 
 MAX_TEXT = 2_000  # characters of a field of an edit
 PATTERN_S = 3.0  # for all captions together; 10,000 of them take a tenth of a second
@@ -27,7 +27,7 @@ Edit = Callable[[str, str], str]  # (caption, image id) → caption
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of edit. make: the edit from its checked fields; done: what undo calls it, for a number of captions."""
+    """A kind of edit. make: the edit from its checked fields; done: what undo calls it, see draft.change_images."""
 
     make: Callable[[Mapping[str, Any]], Edit]
     done: str
@@ -150,11 +150,11 @@ def _shuffle(fields: Mapping[str, Any]) -> Edit:
 
 
 KINDS: dict[str, Kind] = {
-    "prefix": Kind(_prefix, "text before {}"),
-    "suffix": Kind(_suffix, "text after {}"),
-    "replace": Kind(_replace, "replacement in {}"),
-    "remove_tags": Kind(_remove_tags, "removal of tags from {}"),
-    "shuffle": Kind(_shuffle, "shuffled tags in {}"),
+    "prefix": Kind(_prefix, "text before {captions}"),
+    "suffix": Kind(_suffix, "text after {captions}"),
+    "replace": Kind(_replace, "replacement in {captions}"),
+    "remove_tags": Kind(_remove_tags, "removal of tags from {captions}"),
+    "shuffle": Kind(_shuffle, "shuffled tags in {captions}"),
 }
 
 
@@ -220,13 +220,9 @@ def apply(draft_id: str, ids: Iterable[str] | None, fields: Mapping[str, Any]) -
     edit, chosen = kind.make(fields), None if ids is None else list(ids)
     before = read(draft_id)["images"]
     planned = _edited(before, chosen, edit)  # a pattern can take long, and meanwhile other pages change the draft
-    with change(draft_id) as step:
-        images = step.state["images"]
-        wanted = images if chosen is None else chosen
-        late = {key for key in wanted if key in images and images[key] is not before.get(key)}
-        found = {key: text for key, text in planned.items() if key in images and key not in late}
-        found |= _edited(images, late, edit)
-        for key, text in found.items():
-            images[key] = draft.written(images[key], text, draft.PERSON)
-        step.label = lambda _: kind.done.format(count(len(found), "caption"))
-    return len(found)
+
+    def make(key: str, entry: draft.Entry) -> draft.Entry:
+        found = planned if entry is before.get(key) else _edited({key: entry}, None, edit)
+        return draft.captioned(entry, found[key]) if key in found else {}
+
+    return draft.change_images(draft_id, chosen, make, kind.done)

@@ -5,7 +5,6 @@ from typing import Any
 import gradio as gr
 
 from captions import endpoint, models
-from runs.dataset import one_line
 from runs.files import RunError
 from ui.dataset import caption_work, captioning, draft, draft_store
 from ui.html import duration, esc
@@ -102,7 +101,7 @@ def _text(
 
 def _form(draft_id: str) -> None:
     found, status = caption_work.stored(draft_id), captioning.status(draft_id)
-    (choices, _), trigger = _counts(draft_id), _trigger(draft_id)
+    (choices, _), trigger = _counts(draft_id), draft.trigger(draft_id)
     last = found["options"] if found else {}
     engine_now, busy = last.get("engine", "florence"), status["state"] == "running"
     state = gr.HTML(shown(status), elem_id="caption-state", apply_default_css=False)
@@ -199,7 +198,7 @@ def _form(draft_id: str) -> None:
         if engine != "endpoint":
             options["model"] = (sentences if engine == "florence" else tags) or ""
         options |= {key: options[key] or 0 for key in THRESHOLDS if key in options}
-        options |= {"engine": engine, "trigger": _trigger(draft_id) if first else ""}
+        options |= {"engine": engine, "trigger": draft.trigger(draft_id) if first else ""}
         only = [str(one) for one in selected] if some and isinstance(selected, list) and selected else None
         return _told(lambda: captioning.start(draft_id, options, which, only, over and which == "all"))
 
@@ -237,7 +236,3 @@ def _form(draft_id: str) -> None:
 
 def _unfinished(status: dict[str, Any]) -> bool:
     return status["state"] not in ("", "running") and status["done"] < status["total"]
-
-
-def _trigger(draft_id: str) -> str:
-    return one_line(str(draft.form(draft_id).get("trigger") or ""))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ui.dataset.bucket_preview import Plan, Slot
-from ui.dataset.draft_items import Item
+from ui.dataset.draft import Item
 from ui.dataset.measure import Measure
 
 # Found by trying: photos and the same photos blurred by 2 pixels at 512, darkened and brightened (tests/unit/ui/dataset/test_checks.py).
@@ -210,10 +210,9 @@ def _copies(items: Sequence[Item], measures: Mapping[str, Measure]) -> Findings:
         kept_for |= {one.id: best for one in same}
     groups: dict[str, dict[str, Item]] = {}
     for item in items:
-        for code in item.warnings:
-            if code.startswith("near:") and (first := kept_for.get(code[5:])) is not None:
-                group = groups.setdefault(first.id, {first.id: first})
-                group[kept_for[item.id].id] = kept_for[item.id]
+        if (first := kept_for.get(item.near)) is not None:
+            group = groups.setdefault(first.id, {first.id: first})
+            group[kept_for[item.id].id] = kept_for[item.id]
     near: list[Finding] = []
     for group in groups.values():
         best = best_of(list(group.values()), measures)

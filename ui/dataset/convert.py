@@ -43,7 +43,7 @@ def convert(draft_id: str, ids: Sequence[str], on_line: Callable[[str], object] 
                         (work / new["stored"]).replace(root / new["stored"])
                         images[key] = {**images[key], **new}
                         done += 1
-                edit.label = lambda step: f"conversion of {draft_store.count(len(step.get('images', {})), 'image')}"
+                edit.label = lambda step: f"conversion of {draft_store.count(len(step['images']), 'image')}"
     on_line(f"{len(todo)} of {len(todo)}")
     return done
 

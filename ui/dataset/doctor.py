@@ -14,16 +14,14 @@ from typing import Any
 
 import presets
 import runs
-from runs.dataset import one_line
 from runs.files import RunError
-from runs.pictures import turned_crop
 from ui import jobs
 from ui.dataset import bucket_preview, checks, convert, draft, draft_store, measure
 from ui.dataset.answers import OUT_OF_DATE, thumb_url
 from ui.dataset.bucket_preview import Bucket, Plan
 from ui.dataset.checks import KINDS, Findings
+from ui.dataset.draft import Item
 from ui.dataset.draft_images import Entry
-from ui.dataset.draft_items import Item
 
 JOB = "checks"
 LIMIT_S = 6 * 3600.0
@@ -57,8 +55,7 @@ def examine(draft_id: str) -> Report:
     if known is not None and all(one is other for one, other in zip(known[0], key, strict=True)):
         return known[1]
     plan, error = _plan(draft_id, items)
-    trigger = one_line(str(state["form"].get("trigger") or ""))
-    found = checks.findings(items, measures, checks.Setting(trigger, plan))
+    found = checks.findings(items, measures, checks.Setting(draft.trigger(draft_id), plan))
     left = len({item.sha256 for item in items if item.sha256 not in measures})
     report = Report({item.id: item for item in items}, found, plan, error, left)
     _reports[draft_id] = key, report
@@ -139,7 +136,7 @@ def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
         draft.remove(draft_id, ids)
         return f"Removed {_count(ids)}."
     change, text = _change(draft_id, report, kind)
-    number = _apply(draft_id, ids, change, text)
+    number = draft.change_images(draft_id, ids, change, f"{text} of {{}}")
     if not number:
         raise RunError("No bucket with enough images is near; add images, or set the batch size to 1")
     return f"{text[:1].upper()}{text[1:]} of {draft_store.count(number, 'image')}."
@@ -168,15 +165,11 @@ Change = Callable[[str, Entry], dict[str, Any] | None]
 
 def _change(draft_id: str, report: Report, kind: str) -> tuple[Change, str]:
     """What a fix changes of an image's entry (None: nothing), and what undo calls it."""
-    word = one_line(str(draft.form(draft_id).get("trigger") or ""))
     if kind in ("no_caption", "no_trigger"):
-        if not word:
-            raise RunError("Type a trigger word in step 1 first")
-        return lambda key, entry: {
-            "caption": f"{word}, {entry['caption']}" if entry["caption"].strip() else word
-        }, "trigger word"
+        make = draft.with_trigger(draft.trigger(draft_id))
+        return lambda key, entry: make(entry), "trigger word"
     if kind == "sideways":
-        return lambda key, entry: _turned(entry), "rotation"
+        return lambda key, entry: draft.upright(entry), "rotation"
     sizes = {"cropped": _own_bucket, "lonely": _full_bucket}[kind](report)
 
     def crop(key: str, entry: Entry) -> dict[str, Any] | None:
@@ -184,11 +177,6 @@ def _change(draft_id: str, report: Report, kind: str) -> tuple[Change, str]:
         return None if size is None else {"crop": list(bucket_preview.crop_for(report.items[key], size[0] / size[1]))}
 
     return crop, "crop"
-
-
-def _turned(entry: Entry) -> dict[str, Any]:
-    crop = turned_crop(entry["crop"], entry["upright"] - entry["turn"])
-    return {"turn": entry["upright"] % 4, "crop": crop and list(crop)}
 
 
 def _own_bucket(report: Report) -> dict[str, tuple[int, int]]:
@@ -211,18 +199,6 @@ def _full_bucket(report: Report) -> dict[str, tuple[int, int]]:
             nearest = min(full, key=lambda size: max(size[0] / size[1] / aspect, aspect / (size[0] / size[1])))
             found |= dict.fromkeys(bucket.images, nearest)
     return found
-
-
-def _apply(draft_id: str, ids: list[str], change: Change, text: str) -> int:
-    """Change entries as one step; returns how many changed."""
-    with draft_store.change(draft_id) as edit:
-        images, number = edit.state["images"], 0
-        for key in ids:
-            if key in images and (new := change(key, images[key])) is not None:
-                images[key] = {**images[key], **new}
-                number += 1
-        edit.label = lambda step: f"{text} of {draft_store.count(number, 'image')}"
-    return number
 
 
 # What the page and the API show --------------------------------------------------------------------------------------------

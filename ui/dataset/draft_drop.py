@@ -20,7 +20,7 @@ from runs import archives, masks
 from runs.dataset import CAPTION_SUFFIXES, read_caption, read_captions, unique_stem
 from runs.files import RunError, explained
 from runs.paths import datasets_dir
-from ui.dataset import draft_history, draft_images, draft_masks
+from ui.dataset import draft_history, draft_images
 from ui.dataset.draft_images import Entry
 from ui.dataset.draft_store import (
     FIELDS,
@@ -314,7 +314,7 @@ def _give(state: State, image_id: str, key: str, text: str) -> list[str]:
     return []
 
 
-def _of_run(draft_id: str, data: Path, name: str, plain: Path) -> tuple[Dropped, Entry]:
+def _of_run(data: Path, name: str, plain: Path) -> tuple[Dropped, Entry]:
     """An image of a run's data set, written to `plain` when it has a mask in it; and what was set for it: weight and mask."""
     inside, _, last = name.rpartition("/")
     weight, subset = weight_of(inside)
@@ -322,7 +322,7 @@ def _of_run(draft_id: str, data: Path, name: str, plain: Path) -> tuple[Dropped,
     edits: Entry = {"weight": weight}
     with contextlib.suppress(RunError):  # a damaged image is reported when it is measured
         if (mask := masks.split(data, path, plain)) is not None:
-            edits["mask"] = draft_masks.store(draft_id, mask, plain.parent / "masks")
+            edits["mask"] = draft_images.store_mask(mask, plain.parent / "masks")
     return Dropped(plain if plain.exists() else path, last, subset, data.name), edits
 
 
@@ -344,14 +344,13 @@ def copy_dataset(draft_id: str, slug: str, fields: Mapping[str, Any] | None = No
         with explained("copy the images"):
             work.mkdir(parents=True)
             data = datasets_dir() / slug
-            given = [_of_run(draft_id, data, name, work / f"{n}-plain.png") for n, name in enumerate(captions)]
+            given = [_of_run(data, name, work / f"{n}-plain.png") for n, name in enumerate(captions)]
             measured = _measured([file for file, _ in given], work)
             pictures = [
                 (file, found if isinstance(found, str) else {**found, **edits})
                 for (file, found), (_, edits) in zip(measured, given, strict=True)
             ]
             with change(draft_id) as edit:
-                edit.label = lambda step: f"copy of {count(len(edit.state['images']), 'image')} from a run"
                 texts = {
                     file.key: {"text": captions[name], "drop": slug, "used": False}
                     for name, (file, _) in zip(captions, pictures, strict=True)
@@ -362,6 +361,7 @@ def copy_dataset(draft_id: str, slug: str, fields: Mapping[str, Any] | None = No
                 for mask in (work / "masks").glob("*"):
                     mask.replace(masks_dir(draft_id) / mask.name)
                 edit.state |= {"texts": {}, "refused": {}, "kept": digest(edit.state)}
+                edit.label = f"copy of {count(len(edit.state['images']), 'image')} from a run"
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return messages

@@ -6,6 +6,7 @@ drops of one file share a path, and Gradio may write to that path again. A file 
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -17,8 +18,19 @@ from typing import Any
 import numpy as np
 
 import presets
-from runs.files import RunError
-from runs.pictures import DAMAGE, EXIF_ORIENTATION, USABLE, eight_bits, is_image_name, opened, turned
+from runs import masks
+from runs.files import RunError, atomic_write, explained
+from runs.pictures import (
+    DAMAGE,
+    EXIF_ORIENTATION,
+    USABLE,
+    Crop,
+    crop_box,
+    eight_bits,
+    is_image_name,
+    opened,
+    turned,
+)
 
 THUMB_SIDE = 480  # pixels: a card's width on a high-density screen
 LARGE_SIDE = 1600
@@ -27,6 +39,11 @@ DRAFTED = ("JPEG", "MPO")  # formats that can be decoded at a fraction of their 
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 GONE = "the file is gone; drop it again"
 EXIF_IFD, EXIF_WIDTH, EXIF_HEIGHT = 0x8769, 0xA002, 0xA003
+IGNORES_ALL = (
+    "-all.png"  # ends the name of a mask that ignores the complete image: a start warns without reading every mask
+)
+IGNORED, FADE = (116, 122, 134), 0.72  # the colour towards which the ignored part fades, and how far
+ID, DIGEST = 24, 12  # characters of an image's id, and of what tells its edits apart
 TONES = 12  # values of a hash after its 64 bits: the colours of four quarters
 Entry = dict[str, Any]
 
@@ -155,6 +172,59 @@ def write_thumb(path: Path, target: Path, turn: int = 0, side: int = THUMB_SIDE)
         _save(turned(_thumbnail(image, side), turn), target)
 
 
+def edited_name(image_id: str, turn: int, crop: Crop | None, mask: str | None) -> str:
+    """The file name of an edited thumbnail: another one for each crop and mask."""
+    edits = hashlib.sha256(json.dumps([crop, mask]).encode()).hexdigest()[:DIGEST]
+    return f"{image_id}-{turn}-{edits}.jpg"
+
+
+def write_edited(large: Path, target: Path, turn: int, crop: Crop | None, mask: Path | None) -> None:
+    """Write the thumbnail of an image as its card shows it, cropped and grey where its mask ignores it.
+
+    Args:
+        large: its large JPEG, which is turned already. mask: of the image before it is turned; one that cannot be read
+            is left out, because a card without its mask is better than no card, and a start reports it.
+
+    Raises:
+        RunError: the thumbnail cannot be written.
+    """
+    from PIL import Image
+
+    with explained("write a thumbnail"):
+        with Image.open(large) as image:
+            small = image.convert("RGB")
+        if mask is not None:
+            with contextlib.suppress(RunError):
+                grey = Image.blend(small.convert("L").convert("RGB"), Image.new("RGB", small.size, IGNORED), FADE)
+                trained = turned(masks.opened(mask), turn).resize(small.size, Image.Resampling.BILINEAR)
+                small = Image.composite(small, grey, trained)
+        if crop is not None:
+            small = small.crop(crop_box(small.size, crop))
+        small.thumbnail((THUMB_SIDE, THUMB_SIDE))
+        part = target.with_suffix(".part")
+        _save(small, part)
+        part.replace(target)
+        for old in target.parent.glob(f"{target.name[:ID]}-?-{'?' * DIGEST}.jpg"):  # each stroke of a mask makes one
+            if old != target:
+                old.unlink(missing_ok=True)
+
+
+def store_mask(mask: Any, folder: Path) -> str:
+    """Store a mask in a folder. Returns its file name, which is that of its content. Raises RunError: the disk does not take it.
+
+    The caller is in a change of the draft where this is the draft's folder of masks: else the mask may be deleted before
+    an image names it.
+    """
+    content = masks.png(mask)
+    kind = IGNORES_ALL if mask.getextrema() == (0, 0) else ".png"
+    target = folder / f"{hashlib.sha256(content).hexdigest()[:24]}{kind}"
+    with explained("store the mask"):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not target.is_file():
+            atomic_write(target, content)
+    return target.name
+
+
 def _save(small: Any, target: Path) -> None:
     small.save(target, "JPEG", quality=82)
 
@@ -232,10 +302,10 @@ class Near:
         self.first.append(key)
 
 
-def warnings_of(entry: Entry, near: str | None, small_side: int) -> tuple[str, ...]:
-    """The codes of an image's warnings: "small", "sideways", "near:<id>", "no_caption"."""
+def warnings_of(entry: Entry, size: tuple[int, int], near: str, small_side: int) -> tuple[str, ...]:
+    """The codes of an image's warnings: "small", "sideways", "near:<id>", "no_caption". size: after the crop."""
     checks = {
-        "small": min(entry["width"], entry["height"]) < small_side,
+        "small": min(size) < small_side,
         "sideways": entry["upright"] and not entry["turn"],
         f"near:{near}": near,
         "no_caption": not entry["caption"].strip(),

@@ -434,7 +434,15 @@ def change(draft_id: str, merge: str = "", within_s: float = math.inf) -> Iterat
         number = 1 + max((one["n"] for one in before["history"]), default=0)
         kept = history[: before["done"]][-HISTORY_STEPS + 1 :]
         if step:
-            kept = [*kept, {"n": number, "label": edit.label(step), "merge": merge, "at": now}]
+            kept = [
+                *kept,
+                {
+                    "n": number,
+                    "label": edit.label if isinstance(edit.label, str) else edit.label(step),
+                    "merge": merge,
+                    "at": now,
+                },
+            ]
         gone = [one["n"] for one in before["history"] if one not in kept]
         for one in gone:
             with contextlib.suppress(RunError):  # a step that cannot be read frees nothing
@@ -468,10 +476,10 @@ def _delete_unneeded(draft_id: str, freed: set[tuple[str, str]]) -> None:
 
 @dataclass
 class Edit:
-    """A change in progress. `label(step)` names it in the history, such as "caption of cat.png"."""
+    """A change in progress. `label` names it in the history, such as "caption of cat.png"; or says how, from the step."""
 
     state: State
-    label: Callable[[Step], str] = lambda step: "change"
+    label: str | Callable[[Step], str] = "change"
 
 
 def digest(state: State) -> str:

@@ -8,7 +8,7 @@ const fileOf = new Map(); // id → file, also of images that are no longer show
 const WARNINGS = {
   small: (item) => [`Only ${item.width} × ${item.height} pixels: too small to learn from.`, "Remove it"],
   sideways: () => ["This photo may lie on its side.", "Rotate it"],
-  near: (item, other) => [`Nearly identical to ${other || "another image"}.`, "Remove this one"],
+  near: (item) => [`Nearly identical to ${item.near || "another image"}.`, "Remove this one"],
   no_caption: () => ["No caption: only the trigger word is used.", "Use the trigger word"],
 };
 const nameOf = (item) => (item.folder && !item.file.startsWith(item.folder) ? `${item.folder}/${item.file}` : item.file);
@@ -151,8 +151,7 @@ function update(one, item) {
   one.warnings.replaceChildren(...codes.map((code) => warningOf(item, code)));
 }
 function warningOf(item, code) {
-  const [kind, other] = code.split(":");
-  const [message, fix] = WARNINGS[kind](item, item.near?.[other]);
+  const [message, fix] = WARNINGS[code.split(":")[0]](item);
   const row = make("li", "", message + " ");
   const act = button(fix, "hp-link", () => change("fix_image", { id: item.id, code }));
   act.setAttribute("aria-label", `${fix}: ${nameOf(item)}`);

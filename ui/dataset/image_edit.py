@@ -14,24 +14,14 @@ import presets
 from runs import masks
 from runs.dataset import MAX_WEIGHT
 from runs.files import RunError
-from runs.pictures import opened, turned, turned_crop, valid_crop
-from ui.dataset import draft, draft_masks, draft_store
-
-OUT_OF_DATE = "This page is out of date; reload it"
-
-
-def _item(draft_id: str, image_id: str) -> draft.Item:
-    for item in draft.items(draft_id):
-        if item.id == image_id:
-            return item
-    raise RunError(draft.REMOVED)
+from runs.pictures import opened, turned, valid_crop
+from ui.dataset import draft, draft_images
+from ui.dataset.draft import OUT_OF_DATE
 
 
 def rotate(draft_id: str, image_id: str, turns: int) -> None:
     """Rotate an image by quarter turns clockwise, with its crop and its mask. Raises RunError: it was removed."""
-    item = _item(draft_id, image_id)
-    values = {"turn": (item.turn + turns) % 4, "crop": turned_crop(item.crop, turns)}
-    draft.set_fields(draft_id, [image_id], values, f"rotation of {item.file}")
+    draft.change_image(draft_id, image_id, lambda entry: draft.rotated(entry, turns), draft.ROTATION)
 
 
 def crop(draft_id: str, image_id: str, box: object) -> None:
@@ -43,18 +33,15 @@ def crop(draft_id: str, image_id: str, box: object) -> None:
     Raises:
         RunError: the image was removed, or the box is not a part of it.
     """
-    item = _item(draft_id, image_id)
-    draft.set_fields(draft_id, [image_id], {"crop": valid_crop(box)}, f"crop of {item.file}")
+    part = valid_crop(box)
+    draft.change_image(draft_id, image_id, lambda _: {"crop": part and list(part)}, "crop of {}")
 
 
 def weigh(draft_id: str, image_ids: Sequence[str], weight: object) -> None:
     """Repeat images `weight` times as often as the others. Raises RunError: they were removed; not a number from 1 to 10."""
     if isinstance(weight, bool) or not isinstance(weight, int) or not 1 <= weight <= MAX_WEIGHT:
         raise RunError(f"The weight is a whole number from 1 to {MAX_WEIGHT}")
-    names = {item.id: item.file for item in draft.items(draft_id)}
-    found = [names[key] for key in image_ids if key in names]
-    label = f"weight of {found[0]}" if len(found) == 1 else f"weight of {len(found)} images"
-    draft.set_fields(draft_id, image_ids, {"weight": weight}, label)
+    draft.change_images(draft_id, image_ids, lambda *_: {"weight": weight}, "weight of {}", needed=True)
 
 
 def mask(draft_id: str, image_id: str, content: bytes | None, turn: int | None = None, name: str = "The mask") -> None:
@@ -67,7 +54,7 @@ def mask(draft_id: str, image_id: str, content: bytes | None, turn: int | None =
     Raises:
         RunError: the image was removed; not a PNG, damaged, too large, or of another shape; the mask is unchanged.
     """
-    item = _item(draft_id, image_id)
+    item = draft.item(draft_id, image_id)
     drawn = None
     if content is not None:
         turn = item.turn if turn is None else turn % 4
@@ -81,12 +68,12 @@ def mask(draft_id: str, image_id: str, content: bytes | None, turn: int | None =
 
 def _set_mask(draft_id: str, item: draft.Item, drawn: Any) -> None:
     """Store a mask, or none, as one step. The file is written under the draft's lock: unneeded masks are deleted under it."""
-    with draft_store.change(draft_id) as edit:
-        if item.id not in edit.state["images"]:
-            raise RunError(draft.REMOVED)
-        stored = draft_masks.store(draft_id, drawn) if drawn is not None else None
-        edit.state["images"][item.id] = {**edit.state["images"][item.id], "mask": stored}
-        edit.label = lambda step: f"mask of {item.file}"
+
+    def make(entry: draft.Entry) -> draft.Entry:
+        place = draft.masks_dir(draft_id)
+        return {"mask": None if drawn is None else draft_images.store_mask(drawn, place)}
+
+    draft.change_image(draft_id, item.id, make, "mask of {}")
 
 
 def mask_from_transparency(draft_id: str, image_id: str) -> None:
@@ -95,7 +82,7 @@ def mask_from_transparency(draft_id: str, image_id: str) -> None:
     Raises:
         RunError: the image was removed, or it has no transparency.
     """
-    item = _item(draft_id, image_id)
+    item = draft.item(draft_id, image_id)
     found = transparency(draft_id, item)
     if found is None:
         raise RunError(f"{item.file} has no transparency; paint the mask or upload one")
@@ -116,7 +103,7 @@ def transparency(draft_id: str, item: draft.Item) -> Any:
 
 def shown_mask(draft_id: str, image_id: str) -> bytes | None:
     """The mask of an image as a PNG, rotated as the image is shown; None for none. Raises RunError: it cannot be read."""
-    item = _item(draft_id, image_id)
+    item = draft.item(draft_id, image_id)
     if not item.mask:
         return None
     return masks.png(turned(masks.opened(draft.masks_dir(draft_id) / item.mask), item.turn))
@@ -135,7 +122,7 @@ def start_notes(items: Iterable[draft.Item], backend: str, pairs: bool) -> list[
             f"{edited} image{'s are' if edited != 1 else ' is'} cropped or rotated, but the control images are not; "
             "crop and rotate those in the same way"
         )
-    if black := [item.file for item in images if (item.mask or "").endswith(draft_masks.IGNORES_ALL)]:
+    if black := [item.file for item in images if (item.mask or "").endswith(draft_images.IGNORES_ALL)]:
         names = ", ".join(black[:3]) + (f" and {len(black) - 3} more" if len(black) > 3 else "")
         notes.append(f"The mask ignores all of {names}: erase a part of it, or remove the image")
     return [note for note in notes if note]

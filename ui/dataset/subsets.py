@@ -88,7 +88,7 @@ def move(draft_id: str, image_ids: Iterable[str], name: str, repeats: int | None
         folder = same[0] if same and repeats is None else plain
         moved = _put(edit.state, (key for key in image_ids if key in edit.state["images"]), folder)
         shown = f"the subset {parts_of(folder)[0]}" if folder else "no subset"
-        edit.label = lambda step: f"move of {count(moved, 'image')} to {shown}"
+        edit.label = f"move of {count(moved, 'image')} to {shown}"
     return moved
 
 
@@ -107,7 +107,7 @@ def rename(draft_id: str, folder: str, name: str, repeats: int | None = None) ->
             raise RunError(f"There is a subset {name!r} already; choose another name, or move the images into it")
         keys = [key for key, entry in edit.state["images"].items() if entry["folder"] == folder]
         moved = _put(edit.state, keys, wanted)
-        edit.label = lambda step: f"change of the subset {parts_of(folder)[0] or parts_of(wanted)[0]}"
+        edit.label = f"change of the subset {parts_of(folder)[0] or parts_of(wanted)[0]}"
     return moved
 
 

@@ -14,7 +14,7 @@ from ui_page import until
 
 from runs.files import RunError
 from ui import jobs
-from ui.dataset import draft, draft_drop, draft_store, image_bulk, import_job, imports
+from ui.dataset import draft, draft_drop, draft_store, image_bulk, import_job, imports, subsets
 from ui.dataset.import_job import Progress, files_of
 
 pytestmark = pytest.mark.slow
@@ -57,7 +57,7 @@ def test_a_folder_on_the_server_is_imported_with_its_captions_and_stays_as_it_is
     found = captions(mine)
     assert list(found)[:4] == ["set/img0.png", "set/img2.png", "set/img4.png", "set/img6.png"], "as people count"
     assert found["set/10_cat/img11.png"] == "eleven" and found["set/img2.png"] == "two" and len(found) == 12
-    assert draft.repeats(mine) == {"set/10_cat": 10}
+    assert {one["repeats"] for one in subsets.overview(mine) if one["folder"] == "set/10_cat"} == {10}
     said = "\n".join(result["messages"])
     for part in ("3 files were not added: links", "set/broken.png: Not a readable", "lone.txt: no image has this"):
         assert part in said, said

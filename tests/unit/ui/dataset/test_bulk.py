@@ -166,7 +166,6 @@ def test_subsets_with_their_repeats_reach_the_data_set(mine, tmp_path):
     assert found == [("my cat", 10, 2), ("dogs", None, 1), ("", None, 1)]
     assert subsets.move(mine, ids[3:], "my cat") == 1, "into the existing subset, whatever its repeats"
     assert subsets.rename(mine, "dogs", "wolves", 3) == 1 and subsets.rename(mine, "10_my cat", "my cat", 7) == 3
-    assert draft.repeats(mine) == {"7_my cat": 7, "3_wolves": 3}
     run_of(mine)
     assert dataset.counts(runs.datasets_dir() / "my-lora") == draft.counts(mine) == {"7_my-cat": 3, "3_wolves": 1}
     while draft.undo(mine):
@@ -220,24 +219,17 @@ def test_subset_names_do_not_collide(mine):
     assert subsets.rename(mine, "", "rest", 2) == 1 and subsets.parts_of("set/10_cat/x") == ("set/cat/x", 10)
 
 
-# Fields of other parts -----------------------------------------------------------------------------------------------
-
-
-def test_fields_of_images_are_stored_undone_and_checked(mine):
+def test_values_of_images_are_stored_and_undone_as_one_step(mine):
     ids = filled(mine, "a", "b")
-    assert draft.set_fields(mine, ids, {"weight": 3, "crop": (0, 0.25, 1, 0.75)}, "crop of 2 images") == 2
-    assert draft.set_fields(mine, ids, {"weight": 3}, "weight") == 0
+    assert draft.change_images(mine, ids, lambda *_: {"weight": 3, "crop": [0, 0.25, 1, 0.75]}, "crop of {}") == 2
+    assert draft.change_images(mine, [*ids, "gone"], lambda *_: {"weight": 3}, "weight") == 0
     (item, _) = draft.items(mine)
     assert (item.crop, item.weight, item.mask) == ((0, 0.25, 1, 0.75), 3, None)
     assert draft.sources(mine)[0].crop == (0, 0.25, 1, 0.75) and draft.sources(mine)[0].weight == 3
     assert draft.undo(mine) == "Undone: crop of 2 images." and draft.items(mine)[0].crop is None
-    wrong = [{"weight": 0}, {"weight": 11}, {"weight": True}, {"crop": (0.5, 0, 0.5, 1)}, {"crop": (0, 0, 2, 1)}]
-    wrong += [{"mask": "../x.png"}, {"mask": ".x"}, {"turn": 4}, {"caption": "x"}, {"crop": "0011"}, {"crop": (0, 0, float("nan"), 1)}]  # fmt: skip
-    for values in wrong:
-        with pytest.raises(RunError, match="not a value of this field"):
-            draft.set_fields(mine, ids, values, "x")
     with pytest.raises(RunError, match="was removed"):
-        draft.set_fields(mine, ["gone"], {"weight": 2}, "x")
+        draft.change_images(mine, [ids[0], "gone"], lambda *_: {"weight": 2}, "x", needed=True)
+    assert draft.items(mine)[0].weight == 1, "all or none"
 
 
 def test_a_models_captions_are_one_step_and_keep_what_a_person_wrote(mine):

@@ -10,7 +10,7 @@ from runs_helpers import picture
 from ui_helpers import photos, small_disk
 
 import runs
-from ui.dataset import draft, images
+from ui.dataset import draft, image_edit, images
 from ui.new import form
 from ui.run import run_page
 
@@ -157,7 +157,7 @@ def test_images_that_no_run_contains_are_counted(data, mine):
     assert draft.images_not_in_a_run(mine) == 2
     create_run(mine, values())
     assert draft.images_not_in_a_run(mine) == 0
-    draft.set_fields(mine, [item_of(mine, "coffee.png").id], {"weight": 2}, "weight")
+    image_edit.weigh(mine, [item_of(mine, "coffee.png").id], 2)
     assert draft.images_not_in_a_run(mine) == 2
     draft.undo(mine)
     assert draft.images_not_in_a_run(mine) == 0
