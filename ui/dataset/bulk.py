@@ -44,7 +44,7 @@ def tags_of(caption: str) -> list[str]:
 def _text(fields: Mapping[str, Any], name: str, needed: bool = True) -> str:
     value = fields.get(name, "")
     if not isinstance(value, str):
-        raise RunError("This page is out of date; reload it")
+        raise RunError(draft.OUT_OF_DATE)
     value = plain_text(value)
     if len(value) > MAX_TEXT:
         raise RunError(f"This text has {len(value)} characters; shorten it to {MAX_TEXT}")

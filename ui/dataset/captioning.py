@@ -14,7 +14,6 @@ from captions.options import checked
 from runs.files import RunError
 from ui import jobs
 from ui.dataset import caption_work, draft
-from ui.dataset.selection import OUT_OF_DATE
 
 JOB = "captions"
 LIMIT_S = 14 * 24 * 3600.0
@@ -40,7 +39,7 @@ def start(
         RunError: an option is not valid, there is nothing to do, or a job runs already.
     """
     if which not in caption_work.WHICH:
-        raise RunError(OUT_OF_DATE)
+        raise RunError(draft.OUT_OF_DATE)
     _check(checked(options))
     if running(draft_id):
         raise RunError("Captions are being written already; cancel that first")

@@ -17,11 +17,11 @@ import runs
 from runs.files import RunError
 from ui import jobs
 from ui.dataset import bucket_preview, checks, convert, draft, draft_store, measure
-from ui.dataset.answers import OUT_OF_DATE, thumb_url
 from ui.dataset.bucket_preview import Bucket, Plan
 from ui.dataset.checks import KINDS, Findings
 from ui.dataset.draft import Item
 from ui.dataset.draft_images import Entry
+from ui.dataset.images import thumb_url
 
 JOB = "checks"
 LIMIT_S = 6 * 3600.0
@@ -126,7 +126,7 @@ def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
     wanted = None if only is None else set(only)
     found = [one for one in report.findings.get(kind, []) if wanted is None or one.id in wanted]
     if kind not in KINDS or not KINDS[kind].fix_one:
-        raise RunError(OUT_OF_DATE)
+        raise RunError(draft.OUT_OF_DATE)
     if not found:
         raise RunError("There is nothing left to fix here; the images were changed meanwhile")
     ids = [one.id for one in found]

@@ -24,6 +24,7 @@ from ui.dataset.draft_images import Entry
 from ui.dataset.draft_store import (
     MAX_CAPTION,
     MAX_OPEN,
+    OUT_OF_DATE,
     State,
     change,
     count,
@@ -57,7 +58,6 @@ MERGE_S = 5.0  # changes of one caption that follow each other within this time 
 REMOVED = "This image was removed"
 ROTATION = "rotation of {}"  # what undo calls it
 PERSON, FILE = "person", "file"
-OUT_OF_DATE = "This page is out of date; reload it"
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ CREATE TABLE IF NOT EXISTS steps (n INTEGER PRIMARY KEY, label TEXT NOT NULL, me
 PRAGMA user_version = 1;
 COMMIT;
 """
+OUT_OF_DATE = "This page is out of date; reload it"
 MAX_CAPTION = 20_000  # characters
 UPLOAD_EXPIRES_S = 24 * 3600
 DRAFT_EXPIRES_S = 60 * 24 * 3600  # counted from the last time a page opened the draft
@@ -262,7 +263,7 @@ def folder(draft_id: str) -> Path:
         RunError: `draft_id` is not a valid id.
     """
     if not is_id(draft_id):
-        raise RunError("This page is out of date; reload it")
+        raise RunError(OUT_OF_DATE)
     return datasets_dir() / ".drafts" / draft_id
 
 
@@ -404,7 +405,7 @@ def read_step(draft_id: str, number: int) -> Step:
     with lock:
         file = _file(draft_id)
         if file is None:
-            raise RunError("This page is out of date; reload it")
+            raise RunError(OUT_OF_DATE)
         return file.step(number)
 
 

@@ -1,13 +1,11 @@
 """Edits of one image of a draft: rotate, crop, mask and weight. Nothing changes the file that was dropped.
 
-Each edit is a field of the image that undo knows; runs/dataset.py applies them when a run's data set is written. `edit`
-and `details` take what the large view sends (image_editor.js) and check every value; the other functions are for any
-caller.
+Each edit is a field of the image that undo knows; runs/dataset.py applies them when a run's data set is written.
 """
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import presets
@@ -16,32 +14,32 @@ from runs.dataset import MAX_WEIGHT
 from runs.files import RunError
 from runs.pictures import opened, turned, valid_crop
 from ui.dataset import draft, draft_images
-from ui.dataset.draft import OUT_OF_DATE
+from ui.dataset.calls import Text
 
 
-def rotate(draft_id: str, image_id: str, turns: int) -> None:
+def rotate(draft_id: str, id: str, turns: int) -> None:
     """Rotate an image by quarter turns clockwise, with its crop and its mask. Raises RunError: it was removed."""
-    draft.change_image(draft_id, image_id, lambda entry: draft.rotated(entry, turns), draft.ROTATION)
+    draft.change_image(draft_id, id, lambda entry: draft.rotated(entry, turns), draft.ROTATION)
 
 
-def crop(draft_id: str, image_id: str, box: object) -> None:
+def crop(draft_id: str, id: str, crop: Any) -> None:
     """Train only a part of an image.
 
     Args:
-        box: left, top, right, bottom as fractions of the image as shown (upright and rotated); None for the complete image.
+        crop: left, top, right, bottom as fractions of the image as shown (upright and rotated); None for the complete image.
 
     Raises:
-        RunError: the image was removed, or the box is not a part of it.
+        RunError: the image was removed, or the crop is not a part of it.
     """
-    part = valid_crop(box)
-    draft.change_image(draft_id, image_id, lambda _: {"crop": part and list(part)}, "crop of {}")
+    part = valid_crop(crop)
+    draft.change_image(draft_id, id, lambda _: {"crop": part and list(part)}, "crop of {}")
 
 
-def weigh(draft_id: str, image_ids: Sequence[str], weight: object) -> None:
+def weigh(draft_id: str, ids: list[str], weight: Any) -> None:
     """Repeat images `weight` times as often as the others. Raises RunError: they were removed; not a number from 1 to 10."""
     if isinstance(weight, bool) or not isinstance(weight, int) or not 1 <= weight <= MAX_WEIGHT:
         raise RunError(f"The weight is a whole number from 1 to {MAX_WEIGHT}")
-    draft.change_images(draft_id, image_ids, lambda *_: {"weight": weight}, "weight of {}", needed=True)
+    draft.change_images(draft_id, ids, lambda *_: {"weight": weight}, "weight of {}", needed=True)
 
 
 def mask(draft_id: str, image_id: str, content: bytes | None, turn: int | None = None, name: str = "The mask") -> None:
@@ -76,13 +74,13 @@ def _set_mask(draft_id: str, item: draft.Item, drawn: Any) -> None:
     draft.change_image(draft_id, item.id, make, "mask of {}")
 
 
-def mask_from_transparency(draft_id: str, image_id: str) -> None:
+def mask_from_transparency(draft_id: str, id: str) -> None:
     """Make the transparent part of a dropped image its mask; a run gets the image on white, and ignores what was transparent.
 
     Raises:
         RunError: the image was removed, or it has no transparency.
     """
-    item = draft.item(draft_id, image_id)
+    item = draft.item(draft_id, id)
     found = transparency(draft_id, item)
     if found is None:
         raise RunError(f"{item.file} has no transparency; paint the mask or upload one")
@@ -141,41 +139,23 @@ def mask_note(backend: object) -> tuple[str, bool]:
 # What the large view sends ---------------------------------------------------------------------------------------------
 
 
-def edit(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Make the edit that `data["what"]` names. Raises RunError: it is not possible; nothing was changed."""
-    image_id, what = data.get("id"), data.get("what")
-    if not isinstance(image_id, str) or not isinstance(what, str) or what not in EDITS:
-        raise RunError(OUT_OF_DATE)
-    EDITS[what](draft_id, image_id, data)
-    return {}
-
-
-def _rotate(draft_id: str, image_id: str, data: dict[str, Any]) -> None:
-    rotate(draft_id, image_id, -1 if data.get("turns") == -1 else 1)
-
-
-def _mask(draft_id: str, image_id: str, data: dict[str, Any]) -> None:
-    content, turn, name = data.get("png"), data.get("turn"), data.get("name")
-    if content is not None and not isinstance(content, str):
-        raise RunError(OUT_OF_DATE)
-    if isinstance(turn, bool) or not (turn is None or isinstance(turn, int)):
-        raise RunError(OUT_OF_DATE)
-    shown = draft.plain_text(name)[:80] if isinstance(name, str) and name else "The mask"
-    if content is not None and len(content) > masks.MAX_BYTES * 4 // 3 + 8:
+def _mask(draft_id: str, id: str, png: str | None = None, turn: int | None = None, name: Text = "") -> None:
+    shown = name[:80] or "The mask"
+    if png is not None and len(png) > masks.MAX_BYTES * 4 // 3 + 8:
         raise RunError(f"{shown}: the file is too large for a mask; export it smaller")
     try:
-        png = None if content is None else base64.b64decode(content, validate=True)
+        content = None if png is None else base64.b64decode(png, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise RunError(OUT_OF_DATE) from error
-    mask(draft_id, image_id, png, turn, shown)
+        raise RunError(draft.OUT_OF_DATE) from error
+    mask(draft_id, id, content, turn, shown)
 
 
-EDITS: dict[str, Callable[[str, str, dict[str, Any]], None]] = {
-    "rotate": _rotate,
-    "crop": lambda draft_id, image_id, data: crop(draft_id, image_id, data.get("crop")),
-    "weight": lambda draft_id, image_id, data: weigh(draft_id, [image_id], data.get("weight")),
+EDITS: dict[str, Callable[..., None]] = {
+    "rotate": rotate,
+    "crop": crop,
+    "weight": weigh,
     "mask": _mask,
-    "transparency": lambda draft_id, image_id, data: mask_from_transparency(draft_id, image_id),
+    "transparency": mask_from_transparency,
 }
 
 

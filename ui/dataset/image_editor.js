@@ -20,12 +20,12 @@ function makeEditor() {
   frame.append(picture);
   const stage = make("div", "hp-edit-stage");
   stage.append(frame);
-  const cropTool = makeCropTool(frame, (crop) => store({ what: "crop", crop }));
+  const cropTool = makeCropTool(frame, (crop) => store("crop", { id, crop }));
   const painter = makeMaskPainter(frame, {
     painted: () => keepMask({ png: painter.png() }),
     uploaded: (png, name) => keepMask({ png, name }),
     cleared: () => keepMask({ png: "" }),
-    fromImage: () => store({ what: "transparency" }),
+    fromImage: () => store("transparency", { id }),
     refused: say,
   });
 
@@ -57,7 +57,7 @@ function makeEditor() {
   weight.addEventListener("change", () => {
     const value = Math.min(10, Math.max(1, Math.round(Number(weight.value)) || 1));
     weight.value = value;
-    if (value !== item.weight) store({ what: "weight", weight: value });
+    if (value !== item.weight) store("weight", { ids: [id], weight: value });
   });
   const weightNote = make("p", "hp-hint", "");
   const tabs = make("div", "hp-toolbar hp-tool-choice", { role: "group", ariaLabel: "Tool" });
@@ -66,8 +66,8 @@ function makeEditor() {
     one.dataset.tool = name;
     return one;
   });
-  const left = button("⟲ Rotate left", "hp-quiet", () => store({ what: "rotate", turns: -1 }));
-  const right = button("⟳ Rotate right", "hp-quiet", () => store({ what: "rotate", turns: 1 }));
+  const left = button("⟲ Rotate left", "hp-quiet", () => store("rotate", { id, turns: -1 }));
+  const right = button("⟳ Rotate right", "hp-quiet", () => store("rotate", { id, turns: 1 }));
   tabs.append(...choices);
   const turns = make("div", "hp-toolbar");
   turns.append(left, right);
@@ -122,8 +122,8 @@ function makeEditor() {
 
   // Edits ------------------------------------------------------------------------------------------------------------
   /** Send an edit of the shown image. Returns the answer when it was stored, else null. */
-  async function store(data) {
-    const answer = await ask("image_action", { action: "edit_one", id, ...data });
+  async function store(name, data) {
+    const answer = await ask(name, data);
     say("");
     if (answer?.ok === true) {
       show(answer);
@@ -160,7 +160,7 @@ function makeEditor() {
     for (let waiting; (waiting = hangproof.unsaved("mask")).length; ) {
       const [of, value] = waiting[0];
       const { png, ...rest } = value;
-      const answer = await ask("image_action", { action: "edit_one", id: of, what: "mask", png: png || null, ...rest });
+      const answer = await ask("mask", { id: of, png: png || null, ...rest });
       if (!answer) {
         hangproof.lost();
         saved.textContent = "The mask is not stored yet; it is kept in this browser.";
@@ -229,7 +229,7 @@ function makeEditor() {
   /** Ask for the large picture, the mask and the item itself, which a filter may have taken off the page. */
   async function load(again) {
     const wanted = id;
-    const answer = await ask("image_action", { action: "open", id: wanted });
+    const answer = await ask("open", { id: wanted });
     if (wanted !== id || !dialog.open) return;
     if (answer?.ok !== true) {
       return say(answer ? answer.error : `${NO_ANSWER}. The large picture cannot be shown now.`);

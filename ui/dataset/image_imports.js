@@ -23,7 +23,7 @@ importForm.addEventListener("submit", async (event) => {
   event.preventDefault();
   if (!importPath.value.trim()) return importPath.focus();
   importStart.disabled = true;
-  const answer = await changeMany("import_folder", { path: importPath.value });
+  const answer = await change("import_folder", { path: importPath.value });
   importStart.disabled = false;
   if (!answer) return;
   importPath.value = "";
@@ -48,7 +48,7 @@ const importText = live("p", "", "status");
 const importBar = make("progress", "", { ariaLabel: "Import" });
 const importCancel = button("Cancel the import", "hp-quiet", async () => {
   importCancel.disabled = true;
-  const answer = await changeMany("cancel_imports", {});
+  const answer = await change("cancel_imports", {});
   importCancel.disabled = false;
   if (answer) drawImports(answer.imports);
 });
@@ -59,7 +59,7 @@ function followImports() {
   if (state().importing && polling === null) polling = setTimeout(pollImports, 0);
 }
 async function pollImports() {
-  const answer = await ask("image_action", { action: "imports" });
+  const answer = await ask("imports", {});
   polling = null;
   if (answer?.ok === true) await drawImports(answer.imports);
   if (!answer || state().importing) polling ??= setTimeout(pollImports, answer ? POLL_MS : 5 * POLL_MS);
@@ -79,7 +79,7 @@ async function drawImports({ waiting: left, now, finished }) {
   }
   if (finished.length) {
     showNotes(finished.flatMap(resultOf), finished.some((one) => one.state === "failed" || one.messages.length) ? "warn" : "good");
-    await action("dismiss_imports", { ids: finished.map((one) => one.id) });
+    await look("dismiss_imports", { ids: finished.map((one) => one.id) });
     await reload();
     hangproof.sync();
     hangproof.tellOthers();

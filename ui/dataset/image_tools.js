@@ -23,14 +23,13 @@ const many = (number, what) => `${number.toLocaleString("en")} ${what}${number =
 const query = () => state().query || { how: "contains", text: "", folder: null };
 const isFiltered = () => Boolean(state().filter || query().text || query().folder !== null);
 /** Ask the server for something about many images: the answer, or null after the reason was shown. */
-async function action(name, data) {
-  const answer = await ask("image_action", { action: name, ...data });
+async function look(name, data) {
+  const answer = await ask(name, data);
   if (answer?.ok === true) return answer;
   if (answer) showNotes([answer.error], "bad");
   else hangproof.lost();
   return null;
 }
-const changeMany = (name, data) => change("image_action", { action: name, ...data });
 
 function chooseFrom(label, options, act) {
   const select = make("select", "hp-select", { ariaLabel: label });
@@ -89,7 +88,7 @@ let anchor = ""; // the image that was selected last: with Shift, the images fro
 async function pickImage(id, on, range) {
   let ids = [id];
   if (range && anchor && anchor !== id) {
-    const answer = await action("ids", { between: [anchor, id] });
+    const answer = await look("ids", { between: [anchor, id] });
     if (answer) ids = answer.ids;
   }
   anchor = id;
@@ -101,7 +100,7 @@ function select(ids, on = true) {
   drawSelection();
 }
 async function selectFound(invert) {
-  const answer = await action("ids", {});
+  const answer = await look("ids", {});
   if (!answer) return;
   const chosen = new Set(selected);
   if (!invert) return select(answer.ids);

@@ -59,7 +59,7 @@ const view = () => {
 async function ask(name, data) {
   const asked = view();
   const late = new Promise((done) => setTimeout(done, ANSWER_MS));
-  const request = server[name]({ ...asked, ...data }).catch(() => null); // Gradio answers nothing, or throws
+  const request = server.image_action({ ...asked, action: name, ...data }).catch(() => null); // Gradio answers nothing, or throws
   const answer = await Promise.race([request, late]);
   if (!answer || typeof answer.ok !== "boolean") return null;
   // Another page was opened meanwhile: this answer's list is of the page before.

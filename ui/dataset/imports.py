@@ -24,7 +24,6 @@ JOB = "import"
 LIMIT_S = 7 * 24 * 3600.0
 MAX_ATTEMPTS = 3  # of one import whose process ends without a result
 LARGE_ZIP_BYTES = 50_000_000  # a smaller one is unpacked while the page waits
-OUT_OF_DATE = "This page is out of date; reload it"
 
 
 def place(draft_id: str) -> Path:

@@ -12,7 +12,6 @@ from ui.dataset.draft import Item
 
 MAX_TEXT = 1_000  # characters
 MAX_TAGS = 400  # in the overview
-OUT_OF_DATE = "This page is out of date; reload it"
 
 
 def _has(code: str) -> Callable[[Item], bool]:
@@ -87,7 +86,7 @@ def query_of(data: Mapping[str, Any]) -> Query:
     )
 
 
-def ids(draft_id: str, query: Query, between: tuple[str, str] | None = None) -> list[str]:
+def ids(draft_id: str, query: Query, between: list[str] | None = None) -> list[str]:
     """The ids of the images that a query finds; with `between`, only those from one image to another, in either order.
 
     Raises:
@@ -96,7 +95,7 @@ def ids(draft_id: str, query: Query, between: tuple[str, str] | None = None) -> 
     found = [item.id for item in query.found(draft.items(draft_id))]
     if between is None:
         return found
-    places = sorted(found.index(one) for one in between if one in found)
+    places = sorted(found.index(one) for one in between[:3] if one in found)
     if len(places) != 2:
         raise RunError("One of these images is no longer shown; select the images again")
     return found[places[0] : places[1] + 1]

@@ -14,14 +14,14 @@ from ui_page import until
 
 from runs.files import RunError
 from ui import jobs
-from ui.dataset import draft, draft_drop, draft_store, image_bulk, import_job, imports, subsets
+from ui.dataset import draft, draft_drop, draft_store, images, import_job, imports, subsets
 from ui.dataset.import_job import Progress, files_of
 
 pytestmark = pytest.mark.slow
 
 
 def call(draft_id: str, action: str, **values) -> dict:
-    return image_bulk.image_action({"draft": draft_id, "action": action, **values})
+    return images.image_action({"draft": draft_id, "action": action, **values})
 
 
 def until_done(draft_id: str) -> list[dict]:
@@ -104,8 +104,6 @@ def test_a_cancelled_import_keeps_what_it_added_and_does_not_continue(mine, tmp_
 
 
 def test_a_large_zip_is_imported_in_the_background(mine, tmp_path, monkeypatch):
-    from ui.dataset import images
-
     monkeypatch.setattr(imports, "LARGE_ZIP_BYTES", 1000)
     with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
         for n in range(5):
@@ -113,7 +111,7 @@ def test_a_large_zip_is_imported_in_the_background(mine, tmp_path, monkeypatch):
             archive.writestr(f"3_cat/{n}.txt", f"cat {n}")
         archive.writestr("../escape.png", "x")
     sent = {"path": str(upload(tmp_path / "set.zip")), "name": "set.zip"}
-    answer = images.add_images({"draft": mine, "uploads": [sent], "drop": "one"})
+    answer = call(mine, "add_images", uploads=[sent], drop="one")
     assert answer["ok"] and answer["list"]["importing"]
     (result,) = until_done(mine)
     assert (result["state"], result["added"], result["name"]) == ("done", 5, "set.zip")
