@@ -7,6 +7,7 @@ loses at most one chunk, which the next process adds.
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -43,21 +44,22 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, _cancel)
     code = 0
     while paths := imports.waiting(draft_id):
-        path, progress = paths[0], Progress(paths[0].stem)
+        path, progress, state, messages = paths[0], Progress(paths[0].stem), "failed", list[str]()
         try:
             with contextlib.ExitStack() as stack:
                 messages = _import(stack, draft_id, imports.attempt(path), progress, imports.own_folder(path))
-            imports.finish(path, "done", progress.added, _short(messages))
+            state = "done"
         except Cancelled:
-            imports.finish(path, "cancelled", progress.added, [])
-            return 0
+            state = "cancelled"
         except RunError as error:
-            code = 1
-            imports.finish(path, "failed", progress.added, [str(error)])
+            messages = [str(error)]
         except Exception as error:  # noqa: BLE001 - the top of a process: the page shows the error, the log has its place
-            code = 1
             traceback.print_exc()
-            imports.finish(path, "failed", progress.added, [f"the import failed: {error!r}"])
+            messages = [f"the import failed: {error!r}"]
+        imports.finish(path, state, progress.shown["added"], _short(messages))
+        if state == "cancelled":
+            return 0
+        code |= state == "failed"
     return code
 
 
@@ -70,18 +72,15 @@ class Progress:
     """What the page shows of an import; a line of JSON whenever it has changed for SHOW_S."""
 
     def __init__(self, number: str):
-        self.number, self.name, self.phase = number, "", "reading"
-        self.done = self.total = self.added = 0
+        self.shown: dict[str, Any] = {"id": number, "name": "", "phase": "reading", "done": 0, "total": 0, "added": 0}
         self.shown_at = -SHOW_S
 
     def show(self, now: bool = False, **values: Any) -> None:
         """Set values and print them, at most every SHOW_S seconds unless `now`."""
-        for name, value in values.items():
-            setattr(self, name, value)
+        self.shown |= values
         if now or time.monotonic() - self.shown_at >= SHOW_S:
             self.shown_at = time.monotonic()
-            line = {"id": self.number, "name": self.name, "phase": self.phase}
-            print(json.dumps({**line, "done": self.done, "total": self.total, "added": self.added}), flush=True)
+            print(json.dumps(self.shown), flush=True)
 
 
 def _import(
@@ -113,7 +112,7 @@ def _import(
         more = at < len(files)
         added, said = draft_drop.take(draft_id, chunk, spec["drop"], more, link=spec["kind"] == "folder")
         messages += said
-        progress.show(now=True, done=at, added=progress.added + added)
+        progress.show(now=True, done=at, added=progress.shown["added"] + added)
         took_s = max(time.monotonic() - began, 0.001)
         size = min(MAX_CHUNK, max(MIN_CHUNK, int(size * CHUNK_S / took_s)), size * 4)
     return messages
@@ -185,18 +184,10 @@ def _walk(root: Path, unread: list[str]) -> Iterator[tuple[Path, str]]:
             yield Path(parent) / name, shown
 
 
-def _natural(name: str) -> list[tuple[int, int, str]]:
+def _natural(name: str) -> list[str | int]:
     """A sorting key by which img2 is before img10."""
-    parts, number = [], ""
-    for letter in [*name.lower(), ""]:
-        if letter.isascii() and letter.isdigit() and len(number) < 18:
-            number += letter
-            continue
-        if number:
-            parts.append((0, int(number), ""))
-            number = ""
-        parts.append((1, 0, letter))
-    return parts
+    parts = re.split("([0-9]{1,17})", name.lower())
+    return [int(part) if number % 2 else part for number, part in enumerate(parts)]
 
 
 def _is_inside(path: Path, root: Path) -> bool:

@@ -101,18 +101,12 @@ def _kept(uploads: list[tuple[Path, str]], folder: Path) -> list[list[str]]:
 
 def waiting(draft_id: str) -> list[Path]:
     """The imports that are not done, the oldest first."""
-    try:
-        return sorted(path for path in place(draft_id).iterdir() if path.name[0] != "." and path.suffix == ".json")
-    except OSError:
-        return []
+    return sorted(place(draft_id).glob("[!.]*.json"))
 
 
 def finished(draft_id: str) -> list[Path]:
     """The results that no page has shown."""
-    try:
-        return sorted(path for path in place(draft_id).iterdir() if path.name[0] != "." and path.suffix == ".done")
-    except OSError:
-        return []
+    return sorted(place(draft_id).glob("[!.]*.done"))
 
 
 def ensure(draft_id: str) -> None:
@@ -138,21 +132,11 @@ def status(draft_id: str) -> dict[str, Any]:
     ensure(draft_id)
     left, now = waiting(draft_id), None
     if left:
-        text, value, _ = jobs.output(folder(draft_id), JOB)
-        lines = [text, *([json.dumps(value)] if isinstance(value, dict) else [])]
-        now = _last_progress("\n".join(lines), left[0].stem)
-        now = now or {"name": _read(left[0]).get("name", ""), "phase": "starting", "done": 0, "total": 0, "added": 0}
+        _, now, _ = jobs.output(folder(draft_id), JOB)  # a line of import_job.Progress
+        if not isinstance(now, dict) or now.get("id") != left[0].stem:
+            now = {"name": _read(left[0]).get("name", ""), "phase": "starting", "done": 0, "total": 0, "added": 0}
     results = [{**_read(path), "id": path.stem} for path in finished(draft_id)]
     return {"waiting": len(left), "now": now, "finished": results}
-
-
-def _last_progress(output: str, number: str) -> dict[str, Any] | None:
-    for line in reversed(output.splitlines()):
-        with contextlib.suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict) and found.get("id") == number:
-                return found
-    return None
 
 
 def _read(path: Path) -> dict[str, Any]:
