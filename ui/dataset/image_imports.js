@@ -4,16 +4,12 @@
 const POLL_MS = 1000;
 const PHASES = { starting: "Starting", reading: "Reading the folder", unpacking: "Unpacking", adding: "Adding images" };
 function labelled(text, input, cls = "") {
-  const label = make("label", "hp-bulk-label " + cls);
-  label.append(make("span", "", text), input);
-  return label;
+  return make("label", "hp-bulk-label " + cls, [make("span", "", text), input]);
 }
 const importForm = make("form", "hp-bulk-row hp-import", { hidden: true });
-const importPath = textInput("Folder on the server", "/home/me/photos");
-importPath.autocomplete = "off";
-importPath.spellcheck = false;
-const importStart = button("Import", "", () => {});
-importStart.type = "submit";
+const ownPath = { ariaLabel: "Folder on the server", placeholder: "/home/me/photos", autocomplete: "off", spellcheck: false };
+const importPath = make("input", "hp-text", ownPath);
+const importStart = make("button", "hp-button", { textContent: "Import", type: "submit" });
 importForm.append(
   labelled("Folder on the server", importPath, "hp-bulk-wide"),
   importStart,

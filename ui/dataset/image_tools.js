@@ -44,17 +44,12 @@ function setOptions(select, entries) {
   select.replaceChildren(...entries.map(([one, text]) => new Option(text, one)));
   if (entries.some(([one]) => one === value)) select.value = value;
 }
-function textInput(label, placeholder = label) {
-  const input = make("input", "hp-text", { ariaLabel: label, placeholder });
-  return input;
-}
 const filter = chooseFrom("Show", FILTERS, (value) => go({ filter: value, page: 0 }));
 const subsetFilter = chooseFrom("Subset", { [ANY]: "All subsets" }, (value) =>
   go({ query: { ...query(), folder: value === ANY ? null : value.slice(1) }, page: 0 })
 );
 const compare = chooseFrom("Search by", COMPARISONS, () => searchText.value && search());
-const searchText = textInput("Search captions");
-searchText.type = "search";
+const searchText = make("input", "hp-text", { type: "search", ariaLabel: "Search captions", placeholder: "Search captions" });
 let searching = null;
 searchText.addEventListener("input", () => {
   clearTimeout(searching);
@@ -110,17 +105,16 @@ async function selectFound(invert) {
 const selectPage = button("Select this page", "hp-quiet", () => select(state().items.map((item) => item.id)));
 const selectAll = button("Select all", "hp-quiet", () => selectFound(false));
 const invertSelection = button("Invert selection", "hp-quiet", () => selectFound(true));
-const selection = make("span", "hp-selection");
 const chosenCount = live("span", "", "status");
-selection.append(
+const selection = make("span", "hp-selection", [
   chosenCount,
   button("Remove selected", "hp-quiet", () => removeImages([...selected])),
   button("Clear selection", "hp-quiet", () => {
     selected.clear();
     select([]);
     selectPage.focus();
-  })
-);
+  }),
+]);
 function drawSelection() {
   selection.hidden = !selected.size;
   chosenCount.textContent = `${selected.size.toLocaleString("en")} selected`;

@@ -15,11 +15,10 @@ function chooser(testid) {
   });
   return input;
 }
-const zone = make("div", "hp-drop", { tabIndex: 0, role: "button" });
 const zoneTitle = make("strong", "", DROP_HINT);
 const zoneHint = make("span", "", "JPEG, PNG, WebP, HEIC, AVIF, BMP, GIF, TIFF or ZIP. A .txt file with the same name is the caption.");
 const progress = make("progress", "", { hidden: true, ariaLabel: "Upload" });
-zone.append(zoneTitle, zoneHint, progress);
+const zone = Object.assign(make("div", "hp-drop", [zoneTitle, zoneHint, progress]), { tabIndex: 0, role: "button" });
 const picker = chooser("image-picker");
 picker.accept = TYPES;
 const folderPicker = chooser("folder-picker");
@@ -132,13 +131,17 @@ async function step(way) {
   if (answer && answer.message) showNotes([answer.message], "good", true);
 }
 document.addEventListener("keydown", (event) => {
-  const key = event.key.toLowerCase();
-  if (!(event.ctrlKey || event.metaKey) || event.altKey || !["z", "y"].includes(key)) return;
-  if (event.target.closest("input:not([type=checkbox], [type=radio]), textarea, [contenteditable]")) return;
-  if (!element.offsetParent || dialog.open) return;
-  event.preventDefault();
-  step(key === "y" || event.shiftKey ? "redo" : "undo");
+  const way = element.offsetParent && !dialog.open && travelKey(event);
+  if (way) step(way);
 });
+/** "undo" or "redo" for its keys beside a text field, else "". */
+function travelKey(event) {
+  const key = event.key.toLowerCase();
+  if (!(event.ctrlKey || event.metaKey) || event.altKey || !["z", "y"].includes(key)) return "";
+  if (event.target.closest("input:not([type=checkbox], [type=radio]), textarea, select, [contenteditable]")) return "";
+  event.preventDefault();
+  return key === "y" || event.shiftKey ? "redo" : "undo";
+}
 function showHistory(labels) {
   editor.drawHistory(labels);
   [undo, redo].forEach((one, n) => {
