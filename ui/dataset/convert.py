@@ -3,17 +3,15 @@
 The converted file is a new one beside the old, so that undo brings the old one back.
 """
 
-import contextlib
 import hashlib
-import secrets
-import shutil
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from runs.files import RunError, explained
 from runs.pictures import decoded
 from ui.dataset import draft, draft_store
+from ui.dataset.draft_images import Entry
 
 STEP_IMAGES = 50  # that are stored, and undone, together
 
@@ -24,31 +22,34 @@ def convert(draft_id: str, ids: Sequence[str], on_line: Callable[[str], object] 
     Raises:
         RunError: the disk does not take them.
     """
-    entries, root, done = draft_store.read(draft_id)["images"], draft.images_dir(draft_id), 0
+    entries, done = draft_store.read(draft_id)["images"], 0
     todo = [key for key in ids if key in entries]
     for start in range(0, len(todo), STEP_IMAGES):
-        part: dict[str, dict[str, Any]] = {}
-        with explained("store a converted image"), contextlib.ExitStack() as stack:
-            work = draft.folder(draft_id) / f".new-{secrets.token_hex(6)}"
-            stack.callback(shutil.rmtree, work, ignore_errors=True)
-            work.mkdir()
-            for key in todo[start : start + STEP_IMAGES]:
-                on_line(f"{start + len(part)} of {len(todo)}")
-                if (new := _converted(root, work, key, entries[key])) is not None:
-                    part[key] = new
-            with draft_store.change(draft_id) as edit:
-                images = edit.state["images"]
-                for key, new in part.items():
-                    if key in images and images[key]["stored"] == entries[key]["stored"]:
-                        (work / new["stored"]).replace(root / new["stored"])
-                        images[key] = {**images[key], **new}
-                        done += 1
-                edit.label = lambda step: f"conversion of {draft_store.count(len(step['images']), 'image')}"
+        shown = (on_line(f"{number} of {len(todo)}") for number in itertools.count(start))
+        done += _convert(draft_id, {key: entries[key] for key in todo[start : start + STEP_IMAGES]}, shown)
     on_line(f"{len(todo)} of {len(todo)}")
     return done
 
 
-def _converted(root: Path, work: Path, key: str, entry: dict[str, Any]) -> dict[str, Any] | None:
+def _convert(draft_id: str, entries: dict[str, Entry], shown: Iterator[object]) -> int:
+    """Convert these images as one step; `shown` is asked for its next value before each."""
+    root = draft.images_dir(draft_id)
+    with explained("store a converted image"), draft_store.working(draft_id) as work:
+        made = {
+            key: _converted(root, work, key, entry) for (key, entry), _ in zip(entries.items(), shown, strict=False)
+        }
+
+        def store(key: str, entry: Entry) -> Entry | None:
+            new = made[key]
+            if new is None or entry["stored"] != entries[key]["stored"]:
+                return None
+            (work / new["stored"]).replace(root / new["stored"])
+            return new
+
+        return draft.change_images(draft_id, made, store, "conversion of {}")
+
+
+def _converted(root: Path, work: Path, key: str, entry: Entry) -> Entry | None:
     """The fields of an entry whose file is the converted one, which is written into `work`; None when it cannot be read."""
     try:
         image, suffix, _ = decoded(root / entry["stored"], entry["file"])

@@ -5,11 +5,13 @@ without such an image for one that was there before. A file that cannot be added
 """
 
 import contextlib
+import itertools
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from ui.dataset.draft_store import (
     masks_dir,
     plain_text,
     uploads_dir,
+    working,
 )
 
 MAX_NAME = 1_000  # characters of a dropped file's relative path
@@ -101,10 +104,7 @@ def take(draft_id: str, dropped: Iterable[Dropped], drop: str, more: bool, link:
     """
     dropped, messages = list(dropped), []
     pictures = [file for file in dropped if not file.is_caption]
-    with contextlib.ExitStack() as stack, explained("store the files"):
-        work = folder(draft_id) / f".new-{secrets.token_hex(6)}"
-        stack.callback(shutil.rmtree, work, ignore_errors=True)
-        work.mkdir(parents=True)
+    with explained("store the files"), working(draft_id) as work:
         measured = _measured(pictures, work, link)
         texts: list[tuple[Dropped, str]] = []
         for file in dropped:
@@ -125,16 +125,16 @@ def take(draft_id: str, dropped: Iterable[Dropped], drop: str, more: bool, link:
 
 def _measured(pictures: Iterable[Dropped], work: Path, link: bool = False) -> list[tuple[Dropped, Entry | str]]:
     """Each image with its measurements, stored in `work` under its number `at`; or with the reason why it is not added."""
-    given = list(pictures)
-    tasks = [
-        draft_images.Task(file.path, file.shown, work / f"{number}", work / f"{number}.jpg", link)
-        for number, file in enumerate(given)
-    ]
-    found = draft_images.measured_all(tasks)
-    return [
-        (file, entry if isinstance(entry, str) else {**entry, "at": number})
-        for number, (file, entry) in enumerate(zip(given, found, strict=True))
-    ]
+
+    def one(number: int, file: Dropped) -> tuple[Dropped, Entry | str]:
+        try:
+            found = draft_images.measured(file.path, file.shown, work / f"{number}", link)
+        except RunError as error:
+            return file, str(error)
+        return file, {**found, "at": number}
+
+    with ThreadPoolExecutor(draft_images.workers()) as pool:  # Pillow and hashlib release the interpreter's lock
+        return list(pool.map(one, itertools.count(), pictures))
 
 
 def _what_was_added(step: draft_history.Step) -> str:
@@ -338,30 +338,25 @@ def copy_dataset(draft_id: str, slug: str, fields: Mapping[str, Any] | None = No
     Raises:
         RunError: the data set does not exist, or the disk has no space for a copy; the draft is unchanged.
     """
-    work = folder(draft_id) / f".new-{secrets.token_hex(6)}"
     captions = read_captions(slug)
-    try:
-        with explained("copy the images"):
-            work.mkdir(parents=True)
-            data = datasets_dir() / slug
-            given = [_of_run(data, name, work / f"{n}-plain.png") for n, name in enumerate(captions)]
-            measured = _measured([file for file, _ in given], work)
-            pictures = [
-                (file, found if isinstance(found, str) else {**found, **edits})
-                for (file, found), (_, edits) in zip(measured, given, strict=True)
-            ]
-            with change(draft_id) as edit:
-                texts = {
-                    file.key: {"text": captions[name], "drop": slug, "used": False}
-                    for name, (file, _) in zip(captions, pictures, strict=True)
-                }
-                edit.state |= {"images": {}, "texts": texts, "form": {**edit.state["form"], **(fields or {})}}
-                messages = _store(draft_id, edit.state, work, pictures)
-                masks_dir(draft_id).mkdir(exist_ok=True)
-                for mask in (work / "masks").glob("*"):
-                    mask.replace(masks_dir(draft_id) / mask.name)
-                edit.state |= {"texts": {}, "refused": {}, "kept": digest(edit.state)}
-                edit.label = f"copy of {count(len(edit.state['images']), 'image')} from a run"
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with explained("copy the images"), working(draft_id) as work:
+        data = datasets_dir() / slug
+        given = [_of_run(data, name, work / f"{n}-plain.png") for n, name in enumerate(captions)]
+        measured = _measured([file for file, _ in given], work)
+        pictures = [
+            (file, found if isinstance(found, str) else {**found, **edits})
+            for (file, found), (_, edits) in zip(measured, given, strict=True)
+        ]
+        with change(draft_id) as edit:
+            texts = {
+                file.key: {"text": captions[name], "drop": slug, "used": False}
+                for name, (file, _) in zip(captions, pictures, strict=True)
+            }
+            edit.state |= {"images": {}, "texts": texts, "form": {**edit.state["form"], **(fields or {})}}
+            messages = _store(draft_id, edit.state, work, pictures)
+            masks_dir(draft_id).mkdir(exist_ok=True)
+            for mask in (work / "masks").glob("*"):
+                mask.replace(masks_dir(draft_id) / mask.name)
+            edit.state |= {"texts": {}, "refused": {}, "kept": digest(edit.state)}
+            edit.label = f"copy of {count(len(edit.state['images']), 'image')} from a run"
     return messages

@@ -9,9 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +37,8 @@ DRAFTED = ("JPEG", "MPO")  # formats that can be decoded at a fraction of their 
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 GONE = "the file is gone; drop it again"
 EXIF_IFD, EXIF_WIDTH, EXIF_HEIGHT = 0x8769, 0xA002, 0xA003
-IGNORES_ALL = (
-    "-all.png"  # ends the name of a mask that ignores the complete image: a start warns without reading every mask
-)
+# Ends the name of a mask that ignores the complete image, so that a start can warn without reading every mask.
+IGNORES_ALL = "-all.png"
 IGNORED, FADE = (116, 122, 134), 0.72  # the colour towards which the ignored part fades, and how far
 ID, DIGEST = 24, 12  # characters of an image's id, and of what tells its edits apart
 TONES = 12  # values of a hash after its 64 bits: the colours of four quarters
@@ -53,36 +50,6 @@ def image_id(folder: str, sha256: str) -> str:
     return hashlib.sha256(f"{folder}\0{sha256}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
-@dataclass(frozen=True)
-class Task:
-    """A dropped image to take in. name: its name in messages; copy, thumb: where to put the image and its thumbnail.
-
-    link: the image may be hard-linked, because nothing writes to it; else, and on another disk, it is copied.
-    """
-
-    path: Path
-    name: str
-    copy: Path
-    thumb: Path
-    link: bool = False
-
-
-def measured_all(tasks: Iterable[Task]) -> list[Entry | str]:
-    """`measured` for many images on all cores; the text of the error for an image that cannot be taken in."""
-
-    def one(task: Task) -> Entry | str:
-        try:
-            return measured(task)
-        except RunError as error:
-            return str(error)
-
-    given = list(tasks)
-    if len(given) < 2:
-        return [one(task) for task in given]
-    with ThreadPoolExecutor(workers()) as pool:  # Pillow and hashlib release the interpreter's lock
-        return list(pool.map(one, given))
-
-
 def workers() -> int:
     """The number of images that are decoded at the same time: each can take 300 MB of memory."""
     affinity = getattr(os, "sched_getaffinity", None)
@@ -90,8 +57,12 @@ def workers() -> int:
     return min(cores, MAX_WORKERS)
 
 
-def measured(task: Task) -> Entry:
+def measured(path: Path, name: str, copy: Path, link: bool = False) -> Entry:
     """Store a dropped image, decode it completely and once, write its thumbnail and measure it.
+
+    Args:
+        name: its name in messages. copy: where to put it; its thumbnail is beside it, as `.jpg`. link: it may be
+            hard-linked, because nothing writes to it; else, and on another disk, it is copied.
 
     Returns:
         width, height (pixels, after EXIF rotation), sha256, bytes, hash (for nearly identical images), upright (quarter
@@ -101,18 +72,17 @@ def measured(task: Task) -> Entry:
         RunError: it is not an image, damaged or too large; nothing is left of the copy and the thumbnail then.
         OSError: a file cannot be written.
     """
-    name, copy = task.name, task.copy
     if not is_image_name(Path(name)):
         raise RunError(f"{name}: not an image file; use {USABLE}, a ZIP of these, or .txt for captions")
     limit_mb = presets.defaults()["images"]["max_file_mb"]
     try:
-        size = task.path.stat().st_size
+        size = path.stat().st_size
     except FileNotFoundError as error:
         raise RunError(f"{name}: {GONE}") from error
     if size > limit_mb * 1_000_000:
         raise RunError(f"{name}: {size / 1e6:.0f} MB is too large; export it with at most {limit_mb} MB")
     try:
-        _store(task)
+        _store(path, name, copy, link)
         with opened(copy, name) as image:
             if image.format == "PNG":
                 image.load()  # `getexif` of a PNG decodes it as well, and damage is reported once only
@@ -123,31 +93,31 @@ def measured(task: Task) -> Entry:
                 shape = image.size  # Pillow rotates a TIFF while it decodes it
                 getattr(image, "n_frames", 1)  # finds a damaged frame
             width, height = reversed(shape) if image.getexif().get(EXIF_ORIENTATION, 1) in SIDEWAYS else shape
-        _save(small, task.thumb)
+        _save(small, copy.with_suffix(".jpg"))
         with copy.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except (RunError, OSError):
         copy.unlink(missing_ok=True)
-        task.thumb.unlink(missing_ok=True)
+        copy.with_suffix(".jpg").unlink(missing_ok=True)
         raise
     return {"width": width, "height": height, "sha256": digest, "bytes": size, "hash": _hash(small), "upright": upright}
 
 
-def _store(task: Task) -> None:
+def _store(path: Path, name: str, copy: Path, link: bool) -> None:
     """Put the image into the draft. A link to another file is never followed."""
-    if task.link:
+    if link:
         # Another disk, a file of another user, a system without hard links or (Windows) without this argument.
         with contextlib.suppress(OSError, NotImplementedError):
-            os.link(task.path, task.copy, follow_symlinks=False)
-        if task.copy.is_symlink():
-            task.copy.unlink()
-            raise RunError(f"{task.name}: a link; use the file itself")
-        if task.copy.exists():
+            os.link(path, copy, follow_symlinks=False)
+        if copy.is_symlink():
+            copy.unlink()
+            raise RunError(f"{name}: a link; use the file itself")
+        if copy.exists():
             return
     try:
-        shutil.copyfile(task.path, task.copy)
+        shutil.copyfile(path, copy)
     except FileNotFoundError as error:
-        raise RunError(f"{task.name}: {GONE}") from error
+        raise RunError(f"{name}: {GONE}") from error
 
 
 def _upright(image: Any) -> int:

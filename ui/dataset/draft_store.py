@@ -326,6 +326,17 @@ def touch(draft_id: str) -> None:
             os.utime(path)
 
 
+@contextlib.contextmanager
+def working(draft_id: str) -> Iterator[Path]:
+    """A folder of the draft for files that are not stored yet, which is deleted at the end."""
+    work = folder(draft_id) / f".new-{secrets.token_hex(6)}"
+    try:
+        work.mkdir(parents=True)
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
 def images_dir(draft_id: str) -> Path:
     """The folder of the draft's images as they were dropped, and of removed ones that undo can bring back."""
     return folder(draft_id) / "images"
