@@ -25,14 +25,14 @@ LEAST_KEPT = 0.85  # share of a picture that its bucket keeps
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of finding. title: for many (`{n}`) and for one; about: what it means; fix: the button for all, and for
-    one; write: whether new captions are a fix, too."""
+    """A kind of finding. many, one: its title for `{n}` images and for one; about: what it means; fix: the button for one;
+    fix_them: for all, where it has another text; write: whether new captions are a fix, too."""
 
     many: str
     one: str
     about: str
-    fix_all: str = ""
-    fix_one: str = ""
+    fix: str = ""
+    fix_them: str = ""
     write: bool = False
 
     def title(self, number: int) -> str:
@@ -40,96 +40,90 @@ class Kind:
         return self.one if number == 1 else self.many.format(n=f"{number:,}")
 
 
+REMOVE = ("Remove", "Remove them")
 KINDS = {
     "damaged": Kind(
         "{n} images cannot be read",
         "1 image cannot be read",
         "A file is damaged or was changed since you added it. A run with it would not start.",
-        "Remove them",
-        "Remove",
+        *REMOVE,
     ),
     "duplicate": Kind(
         "{n} images are copies of another one",
         "1 image is a copy of another one",
         "The same picture is trained more often than the others. The one with the most pixels and a caption of yours is kept.",
-        "Remove the copies",
         "Remove",
+        "Remove the copies",
     ),
     "near": Kind(
         "{n} images are nearly identical to another one",
         "1 image is nearly identical to another one",
         "Pictures of one moment teach the LoRA that moment. A sharp one with the most pixels and a caption of yours is kept.",
-        "Remove all but the best",
         "Remove",
+        "Remove all but the best",
     ),
     "small": Kind(
         "{n} images are too small to learn from",
         "1 image is too small to learn from",
         "The LoRA learns their blocks and noise.",
-        "Remove them",
-        "Remove",
+        *REMOVE,
     ),
     "enlarged": Kind(
         "{n} images are enlarged to be trained",
         "1 image is enlarged to be trained",
         "They have fewer pixels than the resolution in step 1. Use larger originals, or a lower resolution.",
-        "Remove them",
-        "Remove",
+        *REMOVE,
     ),
     "blurred": Kind(
         "{n} images may be blurred",
         "1 image may be blurred",
         "The LoRA learns the blur. Keep those that are meant to be soft.",
-        "Remove them",
-        "Remove",
+        *REMOVE,
     ),
     "dark": Kind(
         "{n} images are very dark",
         "1 image is very dark",
         "There is little to learn from them.",
-        "Remove them",
-        "Remove",
+        *REMOVE,
     ),
     "bright": Kind(
         "{n} images are very bright",
         "1 image is very bright",
         "There is little to learn from them.",
-        "Remove them",
-        "Remove",
+        *REMOVE,
     ),
     "sideways": Kind(
         "{n} photos may lie on their side",
         "1 photo may lie on its side",
         "A program rotated the pixels and left the camera's mark, so that they are rotated twice.",
-        "Rotate them",
         "Rotate",
+        "Rotate them",
     ),
     "cropped": Kind(
         "{n} images lose much of their picture",
         "1 image loses much of its picture",
         "No bucket has their shape, so the trainer cuts off both ends. Crop them here to choose the part yourself.",
-        "Crop them as the trainer would",
         "Crop",
+        "Crop them as the trainer would",
     ),
     "lonely": Kind(
         "{n} images are in buckets smaller than a batch",
         "1 image is in a bucket smaller than a batch",
         "Their batches have fewer images than the others, so these images count more.",
-        "Crop them to the nearest full bucket",
         "Crop",
+        "Crop them to the nearest full bucket",
     ),
     "changed": Kind(
         "{n} images are converted before the training",
         "1 image is converted before the training",
         "The trainers read them differently, so Hangproof converts them. Do it now to see what is trained.",
-        "Convert them now",
         "Convert",
+        "Convert them now",
     ),
     "exif": Kind(
         "{n} photos are rotated by their EXIF data",
         "1 photo is rotated by its EXIF data",
         "Hangproof trains them upright. Other programs that you give these files to may not.",
-        "Rotate the pixels",
         "Rotate the pixels",
     ),
     "no_caption": Kind(
@@ -137,14 +131,12 @@ KINDS = {
         "1 image has no caption",
         "They are trained with the trigger word alone. Captions make a LoRA that follows prompts.",
         "Use the trigger word",
-        "Use the trigger word",
         write=True,
     ),
     "no_trigger": Kind(
         "{n} captions lack the trigger word",
         "1 caption lacks the trigger word",
         "What the LoRA learns from them does not belong to your trigger word.",
-        "Put it first",
         "Put it first",
     ),
     "style": Kind(

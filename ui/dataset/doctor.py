@@ -125,7 +125,7 @@ def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
     report = examine(draft_id)
     wanted = None if only is None else set(only)
     found = [one for one in report.findings.get(kind, []) if wanted is None or one.id in wanted]
-    if kind not in KINDS or not KINDS[kind].fix_one:
+    if kind not in KINDS or not KINDS[kind].fix:
         raise RunError(draft.OUT_OF_DATE)
     if not found:
         raise RunError("There is nothing left to fix here; the images were changed meanwhile")
@@ -220,9 +220,9 @@ def report(draft_id: str) -> dict[str, Any]:
 
 def _heading(kind: str, number: int) -> dict[str, Any]:
     one = KINDS[kind]
-    fix_all = one.fix_all if number > 1 else one.fix_one
+    fix_all = (one.fix_them if number > 1 else "") or one.fix
     shown = {"kind": kind, "title": one.title(number), "about": one.about, "count": number}
-    return {**shown, "fix_all": fix_all, "fix_one": one.fix_one if number > 1 else "", "write": one.write}
+    return {**shown, "fix_all": fix_all, "fix_one": one.fix if number > 1 else "", "write": one.write}
 
 
 def _buckets(report: Report) -> list[Bucket]:

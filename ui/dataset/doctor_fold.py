@@ -53,7 +53,7 @@ def _figure(image: dict[str, Any], kind: str) -> str:
         pictures += _picture(image["other_thumb"], image["other"], kept=True)
         lines.append(f"Kept instead: {image['other']}")
     said = "".join(f"<span>{esc(line)}</span>" for line in lines if line)
-    fix = "" if in_bucket else KINDS[kind].fix_one
+    fix = "" if in_bucket else KINDS[kind].fix
     act = press(fix, "fix", label=f"{fix}: {name}", id=image["id"]) if fix else ""
     caption = f'<figcaption><span class="hp-name">{esc(name)}</span>{said}</figcaption>'
     return f'<figure data-file="{esc(name)}"><div class="hp-pair">{pictures}</div>{caption}{act}</figure>'

@@ -18,31 +18,21 @@ from runs import env_file
 from runs.dataset import Source, folder_counts, one_line
 from runs.files import RunError, explained
 from runs.pictures import cropped_size, turned_crop
-from ui.dataset import draft_history, draft_images
+from ui.dataset import draft_history, draft_images, draft_store
 from ui.dataset.draft_drop import add, copy_dataset
 from ui.dataset.draft_images import Entry
 from ui.dataset.draft_store import (
-    MAX_CAPTION,
-    MAX_OPEN,
     OUT_OF_DATE,
-    State,
-    change,
-    count,
     delete_expired,
-    digest,
     folder,
     images_dir,
     is_id,
-    lock,
     locked,
     masks_dir,
     new_id,
     plain_text,
-    read,
-    read_step,
     touch,
     uploads_dir,
-    write,
 )
 
 __all__ = [
@@ -103,8 +93,8 @@ _items: OrderedDict[str, tuple[Mapping[str, Entry], float, list[Item], draft_ima
 
 def items(draft_id: str) -> list[Item]:
     """The images in display order. Do not change the list: it is shared."""
-    with lock:
-        images, small_side = read(draft_id)["images"], presets.defaults()["images"]["small_side"]
+    with draft_store.lock:
+        images, small_side = draft_store.read(draft_id)["images"], presets.defaults()["images"]["small_side"]
         known = _items.get(draft_id)
         if known is None or known[0] is not images or known[1] != small_side:
             entries, side, old, finder = known or ({}, small_side, [], draft_images.Near())
@@ -115,7 +105,7 @@ def items(draft_id: str) -> list[Item]:
                 found.append(item if item and same else _item(key, entry, other, small_side))
             _items[draft_id] = known = images, small_side, found, finder
         _items.move_to_end(draft_id)
-        while len(_items) > MAX_OPEN:
+        while len(_items) > draft_store.MAX_OPEN:
             _items.popitem(last=False)
         return known[2]
 
@@ -137,7 +127,7 @@ def item(draft_id: str, image_id: str) -> Item:
     raise RunError(REMOVED)
 
 
-def _entry(state: State, image_id: object) -> Entry:
+def _entry(state: draft_store.State, image_id: object) -> Entry:
     if not isinstance(image_id, str) or image_id not in state["images"]:
         raise RunError(REMOVED)
     entry: Entry = state["images"][image_id]
@@ -150,7 +140,7 @@ def original(draft_id: str, image_id: str) -> Path:
     Raises:
         RunError: the image was removed.
     """
-    return images_dir(draft_id) / _entry(read(draft_id), image_id)["stored"]
+    return images_dir(draft_id) / _entry(draft_store.read(draft_id), image_id)["stored"]
 
 
 def thumb(draft_id: str, item: Item) -> Path:
@@ -170,7 +160,7 @@ def large(draft_id: str, image_id: str) -> Path:
 
 
 def _scaled(draft_id: str, image_id: str, kind: str, side: int) -> Path:
-    entry = _entry(read(draft_id), image_id)
+    entry = _entry(draft_store.read(draft_id), image_id)
     path = folder(draft_id) / "thumbs" / f"{image_id}{kind}-{entry['turn']}.jpg"
     if not path.is_file():
         with explained("write a thumbnail"):
@@ -180,7 +170,7 @@ def _scaled(draft_id: str, image_id: str, kind: str, side: int) -> Path:
 
 def counts(draft_id: str) -> dict[str, int]:
     """The number of images in each folder of the data set that a run would get; what runs.planned_steps counts."""
-    return folder_counts((entry["folder"], entry["weight"]) for entry in read(draft_id)["images"].values())
+    return folder_counts((entry["folder"], entry["weight"]) for entry in draft_store.read(draft_id)["images"].values())
 
 
 def sources(draft_id: str) -> list[Source]:
@@ -196,32 +186,32 @@ def sources(draft_id: str) -> list[Source]:
             masks_dir(draft_id) / entry["mask"] if entry["mask"] else None,
             entry["weight"],
         )
-        for entry in read(draft_id)["images"].values()
+        for entry in draft_store.read(draft_id)["images"].values()
     ]
 
 
 def waiting(draft_id: str) -> list[str]:
     """Names of caption files that have no matching image."""
-    texts = read(draft_id)["texts"].items()
+    texts = draft_store.read(draft_id)["texts"].items()
     return [f"{key.removeprefix('/')}.txt" for key, text in texts if not text["used"]]
 
 
 def form(draft_id: str) -> dict[str, Any]:
     """The form values stored last."""
-    values: dict[str, Any] = read(draft_id)["form"]
+    values: dict[str, Any] = draft_store.read(draft_id)["form"]
     return values
 
 
 def save_fields(draft_id: str, changes: Mapping[str, Any], forget: Collection[str] = ()) -> None:
     """Store these form values exactly as typed, valid or not, and forget others; the rest stays."""
     with locked(draft_id):
-        state = read(draft_id)
+        state = draft_store.read(draft_id)
         stored = {**state["form"], **{key: _plain(value) for key, value in changes.items()}}
         if isinstance(changes.get("flags"), str):
             stored["flags"] = _plain(_without_secrets(draft_id, changes["flags"]))
         stored = {key: value for key, value in stored.items() if key not in forget}
         if state["form"] != stored:
-            write(draft_id, {**state, "form": stored})
+            draft_store.write(draft_id, {**state, "form": stored})
 
 
 def _without_secrets(draft_id: str, flags: str) -> str:
@@ -239,14 +229,14 @@ def _plain(value: Any) -> Any:
 def mark_in_a_run(draft_id: str) -> None:
     """Record that a run's data set contains these images and captions."""
     with locked(draft_id):
-        state = read(draft_id)
-        write(draft_id, {**state, "kept": digest(state)})
+        state = draft_store.read(draft_id)
+        draft_store.write(draft_id, {**state, "kept": draft_store.digest(state)})
 
 
 def images_not_in_a_run(draft_id: str) -> int:
     """Number of images when no run contains them with their captions, so that replacing the draft loses them; else 0."""
-    state = read(draft_id)
-    return 0 if digest(state) == state["kept"] else len(state["images"])
+    state = draft_store.read(draft_id)
+    return 0 if draft_store.digest(state) == state["kept"] else len(state["images"])
 
 
 # Undo and redo ---------------------------------------------------------------------------------------------------------
@@ -254,7 +244,7 @@ def images_not_in_a_run(draft_id: str) -> int:
 
 def history(draft_id: str) -> tuple[str, str]:
     """What undo would undo and redo would redo, such as "caption of cat.png"; "" for nothing."""
-    state = read(draft_id)
+    state = draft_store.read(draft_id)
     steps, done = state["history"], state["done"]
     return steps[done - 1]["label"] if done else "", steps[done]["label"] if done < len(steps) else ""
 
@@ -262,13 +252,13 @@ def history(draft_id: str) -> tuple[str, str]:
 def undo(draft_id: str, side: int = draft_history.UNDO) -> str | None:
     """Undo the last change of images or captions. Returns a sentence about it; None when there is nothing to undo."""
     with locked(draft_id):
-        state, back = read(draft_id), side == draft_history.UNDO
+        state, back = draft_store.read(draft_id), side == draft_history.UNDO
         at = state["done"] - back
         if not 0 <= at < len(state["history"]):
             return None
         entry = state["history"][at]
-        state = draft_history.applied(state, read_step(draft_id, entry["n"]), side)
-        write(draft_id, {**state, "done": at + (not back)})
+        state = draft_history.applied(state, draft_store.read_step(draft_id, entry["n"]), side)
+        draft_store.write(draft_id, {**state, "done": at + (not back)})
     return f"{'Undone' if back else 'Redone'}: {entry['label']}."
 
 
@@ -298,7 +288,7 @@ def change_images(
     Raises:
         RunError: an image was removed, and all are `needed`.
     """
-    with change(draft_id, **merge) as edit:
+    with draft_store.change(draft_id, **merge) as edit:
         images, changed = edit.state["images"], []
         for key in dict.fromkeys(images if ids is None else ids):
             if key not in images and not needed:
@@ -308,8 +298,8 @@ def change_images(
             if new and any(entry[name] != value for name, value in new.items()):
                 images[key] = {**entry, **new}
                 changed.append(entry["file"])
-        label = label.replace("{captions}", count(len(changed), "caption"))
-        edit.label = label.replace("{}", changed[0] if len(changed) == 1 else count(len(changed), "image"))
+        label = label.replace("{captions}", draft_store.count(len(changed), "caption"))
+        edit.label = label.replace("{}", changed[0] if len(changed) == 1 else draft_store.count(len(changed), "image"))
     return len(changed)
 
 
@@ -324,12 +314,14 @@ def captioned(entry: Entry, text: str, author: str = PERSON) -> Entry:
     """The values of an image with another caption, and who wrote it; nobody wrote an empty one.
 
     Raises:
-        RunError: the caption is longer than MAX_CAPTION characters.
+        RunError: the caption is longer than draft_store.MAX_CAPTION characters.
     """
     if text == entry["caption"]:
         return {}
-    if len(text) > MAX_CAPTION:
-        raise RunError(f"{entry['file']}: the caption has {len(text)} characters; shorten it to {MAX_CAPTION}")
+    if len(text) > draft_store.MAX_CAPTION:
+        raise RunError(
+            f"{entry['file']}: the caption has {len(text)} characters; shorten it to {draft_store.MAX_CAPTION}"
+        )
     return {"caption": text, "caption_by": author if text.strip() else ""}
 
 
@@ -337,7 +329,7 @@ def set_caption(draft_id: str, image_id: str, text: str) -> None:
     """Store a caption as typed.
 
     Raises:
-        RunError: the image was removed, or the caption is longer than MAX_CAPTION characters.
+        RunError: the image was removed, or the caption is longer than draft_store.MAX_CAPTION characters.
     """
     merge = {"merge": f"caption:{image_id}", "within_s": MERGE_S}
     change_image(draft_id, image_id, lambda entry: captioned(entry, plain_text(text)), "caption of {}", **merge)
@@ -362,7 +354,7 @@ def set_captions(
         How many captions changed.
 
     Raises:
-        RunError: a caption is longer than MAX_CAPTION characters; no caption was changed.
+        RunError: a caption is longer than draft_store.MAX_CAPTION characters; no caption was changed.
     """
 
     def make(key: str, entry: Entry) -> Entry | None:
@@ -407,15 +399,15 @@ def insert_trigger(draft_id: str, trigger: str) -> int:
 
 def remove(draft_id: str, ids: Iterable[str]) -> None:
     """Remove images; the other captions stay unchanged, and undo brings them back."""
-    with change(draft_id) as edit:
+    with draft_store.change(draft_id) as edit:
         gone = [edit.state["images"].pop(key) for key in ids if key in edit.state["images"]]
-        edit.label = f"removal of {gone[0]['file'] if len(gone) == 1 else count(len(gone), 'image')}"
+        edit.label = f"removal of {gone[0]['file'] if len(gone) == 1 else draft_store.count(len(gone), 'image')}"
 
 
 def clear(draft_id: str) -> None:
     """Remove all images and captions; the settings stay, and undo brings the images back."""
-    with change(draft_id) as edit:
-        edit.label = f"removal of {count(len(edit.state['images']), 'image')}"
+    with draft_store.change(draft_id) as edit:
+        edit.label = f"removal of {draft_store.count(len(edit.state['images']), 'image')}"
         edit.state |= {"images": {}, "texts": {}}
 
 
@@ -425,7 +417,7 @@ def move(draft_id: str, image_id: str, before_id: str | None) -> None:
     Raises:
         RunError: one of them was removed.
     """
-    with change(draft_id) as edit:
+    with draft_store.change(draft_id) as edit:
         entry = _entry(edit.state, image_id)
         if before_id is not None:
             _entry(edit.state, before_id)

@@ -16,19 +16,8 @@ from typing import Any
 import numpy as np
 
 import presets
-from runs import masks
+from runs import masks, pictures
 from runs.files import RunError, atomic_write, explained
-from runs.pictures import (
-    DAMAGE,
-    EXIF_ORIENTATION,
-    USABLE,
-    Crop,
-    crop_box,
-    eight_bits,
-    is_image_name,
-    opened,
-    turned,
-)
 
 THUMB_SIDE = 480  # pixels: a card's width on a high-density screen
 LARGE_SIDE = 1600
@@ -72,8 +61,8 @@ def measured(path: Path, name: str, copy: Path, link: bool = False) -> Entry:
         RunError: it is not an image, damaged or too large; nothing is left of the copy and the thumbnail then.
         OSError: a file cannot be written.
     """
-    if not is_image_name(Path(name)):
-        raise RunError(f"{name}: not an image file; use {USABLE}, a ZIP of these, or .txt for captions")
+    if not pictures.is_image_name(Path(name)):
+        raise RunError(f"{name}: not an image file; use {pictures.USABLE}, a ZIP of these, or .txt for captions")
     limit_mb = presets.defaults()["images"]["max_file_mb"]
     try:
         size = path.stat().st_size
@@ -83,7 +72,7 @@ def measured(path: Path, name: str, copy: Path, link: bool = False) -> Entry:
         raise RunError(f"{name}: {size / 1e6:.0f} MB is too large; export it with at most {limit_mb} MB")
     try:
         _store(path, name, copy, link)
-        with opened(copy, name) as image:
+        with pictures.opened(copy, name) as image:
             if image.format == "PNG":
                 image.load()  # `getexif` of a PNG decodes it as well, and damage is reported once only
             upright = _upright(image)
@@ -92,7 +81,7 @@ def measured(path: Path, name: str, copy: Path, link: bool = False) -> Entry:
             if image.format not in DRAFTED:
                 shape = image.size  # Pillow rotates a TIFF while it decodes it
                 getattr(image, "n_frames", 1)  # finds a damaged frame
-            width, height = reversed(shape) if image.getexif().get(EXIF_ORIENTATION, 1) in SIDEWAYS else shape
+            width, height = reversed(shape) if image.getexif().get(pictures.EXIF_ORIENTATION, 1) in SIDEWAYS else shape
         _save(small, copy.with_suffix(".jpg"))
         with copy.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -127,10 +116,10 @@ def _upright(image: Any) -> int:
     tag leaves a file that every viewer rotates a second time.
     """
     try:
-        turn = {6: 3, 8: 1}.get(image.getexif().get(EXIF_ORIENTATION), 0)
+        turn = {6: 3, 8: 1}.get(image.getexif().get(pictures.EXIF_ORIENTATION), 0)
         camera = image.getexif().get_ifd(EXIF_IFD)
         size = (camera.get(EXIF_WIDTH), camera.get(EXIF_HEIGHT))
-    except DAMAGE:
+    except pictures.DAMAGE:
         return 0
     return turn if size[0] != size[1] and size == (image.height, image.width) else 0
 
@@ -138,17 +127,17 @@ def _upright(image: Any) -> int:
 def write_thumb(path: Path, target: Path, turn: int = 0, side: int = THUMB_SIDE) -> None:
     """Write a JPEG of at most `side` pixels: upright, on white, and after `turn` quarter turns clockwise."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with opened(path) as image:
-        _save(turned(_thumbnail(image, side), turn), target)
+    with pictures.opened(path) as image:
+        _save(pictures.turned(_thumbnail(image, side), turn), target)
 
 
-def edited_name(image_id: str, turn: int, crop: Crop | None, mask: str | None) -> str:
+def edited_name(image_id: str, turn: int, crop: pictures.Crop | None, mask: str | None) -> str:
     """The file name of an edited thumbnail: another one for each crop and mask."""
     edits = hashlib.sha256(json.dumps([crop, mask]).encode()).hexdigest()[:DIGEST]
     return f"{image_id}-{turn}-{edits}.jpg"
 
 
-def write_edited(large: Path, target: Path, turn: int, crop: Crop | None, mask: Path | None) -> None:
+def write_edited(large: Path, target: Path, turn: int, crop: pictures.Crop | None, mask: Path | None) -> None:
     """Write the thumbnail of an image as its card shows it, cropped and grey where its mask ignores it.
 
     Args:
@@ -166,10 +155,10 @@ def write_edited(large: Path, target: Path, turn: int, crop: Crop | None, mask: 
         if mask is not None:
             with contextlib.suppress(RunError):
                 grey = Image.blend(small.convert("L").convert("RGB"), Image.new("RGB", small.size, IGNORED), FADE)
-                trained = turned(masks.opened(mask), turn).resize(small.size, Image.Resampling.BILINEAR)
+                trained = pictures.turned(masks.opened(mask), turn).resize(small.size, Image.Resampling.BILINEAR)
                 small = Image.composite(small, grey, trained)
         if crop is not None:
-            small = small.crop(crop_box(small.size, crop))
+            small = small.crop(pictures.crop_box(small.size, crop))
         small.thumbnail((THUMB_SIDE, THUMB_SIDE))
         part = target.with_suffix(".part")
         _save(small, part)
@@ -210,13 +199,13 @@ def _thumbnail(image: Any, side: int) -> Any:
     if image.format in DRAFTED:  # for HEIC it would use a stored preview
         image.draft("RGB", (side, side))
     image.load()
-    small = ImageOps.exif_transpose(image) if image.getexif().get(EXIF_ORIENTATION, 1) not in (0, 1) else image
+    small = ImageOps.exif_transpose(image) if image.getexif().get(pictures.EXIF_ORIENTATION, 1) not in (0, 1) else image
     if small.has_transparency_data:
         small = small.convert("RGBA")
         small.thumbnail((side, side))
         small = Image.alpha_composite(Image.new("RGBA", small.size, "white"), small)
     else:
-        small = (eight_bits(small) if small.mode.startswith(("I", "F")) else small).convert("RGB")
+        small = (pictures.eight_bits(small) if small.mode.startswith(("I", "F")) else small).convert("RGB")
         small.thumbnail((side, side))
     return small.convert("RGB")
 

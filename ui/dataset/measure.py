@@ -6,6 +6,7 @@ DRAFT` is that check: a process of its own (ui/jobs.py), which a restart of the 
 """
 
 import concurrent.futures
+import functools
 import hashlib
 import json
 import os
@@ -127,30 +128,19 @@ def changes_of(image: Any) -> tuple[str, int]:
 
 # The file of measures ----------------------------------------------------------------------------------------------------
 
-_read: dict[Path, tuple[int, int, dict[str, Measure]]] = {}  # path → (inode, bytes read, measures)
-
 
 def stored(folder: Path) -> dict[str, Measure]:
-    """The measures in a draft's folder by SHA-256. Only what was appended since the last call is read."""
-    path = folder / NAME
-    inode, at, found = _read.get(path, (0, 0, {}))
+    """The measures in a draft's folder by SHA-256; the same table as before while nothing was appended."""
     try:
-        with path.open("rb") as file:
-            state = os.fstat(file.fileno())
-            if state.st_ino != inode or state.st_size < at:
-                at, found = 0, {}
-            file.seek(at)
-            data = file.read()
+        state = (folder / NAME).stat()
+        return _stored(folder / NAME, state.st_ino, state.st_size)
     except OSError:
         return {}
-    end = data.rfind(b"\n") + 1
-    new = dict(one for line in data[:end].splitlines() if (one := _parsed(line)) is not None)
-    if new:
-        found = {**found, **new}
-    while len(_read) > 8:
-        _read.pop(next(iter(_read)))
-    _read[path] = state.st_ino, at + end, found
-    return found
+
+
+@functools.lru_cache(maxsize=8)
+def _stored(path: Path, inode: int, size: int) -> dict[str, Measure]:
+    return dict(one for line in path.read_bytes().splitlines() if (one := _parsed(line)) is not None)
 
 
 def _parsed(line: bytes) -> tuple[str, Measure] | None:

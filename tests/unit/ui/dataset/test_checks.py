@@ -139,7 +139,7 @@ def test_each_finding_is_fixed_by_one_step_that_undo_takes_back(full):
     assert {kind: kinds.get(kind) for kind in EXPECTED} == EXPECTED
     assert kinds["no_caption"] and "wide.png" in kinds["lonely"]
     for kind in kinds:
-        if not checks.KINDS[kind].fix_one:
+        if not checks.KINDS[kind].fix:
             continue
         before = draft_store.read(full)["images"]
         message = doctor.fix(full, kind)
