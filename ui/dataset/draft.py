@@ -397,7 +397,7 @@ def insert_trigger(draft_id: str, trigger: str) -> int:
     return change_images(draft_id, None, lambda _, entry: make(entry), "trigger word in {captions}")
 
 
-def remove(draft_id: str, ids: Iterable[str]) -> None:
+def remove(draft_id: str, ids: list[str]) -> None:
     """Remove images; the other captions stay unchanged, and undo brings them back."""
     with draft_store.change(draft_id) as edit:
         gone = [edit.state["images"].pop(key) for key in ids if key in edit.state["images"]]
@@ -429,7 +429,7 @@ def move(draft_id: str, image_id: str, before_id: str | None) -> None:
         edit.state["images"] = {key: edit.state["images"][key] for key in order}
 
 
-def fix(draft_id: str, image_id: str, code: str) -> None:
+def fix(draft_id: str, id: str, code: str) -> None:
     """Fix a warning: "sideways" rotates the image (upright where its EXIF data says how, else 90° clockwise), "small"
     and "near" remove it, "no_caption" sets the trigger word as its caption.
 
@@ -438,11 +438,11 @@ def fix(draft_id: str, image_id: str, code: str) -> None:
     """
     kind = code.split(":")[0]
     if kind == "sideways":
-        change_image(draft_id, image_id, upright, ROTATION)
+        change_image(draft_id, id, upright, ROTATION)
     elif kind in ("small", "near"):
-        remove(draft_id, [item(draft_id, image_id).id])
+        remove(draft_id, [item(draft_id, id).id])
     elif kind == "no_caption":
-        change_image(draft_id, image_id, with_trigger(trigger(draft_id)), "caption of {}")
+        change_image(draft_id, id, with_trigger(trigger(draft_id)), "caption of {}")
     else:
         raise RunError(OUT_OF_DATE)
 

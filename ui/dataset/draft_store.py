@@ -350,20 +350,17 @@ def masks_dir(draft_id: str) -> Path:
 # The content -----------------------------------------------------------------------------------------------------
 
 
-def _file(draft_id: str, create: bool = False) -> DraftFile | None:
-    """The open file of a draft; None where nothing was stored yet, unless it is to be created."""
-    place = folder(draft_id)
-    path = place / NAME
+def _file(draft_id: str) -> DraftFile:
+    """The open file of a draft, which is created where nothing was stored yet."""
+    path = folder(draft_id) / NAME
     inode = path.stat().st_ino if path.exists() else 0
     known = _open.get(path)
     if known is not None and known.inode == inode:
         _open.move_to_end(path)
         return known
     _close(path)
-    if not inode and not create:
-        return None
     with explained("store your changes"):
-        place.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
     file = _open[path] = DraftFile(path)
     while len(_open) > MAX_OPEN:
         _close(next(iter(_open)))
@@ -383,17 +380,14 @@ def read(draft_id: str) -> State:
         RunError: its file is damaged.
     """
     with lock:
-        file = _file(draft_id)
-        return empty() if file is None else file.refresh()
+        return _file(draft_id).refresh() if (folder(draft_id) / NAME).exists() else empty()
 
 
 @contextlib.contextmanager
 def locked(draft_id: str) -> Iterator[None]:
     """Keep other threads and processes from changing a draft. What the block writes is stored together when it ends."""
-    with lock:
-        file = _file(draft_id)
-        with file.transaction() if file else contextlib.nullcontext():
-            yield
+    with lock, _file(draft_id).transaction():
+        yield
 
 
 def write(draft_id: str, state: State, step: Step | None = None) -> None:
@@ -402,22 +396,13 @@ def write(draft_id: str, state: State, step: Step | None = None) -> None:
     Raises:
         RunError: the disk does not take it.
     """
-    file = _file(draft_id, create=True)
-    assert file is not None
-    created = not file.db.in_transaction
-    with file.transaction():
-        if created and file.state != empty():
-            raise RunError("Another process changed this draft at the same moment; try again")
-        file.store(state, step)
+    _file(draft_id).store(state, step)
 
 
 def read_step(draft_id: str, number: int) -> Step:
     """A step of the history. Raises RunError: it cannot be read."""
     with lock:
-        file = _file(draft_id)
-        if file is None:
-            raise RunError(OUT_OF_DATE)
-        return file.step(number)
+        return _file(draft_id).step(number)
 
 
 @contextlib.contextmanager

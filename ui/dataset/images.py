@@ -232,16 +232,6 @@ def find_ids(draft_id: str, data: dict, between: list[str] | None = None) -> dic
     return {"ids": selection.ids(draft_id, selection.query_of(data), between)}
 
 
-def remove_images(draft_id: str, ids: list[str]) -> None:
-    """Remove images by id."""
-    draft.remove(draft_id, ids)
-
-
-def fix_image(draft_id: str, id: str, code: str) -> None:
-    """Fix what a warning on a card says."""
-    draft.fix(draft_id, id, code)
-
-
 def import_folder(draft_id: str, path: Text) -> dict[str, Any]:
     """Import a folder on the server."""
     return {"imports": imports.start_folder(draft_id, path)}
@@ -264,9 +254,9 @@ READS: dict[str, Callable[..., dict[str, Any] | None]] = {
 }
 CHANGES: dict[str, Callable[..., dict[str, Any] | None]] = {
     "list_images": lambda: None,
-    "remove_images": remove_images,
-    "clear_images": lambda draft_id: draft.clear(draft_id),
-    "fix_image": fix_image,
+    "remove_images": draft.remove,
+    "clear_images": draft.clear,
+    "fix_image": draft.fix,
     "move_image": move_image,
     "undo": lambda draft_id: {"message": draft.undo(draft_id) or "There is nothing to undo."},
     "redo": lambda draft_id: {"message": draft.redo(draft_id) or "There is nothing to redo."},
