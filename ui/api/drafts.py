@@ -50,7 +50,7 @@ def list_images(draft_id: str, first: int = 0, count: int = PAGE, filter: str = 
 
     filter: "" for all, or one of the page's, such as "no_caption".
     """
-    query = selection.query_of({"filter": filter})
+    query = selection.query_of({"query": {"kind": filter}})
     found = query.found(draft.items(_known(draft_id)))
     shown = found[max(0, first) : max(0, first) + max(1, min(count, MOST_LISTED))]
     return {

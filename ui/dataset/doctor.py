@@ -18,7 +18,7 @@ from runs.files import RunError
 from ui import jobs
 from ui.dataset import bucket_preview, checks, convert, draft, draft_store, measure
 from ui.dataset.bucket_preview import Bucket, Plan
-from ui.dataset.checks import KINDS, Findings
+from ui.dataset.checks import KINDS, Finding, Findings
 from ui.dataset.draft import Item
 from ui.dataset.draft_images import Entry
 from ui.dataset.images import thumb_url
@@ -28,6 +28,7 @@ LIMIT_S = 6 * 3600.0
 PAGE = 24
 MOST_BUCKETS = 200
 REMOVED_BY = ("damaged", "duplicate", "near", "small", "enlarged", "blurred", "dark", "bright")
+BUCKETS = "buckets"  # beside the kinds of findings
 CONVERTED_BY = ("changed", "exif")
 MOST_KEPT = 4  # drafts whose findings are kept
 
@@ -240,34 +241,28 @@ def _bucket(number: int, bucket: Bucket, plan: Plan | None) -> dict[str, Any]:
     }
 
 
-def pictures(draft_id: str, kind: str, most: int) -> tuple[list[dict[str, Any]], int]:
-    """The first images of a finding, and how many there are."""
+def pictures(draft_id: str, kind: str, most: int, bucket: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """The first images of a finding, or of the bucket with this number (`kind` BUCKETS), and how many there are."""
     report = examine(draft_id)
     some = report.findings.get(kind, [])
-    return [_shown(draft_id, report, one.id, one.detail, one.other) for one in some[:most]], len(some)
+    if kind == BUCKETS and 0 <= bucket < len(buckets := _buckets(report)):
+        some = [Finding(key) for key in buckets[bucket].images]
+    return [_shown(draft_id, report, one) for one in some[:most]], len(some)
 
 
-def bucket_pictures(draft_id: str, number: int, most: int) -> tuple[list[dict[str, Any]], int]:
-    """The first images of a bucket, and how many there are."""
-    report = examine(draft_id)
-    buckets = _buckets(report)
-    ids = buckets[number].images if 0 <= number < len(buckets) else ()
-    return [_shown(draft_id, report, key) for key in ids[:most]], len(ids)
-
-
-def _shown(draft_id: str, report: Report, key: str, detail: str = "", other: str = "") -> dict[str, Any]:
+def _shown(draft_id: str, report: Report, found: Finding) -> dict[str, Any]:
     """An image of a finding: its thumbnail, what is trained of it, and the image that is kept instead."""
-    item = report.items[key]
-    slot = report.plan.slots.get(key) if report.plan else None
+    item, other = report.items[found.id], report.items.get(found.other)
+    slot = report.plan.slots.get(found.id) if report.plan else None
     return {
-        "id": key,
+        "id": found.id,
         "file": f"{item.folder}/{item.file}" if item.folder else item.file,
-        "detail": detail,
+        "detail": found.detail,
         "thumb": thumb_url(draft_id, item),
         "kept": slot.kept if slot else 1,
         "part": slot.part if slot else (0, 0, 1, 1),
-        "other": report.items[other].file if other in report.items else "",
-        "other_thumb": thumb_url(draft_id, report.items[other]) if other in report.items else "",
+        "other": other.file if other else "",
+        "other_thumb": thumb_url(draft_id, other) if other else "",
     }
 
 

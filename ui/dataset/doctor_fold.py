@@ -8,6 +8,7 @@ from runs.files import RunError
 from ui import jobs, scripts
 from ui.dataset import doctor, draft
 from ui.dataset.checks import KINDS
+from ui.dataset.doctor import BUCKETS
 from ui.dataset.draft_store import count
 from ui.html import esc, press, pressed
 from ui.new import settings
@@ -16,7 +17,6 @@ from ui.run.fold import QUIET
 
 TICK_S = 1.0
 ALL_OF_IT = 0.9995  # of an image that its bucket keeps
-BUCKETS = "buckets"  # beside the kinds of findings
 ABOUT_BUCKETS = (
     "An image is scaled to cover its bucket and cropped at the centre. The dark parts are cut off. A batch holds images of one "
     "bucket."
@@ -61,9 +61,7 @@ def _figure(image: dict[str, Any], kind: str) -> str:
 
 def _pictures(draft_id: str, kind: str, bucket: int, most: int) -> str:
     """The first images of a finding or a bucket, and a button for more."""
-    images, total = (
-        doctor.bucket_pictures(draft_id, bucket, most) if kind == BUCKETS else doctor.pictures(draft_id, kind, most)
-    )
+    images, total = doctor.pictures(draft_id, kind, most, bucket)
     figures = "".join(_figure(one, kind) for one in images)
     more = press(f"Show more ({total - len(images):,})", "more") if total > len(images) else ""
     return f'<div class="hp-found">{figures}</div>{more}'

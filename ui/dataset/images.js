@@ -4,7 +4,7 @@ const ANSWER_MS = 60_000;
 const DROP_HINT = "Drop images or folders here, or click to choose files";
 const TYPES = "image/*,.heic,.heif,.avif,.zip,.txt,.caption";
 const state = () =>
-  props.value || { draft: "", items: [], total: 0, found: 0, page: 0, pages: 1, filter: "", waiting: [], texts: 0, history: [] };
+  props.value || { draft: "", items: [], total: 0, found: 0, page: 0, pages: 1, waiting: [], texts: 0, history: [] };
 
 function chooser(testid) {
   const input = make("input", "", { type: "file", multiple: true, hidden: true });
@@ -51,8 +51,8 @@ function showProgress(text, part) {
 
 // Server ------------------------------------------------------------------------------------------------------------
 const view = () => {
-  const { draft, page, filter, query, size } = state();
-  return { draft, page, filter, query, size };
+  const { draft, page, query, size } = state();
+  return { draft, page, query, size };
 };
 /** The server's answer: {ok: true, …} or {ok: false, error}; null when there is none, which means: nothing was stored. */
 async function ask(name, data) {
@@ -293,8 +293,7 @@ window.addEventListener("drop", (event) => {
 });
 
 hangproof.selected = () => [...selected];
-/** Show the images that fit, such as those of a subset or with a tag. */
-hangproof.showImages = (wanted) => go({ query: { ...query(), ...wanted }, page: 0 });
+hangproof.showImages = search;
 hangproof.writeCaptions = (ids) => {
   selected.clear();
   select(ids);

@@ -55,7 +55,7 @@ class Query:
         """The items to show, in their order."""
         if self.is_all:
             return list(items)
-        of_kind, compare = FILTERS[self.kind], COMPARISONS[self.how]
+        of_kind, compare = FILTERS.get(self.kind, FILTERS[""]), COMPARISONS.get(self.how, COMPARISONS["contains"])
         text = " ".join(self.text.split()).casefold() if self.how in ("tag", "no_tag") else self.text.casefold()
         return [
             item
@@ -67,23 +67,17 @@ class Query:
 
 
 def query_of(data: Mapping[str, Any]) -> Query:
-    """The query that a browser sent as "filter" and "query" {how, text, folder}; unknown values show all images.
+    """The query that a browser sent as "query", a table of the fields of Query; unknown values show all images.
 
     Raises:
         RunError: the text is too long.
     """
-    kind, more = data.get("filter"), data.get("query")
-    more = more if isinstance(more, dict) else {}
-    how, text, folder = more.get("how"), more.get("text"), more.get("folder")
-    text = draft.plain_text(text) if isinstance(text, str) else ""
-    if len(text) > MAX_TEXT:
-        raise RunError(f"The text to search for has {len(text)} characters; shorten it to {MAX_TEXT}")
-    return Query(
-        kind if isinstance(kind, str) and kind in FILTERS else "",
-        how if isinstance(how, str) and how in COMPARISONS else "contains",
-        text,
-        draft.plain_text(folder) if isinstance(folder, str) else None,
-    )
+    sent = data.get("query")
+    known = {name: sent.get(name) for name in Query.__annotations__} if isinstance(sent, dict) else {}
+    query = Query(**{name: draft.plain_text(value) for name, value in known.items() if isinstance(value, str)})
+    if len(query.text) > MAX_TEXT:
+        raise RunError(f"The text to search for has {len(query.text)} characters; shorten it to {MAX_TEXT}")
+    return query
 
 
 def ids(draft_id: str, query: Query, between: list[str] | None = None) -> list[str]:
