@@ -108,23 +108,12 @@ function makeEditor() {
   }
 
   // Edits ------------------------------------------------------------------------------------------------------------
-  /** Send an edit of the shown image. Returns the answer when it was stored, else null. */
+  /** Send an edit of the shown image. */
   async function store(name, data) {
-    const answer = await ask(name, data);
     say("");
-    if (answer?.ok === true) {
-      show(answer);
-      if (dialog.open && !state().items.some((one) => one.id === id)) load();
-      hangproof.tellOthers();
-      return answer;
-    }
-    if (answer) say(answer.error);
-    else {
-      await hangproof.lost();
-      say(`${NO_ANSWER}. This change was not stored. Try again later.`);
-    }
-    drawItem();
-    return null;
+    const answer = await change(name, data, say);
+    if (!answer) drawItem();
+    else if (dialog.open && !state().items.some((one) => one.id === id)) load();
   }
   async function step(way) {
     if (!(await flush())) return;

@@ -26,7 +26,7 @@ const isFiltered = () => Boolean(query().kind || query().text || query().folder 
 async function look(name, data) {
   const answer = await ask(name, data);
   if (answer?.ok === true) return answer;
-  if (answer) showNotes([answer.error], "bad");
+  if (answer) showError(answer.error);
   else hangproof.lost();
   return null;
 }

@@ -65,8 +65,9 @@ async function ask(name, data) {
   if (answer.list && JSON.stringify(asked) !== JSON.stringify(view())) answer.late = true;
   return answer;
 }
-/** Ask for a change of the images and show the result. Returns the answer when it was made, else null. */
-async function change(name, data) {
+const showError = (text) => showNotes([text], "bad");
+/** Ask for a change of the images and show the result, or `say` why not. Returns the answer when it was made, else null. */
+async function change(name, data, say = showError) {
   const answer = await ask(name, data);
   if (answer?.ok === true) {
     if (notes.dataset.brief) showNotes([], "good");
@@ -74,12 +75,9 @@ async function change(name, data) {
     hangproof.tellOthers();
     return answer;
   }
-  if (answer) showNotes([answer.error], "bad");
-  else {
-    await hangproof.lost();
-    const login = hangproof.trouble() === "login";
-    showNotes([`${login ? "Your login has ended" : NO_ANSWER}. Nothing was changed. Try again later.`], "bad");
-  }
+  if (!answer) await hangproof.lost();
+  const why = hangproof.trouble() === "login" ? "Your login has ended" : NO_ANSWER;
+  say(answer ? answer.error : `${why}. Nothing was changed. Try again later.`);
   return null;
 }
 function show(answer) {
@@ -182,7 +180,7 @@ async function go(wanted) {
   if (answer?.ok === true) show(answer);
   else {
     drawFilters();
-    if (answer) showNotes([answer.error], "bad");
+    if (answer) showError(answer.error);
     else hangproof.lost();
   }
 }
