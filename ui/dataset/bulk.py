@@ -169,11 +169,8 @@ def _kind(fields: Mapping[str, Any]) -> Kind:
 
 
 def _edited(images: Mapping[str, draft.Entry], ids: Iterable[str] | None, edit: Edit) -> dict[str, str]:
-    """The captions that an edit changes, by image id, among the images `ids` or all.
-
-    Raises:
-        RunError: the edit fails for a caption; the message names its file.
-    """
+    """The captions that an edit changes, by image id, among the images `ids` or all. Raises RunError: the edit fails
+    for a caption; the message names its file."""
     found = {}
     for key in images if ids is None else dict.fromkeys(ids):
         entry = images.get(key)

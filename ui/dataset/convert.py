@@ -17,11 +17,8 @@ STEP_IMAGES = 50  # that are stored, and undone, together
 
 
 def convert(draft_id: str, ids: Sequence[str], on_line: Callable[[str], object] = print) -> int:
-    """Convert these images; returns how many. One that cannot be read is left as it is.
-
-    Raises:
-        RunError: the disk does not take them.
-    """
+    """Convert these images; returns how many. One that cannot be read is left as it is. Raises RunError: the disk does
+    not take them."""
     entries, done = draft_store.read(draft_id)["images"], 0
     todo = [key for key in ids if key in entries]
     for start in range(0, len(todo), STEP_IMAGES):

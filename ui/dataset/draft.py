@@ -135,11 +135,7 @@ def _entry(state: draft_store.State, image_id: object) -> Entry:
 
 
 def original(draft_id: str, image_id: str) -> Path:
-    """Path of an image as it was dropped.
-
-    Raises:
-        RunError: the image was removed.
-    """
+    """Path of an image as it was dropped. Raises RunError: the image was removed."""
     return images_dir(draft_id) / _entry(draft_store.read(draft_id), image_id)["stored"]
 
 
@@ -311,11 +307,8 @@ def change_image(
 
 
 def captioned(entry: Entry, text: str, author: str = PERSON) -> Entry:
-    """The values of an image with another caption, and who wrote it; nobody wrote an empty one.
-
-    Raises:
-        RunError: the caption is longer than draft_store.MAX_CAPTION characters.
-    """
+    """The values of an image with another caption, and who wrote it; nobody wrote an empty one. Raises RunError: the
+    caption is longer than MAX_CAPTION characters."""
     if text == entry["caption"]:
         return {}
     if len(text) > draft_store.MAX_CAPTION:
@@ -326,11 +319,8 @@ def captioned(entry: Entry, text: str, author: str = PERSON) -> Entry:
 
 
 def set_caption(draft_id: str, image_id: str, text: str) -> None:
-    """Store a caption as typed.
-
-    Raises:
-        RunError: the image was removed, or the caption is longer than draft_store.MAX_CAPTION characters.
-    """
+    """Store a caption as typed. Raises RunError: the image was removed, or the caption is longer than
+    draft_store.MAX_CAPTION characters."""
     merge = {"merge": f"caption:{image_id}", "within_s": MERGE_S}
     change_image(draft_id, image_id, lambda entry: captioned(entry, plain_text(text)), "caption of {}", **merge)
 
@@ -354,7 +344,7 @@ def set_captions(
         How many captions changed.
 
     Raises:
-        RunError: a caption is longer than draft_store.MAX_CAPTION characters; no caption was changed.
+        RunError: a caption is longer than MAX_CAPTION characters; no caption was changed.
     """
 
     def make(key: str, entry: Entry) -> Entry | None:
@@ -385,14 +375,8 @@ def with_trigger(word: str) -> Callable[[Entry], Entry]:
 
 
 def insert_trigger(draft_id: str, trigger: str) -> int:
-    """Put the trigger word before every caption that does not start with it.
-
-    Returns:
-        How many captions changed.
-
-    Raises:
-        RunError: `trigger` is empty.
-    """
+    """Put the trigger word before every caption that does not start with it. Returns how many captions changed. Raises
+    RunError: `trigger` is empty."""
     make = with_trigger(one_line(trigger))
     return change_images(draft_id, None, lambda _, entry: make(entry), "trigger word in {captions}")
 
@@ -412,11 +396,7 @@ def clear(draft_id: str) -> None:
 
 
 def move(draft_id: str, image_id: str, before_id: str | None) -> None:
-    """Move an image before another one, or to the end.
-
-    Raises:
-        RunError: one of them was removed.
-    """
+    """Move an image before another one, or to the end. Raises RunError: one of them was removed."""
     with draft_store.change(draft_id) as edit:
         entry = _entry(edit.state, image_id)
         if before_id is not None:
@@ -431,11 +411,8 @@ def move(draft_id: str, image_id: str, before_id: str | None) -> None:
 
 def fix(draft_id: str, id: str, code: str) -> None:
     """Fix a warning: "sideways" rotates the image (upright where its EXIF data says how, else 90° clockwise), "small"
-    and "near" remove it, "no_caption" sets the trigger word as its caption.
-
-    Raises:
-        RunError: the image was removed, there is no trigger word, or the code is unknown.
-    """
+    and "near" remove it, "no_caption" sets the trigger word as its caption. Raises RunError: the image was removed,
+    there is no trigger word, or the code is unknown."""
     kind = code.split(":")[0]
     if kind == "sideways":
         change_image(draft_id, id, upright, ROTATION)

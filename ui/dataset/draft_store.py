@@ -77,11 +77,8 @@ class DraftFile:
     """
 
     def __init__(self, path: Path):
-        """Open a file, and create it where it is missing.
-
-        Raises:
-            RunError: it is damaged, or the disk does not take it.
-        """
+        """Open a file, and create it where it is missing. Raises RunError: it is damaged, or the disk does not take
+        it."""
         self.path, self.state, self.inode = path, empty(), 0
         self.revision = self.version = -1
         self.positions: dict[str, dict[str, float]] = {part: {} for part in PARTS}
@@ -257,11 +254,7 @@ def is_id(text: object) -> TypeGuard[str]:
 
 
 def folder(draft_id: str) -> Path:
-    """The draft's folder, which exists once something is stored.
-
-    Raises:
-        RunError: `draft_id` is not a valid id.
-    """
+    """The draft's folder, which exists once something is stored. Raises RunError: `draft_id` is not a valid id."""
     if not is_id(draft_id):
         raise RunError(OUT_OF_DATE)
     return datasets_dir() / ".drafts" / draft_id
@@ -375,10 +368,7 @@ def _close(path: Path) -> None:
 
 def read(draft_id: str) -> State:
     """The content of a draft; that of an empty draft where nothing was stored. Change no table in it: they are shared.
-
-    Raises:
-        RunError: its file is damaged.
-    """
+    Raises RunError: its file is damaged."""
     with lock:
         return _file(draft_id).refresh() if (folder(draft_id) / NAME).exists() else empty()
 
@@ -392,10 +382,7 @@ def locked(draft_id: str) -> Iterator[None]:
 
 def write(draft_id: str, state: State, step: Step | None = None) -> None:
     """Store a content that was read in the same `locked` block. step: that of its history's last entry, if it is new.
-
-    Raises:
-        RunError: the disk does not take it.
-    """
+    Raises RunError: the disk does not take it."""
     _file(draft_id).store(state, step)
 
 

@@ -75,11 +75,8 @@ def _set_mask(draft_id: str, item: draft.Item, drawn: Any) -> None:
 
 
 def mask_from_transparency(draft_id: str, id: str) -> None:
-    """Make the transparent part of a dropped image its mask; a run gets the image on white, and ignores what was transparent.
-
-    Raises:
-        RunError: the image was removed, or it has no transparency.
-    """
+    """Make the transparent part of a dropped image its mask; a run gets the image on white, and ignores what was
+    transparent. Raises RunError: the image was removed, or it has no transparency."""
     item = draft.item(draft_id, id)
     found = transparency(draft_id, item)
     if found is None:

@@ -86,11 +86,8 @@ class Progress:
 def _import(
     stack: contextlib.ExitStack, draft_id: str, spec: dict[str, Any], progress: Progress, own: Path
 ) -> list[str]:
-    """Import one folder or some uploads, which are unpacked into `own`. Returns one message for each file that was not added.
-
-    Raises:
-        RunError: the folder has no images, or an upload is gone.
-    """
+    """Import one folder or some uploads, which are unpacked into `own`. Returns one message for each file that was not
+    added. Raises RunError: the folder has no images, or an upload is gone."""
     progress.show(now=True, name=spec["name"])
     if spec["kind"] == "folder":
         files, messages = files_of(Path(spec["path"]), spec["drop"], progress)

@@ -176,10 +176,7 @@ def _has_size(path: Path, size: int) -> bool:
 
 def run(folder: Path, entries: dict[str, dict[str, Any]], on_line: Any = print) -> int:
     """Measure what is missing, several files at once; returns their number. on_line: called with "N of M" now and then.
-
-    Raises:
-        RunError: the measures cannot be stored.
-    """
+    Raises RunError: the measures cannot be stored."""
     todo, done, reported_s = missing(folder, entries), 0, 0.0
     total = len(todo)
     on_line(f"0 of {total}")

@@ -67,11 +67,8 @@ class Query:
 
 
 def query_of(data: Mapping[str, Any]) -> Query:
-    """The query that a browser sent as "query", a table of the fields of Query; unknown values show all images.
-
-    Raises:
-        RunError: the text is too long.
-    """
+    """The query that a browser sent as "query", a table of the fields of Query; unknown values show all images. Raises
+    RunError: the text is too long."""
     sent = data.get("query")
     known = {name: sent.get(name) for name in Query.__annotations__} if isinstance(sent, dict) else {}
     query = Query(**{name: draft.plain_text(value) for name, value in known.items() if isinstance(value, str)})
@@ -82,10 +79,7 @@ def query_of(data: Mapping[str, Any]) -> Query:
 
 def ids(draft_id: str, query: Query, between: list[str] | None = None) -> list[str]:
     """The ids of the images that a query finds; with `between`, only those from one image to another, in either order.
-
-    Raises:
-        RunError: the query does not find one of the two.
-    """
+    Raises RunError: the query does not find one of the two."""
     found = [item.id for item in query.found(draft.items(draft_id))]
     if between is None:
         return found

@@ -41,11 +41,8 @@ def parts_of(folder: str) -> tuple[str, int | None]:
 
 
 def folder_of(name: str, repeats: int | None = None) -> str:
-    """The folder of a subset; "" is the data set's own folder.
-
-    Raises:
-        RunError: the name cannot be used, or the repeats are no number from 1 to MAX_REPEATS.
-    """
+    """The folder of a subset; "" is the data set's own folder. Raises RunError: the name cannot be used, or the repeats
+    are no number from 1 to MAX_REPEATS."""
     name = " ".join(plain_text(name).split())
     if repeats is not None and (
         isinstance(repeats, bool) or not isinstance(repeats, int) or not 0 < repeats <= MAX_REPEATS
@@ -93,11 +90,8 @@ def move(draft_id: str, image_ids: Iterable[str], name: str, repeats: int | None
 
 
 def rename(draft_id: str, folder: str, name: str, repeats: int | None = None) -> int:
-    """Give a subset another name and other repeats (None: those of step 1). Returns its number of images.
-
-    Raises:
-        RunError: there is no such subset, another one has the name, or the name or the repeats cannot be used.
-    """
+    """Give a subset another name and other repeats (None: those of step 1). Returns its number of images. Raises
+    RunError: there is no such subset, another one has the name, or the name or the repeats cannot be used."""
     wanted = folder_of(name, repeats)
     with change(draft_id) as edit:
         folders = _folders(edit.state)
