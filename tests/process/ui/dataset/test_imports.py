@@ -14,8 +14,8 @@ from ui_page import until
 
 from runs.files import RunError
 from ui import jobs
-from ui.dataset import draft, draft_drop, draft_store, images, import_job, imports, subsets
-from ui.dataset.import_job import Progress, files_of
+from ui.dataset import draft, draft_drop, draft_store, images, imports, subsets
+from ui.dataset.imports import Progress, files_of
 
 pytestmark = pytest.mark.slow
 
@@ -177,11 +177,11 @@ def test_a_folder_without_images_and_an_import_whose_process_always_dies_end_wit
     root = photo(tmp_path / "x/a.png").parent
     spec = {"kind": "folder", "path": str(root), "name": "x", "drop": "d", "attempts": 3}
     (imports.place(mine) / "1.json").write_text(json.dumps(spec))
-    assert import_job.main([mine]) == 1
+    assert imports.main([mine]) == 1
     (result,) = imports.status(mine)["finished"]
     assert result["state"] == "failed" and "ended 3 times without a result" in result["messages"][0]
     (imports.place(mine) / "2.json").write_text("{")
-    assert import_job.main([mine]) == 1 and not imports.waiting(mine)
+    assert imports.main([mine]) == 1 and not imports.waiting(mine)
 
 
 def test_a_folder_that_changes_while_it_is_read_costs_only_the_file(mine, tmp_path):
