@@ -6,7 +6,7 @@ import gradio as gr
 
 from captions import endpoint, models
 from runs.files import RunError
-from ui.dataset import caption_work, captioning, draft, draft_store
+from ui.dataset import captioning, draft, draft_store
 from ui.html import duration, esc
 from ui.new import settings
 from ui.run import fold
@@ -104,7 +104,7 @@ def _number(label: str, value: float, info: str | None = None) -> gr.Number:
 
 
 def _form(draft_id: str) -> None:
-    found, status = caption_work.stored(draft_id), captioning.status(draft_id)
+    found, status = captioning.stored(draft_id), captioning.status(draft_id)
     (choices, _), trigger = _counts(draft_id), draft.trigger(draft_id)
     last = found["options"] if found else {}
     engine_now, busy = last.get("engine", "florence"), status["state"] == "running"

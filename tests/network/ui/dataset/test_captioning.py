@@ -18,7 +18,7 @@ from ui_page import until
 from captions.work import Picture
 from runs.files import RunError
 from ui import jobs
-from ui.dataset import caption_work, captioning, draft, draft_store
+from ui.dataset import captioning, draft, draft_store
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def wait(draft_id: str) -> dict:
 )
 def test_which_captions_are_replaced(draft_id, which, overwrite, replaced):
     before = captions(draft_id)
-    caption_work.begin(draft_id, options("http://h/v1"), which, overwrite=overwrite)
-    work = caption_work.DraftWork(draft_id)
+    captioning.begin(draft_id, options("http://h/v1"), which, overwrite=overwrite)
+    work = captioning.DraftWork(draft_id)
     assert [picture.name[0] for picture in work.missing()] == list(replaced)
     for picture in work.missing():
         work.store(picture, f"new {picture.name}")
@@ -62,15 +62,15 @@ def test_which_captions_are_replaced(draft_id, which, overwrite, replaced):
 
 def test_only_the_images_that_were_chosen(draft_id):
     ids = [item_of(draft_id, name).id for name in ("0.png", "3.png")]
-    assert caption_work.begin(draft_id, options("http://h/v1"), "empty", only=ids) == 1
+    assert captioning.begin(draft_id, options("http://h/v1"), "empty", only=ids) == 1
     with pytest.raises(RunError, match="has a caption that is to be kept"):
-        caption_work.begin(draft_id, options("http://h/v1"), "empty", only=ids[:1])
+        captioning.begin(draft_id, options("http://h/v1"), "empty", only=ids[:1])
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_caption_that_was_typed_meanwhile_is_kept(draft_id, overwrite):
-    caption_work.begin(draft_id, options("http://h/v1"), "all", overwrite=overwrite)
-    work = caption_work.DraftWork(draft_id)
+    captioning.begin(draft_id, options("http://h/v1"), "all", overwrite=overwrite)
+    work = captioning.DraftWork(draft_id)
     set_caption(draft_id, "3.png", "typed meanwhile")
     draft.remove(draft_id, [item_of(draft_id, "4.png").id])
     for picture in [*work.missing(), Picture("0" * 24, "gone", work.missing()[0].path)][:-1]:
@@ -81,8 +81,8 @@ def test_a_caption_that_was_typed_meanwhile_is_kept(draft_id, overwrite):
 
 def test_a_trigger_word_alone_counts_as_no_caption(draft_id):
     draft.insert_trigger(draft_id, "ohwx")
-    caption_work.begin(draft_id, options("http://h/v1"))
-    assert [picture.name for picture in caption_work.DraftWork(draft_id).missing()] == ["3.png", "4.png"]
+    captioning.begin(draft_id, options("http://h/v1"))
+    assert [picture.name for picture in captioning.DraftWork(draft_id).missing()] == ["3.png", "4.png"]
 
 
 @pytest.mark.slow
@@ -122,15 +122,8 @@ def test_a_job_that_fails_says_why(draft_id):
 @pytest.mark.slow
 def test_the_command_takes_a_draft(draft_id):
     with answering() as server:
-        command = [
-            sys.executable,
-            "-m",
-            "ui.dataset.caption_work",
-            draft_id,
-            "--with=endpoint",
-            f"--url={server.url}",
-            "--model=m",
-        ]
+        options = [draft_id, "--with=endpoint", f"--url={server.url}", "--model=m"]
+        command = [sys.executable, "-m", "ui.dataset.captioning", *options]
         done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     entries = draft_store.read(draft_id)["images"].values()
@@ -156,7 +149,7 @@ ENDPOINT = {"engine": "endpoint", "url": "http://h/v1", "model": "m"}
 def test_options_that_the_command_does_not_have_or_that_cannot_work_are_refused_before_the_job(draft_id, given_):
     with pytest.raises(RunError, match="."):
         captioning.start(draft_id, given_)
-    assert caption_work.stored(draft_id) is None and captioning.status(draft_id)["state"] == ""
+    assert captioning.stored(draft_id) is None and captioning.status(draft_id)["state"] == ""
 
 
 @settings(max_examples=50)
@@ -166,5 +159,5 @@ def test_any_job_file_is_no_job(content):
         patch.setenv("HANGPROOF_DATA", folder)
         target = draft.folder("0" * 24)
         target.mkdir(parents=True)
-        Path(target / caption_work.NAME).write_bytes(content)
-        assert caption_work.stored("0" * 24) is None
+        Path(target / captioning.NAME).write_bytes(content)
+        assert captioning.stored("0" * 24) is None
