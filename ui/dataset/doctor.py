@@ -6,17 +6,21 @@ shown is computed anew from the draft each time, so that an edit elsewhere chang
 takes back.
 """
 
+import hashlib
+import itertools
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import presets
 import runs
-from runs.files import RunError
+from runs.files import RunError, explained
+from runs.pictures import decoded
 from ui import jobs
-from ui.dataset import bucket_preview, checks, convert, draft, draft_store, measure
+from ui.dataset import bucket_preview, checks, draft, draft_store, measure
 from ui.dataset.bucket_preview import Bucket, Plan
 from ui.dataset.checks import KINDS, Finding, Findings
 from ui.dataset.draft import Item
@@ -30,6 +34,7 @@ MOST_BUCKETS = 200
 REMOVED_BY = ("damaged", "duplicate", "near", "small", "enlarged", "blurred", "dark", "bright")
 BUCKETS = "buckets"  # beside the kinds of findings
 CONVERTED_BY = ("changed", "exif")
+STEP_IMAGES = 50  # that are converted and undone together
 MOST_KEPT = 4  # drafts whose findings are kept
 
 
@@ -85,7 +90,7 @@ def start(draft_id: str) -> None:
     """Measure what is new, in the background. Raises RunError: it runs already, or there are no images."""
     if not draft.counts(draft_id):
         raise RunError("Add images first")
-    jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.measure", draft_id], LIMIT_S)
+    jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.doctor", draft_id], LIMIT_S)
 
 
 def cancel(draft_id: str) -> None:
@@ -132,7 +137,7 @@ def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
         raise RunError("There is nothing left to fix here; the images were changed meanwhile")
     ids = [one.id for one in found]
     if kind in CONVERTED_BY:
-        return _convert(draft_id, kind, ids, wanted is None)
+        return _convert_found(draft_id, kind, ids, wanted is None)
     if kind in REMOVED_BY:
         draft.remove(draft_id, ids)
         return f"Removed {_count(ids)}."
@@ -147,11 +152,11 @@ def _count(ids: list[str]) -> str:
     return draft_store.count(len(ids), "image")
 
 
-def _convert(draft_id: str, kind: str, ids: list[str], all_of_them: bool) -> str:
+def _convert_found(draft_id: str, kind: str, ids: list[str], all_of_them: bool) -> str:
     if all_of_them and len(ids) > 1:
         jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.doctor", draft_id, kind], LIMIT_S)
         return ""
-    if not convert.convert(draft_id, ids, lambda line: None):
+    if not convert(draft_id, ids, lambda line: None):
         raise RunError("The image cannot be read; remove it")
     for item in draft.items(draft_id):
         if item.id in ids:  # one picture is measured here, and not by a process for it alone
@@ -266,13 +271,78 @@ def _shown(draft_id: str, report: Report, found: Finding) -> dict[str, Any]:
     }
 
 
+# The process --------------------------------------------------------------------------------------------------------------
+
+
+def convert(draft_id: str, ids: Sequence[str], on_line: Callable[[str], object] = print) -> int:
+    """Convert these images; returns how many. One that cannot be read is left as it is. Raises RunError: the disk does
+    not take them."""
+    entries, done = draft_store.read(draft_id)["images"], 0
+    todo = [key for key in ids if key in entries]
+    for start in range(0, len(todo), STEP_IMAGES):
+        shown = (on_line(f"{number} of {len(todo)}") for number in itertools.count(start))
+        done += _convert(draft_id, {key: entries[key] for key in todo[start : start + STEP_IMAGES]}, shown)
+    on_line(f"{len(todo)} of {len(todo)}")
+    return done
+
+
+def _convert(draft_id: str, entries: dict[str, Entry], shown: Iterator[object]) -> int:
+    """Convert these images as one step; `shown` is asked for its next value before each."""
+    root = draft.images_dir(draft_id)
+    with explained("store a converted image"), draft_store.working(draft_id) as work:
+        made = {
+            key: _converted(root, work, key, entry) for (key, entry), _ in zip(entries.items(), shown, strict=False)
+        }
+
+        def store(key: str, entry: Entry) -> Entry | None:
+            new = made[key]
+            if new is None or entry["stored"] != entries[key]["stored"]:
+                return None
+            (work / new["stored"]).replace(root / new["stored"])
+            return new
+
+        return draft.change_images(draft_id, made, store, "conversion of {}")
+
+
+def _converted(root: Path, work: Path, key: str, entry: Entry) -> Entry | None:
+    """The fields of an entry whose file is the converted one, which is written into `work`; None when it cannot be read."""
+    try:
+        image, suffix, _ = decoded(root / entry["stored"], entry["file"])
+    except RunError:
+        return None
+    new = work / f"{key}{suffix}"
+    if suffix == ".jpg":
+        image.save(new, format="JPEG", exif=b"", quality=95, subsampling=0)
+    else:
+        image.save(new, format="PNG", exif=b"", compress_level=3)
+    with new.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    stored = f"{key}-{sha256[:12]}{suffix}"
+    new.replace(work / stored)
+    return {
+        "stored": stored,
+        "file": f"{Path(entry['file']).stem}{suffix}",
+        "sha256": sha256,
+        "bytes": (work / stored).stat().st_size,
+        "width": image.width,
+        "height": image.height,
+        "upright": 0,
+    }
+
+
 def main(argv: list[str]) -> int:
-    """The process of a long conversion: `DRAFT KIND` converts the images with this finding."""
+    """The process of a check: `DRAFT`; or of a long conversion: `DRAFT KIND` converts the images with this finding."""
+
+    def show(line: str) -> None:
+        print(line, flush=True)
 
     def work() -> None:
-        ids = [one.id for one in examine(argv[0]).findings.get(argv[1], [])]
-        convert.convert(argv[0], ids, lambda line: print(line, flush=True))
-        measure.run(draft.folder(argv[0]), draft_store.read(argv[0])["images"], lambda line: None)
+        draft_id, *kinds = argv
+        for kind in kinds:
+            convert(draft_id, [one.id for one in examine(draft_id).findings.get(kind, [])], show)
+        measure.run(
+            draft.folder(draft_id), draft_store.read(draft_id)["images"], (lambda line: None) if kinds else show
+        )
 
     return jobs.exit_code(work)
 

@@ -1,8 +1,8 @@
 """What the pixels of an image show: sharpness, brightness, whether it is damaged. Kept by content, because it takes a while.
 
 `checks.jsonl` in the draft's folder has one line for each content (SHA-256). Lines are only appended, so a check that
-is killed continues after the last line, and a second check measures only what is new. `python -m ui.dataset.measure
-DRAFT` is that check: a process of its own (ui/jobs.py), which a restart of the page does not stop.
+is killed continues after the last line, and a second check measures only what is new. The check is a process of its own
+(ui/dataset/doctor.py), which a restart of the page does not stop.
 """
 
 import concurrent.futures
@@ -10,7 +10,6 @@ import functools
 import hashlib
 import json
 import os
-import sys
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -193,18 +192,3 @@ def run(folder: Path, entries: dict[str, dict[str, Any]], on_line: Any = print) 
                     reported_s = time.monotonic()
                     on_line(f"{done} of {total}")
     return total
-
-
-def main(argv: list[str]) -> int:
-    """The process of one check: `DRAFT`."""
-    from ui import jobs
-    from ui.dataset import draft, draft_store
-
-    def work() -> None:
-        run(draft.folder(argv[0]), draft_store.read(argv[0])["images"], lambda line: print(line, flush=True))
-
-    return jobs.exit_code(work)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

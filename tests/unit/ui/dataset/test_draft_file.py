@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from PIL import Image
 
 from runs import masks
-from ui.dataset import convert, draft, draft_history, draft_store, image_edit, subsets
+from ui.dataset import doctor, draft, draft_history, draft_store, image_edit, subsets
 
 HISTORY = 4  # steps of undo that the walk has: files leave the history early and often
 FILES = 6  # different pictures that are dropped
@@ -73,7 +73,7 @@ def test_undo_of_a_conversion_finds_the_dropped_images_after_their_drop_has_left
         set_caption(mine, "a.png", f"caption {n}")
     before = {name: draft.original(mine, item_of(mine, name).id).read_bytes() for name in ("a.png", "b.png")}
     Image.open(tmp_path / "a.png").convert("RGBA").save(tmp_path / "c.png")
-    assert convert.convert(mine, [item.id for item in draft.items(mine)], lambda line: None) == 2
+    assert doctor.convert(mine, [item.id for item in draft.items(mine)], lambda line: None) == 2
     set_caption(mine, "a.png", "the last")
     check_files(mine)
     assert draft.undo(mine) and draft.undo(mine).startswith("Undone: conversion")
@@ -169,7 +169,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: draft.items(self.mine))
     @rule(which=st.lists(st.integers(0, 99), min_size=1, max_size=3))
     def convert(self, which: list[int]) -> None:
-        self.change(convert.convert, list({self.one(n).id for n in which}), lambda line: None)
+        self.change(doctor.convert, list({self.one(n).id for n in which}), lambda line: None)
 
     @precondition(lambda self: draft.items(self.mine))
     @rule(which=st.integers(0, 99), box=st.sampled_from([None, [0, 0, 0.5, 1], [0.25, 0.25, 1, 1]]))
