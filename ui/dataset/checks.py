@@ -25,11 +25,10 @@ LEAST_KEPT = 0.85  # share of a picture that its bucket keeps
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of finding. many, one: its title for `{n}` images and for one; about: what it means; fix: the button for one;
+    """A kind of finding. many: its title for several, after their number; about: what it means; fix: the button for one;
     fix_them: for all, where it has another text; write: whether new captions are a fix, too."""
 
     many: str
-    one: str
     about: str
     fix: str = ""
     fix_them: str = ""
@@ -37,111 +36,85 @@ class Kind:
 
     def title(self, number: int) -> str:
         """The heading for so many images."""
-        return self.one if number == 1 else self.many.format(n=f"{number:,}")
+        words = [ONE.get(word, word) if number == 1 else word for word in self.many.split()]
+        return f"{number:,} {' '.join(words)}"
 
 
+# The words of a title that differ for one image.
+ONE = {"images": "image", "photos": "photo", "captions": "caption", "copies": "a copy", "buckets": "a bucket"}
+ONE |= {"are": "is", "have": "has", "lose": "loses", "lack": "lacks", "their": "its"}
 REMOVE = ("Remove", "Remove them")
 KINDS = {
     "damaged": Kind(
-        "{n} images cannot be read",
-        "1 image cannot be read",
+        "images cannot be read",
         "A file is damaged or was changed since you added it. A run with it would not start.",
         *REMOVE,
     ),
     "duplicate": Kind(
-        "{n} images are copies of another one",
-        "1 image is a copy of another one",
+        "images are copies of another one",
         "The same picture is trained more often than the others. The one with the most pixels and a caption of yours is kept.",
         "Remove",
         "Remove the copies",
     ),
     "near": Kind(
-        "{n} images are nearly identical to another one",
-        "1 image is nearly identical to another one",
+        "images are nearly identical to another one",
         "Pictures of one moment teach the LoRA that moment. A sharp one with the most pixels and a caption of yours is kept.",
         "Remove",
         "Remove all but the best",
     ),
-    "small": Kind(
-        "{n} images are too small to learn from",
-        "1 image is too small to learn from",
-        "The LoRA learns their blocks and noise.",
-        *REMOVE,
-    ),
+    "small": Kind("images are too small to learn from", "The LoRA learns their blocks and noise.", *REMOVE),
     "enlarged": Kind(
-        "{n} images are enlarged to be trained",
-        "1 image is enlarged to be trained",
+        "images are enlarged to be trained",
         "They have fewer pixels than the resolution in step 1. Use larger originals, or a lower resolution.",
         *REMOVE,
     ),
     "blurred": Kind(
-        "{n} images may be blurred",
-        "1 image may be blurred",
-        "The LoRA learns the blur. Keep those that are meant to be soft.",
-        *REMOVE,
+        "images may be blurred", "The LoRA learns the blur. Keep those that are meant to be soft.", *REMOVE
     ),
-    "dark": Kind(
-        "{n} images are very dark",
-        "1 image is very dark",
-        "There is little to learn from them.",
-        *REMOVE,
-    ),
-    "bright": Kind(
-        "{n} images are very bright",
-        "1 image is very bright",
-        "There is little to learn from them.",
-        *REMOVE,
-    ),
+    "dark": Kind("images are very dark", "There is little to learn from them.", *REMOVE),
+    "bright": Kind("images are very bright", "There is little to learn from them.", *REMOVE),
     "sideways": Kind(
-        "{n} photos may lie on their side",
-        "1 photo may lie on its side",
+        "photos may lie on their side",
         "A program rotated the pixels and left the camera's mark, so that they are rotated twice.",
         "Rotate",
         "Rotate them",
     ),
     "cropped": Kind(
-        "{n} images lose much of their picture",
-        "1 image loses much of its picture",
+        "images lose much of their picture",
         "No bucket has their shape, so the trainer cuts off both ends. Crop them here to choose the part yourself.",
         "Crop",
         "Crop them as the trainer would",
     ),
     "lonely": Kind(
-        "{n} images are in buckets smaller than a batch",
-        "1 image is in a bucket smaller than a batch",
+        "images are in buckets smaller than a batch",
         "Their batches have fewer images than the others, so these images count more.",
         "Crop",
         "Crop them to the nearest full bucket",
     ),
     "changed": Kind(
-        "{n} images are converted before the training",
-        "1 image is converted before the training",
+        "images are converted before the training",
         "The trainers read them differently, so Hangproof converts them. Do it now to see what is trained.",
         "Convert",
         "Convert them now",
     ),
     "exif": Kind(
-        "{n} photos are rotated by their EXIF data",
-        "1 photo is rotated by its EXIF data",
+        "photos are rotated by their EXIF data",
         "Hangproof trains them upright. Other programs that you give these files to may not.",
         "Rotate the pixels",
     ),
     "no_caption": Kind(
-        "{n} images have no caption",
-        "1 image has no caption",
+        "images have no caption",
         "They are trained with the trigger word alone. Captions make a LoRA that follows prompts.",
         "Use the trigger word",
         write=True,
     ),
     "no_trigger": Kind(
-        "{n} captions lack the trigger word",
-        "1 caption lacks the trigger word",
+        "captions lack the trigger word",
         "What the LoRA learns from them does not belong to your trigger word.",
         "Put it first",
     ),
     "style": Kind(
-        "{n} captions are written in another style",
-        "1 caption is written in another style",
+        "captions are written in another style",
         "Most captions are of one kind, sentences or tags. A LoRA follows prompts in the style of its captions, so use one.",
         write=True,
     ),
