@@ -27,8 +27,10 @@ Edit = Callable[[str, str], str]  # (caption, image id) → caption
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of edit. make: the edit from its checked fields; done: what undo calls it, see draft.change_images."""
+    """A kind of edit. label: its name on the page; make: the edit from its checked fields; done: what undo calls it, see
+    draft.change_images."""
 
+    label: str
     make: Callable[[Mapping[str, Any]], Edit]
     done: str
 
@@ -150,11 +152,11 @@ def _shuffle(fields: Mapping[str, Any]) -> Edit:
 
 
 KINDS: dict[str, Kind] = {
-    "prefix": Kind(_prefix, "text before {captions}"),
-    "suffix": Kind(_suffix, "text after {captions}"),
-    "replace": Kind(_replace, "replacement in {captions}"),
-    "remove_tags": Kind(_remove_tags, "removal of tags from {captions}"),
-    "shuffle": Kind(_shuffle, "shuffled tags in {captions}"),
+    "replace": Kind("Find and replace", _replace, "replacement in {captions}"),
+    "prefix": Kind("Add text before", _prefix, "text before {captions}"),
+    "suffix": Kind("Add text after", _suffix, "text after {captions}"),
+    "remove_tags": Kind("Remove tags", _remove_tags, "removal of tags from {captions}"),
+    "shuffle": Kind("Shuffle tags", _shuffle, "shuffled tags in {captions}"),
 }
 
 

@@ -130,33 +130,28 @@ class Finding:
     other: str = ""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What the findings depend on beside the images. plan: where each image is trained; None while the form has errors."""
-
-    trigger: str = ""
-    plan: Plan | None = None
-
-
 Findings = dict[str, list[Finding]]
 
 
-def findings(items: Sequence[Item], measures: Mapping[str, Measure], setting: Setting) -> Findings:
+def findings(
+    items: Sequence[Item], measures: Mapping[str, Measure], trigger: str = "", plan: Plan | None = None
+) -> Findings:
     """All findings by kind, in the order of KINDS; kinds without any are left out.
 
     Args:
-        measures: by SHA-256; an image without one is judged by the rest.
+        measures: by SHA-256; an image without one is judged by the rest. plan: where each image is trained; None while the
+            form has errors.
     """
-    slots = setting.plan.slots if setting.plan else {}
+    slots = plan.slots if plan else {}
     found: Findings = {
         "damaged": [Finding(i.id, m.error) for i in items if (m := measures.get(i.sha256)) and m.error],
         **_copies(items, measures),
         "sideways": [Finding(i.id) for i in items if "sideways" in i.warnings],
         **_pixels(items, measures, slots),
-        "lonely": _lonely(setting.plan),
+        "lonely": _lonely(plan),
         "changed": [Finding(i.id, m.changes) for i in items if (m := measures.get(i.sha256)) and m.changes],
         "exif": [Finding(i.id) for i in items if (m := measures.get(i.sha256)) and m.orientation != 1],
-        **_captions(items, setting.trigger),
+        **_captions(items, trigger),
     }
     return {kind: found[kind] for kind in KINDS if found.get(kind)}
 

@@ -61,7 +61,7 @@ def examine(draft_id: str) -> Report:
     if known is not None and all(one is other for one, other in zip(known[0], key, strict=True)):
         return known[1]
     plan, error = _plan(draft_id, items)
-    found = checks.findings(items, measures, checks.Setting(draft.trigger(draft_id), plan))
+    found = checks.findings(items, measures, draft.trigger(draft_id), plan)
     left = len({item.sha256 for item in items if item.sha256 not in measures})
     report = Report({item.id: item for item in items}, found, plan, error, left)
     _reports[draft_id] = key, report

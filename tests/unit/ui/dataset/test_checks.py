@@ -214,7 +214,7 @@ def test_a_file_that_was_damaged_since_is_found_at_the_next_check(full):
 def test_captions(captions, kinds):
     empty = [() if text.strip() else ("no_caption",) for text in captions]
     items = [item(f"{n}", 600, 600, caption=text, warnings=empty[n]) for n, text in enumerate(captions)]
-    got = checks.findings(items, {}, checks.Setting("ohwx"))
+    got = checks.findings(items, {}, "ohwx")
     assert {kind: [int(one.id) for one in some] for kind, some in got.items()} == kinds
 
 
@@ -249,7 +249,7 @@ def test_10_000_images_are_judged_in_a_second():
     spec = runs.make({"name": "x", "batch_size": 4})
     began = time.process_time()
     plan = bucket_preview.plan(spec, items)
-    got = checks.findings(items, measures, checks.Setting("ohwx", plan))
+    got = checks.findings(items, measures, "ohwx", plan)
     assert sum(map(len, got.values())) > 2_000
     assert time.process_time() - began < 5, "0.2 s on a quiet machine"
 
