@@ -237,7 +237,8 @@ class Near:
         keys = list(images)
         if keys[: len(self.keys)] != self.keys:
             self._reset()
-        limits = presets.defaults()["images"]
+        limits, most = presets.defaults()["images"], len(self.first) + len(keys) - len(self.keys)
+        self.bits, self.tones = np.resize(self.bits, most), np.resize(self.tones, (most, TONES))
         for key in keys[len(self.keys) :]:
             if images[key]["hash"]:
                 self._add(key, images[key]["hash"], limits["near_bits"], limits["near_tone"])
@@ -253,10 +254,6 @@ class Near:
         if like.size:
             self.found[key] = self.first[like[0]]
             return
-        if count == len(self.bits):
-            more = max(64, count)
-            self.bits = np.concatenate([self.bits, np.zeros(more, np.uint64)])
-            self.tones = np.concatenate([self.tones, np.zeros((more, TONES), np.int16)])
         self.bits[count], self.tones[count] = bits, tone
         self.first.append(key)
 
