@@ -159,29 +159,11 @@ EDITS: dict[str, Callable[..., None]] = {
 def details(draft_id: str, item: draft.Item, backend: str) -> dict[str, Any]:
     """What the large view shows of an image beside its card: the mask as base64, what the trainer does with it, and
     whether the image has transparency that can be its mask."""
-    drawn = shown_mask(draft_id, item.id)
+    drawn, opaque = shown_mask(draft_id, item.id), item.file.lower().endswith((".jpg", ".jpeg", ".bmp"))
     note, used = mask_note(backend)
     return {
         "mask": base64.b64encode(drawn).decode() if drawn else "",
         "note": note,
         "uses_masks": used,
-        "transparent": _may_be_transparent(item.file) and transparency(draft_id, item) is not None,
-    }
-
-
-def _may_be_transparent(file: str) -> bool:
-    return not file.lower().endswith((".jpg", ".jpeg", ".bmp"))
-
-
-def fields_of(item: draft.Item) -> dict[str, Any]:
-    """What a card and the large view show of the edits of an image; `width` and `height` are those that are trained."""
-    width, height = item.trained_size
-    return {
-        "width": width,
-        "height": height,
-        "full": [item.width, item.height],
-        "turn": item.turn,
-        "crop": item.crop,
-        "mask": item.mask or "",
-        "weight": item.weight,
+        "transparent": not opaque and transparency(draft_id, item) is not None,
     }

@@ -6,7 +6,7 @@ of 500 photos make a page that takes a minute to open. `image_action` serves the
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -69,7 +69,7 @@ def listing(draft_id: str, page: int = 0, query: Query | None = None, size: int 
         "subsets": subsets.overview(draft_id)[:MAX_SUBSETS],
         "importing": imports.is_active(draft_id),
         "captioning": captioning.running(draft_id),
-        "items": [_card(draft_id, item, _near_names(images, shown)) for item in shown],
+        "items": _cards(draft_id, images, shown),
     }
 
 
@@ -79,7 +79,7 @@ def opened(draft_id: str, id: str) -> dict[str, Any]:
     item = next((one for one in images if one.id == id), None)
     if item is None:
         return {"item": None}
-    card = _card(draft_id, item, _near_names(images, [item]))
+    (card,) = _cards(draft_id, images, [item])
     details = image_edit.details(draft_id, item, settings.current(draft_id)["backend"])
     return {"item": card, "url": file_url(draft.large(draft_id, id)), **details}
 
@@ -96,24 +96,16 @@ def _size_of(data: dict[str, Any]) -> int:
     return size if isinstance(size, int) and size in PAGE_SIZES else PAGE_SIZE
 
 
-def _near_names(images: list[draft.Item], shown: list[draft.Item]) -> dict[str, str]:
-    """The file names of the images that those of a page are nearly identical to."""
-    wanted = {item.near for item in shown if item.near}
-    return {item.id: item.file for item in images if item.id in wanted} if wanted else {}
-
-
-def _card(draft_id: str, item: draft.Item, names: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "id": item.id,
-        "file": item.file,
-        "folder": item.folder,
-        "caption": item.caption,
-        "caption_by": item.caption_by,
-        "warnings": item.warnings,
-        "near": names.get(item.near, ""),
-        **image_edit.fields_of(item),
-        "thumb": thumb_url(draft_id, item),
-    }
+def _cards(draft_id: str, images: list[draft.Item], shown: list[draft.Item]) -> list[dict[str, Any]]:
+    """What the cards of some `images` show; their `width` and `height` are those that are trained."""
+    wanted, found = {item.near for item in shown if item.near}, []
+    names = {item.id: item.file for item in images if item.id in wanted} if wanted else {}
+    for item in shown:
+        width, height = item.trained_size
+        size = {"width": width, "height": height, "full": [item.width, item.height]}
+        more = {"mask": item.mask or "", "near": names.get(item.near, ""), "thumb": thumb_url(draft_id, item)}
+        found.append({**vars(item), **size, **more})
+    return found
 
 
 def thumb_url(draft_id: str, item: draft.Item) -> str:
