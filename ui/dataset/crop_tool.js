@@ -79,25 +79,16 @@ function makeCropTool(frame, changed) {
   ratio.addEventListener("change", () => ratioValue() && set(fitted(isWhole() ? all() : rect, ratioValue()), true));
 
   // Dragging
-  function point(event) {
-    const area = frame.getBoundingClientRect();
-    return [
-      between(((event.clientX - area.left) / area.width) * size[0], 0, size[0]),
-      between(((event.clientY - area.top) / area.height) * size[1], 0, size[1]),
-    ];
-  }
+  const point = (place) => place.map((one, n) => between(one * size[n], 0, size[n]));
   function spanned([ax, ay], [px, py]) {
     const wanted = ratioValue();
     let [w, h] = [Math.abs(px - ax), Math.abs(py - ay)];
     if (wanted) [w, h] = w / h > wanted ? [h * wanted, h] : [w, w / wanted];
     return { x: px < ax ? ax - w : ax, y: py < ay ? ay - h : ay, w, h };
   }
-  frame.addEventListener("pointerdown", (event) => {
-    if (!active || event.button) return;
-    event.preventDefault();
-    frame.setPointerCapture(event.pointerId);
-    const at = point(event);
-    const corner = event.target.closest(".hp-corner");
+  function start(place, target) {
+    const at = point(place);
+    const corner = target.closest(".hp-corner");
     const inside = at[0] > rect.x && at[0] < rect.x + rect.w && at[1] > rect.y && at[1] < rect.y + rect.h;
     drag = { before: rect, at };
     if (corner) {
@@ -105,23 +96,22 @@ function makeCropTool(frame, changed) {
       const top = corner.matches(".hp-nw, .hp-ne");
       drag.anchor = [left ? rect.x + rect.w : rect.x, top ? rect.y + rect.h : rect.y];
     } else if (!inside || isWhole()) drag.anchor = at;
-  });
-  frame.addEventListener("pointermove", (event) => {
+  }
+  function move(place) {
     if (!drag) return;
-    const at = point(event);
+    const at = point(place);
     const { before, anchor } = drag;
     drag.moved ||= Math.hypot(at[0] - drag.at[0], at[1] - drag.at[1]) > size[0] / 200;
     if (!drag.moved) return;
     if (anchor) set(spanned(anchor, at), false);
     else set({ ...before, x: before.x + at[0] - drag.at[0], y: before.y + at[1] - drag.at[1] }, false);
-  });
-  for (const name of ["pointerup", "pointercancel"]) {
-    frame.addEventListener(name, () => {
-      const moved = drag?.moved;
-      drag = null;
-      if (moved) set(rect, true);
-    });
   }
+  function end() {
+    const moved = drag?.moved;
+    drag = null;
+    if (moved) set(rect, true);
+  }
+  onStrokes(frame, () => active, { start, move, end });
   frame.append(box);
   return {
     panel,
@@ -151,4 +141,19 @@ function editorField(text, field) {
 function editorDisable(one, off, instead) {
   if (off && document.activeElement === one) instead.focus();
   one.disabled = off;
+}
+/** Follow the pointer on the large picture while a tool is active; the tool gets its place as fractions of the picture. */
+function onStrokes(frame, isActive, { start, move, end }) {
+  const place = (event) => {
+    const area = frame.getBoundingClientRect();
+    return [(event.clientX - area.left) / area.width, (event.clientY - area.top) / area.height];
+  };
+  frame.addEventListener("pointerdown", (event) => {
+    if (!isActive() || event.button) return;
+    event.preventDefault();
+    frame.setPointerCapture(event.pointerId);
+    start(place(event), event.target);
+  });
+  frame.addEventListener("pointermove", (event) => isActive() && move(place(event)));
+  for (const name of ["pointerup", "pointercancel"]) frame.addEventListener(name, end);
 }

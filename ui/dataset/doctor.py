@@ -140,16 +140,12 @@ def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
         return _convert_found(draft_id, kind, ids, wanted is None)
     if kind in REMOVED_BY:
         draft.remove(draft_id, ids)
-        return f"Removed {_count(ids)}."
+        return f"Removed {draft_store.count(len(ids), 'image')}."
     change, text = _change(draft_id, report, kind)
     number = draft.change_images(draft_id, ids, change, f"{text} of {{}}")
     if not number:
         raise RunError("No bucket with enough images is near; add images, or set the batch size to 1")
     return f"{text[:1].upper()}{text[1:]} of {draft_store.count(number, 'image')}."
-
-
-def _count(ids: list[str]) -> str:
-    return draft_store.count(len(ids), "image")
 
 
 def _convert_found(draft_id: str, kind: str, ids: list[str], all_of_them: bool) -> str:
@@ -163,7 +159,7 @@ def _convert_found(draft_id: str, kind: str, ids: list[str], all_of_them: bool) 
             measure.run(
                 draft.folder(draft_id), {item.id: draft_store.read(draft_id)["images"][item.id]}, lambda line: None
             )
-    return f"Converted {_count(ids)}."
+    return f"Converted {draft_store.count(len(ids), 'image')}."
 
 
 Change = Callable[[str, Entry], dict[str, Any] | None]
@@ -176,17 +172,14 @@ def _change(draft_id: str, report: Report, kind: str) -> tuple[Change, str]:
         return lambda key, entry: make(entry), "trigger word"
     if kind == "sideways":
         return lambda key, entry: draft.upright(entry), "rotation"
-    sizes = {"cropped": _own_bucket, "lonely": _full_bucket}[kind](report)
+    own = {key: slot.bucket for key, slot in (report.plan.slots if report.plan else {}).items()}
+    sizes = own if kind == "cropped" else _full_bucket(report)
 
     def crop(key: str, entry: Entry) -> dict[str, Any] | None:
         size = sizes.get(key)
         return None if size is None else {"crop": list(bucket_preview.crop_for(report.items[key], size[0] / size[1]))}
 
     return crop, "crop"
-
-
-def _own_bucket(report: Report) -> dict[str, tuple[int, int]]:
-    return {key: slot.bucket for key, slot in (report.plan.slots if report.plan else {}).items()}
 
 
 def _full_bucket(report: Report) -> dict[str, tuple[int, int]]:

@@ -171,18 +171,12 @@ def add_uploads(draft_id: str, files: list[tuple[Path, str]], drop: str, more: b
         raise RunError(OUT_OF_DATE) from error
     if outside:
         raise RunError(OUT_OF_DATE)
-    if any(is_zip(name) and _size(path) > imports.LARGE_ZIP_BYTES for path, name in files):
+    large = imports.LARGE_ZIP_BYTES
+    if any(is_zip(name) and path.is_file() and path.stat().st_size > large for path, name in files):
         imports.start_uploads(draft_id, files, drop)
         return {"added": 0, "messages": []}
     added, messages = draft.add(draft_id, files, drop, more)
     return {"added": added, "messages": messages}
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def recent_drafts(own: str = "") -> list[dict[str, Any]]:

@@ -94,33 +94,25 @@ function makeMaskPainter(frame, { painted, uploaded, cleared, fromImage, refused
   }
 
   // Pointer and keyboard
-  const place = (event) => {
-    const area = frame.getBoundingClientRect();
-    return [(event.clientX - area.left) / area.width, (event.clientY - area.top) / area.height];
-  };
-  frame.addEventListener("pointerdown", (event) => {
-    if (!active || event.button) return;
-    event.preventDefault();
-    frame.focus();
-    frame.setPointerCapture(event.pointerId);
-    stroke = at = place(event);
-    dab(at, at);
-    drawCursor();
-  });
-  frame.addEventListener("pointermove", (event) => {
-    if (!active) return;
-    at = place(event);
-    drawCursor();
-    if (!stroke) return;
-    dab(stroke, at);
-    stroke = at;
-  });
-  for (const name of ["pointerup", "pointercancel"]) {
-    frame.addEventListener(name, () => {
+  onStrokes(frame, () => active, {
+    start(place) {
+      frame.focus();
+      stroke = at = place;
+      dab(at, at);
+      drawCursor();
+    },
+    move(place) {
+      at = place;
+      drawCursor();
+      if (!stroke) return;
+      dab(stroke, at);
+      stroke = at;
+    },
+    end() {
       if (stroke) painted();
       stroke = null;
-    });
-  }
+    },
+  });
   frame.addEventListener("keydown", (event) => {
     if (!active || event.ctrlKey || event.metaKey || event.altKey) return;
     const way = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
