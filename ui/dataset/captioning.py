@@ -25,6 +25,7 @@ from captions.work import Picture
 from runs.files import RunError, atomic_write, explained
 from ui import jobs
 from ui.dataset import draft, draft_store
+from ui.dataset.draft_images import Entry
 
 JOB = "captions"
 LIMIT_S = 14 * 24 * 3600.0
@@ -175,8 +176,7 @@ def begin(
 
 
 def _entries(draft_id: str) -> dict[str, Any]:
-    found: dict[str, Any] = draft_store.read(draft_id)["images"]
-    return found
+    return draft_store.read(draft_id)["images"]
 
 
 def stored(draft_id: str) -> dict[str, Any] | None:
@@ -231,18 +231,16 @@ class DraftWork:
         return len(self.done), len(self.images)
 
     def store(self, picture: Picture, caption: str) -> None:
-        entry = _entries(self.draft_id).get(picture.key)
-        unchanged = entry is not None and entry["caption"] in (self.images[picture.key], caption)
-        if entry is not None and (unchanged or not entry["caption"].strip()):
-            part = (len(self.done) - self.part) // STEP_IMAGES
-            draft.set_captions(
-                self.draft_id,
-                {picture.key: caption},
-                "captions written by a model",
-                source="model",
-                keep_written=not self.overwrite,
-                merge=f"captions:{self.job}:{self.part}:{part}",
-            )
+        def make(key: str, entry: Entry) -> Entry | None:
+            changed = entry["caption"] not in (self.images[key], caption)
+            by_a_person = entry["caption_by"] in (draft.PERSON, draft.FILE) and not self.overwrite
+            if entry["caption"].strip() and (changed or by_a_person):
+                return None
+            return draft.captioned(entry, draft.plain_text(caption), "model")
+
+        part = (len(self.done) - self.part) // STEP_IMAGES
+        step = f"captions:{self.job}:{self.part}:{part}"
+        draft.change_images(self.draft_id, [picture.key], make, "captions written by a model", merge=step)
         self.done.add(picture.key)
         with explained("store captions"), _done_file(self.draft_id, self.job).open("a", encoding="ascii") as file:
             file.write(f"{picture.key}\n")

@@ -1,5 +1,6 @@
 """ "Check images" in step 2: the findings with their fixes, and the buckets (ui/dataset/doctor.py)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
@@ -170,30 +171,26 @@ def _draw(draft_id: str) -> None:
     def on_act(event: gr.EventData, name: str, most: int) -> tuple[int, str]:
         if pressed(event, "do") == "more":
             return most + doctor.PAGE, ""
-        return most, _done(lambda: doctor.fix(draft_id, name, [pressed(event, "id")]))
+        return most, done(doctor.fix, name, [pressed(event, "id")])
 
-    def _done(act: Any) -> str:
+    def done(act: Callable[..., object], *given: Any) -> str:
+        """What an action on the draft says, or why it cannot be done."""
         try:
-            return str(act() or "")
+            return str(act(draft_id, *given) or "")
         except RunError as error:
             return str(error)
 
-    def on_start(act: Any) -> str:
-        return _done(lambda: act(draft_id))
-
     refresh: dict[str, Any] = {"fn": current, "inputs": chosen, "outputs": shown, **QUIET}
-    gr.on(
-        [kind.input, bucket.input],
-        lambda name, number: (name, number, doctor.PAGE, ""),
-        [kind, bucket],
-        [picked, place, most, message],
-        **QUIET,
-    ).then(**refresh)
-    again.click(lambda: on_start(doctor.start), None, message, js=settings.FLUSH, **QUIET).then(**refresh)
-    cancel.click(lambda: on_start(doctor.cancel), None, message, **QUIET).then(**refresh)
+    first = [picked, place, most, message]
+    picks = gr.on(
+        [kind.input, bucket.input], lambda name, at: (name, at, doctor.PAGE, ""), [kind, bucket], first, **QUIET
+    )
+    picks.then(**refresh)
+    again.click(lambda: done(doctor.start), None, message, js=settings.FLUSH, **QUIET).then(**refresh)
+    cancel.click(lambda: done(doctor.cancel), None, message, **QUIET).then(**refresh)
     for event in (
-        undo.click(lambda: _done(lambda: draft.undo(draft_id)), None, message, js=settings.FLUSH, **QUIET),
-        fix.click(lambda name: _done(lambda: doctor.fix(draft_id, name)), kind, message, js=settings.FLUSH, **QUIET),
+        undo.click(lambda: done(draft.undo), None, message, js=settings.FLUSH, **QUIET),
+        fix.click(lambda name: done(doctor.fix, name), kind, message, js=settings.FLUSH, **QUIET),
         pictures.act(on_act, [kind, most], [most, message], js=settings.FLUSH, **QUIET),
     ):
         event.then(**refresh).then(None, None, None, js=settings.SHOW_NEW, **QUIET)

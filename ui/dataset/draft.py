@@ -130,8 +130,7 @@ def item(draft_id: str, image_id: str) -> Item:
 def _entry(state: draft_store.State, image_id: object) -> Entry:
     if not isinstance(image_id, str) or image_id not in state["images"]:
         raise RunError(REMOVED)
-    entry: Entry = state["images"][image_id]
-    return entry
+    return state["images"][image_id]
 
 
 def original(draft_id: str, image_id: str) -> Path:
@@ -194,8 +193,7 @@ def waiting(draft_id: str) -> list[str]:
 
 def form(draft_id: str) -> dict[str, Any]:
     """The form values stored last."""
-    values: dict[str, Any] = draft_store.read(draft_id)["form"]
-    return values
+    return draft_store.read(draft_id)["form"]
 
 
 def save_fields(draft_id: str, changes: Mapping[str, Any], forget: Collection[str] = ()) -> None:
@@ -323,36 +321,6 @@ def set_caption(draft_id: str, image_id: str, text: str) -> None:
     draft_store.MAX_CAPTION characters."""
     merge = {"merge": f"caption:{image_id}", "within_s": MERGE_S}
     change_image(draft_id, image_id, lambda entry: captioned(entry, plain_text(text)), "caption of {}", **merge)
-
-
-def set_captions(
-    draft_id: str,
-    captions: Mapping[str, str],
-    label: str,
-    source: str = PERSON,
-    keep_written: bool = False,
-    merge: str = "",
-) -> int:
-    """Store captions by image id, as one step. Images that were removed are left out.
-
-    Args:
-        label: what undo calls the step, such as "captions of Florence-2". source: who wrote them, "person" or "model".
-        keep_written: leave captions that a person wrote or a file brought. merge: see draft_store.change; parts of one
-            job with the same text are one step.
-
-    Returns:
-        How many captions changed.
-
-    Raises:
-        RunError: a caption is longer than MAX_CAPTION characters; no caption was changed.
-    """
-
-    def make(key: str, entry: Entry) -> Entry | None:
-        if keep_written and entry["caption"].strip() and entry["caption_by"] in (PERSON, FILE):
-            return None
-        return captioned(entry, plain_text(captions[key]), source)
-
-    return change_images(draft_id, captions, make, label, merge=merge)
 
 
 def trigger(draft_id: str) -> str:

@@ -12,7 +12,7 @@ def filled(draft_id: str, number: int) -> None:
     uploads = draft_store.uploads_dir() / "x"
     draft.add(draft_id, [(photo(uploads / f"{n:03}.png", n, size=(300, 300)), f"{n:03}.png") for n in range(number)])
     texts = {item.id: f"photo, tag {n % 3}, n{n}" for n, item in enumerate(draft.items(draft_id))}
-    draft.set_captions(draft_id, texts, "x")
+    draft.change_images(draft_id, texts, lambda key, entry: draft.captioned(entry, texts[key]), "x")
 
 
 def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, monkeypatch):

@@ -29,7 +29,8 @@ def draft_id(tmp_path, monkeypatch):
     (tmp_path / "in" / "1.txt").write_text("from a file")
     drop(found, tmp_path / "in" / "1.txt")
     set_caption(found, "0.png", "mine")
-    draft.set_captions(found, {item_of(found, "2.png").id: "from a model"}, "x", source="model")
+    ids = [item_of(found, "2.png").id]
+    draft.change_images(found, ids, lambda _, entry: draft.captioned(entry, "from a model", "model"), "x")
     return found
 
 

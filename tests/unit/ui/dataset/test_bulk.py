@@ -230,14 +230,3 @@ def test_values_of_images_are_stored_and_undone_as_one_step(mine):
     with pytest.raises(RunError, match="was removed"):
         draft.change_images(mine, [ids[0], "gone"], lambda *_: {"weight": 2}, "x", needed=True)
     assert draft.items(mine)[0].weight == 1, "all or none"
-
-
-def test_a_models_captions_are_one_step_and_keep_what_a_person_wrote(mine):
-    ids = filled(mine, "from a file", "", "")
-    draft.set_caption(mine, ids[1], "typed")
-    for n, key in enumerate(ids):
-        draft.set_captions(mine, {key: f"model {n}"}, "captions of a model", "model", keep_written=True, merge="job 1")
-    assert texts(mine) == ["from a file", "typed", "model 2"]
-    assert [item.caption_by for item in draft.items(mine)] == ["file", "person", "model"]
-    assert draft.set_captions(mine, {ids[0]: "again", "gone": "x"}, "captions of a model", "model", merge="job 1") == 1
-    assert draft.undo(mine) == "Undone: captions of a model." and texts(mine) == ["from a file", "typed", ""]

@@ -94,7 +94,8 @@ def test_a_full_disk_stores_nothing_and_says_so(mine, monkeypatch):
     file.db.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(draft.RunError, match="the disk is full; free some space"):
         for n in range(50):
-            draft.set_captions(mine, {ids[0]: f"{n}" + "x" * 15_000}, "long")
+            text = f"{n}" + "x" * 15_000
+            draft.change_images(mine, ids[:1], lambda _, entry, text=text: draft.captioned(entry, text), "long")
     file.db.execute("PRAGMA max_page_count = 1000000")
     now = texts(mine)
     draft_store._close(file.path)
