@@ -112,13 +112,11 @@ def pictures(tmp_path_factory):
 
 
 @pytest.fixture
-def full(data, pictures):
+def full(mine, pictures):
     """A draft with these pictures."""
-    draft_id = draft.new_id()
-    number, messages = drop(draft_id, *sorted(pictures.iterdir()))
-    assert (number, messages) == (10, [])
-    draft.save_fields(draft_id, {"trigger": "ohwx", "batch_size": 2, "repeats": 1})
-    return draft_id
+    assert drop(mine, *sorted(pictures.iterdir())) == (10, [])
+    draft.save_fields(mine, {"trigger": "ohwx", "batch_size": 2, "repeats": 1})
+    return mine
 
 
 EXPECTED = {
@@ -173,17 +171,14 @@ def test_a_converted_image_is_what_is_trained(full):
     assert not {"changed", "exif"} & set(found(full))
 
 
-def test_the_best_of_several_is_kept(data, tmp_path):
-    folder = tmp_path / "in"
-    folder.mkdir()
-    shot("coffee.png").filter(ImageFilter.GaussianBlur(4)).save(folder / "a-blurred.png")
-    shot("coffee.png").resize((300, 200)).save(folder / "b-small.png")
-    shot("coffee.png").save(folder / "c-best.png")
-    draft_id = draft.new_id()
-    drop(draft_id, *sorted(folder.iterdir()))
-    assert set(found(draft_id)["near"]) == {"a-blurred.png", "b-small.png"}
-    doctor.fix(draft_id, "near")
-    assert [one.file for one in draft.items(draft_id)] == ["c-best.png"]
+def test_the_best_of_several_is_kept(mine, tmp_path):
+    shot("coffee.png").filter(ImageFilter.GaussianBlur(4)).save(tmp_path / "a-blurred.png")
+    shot("coffee.png").resize((300, 200)).save(tmp_path / "b-small.png")
+    shot("coffee.png").save(tmp_path / "c-best.png")
+    drop(mine, *sorted(tmp_path.glob("*.png")))
+    assert set(found(mine)["near"]) == {"a-blurred.png", "b-small.png"}
+    doctor.fix(mine, "near")
+    assert [one.file for one in draft.items(mine)] == ["c-best.png"]
 
 
 def test_a_file_that_was_damaged_since_is_found_at_the_next_check(full):
@@ -218,22 +213,18 @@ def test_captions(captions, kinds):
     assert {kind: [int(one.id) for one in some] for kind, some in got.items()} == kinds
 
 
-def test_images_of_buckets_smaller_than_a_batch_go_to_the_nearest_full_one(data, tmp_path):
-    folder = tmp_path / "in"
-    for number in range(4):
-        photo(folder / f"{number}.png", seed=number, size=(640, 640))
-    photo(folder / "tall.png", seed=9, size=(640, 760))
-    draft_id = draft.new_id()
-    drop(draft_id, *sorted(folder.iterdir()))
-    draft.save_fields(draft_id, {"batch_size": 4, "repeats": 1, "resolution": 512})
-    assert found(draft_id)["lonely"] == ["tall.png"]
-    doctor.fix(draft_id, "lonely")
-    assert "lonely" not in found(draft_id)
-    plan = doctor.examine(draft_id).plan
+def test_images_of_buckets_smaller_than_a_batch_go_to_the_nearest_full_one(mine, tmp_path):
+    square = [photo(tmp_path / f"{number}.png", number, size=(640, 640)) for number in range(4)]
+    drop(mine, *square, photo(tmp_path / "tall.png", 9, size=(640, 760)))
+    draft.save_fields(mine, {"batch_size": 4, "repeats": 1, "resolution": 512})
+    assert found(mine)["lonely"] == ["tall.png"]
+    doctor.fix(mine, "lonely")
+    assert "lonely" not in found(mine)
+    plan = doctor.examine(mine).plan
     assert [(one.size, one.shown) for one in plan.buckets] == [((512, 512), 5)]
-    draft.save_fields(draft_id, {"batch_size": 64})
+    draft.save_fields(mine, {"batch_size": 64})
     with pytest.raises(runs.RunError, match="batch size to 1"):
-        doctor.fix(draft_id, "lonely")
+        doctor.fix(mine, "lonely")
 
 
 def test_an_error_in_step_1_is_named_where_the_buckets_would_be(full):

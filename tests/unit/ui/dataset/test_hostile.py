@@ -302,13 +302,8 @@ def test_zips(entries, damage, cut, where):
             assert draft.original(mine, item.id).resolve().is_relative_to(draft.folder(mine).resolve())
 
 
-FORMATS = dict(
-    zip(
-        ["PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "AVIF", "HEIF"],
-        ["png", "jpg", "webp", "gif", "tif", "bmp", "avif", "heic"],
-        strict=True,
-    )
-)
+FORMATS = {"PNG": "png", "JPEG": "jpg", "WEBP": "webp", "GIF": "gif"}
+FORMATS |= {"TIFF": "tif", "BMP": "bmp", "AVIF": "avif", "HEIF": "heic"}
 
 
 @pytest.mark.filterwarnings("ignore")
