@@ -47,7 +47,7 @@ def _subsets(draft_id: str) -> list[tuple[str, str]]:
 
 
 def _tags(draft_id: str) -> dict[str, Any]:
-    found = selection.tags(draft_id, selection.Query())
+    found = selection.tags(draft_id)
     listed = len(found["tags"])
     more = f"; the {listed} most frequent are listed" if found["total"] > listed else ""
     choices = [(f"{tag} · {number:,}", tag) for tag, number in found["tags"]]

@@ -96,10 +96,6 @@ class DraftFile:
             self.db.close()
             raise
 
-    def close(self) -> None:
-        """Close the file."""
-        self.db.close()
-
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
         """Turn an error of the database into a RunError that says what to do."""
@@ -363,7 +359,7 @@ def _file(draft_id: str) -> DraftFile:
 def _close(path: Path) -> None:
     with lock:
         if (known := _open.pop(path, None)) is not None:
-            known.close()
+            known.db.close()
 
 
 def read(draft_id: str) -> State:

@@ -50,7 +50,7 @@ def listing(draft_id: str, page: int = 0, query: Query | None = None, size: int 
     """
     query = query or Query()
     images = draft.items(draft_id)
-    found = images if query.is_all else query.found(images)
+    found = query.found(images)
     pages = max(1, -(-len(found) // size))
     page = min(max(page, 0), pages - 1)
     shown = found[page * size : (page + 1) * size]

@@ -1,7 +1,7 @@
 """Which images of a draft are shown: by what is wrong with them, by their caption, tag and subset; and its tags with counts."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,15 +46,10 @@ class Query:
     text: str = ""
     folder: str | None = None
 
-    @property
-    def is_all(self) -> bool:
-        """Whether all images are shown."""
-        return self == Query(how=self.how)
-
-    def found(self, items: Iterable[Item]) -> list[Item]:
-        """The items to show, in their order."""
-        if self.is_all:
-            return list(items)
+    def found(self, items: list[Item]) -> list[Item]:
+        """The items to show, in their order; `items` itself for all."""
+        if self == Query(how=self.how):
+            return items
         of_kind, compare = FILTERS.get(self.kind, FILTERS[""]), COMPARISONS.get(self.how, COMPARISONS["contains"])
         text = " ".join(self.text.split()).casefold() if self.how in ("tag", "no_tag") else self.text.casefold()
         return [
@@ -89,14 +84,14 @@ def ids(draft_id: str, query: Query, between: list[str] | None = None) -> list[s
     return found[places[0] : places[1] + 1]
 
 
-def tags(draft_id: str, query: Query) -> dict[str, Any]:
-    """How often each tag occurs in the captions that a query finds: {"tags": [[tag, captions], …], "total": different tags}.
+def tags(draft_id: str) -> dict[str, Any]:
+    """How often each tag occurs in the captions: {"tags": [[tag, captions], …], "total": different tags}.
 
     Tags that differ only in case are one, as in the edits. The most frequent ones are first, at most MAX_TAGS.
     """
     counted: Counter[str] = Counter()
     shown: dict[str, str] = {}
-    for item in query.found(draft.items(draft_id)):
+    for item in draft.items(draft_id):
         own = {tag.casefold(): tag for tag in tags_of(item.caption)}
         counted.update(own.keys())
         for key, tag in own.items():
