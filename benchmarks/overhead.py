@@ -37,7 +37,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.report import CannotMeasure, Report, ratio, tiny_sd_scripts
+from benchmarks.report import CannotMeasure, Report, ratio, tests_support
 from benchmarks.trial import begin, finish, ours, read_end, read_lines, read_object
 from runs.paths import ROOT
 
@@ -111,7 +111,7 @@ def take_turns(
     work: Path, folder: Path, steps: int, second_first: bool, sides: tuple[Side, Side] = OURS
 ) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
     """(wall, processor) seconds of each step of the two sides, from two trainings that alternate."""
-    tiny = tiny_sd_scripts()
+    tiny = tests_support("tiny_sd_scripts")
 
     folder.mkdir()
     (folder / "turns.py").write_text(TURNS, encoding="utf-8")
@@ -182,7 +182,7 @@ def compare(plain: list[float], patched: list[float]) -> dict[str, float]:
 
 def real_loop(steps: int, sides: tuple[Side, Side] = OURS) -> dict[str, Any]:
     """Two rounds of turns on the tiny FLUX, or {"skipped": reason}. The first side is called plain, the other patched."""
-    tiny = tiny_sd_scripts()
+    tiny = tests_support("tiny_sd_scripts")
 
     missing = tiny.why_not() or ("" if hasattr(os, "mkfifo") else "no FIFOs on this platform")
     if missing:

@@ -44,11 +44,11 @@ def machine() -> dict[str, object]:
     }
 
 
-def tiny_sd_scripts() -> Any:
-    """The tests' module that trains tiny weights with a checkout of sd-scripts."""
+def tests_support(name: str) -> Any:
+    """A module of the tests' helpers: tiny weights and checkouts to train them with."""
     if (folder := str(ROOT / "tests/support")) not in sys.path:
         sys.path.append(folder)
-    return importlib.import_module("tiny_sd_scripts")
+    return importlib.import_module(name)
 
 
 class Ratio(TypedDict):

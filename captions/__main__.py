@@ -1,6 +1,6 @@
 """`python -m captions FOLDER --with florence|tagger|endpoint`: writes captions of a folder's images.
 
-`python -m ui.dataset.caption_work DRAFT` does the same for a draft of the page.
+`python -m ui.dataset.captioning DRAFT` does the same for a draft of the page.
 """
 
 import argparse

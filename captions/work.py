@@ -1,4 +1,4 @@
-"""Where the images of a job come from and where its captions go. A draft's are in ui/dataset/caption_work.py.
+"""Where the images of a job come from and where its captions go. A draft's are in ui/dataset/captioning.py.
 
 Of a folder: each caption is the text file beside its image, as kohya's trainers read it. It is written as soon as it is
 known, so a job that is killed loses at most the image it was working on, and the next start continues there.

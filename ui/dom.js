@@ -1,9 +1,10 @@
 // What all scripts of the page use (ui/scripts.py). Elements are built with textContent, never from markup.
-// more: its text, or properties of the node.
+// more: its text, properties of the node, or a list of what is in it.
 const make = (tag, cls, more) => {
   const node = document.createElement(tag);
   if (cls) node.className = cls;
-  if (typeof more === "object") Object.assign(node, more);
+  if (Array.isArray(more)) node.append(...more);
+  else if (typeof more === "object") Object.assign(node, more);
   else if (more !== undefined) node.textContent = more;
   return node;
 };

@@ -6,7 +6,6 @@ from typing import Any
 
 from runs.files import RunError
 from runs.machine import this_machine, tier_for
-from ui.api.checks import page_answer
 from ui.dataset import bulk, captioning, doctor, draft, images, imports, selection
 from ui.new import form, run_starts
 from ui.new import settings as of_draft
@@ -26,7 +25,7 @@ def new_draft() -> str:
 
 def list_drafts() -> list[dict[str, Any]]:
     """The drafts used last: id, name, number of images, age."""
-    return page_answer(images.recent_drafts({"draft": ""}))["drafts"]
+    return images.recent_drafts()
 
 
 def set_settings(draft_id: str, settings: dict) -> dict[str, Any]:
@@ -51,7 +50,7 @@ def list_images(draft_id: str, first: int = 0, count: int = PAGE, filter: str = 
 
     filter: "" for all, or one of the page's, such as "no_caption".
     """
-    query = selection.query_of({"filter": filter})
+    query = selection.query_of({"query": {"kind": filter}})
     found = query.found(draft.items(_known(draft_id)))
     shown = found[max(0, first) : max(0, first) + max(1, min(count, MOST_LISTED))]
     return {

@@ -16,7 +16,7 @@ import tomllib
 from presets.steps import repeats_of
 from runs.dataset import folder_names
 from trainer.buckets import Rules, Size, cover, place
-from ui.dataset.draft_items import Item
+from ui.dataset.draft import Item
 
 if TYPE_CHECKING:
     from runs import RunSpec

@@ -16,7 +16,7 @@ from typing import Any
 
 from runs.files import RunError
 from ui.dataset import draft
-from ui.dataset.draft_store import MAX_CAPTION, change, count, plain_text, read
+from ui.dataset.draft_store import MAX_CAPTION, plain_text, read
 
 MAX_TEXT = 2_000  # characters of a field of an edit
 PATTERN_S = 3.0  # for all captions together; 10,000 of them take a tenth of a second
@@ -27,8 +27,10 @@ Edit = Callable[[str, str], str]  # (caption, image id) → caption
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of edit. make: the edit from its checked fields; done: what undo calls it, for a number of captions."""
+    """A kind of edit. label: its name on the page; make: the edit from its checked fields; done: what undo calls it, see
+    draft.change_images."""
 
+    label: str
     make: Callable[[Mapping[str, Any]], Edit]
     done: str
 
@@ -44,7 +46,7 @@ def tags_of(caption: str) -> list[str]:
 def _text(fields: Mapping[str, Any], name: str, needed: bool = True) -> str:
     value = fields.get(name, "")
     if not isinstance(value, str):
-        raise RunError("This page is out of date; reload it")
+        raise RunError(draft.OUT_OF_DATE)
     value = plain_text(value)
     if len(value) > MAX_TEXT:
         raise RunError(f"This text has {len(value)} characters; shorten it to {MAX_TEXT}")
@@ -150,11 +152,11 @@ def _shuffle(fields: Mapping[str, Any]) -> Edit:
 
 
 KINDS: dict[str, Kind] = {
-    "prefix": Kind(_prefix, "text before {}"),
-    "suffix": Kind(_suffix, "text after {}"),
-    "replace": Kind(_replace, "replacement in {}"),
-    "remove_tags": Kind(_remove_tags, "removal of tags from {}"),
-    "shuffle": Kind(_shuffle, "shuffled tags in {}"),
+    "replace": Kind("Find and replace", _replace, "replacement in {captions}"),
+    "prefix": Kind("Add text before", _prefix, "text before {captions}"),
+    "suffix": Kind("Add text after", _suffix, "text after {captions}"),
+    "remove_tags": Kind("Remove tags", _remove_tags, "removal of tags from {captions}"),
+    "shuffle": Kind("Shuffle tags", _shuffle, "shuffled tags in {captions}"),
 }
 
 
@@ -169,11 +171,8 @@ def _kind(fields: Mapping[str, Any]) -> Kind:
 
 
 def _edited(images: Mapping[str, draft.Entry], ids: Iterable[str] | None, edit: Edit) -> dict[str, str]:
-    """The captions that an edit changes, by image id, among the images `ids` or all.
-
-    Raises:
-        RunError: the edit fails for a caption; the message names its file.
-    """
+    """The captions that an edit changes, by image id, among the images `ids` or all. Raises RunError: the edit fails
+    for a caption; the message names its file."""
     found = {}
     for key in images if ids is None else dict.fromkeys(ids):
         entry = images.get(key)
@@ -220,13 +219,9 @@ def apply(draft_id: str, ids: Iterable[str] | None, fields: Mapping[str, Any]) -
     edit, chosen = kind.make(fields), None if ids is None else list(ids)
     before = read(draft_id)["images"]
     planned = _edited(before, chosen, edit)  # a pattern can take long, and meanwhile other pages change the draft
-    with change(draft_id) as step:
-        images = step.state["images"]
-        wanted = images if chosen is None else chosen
-        late = {key for key in wanted if key in images and images[key] is not before.get(key)}
-        found = {key: text for key, text in planned.items() if key in images and key not in late}
-        found |= _edited(images, late, edit)
-        for key, text in found.items():
-            images[key] = draft.written(images[key], text, draft.PERSON)
-        step.label = lambda _: kind.done.format(count(len(found), "caption"))
-    return len(found)
+
+    def make(key: str, entry: draft.Entry) -> draft.Entry:
+        found = planned if entry is before.get(key) else _edited({key: entry}, None, edit)
+        return draft.captioned(entry, found[key]) if key in found else {}
+
+    return draft.change_images(draft_id, chosen, make, kind.done)

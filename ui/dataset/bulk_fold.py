@@ -13,13 +13,6 @@ from ui.new import settings
 from ui.run import fold
 from ui.run.fold import QUIET
 
-EDITS = {
-    "replace": "Find and replace",
-    "prefix": "Add text before",
-    "suffix": "Add text after",
-    "remove_tags": "Remove tags",
-    "shuffle": "Shuffle tags",
-}
 CHANGE, NO_SUBSET, AS_IN_STEP_1 = "Change captions", "No subset", "Empty: as in step 1"
 SHOW_SUBSET = "(folder) => { hangproof.showImages({ folder }); return []; }"
 SHOW_TAG = "(tag) => { hangproof.showImages({ how: 'tag', text: tag }); return []; }"
@@ -54,7 +47,7 @@ def _subsets(draft_id: str) -> list[tuple[str, str]]:
 
 
 def _tags(draft_id: str) -> dict[str, Any]:
-    found = selection.tags(draft_id, selection.Query())
+    found = selection.tags(draft_id)
     listed = len(found["tags"])
     more = f"; the {listed} most frequent are listed" if found["total"] > listed else ""
     choices = [(f"{tag} · {number:,}", tag) for tag, number in found["tags"]]
@@ -71,9 +64,8 @@ def _draw(draft_id: str, images: Any) -> None:
     some = gr.Checkbox(True, label="Only the selected images, if some are selected", interactive=True)
     with gr.Tabs() as tabs:
         with gr.Tab("Captions", id="captions"):
-            kind = gr.Dropdown(
-                [(label, key) for key, label in EDITS.items()], value="replace", label="Edit", interactive=True
-            )
+            edits = [(one.label, key) for key, one in bulk.KINDS.items()]
+            kind = gr.Dropdown(edits, value="replace", label="Edit", interactive=True)
             with gr.Row(elem_classes="hp-fields") as replace:
                 find, put = _text("Find in captions"), _text("Replace with")
                 with gr.Column():

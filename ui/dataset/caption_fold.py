@@ -5,9 +5,8 @@ from typing import Any
 import gradio as gr
 
 from captions import endpoint, models
-from runs.dataset import one_line
 from runs.files import RunError
-from ui.dataset import caption_work, captioning, draft, draft_store
+from ui.dataset import captioning, draft, draft_store
 from ui.html import duration, esc
 from ui.new import settings
 from ui.run import fold
@@ -100,9 +99,13 @@ def _text(
     return gr.Textbox(value, label=label, info=info, placeholder=placeholder, lines=lines, interactive=True)
 
 
+def _number(label: str, value: float, info: str | None = None) -> gr.Number:
+    return gr.Number(value, label=label, info=info, step=0.01, interactive=True)
+
+
 def _form(draft_id: str) -> None:
-    found, status = caption_work.stored(draft_id), captioning.status(draft_id)
-    (choices, _), trigger = _counts(draft_id), _trigger(draft_id)
+    found, status = captioning.stored(draft_id), captioning.status(draft_id)
+    (choices, _), trigger = _counts(draft_id), draft.trigger(draft_id)
     last = found["options"] if found else {}
     engine_now, busy = last.get("engine", "florence"), status["state"] == "running"
     state = gr.HTML(shown(status), elem_id="caption-state", apply_default_css=False)
@@ -110,52 +113,36 @@ def _form(draft_id: str) -> None:
         resume = gr.Button("Continue", visible=_unfinished(status), size="sm", scale=0, min_width=110)
         cancel = gr.Button("Cancel", visible=busy, size="sm", scale=0, min_width=110)
     with gr.Column(visible=not busy) as form:
-        engine = gr.Radio(
-            [(label, key) for key, (label, _) in ENGINES.items()],
-            value=engine_now,
-            label="Written by",
-            info=ENGINES[engine_now][1],
-            interactive=True,
-        )
+        engines, about = [(label, key) for key, (label, _) in ENGINES.items()], ENGINES[engine_now][1]
+        engine = gr.Radio(engines, value=engine_now, label="Written by", info=about, interactive=True)
         with gr.Row(elem_classes="hp-fields", visible=engine_now == "florence") as florence:
             sentences = _models("florence", last)
             task = gr.Dropdown(TASKS, value=last.get("task") or "detailed", label="Length", interactive=True)
+        fields: dict[str, Any] = {"task": task}
         with gr.Row(elem_classes="hp-fields", visible=engine_now == "tagger") as tagger:
             tags = _models("tagger", last)
             with gr.Column():
-                general = gr.Number(
-                    last.get("general", 0.35),
-                    label="Threshold",
-                    info="Tags at least this probable are written",
-                    step=0.01,
-                    interactive=True,
-                )
-                character = gr.Number(
-                    last.get("character", 0.85), label="Threshold of characters", step=0.01, interactive=True
-                )
+                about = "Tags at least this probable are written"
+                fields["general"] = _number("Threshold", last.get("general", 0.35), about)
+                fields["character"] = _number("Threshold of characters", last.get("character", 0.85))
             with gr.Column():
-                without = _text(
-                    "Leave out", last.get("without", ""), "Tags, separated by commas", "simple background, solo"
-                )
-                underscores = gr.Checkbox(
-                    last.get("underscores", False), label="Keep underscores in tags", interactive=True
-                )
+                some_tags = "Tags, separated by commas", "simple background, solo"
+                fields["without"] = _text("Leave out", last.get("without", ""), *some_tags)
+                keeps = last.get("underscores", False)
+                fields["underscores"] = gr.Checkbox(keeps, label="Keep underscores in tags", interactive=True)
         with gr.Column(visible=engine_now == "endpoint") as server:
             with gr.Row(elem_classes="hp-fields"):
                 scaled = "Each image is sent there, scaled down to 1,024 pixels"
-                url = _text("Address", last.get("url", ""), scaled, captioning.PLACEHOLDER)
+                fields["url"] = _text("Address", last.get("url", ""), scaled, captioning.PLACEHOLDER)
                 own = last.get("model", "") if engine_now == "endpoint" else ""
-                model = _text("Model", own, placeholder="qwen2.5vl:7b")
-                variable = _text(
-                    "Variable with the API key",
-                    last.get("key_variable", ""),
-                    "The name of an environment variable that Hangproof was started with. Empty: no key",
-                    "OPENAI_API_KEY",
-                )
-            prompt = _text("Instruction", last.get("prompt") or endpoint.PROMPT, lines=3)
+                fields["model"] = _text("Model", own, placeholder="qwen2.5vl:7b")
+                about = "The name of an environment variable that Hangproof was started with. Empty: no key"
+                known = last.get("key_variable", "")
+                fields["key_variable"] = _text("Variable with the API key", known, about, "OPENAI_API_KEY")
+            fields["prompt"] = _text("Instruction", last.get("prompt") or endpoint.PROMPT, lines=3)
         with gr.Row(elem_classes="hp-fields"):
-            prefix = _text("Text before each caption", last.get("prefix", ""))
-            suffix = _text("Text after each caption", last.get("suffix", ""))
+            fields["prefix"] = _text("Text before each caption", last.get("prefix", ""))
+            fields["suffix"] = _text("Text after each caption", last.get("suffix", ""))
         word = f"Put the trigger word “{trigger}” first" if trigger else "Put the trigger word first"
         first = gr.Checkbox(bool(trigger), label=word, interactive=bool(trigger))
         which = gr.Radio(choices, value="empty", label="For", interactive=True)
@@ -199,7 +186,7 @@ def _form(draft_id: str) -> None:
         if engine != "endpoint":
             options["model"] = (sentences if engine == "florence" else tags) or ""
         options |= {key: options[key] or 0 for key in THRESHOLDS if key in options}
-        options |= {"engine": engine, "trigger": _trigger(draft_id) if first else ""}
+        options |= {"engine": engine, "trigger": draft.trigger(draft_id) if first else ""}
         only = [str(one) for one in selected] if some and isinstance(selected, list) and selected else None
         return _told(lambda: captioning.start(draft_id, options, which, only, over and which == "all"))
 
@@ -210,19 +197,6 @@ def _form(draft_id: str) -> None:
             return current(fold.note(error, True))
         return current("")
 
-    fields: dict[str, Any] = {
-        "task": task,
-        "general": general,
-        "character": character,
-        "without": without,
-        "underscores": underscores,
-        "url": url,
-        "model": model,
-        "key_variable": variable,
-        "prompt": prompt,
-        "prefix": prefix,
-        "suffix": suffix,
-    }
     chosen = [engine, which, some, over, first, *fields.values(), sentences, tags, ids]
     changed = [state, resume, cancel, form, timer, note]
     engine.change(on_engine, engine, [engine, florence, tagger, server], **QUIET)
@@ -237,7 +211,3 @@ def _form(draft_id: str) -> None:
 
 def _unfinished(status: dict[str, Any]) -> bool:
     return status["state"] not in ("", "running") and status["done"] < status["total"]
-
-
-def _trigger(draft_id: str) -> str:
-    return one_line(str(draft.form(draft_id).get("trigger") or ""))

@@ -1,20 +1,31 @@
-"""Captions written by a model: starts `python -m ui.dataset.caption_work`, and says how far it is.
+"""Captions written by a model for a draft. `python -m ui.dataset.captioning DRAFT` is `python -m captions` for a draft.
 
-The job is a process of its own (ui/jobs.py) that stores each caption in the draft (ui/dataset/caption_work.py). So it
-goes on when the server or the browser ends, and what it wrote is there when the page is opened again.
+The job is a process of its own (ui/jobs.py) that stores each caption in the draft as soon as it is known. So it goes on
+when the server or the browser ends, and what it wrote is there when the page is opened again.
+
+`captions.json` in the draft's folder says what the job is: its options and its images, with the captions that they had.
+The ids that are done are appended to `captions-JOB.done`, so that a job that was killed continues after the last one. A
+caption that a person wrote, or that came from a file, is replaced only where the job says so, and never one that was
+changed meanwhile.
 """
 
+import argparse
 import importlib.util
+import json
 import re
+import secrets
+import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from captions import endpoint, models
-from captions.options import checked
-from runs.files import RunError
+from captions.options import OPTIONS, checked
+from captions.work import Picture
+from runs.files import RunError, atomic_write, explained
 from ui import jobs
-from ui.dataset import caption_work, draft
-from ui.dataset.selection import OUT_OF_DATE
+from ui.dataset import draft, draft_store
+from ui.dataset.draft_images import Entry
 
 JOB = "captions"
 LIMIT_S = 14 * 24 * 3600.0
@@ -23,6 +34,9 @@ LINE = re.compile(r"[^\x00-\x1f\x7f]{0,500}")
 PROMPT = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f]{0,4000}")
 TEXTS = ("engine", "model", "device", "task", "without", "url", "prompt", "key_variable", "prefix", "suffix", "trigger")
 PLACEHOLDER = "http://127.0.0.1:11434/v1"
+NAME = "captions.json"
+WHICH = ("empty", "model", "all")
+STEP_IMAGES = 500  # captions that undo brings back at once
 
 
 def start(
@@ -34,31 +48,31 @@ def start(
 ) -> int:
     """Start to write captions in the background. Returns the number of images.
 
-    Args: as caption_work.begin.
+    Args: as begin.
 
     Raises:
         RunError: an option is not valid, there is nothing to do, or a job runs already.
     """
-    if which not in caption_work.WHICH:
-        raise RunError(OUT_OF_DATE)
+    if which not in WHICH:
+        raise RunError(draft.OUT_OF_DATE)
     _check(checked(options))
     if running(draft_id):
         raise RunError("Captions are being written already; cancel that first")
     number: list[int] = []
-    _run(draft_id, lambda: number.append(caption_work.begin(draft_id, options, which, only, overwrite)))
+    _run(draft_id, lambda: number.append(begin(draft_id, options, which, only, overwrite)))
     return number[0]
 
 
 def resume(draft_id: str) -> None:
     """Continue the last job where it ended. Raises RunError: there is none, or it runs already."""
-    if (found := caption_work.stored(draft_id)) is None:
+    if (found := stored(draft_id)) is None:
         raise RunError("There are no captions to continue; start them anew")
     _check(checked(found["options"]))
     _run(draft_id)
 
 
 def _run(draft_id: str, prepare: Callable[[], object] = lambda: None) -> None:
-    jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.caption_work", draft_id, "--json"], LIMIT_S, prepare=prepare)
+    jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.captioning", draft_id, "--json"], LIMIT_S, prepare=prepare)
 
 
 def cancel(draft_id: str) -> None:
@@ -97,21 +111,150 @@ def status(draft_id: str) -> dict[str, Any]:
     """How far the last job is: {"job": its id, "state", "seconds", "done", "total", "line", "failures", "error"}; state "" without one."""
     folder = draft.folder(draft_id)
     job = jobs.read(folder, JOB)
-    if job is None or (found := caption_work.stored(draft_id)) is None:
+    if job is None or (found := stored(draft_id)) is None:
         return {"job": "", "state": "", "seconds": 0, "done": 0, "total": 0, "line": "", "failures": [], "error": ""}
     text, _, errors = jobs.output(folder, JOB)
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("{")]
     failures = [line for line in lines if ": no caption: " in line]
     others = [line for line in lines if line not in failures]
-    done = len(caption_work.done(draft_id, found["job"]))
+    number = len(done(draft_id, found["job"]))
     error = errors.strip().splitlines()
     return {
         "job": found["job"],
         "state": job.state,
         "seconds": round(job.seconds),
-        "done": done,
+        "done": number,
         "total": len(found["images"]),
         "line": others[-1] if others else "",
         "failures": failures[-MOST_FAILURES:],
         "error": error[-1].removeprefix("captions: ") if error and job.state not in ("running", "done") else "",
     }
+
+
+# The job --------------------------------------------------------------------------------------------------------------
+
+
+def begin(
+    draft_id: str,
+    options: dict[str, Any],
+    which: str = "empty",
+    only: Iterable[str] | None = None,
+    overwrite: bool = False,
+) -> int:
+    """Store what the next job is. Returns the number of its images.
+
+    Args:
+        options: of `python -m captions`, by name. which: images without a caption ("empty"), also those with one that a
+            model wrote ("model"), or "all". only: ids of the images to choose from; None: all.
+        overwrite: with "all", also replace captions that a person wrote or that came from a file.
+
+    Raises:
+        RunError: there is nothing to do, or the disk does not take it.
+    """
+    chosen = None if only is None else set(only)
+    images = []
+    for key, entry in _entries(draft_id).items():
+        if chosen is not None and key not in chosen:
+            continue
+        # A text that nobody wrote is only the trigger word.
+        empty, by_model = not entry["caption"].strip() or not entry["caption_by"], entry["caption_by"] == "model"
+        if empty or (by_model and which != "empty") or (which == "all" and overwrite):
+            images.append({"id": key, "seen": entry["caption"]})
+    if not images:
+        raise RunError(
+            "Every one of these images has a caption that is to be kept. Choose “All images”, or allow it to replace captions."
+            if _entries(draft_id)
+            else "Add images first"
+        )
+    folder, job = draft.folder(draft_id), secrets.token_hex(8)
+    content = {"job": job, "options": options, "overwrite": overwrite, "images": images}
+    with explained("start the captions"):
+        atomic_write(folder / NAME, json.dumps(content))
+        for old in folder.glob("captions-*.done"):
+            old.unlink(missing_ok=True)
+    return len(images)
+
+
+def _entries(draft_id: str) -> dict[str, Any]:
+    return draft_store.read(draft_id)["images"]
+
+
+def stored(draft_id: str) -> dict[str, Any] | None:
+    """What the last job is; None when there was none, or its file is damaged."""
+    try:
+        found = json.loads((draft.folder(draft_id) / NAME).read_text(encoding="utf-8"))
+        images = {one["id"]: one["seen"] for one in found["images"]}
+        if not str(found["job"]).isalnum() or not isinstance(found["options"], dict):
+            return None
+        return {**found, "images": images}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def done(draft_id: str, job: str) -> set[str]:
+    """The ids of the images that a job has done."""
+    try:
+        text = _done_file(draft_id, job).read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return set()
+    return set(text.split("\n")[:-1])
+
+
+def _done_file(draft_id: str, job: str) -> Path:
+    return draft.folder(draft_id) / f"captions-{job}.done"
+
+
+class DraftWork:
+    """The images of a draft's job."""
+
+    def __init__(self, draft_id: str) -> None:
+        """Raises RunError: there is no job."""
+        found = stored(draft_id)
+        if found is None:
+            raise RunError("This draft has no captions to write; start them on the page, or add --with")
+        self.draft_id, self.job, self.images = draft_id, found["job"], found["images"]
+        self.options, self.overwrite = found["options"], found.get("overwrite") is True
+        self.done = done(draft_id, self.job)
+        self.part = len(self.done)  # where this process began: its steps of undo are its own
+
+    def missing(self) -> list[Picture]:
+        entries, root = _entries(self.draft_id), draft.images_dir(self.draft_id)
+        return [
+            Picture(
+                key, entries[key]["file"], root / entries[key]["stored"], entries[key]["turn"], entries[key]["crop"]
+            )
+            for key in self.images
+            if key in entries and key not in self.done
+        ]
+
+    def counts(self) -> tuple[int, int]:
+        return len(self.done), len(self.images)
+
+    def store(self, picture: Picture, caption: str) -> None:
+        def make(key: str, entry: Entry) -> Entry | None:
+            changed = entry["caption"] not in (self.images[key], caption)
+            by_a_person = entry["caption_by"] in (draft.PERSON, draft.FILE) and not self.overwrite
+            if entry["caption"].strip() and (changed or by_a_person):
+                return None
+            return draft.captioned(entry, draft.plain_text(caption), "model")
+
+        part = (len(self.done) - self.part) // STEP_IMAGES
+        step = f"captions:{self.job}:{self.part}:{part}"
+        draft.change_images(self.draft_id, [picture.key], make, "captions written by a model", merge=step)
+        self.done.add(picture.key)
+        with explained("store captions"), _done_file(self.draft_id, self.job).open("a", encoding="ascii") as file:
+            file.write(f"{picture.key}\n")
+
+
+def draft_work(given: argparse.Namespace) -> tuple[DraftWork, argparse.Namespace]:
+    """The images of a draft, and the options: without `--with`, those that the page stored."""
+    if given.engine:
+        begin(given.target, {name: getattr(given, name) for name in OPTIONS})
+    work = DraftWork(given.target)
+    return work, argparse.Namespace(**{**vars(given), **checked(work.options)})
+
+
+if __name__ == "__main__":
+    from captions.__main__ import main
+
+    sys.exit(main(sys.argv[1:], draft_work))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ui.dataset.bucket_preview import Plan, Slot
-from ui.dataset.draft_items import Item
+from ui.dataset.draft import Item
 from ui.dataset.measure import Measure
 
 # Found by trying: photos and the same photos blurred by 2 pixels at 512, darkened and brightened (tests/unit/ui/dataset/test_checks.py).
@@ -25,131 +25,96 @@ LEAST_KEPT = 0.85  # share of a picture that its bucket keeps
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of finding. title: for many (`{n}`) and for one; about: what it means; fix: the button for all, and for
-    one; write: whether new captions are a fix, too."""
+    """A kind of finding. many: its title for several, after their number; about: what it means; fix: the button for one;
+    fix_them: for all, where it has another text; write: whether new captions are a fix, too."""
 
     many: str
-    one: str
     about: str
-    fix_all: str = ""
-    fix_one: str = ""
+    fix: str = ""
+    fix_them: str = ""
     write: bool = False
 
     def title(self, number: int) -> str:
         """The heading for so many images."""
-        return self.one if number == 1 else self.many.format(n=f"{number:,}")
+        words = [ONE.get(word, word) if number == 1 else word for word in self.many.split()]
+        return f"{number:,} {' '.join(words)}"
 
 
+# The words of a title that differ for one image.
+ONE = {"images": "image", "photos": "photo", "captions": "caption", "copies": "a copy", "buckets": "a bucket"}
+ONE |= {"are": "is", "have": "has", "lose": "loses", "lack": "lacks", "their": "its"}
+REMOVE = ("Remove", "Remove them")
 KINDS = {
     "damaged": Kind(
-        "{n} images cannot be read",
-        "1 image cannot be read",
+        "images cannot be read",
         "A file is damaged or was changed since you added it. A run with it would not start.",
-        "Remove them",
-        "Remove",
+        *REMOVE,
     ),
     "duplicate": Kind(
-        "{n} images are copies of another one",
-        "1 image is a copy of another one",
+        "images are copies of another one",
         "The same picture is trained more often than the others. The one with the most pixels and a caption of yours is kept.",
-        "Remove the copies",
         "Remove",
+        "Remove the copies",
     ),
     "near": Kind(
-        "{n} images are nearly identical to another one",
-        "1 image is nearly identical to another one",
+        "images are nearly identical to another one",
         "Pictures of one moment teach the LoRA that moment. A sharp one with the most pixels and a caption of yours is kept.",
+        "Remove",
         "Remove all but the best",
-        "Remove",
     ),
-    "small": Kind(
-        "{n} images are too small to learn from",
-        "1 image is too small to learn from",
-        "The LoRA learns their blocks and noise.",
-        "Remove them",
-        "Remove",
-    ),
+    "small": Kind("images are too small to learn from", "The LoRA learns their blocks and noise.", *REMOVE),
     "enlarged": Kind(
-        "{n} images are enlarged to be trained",
-        "1 image is enlarged to be trained",
+        "images are enlarged to be trained",
         "They have fewer pixels than the resolution in step 1. Use larger originals, or a lower resolution.",
-        "Remove them",
-        "Remove",
+        *REMOVE,
     ),
     "blurred": Kind(
-        "{n} images may be blurred",
-        "1 image may be blurred",
-        "The LoRA learns the blur. Keep those that are meant to be soft.",
-        "Remove them",
-        "Remove",
+        "images may be blurred", "The LoRA learns the blur. Keep those that are meant to be soft.", *REMOVE
     ),
-    "dark": Kind(
-        "{n} images are very dark",
-        "1 image is very dark",
-        "There is little to learn from them.",
-        "Remove them",
-        "Remove",
-    ),
-    "bright": Kind(
-        "{n} images are very bright",
-        "1 image is very bright",
-        "There is little to learn from them.",
-        "Remove them",
-        "Remove",
-    ),
+    "dark": Kind("images are very dark", "There is little to learn from them.", *REMOVE),
+    "bright": Kind("images are very bright", "There is little to learn from them.", *REMOVE),
     "sideways": Kind(
-        "{n} photos may lie on their side",
-        "1 photo may lie on its side",
+        "photos may lie on their side",
         "A program rotated the pixels and left the camera's mark, so that they are rotated twice.",
-        "Rotate them",
         "Rotate",
+        "Rotate them",
     ),
     "cropped": Kind(
-        "{n} images lose much of their picture",
-        "1 image loses much of its picture",
+        "images lose much of their picture",
         "No bucket has their shape, so the trainer cuts off both ends. Crop them here to choose the part yourself.",
-        "Crop them as the trainer would",
         "Crop",
+        "Crop them as the trainer would",
     ),
     "lonely": Kind(
-        "{n} images are in buckets smaller than a batch",
-        "1 image is in a bucket smaller than a batch",
+        "images are in buckets smaller than a batch",
         "Their batches have fewer images than the others, so these images count more.",
-        "Crop them to the nearest full bucket",
         "Crop",
+        "Crop them to the nearest full bucket",
     ),
     "changed": Kind(
-        "{n} images are converted before the training",
-        "1 image is converted before the training",
+        "images are converted before the training",
         "The trainers read them differently, so Hangproof converts them. Do it now to see what is trained.",
-        "Convert them now",
         "Convert",
+        "Convert them now",
     ),
     "exif": Kind(
-        "{n} photos are rotated by their EXIF data",
-        "1 photo is rotated by its EXIF data",
+        "photos are rotated by their EXIF data",
         "Hangproof trains them upright. Other programs that you give these files to may not.",
-        "Rotate the pixels",
         "Rotate the pixels",
     ),
     "no_caption": Kind(
-        "{n} images have no caption",
-        "1 image has no caption",
+        "images have no caption",
         "They are trained with the trigger word alone. Captions make a LoRA that follows prompts.",
-        "Use the trigger word",
         "Use the trigger word",
         write=True,
     ),
     "no_trigger": Kind(
-        "{n} captions lack the trigger word",
-        "1 caption lacks the trigger word",
+        "captions lack the trigger word",
         "What the LoRA learns from them does not belong to your trigger word.",
-        "Put it first",
         "Put it first",
     ),
     "style": Kind(
-        "{n} captions are written in another style",
-        "1 caption is written in another style",
+        "captions are written in another style",
         "Most captions are of one kind, sentences or tags. A LoRA follows prompts in the style of its captions, so use one.",
         write=True,
     ),
@@ -165,33 +130,28 @@ class Finding:
     other: str = ""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What the findings depend on beside the images. plan: where each image is trained; None while the form has errors."""
-
-    trigger: str = ""
-    plan: Plan | None = None
-
-
 Findings = dict[str, list[Finding]]
 
 
-def findings(items: Sequence[Item], measures: Mapping[str, Measure], setting: Setting) -> Findings:
+def findings(
+    items: Sequence[Item], measures: Mapping[str, Measure], trigger: str = "", plan: Plan | None = None
+) -> Findings:
     """All findings by kind, in the order of KINDS; kinds without any are left out.
 
     Args:
-        measures: by SHA-256; an image without one is judged by the rest.
+        measures: by SHA-256; an image without one is judged by the rest. plan: where each image is trained; None while the
+            form has errors.
     """
-    slots = setting.plan.slots if setting.plan else {}
+    slots = plan.slots if plan else {}
     found: Findings = {
         "damaged": [Finding(i.id, m.error) for i in items if (m := measures.get(i.sha256)) and m.error],
         **_copies(items, measures),
         "sideways": [Finding(i.id) for i in items if "sideways" in i.warnings],
         **_pixels(items, measures, slots),
-        "lonely": _lonely(setting.plan),
+        "lonely": _lonely(plan),
         "changed": [Finding(i.id, m.changes) for i in items if (m := measures.get(i.sha256)) and m.changes],
         "exif": [Finding(i.id) for i in items if (m := measures.get(i.sha256)) and m.orientation != 1],
-        **_captions(items, setting.trigger),
+        **_captions(items, trigger),
     }
     return {kind: found[kind] for kind in KINDS if found.get(kind)}
 
@@ -210,10 +170,9 @@ def _copies(items: Sequence[Item], measures: Mapping[str, Measure]) -> Findings:
         kept_for |= {one.id: best for one in same}
     groups: dict[str, dict[str, Item]] = {}
     for item in items:
-        for code in item.warnings:
-            if code.startswith("near:") and (first := kept_for.get(code[5:])) is not None:
-                group = groups.setdefault(first.id, {first.id: first})
-                group[kept_for[item.id].id] = kept_for[item.id]
+        if (first := kept_for.get(item.near)) is not None:
+            group = groups.setdefault(first.id, {first.id: first})
+            group[kept_for[item.id].id] = kept_for[item.id]
     near: list[Finding] = []
     for group in groups.values():
         best = best_of(list(group.values()), measures)

@@ -9,42 +9,30 @@ function makeCropTool(frame, changed) {
   let rect = { x: 0, y: 0, w: 1, h: 1 };
   let active = false;
   let drag = null;
-  const box = make("div", "hp-crop-box");
-  for (const corner of ["nw", "ne", "sw", "se"]) box.append(make("i", `hp-corner hp-${corner}`));
-  const panel = make("div", "hp-tool-panel");
-  const ratio = make("select", "hp-select");
-  for (const [value, text] of Object.entries(CROP_RATIOS)) ratio.append(new Option(text, value));
+  const box = make("div", "hp-crop-box", ["nw", "ne", "sw", "se"].map((corner) => make("i", `hp-corner hp-${corner}`)));
+  const ratio = make("select", "hp-select", Object.entries(CROP_RATIOS).map(([value, text]) => new Option(text, value)));
   const fields = {};
-  const row = make("div", "hp-crop-fields");
-  for (const [key, label] of Object.entries(CROP_FIELDS)) {
-    const field = (fields[key] = make("input", "hp-text"));
-    field.type = "number";
-    field.step = 1;
-    field.addEventListener("change", () => typed(key));
-    row.append(editorField(label, field));
+  for (const key of Object.keys(CROP_FIELDS)) {
+    fields[key] = make("input", "hp-text", { type: "number", step: 1 });
+    fields[key].addEventListener("change", () => typed(key));
   }
+  const all = () => ({ x: 0, y: 0, w: size[0], h: size[1] });
   const whole = button("Use the whole image", "hp-quiet", () => set(all(), true));
-  panel.append(
+  const panel = make("div", "hp-tool-panel", [
     make("p", "hp-hint", "Drag over the image to choose the part to train, or type it in pixels. The original stays."),
     editorField("Ratio", ratio),
-    row,
-    whole
-  );
+    make("div", "hp-crop-fields", Object.entries(CROP_FIELDS).map(([key, label]) => editorField(label, fields[key]))),
+    whole,
+  ]);
 
-  const all = () => ({ x: 0, y: 0, w: size[0], h: size[1] });
   const isWhole = () => rect.w === size[0] && rect.h === size[1];
   const ratioValue = () => (ratio.value ? Number(ratio.value.split(":")[0]) / Number(ratio.value.split(":")[1]) : 0);
   const between = (value, low, high) => Math.min(Math.max(value, low), Math.max(low, high));
   function draw() {
     box.hidden = !active && isWhole();
     box.classList.toggle("hp-active", active);
-    const part = (value, of) => `${(100 * value) / of}%`;
-    Object.assign(box.style, {
-      left: part(rect.x, size[0]),
-      top: part(rect.y, size[1]),
-      width: part(rect.w, size[0]),
-      height: part(rect.h, size[1]),
-    });
+    const [left, top, width, height] = ["x", "y", "w", "h"].map((key, n) => `${(100 * rect[key]) / size[n % 2]}%`);
+    Object.assign(box.style, { left, top, width, height });
     for (const key of Object.keys(fields)) {
       const field = fields[key];
       if (document.activeElement !== field || drag) field.value = rect[key];
@@ -91,25 +79,16 @@ function makeCropTool(frame, changed) {
   ratio.addEventListener("change", () => ratioValue() && set(fitted(isWhole() ? all() : rect, ratioValue()), true));
 
   // Dragging
-  function point(event) {
-    const area = frame.getBoundingClientRect();
-    return [
-      between(((event.clientX - area.left) / area.width) * size[0], 0, size[0]),
-      between(((event.clientY - area.top) / area.height) * size[1], 0, size[1]),
-    ];
-  }
+  const point = (place) => place.map((one, n) => between(one * size[n], 0, size[n]));
   function spanned([ax, ay], [px, py]) {
     const wanted = ratioValue();
     let [w, h] = [Math.abs(px - ax), Math.abs(py - ay)];
     if (wanted) [w, h] = w / h > wanted ? [h * wanted, h] : [w, w / wanted];
     return { x: px < ax ? ax - w : ax, y: py < ay ? ay - h : ay, w, h };
   }
-  frame.addEventListener("pointerdown", (event) => {
-    if (!active || event.button) return;
-    event.preventDefault();
-    frame.setPointerCapture(event.pointerId);
-    const at = point(event);
-    const corner = event.target.closest(".hp-corner");
+  function start(place, target) {
+    const at = point(place);
+    const corner = target.closest(".hp-corner");
     const inside = at[0] > rect.x && at[0] < rect.x + rect.w && at[1] > rect.y && at[1] < rect.y + rect.h;
     drag = { before: rect, at };
     if (corner) {
@@ -117,23 +96,22 @@ function makeCropTool(frame, changed) {
       const top = corner.matches(".hp-nw, .hp-ne");
       drag.anchor = [left ? rect.x + rect.w : rect.x, top ? rect.y + rect.h : rect.y];
     } else if (!inside || isWhole()) drag.anchor = at;
-  });
-  frame.addEventListener("pointermove", (event) => {
+  }
+  function move(place) {
     if (!drag) return;
-    const at = point(event);
+    const at = point(place);
     const { before, anchor } = drag;
     drag.moved ||= Math.hypot(at[0] - drag.at[0], at[1] - drag.at[1]) > size[0] / 200;
     if (!drag.moved) return;
     if (anchor) set(spanned(anchor, at), false);
     else set({ ...before, x: before.x + at[0] - drag.at[0], y: before.y + at[1] - drag.at[1] }, false);
-  });
-  for (const name of ["pointerup", "pointercancel"]) {
-    frame.addEventListener(name, () => {
-      const moved = drag?.moved;
-      drag = null;
-      if (moved) set(rect, true);
-    });
   }
+  function end() {
+    const moved = drag?.moved;
+    drag = null;
+    if (moved) set(rect, true);
+  }
+  onStrokes(frame, () => active, { start, move, end });
   frame.append(box);
   return {
     panel,
@@ -157,12 +135,25 @@ function editorField(text, field) {
   const label = make("label", "", text);
   field.id ||= `hp-field-${hangproof.random()}`;
   label.htmlFor = field.id;
-  const group = make("div", "hp-labelled");
-  group.append(label, field);
-  return group;
+  return make("div", "hp-labelled", [label, field]);
 }
 /** Disable a button or not; the focus goes to another element where it would be lost. */
 function editorDisable(one, off, instead) {
   if (off && document.activeElement === one) instead.focus();
   one.disabled = off;
+}
+/** Follow the pointer on the large picture while a tool is active; the tool gets its place as fractions of the picture. */
+function onStrokes(frame, isActive, { start, move, end }) {
+  const place = (event) => {
+    const area = frame.getBoundingClientRect();
+    return [(event.clientX - area.left) / area.width, (event.clientY - area.top) / area.height];
+  };
+  frame.addEventListener("pointerdown", (event) => {
+    if (!isActive() || event.button) return;
+    event.preventDefault();
+    frame.setPointerCapture(event.pointerId);
+    start(place(event), event.target);
+  });
+  frame.addEventListener("pointermove", (event) => isActive() && move(place(event)));
+  for (const name of ["pointerup", "pointercancel"]) frame.addEventListener(name, end);
 }

@@ -6,31 +6,35 @@ shown is computed anew from the draft each time, so that an edit elsewhere chang
 takes back.
 """
 
+import hashlib
+import itertools
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import presets
 import runs
-from runs.dataset import one_line
-from runs.files import RunError
-from runs.pictures import turned_crop
+from runs.files import RunError, explained
+from runs.pictures import decoded
 from ui import jobs
-from ui.dataset import bucket_preview, checks, convert, draft, draft_store, measure
-from ui.dataset.answers import OUT_OF_DATE, thumb_url
+from ui.dataset import bucket_preview, checks, draft, draft_store, measure
 from ui.dataset.bucket_preview import Bucket, Plan
-from ui.dataset.checks import KINDS, Findings
+from ui.dataset.checks import KINDS, Finding, Findings
+from ui.dataset.draft import Item
 from ui.dataset.draft_images import Entry
-from ui.dataset.draft_items import Item
+from ui.dataset.images import thumb_url
 
 JOB = "checks"
 LIMIT_S = 6 * 3600.0
 PAGE = 24
 MOST_BUCKETS = 200
 REMOVED_BY = ("damaged", "duplicate", "near", "small", "enlarged", "blurred", "dark", "bright")
+BUCKETS = "buckets"  # beside the kinds of findings
 CONVERTED_BY = ("changed", "exif")
+STEP_IMAGES = 50  # that are converted and undone together
 MOST_KEPT = 4  # drafts whose findings are kept
 
 
@@ -57,8 +61,7 @@ def examine(draft_id: str) -> Report:
     if known is not None and all(one is other for one, other in zip(known[0], key, strict=True)):
         return known[1]
     plan, error = _plan(draft_id, items)
-    trigger = one_line(str(state["form"].get("trigger") or ""))
-    found = checks.findings(items, measures, checks.Setting(trigger, plan))
+    found = checks.findings(items, measures, draft.trigger(draft_id), plan)
     left = len({item.sha256 for item in items if item.sha256 not in measures})
     report = Report({item.id: item for item in items}, found, plan, error, left)
     _reports[draft_id] = key, report
@@ -87,7 +90,7 @@ def start(draft_id: str) -> None:
     """Measure what is new, in the background. Raises RunError: it runs already, or there are no images."""
     if not draft.counts(draft_id):
         raise RunError("Add images first")
-    jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.measure", draft_id], LIMIT_S)
+    jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.doctor", draft_id], LIMIT_S)
 
 
 def cancel(draft_id: str) -> None:
@@ -128,39 +131,35 @@ def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
     report = examine(draft_id)
     wanted = None if only is None else set(only)
     found = [one for one in report.findings.get(kind, []) if wanted is None or one.id in wanted]
-    if kind not in KINDS or not KINDS[kind].fix_one:
-        raise RunError(OUT_OF_DATE)
+    if kind not in KINDS or not KINDS[kind].fix:
+        raise RunError(draft.OUT_OF_DATE)
     if not found:
         raise RunError("There is nothing left to fix here; the images were changed meanwhile")
     ids = [one.id for one in found]
     if kind in CONVERTED_BY:
-        return _convert(draft_id, kind, ids, wanted is None)
+        return _convert_found(draft_id, kind, ids, wanted is None)
     if kind in REMOVED_BY:
         draft.remove(draft_id, ids)
-        return f"Removed {_count(ids)}."
+        return f"Removed {draft_store.count(len(ids), 'image')}."
     change, text = _change(draft_id, report, kind)
-    number = _apply(draft_id, ids, change, text)
+    number = draft.change_images(draft_id, ids, change, f"{text} of {{}}")
     if not number:
         raise RunError("No bucket with enough images is near; add images, or set the batch size to 1")
     return f"{text[:1].upper()}{text[1:]} of {draft_store.count(number, 'image')}."
 
 
-def _count(ids: list[str]) -> str:
-    return draft_store.count(len(ids), "image")
-
-
-def _convert(draft_id: str, kind: str, ids: list[str], all_of_them: bool) -> str:
+def _convert_found(draft_id: str, kind: str, ids: list[str], all_of_them: bool) -> str:
     if all_of_them and len(ids) > 1:
         jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.doctor", draft_id, kind], LIMIT_S)
         return ""
-    if not convert.convert(draft_id, ids, lambda line: None):
+    if not convert(draft_id, ids, lambda line: None):
         raise RunError("The image cannot be read; remove it")
     for item in draft.items(draft_id):
         if item.id in ids:  # one picture is measured here, and not by a process for it alone
             measure.run(
                 draft.folder(draft_id), {item.id: draft_store.read(draft_id)["images"][item.id]}, lambda line: None
             )
-    return f"Converted {_count(ids)}."
+    return f"Converted {draft_store.count(len(ids), 'image')}."
 
 
 Change = Callable[[str, Entry], dict[str, Any] | None]
@@ -168,31 +167,19 @@ Change = Callable[[str, Entry], dict[str, Any] | None]
 
 def _change(draft_id: str, report: Report, kind: str) -> tuple[Change, str]:
     """What a fix changes of an image's entry (None: nothing), and what undo calls it."""
-    word = one_line(str(draft.form(draft_id).get("trigger") or ""))
     if kind in ("no_caption", "no_trigger"):
-        if not word:
-            raise RunError("Type a trigger word in step 1 first")
-        return lambda key, entry: {
-            "caption": f"{word}, {entry['caption']}" if entry["caption"].strip() else word
-        }, "trigger word"
+        make = draft.with_trigger(draft.trigger(draft_id))
+        return lambda key, entry: make(entry), "trigger word"
     if kind == "sideways":
-        return lambda key, entry: _turned(entry), "rotation"
-    sizes = {"cropped": _own_bucket, "lonely": _full_bucket}[kind](report)
+        return lambda key, entry: draft.upright(entry), "rotation"
+    own = {key: slot.bucket for key, slot in (report.plan.slots if report.plan else {}).items()}
+    sizes = own if kind == "cropped" else _full_bucket(report)
 
     def crop(key: str, entry: Entry) -> dict[str, Any] | None:
         size = sizes.get(key)
         return None if size is None else {"crop": list(bucket_preview.crop_for(report.items[key], size[0] / size[1]))}
 
     return crop, "crop"
-
-
-def _turned(entry: Entry) -> dict[str, Any]:
-    crop = turned_crop(entry["crop"], entry["upright"] - entry["turn"])
-    return {"turn": entry["upright"] % 4, "crop": crop and list(crop)}
-
-
-def _own_bucket(report: Report) -> dict[str, tuple[int, int]]:
-    return {key: slot.bucket for key, slot in (report.plan.slots if report.plan else {}).items()}
 
 
 def _full_bucket(report: Report) -> dict[str, tuple[int, int]]:
@@ -211,18 +198,6 @@ def _full_bucket(report: Report) -> dict[str, tuple[int, int]]:
             nearest = min(full, key=lambda size: max(size[0] / size[1] / aspect, aspect / (size[0] / size[1])))
             found |= dict.fromkeys(bucket.images, nearest)
     return found
-
-
-def _apply(draft_id: str, ids: list[str], change: Change, text: str) -> int:
-    """Change entries as one step; returns how many changed."""
-    with draft_store.change(draft_id) as edit:
-        images, number = edit.state["images"], 0
-        for key in ids:
-            if key in images and (new := change(key, images[key])) is not None:
-                images[key] = {**images[key], **new}
-                number += 1
-        edit.label = lambda step: f"{text} of {draft_store.count(number, 'image')}"
-    return number
 
 
 # What the page and the API show --------------------------------------------------------------------------------------------
@@ -244,9 +219,9 @@ def report(draft_id: str) -> dict[str, Any]:
 
 def _heading(kind: str, number: int) -> dict[str, Any]:
     one = KINDS[kind]
-    fix_all = one.fix_all if number > 1 else one.fix_one
+    fix_all = (one.fix_them if number > 1 else "") or one.fix
     shown = {"kind": kind, "title": one.title(number), "about": one.about, "count": number}
-    return {**shown, "fix_all": fix_all, "fix_one": one.fix_one if number > 1 else "", "write": one.write}
+    return {**shown, "fix_all": fix_all, "fix_one": one.fix if number > 1 else "", "write": one.write}
 
 
 def _buckets(report: Report) -> list[Bucket]:
@@ -264,44 +239,103 @@ def _bucket(number: int, bucket: Bucket, plan: Plan | None) -> dict[str, Any]:
     }
 
 
-def pictures(draft_id: str, kind: str, most: int) -> tuple[list[dict[str, Any]], int]:
-    """The first images of a finding, and how many there are."""
+def pictures(draft_id: str, kind: str, most: int, bucket: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """The first images of a finding, or of the bucket with this number (`kind` BUCKETS), and how many there are."""
     report = examine(draft_id)
     some = report.findings.get(kind, [])
-    return [_shown(draft_id, report, one.id, one.detail, one.other) for one in some[:most]], len(some)
+    if kind == BUCKETS and 0 <= bucket < len(buckets := _buckets(report)):
+        some = [Finding(key) for key in buckets[bucket].images]
+    return [_shown(draft_id, report, one) for one in some[:most]], len(some)
 
 
-def bucket_pictures(draft_id: str, number: int, most: int) -> tuple[list[dict[str, Any]], int]:
-    """The first images of a bucket, and how many there are."""
-    report = examine(draft_id)
-    buckets = _buckets(report)
-    ids = buckets[number].images if 0 <= number < len(buckets) else ()
-    return [_shown(draft_id, report, key) for key in ids[:most]], len(ids)
-
-
-def _shown(draft_id: str, report: Report, key: str, detail: str = "", other: str = "") -> dict[str, Any]:
+def _shown(draft_id: str, report: Report, found: Finding) -> dict[str, Any]:
     """An image of a finding: its thumbnail, what is trained of it, and the image that is kept instead."""
-    item = report.items[key]
-    slot = report.plan.slots.get(key) if report.plan else None
+    item, other = report.items[found.id], report.items.get(found.other)
+    slot = report.plan.slots.get(found.id) if report.plan else None
     return {
-        "id": key,
+        "id": found.id,
         "file": f"{item.folder}/{item.file}" if item.folder else item.file,
-        "detail": detail,
+        "detail": found.detail,
         "thumb": thumb_url(draft_id, item),
         "kept": slot.kept if slot else 1,
         "part": slot.part if slot else (0, 0, 1, 1),
-        "other": report.items[other].file if other in report.items else "",
-        "other_thumb": thumb_url(draft_id, report.items[other]) if other in report.items else "",
+        "other": other.file if other else "",
+        "other_thumb": thumb_url(draft_id, other) if other else "",
+    }
+
+
+# The process --------------------------------------------------------------------------------------------------------------
+
+
+def convert(draft_id: str, ids: Sequence[str], on_line: Callable[[str], object] = print) -> int:
+    """Convert these images; returns how many. One that cannot be read is left as it is. Raises RunError: the disk does
+    not take them."""
+    entries, done = draft_store.read(draft_id)["images"], 0
+    todo = [key for key in ids if key in entries]
+    for start in range(0, len(todo), STEP_IMAGES):
+        shown = (on_line(f"{number} of {len(todo)}") for number in itertools.count(start))
+        done += _convert(draft_id, {key: entries[key] for key in todo[start : start + STEP_IMAGES]}, shown)
+    on_line(f"{len(todo)} of {len(todo)}")
+    return done
+
+
+def _convert(draft_id: str, entries: dict[str, Entry], shown: Iterator[object]) -> int:
+    """Convert these images as one step; `shown` is asked for its next value before each."""
+    root = draft.images_dir(draft_id)
+    with explained("store a converted image"), draft_store.working(draft_id) as work:
+        made = {
+            key: _converted(root, work, key, entry) for (key, entry), _ in zip(entries.items(), shown, strict=False)
+        }
+
+        def store(key: str, entry: Entry) -> Entry | None:
+            new = made[key]
+            if new is None or entry["stored"] != entries[key]["stored"]:
+                return None
+            (work / new["stored"]).replace(root / new["stored"])
+            return new
+
+        return draft.change_images(draft_id, made, store, "conversion of {}")
+
+
+def _converted(root: Path, work: Path, key: str, entry: Entry) -> Entry | None:
+    """The fields of an entry whose file is the converted one, which is written into `work`; None when it cannot be read."""
+    try:
+        image, suffix, _ = decoded(root / entry["stored"], entry["file"])
+    except RunError:
+        return None
+    new = work / f"{key}{suffix}"
+    if suffix == ".jpg":
+        image.save(new, format="JPEG", exif=b"", quality=95, subsampling=0)
+    else:
+        image.save(new, format="PNG", exif=b"", compress_level=3)
+    with new.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    stored = f"{key}-{sha256[:12]}{suffix}"
+    new.replace(work / stored)
+    return {
+        "stored": stored,
+        "file": f"{Path(entry['file']).stem}{suffix}",
+        "sha256": sha256,
+        "bytes": (work / stored).stat().st_size,
+        "width": image.width,
+        "height": image.height,
+        "upright": 0,
     }
 
 
 def main(argv: list[str]) -> int:
-    """The process of a long conversion: `DRAFT KIND` converts the images with this finding."""
+    """The process of a check: `DRAFT`; or of a long conversion: `DRAFT KIND` converts the images with this finding."""
+
+    def show(line: str) -> None:
+        print(line, flush=True)
 
     def work() -> None:
-        ids = [one.id for one in examine(argv[0]).findings.get(argv[1], [])]
-        convert.convert(argv[0], ids, lambda line: print(line, flush=True))
-        measure.run(draft.folder(argv[0]), draft_store.read(argv[0])["images"], lambda line: None)
+        draft_id, *kinds = argv
+        for kind in kinds:
+            convert(draft_id, [one.id for one in examine(draft_id).findings.get(kind, [])], show)
+        measure.run(
+            draft.folder(draft_id), draft_store.read(draft_id)["images"], (lambda line: None) if kinds else show
+        )
 
     return jobs.exit_code(work)
 

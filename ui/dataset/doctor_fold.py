@@ -1,5 +1,6 @@
 """ "Check images" in step 2: the findings with their fixes, and the buckets (ui/dataset/doctor.py)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
@@ -8,6 +9,7 @@ from runs.files import RunError
 from ui import jobs, scripts
 from ui.dataset import doctor, draft
 from ui.dataset.checks import KINDS
+from ui.dataset.doctor import BUCKETS
 from ui.dataset.draft_store import count
 from ui.html import esc, press, pressed
 from ui.new import settings
@@ -16,7 +18,6 @@ from ui.run.fold import QUIET
 
 TICK_S = 1.0
 ALL_OF_IT = 0.9995  # of an image that its bucket keeps
-BUCKETS = "buckets"  # beside the kinds of findings
 ABOUT_BUCKETS = (
     "An image is scaled to cover its bucket and cropped at the centre. The dark parts are cut off. A batch holds images of one "
     "bucket."
@@ -53,7 +54,7 @@ def _figure(image: dict[str, Any], kind: str) -> str:
         pictures += _picture(image["other_thumb"], image["other"], kept=True)
         lines.append(f"Kept instead: {image['other']}")
     said = "".join(f"<span>{esc(line)}</span>" for line in lines if line)
-    fix = "" if in_bucket else KINDS[kind].fix_one
+    fix = "" if in_bucket else KINDS[kind].fix
     act = press(fix, "fix", label=f"{fix}: {name}", id=image["id"]) if fix else ""
     caption = f'<figcaption><span class="hp-name">{esc(name)}</span>{said}</figcaption>'
     return f'<figure data-file="{esc(name)}"><div class="hp-pair">{pictures}</div>{caption}{act}</figure>'
@@ -61,9 +62,7 @@ def _figure(image: dict[str, Any], kind: str) -> str:
 
 def _pictures(draft_id: str, kind: str, bucket: int, most: int) -> str:
     """The first images of a finding or a bucket, and a button for more."""
-    images, total = (
-        doctor.bucket_pictures(draft_id, bucket, most) if kind == BUCKETS else doctor.pictures(draft_id, kind, most)
-    )
+    images, total = doctor.pictures(draft_id, kind, most, bucket)
     figures = "".join(_figure(one, kind) for one in images)
     more = press(f"Show more ({total - len(images):,})", "more") if total > len(images) else ""
     return f'<div class="hp-found">{figures}</div>{more}'
@@ -172,30 +171,26 @@ def _draw(draft_id: str) -> None:
     def on_act(event: gr.EventData, name: str, most: int) -> tuple[int, str]:
         if pressed(event, "do") == "more":
             return most + doctor.PAGE, ""
-        return most, _done(lambda: doctor.fix(draft_id, name, [pressed(event, "id")]))
+        return most, done(doctor.fix, name, [pressed(event, "id")])
 
-    def _done(act: Any) -> str:
+    def done(act: Callable[..., object], *given: Any) -> str:
+        """What an action on the draft says, or why it cannot be done."""
         try:
-            return str(act() or "")
+            return str(act(draft_id, *given) or "")
         except RunError as error:
             return str(error)
 
-    def on_start(act: Any) -> str:
-        return _done(lambda: act(draft_id))
-
     refresh: dict[str, Any] = {"fn": current, "inputs": chosen, "outputs": shown, **QUIET}
-    gr.on(
-        [kind.input, bucket.input],
-        lambda name, number: (name, number, doctor.PAGE, ""),
-        [kind, bucket],
-        [picked, place, most, message],
-        **QUIET,
-    ).then(**refresh)
-    again.click(lambda: on_start(doctor.start), None, message, js=settings.FLUSH, **QUIET).then(**refresh)
-    cancel.click(lambda: on_start(doctor.cancel), None, message, **QUIET).then(**refresh)
+    first = [picked, place, most, message]
+    picks = gr.on(
+        [kind.input, bucket.input], lambda name, at: (name, at, doctor.PAGE, ""), [kind, bucket], first, **QUIET
+    )
+    picks.then(**refresh)
+    again.click(lambda: done(doctor.start), None, message, js=settings.FLUSH, **QUIET).then(**refresh)
+    cancel.click(lambda: done(doctor.cancel), None, message, **QUIET).then(**refresh)
     for event in (
-        undo.click(lambda: _done(lambda: draft.undo(draft_id)), None, message, js=settings.FLUSH, **QUIET),
-        fix.click(lambda name: _done(lambda: doctor.fix(draft_id, name)), kind, message, js=settings.FLUSH, **QUIET),
+        undo.click(lambda: done(draft.undo), None, message, js=settings.FLUSH, **QUIET),
+        fix.click(lambda name: done(doctor.fix, name), kind, message, js=settings.FLUSH, **QUIET),
         pictures.act(on_act, [kind, most], [most, message], js=settings.FLUSH, **QUIET),
     ):
         event.then(**refresh).then(None, None, None, js=settings.SHOW_NEW, **QUIET)

@@ -7,27 +7,23 @@ position: adding, moving or removing one image never changes the caption of anot
 `draft_store.py` keeps the draft on disk, `draft_drop.py` takes in dropped files; the rest of the page uses this file only.
 """
 
-import re
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from presets.steps import repeats_of
+import presets
 from runs import env_file
-from runs.dataset import MAX_WEIGHT, Source, folder_counts, one_line
+from runs.dataset import Source, folder_counts, one_line
 from runs.files import RunError, explained
-from runs.pictures import turned_crop
-from ui.dataset import draft_history, draft_images, image_render
+from runs.pictures import cropped_size, turned_crop
+from ui.dataset import draft_history, draft_images, draft_store
 from ui.dataset.draft_drop import add, copy_dataset
-from ui.dataset.draft_file import State
 from ui.dataset.draft_images import Entry
-from ui.dataset.draft_items import Item, items
 from ui.dataset.draft_store import (
-    MAX_CAPTION,
-    change,
-    count,
+    OUT_OF_DATE,
     delete_expired,
-    digest,
     folder,
     images_dir,
     is_id,
@@ -35,63 +31,122 @@ from ui.dataset.draft_store import (
     masks_dir,
     new_id,
     plain_text,
-    read,
-    read_step,
     touch,
     uploads_dir,
-    write,
 )
 
-__all__ = [  # what the rest of the page uses by this module's name
-    "Item",
+__all__ = [
     "add",
     "copy_dataset",
     "delete_expired",
-    "folder",
-    "images_dir",
     "is_id",
-    "items",
-    "locked",
-    "masks_dir",
     "new_id",
-    "plain_text",
     "touch",
     "uploads_dir",
-]
+]  # for the rest of the page
 MERGE_S = 5.0  # changes of one caption that follow each other within this time are one step
 REMOVED = "This image was removed"
+ROTATION = "rotation of {}"  # what undo calls it
 PERSON, FILE = "person", "file"
-MASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
-def _entry(state: State, image_id: object) -> Entry:
+@dataclass(frozen=True)
+class Item:
+    """One image of a draft.
+
+    file: its name in its folder. folder: the relative path of the dropped folder it came from, "" for none. width,
+    height: pixels as shown, before the crop. warnings: codes, see draft_images.warnings_of. crop: left, top, right,
+    bottom as fractions of the image as shown. mask: the name of a file in the draft's `masks/`. weight: 1 to 10.
+    caption_by: who wrote the caption: "person", "file", "model", or "" where nobody did.
+    """
+
+    id: str
+    file: str
+    folder: str
+    width: int
+    height: int
+    caption: str
+    sha256: str
+    warnings: tuple[str, ...]
+    turn: int = 0  # quarter turns clockwise that the user added
+    crop: tuple[float, float, float, float] | None = None
+    mask: str | None = None
+    weight: int = 1
+    caption_by: str = ""
+
+    @property
+    def trained_size(self) -> tuple[int, int]:
+        """Width and height in pixels of what is trained: after the crop."""
+        return cropped_size((self.width, self.height), self.crop)
+
+    @property
+    def near(self) -> str:
+        """The id of the earlier image that this one is nearly identical to, "" for none."""
+        return next((code[5:] for code in self.warnings if code.startswith("near:")), "")
+
+
+COPIED = ("file", "folder", "caption", "sha256", "turn", "mask", "weight", "caption_by")
+# Of the drafts used last: their images as stored, the limit of small ones, their items, and what finds nearly identical ones.
+# A page of twelve cards must not build those of 10,000 images again.
+_items: OrderedDict[str, tuple[Mapping[str, Entry], float, list[Item], draft_images.Near]] = OrderedDict()
+
+
+def items(draft_id: str) -> list[Item]:
+    """The images in display order. Do not change the list: it is shared."""
+    with draft_store.lock:
+        images, small_side = draft_store.read(draft_id)["images"], presets.defaults()["images"]["small_side"]
+        known = _items.get(draft_id)
+        if known is None or known[0] is not images or known[1] != small_side:
+            entries, side, old, finder = known or ({}, small_side, [], draft_images.Near())
+            near, before, found = finder.of(images), {item.id: item for item in old if side == small_side}, []
+            for key, entry in images.items():
+                item, other = before.get(key), near.get(key, "")
+                same = item is not None and entries.get(key) is entry and item.near == other
+                found.append(item if item and same else _item(key, entry, other, small_side))
+            _items[draft_id] = known = images, small_side, found, finder
+        _items.move_to_end(draft_id)
+        while len(_items) > draft_store.MAX_OPEN:
+            _items.popitem(last=False)
+        return known[2]
+
+
+def _item(key: str, entry: Entry, near: str, small_side: int) -> Item:
+    size = (entry["width"], entry["height"])
+    width, height = reversed(size) if entry["turn"] % 2 else size
+    crop = tuple(entry["crop"]) if entry["crop"] else None
+    warnings = draft_images.warnings_of(entry, cropped_size((width, height), crop), near, small_side)
+    same = {name: entry[name] for name in COPIED}
+    return Item(id=key, width=width, height=height, warnings=warnings, crop=crop, **same)
+
+
+def item(draft_id: str, image_id: str) -> Item:
+    """An image of a draft. Raises RunError: it was removed."""
+    for one in items(draft_id):
+        if one.id == image_id:
+            return one
+    raise RunError(REMOVED)
+
+
+def _entry(state: draft_store.State, image_id: object) -> Entry:
     if not isinstance(image_id, str) or image_id not in state["images"]:
         raise RunError(REMOVED)
-    entry: Entry = state["images"][image_id]
-    return entry
+    return state["images"][image_id]
 
 
 def original(draft_id: str, image_id: str) -> Path:
-    """Path of an image as it was dropped.
-
-    Raises:
-        RunError: the image was removed.
-    """
-    return images_dir(draft_id) / _entry(read(draft_id), image_id)["stored"]
+    """Path of an image as it was dropped. Raises RunError: the image was removed."""
+    return images_dir(draft_id) / _entry(draft_store.read(draft_id), image_id)["stored"]
 
 
 def thumb(draft_id: str, item: Item) -> Path:
     """Path of an image's thumbnail, upright, cropped, with its mask; written when it is missing."""
-    thumbs = folder(draft_id) / "thumbs"
-    if item.crop or item.mask:
-        path = thumbs / image_render.name_of(item.id, item.turn, item.crop, item.mask)
+    if not (item.crop or item.mask):
+        return _scaled(draft_id, item.id, "", draft_images.THUMB_SIDE)
+    path = folder(draft_id) / "thumbs" / draft_images.edited_name(item.id, item.turn, item.crop, item.mask)
+    if not path.is_file():
         mask = masks_dir(draft_id) / item.mask if item.mask else None
-        if not path.is_file():
-            whole = large(draft_id, item.id)
-            image_render.write(whole, path, draft_images.THUMB_SIDE, item.turn, item.crop, mask)
-        return path
-    path = thumbs / f"{item.id}-{item.turn}.jpg"
-    return path if path.is_file() else _scaled(draft_id, item.id, "", draft_images.THUMB_SIDE)
+        draft_images.write_edited(large(draft_id, item.id), path, item.turn, item.crop, mask)
+    return path
 
 
 def large(draft_id: str, image_id: str) -> Path:
@@ -100,7 +155,7 @@ def large(draft_id: str, image_id: str) -> Path:
 
 
 def _scaled(draft_id: str, image_id: str, kind: str, side: int) -> Path:
-    entry = _entry(read(draft_id), image_id)
+    entry = _entry(draft_store.read(draft_id), image_id)
     path = folder(draft_id) / "thumbs" / f"{image_id}{kind}-{entry['turn']}.jpg"
     if not path.is_file():
         with explained("write a thumbnail"):
@@ -110,13 +165,7 @@ def _scaled(draft_id: str, image_id: str, kind: str, side: int) -> Path:
 
 def counts(draft_id: str) -> dict[str, int]:
     """The number of images in each folder of the data set that a run would get; what runs.planned_steps counts."""
-    return folder_counts((entry["folder"], entry["weight"]) for entry in read(draft_id)["images"].values())
-
-
-def repeats(draft_id: str) -> dict[str, int]:
-    """The repeats of each folder whose name sets them, such as `10_cat`."""
-    folders = {entry["folder"] for entry in read(draft_id)["images"].values()}
-    return {name: found[0] for name in folders if (found := repeats_of(name))}
+    return folder_counts((entry["folder"], entry["weight"]) for entry in draft_store.read(draft_id)["images"].values())
 
 
 def sources(draft_id: str) -> list[Source]:
@@ -132,32 +181,31 @@ def sources(draft_id: str) -> list[Source]:
             masks_dir(draft_id) / entry["mask"] if entry["mask"] else None,
             entry["weight"],
         )
-        for entry in read(draft_id)["images"].values()
+        for entry in draft_store.read(draft_id)["images"].values()
     ]
 
 
 def waiting(draft_id: str) -> list[str]:
     """Names of caption files that have no matching image."""
-    texts = read(draft_id)["texts"].items()
+    texts = draft_store.read(draft_id)["texts"].items()
     return [f"{key.removeprefix('/')}.txt" for key, text in texts if not text["used"]]
 
 
 def form(draft_id: str) -> dict[str, Any]:
     """The form values stored last."""
-    values: dict[str, Any] = read(draft_id)["form"]
-    return values
+    return draft_store.read(draft_id)["form"]
 
 
 def save_fields(draft_id: str, changes: Mapping[str, Any], forget: Collection[str] = ()) -> None:
     """Store these form values exactly as typed, valid or not, and forget others; the rest stays."""
     with locked(draft_id):
-        state = read(draft_id)
+        state = draft_store.read(draft_id)
         stored = {**state["form"], **{key: _plain(value) for key, value in changes.items()}}
         if isinstance(changes.get("flags"), str):
             stored["flags"] = _plain(_without_secrets(draft_id, changes["flags"]))
         stored = {key: value for key, value in stored.items() if key not in forget}
         if state["form"] != stored:
-            write(draft_id, {**state, "form": stored})
+            draft_store.write(draft_id, {**state, "form": stored})
 
 
 def _without_secrets(draft_id: str, flags: str) -> str:
@@ -175,14 +223,14 @@ def _plain(value: Any) -> Any:
 def mark_in_a_run(draft_id: str) -> None:
     """Record that a run's data set contains these images and captions."""
     with locked(draft_id):
-        state = read(draft_id)
-        write(draft_id, {**state, "kept": digest(state)})
+        state = draft_store.read(draft_id)
+        draft_store.write(draft_id, {**state, "kept": draft_store.digest(state)})
 
 
 def images_not_in_a_run(draft_id: str) -> int:
     """Number of images when no run contains them with their captions, so that replacing the draft loses them; else 0."""
-    state = read(draft_id)
-    return 0 if digest(state) == state["kept"] else len(state["images"])
+    state = draft_store.read(draft_id)
+    return 0 if draft_store.digest(state) == state["kept"] else len(state["images"])
 
 
 # Undo and redo ---------------------------------------------------------------------------------------------------------
@@ -190,197 +238,138 @@ def images_not_in_a_run(draft_id: str) -> int:
 
 def history(draft_id: str) -> tuple[str, str]:
     """What undo would undo and redo would redo, such as "caption of cat.png"; "" for nothing."""
-    state = read(draft_id)
+    state = draft_store.read(draft_id)
     steps, done = state["history"], state["done"]
     return steps[done - 1]["label"] if done else "", steps[done]["label"] if done < len(steps) else ""
 
 
-def undo(draft_id: str) -> str | None:
+def undo(draft_id: str, side: int = draft_history.UNDO) -> str | None:
     """Undo the last change of images or captions. Returns a sentence about it; None when there is nothing to undo."""
-    return _travel(draft_id, draft_history.UNDO)
+    with locked(draft_id):
+        state, back = draft_store.read(draft_id), side == draft_history.UNDO
+        at = state["done"] - back
+        if not 0 <= at < len(state["history"]):
+            return None
+        entry = state["history"][at]
+        state = draft_history.applied(state, draft_store.read_step(draft_id, entry["n"]), side)
+        draft_store.write(draft_id, {**state, "done": at + (not back)})
+    return f"{'Undone' if back else 'Redone'}: {entry['label']}."
 
 
 def redo(draft_id: str) -> str | None:
     """Make the change again that was undone last. Returns a sentence about it; None when there is none."""
-    return _travel(draft_id, draft_history.REDO)
-
-
-def _travel(draft_id: str, side: int) -> str | None:
-    with locked(draft_id):
-        state = read(draft_id)
-        at = state["done"] - (side == draft_history.UNDO)
-        if not 0 <= at < len(state["history"]):
-            return None
-        entry = state["history"][at]
-        state = draft_history.applied(state, read_step(draft_id, entry["n"]), side)
-        write(draft_id, {**state, "done": at + (side == draft_history.REDO)})
-    return f"{'Undone' if side == draft_history.UNDO else 'Redone'}: {entry['label']}."
+    return undo(draft_id, draft_history.REDO)
 
 
 # Changes ---------------------------------------------------------------------------------------------------------------
 
 
-def set_caption(draft_id: str, image_id: str, text: str) -> None:
-    """Store a caption as typed.
-
-    Raises:
-        RunError: the image was removed, or the caption is longer than MAX_CAPTION characters.
-    """
-    text = plain_text(text)
-    with change(draft_id, merge=f"caption:{image_id}", within_s=MERGE_S) as edit:
-        entry = _entry(edit.state, image_id)
-        if len(text) > MAX_CAPTION:
-            raise RunError(f"{entry['file']}: the caption has {len(text)} characters; shorten it to {MAX_CAPTION}")
-        if text != entry["caption"]:
-            edit.state["images"][image_id] = written(entry, text, PERSON)
-        edit.label = lambda step: f"caption of {entry['file']}"
-
-
-def written(entry: Entry, caption: str, author: str) -> Entry:
-    """An image's entry with another caption, and who wrote it; nobody wrote an empty one."""
-    return {**entry, "caption": caption, "caption_by": author if caption.strip() else ""}
-
-
-def set_captions(
+def change_images(
     draft_id: str,
-    captions: Mapping[str, str],
+    ids: Iterable[str] | None,
+    make: Callable[[str, Entry], Mapping[str, Any] | None],
     label: str,
-    source: str = PERSON,
-    keep_written: bool = False,
-    merge: str = "",
+    needed: bool = False,
+    **merge: Any,
 ) -> int:
-    """Store captions by image id, as one step. Images that were removed are left out.
+    """Change values of images as one step, and return how many images changed; ids of removed images are left out.
 
     Args:
-        label: what undo calls the step, such as "captions of Florence-2". source: who wrote them, "person" or "model".
-        keep_written: leave captions that a person wrote or a file brought. merge: see draft_store.change; parts of one
-            job with the same text are one step.
-
-    Returns:
-        How many captions changed.
+        ids: the images; None for all. make: the new values of an image, from its id and its entry; None for no change.
+        label: what undo calls the step, such as "crop of {}"; {} is the file of the image, or "3 images", and {captions}
+            is "3 captions". needed: see Raises. merge: see draft_store.change.
 
     Raises:
-        RunError: a caption is longer than MAX_CAPTION characters; no caption was changed.
+        RunError: an image was removed, and all are `needed`.
     """
-    with change(draft_id, merge=merge) as edit:
-        images, changed = edit.state["images"], 0
-        for key, text in captions.items():
-            entry, text = images.get(key), plain_text(text)
-            if entry is None or text == entry["caption"]:
+    with draft_store.change(draft_id, **merge) as edit:
+        images, changed = edit.state["images"], []
+        for key in dict.fromkeys(images if ids is None else ids):
+            if key not in images and not needed:
                 continue
-            if keep_written and entry["caption"].strip() and entry["caption_by"] in (PERSON, FILE):
-                continue
-            if len(text) > MAX_CAPTION:
-                raise RunError(f"{entry['file']}: the caption has {len(text)} characters; shorten it to {MAX_CAPTION}")
-            images[key] = written(entry, text, source)
-            changed += 1
-        edit.label = lambda step: label
-    return changed
+            entry = _entry(edit.state, key)
+            new = make(key, entry)
+            if new and any(entry[name] != value for name, value in new.items()):
+                images[key] = {**entry, **new}
+                changed.append(entry["file"])
+        label = label.replace("{captions}", draft_store.count(len(changed), "caption"))
+        edit.label = label.replace("{}", changed[0] if len(changed) == 1 else draft_store.count(len(changed), "image"))
+    return len(changed)
 
 
-def set_fields(draft_id: str, image_ids: Iterable[str], values: Mapping[str, Any], label: str) -> int:
-    """Set fields of images, as one step: crop, mask, weight and turn, see Item. Returns how many images changed.
-
-    Args:
-        label: what undo calls the step, such as "crop of cat.png".
-
-    Raises:
-        RunError: all the images were removed, or a value is not one that the field can have.
-    """
-    for name, value in values.items():
-        if name not in FIELD_CHECKS or not FIELD_CHECKS[name](value):
-            raise RunError(f"{name}: {value!r} is not a value of this field; reload the page")
-    values = {name: list(value) if name == "crop" and value else value for name, value in values.items()}
-    with change(draft_id) as edit:
-        images, changed = edit.state["images"], 0
-        found = [key for key in image_ids if key in images]
-        if not found:
-            raise RunError(REMOVED)
-        for key in found:
-            if any(images[key][name] != value for name, value in values.items()):
-                images[key] = {**images[key], **values}
-                changed += 1
-        edit.label = lambda step: label
-    return changed
+def change_image(
+    draft_id: str, image_id: str, make: Callable[[Entry], Mapping[str, Any] | None], label: str, **merge: Any
+) -> None:
+    """`change_images` for one image. Raises RunError: it was removed."""
+    change_images(draft_id, [image_id], lambda _, entry: make(entry), label, needed=True, **merge)
 
 
-def _is_crop(value: Any) -> bool:
-    if value is None:
-        return True
-    if not isinstance(value, list | tuple) or len(value) != 4:
-        return False
-    if not all(isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one <= 1 for one in value):
-        return False
-    return value[0] < value[2] and value[1] < value[3]
+def captioned(entry: Entry, text: str, author: str = PERSON) -> Entry:
+    """The values of an image with another caption, and who wrote it; nobody wrote an empty one. Raises RunError: the
+    caption is longer than MAX_CAPTION characters."""
+    if text == entry["caption"]:
+        return {}
+    if len(text) > draft_store.MAX_CAPTION:
+        raise RunError(
+            f"{entry['file']}: the caption has {len(text)} characters; shorten it to {draft_store.MAX_CAPTION}"
+        )
+    return {"caption": text, "caption_by": author if text.strip() else ""}
 
 
-def _is_whole(value: Any, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+def set_caption(draft_id: str, image_id: str, text: str) -> None:
+    """Store a caption as typed. Raises RunError: the image was removed, or the caption is longer than
+    draft_store.MAX_CAPTION characters."""
+    merge = {"merge": f"caption:{image_id}", "within_s": MERGE_S}
+    change_image(draft_id, image_id, lambda entry: captioned(entry, plain_text(text)), "caption of {}", **merge)
 
 
-FIELD_CHECKS: dict[str, Callable[[Any], bool]] = {
-    "crop": _is_crop,
-    "mask": lambda value: value is None or (isinstance(value, str) and bool(MASK_NAME.fullmatch(value))),
-    "weight": lambda value: _is_whole(value, 1, MAX_WEIGHT),
-    "turn": lambda value: _is_whole(value, 0, 3),
-}
+def trigger(draft_id: str) -> str:
+    """The trigger word that the draft's form has; "" for none."""
+    return one_line(str(form(draft_id).get("trigger") or ""))
+
+
+def with_trigger(word: str) -> Callable[[Entry], Entry]:
+    """What puts the trigger word before a caption that does not start with it. Raises RunError: there is no word."""
+    if not word:
+        raise RunError("Type a trigger word in step 1 first")
+
+    def make(entry: Entry) -> Entry:
+        caption = entry["caption"]
+        if caption.split(",")[0].strip() == word:
+            return {}
+        return {"caption": f"{word}, {caption}" if caption.strip() else word}
+
+    return make
 
 
 def insert_trigger(draft_id: str, trigger: str) -> int:
-    """Put the trigger word before every caption that does not start with it.
-
-    Returns:
-        How many captions changed.
-
-    Raises:
-        RunError: `trigger` is empty.
-    """
-    word = one_line(trigger)
-    if not word:
-        raise RunError("Type a trigger word in step 1 first")
-    with change(draft_id) as edit:
-        images, changed = edit.state["images"], 0
-        for key, entry in images.items():
-            caption = _with_trigger(entry["caption"], word)
-            if caption != entry["caption"]:
-                images[key] = {**entry, "caption": caption}
-                changed += 1
-        edit.label = lambda step: f"trigger word in {count(changed, 'caption')}"
-    return changed
+    """Put the trigger word before every caption that does not start with it. Returns how many captions changed. Raises
+    RunError: `trigger` is empty."""
+    make = with_trigger(one_line(trigger))
+    return change_images(draft_id, None, lambda _, entry: make(entry), "trigger word in {captions}")
 
 
-def _with_trigger(caption: str, word: str) -> str:
-    if caption.split(",")[0].strip() == word:
-        return caption
-    return f"{word}, {caption}" if caption.strip() else word
-
-
-def remove(draft_id: str, ids: Iterable[str]) -> None:
+def remove(draft_id: str, ids: list[str]) -> None:
     """Remove images; the other captions stay unchanged, and undo brings them back."""
-    with change(draft_id) as edit:
+    with draft_store.change(draft_id) as edit:
         gone = [edit.state["images"].pop(key) for key in ids if key in edit.state["images"]]
-        edit.label = lambda step: f"removal of {gone[0]['file'] if len(gone) == 1 else count(len(gone), 'image')}"
+        edit.label = f"removal of {gone[0]['file'] if len(gone) == 1 else draft_store.count(len(gone), 'image')}"
 
 
 def clear(draft_id: str) -> None:
     """Remove all images and captions; the settings stay, and undo brings the images back."""
-    with change(draft_id) as edit:
-        number = len(edit.state["images"])
-        edit.label = lambda step: f"removal of {count(number, 'image')}"
+    with draft_store.change(draft_id) as edit:
+        edit.label = f"removal of {draft_store.count(len(edit.state['images']), 'image')}"
         edit.state |= {"images": {}, "texts": {}}
 
 
 def move(draft_id: str, image_id: str, before_id: str | None) -> None:
-    """Move an image before another one, or to the end.
-
-    Raises:
-        RunError: one of them was removed.
-    """
-    with change(draft_id) as edit:
+    """Move an image before another one, or to the end. Raises RunError: one of them was removed."""
+    with draft_store.change(draft_id) as edit:
         entry = _entry(edit.state, image_id)
         if before_id is not None:
             _entry(edit.state, before_id)
-        edit.label = lambda step: f"place of {entry['file']}"
+        edit.label = f"place of {entry['file']}"
         if before_id == image_id:
             return
         order = [key for key in edit.state["images"] if key != image_id]
@@ -388,29 +377,27 @@ def move(draft_id: str, image_id: str, before_id: str | None) -> None:
         edit.state["images"] = {key: edit.state["images"][key] for key in order}
 
 
-def fix(draft_id: str, image_id: str, code: str) -> None:
+def fix(draft_id: str, id: str, code: str) -> None:
     """Fix a warning: "sideways" rotates the image (upright where its EXIF data says how, else 90° clockwise), "small"
-    and "near" remove it, "no_caption" sets the trigger word as its caption.
+    and "near" remove it, "no_caption" sets the trigger word as its caption. Raises RunError: the image was removed,
+    there is no trigger word, or the code is unknown."""
+    kind = code.split(":")[0]
+    if kind == "sideways":
+        change_image(draft_id, id, upright, ROTATION)
+    elif kind in ("small", "near"):
+        remove(draft_id, [item(draft_id, id).id])
+    elif kind == "no_caption":
+        change_image(draft_id, id, with_trigger(trigger(draft_id)), "caption of {}")
+    else:
+        raise RunError(OUT_OF_DATE)
 
-    Raises:
-        RunError: the image was removed, there is no trigger word, or the code is unknown.
-    """
-    with change(draft_id) as edit:
-        entry = _entry(edit.state, image_id)
-        kind = code.split(":")[0]
-        if kind == "sideways":
-            turn = entry["upright"] if entry["upright"] and not entry["turn"] else entry["turn"] + 1
-            crop = turned_crop(entry["crop"], turn - entry["turn"])
-            edit.state["images"][image_id] = {**entry, "turn": turn % 4, "crop": crop and list(crop)}
-            edit.label = lambda step: f"rotation of {entry['file']}"
-        elif kind in ("small", "near"):
-            del edit.state["images"][image_id]
-            edit.label = lambda step: f"removal of {entry['file']}"
-        elif kind == "no_caption":
-            word = one_line(str(edit.state["form"].get("trigger") or ""))
-            if not word:
-                raise RunError("Type a trigger word in step 1 first")
-            edit.state["images"][image_id] = {**entry, "caption": _with_trigger(entry["caption"], word)}
-            edit.label = lambda step: f"caption of {entry['file']}"
-        else:
-            raise RunError("This page is out of date; reload it")
+
+def rotated(entry: Entry, turns: int) -> Entry:
+    """The values of an image that is rotated by quarter turns clockwise, with its crop."""
+    crop = turned_crop(entry["crop"], turns)
+    return {"turn": (entry["turn"] + turns) % 4, "crop": crop and list(crop)}
+
+
+def upright(entry: Entry) -> Entry:
+    """The values of an image that is rotated as its EXIF data says; by 90° clockwise where it does not say."""
+    return rotated(entry, entry["upright"] if entry["upright"] and not entry["turn"] else 1)

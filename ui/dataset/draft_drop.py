@@ -5,11 +5,13 @@ without such an image for one that was there before. A file that cannot be added
 """
 
 import contextlib
+import itertools
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,20 +22,9 @@ from runs import archives, masks
 from runs.dataset import CAPTION_SUFFIXES, read_caption, read_captions, unique_stem
 from runs.files import RunError, explained
 from runs.paths import datasets_dir
-from ui.dataset import draft_file, draft_history, draft_images, draft_masks
-from ui.dataset.draft_file import State
+from ui.dataset import draft_history, draft_images, draft_store
 from ui.dataset.draft_images import Entry
-from ui.dataset.draft_store import (
-    MAX_CAPTION,
-    change,
-    count,
-    digest,
-    folder,
-    images_dir,
-    masks_dir,
-    plain_text,
-    uploads_dir,
-)
+from ui.dataset.draft_store import State
 
 MAX_NAME = 1_000  # characters of a dropped file's relative path
 
@@ -82,7 +73,7 @@ def add(
     """
     drop = drop_id(drop)
     with contextlib.ExitStack() as stack, explained("store the files"):
-        dropped, messages = expanded(stack, uploads, drop, uploads_dir())
+        dropped, messages = expanded(stack, uploads, drop, draft_store.uploads_dir())
         added, more_messages = take(draft_id, dropped, drop, more)
     return added, messages + more_messages
 
@@ -100,10 +91,7 @@ def take(draft_id: str, dropped: Iterable[Dropped], drop: str, more: bool, link:
     """
     dropped, messages = list(dropped), []
     pictures = [file for file in dropped if not file.is_caption]
-    with contextlib.ExitStack() as stack, explained("store the files"):
-        work = folder(draft_id) / f".new-{secrets.token_hex(6)}"
-        stack.callback(shutil.rmtree, work, ignore_errors=True)
-        work.mkdir(parents=True)
+    with explained("store the files"), draft_store.working(draft_id) as work:
         measured = _measured(pictures, work, link)
         texts: list[tuple[Dropped, str]] = []
         for file in dropped:
@@ -113,7 +101,7 @@ def take(draft_id: str, dropped: Iterable[Dropped], drop: str, more: bool, link:
                 texts.append((file, _caption_in(file)))
             except RunError as error:
                 messages.append(str(error))
-        with change(draft_id, merge=f"add:{drop}") as edit:
+        with draft_store.change(draft_id, merge=f"add:{drop}") as edit:
             before = len(edit.state["images"])
             messages += _store(draft_id, edit.state, work, measured)
             messages += _assign(edit.state, texts, drop, more)
@@ -124,21 +112,21 @@ def take(draft_id: str, dropped: Iterable[Dropped], drop: str, more: bool, link:
 
 def _measured(pictures: Iterable[Dropped], work: Path, link: bool = False) -> list[tuple[Dropped, Entry | str]]:
     """Each image with its measurements, stored in `work` under its number `at`; or with the reason why it is not added."""
-    given = list(pictures)
-    tasks = [
-        draft_images.Task(file.path, file.shown, work / f"{number}", work / f"{number}.jpg", link)
-        for number, file in enumerate(given)
-    ]
-    found = draft_images.measured_all(tasks)
-    return [
-        (file, entry if isinstance(entry, str) else {**entry, "at": number})
-        for number, (file, entry) in enumerate(zip(given, found, strict=True))
-    ]
+
+    def one(number: int, file: Dropped) -> tuple[Dropped, Entry | str]:
+        try:
+            found = draft_images.measured(file.path, file.shown, work / f"{number}", link)
+        except RunError as error:
+            return file, str(error)
+        return file, {**found, "at": number}
+
+    with ThreadPoolExecutor(draft_images.workers()) as pool:  # Pillow and hashlib release the interpreter's lock
+        return list(pool.map(one, itertools.count(), pictures))
 
 
 def _what_was_added(step: draft_history.Step) -> str:
     number = len(draft_history.images_of(step))
-    return f"adding of {count(number, 'image')}" if number else "captions from files"
+    return f"adding of {draft_store.count(number, 'image')}" if number else "captions from files"
 
 
 def expanded(
@@ -149,7 +137,7 @@ def expanded(
     """
     found, messages = [], []
     for path, given in uploads:
-        given = plain_text(given)
+        given = draft_store.plain_text(given)
         try:
             name = archives.relative_name(given)
             if archives.ignored(name):
@@ -175,7 +163,7 @@ def expanded(
             messages.append(str(error))
             continue
         for file, relative, scope in parts:
-            inside, _, last = plain_text(relative).rpartition("/")
+            inside, _, last = draft_store.plain_text(relative).rpartition("/")
             found.append(Dropped(file, last, inside, scope))
     return found, messages
 
@@ -185,8 +173,8 @@ def _caption_in(file: Dropped) -> str:
         text = read_caption(file.path, file.shown)
     except FileNotFoundError as error:
         raise RunError(f"{file.shown}: {draft_images.GONE}") from error
-    if len(text) > MAX_CAPTION:
-        raise RunError(f"{file.shown}: the caption has {len(text)} characters; shorten it to {MAX_CAPTION}")
+    if len(text) > draft_store.MAX_CAPTION:
+        raise RunError(f"{file.shown}: the caption has {len(text)} characters; shorten it to {draft_store.MAX_CAPTION}")
     return text
 
 
@@ -222,15 +210,15 @@ def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[Dropped
         suffix = Path(file.name).suffix.lower()
         stem = unique_stem(file.name, taken.setdefault(file.folder, set()))
         for name in ("images", "thumbs"):
-            (folder(draft_id) / name).mkdir(exist_ok=True)
-        os.replace(work / f"{found['at']}", images_dir(draft_id) / f"{key}{suffix}")
-        os.replace(work / f"{found['at']}.jpg", folder(draft_id) / "thumbs" / f"{key}-0.jpg")
+            (draft_store.folder(draft_id) / name).mkdir(exist_ok=True)
+        os.replace(work / f"{found['at']}", draft_store.images_dir(draft_id) / f"{key}{suffix}")
+        os.replace(work / f"{found['at']}.jpg", draft_store.folder(draft_id) / "thumbs" / f"{key}-0.jpg")
         text = state["texts"].get(file.key)
         use = bool(text) and (text["drop"] == file.drop or not text["used"])
         if use:
             state["texts"][file.key] = {**text, "used": True}
         images[key] = {
-            **draft_file.FIELDS,
+            **draft_store.FIELDS,
             **{name: value for name, value in found.items() if name != "at"},
             "file": f"{stem}{suffix}",
             "stored": f"{key}{suffix}",
@@ -242,7 +230,9 @@ def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[Dropped
         }
     if refused:
         most = f"{limits['max_images']} images or {limits['max_draft_mb']} MB"
-        messages.append(f"{count(refused, 'image')} not added: a LoRA can have {most}; remove some images first")
+        messages.append(
+            f"{draft_store.count(refused, 'image')} not added: a LoRA can have {most}; remove some images first"
+        )
     return messages
 
 
@@ -313,7 +303,7 @@ def _give(state: State, image_id: str, key: str, text: str) -> list[str]:
     return []
 
 
-def _of_run(draft_id: str, data: Path, name: str, plain: Path) -> tuple[Dropped, Entry]:
+def _of_run(data: Path, name: str, plain: Path) -> tuple[Dropped, Entry]:
     """An image of a run's data set, written to `plain` when it has a mask in it; and what was set for it: weight and mask."""
     inside, _, last = name.rpartition("/")
     weight, subset = weight_of(inside)
@@ -321,7 +311,7 @@ def _of_run(draft_id: str, data: Path, name: str, plain: Path) -> tuple[Dropped,
     edits: Entry = {"weight": weight}
     with contextlib.suppress(RunError):  # a damaged image is reported when it is measured
         if (mask := masks.split(data, path, plain)) is not None:
-            edits["mask"] = draft_masks.store(draft_id, mask, plain.parent / "masks")
+            edits["mask"] = draft_images.store_mask(mask, plain.parent / "masks")
     return Dropped(plain if plain.exists() else path, last, subset, data.name), edits
 
 
@@ -337,30 +327,25 @@ def copy_dataset(draft_id: str, slug: str, fields: Mapping[str, Any] | None = No
     Raises:
         RunError: the data set does not exist, or the disk has no space for a copy; the draft is unchanged.
     """
-    work = folder(draft_id) / f".new-{secrets.token_hex(6)}"
     captions = read_captions(slug)
-    try:
-        with explained("copy the images"):
-            work.mkdir(parents=True)
-            data = datasets_dir() / slug
-            given = [_of_run(draft_id, data, name, work / f"{n}-plain.png") for n, name in enumerate(captions)]
-            measured = _measured([file for file, _ in given], work)
-            pictures = [
-                (file, found if isinstance(found, str) else {**found, **edits})
-                for (file, found), (_, edits) in zip(measured, given, strict=True)
-            ]
-            with change(draft_id) as edit:
-                edit.label = lambda step: f"copy of {count(len(edit.state['images']), 'image')} from a run"
-                texts = {
-                    file.key: {"text": captions[name], "drop": slug, "used": False}
-                    for name, (file, _) in zip(captions, pictures, strict=True)
-                }
-                edit.state |= {"images": {}, "texts": texts, "form": {**edit.state["form"], **(fields or {})}}
-                messages = _store(draft_id, edit.state, work, pictures)
-                masks_dir(draft_id).mkdir(exist_ok=True)
-                for mask in (work / "masks").glob("*"):
-                    mask.replace(masks_dir(draft_id) / mask.name)
-                edit.state |= {"texts": {}, "refused": {}, "kept": digest(edit.state)}
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with explained("copy the images"), draft_store.working(draft_id) as work:
+        data = datasets_dir() / slug
+        given = [_of_run(data, name, work / f"{n}-plain.png") for n, name in enumerate(captions)]
+        measured = _measured([file for file, _ in given], work)
+        pictures = [
+            (file, found if isinstance(found, str) else {**found, **edits})
+            for (file, found), (_, edits) in zip(measured, given, strict=True)
+        ]
+        with draft_store.change(draft_id) as edit:
+            texts = {
+                file.key: {"text": captions[name], "drop": slug, "used": False}
+                for name, (file, _) in zip(captions, pictures, strict=True)
+            }
+            edit.state |= {"images": {}, "texts": texts, "form": {**edit.state["form"], **(fields or {})}}
+            messages = _store(draft_id, edit.state, work, pictures)
+            draft_store.masks_dir(draft_id).mkdir(exist_ok=True)
+            for mask in (work / "masks").glob("*"):
+                mask.replace(draft_store.masks_dir(draft_id) / mask.name)
+            edit.state |= {"texts": {}, "refused": {}, "kept": draft_store.digest(edit.state)}
+            edit.label = f"copy of {draft_store.count(len(edit.state['images']), 'image')} from a run"
     return messages

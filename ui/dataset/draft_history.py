@@ -4,14 +4,13 @@ A step keeps what changed on both sides, not whole states, because a caption amo
 of disk. Steps are undone in reverse order only, so each finds the state that it left behind.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 PARTS = ("images", "texts")  # the tables of a draft that can be undone, both from a key to a flat table
 UNDO, REDO = 0, 1
 # What a user sees of an image. A change of other fields, such as where it came from, is stored without a step.
 SHOWN = ("caption", "turn", "file", "folder", "crop", "mask", "weight", "stored")
-FILES = ("stored", "mask")  # the fields of an image that name a file of the draft
 State = dict[str, Any]
 Step = dict[str, Any]
 
@@ -19,9 +18,8 @@ Step = dict[str, Any]
 def difference(before: State, after: State) -> Step:
     """The step from one state to another; empty when they are equal.
 
-    Each changed key has [before, after]: None where it does not exist, else the values that differ. "at": for each
-    image that was added or removed, its places [before, after]. "order": the orders before and after where images
-    changed places.
+    Each changed key has [before, after]: None where it does not exist, else the values that differ. "places": where the
+    orders of the images differ: the first place, and the ids from there to the last such place, before and after.
     """
     step: Step = {}
     for part in PARTS:
@@ -38,14 +36,12 @@ def difference(before: State, after: State) -> Step:
         changes |= {key: [None, new] for key, new in right.items() if key not in left}
         if changes:
             step[part] = changes
-    orders = [list(before["images"]), list(after["images"])]
-    if orders[UNDO] != orders[REDO]:
-        common = [[key for key in order if key in before["images"] and key in after["images"]] for order in orders]
-        if common[UNDO] != common[REDO]:
-            step["order"] = orders
-        else:
-            places = [{key: number for number, key in enumerate(order)} for order in orders]
-            step["at"] = {key: [place.get(key) for place in places] for key in images_of(step)}
+    old_order, new_order = list(before["images"]), list(after["images"])
+    if old_order != new_order:
+        most = min(len(old_order), len(new_order))
+        first = next((n for n in range(most) if old_order[n] != new_order[n]), most)
+        same = next((n for n in range(most - first) if old_order[-1 - n] != new_order[-1 - n]), most - first)
+        step["places"] = [first, *(order[first : len(order) - same] for order in (old_order, new_order))]
     return step
 
 
@@ -65,21 +61,13 @@ def applied(state: State, step: Step, side: int) -> State:
             else:
                 table[key] = {**table[key], **wanted}
         result[part] = table
-    order = step["order"][side] if "order" in step else None
-    if "at" in step:
-        order = [key for key in result["images"] if key not in step["at"]]
-        places = {key: at[side] for key, at in step["at"].items() if at[side] is not None}
-        order = _with_places(order, places)
-    if order is not None:
-        result["images"] = {key: result["images"][key] for key in order}
+    if "places" in step:
+        first, *sides = step["places"]
+        order, images = list(state["images"]), result["images"]
+        order[first : first + len(sides[1 - side])] = sides[side]
+        # A step that an older version stored says nothing of places, so the order can differ: no image may be lost.
+        result["images"] = {key: images[key] for key in dict.fromkeys([*order, *images]) if key in images}
     return result
-
-
-def _with_places(order: list[str], places: dict[str, int]) -> list[str]:
-    """An order with more keys, each at its place in the result."""
-    at = {place: key for key, place in places.items()}
-    rest = iter(order)
-    return [at[place] if place in at else next(rest) for place in range(len(order) + len(at))]
 
 
 def images_of(step: Step) -> dict[str, dict[str, Any]]:
@@ -88,27 +76,20 @@ def images_of(step: Step) -> dict[str, dict[str, Any]]:
     return {key: old or new for key, (old, new) in changes if old is None or new is None}
 
 
-def files_of(images: Iterable[Mapping[str, Any] | None]) -> set[tuple[str, str]]:
-    """The files that images name, or one side of a step's changes of them: (field, name)."""
-    return {(field, one[field]) for one in images if one for field in FILES if one.get(field)}
+def files_of(images: Collection[tuple[str, Mapping[str, Any] | None]]) -> set[tuple[str, str]]:
+    """The files of the draft that images need, from (id, entry) each: (kind, name); that of a "thumb" begins with the id."""
+    found = {(kind, one[kind]) for _, one in images if one for kind in ("stored", "mask") if one.get(kind)}
+    return found | {("thumb", key) for key, one in images if one and "stored" in one}
 
 
 def files_of_step(step: Step) -> set[tuple[str, str]]:
-    """The files that the images of a step name on either side: what undo and redo need of it."""
-    return files_of(side for change in step.get("images", {}).values() for side in change)
+    """The files that undo and redo of a step need."""
+    return files_of([(key, side) for key, change in step.get("images", {}).items() for side in change])
 
 
 def is_shown(step: Step) -> bool:
     """Whether a step changes something that a user sees: the images, or the captions that wait for one."""
-    if "order" in step or "at" in step:
-        return True
-    if any(name in SHOWN for _, new in step.get("images", {}).values() for name in new):
+    if "places" in step or any(name in SHOWN for _, new in step.get("images", {}).values() for name in new):
         return True
     texts = step.get("texts", {}).values()
-    return any(_waits(old, new, UNDO) != _waits(old, new, REDO) for old, new in texts)
-
-
-def _waits(old: Any, new: Any, side: int) -> bool | None:
-    """Whether a caption waits for its image on one side of a change; None where the change does not say."""
-    value = (old, new)[side]
-    return False if value is None else (None if "used" not in value else not value["used"])
+    return any("used" in new if old and new else not (old or new)["used"] for old, new in texts)

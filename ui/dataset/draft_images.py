@@ -6,19 +6,18 @@ drops of one file share a path, and Gradio may write to that path again. A file 
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import presets
-from runs.files import RunError
-from runs.pictures import DAMAGE, EXIF_ORIENTATION, USABLE, eight_bits, is_image_name, opened, turned
+from runs import masks, pictures
+from runs.files import RunError, atomic_write, explained
 
 THUMB_SIDE = 480  # pixels: a card's width on a high-density screen
 LARGE_SIDE = 1600
@@ -27,6 +26,10 @@ DRAFTED = ("JPEG", "MPO")  # formats that can be decoded at a fraction of their 
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 GONE = "the file is gone; drop it again"
 EXIF_IFD, EXIF_WIDTH, EXIF_HEIGHT = 0x8769, 0xA002, 0xA003
+# Ends the name of a mask that ignores the complete image, so that a start can warn without reading every mask.
+IGNORES_ALL = "-all.png"
+IGNORED, FADE = (116, 122, 134), 0.72  # the colour towards which the ignored part fades, and how far
+ID, DIGEST = 24, 12  # characters of an image's id, and of what tells its edits apart
 TONES = 12  # values of a hash after its 64 bits: the colours of four quarters
 Entry = dict[str, Any]
 
@@ -36,36 +39,6 @@ def image_id(folder: str, sha256: str) -> str:
     return hashlib.sha256(f"{folder}\0{sha256}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
-@dataclass(frozen=True)
-class Task:
-    """A dropped image to take in. name: its name in messages; copy, thumb: where to put the image and its thumbnail.
-
-    link: the image may be hard-linked, because nothing writes to it; else, and on another disk, it is copied.
-    """
-
-    path: Path
-    name: str
-    copy: Path
-    thumb: Path
-    link: bool = False
-
-
-def measured_all(tasks: Iterable[Task]) -> list[Entry | str]:
-    """`measured` for many images on all cores; the text of the error for an image that cannot be taken in."""
-
-    def one(task: Task) -> Entry | str:
-        try:
-            return measured(task)
-        except RunError as error:
-            return str(error)
-
-    given = list(tasks)
-    if len(given) < 2:
-        return [one(task) for task in given]
-    with ThreadPoolExecutor(workers()) as pool:  # Pillow and hashlib release the interpreter's lock
-        return list(pool.map(one, given))
-
-
 def workers() -> int:
     """The number of images that are decoded at the same time: each can take 300 MB of memory."""
     affinity = getattr(os, "sched_getaffinity", None)
@@ -73,8 +46,12 @@ def workers() -> int:
     return min(cores, MAX_WORKERS)
 
 
-def measured(task: Task) -> Entry:
+def measured(path: Path, name: str, copy: Path, link: bool = False) -> Entry:
     """Store a dropped image, decode it completely and once, write its thumbnail and measure it.
+
+    Args:
+        name: its name in messages. copy: where to put it; its thumbnail is beside it, as `.jpg`. link: it may be
+            hard-linked, because nothing writes to it; else, and on another disk, it is copied.
 
     Returns:
         width, height (pixels, after EXIF rotation), sha256, bytes, hash (for nearly identical images), upright (quarter
@@ -84,19 +61,18 @@ def measured(task: Task) -> Entry:
         RunError: it is not an image, damaged or too large; nothing is left of the copy and the thumbnail then.
         OSError: a file cannot be written.
     """
-    name, copy = task.name, task.copy
-    if not is_image_name(Path(name)):
-        raise RunError(f"{name}: not an image file; use {USABLE}, a ZIP of these, or .txt for captions")
+    if not pictures.is_image_name(Path(name)):
+        raise RunError(f"{name}: not an image file; use {pictures.USABLE}, a ZIP of these, or .txt for captions")
     limit_mb = presets.defaults()["images"]["max_file_mb"]
     try:
-        size = task.path.stat().st_size
+        size = path.stat().st_size
     except FileNotFoundError as error:
         raise RunError(f"{name}: {GONE}") from error
     if size > limit_mb * 1_000_000:
         raise RunError(f"{name}: {size / 1e6:.0f} MB is too large; export it with at most {limit_mb} MB")
     try:
-        _store(task)
-        with opened(copy, name) as image:
+        _store(path, name, copy, link)
+        with pictures.opened(copy, name) as image:
             if image.format == "PNG":
                 image.load()  # `getexif` of a PNG decodes it as well, and damage is reported once only
             upright = _upright(image)
@@ -105,32 +81,32 @@ def measured(task: Task) -> Entry:
             if image.format not in DRAFTED:
                 shape = image.size  # Pillow rotates a TIFF while it decodes it
                 getattr(image, "n_frames", 1)  # finds a damaged frame
-            width, height = reversed(shape) if image.getexif().get(EXIF_ORIENTATION, 1) in SIDEWAYS else shape
-        _save(small, task.thumb)
+            width, height = reversed(shape) if image.getexif().get(pictures.EXIF_ORIENTATION, 1) in SIDEWAYS else shape
+        _save(small, copy.with_suffix(".jpg"))
         with copy.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except (RunError, OSError):
         copy.unlink(missing_ok=True)
-        task.thumb.unlink(missing_ok=True)
+        copy.with_suffix(".jpg").unlink(missing_ok=True)
         raise
     return {"width": width, "height": height, "sha256": digest, "bytes": size, "hash": _hash(small), "upright": upright}
 
 
-def _store(task: Task) -> None:
+def _store(path: Path, name: str, copy: Path, link: bool) -> None:
     """Put the image into the draft. A link to another file is never followed."""
-    if task.link:
+    if link:
         # Another disk, a file of another user, a system without hard links or (Windows) without this argument.
         with contextlib.suppress(OSError, NotImplementedError):
-            os.link(task.path, task.copy, follow_symlinks=False)
-        if task.copy.is_symlink():
-            task.copy.unlink()
-            raise RunError(f"{task.name}: a link; use the file itself")
-        if task.copy.exists():
+            os.link(path, copy, follow_symlinks=False)
+        if copy.is_symlink():
+            copy.unlink()
+            raise RunError(f"{name}: a link; use the file itself")
+        if copy.exists():
             return
     try:
-        shutil.copyfile(task.path, task.copy)
+        shutil.copyfile(path, copy)
     except FileNotFoundError as error:
-        raise RunError(f"{task.name}: {GONE}") from error
+        raise RunError(f"{name}: {GONE}") from error
 
 
 def _upright(image: Any) -> int:
@@ -140,10 +116,10 @@ def _upright(image: Any) -> int:
     tag leaves a file that every viewer rotates a second time.
     """
     try:
-        turn = {6: 3, 8: 1}.get(image.getexif().get(EXIF_ORIENTATION), 0)
+        turn = {6: 3, 8: 1}.get(image.getexif().get(pictures.EXIF_ORIENTATION), 0)
         camera = image.getexif().get_ifd(EXIF_IFD)
         size = (camera.get(EXIF_WIDTH), camera.get(EXIF_HEIGHT))
-    except DAMAGE:
+    except pictures.DAMAGE:
         return 0
     return turn if size[0] != size[1] and size == (image.height, image.width) else 0
 
@@ -151,8 +127,61 @@ def _upright(image: Any) -> int:
 def write_thumb(path: Path, target: Path, turn: int = 0, side: int = THUMB_SIDE) -> None:
     """Write a JPEG of at most `side` pixels: upright, on white, and after `turn` quarter turns clockwise."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with opened(path) as image:
-        _save(turned(_thumbnail(image, side), turn), target)
+    with pictures.opened(path) as image:
+        _save(pictures.turned(_thumbnail(image, side), turn), target)
+
+
+def edited_name(image_id: str, turn: int, crop: pictures.Crop | None, mask: str | None) -> str:
+    """The file name of an edited thumbnail: another one for each crop and mask."""
+    edits = hashlib.sha256(json.dumps([crop, mask]).encode()).hexdigest()[:DIGEST]
+    return f"{image_id}-{turn}-{edits}.jpg"
+
+
+def write_edited(large: Path, target: Path, turn: int, crop: pictures.Crop | None, mask: Path | None) -> None:
+    """Write the thumbnail of an image as its card shows it, cropped and grey where its mask ignores it.
+
+    Args:
+        large: its large JPEG, which is turned already. mask: of the image before it is turned; one that cannot be read
+            is left out, because a card without its mask is better than no card, and a start reports it.
+
+    Raises:
+        RunError: the thumbnail cannot be written.
+    """
+    from PIL import Image
+
+    with explained("write a thumbnail"):
+        with Image.open(large) as image:
+            small = image.convert("RGB")
+        if mask is not None:
+            with contextlib.suppress(RunError):
+                grey = Image.blend(small.convert("L").convert("RGB"), Image.new("RGB", small.size, IGNORED), FADE)
+                trained = pictures.turned(masks.opened(mask), turn).resize(small.size, Image.Resampling.BILINEAR)
+                small = Image.composite(small, grey, trained)
+        if crop is not None:
+            small = small.crop(pictures.crop_box(small.size, crop))
+        small.thumbnail((THUMB_SIDE, THUMB_SIDE))
+        part = target.with_suffix(".part")
+        _save(small, part)
+        part.replace(target)
+        for old in target.parent.glob(f"{target.name[:ID]}-?-{'?' * DIGEST}.jpg"):  # each stroke of a mask makes one
+            if old != target:
+                old.unlink(missing_ok=True)
+
+
+def store_mask(mask: Any, folder: Path) -> str:
+    """Store a mask in a folder. Returns its file name, which is that of its content. Raises RunError: the disk does not take it.
+
+    The caller is in a change of the draft where this is the draft's folder of masks: else the mask may be deleted before
+    an image names it.
+    """
+    content = masks.png(mask)
+    kind = IGNORES_ALL if mask.getextrema() == (0, 0) else ".png"
+    target = folder / f"{hashlib.sha256(content).hexdigest()[:24]}{kind}"
+    with explained("store the mask"):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not target.is_file():
+            atomic_write(target, content)
+    return target.name
 
 
 def _save(small: Any, target: Path) -> None:
@@ -170,13 +199,13 @@ def _thumbnail(image: Any, side: int) -> Any:
     if image.format in DRAFTED:  # for HEIC it would use a stored preview
         image.draft("RGB", (side, side))
     image.load()
-    small = ImageOps.exif_transpose(image) if image.getexif().get(EXIF_ORIENTATION, 1) not in (0, 1) else image
+    small = ImageOps.exif_transpose(image) if image.getexif().get(pictures.EXIF_ORIENTATION, 1) not in (0, 1) else image
     if small.has_transparency_data:
         small = small.convert("RGBA")
         small.thumbnail((side, side))
         small = Image.alpha_composite(Image.new("RGBA", small.size, "white"), small)
     else:
-        small = (eight_bits(small) if small.mode.startswith(("I", "F")) else small).convert("RGB")
+        small = (pictures.eight_bits(small) if small.mode.startswith(("I", "F")) else small).convert("RGB")
         small.thumbnail((side, side))
     return small.convert("RGB")
 
@@ -208,7 +237,8 @@ class Near:
         keys = list(images)
         if keys[: len(self.keys)] != self.keys:
             self._reset()
-        limits = presets.defaults()["images"]
+        limits, most = presets.defaults()["images"], len(self.first) + len(keys) - len(self.keys)
+        self.bits, self.tones = np.resize(self.bits, most), np.resize(self.tones, (most, TONES))
         for key in keys[len(self.keys) :]:
             if images[key]["hash"]:
                 self._add(key, images[key]["hash"], limits["near_bits"], limits["near_tone"])
@@ -224,18 +254,14 @@ class Near:
         if like.size:
             self.found[key] = self.first[like[0]]
             return
-        if count == len(self.bits):
-            more = max(64, count)
-            self.bits = np.concatenate([self.bits, np.zeros(more, np.uint64)])
-            self.tones = np.concatenate([self.tones, np.zeros((more, TONES), np.int16)])
         self.bits[count], self.tones[count] = bits, tone
         self.first.append(key)
 
 
-def warnings_of(entry: Entry, near: str | None, small_side: int) -> tuple[str, ...]:
-    """The codes of an image's warnings: "small", "sideways", "near:<id>", "no_caption"."""
+def warnings_of(entry: Entry, size: tuple[int, int], near: str, small_side: int) -> tuple[str, ...]:
+    """The codes of an image's warnings: "small", "sideways", "near:<id>", "no_caption". size: after the crop."""
     checks = {
-        "small": min(entry["width"], entry["height"]) < small_side,
+        "small": min(size) < small_side,
         "sideways": entry["upright"] and not entry["turn"],
         f"near:{near}": near,
         "no_caption": not entry["caption"].strip(),

@@ -8,9 +8,10 @@ const fileOf = new Map(); // id → file, also of images that are no longer show
 const WARNINGS = {
   small: (item) => [`Only ${item.width} × ${item.height} pixels: too small to learn from.`, "Remove it"],
   sideways: () => ["This photo may lie on its side.", "Rotate it"],
-  near: (item, other) => [`Nearly identical to ${other || "another image"}.`, "Remove this one"],
+  near: (item) => [`Nearly identical to ${item.near || "another image"}.`, "Remove this one"],
   no_caption: () => ["No caption: only the trigger word is used.", "Use the trigger word"],
 };
+const CAPTION_HINT = "Describe the image. If this is empty, the trigger word is used.";
 const nameOf = (item) => (item.folder && !item.file.startsWith(item.folder) ? `${item.folder}/${item.file}` : item.file);
 
 // Captions ----------------------------------------------------------------------------------------------------------
@@ -62,26 +63,19 @@ async function flush() {
 /** The image was removed elsewhere: show the text, so that it can be copied. It is not sent again. */
 function setAside(id, text) {
   hangproof.forget("caption", id);
-  const box = make("div", "hp-aside");
-  const field = make("textarea", "", text);
-  field.readOnly = true;
-  field.setAttribute("aria-label", "Caption of a removed image");
   const name = fileOf.get(id) || "An image";
-  box.append(
+  const box = make("div", "hp-aside", [
     make("p", "", `${name} was removed in another tab. Its caption is not saved:`),
-    field,
-    button("Dismiss", "hp-quiet", () => box.remove())
-  );
+    make("textarea", "", { value: text, readOnly: true, ariaLabel: "Caption of a removed image" }),
+    button("Dismiss", "hp-quiet", () => box.remove()),
+  ]);
   asides.append(box);
   reload();
 }
 
 // Cards -------------------------------------------------------------------------------------------------------------
 function iconButton(text, label, cls, act) {
-  const one = button(text, "hp-icon " + cls, act);
-  one.title = label;
-  one.setAttribute("aria-label", label);
-  return one;
+  return Object.assign(button(text, "hp-icon " + cls, act), { title: label, ariaLabel: label });
 }
 function cardOf(item) {
   const name = nameOf(item);
@@ -92,8 +86,7 @@ function cardOf(item) {
   const picture = make("div", "hp-picture", { draggable: true });
   const open = make("button", "hp-open-picture", { type: "button", ariaLabel: "Open " + name });
   open.addEventListener("click", () => editor.open(item.id));
-  const image = make("img", "", { loading: "lazy", draggable: false, alt: name, src: item.thumb });
-  open.append(image);
+  const image = open.appendChild(make("img", "", { loading: "lazy", draggable: false, alt: name, src: item.thumb }));
   const pick = make("input", "hp-pick", { type: "checkbox", ariaLabel: "Select " + name });
   let range = false; // with Shift, by mouse or by the space bar
   pick.addEventListener("keydown", (event) => (range = event.shiftKey));
@@ -107,21 +100,15 @@ function cardOf(item) {
   const tags = make("span", "hp-tags");
   picture.append(open, pick, earlier, later, remove, tags);
   draggable(picture, card, item.id);
-  const line = make("div", "hp-card-line");
-  const file = make("span", "hp-file", name);
-  file.title = name;
+  const file = make("span", "hp-file", { textContent: name, title: name });
   const size = make("span", "hp-size", `${item.width} × ${item.height}`);
-  const saved = make("span", "hp-saved", "");
-  saved.setAttribute("aria-live", "polite");
-  line.append(file, saved, size);
+  const saved = make("span", "hp-saved", { ariaLive: "polite" });
   const warnings = make("ul", "hp-warnings");
-  const text = make("textarea", "", { rows: 3 });
-  text.placeholder = "Describe the image. If this is empty, the trigger word is used.";
-  text.setAttribute("aria-label", "Caption of " + name);
+  const text = make("textarea", "", { rows: 3, placeholder: CAPTION_HINT, ariaLabel: "Caption of " + name });
   text.addEventListener("input", () => typed(item, text.value));
   // After the click that took the focus: what it was aimed at must not move under it.
   text.addEventListener("blur", () => flush().then(() => setTimeout(() => redraw(item.id), 250)));
-  card.append(picture, line, warnings, text);
+  card.append(picture, make("div", "hp-card-line", [file, saved, size]), warnings, text);
   return { card, text, saved, warnings, pick, image, size, tags, earlier, later, picture };
 }
 /** Show what is known of one image: its caption has changed, and so may what is said about it. */
@@ -141,7 +128,6 @@ function update(one, item) {
   one.tags.textContent = editsText(item);
   one.pick.checked = selected.has(item.id);
   const whole = !isFiltered();
-  one.picture.draggable = one.earlier.hidden = one.later.hidden = false;
   one.picture.draggable = whole;
   one.earlier.hidden = one.later.hidden = !whole;
   const codes = item.warnings.filter((code) => code !== "no_caption");
@@ -151,23 +137,17 @@ function update(one, item) {
   one.warnings.replaceChildren(...codes.map((code) => warningOf(item, code)));
 }
 function warningOf(item, code) {
-  const [kind, other] = code.split(":");
-  const [message, fix] = WARNINGS[kind](item, item.near?.[other]);
-  const row = make("li", "", message + " ");
+  const [message, fix] = WARNINGS[code.split(":")[0]](item);
   const act = button(fix, "hp-link", () => change("fix_image", { id: item.id, code }));
-  act.setAttribute("aria-label", `${fix}: ${nameOf(item)}`);
-  row.append(act);
-  return row;
+  act.ariaLabel = `${fix}: ${nameOf(item)}`;
+  return make("li", "", [message + " ", act]);
 }
 
 // Order -------------------------------------------------------------------------------------------------------------
 const MOVED = "application/x-hangproof-image";
 async function moveBy(id, step) {
-  const moved = await change("move_image", { id, step });
-  if (!moved) return;
-  const one = cards.get(id); // its page is shown, so the focus stays with the image
-  const wanted = step < 0 ? one?.earlier : one?.later;
-  wanted?.focus();
+  if (!(await change("move_image", { id, step }))) return;
+  cards.get(id)?.[step < 0 ? "earlier" : "later"].focus(); // its page is shown, so the focus stays with the image
 }
 function draggable(picture, card, id) {
   picture.addEventListener("dragstart", (event) => {

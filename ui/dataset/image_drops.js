@@ -3,7 +3,7 @@
 const SKIPPED = /^(\.|thumbs\.db$|desktop\.ini$|__MACOSX$)/i;
 const KEEP_MS = 30_000; // after this, another tab may upload a file that its own tab keeps
 const AT_ONCE_BYTES = 100e6; // up to this size a drop is kept before it is uploaded; a larger one when the server is away
-const CANCELLED = {}; // instead of an answer
+const [CANCELLED, FAILED] = [{}, {}]; // instead of an answer
 const NO_ANSWER = "Hangproof does not respond";
 const waiting = []; // { file, path, drop, key? }: not yet taken by the server; key: its place in IndexedDB
 let pumping = false;
@@ -74,9 +74,6 @@ window.addEventListener("beforeunload", (event) => {
 });
 
 // Upload ------------------------------------------------------------------------------------------------------------
-class NoAnswer extends Error {}
-class TooLarge extends Error {}
-class Cancelled extends Error {}
 let sending = null; // the request of the batch that is being uploaded
 let cancelled = false;
 const cancelUpload = button("Cancel the upload", "hp-quiet", () => {
@@ -85,21 +82,21 @@ const cancelUpload = button("Cancel the upload", "hp-quiet", () => {
 });
 cancelUpload.hidden = true;
 
+/** Upload files. Returns their paths on the server; FAILED, CANCELLED, null for no answer, or {ok: false, error}. */
 function post(files, onProgress) {
   const form = new FormData();
   for (const { file } of files) form.append("files", file, file.name);
-  return new Promise((done, failed) => {
+  return new Promise((done) => {
     const request = new XMLHttpRequest();
     request.open("POST", "gradio_api/upload");
     request.upload.onprogress = (event) => onProgress(event.loaded);
     request.onload = () => {
-      if (request.status === 413) failed(new TooLarge(request.responseText));
-      else if ([401, 403, 502, 503, 504].includes(request.status)) failed(new NoAnswer());
-      else if (request.status !== 200) failed(new Error(String(request.status)));
-      else done(JSON.parse(request.responseText));
+      if (request.status === 413) done({ ok: false, error: request.responseText });
+      else if ([401, 403, 502, 503, 504].includes(request.status)) done(null);
+      else done(request.status === 200 ? JSON.parse(request.responseText) : FAILED);
     };
-    request.onerror = () => failed(new NoAnswer());
-    request.onabort = () => failed(new Cancelled());
+    request.onerror = () => done(null);
+    request.onabort = () => done(CANCELLED);
     sending = request;
     request.send(form);
   });
@@ -176,15 +173,9 @@ async function pump() {
 }
 /** The server's answer to one batch; null when there is none, so that the files are still to be sent. */
 async function send(batch, bytes, onProgress) {
-  let paths;
-  try {
-    paths = await post(batch, onProgress);
-  } catch (error) {
-    if (error instanceof Cancelled) return CANCELLED;
-    if (error instanceof NoAnswer) return null;
-    if (error instanceof TooLarge) return { ok: false, error: error.message };
-    return ask("explain_failed_upload", { names: batch.map((one) => one.path), bytes });
-  }
+  const paths = await post(batch, onProgress);
+  if (paths === FAILED) return ask("explain_failed_upload", { names: batch.map((one) => one.path), bytes });
+  if (!Array.isArray(paths)) return paths;
   const uploads = paths.map((path, n) => ({ path, name: batch[n].path }));
   const { drop } = batch[0];
   return ask("add_images", { uploads, drop, more: waiting[batch.length]?.drop === drop });

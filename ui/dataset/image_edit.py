@@ -1,60 +1,45 @@
 """Edits of one image of a draft: rotate, crop, mask and weight. Nothing changes the file that was dropped.
 
-Each edit is a field of the image that undo knows; runs/dataset.py applies them when a run's data set is written. `edit`
-and `details` take what the large view sends (image_editor.js) and check every value; the other functions are for any
-caller.
+Each edit is a field of the image that undo knows; runs/dataset.py applies them when a run's data set is written.
 """
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import presets
 from runs import masks
 from runs.dataset import MAX_WEIGHT
 from runs.files import RunError
-from runs.pictures import opened, turned, turned_crop, valid_crop
-from ui.dataset import draft, draft_masks, draft_store
-
-OUT_OF_DATE = "This page is out of date; reload it"
-
-
-def _item(draft_id: str, image_id: str) -> draft.Item:
-    for item in draft.items(draft_id):
-        if item.id == image_id:
-            return item
-    raise RunError(draft.REMOVED)
+from runs.pictures import opened, turned, valid_crop
+from ui.dataset import draft, draft_images
+from ui.dataset.calls import Text
 
 
-def rotate(draft_id: str, image_id: str, turns: int) -> None:
+def rotate(draft_id: str, id: str, turns: int) -> None:
     """Rotate an image by quarter turns clockwise, with its crop and its mask. Raises RunError: it was removed."""
-    item = _item(draft_id, image_id)
-    values = {"turn": (item.turn + turns) % 4, "crop": turned_crop(item.crop, turns)}
-    draft.set_fields(draft_id, [image_id], values, f"rotation of {item.file}")
+    draft.change_image(draft_id, id, lambda entry: draft.rotated(entry, turns), draft.ROTATION)
 
 
-def crop(draft_id: str, image_id: str, box: object) -> None:
+def crop(draft_id: str, id: str, crop: Any) -> None:
     """Train only a part of an image.
 
     Args:
-        box: left, top, right, bottom as fractions of the image as shown (upright and rotated); None for the complete image.
+        crop: left, top, right, bottom as fractions of the image as shown (upright and rotated); None for the complete image.
 
     Raises:
-        RunError: the image was removed, or the box is not a part of it.
+        RunError: the image was removed, or the crop is not a part of it.
     """
-    item = _item(draft_id, image_id)
-    draft.set_fields(draft_id, [image_id], {"crop": valid_crop(box)}, f"crop of {item.file}")
+    part = valid_crop(crop)
+    draft.change_image(draft_id, id, lambda _: {"crop": part and list(part)}, "crop of {}")
 
 
-def weigh(draft_id: str, image_ids: Sequence[str], weight: object) -> None:
+def weigh(draft_id: str, ids: list[str], weight: Any) -> None:
     """Repeat images `weight` times as often as the others. Raises RunError: they were removed; not a number from 1 to 10."""
     if isinstance(weight, bool) or not isinstance(weight, int) or not 1 <= weight <= MAX_WEIGHT:
         raise RunError(f"The weight is a whole number from 1 to {MAX_WEIGHT}")
-    names = {item.id: item.file for item in draft.items(draft_id)}
-    found = [names[key] for key in image_ids if key in names]
-    label = f"weight of {found[0]}" if len(found) == 1 else f"weight of {len(found)} images"
-    draft.set_fields(draft_id, image_ids, {"weight": weight}, label)
+    draft.change_images(draft_id, ids, lambda *_: {"weight": weight}, "weight of {}", needed=True)
 
 
 def mask(draft_id: str, image_id: str, content: bytes | None, turn: int | None = None, name: str = "The mask") -> None:
@@ -67,7 +52,7 @@ def mask(draft_id: str, image_id: str, content: bytes | None, turn: int | None =
     Raises:
         RunError: the image was removed; not a PNG, damaged, too large, or of another shape; the mask is unchanged.
     """
-    item = _item(draft_id, image_id)
+    item = draft.item(draft_id, image_id)
     drawn = None
     if content is not None:
         turn = item.turn if turn is None else turn % 4
@@ -81,21 +66,18 @@ def mask(draft_id: str, image_id: str, content: bytes | None, turn: int | None =
 
 def _set_mask(draft_id: str, item: draft.Item, drawn: Any) -> None:
     """Store a mask, or none, as one step. The file is written under the draft's lock: unneeded masks are deleted under it."""
-    with draft_store.change(draft_id) as edit:
-        if item.id not in edit.state["images"]:
-            raise RunError(draft.REMOVED)
-        stored = draft_masks.store(draft_id, drawn) if drawn is not None else None
-        edit.state["images"][item.id] = {**edit.state["images"][item.id], "mask": stored}
-        edit.label = lambda step: f"mask of {item.file}"
+
+    def make(entry: draft.Entry) -> draft.Entry:
+        place = draft.masks_dir(draft_id)
+        return {"mask": None if drawn is None else draft_images.store_mask(drawn, place)}
+
+    draft.change_image(draft_id, item.id, make, "mask of {}")
 
 
-def mask_from_transparency(draft_id: str, image_id: str) -> None:
-    """Make the transparent part of a dropped image its mask; a run gets the image on white, and ignores what was transparent.
-
-    Raises:
-        RunError: the image was removed, or it has no transparency.
-    """
-    item = _item(draft_id, image_id)
+def mask_from_transparency(draft_id: str, id: str) -> None:
+    """Make the transparent part of a dropped image its mask; a run gets the image on white, and ignores what was
+    transparent. Raises RunError: the image was removed, or it has no transparency."""
+    item = draft.item(draft_id, id)
     found = transparency(draft_id, item)
     if found is None:
         raise RunError(f"{item.file} has no transparency; paint the mask or upload one")
@@ -116,7 +98,7 @@ def transparency(draft_id: str, item: draft.Item) -> Any:
 
 def shown_mask(draft_id: str, image_id: str) -> bytes | None:
     """The mask of an image as a PNG, rotated as the image is shown; None for none. Raises RunError: it cannot be read."""
-    item = _item(draft_id, image_id)
+    item = draft.item(draft_id, image_id)
     if not item.mask:
         return None
     return masks.png(turned(masks.opened(draft.masks_dir(draft_id) / item.mask), item.turn))
@@ -135,7 +117,7 @@ def start_notes(items: Iterable[draft.Item], backend: str, pairs: bool) -> list[
             f"{edited} image{'s are' if edited != 1 else ' is'} cropped or rotated, but the control images are not; "
             "crop and rotate those in the same way"
         )
-    if black := [item.file for item in images if (item.mask or "").endswith(draft_masks.IGNORES_ALL)]:
+    if black := [item.file for item in images if (item.mask or "").endswith(draft_images.IGNORES_ALL)]:
         names = ", ".join(black[:3]) + (f" and {len(black) - 3} more" if len(black) > 3 else "")
         notes.append(f"The mask ignores all of {names}: erase a part of it, or remove the image")
     return [note for note in notes if note]
@@ -154,70 +136,34 @@ def mask_note(backend: object) -> tuple[str, bool]:
 # What the large view sends ---------------------------------------------------------------------------------------------
 
 
-def edit(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Make the edit that `data["what"]` names. Raises RunError: it is not possible; nothing was changed."""
-    image_id, what = data.get("id"), data.get("what")
-    if not isinstance(image_id, str) or not isinstance(what, str) or what not in EDITS:
-        raise RunError(OUT_OF_DATE)
-    EDITS[what](draft_id, image_id, data)
-    return {}
-
-
-def _rotate(draft_id: str, image_id: str, data: dict[str, Any]) -> None:
-    rotate(draft_id, image_id, -1 if data.get("turns") == -1 else 1)
-
-
-def _mask(draft_id: str, image_id: str, data: dict[str, Any]) -> None:
-    content, turn, name = data.get("png"), data.get("turn"), data.get("name")
-    if content is not None and not isinstance(content, str):
-        raise RunError(OUT_OF_DATE)
-    if isinstance(turn, bool) or not (turn is None or isinstance(turn, int)):
-        raise RunError(OUT_OF_DATE)
-    shown = draft.plain_text(name)[:80] if isinstance(name, str) and name else "The mask"
-    if content is not None and len(content) > masks.MAX_BYTES * 4 // 3 + 8:
+def _mask(draft_id: str, id: str, png: str | None = None, turn: int | None = None, name: Text = "") -> None:
+    shown = name[:80] or "The mask"
+    if png is not None and len(png) > masks.MAX_BYTES * 4 // 3 + 8:
         raise RunError(f"{shown}: the file is too large for a mask; export it smaller")
     try:
-        png = None if content is None else base64.b64decode(content, validate=True)
+        content = None if png is None else base64.b64decode(png, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise RunError(OUT_OF_DATE) from error
-    mask(draft_id, image_id, png, turn, shown)
+        raise RunError(draft.OUT_OF_DATE) from error
+    mask(draft_id, id, content, turn, shown)
 
 
-EDITS: dict[str, Callable[[str, str, dict[str, Any]], None]] = {
-    "rotate": _rotate,
-    "crop": lambda draft_id, image_id, data: crop(draft_id, image_id, data.get("crop")),
-    "weight": lambda draft_id, image_id, data: weigh(draft_id, [image_id], data.get("weight")),
+EDITS: dict[str, Callable[..., None]] = {
+    "rotate": rotate,
+    "crop": crop,
+    "weight": weigh,
     "mask": _mask,
-    "transparency": lambda draft_id, image_id, data: mask_from_transparency(draft_id, image_id),
+    "transparency": mask_from_transparency,
 }
 
 
 def details(draft_id: str, item: draft.Item, backend: str) -> dict[str, Any]:
     """What the large view shows of an image beside its card: the mask as base64, what the trainer does with it, and
     whether the image has transparency that can be its mask."""
-    drawn = shown_mask(draft_id, item.id)
+    drawn, opaque = shown_mask(draft_id, item.id), item.file.lower().endswith((".jpg", ".jpeg", ".bmp"))
     note, used = mask_note(backend)
     return {
         "mask": base64.b64encode(drawn).decode() if drawn else "",
         "note": note,
         "uses_masks": used,
-        "transparent": _may_be_transparent(item.file) and transparency(draft_id, item) is not None,
-    }
-
-
-def _may_be_transparent(file: str) -> bool:
-    return not file.lower().endswith((".jpg", ".jpeg", ".bmp"))
-
-
-def fields_of(item: draft.Item) -> dict[str, Any]:
-    """What a card and the large view show of the edits of an image; `width` and `height` are those that are trained."""
-    width, height = item.trained_size
-    return {
-        "width": width,
-        "height": height,
-        "full": [item.width, item.height],
-        "turn": item.turn,
-        "crop": item.crop,
-        "mask": item.mask or "",
-        "weight": item.weight,
+        "transparent": not opaque and transparency(draft_id, item) is not None,
     }

@@ -10,27 +10,23 @@ function makeEditor() {
   let id = "";
   let item = null; // as its card has it
   let place = 0; // in the list of images, from 0
-  let tool = "look";
   let shown = ""; // what the picture and its mask were loaded for
   let busy = null; // masks that are being sent
 
   // The picture ------------------------------------------------------------------------------------------------------
   const picture = make("img", "", { draggable: false });
-  const frame = make("div", "hp-edit-frame");
-  frame.append(picture);
-  const stage = make("div", "hp-edit-stage");
-  stage.append(frame);
-  const cropTool = makeCropTool(frame, (crop) => store({ what: "crop", crop }));
+  const frame = make("div", "hp-edit-frame", [picture]);
+  const stage = make("div", "hp-edit-stage", [frame]);
+  const cropTool = makeCropTool(frame, (crop) => store("crop", { id, crop }));
   const painter = makeMaskPainter(frame, {
     painted: () => keepMask({ png: painter.png() }),
     uploaded: (png, name) => keepMask({ png, name }),
     cleared: () => keepMask({ png: "" }),
-    fromImage: () => store({ what: "transparency" }),
+    fromImage: () => store("transparency", { id }),
     refused: say,
   });
 
   // The side ---------------------------------------------------------------------------------------------------------
-  const head = make("div", "hp-editor-head");
   const title = make("h2", "");
   const count = make("span", "hp-hint");
   const previous = iconButton("‹", "Previous image", "", () => beside(-1));
@@ -38,13 +34,9 @@ function makeEditor() {
   previous.title = "Previous image (← or Page Up)";
   following.title = "Next image (→ or Page Down)";
   const close = iconButton("×", "Close", "hp-editor-close", () => dialog.close());
-  head.append(previous, following, count, close);
-  const caption = make("textarea", "", { rows: 5 });
-  caption.placeholder = "Describe the image. If this is empty, the trigger word is used.";
-  const captionNote = make("p", "hp-hint");
+  const caption = make("textarea", "", { rows: 5, placeholder: CAPTION_HINT });
   const saved = live("span", "hp-saved", "status");
   const length = make("span");
-  captionNote.append(length, saved);
   caption.addEventListener("input", () => {
     const card = cards.get(id);
     if (card) card.text.value = caption.value;
@@ -52,12 +44,11 @@ function makeEditor() {
     drawLength();
   });
   caption.addEventListener("blur", flush);
-  const weight = make("input", "hp-text", { type: "number" });
-  [weight.min, weight.max, weight.step] = [1, 10, 1];
+  const weight = make("input", "hp-text", { type: "number", min: 1, max: 10, step: 1 });
   weight.addEventListener("change", () => {
     const value = Math.min(10, Math.max(1, Math.round(Number(weight.value)) || 1));
     weight.value = value;
-    if (value !== item.weight) store({ what: "weight", weight: value });
+    if (value !== item.weight) store("weight", { ids: [id], weight: value });
   });
   const weightNote = make("p", "hp-hint", "");
   const tabs = make("div", "hp-toolbar hp-tool-choice", { role: "group", ariaLabel: "Tool" });
@@ -66,40 +57,36 @@ function makeEditor() {
     one.dataset.tool = name;
     return one;
   });
-  const left = button("⟲ Rotate left", "hp-quiet", () => store({ what: "rotate", turns: -1 }));
-  const right = button("⟳ Rotate right", "hp-quiet", () => store({ what: "rotate", turns: 1 }));
+  const turns = [
+    button("⟲ Rotate left", "hp-quiet", () => store("rotate", { id, turns: -1 })),
+    button("⟳ Rotate right", "hp-quiet", () => store("rotate", { id, turns: 1 })),
+  ];
   tabs.append(...choices);
-  const turns = make("div", "hp-toolbar");
-  turns.append(left, right);
   const travel = ["undo", "redo"].map((way) => button(way === "undo" ? "Undo" : "Redo", "hp-quiet", () => step(way)));
   const remove = button("Remove image", "hp-quiet hp-danger", removeShown);
-  const last = make("div", "hp-toolbar hp-editor-last");
-  last.append(...travel, remove);
   const message = live("p", "hp-editor-message", "alert");
-  const side = make("div", "hp-editor-side");
-  side.append(
-    head,
+  const side = make("div", "hp-editor-side", [
+    make("div", "hp-editor-head", [previous, following, count, close]),
     title,
     message,
     editorField("Caption", caption),
-    captionNote,
+    make("p", "hp-hint", [length, saved]),
     tabs,
     cropTool.panel,
     painter.panel,
-    turns,
+    make("div", "hp-toolbar", turns),
     editorField("Weight (1 to 10)", weight),
     weightNote,
-    last
-  );
+    make("div", "hp-toolbar hp-editor-last", [...travel, remove]),
+  ]);
   dialog.append(stage, side);
-  dialog.setAttribute("aria-label", "Edit image");
+  dialog.ariaLabel = "Edit image";
   choose("look");
 
   function say(text) {
     message.textContent = text || "";
   }
   function choose(name) {
-    tool = name;
     for (const one of choices) one.setAttribute("aria-pressed", String(one.dataset.tool === name));
     cropTool.panel.hidden = name !== "crop";
     painter.panel.hidden = name !== "mask";
@@ -121,23 +108,12 @@ function makeEditor() {
   }
 
   // Edits ------------------------------------------------------------------------------------------------------------
-  /** Send an edit of the shown image. Returns the answer when it was stored, else null. */
-  async function store(data) {
-    const answer = await ask("image_action", { action: "edit_one", id, ...data });
+  /** Send an edit of the shown image. */
+  async function store(name, data) {
     say("");
-    if (answer?.ok === true) {
-      show(answer);
-      if (dialog.open && !state().items.some((one) => one.id === id)) load();
-      hangproof.tellOthers();
-      return answer;
-    }
-    if (answer) say(answer.error);
-    else {
-      await hangproof.lost();
-      say(`${NO_ANSWER}. This change was not stored. Try again later.`);
-    }
-    drawItem();
-    return null;
+    const answer = await change(name, data, say);
+    if (!answer) drawItem();
+    else if (dialog.open && !state().items.some((one) => one.id === id)) load();
   }
   async function step(way) {
     if (!(await flush())) return;
@@ -160,7 +136,7 @@ function makeEditor() {
     for (let waiting; (waiting = hangproof.unsaved("mask")).length; ) {
       const [of, value] = waiting[0];
       const { png, ...rest } = value;
-      const answer = await ask("image_action", { action: "edit_one", id: of, what: "mask", png: png || null, ...rest });
+      const answer = await ask("mask", { id: of, png: png || null, ...rest });
       if (!answer) {
         hangproof.lost();
         saved.textContent = "The mask is not stored yet; it is kept in this browser.";
@@ -229,7 +205,7 @@ function makeEditor() {
   /** Ask for the large picture, the mask and the item itself, which a filter may have taken off the page. */
   async function load(again) {
     const wanted = id;
-    const answer = await ask("image_action", { action: "open", id: wanted });
+    const answer = await ask("open", { id: wanted });
     if (wanted !== id || !dialog.open) return;
     if (answer?.ok !== true) {
       return say(answer ? answer.error : `${NO_ANSWER}. The large picture cannot be shown now.`);
@@ -280,14 +256,11 @@ function makeEditor() {
     if (next) open(next.id);
   }
   dialog.addEventListener("keydown", (event) => {
+    const travels = travelKey(event);
+    if (travels) return step(travels);
     const typing = event.target.closest("input:not([type=checkbox], [type=radio]), textarea, select");
-    const key = event.key.toLowerCase();
-    if ((event.ctrlKey || event.metaKey) && !event.altKey && ["z", "y"].includes(key) && !typing) {
-      event.preventDefault();
-      return step(key === "y" || event.shiftKey ? "redo" : "undo");
-    }
-    const way = { arrowleft: -1, arrowright: 1, pageup: -1, pagedown: 1 }[key];
-    if (!way || (typing && !key.startsWith("page")) || event.ctrlKey || event.metaKey || event.altKey) return;
+    const way = { ArrowLeft: -1, ArrowRight: 1, PageUp: -1, PageDown: 1 }[event.key];
+    if (!way || (typing && !event.key.startsWith("Page")) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     beside(way);
   });

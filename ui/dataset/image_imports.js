@@ -4,16 +4,12 @@
 const POLL_MS = 1000;
 const PHASES = { starting: "Starting", reading: "Reading the folder", unpacking: "Unpacking", adding: "Adding images" };
 function labelled(text, input, cls = "") {
-  const label = make("label", "hp-bulk-label " + cls);
-  label.append(make("span", "", text), input);
-  return label;
+  return make("label", "hp-bulk-label " + cls, [make("span", "", text), input]);
 }
 const importForm = make("form", "hp-bulk-row hp-import", { hidden: true });
-const importPath = textInput("Folder on the server", "/home/me/photos");
-importPath.autocomplete = "off";
-importPath.spellcheck = false;
-const importStart = button("Import", "", () => {});
-importStart.type = "submit";
+const ownPath = { ariaLabel: "Folder on the server", placeholder: "/home/me/photos", autocomplete: "off", spellcheck: false };
+const importPath = make("input", "hp-text", ownPath);
+const importStart = make("button", "hp-button", { textContent: "Import", type: "submit" });
 importForm.append(
   labelled("Folder on the server", importPath, "hp-bulk-wide"),
   importStart,
@@ -23,7 +19,7 @@ importForm.addEventListener("submit", async (event) => {
   event.preventDefault();
   if (!importPath.value.trim()) return importPath.focus();
   importStart.disabled = true;
-  const answer = await changeMany("import_folder", { path: importPath.value });
+  const answer = await change("import_folder", { path: importPath.value });
   importStart.disabled = false;
   if (!answer) return;
   importPath.value = "";
@@ -48,7 +44,7 @@ const importText = live("p", "", "status");
 const importBar = make("progress", "", { ariaLabel: "Import" });
 const importCancel = button("Cancel the import", "hp-quiet", async () => {
   importCancel.disabled = true;
-  const answer = await changeMany("cancel_imports", {});
+  const answer = await change("cancel_imports", {});
   importCancel.disabled = false;
   if (answer) drawImports(answer.imports);
 });
@@ -59,7 +55,7 @@ function followImports() {
   if (state().importing && polling === null) polling = setTimeout(pollImports, 0);
 }
 async function pollImports() {
-  const answer = await ask("image_action", { action: "imports" });
+  const answer = await ask("imports", {});
   polling = null;
   if (answer?.ok === true) await drawImports(answer.imports);
   if (!answer || state().importing) polling ??= setTimeout(pollImports, answer ? POLL_MS : 5 * POLL_MS);
@@ -79,7 +75,7 @@ async function drawImports({ waiting: left, now, finished }) {
   }
   if (finished.length) {
     showNotes(finished.flatMap(resultOf), finished.some((one) => one.state === "failed" || one.messages.length) ? "warn" : "good");
-    await action("dismiss_imports", { ids: finished.map((one) => one.id) });
+    await look("dismiss_imports", { ids: finished.map((one) => one.id) });
     await reload();
     hangproof.sync();
     hangproof.tellOthers();

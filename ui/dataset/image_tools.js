@@ -20,17 +20,16 @@ const COMPARISONS = {
 const SIZES = { 12: "12 a page", 48: "48 a page", 120: "120 a page" };
 const ANY = "*"; // every subset; a subset's folder can be "", so its value starts with "="
 const many = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
-const query = () => state().query || { how: "contains", text: "", folder: null };
-const isFiltered = () => Boolean(state().filter || query().text || query().folder !== null);
+const query = () => state().query || { kind: "", how: "contains", text: "", folder: null };
+const isFiltered = () => Boolean(query().kind || query().text || query().folder !== null);
 /** Ask the server for something about many images: the answer, or null after the reason was shown. */
-async function action(name, data) {
-  const answer = await ask("image_action", { action: name, ...data });
+async function look(name, data) {
+  const answer = await ask(name, data);
   if (answer?.ok === true) return answer;
-  if (answer) showNotes([answer.error], "bad");
+  if (answer) showError(answer.error);
   else hangproof.lost();
   return null;
 }
-const changeMany = (name, data) => change("image_action", { action: name, ...data });
 
 function chooseFrom(label, options, act) {
   const select = make("select", "hp-select", { ariaLabel: label });
@@ -45,26 +44,23 @@ function setOptions(select, entries) {
   select.replaceChildren(...entries.map(([one, text]) => new Option(text, one)));
   if (entries.some(([one]) => one === value)) select.value = value;
 }
-function textInput(label, placeholder = label) {
-  const input = make("input", "hp-text", { ariaLabel: label, placeholder });
-  return input;
-}
-const filter = chooseFrom("Show", FILTERS, (value) => go({ filter: value, page: 0 }));
+const filter = chooseFrom("Show", FILTERS, (value) => search({ kind: value }));
 const subsetFilter = chooseFrom("Subset", { [ANY]: "All subsets" }, (value) =>
-  go({ query: { ...query(), folder: value === ANY ? null : value.slice(1) }, page: 0 })
+  search({ folder: value === ANY ? null : value.slice(1) })
 );
-const compare = chooseFrom("Search by", COMPARISONS, () => searchText.value && search());
-const searchText = textInput("Search captions");
-searchText.type = "search";
+const compare = chooseFrom("Search by", COMPARISONS, () => searchText.value && searchTyped());
+const searchText = make("input", "hp-text", { type: "search", ariaLabel: "Search captions", placeholder: "Search captions" });
 let searching = null;
 searchText.addEventListener("input", () => {
   clearTimeout(searching);
-  searching = setTimeout(search, 250);
+  searching = setTimeout(searchTyped, 250);
 });
-function search() {
+function searchTyped() {
   clearTimeout(searching);
-  go({ query: { ...query(), how: compare.value, text: searchText.value }, page: 0 });
+  search({ how: compare.value, text: searchText.value });
 }
+/** Show the images that fit, such as those of a subset or with a tag. */
+const search = (wanted) => go({ query: { ...query(), ...wanted }, page: 0 });
 const pageSize = chooseFrom("Images a page", SIZES, (value) => {
   localStorage["hangproof-page-size"] = value;
   go({ size: Number(value), page: 0 });
@@ -72,7 +68,7 @@ const pageSize = chooseFrom("Images a page", SIZES, (value) => {
 const subsetName = ({ name, folder }) => name || folder || "No subset";
 function drawFilters() {
   const { subsets = [], size } = state();
-  filter.value = state().filter;
+  filter.value = query().kind;
   pageSize.value = String(size || 12);
   const entries = subsets.map((one) => [`=${one.folder}`, `${subsetName(one)} (${one.images.toLocaleString("en")})`]);
   setOptions(subsetFilter, [[ANY, "All subsets"], ...entries]);
@@ -89,7 +85,7 @@ let anchor = ""; // the image that was selected last: with Shift, the images fro
 async function pickImage(id, on, range) {
   let ids = [id];
   if (range && anchor && anchor !== id) {
-    const answer = await action("ids", { between: [anchor, id] });
+    const answer = await look("ids", { between: [anchor, id] });
     if (answer) ids = answer.ids;
   }
   anchor = id;
@@ -101,7 +97,7 @@ function select(ids, on = true) {
   drawSelection();
 }
 async function selectFound(invert) {
-  const answer = await action("ids", {});
+  const answer = await look("ids", {});
   if (!answer) return;
   const chosen = new Set(selected);
   if (!invert) return select(answer.ids);
@@ -111,17 +107,16 @@ async function selectFound(invert) {
 const selectPage = button("Select this page", "hp-quiet", () => select(state().items.map((item) => item.id)));
 const selectAll = button("Select all", "hp-quiet", () => selectFound(false));
 const invertSelection = button("Invert selection", "hp-quiet", () => selectFound(true));
-const selection = make("span", "hp-selection");
 const chosenCount = live("span", "", "status");
-selection.append(
+const selection = make("span", "hp-selection", [
   chosenCount,
   button("Remove selected", "hp-quiet", () => removeImages([...selected])),
   button("Clear selection", "hp-quiet", () => {
     selected.clear();
     select([]);
     selectPage.focus();
-  })
-);
+  }),
+]);
 function drawSelection() {
   selection.hidden = !selected.size;
   chosenCount.textContent = `${selected.size.toLocaleString("en")} selected`;

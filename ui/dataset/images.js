@@ -4,7 +4,7 @@ const ANSWER_MS = 60_000;
 const DROP_HINT = "Drop images or folders here, or click to choose files";
 const TYPES = "image/*,.heic,.heif,.avif,.zip,.txt,.caption";
 const state = () =>
-  props.value || { draft: "", items: [], total: 0, found: 0, page: 0, pages: 1, filter: "", waiting: [], texts: 0, history: [] };
+  props.value || { draft: "", items: [], total: 0, found: 0, page: 0, pages: 1, waiting: [], texts: 0, history: [] };
 
 function chooser(testid) {
   const input = make("input", "", { type: "file", multiple: true, hidden: true });
@@ -15,11 +15,10 @@ function chooser(testid) {
   });
   return input;
 }
-const zone = make("div", "hp-drop", { tabIndex: 0, role: "button" });
 const zoneTitle = make("strong", "", DROP_HINT);
 const zoneHint = make("span", "", "JPEG, PNG, WebP, HEIC, AVIF, BMP, GIF, TIFF or ZIP. A .txt file with the same name is the caption.");
 const progress = make("progress", "", { hidden: true, ariaLabel: "Upload" });
-zone.append(zoneTitle, zoneHint, progress);
+const zone = Object.assign(make("div", "hp-drop", [zoneTitle, zoneHint, progress]), { tabIndex: 0, role: "button" });
 const picker = chooser("image-picker");
 picker.accept = TYPES;
 const folderPicker = chooser("folder-picker");
@@ -52,22 +51,23 @@ function showProgress(text, part) {
 
 // Server ------------------------------------------------------------------------------------------------------------
 const view = () => {
-  const { draft, page, filter, query, size } = state();
-  return { draft, page, filter, query, size };
+  const { draft, page, query, size } = state();
+  return { draft, page, query, size };
 };
 /** The server's answer: {ok: true, …} or {ok: false, error}; null when there is none, which means: nothing was stored. */
 async function ask(name, data) {
   const asked = view();
   const late = new Promise((done) => setTimeout(done, ANSWER_MS));
-  const request = server[name]({ ...asked, ...data }).catch(() => null); // Gradio answers nothing, or throws
+  const request = server.image_action({ ...asked, action: name, ...data }).catch(() => null); // Gradio answers nothing, or throws
   const answer = await Promise.race([request, late]);
   if (!answer || typeof answer.ok !== "boolean") return null;
   // Another page was opened meanwhile: this answer's list is of the page before.
   if (answer.list && JSON.stringify(asked) !== JSON.stringify(view())) answer.late = true;
   return answer;
 }
-/** Ask for a change of the images and show the result. Returns the answer when it was made, else null. */
-async function change(name, data) {
+const showError = (text) => showNotes([text], "bad");
+/** Ask for a change of the images and show the result, or `say` why not. Returns the answer when it was made, else null. */
+async function change(name, data, say = showError) {
   const answer = await ask(name, data);
   if (answer?.ok === true) {
     if (notes.dataset.brief) showNotes([], "good");
@@ -75,12 +75,9 @@ async function change(name, data) {
     hangproof.tellOthers();
     return answer;
   }
-  if (answer) showNotes([answer.error], "bad");
-  else {
-    await hangproof.lost();
-    const login = hangproof.trouble() === "login";
-    showNotes([`${login ? "Your login has ended" : NO_ANSWER}. Nothing was changed. Try again later.`], "bad");
-  }
+  if (!answer) await hangproof.lost();
+  const why = hangproof.trouble() === "login" ? "Your login has ended" : NO_ANSWER;
+  say(answer ? answer.error : `${why}. Nothing was changed. Try again later.`);
   return null;
 }
 function show(answer) {
@@ -132,13 +129,17 @@ async function step(way) {
   if (answer && answer.message) showNotes([answer.message], "good", true);
 }
 document.addEventListener("keydown", (event) => {
-  const key = event.key.toLowerCase();
-  if (!(event.ctrlKey || event.metaKey) || event.altKey || !["z", "y"].includes(key)) return;
-  if (event.target.closest("input:not([type=checkbox], [type=radio]), textarea, [contenteditable]")) return;
-  if (!element.offsetParent || dialog.open) return;
-  event.preventDefault();
-  step(key === "y" || event.shiftKey ? "redo" : "undo");
+  const way = element.offsetParent && !dialog.open && travelKey(event);
+  if (way) step(way);
 });
+/** "undo" or "redo" for its keys beside a text field, else "". */
+function travelKey(event) {
+  const key = event.key.toLowerCase();
+  if (!(event.ctrlKey || event.metaKey) || event.altKey || !["z", "y"].includes(key)) return "";
+  if (event.target.closest("input:not([type=checkbox], [type=radio]), textarea, select, [contenteditable]")) return "";
+  event.preventDefault();
+  return key === "y" || event.shiftKey ? "redo" : "undo";
+}
 function showHistory(labels) {
   editor.drawHistory(labels);
   [undo, redo].forEach((one, n) => {
@@ -179,7 +180,7 @@ async function go(wanted) {
   if (answer?.ok === true) show(answer);
   else {
     drawFilters();
-    if (answer) showNotes([answer.error], "bad");
+    if (answer) showError(answer.error);
     else hangproof.lost();
   }
 }
@@ -290,8 +291,7 @@ window.addEventListener("drop", (event) => {
 });
 
 hangproof.selected = () => [...selected];
-/** Show the images that fit, such as those of a subset or with a tag. */
-hangproof.showImages = (wanted) => go({ query: { ...query(), ...wanted }, page: 0 });
+hangproof.showImages = search;
 hangproof.writeCaptions = (ids) => {
   selected.clear();
   select(ids);

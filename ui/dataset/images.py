@@ -1,7 +1,7 @@
 """Step 2 of the page: the drop zone and the cards with captions, shown in pages.
 
 One gr.HTML with its own script replaces hundreds of Gradio components, because an image component and a text box for each
-of 500 photos make a page that takes a minute to open. The functions here serve the script's calls; answers.py says how.
+of 500 photos make a page that takes a minute to open. `image_action` serves the script's calls (calls.py).
 """
 
 import shutil
@@ -9,129 +9,161 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12
 
 from runs.archives import is_zip
 from runs.files import RunError
 from runs.paths import datasets_dir
 from ui import scripts
-from ui.dataset import draft, draft_store, imports
-from ui.dataset.answers import (
-    OUT_OF_DATE,
-    PAGE_SIZE,
-    PAGE_SIZES,
-    file_url,
-    listed_again,
-    listing,
-    number_of,
-    respond,
-    text_of,
-    texts_of,
-)
-from ui.dataset.image_bulk import image_action
+from ui.dataset import calls, captioning, draft, draft_store, image_edit, imports, selection, subsets
+from ui.dataset.calls import Text
+from ui.dataset.draft import OUT_OF_DATE
+from ui.dataset.selection import Query
 from ui.html import duration
+from ui.new import settings
 
 if TYPE_CHECKING:
     import gradio as gr
 
+PAGE_SIZE = 12
+PAGE_SIZES = (12, 48, 120)  # to choose from
+MAX_SUBSETS = 200  # that a page gets
+NAMED = 20  # names of captions without an image that a page gets
 RECENT = 8  # drafts to choose from
-__all__ = ["OUT_OF_DATE", "PAGE_SIZE", "file_url", "images_view", "listed_again", "listing"]
 
 
-def list_images(data: dict[str, Any]) -> dict[str, Any]:
-    """One page of cards."""
-    return respond(lambda draft_id: None, data)
+# What a page shows ------------------------------------------------------------------------------------------------------
 
 
-def save_caption(data: dict[str, Any]) -> dict[str, Any]:
-    """Store the caption of one image; `removed` says that the image no longer exists."""
-    try:
-        draft_id, image_id = text_of(data, "draft"), text_of(data, "id")
-        draft.set_caption(draft_id, image_id, text_of(data, "text"))
-        return {"ok": True, "history": draft.history(draft_id)}
-    except RunError as error:
-        return {"ok": False, "error": str(error), "removed": _is_removed(data)}
+def file_url(path: Path) -> str:
+    """URL of a file in the data folders; relative, so that it works behind a proxy with a path prefix."""
+    return "gradio_api/file=" + quote(path.as_posix())
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+def listing(draft_id: str, page: int = 0, query: Query | None = None, size: int = PAGE_SIZE) -> dict[str, Any]:
+    """One page of images for the cards, with its page number and the number of pages.
 
-
-def _is_removed(data: dict[str, Any]) -> bool:
-    try:
-        return text_of(data, "id") not in draft_store.read(text_of(data, "draft"))["images"]
-    except RunError:
-        return False
-
-
-def remove_images(data: dict[str, Any]) -> dict[str, Any]:
-    """Remove images by id."""
-    return respond(lambda draft_id: draft.remove(draft_id, texts_of(data, "ids")), data)
-
-
-def clear_images(data: dict[str, Any]) -> dict[str, Any]:
-    """Remove all images."""
-    return respond(draft.clear, data)
-
-
-def fix_image(data: dict[str, Any]) -> dict[str, Any]:
-    """Fix what a warning on a card says."""
-    return respond(lambda draft_id: draft.fix(draft_id, text_of(data, "id"), text_of(data, "code")), data)
-
-
-def move_image(data: dict[str, Any]) -> dict[str, Any]:
-    """Move an image one place (`step`), or before or after another one (`beside`, `after`); shows the page it is then on."""
-
-    def action(draft_id: str) -> dict[str, Any]:
-        image_id, order = text_of(data, "id"), [item.id for item in draft.items(draft_id)]
-        if image_id not in order:
-            raise RunError("This image was removed in another tab")
-        old = order.index(image_id)
-        order.remove(image_id)
-        if isinstance(data.get("step"), int):
-            new = old + data["step"]
-        else:
-            beside = text_of(data, "beside")
-            new = order.index(beside) + bool(data.get("after")) if beside in order else old
-        new = min(max(new, 0), len(order))
-        draft.move(draft_id, image_id, order[new] if new < len(order) else None)
-        size = number_of(data, "size")
-        return {"page": new // (size if size in PAGE_SIZES else PAGE_SIZE)}
-
-    return respond(action, data)
-
-
-def undo(data: dict[str, Any]) -> dict[str, Any]:
-    """Undo the last change of the images or captions; `message` says what was undone."""
-    return respond(lambda draft_id: {"message": draft.undo(draft_id) or "There is nothing to undo."}, data)
-
-
-def redo(data: dict[str, Any]) -> dict[str, Any]:
-    """Redo what was undone last."""
-    return respond(lambda draft_id: {"message": draft.redo(draft_id) or "There is nothing to redo."}, data)
-
-
-def add_images(data: dict[str, Any]) -> dict[str, Any]:
-    """Add uploaded files.
-
-    `uploads` holds for each the path that the upload returned and the file's name with its folders; `drop` is the same
-    for all parts of one drop, and `more` says that another part follows.
+    Args:
+        query: which images to show; by default all. size: images of a page.
     """
+    query = query or Query()
+    images = draft.items(draft_id)
+    found = query.found(images)
+    pages = max(1, -(-len(found) // size))
+    page = min(max(page, 0), pages - 1)
+    shown = found[page * size : (page + 1) * size]
+    texts = draft.waiting(draft_id)
+    return {
+        "draft": draft_id,
+        "total": len(images),
+        "found": len(found),
+        "query": vars(query),
+        "size": size,
+        "page": page,
+        "pages": pages,
+        "waiting": texts[:NAMED],
+        "texts": len(texts),
+        "history": draft.history(draft_id),
+        "subsets": subsets.overview(draft_id)[:MAX_SUBSETS],
+        "importing": imports.is_active(draft_id),
+        "captioning": captioning.running(draft_id),
+        "items": _cards(draft_id, images, shown),
+    }
 
-    def action(draft_id: str) -> dict[str, Any]:
-        given = data.get("uploads")
-        if not isinstance(given, list):
-            raise RunError(OUT_OF_DATE)
-        files = [(Path(text_of(one, "path")), text_of(one, "name")) for one in given]
-        return add_uploads(draft_id, files, text_of(data, "drop")[:64], bool(data.get("more")))
 
-    return respond(action, data)
+def opened(draft_id: str, id: str) -> dict[str, Any]:
+    """What the large view shows of an image; {"item": None} when it was removed."""
+    images = draft.items(draft_id)
+    item = next((one for one in images if one.id == id), None)
+    if item is None:
+        return {"item": None}
+    (card,) = _cards(draft_id, images, [item])
+    details = image_edit.details(draft_id, item, settings.current(draft_id)["backend"])
+    return {"item": card, "url": file_url(draft.large(draft_id, id)), **details}
+
+
+def listed_again(draft_id: str, shown: object) -> dict[str, Any]:
+    """The page of images that a browser shows, `shown` as `listing` gave it, read again."""
+    data = shown if isinstance(shown, dict) else {}
+    page = data.get("page")
+    return listing(draft_id, page if type(page) is int else 0, selection.query_of(data), _size_of(data))
+
+
+def _size_of(data: dict[str, Any]) -> int:
+    size = data.get("size")
+    return size if isinstance(size, int) and size in PAGE_SIZES else PAGE_SIZE
+
+
+def _cards(draft_id: str, images: list[draft.Item], shown: list[draft.Item]) -> list[dict[str, Any]]:
+    """What the cards of some `images` show; their `width` and `height` are those that are trained."""
+    wanted, found = {item.near for item in shown if item.near}, []
+    names = {item.id: item.file for item in images if item.id in wanted} if wanted else {}
+    for item in shown:
+        width, height = item.trained_size
+        size = {"width": width, "height": height, "full": [item.width, item.height]}
+        more = {"mask": item.mask or "", "near": names.get(item.near, ""), "thumb": thumb_url(draft_id, item)}
+        found.append({**vars(item), **size, **more})
+    return found
+
+
+def thumb_url(draft_id: str, item: draft.Item) -> str:
+    """URL of an image's thumbnail; "" where its file is gone or damaged, which must not make the whole page unusable."""
+    try:
+        return file_url(draft.thumb(draft_id, item))
+    except RunError:
+        return ""
+
+
+# Calls of the script ----------------------------------------------------------------------------------------------------
+
+
+def image_action(data: dict[str, Any]) -> dict[str, Any]:
+    """Do what `action` names, a key of READS or CHANGES; the answer of a change has the list of images."""
+    name = data.get("action") if isinstance(data, dict) else None
+    if isinstance(name, str) and name in CHANGES:
+        return calls.answer(CHANGES[name], data, listed_again)
+    if isinstance(name, str) and name in READS:
+        return calls.answer(READS[name], data)
+    return {"ok": False, "error": OUT_OF_DATE}
+
+
+def save_caption(draft_id: str, id: str, text: Text) -> dict[str, Any]:
+    """Store the caption of one image."""
+    draft.set_caption(draft_id, id, text)
+    return {"history": draft.history(draft_id)}
+
+
+def move_image(
+    draft_id: str, id: str, data: dict, step: int | None = None, beside: str = "", after: bool = False
+) -> dict[str, Any]:
+    """Move an image one place (`step`), or before or after another one (`beside`, `after`); shows the page it is then on."""
+    order = [item.id for item in draft.items(draft_id)]
+    if id not in order:
+        raise RunError("This image was removed in another tab")
+    old = order.index(id)
+    order.remove(id)
+    new = order.index(beside) + after if beside in order else old + (step or 0)
+    new = min(max(new, 0), len(order))
+    draft.move(draft_id, id, order[new] if new < len(order) else None)
+    return {"page": new // _size_of(data)}
+
+
+class Upload(TypedDict):
+    """An uploaded file: the path that the upload returned, and its name with its folders."""
+
+    path: Text
+    name: Text
+
+
+def add_images(draft_id: str, uploads: list[Upload], drop: Text, more: bool = False) -> dict[str, Any]:
+    """Add uploaded files. `drop` is the same for all parts of one drop, and `more` says that another part follows."""
+    return add_uploads(draft_id, [(Path(one["path"]), one["name"]) for one in uploads], drop[:64], more)
 
 
 def add_uploads(draft_id: str, files: list[tuple[Path, str]], drop: str, more: bool = False) -> dict[str, Any]:
-    """Add uploaded files, (path, name with its folders) each, as `add_images` says: {"added", "messages"}."""
+    """Add uploaded files, (path, name with its folders) each, for parts of one `drop`: {"added", "messages"}."""
     uploads = draft.uploads_dir().resolve()
     try:
         outside = any(not path.resolve().is_relative_to(uploads) for path, _ in files)
@@ -139,18 +171,19 @@ def add_uploads(draft_id: str, files: list[tuple[Path, str]], drop: str, more: b
         raise RunError(OUT_OF_DATE) from error
     if outside:
         raise RunError(OUT_OF_DATE)
-    if any(is_zip(name) and _size(path) > imports.LARGE_ZIP_BYTES for path, name in files):
+    large = imports.LARGE_ZIP_BYTES
+    if any(is_zip(name) and path.is_file() and path.stat().st_size > large for path, name in files):
         imports.start_uploads(draft_id, files, drop)
         return {"added": 0, "messages": []}
     added, messages = draft.add(draft_id, files, drop, more)
     return {"added": added, "messages": messages}
 
 
-def recent_drafts(data: dict[str, Any]) -> dict[str, Any]:
-    """The drafts that were used last, except this one, so that another browser can continue one."""
-    own, found = data.get("draft") if isinstance(data, dict) else None, list[dict[str, Any]]()
+def recent_drafts(own: str = "") -> list[dict[str, Any]]:
+    """The drafts that were used last, except one's own, so that another browser can continue one."""
+    found = list[dict[str, Any]]()
     folders = [path for path in (datasets_dir() / ".drafts").glob("*") if draft.is_id(path.name)]
-    used = {folder: draft_store.last_used(folder) for folder in folders}
+    used = {folder: draft_store.last_used(*draft_store.files_of(folder)) for folder in folders}
     for folder in sorted((one for one in folders if used[one]), key=lambda one: used[one], reverse=True):
         if len(found) < RECENT and folder.name != own:
             try:
@@ -161,29 +194,62 @@ def recent_drafts(data: dict[str, Any]) -> dict[str, Any]:
             if images or name:
                 age = duration(time.time() - used[folder])
                 found.append({"id": folder.name, "name": name, "images": images, "age": f"{age} ago"})
-    return {"ok": True, "drafts": found}
+    return found
 
 
-def explain_failed_upload(data: dict[str, Any]) -> dict[str, Any]:
-    """Why an upload failed: Gradio reports only that it failed."""
-    try:
-        names, size = ", ".join(draft.plain_text(name)[:80] for name in texts_of(data, "names")[:5]), data.get("bytes")
-    except RunError as problem:
-        return {"ok": False, "error": str(problem)}
-    size = size if isinstance(size, int | float) else 0
-    folder = datasets_dir()
-    error = f"{names}: the upload failed; drop the files again"
+def explain_failed_upload(names: list[Text], bytes: float = 0) -> None:
+    """Raise a RunError that says why an upload failed: Gradio reports only that it failed."""
+    files, folder = ", ".join(name[:80] for name in names[:5]), datasets_dir()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
-        if free < 2 * size + 50_000_000:
-            error = (
-                f"{names}: the disk is full ({free / 1e6:.0f} MB free in {folder}); "
-                "free some space, then drop the files again"
-            )
     except OSError as problem:
-        error = f"{names}: cannot be stored in {folder}: {problem.strerror}; fix the folder, then drop the files again"
-    return {"ok": False, "error": error}
+        why = f"cannot be stored in {folder}: {problem.strerror}; fix the folder, then drop the files again"
+        raise RunError(f"{files}: {why}") from problem
+    if free < 2 * bytes + 50_000_000:
+        why = f"the disk is full ({free / 1e6:.0f} MB free in {folder}); free some space, then drop the files again"
+        raise RunError(f"{files}: {why}")
+    raise RunError(f"{files}: the upload failed; drop the files again")
+
+
+def find_ids(draft_id: str, data: dict, between: list[str] | None = None) -> dict[str, Any]:
+    """The ids of the images that are shown on all pages; with `between`, of those from one to another."""
+    return {"ids": selection.ids(draft_id, selection.query_of(data), between)}
+
+
+def import_folder(draft_id: str, path: Text) -> dict[str, Any]:
+    """Import a folder on the server."""
+    return {"imports": imports.start_folder(draft_id, path)}
+
+
+def dismiss_imports(draft_id: str, ids: list[str]) -> dict[str, Any]:
+    """Forget results that the page has shown."""
+    return {"imports": imports.dismiss(draft_id, ids)}
+
+
+# Name: what it does and returns. Its parameters are the browser's values of these names (calls.py).
+READS: dict[str, Callable[..., dict[str, Any] | None]] = {
+    "open": opened,
+    "ids": find_ids,
+    "save_caption": save_caption,
+    "recent_drafts": lambda draft_id: {"drafts": recent_drafts(draft_id)},
+    "explain_failed_upload": explain_failed_upload,
+    "imports": lambda draft_id: {"imports": imports.status(draft_id)},
+    "dismiss_imports": dismiss_imports,
+}
+CHANGES: dict[str, Callable[..., dict[str, Any] | None]] = {
+    "list_images": lambda: None,
+    "remove_images": draft.remove,
+    "clear_images": draft.clear,
+    "fix_image": draft.fix,
+    "move_image": move_image,
+    "undo": lambda draft_id: {"message": draft.undo(draft_id) or "There is nothing to undo."},
+    "redo": lambda draft_id: {"message": draft.redo(draft_id) or "There is nothing to redo."},
+    "add_images": add_images,
+    "import_folder": import_folder,
+    "cancel_imports": lambda draft_id: {"imports": imports.cancel(draft_id)},
+    **image_edit.EDITS,
+}
 
 
 def images_view(more: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = ()) -> "gr.HTML":
@@ -194,21 +260,5 @@ def images_view(more: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = ())
     Args:
         more: calls of the other parts of its script.
     """
-    return scripts.component(
-        "images",
-        "images",
-        list_images,
-        save_caption,
-        remove_images,
-        clear_images,
-        fix_image,
-        move_image,
-        undo,
-        redo,
-        add_images,
-        recent_drafts,
-        explain_failed_upload,
-        image_action,
-        *more,
-        events=("insert", "show", "chosen", "review", "script", "changed"),
-    )
+    events = ("insert", "show", "chosen", "review", "script", "changed")
+    return scripts.component("images", "images", image_action, *more, events=events)

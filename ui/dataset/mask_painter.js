@@ -16,52 +16,37 @@ function makeMaskPainter(frame, { painted, uploaded, cleared, fromImage, refused
   let stroke = null; // the last point of the stroke that is being drawn
   let at = [0.5, 0.5]; // the brush, as fractions of the image
   let erase = false;
-  const panel = make("div", "hp-tool-panel");
   const note = make("p", "hp-hint", "");
-  const size = make("input", "", { type: "range" });
-  [size.min, size.max, size.value] = [1, 40, 10];
+  const size = make("input", "", { type: "range", min: 1, max: 40, value: 10 });
   size.addEventListener("input", drawCursor);
   const modes = [
     ["Brush", false, "Mark a part that the training ignores"],
     ["Eraser", true, "Unmark a part, so that it is trained"],
   ].map(([text, value, title]) => {
-    const one = button(text, "hp-quiet", () => choose(value));
-    one.title = title;
-    return one;
+    return Object.assign(button(text, "hp-quiet", () => choose(value)), { title });
   });
-  const file = make("input");
-  file.type = "file";
-  file.accept = MASK_TYPE;
-  file.hidden = true;
+  const file = make("input", "", { type: "file", accept: MASK_TYPE, hidden: true });
   file.dataset.testid = "mask-picker";
   file.addEventListener("change", () => {
     const one = file.files[0];
     file.value = "";
     if (one) readFile(one);
   });
-  const tools = make("div", "hp-toolbar");
   const clear = button("Clear", "hp-quiet", () => {
     context.clearRect(0, 0, canvas.width, canvas.height);
     cleared();
   });
   const transparent = button("Use its transparency", "hp-quiet", fromImage);
-  transparent.title = "Ignore the transparent part of the image";
-  transparent.hidden = true;
-  tools.append(
-    ...modes,
-    button("Invert", "hp-quiet", invert),
-    clear,
-    button("Upload a mask", "hp-quiet", () => file.click()),
-    transparent,
-    file
-  );
-  panel.append(
+  Object.assign(transparent, { title: "Ignore the transparent part of the image", hidden: true });
+  const upload = button("Upload a mask", "hp-quiet", () => file.click());
+  const tools = [...modes, button("Invert", "hp-quiet", invert), clear, upload, transparent, file];
+  const panel = make("div", "hp-tool-panel", [
     make("p", "hp-hint", "Paint over what the LoRA must not learn, such as a background. The coloured part is ignored."),
-    tools,
+    make("div", "hp-toolbar", tools),
     editorField("Brush size", size),
     note,
-    make("p", "hp-hint", "Keyboard: Tab to the image, move the brush with the arrow keys, paint with Space. An uploaded mask is a PNG: black is ignored.")
-  );
+    make("p", "hp-hint", "Keyboard: Tab to the image, move the brush with the arrow keys, paint with Space. An uploaded mask is a PNG: black is ignored."),
+  ]);
   choose(false);
 
   function choose(value) {
@@ -109,33 +94,25 @@ function makeMaskPainter(frame, { painted, uploaded, cleared, fromImage, refused
   }
 
   // Pointer and keyboard
-  const place = (event) => {
-    const area = frame.getBoundingClientRect();
-    return [(event.clientX - area.left) / area.width, (event.clientY - area.top) / area.height];
-  };
-  frame.addEventListener("pointerdown", (event) => {
-    if (!active || event.button) return;
-    event.preventDefault();
-    frame.focus();
-    frame.setPointerCapture(event.pointerId);
-    stroke = at = place(event);
-    dab(at, at);
-    drawCursor();
-  });
-  frame.addEventListener("pointermove", (event) => {
-    if (!active) return;
-    at = place(event);
-    drawCursor();
-    if (!stroke) return;
-    dab(stroke, at);
-    stroke = at;
-  });
-  for (const name of ["pointerup", "pointercancel"]) {
-    frame.addEventListener(name, () => {
+  onStrokes(frame, () => active, {
+    start(place) {
+      frame.focus();
+      stroke = at = place;
+      dab(at, at);
+      drawCursor();
+    },
+    move(place) {
+      at = place;
+      drawCursor();
+      if (!stroke) return;
+      dab(stroke, at);
+      stroke = at;
+    },
+    end() {
       if (stroke) painted();
       stroke = null;
-    });
-  }
+    },
+  });
   frame.addEventListener("keydown", (event) => {
     if (!active || event.ctrlKey || event.metaKey || event.altKey) return;
     const way = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];

@@ -1,15 +1,15 @@
 """What the pixels of an image show: sharpness, brightness, whether it is damaged. Kept by content, because it takes a while.
 
 `checks.jsonl` in the draft's folder has one line for each content (SHA-256). Lines are only appended, so a check that
-is killed continues after the last line, and a second check measures only what is new. `python -m ui.dataset.measure
-DRAFT` is that check: a process of its own (ui/jobs.py), which a restart of the page does not stop.
+is killed continues after the last line, and a second check measures only what is new. The check is a process of its own
+(ui/dataset/doctor.py), which a restart of the page does not stop.
 """
 
 import concurrent.futures
+import functools
 import hashlib
 import json
 import os
-import sys
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -127,30 +127,19 @@ def changes_of(image: Any) -> tuple[str, int]:
 
 # The file of measures ----------------------------------------------------------------------------------------------------
 
-_read: dict[Path, tuple[int, int, dict[str, Measure]]] = {}  # path → (inode, bytes read, measures)
-
 
 def stored(folder: Path) -> dict[str, Measure]:
-    """The measures in a draft's folder by SHA-256. Only what was appended since the last call is read."""
-    path = folder / NAME
-    inode, at, found = _read.get(path, (0, 0, {}))
+    """The measures in a draft's folder by SHA-256; the same table as before while nothing was appended."""
     try:
-        with path.open("rb") as file:
-            state = os.fstat(file.fileno())
-            if state.st_ino != inode or state.st_size < at:
-                at, found = 0, {}
-            file.seek(at)
-            data = file.read()
+        state = (folder / NAME).stat()
+        return _stored(folder / NAME, state.st_ino, state.st_size)
     except OSError:
         return {}
-    end = data.rfind(b"\n") + 1
-    new = dict(one for line in data[:end].splitlines() if (one := _parsed(line)) is not None)
-    if new:
-        found = {**found, **new}
-    while len(_read) > 8:
-        _read.pop(next(iter(_read)))
-    _read[path] = state.st_ino, at + end, found
-    return found
+
+
+@functools.lru_cache(maxsize=8)
+def _stored(path: Path, inode: int, size: int) -> dict[str, Measure]:
+    return dict(one for line in path.read_bytes().splitlines() if (one := _parsed(line)) is not None)
 
 
 def _parsed(line: bytes) -> tuple[str, Measure] | None:
@@ -186,10 +175,7 @@ def _has_size(path: Path, size: int) -> bool:
 
 def run(folder: Path, entries: dict[str, dict[str, Any]], on_line: Any = print) -> int:
     """Measure what is missing, several files at once; returns their number. on_line: called with "N of M" now and then.
-
-    Raises:
-        RunError: the measures cannot be stored.
-    """
+    Raises RunError: the measures cannot be stored."""
     todo, done, reported_s = missing(folder, entries), 0, 0.0
     total = len(todo)
     on_line(f"0 of {total}")
@@ -206,18 +192,3 @@ def run(folder: Path, entries: dict[str, dict[str, Any]], on_line: Any = print) 
                     reported_s = time.monotonic()
                     on_line(f"{done} of {total}")
     return total
-
-
-def main(argv: list[str]) -> int:
-    """The process of one check: `DRAFT`."""
-    from ui import jobs
-    from ui.dataset import draft, draft_store
-
-    def work() -> None:
-        run(draft.folder(argv[0]), draft_store.read(argv[0])["images"], lambda line: print(line, flush=True))
-
-    return jobs.exit_code(work)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

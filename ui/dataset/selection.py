@@ -1,7 +1,7 @@
 """Which images of a draft are shown: by what is wrong with them, by their caption, tag and subset; and its tags with counts."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from ui.dataset.draft import Item
 
 MAX_TEXT = 1_000  # characters
 MAX_TAGS = 400  # in the overview
-OUT_OF_DATE = "This page is out of date; reload it"
 
 
 def _has(code: str) -> Callable[[Item], bool]:
@@ -47,16 +46,11 @@ class Query:
     text: str = ""
     folder: str | None = None
 
-    @property
-    def is_all(self) -> bool:
-        """Whether all images are shown."""
-        return self == Query(how=self.how)
-
-    def found(self, items: Iterable[Item]) -> list[Item]:
-        """The items to show, in their order."""
-        if self.is_all:
-            return list(items)
-        of_kind, compare = FILTERS[self.kind], COMPARISONS[self.how]
+    def found(self, items: list[Item]) -> list[Item]:
+        """The items to show, in their order; `items` itself for all."""
+        if self == Query(how=self.how):
+            return items
+        of_kind, compare = FILTERS.get(self.kind, FILTERS[""]), COMPARISONS.get(self.how, COMPARISONS["contains"])
         text = " ".join(self.text.split()).casefold() if self.how in ("tag", "no_tag") else self.text.casefold()
         return [
             item
@@ -68,48 +62,36 @@ class Query:
 
 
 def query_of(data: Mapping[str, Any]) -> Query:
-    """The query that a browser sent as "filter" and "query" {how, text, folder}; unknown values show all images.
-
-    Raises:
-        RunError: the text is too long.
-    """
-    kind, more = data.get("filter"), data.get("query")
-    more = more if isinstance(more, dict) else {}
-    how, text, folder = more.get("how"), more.get("text"), more.get("folder")
-    text = draft.plain_text(text) if isinstance(text, str) else ""
-    if len(text) > MAX_TEXT:
-        raise RunError(f"The text to search for has {len(text)} characters; shorten it to {MAX_TEXT}")
-    return Query(
-        kind if isinstance(kind, str) and kind in FILTERS else "",
-        how if isinstance(how, str) and how in COMPARISONS else "contains",
-        text,
-        draft.plain_text(folder) if isinstance(folder, str) else None,
-    )
+    """The query that a browser sent as "query", a table of the fields of Query; unknown values show all images. Raises
+    RunError: the text is too long."""
+    sent = data.get("query")
+    known = {name: sent.get(name) for name in Query.__annotations__} if isinstance(sent, dict) else {}
+    query = Query(**{name: draft.plain_text(value) for name, value in known.items() if isinstance(value, str)})
+    if len(query.text) > MAX_TEXT:
+        raise RunError(f"The text to search for has {len(query.text)} characters; shorten it to {MAX_TEXT}")
+    return query
 
 
-def ids(draft_id: str, query: Query, between: tuple[str, str] | None = None) -> list[str]:
+def ids(draft_id: str, query: Query, between: list[str] | None = None) -> list[str]:
     """The ids of the images that a query finds; with `between`, only those from one image to another, in either order.
-
-    Raises:
-        RunError: the query does not find one of the two.
-    """
+    Raises RunError: the query does not find one of the two."""
     found = [item.id for item in query.found(draft.items(draft_id))]
     if between is None:
         return found
-    places = sorted(found.index(one) for one in between if one in found)
+    places = sorted(found.index(one) for one in between[:3] if one in found)
     if len(places) != 2:
         raise RunError("One of these images is no longer shown; select the images again")
     return found[places[0] : places[1] + 1]
 
 
-def tags(draft_id: str, query: Query) -> dict[str, Any]:
-    """How often each tag occurs in the captions that a query finds: {"tags": [[tag, captions], …], "total": different tags}.
+def tags(draft_id: str) -> dict[str, Any]:
+    """How often each tag occurs in the captions: {"tags": [[tag, captions], …], "total": different tags}.
 
     Tags that differ only in case are one, as in the edits. The most frequent ones are first, at most MAX_TAGS.
     """
     counted: Counter[str] = Counter()
     shown: dict[str, str] = {}
-    for item in query.found(draft.items(draft_id)):
+    for item in draft.items(draft_id):
         own = {tag.casefold(): tag for tag in tags_of(item.caption)}
         counted.update(own.keys())
         for key, tag in own.items():

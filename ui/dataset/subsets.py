@@ -13,8 +13,7 @@ from presets.steps import repeats_of
 from runs import archives
 from runs.dataset import unique_stem
 from runs.files import RunError
-from ui.dataset.draft_file import State
-from ui.dataset.draft_store import change, count, plain_text, read
+from ui.dataset.draft_store import State, change, count, plain_text, read
 
 MAX_NAME = 100  # characters
 MAX_REPEATS = 9999
@@ -42,11 +41,8 @@ def parts_of(folder: str) -> tuple[str, int | None]:
 
 
 def folder_of(name: str, repeats: int | None = None) -> str:
-    """The folder of a subset; "" is the data set's own folder.
-
-    Raises:
-        RunError: the name cannot be used, or the repeats are no number from 1 to MAX_REPEATS.
-    """
+    """The folder of a subset; "" is the data set's own folder. Raises RunError: the name cannot be used, or the repeats
+    are no number from 1 to MAX_REPEATS."""
     name = " ".join(plain_text(name).split())
     if repeats is not None and (
         isinstance(repeats, bool) or not isinstance(repeats, int) or not 0 < repeats <= MAX_REPEATS
@@ -89,16 +85,13 @@ def move(draft_id: str, image_ids: Iterable[str], name: str, repeats: int | None
         folder = same[0] if same and repeats is None else plain
         moved = _put(edit.state, (key for key in image_ids if key in edit.state["images"]), folder)
         shown = f"the subset {parts_of(folder)[0]}" if folder else "no subset"
-        edit.label = lambda step: f"move of {count(moved, 'image')} to {shown}"
+        edit.label = f"move of {count(moved, 'image')} to {shown}"
     return moved
 
 
 def rename(draft_id: str, folder: str, name: str, repeats: int | None = None) -> int:
-    """Give a subset another name and other repeats (None: those of step 1). Returns its number of images.
-
-    Raises:
-        RunError: there is no such subset, another one has the name, or the name or the repeats cannot be used.
-    """
+    """Give a subset another name and other repeats (None: those of step 1). Returns its number of images. Raises
+    RunError: there is no such subset, another one has the name, or the name or the repeats cannot be used."""
     wanted = folder_of(name, repeats)
     with change(draft_id) as edit:
         folders = _folders(edit.state)
@@ -108,7 +101,7 @@ def rename(draft_id: str, folder: str, name: str, repeats: int | None = None) ->
             raise RunError(f"There is a subset {name!r} already; choose another name, or move the images into it")
         keys = [key for key, entry in edit.state["images"].items() if entry["folder"] == folder]
         moved = _put(edit.state, keys, wanted)
-        edit.label = lambda step: f"change of the subset {parts_of(folder)[0] or parts_of(wanted)[0]}"
+        edit.label = f"change of the subset {parts_of(folder)[0] or parts_of(wanted)[0]}"
     return moved
 
 

@@ -143,8 +143,7 @@ function drawBanner() {
   const open = unsaved().length > 0 || hangproof.kept() > 0;
   const text = TROUBLE[trouble] || (refused && open ? `Not saved: ${refused}. ${BACK} as soon as possible.` : "");
   if (!banner) {
-    banner = make("div", "hp-banner");
-    banner.setAttribute("role", "status");
+    banner = live("div", "hp-banner", "status");
     banner.append(make("span"), button("Log in again", "", () => location.reload()));
     banner.dataset.testid = "unsaved-banner";
     document.body.append(banner);

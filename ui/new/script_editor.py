@@ -198,11 +198,8 @@ def _generated(draft_id: str) -> str:
 def save_script(data: dict[str, Any]) -> dict[str, Any]:
     """Call of the page's script: store `text`, the edited script."""
 
-    def action(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-        if not isinstance(text := data.get("text"), str):
-            raise RunError(OUT_OF_DATE)
+    def action(draft_id: str, text: calls.Text) -> None:
         save(draft_id, text)
-        return {}
 
     return calls.answer(action, data)
 

@@ -14,7 +14,7 @@ from runs.files import RunError
 from runs.machine import this_machine
 from runs.proposal import Proposal, propose
 from ui.dataset import calls, draft
-from ui.dataset.selection import OUT_OF_DATE
+from ui.dataset.draft import OUT_OF_DATE
 from ui.new import form
 
 # For events of the page (ui/new/fields.js): before one, the server gets what was typed; after one, the page shows what is stored.
@@ -98,10 +98,7 @@ def _follow(draft_id: str, changes: Mapping[str, Any], typed: bool) -> tuple[dic
 def save_settings(data: dict[str, Any]) -> dict[str, Any]:
     """Call of the page's script: store `changes`; returns `values`, all settings as they are now."""
 
-    def action(draft_id: str, data: dict[str, Any]) -> dict[str, Any]:
-        changes = data.get("changes")
-        if not isinstance(changes, dict):
-            raise RunError(OUT_OF_DATE)
+    def action(draft_id: str, changes: dict[str, Any]) -> dict[str, Any]:
         if changes:
             save(draft_id, changes, typed=True)
         try:

@@ -1,5 +1,6 @@
 """Every call that a script of the page can make on the server: whatever is sent gets an answer or a sentence, and never raises."""
 
+import functools
 import json
 import math
 
@@ -11,7 +12,7 @@ from ui_helpers import write_run
 
 from runs.files import RunError
 from ui import jobs
-from ui.dataset import bulk, draft, image_bulk, images
+from ui.dataset import bulk, draft, images
 from ui.new import script_editor
 from ui.page import build
 from ui.run import charts, control
@@ -23,7 +24,8 @@ KEYS = (
     " more word code bytes beside file script"
 )
 OWN = "my-run ../.. /proc pause save probe slurm endpoint time"
-WORDS = [*image_bulk.READS, *image_bulk.CHANGES, *OWN.split()]
+ACTIONS = [*images.READS, *images.CHANGES]
+WORDS = [*ACTIONS, *OWN.split()]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | HOSTILE | st.sampled_from(WORDS),
     lambda inner: (
@@ -33,13 +35,18 @@ VALUES = st.recursive(
 )
 
 
+def act(action: str, sent: object) -> dict:
+    """A call of the images' script."""
+    return images.image_action({**sent, "action": action} if isinstance(sent, dict) else sent)
+
+
 @pytest.fixture(scope="module")
 def calls() -> list:
     """The functions of the whole page: a new one cannot be forgotten."""
     found = [call for block in build().blocks.values() for call in getattr(block, "server_fns", [])]
     names = {call.__name__ for call in found}
-    assert {"save_caption", "chart_data", "save_script"} <= names
-    return found
+    assert {"image_action", "chart_data", "save_script"} <= names
+    return found + [functools.partial(act, name) for name in ACTIONS]
 
 
 @pytest.fixture
@@ -90,7 +97,11 @@ REFUSED = [
     *((charts.chart_data, sent) for sent in NO_RUN),
     (charts.chart_data, {"run": "my-run", "axis": "loss"}),
     *((charts.chart_data, {"run": "my-run", "from": value}) for value in ("1", True, 1e99, math.nan, [1])),
-    *((call, sent) for call in (images.list_images, images.save_caption, images.clear_images) for sent in NO_DRAFT),
+    *(
+        (functools.partial(act, name), sent)
+        for name in ("list_images", "save_caption", "clear_images")
+        for sent in NO_DRAFT
+    ),
     *((script_editor.save_script, sent) for sent in (*NO_DRAFT, {"do": "start"})),
 ]
 # Values that are wrong for a draft that exists.
@@ -101,5 +112,6 @@ def test_a_wrong_value_is_refused_with_a_sentence(place, data):
     for call, sent in [*REFUSED, *((call, {**sent, "draft": place}) for call, sent in OF_A_DRAFT)]:
         answer = call(sent)
         assert answer["ok"] is False and len(answer["error"]) > 10, (call, sent, answer)
-    assert images.save_caption({"draft": place, "id": "f" * 24, "text": "x"})["error"] == "This image was removed"
+    gone = act("save_caption", {"draft": place, "id": "f" * 24, "text": "x"})
+    assert gone["error"] == "This image was removed" and gone["removed"]
     assert not list((data / "outputs").glob("*/.jobs/*"))

@@ -4,7 +4,7 @@ hostile pattern, and a folder of the server."""
 from draft_helpers import photo
 from ui_page import caption, open_page, saved, until
 
-from ui.dataset import draft, draft_store
+from ui.dataset import draft, draft_store, subsets
 
 
 def filled(draft_id: str, number: int) -> None:
@@ -12,7 +12,7 @@ def filled(draft_id: str, number: int) -> None:
     uploads = draft_store.uploads_dir() / "x"
     draft.add(draft_id, [(photo(uploads / f"{n:03}.png", n, size=(300, 300)), f"{n:03}.png") for n in range(number)])
     texts = {item.id: f"photo, tag {n % 3}, n{n}" for n, item in enumerate(draft.items(draft_id))}
-    draft.set_captions(draft_id, texts, "x")
+    draft.change_images(draft_id, texts, lambda key, entry: draft.captioned(entry, texts[key]), "x")
 
 
 def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, monkeypatch):
@@ -64,7 +64,7 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
     fold.get_by_label("Name of the subset").fill("second")
     tab.keyboard.press("Enter")
     tab.get_by_text("The subset second is saved.").wait_for()
-    assert draft.repeats(mine) == {"7_second": 7}
+    assert [one["repeats"] for one in subsets.overview(mine) if one["name"] == "second"] == [7]
     cards.get_by_label("Subset", exact=True).select_option("second (13)")
     tab.get_by_label("Search captions").fill("")
     shows("13 shown")

@@ -251,12 +251,12 @@ def test_two_tabs_and_another_browser_share_a_draft_and_merge_it(browser, server
         held, asked = [], []
 
         def hold(route):
-            sent = route.request.post_data_json
-            listing = sent["fn_name"] == "list_images"
-            if listing and sent["data"]["page"] == 0:
+            sent = route.request.post_data_json["data"]
+            listing = sent.get("action") == "list_images"
+            if listing and sent["page"] == 0:
                 held.append(route)
             else:
-                asked.extend([sent["data"]["page"]] if listing else [])
+                asked.extend([sent["page"]] if listing else [])
                 route.continue_()
 
         tab.route("**/component_server/", hold)

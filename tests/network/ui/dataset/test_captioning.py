@@ -18,7 +18,7 @@ from ui_page import until
 from captions.work import Picture
 from runs.files import RunError
 from ui import jobs
-from ui.dataset import caption_work, captioning, draft, draft_store
+from ui.dataset import captioning, draft, draft_store
 
 
 @pytest.fixture
@@ -29,7 +29,8 @@ def draft_id(tmp_path, monkeypatch):
     (tmp_path / "in" / "1.txt").write_text("from a file")
     drop(found, tmp_path / "in" / "1.txt")
     set_caption(found, "0.png", "mine")
-    draft.set_captions(found, {item_of(found, "2.png").id: "from a model"}, "x", source="model")
+    ids = [item_of(found, "2.png").id]
+    draft.change_images(found, ids, lambda _, entry: draft.captioned(entry, "from a model", "model"), "x")
     return found
 
 
@@ -48,8 +49,8 @@ def wait(draft_id: str) -> dict:
 )
 def test_which_captions_are_replaced(draft_id, which, overwrite, replaced):
     before = captions(draft_id)
-    caption_work.begin(draft_id, options("http://h/v1"), which, overwrite=overwrite)
-    work = caption_work.DraftWork(draft_id)
+    captioning.begin(draft_id, options("http://h/v1"), which, overwrite=overwrite)
+    work = captioning.DraftWork(draft_id)
     assert [picture.name[0] for picture in work.missing()] == list(replaced)
     for picture in work.missing():
         work.store(picture, f"new {picture.name}")
@@ -62,15 +63,15 @@ def test_which_captions_are_replaced(draft_id, which, overwrite, replaced):
 
 def test_only_the_images_that_were_chosen(draft_id):
     ids = [item_of(draft_id, name).id for name in ("0.png", "3.png")]
-    assert caption_work.begin(draft_id, options("http://h/v1"), "empty", only=ids) == 1
+    assert captioning.begin(draft_id, options("http://h/v1"), "empty", only=ids) == 1
     with pytest.raises(RunError, match="has a caption that is to be kept"):
-        caption_work.begin(draft_id, options("http://h/v1"), "empty", only=ids[:1])
+        captioning.begin(draft_id, options("http://h/v1"), "empty", only=ids[:1])
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_caption_that_was_typed_meanwhile_is_kept(draft_id, overwrite):
-    caption_work.begin(draft_id, options("http://h/v1"), "all", overwrite=overwrite)
-    work = caption_work.DraftWork(draft_id)
+    captioning.begin(draft_id, options("http://h/v1"), "all", overwrite=overwrite)
+    work = captioning.DraftWork(draft_id)
     set_caption(draft_id, "3.png", "typed meanwhile")
     draft.remove(draft_id, [item_of(draft_id, "4.png").id])
     for picture in [*work.missing(), Picture("0" * 24, "gone", work.missing()[0].path)][:-1]:
@@ -81,8 +82,8 @@ def test_a_caption_that_was_typed_meanwhile_is_kept(draft_id, overwrite):
 
 def test_a_trigger_word_alone_counts_as_no_caption(draft_id):
     draft.insert_trigger(draft_id, "ohwx")
-    caption_work.begin(draft_id, options("http://h/v1"))
-    assert [picture.name for picture in caption_work.DraftWork(draft_id).missing()] == ["3.png", "4.png"]
+    captioning.begin(draft_id, options("http://h/v1"))
+    assert [picture.name for picture in captioning.DraftWork(draft_id).missing()] == ["3.png", "4.png"]
 
 
 @pytest.mark.slow
@@ -122,15 +123,14 @@ def test_a_job_that_fails_says_why(draft_id):
 @pytest.mark.slow
 def test_the_command_takes_a_draft(draft_id):
     with answering() as server:
-        words = f"-m ui.dataset.caption_work {draft_id} --with=endpoint --url={server.url} --model=m"
-        command = [sys.executable, *words.split()]
+        options = [draft_id, "--with=endpoint", f"--url={server.url}", "--model=m"]
+        command = [sys.executable, "-m", "ui.dataset.captioning", *options]
         done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     entries = draft_store.read(draft_id)["images"].values()
     assert [entry["caption_by"] for entry in entries] == ["person", "file", "model", "model", "model"]
 
 
-TAGGER = {"engine": "tagger"}
 ENDPOINT = {"engine": "endpoint", "url": "http://h/v1", "model": "m"}
 
 
@@ -138,7 +138,10 @@ ENDPOINT = {"engine": "endpoint", "url": "http://h/v1", "model": "m"}
     "given_",
     [
         *({}, [], None, {"engine": "no"}, {"engine": "florence", "task": "poem"}, {"engine": "florence", "model": "/"}),
-        *({**TAGGER, **more} for more in ({"general": "0.3"}, {"general": 0}, {"character": 1.5}, {"model": "none"})),
+        *(
+            {"engine": "tagger", **more}
+            for more in ({"general": "0.3"}, {"general": 0}, {"character": 1.5}, {"model": "no-such"})
+        ),
         *({**ENDPOINT, **more} for more in ({"url": 7}, {"rewrite": True}, {"folder": "/"}, {"model": "a\nb"})),
         {**ENDPOINT, "key_variable": "not a name"},
         {"engine": "florence", "prefix": "x" * 501},
@@ -147,7 +150,7 @@ ENDPOINT = {"engine": "endpoint", "url": "http://h/v1", "model": "m"}
 def test_options_that_the_command_does_not_have_or_that_cannot_work_are_refused_before_the_job(draft_id, given_):
     with pytest.raises(RunError, match="."):
         captioning.start(draft_id, given_)
-    assert caption_work.stored(draft_id) is None and captioning.status(draft_id)["state"] == ""
+    assert captioning.stored(draft_id) is None and captioning.status(draft_id)["state"] == ""
 
 
 @settings(max_examples=50)
@@ -157,5 +160,5 @@ def test_any_job_file_is_no_job(content):
         patch.setenv("HANGPROOF_DATA", folder)
         target = draft.folder("0" * 24)
         target.mkdir(parents=True)
-        Path(target / caption_work.NAME).write_bytes(content)
-        assert caption_work.stored("0" * 24) is None
+        Path(target / captioning.NAME).write_bytes(content)
+        assert captioning.stored("0" * 24) is None

@@ -14,14 +14,14 @@ from ui_page import until
 
 from runs.files import RunError
 from ui import jobs
-from ui.dataset import draft, draft_drop, draft_store, image_bulk, import_job, imports
-from ui.dataset.import_job import Progress, files_of
+from ui.dataset import draft, draft_drop, draft_store, images, imports, subsets
+from ui.dataset.imports import Progress, files_of
 
 pytestmark = pytest.mark.slow
 
 
 def call(draft_id: str, action: str, **values) -> dict:
-    return image_bulk.image_action({"draft": draft_id, "action": action, **values})
+    return images.image_action({"draft": draft_id, "action": action, **values})
 
 
 def until_done(draft_id: str) -> list[dict]:
@@ -57,7 +57,7 @@ def test_a_folder_on_the_server_is_imported_with_its_captions_and_stays_as_it_is
     found = captions(mine)
     assert list(found)[:4] == ["set/img0.png", "set/img2.png", "set/img4.png", "set/img6.png"], "as people count"
     assert found["set/10_cat/img11.png"] == "eleven" and found["set/img2.png"] == "two" and len(found) == 12
-    assert draft.repeats(mine) == {"set/10_cat": 10}
+    assert {one["repeats"] for one in subsets.overview(mine) if one["folder"] == "set/10_cat"} == {10}
     said = "\n".join(result["messages"])
     for part in ("3 files were not added: links", "set/broken.png: Not a readable", "lone.txt: no image has this"):
         assert part in said, said
@@ -104,8 +104,6 @@ def test_a_cancelled_import_keeps_what_it_added_and_does_not_continue(mine, tmp_
 
 
 def test_a_large_zip_is_imported_in_the_background(mine, tmp_path, monkeypatch):
-    from ui.dataset import images
-
     monkeypatch.setattr(imports, "LARGE_ZIP_BYTES", 1000)
     with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
         for n in range(5):
@@ -113,7 +111,7 @@ def test_a_large_zip_is_imported_in_the_background(mine, tmp_path, monkeypatch):
             archive.writestr(f"3_cat/{n}.txt", f"cat {n}")
         archive.writestr("../escape.png", "x")
     sent = {"path": str(upload(tmp_path / "set.zip")), "name": "set.zip"}
-    answer = images.add_images({"draft": mine, "uploads": [sent], "drop": "one"})
+    answer = call(mine, "add_images", uploads=[sent], drop="one")
     assert answer["ok"] and answer["list"]["importing"]
     (result,) = until_done(mine)
     assert (result["state"], result["added"], result["name"]) == ("done", 5, "set.zip")
@@ -179,11 +177,11 @@ def test_a_folder_without_images_and_an_import_whose_process_always_dies_end_wit
     root = photo(tmp_path / "x/a.png").parent
     spec = {"kind": "folder", "path": str(root), "name": "x", "drop": "d", "attempts": 3}
     (imports.place(mine) / "1.json").write_text(json.dumps(spec))
-    assert import_job.main([mine]) == 1
+    assert imports.main([mine]) == 1
     (result,) = imports.status(mine)["finished"]
     assert result["state"] == "failed" and "ended 3 times without a result" in result["messages"][0]
     (imports.place(mine) / "2.json").write_text("{")
-    assert import_job.main([mine]) == 1 and not imports.waiting(mine)
+    assert imports.main([mine]) == 1 and not imports.waiting(mine)
 
 
 def test_a_folder_that_changes_while_it_is_read_costs_only_the_file(mine, tmp_path):

@@ -108,13 +108,11 @@ def pictures(tmp_path_factory):
 
 
 @pytest.fixture
-def full(data, pictures):
+def full(mine, pictures):
     """A draft with these pictures."""
-    draft_id = draft.new_id()
-    number, messages = drop(draft_id, *sorted(pictures.iterdir()))
-    assert (number, messages) == (10, [])
-    draft.save_fields(draft_id, {"trigger": "ohwx", "batch_size": 2, "repeats": 1})
-    return draft_id
+    assert drop(mine, *sorted(pictures.iterdir())) == (10, [])
+    draft.save_fields(mine, {"trigger": "ohwx", "batch_size": 2, "repeats": 1})
+    return mine
 
 
 EXPECTED = {
@@ -135,7 +133,7 @@ def test_each_finding_is_fixed_by_one_step_that_undo_takes_back(full):
     assert {kind: kinds.get(kind) for kind in EXPECTED} == EXPECTED
     assert kinds["no_caption"] and "wide.png" in kinds["lonely"]
     for kind in kinds:
-        if not checks.KINDS[kind].fix_one:
+        if not checks.KINDS[kind].fix:
             continue
         before = draft_store.read(full)["images"]
         message = doctor.fix(full, kind)
@@ -169,17 +167,14 @@ def test_a_converted_image_is_what_is_trained(full):
     assert not {"changed", "exif"} & set(found(full))
 
 
-def test_the_best_of_several_is_kept(data, tmp_path):
-    folder = tmp_path / "in"
-    folder.mkdir()
-    shot("coffee.png").filter(ImageFilter.GaussianBlur(4)).save(folder / "a-blurred.png")
-    shot("coffee.png").resize((300, 200)).save(folder / "b-small.png")
-    shot("coffee.png").save(folder / "c-best.png")
-    draft_id = draft.new_id()
-    drop(draft_id, *sorted(folder.iterdir()))
-    assert set(found(draft_id)["near"]) == {"a-blurred.png", "b-small.png"}
-    doctor.fix(draft_id, "near")
-    assert [one.file for one in draft.items(draft_id)] == ["c-best.png"]
+def test_the_best_of_several_is_kept(mine, tmp_path):
+    shot("coffee.png").filter(ImageFilter.GaussianBlur(4)).save(tmp_path / "a-blurred.png")
+    shot("coffee.png").resize((300, 200)).save(tmp_path / "b-small.png")
+    shot("coffee.png").save(tmp_path / "c-best.png")
+    drop(mine, *sorted(tmp_path.glob("*.png")))
+    assert set(found(mine)["near"]) == {"a-blurred.png", "b-small.png"}
+    doctor.fix(mine, "near")
+    assert [one.file for one in draft.items(mine)] == ["c-best.png"]
 
 
 def test_a_file_that_was_damaged_since_is_found_at_the_next_check(full):
@@ -210,26 +205,22 @@ def test_a_file_that_was_damaged_since_is_found_at_the_next_check(full):
 def test_captions(captions, kinds):
     empty = [() if text.strip() else ("no_caption",) for text in captions]
     items = [item(f"{n}", 600, 600, caption=text, warnings=empty[n]) for n, text in enumerate(captions)]
-    got = checks.findings(items, {}, checks.Setting("ohwx"))
+    got = checks.findings(items, {}, "ohwx")
     assert {kind: [int(one.id) for one in some] for kind, some in got.items()} == kinds
 
 
-def test_images_of_buckets_smaller_than_a_batch_go_to_the_nearest_full_one(data, tmp_path):
-    folder = tmp_path / "in"
-    for number in range(4):
-        photo(folder / f"{number}.png", seed=number, size=(640, 640))
-    photo(folder / "tall.png", seed=9, size=(640, 760))
-    draft_id = draft.new_id()
-    drop(draft_id, *sorted(folder.iterdir()))
-    draft.save_fields(draft_id, {"batch_size": 4, "repeats": 1, "resolution": 512})
-    assert found(draft_id)["lonely"] == ["tall.png"]
-    doctor.fix(draft_id, "lonely")
-    assert "lonely" not in found(draft_id)
-    plan = doctor.examine(draft_id).plan
+def test_images_of_buckets_smaller_than_a_batch_go_to_the_nearest_full_one(mine, tmp_path):
+    square = [photo(tmp_path / f"{number}.png", number, size=(640, 640)) for number in range(4)]
+    drop(mine, *square, photo(tmp_path / "tall.png", 9, size=(640, 760)))
+    draft.save_fields(mine, {"batch_size": 4, "repeats": 1, "resolution": 512})
+    assert found(mine)["lonely"] == ["tall.png"]
+    doctor.fix(mine, "lonely")
+    assert "lonely" not in found(mine)
+    plan = doctor.examine(mine).plan
     assert [(one.size, one.shown) for one in plan.buckets] == [((512, 512), 5)]
-    draft.save_fields(draft_id, {"batch_size": 64})
+    draft.save_fields(mine, {"batch_size": 64})
     with pytest.raises(runs.RunError, match="batch size to 1"):
-        doctor.fix(draft_id, "lonely")
+        doctor.fix(mine, "lonely")
 
 
 def test_an_error_in_step_1_is_named_where_the_buckets_would_be(full):
@@ -245,7 +236,7 @@ def test_10_000_images_are_judged_in_a_second():
     spec = runs.make({"name": "x", "batch_size": 4})
     began = time.process_time()
     plan = bucket_preview.plan(spec, items)
-    got = checks.findings(items, measures, checks.Setting("ohwx", plan))
+    got = checks.findings(items, measures, "ohwx", plan)
     assert sum(map(len, got.values())) > 2_000
     assert time.process_time() - began < 5, "0.2 s on a quiet machine"
 

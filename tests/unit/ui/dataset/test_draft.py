@@ -10,7 +10,7 @@ from runs_helpers import picture
 from ui_helpers import photos, small_disk
 
 import runs
-from ui.dataset import draft, images
+from ui.dataset import draft, image_edit, images
 from ui.new import form
 from ui.run import run_page
 
@@ -61,7 +61,9 @@ def test_an_id_from_the_browser_cannot_leave_the_drafts(data):
 def test_the_page_can_only_add_its_own_uploads(mine, tmp_path):
     secret = picture(tmp_path / "secret.png")
     for path in (str(secret), str(draft.uploads_dir() / ".." / ".." / ".." / "secret.png"), "/etc/passwd"):
-        answer = images.add_images({"draft": mine, "paths": [path]})
+        answer = images.image_action(
+            {"action": "add_images", "draft": mine, "uploads": [{"path": path, "name": "x.png"}], "drop": ""}
+        )
         assert "reload" in answer["error"]
     assert secret.exists() and draft.items(mine) == []
 
@@ -81,16 +83,17 @@ def test_a_full_disk_is_reported_and_keeps_the_captions(tmp_path, monkeypatch):
         mine = draft.new_id()
         drop(mine, *photos("coins.png"))
         set_caption(mine, "coins.png", "coins")
-        sent = {"draft": mine, "id": item_of(mine, "coins.png").id}
+        sent = {"action": "save_caption", "draft": mine, "id": item_of(mine, "coins.png").id}
+        failed = {"action": "explain_failed_upload", "draft": mine, "names": ["rocket.jpg"], "bytes": 9e6}
         filler = disk / "filler"
         with filler.open("wb", buffering=0) as file, pytest.raises(OSError):
             while True:
                 file.write(b"x" * 4096)
-        assert "disk is full" in images.save_caption({**sent, "text": "old coins " * 900})["error"]
-        assert "the disk is full" in images.explain_failed_upload({"names": ["rocket.jpg"], "bytes": 9e6})["error"]
+        assert "disk is full" in images.image_action({**sent, "text": "old coins " * 900})["error"]
+        assert "the disk is full" in images.image_action(failed)["error"]
         filler.unlink()
         assert captions(mine) == {"coins.png": "coins"}
-        assert images.save_caption({**sent, "text": "old coins"})["ok"] is True
+        assert images.image_action({**sent, "text": "old coins"})["ok"] is True
 
 
 def test_a_damaged_draft_is_reported(mine):
@@ -98,7 +101,7 @@ def test_a_damaged_draft_is_reported(mine):
     for path in draft.folder(mine).glob("draft.sqlite*"):
         path.unlink()
     (draft.folder(mine) / "draft.sqlite").write_text("{" * 5000)
-    answer = images.list_images({"draft": mine})
+    answer = images.image_action({"action": "list_images", "draft": mine})
     assert "draft.sqlite cannot be read" in answer["error"] and "move it to another folder" in answer["error"]
 
 
@@ -157,7 +160,7 @@ def test_images_that_no_run_contains_are_counted(data, mine):
     assert draft.images_not_in_a_run(mine) == 2
     create_run(mine, values())
     assert draft.images_not_in_a_run(mine) == 0
-    draft.set_fields(mine, [item_of(mine, "coffee.png").id], {"weight": 2}, "weight")
+    image_edit.weigh(mine, [item_of(mine, "coffee.png").id], 2)
     assert draft.images_not_in_a_run(mine) == 2
     draft.undo(mine)
     assert draft.images_not_in_a_run(mine) == 0

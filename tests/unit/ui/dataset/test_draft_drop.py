@@ -47,7 +47,7 @@ def test_two_drops_of_one_file_share_an_upload_and_both_work(data, mine, tmp_pat
     shared.write_bytes(b"Gradio writes the upload again")
     assert all(pictures.check_image(draft.original(one, draft.items(one)[0].id)) == "" for one in (mine, other))
     sent = [{"path": str(upload(photo(tmp_path / "y.png", 1))), "name": "y.png"}]
-    answer = images.add_images({"draft": mine, "uploads": sent, "drop": "one", "more": False})
+    answer = images.image_action({"action": "add_images", "draft": mine, "uploads": sent, "drop": "one", "more": False})
     assert answer["added"] == 1 and [path.name for path in draft.uploads_dir().rglob("y.png")] == ["y.png"]
 
 
@@ -117,7 +117,6 @@ def kohya(root: Path) -> list[tuple[Path, str]]:
 
 def test_kohyas_folders_become_subsets_with_their_repeats(data, mine, tmp_path):
     assert drop(mine, *kohya(tmp_path / "set")) == (4, [])
-    assert draft.repeats(mine) == {"10_cat": 10, "3_dog": 3}
     folder, place = run_of(mine, repeats=5, epochs=2), data / "datasets/my-lora"
     texts = {"1.png": "caption of ."} | {f"{name}/1.png": f"caption of {name}" for name in ("10_cat", "3_dog", "plain")}
     assert runs.read_captions("my-lora") == texts
@@ -157,7 +156,7 @@ def test_new_lora_from_this_keeps_folders_captions_and_identical_images(data, mi
     other = draft.new_id()
     assert draft.copy_dataset(other, "my-lora", {"name": "again"}) == []
     assert captions(other) == {**captions(mine), "a/2.png": "tok"}
-    assert draft.repeats(other) == {"10_cat": 10, "3_dog": 3} and draft.images_not_in_a_run(other) == 0
+    assert draft.counts(other) == draft.counts(mine) and draft.images_not_in_a_run(other) == 0
     assert draft.form(other) == {"name": "again"}
     before = {i.id: i.caption for i in draft.items(other)}
     drop(other, photo(tmp_path / "later.png", 77))

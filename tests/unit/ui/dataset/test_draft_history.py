@@ -1,14 +1,33 @@
-"""Every change of a draft can be undone and redone, and no change is lost."""
+"""Every change of a draft can be undone and redone, in any order: every file that this can reach is there, with its bytes."""
 
 import contextlib
+import hashlib
+import shutil
 import sqlite3
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from draft_helpers import captions, drop, photo, set_caption
+from draft_helpers import captions, drop, item_of, note, photo, set_caption
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from PIL import Image
 
 import runs
-from ui.dataset import draft
+from runs import masks
+from ui.dataset import doctor, draft, draft_history, draft_store, image_edit, subsets
+
+HISTORY = 4  # steps of undo that the walk has: files leave the history early and often
+FILES = 6  # different pictures that are dropped
 
 
 @pytest.fixture
@@ -72,3 +91,216 @@ def test_two_threads_lose_no_change(mine, tmp_path):
     assert [one.exception() for one in work_done] == [None] * 6
     found = {item.id: item.caption for item in draft.items(mine)}
     assert len(found) == 6 and all(found[key] == f"{key} 7" for key in ids)
+
+
+# Files -----------------------------------------------------------------------------------------------------------------
+
+
+def reachable(draft_id: str) -> list[dict]:
+    """The contents that undo and redo can reach, with that of now."""
+    now = draft_store.read(draft_id)
+    found, steps, done = [now], [one["n"] for one in now["history"]], now["done"]
+    for side, numbers in ((draft_history.UNDO, steps[:done][::-1]), (draft_history.REDO, steps[done:])):
+        state = now
+        for number in numbers:
+            state = draft_history.applied(state, draft_store.read_step(draft_id, number), side)
+            found.append(state)
+    return found
+
+
+def check_files(draft_id: str) -> None:
+    """Every file that a reachable content names is there, and is what the content says."""
+    for state in reachable(draft_id):
+        for entry in state["images"].values():
+            path = draft.images_dir(draft_id) / entry["stored"]
+            assert path.is_file(), f"{entry['file']}: {path.name} is gone"
+            assert hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"], path.name
+            if entry["mask"]:
+                mask = draft.masks_dir(draft_id) / entry["mask"]
+                assert mask.is_file(), f"{entry['file']}: its mask {mask.name} is gone"
+                assert hashlib.sha256(mask.read_bytes()).hexdigest()[:24] == entry["mask"][:24]
+
+
+def unneeded(draft_id: str) -> list[str]:
+    """The files of the draft that no reachable content names."""
+    states = reachable(draft_id)
+    entries = [entry for state in states for entry in state["images"].values()]
+    named = {entry[field] for entry in entries for field in ("stored", "mask")}
+    folders = (draft.images_dir(draft_id), draft.masks_dir(draft_id))
+    found = [path.name for folder in folders if folder.is_dir() for path in folder.iterdir()]
+    known = {key for state in states for key in state["images"]}
+    found += [path.name for path in draft.folder(draft_id).glob("thumbs/*") if path.name[:24] not in known]
+    return [name for name in found if name not in named]
+
+
+def test_undo_of_a_conversion_finds_the_dropped_images_after_their_drop_has_left_the_history(
+    mine, tmp_path, no_merging
+):
+    drop(mine, photo(tmp_path / "a.png", 1), photo(tmp_path / "b.png", 2))
+    for n in range(draft_store.HISTORY_STEPS - 2):
+        set_caption(mine, "a.png", f"caption {n}")
+    before = {name: draft.original(mine, item_of(mine, name).id).read_bytes() for name in ("a.png", "b.png")}
+    Image.open(tmp_path / "a.png").convert("RGBA").save(tmp_path / "c.png")
+    assert doctor.convert(mine, [item.id for item in draft.items(mine)], lambda line: None) == 2
+    set_caption(mine, "a.png", "the last")
+    check_files(mine)
+    assert draft.undo(mine) and draft.undo(mine).startswith("Undone: conversion")
+    assert {n: draft.original(mine, item_of(mine, n).id).read_bytes() for n in before} == before
+
+
+def test_a_picture_that_is_dropped_again_while_it_is_deleted_stays(mine, tmp_path, monkeypatch, no_merging):
+    """Two threads: one pushes the removal out of the history, the other drops the picture again and again."""
+    monkeypatch.setattr(draft_store, "HISTORY_STEPS", 1)
+    pictures = [photo(tmp_path / f"{n}.png", n) for n in range(2)]
+    drop(mine, *pictures)
+    keep = item_of(mine, "0.png").id
+    ended = threading.Event()
+
+    def edit() -> None:
+        n = 0
+        while not ended.is_set():
+            n += 1
+            draft.set_caption(mine, keep, f"{n}")
+
+    thread = threading.Thread(target=edit)
+    thread.start()
+    try:
+        for _ in range(15):
+            draft.remove(mine, [item.id for item in draft.items(mine) if item.id != keep])
+            drop(mine, pictures[1])
+            assert all(draft.original(mine, item.id).is_file() for item in draft.items(mine))
+    finally:
+        ended.set()
+        thread.join()
+    check_files(mine)
+
+
+class Walk(RuleBasedStateMachine):
+    """Every change of a draft, in any order, with undo and redo: each of these leads to exactly the state before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = Path(tempfile.mkdtemp())
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setenv("HANGPROOF_DATA", str(self.place / "data"))
+        self.patch.setattr(draft_store, "HISTORY_STEPS", HISTORY)
+        self.patch.setattr(draft, "MERGE_S", 0)
+        self.mine = draft.new_id()
+        self.past: list = []
+        self.future: list = []
+
+    @initialize()
+    def pictures(self) -> None:
+        self.files = []
+        for n in range(FILES):
+            path = photo(self.place / f"{n}.png", n, size=(64, 64))
+            if n % 2:  # transparent ones are what a conversion changes
+                Image.open(path).convert("RGBA").save(path)
+            self.files.append(path)
+        self.numbers = {hashlib.sha256(path.read_bytes()).hexdigest(): n for n, path in enumerate(self.files)}
+
+    def state(self) -> tuple:
+        return draft.items(self.mine), draft.waiting(self.mine)
+
+    def change(self, act, *given) -> None:
+        before = self.state()
+        act(self.mine, *given)
+        if self.state() != before:
+            self.past, self.future = [*self.past, before][-HISTORY:], []
+
+    def one(self, which: int) -> draft.Item:
+        items = draft.items(self.mine)
+        return items[which % len(items)]
+
+    @rule(chosen=st.lists(st.integers(0, FILES - 1), min_size=1, max_size=3, unique=True), captioned=st.booleans())
+    def drop(self, chosen: list[int], captioned: bool) -> None:
+        texts = [note(self.place / f"{n}.txt", f"of {n}") for n in chosen if captioned]
+        self.change(drop, *texts, *(self.files[n] for n in chosen))
+        for item in draft.items(self.mine):
+            if item.caption_by == "file":
+                assert item.sha256 not in self.numbers or item.caption.endswith(f"of {self.numbers[item.sha256]}")
+
+    @precondition(lambda self: draft.items(self.mine))
+    @rule(which=st.integers(0, 99), text=st.text(max_size=12))
+    def caption(self, which: int, text: str) -> None:
+        key, before = self.one(which).id, {item.id: item.caption for item in draft.items(self.mine)}
+        self.change(draft.set_caption, key, text)
+        assert {item.id: item.caption for item in draft.items(self.mine)} == {**before, key: draft.plain_text(text)}
+
+    @precondition(lambda self: draft.items(self.mine))
+    @rule(which=st.integers(0, 99), level=st.integers(1, 254))
+    def mask(self, which: int, level: int) -> None:
+        item = self.one(which)
+        self.change(image_edit.mask, item.id, masks.png(Image.new("L", (64, 64), level)), item.turn)
+
+    @precondition(lambda self: draft.items(self.mine))
+    @rule(which=st.lists(st.integers(0, 99), min_size=1, max_size=3))
+    def convert(self, which: list[int]) -> None:
+        self.change(doctor.convert, list({self.one(n).id for n in which}), lambda line: None)
+
+    @precondition(lambda self: draft.items(self.mine))
+    @rule(which=st.integers(0, 99), box=st.sampled_from([None, [0, 0, 0.5, 1], [0.25, 0.25, 1, 1]]))
+    def crop(self, which: int, box: list | None) -> None:
+        self.change(image_edit.crop, self.one(which).id, box)
+
+    @precondition(lambda self: draft.items(self.mine))
+    @rule(which=st.integers(0, 99))
+    def rotate(self, which: int) -> None:
+        self.change(image_edit.rotate, self.one(which).id, 1)
+
+    @precondition(lambda self: draft.items(self.mine))
+    @rule(which=st.integers(0, 99), name=st.sampled_from(["10_cat", "dog"]))
+    def subset(self, which: int, name: str) -> None:
+        self.change(subsets.move, [self.one(which).id], name, None)
+
+    @precondition(lambda self: draft.items(self.mine))
+    @rule(which=st.integers(0, 99), before=st.none() | st.integers(0, 99))
+    def order(self, which: int, before: int | None) -> None:
+        self.change(draft.move, self.one(which).id, None if before is None else self.one(before).id)
+
+    @precondition(lambda self: draft.items(self.mine))
+    @rule(which=st.integers(0, 99))
+    def remove(self, which: int) -> None:
+        self.change(draft.remove, [self.one(which).id])
+
+    @rule()
+    def clear(self) -> None:
+        self.change(draft.clear)
+
+    @rule()
+    def trigger(self) -> None:
+        self.change(draft.insert_trigger, "tok")
+
+    @rule(back=st.integers(0, HISTORY), forth=st.integers(0, HISTORY))
+    def undo_and_redo(self, back: int, forth: int) -> None:
+        for act, times, there, here in (
+            (draft.undo, back, self.past, self.future),
+            (draft.redo, forth, self.future, self.past),
+        ):
+            for _ in range(times):
+                before = self.state()
+                assert (act(self.mine) is not None) == bool(there)
+                if there:
+                    here.append(before)
+                    assert self.state() == there.pop()
+
+    @rule()
+    def reopen(self) -> None:
+        draft_store._close(draft.folder(self.mine) / "draft.sqlite")  # as another process does
+
+    @invariant()
+    def every_reachable_file_is_there_and_no_other(self) -> None:
+        check_files(self.mine)
+        assert unneeded(self.mine) == [] and draft.form(self.mine) == {}
+        assert all(draft.thumb(self.mine, item).is_file() for item in draft.items(self.mine))
+
+    def teardown(self) -> None:
+        draft_store._close(draft.folder(self.mine) / "draft.sqlite")
+        self.patch.undo()
+        shutil.rmtree(self.place)
+
+
+@pytest.mark.slow
+def test_every_reachable_file_is_there_whatever_is_done():
+    options = settings(max_examples=20, stateful_step_count=30, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(Walk, settings=options)

@@ -11,8 +11,8 @@ from draft_helpers import filled, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ui.dataset import bulk, draft, draft_file, draft_store
-from ui.dataset.draft_file import new_positions
+from ui.dataset import bulk, draft, draft_store
+from ui.dataset.draft_store import new_positions
 from ui.new import new_lora
 
 WRITER = """
@@ -94,7 +94,8 @@ def test_a_full_disk_stores_nothing_and_says_so(mine, monkeypatch):
     file.db.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(draft.RunError, match="the disk is full; free some space"):
         for n in range(50):
-            draft.set_captions(mine, {ids[0]: f"{n}" + "x" * 15_000}, "long")
+            text = f"{n}" + "x" * 15_000
+            draft.change_images(mine, ids[:1], lambda _, entry, text=text: draft.captioned(entry, text), "long")
     file.db.execute("PRAGMA max_page_count = 1000000")
     now = texts(mine)
     draft_store._close(file.path)
@@ -122,7 +123,7 @@ def test_an_image_that_is_moved_to_the_same_place_again_and_again_stays_in_order
         draft.move(mine, ids[3], ids[1])
         draft.move(mine, ids[2], ids[3])
         draft.move(mine, ids[3], ids[2])
-    draft_store._close(draft.folder(mine) / draft_file.NAME)
+    draft_store._close(draft.folder(mine) / draft_store.NAME)
     assert texts(mine) == ["a", "d", "c", "b"]
 
 

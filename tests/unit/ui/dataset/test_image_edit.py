@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from strategies import ANY_VALUE
 import runs
 from runs import dataset
 from runs.masks import png
-from ui.dataset import draft, draft_store, image_edit
+from ui.dataset import draft, draft_store, image_edit, images
 from ui.new import form
 
 
@@ -102,11 +103,11 @@ def test_the_transparent_part_of_an_image_can_be_its_mask(mine, tmp_path):
     cut, whole = item_of(mine, "cut.png"), item_of(mine, "whole.png")
     assert [image_edit.details(mine, item, "diffusers")["transparent"] for item in (cut, whole)] == [True, False]
     image_edit.rotate(mine, cut.id, 1)
-    image_edit.edit(mine, {"id": cut.id, "what": "transparency"})
+    image_edit.mask_from_transparency(mine, cut.id)
     mask = mask_of(mine, item_of(mine, "cut.png"))
     assert not mask[:24].any() and mask[24:].all()
     with pytest.raises(runs.RunError, match=r"whole\.png has no transparency"):
-        image_edit.edit(mine, {"id": whole.id, "what": "transparency"})
+        image_edit.mask_from_transparency(mine, whole.id)
 
 
 def test_a_run_and_a_copy_of_it_have_the_edits(data, mine, tmp_path):
@@ -157,7 +158,7 @@ def test_a_run_of_a_trainer_without_masks_says_so_and_its_copy_has_them(data, mi
     assert [bool(item.mask) for item in draft.items(other)] == [True, False]
 
 
-WHAT = st.sampled_from(["rotate", "crop", "weight", "mask", "transparency", "", "__class__"]) | ANY_VALUE
+WHAT = st.sampled_from([*image_edit.EDITS, "", "__class__"]) | ANY_VALUE
 KEYS = st.sampled_from(["turns", "crop", "weight", "png", "turn", "name"])
 
 
@@ -167,10 +168,10 @@ def test_whatever_the_browser_sends_is_an_edit_or_an_error(mine, tmp_path, what,
     if not draft.items(mine):
         drop(mine, photo(tmp_path / "a.png", size=(64, 48)))
     item = draft.items(mine)[0]
-    try:
-        image_edit.edit(mine, {"id": item.id if known else "../../etc", "what": what, **sent})
-    except runs.RunError as error:
-        assert str(error) and draft.items(mine)[0] == item
+    key = item.id if known else "../../etc"
+    answer = images.image_action({"draft": mine, "action": what, "id": key, "ids": [key], **sent})
+    if answer["ok"] is not True:
+        assert answer["error"] and draft.items(mine)[0] == item
         return
     after = draft.items(mine)[0]
     assert known and after.weight in range(1, 11) and after.turn in range(4)
@@ -187,7 +188,6 @@ def test_a_mask_that_is_no_mask_is_refused_with_its_name(mine, tmp_path):
         (png(Image.new("L", (48, 64))), "same shape"),
         (png(Image.new("L", (64, 48)))[:-30], "damaged"),
     ):
-        sent = {"id": item.id, "what": "mask", "png": base64.b64encode(content).decode(), "name": "<b>m.png"}
-        with pytest.raises(runs.RunError, match=f"<b>m.png: .*{expected}"):
-            image_edit.edit(mine, sent)
+        sent = {"id": item.id, "action": "mask", "png": base64.b64encode(content).decode(), "name": "<b>m.png"}
+        assert re.match(f"<b>m.png: .*{expected}", images.image_action({"draft": mine, **sent})["error"])
     assert draft.items(mine)[0] == item

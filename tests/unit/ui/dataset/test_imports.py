@@ -13,7 +13,7 @@ from draft_helpers import captions, drop, item_of, limits, packed, photo, png
 from PIL import Image
 
 from runs import archives
-from ui.dataset import draft, import_job, imports
+from ui.dataset import draft, imports
 
 
 def test_a_zip_is_a_folder_with_images_and_captions(mine, tmp_path):
@@ -162,7 +162,7 @@ def test_links_out_of_a_folder_are_counted_and_not_followed(tmp_path, links, wor
     photo(tmp_path / "elsewhere.png", 2)
     for number in range(links):
         (tmp_path / f"set/link{number}.png").symlink_to(tmp_path / "elsewhere.png")
-    found, messages = import_job.files_of(tmp_path / "set", "")
+    found, messages = imports.files_of(tmp_path / "set", "")
     assert [one.name for one in found] == ["own.png"] and len(messages) == 1 and messages[0].startswith(words)
 
 

@@ -1,0 +1,179 @@
+"""The built-in trainer beside diffusers' own example scripts for a LoRA: the losses of the same steps, and their time.
+
+    python -m benchmarks examples --checkout DIFFUSERS --family flux|sdxl [--model FOLDER]
+
+Both train one image with the same noise, noise levels and first weights, in full precision. In turns, each round is a
+run of both. Limits: a loss is not further from the script's than 1e-5 of it, and the time of a step is not longer.
+Of the script only the time from the noise to the new weights counts, because it encodes the text, and for SDXL the
+image, in each step; of the trainer the whole step counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.report import CannotMeasure, Report, ratio, say, tests_support
+from runs.paths import ROOT
+
+SCRIPTS = {"flux": "train_dreambooth_lora_flux.py", "sdxl": "train_dreambooth_lora_sdxl.py"}
+CAPTION, SIZE, RANK, RATE, SEED, T5_TOKENS, DECAY = "a photo of a cat", 64, 4, 1e-3, 42, 64, 1e-4
+COMPARED = 20  # losses
+FIRST = 5  # steps that warm up, whose time does not count
+CLOSE = 1e-5  # relative
+SLOWER = 1.0  # of the script's time a step
+LONGEST_S = 900
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkout", type=Path, required=True, help="a checkout of diffusers")
+    parser.add_argument("--family", choices=SCRIPTS, required=True)
+    parser.add_argument(
+        "--model", type=Path, help="a model in diffusers' layout; default: a tiny one with random weights"
+    )
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=3)
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    script = arguments.checkout / "examples/dreambooth" / SCRIPTS[arguments.family]
+    if not script.is_file():
+        raise CannotMeasure(f"{script} does not exist; --checkout is a checkout of github.com/huggingface/diffusers")
+    with tempfile.TemporaryDirectory(prefix="hangproof-examples-") as temporary:
+        folder = Path(temporary)
+        model = arguments.model or tiny_model(arguments.family, folder)
+        for contender in ("ours", "theirs"):  # a folder each: the script opens all that is in it
+            one_image(folder / f"images of {contender}")
+        rounds = []
+        for number in range(arguments.rounds):
+            say(f"round {number + 1} of {arguments.rounds}")
+            theirs = run_script(script, arguments.family, model, folder, arguments.steps)
+            rounds.append((run_trainer(model, folder, arguments.steps), theirs))
+    return report(rounds)
+
+
+def report(rounds: list[tuple[list[dict], list[dict]]]) -> Report:
+    """The figures of all rounds; each has the steps of the trainer and those of the script, a loss and a time each."""
+    ours, theirs = rounds[0]
+    losses = [(a["loss"], b["loss"]) for a, b in zip(ours, theirs, strict=True)][:COMPARED]
+    furthest = max(abs(a - b) / abs(b) for a, b in losses)
+    times = ratio((step_time(ours), step_time(theirs)) for ours, theirs in rounds)
+    assert times is not None
+    figures = {
+        "losses": [[round(a, 7), round(b, 7)] for a, b in losses],
+        "largest_relative_difference": furthest,
+        "step_time_ratio": times,
+        "step_s": [[round(step_time(one), 5) for one in both] for both in rounds],
+    }
+    exceeded = [f"a loss differs by {furthest:.1e} of the script's, the limit is {CLOSE}"] if furthest > CLOSE else []
+    if times["median"] > SLOWER:
+        exceeded.append(f"a step takes {times['median']} times as long as the script's, the limit is {SLOWER}")
+    return Report(figures, exceeded)
+
+
+def step_time(steps: list[dict]) -> float:
+    return statistics.median(step["step_s"] for step in steps[FIRST:])
+
+
+def tiny_model(family: str, folder: Path) -> Path:
+    if family == "flux":
+        from trainer import tiny_flux
+
+        tiny_flux.make(folder / "model")
+        return folder / "model"
+    return tests_support("tiny_pipelines").make("StableDiffusionXLPipeline", folder / "model")
+
+
+def one_image(folder: Path) -> None:
+    """One image, in the size in which it is trained."""
+    import numpy
+    from PIL import Image
+
+    folder.mkdir()
+    pixels = numpy.random.default_rng(SEED).integers(0, 255, (SIZE, SIZE, 3), dtype=numpy.uint8)
+    Image.fromarray(pixels).save(folder / "cat.png")
+
+
+def run_script(script: Path, family: str, model: Path, folder: Path, steps: int) -> list[dict]:
+    """The steps of the example script: `loss` and `step_s` of each."""
+    result = folder / "result.json"
+    flags: dict[str, object] = {
+        "pretrained_model_name_or_path": model,
+        "instance_data_dir": folder / "images of theirs",
+        "instance_prompt": CAPTION,
+        "output_dir": folder / "theirs",
+        "resolution": SIZE,
+        "train_batch_size": 1,
+        "repeats": steps,
+        "max_train_steps": steps,
+        "num_train_epochs": 1,
+        "rank": RANK,
+        "learning_rate": RATE,
+        "adam_weight_decay": DECAY,
+        "lr_scheduler": "constant",
+        "lr_warmup_steps": 0,
+        "checkpointing_steps": 10**6,
+        "seed": SEED,
+        "report_to": "all",  # of the trackers that are installed: none
+    }
+    if family == "flux":
+        flags |= {"max_sequence_length": T5_TOKENS, "guidance_scale": 1, "weighting_scheme": "none", "lora_alpha": RANK}
+    words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+    program = [sys.executable, str(ROOT / "benchmarks/example_script.py"), str(script), str(SEED), str(result)]
+    run([*program, *words], folder)
+    return json.loads(result.read_text(encoding="utf-8"))
+
+
+def run_trainer(model: Path, folder: Path, steps: int) -> list[dict]:
+    """The steps of the built-in trainer: `loss` and `step_s` of each."""
+    config, output = folder / "dataset.toml", folder / "ours"
+    config.write_text(
+        f'[[datasets]]\nresolution = {SIZE}\nbatch_size = 1\n[[datasets.subsets]]\nimage_dir = "{folder / "images of ours"}"\n'
+        f'num_repeats = {steps}\nclass_tokens = "{CAPTION}"\n',
+        encoding="utf-8",
+    )
+    flags: dict[str, object] = {
+        "pretrained_model_name_or_path": model,
+        "dataset_config": config,
+        "output_dir": output,
+        "output_name": "ours",
+        "max_train_steps": steps,
+        "network_dim": RANK,
+        "network_alpha": RANK,
+        "learning_rate": RATE,
+        "optimizer_type": "adamw",
+        "seed": SEED,
+        "t5xxl_max_token_length": T5_TOKENS,
+        "guidance_scale": 1,
+        "timestep_sampling": "sigma",
+        "discrete_flow_shift": 1,
+        "weighting_scheme": "none",
+        "model_prediction_type": "raw",
+        "max_data_loader_n_workers": 0,
+    }
+    words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+    (output / "metrics.jsonl").unlink(missing_ok=True)
+    decay = ["--optimizer_args", f"weight_decay={DECAY}", "--network_train_unet_only"]
+    run([sys.executable, "-m", "trainer", *words, *decay], folder, HANGPROOF_RUN=str(output))
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [line for line in lines if "step_s" in line]
+
+
+def run(command: list[str], folder: Path, **extra: str) -> None:
+    """A contender, to its end. Raises: CannotMeasure with its last lines when it fails."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("HANGPROOF_")}
+    # One thread: with more, another program on the machine delays all of a step's products, and the ratio is a lottery.
+    environment = {**kept, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **extra}
+    with (folder / "log").open("w+", encoding="utf-8") as log:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, stdout=log, stderr=log, timeout=LONGEST_S, check=False
+        )
+        if done.returncode:
+            log.seek(0)
+            raise CannotMeasure(f"{' '.join(command[:4])} … ended with {done.returncode}:\n{log.read()[-4000:]}")
