@@ -16,9 +16,11 @@ from pathlib import Path
 
 import pytest
 from image_helpers import PATIENCE_S, container, healthy, log_of, make_image, of_data, state_of
-from monitor_helpers import events, toy_run, undisturbed, wait_for, weight
+from monitor_helpers import events, toy_run, wait_for
 from provider_server import KEY, provider
+from run_facts import weight
 from runs_helpers import PROJECT, call, pictures, python, spec
+from toys import undisturbed
 from ui_helpers import free_port
 
 import runs

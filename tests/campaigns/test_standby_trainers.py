@@ -17,7 +17,8 @@ import musubi_helpers
 import pytest
 import tiny_musubi
 import tiny_sd_scripts
-from monitor_helpers import events, members, status, wait_for
+from monitor_helpers import events, wait_for
+from run_facts import members, status
 from runs_helpers import PROJECT, pictures, spec
 
 import runs

@@ -8,7 +8,9 @@ import sys
 from collections import Counter
 
 import psutil
-from monitor_helpers import ROOT, environment, status, step_of, undisturbed, wait_for, weight
+from monitor_helpers import ROOT, environment, wait_for
+from run_facts import status, step_of, weight
+from toys import undisturbed
 
 SHORT = dict(steps=120, pace=0.05, every=20)
 

@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from monitor_helpers import status, step_of
+from run_facts import status, step_of
 from ui_helpers import PACED, kill_runs, photos, serving
 from ui_page import RUN_S, a_tab, assert_accessible, field, state_is, until
 

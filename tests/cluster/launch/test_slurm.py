@@ -8,7 +8,8 @@ import sys
 import pytest
 import slurm_cluster
 from machines_helpers import together
-from monitor_helpers import events, incidents, limits_file, toy_run
+from monitor_helpers import events, limits_file, toy_run
+from run_facts import incidents
 from slurm_helpers import SHORT, at_step, completed, launch, log, repeated, submit, tasks_of
 
 pytestmark = [

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from ladder_runs import CRASHES, TRAINER
-from monitor_helpers import ROOT, environment, events, finish, status, wait_for
+from monitor_helpers import ROOT, environment, events, finish, wait_for
+from run_facts import status
 from runs_helpers import executable, pictures
 
 from monitor.state import spec_edited

@@ -6,22 +6,9 @@ import sys
 
 import psutil
 import pytest
-from monitor_helpers import (
-    GO,
-    HOLD,
-    ROOT,
-    environment,
-    events,
-    finish,
-    members,
-    monitor,
-    status,
-    step_of,
-    toy_run,
-    undisturbed,
-    wait_for,
-    weight,
-)
+from monitor_helpers import ROOT, environment, events, finish, monitor, toy_run, wait_for
+from run_facts import members, status, step_of, weight
+from toys import GO, HOLD, undisturbed
 
 from monitor.cli import requests
 from monitor.run_folder import MonitorError

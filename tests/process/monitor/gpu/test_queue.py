@@ -10,21 +10,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from monitor_helpers import (
-    ROOT,
-    cli,
-    events,
-    finish,
-    kill_monitor,
-    members,
-    monitor,
-    status,
-    step_of,
-    stop,
-    toy_run,
-    trainers,
-    wait_for,
-)
+from monitor_helpers import ROOT, cli, events, finish, kill_monitor, monitor, stop, toy_run, wait_for
+from run_facts import members, status, step_of, trainers
 
 from monitor.gpu import queue
 from monitor.gpu.queue import GpuQueue
