@@ -37,15 +37,6 @@ def image(tmp_path_factory) -> Path:
     return make_image(tmp_path_factory.mktemp("image"))
 
 
-@pytest.fixture
-def data(tmp_path, monkeypatch) -> Path:
-    """An empty data root."""
-    root = tmp_path / "data"
-    root.mkdir()
-    monkeypatch.setenv("HANGPROOF_DATA", str(root))
-    return root
-
-
 def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tmp_path):
     root, port = tmp_path / "data", free_port()
     folder = toy_run(root / "outputs" / "toy", steps=80, pace=0.1, every=40)

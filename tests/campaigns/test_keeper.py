@@ -20,12 +20,6 @@ from monitor.state import read_status
 SILENT = "[watch]\nsilent_s = 6\n"
 
 
-@pytest.fixture
-def folder(tmp_path):
-    yield tmp_path / "toy"
-    clean_up(tmp_path / "toy")
-
-
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_a_frozen_disk_is_reported_at_once_and_the_run_goes_on_when_it_thaws(tmp_path):
     with loop_disk(tmp_path) as disk:

@@ -19,16 +19,7 @@ from launch.short_run import SCRATCH
 from runs.paths import ROOT
 
 LIMIT_S = 500
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    """An empty data root; no GPU, and one thread: a tiny model is slower with several."""
-    root = tmp_path / "data"
-    root.mkdir()
-    for name, value in {"HANGPROOF_DATA": str(root), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}.items():
-        monkeypatch.setenv(name, value)
-    return root
+pytestmark = pytest.mark.usefixtures("one_cpu")
 
 
 @pytest.mark.parametrize("stage", HANGS)

@@ -18,19 +18,6 @@ from toys import fault_at
 pytestmark = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing() or "-")
 
 
-@pytest.fixture(scope="module")
-def started():
-    with slurm_cluster.cluster() as running:
-        yield running
-
-
-@pytest.fixture
-def cluster(started):
-    """The cluster without jobs."""
-    yield started
-    started.clear()
-
-
 def warn(cluster, job):
     """What Slurm sends some time before it ends the job."""
     cluster.ask("scancel", "--signal=TERM", "--batch", job)

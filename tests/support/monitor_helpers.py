@@ -8,9 +8,11 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 import tomllib
 from run_facts import status, step_of, trainers
 
@@ -199,6 +201,13 @@ def wait_for(condition, timeout_s: float = 120.0, what: str = "") -> object:
             return value
         time.sleep(0.02)
     raise AssertionError(f"not within {timeout_s} s: {what or condition}")
+
+
+@pytest.fixture
+def folder(tmp_path) -> Iterator[Path]:
+    """Where a toy run is made; nothing of it is alive afterwards."""
+    yield tmp_path / "toy"
+    clean_up(tmp_path / "toy")
 
 
 def clean_up(folder: Path) -> None:

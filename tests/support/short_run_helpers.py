@@ -22,6 +22,13 @@ TINY = {
 }  # fmt: skip
 
 
+@pytest.fixture
+def one_cpu(monkeypatch):
+    """No GPU, and one thread: a tiny model is slower with several."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 def tiny_run(data: Path, images: int = 3, **fields) -> Path:
     """A run of the tiny model with so many images; its folder."""
     pictures = data.parent / "pictures"

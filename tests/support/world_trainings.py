@@ -5,6 +5,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 import tiny_musubi
 import tiny_sd_scripts
 from trainer_helpers import ROOT, environment, flags, make_config, make_images
@@ -66,7 +67,9 @@ def train(backend: str, out: Path, processes: int, *more: str, fault: str = "", 
     return first
 
 
-def images_and_model(folder):
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
     """The tiny model and a data set of the built-in trainer."""
+    folder = tmp_path_factory.mktemp("world")
     config = make_config(folder / "dataset.toml", make_images(folder / "images"))
     return {"model": tiny_flux.ensure(folder / "models" / "tiny-flux"), "config": config}

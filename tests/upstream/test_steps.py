@@ -37,12 +37,6 @@ def cases(backend, splits):
         yield runs.make({"name": f"case {number}", "backend": backend, **fields, **more}), folders
 
 
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    return tmp_path
-
-
 def written(spec, folders):
     """The spec's dataset.toml, with its images on the disk."""
     root = datasets_dir() / spec.slug

@@ -18,19 +18,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def started():
-    with slurm_cluster.cluster() as running:
-        yield running
-
-
-@pytest.fixture
-def cluster(started):
-    """The cluster without jobs."""
-    yield started
-    started.clear()
-
-
 def test_a_requeued_job_continues_its_run_and_completes_it_with_the_same_result(cluster, tmp_path):
     folder = toy_run(tmp_path / "toy", **SHORT)
     job = submit(cluster, folder, HANGPROOF_AUTH="me:secret")

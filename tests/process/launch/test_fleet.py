@@ -18,12 +18,6 @@ from launch.store.places import open_place
 from runs.paths import ROOT
 
 
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
 def test_a_store_shows_its_runs_with_the_machine_that_holds_each(data, tmp_path):
     store = tmp_path / "store"
     put_run(store)
