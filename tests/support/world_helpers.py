@@ -17,13 +17,8 @@ from runs.quoting import Variable
 def launcher(processes: int, backend: str = "diffusers", **fields: object) -> list[str]:
     """What stands between Python and `-m MODULE` where a script starts so many processes; nothing for one, which starts directly."""
     made = spec(gpus=processes, backend=backend, mixed_precision="no", **fields)
-    if made.gpus * made.nodes == 1:
-        return []
-    return [
-        "-m",
-        "accelerate.commands.accelerate_cli",
-        *(word for line in command.launch_options(made) for word in line),
-    ]
+    options = [word for line in command.launch_options(made) for word in line]
+    return [] if made.gpus * made.nodes == 1 else ["-m", "accelerate.commands.accelerate_cli", *options]
 
 
 def at_node(words: list[str], node: int, port: int) -> list[str]:

@@ -4,18 +4,19 @@ import itertools
 import json
 import random
 import subprocess
-from types import SimpleNamespace
 
 import pytest
 import tiny_sd_scripts
 from draft_helpers import item
 from PIL import Image
+from trainer_helpers import flags
 from upstream_code import code_of
 
 import runs
 from runs import command
 from runs.paths import CHECKOUTS, ROOT, datasets_dir
 from trainer import data_order, dataset, validation
+from trainer.arguments import parse
 from ui.dataset import bucket_preview
 
 SIZES = [(128, 128), (192, 128), (128, 192), (256, 128), (125, 125)]
@@ -65,16 +66,7 @@ def shown(spec, folders):
 def test_the_built_in_trainer_trains_as_many_steps_as_the_page_shows(data):
     compared = 0
     for spec, folders in cases("diffusers", (0.0, 0.1, 0.25, 0.5)):
-        flags = {
-            "resolution": 512,
-            "train_batch_size": spec.batch_size,
-            "enable_bucket": True,
-            "caption_extension": ".txt",
-        }
-        flags |= {"min_bucket_reso": 256, "max_bucket_reso": 1024, "bucket_reso_steps": 64, "bucket_no_upscale": False}
-        images = dataset.read(
-            written(spec, folders), SimpleNamespace(**flags, caption_prefix=None, caption_suffix=None)
-        )
+        images = dataset.read(written(spec, folders), parse(flags("m", "d", "o", train_batch_size=spec.batch_size)))
         if len(images) == 1 and spec.validation_split:
             continue  # the trainer refuses to hold out its only image, and so does the form
         kept, _ = validation.split(images, spec.validation_split, 7)
@@ -89,12 +81,8 @@ def test_sd_scripts_trains_as_many_steps_as_the_page_shows(data):
     known = list(cases("sd-scripts", (0.0, 0.1, 0.25, 0.5)))[::3]
     asked = []
     for spec, folders in known:
-        split = (
-            ["--validation_split", str(spec.validation_split), "--validation_seed", "7"]
-            if spec.validation_split
-            else []
-        )
-        asked.append({"config": str(written(spec, folders)), "flags": split})
+        split = ["--validation_split", str(spec.validation_split), "--validation_seed", "7"]
+        asked.append({"config": str(written(spec, folders)), "flags": split if spec.validation_split else []})
     work = tiny_sd_scripts.site()
     program = [str(tiny_sd_scripts.python()), str(ROOT / "tests/support/count_sd_scripts.py")]
     done = subprocess.run(

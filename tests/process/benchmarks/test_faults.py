@@ -166,16 +166,8 @@ def test_a_second_writer_is_reported_and_one_that_has_died_is_none(tmp_path):
 def test_a_hang_ends_as_the_table_requires_and_the_command_leaves_only_what_is_to_be_kept(tmp_path):
     """The command as a user types it; its temporary files are in a folder of the test's own."""
     (tmp_path / "tmp").mkdir()
-    done = python(
-        *FAULTS,
-        "--run",
-        "gil_deadlock",
-        "--keep",
-        str(tmp_path / "kept"),
-        "--json",
-        TMPDIR=str(tmp_path / "tmp"),
-        timeout=500,
-    )
+    words = ("--run", "gil_deadlock", "--keep", str(tmp_path / "kept"), "--json")
+    done = python(*FAULTS, *words, TMPDIR=str(tmp_path / "tmp"), timeout=500)
     result = json.loads(done.stdout)["rows"]["gil_deadlock"]
     # A busy machine may need longer than the row allows; the command then reports that and ends with 1.
     late = [problem for problem in result["problems"] if "declared after" in problem]

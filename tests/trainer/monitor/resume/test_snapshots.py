@@ -9,16 +9,9 @@ from trainer_helpers import attempt_of, environment, good, sha
 
 from guards import snapshots
 
-COMMON = {
-    "max_train_steps": 16,
-    "save_every_n_steps": 8,
-    "lr_scheduler": "cosine",
-    "lr_warmup_steps": 4,
-    "network_dropout": 0.1,
-    "save_state": True,
-    "optimizer_type": "adamw8bit",
-    "optimizer_args": ["min_8bit_size=16"],
-}
+COMMON = {"max_train_steps": 16, "save_every_n_steps": 8, "lr_scheduler": "cosine", "lr_warmup_steps": 4}
+COMMON |= {"network_dropout": 0.1, "save_state": True}
+COMMON |= {"optimizer_type": "adamw8bit", "optimizer_args": ["min_8bit_size=16"]}
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")
 
 
