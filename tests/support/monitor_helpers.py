@@ -133,7 +133,7 @@ def finish(process: subprocess.Popen, timeout_s: float = 180.0) -> tuple[int, st
             child.kill()
         process.kill()
         out, err = process.communicate()
-        raise AssertionError(f"still running after {timeout_s} s:\n{err[-4000:]}") from None
+        raise AssertionError(f"still running after {timeout_s} s:\n{(err or out)[-4000:]}") from None
     return process.returncode, out, err
 
 

@@ -67,10 +67,7 @@ def spec(**fields) -> "runs.RunSpec":
 
 def stub(folder: Path) -> Path:
     """A launcher that prints its arguments, each followed by a NUL."""
-    path = folder / "accelerate stub"
-    path.write_text(STUB)
-    path.chmod(0o755)
-    return path
+    return executable(folder / "accelerate stub", STUB)
 
 
 def encode(text: str) -> bytes:
