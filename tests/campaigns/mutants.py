@@ -26,15 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACES = (
-    "guards",
-    "monitor",
-    "runs",
-    "sd_scripts_patches/runner.py",
-    "sd_scripts_patches/__main__.py",
-    "launch",
-    "ui/dataset",
-)
+PLACES = ("guards", "monitor", "runs", "launch", "ui/dataset")
+PLACES += ("sd_scripts_patches/runner.py", "sd_scripts_patches/__main__.py")
 EVERYDAY = re.findall(r'-m "(.+journey)"', (ROOT / "test.sh").read_text(encoding="utf-8"))[0]  # as ./test.sh selects
 LIMIT_S = 600.0
 OPPOSITE: dict[type[ast.cmpop], str] = {
@@ -101,11 +94,7 @@ def mutants(path: Path) -> list[Mutant]:
 def draw(number: int, seed: int) -> list[Mutant]:
     """`number` mutants, no two of one file while there are files left: a file by chance, then one of its changes."""
     files = sorted(
-        {
-            path
-            for place in PLACES
-            for path in ([ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"))
-        }
+        path for place in PLACES for path in ROOT.glob(place if place.endswith(".py") else f"{place}/**/*.py")
     )
     by_file = [found for path in files if (found := mutants(path))]
     chance = random.Random(f"mutants {seed}")
@@ -142,16 +131,7 @@ def run_tests(words: list[str], root: Path) -> str:
     """The first failure of these tests; "" where all pass."""
     command = [
         sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        "3",
-        "--dist",
-        "loadfile",
+        *["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", "3", "--dist", "loadfile"],
         *words,
     ]
     try:

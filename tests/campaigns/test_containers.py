@@ -16,9 +16,11 @@ from pathlib import Path
 
 import pytest
 from image_helpers import PATIENCE_S, container, healthy, log_of, make_image, of_data, state_of
-from monitor_helpers import events, toy_run, undisturbed, wait_for, weight
+from monitor_helpers import events, toy_run, wait_for
 from provider_server import KEY, provider
+from run_facts import weight
 from runs_helpers import PROJECT, call, pictures, python, spec
+from toys import undisturbed
 from ui_helpers import free_port
 
 import runs
@@ -27,6 +29,8 @@ from launch.store.copies import newest_manifest
 from launch.store.places import open_place
 
 SETTINGS = {"save_every_n_steps": 2, "resolution": 64, "mixed_precision": "no", "repeats": 1, "workers": 0}
+SETTINGS |= {"model": "tiny-flux", "sample_every_n_steps": 0}
+POD = {"RUNPOD_POD_ID": "7h9k2m4n6p", "RUNPOD_API_KEY": KEY, "HANGPROOF_STOP_POD": "1", "HANGPROOF_STOP_AFTER_S": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -35,27 +39,14 @@ def image(tmp_path_factory) -> Path:
     return make_image(tmp_path_factory.mktemp("image"))
 
 
-@pytest.fixture
-def data(tmp_path, monkeypatch) -> Path:
-    """An empty data root."""
-    root = tmp_path / "data"
-    root.mkdir()
-    monkeypatch.setenv("HANGPROOF_DATA", str(root))
-    return root
-
-
 def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tmp_path):
     root, port = tmp_path / "data", free_port()
     folder = toy_run(root / "outputs" / "toy", steps=80, pace=0.1, every=40)
     with container(image, root, port, HANGPROOF_STOP_POD="1") as process:
         wait_for(lambda: healthy(image, root, port), PATIENCE_S, "the health check")
         start = [str(image / ".venv/bin/python"), "-m", "monitor", "start", str(folder)]
-        trainer = {
-            "HANGPROOF_DATA": str(root),
-            "HANGPROOF_GPUS": "",
-            "PATH": os.environ["PATH"],
-            "TMPDIR": str(tmp_path / "tmp"),
-        }
+        trainer = {"HANGPROOF_DATA": str(root), "HANGPROOF_GPUS": "", "PATH": os.environ["PATH"]}
+        trainer["TMPDIR"] = str(tmp_path / "tmp")
         subprocess.run(start, cwd=image, env=trainer, check=True, capture_output=True, timeout=60)
         wait_for(lambda: json.loads((folder / "status.json").read_text())["step"] >= 5, PATIENCE_S)
         process.send_signal(signal.SIGTERM)
@@ -64,14 +55,8 @@ def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tm
     assert state_of(folder) == "preempted" and list(folder.glob("toy-step*-state"))
     assert "this is no pod" in log_of(root) and "a-long-secret" not in log_of(root)
 
-    pod = {
-        "RUNPOD_POD_ID": "7h9k2m4n6p",
-        "RUNPOD_API_KEY": KEY,
-        "HANGPROOF_STOP_POD": "1",
-        "HANGPROOF_STOP_AFTER_S": "1",
-    }
     with provider((200, {"id": "7h9k2m4n6p", "status": "EXITED"})) as double:
-        with container(image, root, port, HANGPROOF_RUNPOD_URL=double.url, **pod) as process:
+        with container(image, root, port, HANGPROOF_RUNPOD_URL=double.url, **POD) as process:
             wait_for(lambda: state_of(folder) == "completed", PATIENCE_S, "the run goes on by itself")
             wait_for(lambda: double.requests, PATIENCE_S, "the pod stops itself")
             process.send_signal(signal.SIGTERM)  # as the provider does then
@@ -99,13 +84,12 @@ def test_a_page_that_dies_is_started_again(image, tmp_path):
 def test_a_pod_fetches_its_run_trains_it_and_stops(image, data, tmp_path, monkeypatch):
     """An empty disk, the name of a run and its store: what a rented machine begins with."""
     store = str(tmp_path / "store")
-    made = spec(model="tiny-flux", max_train_steps=6, sample_every_n_steps=0, store=store, **SETTINGS)
+    made = spec(max_train_steps=6, store=store, **SETTINGS)
     home = runs.create(made, pictures(data / "photos"))
     travel.upload(home, store)
     root, port = tmp_path / "pod" / "data", free_port()
     root.mkdir(parents=True)
-    start = {"HANGPROOF_START_RUN": made.slug, "HANGPROOF_START_STORE": store, "HANGPROOF_STOP_POD": "1"}
-    start |= {"RUNPOD_POD_ID": "7h9k2m4n6p", "RUNPOD_API_KEY": KEY, "HANGPROOF_STOP_AFTER_S": "1"}
+    start = {"HANGPROOF_START_RUN": made.slug, "HANGPROOF_START_STORE": store, **POD}
     with provider((200, {"id": "7h9k2m4n6p"})) as double:
         with container(image, root, port, HANGPROOF_RUNPOD_URL=double.url, **start) as process:
             wait_for(lambda: double.requests, PATIENCE_S, "the pod stops itself")
@@ -121,7 +105,7 @@ def test_a_pod_fetches_its_run_trains_it_and_stops(image, data, tmp_path, monkey
 def test_skypilots_job_sets_itself_up_restores_the_run_and_trains_it(image, data, tmp_path):
     """Its two scripts with bash, in a home as SkyPilot makes it: the project in ~/sky_workdir, and nothing of the run."""
     store = str(tmp_path / "store")
-    made = spec(model="tiny-flux", max_train_steps=6, sample_every_n_steps=0, store=store, **SETTINGS)
+    made = spec(max_train_steps=6, store=store, **SETTINGS)
     travel.upload(runs.create(made, pictures(data / "photos")), store)
     home = tmp_path / "home"
     home.mkdir()
@@ -149,7 +133,7 @@ exec env -i PATH=/usr/bin:/bin HOME="$1/home" TMPDIR="$1" PYTHON={python} bash "
 
 
 def test_a_bundle_trains_to_the_same_lora_where_there_is_only_python(data, tmp_path):
-    made = spec(model="tiny-flux", max_train_steps=4, sample_every_n_steps=0, **SETTINGS)
+    made = spec(max_train_steps=4, **SETTINGS)
     folder = runs.create(made, pictures(data / "photos"))
     hidden = not subprocess.run(["unshare", "--mount", "--net", "true"], capture_output=True).returncode
     home = python("-m", "monitor", "run", str(folder), HANGPROOF_GPUS="", CUDA_VISIBLE_DEVICES="")

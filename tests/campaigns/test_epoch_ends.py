@@ -11,11 +11,9 @@ epoch, and with workers that stay. HANGPROOF_SEED repeats an order of the kills.
     python -m pytest -s tests/campaigns/test_epoch_ends.py [-k "sd-scripts and sdxl"]          3 hours
 """
 
-import contextlib
 import functools
 import json
 import random
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -150,16 +148,6 @@ def family(trainer: str, name: str) -> Run:
     return make(name)
 
 
-@contextlib.contextmanager
-def ring():
-    """A folder for snapshots in memory."""
-    folder = Path(tempfile.mkdtemp(prefix="hangproof-test-", dir="/dev/shm"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def train(run: Run, out: Path, kill: str, flags: dict, **variables: str) -> str:
     """Run one process; returns its log. It has to end as `kill` says (epoch_end_kills.py)."""
     out.mkdir(exist_ok=True)
@@ -176,7 +164,8 @@ def train(run: Run, out: Path, kill: str, flags: dict, **variables: str) -> str:
 def ended_at(run: Run, out: Path, points: list[tuple[int, str, int]], steps: int, flags: dict) -> None:
     """End a run at each of `points` (epoch, what leaves the state, offset in steps), resume it each time, then let it finish."""
     resume: dict[str, str] = {}
-    with ring() as memory:
+    with tempfile.TemporaryDirectory(prefix="hangproof-test-", dir="/dev/shm") as ring:
+        memory = Path(ring)
         variables = {snapshots.FOLDER: str(memory)}
         for epoch, kind, offset in points:
             step = epoch * steps + offset

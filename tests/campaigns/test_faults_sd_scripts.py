@@ -15,12 +15,8 @@ DONE = {"state": "completed", "code": 0, "restarts": 1, "lora": "any"}
 def row(name, fault, step=(23, 28), cause=(), **more):
     """A row like those of benchmarks/faults.toml."""
     expect = {**DONE, "incidents": [[c] for c in cause], **more.pop("expect", {})}
-    return {
-        "name": f"sd_{name}",
-        "fault": name,
-        "inject": {"fault": fault, "step": list(step), **more},
-        "expect": expect,
-    }
+    inject = {"fault": fault, "step": list(step), **more}
+    return {"name": f"sd_{name}", "fault": name, "inject": inject, "expect": expect}
 
 
 ROWS = (

@@ -11,31 +11,13 @@ import time
 import psutil
 import pytest
 from frozen_disk import frozen, loop_disk, why_not
-from monitor_helpers import (
-    clean_up,
-    events,
-    finish,
-    monitor,
-    started,
-    status,
-    step_of,
-    stop,
-    toy_run,
-    trainers,
-    undisturbed,
-    wait_for,
-    weight,
-)
+from monitor_helpers import clean_up, events, finish, monitor, started, stop, toy_run, wait_for
+from run_facts import status, step_of, trainers, weight
+from toys import undisturbed
 
 from monitor.state import read_status
 
 SILENT = "[watch]\nsilent_s = 6\n"
-
-
-@pytest.fixture
-def folder(tmp_path):
-    yield tmp_path / "toy"
-    clean_up(tmp_path / "toy")
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())

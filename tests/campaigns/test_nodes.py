@@ -12,7 +12,8 @@ import time
 import netns
 import pytest
 from machines_helpers import EVERY, STEPS, create, pair
-from monitor_helpers import incidents, status, stop, wait_for
+from monitor_helpers import stop, wait_for
+from run_facts import incidents, status
 
 pytestmark = pytest.mark.skipif(bool(netns.missing()), reason=netns.missing())
 

@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from monitor_helpers import events, members, status, undisturbed, weight
+from monitor_helpers import events
 from queue_helpers import command, ended, made, one_gpu, processes
+from run_facts import members, status, weight
 from seeds import seed
+from toys import undisturbed
 
 from jobs import worker
 

@@ -5,12 +5,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import psutil
-import pytest
-import tiny_musubi as tiny
-from musubi_helpers import MODELS_TOML, caches, environment, run_of
+from musubi_helpers import caches, environment, run_of
 from runs_helpers import PROJECT
 
 SLOW = """
@@ -40,15 +37,15 @@ def kill(process: subprocess.Popen, script: str) -> None:
             child.kill()
 
 
-def test_killed_in_each_of_its_three_commands_it_ends_as_undisturbed(work, tmp_path):
+def test_killed_in_each_of_its_three_commands_it_ends_as_undisturbed(toy_z, tmp_path):
     slow = tmp_path / "slow.py"
     slow.write_text(SLOW)
     fault = f"musubi_tuner.dataset.image_video_dataset={slow}"
     losses = {}
     for name, kills in (("calm", False), ("killed", True)):
-        folder = run_of(work, name)
+        folder = run_of(toy_z, name)
         more = {"TINY_FAULTS": fault, "TINY_STEP_S": "0.3"} if kills else {}
-        env = environment(work, tmp_path / "data", **more)
+        env = environment(toy_z, tmp_path / "data", **more)
         with open(tmp_path / f"{name}.log", "wb") as log:
             command = [sys.executable, "-m", "monitor", "run", name]
             process = subprocess.Popen(command, env=env, cwd=PROJECT, stdout=log, stderr=subprocess.STDOUT)
@@ -74,15 +71,3 @@ def test_killed_in_each_of_its_three_commands_it_ends_as_undisturbed(work, tmp_p
     assert caches(folder, "_zi") == latents, "finished caches are not made again"
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     assert [event["phase"] for event in events if event["kind"] == "crash"] == ["cache_latents", "cache_text", "step"]
-
-
-@pytest.fixture
-def work(tmp_path, monkeypatch) -> Path:
-    """The tiny weights; the data root has a base model of them."""
-    root = tmp_path / "data"
-    root.mkdir()
-    monkeypatch.setenv("HANGPROOF_DATA", str(root))
-    monkeypatch.setenv("MUSUBI_DIR", str(tiny.checkout()))
-    made = tiny.workdir()
-    (root / "models.toml").write_text(MODELS_TOML.format(weights=(made / "dit.safetensors").as_posix()))
-    return made

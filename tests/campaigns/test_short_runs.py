@@ -11,24 +11,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from short_run_helpers import HANGS, drilled, hang_at, hang_in, launched, listing, nothing_runs, settled, tiny_run
+from monitor_helpers import wait_for
+from short_run_helpers import HANGS, drilled, hang_at, hang_in, launched, listing, nothing_runs, tiny_run
 
 from launch import rehearse, short_run
 from launch.rehearse import FAILED
 from launch.short_run import SCRATCH
 from runs.paths import ROOT
 
-LIMIT_S = 500
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    """An empty data root; no GPU, and one thread: a tiny model is slower with several."""
-    root = tmp_path / "data"
-    root.mkdir()
-    for name, value in {"HANGPROOF_DATA": str(root), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}.items():
-        monkeypatch.setenv(name, value)
-    return root
+pytestmark = pytest.mark.usefixtures("one_cpu")
 
 
 @pytest.mark.parametrize("stage", HANGS)
@@ -39,11 +30,18 @@ def test_a_hang_in_each_stage_is_found(stage, data, monkeypatch):
 def test_too_little_memory_is_a_failure_with_its_reason(data):
     """A limit on the address space stands for a machine whose memory is too small."""
     folder = tiny_run(data)
-    limited = ["bash", "-c", 'ulimit -v 900000; exec "$@"', "-"]
-    done = subprocess.run(
-        [*limited, sys.executable, "-m", "launch", "rehearse", str(folder), "--json"], cwd=ROOT, capture_output=True,
-        text=True, timeout=LIMIT_S,
-    )  # fmt: skip
+    limited = [
+        "bash",
+        "-c",
+        'ulimit -v 900000; exec "$@"',
+        "-",
+        sys.executable,
+        "-m",
+        "launch",
+        "rehearse",
+        str(folder),
+    ]
+    done = subprocess.run(limited, cwd=ROOT, capture_output=True, timeout=500)
     found = rehearse.read(folder)
     assert done.returncode == 1 and found is not None and found.state == FAILED
     assert found.problem["title"] and "emory" in json.dumps(found.problem), found.problem
@@ -55,7 +53,7 @@ def test_a_cancelled_one_and_a_killed_one_leave_no_process(data, monkeypatch):
     for number in (signal.SIGTERM, signal.SIGKILL):
         command = [sys.executable, "-m", "launch", "rehearse", str(folder)]
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-        settled(lambda: trains(data), "the trainer starts")
+        wait_for(lambda: trains(data), what="the trainer starts")
         process.send_signal(number)
         process.wait(60)
         found = rehearse.read(folder)

@@ -6,7 +6,8 @@ python -m pytest tests/campaigns/test_slowdown.py          1 minute
 import json
 import subprocess
 
-from monitor_helpers import ROOT, environment, events, status
+from monitor_helpers import ROOT, environment, events
+from run_facts import status
 
 import runs
 from benchmarks import toy_loop

@@ -9,24 +9,13 @@ import time
 import psutil
 import pytest
 import slurm_cluster
-from monitor_helpers import events, fault_at, status, step_of, stop, toy_run, trainers, wait_for
+from monitor_helpers import events, stop, toy_run, wait_for
+from run_facts import status, step_of, trainers
 from seeds import seed
 from slurm_helpers import SHORT, at_step, completed, down, drain, kill_step, log, repeated, submit
+from toys import fault_at
 
 pytestmark = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing() or "-")
-
-
-@pytest.fixture(scope="module")
-def started():
-    with slurm_cluster.cluster() as running:
-        yield running
-
-
-@pytest.fixture
-def cluster(started):
-    """The cluster without jobs."""
-    yield started
-    started.clear()
 
 
 def warn(cluster, job):

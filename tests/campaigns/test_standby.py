@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from monitor_helpers import members, status, stop, wait_for
+from monitor_helpers import stop, wait_for
+from run_facts import members, status
 from standby_helpers import EARLY, Run, trainer_of
 
 from monitor.cli.commands import line

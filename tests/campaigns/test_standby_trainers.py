@@ -12,15 +12,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import faults_sd_scripts
 import machines
 import musubi_helpers
 import pytest
 import tiny_musubi
 import tiny_sd_scripts
-from monitor_helpers import events, members, status, wait_for
-from runs_helpers import PROJECT, pictures, spec
+from monitor_helpers import events, wait_for
+from run_facts import members, status
+from runs_helpers import PROJECT
 
-import runs
 from monitor.process import platform
 
 pytestmark = [pytest.mark.skipif(not platform.LINUX, reason="the standby attempt needs Linux")]
@@ -40,24 +41,12 @@ def built_in(data: Path, name: str) -> tuple[Path, dict[str, str]]:
 
 def sd_scripts(data: Path, name: str) -> tuple[Path, dict[str, str]]:
     tiny_sd_scripts.need()
-    work = tiny_sd_scripts.workdir()
-    (data / "in").mkdir(exist_ok=True, parents=True)
-    names = (("pretrained_model_name_or_path", "flux"), ("clip_l", "clip_l"), ("t5xxl", "t5xxl"), ("ae", "ae"))
-    paths = {flag: str(work / f"{file}.safetensors") for flag, file in names}
-    extra = {**paths, "tokenizer_cache_dir": str(work / "tokenizers"), "t5xxl_max_token_length": 32}
-    wanted = spec(name=name, backend="sd-scripts", tier="16G", extra=extra, **FIELDS)
-    return runs.create(wanted, pictures(data / "in", 2)), tiny_sd_scripts.environment(work)
+    return faults_sd_scripts.create(data, {**FIELDS, "name": name}), faults_sd_scripts.environment(data)
 
 
 def musubi(data: Path, name: str) -> tuple[Path, dict[str, str]]:
-    if tiny_musubi.why_not():
-        pytest.skip(tiny_musubi.why_not())
-    work = tiny_musubi.workdir()
-    data.mkdir(exist_ok=True, parents=True)
-    (data / "models.toml").write_text(musubi_helpers.MODELS_TOML.format(weights=(work / "dit.safetensors").as_posix()))
-    fields = {**FIELDS, "name": name, "trigger": "ohwx", "model": "toy-z", "tier": "20G", "repeats": 1, "rank": 4}
-    fields |= {"save_every_n_epochs": 0, "workers": 0, "extra": {"optimizer_type": "AdamW"}}
-    return runs.create(runs.make(fields), work / "images"), tiny_musubi.environment(work)
+    work = musubi_helpers.add_toy_z(data)
+    return musubi_helpers.run_of(work, name, **FIELDS), tiny_musubi.environment(work)
 
 
 def losses(folder: Path) -> dict[int, float]:

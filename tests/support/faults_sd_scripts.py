@@ -6,6 +6,7 @@ names. (sd-scripts draws its noise from generators that no state keeps, so the b
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -38,7 +39,8 @@ def create(data: Path, changed: dict) -> Path:
     extra = {"tokenizer_cache_dir": str(work / "tokenizers"), "t5xxl_max_token_length": 32, "optimizer_type": "AdamW"}
     (data / "models").mkdir(parents=True, exist_ok=True)
     for name, source in FILES.items():
-        (data / "models" / f"{name}.safetensors").symlink_to(work / f"{source}.safetensors")
+        with contextlib.suppress(FileExistsError):  # of another run
+            (data / "models" / f"{name}.safetensors").symlink_to(work / f"{source}.safetensors")
     with _creating, ref.data_root(data), tempfile.TemporaryDirectory() as pictures:
         return runs.create(runs.make({**SPEC, "extra": extra, **changed}), ref.photos(Path(pictures)))
 

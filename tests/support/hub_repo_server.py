@@ -63,11 +63,8 @@ class Hub(Double):
             files = [{"path": name, "uploadMode": mode, "shouldIgnore": False} for name, mode in modes.items()]
             return 200, {"files": files}
         if path.endswith("/info/lfs/objects/batch"):
-            return (
-                200,
-                {"transfer": "basic", "objects": [self.transfer(**one) for one in request.json["objects"]]},
-                GIT_LFS,
-            )
+            objects = [self.transfer(**one) for one in request.json["objects"]]
+            return 200, {"transfer": "basic", "objects": objects}, GIT_LFS
         if path == "/api/validate-yaml":
             assert request.json["content"].startswith("---")
             return 200, {"errors": [], "warnings": []}

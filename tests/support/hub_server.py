@@ -4,7 +4,6 @@ It counts every byte that it sends of every file, so that a test can see what wa
 """
 
 import hashlib
-import json
 import ssl
 import threading
 import time
@@ -14,8 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from loopback import Answers as Handler
-from loopback import Server, running
+import pytest
+from loopback import Answer, Cut, Double, Request, running
+
+from guards import download, hub_request
 
 COMMIT = "c0ffee" + "0" * 34
 LARGE = (".safetensors", ".bin")
@@ -23,7 +24,7 @@ LARGE = (".safetensors", ".bin")
 
 @dataclass(frozen=True)
 class Fault:
-    """What one GET of a file's contents does wrong. kind: see `Answers.contents`. at: after how many bytes."""
+    """What one GET of a file's contents does wrong. kind: see `Hub.contents`. at: after how many bytes."""
 
     kind: str
     at: int = 0
@@ -34,12 +35,12 @@ def git_sha1(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-class Hub(Server):
+class Hub(Double):
     """`files`: name -> contents of the one repository, me/model. `faults`: one for each GET of contents, in order."""
 
     def __init__(self, files: dict[str, bytes], certificate: Path | None = None):
         """certificate: a PEM file with key and certificate, for HTTPS."""
-        super().__init__(Answers)
+        super().__init__(self.reply)
         if certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
@@ -59,112 +60,77 @@ class Hub(Server):
     def sent_of(self, name: str) -> int:
         return sum(to - start for one, start, to in self.sent if one == name)
 
+    def reply(self, request: Request) -> Answer:
+        path = urllib.parse.unquote(urllib.parse.urlsplit(request.path).path)
+        self.requests.append((request.method, path, {k.lower(): v for k, v in request.headers.items()}))
+        if self.silent:
+            self.closing.wait(600)
+            return None
+        if self.refusal:
+            status, code = self.refusal
+            more = {"X-Error-Code": code, "Retry-After": self.retry_after}
+            return status, b"", {name: value for name, value in more.items() if value}
+        if path.startswith("/cdn/"):
+            return self.contents(path.removeprefix("/cdn/"), request)
+        if path.startswith("/api/models/me/model/revision/"):
+            return 200, {"id": "me/model", "sha": COMMIT, "siblings": [self.row(name) for name in self.files]}
+        if "/resolve/" in path:
+            return self.resolve(path.split("/resolve/", 1)[1].split("/", 1)[1], request)
+        return 404, b""
 
-class Answers(Handler):
-    server: Hub
+    def row(self, name: str) -> dict:
+        """A file in the list of the repository."""
+        content = self.files[name]
+        large = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+        found = {"rfilename": name, "size": len(content), "blobId": git_sha1(content)}
+        return {**found, "lfs": large} if name.endswith(LARGE) else found
 
-    def do_HEAD(self):
-        self.answer(False)
+    def resolve(self, name: str, request: Request) -> Answer:
+        if name not in self.files:
+            return 404, b"", {"X-Repo-Commit": COMMIT, "X-Error-Code": "EntryNotFound"}
+        if not name.endswith(LARGE):
+            return self.contents(name, request)
+        content = self.files[name]
+        where = self.redirect or f"{self.scheme}://localhost:{self.server_port}/cdn/{urllib.parse.quote(name)}"
+        headers = {"Location": where, "X-Repo-Commit": COMMIT}
+        if self.hashes:
+            headers["X-Linked-ETag"] = f'"{hashlib.sha256(content).hexdigest()}"'
+        if self.sizes:
+            headers["X-Linked-Size"] = str(len(content))
+        return 302, b"", headers
 
-    def do_GET(self):
-        self.answer(True)
-
-    def head(self, status: int, headers: dict[str, str]):
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-
-    def answer(self, body: bool):
-        hub = self.server
-        path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
-        hub.requests.append((self.command, path, {k.lower(): v for k, v in self.headers.items()}))
-        if hub.silent:
-            hub.closing.wait(600)
-            self.close_connection = True
-        elif hub.refusal:
-            status, code = hub.refusal
-            more = {"X-Error-Code": code} if code else {}
-            if hub.retry_after:
-                more["Retry-After"] = hub.retry_after
-            self.head(status, {"Content-Length": "0", **more})
-        elif path.startswith("/cdn/"):
-            self.contents(path.removeprefix("/cdn/"), body)
-        elif path.startswith("/api/models/me/model/revision/"):
-            self.listing()
-        elif "/resolve/" in path:
-            self.resolve(path.split("/resolve/", 1)[1].split("/", 1)[1], body)
-        else:
-            self.head(404, {"Content-Length": "0"})
-
-    def listing(self):
-        siblings = []
-        for name, content in self.server.files.items():
-            row: dict = {"rfilename": name, "size": len(content), "blobId": git_sha1(content)}
-            if name.endswith(LARGE):
-                row["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
-            siblings.append(row)
-        data = json.dumps({"id": "me/model", "sha": COMMIT, "siblings": siblings}).encode()
-        self.head(200, {"Content-Length": str(len(data))})
-        self.wfile.write(data)
-
-    def resolve(self, name: str, body: bool):
-        hub = self.server
-        if name not in hub.files:
-            self.head(404, {"Content-Length": "0", "X-Repo-Commit": COMMIT, "X-Error-Code": "EntryNotFound"})
-        elif not name.endswith(LARGE):
-            self.contents(name, body)
-        else:
-            content = hub.files[name]
-            where = hub.redirect or f"{hub.scheme}://localhost:{hub.server_port}/cdn/{urllib.parse.quote(name)}"
-            headers = {"Location": where, "Content-Length": "0", "X-Repo-Commit": COMMIT}
-            if hub.hashes:
-                headers["X-Linked-ETag"] = f'"{hashlib.sha256(content).hexdigest()}"'
-            if hub.sizes:
-                headers["X-Linked-Size"] = str(len(content))
-            self.head(302, headers)
-
-    def contents(self, name: str, body: bool):
-        """Send a file, or the rest of it, with the next fault.
+    def contents(self, name: str, request: Request) -> Answer:
+        """A file, or the rest of it, with the next fault.
 
         drop, stall, trickle: after `at` bytes. busy: 503. whole: ignores the range. short, long: a Content-Length that is
         `at` bytes off. extra: more bytes than announced. moved: another part than requested. flipped: one wrong byte.
         changed: another file from now on.
         """
-        hub = self.server
-        with hub.lock:
-            fault = hub.faults.pop(0) if body and hub.faults else Fault("none")
+        with self.lock:
+            fault = self.faults.pop(0) if request.method == "GET" and self.faults else Fault("none")
             if fault.kind == "changed":
-                hub.files[name] = hub.files[name][::-1]
-        content = hub.files[name]
+                self.files[name] = self.files[name][::-1]
+        content = self.files[name]
         etag = f'"{git_sha1(content)}"'
         headers = {"ETag": etag, "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
         if fault.kind == "busy":
-            self.head(503, {"Content-Length": "0"})
-            return
+            return 503, b""
         start = 0
-        asked = self.headers.get("Range")
-        if asked and fault.kind != "whole" and self.headers.get("If-Range", etag) == etag:
+        asked = request.headers.get("Range")
+        if asked and fault.kind != "whole" and request.headers.get("If-Range", etag) == etag:
             start = int(asked.removeprefix("bytes=").rstrip("-"))
             if start >= len(content):
-                self.head(416, {"Content-Length": "0", "Content-Range": f"bytes */{len(content)}"})
-                return
+                return 416, b"", {"Content-Range": f"bytes */{len(content)}"}
             if fault.kind == "moved":
                 start = min(start + 1 + fault.at, len(content) - 1)
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        length = len(content) - start + {"short": -fault.at, "long": fault.at + 1}.get(fault.kind, 0)
-        if hub.sizes:
-            headers["Content-Length"] = str(max(0, length))
-        else:
-            headers["Transfer-Encoding"] = "chunked"
-        self.head(206 if "Content-Range" in headers else 200, headers)
-        if body:
-            self.send_part(name, content, start, fault, max(0, length))
-
-    def send_part(self, name: str, content: bytes, start: int, fault: Fault, length: int):
-        hub = self.server
-        sent = hub.sent  # a connection that its client has left still counts where it began
+        length = max(0, len(content) - start + {"short": -fault.at, "long": fault.at + 1}.get(fault.kind, 0))
+        headers |= {"Content-Length": str(length)} if self.sizes else {"Transfer-Encoding": "chunked"}
         end = len(content) if fault.kind != "short" else start + length
+        return 206 if "Content-Range" in headers else 200, self.part(name, content, start, end, fault), headers
+
+    def part(self, name: str, content: bytes, start: int, end: int, fault: Fault) -> Iterator[bytes]:
+        sent = self.sent  # a connection that its client has left still counts where it began
         at = start
         while at < end:
             stop = min(end, at + 16384)
@@ -172,28 +138,44 @@ class Answers(Handler):
                 stop = min(stop, max(at, start + fault.at))
                 if fault.kind == "trickle" and at >= start + fault.at:
                     stop = min(end, at + 50)
-                    if hub.closing.wait(0.1):
+                    if self.closing.wait(0.1):
                         break
                 elif stop == at:
-                    self.wfile.flush()
                     if fault.kind == "stall":
-                        hub.closing.wait(600)
-                    self.close_connection = True
-                    return
+                        self.closing.wait(600)
+                    raise Cut
             piece = content[at:stop]
             if fault.kind == "flipped" and at == start:
                 piece = bytes([piece[0] ^ 1]) + piece[1:]
             sent.append((name, at, stop))  # before its client can ask
-            self.wfile.write(piece if hub.sizes else b"%x\r\n%s\r\n" % (len(piece), piece))
+            yield piece if self.sizes else b"%x\r\n%s\r\n" % (len(piece), piece)
             at = stop
-            if hub.nap_s:
-                time.sleep(hub.nap_s)
-        if not hub.sizes:
-            self.wfile.write(b"0\r\n\r\n")
+            if self.nap_s:
+                time.sleep(self.nap_s)
+        if not self.sizes:
+            yield b"0\r\n\r\n"
         if fault.kind == "extra":
-            self.wfile.write(b"x" * (1 + fault.at))
+            yield b"x" * (1 + fault.at)
         if fault.kind in ("extra", "long", "short"):
-            self.close_connection = True
+            raise Cut
+
+
+@contextmanager
+def only_hub(
+    environment: pytest.MonkeyPatch, folder: Path, files: dict[str, bytes], certificate: Path | None = None
+) -> Iterator[Hub]:
+    """A running hub to which the environment leads, and nothing else does; HF_HOME is in this folder, pauses are short."""
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_TOKEN_PATH", "http_proxy", "HTTP_PROXY", "HF_HUB_CACHE"):
+        environment.delenv(name, raising=False)
+    environment.setenv("no_proxy", "127.0.0.1,localhost")
+    environment.setenv("HF_HOME", str(folder / "hf"))
+    environment.setattr(hub_request, "PAUSE_S", 0.01)
+    environment.setattr(hub_request, "LONGEST_PAUSE_S", 0.05)
+    environment.setattr(download, "POLL_S", 0.05)
+    hub_request.reach.__init__()
+    with serving(dict(files), certificate) as server:
+        environment.setenv("HF_ENDPOINT", server.url)
+        yield server
 
 
 @contextmanager

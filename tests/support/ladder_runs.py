@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from monitor_helpers import ROOT, finish, monitor
-from PIL import Image
+from runs_helpers import executable, pictures
 
 # What accelerate would start: it takes the trainer's arguments and fails as the flags say it must.
 TRAINER = f"""
@@ -70,26 +70,18 @@ if args.max_data_loader_n_workers:
 def maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Path, int]]:
     """Return f(fault, limits, **spec), which makes a run of 40 steps, runs its monitor, and returns (folder, exit code)."""
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    program = tmp_path / "accelerate"
     (tmp_path / "trainer.py").write_text(TRAINER)
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/trainer.py "$@"\n')
-    program.chmod(0o755)
-    (tmp_path / "photos").mkdir()
-    Image.new("RGB", (64, 64), "red").save(tmp_path / "photos" / "red.png")
+    text = f'#!/bin/sh\nexec {sys.executable} {tmp_path}/trainer.py "$@"\n'
+    program = executable(tmp_path / "accelerate", text)
+    pictures(tmp_path / "photos", 1)
     import runs
 
     def made(fault: str, limits: str = CRASHES, **spec) -> tuple:
-        values = {
-            "name": "Ladder 1",
-            "trigger": "t",
-            "model": "tiny-flux",
-            "backend": "diffusers",
-            "max_train_steps": 40,
-        }
+        values = {"name": "Ladder 1", "trigger": "t", "model": "tiny-flux", "backend": "diffusers"}
         monkeypatch.setenv("TRAINER_PYTHON", str(program))
         # The toy takes sd-scripts' flags too; which backend has which needs its checkout.
         monkeypatch.setattr("runs.flags.check_extra", lambda spec: None)
-        folder = runs.create(runs.make({**values, **spec}), tmp_path / "photos")
+        folder = runs.create(runs.make({**values, "max_train_steps": 40, **spec}), tmp_path / "photos")
         (tmp_path / "limits.toml").write_text(limits)
         env = {"HANGPROOF_DATA": str(tmp_path), "TRAINER_PYTHON": str(program), "TOY_FAULT": fault}
         env["HANGPROOF_LIMITS"] = str(tmp_path / "limits.toml")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tomllib
+from runs_helpers import executable
 
 from presets.__main__ import main
 from presets.tables import ROOT, _table
@@ -43,10 +44,7 @@ class Started:
 def stand_ins(folder: Path, names: Sequence[str] = PROGRAMS) -> Path:
     """A folder with the stand-ins."""
     for name in names:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(STAND_IN)
-        path.chmod(0o755)
+        executable(folder / name, STAND_IN)
     return folder
 
 

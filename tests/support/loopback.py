@@ -11,15 +11,42 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
 
 
-class Server(ThreadingHTTPServer):
-    """Listens on a free port. closing: set when it stops, for answers that wait."""
+@dataclass(frozen=True)
+class Request:
+    """What a client sent. headers: by names in any case."""
+
+    method: str
+    path: str
+    headers: Message
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The value in the body; None without one."""
+        return json.loads(self.body) if self.body else None
+
+
+Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]] | None
+
+
+class Cut(Exception):
+    """Raised by an iterator of pieces: the connection ends in the middle of the answer."""
+
+
+class Double(ThreadingHTTPServer):
+    """A server on a free port. closing: set when it stops, for answers that wait.
+
+    `respond` makes of each request (status, value, headers), or None: the connection ends. The value: bytes, text, what
+    becomes JSON, or an iterator of pieces, which are sent with these headers alone.
+    """
 
     daemon_threads = True
     request_queue_size = 64
     scheme = "http"
 
-    def __init__(self, answers: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(("127.0.0.1", 0), answers)
+    def __init__(self, respond: Callable[[Request], Answer]) -> None:
+        super().__init__(("127.0.0.1", 0), Replies)
+        self.respond = respond
         self.closing = threading.Event()
         self.connections: set[socket.socket] = set()
 
@@ -46,16 +73,51 @@ class Server(ThreadingHTTPServer):
         pass  # clients close connections on purpose
 
 
-S = TypeVar("S", bound=Server)
-
-
-class Answers(BaseHTTPRequestHandler):
+class Replies(BaseHTTPRequestHandler):
     """Connections stay open, and nothing is printed."""
 
+    server: Double
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None:
         pass
+
+    def body(self) -> bytes:
+        """The body of the request, chunked or not."""
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        data = b""
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            data += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return data
+
+    def reply(self) -> None:
+        found = self.server.respond(Request(self.command, self.path, self.headers, self.body()))
+        if found is None:
+            self.close_connection = True
+            return
+        status, value, headers = (*found, {})[:3]
+        if not isinstance(value, Iterator):
+            kind = {} if isinstance(value, bytes | str) else {"Content-Type": "application/json"}
+            text = value if isinstance(value, bytes | str) else json.dumps(value)
+            data = text if isinstance(text, bytes) else text.encode()
+            value, headers = iter([data]), {"Content-Length": str(len(data)), **kind, **headers}
+        self.send_response(status)
+        for name, text in headers.items():
+            self.send_header(name, text)
+        self.end_headers()
+        try:
+            for piece in value if self.command != "HEAD" else ():
+                self.wfile.write(piece)
+        except Cut:
+            self.close_connection = True
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = reply
+
+
+S = TypeVar("S", bound=Double)
 
 
 @contextmanager
@@ -72,66 +134,8 @@ def running(server: S) -> Iterator[S]:
         thread.join(10)
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a client sent. headers: by names in any case."""
-
-    method: str
-    path: str
-    headers: Message
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        """The value in the body; None without one."""
-        return json.loads(self.body) if self.body else None
-
-
-Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]] | None
-
-
-class Double(Server):
-    """`answer` makes of each request (status, bytes, text or a value for JSON, headers), or None: the connection ends."""
-
-    def __init__(self, answer: Callable[[Request], Answer]) -> None:
-        super().__init__(Replies)
-        self.answer = answer
-
-
-class Replies(Answers):
-    server: Double
-
-    def body(self) -> bytes:
-        """The body of the request, chunked or not."""
-        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        data = b""
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            data += self.rfile.read(size)
-            self.rfile.readline()
-        self.rfile.readline()
-        return data
-
-    def reply(self) -> None:
-        found = self.server.answer(Request(self.command, self.path, self.headers, self.body()))
-        if found is None:
-            self.close_connection = True
-            return
-        status, value, headers = (*found, {})[:3]
-        data = value if isinstance(value, bytes) else (value if isinstance(value, str) else json.dumps(value)).encode()
-        self.send_response(status)
-        kind = {} if isinstance(value, bytes | str) else {"Content-Type": "application/json"}
-        for name, text in {"Content-Length": str(len(data)), **kind, **headers}.items():
-            self.send_header(name, text)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
-
-    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = reply
-
-
 @contextmanager
-def answering(answer: Callable[[Request], Answer]) -> Iterator[Double]:
+def answering(respond: Callable[[Request], Answer]) -> Iterator[Double]:
     """A running server that answers with a function."""
-    with running(Double(answer)) as server:
+    with running(Double(respond)) as server:
         yield server

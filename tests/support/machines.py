@@ -83,16 +83,10 @@ def tiny(steps: int, every: int, step_s: float = 0.3) -> Training:
         restored = read_object(data / "restored.json").get("metrics", 0)
         return [line["step"] for line in found[restored:] if line["kind"] == "step"]
 
-    return Training(
-        scenario.NAME,
-        every,
-        step_s,
-        1_000_000,
-        create,
-        lambda: scenario.reference(0, changed).sha256,
-        environment,
-        trained,
-    )
+    def expected() -> str:
+        return scenario.reference(0, changed).sha256
+
+    return Training(scenario.NAME, every, step_s, 1_000_000, create, expected, environment, trained)
 
 
 def enter_processes() -> tuple[str, ...]:
@@ -152,15 +146,9 @@ class Machine:
     def popen(self, *words: str) -> subprocess.Popen[bytes]:
         """Start `python -m WORDS` on this machine; its output is added to output.txt."""
         with open(self.root / "output.txt", "ab") as out:
-            return subprocess.Popen(
-                [*self.enter, sys.executable, "-m", *words],
-                cwd=ROOT,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+            where = {"cwd": ROOT, "env": self.environment, "start_new_session": True}
+            command, streams = [*self.enter, sys.executable, "-m", *words], {"stdout": out, "stderr": out}
+            return subprocess.Popen(command, **where, **streams, stdin=subprocess.DEVNULL)
 
     def restore(self, address: str, kill_after_s: float | None = None) -> bool:
         """Fetch the run from the store; False when it was killed meanwhile. RuntimeError: it failed."""

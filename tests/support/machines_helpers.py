@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import netns
-from monitor_helpers import ROOT, environment, status, toy_run, wait_for
+from monitor_helpers import ROOT, environment, toy_run, wait_for
+from run_facts import status
 from runs_helpers import pictures
 
 import runs

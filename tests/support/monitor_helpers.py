@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 import tomllib
+from run_facts import status, step_of, trainers
 
 from monitor import config
-from monitor.process import tree
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,20 +76,6 @@ crash.exit_now(0)
 """
 
 
-# Stand in functions of these names, in files of these names, outermost first; the innermost waits for what never comes.
-STAND = """
-def stand(*frames):
-    import threading
-    inner = threading.Event().wait
-    for frame in reversed(frames):
-        file, name = frame.split(":")
-        scope = {"inner": inner}
-        exec(compile(f"def {name}():\\n    inner()\\n", "/x/" + file, "exec"), scope)
-        inner = scope[name]
-    inner()
-"""
-
-
 def toy_run(
     folder: Path, faults: str = "", steps: int = 60, pace: float = 0.05, every: int = 20, start: str = "exec"
 ) -> Path:
@@ -101,19 +88,6 @@ def toy_run(
     (folder / "toy.py").write_text(script, encoding="utf-8")
     (folder / "train.sh").write_text(f"cd {folder}\n{start} {sys.executable} toy.py\n", encoding="utf-8")
     return folder
-
-
-def fault_at(step: int, code: str, attempts: str = "attempt == 1") -> str:
-    """A fault: `code` once step `step` is complete, on the attempts for which the condition holds."""
-    body = "\n".join("        " + line for line in code.strip().splitlines())
-    return f"def fault(step):\n    if step == {step} and {attempts}:\n{body}\n"
-
-
-SHORT = dict(steps=50, pace=0.03, every=10)
-AT = 34  # of SHORT: the monitor knows its steps by then, and it is between two checkpoints
-HANG = fault_at(AT, "time.sleep(3600)")
-GO = "    while step == 15 and not (run / 'go').exists():\n        time.sleep(0.02)\n"  # added to a fault: waits for this file
-HOLD = fault_at(15, "while not hb.request:\n    time.sleep(0.02)")  # the first attempt waits for a request to stop
 
 
 QUICK = {"end.grace_s": 0.5, "end.stop_grace_s": 1.0}  # a toy has nothing to do between SIGTERM and SIGKILL
@@ -159,7 +133,7 @@ def finish(process: subprocess.Popen, timeout_s: float = 180.0) -> tuple[int, st
             child.kill()
         process.kill()
         out, err = process.communicate()
-        raise AssertionError(f"still running after {timeout_s} s:\n{err[-4000:]}") from None
+        raise AssertionError(f"still running after {timeout_s} s:\n{(err or out)[-4000:]}") from None
     return process.returncode, out, err
 
 
@@ -196,49 +170,10 @@ def stop(folder: Path, *words: str, **env: str) -> None:
     assert code == 0, f"stop: exit code {code}: {out}{err}"
 
 
-def members(folder: Path) -> list[int]:
-    """Every process of this run's training, launcher and shell included."""
-    return [process.pid for process in tree.with_environment(tree.RUN, str(folder))]
-
-
-def status(folder: Path) -> dict:
-    return json.loads((folder / "status.json").read_text(encoding="utf-8"))
-
-
 def events(folder: Path, kind: str | None = None) -> list[dict]:
     path = folder / "events.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [e for e in map(json.loads, lines) if kind is None or e["kind"] == kind]
-
-
-def incidents(folder: Path) -> list[dict]:
-    return [json.loads(p.read_text(encoding="utf-8")) for p in sorted(folder.glob("incidents/*/incident.json"))]
-
-
-def report(folder: Path, number: int = 1) -> str:
-    return (folder / "incidents" / f"{number:04d}" / "report.md").read_text(encoding="utf-8")
-
-
-def weight(folder: Path) -> str:
-    """The result of the run: what an undisturbed one would have, or not."""
-    return (folder / f"{folder.name}.safetensors").read_text(encoding="utf-8")
-
-
-def undisturbed(steps: int = 60) -> str:
-    """The result of a run of so many steps that nothing disturbed."""
-    value = "seed"
-    for step in range(1, steps + 1):
-        value = hashlib.sha256(f"{value} {step}".encode()).hexdigest()
-    return value
-
-
-def completed(folder: Path, restarts: int = 0, steps: int = 50) -> dict:
-    """Assert that the run completed with the result of an undisturbed one, and left no process; its status."""
-    now = status(folder)
-    assert (now["state"], now["restarts"], now["step"]) == ("completed", restarts, steps), now
-    assert weight(folder) == undisturbed(steps)
-    assert trainers(folder) == []
-    return now
 
 
 WATCHES = "any(sys.orig_argv[i:i+3] == ['-m', 'monitor', 'run'] for i in range(6))"
@@ -268,6 +203,13 @@ def wait_for(condition, timeout_s: float = 120.0, what: str = "") -> object:
     raise AssertionError(f"not within {timeout_s} s: {what or condition}")
 
 
+@pytest.fixture
+def folder(tmp_path) -> Iterator[Path]:
+    """Where a toy run is made; nothing of it is alive afterwards."""
+    yield tmp_path / "toy"
+    clean_up(tmp_path / "toy")
+
+
 def clean_up(folder: Path) -> None:
     """Kill what is left of a run: a test that failed must leave nothing behind."""
     with contextlib.suppress(OSError, ValueError):
@@ -277,17 +219,3 @@ def clean_up(folder: Path) -> None:
     for pid in trainers(folder):
         with contextlib.suppress(psutil.NoSuchProcess):
             psutil.Process(pid).kill()
-
-
-def step_of(folder: Path) -> int:
-    return status(folder).get("step", 0)
-
-
-def trainers(folder: Path) -> list[int]:
-    """Process numbers of living toy trainers of this run."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "cwd", "status"]):
-        command = process.info["cmdline"] or []
-        if command[-1:] == ["toy.py"] and process.info["cwd"] == str(folder) and process.info["status"] != "zombie":
-            found.append(process.pid)
-    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import patches_helpers as helpers
+import pytest
 import resume_helpers
 import tiny_musubi as tiny
 
@@ -42,6 +43,23 @@ def train(
     line = tiny.arguments(work, folder / "dataset.toml", folder / "made", *more, family=family, **changed)
     command = tiny.command(tiny.trainer(family), *line, patched=patched)
     return helpers.watch(command, tiny.environment(work, patched, **settings), tiny.checkout(), 400)
+
+
+def add_toy_z(data: Path) -> Path:
+    """Add the base model "toy-z" to the data root's models.toml: the tiny weights, whose folder is returned."""
+    if reason := tiny.why_not():
+        pytest.skip(reason)
+    work = tiny.workdir()
+    data.mkdir(exist_ok=True, parents=True)
+    (data / "models.toml").write_text(MODELS_TOML.format(weights=(work / "dit.safetensors").as_posix()))
+    return work
+
+
+@pytest.fixture
+def toy_z(data, monkeypatch) -> Path:
+    """The tiny weights, which are a base model of the data root."""
+    monkeypatch.setenv("MUSUBI_DIR", str(tiny.checkout()))
+    return add_toy_z(data)
 
 
 def run_of(work: Path, name: str, **fields) -> Path:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from monitor_helpers import ROOT, status, toy_run
+from monitor_helpers import ROOT, toy_run
+from run_facts import status
 
 from jobs import queue
 from monitor.process.locks import LOCK, is_held

@@ -67,10 +67,7 @@ def spec(**fields) -> "runs.RunSpec":
 
 def stub(folder: Path) -> Path:
     """A launcher that prints its arguments, each followed by a NUL."""
-    path = folder / "accelerate stub"
-    path.write_text(STUB)
-    path.chmod(0o755)
-    return path
+    return executable(folder / "accelerate stub", STUB)
 
 
 def encode(text: str) -> bytes:
@@ -95,15 +92,8 @@ def arguments_of(result: subprocess.CompletedProcess) -> list[bytes]:
 
 def python(*words: str, cwd: Path = PROJECT, timeout: float = 300, **env: str) -> subprocess.CompletedProcess:
     """Run a command of the project like a user."""
-    return subprocess.run(
-        [sys.executable, *words],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        timeout=timeout,
-        env=os.environ | env,
-        check=False,
-    )
+    command = [sys.executable, *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout, env=os.environ | env)
 
 
 def call(module: str, *words: str, **env: str) -> subprocess.CompletedProcess:

@@ -3,15 +3,12 @@
 import contextlib
 import json
 import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from runs_helpers import PROJECT, picture
+from monitor_helpers import wait_for
+from runs_helpers import PROJECT, picture, python
 
 import runs
 
@@ -20,6 +17,13 @@ TINY = {
     "trigger": "ohwx", "prompts": ["ohwx, a ball"], "sample_steps": 1, "rank": 4,
     "sample_every_n_steps": None,
 }  # fmt: skip
+
+
+@pytest.fixture
+def one_cpu(monkeypatch):
+    """No GPU, and one thread: a tiny model is slower with several."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def tiny_run(data: Path, images: int = 3, **fields) -> Path:
@@ -39,22 +43,10 @@ def listing(folder: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def settled(condition: Callable[[], object], what: str, seconds: float = 120) -> None:
-    """Wait until something is true."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds:.0f} s: {what}"
-        time.sleep(0.1)
-
-
 def nothing_runs(data: Path) -> bool:
     """Whether no process of this data folder is alive, within some seconds."""
-    end = time.monotonic() + 15
-    while time.monotonic() < end:
-        if not any(_uses(process, data) for process in psutil.process_iter() if process.pid != os.getpid()):
-            return True
-        time.sleep(0.1)
-    return False
+    others = lambda: [one for one in psutil.process_iter() if one.pid != os.getpid() and _uses(one, data)]  # noqa: E731
+    return bool(wait_for(lambda: not others(), 15, "the end of its processes"))
 
 
 def _uses(process: psutil.Process, data: Path) -> bool:
@@ -67,10 +59,7 @@ def _uses(process: psutil.Process, data: Path) -> bool:
 
 def launched(tool: str, folder: Path | str, *words: str, **environment: str) -> tuple[int, dict, str]:
     """`python -m launch TOOL FOLDER --json WORDS` (or an option in place of the folder): the exit code, what its last line says, and all of its output."""
-    done = subprocess.run(
-        [sys.executable, "-m", "launch", tool, str(folder), "--json", *words], cwd=PROJECT, capture_output=True,
-        text=True, timeout=500, env={**os.environ, **environment},
-    )  # fmt: skip
+    done = python("-m", "launch", tool, str(folder), "--json", *words, timeout=500, **environment)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr
 
@@ -92,14 +81,8 @@ HANGS = {  # stage of a rehearsal: the phase and the step
 
 def hang_at(monkeypatch: pytest.MonkeyPatch, phase: str, step: str = "0", **more: str) -> None:
     """The trainings from now on hang there. `more`: other variables of benchmarks/injector.py."""
-    values = {
-        "INJECT": "benchmarks.injector:fire",
-        "FAULT": "step_sleeps",
-        "FAULT_PHASE": phase,
-        "FAULT_STEP": step,
-        **more,
-    }
-    for name, value in values.items():
+    values = {"INJECT": "benchmarks.injector:fire", "FAULT": "step_sleeps", "FAULT_PHASE": phase, "FAULT_STEP": step}
+    for name, value in (values | more).items():
         monkeypatch.setenv(f"HANGPROOF_{name}", value)
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
 

@@ -8,9 +8,27 @@ import sys
 from collections import Counter
 
 import psutil
-from monitor_helpers import ROOT, environment, status, step_of, undisturbed, wait_for, weight
+import pytest
+import slurm_cluster
+from monitor_helpers import ROOT, environment, wait_for
+from run_facts import status, step_of, weight
+from toys import undisturbed
 
 SHORT = dict(steps=120, pace=0.05, every=20)
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    """A running cluster."""
+    with slurm_cluster.cluster() as running:
+        yield running
+
+
+@pytest.fixture
+def cluster(slurm):
+    """The cluster without jobs."""
+    yield slurm
+    slurm.clear()
 
 
 def launch(cluster, folder, *words, code=0, **env):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import machines
 import psutil
-from monitor_helpers import events, finish, members, monitor, status, wait_for
+from monitor_helpers import events, finish, monitor, wait_for
+from run_facts import members, status
 
 EARLY = "which had been started early"
 STEPS, EVERY = 90, 10

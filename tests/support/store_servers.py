@@ -18,11 +18,13 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import asyncssh
 import pytest
 from loopback import Answer, Double, Request, running
 
@@ -220,8 +222,6 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> Iterator[S
 
 
 def _sftp_class(faults: Faults) -> type:
-    import asyncssh
-
     class Faulty(asyncssh.SFTPServer):
         """asyncssh's server; faults of every call that matters."""
 
@@ -282,7 +282,6 @@ def _sftp_class(faults: Faults) -> type:
 @contextmanager
 def sftp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """An SFTP server whose root is a folder of `tmp_path`; $HOME gets a key, a configuration and the known host."""
-    asyncssh = pytest.importorskip("asyncssh")
     faults, home, root = Faults(), tmp_path / "home", tmp_path / "sftp root"
     (home / ".ssh").mkdir(parents=True)
     root.mkdir()
@@ -291,47 +290,31 @@ def sftp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     (home / ".ssh" / "key").chmod(0o600)
     allowed = tmp_path / "authorized_keys"
     allowed.write_bytes(user_key.export_public_key())
-    started = threading.Event()
-    loop = asyncio.new_event_loop()
-    port: list[int] = []
+    made, started = _sftp_class(faults), Future[tuple[int, Callable[[], Any]]]()
 
-    async def serve() -> Any:
-        made = _sftp_class(faults)
-        listener = await asyncssh.listen(
-            "127.0.0.1",
-            0,
-            server_host_keys=[host_key],
-            authorized_client_keys=str(allowed),
-            sftp_factory=lambda channel: made(channel, chroot=os.fsencode(root)),
-        )
-        port.append(listener.get_port())
-        started.set()
-        return listener
-
-    def run() -> None:
-        asyncio.set_event_loop(loop)
-        listener = loop.run_until_complete(serve())
-        loop.run_forever()
+    async def serve() -> None:
+        over, loop = asyncio.Event(), asyncio.get_running_loop()
+        keys = {"server_host_keys": [host_key], "authorized_client_keys": str(allowed)}
+        factory = lambda channel: made(channel, chroot=os.fsencode(root))  # noqa: E731
+        listener = await asyncssh.listen("127.0.0.1", 0, **keys, sftp_factory=factory)
+        started.set_result((listener.get_port(), lambda: loop.call_soon_threadsafe(over.set)))
+        await over.wait()
         listener.close()
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(asyncio.sleep(0.05))
-        loop.close()
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    assert started.wait(60)
+    port, end = started.result(60)
     public = host_key.export_public_key().decode().split()[:2]
-    (home / ".ssh" / "known_hosts").write_text(f"[127.0.0.1]:{port[0]} {' '.join(public)}\n")
+    (home / ".ssh" / "known_hosts").write_text(f"[127.0.0.1]:{port} {' '.join(public)}\n")
     (home / ".ssh" / "config").write_text(
-        f"Host store\n  HostName 127.0.0.1\n  Port {port[0]}\n  User me\n  IdentityFile {home}/.ssh/key\n"
+        f"Host store\n  HostName 127.0.0.1\n  Port {port}\n  User me\n  IdentityFile {home}/.ssh/key\n"
     )
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     try:
         yield Server("sftp://store/runs", faults)
     finally:
-        loop.call_soon_threadsafe(loop.stop)
+        end()
         thread.join(10)
 
 
@@ -503,7 +486,7 @@ class FaultyFolder(Tree):
 
 
 @contextmanager
-def folder(tmp_path: Path) -> Iterator[Server]:
+def folder(tmp_path: Path, _: pytest.MonkeyPatch) -> Iterator[Server]:
     """A folder of `tmp_path`."""
     faults, root = Faults(), tmp_path / "folder store"
 
@@ -513,18 +496,9 @@ def folder(tmp_path: Path) -> Iterator[Server]:
     yield Server(str(root), faults, wrap)
 
 
-@contextmanager
 def serving(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moto_port: Callable[[], int]
-) -> Iterator[Server]:
+) -> AbstractContextManager[Server]:
     """A running store of one of KINDS. moto_port: starts moto when it is called first."""
-    with ExitStack() as stack:
-        if kind == "s3":
-            pytest.importorskip("s3fs")
-            yield stack.enter_context(s3(tmp_path, monkeypatch, moto_port()))
-        elif kind == "sftp":
-            yield stack.enter_context(sftp(tmp_path, monkeypatch))
-        elif kind == "hub":
-            yield stack.enter_context(hub(tmp_path, monkeypatch))
-        else:
-            yield stack.enter_context(folder(tmp_path))
+    made = {"folder": folder, "s3": s3, "sftp": sftp, "hub": hub}[kind]
+    return made(tmp_path, monkeypatch, *([moto_port()] if kind == "s3" else []))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 from pathlib import Path
 
-import psutil
+from monitor_helpers import finish
 from runs_helpers import spec
 
 from runs import command
@@ -17,13 +16,8 @@ from runs.quoting import Variable
 def launcher(processes: int, backend: str = "diffusers", **fields: object) -> list[str]:
     """What stands between Python and `-m MODULE` where a script starts so many processes; nothing for one, which starts directly."""
     made = spec(gpus=processes, backend=backend, mixed_precision="no", **fields)
-    if made.gpus * made.nodes == 1:
-        return []
-    return [
-        "-m",
-        "accelerate.commands.accelerate_cli",
-        *(word for line in command.launch_options(made) for word in line),
-    ]
+    options = [word for line in command.launch_options(made) for word in line]
+    return [] if made.gpus * made.nodes == 1 else ["-m", "accelerate.commands.accelerate_cli", *options]
 
 
 def at_node(words: list[str], node: int, port: int) -> list[str]:
@@ -52,24 +46,9 @@ def difference(one: list[float], other: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-def end(process: subprocess.Popen) -> None:
-    """Kill a launcher and all its descendants, if they are still there."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
-    process.wait(60)
-
-
 def run(line: list[str], env: dict[str, str], cwd: Path, limit_s: float = 400) -> subprocess.CompletedProcess:
     """Run a launcher to its end; both streams in `stdout`. What it leaves behind after `limit_s` is killed, and it fails."""
-    process = subprocess.Popen(
-        line, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace"
-    )
-    try:
-        output, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        end(process)
-        output, _ = process.communicate()
-        raise AssertionError(f"still running after {limit_s} s:\n{output[-3000:]}") from None
-    return subprocess.CompletedProcess(line, process.returncode, output)
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(line, env=env, cwd=cwd, **both, encoding="utf-8", errors="replace")
+    code, output, _ = finish(process, limit_s)
+    return subprocess.CompletedProcess(line, code, output)

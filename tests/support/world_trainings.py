@@ -5,6 +5,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 import tiny_musubi
 import tiny_sd_scripts
 from trainer_helpers import ROOT, environment, flags, make_config, make_images
@@ -16,15 +17,18 @@ from trainer import tiny_flux
 STEPS = 6  # two epochs: 10 batches make three steps of four, the last of them with two
 
 
+def watched(out: Path, folder: Path, processes: int, fault: str) -> dict[str, str]:
+    """The variables of a run in this folder, whose beats are in `out`. fault: of world_faults.py."""
+    found = {"HANGPROOF_RUN": str(folder), "HANGPROOF_HEARTBEAT": str(out / "beats"), **exported(processes)}
+    return found | ({"HANGPROOF_INJECT": "world_faults:inject", "WORLD_FAULT": fault} if fault else {})
+
+
 def together(work, out, processes: int, fault: str = "", env=(), **changed):
     """Train with `processes` processes in `out`, as the script starts them."""
     (out / "run").mkdir(parents=True, exist_ok=True)
     argv = flags(work["model"], work["config"], out / "made", save_state=True, **{"max_train_steps": STEPS, **changed})
-    watched = {"HANGPROOF_RUN": str(out / "run"), "HANGPROOF_HEARTBEAT": str(out / "beats"), **exported(processes)}
-    if fault:
-        watched |= {"HANGPROOF_INJECT": "world_faults:inject", "WORLD_FAULT": fault}
     command = [sys.executable, *launcher(processes), "-m", "trainer", *argv]
-    return run(command, environment(**{**watched, **dict(env)}), ROOT)
+    return run(command, environment(**{**watched(out, out / "run", processes, fault), **dict(env)}), ROOT)
 
 
 TESTS = Path(__file__).resolve().parent
@@ -36,14 +40,7 @@ def train(backend: str, out: Path, processes: int, *more: str, fault: str = "", 
     Output, losses and metrics are in `out`. All machines are this one; the result is that of the first one.
     """
     out.mkdir(parents=True, exist_ok=True)
-    settings = {
-        "HANGPROOF_RUN": str(out),
-        "HANGPROOF_HEARTBEAT": str(out / "beats"),
-        **exported(processes),
-        **dict(env),
-    }
-    if fault:
-        settings |= {"HANGPROOF_INJECT": "world_faults:inject", "WORLD_FAULT": fault}
+    settings = watched(out, out, processes, fault) | dict(env)
     if backend == "musubi":
         tiny, work = tiny_musubi, tiny_musubi.workdir()
         config = out / "dataset.toml"
@@ -66,7 +63,9 @@ def train(backend: str, out: Path, processes: int, *more: str, fault: str = "", 
     return first
 
 
-def images_and_model(folder):
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
     """The tiny model and a data set of the built-in trainer."""
+    folder = tmp_path_factory.mktemp("world")
     config = make_config(folder / "dataset.toml", make_images(folder / "images"))
     return {"model": tiny_flux.ensure(folder / "models" / "tiny-flux"), "config": config}

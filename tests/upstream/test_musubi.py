@@ -36,11 +36,8 @@ def runs(musubi, tmp_path_factory):
             "--log_with", "tensorboard", "--logging_dir", str(folder / "logs"), "--save_last_n_steps", "4",
             max_data_loader_n_workers="2",
         )  # fmt: skip
-        settings = {
-            "TINY_LOSSES": str(folder / "losses"),
-            "HANGPROOF_RUN": str(folder),
-            **resume_helpers.followed(folder),
-        }
+        settings = {"TINY_LOSSES": str(folder / "losses"), "HANGPROOF_RUN": str(folder)}
+        settings |= resume_helpers.followed(folder)
         if not patched:
             settings["TINY_FAULTS"] = f"musubi_tuner.dataset.image_video_dataset={folder / 'sorted.py'}"
         # the script in the package's folder, the one with the patches

@@ -1,31 +1,16 @@
 """A rendered script of musubi-tuner runs its three commands on the real trainer (Z-Image, tiny weights), also when it is killed."""
 
-from pathlib import Path
-
-import pytest
 import tiny_musubi as tiny
-from musubi_helpers import MODELS_TOML, caches, environment, run_of
+from musubi_helpers import caches, environment, run_of
 from runs_helpers import run_script
 
 
-@pytest.fixture
-def work(musubi, tmp_path, monkeypatch) -> Path:
-    """The tiny weights; the data root has a base model of them."""
-    root = tmp_path / "data"
-    root.mkdir()
-    monkeypatch.setenv("HANGPROOF_DATA", str(root))
-    monkeypatch.setenv("MUSUBI_DIR", str(tiny.checkout()))
-    made = tiny.workdir()
-    (root / "models.toml").write_text(MODELS_TOML.format(weights=(made / "dit.safetensors").as_posix()))
-    return made
-
-
-def test_the_script_caches_and_trains_and_a_second_start_keeps_the_caches(work, tmp_path):
-    folder = run_of(work, "toy z's", prompts=["a thing"], sample_every_n_steps=12, sample_steps=1)
+def test_the_script_caches_and_trains_and_a_second_start_keeps_the_caches(musubi, toy_z, tmp_path):
+    folder = run_of(toy_z, "toy z's", prompts=["a thing"], sample_every_n_steps=12, sample_steps=1)
     for attempt in (1, 2):
         before = caches(folder, "")
         losses = tmp_path / f"losses{attempt}"
-        env = environment(work, tmp_path / "data", TINY_LOSSES=str(losses), TIMEOUT_S="400")
+        env = environment(toy_z, tmp_path / "data", TINY_LOSSES=str(losses), TIMEOUT_S="400")
         done = run_script(folder / "train.sh", None, **env)
         assert done.returncode == 0, done.stderr.decode(errors="replace")[-4000:]
         assert len(tiny.losses(losses)) == 12

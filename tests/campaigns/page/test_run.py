@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from monitor_helpers import status, step_of
+from run_facts import status, step_of
 from ui_helpers import PACED, kill_runs, photos, serving
 from ui_page import RUN_S, a_tab, assert_accessible, field, state_is, until
 
@@ -23,13 +23,8 @@ SLOW = {**PACED, "HANGPROOF_PACE_S": "1.5"}
 def create(name: str, rate: float) -> Path:
     """A run of the tiny model with a sample after half of it."""
     fields = {"name": name, "model": "tiny-flux", "backend": "diffusers", "trigger": "tok", "learning_rate": rate}
-    length = {
-        "epochs": STEPS // 2,
-        "repeats": 2,
-        "save_every_n_steps": SAVE_EVERY,
-        "sample_every_n_steps": 8,
-        "sample_steps": 1,
-    }
+    length = {"epochs": STEPS // 2, "repeats": 2, "save_every_n_steps": SAVE_EVERY}
+    length |= {"sample_every_n_steps": 8, "sample_steps": 1}
     return runs.create(runs.make({**fields, **length, "prompts": ["a cup"]}), photos("coffee.png"))
 
 

@@ -8,26 +8,14 @@ import sys
 import pytest
 import slurm_cluster
 from machines_helpers import together
-from monitor_helpers import events, incidents, limits_file, toy_run
+from monitor_helpers import events, limits_file, toy_run
+from run_facts import incidents
 from slurm_helpers import SHORT, at_step, completed, launch, log, repeated, submit, tasks_of
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing() or "-"),
 ]
-
-
-@pytest.fixture(scope="module")
-def started():
-    with slurm_cluster.cluster() as running:
-        yield running
-
-
-@pytest.fixture
-def cluster(started):
-    """The cluster without jobs."""
-    yield started
-    started.clear()
 
 
 def test_a_requeued_job_continues_its_run_and_completes_it_with_the_same_result(cluster, tmp_path):

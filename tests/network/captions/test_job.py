@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import json
-import os
 import re
 import subprocess
 import sys
@@ -19,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from PIL import Image
+from runs_helpers import PROJECT, python
 from strategies import ANY_VALUE
-from ui_helpers import PROJECT
 
 from captions import endpoint, job, models, tagger
 from captions.text import MOST_CHARACTERS, BadAnswer, Frame, cleaned, framed
@@ -36,12 +35,8 @@ def texts(folder: Path) -> dict[str, str]:
 
 def command(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """The command's result; HTTP_PROXY is set to see that this machine is asked directly."""
-    env = {key: value for key, value in os.environ.items() if key != "NO_PROXY"} | {
-        "HTTP_PROXY": "http://127.0.0.1:9",
-        **env,
-    }
-    words = [sys.executable, "-m", "captions", str(folder), *arguments]
-    return subprocess.run(words, cwd=PROJECT, env=env, capture_output=True, text=True, timeout=120, check=False)
+    env = {"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "", **env}
+    return python("-m", "captions", str(folder), *arguments, timeout=120, **env)
 
 
 @pytest.fixture
@@ -255,15 +250,8 @@ def test_an_image_is_sent_small_upright_turned_and_cropped(tmp_path, server):
 
 # The tagger --------------------------------------------------------------------------------------------------------------
 
-TAGS = [
-    ("general", 9),
-    ("long_hair", 0),
-    ("blue_sky", 0),
-    ("o_o", 0),
-    ("red", 0),
-    ("alice_(wonderland)", 4),
-    ("solo", 0),
-]
+TAGS = [("general", 9), ("long_hair", 0), ("blue_sky", 0), ("o_o", 0), ("red", 0)]
+TAGS += [("alice_(wonderland)", 4), ("solo", 0)]
 
 
 def tagger_model(folder: Path, side: int = 8, tags=TAGS, channels_first: bool = False) -> Path:
@@ -356,8 +344,7 @@ job.run(Folder(Path(sys.argv[1])), (lambda: wait) if loads else wait, Frame(), j
 
 @pytest.mark.parametrize(("which", "waited"), [("no", "the model to load"), ("loads", "a caption of 0.png")])
 def test_a_model_that_hangs_ends_the_job_with_the_reason(images, which, waited):
-    command = [sys.executable, "-c", HANGS, str(images), which]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    done = python("-c", HANGS, str(images), which, timeout=60)
     assert done.returncode == job.EXIT_STUCK
     assert f"waited 0.5 s for {waited}" in done.stderr and "start it again to continue" in done.stderr
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import children
 import pytest
-from hub_server import COMMIT, Fault, Hub, serving
+from hub_server import COMMIT, Fault, Hub, only_hub
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from ui_helpers import small_disk
@@ -25,29 +25,9 @@ SOURCE = Source("me/model", NAME)
 FILES = {NAME: CONTENT, "config.json": b'{"a": 1}'}
 
 
-def clean(environment) -> None:
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_TOKEN_PATH", "http_proxy", "HTTP_PROXY", "HF_HUB_CACHE"):
-        environment.delenv(name, raising=False)
-    environment.setenv("no_proxy", "127.0.0.1,localhost")
-    environment.setattr(hub_request, "PAUSE_S", 0.01)
-    environment.setattr(hub_request, "LONGEST_PAUSE_S", 0.05)
-    environment.setattr(download, "POLL_S", 0.05)
-    hub_request.reach.__init__()
-
-
-@contextlib.contextmanager
-def a_hub(environment, folder: Path, certificate: Path | None = None):
-    """A running hub that the environment leads to, with its files in this folder."""
-    clean(environment)
-    environment.setenv("HF_HOME", str(folder / "hf"))
-    with serving(dict(FILES), certificate) as server:
-        environment.setenv("HF_ENDPOINT", server.url)
-        yield server
-
-
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    with a_hub(monkeypatch, tmp_path) as server:
+    with only_hub(monkeypatch, tmp_path, FILES) as server:
         yield server
 
 
@@ -79,7 +59,7 @@ HONEST_FAULT = st.builds(Fault, st.sampled_from(HONEST), st.integers(0, len(CONT
 @given(faults=st.lists(HONEST_FAULT, max_size=8))
 def test_a_connection_that_breaks_at_any_place_is_continued_and_no_byte_is_sent_twice(tmp_path_factory, faults):
     folder = tmp_path_factory.mktemp("d")
-    with pytest.MonkeyPatch.context() as environment, a_hub(environment, folder) as hub:
+    with pytest.MonkeyPatch.context() as environment, only_hub(environment, folder, FILES) as hub:
         hub.faults = list(faults)
         get(folder / NAME, stall_s=120)
         assert (folder / NAME).read_bytes() == CONTENT
@@ -97,7 +77,7 @@ def test_whatever_a_server_does_the_file_is_right_or_there_is_a_reason(tmp_path_
     """Without a hash one wrong byte in the right place cannot be noticed, so that fault needs one."""
     folder = tmp_path_factory.mktemp("d")
     faults = [fault for fault in faults if hashes or fault.kind != "flipped"]
-    with pytest.MonkeyPatch.context() as environment, a_hub(environment, folder) as hub:
+    with pytest.MonkeyPatch.context() as environment, only_hub(environment, folder, FILES) as hub:
         hub.faults, hub.hashes, hub.sizes = list(faults), hashes, sizes
         for _ in range(10):  # each with what the one before has kept
             part = download.part_of(folder / NAME)
@@ -162,7 +142,7 @@ def certificate_in(folder: Path) -> Path:
 def test_https_is_watched_too_and_an_unknown_certificate_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "1")
     try:
-        with a_hub(monkeypatch, tmp_path, certificate_in(tmp_path)) as hub:
+        with only_hub(monkeypatch, tmp_path, FILES, certificate_in(tmp_path)) as hub:
             with pytest.raises(DownloadError, match="CERTIFICATE_VERIFY_FAILED") as error:
                 get(tmp_path / "d" / NAME)
             assert error.value.kind == "server"

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from provider_server import KEY, provider
+from runs_helpers import python
 
 from launch import rent
 from launch.common import LaunchError
 from launch.serve import Container
-
-ROOT = Path(__file__).resolve().parents[3]
-
 
 RUNPOD = {"RUNPOD_POD_ID": "7h9k2m4n6p", "RUNPOD_API_KEY": KEY}
 POD = ("7h9k2m4n6p", KEY)
@@ -42,18 +36,16 @@ def test_a_pod_that_cannot_be_stopped_still_costs_money_and_one_that_stops_alrea
 
 
 def test_a_pod_is_stopped_as_the_api_documents():
-    env = {k: v for k, v in os.environ.items() if k not in RUNPOD}
-    command = [sys.executable, "-m", "launch", "stop-pod", "--json"]
+    command = ("-m", "launch", "stop-pod", "--json")
     with provider((200, {"id": "p"})) as double:
-        env["HANGPROOF_RUNPOD_URL"] = double.url
-        done = subprocess.run(command, cwd=ROOT, env=env | RUNPOD, capture_output=True, text=True, timeout=60)
+        done = python(*command, HANGPROOF_RUNPOD_URL=double.url, **RUNPOD)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout.splitlines()[-1]) == {"id": "7h9k2m4n6p", "stopped": True}
         ((*request, headers),) = double.requests
         assert request == ["POST", "/v2/pods/7h9k2m4n6p/action", {"action": "stop"}]
         assert KEY not in done.stdout + done.stderr + request[1]
         assert headers["Authorization"] == f"Bearer {KEY}" and headers["Content-Type"] == "application/json"
-        elsewhere = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+        elsewhere = python(*command, HANGPROOF_RUNPOD_URL=double.url)
     assert elsewhere.returncode == 1 and "no pod" in elsewhere.stderr
 
 

@@ -1,10 +1,8 @@
 """A LoRA is published: what is sent, that it goes on after it was interrupted, and that no token or path gets out."""
 
 import json
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,9 @@ from hub_repo_server import TOKEN, Repository, serving_hub
 from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from monitor_helpers import wait_for
 from PIL import Image
+from runs_helpers import PROJECT, python
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -23,7 +23,6 @@ from launch.common import LaunchError
 from runs import model_card
 from runs.dataset import gather
 
-ROOT = Path(__file__).resolve().parents[3]
 NOTHING = dict.fromkeys(("lora", "title", "description", "licence"), "") | {"base_model": None, "samples": 6}
 
 
@@ -160,21 +159,16 @@ def test_a_server_that_does_not_answer_ends_with_the_reason(hub, folder, monkeyp
 
 @pytest.mark.slow
 def test_a_publication_that_was_killed_continues_without_sending_a_file_twice(hub, folder):
-    command = [sys.executable, "-m", "launch", "publish", "My-cat", "--repo", "me/cat", "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = ("-m", "launch", "publish", "My-cat", "--repo", "me/cat", "--json")
     hub.stall_put.set()
-    process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    until = time.monotonic() + 90
-    while not any(method == "PUT" for method, _ in hub.requests):
-        assert process.poll() is None and time.monotonic() < until
-        time.sleep(0.02)
+    process = subprocess.Popen([sys.executable, *words], cwd=PROJECT, stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: process.poll() is not None or any(method == "PUT" for method, _ in hub.requests))
+    assert process.poll() is None
     process.kill()
     process.communicate()
     hub.stall_put.clear()
-    until = time.monotonic() + 30
-    while not hub.puts and time.monotonic() < until:  # the server had received the first file
-        time.sleep(0.02)
-    again = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    wait_for(lambda: hub.puts, what="the server had received the first file")
+    again = python(*words)
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout.splitlines()[-1])["repo"] == "me/cat"
     assert len(hub.puts) == len(set(hub.puts)) and len(hub.repositories["me/cat"].commits) == 1

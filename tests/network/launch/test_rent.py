@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 from collections.abc import Iterator
@@ -10,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from launch_helpers import a_run, arguments
+from launch_helpers import a_run, a_spec, arguments
 from loopback import Request, answering
 from provider_server import KEY, Provider, provider
-from runs_helpers import spec
 
 from launch import rent, travel
 from launch.common import LaunchError
@@ -70,11 +68,8 @@ def served(cloud: Cloud) -> Iterator[Cloud]:
 
 def rented(cloud: Cloud, patience_s: float = 20.0) -> str:
     """The number of the machine that the command gets."""
-    parser = argparse.ArgumentParser()
-    rent.add_arguments(parser)
-    made = spec(tier="20G", store="s3://bucket/runs")
     api = Api(cloud.url, KEY, pause_s=0.01, patience_s=patience_s)
-    return str(rent.create(api, made, parser.parse_args(["RUN", "--image", "me/h:1"]), ["L4"])["id"])
+    return str(rent.create(api, a_spec(), arguments(rent, "--image", "me/h:1"), ["L4"])["id"])
 
 
 @pytest.mark.parametrize("fault", ["502", "drop"])

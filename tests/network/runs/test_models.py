@@ -1,17 +1,14 @@
 """The files of base models: where they come from, what is missing, what is said. guards/download.py downloads, and has its own tests."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from hub_server import Fault, serving
-from runs_helpers import PROJECT
+from hub_server import Fault, only_hub
+from runs_helpers import python
 
 import runs
 from guards import hub as hub_module
-from guards import hub_request
 from runs import models
 
 CONTENT = bytes(range(256)) * 2_000  # 512 kB
@@ -20,14 +17,7 @@ NAME = "sub dir/ü.safetensors"
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_TOKEN_PATH", "http_proxy", "HTTP_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
-    monkeypatch.setattr(hub_request, "PAUSE_S", 0.05)
-    hub_request.reach.__init__()
-    with serving({NAME: CONTENT}) as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
+    with only_hub(monkeypatch, tmp_path, {NAME: CONTENT}) as server:
         yield server
 
 
@@ -78,12 +68,8 @@ def test_the_command_fetches_what_is_missing_through_faults(hub, data):
     hub.faults = [Fault("drop", 100_000), Fault("busy"), Fault("drop", 70_000)]
     (data / "models").mkdir()
     (data / "models/clip_l.safetensors").write_bytes(b"already here")
-
-    def fetch(name: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "runs", "fetch-model", name, "--json"]
-        return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False)
-
-    done = fetch("FLUX.1-schnell")
+    fetch = ("-m", "runs", "fetch-model", "--json")
+    done = python(*fetch, "FLUX.1-schnell")
     assert done.returncode == 0, done.stderr
     assert sorted(Path(f).name for f in json.loads(done.stdout.splitlines()[-1])["files"]) == names
     assert "ae.safetensors: 0.00 of 0.00 GB · 100 %" in done.stderr
@@ -94,5 +80,5 @@ def test_the_command_fetches_what_is_missing_through_faults(hub, data):
     hub.refusal = (403, "GatedRepo")
     wrong = {"FLUX.1-schnell": f"accept its licence at {hub.url}/", "tiny-flux": "is generated on this machine"}
     for name, says in (wrong | {"nope": "no base model 'nope'"}).items():
-        done = fetch(name)
+        done = python(*fetch, name)
         assert done.returncode == 1 and says in done.stderr

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import tomllib
+from runs_helpers import python
 
 from benchmarks import faults, injector
 from benchmarks.faults_actions import ACTIONS
@@ -20,11 +21,7 @@ from monitor.resume import snapshots
 from runs.paths import ROOT
 
 ROWS = faults.table()
-
-
-def command(*words: str, **env: str) -> subprocess.CompletedProcess:
-    words, env = (sys.executable, "-m", "benchmarks", "faults", *words), {**os.environ, **env}
-    return subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500, check=False)
+FAULTS = ("-m", "benchmarks", "faults")
 
 
 def test_each_row_names_what_exists():
@@ -55,9 +52,9 @@ def test_a_seed_decides_at_which_step_a_fault_occurs():
 
 
 def test_the_list_has_each_fault_with_what_is_expected_of_it():
-    unknown = command("--run", "step_sleep")
+    unknown = python(*FAULTS, "--run", "step_sleep")
     assert unknown.returncode == 2 and "no fault 'step_sleep'" in unknown.stderr and "step_sleeps" in unknown.stderr
-    done = command("--list", "--json")
+    done = python(*FAULTS, "--list", "--json")
     assert done.returncode == 0, done.stderr
     listed = json.loads(done.stdout)
     assert set(ROWS) <= set(listed)
@@ -169,7 +166,8 @@ def test_a_second_writer_is_reported_and_one_that_has_died_is_none(tmp_path):
 def test_a_hang_ends_as_the_table_requires_and_the_command_leaves_only_what_is_to_be_kept(tmp_path):
     """The command as a user types it; its temporary files are in a folder of the test's own."""
     (tmp_path / "tmp").mkdir()
-    done = command("--run", "gil_deadlock", "--keep", str(tmp_path / "kept"), "--json", TMPDIR=str(tmp_path / "tmp"))
+    words = ("--run", "gil_deadlock", "--keep", str(tmp_path / "kept"), "--json")
+    done = python(*FAULTS, *words, TMPDIR=str(tmp_path / "tmp"), timeout=500)
     result = json.loads(done.stdout)["rows"]["gil_deadlock"]
     # A busy machine may need longer than the row allows; the command then reports that and ends with 1.
     late = [problem for problem in result["problems"] if "declared after" in problem]

@@ -3,14 +3,11 @@
 import argparse
 import importlib
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+from runs_helpers import python
 
 from benchmarks.__main__ import NAMES, main
-from runs.paths import ROOT
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -32,17 +29,8 @@ def test_an_unknown_name_lists_those_there_are(capsys):
 
 
 def test_the_object_has_the_machine_the_figures_and_the_verdict():
-    words = ["overhead", "--monitor-seconds", "0", "--steps", "21", "--json"]
-    env = {**os.environ, "SD_SCRIPTS_DIR": "/nonexistent"}
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", *words],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    words = ("overhead", "--monitor-seconds", "0", "--steps", "21", "--json")
+    done = python("-m", "benchmarks", *words, SD_SCRIPTS_DIR="/nonexistent")
     assert done.returncode in (0, 1), done.stderr  # a busy machine exceeds the limit
     found = json.loads(done.stdout)
     assert found["ok"] == (done.returncode == 0) == (not found["exceeded"])

@@ -6,8 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from monitor_helpers import events, step_of, undisturbed, wait_for, weight
+from monitor_helpers import events, wait_for
 from queue_helpers import command, ended, made, one_gpu, processes
+from run_facts import step_of, weight
+from toys import undisturbed
 
 from jobs import queue, worker
 from monitor.process.locks import LOCK, Lock

@@ -1,10 +1,5 @@
 """Fixtures of the tests of launch/."""
 
-import pytest
+from short_run_helpers import one_cpu
 
-
-@pytest.fixture
-def one_cpu(monkeypatch):
-    """No GPU, and one thread: a tiny model is slower with several."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+__all__ = ["one_cpu"]

@@ -52,14 +52,7 @@ def test_the_image_is_pinned_and_runs_as_a_user_under_an_init():
 
 def test_the_build_context_has_what_runs_and_neither_data_nor_secrets():
     names = [name for name in tracked() if not ignored(name)]
-    needed = {
-        "app.py",
-        "setup.sh",
-        "start.sh",
-        "requirements.txt",
-        "launch/serve.py",
-        "ui/page.py",
-    }
+    needed = {"app.py", "setup.sh", "start.sh", "requirements.txt", "launch/serve.py", "ui/page.py"}
     assert needed <= set(names)
     for left in ("outputs/a/run.toml", "datasets/a/0.png", "models/x.safetensors", ".env", "a/.env", ".git/config",
                  ".venv/bin/python", "monitor/__pycache__/x.pyc", "models.toml", "tests/conftest.py"):  # fmt: skip

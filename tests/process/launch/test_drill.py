@@ -1,11 +1,9 @@
 """The hang drill: what its events say; a real one is in tests/campaigns/test_short_runs.py."""
 
-import subprocess
-import sys
+from runs_helpers import python
 
 import runs
 from launch import drill
-from runs.paths import ROOT
 
 
 def event(kind: str, mono_s: float, **more: float) -> dict:
@@ -18,16 +16,10 @@ def test_the_times_are_counted_from_the_freeze():
     after = [event("killed", 113.0), event("restarted", 114.0), event("progress", 122.0), event("progress", 200.0)]
     assert drill.times([started, first]) == {}
     assert drill.times([started, first, hang]) == {"hang": 2.5}
-    assert drill.times([started, first, hang, *after]) == {
-        "hang": 2.5,
-        "killed": 3.0,
-        "restarted": 4.0,
-        "progress": 12.0,
-    }
+    found = drill.times([started, first, hang, *after])
+    assert found == {"hang": 2.5, "killed": 3.0, "restarted": 4.0, "progress": 12.0}
 
 
 def test_only_a_demo_run_can_be_frozen(data):
-    done = subprocess.run(
-        [sys.executable, "-m", "launch", "drill", "my-run"], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    done = python("-m", "launch", "drill", "my-run")
     assert done.returncode == 2 and runs.list_runs() == []

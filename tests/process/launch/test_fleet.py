@@ -1,27 +1,18 @@
 """Runs on other machines: what a store holds is read, however broken or hostile it is; a stop goes through the store."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from datetime import UTC, datetime
 
 import pytest
 from fleet_helpers import put_run
 from monitor_helpers import wait_for
+from runs_helpers import python
 
 from launch import fleet
 from launch.common import LaunchError
 from launch.store.lease import Lease
 from launch.store.places import open_place
-from runs.paths import ROOT
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 def test_a_store_shows_its_runs_with_the_machine_that_holds_each(data, tmp_path):
@@ -106,10 +97,7 @@ def test_the_command_prints_every_store_and_fails_when_none_answers(data, tmp_pa
     (tmp_path / "file").write_text("")
 
     def run(*words: str) -> tuple[int, list]:
-        command = [sys.executable, "-m", "launch", "fleet", *words, "--json"]
-        done = subprocess.run(
-            command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=200, check=False
-        )
+        done = python("-m", "launch", "fleet", *words, "--json")
         assert "no store is known" not in done.stdout
         return done.returncode, json.loads(done.stdout.splitlines()[-1]) if done.stdout else [done.stderr]
 

@@ -1,11 +1,5 @@
 """Fixtures of the monitor's tests."""
 
-import pytest
-from monitor_helpers import clean_up
+from monitor_helpers import folder
 
-
-@pytest.fixture
-def folder(tmp_path):
-    """Where a toy run is made; nothing of it is alive afterwards."""
-    yield tmp_path / "toy"
-    clean_up(tmp_path / "toy")
+__all__ = ["folder"]

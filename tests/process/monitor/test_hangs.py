@@ -4,7 +4,8 @@ import sys
 
 import pytest
 from machines_helpers import TOGETHER
-from monitor_helpers import completed, incidents, report, supervise, toy_run
+from monitor_helpers import supervise, toy_run
+from run_facts import completed, incidents, report
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="stacks are asked for by a signal")]
 HANGS = """

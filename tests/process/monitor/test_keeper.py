@@ -9,25 +9,9 @@ import time
 
 import psutil
 import pytest
-from monitor_helpers import (
-    AT,
-    GO,
-    HANG,
-    SHORT,
-    completed,
-    events,
-    fault_at,
-    finish,
-    incidents,
-    inject,
-    monitor,
-    started,
-    status,
-    supervise,
-    toy_run,
-    trainers,
-    wait_for,
-)
+from monitor_helpers import events, finish, inject, monitor, started, supervise, toy_run, wait_for
+from run_facts import completed, incidents, status, trainers
+from toys import AT, GO, HANG, SHORT, fault_at
 
 from monitor.process import tree
 

@@ -4,21 +4,9 @@ import json
 
 import pytest
 from ladder_runs import FORK, HANGS
-from monitor_helpers import (
-    STAND,
-    cli,
-    events,
-    finish,
-    incidents,
-    kill_monitor,
-    monitor,
-    report,
-    started,
-    status,
-    stop,
-    toy_run,
-    trainers,
-)
+from monitor_helpers import cli, events, finish, kill_monitor, monitor, started, stop, toy_run
+from run_facts import incidents, report, status, trainers
+from toys import STAND
 
 from monitor import state
 from monitor.run_folder import RunFolder

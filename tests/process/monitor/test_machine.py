@@ -10,19 +10,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from monitor_helpers import (
-    HOLD,
-    events,
-    finish,
-    limits_file,
-    monitor,
-    status,
-    supervise,
-    toy_run,
-    undisturbed,
-    wait_for,
-    weight,
-)
+from monitor_helpers import events, finish, limits_file, monitor, supervise, toy_run, wait_for
+from run_facts import status, weight
+from toys import HOLD, undisturbed
 
 from guards import checkpoint
 from monitor.spend import REFRESH_S, Spend

@@ -9,7 +9,9 @@ import sys
 import psutil
 import pytest
 from machines_helpers import AGAIN, together
-from monitor_helpers import ROOT, environment, incidents, limits_file, status, undisturbed, wait_for, weight
+from monitor_helpers import ROOT, environment, limits_file, wait_for
+from run_facts import incidents, status, weight
+from toys import undisturbed
 
 STEPS = 60
 LIMITS = "[watch]\nstopped_s = 1\n[end]\ngrace_s = 1\n[phases.step]\nfloor_s = 60\n"

@@ -6,28 +6,9 @@ The errors are put into the monitor's own process from outside (`inject`).
 import sys
 
 import pytest
-from monitor_helpers import (
-    AT,
-    HANG,
-    ROOT,
-    SHORT,
-    completed,
-    events,
-    fault_at,
-    finish,
-    inject,
-    kill_monitor,
-    monitor,
-    status,
-    step_of,
-    stop,
-    supervise,
-    toy_run,
-    trainers,
-    undisturbed,
-    wait_for,
-    weight,
-)
+from monitor_helpers import ROOT, events, finish, inject, kill_monitor, monitor, stop, supervise, toy_run, wait_for
+from run_facts import completed, status, step_of, trainers, weight
+from toys import AT, HANG, SHORT, fault_at, undisturbed
 
 from guards import checkpoint
 from monitor.process.locks import Lock

@@ -3,7 +3,8 @@
 import sys
 
 import pytest
-from monitor_helpers import events, finish, limits_file, monitor, status, toy_run, wait_for
+from monitor_helpers import events, finish, limits_file, monitor, toy_run, wait_for
+from run_facts import status
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="the toy is a shell script")]
 # Its loader is slow from step 80 on, until the test has seen that this is reported.

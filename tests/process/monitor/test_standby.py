@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from monitor_helpers import events, status, wait_for
+from monitor_helpers import events, wait_for
+from run_facts import status
 from standby_helpers import EARLY, Run, trainer_of
 
 from guards import gate

@@ -6,24 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from monitor_helpers import (
-    AT,
-    HANG,
-    HOLD,
-    SHORT,
-    completed,
-    events,
-    fault_at,
-    finish,
-    incidents,
-    report,
-    started,
-    status,
-    stop,
-    supervise,
-    toy_run,
-    trainers,
-)
+from monitor_helpers import events, finish, started, stop, supervise, toy_run
+from run_facts import completed, incidents, report, status, trainers
+from toys import AT, HANG, HOLD, SHORT, fault_at
 
 from monitor import ledger
 

@@ -3,7 +3,8 @@
 import sys
 
 import pytest
-from monitor_helpers import incidents, report, status, supervise
+from monitor_helpers import supervise
+from run_facts import incidents, report, status
 from runs_helpers import PROJECT
 
 from runs.paths import venv_program

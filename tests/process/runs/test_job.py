@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from ladder_runs import CRASHES, TRAINER
-from monitor_helpers import ROOT, environment, events, finish, status, wait_for
+from monitor_helpers import ROOT, environment, events, finish, wait_for
+from run_facts import status
 from runs_helpers import executable, pictures
 
 from monitor.state import spec_edited
@@ -43,14 +44,9 @@ class Program:
         (place / "limits.toml").write_text(CRASHES)
         program = executable(place / "python", f'#!/bin/sh\nexec {sys.executable} {place}/trainer.py "$@"\n')
         self.folder = self.data / "outputs" / "cat"
-        more = {
-            "HANGPROOF_DATA": str(self.data),
-            "TRAINER_PYTHON": str(program),
-            "NOTES": str(place),
-            "TOY_FAULT": WAITS,
-        }
+        more = {"HANGPROOF_DATA": str(self.data), "TRAINER_PYTHON": str(program), "NOTES": str(place)}
         self.data.mkdir()
-        self.env = environment(self.data, **more, HANGPROOF_LIMITS=str(place / "limits.toml"))
+        self.env = environment(self.data, **more, TOY_FAULT=WAITS, HANGPROOF_LIMITS=str(place / "limits.toml"))
         images = pictures(place / "in", 2)
         words = ("--images", images, "--model", "tiny-flux", "--set", "max_train_steps=40")
         self.call("runs", "new", "--name", "cat", *words)

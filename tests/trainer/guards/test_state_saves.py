@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from monitor_helpers import wait_for
-from trainer_helpers import flags, fork, good, sha
+from trainer_helpers import attempt_of, good, sha
 
 from guards import checkpoint, memory, snapshots, state_saves
 from guards.heartbeat import Heartbeat, read
@@ -171,22 +171,11 @@ def test_without_room_for_a_copy_the_training_writes_itself(ring, monkeypatch, c
 
 
 def train(work, name, disk="0", ring=None, number=1, **changed):
-    """One attempt, as the monitor starts it; with `ring`, from the newest record in it, else from the newest state."""
-    output, more = work["folder"] / name, {}
-    output.mkdir(exist_ok=True)
-    resume = checkpoint.newest_valid(output)
-    if ring:
-        more[snapshots.FOLDER] = str(ring)
-        if found := next(iter(snapshots.headers(ring).items()), None):
-            resume, more[snapshots.RECORD] = ring / found[1].name, str(found[0])
-    more |= {"HANGPROOF_INJECT": "slow_disk:fire", "TEST_DISK": disk, "TEST_TRACE": str(output / "trace")}
-    more |= {
-        "HANGPROOF_HEARTBEAT": str(output / "beats"),
-        "HANGPROOF_RUN": str(output),
-        "HANGPROOF_ATTEMPT": str(number),
-    }
+    """One attempt on such a disk, without a record from the newest state."""
+    output = work["folder"] / name
+    more = {"HANGPROOF_INJECT": "slow_disk:fire", "TEST_DISK": disk, "TEST_TRACE": str(output / "trace")}
     settings = {"max_train_steps": 12, "save_every_n_steps": 4, "save_state": True, "save_last_n_steps": 4, **changed}
-    return fork(flags(work["model"], work["config"], output, resume=resume, **settings), **more)
+    return attempt_of(work, name, number, ring, checkpoint.newest_valid(output), more, **settings)
 
 
 def files_of(output):

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from trainer_helpers import flags, fork, good, sha
 from ui_helpers import free_port
-from world_helpers import difference, exported, losses
-from world_trainings import STEPS, together
+from world_helpers import difference, losses
+from world_trainings import STEPS, together, watched
 
 from guards import checkpoint, heartbeat
 from trainer import states
@@ -22,14 +22,9 @@ def trained(work, out, processes: int, **changed):
     (out / "run").mkdir(parents=True, exist_ok=True)
     settings = {"max_train_steps": STEPS, "save_state": True, "save_every_n_steps": 2, **changed}
     argv = flags(work["model"], work["config"], out / "made", **settings)
-    env = {"HANGPROOF_RUN": str(out / "run"), "HANGPROOF_HEARTBEAT": str(out / "beats"), **exported(processes)}
-    world = {
-        "WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "GROUP_RANK": "0",
-    }
-    world["LOCAL_WORLD_SIZE"] = world["WORLD_SIZE"]
+    env = watched(out, out / "run", processes, "")
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GROUP_RANK": "0"}
+    world |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     with ThreadPoolExecutor(processes) as pool:
         ranks = [world | {"RANK": str(n), "LOCAL_RANK": str(n)} if processes > 1 else {} for n in range(processes)]
         first, *others = pool.map(lambda rank: fork(argv, **env, **rank), ranks)

@@ -2,20 +2,10 @@
 
 import json
 
-import pytest
 from runs_helpers import pictures, python
-from ui_helpers import kill_runs
 
 SET = ("epochs=2", "repeats=2", "workers=0", "save_every_n_steps=3")
 LIMIT_S = 400
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    """An empty data root."""
-    (tmp_path / "data").mkdir()
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
-    return tmp_path / "data"
 
 
 def files(folder) -> dict[str, bytes]:
@@ -48,23 +38,20 @@ def test_a_completed_run_started_again(data, tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         return done
 
-    try:
-        monitor("run", "again")
-        expected = [(step, 1 + (step - 1) // 4) for step in range(1, 9)]
-        assert steps(folder) == expected
-        before = files(folder)
-        for command in ("start", "run"):
-            printed = monitor(command, "again").stdout
-            assert "already completed (8 steps)" in printed and "raise epochs" in printed
-        assert json.loads(monitor("start", "again", "--json").stdout.splitlines()[-1])["pid"] is None
-        assert files(folder) == before  # not a byte of it was touched
+    monitor("run", "again")
+    expected = [(step, 1 + (step - 1) // 4) for step in range(1, 9)]
+    assert steps(folder) == expected
+    before = files(folder)
+    for command in ("start", "run"):
+        printed = monitor(command, "again").stdout
+        assert "already completed (8 steps)" in printed and "raise epochs" in printed
+    assert json.loads(monitor("start", "again", "--json").stdout.splitlines()[-1])["pid"] is None
+    assert files(folder) == before  # not a byte of it was touched
 
-        spec = folder / "run.toml"
-        spec.write_text(spec.read_text().replace("epochs = 2", "epochs = 3"))
-        assert python("-m", "runs", "render", "again").returncode == 0  # an edit counts from here on
-        monitor("run", "again")
-        assert steps(folder) == [*expected, *((step, 3) for step in range(9, 13))]
-        assert weights((folder / "again.safetensors").read_bytes()) != weights(before["again.safetensors"])
-        assert json.loads((folder / "status.json").read_text())["state"] == "completed"
-    finally:
-        kill_runs(data)
+    spec = folder / "run.toml"
+    spec.write_text(spec.read_text().replace("epochs = 2", "epochs = 3"))
+    assert python("-m", "runs", "render", "again").returncode == 0  # an edit counts from here on
+    monitor("run", "again")
+    assert steps(folder) == [*expected, *((step, 3) for step in range(9, 13))]
+    assert weights((folder / "again.safetensors").read_bytes()) != weights(before["again.safetensors"])
+    assert json.loads((folder / "status.json").read_text())["state"] == "completed"

@@ -5,7 +5,6 @@ import json
 import pytest
 from monitor_helpers import wait_for
 from runs_helpers import pictures, python
-from ui_helpers import kill_runs
 
 import runs
 from jobs import queue
@@ -16,15 +15,8 @@ pytestmark = pytest.mark.slow
 FIELDS = {"model": "tiny-flux", "backend": "diffusers", "trigger": "ohwx", "resolution": 64, "workers": 0}
 
 
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+def test_a_sweep_is_one_entry_of_the_queue_and_encodes_the_images_once(data, monkeypatch):
     monkeypatch.setenv("HANGPROOF_GPUS", "")
-    yield tmp_path
-    kill_runs(tmp_path)
-
-
-def test_a_sweep_is_one_entry_of_the_queue_and_encodes_the_images_once(data):
     fields = {"max_train_steps": 4, "sample_every_n_steps": 0, "save_every_n_steps": 2}
     runs.create(runs.make({"name": "cat", **FIELDS, **fields}), pictures(data / "in", 2))
     done = python("-m", "runs", "sweep", "cat", "--set", "rank=2,4", "--json")

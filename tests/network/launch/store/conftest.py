@@ -2,10 +2,12 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from store_helpers import QUICK, add_state, log, make_run
+from store_servers import EACH_KIND, Server, serving
 
 from launch.store.places import Place, open_place
 from runs.paths import outputs_dir
@@ -39,6 +41,13 @@ def run(home, tmp_path) -> Path:
 @pytest.fixture
 def place(tmp_path, run) -> Place:
     return open_place(str(tmp_path / "store"), QUICK).under(run.name)
+
+
+@pytest.fixture(params=EACH_KIND)
+def server(request, tmp_path, monkeypatch, moto_port) -> Iterator[Server]:
+    """A store of each kind."""
+    with serving(request.param, tmp_path, monkeypatch, moto_port) as one:
+        yield one
 
 
 @pytest.fixture

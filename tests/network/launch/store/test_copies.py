@@ -5,13 +5,12 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_helpers import QUICK, add_state, belonging, files_of, held, log, make_run
-from store_servers import EACH_KIND, Server, serving
+from store_servers import serving
 
 from guards import checkpoint
 from launch.store import copies
@@ -303,12 +302,6 @@ def test_a_stale_writers_manifest_never_wins(tmp_path_factory, actions):
 
 
 # Every kind of store, good and bad --------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=EACH_KIND)
-def server(request, tmp_path, monkeypatch, moto_port) -> Iterator[Server]:
-    with serving(request.param, tmp_path, monkeypatch, moto_port) as one:
-        yield one
 
 
 def test_a_run_survives_on_every_store(server, run, other):

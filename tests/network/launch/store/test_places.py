@@ -4,22 +4,15 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from store_helpers import QUICK
-from store_servers import EACH_KIND, Server, serving
+from store_servers import EACH_KIND, serving
 
 from launch.store.places import Limits, NotFound, Place, Refused, StoreError, Unavailable, open_place
 
 BIG = 9_000_000  # more than one piece, more than one part of an upload
-
-
-@pytest.fixture(params=EACH_KIND)
-def server(request, tmp_path, monkeypatch, moto_port) -> Iterator[Server]:
-    with serving(request.param, tmp_path, monkeypatch, moto_port) as one:
-        yield one
 
 
 @pytest.fixture

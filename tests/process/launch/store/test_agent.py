@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from machines import Machine, toy
-from monitor_helpers import wait_for
+from monitor_helpers import events, wait_for
 from PIL import Image
+from run_facts import step_of
+from runs_helpers import python
 
 import runs
 from guards import checkpoint
@@ -30,7 +31,6 @@ from monitor.cli.commands import line
 from monitor.run_folder import RunFolder
 from monitor.state import State, read_status
 from monitor.supervisor import Supervisor
-from runs.paths import ROOT
 
 STEPS, EVERY = 80, 20
 TRAINING = toy(STEPS, EVERY, step_s=0.03)
@@ -58,16 +58,6 @@ def address(tmp_path) -> str:
     return str(tmp_path / "store")
 
 
-def events(one: Machine, kind: str) -> list[dict]:
-    path = one.folder / "events.jsonl"
-    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [event for event in found if event["kind"] == kind]
-
-
-def step_of(one: Machine) -> int:
-    return one.status().get("step", 0)
-
-
 def agent_of(one: Machine) -> int:
     """The process number of the agent that holds the lease; 0 while none does."""
     values = json.loads((one.folder / store.STORE).read_text())
@@ -75,8 +65,7 @@ def agent_of(one: Machine) -> int:
 
 
 def launch(*words: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "launch", "store", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return python("-m", "launch", "store", *words)
 
 
 @pytest.mark.slow
@@ -126,7 +115,7 @@ def test_a_pre_empted_run_moves_to_another_machine_and_back(machine, address, tm
             assert one.restore(address) and one.restored["step"] == steps[-1]
         one.run()
         after = steps[-1] + 10 if steps else 15
-        wait_for(lambda one=one, after=after: step_of(one) >= after, what="steps")
+        wait_for(lambda one=one, after=after: step_of(one.folder) >= after, what="steps")
         one.process.send_signal(signal.SIGTERM)
         assert one.wait(60) == 5, one.output()
         steps.append(one.newest_checkpoint())
@@ -137,7 +126,7 @@ def test_a_pre_empted_run_moves_to_another_machine_and_back(machine, address, tm
     (tmp_path / "hurry").touch()
     first.run()
     assert first.wait(120) == 0, first.output()
-    assert events(first, "restored")[-1]["step"] == steps[-1] > steps[0]
+    assert events(first.folder, "restored")[-1]["step"] == steps[-1] > steps[0]
     trained = SLOW.trained(first.data)
     assert trained[trained.index(steps[0]) + 1] == steps[-1] + 1, "no step was trained twice"
     assert first.lora() == toy(80, EVERY).expected()
@@ -225,7 +214,7 @@ def test_a_store_that_fails_during_the_training_does_not_stop_it_and_a_second_st
     assert now["state"] == "completed" and "not in the store: " in now["reason"]
     assert f"the checkpoint of step {STEPS}" in now["reason"] and "the LoRA" in now["reason"]
     assert now["store"]["error"]
-    assert 1 <= len(events(one, "store_error")) <= 3, "once for each kind of error"
+    assert 1 <= len(events(one.folder, "store_error")) <= 3, "once for each kind of error"
 
 
 class Living:

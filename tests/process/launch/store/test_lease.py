@@ -333,18 +333,9 @@ def test_where_two_can_create_one_number_the_one_whose_claim_was_replaced_gives_
 
 
 def test_a_claim_that_cannot_be_read_expires_like_another(place):
-    for data in (
-        b"",
-        b"[]",
-        b"null",
-        b'{"number": 1}',
-        b'{"owner": []}',
-        b"\xff",
-        b'{"number": 1e999, "owner": {}}',
-        b"[" * 9999,
-    ):
+    texts = (b"", b"{", b"[]", b"null", b'{"number": 1}', b'{"owner": []}', b'{"number": 1e999, "owner": {}}')
+    for data in (*texts, b"\xff", b"[" * 9999):
         assert parse_claim(data) is None, data
-    assert parse_claim(b"{") is None
     place.put("lease/000004.json", b"{")
     mine = lease(place, period_s=0.3)
     assert mine.poll() == WAITING and mine.holder == "a machine that is just writing its claim"

@@ -10,20 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 from loopback import answering
-from monitor_helpers import (
-    HANG,
-    ROOT,
-    SHORT,
-    environment,
-    fault_at,
-    finish,
-    monitor,
-    status,
-    step_of,
-    supervise,
-    toy_run,
-    wait_for,
-)
+from monitor_helpers import ROOT, environment, finish, monitor, supervise, toy_run, wait_for
+from run_facts import status, step_of
+from toys import HANG, SHORT, fault_at
 
 from monitor.cli import commands, metrics, notify
 from monitor.process.locks import Lock

@@ -7,30 +7,9 @@ import signal
 import sys
 
 import pytest
-from monitor_helpers import (
-    AT,
-    GO,
-    HANG,
-    HOLD,
-    SHORT,
-    cli,
-    completed,
-    events,
-    fault_at,
-    finish,
-    incidents,
-    kill_monitor,
-    members,
-    monitor,
-    started,
-    status,
-    step_of,
-    stop,
-    supervise,
-    toy_run,
-    trainers,
-    wait_for,
-)
+from monitor_helpers import cli, events, finish, kill_monitor, monitor, started, stop, supervise, toy_run, wait_for
+from run_facts import completed, incidents, members, status, step_of, trainers
+from toys import AT, GO, HANG, HOLD, SHORT, fault_at
 
 from guards import checkpoint
 from monitor.diagnose import collect

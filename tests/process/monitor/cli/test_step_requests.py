@@ -1,27 +1,12 @@
 """Pause, resume and requests under the monitor, and extra checkpoints for the store."""
 
 import re
-import subprocess
-import sys
 
 import psutil
 import pytest
-from monitor_helpers import (
-    GO,
-    HOLD,
-    ROOT,
-    environment,
-    events,
-    finish,
-    members,
-    monitor,
-    status,
-    step_of,
-    toy_run,
-    undisturbed,
-    wait_for,
-    weight,
-)
+from monitor_helpers import cli, events, finish, monitor, started, toy_run, wait_for
+from run_facts import members, status, weight
+from toys import GO, HOLD, undisturbed
 
 from monitor.cli import requests
 from monitor.run_folder import MonitorError
@@ -29,22 +14,16 @@ from monitor.run_folder import MonitorError
 pytestmark = pytest.mark.slow
 
 
-def resume_all(folder):
-    """The exit code of `monitor resume-all` for the data root of this run."""
-    command = [sys.executable, "-m", "monitor", "resume-all"]
-    return subprocess.run(command, cwd=ROOT, env=environment(folder), timeout=60).returncode
-
-
 def test_a_paused_run_frees_its_processes_and_goes_on_exactly(folder):
     toy_run(folder, HOLD, steps=30)
-    process = monitor(folder)
-    wait_for(lambda: step_of(folder) >= 5, what="five steps")
+    process = started(folder)
     assert finish(monitor(folder, "pause", "--wait", "60"))[0] == 0
     assert finish(process)[0] == 3
     now = status(folder)
     assert now["state"] == "paused" and re.search(r"paused at step \d+; checkpoint: toy-step", now["reason"])
     assert not members(folder)
-    assert resume_all(folder) == 0 and status(folder)["state"] == "paused"
+    cli(folder, "resume-all")
+    assert status(folder)["state"] == "paused"
     assert finish(monitor(folder, "resume"))[0] == 0
     wait_for(lambda: events(folder, "completed") and status(folder)["state"] == "completed", what="the end")
     assert weight(folder) == undisturbed(30) and len(events(folder, "paused")) == 1
@@ -52,8 +31,7 @@ def test_a_paused_run_frees_its_processes_and_goes_on_exactly(folder):
 
 def test_a_pause_survives_a_killed_monitor(folder):
     toy_run(folder, steps=400, pace=0.1)
-    process = monitor(folder)
-    wait_for(lambda: step_of(folder) >= 3, what="three steps")
+    process = started(folder, 2)
     requests.pause(folder)
     psutil.Process(status(folder)["monitor_pid"]).kill()  # its keeper starts the next one
     assert finish(process)[0] == 3
@@ -64,8 +42,7 @@ def test_a_request_that_cannot_be_done_says_why(folder):
     toy_run(folder, f"def fault(step):\n{GO}", steps=20)
     with pytest.raises(MonitorError, match="toy: sample images can be made while it trains, but it is never started"):
         requests.request(folder, "sample")
-    process = monitor(folder)
-    wait_for(lambda: step_of(folder) >= 2, what="two steps")
+    process = started(folder, 1)
     name = requests.request(folder, "save")
     assert name == requests.request(folder, "save")  # two requests of one kind are one
     (folder / "go").touch()

@@ -10,21 +10,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from monitor_helpers import (
-    ROOT,
-    cli,
-    events,
-    finish,
-    kill_monitor,
-    members,
-    monitor,
-    status,
-    step_of,
-    stop,
-    toy_run,
-    trainers,
-    wait_for,
-)
+from monitor_helpers import ROOT, cli, events, finish, kill_monitor, monitor, stop, toy_run, wait_for
+from run_facts import members, status, step_of, trainers
 
 from monitor.gpu import queue
 from monitor.gpu.queue import GpuQueue
@@ -217,6 +204,11 @@ def test_the_folder_of_the_locks_is_the_same_for_every_account(monkeypatch, tmp_
     assert queue.shared_folder() == found != tmp_path
 
 
+def start(code, *arguments, env=(), **more):
+    command, pipe = [sys.executable, "-c", code, *map(str, arguments)], subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=os.environ | dict(env), stdout=pipe, stderr=pipe, **more)
+
+
 OTHER_ACCOUNT = """
 import os, sys
 from monitor.gpu.queue import GpuQueue
@@ -238,8 +230,7 @@ def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to
     monkeypatch.setenv("HANGPROOF_LOCKS", str(shared))
 
     def other(name):
-        return subprocess.Popen([sys.executable, "-c", OTHER_ACCOUNT, name], cwd=ROOT, stdin=subprocess.PIPE,
-                                stdout=subprocess.PIPE, text=True)  # fmt: skip
+        return start(OTHER_ACCOUNT, name, stdin=subprocess.PIPE, text=True)
 
     theirs = other("theirs")
     assert theirs.stdout.readline() == "True \n"
@@ -298,16 +289,11 @@ while not Path(sys.argv[1], "over").exists():
 """
 
 
-def start(code, *arguments, **env):
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="os.getuid")
 def test_runs_that_queue_and_probe_all_the_time_share_a_gpu(tmp_path):
     """Real processes: each gets all its turns, never two at once, and no ticket is lost."""
-    runs = [start(RUNS, f"run {i}", tmp_path, **GPU, HANGPROOF_LOCKS=str(tmp_path)) for i in range(4)]
+    runs = [start(RUNS, f"run {i}", tmp_path, env={**GPU, "HANGPROOF_LOCKS": str(tmp_path)}) for i in range(4)]
     probes = [start(PROBES, tmp_path) for _ in range(2)]
     results = [process.communicate(timeout=60) for process in runs]
     (tmp_path / "over").touch()

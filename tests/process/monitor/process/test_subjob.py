@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 
+import children
 import pytest
 from monitor_helpers import ROOT, wait_for
 
@@ -136,7 +137,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
 assert len(os.listdir('/proc/self/fd')) - 1 == n, 'nothing stays open'
 """
     if sys.platform.startswith("linux"):
-        shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        shown = children.run(code)
         assert shown.returncode == 0, shown.stderr
         assert shown.stdout.split()[:4] == ["fails"] * 4 and set(shown.stdout.split()) == {"fails", "works"}
 

@@ -10,8 +10,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import children
 import pytest
-from monitor_helpers import ROOT, wait_for
+from monitor_helpers import wait_for
 
 from guards import reading
 from monitor.process import locks, platform, tree
@@ -189,7 +190,7 @@ while len(platform._children) or len([p for p in platform.scan().values() if p.p
     platform.reap()
 print(known.wait())
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = children.run(code)
     assert done.stdout == "7\n", done.stderr
 
 
@@ -422,7 +423,8 @@ def test_a_lock_on_a_file_removed_meanwhile_is_taken_again_on_the_new_one(tmp_pa
 def test_none_of_it_imports_more_than_the_standard_library():
     modules = ["process.platform", "process.tree", "process.locks", "process.subjob", "gpu.nvml", "gpu.queue"]
     code = f"import sys, importlib\nfor m in {modules}: importlib.import_module('monitor.' + m)\nprint(*sorted(m for m in sys.modules))"
-    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = children.run(code).stdout
+    assert shown
     allowed = set(sys.stdlib_module_names) | {"monitor", "guards", "sitecustomize", "__main__"}
     names = {name.partition(".")[0] for name in shown.split()}
     assert {n for n in names if n not in allowed and not n.startswith(("_", "distutils"))} == set()
@@ -449,6 +451,6 @@ platform.Waker().sleep(0.01)
 platform.private_folder("x")
 os.kill(child.pid, 9)
 """
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    run = children.run(code)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines() == ["True None", "1 sleep 60 True"]

@@ -2,62 +2,24 @@
 
 import json
 import random
-import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
-from trainer_helpers import environment, flags, fork, good, make_config, make_images, sha
+from trainer_helpers import attempt_of, environment, good, sha
 
 from guards import snapshots
-from trainer import tiny_flux
 
-COMMON = {
-    "max_train_steps": 16,
-    "save_every_n_steps": 8,
-    "lr_scheduler": "cosine",
-    "lr_warmup_steps": 4,
-    "network_dropout": 0.1,
-    "save_state": True,
-    "optimizer_type": "adamw8bit",
-    "optimizer_args": ["min_8bit_size=16"],
-}
+COMMON = {"max_train_steps": 16, "save_every_n_steps": 8, "lr_scheduler": "cosine", "lr_warmup_steps": 4}
+COMMON |= {"network_dropout": 0.1, "save_state": True}
+COMMON |= {"optimizer_type": "adamw8bit", "optimizer_args": ["min_8bit_size=16"]}
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")
 
 
-@pytest.fixture(scope="module")
-def work(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("snapshots")
-    model = tiny_flux.ensure(folder / "models" / "tiny-flux")
-    return {
-        "folder": folder,
-        "model": model,
-        "config": make_config(folder / "dataset.toml", make_images(folder / "images")),
-    }
-
-
-@pytest.fixture
-def ring():
-    folder = Path(tempfile.mkdtemp(prefix="hangproof-test-", dir="/dev/shm"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def attempt(work, name, number, ring=None, fault=""):
-    """One attempt, as the monitor starts it: from the newest record in memory, where there is one."""
-    output, more, resume = work["folder"] / name, {}, None
-    output.mkdir(exist_ok=True)
-    found = next(iter(snapshots.headers(ring).items()), None) if ring else None
-    if ring:
-        more |= {snapshots.FOLDER: str(ring)}
-    if found:
-        resume, more[snapshots.RECORD] = ring / found[1].name, str(found[0])
-    if fault:
-        beats = work["folder"] / f"beats-{name}"
-        more |= {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": fault, "HANGPROOF_HEARTBEAT": str(beats)}
-    more |= {"HANGPROOF_RUN": str(output), "HANGPROOF_ATTEMPT": str(number)}
-    done = fork(flags(work["model"], work["config"], output, resume=resume, **COMMON), **more)
-    return done, found[1].step if found else 0
+    """One attempt, and the step of the record that it goes on from."""
+    found = next(iter(snapshots.headers(ring).values()), None) if ring else None
+    more = {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": fault} if fault else {}
+    return attempt_of(work, name, number, ring, None, more, **COMMON), found.step if found else 0
 
 
 def losses(folder):

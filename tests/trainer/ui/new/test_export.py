@@ -17,14 +17,7 @@ def test_an_exported_zip_trains_in_another_folder_with_the_edited_script(filled,
     path, there = exported(), tmp_path / "else where"
     subprocess.run([sys.executable, "-m", "zipfile", "-e", str(path), str(there)], check=True)
     env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        ["bash", str(there / "cat" / "train.sh")],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    command = ["bash", str(there / "cat" / "train.sh")]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert (there / "cat" / "outputs" / "cat" / "cat.safetensors").is_file() and (there / "cat" / "mine").exists()

@@ -1,0 +1,10 @@
+"""Fixtures of the campaigns."""
+
+from monitor_helpers import folder
+from musubi_helpers import toy_z
+from runs_helpers import data
+from short_run_helpers import one_cpu
+from slurm_helpers import cluster, slurm
+from world_trainings import work
+
+__all__ = ["cluster", "data", "folder", "one_cpu", "slurm", "toy_z", "work"]

@@ -1,0 +1,5 @@
+"""Fixtures of the tests on a real Slurm."""
+
+from slurm_helpers import cluster, slurm
+
+__all__ = ["cluster", "slurm"]
