@@ -5,6 +5,7 @@ import hashlib
 import shutil
 import sqlite3
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
