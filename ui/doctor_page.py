@@ -19,7 +19,7 @@ from runs.paths import data_root
 from ui import jobs
 from ui.html import duration, esc
 from ui.run import drill
-from ui.run.fold import QUIET
+from ui.run.fold import DRAWN, QUIET
 
 FOLDER = ".doctor"  # in the data folder: what the commands printed
 QUICK_S, FULL_S, EXPLAIN_S = 600.0, 3600.0, 60.0
@@ -133,7 +133,7 @@ def explain(pid: object) -> dict[str, Any]:
 def build(tab: gr.Tab) -> None:
     """Build what the tab shows each time that it is opened."""
 
-    @gr.render(triggers=[tab.select], show_progress="hidden")
+    @gr.render(triggers=[tab.select], **DRAWN)
     def _opened() -> None:
         for name, title, about, part in PARTS:
             with gr.Column(elem_id=f"doctor-{name}", elem_classes="hp-section hp-doctor-part"):

@@ -11,13 +11,16 @@ from ui.html import esc
 from ui.run import calls
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+# Gradio makes the components of an event in a thread, and walks the page's table of events there without a lock: two that
+# did this at once failed with "dictionary changed size during iteration", and a part that was opened stayed empty.
+DRAWN: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 1, "concurrency_id": "drawn parts"}
 
 
 def opened(title: str, elem_id: str, source: gr.Component, draw: Callable[[Any], None]) -> gr.Accordion:
     """Build an accordion whose components `draw(value of source)` makes each time it is opened. It shows a RunError of `draw`."""
     with gr.Accordion(title, open=False, elem_id=elem_id) as fold:
 
-        @gr.render(inputs=[source], triggers=[fold.expand], show_progress="hidden")
+        @gr.render(inputs=[source], triggers=[fold.expand], **DRAWN)
         def _opened(value: Any) -> None:
             try:
                 draw(value)
