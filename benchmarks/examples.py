@@ -1,6 +1,6 @@
 """The built-in trainer beside diffusers' own example scripts for a LoRA: the losses of the same steps, and their time.
 
-    python -m benchmarks examples --checkout DIFFUSERS --family flux|sdxl [--model FOLDER]
+    python -m benchmarks examples [--checkout DIFFUSERS] [--family flux|sdxl] [--model FOLDER]
 
 Both train one image with the same noise, noise levels and first weights, in full precision. In turns, each round is a
 run of both. Limits: a loss is not further from the script's than 1e-5 of it, and the time of a step is not longer.
@@ -32,8 +32,9 @@ LONGEST_S = 900
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkout", type=Path, required=True, help="a checkout of diffusers")
-    parser.add_argument("--family", choices=SCRIPTS, required=True)
+    checkout = os.environ.get("DIFFUSERS_DIR", "diffusers")
+    parser.add_argument("--checkout", type=Path, default=Path(checkout), help="a checkout of diffusers (DIFFUSERS_DIR)")
+    parser.add_argument("--family", choices=SCRIPTS, default="flux")
     parser.add_argument(
         "--model", type=Path, help="a model in diffusers' layout; default: a tiny one with random weights"
     )
