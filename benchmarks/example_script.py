@@ -72,7 +72,7 @@ def draw_as_the_trainer(seed: int, steps: list[dict[str, float]]) -> None:
 
     def noise(like: torch.Tensor) -> torch.Tensor:
         generator.manual_seed(seed_for(seed, "noise", len(steps), 0, 0))
-        steps.append({"begun_s": time.monotonic()})
+        steps.append({"mono_s": time.monotonic()})
         return torch.randn(like.shape, generator=generator)
 
     randint = torch.randint
@@ -108,7 +108,7 @@ def record_the_rest(steps: list[dict[str, float]]) -> None:
 
     def ended(optimizer: Any, set_to_none: bool | None = None) -> None:
         zero_grad(optimizer, set_to_none)
-        steps[-1]["step_s"] = time.monotonic() - steps[-1]["begun_s"]
+        steps[-1]["step_s"] = time.monotonic() - steps[-1]["mono_s"]
 
     Accelerator.backward, AcceleratedOptimizer.zero_grad = recorded, ended
 

@@ -11,8 +11,8 @@ from ui.html import esc
 from ui.run import calls
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-# Gradio makes the components of an event in a thread, and walks the page's table of events there without a lock: two that
-# did this at once failed with "dictionary changed size during iteration", and a part that was opened stayed empty.
+# Gradio 6.31 draws a part in a thread, and goes through the page's events there without a lock (Renderable.apply). Of two
+# parts drawn at the same time, one failed with "dictionary changed size during iteration" and stayed empty.
 DRAWN: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 1, "concurrency_id": "drawn parts"}
 
 

@@ -30,17 +30,41 @@ batch_size = 2
   num_repeats = 12"""
 ADVANCED = ["--noise_offset 0.05", "--blocks_to_swap 18"]
 GUI = {
-    "LoRA_type": "Flux1", "flux1_checkbox": True, "sdxl": False, "network_dim": 16, "network_alpha": "8",
-    "pretrained_model_name_or_path": "/models/flux1-dev.safetensors", "train_batch_size": 2, "max_resolution": "768,768",
-    "epoch": 3, "max_train_epochs": 0, "max_train_steps": 1200, "learning_rate": 0.0003, "unet_lr": 0.0002,
-    "text_encoder_lr": 0, "optimizer": "Prodigy", "optimizer_args": "decouple=True weight_decay=0.01",
-    "lr_scheduler": "cosine", "lr_warmup": 10, "seed": "", "flux1_cache_text_encoder_outputs": True,
-    "sdxl_no_half_vae": True, "split_mode": False, "noise_offset_type": "Original", "noise_offset": 0.05,
-    "multires_noise_iterations": 6, "sample_prompts": "# first\na cat --w 512\n\na dog", "save_state": False,
-    "training_comment": "trigger: ohwx cat", "train_data_dir": "/data/cats", "output_name": "cats",
-    "wandb_api_key": "sk-very-secret", "xformers": "xformers", "num_cpu_threads_per_process": 2,
+    "LoRA_type": "Flux1",
+    "flux1_checkbox": True,
+    "sdxl": False,
+    "pretrained_model_name_or_path": "/models/flux1-dev.safetensors",
+    "network_dim": 16,
+    "network_alpha": "8",
+    "train_batch_size": 2,
+    "max_resolution": "768,768",
+    "epoch": 3,
+    "max_train_epochs": 0,
+    "max_train_steps": 1200,
+    "learning_rate": 0.0003,
+    "unet_lr": 0.0002,
+    "text_encoder_lr": 0,
+    "optimizer": "Prodigy",
+    "optimizer_args": "decouple=True weight_decay=0.01",
+    "lr_scheduler": "cosine",
+    "lr_warmup": 10,
+    "seed": "",
+    "flux1_cache_text_encoder_outputs": True,
+    "sdxl_no_half_vae": True,
+    "split_mode": False,
+    "noise_offset_type": "Original",
+    "noise_offset": 0.05,
+    "multires_noise_iterations": 6,
+    "sample_prompts": "# first\na cat --w 512\n\na dog",
+    "training_comment": "trigger: ohwx cat",
+    "train_data_dir": "/data/cats",
+    "output_name": "cats",
+    "wandb_api_key": "sk-very-secret",
     "additional_parameters": '--max_timestep 900 --metadata_title "my cats"',
-}  # fmt: skip
+    "xformers": "xformers",
+    "num_cpu_threads_per_process": 2,
+    "save_state": False,
+}
 TOOLKIT = """job: extension
 config:
   name: my_first_flux_lora_v1
@@ -223,12 +247,15 @@ def test_no_file_is_worse_than_a_clear_message(files):
     assert all(r.text and len(r.value) <= 200 for r in one.rows)
 
 
-def test_what_only_the_shell_knows_is_named_with_its_line():
-    for name, text in (
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
         ("t.sh", 'python train_network.py \\\n  --seed 5 $(cat more) "$@"\n'),
         ("t.ps1", "$more = @('--lr', '3')\npython train_network.py --seed 5 @more\n"),
         ("t.bat", "set /p MORE=\r\npython train_network.py --seed 5 %MORE%\r\n"),
-    ):
-        found = read([(name, text)])
-        assert found.rows[0].name == "--seed" and found.rows[0].outcome == "unsupported", name
-        assert any(note.startswith("Not understood: line 2.") for note in found.notes), name
+    ],
+)
+def test_what_only_the_shell_knows_is_named_with_its_line(name, text):
+    found = read([(name, text)])
+    assert found.rows[0].name == "--seed" and found.rows[0].outcome == "unsupported"
+    assert any(note.startswith("Not understood: line 2.") for note in found.notes)

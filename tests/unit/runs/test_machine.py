@@ -45,9 +45,11 @@ def test_without_a_driver_there_is_no_gpu_and_no_error():
     assert (found.gpu_name, found.vram_gb, found.note) == ("", None, "") and found.ram_gb > 0 and found.free_disk_gb > 0
 
 
-def test_the_tier_is_the_largest_that_the_gpu_has_memory_for():
-    for vram_gb, tier in ((None, "12G"), (8.0, "12G"), (15.0, "12G"), (15.99, "16G"), (79.6, "20G")):
-        assert tier_for(Machine("Stand-in" if vram_gb else "", vram_gb, True, 32.0, 100.0)) == tier, vram_gb
+@pytest.mark.parametrize(
+    ("vram_gb", "tier"), [(None, "12G"), (8.0, "12G"), (15.0, "12G"), (15.99, "16G"), (79.6, "20G")]
+)
+def test_the_tier_is_the_largest_that_the_gpu_has_memory_for(vram_gb, tier):
+    assert tier_for(Machine("Stand-in" if vram_gb else "", vram_gb, True, 32.0, 100.0)) == tier
 
 
 @pytest.mark.parametrize("folder", ["lib/python3.11/site-packages", "Lib/site-packages"])

@@ -150,13 +150,15 @@ def test_the_table_has_losses_times_and_loras(base):
     assert sweep.lines(made)[0].split()[:3] == ["learning_rate", "state", "steps"]
 
 
-def test_a_damaged_sweep_is_none(base):
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"base": "a", "fields": [], "created_at": "", "runs": [["../../etc", {}]]}']
+)
+def test_a_damaged_sweep_is_none(base, text):
     (runs.outputs_dir() / sweep.FOLDER).mkdir()
-    for text in ("", "[]", '{"base": "a", "fields": [], "created_at": "", "runs": [["../../etc", {}]]}'):
-        (runs.outputs_dir() / sweep.FOLDER / "x.json").write_text(text)
-        assert sweep.all_sweeps() == []
-        with pytest.raises(RunError, match="no sweep 'x'"):
-            sweep.find("x")
+    (runs.outputs_dir() / sweep.FOLDER / "x.json").write_text(text)
+    assert sweep.all_sweeps() == []
+    with pytest.raises(RunError, match="no sweep 'x'"):
+        sweep.find("x")
 
 
 def test_cancelling_a_sweep_removes_what_is_left(base):

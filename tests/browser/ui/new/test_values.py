@@ -37,7 +37,7 @@ def not_started(page, server, name: str, text: str) -> None:
     assert not (server.data / "outputs" / name).exists()
 
 
-def test_what_makes_no_sense_or_is_no_value_is_explained_beside_its_field(page, server, tmp_path):
+def test_what_makes_no_sense_or_is_taken_or_is_no_value_is_explained_beside_its_field(page, server, tmp_path):
     field(page, "name").fill("huge")
     field(page, "trigger").fill("ohwx")
     choose_tiny(page)
@@ -55,9 +55,21 @@ def test_what_makes_no_sense_or_is_no_value_is_explained_beside_its_field(page, 
     bad(page, "epochs", "The run has 2,000,000,000 steps. At 10 steps per second that takes 2,315 days")
     fill(page, "max_train_steps", "")
 
-    fill(page, "flags", "max_grad_nrm=1")
-    bad(page, "flags", "max_grad_nrm: diffusers has no such flag; did you mean max_grad_norm?")
-    fill(page, "epochs", "")
-    bad(page, "epochs", "Enter a value; the default is 16")
+    taken = server.data / "outputs" / "First-Light"
+    taken.mkdir(parents=True)
+    try:
+        field(page, "name").fill("First Light")
+        bad(page, "name", "A run named 'First Light' already exists in")
+    finally:
+        taken.rmdir()
+    field(page, "name").fill("Second Light")
+    page.locator("#name .hp-field-error").wait_for(state="detached")
+    for key, value, text in (
+        ("flags", "max_grad_nrm=1", "max_grad_nrm: diffusers has no such flag; did you mean max_grad_norm?"),
+        ("epochs", "", "Enter a value; the default is 16"),
+        ("learning_rate", "0,0001", "Not a number; write for example 0.0001"),
+    ):
+        fill(page, key, value)
+        bad(page, key, text)
     shown = page.locator("body").inner_text()
     assert not re.search(r"Input should|unable to parse|\(got |validation error", shown)

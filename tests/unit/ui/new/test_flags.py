@@ -11,7 +11,7 @@ from ui_helpers import PROJECT
 import presets
 from runs.flags import known_flags
 from runs.paths import CHECKOUTS
-from ui.new import flags, form
+from ui.new import flags, form, new_lora
 
 
 @pytest.fixture
@@ -118,6 +118,20 @@ def test_a_line_is_validated_by_runs(data, checkout, line, expected):
     name, _, value = line.partition("=")
     if "=" in line:
         assert flags.errors("flux-dev", "sd-scripts", name, value) == found
+
+
+def test_every_invalid_line_is_reported(data, checkout):
+    marks = form.review(values(flags="a=1\nnoise_offset=0.1\n\nbetas=x\nlog_level=<img>"), 20).marks()["flags"]
+    assert len(marks) == 3 and any("<img>" in text for _, text in marks)
+
+
+def test_the_review_reports_the_options_beside_their_field(data, checkout):
+    from ui.dataset import draft
+
+    mine = draft.new_id()
+    draft.save_fields(mine, values(name="x", flags="noise_ofset=1"))
+    plan, marks, *_ = new_lora.review(mine)
+    assert "did you mean noise_offset" in marks["flags"][0][1] and plan
 
 
 @pytest.mark.parametrize(
