@@ -69,10 +69,8 @@ def keep(words: list[str]) -> int:
     --before=NS, when that file was last changed.
     """
     *options, state, folder = words
-    run, limits = (
-        os.path.basename(folder),
-        [word.partition("=")[2] for word in options if word.startswith("--silent-s=")],
-    )
+    run = os.path.basename(folder)
+    limits = [word.partition("=")[2] for word in options if word.startswith("--silent-s=")]
     base_s = float(limits[0]) if limits else HEALTHY_S
     received: list[int] = []
     child: list[_Child] = []
