@@ -20,6 +20,7 @@ NAMES = {
     "examples": "the built-in trainer beside diffusers' example scripts: losses and time of a step",
     "faults": "every fault a run can meet, injected on purpose, and its required outcome",
     "goodput": "a run under faults: ours, torchrun, nvidia-resiliency-ext",
+    "gpu": "on a GPU: every VRAM tier at full size, exact resume, hangs of the card, kohya's trainer, snapshots",
     "overhead": "what the guards cost: a heartbeat, and all patches in the real loop",
     "ui": "how fast the page answers, and how much memory it uses",
 }

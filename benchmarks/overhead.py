@@ -108,9 +108,18 @@ OURS: tuple[Side, Side] = (("plain", ROOT, False), ("patched", ROOT, True))
 
 
 def take_turns(
-    work: Path, folder: Path, steps: int, second_first: bool, sides: tuple[Side, Side] = OURS
+    work: Path,
+    folder: Path,
+    steps: int,
+    second_first: bool,
+    sides: tuple[Side, Side] = OURS,
+    more: dict[str, str] | None = None,
+    **changed: str,
 ) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
-    """(wall, processor) seconds of each step of the two sides, from two trainings that alternate."""
+    """(wall, processor) seconds of each step of the two sides, from two trainings that alternate.
+
+    more: variables of both, changed: flags of both. The losses of each are in `folder`/NAME.losses.
+    """
     tiny = tests_support("tiny_sd_scripts")
 
     folder.mkdir()
@@ -134,6 +143,8 @@ def take_turns(
             PYTHONPATH=f"{work / 'site'}{os.pathsep}{root}",
             HANGPROOF_HEARTBEAT=str(folder / name / "hb"),
             HANGPROOF_RUN=str(folder / name),
+            TINY_LOSSES=str(folder / f"{name}.losses"),
+            **(more or {}),
         )
         args = tiny.arguments(
             work,
@@ -141,6 +152,7 @@ def take_turns(
             train_data_dir=str(images.parent),
             max_train_steps=str(steps),
             max_data_loader_n_workers="1",
+            **changed,
         )
         command = tiny.command(*args, patched=patched)
         with open(folder / f"{name}.log", "wb") as log:

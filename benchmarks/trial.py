@@ -59,17 +59,20 @@ def clean_environment(**more: str) -> dict[str, str]:
     return {**kept, **more}
 
 
-def make_toy(data: Path, steps: int, every: int, root: Path = ROOT, **fields: Any) -> Path:
-    """A run of the toy made as a user makes one, in data root `data`; its folder. root: the checkout that makes it."""
+def make_toy(data: Path, steps: int, every: int, root: Path = ROOT, size: int = 64, **fields: Any) -> Path:
+    """A run of the toy made as a user makes one, in data root `data`; its folder. root: the checkout that makes it.
+
+    size: of its image, in pixels.
+    """
     from PIL import Image
 
     photos = data / "photos"
     photos.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (64, 64)).save(photos / "0.png")
+    Image.new("RGB", (size, size)).save(photos / "0.png")
     values = {**TOY, "max_train_steps": steps, "save_every_n_steps": every, **fields}
     command = [sys.executable, "-c", MAKE_RUN, json.dumps(values), str(photos)]
     env = {**os.environ, "HANGPROOF_DATA": str(data)}
-    made = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=True, timeout=300)
+    made = subprocess.run(command, cwd=root, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
     return Path(made.stdout.splitlines()[-1])
 
 

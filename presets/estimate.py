@@ -5,15 +5,16 @@ A run has three stages and needs as much memory as the largest:
     text      = T5 + CLIP in 16 bits, while captions are encoded
     images    = VAE + its activations at the largest bucket
     training  = weights + LoRA + activations + one block recomputed
-      weights      parameters × bytes (fp8: 1, bf16 and fp16: 2, float32: 4); split mode: only the larger half;
-                   block swap: without the swapped blocks; text not cached: also T5 and CLIP
+      weights      parameters × bytes (STORED, else bf16 and fp16: 2, float32: 4); split mode: the half that is trained;
+                   block swap and streaming: without those blocks; text not cached: also T5 and CLIP
       LoRA         rank × Σ(in + out) of the trained layers × (4 weight + 4 gradient + optimizer bytes)
       activations  tokens × width × 2 bytes × blocks (without gradient checkpointing: × 34)
       one block    tokens × width × 2 bytes × 40, and its weights in the compute precision
     + 1 GB for the CUDA context, fragmentation and the rest
 
 tokens = batch × ((resolution / 16)² + text tokens). The shapes are in families/NAME.toml. The actual use differs by one
-or two gigabytes with the attention kernels, the driver and a desktop on the same GPU.
+or two gigabytes with the attention kernels, the driver and a desktop on the same GPU. Of FLUX.1 it was measured on a GPU
+(docs/measurements.md): a training takes 0.5 to 1.1 GB less than this says.
 
 A family without a shape has a figure in its table instead, for each tier at the default settings, with the part of it
 that grows with resolution² × batch size and the weights of its LoRA. The result says what the figure is based on.
@@ -42,6 +43,13 @@ OVERHEAD_GB = 1.0
 PNG_BYTES = 2.0  # of a pixel of a generated image
 OPTIMIZER_BYTES = {"adafactor": 0.1, "adamw8bit": 2, "adamw": 8, "lion8bit": 1, "lion": 4, "prodigy": 16}
 OPTIMIZER_BYTES |= {"adamwschedulefree": 8, "sgd": 4}
+STORED = {
+    "float8": 1.0,
+    "float8_scaled": 1.0,
+    "int8": 1.0,
+    "nf4": 0.5 + 4 / 64,
+}  # bytes of a weight and of its share of a scale
+AHEAD = 2  # streamed blocks on the GPU at a time
 TEXT_TOKENS, TEXT_WIDTH = 512, 4096  # of a family without a shape: as FLUX.1
 NOTE = "an estimate; actual use differs by 1–2 GB with the driver and other programs on the GPU"
 
@@ -110,7 +118,7 @@ Stages = tuple[dict[str, float], dict[str, float], str]  # GB by stage, GB by pa
 def _computed(key: str, run: Mapping[str, Any], flags: Mapping[str, Any], shape: Mapping[str, Any]) -> Stages:
     """The estimate of a family with a shape."""
     parts = _training(run, flags, shape)
-    text = shape["text_parameters"] * 2 / GB + OVERHEAD_GB
+    text = (0 if flags.get("text_encoder_cpu") else shape["text_parameters"]) * 2 / GB + OVERHEAD_GB
     pixels = run["batch_size"] * run["resolution"] ** 2 if "vae_batch_size" in flags else run["resolution"] ** 2
     images = shape["vae_parameters"] * 2 / GB + pixels * shape["vae_bytes_per_pixel"] / GB + OVERHEAD_GB
     return {"text": text, "images": images, "training": sum(parts.values())}, parts, NOTE
@@ -251,12 +259,23 @@ def _optimizer_bytes(flags: Mapping[str, Any]) -> float:
 def _training(run: Mapping[str, Any], flags: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, float]:
     """The parts of the training stage in GB."""
     compute = 4 if run["mixed_precision"] == "no" else 2
-    stored = 1 if compute == 2 and (flags.get("fp8_base") or flags.get("fp8_base_unet")) else compute
+    fp8 = compute == 2 and (flags.get("fp8_base") or flags.get("fp8_base_unet"))
+    stored = STORED.get(str(flags.get("quantize") or ("float8" if fp8 else "")), compute)
     double, single = shape["double_parameters"], shape["single_parameters"]
     doubles, singles = shape["double_blocks"], shape["single_blocks"]
+    tokens = run["batch_size"] * ((run["resolution"] // 16) ** 2 + shape["text_tokens"])
+    row = tokens * shape["width"] * compute
+    through = singles if flags.get("split_mode") else doubles + singles
+    activations = row * through * (1 if flags.get("gradient_checkpointing") else 34)
+    one_block = row * 40 + max(double, single) * compute
     kept = double * doubles + single * singles + shape["other_parameters"]
-    if flags.get("split_mode"):
-        kept = max(double * doubles + shape["other_parameters"], single * singles)
+    if flags.get("split_mode"):  # the other half has neither activations nor a recomputed block beside it
+        other_half = double * doubles + shape["other_parameters"]
+        kept = max(other_half - (activations + one_block) / stored, single * singles)
+    elif flags.get("blocks_to_stream"):
+        streamed = int(float(flags["blocks_to_stream"]))
+        of_single = min(singles, streamed)
+        kept -= (of_single - min(AHEAD, streamed)) * single + min(doubles, streamed - of_single) * double
     elif flags.get("blocks_to_swap"):
         # sd-scripts swaps N // 2 double and twice the rest of single blocks (flux_models.enable_block_swap)
         swapped = int(float(flags["blocks_to_swap"]))
@@ -265,11 +284,6 @@ def _training(run: Mapping[str, Any], flags: Mapping[str, Any], shape: Mapping[s
     if not (flags.get("cache_text_encoder_outputs") or flags.get("cache_text_encoder_outputs_to_disk")):
         weights += shape["text_parameters"] * 2
     lora = run["rank"] * _lora_sides(flags, shape) * (4 + 4 + _optimizer_bytes(flags))
-    tokens = run["batch_size"] * ((run["resolution"] // 16) ** 2 + shape["text_tokens"])
-    row = tokens * shape["width"] * compute
-    through = singles if flags.get("split_mode") else doubles + singles
-    activations = row * through * (1 if flags.get("gradient_checkpointing") else 34)
-    one_block = row * 40 + max(double, single) * compute
     return {
         "weights": weights / GB,
         "LoRA": lora / GB,

@@ -4,7 +4,9 @@ Fork after CUDA: torch's loader workers are forked from a process that has used 
 not use the GPU. A child that does gets an error that names it, and so does every other fork by multiprocessing (a data
 set's `map`). Threads of the tokenizers library do not survive a fork, so they are off. Output is unbuffered and UTF-8:
 the log shows the last line before a hang, and no caption can end a run with an encoding error. git gets `git_timeout_s`
-to report the revision. The GPU's cache is emptied every N steps only on request, because that costs a synchronization.
+to report the revision. cuDNN's attention is off: its gradients are NaN for some lengths, and since PyTorch 2.11 it is
+the default on H100, H200 and B200 (pytorch/pytorch#196678). The GPU's cache is emptied every N steps only on request,
+because that costs a synchronization.
 """
 
 from __future__ import annotations
@@ -49,13 +51,19 @@ def empty_cache(step: int, every: int) -> None:
 
 
 @around
-def _explain_fork(original: Callable) -> None:
-    """Explain the error when a forked child uses the GPU: torch's own message does not name a way to avoid it."""
-    if sys.modules["torch.cuda"]._is_in_bad_fork():
+def _first_use(original: Callable) -> None:
+    """Explain the error when a forked child uses the GPU: torch's own message does not name a way to avoid it.
+
+    Before the first use of the GPU, cuDNN's attention is turned off.
+    """
+    torch = sys.modules["torch"]
+    if torch.cuda._is_in_bad_fork():
         raise RuntimeError(
             f"fork after CUDA: process {os.getpid()} was forked from {os.getppid()}, which had used the GPU, and "
             f"now uses it too; {ADVICE}"
         )
+    if not torch.cuda.is_initialized() and hasattr(torch.backends.cuda, "enable_cudnn_sdp"):  # since 2.5
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return original()
 
 
@@ -89,7 +97,7 @@ PATCH = Patch(
     why="fork after CUDA, tokenizer threads, buffered or badly encoded output, git without a limit",
     targets=(
         Target(UTIL, "get_git_revision_hash", params=(), make=_limit_git, wait="git, which reports the revision"),
-        Target(CUDA, "_lazy_init", params=(), make=_explain_fork),
+        Target(CUDA, "_lazy_init", params=(), make=_first_use),
         Target(CUDA, "_is_in_bad_fork"),
         Target(FORK, "Popen._launch", params=("self", "process_obj"), make=_refuse_fork),
     ),

@@ -28,7 +28,7 @@ def hidden(*names: str) -> Iterator[None]:
 
 
 def heavy() -> None:
-    """Imports what every run needs: torch, accelerate, diffusers' FLUX transformer and peft."""
+    """Imports what every run needs: torch, without cuDNN's attention, accelerate, diffusers' FLUX transformer and peft."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -36,9 +36,11 @@ def heavy() -> None:
         import accelerate  # noqa: F401
         import diffusers.models.transformers.transformer_flux  # noqa: F401
         import peft  # noqa: F401
-        import torch  # noqa: F401
+        import torch
         import transformers
 
+    # Its gradients are NaN for some lengths, and it is the default on H100, H200 and B200: pytorch/pytorch#196678.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     transformers.utils.logging.disable_progress_bar()  # "Loading weights 36/36" is noise in a log
 
 

@@ -25,6 +25,7 @@ TABLE: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("causes.tom
     "cause"
 ]
 LINES, WIDTH = 300, 4000  # of the log: an older line is not about how the run ended, a longer one makes searches slow
+BUSY = 95  # percent of a GPU
 CUT = " … "  # in the middle of a longer line: a launcher's error ends with the exit code, behind the complete command
 # A GPU is broken or lost; others (13, 31, 43, 45) are a program's own fault or its exit: docs.nvidia.com/deploy/xid-errors
 LOST_XID = {46, 48, 54, 56, 57, 58, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143, 154}
@@ -102,12 +103,16 @@ def facts(evidence: Evidence) -> set[str]:
     xids = {int(n) for line in evidence.kernel for n in re.findall(r"Xid \([^)]*\): (\d+)", line)}
     late = evidence.late()
     trainers = [p for p in evidence.processes if p["trainer"]]
-    workers = [p for p in evidence.processes if not p["trainer"] and p["ppid"] in {t["pid"] for t in trainers}]
+    ours = {p["pid"] for p in trainers}
+    workers = [p for p in evidence.processes if not p["trainer"] and p["ppid"] in ours]
     in_question = [p for p in trainers if late is None or p["pid"] == late["pid"]] or evidence.processes
     found = {
         "oom_killed": evidence.host.get("oom_kills", 0) > 0
         or any("ut of memory" in line or "oom-kill" in line for line in evidence.kernel),
         "gpu_lost": not xids.isdisjoint(LOST_XID),
+        "gpu_busy": any(
+            (gpu.get("utilization") or 0) >= BUSY and ours & set(gpu.get("pids", ())) for gpu in evidence.gpu
+        ),
         "late_rank": late is not None,
         "trainer_stopped": any(p["state"] in ("T", "t") for p in trainers),
         "worker_stopped": any(p["state"] in ("T", "t") for p in workers),

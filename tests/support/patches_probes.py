@@ -113,6 +113,15 @@ if accelerator.process_index == 1:
     time.sleep(3600)
 accelerator.wait_for_everyone()
 """
+FIRST_USE = """
+import torch
+before = torch.backends.cuda.cudnn_sdp_enabled()
+try:
+    torch.cuda.init()
+except AssertionError:  # a build for the processor alone
+    pass
+print(f"cuDNN's attention: {before}, then {torch.backends.cuda.cudnn_sdp_enabled()}")
+"""
 BAD_FORK = "import torch\ntorch.cuda._is_in_bad_fork = lambda: True\ntorch.zeros(1, device='cuda')\n"
 
 
@@ -247,6 +256,7 @@ PROBES = {
         FORK, 1, ("[tensor([1]), tensor([2])]", "fork after CUDA refused: map of a data set would be forked",
                   "--max_data_loader_n_workers 0"),
     ),
+    "first use of the GPU": Probe(FIRST_USE, 0, ("cuDNN's attention: True, then False",)),
     "GPU in a forked child": Probe(BAD_FORK, 1, ("fork after CUDA: process ", "was forked from")),
     **{
         f"future, {way}": Probe(

@@ -93,6 +93,11 @@ def setup_weights(work, data, plain):
     }
 
 
+def test_the_attention_of_cudnn_is_off_because_its_gradients_can_be_nan():
+    imports.heavy()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_a_schedule_free_lora_has_the_average_and_its_training_goes_on_unchanged():
     weight = torch.nn.Parameter(torch.randn(8, 8, generator=torch.Generator().manual_seed(1)))
     optimizer = optimizers.build("adamwschedulefree", {}, 0.1, [weight])

@@ -78,3 +78,32 @@ def test_the_disk_space_counts_states_loras_and_caches():
     found = disk(run, 6)
     assert 6 * 202_696 / 3 < found["LoRAs"] < 6 * 202_696 * 3
     assert 6 * 330_000 / 4 < found["checkpoints"] < 6 * 330_000 * 3
+
+
+# GB of PyTorch alone in training, full size on an H200 (docs/measurements.md); a CUDA context takes another 0.6.
+MEASURED = {
+    ("12G", 1024): 7.70,
+    ("16G", 1024): 14.81,
+    ("20G", 1024): 14.87,
+    ("12G", 512): 6.83,
+    ("16G", 512): 13.12,
+    ("20G", 512): 13.19,
+    ("nf4", 1024): 9.60,
+}
+
+
+@pytest.mark.parametrize("way, pixels", MEASURED)
+def test_the_estimate_of_full_size_is_a_little_above_what_was_measured(way, pixels):
+    extra, tier = ({"quantize": way}, "16G") if way == "nf4" else ({}, way)
+    run = {"model": "flux-dev", "backend": "diffusers", "tier": tier, "resolution": pixels, "rank": 4, "extra": extra}
+    assert 0.4 <= estimate(run)["stages_gb"]["training"] - (MEASURED[way, pixels] + 0.6) <= 1.2
+
+
+def test_streamed_blocks_and_a_text_encoder_on_the_processor_need_less_memory():
+    def stages(**extra):
+        return estimate({"model": "flux-dev", "backend": "diffusers", "tier": "16G", "extra": extra})["stages_gb"]
+
+    whole = stages()["training"]
+    assert whole - stages(blocks_to_stream=18)["training"] == pytest.approx(16 * 0.1416, abs=0.11)
+    assert stages(blocks_to_stream=57)["training"] < stages(blocks_to_stream=38)["training"]
+    assert stages(text_encoder_cpu=True)["text"] == 1.0 < stages()["text"]

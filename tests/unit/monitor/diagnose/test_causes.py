@@ -165,6 +165,9 @@ FOUND = {
     "SIGSTOP": (hang(processes=[proc(1, "T", True)]), "trainer_stopped"),
     "caching": (hang(phase="cache_latents", note="cat.png"), "caching"),
     "loading": (hang(phase="load"), "loading"),
+    "a kernel that never ends": (hang(frames("loop.py:one_step"), processes=[proc(71, "S", True)], gpu=[{"utilization": 100, "pids": [71]}]), "gpu_endless"),
+    "another program's kernel": (hang(frames("loop.py:one_step"), processes=[proc(71, "S", True)], gpu=[{"utilization": 100, "pids": [9]}]), "stuck"),
+    "an idle GPU": (hang(frames("loop.py:one_step"), processes=[proc(71, "S", True)], gpu=[{"utilization": 3, "pids": [71]}]), "stuck"),
     "nothing known": (hang(frames("loop.py:one_step")), "stuck"),
 }  # fmt: skip
 
