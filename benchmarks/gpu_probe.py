@@ -4,7 +4,7 @@
 
     HANGPROOF_GPU_BYTES   the process may allocate no more, as if the card were smaller
     HANGPROOF_GPU_EXACT   1: deterministic algorithms alone
-    HANGPROOF_GPU_RECORD  a file that gets a line of JSON for each phase that ends, and for each step
+    HANGPROOF_GPU_RECORD  a file that gets a line of JSON for each phase that ends, and for each step: the most memory allocated
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from typing import Any
 
 from benchmarks import injector
@@ -59,7 +58,7 @@ def fire(phase: str, step: int, heartbeat: Heartbeat) -> None:
     if "torch" in sys.modules and not _state["ready"]:
         prepare()
     if _state["ready"] and (phase == "step" or heartbeat.current_phase != _state["phase"]):
-        record(phase, step)
+        record(phase)
         _state["phase"] = heartbeat.current_phase
     injector.fire(phase, step, heartbeat)
 
@@ -77,20 +76,15 @@ def prepare() -> None:
         torch.use_deterministic_algorithms(True)
 
 
-def record(phase: str, step: int) -> None:
-    """The peaks of the phase that has ended, or of the step; the next begin at what is allocated now."""
+def record(phase: str) -> None:
+    """The peak of the phase that has ended, or of the step; the next begins at what is allocated now."""
     import torch
 
     file = os.environ.get("HANGPROOF_GPU_RECORD", "")
     if not file or not torch.cuda.is_initialized():
         return
-    line = {
-        "phase": phase if phase == "step" else _state["phase"],
-        "step": step,
-        "mono_s": time.monotonic(),
-        "allocated": torch.cuda.max_memory_allocated(),
-        "reserved": torch.cuda.max_memory_reserved(),
-    }
+    ended = phase if phase == "step" else _state["phase"]
+    line = {"phase": ended, "allocated": torch.cuda.max_memory_allocated()}
     with open(file, "a", encoding="utf-8") as lines:
         lines.write(json.dumps(line) + "\n")
     torch.cuda.reset_peak_memory_stats()

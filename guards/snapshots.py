@@ -9,7 +9,7 @@ steps. So the processor does not wait for it; the next step's kernels, which cha
 on the same stream, which needs no other stream to be synchronized and no `record_stream`; and an event behind it tells
 the thread that the pinned memory is filled. The GPU computes nothing meanwhile, which counts as cost. A state with
 tensors on several GPUs has no snapshots: one event says nothing of another GPU's stream. docs/measurements.md has what
-copies from an H200 cost.
+copies from an H200 cost. **Not tested**: pinned memory that cannot be had.
 
 A snapshot may cost 1 % of the training's time: what it adds to a step, and on a CPU what its thread uses there. So it
 is taken every N steps, with the smallest N that keeps this; and on a CPU the thread spreads the check of a large state

@@ -14,7 +14,7 @@ A run has three stages and needs as much memory as the largest:
 
 tokens = batch × ((resolution / 16)² + text tokens). The shapes are in families/NAME.toml. The actual use differs by one
 or two gigabytes with the attention kernels, the driver and a desktop on the same GPU. Of FLUX.1 it was measured on a GPU
-(docs/measurements.md): a training takes 0.5 to 1.1 GB less than this says.
+(docs/measurements.md): a training takes 0.3 to 0.9 GB less than this says.
 
 A family without a shape has a figure in its table instead, for each tier at the default settings, with the part of it
 that grows with resolution² × batch size and the weights of its LoRA. The result says what the figure is based on.
@@ -43,12 +43,8 @@ OVERHEAD_GB = 1.0
 PNG_BYTES = 2.0  # of a pixel of a generated image
 OPTIMIZER_BYTES = {"adafactor": 0.1, "adamw8bit": 2, "adamw": 8, "lion8bit": 1, "lion": 4, "prodigy": 16}
 OPTIMIZER_BYTES |= {"adamwschedulefree": 8, "sgd": 4}
-STORED = {
-    "float8": 1.0,
-    "float8_scaled": 1.0,
-    "int8": 1.0,
-    "nf4": 0.5 + 4 / 64,
-}  # bytes of a weight and of its share of a scale
+# Bytes of a weight as it is stored, in NF4 with its share of a scale (trainer/quantized.py).
+STORED = {"float8": 1.0, "float8_scaled": 1.0, "int8": 1.0, "nf4": 0.5 + 4 / 64}
 AHEAD = 2  # streamed blocks on the GPU at a time
 TEXT_TOKENS, TEXT_WIDTH = 512, 4096  # of a family without a shape: as FLUX.1
 NOTE = "an estimate; actual use differs by 1–2 GB with the driver and other programs on the GPU"

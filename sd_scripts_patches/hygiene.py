@@ -4,8 +4,8 @@ Fork after CUDA: torch's loader workers are forked from a process that has used 
 not use the GPU. A child that does gets an error that names it, and so does every other fork by multiprocessing (a data
 set's `map`). Threads of the tokenizers library do not survive a fork, so they are off. Output is unbuffered and UTF-8:
 the log shows the last line before a hang, and no caption can end a run with an encoding error. git gets `git_timeout_s`
-to report the revision. cuDNN's attention is off: its gradients are NaN for some lengths, and since PyTorch 2.11 it is
-the default on H100, H200 and B200 (pytorch/pytorch#196678). The GPU's cache is emptied every N steps only on request,
+to report the revision. cuDNN's attention is off: since PyTorch 2.11 it is the default on an H100 and H200, where its
+gradients can be NaN (pytorch/pytorch#196678). The GPU's cache is emptied every N steps only on request,
 because that costs a synchronization.
 """
 
@@ -94,7 +94,7 @@ def _is_loader_worker(process_obj: object) -> bool:
 
 PATCH = Patch(
     name="hygiene",
-    why="fork after CUDA, tokenizer threads, buffered or badly encoded output, git without a limit",
+    why="fork after CUDA, cuDNN's attention, tokenizer threads, buffered or badly encoded output, git without a limit",
     targets=(
         Target(UTIL, "get_git_revision_hash", params=(), make=_limit_git, wait="git, which reports the revision"),
         Target(CUDA, "_lazy_init", params=(), make=_first_use),

@@ -39,7 +39,7 @@ def heavy() -> None:
         import torch
         import transformers
 
-    # Its gradients are NaN for some lengths, and it is the default on H100, H200 and B200: pytorch/pytorch#196678.
+    # On an H200, where it is the default, it made losses NaN (docs/measurements.md); pytorch/pytorch#196678 is such a fault.
     torch.backends.cuda.enable_cudnn_sdp(False)
     transformers.utils.logging.disable_progress_bar()  # "Loading weights 36/36" is noise in a log
 

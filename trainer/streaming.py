@@ -7,8 +7,9 @@ home in main memory stays. LoRA weights and gradients are always on the device, 
 
 To a GPU the copies are asynchronous, from pinned memory on a stream of their own. The computing stream waits for the
 event behind a copy, and the processor waits only where a half leaves before the other comes: there is no thread and no
-future that could hang (sd-scripts' --blocks_to_swap has both). On an H200 streamed blocks give the loss of blocks that
-stay, and split mode is the fastest that fits into 12 GB (docs/measurements.md).
+future that could hang (sd-scripts' --blocks_to_swap has both). On an H200 streamed blocks of the tiny model give the
+loss of blocks that stay; split mode at full size is measured in docs/measurements.md. **Not measured**: whether the
+copies of streamed blocks overlap with the computation at full size.
 
 A module's weights come when its forward begins, also when gradient checkpointing runs it again in backward; its own
 backward follows at once, before another group comes. Without checkpointing, backward would miss them.

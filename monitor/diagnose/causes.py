@@ -25,8 +25,8 @@ TABLE: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("causes.tom
     "cause"
 ]
 LINES, WIDTH = 300, 4000  # of the log: an older line is not about how the run ended, a longer one makes searches slow
-BUSY = 95  # percent of a GPU
 CUT = " … "  # in the middle of a longer line: a launcher's error ends with the exit code, behind the complete command
+BUSY = 95  # percent of a GPU
 # A GPU is broken or lost; others (13, 31, 43, 45) are a program's own fault or its exit: docs.nvidia.com/deploy/xid-errors
 LOST_XID = {46, 48, 54, 56, 57, 58, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143, 154}
 _LAUNCHER = ("subprocess.CalledProcessError", "torch.distributed.elastic")

@@ -14,15 +14,11 @@ imports.heavy()
 import diffusers  # noqa: E402 - after `heavy`
 
 # The configurations that the families' repositories have, as far as they are not the classes' defaults.
-CLIPS = {
-    "addition_embed_type": "text_time",
-    "addition_time_embed_dim": 256,
-    "projection_class_embeddings_input_dim": 2816,
-}
 SDXL = {
     "block_out_channels": (320, 640, 1280), "cross_attention_dim": 2048, "transformer_layers_per_block": (1, 2, 10),
     "attention_head_dim": (5, 10, 20), "down_block_types": ("DownBlock2D", *["CrossAttnDownBlock2D"] * 2),
-    "up_block_types": (*["CrossAttnUpBlock2D"] * 2, "UpBlock2D"), "use_linear_projection": True, **CLIPS,
+    "up_block_types": (*["CrossAttnUpBlock2D"] * 2, "UpBlock2D"), "use_linear_projection": True,
+    "addition_embed_type": "text_time", "addition_time_embed_dim": 256, "projection_class_embeddings_input_dim": 2816,
 }  # fmt: skip
 SD35 = {
     "joint_attention_dim": 4096,

@@ -80,7 +80,7 @@ def test_the_disk_space_counts_states_loras_and_caches():
     assert 6 * 330_000 / 4 < found["checkpoints"] < 6 * 330_000 * 3
 
 
-# GB of PyTorch alone in training, full size on an H200 (docs/measurements.md); a CUDA context takes another 0.6.
+# GB of PyTorch alone in training, full size on an H200 (docs/measurements.md); CUDA took another 0.8 of the process's memory.
 MEASURED = {
     ("12G", 1024): 7.70,
     ("16G", 1024): 14.81,
@@ -96,7 +96,7 @@ MEASURED = {
 def test_the_estimate_of_full_size_is_a_little_above_what_was_measured(way, pixels):
     extra, tier = ({"quantize": way}, "16G") if way == "nf4" else ({}, way)
     run = {"model": "flux-dev", "backend": "diffusers", "tier": tier, "resolution": pixels, "rank": 4, "extra": extra}
-    assert 0.4 <= estimate(run)["stages_gb"]["training"] - (MEASURED[way, pixels] + 0.6) <= 1.2
+    assert 0.2 <= estimate(run)["stages_gb"]["training"] - (MEASURED[way, pixels] + 0.8) <= 1.0
 
 
 def test_streamed_blocks_and_a_text_encoder_on_the_processor_need_less_memory():
