@@ -30,15 +30,16 @@ from typing import Any
 from guards import checkpoint
 from launch.store import lease
 from launch.store.copies import Copier, NotHeld
-from launch.store.manifest import read_toml
+from launch.store.manifest import result_folders
 from launch.store.places import Limits, NotFound, Place, Refused, StoreError, Unavailable, open_place
 from launch.store.restore import restore
 from monitor import config
 from monitor.process import platform
 from monitor.process.locks import Lock
-from monitor.run_folder import STATUS, STOP, read_json
+from monitor.run_folder import STATUS, STOP, read_json, read_spec
 from monitor.state import FINAL, State
 from monitor.store import STORE, LeaseState, StoreView
+from runs.files import RunError
 
 LOCK = ".store.lock"  # in the run's folder: held by its agent
 LOCK_S = 20.0  # for an earlier agent to end
@@ -116,7 +117,7 @@ class Agent:
         self.limits = limits
         self.adopted = adopted
         self.lease = lease.Lease(small, period_s=limits.lease_s)
-        self.save_dir = str(read_toml(folder / "run.toml").get("save_dir") or "")
+        self.folders = result_folders(folder)
         self.held = threading.Event()  # for the first time
         self.wake = threading.Event()  # the copying thread has something to do
         self.released = threading.Event()
@@ -296,8 +297,8 @@ class Agent:
         seen, shown, done, noted = "", "", 0, set[str]()
         wait_s, next_s, copied_s = RETRY_S, 0.0, -1e9
         while True:
-            wanted, newest = self.wanted(), self.signature()
-            order, final = wanted
+            order, final = wanted = self.orders, self.final
+            newest = self.signature()
             if newest != shown:
                 shown = newest
                 self.report.set(pending=self.pending())
@@ -310,7 +311,7 @@ class Agent:
                     for note in set(pushed.notes) - noted:
                         noted.add(note)
                         print(f"store: {note}", file=sys.stderr, flush=True)
-                    self.report_copied(done)
+                    self.report.set(step=self.copied_step if self.copied_step >= 0 else None, error="", done=done)
                     if pushed.manifest is not None and not final:
                         self.copier.prune()
                 except Superseded:
@@ -342,7 +343,7 @@ class Agent:
                 if found.files and found.manifest is not None:
                     self.report.set(restored_step=max(0, found.step), restored_from=found.manifest.owner)
                 return found.damaged
-            except (StoreError, OSError) as error:
+            except (StoreError, RunError, OSError) as error:
                 late = time.monotonic() - self.moved_s >= self.limits.connect_s
                 if late or not isinstance(error, Unavailable | NotFound):  # another run of this name, a full disk
                     self.report.set(lease=LeaseState.UNUSABLE, message=str(error))
@@ -357,32 +358,23 @@ class Agent:
         self.moved_s = time.monotonic()
         self.report.set(message=f"restoring from the store: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
 
-    def wanted(self) -> tuple[int, bool]:
-        """The order that a push has to carry out: the last one, and whether it is the end of the run."""
-        return self.orders, self.final
-
     def progress(self, sent: int, total: int, wanted: tuple[int, bool]) -> None:
         """Show how far a push is; cut it short when everything is to be copied now."""
-        if self.wanted() != wanted:
+        if (self.orders, self.final) != wanted:
             raise Superseded
         self.report.set(pending=self.pending(), pending_bytes=total - sent)
 
-    def report_copied(self, done: int) -> None:
-        """A push is complete."""
-        last = self.copier.last if self.copier else None
-        step = last.step if last is not None and last.step >= 0 else None
-        self.report.set(step=step, error="", done=done, pending=self.pending(), pending_bytes=0)
+    @property
+    def copied_step(self) -> int:
+        """The step of the newest checkpoint in the store; -1 for none."""
+        return self.copier.last.step if self.copier and self.copier.last else -1
 
     # ---- the run's folder ----
-
-    def folders(self) -> list[Path]:
-        """Where states and the LoRA are."""
-        return [self.folder, *([Path(self.save_dir)] if self.save_dir and Path(self.save_dir).is_dir() else [])]
 
     def signature(self) -> str:
         """Changes with each new complete state and LoRA."""
         parts = []
-        for folder in self.folders():
+        for folder in self.folders:
             with contextlib.suppress(OSError), os.scandir(folder) as entries:
                 for entry in entries:
                     name = entry.name
@@ -394,18 +386,16 @@ class Agent:
 
     def pending(self) -> str:
         """What the store lacks: "the checkpoint of step 120, the LoRA"; "" for neither."""
-        last = self.copier.last if self.copier else None
         parts, steps = [], list[int]()
-        for folder in self.folders():
+        for folder in self.folders:
             with contextlib.suppress(OSError):
                 steps += [guard["step"] for path in checkpoint.states(folder) if (guard := checkpoint.guard_of(path))]
         newest = max(steps, default=-1)
-        if newest > (last.step if last else -1):
+        if newest > self.copied_step:
             parts.append(f"the checkpoint of step {newest}")
-        lora = f"{self.folder.name}.safetensors"
-        if any((folder / lora).is_file() for folder in self.folders()) and (
-            not last or f"run/{lora}" not in last.files
-        ):
+        lora, last = f"{self.folder.name}.safetensors", self.copier.last if self.copier else None
+        is_copied = last is not None and f"run/{lora}" in last.files
+        if not is_copied and any((folder / lora).is_file() for folder in self.folders):
             parts.append("the LoRA")
         return ", ".join(parts)
 
@@ -424,7 +414,7 @@ def run(folder: Path, adopted: bool) -> int:
         print(f"store: {folder}: another process copies this run", file=sys.stderr)
         return EXIT_FAILED
     report = Report(folder)
-    address = str(read_toml(folder / "run.toml").get("store") or "")
+    address = str(read_spec(folder).get("store") or "")
     limits = config.load().store
     try:
         place = open_place(address, Limits(bytes_per_s=limits.bandwidth_bytes)).under(folder.name)

@@ -11,7 +11,7 @@ the store before the push began, so nothing that another writer is just sending.
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from launch.store.manifest import (
     FILES,
     MANIFESTS,
     MAX_BYTES,
+    STATE,
     Contents,
     Local,
     Manifest,
@@ -67,23 +68,30 @@ def read_manifest(place: Place, name: str, run: str) -> Manifest:
     return parse(place.read(name, MAX_BYTES), name, run)
 
 
-def is_listed(manifest: Manifest, files: dict[str, int]) -> bool:
-    """Whether all contents of a manifest are in this listing of `files/`, each with its size."""
-    return not _missing(manifest, files)
+def each_manifest(
+    place: Place, run: str, names: list[str], files: dict[str, int]
+) -> Iterator[tuple[str, Manifest | None, str]]:
+    """(name, manifest, why it cannot be used) of these manifests. `files`: the listing of the store's contents.
+
+    None: it is damaged. "": all that it names is listed with its size; the hashes are compared by a restore only.
+    Raises Unavailable.
+    """
+    for name in names:
+        try:
+            manifest = read_manifest(place, name, run)
+        except Unavailable:
+            raise
+        except StoreError as error:
+            yield name, None, str(error)
+        else:
+            lost = _missing(manifest, files)
+            yield name, manifest, f"{name}: {len(lost)} of its files are missing in the store" if lost else ""
 
 
 def newest_manifest(place: Place, run: str) -> Manifest | None:
-    """The newest manifest whose contents are all listed with their sizes; None without one. Raises StoreError.
-
-    The hashes are compared by a restore only.
-    """
-    files = place.list(FILES)
-    for name in manifest_names(place):
-        with contextlib.suppress(StoreError):
-            manifest = read_manifest(place, name, run)
-            if is_listed(manifest, files):
-                return manifest
-    return None
+    """The newest manifest whose contents are all listed with their sizes; None without one. Raises StoreError."""
+    found = each_manifest(place, run, manifest_names(place), place.list(FILES))
+    return next((manifest for _, manifest, why in found if not why), None)
 
 
 def _missing(manifest: Manifest, files: dict[str, int]) -> list[str]:
@@ -123,14 +131,15 @@ class Copier:
         self._check_lease()
         if not self._looked:
             self.last, self._looked = newest_manifest(self.place, self.folder.name), True
-            own = [order for name in manifest_names(self.place) if (order := order_of(name))]
-            self._number = max((number for lease, number in own if lease == self.lease.number), default=0)
+            orders = [order_of(name) or (0, 0) for name in manifest_names(self.place)]
+            self._number = max((number for lease, number in orders if lease == self.lease.number), default=0)
         found = contents(self.folder, self.data, self.memory)
         self._before = self.place.list(FILES)
         self._skip_older_states(found)
         pushed = Pushed(None, notes=list(found.notes))
         self._send(found, pushed, on_progress)
-        self._remember()
+        with contextlib.suppress(OSError):  # a full disk costs time at the next push
+            self.memory.save(self.place.address)
         carried = self._carried(found)  # now: a state may have vanished while it was sent
         step = max([found.step, self.last.step if carried and self.last else -1])
         now = Manifest(
@@ -168,22 +177,19 @@ class Copier:
         Raises NotHeld, Refused, Unavailable: something is left, which the next call deletes.
         """
         self._check_lease()
-        files = self.place.list(FILES)
-        names, needed, kept = manifest_names(self.place), set[str](), list[str]()
-        complete = 0
-        for name in names:
-            if complete == KEPT_MANIFESTS:
-                break
+        files, names = self.place.list(FILES), manifest_names(self.place)
+        needed, kept, complete = set[str](), list[str](), 0
+        for name, manifest, why in each_manifest(self.place, self.folder.name, names, files):
             if (order_of(name) or (0, 0))[0] > self.lease.number:
                 raise NotHeld(
                     f"{self.place.address}: {name} was written by a later holder of the lease; nothing was deleted"
                 )
             kept.append(name)
-            manifest = self._readable(name)
-            if manifest is not None:
-                needed |= {member.blob for member in manifest.files.values()}
-                complete += is_listed(manifest, files)
-        if complete < KEPT_MANIFESTS:
+            needed |= {member.blob for member in manifest.files.values()} if manifest else set()
+            complete += not why
+            if complete == KEPT_MANIFESTS:
+                break
+        else:
             return 0
         old = [name for name in names if name not in kept]
         unused = [name for name in self._before if name in files and name not in needed]
@@ -200,40 +206,19 @@ class Copier:
             who = f"; {self.lease.holder} holds it" if self.lease.holder else ""
             raise NotHeld(f"the lease of {self.place.address} is not held by this process{who}; nothing was written")
 
-    def _remember(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk costs time at the next push
-            self.memory.save(self.place.address)
-
-    def _readable(self, name: str) -> Manifest | None:
-        """A manifest, None for a damaged one. Raises Unavailable where that is not known."""
-        try:
-            return read_manifest(self.place, name, self.folder.name)
-        except Unavailable:
-            raise
-        except StoreError:
-            return None
-
     def _skip_older_states(self, found: Contents) -> None:
         """Leave out older states that the store lacks: only the newest matters, and saving may be faster than copying."""
         newest = max(found.states, key=lambda state: found.states[state], default=None)
         for state in [state for state in found.states if state != newest]:
-            names = [name for name in found.files if name.startswith(f"run/{state}/")]
-            if any(found.files[name].blob not in self._before for name in names):
-                del found.states[state]
-                for name in names:
-                    del found.files[name]
+            members = [local for name, local in found.files.items() if name.startswith(f"run/{state}/")]
+            if any(local.blob not in self._before for local in members):
+                found.drop_state(state)
 
     def _carried(self, found: Contents) -> dict[str, Member]:
-        """The newest state of the last manifest where this machine has none: the store keeps the last good one."""
+        """The states of the last manifest where this machine has none: the store keeps the last good one."""
         if found.states or self.last is None:
             return {}
-        states = self.last.states()
-        newest = max(states, key=lambda state: (self._guarded_step(state), state), default=None)
-        return {name: self.last.files[name] for name in states[newest]} if newest else {}
-
-    def _guarded_step(self, state: str) -> int:
-        digits = state.rpartition("-step")[2].removesuffix("-state")
-        return int(digits) if digits.isdigit() else 10**9 if state == f"{self.folder.name}-state" else 0
+        return {name: self.last.files[name] for names in self.last.states().values() for name in names}
 
     def _is_unchanged(self, now: Manifest) -> bool:
         last = self.last
@@ -293,19 +278,16 @@ class Copier:
 
     def _leave_out(self, found: Contents, name: str, pushed: Pushed, why: str) -> None:
         """Leave a file out of the manifest, and with it the whole state that it is part of."""
-        state = name.removeprefix("run/").partition("/")[0] if _rank(name) == 2 else ""
-        pushed.notes.append(f"{state or name}: not copied: {why}")
-        if not state:
+        state = STATE.fullmatch(name.removeprefix("run/")) if _rank(name) == 2 else None
+        pushed.notes.append(f"{state['state'] if state else name}: not copied: {why}")
+        if state:
+            found.drop_state(state["state"])
+        else:
             del found.files[name]
-            return
-        found.states.pop(state, None)
-        for other in [other for other in found.files if other.startswith(f"run/{state}/")]:
-            del found.files[other]
 
 
 def _rank(name: str) -> int:
     """0: small or growing files, 1: LoRA files, 2: states."""
-    parts = name.split("/")
-    if parts[0] == "run" and len(parts) > 2 and parts[1].endswith("-state"):
+    if name.startswith("run/") and STATE.fullmatch(name.removeprefix("run/")):
         return 2
     return 1 if name.endswith(".safetensors") else 0

@@ -20,17 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import tomllib
-
 from guards import checkpoint
 from launch.common import plain_files
 from launch.store.places import StoreError, one_line
+from monitor.run_folder import read_json, read_spec
 from runs.files import atomic_write
 
 MANIFESTS, FILES = "manifests", "files"
 NAME = re.compile(r"manifests/(\d{6,12})-(\d{6,12})\.json")
 MAX_BYTES = 64 << 20  # of a manifest
-MAX_MEMBERS = 500_000
 MEMORY = ".store-files.json"  # in the run's folder: hashes, and the store that the folder belongs to
 RACE_S = 2.0  # a file that changed so recently may change again within the same tick of its clock
 
@@ -88,11 +86,6 @@ class Manifest:
         return f"{MANIFESTS}/{self.lease:06}-{self.number:06}.json"
 
     @property
-    def order(self) -> tuple[int, int]:
-        """The newest manifest has the greatest."""
-        return self.lease, self.number
-
-    @property
     def size(self) -> int:
         """The size of all its contents, each once."""
         return sum({member.sha256: member.size for member in self.files.values()}.values())
@@ -107,15 +100,8 @@ class Manifest:
 
     def dumps(self) -> bytes:
         """As JSON; the same manifest gives the same bytes."""
-        values = {
-            "version": 1,
-            **{
-                key: getattr(self, key)
-                for key in ("run", "lease", "number", "step", "completed", "owner", "written_at")
-            },
-            "files": {name: [m.sha256, m.size, m.changed_s] for name, m in sorted(self.files.items())},
-        }
-        return json.dumps(values, ensure_ascii=False, indent=0).encode()
+        rows = {name: [m.sha256, m.size, m.changed_s] for name, m in sorted(self.files.items())}
+        return json.dumps({"version": 1, **vars(self), "files": rows}, ensure_ascii=False, indent=0).encode()
 
 
 def order_of(name: str) -> tuple[int, int] | None:
@@ -131,10 +117,7 @@ def parse(data: bytes, name: str, run: str) -> Manifest:
     """
     try:
         values: dict[str, Any] = json.loads(data)
-        files = {
-            check_member(key, run): Member(_hash(row[0]), _count(row[1]), _time(row[2]))
-            for key, row in values["files"].items()
-        }
+        files = {check_member(key, run): _member(*row) for key, row in values["files"].items()}
         manifest = Manifest(
             run=str(values["run"]),
             lease=_count(values["lease"]),
@@ -145,14 +128,12 @@ def parse(data: bytes, name: str, run: str) -> Manifest:
             written_at=one_line(values["written_at"]),
             files=files,
         )
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise StoreError(
             f"{name}: the manifest is damaged ({type(error).__name__}: {error}); it is not used"
         ) from error
     if manifest.run != run or manifest.name != name:
         raise StoreError(f"{name}: the manifest belongs to {manifest.run!r} {manifest.name}; it is not used")
-    if len(files) > MAX_MEMBERS:
-        raise StoreError(f"{name}: the manifest names more than {MAX_MEMBERS} files; it is not used")
     return manifest
 
 
@@ -176,22 +157,17 @@ def belongs(path: str, run: str) -> bool:
     return any(re.fullmatch(pattern.replace("SLUG", re.escape(run)), path) for pattern in RUN_FILES)
 
 
-def _hash(value: object) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{64}", value):
-        raise ValueError("a SHA-256 has 64 hexadecimal digits")
-    return value
-
-
 def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 10**15:
+    if type(value) is not int or not 0 <= value < 10**15:
         raise ValueError(f"{value!r} is not a number of bytes or a count")
     return value
 
 
-def _time(value: object) -> float:
-    if not isinstance(value, int | float) or not 0 <= value < 1e11:
-        raise ValueError(f"{value!r} is not a time")
-    return float(value)
+def _member(sha256: str, size: object, changed_s: float) -> Member:
+    """A row of a manifest. Raises ValueError, TypeError."""
+    if not re.fullmatch(r"[0-9a-f]{64}", sha256) or not 0 <= changed_s < 1e11:
+        raise ValueError(f"{sha256[:100]!r}, {changed_s!r} are not a SHA-256 and a time")
+    return Member(sha256, _count(size), float(changed_s))
 
 
 # This machine's files ---------------------------------------------------------------------------------------------------
@@ -220,15 +196,11 @@ class Memory:
 
     def __init__(self, folder: Path):
         self.path = folder / MEMORY
-        self.store = ""  # the address that the folder was pushed to or restored from
+        values = read_json(self.path) or {}
+        known = values.get("files")
+        self.store = str(values.get("store") or "")  # the address that the folder was pushed to or restored from
         self.hashed_bytes = 0  # read and hashed by this object
-        self._known: dict[str, list[Any]] = {}
-        try:
-            values = json.loads(self.path.read_text(encoding="utf-8"))
-            self.store = str(values["store"])
-            self._known = {str(path): list(row) for path, row in values["files"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            self._known = {}
+        self._known: dict[str, list[Any]] = known if isinstance(known, dict) else {}
         self._used: dict[str, list[Any]] = {}
 
     def local(self, path: Path) -> Local:
@@ -242,19 +214,15 @@ class Memory:
             if row is not None and tuple(row[:3]) == key:
                 self._used[name] = row
                 return Local.of(path, str(row[3]), key[0], key)
-            sha256, size = self._hash(path)
+            with open(path, "rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+                size = file.tell()
+            self.hashed_bytes += size
             if key_of(os.lstat(path)) == key and size == key[0]:
                 if time.time() - status.st_mtime > RACE_S:
                     self._used[name] = [*key, sha256]
                 return Local.of(path, sha256, size, key)
         raise OSError(f"{path}: it changes while it is read")
-
-    def _hash(self, path: Path) -> tuple[str, int]:
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            size = file.tell()
-        self.hashed_bytes += size
-        return digest, size
 
     def save(self, store: str) -> None:
         """Keep the hashes of the files that were used since the last call, and the store's address. Raises OSError."""
@@ -265,102 +233,91 @@ class Memory:
         self._used = {}
 
 
-@dataclass
 class Contents:
     """The files of a run on this machine by the names of a manifest, and what was left out and why."""
 
-    files: dict[str, Local] = field(default_factory=dict)
-    states: dict[str, int] = field(default_factory=dict)  # name -> step
-    completed: bool = False
-    notes: list[str] = field(default_factory=list)
+    def __init__(self, run: str, memory: Memory):
+        self.run, self.memory = run, memory
+        self.files: dict[str, Local] = {}
+        self.states: dict[str, int] = {}  # name -> step
+        self.completed = False
+        self.notes: list[str] = []
 
     @property
     def step(self) -> int:
         """The step of the newest state; -1 without one."""
         return max(self.states.values(), default=-1)
 
+    def add(self, name: str, path: Path) -> None:
+        """Add a file; one that vanished is left out, and one that cannot be copied is noted."""
+        try:
+            self.files[check_member(name, self.run)] = self.memory.local(path)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            self.notes.append(f"not copied: {error}")
+
+    def add_state(self, state: Path) -> None:
+        """Add a state if every file has the size and hash that its guard file names."""
+        guard = checkpoint.guard_of(state)
+        if guard is None or state.name in self.states:
+            return  # it is being written, or never was completed
+        files: dict[str, Local] = {}
+        try:
+            for name, row in {**guard["files"], checkpoint.GUARD: None}.items():
+                local = self.memory.local(state / name)
+                if row is not None and (local.size, local.sha256) != (row["size"], row["sha256"]):
+                    self.notes.append(f"{state.name}: {name} is not as it was written; the state is not copied")
+                    return
+                files[check_member(f"run/{state.name}/{name}", self.run)] = local
+        except FileNotFoundError:
+            return  # deleted or replaced meanwhile
+        except (OSError, ValueError) as error:
+            self.notes.append(f"{state.name}: not copied: {error}")
+            return
+        if checkpoint.guard_of(state) == guard:
+            self.files |= files
+            self.states[state.name] = int(guard["step"])
+
+    def drop_state(self, state: str) -> None:
+        """Leave a state out."""
+        self.states.pop(state, None)
+        self.files = {name: local for name, local in self.files.items() if not name.startswith(f"run/{state}/")}
+
 
 def contents(folder: Path, data: Path, memory: Memory) -> Contents:
     """The files of the run in `folder` and of its data set in `data`. Files that vanish meanwhile are left out."""
-    found = Contents()
-    spec = read_toml(folder / "run.toml")
-    found.completed = _is_completed(folder)
+    found = Contents(folder.name, memory)
+    found.completed = (read_json(folder / "monitor.json") or {}).get("state") == "completed"
     for path in plain_files(folder):
         relative = path.relative_to(folder).as_posix()
         if belongs(relative, folder.name) and not STATE.fullmatch(relative):
-            _add(found, f"run/{relative}", path, folder.name, memory)
-    elsewhere = str(spec.get("save_dir") or "")
-    for where in (folder, *([Path(elsewhere)] if elsewhere else [])):
-        if where != folder:
-            for path in sorted(where.glob("*.safetensors")) if where.is_dir() else []:
-                if belongs(path.name, folder.name) and f"run/{path.name}" not in found.files:
-                    _add(found, f"run/{path.name}", path, folder.name, memory)
+            found.add(f"run/{relative}", path)
+    for where in result_folders(folder):
+        for path in sorted(where.glob("*.safetensors")):
+            if belongs(path.name, folder.name) and f"run/{path.name}" not in found.files:
+                found.add(f"run/{path.name}", path)
         try:
-            states = checkpoint.states(where, folder.name)
+            for state in checkpoint.states(where, folder.name):
+                found.add_state(state)
         except OSError as error:
             found.notes.append(f"{where}: its states cannot be listed: {error.strerror or error}")
-            continue
-        for state in states:
-            if state.name not in found.states:
-                _add_state(found, state, folder.name, memory)
     for path in plain_files(data):
-        _add(found, f"data/{path.relative_to(data).as_posix()}", path, folder.name, memory)
+        found.add(f"data/{path.relative_to(data).as_posix()}", path)
     return found
+
+
+def result_folders(folder: Path) -> list[Path]:
+    """Where the states and the LoRA of the run in `folder` are: there, and in its spec's `save_dir`."""
+    elsewhere = str(read_spec(folder).get("save_dir") or "")
+    return [folder, *([Path(elsewhere)] if elsewhere else [])]
 
 
 def newest_state(folder: Path, memory: Memory) -> int:
     """The step of the newest state in a run's folder that is complete; -1 without one. Raises OSError."""
-    found = Contents()
+    found = Contents(folder.name, memory)
     for state in checkpoint.states(folder, folder.name):
-        _add_state(found, state, folder.name, memory)
+        found.add_state(state)
         if found.states:
             break
     return found.step
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as plain values; {} where it is missing or not valid."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError):
-        return {}
-
-
-def _is_completed(folder: Path) -> bool:
-    try:
-        values = json.loads((folder / "monitor.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(values, dict) and values.get("state") == "completed"
-
-
-def _add(found: Contents, name: str, path: Path, run: str, memory: Memory) -> None:
-    try:
-        found.files[check_member(name, run)] = memory.local(path)
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError) as error:
-        found.notes.append(f"not copied: {error}")
-
-
-def _add_state(found: Contents, state: Path, run: str, memory: Memory) -> None:
-    """Add a state if every file has the size and hash that its guard file names."""
-    guard = checkpoint.guard_of(state)
-    if guard is None:
-        return  # it is being written, or never was completed
-    files: dict[str, Local] = {}
-    try:
-        for name, row in {**guard["files"], checkpoint.GUARD: None}.items():
-            local = memory.local(state / name)
-            if row is not None and (local.size, local.sha256) != (row["size"], row["sha256"]):
-                found.notes.append(f"{state.name}: {name} is not as it was written; the state is not copied")
-                return
-            files[check_member(f"run/{state.name}/{name}", run)] = local
-    except FileNotFoundError:
-        return  # deleted or replaced meanwhile
-    except (OSError, ValueError) as error:
-        found.notes.append(f"{state.name}: not copied: {error}")
-        return
-    if checkpoint.guard_of(state) == guard:
-        found.files |= files
-        found.states[state.name] = int(guard["step"])

@@ -14,8 +14,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -356,13 +355,3 @@ def open_place(address: str, limits: Limits | None = None) -> Place:
             raise StoreError(f"sftp://{body}: the port is not a number") from error
         root = unquote(parts.path).rstrip("/")
     return Place(files(scheme, options), f"{scheme}://{body}", limits, f"{root}/")
-
-
-@contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Turn an OSError of this machine's own files into a StoreError that says what failed and why."""
-    try:
-        yield
-    except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        raise StoreError(f"cannot {what}{where}: {error.strerror or error}") from error

@@ -14,16 +14,20 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import tomllib
+
 from guards import checkpoint
-from launch.store.copies import is_listed, manifest_names, read_manifest
-from launch.store.manifest import FILES, RENDERED, Manifest, Member, Memory, newest_state, read_toml
-from launch.store.places import Place, StoreError, Unavailable, explained
-from runs.files import RunError, fsync_folder
+from launch.store.copies import each_manifest, manifest_names
+from launch.store.manifest import FILES, RENDERED, Manifest, Member, Memory, newest_state
+from launch.store.places import Place, StoreError, Unavailable
+from monitor.run_folder import read_json
+from runs.files import atomic_write, explained, fsync_folder
 from runs.paths import datasets_dir, outputs_dir
 
 SPEC, JOB = "run/run.toml", "run/job.json"
@@ -67,8 +71,9 @@ def restore(
         run: the slug. folder, data: by default those of the run on this machine.
         on_progress: called with the bytes fetched and the bytes to fetch.
 
-    Raises StoreError: the store cannot be read; the disk is full; the folder holds another run of this name. The run's
-    folder is unchanged, or, while its last files are renamed, still without `run.toml` where it had none.
+    Raises StoreError: the store cannot be read; the disk is full; the folder holds another run of this name. RunError:
+    this machine's folder cannot be written, or the script not be made here. The run's folder is unchanged, or, while
+    its last files are renamed, still without `run.toml` where it had none.
     """
     folder, data = folder or outputs_dir() / run, data or datasets_dir() / run
     with explained(f"restore {run}"):
@@ -86,7 +91,7 @@ class _Restore:
         self.memory = Memory(folder)
         self.done = Restored()
         self.damaged: set[str] = set()
-        self.uses: dict[str, int] = {}  # of fetched contents, by SHA-256
+        self.uses = Counter[str]()  # of fetched contents, by SHA-256
 
     def go(self) -> Restored:
         """See `restore`."""
@@ -110,75 +115,60 @@ class _Restore:
         """The newest manifest whose contents arrive undamaged, and its files that are to be written."""
         names = manifest_names(self.place)
         files = self.place.list(FILES) if names else {}
-        for name in names:
-            try:
-                manifest = read_manifest(self.place, name, self.run)
-                if not is_listed(manifest, files):
-                    self.done.notes.append(
-                        f"{name}: some of its files are missing in the store; the one before it is used"
-                    )
-                    continue
-                self._check_same_run(manifest, has_run)
-                members = self._wanted(manifest, has_run)
-                self._fetch(members)
-                return manifest, members
-            except (Unavailable, _Conflict):
-                raise
-            except StoreError as error:
-                self.done.notes.append(f"{error}; the manifest before it is used")
+        for _, manifest, why in each_manifest(self.place, self.run, names, files):
+            if manifest and not why:
+                try:
+                    self._check_same_run(manifest, has_run)
+                    members = self._wanted(manifest, has_run)
+                    self._fetch(members)
+                    return manifest, members
+                except (Unavailable, _Conflict):
+                    raise
+                except StoreError as error:
+                    why = str(error)
+            self.done.notes.append(f"{why}; the manifest before it is used")
         return None, {}
 
     def _check_same_run(self, manifest: Manifest, has_run: bool) -> None:
         """Refuse to mix two runs of one name: a folder that never used this store must have the same spec."""
         if not has_run or self.memory.store == self.place.address or SPEC not in manifest.files:
             return
-        own, stored = read_toml(self.folder / "run.toml"), self._stored_spec(manifest)
-        differing = sorted(
-            key for key in own.keys() | stored.keys() if own.get(key) != stored.get(key) and key not in MAY_DIFFER
-        )
-        if differing:
+        member = manifest.files[SPEC]
+        if member.size > SPEC_BYTES:
+            raise StoreError(f"{manifest.name}: its run.toml has {member.size} bytes; it is not used")
+        self._fetch({SPEC: member})
+        own, stored = _read_toml(self.folder / "run.toml"), _read_toml(self._staged(member))
+        keys = (own.keys() | stored.keys()) - {*MAY_DIFFER}
+        if differing := sorted(key for key in keys if own.get(key) != stored.get(key)):
             raise _Conflict(
                 f"{self.place.address} holds another run of this name: {', '.join(differing[:5])} differ from "
                 f"{self.folder / 'run.toml'}; rename this run, use another store, or delete {self.place.address}"
             )
 
-    def _stored_spec(self, manifest: Manifest) -> dict[str, Any]:
-        member = manifest.files[SPEC]
-        if member.size > SPEC_BYTES:
-            raise StoreError(f"{manifest.name}: its run.toml has {member.size} bytes; it is not used")
-        self._fetch({SPEC: member})
-        return read_toml(self._staged(member))
-
     def _wanted(self, manifest: Manifest, has_run: bool) -> dict[str, Member]:
         """The files of a manifest that this machine lacks."""
         behind = not has_run or manifest.step > self.done.step
-        wanted: dict[str, Member] = {}
-        if behind or not self.data.is_dir():
-            wanted |= {name: member for name, member in manifest.files.items() if name.startswith("data/")}
-        if behind:
-            wanted |= {name: member for name, member in manifest.files.items() if name.startswith("run/")}
+        parts = ("run/", "data/") if behind else () if self.data.is_dir() else ("data/",)
+        wanted = {name: member for name, member in manifest.files.items() if name.startswith(parts)}
+        left = {f"run/{name}" for name in RENDERED if SPEC in manifest.files}
         for state, names in manifest.states().items():
             if wanted and checkpoint.verify(self.folder / state).usable:
-                for name in names:
-                    wanted.pop(name, None)
-        for name in RENDERED:
-            if SPEC in manifest.files:
-                wanted.pop(f"run/{name}", None)
-        if has_run and SPEC in wanted and self._own_spec_is_newer(wanted[SPEC]):
-            del wanted[SPEC]
-            if (self.folder / "job.json").is_file():
-                wanted.pop(JOB, None)
-        return {name: member for name, member in wanted.items() if not self._is_here(name, member)}
+                left |= {*names}
+        own = self.folder / "run.toml"
+        if has_run and SPEC in wanted and own.stat().st_mtime >= wanted[SPEC].changed_s:  # it was edited here
+            left |= {SPEC, JOB} if (self.folder / "job.json").is_file() else {SPEC}
+        return {
+            name: member
+            for name, member in wanted.items()
+            if name not in left and not self._has(self._target(name), member)
+        }
 
-    def _own_spec_is_newer(self, stored: Member) -> bool:
-        return (self.folder / "run.toml").stat().st_mtime >= stored.changed_s
-
-    def _is_here(self, name: str, member: Member) -> bool:
+    def _has(self, path: Path, member: Member) -> bool:
+        """Whether the file at `path` has these contents."""
         try:
-            local = self.memory.local(self._target(name))
+            return self.memory.local(path).sha256 == member.sha256
         except OSError:
             return False
-        return (local.size, local.sha256) == (member.size, member.sha256)
 
     def _fetch(self, members: dict[str, Member]) -> None:
         """Fetch contents to the staging folder; those that an earlier restore fetched are kept.
@@ -186,7 +176,7 @@ class _Restore:
         Raises StoreError: contents are damaged. Unavailable. OSError: this machine's disk.
         """
         self.staging.mkdir(exist_ok=True)
-        todo = {m.sha256: m for m in members.values() if not self._is_staged(m)}
+        todo = {m.sha256: m for m in members.values() if not self._has(self._staged(m), m)}
         total, done = sum(m.size for m in todo.values()), 0
         free = shutil.disk_usage(self.staging).free
         if total > free:
@@ -215,16 +205,6 @@ class _Restore:
     def _staged(self, member: Member) -> Path:
         return self.staging / member.sha256
 
-    def _is_staged(self, member: Member) -> bool:
-        path = self._staged(member)
-        try:
-            if path.stat().st_size == member.size:
-                with open(path, "rb") as file:
-                    return hashlib.file_digest(file, "sha256").hexdigest() == member.sha256
-        except FileNotFoundError:
-            pass
-        return False
-
     # Install --------------------------------------------------------------------------------------------------------
 
     def _target(self, name: str) -> Path:
@@ -234,8 +214,7 @@ class _Restore:
 
     def _install(self, manifest: Manifest, members: dict[str, Member]) -> None:
         """Rename the fetched files to their places: data and logs, states as whole folders, what is rendered, `run.toml`."""
-        for member in manifest.files.values():
-            self.uses[member.sha256] = self.uses.get(member.sha256, 0) + 1
+        self.uses.update(member.sha256 for member in manifest.files.values())
         states = {name: state for state, names in manifest.states().items() for name in names if name in members}
         for name in members:
             if name not in states and name not in (SPEC, MONITOR):
@@ -260,7 +239,7 @@ class _Restore:
         for name in manifest.states()[state]:
             member = manifest.files[name]
             relative = name.removeprefix(f"run/{state}/")
-            if self._is_staged(member):
+            if self._has(self._staged(member), member):
                 self._write(temporary / relative, member)
             else:  # it was here already, with this hash
                 (temporary / relative).parent.mkdir(parents=True, exist_ok=True)
@@ -274,32 +253,31 @@ class _Restore:
         fsync_folder(self.folder)
 
     def _write(self, target: Path, member: Member) -> None:
-        """Copy fetched contents to `target`: complete, on the disk, with its time of change."""
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}.tmp")
-        try:
-            self._copy(member, temporary)
-            os.utime(temporary, (time.time(), member.changed_s))
-            checkpoint.fsync_path(temporary)
-            os.replace(temporary, target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        fsync_folder(target.parent)
-        self.done.files += 1
+        """Put fetched contents at `target`: complete, on the disk, with their time of change.
 
-    def _copy(self, member: Member, target: Path) -> None:
-        """Link fetched contents to `target`, or copy them where several files have them or links are not possible."""
+        They are linked, or copied where several files have them or links are not possible.
+        """
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staged, temporary = self._staged(member), target.with_name(f".{member.sha256}.tmp")
+        temporary.unlink(missing_ok=True)
+        linked = False
         if self.uses[member.sha256] == 1:
             with contextlib.suppress(OSError):
-                os.link(self._staged(member), target)
-                return
-        shutil.copyfile(self._staged(member), target)
+                os.link(staged, temporary)
+                linked = True
+        if not linked:
+            shutil.copyfile(staged, temporary)
+        os.utime(temporary, (time.time(), member.changed_s))
+        checkpoint.fsync_path(temporary)
+        os.replace(temporary, target)
+        fsync_folder(target.parent)
+        self.done.files += 1
 
     def _render(self, member: Member | None, fetched_job: bool) -> None:
         """Write the script and the data-set file for this machine, from the run's job.
 
-        A run of an earlier version has no job: it is made from the fetched `run.toml` or the folder's own.
+        A run of an earlier version has no job: it is made from the fetched `run.toml` or the folder's own. Raises
+        RunError.
         """
         from runs.folders import render
         from runs.job import FILE
@@ -312,28 +290,28 @@ class _Restore:
             source.mkdir(exist_ok=True)
             shutil.copyfile(self._staged(member), source / "run.toml")
         self.folder.mkdir(exist_ok=True)
-        try:
-            if (self.folder / FILE).is_file():
-                place(self.folder, own_spec=fetched_job and member is None)
-            else:
-                render(self.folder, load(source), (source / "run.toml").read_bytes())
-        except RunError as error:
-            raise StoreError(f"{self.run} was fetched, but its script cannot be written here: {error}") from error
+        if (self.folder / FILE).is_file():
+            place(self.folder, own_spec=fetched_job and member is None)
+        else:
+            render(self.folder, load(source), (source / "run.toml").read_bytes())
 
 
 class _Conflict(StoreError):
     """An earlier manifest would not help."""
 
 
+def _read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as plain values; {} where it is missing or not valid."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError):
+        return {}
+
+
 def _forget_processes(path: Path) -> None:
     """Remove from monitor.json what was true on the other machine only: its processes and its clock."""
-    from runs.files import atomic_write
-
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        values = None
-    if not isinstance(values, dict):
+    values = read_json(path)
+    if values is None:
         path.unlink(missing_ok=True)
         return
     values |= {key: None for key in FORGOTTEN if key in values}
