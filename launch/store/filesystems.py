@@ -23,7 +23,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -198,28 +198,17 @@ class Files:
                     raise FileExistsError(errno.EEXIST, "exists already", name) from error
                 raise
 
-    def list(self, prefix: str) -> dict[str, int]:
-        """The sizes in bytes of the files below a folder, at any depth, by name; {} where there is none."""
-        return {row["name"]: int(row["size"] or 0) for row in self._found(prefix)}
+    def rows(self, prefix: str, deep: bool) -> Sequence[dict[str, Any]]:
+        """What is in a folder, directly or at any depth (then files only), as fsspec lists it; nothing where there is none.
 
-    def _found(self, prefix: str) -> Sequence[dict[str, Any]]:
-        """The rows of fsspec for these files."""
-        options = {"on_error": "raise"} if isinstance(self, Tree) else {}  # what cannot be listed is an error
-        rows = self._rows(lambda fs, folder: fs.find(folder, detail=True, **options).values(), prefix)
-        return [row for row in rows if row.get("type") == "file"]
-
-    def folders(self, prefix: str) -> Sequence[str]:
-        """The names of the folders directly in a folder; none where there is none."""
-        rows = self._rows(lambda fs, folder: fs.ls(folder, detail=True), prefix)
-        return [row["name"].rpartition("/")[2] for row in rows if row.get("type") == "directory"]
-
-    def _rows(self, call: Callable[[Any, str], Iterable[dict[str, Any]]], prefix: str) -> Sequence[dict[str, Any]]:
-        """What a listing returns, with names that begin as `prefix` does."""
+        The names begin as `prefix` does.
+        """
         folder = prefix.rstrip("/") or "/"
+        options = {"on_error": "raise"} if isinstance(self, Tree) else {}  # what cannot be listed is an error
         with self.session() as fs:
             fs.invalidate_cache()
             try:
-                rows = [*call(fs, folder)]
+                found = [*fs.find(folder, detail=True, **options).values()] if deep else fs.ls(folder, detail=True)
             except FileNotFoundError as error:
                 try:
                     fs.info(folder)
@@ -227,18 +216,12 @@ class Files:
                     return []
                 raise error  # something in it was deleted meanwhile
         slashes = prefix[: len(prefix) - len(prefix.lstrip("/"))]
-        return [row | {"name": slashes + str(row["name"]).strip("/")} for row in rows]
+        return [row | {"name": slashes + str(row["name"]).strip("/")} for row in found]
 
-    def delete(self, names: Sequence[str]) -> None:
-        """Delete files; names that do not exist are ignored."""
-        with self.session() as fs:
-            if len(names) > 1 and self.scheme in ("s3", "gs"):
-                with contextlib.suppress(FileNotFoundError):
-                    fs.rm(list(names))
-                    return
-            for name in names:
-                with contextlib.suppress(FileNotFoundError):
-                    fs.rm_file(name)
+    def delete(self, name: str) -> None:
+        """Delete a file; one that does not exist is ignored."""
+        with contextlib.suppress(FileNotFoundError), self.session() as fs:
+            fs.rm_file(name)
 
     def refusal(self, error: Exception) -> str:
         """Why repeating the call cannot help, and what to do; "" where it may help."""
@@ -355,15 +338,16 @@ class Tree(Files):
                 os.fsync(target.fileno())
         return size
 
-    def _found(self, prefix: str) -> Sequence[dict[str, Any]]:
-        """The rows of fsspec. Removes what killed writers left a day ago."""
-        found = super()._found(prefix)
+    def rows(self, prefix: str, deep: bool) -> Sequence[dict[str, Any]]:
+        """What is in a folder. Removes what killed writers left a day ago."""
+        found = super().rows(prefix, deep)
         for row in found:
             changed = row["mtime"]  # of SFTP a datetime
             changed_s = changed.timestamp() if isinstance(changed, datetime) else changed
-            if posixpath.basename(row["name"])[0] == "." and changed_s < time.time() - LEFT_S:
+            hidden = row["type"] == "file" and posixpath.basename(row["name"])[0] == "."
+            if hidden and changed_s < time.time() - LEFT_S:
                 with contextlib.suppress(*self.failures):  # tried again by the next listing
-                    self.delete([row["name"]])
+                    self.delete(row["name"])
         return found
 
 
@@ -390,22 +374,14 @@ class Bucket(Files):
 
         meter(len(source) if isinstance(source, bytes) else os.path.getsize(source))
         disable_progress_bars()
-        api, bucket, path = HfApi(library_name="hangproof"), *_in_bucket(name)
+        api, (_, owner, bucket, path) = HfApi(library_name="hangproof"), name.split("/", 3)
         if not self._is_there:
             try:
-                api.bucket_info(bucket)
+                api.bucket_info(f"{owner}/{bucket}")
             except BucketNotFoundError:
-                api.create_bucket(bucket, private=True, exist_ok=True)
+                api.create_bucket(f"{owner}/{bucket}", private=True, exist_ok=True)
             self._is_there = True
-        api.batch_bucket_files(bucket, add=[(source, path)])
-
-    def delete(self, names: Sequence[str]) -> None:
-        """Delete files by one request."""
-        from huggingface_hub import HfApi
-
-        paths = [_in_bucket(name)[1] for name in names]
-        with contextlib.suppress(FileNotFoundError), self.session():
-            HfApi(library_name="hangproof").batch_bucket_files(_in_bucket(names[0])[0], delete=paths)
+        api.batch_bucket_files(f"{owner}/{bucket}", add=[(source, path)])
 
 
 def files(scheme: str, options: dict[str, Any] | None = None) -> Files:
@@ -433,12 +409,6 @@ def _size(fs: Any, name: str) -> int:
     if info.get("islink") or info["type"] != "file":
         raise PermissionError(errno.EPERM, "not a plain file", name)
     return int(info["size"])
-
-
-def _in_bucket(name: str) -> tuple[str, str]:
-    """OWNER/NAME of a bucket and the path in it, of buckets/OWNER/NAME/PATH."""
-    _, owner, bucket, path = name.split("/", 3)
-    return f"{owner}/{bucket}", path
 
 
 def blocks(source: bytes | str) -> Iterator[bytes]:

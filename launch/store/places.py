@@ -176,11 +176,12 @@ class Place:
         Raises Refused, Unavailable.
         """
         where = self._key(folder) + "/" if folder else self.prefix
-        found = self._call(f"list {folder or 'files'}", lambda tick: self.files.list(where))
+        found = self._call(f"list {folder or 'files'}", lambda tick: self.files.rows(where, deep=True))
+        sizes = {row["name"]: int(row["size"] or 0) for row in found if row["type"] == "file"}
         cut = len(self.prefix)
         return {
             name[cut:]: size
-            for name, size in sorted(found.items())
+            for name, size in sorted(sizes.items())
             if name.startswith(self.prefix) and NAME.fullmatch(name[cut:])
         }
 
@@ -189,14 +190,14 @@ class Place:
 
         Raises Refused, Unavailable.
         """
-        found = self._call("list folders", lambda tick: self.files.folders(self.prefix))
-        return sorted(name for name in set(found) if "/" not in name and NAME.fullmatch(name))
+        found = self._call("list folders", lambda tick: self.files.rows(self.prefix, deep=False))
+        names = {row["name"].rpartition("/")[2] for row in found if row["type"] == "directory"}
+        return sorted(name for name in names if NAME.fullmatch(name))
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete files; those that do not exist are ignored. Raises Refused, Unavailable."""
-        keys = [self._key(name) for name in names]
-        for at in range(0, len(keys), 500):
-            self._call("delete files", lambda tick, some=keys[at : at + 500]: self.files.delete(some))  # type: ignore[misc]
+        for key in [self._key(name) for name in names]:
+            self._call("delete files", lambda tick, key=key: self.files.delete(key))  # type: ignore[misc]
 
     def _key(self, name: str) -> str:
         return self.prefix + check_name(name)

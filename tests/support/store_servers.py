@@ -448,10 +448,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def _faulty(name: str) -> Callable[..., Any]:
     """A method of Tree before which a fault may come."""
 
-    def call(self: Any, *arguments: Any) -> Any:
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
         with failing(OSError(errno.EIO, "injected")):
             self.faults.before()
-        return getattr(Tree, name)(self, *arguments)
+        return getattr(Tree, name)(self, *arguments, **named)
 
     return call
 
@@ -459,7 +459,7 @@ def _faulty(name: str) -> Callable[..., Any]:
 class FaultyFolder(Tree):
     """A folder on a bad disk: the only kind without a server, so the faults are here."""
 
-    size, read, list, delete = map(_faulty, ("size", "read", "list", "delete"))
+    size, read, rows, delete = map(_faulty, ("size", "read", "rows", "delete"))
 
     def __init__(self, faults: Faults):
         super().__init__("file")
