@@ -13,7 +13,6 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
@@ -25,15 +24,13 @@ from launch.store import lease
 from launch.store.places import Limits, NotFound, Place, StoreError, one_line, open_place
 from monitor.phrases import duration
 from monitor.process import platform
-from monitor.process.locks import Lock
 from monitor.state import FINAL, State
-from runs.files import atomic_write
+from runs.files import atomic_write, explained
 from runs.paths import MAX_SLUG, data_root, list_runs
 
 LIMITS = Limits(call_s=15.0, tries=2)
 STORES = "stores.json"
 STORE_S = 60.0  # for one store
-LOCK_S = 10.0
 MOST_RUNS = 100  # of one store, the newest
 MOST_STORES = 50
 THREADS = 8  # calls to one store at the same time
@@ -76,33 +73,22 @@ def add(address: str) -> None:
 
     Raises LaunchError: it is not valid, holds a secret, or its library is missing; or there are too many.
     """
-    address = address.strip()
+    address, known = address.strip(), added()
     open_place(address)
-
-    def with_it(known: list[str]) -> list[str]:
-        if address not in known and len(known) >= MOST_STORES:
-            raise LaunchError(f"{MOST_STORES} stores are known already; remove one first")
-        return known if address in known else [*known, address]
-
-    _change(with_it)
+    if address not in known and len(known) >= MOST_STORES:
+        raise LaunchError(f"{MOST_STORES} stores are known already; remove one first")
+    _write([*dict.fromkeys([*known, address])])
 
 
 def remove(address: str) -> None:
     """Forget the address of a store that was added; nothing in the store changes."""
-    _change(lambda known: [one for one in known if one != address.strip()])
+    _write([one for one in added() if one != address.strip()])
 
 
-def _change(changed: Callable[[list[str]], list[str]]) -> None:
-    """Replace the list; a lock keeps two windows from losing each other's store."""
-    lock = Lock(data_root() / f".{STORES}.lock")
-    try:
-        if not lock.acquire(LOCK_S):
-            raise LaunchError(f"Another process has been changing {STORES} for {LOCK_S:.0f} s; try again")
-        atomic_write(data_root() / STORES, json.dumps(changed(added()), indent=1, ensure_ascii=False) + "\n")
-    except OSError as error:
-        raise LaunchError(f"{data_root() / STORES} cannot be written: {error.strerror or error}") from error
-    finally:
-        lock.release()
+def _write(addresses: list[str]) -> None:
+    with explained("keep the list of stores"):
+        data_root().mkdir(parents=True, exist_ok=True)
+        atomic_write(data_root() / STORES, json.dumps(addresses, indent=1, ensure_ascii=False) + "\n")
 
 
 # One store ----------------------------------------------------------------------------------------------------------------
@@ -144,10 +130,8 @@ def read_run(place: Place, slug: str) -> dict[str, Any] | None:
 def status(data: bytes, slug: str) -> dict[str, Any]:
     """The values of another machine's status.json that are known and of the right kind."""
     try:
-        values = json.loads(data)
-    except (ValueError, RecursionError):
-        values = None
-    if not isinstance(values, dict):
+        values = dict(json.loads(data))
+    except (ValueError, TypeError, RecursionError):
         return {"problem": "status.json is damaged"}
     found: dict[str, Any] = {key: one_line(values[key]) for key in WORDS if isinstance(values.get(key), str)}
     found["name"] = found.get("name") or slug
