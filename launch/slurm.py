@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +42,16 @@ PLACES = (
 PRIVATE = tuple(f"HANGPROOF_{name}" for name in ("AUTH", "RUN", "TOKEN", "ATTEMPT", "HEARTBEAT", "RESUME", "QUIET"))
 
 
-@dataclass(frozen=True)
-class Request:
-    """What the job asks Slurm for. gpus: of each node, 0 for none; kind: their type, "" for any; "" elsewhere: the cluster's default."""
-
-    nodes: int = 1
-    gpus: int = 1
-    kind: str = ""
-    cpus: int = 0
-    partition: str = ""
-    time: str = ""
-    account: str = ""
-    mem: str = ""
+ASKED = (
+    "nodes",
+    "gpus",
+    "kind",
+    "cpus",
+    "partition",
+    "time",
+    "account",
+    "mem",
+)  # what the job asks Slurm for, as reported
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,71 +63,65 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--partition NAME", "", "partition; without it the cluster's default"),
         ("--time LIMIT", "", "time limit, as 8:00:00 or 1-12; the job is requeued at its end"),
         ("--account NAME", "", "account to charge"),
-        ("--gpus-type TYPE", "", "type of GPU, as sinfo -o %%G names it; without it any"),
         ("--cpus N", 0, "processor cores of each node; by default one for each process"),
         ("--nodes N", 1, "nodes, for a script of your own; run.toml says it for others"),
         ("--mem SIZE", "", "memory of each node, as 64G; without it the cluster's default"),
     )
-    parser.add_argument(
-        "--gpus", type=int, metavar="N", help="GPUs of each node (default: those that the run uses); 0 to ask for none"
-    )
+    kind = "type of GPU, as sinfo -o %%G names it; without it any"
+    parser.add_argument("--gpus-type", dest="kind", default="", metavar="TYPE", help=kind)
+    gpus = "GPUs of each node (default: those that the run uses); 0 to ask for none"
+    parser.add_argument("--gpus", type=int, metavar="N", help=gpus)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the script, and submit it where asked."""
     folder = find(args.run)
-    spec = (
-        load(folder) if (folder / "run.toml").is_file() else None
-    )  # else the folder only has a script of the user's own
+    # Without run.toml, the folder only has a script of the user's own.
+    spec = load(folder) if (folder / "run.toml").is_file() else None
     script = folder / SCRIPT
-    wanted = request(spec, args)
+    complete(spec, args)
     with explained(f"write {SCRIPT}"):
-        atomic_write(script, render(folder, spec, wanted), executable=True)
-    value: dict[str, Any] = {"folder": str(folder), "script": str(script), "job": None, **asdict(wanted)}
+        atomic_write(script, render(folder, spec, args), executable=True)
+    asked = {name: getattr(args, name) for name in ASKED}
+    value: dict[str, Any] = {"folder": str(folder), "script": str(script), "job": None, **asked}
     if not args.submit:
         return report(args, f"{script}\nsubmit it with: sbatch {quote(str(script))}", value)
     job, already = submit(folder, spec)
     text = f"already queued or running as job {job}" if already else f"submitted as job {job}"
-    return report(
-        args,
-        f"{folder.name}: {text}; its output: {folder / f'slurm-{job}.log'}",
-        {**value, "job": job, "already": already},
-    )
+    output = folder / f"slurm-{job}.log"
+    return report(args, f"{folder.name}: {text}; its output: {output}", {**value, "job": job, "already": already})
 
 
-def request(spec: RunSpec | None, args: argparse.Namespace) -> Request:
-    """What the job asks for. Raises LaunchError: a value is wrong."""
-    nodes, processes, workers = (spec.nodes, spec.gpus, spec.workers) if spec else (args.nodes, 1, 0)
-    on_cpu = spec is not None and not needed_gb(spec) and not args.gpus_type
-    gpus = args.gpus if args.gpus is not None else 0 if on_cpu else processes
-    cpus = args.cpus or processes * (1 + workers)
-    if min(gpus, cpus, nodes - 1) < 0:
+def complete(spec: RunSpec | None, args: argparse.Namespace) -> None:
+    """Set the nodes, and the GPUs and processor cores of each, as the run needs them. Raises LaunchError: a value is wrong."""
+    processes, workers = (spec.gpus, spec.workers) if spec else (1, 0)
+    args.nodes = spec.nodes if spec else args.nodes
+    on_cpu = spec is not None and not needed_gb(spec) and not args.kind
+    args.gpus = args.gpus if args.gpus is not None else 0 if on_cpu else processes
+    args.cpus = args.cpus or processes * (1 + workers)
+    if min(args.gpus, args.cpus, args.nodes - 1) < 0:
         raise LaunchError("--gpus, --cpus and --nodes: write a number that is not negative")
-    return Request(nodes, gpus, args.gpus_type, cpus, args.partition, args.time, args.account, args.mem)
 
 
-def render(folder: Path, spec: RunSpec | None, wanted: Request) -> str:
-    """The text of the script. Raises LaunchError: a value cannot be written into it."""
-    options = [
-        ("job-name", job_name(folder)),
-        ("output", f"{_plain_path(folder)}/slurm-%j.log"),
-        ("open-mode", "append"),
-        ("nodes", str(wanted.nodes)),
-        ("ntasks-per-node", "1"),
-        ("cpus-per-task", str(wanted.cpus or "")),
-        ("gpus-per-node", ":".join(filter(None, (wanted.kind, str(wanted.gpus)))) if wanted.gpus else ""),
-        ("mem", wanted.mem),
-        ("partition", wanted.partition),
-        ("account", wanted.account),
-        ("time", wanted.time),
-        ("signal", f"B:TERM@{NOTICE_S}"),
-        ("dependency", "singleton"),
-    ]
-    lines = [f"#SBATCH --{name}={_value(name, value)}" for name, value in options if value]
+def render(folder: Path, spec: RunSpec | None, args: argparse.Namespace) -> str:
+    """The text of the script. args: as `complete` leaves them. Raises LaunchError: a value cannot be written into it."""
+    options = {
+        "job-name": job_name(folder),
+        "output": f"{_plain_path(folder)}/slurm-%j.log",
+        "open-mode": "append",
+        "nodes": str(args.nodes),
+        "ntasks-per-node": "1",
+        "cpus-per-task": str(args.cpus or ""),
+        "gpus-per-node": ":".join(filter(None, (args.kind, str(args.gpus)))) if args.gpus else "",
+        **{name: getattr(args, name) for name in ("mem", "partition", "account", "time")},
+        "signal": f"B:TERM@{NOTICE_S}",
+        "dependency": "singleton",
+    }
+    lines = [f"#SBATCH --{name}={_value(name, value)}" for name, value in options.items() if value]
     places = {name: str(Path(os.environ[name]).expanduser().absolute()) for name in PLACES if os.environ.get(name)}
     return fill(
         "slurm.sbatch",
-        "several" if wanted.nodes > 1 else "one",
+        "several" if args.nodes > 1 else "one",
         name=" ".join((spec.name if spec else folder.name).split()),
         options="\n".join(lines),
         root=quote(str(ROOT)),

@@ -18,11 +18,13 @@ from launch.common import LaunchError
 SHORT = dict(steps=60, pace=0.05, every=20)
 
 
-def slurm_arguments(folder, *words):
-    """The parsed arguments of the command."""
+def rendered(folder, made, *words):
+    """The script that the command writes for a run, None for one with a script of its own."""
     parser = argparse.ArgumentParser()
     slurm.add_arguments(parser)
-    return parser.parse_args([str(folder), *words])
+    args = parser.parse_args([str(folder), *words])
+    slurm.complete(made, args)
+    return slurm.render(folder, made, args)
 
 
 def launch(folder, *words, code=0, path):
@@ -30,10 +32,6 @@ def launch(folder, *words, code=0, path):
     done = call("launch", "slurm", folder, "--json", *words, PATH=path)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stderr if code else json.loads(done.stdout.splitlines()[-1])
-
-
-def request(**more):
-    return slurm.Request(**more)
 
 
 def options(text):
@@ -45,9 +43,8 @@ def options(text):
 def test_the_script_asks_for_what_the_run_needs(data, monkeypatch):
     monkeypatch.setenv("PATH", "")  # no Slurm
     made = runs.create(spec(gpus=2, nodes=3, workers=2, name="Me & my cat"), pictures(data / "photos"))
-    args = slurm_arguments(made, "--partition", "a b", "--time", "1-12", "--account", "me", "--mem", "64G")
-    found = runs.load(made)
-    text = slurm.render(made, found, slurm.request(found, args))
+    words = ("--partition", "a b", "--time", "1-12", "--account", "me", "--mem", "64G")
+    text = rendered(made, runs.load(made), *words)
     assert options(text) == {
         "job-name": "hangproof-Me-my-cat",
         "output": f"{made}/slurm-%j.log",
@@ -81,18 +78,18 @@ def test_the_script_asks_for_what_the_run_needs(data, monkeypatch):
 )
 def test_the_gpus_are_those_of_the_run_or_what_its_user_says(fields, words, gpus, cpus, data):
     made = spec(**{"workers": 2, **fields})
-    text = slurm.render(data / "run", made, slurm.request(made, slurm_arguments("run", *words)))
+    text = rendered(data / "run", made, *words)
     assert options(text).get("gpus-per-node", "") == gpus and options(text)["cpus-per-task"] == cpus
     needed = made.model != "tiny-flux"
     assert ("export HANGPROOF_NEEDS_GPU=1" in text) == needed, "a node with a broken GPU does not train on its CPU"
     with pytest.raises(LaunchError, match="not negative"):
-        slurm.request(made, slurm_arguments("run", "--gpus=-1"))
+        rendered(data / "run", made, "--gpus=-1")
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_bash_accepts_the_script(nodes, tmp_path):
     folder = tmp_path / 'it\'s a "run" for $5 #1; ünï'
-    text = slurm.render(folder, None, request(nodes=nodes))
+    text = rendered(folder, None, "--nodes", str(nodes))
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
     assert options(text)["output"] == f"{folder}/slurm-%j.log"
     assert ("export HANGPROOF_NODE=" in text) == ("HANGPROOF_MAIN_PORT" in text) == ("$starts" in text) == (nodes == 2)
@@ -100,9 +97,9 @@ def test_bash_accepts_the_script(nodes, tmp_path):
 
 def test_a_value_that_the_script_cannot_hold_is_refused(tmp_path):
     with pytest.raises(LaunchError, match="--account: .* line break"):
-        slurm.render(tmp_path / "run", None, request(account="me\n#SBATCH --uid=0"))
+        rendered(tmp_path / "run", None, "--account", "me\n#SBATCH --uid=0")
     with pytest.raises(LaunchError, match="the path has %"):
-        slurm.render(tmp_path / "100%" / "run", None, request())
+        rendered(tmp_path / "100%" / "run", None)
 
 
 def test_without_slurm_the_script_is_written_and_a_submission_says_what_to_do(tmp_path, monkeypatch):
