@@ -13,7 +13,6 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import tomlkit
 
@@ -24,10 +23,7 @@ from launch.common import LaunchError
 from runs import job as jobs
 from runs.files import explained
 from runs.paths import ROOT, datasets_dir, models_dir, outputs_dir
-from runs.spec import dumps
-
-if TYPE_CHECKING:
-    from runs.spec import RunSpec
+from runs.spec import RunSpec, dumps
 
 PACKAGES = ("guards", "launch", "monitor", "presets", "runs")
 TRAINERS = {"diffusers": ("trainer",)}  # of the others: sd_scripts_patches
@@ -45,7 +41,7 @@ The LoRA is then outputs/{slug}/{slug}.safetensors. The settings are in outputs/
 """
 
 
-def entries(spec: "RunSpec", wheels: Path | None, models: bool) -> Iterator[tuple[str, bytes | Path]]:
+def entries(spec: RunSpec, wheels: Path | None, models: bool) -> Iterator[tuple[str, bytes | Path]]:
     """The files of the bundle: (name below its folder, contents or path).
 
     Raises LaunchError: the run has no images, or a folder that was named does not exist.
@@ -83,7 +79,7 @@ def entries(spec: "RunSpec", wheels: Path | None, models: bool) -> Iterator[tupl
         yield from _model(spec)
 
 
-def _model(spec: "RunSpec") -> Iterator[tuple[str, bytes | Path]]:
+def _model(spec: RunSpec) -> Iterator[tuple[str, bytes | Path]]:
     """The base model's files in the models folder. Raises LaunchError: one is missing."""
     for name in sorted(set(presets.models()[spec.model]["files"].values())):
         for part in presets.tables.shards(name):
@@ -95,17 +91,17 @@ def _model(spec: "RunSpec") -> Iterator[tuple[str, bytes | Path]]:
             yield f"models/{part}", path
 
 
-def _control(spec: "RunSpec") -> str:
+def _control(spec: RunSpec) -> str:
     return f"control/{spec.slug}"
 
 
-def portable(spec: "RunSpec") -> "RunSpec":
+def portable(spec: RunSpec) -> RunSpec:
     """The spec without the folders of this machine. A relative folder is one of the bundle, where the monitor runs."""
     store = spec.store if "://" in spec.store else ""
     return spec.changed(save_dir="", store=store, control_dir=_control(spec) if spec.control_dir else "")
 
 
-def portable_job(spec: "RunSpec", run_toml: bytes) -> jobs.Job:
+def portable_job(spec: RunSpec, run_toml: bytes) -> jobs.Job:
     """The run's job with the bundle's folder instead of this machine's; `train.sh` writes it again for where it is."""
     folder = outputs_dir() / spec.slug
     job = runs.pinned(folder)
@@ -115,14 +111,14 @@ def portable_job(spec: "RunSpec", run_toml: bytes) -> jobs.Job:
     return jobs.moved(job, here)
 
 
-def readme(spec: "RunSpec") -> str:
+def readme(spec: RunSpec) -> str:
     """The text of README.txt."""
     trainer = "" if spec.backend in TRAINERS else f" and kohya's trainer (./start.sh {spec.backend})"
     named = f"Set these variables before: {', '.join(spec.secrets)}. Their values are not in this file.\n"
     return README.format(slug=spec.slug, trainer=trainer) + (named if spec.secrets else "")
 
 
-def script(spec: "RunSpec", template: str) -> str:
+def script(spec: RunSpec, template: str) -> str:
     """The text of the bundle's train.sh or train.bat."""
     built_in = spec.backend in TRAINERS
     modules = ", ".join((*MODULES, *(TRAINING_MODULES if built_in else ())))

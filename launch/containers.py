@@ -11,16 +11,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import runs
 from launch import common, travel
 from launch.common import LaunchError
 from runs.paths import datasets_dir, models_dir
 from runs.quoting import quote
-
-if TYPE_CHECKING:
-    from runs.spec import RunSpec
+from runs.spec import RunSpec
 
 FILE = "docker.yaml"
 IMAGE = "hangproof"
@@ -33,7 +31,7 @@ HEAD = """# Trains {name} in a container. Written by `python -m launch docker`; 
 """
 
 
-def document(spec: "RunSpec", folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+def document(spec: RunSpec, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """The compose file as a dict."""
     # The number of this user has no name in the image, and libraries ask for one.
     variables = {"HOME": "/tmp", "USER": "hangproof", "HF_HOME": f"{DATA}/cache", **travel.variables(spec, args)}
@@ -63,7 +61,7 @@ def _literal(value: Any) -> Any:
     return value.replace("$", "$$") if isinstance(value, str) else value
 
 
-def mounts(spec: "RunSpec", folder: Path) -> list[tuple[Path, str, bool]]:
+def mounts(spec: RunSpec, folder: Path) -> list[tuple[Path, str, bool]]:
     """(folder here, folder there, whether the run writes to it) of everything that the run reads and writes."""
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     found = [

@@ -17,16 +17,14 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import runs
 from launch import common, travel
 from launch.common import LaunchError
 from monitor.start import EXIT_AGAIN, EXIT_PREEMPTED
 from runs.paths import CHECKOUTS, ROOT
-
-if TYPE_CHECKING:
-    from runs.spec import RunSpec
+from runs.spec import RunSpec
 
 FILE = "skypilot.yaml"
 STRATEGY = "EAGER_NEXT_REGION"  # SkyPilot's default: tries another region at once
@@ -50,7 +48,7 @@ ENTER = "set -eu\ncd {root}\nexport HANGPROOF_DATA={data}\n"
 IMAGE_ROOT, IMAGE_DATA = "/hangproof", "/data"
 
 
-def document(spec: "RunSpec", args: argparse.Namespace) -> dict[str, Any]:
+def document(spec: RunSpec, args: argparse.Namespace) -> dict[str, Any]:
     """The YAML file as a dict. Raises LaunchError: no store, no GPU."""
     store, names = travel.address(spec), travel.gpu_names(spec, args)
     compute: dict[str, Any] = {"accelerators": dict.fromkeys(names, spec.gpus)} if names else {"cpus": CPUS}
@@ -81,7 +79,7 @@ def _enter(image: bool) -> str:
     return ENTER.format(root=root, data=data)
 
 
-def set_up(spec: "RunSpec", image: bool) -> str:
+def set_up(spec: RunSpec, image: bool) -> str:
     """The set-up commands: the environments (unless the image has them) and the base model."""
     lines = _enter(image) + ("" if image else SETUP.partition("\n")[2])
     if spec.backend in CHECKOUTS and not image:
@@ -91,7 +89,7 @@ def set_up(spec: "RunSpec", image: bool) -> str:
     return lines
 
 
-def command(spec: "RunSpec", store: str, image: bool) -> str:
+def command(spec: RunSpec, store: str, image: bool) -> str:
     """The run commands: restore from the store, then supervise until the end; the monitor's exit code."""
     python, name = ".venv/bin/python", shlex.quote(spec.slug)
     lines = _enter(image)
@@ -106,7 +104,7 @@ rm -rf -- "$HANGPROOF_DATA"/outputs/{name}
     return lines + f"exec {python} -m monitor run {name}\n"
 
 
-def write(spec: "RunSpec", args: argparse.Namespace, path: Path) -> None:
+def write(spec: RunSpec, args: argparse.Namespace, path: Path) -> None:
     """Write the YAML file."""
     value = document(spec, args)
     secrets = "".join(f"--secret {name} " for name in value.get("secrets", ()))
