@@ -29,8 +29,6 @@ from guards import checkpoint
 from launch import forecast, short_run
 from launch.common import LaunchError, add_run, find, report
 from launch.short_run import ENCODING, Meter
-from monitor.attempt import Attempt
-from monitor.detect.progress import Observation
 from monitor.process import platform
 from monitor.resume import script
 from monitor.run_folder import RunFolder
@@ -51,15 +49,15 @@ LIMIT_S = 1800.0  # for all stages
 PROBLEMS_S = 30.0  # to look for missing model files
 WAITING, RUNNING, DONE, FAILED, SKIPPED = "waiting", "running", "done", "failed", "skipped"
 PASSED, CANCELLED, LOST = "passed", "cancelled", "lost"
-# stage: (its title, the phases of guards/heartbeat.py that belong to it, the most seconds it may take)
-STAGES: dict[str, tuple[str, tuple[str, ...], float]] = {
-    "check": ("Check the settings and files", (), 60.0),
-    "load": ("Load the model and the images", ("import", "load"), 900.0),
-    "cache": ("Encode images and captions", ENCODING, 600.0),
-    "train": ("Train two steps", ("first_step", "step", "validate"), 900.0),
-    "sample": ("Draw a sample", ("sample",), 600.0),
-    "save": ("Save the LoRA and a checkpoint", ("save", "end"), 300.0),
-    "resume": ("Resume from the checkpoint, train one more step", (), 1200.0),
+# stage: (its title, the phases of guards/heartbeat.py that belong to it)
+STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "check": ("Check the settings and files", ()),
+    "load": ("Load the model and the images", ("import", "load")),
+    "cache": ("Encode images and captions", ENCODING),
+    "train": ("Train two steps", ("first_step", "step", "validate")),
+    "sample": ("Draw a sample", ("sample",)),
+    "save": ("Save the LoRA and a checkpoint", ("save", "end")),
+    "resume": ("Resume from the checkpoint, train one more step", ()),
 }
 # Fields that do not decide whether the run trains here: a change of them does not make a rehearsal out of date.
 LENGTH = ("epochs", "max_train_steps", "repeats", "save_every_n_steps", "save_every_n_epochs", "keep_states")
@@ -188,7 +186,7 @@ def rehearse(
         raise LaunchError(f"{source} has no images; add some, then rehearse the run")
     found = Rehearsal(
         digest=digest(spec), began_s=time.time(), pid=os.getpid(), start=me.start if me else 0.0,
-        stages=[Stage(key, title) for key, (title, _, _) in STAGES.items()],
+        stages=[Stage(key, title) for key, (title, _) in STAGES.items()],
     )  # fmt: skip
     until_s = time.monotonic() + limit_s
     _write(folder, found)
@@ -280,21 +278,19 @@ class Work:
         self.meter = Meter(self._on_phase)
         self.now: Stage | None = None
         self._since_s = 0.0
-        self._took: dict[str, float] = {}
-        self._resuming = False
 
     def rehearse(self, spec: RunSpec) -> None:
         """Run all stages; the first that fails ends it."""
         try:
             run = outputs_dir() / spec.slug
-            if self._check(run, spec) and self._train(run, spec):
-                self._resume(run, spec)
+            if self._check(run, spec) and (state := self._train(run, spec)):
+                self._resume(run, spec, state)
         finally:
-            self._enter(None, time.monotonic())
+            self._enter(None)
             self.meter.close()
 
     def _check(self, run: Path, spec: RunSpec) -> bool:
-        self._enter("check", time.monotonic())
+        self._enter("check")
         run.mkdir(parents=True)
         save(run, spec)
         pin.write(run, jobs.made(self._job(run, spec), dumps(spec).encode()))
@@ -311,28 +307,30 @@ class Work:
         patch = jobs.difference(jobs.resolve(own.run_spec(), self.folder), job)
         return replace(own.patched(patch), dataset=job.dataset, platform=job.platform, places=job.places)
 
-    def _train(self, run: Path, spec: RunSpec) -> bool:
-        self._enter("load", time.monotonic())
-        ended = short_run.run(run, self._left_s(), self._see, self.inherit)
-        self._enter(None, time.monotonic())
+    def _train(self, run: Path, spec: RunSpec) -> Path | None:
+        """Train, draw and save; the checkpoint, None where a stage failed."""
+        self._enter("load")
+        ended = short_run.run(run, self._left_s(), self.meter.see, self.inherit)
+        self._enter(None)
         if not self._judge(spec, ended):
-            return False
+            return None
         state, lora = checkpoint.newest_valid(run, NAME), run / f"{NAME}.safetensors"
-        drawn = [*(run / "sample").glob("*")] if (run / "sample").is_dir() else []
-        measured = self.found.measured
+        drawn = [*(run / "sample").glob("*")]
+        seen, measured = checkpoint.verify_lora(lora), self.found.measured
+        silent = "The trainer reported no error."
         if state is None:
-            return self._fail("No checkpoint was saved", "The trainer reported no error.", "", ended.log, "save")
-        if not (seen := checkpoint.verify_lora(lora)).usable:
-            text = "; ".join((*seen.problems, seen.error))
-            return self._fail("The LoRA is missing or damaged", text, "", ended.log, "save")
-        if spec.sample_every_n_steps and not drawn:
-            text = "The trainer drew no sample and reported no error."
-            return self._fail("No sample was drawn", text, "", ended.log, "sample")
+            self._fail("No checkpoint was saved", silent, "", ended.log, "save")
+        elif not seen.usable:
+            self._fail("The LoRA is missing or damaged", "; ".join((*seen.problems, seen.error)), "", ended.log, "save")
+        elif spec.sample_every_n_steps and not drawn:
+            self._fail("No sample was drawn", silent, "", ended.log, "sample")
+        if self.found.problem or state is None:
+            return None
         data = datasets_dir() / NAME  # or wherever the trainer put its caches
         caches = [*data.rglob("*.npz"), *data.rglob("*.safetensors"), *(run / "cache").rglob("*")]
         steps, states = self.meter.intervals, max(1, len(checkpoint.states(run, NAME)))
         measured |= {
-            "load_s": self._took.get("load", 0.0), "cache_s": self._took.get("cache", 0.0),
+            "load_s": self.found.stage("load").took_s, "cache_s": self.found.stage("cache").took_s,
             "image_s": self.meter.image_s(), "step_s": steps[-1] if steps else 0.0,
             "sample_s": self._seconds("sample") if drawn else None, "save_s": self._seconds("save") / states,
             "state_bytes": _bytes(*state.rglob("*")), "lora_bytes": lora.stat().st_size, "cache_bytes": _bytes(*caches),
@@ -347,23 +345,21 @@ class Work:
             self.found.stage(key).text = text
         if not drawn:
             self.found.stage("sample").state = SKIPPED
-        self.state = state
-        return True
+        return state
 
-    def _resume(self, run: Path, spec: RunSpec) -> None:
-        self._resuming = True
-        self._enter("resume", time.monotonic())
+    def _resume(self, run: Path, spec: RunSpec, state: Path) -> None:
+        self._enter("resume")
         longer = spec.changed(max_train_steps=STEPS + 1, sample_every_n_steps=0, prompts=[])
         save(run, longer)
-        program = write_attempt(run, self._job(run, longer), 2, self.state)
-        ended = short_run.run(run, self._left_s(), self._see, self.inherit, 2, program, self.state)
+        program = write_attempt(run, self._job(run, longer), 2, state)
+        ended = short_run.run(run, self._left_s(), self.meter.see, self.inherit, 2, program, state)
         if not self._judge(spec, ended):
             return
         if ended.steps != STEPS + 1:
             text = f"It trained to step {ended.steps}; after a resume at step {STEPS}, step {STEPS + 1} was expected."
             self._fail("The checkpoint was not continued", text, "", ended.log)
             return
-        self._enter(None, time.monotonic())
+        self._enter(None)
 
     def _judge(self, spec: RunSpec, ended: short_run.Result) -> bool:
         """Whether the attempt trained; else its failure is recorded."""
@@ -380,7 +376,7 @@ class Work:
         return self._fail(title, text, change, ended.log, stage)
 
     def _fail(self, title: str, text: str, change: str, log: str, stage: str = "") -> bool:
-        self._enter(None, time.monotonic())
+        self._enter(None)
         failed = self.found.stage(stage) if stage else next(s for s in reversed(self.found.stages) if s.state == DONE)
         failed.state, failed.text = FAILED, title
         order = list(STAGES)
@@ -394,37 +390,32 @@ class Work:
     # What is seen ---------------------------------------------------------------------------------------------------------
 
     def _stage_of(self, phase: str) -> str:
-        return next((key for key, (_, phases, _) in STAGES.items() if phase in phases), "load")
+        return next((key for key, (_, phases) in STAGES.items() if phase in phases), "load")
+
+    @property
+    def _resuming(self) -> bool:
+        return self.now is not None and self.now.key == "resume"
 
     def _on_phase(self, phase: str, at_s: float) -> None:
         if not self._resuming:
             self._enter(self._stage_of(phase), at_s)
 
-    def _see(self, attempt: Attempt, view: Observation) -> str:
-        """Measure. A text ends the attempt: a stage took longer than its limit."""
-        self.meter.see(attempt, view)
-        now, limit_s = self.now, STAGES[self.now.key][2] if self.now else 0.0
-        if now and time.monotonic() - self._since_s > limit_s:
-            return f"“{now.title}” took longer than {limit_s:.0f} s."
-        return ""
-
     def _seconds(self, key: str) -> float:
         """What a stage took that must have happened; one too short to be seen took at most one interval of looking."""
-        return self._took.get(key) or short_run.POLL_S
+        return self.found.stage(key).took_s or short_run.POLL_S
 
     def _left_s(self) -> float:
         return max(1.0, self.until_s - time.monotonic())
 
     # The stages -----------------------------------------------------------------------------------------------------------
 
-    def _enter(self, key: str | None, at_s: float) -> None:
-        """The stage `key` began at `at_s` (monotonic); the one before has ended. musubi-tuner loads and encodes twice."""
-        before = self.now
+    def _enter(self, key: str | None, at_s: float | None = None) -> None:
+        """The stage `key` began at `at_s` (monotonic; by default now); the one before has ended. musubi-tuner loads and encodes twice."""
+        before, at_s = self.now, time.monotonic() if at_s is None else at_s
         if before is not None:
             if before.key == key:
                 return
-            self._took[before.key] = self._took.get(before.key, 0.0) + max(0.0, at_s - self._since_s)
-            before.took_s = round(self._took[before.key], 2)
+            before.took_s = round(before.took_s + max(0.0, at_s - self._since_s), 4)
             if before.state == RUNNING:
                 before.state = DONE
         self.now, self._since_s = (self.found.stage(key) if key else None), at_s

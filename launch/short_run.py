@@ -133,7 +133,7 @@ def gpus_of(what: str, count: int) -> Iterator[GpuQueue]:
 def run(
     folder: Path,
     limit_s: float,
-    see: Callable[[Attempt, Observation], str],
+    see: Callable[[Attempt, Observation], None],
     inherit: tuple[int, ...],
     number: int = 1,
     program: Path | None = None,
@@ -142,8 +142,8 @@ def run(
     """Start the run in `folder` and watch it until it ends, hangs, or `limit_s` seconds are over. Nothing of it lives on.
 
     Args:
-        see: called at each poll; a text ends the run as SLOW, with that text. number: of the attempt, whose script is
-        `program`, which continues from the state `resume`. inherit: descriptors that it keeps open.
+        see: called at each poll. number: of the attempt, whose script is `program`, which continues from the state
+        `resume`. inherit: descriptors that it keeps open.
 
     Raises OSError: it cannot be started.
     """
@@ -164,14 +164,14 @@ class _Watch:
         self.view = attempt.poll(platform.now(), 0.0)
         self.evidence: Probe | None = None
 
-    def follow(self, until_s: float, see: Callable[[Attempt, Observation], str]) -> Result:
+    def follow(self, until_s: float, see: Callable[[Attempt, Observation], None]) -> Result:
         """Follow the attempt until it ends, hangs or `until_s`, and describe what was seen."""
-        limits, over, moved_s, last = config.load(), "", time.monotonic(), None
+        limits, moved_s, last = config.load(), time.monotonic(), None
         try:
-            while not self.view.ended and time.monotonic() < until_s and not over:
+            while not self.view.ended and time.monotonic() < until_s:
                 time.sleep(POLL_S)
                 self.view = self.attempt.poll(platform.now(), 1.0)
-                over = see(self.attempt, self.view)
+                see(self.attempt, self.view)
                 now_s, seen = time.monotonic(), self._progress()
                 if seen != last:
                     moved_s, last = now_s, seen
@@ -188,7 +188,7 @@ class _Watch:
             # One rank computes for ever, or compiles: what has not moved for so long, and is not slow for a known reason, hangs.
             if self.evidence and time.monotonic() - moved_s >= 3 * QUIET_S and not self.evidence.signals.slow:
                 return self._hangs(self.evidence)
-            return self._describe(Result(SLOW, over or "It was still working when its time was over."))
+            return self._describe(Result(SLOW, "It was still working when its time was over."))
         finally:
             self._drop_evidence()
 
@@ -270,15 +270,15 @@ class Meter:
         self._entered: tuple[int, str] = (0, "")
         self._items: dict[tuple[int, str], list[tuple[int, float]]] = {}
 
-    def see(self, attempt: Attempt, view: Observation) -> str:
-        """One observation; "", which lets `short_run.run` go on."""
+    def see(self, attempt: Attempt, view: Observation) -> None:
+        """One observation."""
         now_s = time.monotonic()
         if now_s - self._memory_s >= MEMORY_S:
             self._memory_s = now_s
             self._measure_memory(attempt)
         first = next((beat for beat in view.beats if beat.rank == 0), None)
         if first is None:
-            return ""
+            return
         items = self._items.setdefault((first.pid, first.phase), [])
         if not items or items[-1][0] != first.done:
             items.append((first.done, first.beat_s))
@@ -287,7 +287,6 @@ class Meter:
             same = first.pid == self._entered[0]
             self._entered = (first.pid, first.phase)
             self._on_phase(first.phase, first.phase_s if same else now_s)
-        return ""
 
     def _measure_memory(self, attempt: Attempt) -> None:
         members, memory = attempt.tree.members, self.memory

@@ -15,7 +15,7 @@ from runs import job
 
 def test_a_rehearsal_writes_a_job_of_its_own_steps(data, clean, monkeypatch):
     folder = a_run(data)
-    stages = [rehearse.Stage(key, title) for key, (title, _, _) in rehearse.STAGES.items()]
+    stages = [rehearse.Stage(key, title) for key, (title, _) in rehearse.STAGES.items()]
     work = rehearse.Work(folder, rehearse.Rehearsal(stages=stages), lambda stage: None, math.inf, ())
     monkeypatch.setattr(rehearse.script, "start_problems", lambda run, limit_s, pause: [])
     run = data / "outputs" / rehearse.NAME
