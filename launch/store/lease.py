@@ -61,21 +61,21 @@ class Owner:
 
 def this_owner() -> Owner:
     """This process, with a new random id."""
+    me = platform.process_info(os.getpid())
     return Owner(
         secrets.token_hex(8), socket.gethostname(), platform.boot_id(), _process_space(), os.getpid(),
-        _started(os.getpid()), platform.now().utc,
+        str(me.start) if me else "", platform.now().utc,
     )  # fmt: skip
 
 
 def is_dead(owner: Owner) -> bool:
     """Whether the process is known to be gone: it ran here since this boot. False also where that is not known."""
-    if not owner.boot_id or owner.boot_id != platform.boot_id():
-        return False
-    if not owner.process_space or owner.process_space != _process_space():
+    here = (platform.boot_id(), _process_space())
+    if not all(here) or (owner.boot_id, owner.process_space) != here:
         return False
     try:
-        return not owner.started or _started(owner.pid) != owner.started
-    except OSError:
+        return not platform.alive(owner.pid, float(owner.started))
+    except (OSError, ValueError):
         return False
 
 
@@ -89,12 +89,6 @@ def _process_space() -> str:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
-
-
-def _started(pid: int) -> str:
-    """The start time of a process in clock ticks since boot; "" when it is gone or a zombie. OSError: it cannot be read now."""
-    found = platform.process_info(pid)
-    return "" if found is None or found.dead else f"{found.start:.0f}"
 
 
 @dataclass(frozen=True)

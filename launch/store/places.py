@@ -8,6 +8,7 @@ An upload is visible completely or not at all. `create` never replaces anything:
 Credentials come from the environment and the library's own files, and are never part of an address.
 """
 
+import copy
 import importlib
 import os
 import random
@@ -86,15 +87,14 @@ class Place:
 
     def under(self, name: str) -> "Place":
         """The folder `name` of this place."""
-        place = Place(self.files, f"{self.address}/{check_name(name)}", self.limits, f"{self.prefix}{name}/")
-        place._pace = self._pace
+        place = copy.copy(self)
+        place.address, place.prefix = f"{self.address}/{check_name(name)}", f"{self.prefix}{name}/"
         return place
 
     def limited(self, **limits: float) -> "Place":
-        """This place with other limits (fields of `Limits`)."""
-        place = Place(self.files, self.address, replace(self.limits, **limits), self.prefix)  # type: ignore[arg-type]
-        if "bytes_per_s" not in limits:
-            place._pace = self._pace
+        """This place with other limits of time and repetition (fields of `Limits`)."""
+        place = copy.copy(self)
+        place.limits = replace(self.limits, **limits)  # type: ignore[arg-type]
         return place
 
     def read(self, name: str, most_bytes: int = 16 << 20) -> bytes:
@@ -126,8 +126,8 @@ class Place:
             at = 0
             while at < size:
                 length = min(piece, size - at)
-                reading = partial(self._read_piece, key, at, length)
-                data = self._call(f"read {name}", reading, more_s=length / SLOWEST)
+                read = partial(self.files.read, key, at, length)
+                data = self._call(f"read {name}", lambda tick, read=read: read(), more_s=length / SLOWEST)  # type: ignore[misc]
                 if not data:
                     raise StoreError(f"{self.address}/{name} ends after {at} of {size} bytes; it is not used")
                 data = data[: size - at]
@@ -135,9 +135,6 @@ class Place:
                 on_bytes(data)
                 at += len(data)
                 self._pace.spend(len(data))
-
-    def _read_piece(self, key: str, start: int, length: int, tick: Meter) -> bytes:
-        return self.files.read(key, start, length)
 
     def put(self, name: str, source: bytes | Path) -> None:
         """Write or replace a file. Raises Refused, Unavailable. FileNotFoundError: the local file is gone."""
@@ -212,19 +209,20 @@ class Place:
         for attempt in range(1, limits.tries + 1):
             try:
                 return _bounded(
-                    lambda tick: work(self._metered(tick)), limits.call_s + more_s, f"{what} in {self.address}"
+                    lambda tick: work(partial(self._pace.spend, tick=tick)),
+                    limits.call_s + more_s,
+                    f"{what} in {self.address}",
                 )
             except FileExistsError:
                 raise
-            except FileNotFoundError as error:
-                if gone and not os.path.exists(gone):
+            except failures as error:
+                absent = isinstance(error, FileNotFoundError)
+                if absent and gone and not os.path.exists(gone):
                     raise
                 if why := self.files.refusal(error):
                     raise Refused(f"cannot {what} in {self.address}: {why} ({short(error)})") from error
-                raise NotFound(f"cannot {what}: {self.address} has no such file") from error
-            except failures as error:
-                if why := self.files.refusal(error):
-                    raise Refused(f"cannot {what} in {self.address}: {why} ({short(error)})") from error
+                if absent:
+                    raise NotFound(f"cannot {what}: {self.address} has no such file") from error
                 self.files.reset()
                 if attempt == limits.tries:
                     times = f" {attempt} times" if attempt > 1 else ""
@@ -232,13 +230,6 @@ class Place:
             time.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(2 * wait, limits.longest_wait_s)
         raise AssertionError("tries is at least 1")
-
-    def _metered(self, tick: Callable[[], None]) -> Meter:
-        def meter(count: int) -> None:
-            tick()
-            self._pace.spend(count, tick)
-
-        return meter
 
 
 def short(error: BaseException) -> str:
@@ -261,7 +252,8 @@ class _Pace:
         self._lock = threading.Lock()
 
     def spend(self, count: int, tick: Callable[[], None] = lambda: None) -> None:
-        """Wait until `count` more bytes may have been moved; `tick` is called meanwhile."""
+        """Wait until `count` more bytes may have been moved; `tick` is called before and meanwhile."""
+        tick()
         if not self.bytes_per_s or not count:
             return
         with self._lock:
