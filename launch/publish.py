@@ -18,9 +18,11 @@ import runs
 from guards import hub
 from launch import common
 from launch.common import LaunchError
+from monitor.run_folder import read_json
 from runs import evolution, model_card
 from runs.files import atomic_write, explained
 from runs.paths import datasets_dir
+from runs.spec import RunSpec
 
 FOLDER = ".publish"
 RESULT = "published.json"
@@ -71,8 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 def choices(folder: Path) -> dict[str, Any]:
     """What can be chosen for a run: {"loras": [{name, at, bytes}], "licences": {key: label}, "licence", "base_model",
-    "title", "account", "published"}. account: the user of the stored token as far as it is known without asking the hub
-    ("" if not)."""
+    "title", "token" (whether there is one), "published"}."""
     spec = runs.load(folder)
     return {
         "loras": [{"name": one.path.name, "at": one.at, "bytes": one.size} for one in _loras(folder)],
@@ -87,19 +88,15 @@ def choices(folder: Path) -> dict[str, Any]:
 
 def published(folder: Path) -> dict[str, Any] | None:
     """What was published of a run last: {"repo", "url", "commit", "lora", "private", "utc"}; None for nothing."""
-    try:
-        value = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    value = read_json(folder / RESULT) or {}
     keys = {"repo": str, "url": str, "commit": str, "lora": str, "private": bool, "utc": str}
-    return value if isinstance(value, dict) and all(isinstance(value.get(k), t) for k, t in keys.items()) else None
+    return value if all(isinstance(value.get(key), kind) for key, kind in keys.items()) else None
 
 
 def preview(folder: Path, options: dict[str, Any]) -> str:
     """The card as Markdown. Raises LaunchError, RunError."""
     spec = runs.load(folder)
-    lora, card = _chosen(folder, options)
-    return model_card.readme(spec, lora, f"{spec.slug}.safetensors", card, _images(spec.slug))
+    return _card_text(spec, *_chosen(folder, spec, options))
 
 
 def publish(
@@ -124,9 +121,8 @@ def publish(
         raise LaunchError(
             "You are not logged in to Hugging Face; log in with a token that may write (on the page: Hugging Face account; or `hf auth login`)"
         )
-    api = _api()
-    private = not public
-    name = _repository(api, repo or runs.load(folder).slug)
+    api, spec, private = _api(), runs.load(folder), not public
+    name = _repository(api, repo or spec.slug)
     target = prepare(folder, {**options, "repo": name})
     say(f"Repository {name} ({'private' if private else 'public'})")
     url = str(_tried(lambda: api.create_repo(name, private=private, exist_ok=True), say))
@@ -141,17 +137,13 @@ def publish(
         )
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     say(f"Sending {size / 1e6:.1f} MB")
-    done = _tried(
-        lambda: api.upload_folder(
-            repo_id=name, folder_path=target, commit_message="Publish the LoRA with its card and samples"
-        ),
-        say,
-    )
+    message = "Publish the LoRA with its card and samples"
+    done = _tried(lambda: api.upload_folder(repo_id=name, folder_path=target, commit_message=message), say)
     result = {
         "repo": name,
         "url": url,
         "commit": str(done.oid),
-        "lora": options.get("lora") or f"{runs.load(folder).slug}.safetensors",
+        "lora": options.get("lora") or f"{spec.slug}.safetensors",
         "private": private,
         "utc": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -166,7 +158,7 @@ def publish(
 def prepare(folder: Path, options: dict[str, Any]) -> Path:
     """The folder with exactly what is sent, in `.publish` of the run. Raises LaunchError, RunError."""
     spec = runs.load(folder)
-    lora, card = _chosen(folder, options)
+    lora, card = _chosen(folder, spec, options)
     name = f"{spec.slug}.safetensors"
     captions = runs.read_captions(spec.slug).values() if (datasets_dir() / spec.slug).is_dir() else ()
     target = folder / FOLDER
@@ -181,18 +173,18 @@ def prepare(folder: Path, options: dict[str, Any]) -> Path:
             shutil.copyfileobj(source, copy, 1 << 20)
         for number, (path, _) in enumerate(card.samples, 1):
             shutil.copyfile(path, target / model_card.sample_name(number, path))
-        card_text = model_card.readme(spec, lora, name, card, _images(spec.slug))
-        (target / README).write_text(card_text, encoding="utf-8", newline="\n")
+        (target / README).write_text(_card_text(spec, lora, card), encoding="utf-8", newline="\n")
     return target
 
 
-def _chosen(folder: Path, options: dict[str, Any]) -> tuple[evolution.Lora, model_card.Card]:
-    spec = runs.load(folder)
-    loras = _loras(folder)
-    wanted = options.get("lora") or ""
-    lora = next((one for one in loras if one.path.name == wanted or (not wanted and one.final)), None)
-    if lora is None and not wanted and loras:
-        lora = loras[0]
+def _card_text(spec: RunSpec, lora: evolution.Lora, card: model_card.Card) -> str:
+    count = len(runs.images_in(datasets_dir() / spec.slug))
+    return model_card.readme(spec, lora, f"{spec.slug}.safetensors", card, count)
+
+
+def _chosen(folder: Path, spec: RunSpec, options: dict[str, Any]) -> tuple[evolution.Lora, model_card.Card]:
+    loras, wanted = _loras(folder), options.get("lora") or ""
+    lora = next((one for one in loras if wanted in ("", one.path.name)), None)
     if lora is None:
         what = f"no LoRA {wanted[:100]!r}" if wanted else "no LoRA yet"
         raise LaunchError(f"{folder.name} has {what}; choose one of: {', '.join(o.path.name for o in loras) or 'none'}")
@@ -200,8 +192,7 @@ def _chosen(folder: Path, options: dict[str, Any]) -> tuple[evolution.Lora, mode
     known = model_card.licences()
     if key not in known:
         raise LaunchError(f"Licence: {key[:100]!r} is not one of {', '.join(known)}; choose one")
-    base = options.get("base_model")
-    most = options.get("samples")
+    base, most = options.get("base_model"), options.get("samples")
     most = SAMPLES if most is None else int(most)
     if not 0 <= most <= 24:
         raise LaunchError("Samples: choose a number from 0 to 24")
@@ -223,16 +214,13 @@ def _chosen(folder: Path, options: dict[str, Any]) -> tuple[evolution.Lora, mode
 
 
 def _loras(folder: Path) -> list[evolution.Lora]:
+    """The run's LoRA files: the final one first, then the newest."""
     found = [
         lora
         for path in folder.glob(f"*{evolution.SUFFIX}")
         if path.name[0] != "." and (lora := evolution.read_lora(path, path.stat().st_size)) is not None
     ]
     return sorted(found, key=lambda one: (one.final, one.step or 0, one.epoch or 0, one.path.name), reverse=True)
-
-
-def _images(slug: str) -> int:
-    return len(runs.images_in(datasets_dir() / slug))
 
 
 # Sending ----------------------------------------------------------------------------------------------------------------
