@@ -16,12 +16,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import signal
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -99,10 +99,8 @@ class Report:
     def _write(self) -> None:
         now = platform.now()
         values = {**self._values, "updated_at": now.utc, "updated_s": now.mono_s}
-        temporary = self._path.with_name(f".{STORE}.{os.getpid()}.tmp")
         with contextlib.suppress(OSError):  # a full disk: the monitor keeps what it knows
-            temporary.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
-            os.replace(temporary, self._path)
+            checkpoint.atomic_write(self._path, json.dumps(values, ensure_ascii=False), sync=False)
 
 
 class Agent:
@@ -131,23 +129,13 @@ class Agent:
 
     def serve(self) -> int:
         """Obey until the monitor is gone or wants the lease released; the exit code."""
-        words: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-
-        def read() -> None:
-            with contextlib.suppress(OSError, ValueError):
-                for line in sys.stdin.buffer:
-                    words.put(line)
-            words.put(None)
-
-        def run(work: str) -> threading.Thread:
-            thread = threading.Thread(target=self.guarded, args=(work,), daemon=True, name=work)
-            thread.start()
-            return thread
-
-        threading.Thread(target=read, daemon=True, name="orders").start()
-        run("keep_lease")
-        copying = run("copy")
-        while (line := words.get()) is not None:
+        leasing, copying = (
+            threading.Thread(target=self.guarded, args=(work,), daemon=True, name=work.__name__)
+            for work in (self.keep_lease, self.copy)
+        )
+        leasing.start()
+        copying.start()
+        for line in sys.stdin.buffer:
             order = json.loads(line)
             if order["what"] == "flush":
                 self.orders = order["order"]
@@ -157,10 +145,10 @@ class Agent:
                 break
         return 0
 
-    def guarded(self, work: str) -> None:
+    def guarded(self, work: Callable[[], None]) -> None:
         """Run a method as a thread; an error that nobody expected ends the process, and the monitor starts it again."""
         try:
-            getattr(self, work)()
+            work()
         except BaseException:  # noqa: BLE001 - the top of a thread
             traceback.print_exc()
             sys.stderr.flush()
@@ -311,7 +299,8 @@ class Agent:
                     for note in set(pushed.notes) - noted:
                         noted.add(note)
                         print(f"store: {note}", file=sys.stderr, flush=True)
-                    self.report.set(step=self.copied_step if self.copied_step >= 0 else None, error="", done=done)
+                    step = self.copied_step if self.copied_step >= 0 else None
+                    self.report.set(step=step, error="", done=done, pending=self.pending(), pending_bytes=0)
                     if pushed.manifest is not None and not final:
                         self.copier.prune()
                 except Superseded:
