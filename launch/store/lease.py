@@ -30,6 +30,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from launch.store.manifest import MANIFESTS, order_of
 from launch.store.places import NotFound, Place, StoreError, one_line
 from monitor.process import platform
 
@@ -325,5 +326,4 @@ class Lease:
 
 def newest_lease(place: Place) -> int:
     """The highest lease number of any manifest: a number is never used twice, even where a store lost its claims."""
-    found = [re.fullmatch(r"manifests/(\d{6,12})-\d{6,12}\.json", name) for name in place.list("manifests")]
-    return max((int(match[1]) for match in found if match), default=0)
+    return max((order[0] for name in place.list(MANIFESTS) if (order := order_of(name))), default=0)

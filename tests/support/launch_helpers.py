@@ -3,11 +3,13 @@
 import argparse
 from pathlib import Path
 
+import pytest
 from families import MODELS, fitting
 from runs_helpers import pictures, spec
 
 import presets
 import runs
+from launch import travel
 
 STORE = "s3://bucket/runs"
 CHOICES = [
@@ -17,6 +19,20 @@ CHOICES = [
     }.values()
     for tier in fitting(model, backend)
 ]
+
+
+@pytest.fixture
+def clean(monkeypatch):
+    """No settings of this machine."""
+    for name in (*travel.STORE_SETTINGS, "HF_HOME", "SKYPILOT_VENV"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def quick(tmp_path, monkeypatch):
+    """A lease is taken within a moment."""
+    (tmp_path / "limits.toml").write_text("allow_below_guards = true\n[store]\nlease_s = 1.5\n")
+    monkeypatch.setenv("HANGPROOF_LIMITS", str(tmp_path / "limits.toml"))
 
 
 def arguments(module, *words: str, command: str = "", **values):

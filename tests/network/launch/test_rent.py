@@ -18,13 +18,6 @@ from launch.common import LaunchError
 from launch.rent import Api, ApiError
 
 
-@pytest.fixture
-def clean(monkeypatch):
-    """No settings of this machine."""
-    for name in (*travel.STORE_SETTINGS, "HF_HOME"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @dataclass
 class Cloud:
     """Creates a machine for each request, answers as `faults` says (then properly), and lists what it created."""
@@ -37,11 +30,6 @@ class Cloud:
     looks: int = 0
     url: str = ""
 
-    def made(self, body: dict) -> dict:
-        number = str(100 + len(self.machines))
-        self.machines.append({"id": number, "name": body.get("name")})
-        return {"id": number, "status": "PROVISIONING", "cost": 0.44}
-
     def answer(self, request: Request) -> tuple[int, object] | None:
         if request.method == "GET":
             self.looks += 1
@@ -53,7 +41,8 @@ class Cloud:
         fault = self.faults.pop(0) if self.faults else ""
         if fault in ("429", "503 refused"):
             return int(fault[:3]), {"detail": "busy"}
-        made = self.made(request.json)
+        made = {"id": str(100 + len(self.machines)), "name": request.json.get("name")}
+        self.machines.append(made)
         if fault == "drop":
             return None
         return (502, "<html>bad gateway</html>") if fault else (201, made)
@@ -131,10 +120,8 @@ def assert_documented(request: dict) -> None:
 
 
 @pytest.fixture
-def remote(clean, tmp_path, monkeypatch):
+def remote(clean, quick, tmp_path, monkeypatch):
     """A run whose store is a folder, which stands for one that the provider reaches; a lease is taken within a moment."""
-    (tmp_path / "limits.toml").write_text("allow_below_guards = true\n[store]\nlease_s = 1.5\n")
-    monkeypatch.setenv("HANGPROOF_LIMITS", str(tmp_path / "limits.toml"))
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
     folder = a_run(tmp_path / "data", tier="12G")
     monkeypatch.setattr(travel, "address", lambda made: str(tmp_path / "store"))

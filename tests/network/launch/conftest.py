@@ -1,0 +1,5 @@
+"""Fixtures of the tests of launch."""
+
+from launch_helpers import clean, quick
+
+__all__ = ["clean", "quick"]
