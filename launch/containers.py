@@ -6,6 +6,7 @@ compose.yaml.) The file is a compose file that a person can read and edit. Secre
 """
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -49,16 +50,8 @@ def document(spec: RunSpec, folder: Path, args: argparse.Namespace) -> dict[str,
     if travel.needed_gb(spec):
         device = {"driver": "nvidia", "count": args.gpu or spec.gpus, "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
-    return {"name": travel.name_there(spec), "services": {"train": _literal(service)}}
-
-
-def _literal(value: Any) -> Any:
-    """The same with `$` written as `$$`: compose fills in variables."""
-    if isinstance(value, dict):
-        return {key: _literal(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_literal(one) for one in value]
-    return value.replace("$", "$$") if isinstance(value, str) else value
+    literal = json.loads(json.dumps(service).replace("$", "$$"))  # compose fills in variables
+    return {"name": travel.name_there(spec), "services": {"train": literal}}
 
 
 def mounts(spec: RunSpec, folder: Path) -> list[tuple[Path, str, bool]]:

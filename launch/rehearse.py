@@ -366,12 +366,10 @@ class Work:
         if ended.outcome == short_run.TRAINS:
             return True
         stage = "resume" if self._resuming else self._stage_of(ended.phase)
-        cause = ended.cause
+        cause, stopped = ended.cause, "It stopped there and used no time of the processor."
         title = cause.title if cause else "It took too long"
-        parts = [ended.text] if cause is None else [cause.explanation]
-        if cause is not None and ended.outcome == short_run.HANGS:
-            parts = [f"It stopped there and used no time of the processor. {cause.explanation}", ended.text]
-        text = " ".join(dict.fromkeys(filter(None, parts)))
+        parts = (stopped * (ended.outcome == short_run.HANGS), cause.explanation if cause else "", ended.text)
+        text = " ".join(filter(None, parts))
         change = short_run.what_to_change(spec, ended) or "Read the end of the log below."
         return self._fail(title, text, change, ended.log, stage)
 

@@ -20,6 +20,7 @@ import time
 import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 import runs
@@ -203,7 +204,7 @@ def create(api: Api, spec: "RunSpec", args: argparse.Namespace, names: list[str]
     Raises LaunchError: it has none, the balance is too low, the request is wrong, or nobody knows whether there is a
     pod; the message has its name then.
     """
-    refused, own = None, travel.unique_name(spec)
+    refused, own = None, f"{travel.name_there(spec, 50)}-{token_hex(4)}"  # no other pod has this name
     for name in names:
         try:
             request = {**body(spec, args, name), "name": own}

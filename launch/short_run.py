@@ -14,7 +14,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -49,7 +49,7 @@ _OWNER = re.compile(r"-(\d+)-([\d.]+)-")
 class Result:
     """How a short run ended. outcome: TRAINS, HANGS, FAILS or SLOW (still working when its time was over).
 
-    text: what happened, as sentences; "" where it trains. cause: a row of causes.toml, None where it trains or is slow.
+    text: what was seen where it hangs or is slow, as sentences. cause: a row of causes.toml, None where it trains or is slow.
     phase: of guards/heartbeat.py, where it stopped. log: the end of its log.
     """
 
@@ -188,7 +188,7 @@ class _Watch:
             # One rank computes for ever, or compiles: what has not moved for so long, and is not slow for a known reason, hangs.
             if self.evidence and time.monotonic() - moved_s >= 3 * QUIET_S and not self.evidence.signals.slow:
                 return self._hangs(self.evidence)
-            return self._describe(Result(SLOW, "It was still working when its time was over."))
+            return self._result(SLOW, self._evidence(), text="It was still working when its time was over.")
         finally:
             self._drop_evidence()
 
@@ -202,32 +202,29 @@ class _Watch:
         beats = [(b.pid, b.point, b.phase, b.done, b.step, b.outcome) for b in self.view.beats]
         return beats, self.view.log_bytes
 
-    def _hangs(self, evidence: Probe) -> Result:
+    def _hangs(self, probe: Probe) -> Result:
         until_s = time.monotonic() + PY_SPY_S
-        while evidence.spy.poll() and time.monotonic() < until_s:
+        while probe.spy.poll() and time.monotonic() < until_s:
             time.sleep(0.05)
-        stacks = evidence.texts()
-        found = collect.of_process(self._scope(), self.attempt.pid or 0, evidence.signals.stuck, stacks)
-        return self._describe(Result(HANGS, cause=causes.match(found)), stacks)
+        found = self._evidence(probe.signals.stuck, probe.texts())
+        return self._result(HANGS, found, causes.match(found), found.verdict().text)
 
     def _ended(self) -> Result:
         self.view = self.attempt.poll(platform.now(), 0.0, fresh=True)
         status = self.attempt.exit_status(self.view.beats)
         if status.done(foreign=False, killed=False):
-            return self._describe(Result(TRAINS))
-        evidence = collect.of_crash(self._scope(), status.code, status.signal, status.outcome, status.note, str(status))
-        cause = causes.match(evidence)
-        text = " ".join(filter(None, (f"{cause.title}.", cause.explanation, cause.advice)))
-        return self._describe(Result(FAILS, text, cause, phase=evidence.phase))
+            return self._result(TRAINS, self._evidence())
+        found = collect.of_crash(self._scope(), status.code, status.signal, status.outcome, status.note, str(status))
+        return self._result(FAILS, found, causes.match(found))
 
-    def _describe(self, found: Result, stacks: dict[int, str] | None = None) -> Result:
-        """Add what is known now. stacks: of one that hangs."""
-        evidence = collect.of_process(self._scope(), self.attempt.pid or 0, (), stacks or {})
-        found.text = found.text or (evidence.verdict(True).text if found.outcome == HANGS else "")
-        found.phase = found.phase or evidence.phase
-        found.steps = max((b.step for b in self.view.beats), default=0)
-        found.log = evidence.log_tail
-        return found
+    def _evidence(self, signs: tuple[str, ...] = (), stacks: Mapping[int, str] = {}) -> collect.Evidence:
+        return collect.of_process(self._scope(), self.attempt.pid or 0, signs, dict(stacks))
+
+    def _result(
+        self, outcome: str, found: collect.Evidence, cause: causes.Cause | None = None, text: str = ""
+    ) -> Result:
+        steps = max((b.step for b in self.view.beats), default=0)
+        return Result(outcome, text, cause, found.phase, steps, found.log_tail)
 
     def _scope(self) -> collect.Scope:
         return self.attempt.scope(self.view.beats, LOG_BYTES, best_step=self.view.step)

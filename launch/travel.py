@@ -12,7 +12,6 @@ import re
 import sys
 import threading
 from pathlib import Path
-from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -152,11 +151,6 @@ def name_there(spec: "RunSpec", most: int = 60) -> str:
     """The name of the machine or job: letters, digits and `-`, starting with a letter."""
     text = re.sub(r"[^a-z0-9]+", "-", spec.slug.lower()).strip("-")
     return f"hangproof-{text}"[:most].rstrip("-")
-
-
-def unique_name(spec: "RunSpec") -> str:
-    """A name for one machine: `name_there` with an ending that no other machine has."""
-    return f"{name_there(spec, 50)}-{token_hex(4)}"
 
 
 def upload(folder: Path, store: str) -> str:

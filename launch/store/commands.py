@@ -21,18 +21,13 @@ from runs.paths import outputs_dir, slug
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The four commands."""
     choices = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-
-    def add(name: str, text: str) -> argparse.ArgumentParser:
-        command = choices.add_parser(name, help=text, description=text)
-        command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="end with one line of JSON")
-        return command
-
     for name, text in (
         ("restore", "fetch a run from its store, or bring this machine's copy up to date"),
         ("status", "show what the store has of a run, and who holds its lease"),
         ("release", "take the lease from a machine that is gone; a living one stops training this run"),
     ):
-        command = add(name, text)
+        command = choices.add_parser(name, help=text, description=text)
+        command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="end with one line of JSON")
         command.add_argument("store", metavar="STORE", help="address of the store, as in run.toml")
         command.add_argument("run_name", metavar="RUN", help="name of the run")
     agent = choices.add_parser("agent")  # no help: only the monitor calls it

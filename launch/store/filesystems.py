@@ -31,6 +31,8 @@ from typing import Any
 
 import fsspec
 
+from runs.files import fsync_folder
+
 # Read when gcsfs is imported. Its classes for zonal buckets first ask what kind a bucket is, which a token may not be allowed.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
@@ -310,12 +312,8 @@ class Tree(Files):
             finally:
                 with contextlib.suppress(EOFError, *self.failures):
                     fs.rm_file(temporary)
-        if self.scheme == "file" and os.name != "nt":
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+        if self.scheme == "file":
+            fsync_folder(Path(folder))
 
     def _fill(self, target: Any, source: bytes | str, meter: Meter) -> int:
         """Write a file that is open, onto the disk, and close it; its size."""
