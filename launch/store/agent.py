@@ -274,7 +274,7 @@ class Agent:
         while not self.held.wait(POLL_S):
             if self.final:
                 return
-        damaged: frozenset[str] = frozenset()
+        damaged = set[str]()
         if not self.adopted:
             found = self.retried_restore()
             if found is None:
@@ -320,7 +320,7 @@ class Agent:
             self.wake.wait(POLL_S)
             self.wake.clear()
 
-    def retried_restore(self) -> frozenset[str] | None:
+    def retried_restore(self) -> set[str] | None:
         """Restore until it succeeds; the damaged contents of the store, None when the run ends first."""
         wait_s = RETRY_S
         self.moved_s = time.monotonic()

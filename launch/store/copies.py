@@ -11,8 +11,7 @@ the store before the push began, so nothing that another writer is just sending.
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from launch.store.lease import Lease
@@ -45,16 +44,6 @@ FILE_HANDLES = "/proc/self/fd"
 
 class NotHeld(StoreError):
     """The lease is not held, so nothing is written."""
-
-
-@dataclass
-class Pushed:
-    """What a push did. `manifest` None: nothing had changed since the last one."""
-
-    manifest: Manifest | None
-    sent_bytes: int = 0
-    sent_files: int = 0
-    notes: list[str] = field(default_factory=list)  # what was left out, and why
 
 
 def manifest_names(place: Place) -> list[str]:
@@ -106,7 +95,7 @@ class Copier:
         place: Place,
         folder: Path,
         lease: Lease,
-        distrusted: frozenset[str] = frozenset(),
+        distrusted: Iterable[str] = (),
         data: Path | None = None,
     ):
         """distrusted: SHA-256 of contents that a restore found damaged; they are sent again. data: the data set's folder."""
@@ -121,8 +110,8 @@ class Copier:
         self._looked = False
         self._number = 0  # of the last manifest that was tried
 
-    def push(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> Pushed:
-        """Copy what changed, then write a manifest.
+    def push(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> Contents:
+        """Copy what changed, then write a manifest. Returns what the run has, with what was sent.
 
         on_progress: called with the bytes sent and the bytes to send, before and after each file.
 
@@ -136,8 +125,7 @@ class Copier:
         found = contents(self.folder, self.data, self.memory)
         self._before = self.place.list(FILES)
         self._skip_older_states(found)
-        pushed = Pushed(None, notes=list(found.notes))
-        self._send(found, pushed, on_progress)
+        self._send(found, on_progress)
         with contextlib.suppress(OSError):  # a full disk costs time at the next push
             self.memory.save(self.place.address)
         carried = self._carried(found)  # now: a state may have vanished while it was sent
@@ -152,14 +140,14 @@ class Copier:
             written_at=platform.now().utc,
             files={**found.files, **carried},
         )
-        after = self.place.list(FILES) if pushed.sent_files else self._before
+        after = self.place.list(FILES) if found.sent_files else self._before
         if lost := _missing(now, after):
             raise Unavailable(
                 f"{self.place.address} lost {len(lost)} files that it had confirmed, such as {lost[0]}; they are sent again"
             )
         self._distrusted.clear()
         if self._is_unchanged(now):
-            return pushed
+            return found
         self._check_lease()
         data, self._number = now.dumps(), now.number
         if not self.place.create(now.name, data):
@@ -168,8 +156,8 @@ class Copier:
             )
         if self.place.read(now.name, MAX_BYTES) != data:
             raise Unavailable(f"{self.place.address} lost {now.name} that it had confirmed; it is written again")
-        self.last = pushed.manifest = now
-        return pushed
+        self.last = found.manifest = now
+        return found
 
     def prune(self) -> int:
         """Delete manifests and contents that nobody needs; returns the number of deleted files. Call it after `push`.
@@ -226,7 +214,7 @@ class Copier:
             return False
         return {name: m.sha256 for name, m in last.files.items()} == {name: m.sha256 for name, m in now.files.items()}
 
-    def _send(self, found: Contents, pushed: Pushed, on_progress: Callable[[int, int], None]) -> None:
+    def _send(self, found: Contents, on_progress: Callable[[int, int], None]) -> None:
         """Send what the store lacks: small files first, then LoRA files, states last."""
         stored = {n: size for n, size in self._before.items() if n.removeprefix(f"{FILES}/") not in self._distrusted}
         order = sorted(found.files, key=lambda name: (_rank(name), found.files[name].size, name))
@@ -241,17 +229,17 @@ class Copier:
             try:
                 sent = self._send_file(local, stored, _rank(name) == 0)
             except OSError as error:
-                self._leave_out(found, name, pushed, str(error.strerror or error))
+                found.leave_out(name, str(error.strerror or error))
                 continue
             if sent is None:
-                self._leave_out(found, name, pushed, "it changed while it was sent; the next copy has it")
+                found.leave_out(name, "it changed while it was sent; the next copy has it")
                 continue
             found.files[name] = sent
             if stored.get(sent.blob) != sent.size:
                 stored[sent.blob] = sent.size
-                pushed.sent_bytes += sent.size
-                pushed.sent_files += 1
-                on_progress(pushed.sent_bytes, max(total, pushed.sent_bytes))
+                found.sent_bytes += sent.size
+                found.sent_files += 1
+                on_progress(found.sent_bytes, max(total, found.sent_bytes))
 
     def _send_file(self, local: Local, stored: dict[str, int], may_grow: bool) -> Local | None:
         """Send one file; returns it as it was sent, None when it changed meanwhile. Raises OSError of the local file."""
@@ -275,15 +263,6 @@ class Copier:
                 self.place.delete([local.blob])
                 return None
             return local
-
-    def _leave_out(self, found: Contents, name: str, pushed: Pushed, why: str) -> None:
-        """Leave a file out of the manifest, and with it the whole state that it is part of."""
-        state = STATE.fullmatch(name.removeprefix("run/")) if _rank(name) == 2 else None
-        pushed.notes.append(f"{state['state'] if state else name}: not copied: {why}")
-        if state:
-            found.drop_state(state["state"])
-        else:
-            del found.files[name]
 
 
 def _rank(name: str) -> int:

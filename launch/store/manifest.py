@@ -234,7 +234,7 @@ class Memory:
 
 
 class Contents:
-    """The files of a run on this machine by the names of a manifest, and what was left out and why."""
+    """The files of a run on this machine by the names of a manifest; what was left out and why; what a push sent of them."""
 
     def __init__(self, run: str, memory: Memory):
         self.run, self.memory = run, memory
@@ -242,6 +242,8 @@ class Contents:
         self.states: dict[str, int] = {}  # name -> step
         self.completed = False
         self.notes: list[str] = []
+        self.sent_files = self.sent_bytes = 0
+        self.manifest: Manifest | None = None  # that was written; None where nothing had changed since the last one
 
     @property
     def step(self) -> int:
@@ -283,6 +285,15 @@ class Contents:
         """Leave a state out."""
         self.states.pop(state, None)
         self.files = {name: local for name, local in self.files.items() if not name.startswith(f"run/{state}/")}
+
+    def leave_out(self, name: str, why: str) -> None:
+        """Leave a file out, and with it the whole state that it is part of."""
+        state = STATE.fullmatch(name.removeprefix("run/"))
+        self.notes.append(f"{state['state'] if state else name}: not copied: {why}")
+        if state:
+            self.drop_state(state["state"])
+        else:
+            del self.files[name]
 
 
 def contents(folder: Path, data: Path, memory: Memory) -> Contents:

@@ -16,7 +16,6 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,25 +45,13 @@ MAY_DIFFER = (  # fields of a spec that may differ between two copies of one run
 SPEC_BYTES = 1 << 20
 
 
-@dataclass
-class Restored:
-    """What a restore did. `manifest` None: the store has none that is complete."""
-
-    manifest: Manifest | None = None
-    step: int = -1  # of the newest state in the folder now; -1 without one
-    files: int = 0  # that were written
-    fetched_bytes: int = 0
-    damaged: frozenset[str] = frozenset()  # SHA-256 of contents that the store holds damaged; for `Copier`
-    notes: list[str] = field(default_factory=list)
-
-
 def restore(
     place: Place,
     run: str,
     folder: Path | None = None,
     data: Path | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Restored:
+) -> "Restored":
     """Bring the run's folder and data set up to the newest complete manifest of `place` (STORE/SLUG).
 
     Args:
@@ -78,36 +65,38 @@ def restore(
     folder, data = folder or outputs_dir() / run, data or datasets_dir() / run
     with explained(f"restore {run}"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        return _Restore(place, run, folder, data, on_progress).go()
+        found = Restored(place, run, folder, data, on_progress)
+        found.go()
+        return found
 
 
-class _Restore:
-    """One restore. The fetched contents are in `staging` under their SHA-256."""
+class Restored:
+    """One restore, and what it did. The fetched contents are in `staging` under their SHA-256."""
 
     def __init__(self, place: Place, run: str, folder: Path, data: Path, on_progress: Callable[[int, int], None]):
         self.place, self.run, self.folder, self.data = place, run, folder, data
         self.on_progress = on_progress
         self.staging = folder.parent / f".restore-{run}"
         self.memory = Memory(folder)
-        self.done = Restored()
-        self.damaged: set[str] = set()
+        self.manifest: Manifest | None = None  # None: the store has none that is complete
+        self.step = -1  # of the newest state in the folder now; -1 without one
+        self.files = self.fetched_bytes = 0  # that were written; that were fetched
+        self.damaged: set[str] = set()  # SHA-256 of contents that the store holds damaged; for `Copier`
+        self.notes: list[str] = []
         self.uses = Counter[str]()  # of fetched contents, by SHA-256
 
-    def go(self) -> Restored:
+    def go(self) -> None:
         """See `restore`."""
         has_run = (self.folder / "run.toml").is_file()
-        self.done.step = newest_state(self.folder, self.memory)
-        manifest, members = self._fetch_newest(has_run)
-        self.done.damaged = frozenset(self.damaged)
-        if manifest is None:
-            return self.done
-        self.done.manifest = manifest
-        self._install(manifest, members)
-        self.done.step = newest_state(self.folder, self.memory)
+        self.step = newest_state(self.folder, self.memory)
+        self.manifest, members = self._fetch_newest(has_run)
+        if self.manifest is None:
+            return
+        self._install(self.manifest, members)
+        self.step = newest_state(self.folder, self.memory)
         with contextlib.suppress(OSError):
             self.memory.save(self.place.address)
         shutil.rmtree(self.staging, ignore_errors=True)
-        return self.done
 
     # Choose and fetch -----------------------------------------------------------------------------------------------
 
@@ -126,7 +115,7 @@ class _Restore:
                     raise
                 except StoreError as error:
                     why = str(error)
-            self.done.notes.append(f"{why}; the manifest before it is used")
+            self.notes.append(f"{why}; the manifest before it is used")
         return None, {}
 
     def _check_same_run(self, manifest: Manifest, has_run: bool) -> None:
@@ -147,7 +136,7 @@ class _Restore:
 
     def _wanted(self, manifest: Manifest, has_run: bool) -> dict[str, Member]:
         """The files of a manifest that this machine lacks."""
-        behind = not has_run or manifest.step > self.done.step
+        behind = not has_run or manifest.step > self.step
         parts = ("run/", "data/") if behind else () if self.data.is_dir() else ("data/",)
         wanted = {name: member for name, member in manifest.files.items() if name.startswith(parts)}
         left = {f"run/{name}" for name in RENDERED if SPEC in manifest.files}
@@ -199,7 +188,7 @@ class _Restore:
                 raise
             checkpoint.fsync_path(path)
             done += member.size
-            self.done.fetched_bytes += member.size
+            self.fetched_bytes += member.size
         self.on_progress(done, total)
 
     def _staged(self, member: Member) -> Path:
@@ -271,7 +260,7 @@ class _Restore:
         checkpoint.fsync_path(temporary)
         os.replace(temporary, target)
         fsync_folder(target.parent)
-        self.done.files += 1
+        self.files += 1
 
     def _render(self, member: Member | None, fetched_job: bool) -> None:
         """Write the script and the data-set file for this machine, from the run's job.
