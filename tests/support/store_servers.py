@@ -445,25 +445,19 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 # A folder -------------------------------------------------------------------------------------------------------------
 
 
-def _faulty(name: str) -> Callable[..., Any]:
-    """A method of Tree before which a fault may come."""
-
-    def call(self: Any, *arguments: Any, **named: Any) -> Any:
-        with failing(OSError(errno.EIO, "injected")):
-            self.faults.before()
-        return getattr(Tree, name)(self, *arguments, **named)
-
-    return call
-
-
 class FaultyFolder(Tree):
     """A folder on a bad disk: the only kind without a server, so the faults are here."""
-
-    size, read, rows, delete = map(_faulty, ("size", "read", "rows", "delete"))
 
     def __init__(self, faults: Faults):
         super().__init__("file")
         self.faults = faults
+
+    @contextmanager
+    def session(self) -> Iterator[Any]:
+        with failing(OSError(errno.EIO, "injected")):
+            self.faults.before()
+        with super().session() as fs:
+            yield fs
 
     def put(self, name: str, source: bytes | str, meter: Meter) -> None:
         self._write(name, source, lambda: super(FaultyFolder, self).put(name, source, meter))
@@ -472,8 +466,6 @@ class FaultyFolder(Tree):
         self._write(name, data, lambda: super(FaultyFolder, self).create(name, data))
 
     def _write(self, name: str, source: bytes | str, work: Callable[[], None]) -> None:
-        with failing(OSError(errno.EIO, "injected")):
-            self.faults.before()
         with failing(OSError(errno.ENOSPC, "No space left on device")):
             self.faults.take(len(source) if isinstance(source, bytes) else os.path.getsize(source))
         path = Path(name)
