@@ -65,15 +65,13 @@ def holder_between(place: Place, before: int, now: int) -> str:
     before: 0 where it is not known. A claim that was never held does not count: the run's own agent was killed while it
     claimed. One that is no longer listed does.
     """
+    names = {number: name for name, number in lease.claims_of(place.list(lease.FOLDER)).items()}
     for number in range(before + 1, now) if before else ():
-        claims = [
-            lease.parse_claim(place.read(name, 1 << 16))
-            for name, n in lease.claims_of(place.list(lease.FOLDER)).items()
-            if n == number
-        ]
-        held = [claim.owner.text() for claim in claims if claim is not None and (claim.held or claim.released)]
-        if held or not claims:
-            return held[0] if held else "another machine"
+        if number not in names:
+            return "another machine"
+        claim = lease.parse_claim(place.read(names[number], 1 << 16))
+        if claim is not None and (claim.held or claim.released):
+            return claim.owner.text()
     return ""
 
 
