@@ -208,16 +208,15 @@ class Container:
         watched = [folder for folder in all_folders() if is_held(folder / LOCK)]
         for folder in watched:
             preempt(folder)
-        for child in (self.page, self.task):
-            if child is not None and child.poll() is None:
-                child.terminate()
+        children = [child for child in (self.page, self.task) if child is not None]
+        for child in children:
+            child.terminate()
         until_s = time.monotonic() + config.load().end.preempt_total_s + 5.0
         while (left := [folder.name for folder in watched if is_held(folder / LOCK)]) and time.monotonic() < until_s:
             time.sleep(0.1)
-        for child in (self.page, self.task):
-            if child is not None and child.poll() is None:
-                child.kill()
-                child.wait()
+        for child in children:
+            child.kill()
+            child.wait()
         if left:
             say(f"not saved in time: {', '.join(left)}; the newest checkpoint is used at the next start")
         return 1 if left else 0

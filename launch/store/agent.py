@@ -65,8 +65,10 @@ def holder_between(place: Place, before: int, now: int) -> str:
     before: 0 where it is not known. A claim that was never held does not count: the run's own agent was killed while it
     claimed. One that is no longer listed does.
     """
+    if not before:
+        return ""
     names = {number: name for name, number in lease.claims_of(place.list(lease.FOLDER)).items()}
-    for number in range(before + 1, now) if before else ():
+    for number in range(before + 1, now):
         if number not in names:
             return "another machine"
         claim = lease.parse_claim(place.read(names[number], 1 << 16))
@@ -174,21 +176,21 @@ class Agent:
         while not self.released.is_set():
             state, now_s = self.lease.poll(), time.monotonic()
             reachable = not self.lease.error
-            if state == lease.HELD and not self.held.is_set() and self.adopted:
+            if state == lease.HELD and not self.held.is_set():
                 try:
-                    holder = holder_between(self.small, self.report.lease_before, self.lease.number)
+                    before = self.report.lease_before if self.adopted else 0
+                    holder = holder_between(self.small, before, self.lease.number)
                 except StoreError:
                     self.released.wait(POLL_S)
                     continue
                 if holder:
                     self.lose(holder)
                     return
+                self.report.set(message="the lease is held", number=self.lease.number)
+                with contextlib.suppress(StoreError, ValueError, AttributeError, RecursionError):
+                    self.discard_old_request()
+                self.held.set()
             if state == lease.HELD:
-                if not self.held.is_set():
-                    self.report.set(message="the lease is held", number=self.lease.number)
-                    with contextlib.suppress(StoreError, ValueError, AttributeError, RecursionError):
-                        self.discard_old_request()
-                    self.held.set()
                 self.report.set(lease=LeaseState.HELD, holder="", reachable=reachable)
             elif state == lease.LOST:
                 self.lose(self.lease.holder)

@@ -208,15 +208,13 @@ class Lease:
             self.error = str(error)
         return self.state
 
-    def acquire(
-        self, stop: Callable[[], bool] = lambda: False, sleep: Callable[[float], None] = time.sleep, limit_s: float = 0
-    ) -> bool:
-        """Poll until the lease is held (True), or until it is lost, `stop()` is true or `limit_s` has passed (False)."""
+    def acquire(self, limit_s: float = float("inf")) -> bool:
+        """Poll until the lease is held (True), or until it is lost or `limit_s` has passed (False)."""
         began = self.clock()
         while self.poll() not in (HELD, LOST, RELEASED):
-            if stop() or (limit_s and self.clock() - began > limit_s):
+            if self.clock() - began > limit_s:
                 return False
-            sleep(min(1.0, self.period_s / 30))
+            time.sleep(min(1.0, self.period_s / 30))
         return self.state == HELD
 
     def release(self) -> None:
