@@ -30,7 +30,7 @@ from guards.download import digest_of
 from guards.hub_request import DIGEST, Patience
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches import session
-from sd_scripts_patches.patch import Patch, Target, around
+from sd_scripts_patches.patch import Patch, Target, around, function
 
 DOWNLOAD = "huggingface_hub.file_download"
 UTIL = "library.huggingface_util"
@@ -239,15 +239,14 @@ def _query(original: Callable, *args: Any, **kwargs: Any) -> object:
 
 
 INSTALLED = (
-    Target(DOWNLOAD, "hf_hub_download", params=("repo_id", "filename"), make=_cache_first),
-    Target(DOWNLOAD, "try_to_load_from_cache", params=("repo_id", "filename", "cache_dir", "revision", "repo_type")),
+    function(DOWNLOAD, "hf_hub_download(repo_id, filename)", _cache_first),
+    function(DOWNLOAD, "try_to_load_from_cache(repo_id, filename, cache_dir, revision, repo_type)"),
     *(
-        Target(
+        function(
             module,
-            f"{name}.from_pretrained",
-            params=("cls", "pretrained_model_name_or_path"),
+            f"{name}.from_pretrained(cls, pretrained_model_name_or_path)",
+            _from_cache_first,
             optional=True,
-            make=_from_cache_first,
             wait="the hub, for a tokenizer",
         )
         for module, name in TOKENIZERS
@@ -259,9 +258,9 @@ INSTALLED = (
 def uploads(module: str) -> tuple[Target, ...]:
     """Return the targets in the trainer's `module` of uploads, which is the same in both trainers."""
     return (
-        Target(module, "upload", params=("args", "src"), make=_upload, wait="an upload to the hub"),
-        Target(module, "list_dir", params=("repo_id",), make=_query, wait="the hub to answer"),
-        Target(module, "exists_repo", params=("repo_id",), make=_query, wait="the hub to answer"),
+        function(module, "upload(args, src)", _upload, wait="an upload to the hub"),
+        function(module, "list_dir(repo_id)", _query, wait="the hub to answer"),
+        function(module, "exists_repo(repo_id)", _query, wait="the hub to answer"),
         Target(
             module,
             "fire_in_thread",

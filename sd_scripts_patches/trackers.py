@@ -18,7 +18,7 @@ from typing import Any
 from guards import deadline, limits
 from sd_scripts_patches import session
 from sd_scripts_patches.musubi import ACCELERATOR_SETUP
-from sd_scripts_patches.patch import Patch, Target, always, around, uses
+from sd_scripts_patches.patch import Patch, Target, always, around, function, uses
 
 UTIL = "library.train_util"
 QUEUE_SIZE = 1000
@@ -126,7 +126,7 @@ def decouple(tracker: Any) -> None:
 def _targets(setup: str, module: str, start: str, params: tuple[str, ...]) -> tuple[Target, ...]:
     """setup: the module of `prepare_accelerator`. start: what starts the trackers, in `module`."""
     return (
-        Target(setup, "prepare_accelerator", params=("args",), make=_without_login, wait="the login to wandb"),
+        function(setup, "prepare_accelerator(args)", _without_login, wait="the login to wandb"),
         Target(module, start, params=params, make=_start_within_limit, wait="a tracker to start, to log, to finish"),
     )
 
