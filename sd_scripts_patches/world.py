@@ -116,7 +116,6 @@ def _read_by_number(original: Callable, self: Any, index: int) -> Any:
     return original(self, index)
 
 
-_DEVICE = ("self", "model", "device_placement", "evaluation_mode")
 _JOIN = "all processes to join their group"
 
 
@@ -125,7 +124,9 @@ def _targets(trainer: str) -> tuple[Target, ...]:
     return (
         function(trainer, "NetworkTrainer.train(self, args)", _check_first),
         function(ACCELERATOR, "Accelerator.__init__(self)", _join, wait=_JOIN),
-        Target(ACCELERATOR, "Accelerator.prepare_model", params=_DEVICE, make=_frozen_alone),
+        function(
+            ACCELERATOR, "Accelerator.prepare_model(self, model, device_placement, evaluation_mode)", _frozen_alone
+        ),
         function("accelerate.scheduler", "AcceleratedScheduler.__init__(self, scheduler)", _one_step_each),
     )
 
