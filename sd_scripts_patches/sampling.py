@@ -160,19 +160,17 @@ STEPS = (
 """Where every denoising loop passes, whatever its family."""
 
 
-def _targets() -> tuple[Target, ...]:
-    targets = [*STEPS]
-    for module, names in FAMILIES.items():
-        optional = module not in REQUIRED
-        for name, make in zip(names, (_sample_all, _sample_one), strict=True):
-            targets.append(Target(module, name, optional=optional, make=make))
-    return tuple(targets)
-
-
 PATCH = Patch(
     name="sampling",
     why="a slow or failing sample image blocks or ends the run",
-    targets=_targets(),
+    targets=(
+        *STEPS,
+        *(
+            Target(module, name, optional=module not in REQUIRED, make=make)
+            for module, names in FAMILIES.items()
+            for name, make in zip(names, (_sample_all, _sample_one), strict=True)
+        ),
+    ),
     relevant=uses("--sample_prompts", "--sample_every_n_steps", "--sample_every_n_epochs", "--sample_at_first"),
 )
 MUSUBI = dataclasses.replace(
