@@ -5,8 +5,8 @@ lacks: its transfers by xet wait without a limit (HF_HUB_DOWNLOAD_TIMEOUT does n
 downloads to a file of a new name in each process (huggingface_hub/file_download.py, `_download_to_tmp_and_move`), so
 that 20 of 24 GB are downloaded again. Here a connection that brings less than `LEAST_BYTES` in `download_read_s` is
 closed and continued by a range request; after `download_stall_s` without as many new bytes the download fails. Received
-bytes stay in `.NAME.part`, with the ETag of their file beside them; a file whose hash the hub does not name is
-downloaded from the start. Each file has a lock that ends with its process.
+bytes stay in `.NAME.part`, with the hash of their file beside them. Each file has a lock that ends with its process;
+another process that wants the file waits as long as the bytes grow.
 """
 
 from __future__ import annotations
@@ -14,38 +14,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import http.client
 import json
-import math
 import os
 import re
 import shutil
 import sys
 import time
-import urllib.parse
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from guards.checkpoint import atomic_write, fsync_path
 from guards.deadline import call
-from guards.hub import DownloadError, OnProgress, Options, Progress, Remote, Source, offline
-from guards.hub_request import (
-    LEAST_BYTES,
-    NETWORK_ERRORS,
-    POLL_S,
-    Patience,
-    Refused,
-    check_status,
-    failure,
-    follow,
-    resolve,
-)
+from guards.hub import DownloadError, Options, Progress, Remote, Source, offline
+from guards.hub_request import NETWORK_ERRORS, POLL_S, Patience, Refused, check_status, follow, resolve
 from guards.reading import read_json
 
 CHUNK = 1 << 20
+LEAST_BYTES = 1 << 16  # that a connection must bring in `download_read_s`; fewer are no progress
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -90,9 +77,9 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def missing_bytes(target: Path, size: int | None) -> int:
+def missing_bytes(target: Path, size: int) -> int:
     """How much disk space the download of a file still needs, in bytes."""
-    return 0 if target.exists() else max(0, (size or 0) - size_of(part_of(target)))
+    return 0 if target.exists() else max(0, size - size_of(part_of(target)))
 
 
 def check_space(needed: int, folder: Path, what: str) -> None:
@@ -108,37 +95,31 @@ def check_space(needed: int, folder: Path, what: str) -> None:
         )
 
 
-def _disk_error(error: OSError, path: Path) -> DownloadError:
-    if error.errno in _FULL:
-        return DownloadError(
-            "space",
-            f"the disk of {path.parent} is full; the {size_of(path)} bytes received are kept. Free some space and download again",
-        )
-    return DownloadError("disk", f"cannot write {path}: {error.strerror or error}; fix the folder and download again")
+def digest_of(path: Path, wanted: str, on_piece: Callable[[int], object] = lambda _: None) -> str:
+    """The hash of a file, of the kind of `wanted`: SHA-256, or git's SHA-1 of a blob. on_piece gets the bytes so far."""
+    size = path.stat().st_size
+    total = hashlib.sha256() if len(wanted) == 64 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    done = 0
+    with path.open("rb") as file:
+        while piece := file.read(8 * CHUNK):
+            total.update(piece)
+            done += len(piece)
+            on_piece(done)
+    return total.hexdigest()
 
 
-class _Meter:
-    """Speed and remaining time, from the bytes of the last seconds."""
-
-    def __init__(self, name: str, total: int, on_progress: OnProgress) -> None:
-        self.name, self.total, self.on_progress = name, total, on_progress
-        self.samples: deque[tuple[float, int]] = deque(maxlen=64)
-
-    def __call__(self, done: int) -> None:
-        now_s = time.monotonic()
-        if not self.samples or now_s - self.samples[-1][0] >= POLL_S:
-            self.samples.append((now_s, done))
-        then_s, then = self.samples[0]
-        speed = max(0, done - then) / (now_s - then_s) if now_s - then_s >= POLL_S else 0.0
-        eta_s = (self.total - done) / speed if speed and self.total else None
-        self.on_progress(Progress(self.name, done, self.total, speed, eta_s))
-
-
-def fetch(source: Source, target: Path, options: Options, remote: Remote | None = None, sha256: str = "") -> Remote:
-    """Download a file to `target`, continuing an earlier download; returns what the hub says about it.
+def fetch(
+    source: Source,
+    target: Path,
+    options: Options,
+    remote: Remote | None = None,
+    sha256: str = "",
+    lock: Path | None = None,
+) -> None:
+    """Download a file to `target` unless it is there, continuing an earlier download.
 
     remote: what `resolve` returned; None: it is asked. sha256: the hash that the file must have; "": the hub's.
-    Raises DownloadError; the received bytes are kept.
+    lock: the lock file; None: beside the target. Raises DownloadError; the received bytes are kept.
     """
     if offline():
         raise DownloadError(
@@ -146,42 +127,37 @@ def fetch(source: Source, target: Path, options: Options, remote: Remote | None 
             f"HF_HUB_OFFLINE is set, so {target.name} is not downloaded; unset it, or put the file at {target}",
         )
     options = replace(options, by_hand=options.by_hand or f"put {target.name} at {target} yourself")
-    return fetch_locked(source, target, options, target.with_name(f".{target.name}.lock"), remote, sha256)
-
-
-def fetch_locked(
-    source: Source, target: Path, options: Options, lock: Path, remote: Remote | None, sha256: str = ""
-) -> Remote:
-    """`fetch` with another lock file."""
+    lock = lock or target.with_name(f".{target.name}.lock")
     patience, known = Patience(options.limit_s, f"the other download of {source.file}", options.say), -1
-    while True:
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        while True:
             with locked(lock) as ours:
                 if ours:
-                    if remote is not None and options.wait and target.exists():
-                        return remote  # another process has downloaded it
-                    return _Download(source, target, options, sha256.lower()).run(remote)
-        except OSError as error:
-            raise _disk_error(error, part_of(target)) from error
-        if not options.wait:
-            raise DownloadError(
-                "busy", f"{target.name} is already being downloaded by another process; wait until it finishes"
-            )
-        done = size_of(part_of(target))
-        if done != known:
-            patience.new()
-            options.on_progress(Progress(source.file, done, (remote.size or 0) if remote else 0))
-            known = done
-        if patience.left_s() <= 0:
-            raise DownloadError(
-                "stalled",
-                f"another process holds {lock} and has downloaded no byte of {source.file} for {patience.limit_s:.0f} s; "
-                "end it and download again",
-            )
-        patience.report()
-        time.sleep(POLL_S)
+                    if not target.exists():
+                        _Download(source, target, options, sha256.lower()).run(remote)
+                    return
+            done = size_of(part_of(target))
+            if done != known:
+                patience.progress()
+                options.on_progress(Progress(source.file, done, remote.size if remote else 0))
+                known = done
+            if patience.left_s() <= 0:
+                raise DownloadError(
+                    "stalled",
+                    f"another process holds {lock} and has downloaded no byte of {source.file} for {patience.limit_s:.0f} s; "
+                    "end it and download again",
+                )
+            patience.report()
+            time.sleep(POLL_S)
+    except OSError as error:
+        part = part_of(target)
+        if error.errno in _FULL:
+            kept = f"the disk of {target.parent} is full; the {size_of(part)} bytes received are kept"
+            raise DownloadError("space", f"{kept}. Free some space and download again") from error
+        text = f"cannot write {part}: {error.strerror or error}; fix the folder and download again"
+        raise DownloadError("disk", text) from error
 
 
 class _Download:
@@ -191,136 +167,92 @@ class _Download:
         self.source, self.target, self.options, self.sha256 = source, target, options, sha256
         self.part, self.note = part_of(target), target.with_name(f".{target.name}.part.json")
         self.patience = Patience(options.limit_s, f"a byte of {source.file}", options.say)
+        self.samples: deque[tuple[float, int]] = deque(maxlen=64)  # of the last seconds: when, bytes
         self.most = size_of(self.part)  # bytes on the disk when there was progress last
 
-    def run(self, remote: Remote | None) -> Remote:
+    def run(self, remote: Remote | None) -> None:
         """Download the file. remote: what it must be; None: what the hub says."""
-        while True:
+        remote = remote or resolve(self.source, self.options)
+        self.discard_other_file(remote)
+        check_space(missing_bytes(self.target, remote.size), self.target.parent, self.target.name)
+        while size_of(self.part) < remote.size:
             try:
-                if remote is None:
-                    remote = resolve(self.source, self.options)
-                if self.sha256:
-                    remote = replace(remote, sha256=self.sha256)
-                self.discard_other_file(remote)
-                check_space(missing_bytes(self.target, remote.size), self.target.parent, self.target.name)
-                self.receive(remote, _Meter(self.target.name, remote.size or 0, self.options.on_progress))
-                break
+                self.receive(remote)
             except NETWORK_ERRORS as error:
-                if not self.patience.pause(error):
-                    host = urllib.parse.urlsplit(self.source.url).netloc
-                    kept = size_of(self.part)
-                    raise failure(error, host, self.patience.limit_s, kept, self.options.by_hand) from error
+                self.patience.pause(error, self.source, self.options, size_of(self.part))
+        self.part.touch()  # an empty file
         self.finish(remote)
-        return remote
 
     def discard_other_file(self, remote: Remote) -> None:
-        """Delete the bytes of an earlier download unless they belong to the same file and their end can be verified."""
-        known = read_json(self.note)
-        same = known is not None and (known.get("etag"), known.get("size")) == (remote.etag, remote.size)
-        fits = remote.size is None or size_of(self.part) <= remote.size
-        if not (same and fits and remote.verifiable):
+        """Delete the bytes of an earlier download unless they belong to the same file."""
+        known = read_json(self.note) or {}
+        if known.get("digest") != remote.digest or size_of(self.part) > remote.size:
             self.part.unlink(missing_ok=True)
             self.most = 0
-            atomic_write(self.note, json.dumps({"etag": remote.etag, "size": remote.size}))
+            atomic_write(self.note, json.dumps({"digest": remote.digest}))
 
-    def receive(self, remote: Remote, meter: _Meter) -> None:
-        """Append the missing bytes to the part file until it is complete.
-
-        Raises one of NETWORK_ERRORS when the connection ends early; the received bytes are kept.
-        """
-        if not remote.verifiable and remote.size is None:
-            raise Refused(
-                "the server names neither a size nor a hash, so that nobody can tell whether the file is complete"
-            )
-        have = size_of(self.part)
-        if remote.size is not None and have == remote.size:
-            self.part.touch()  # an empty file
-            return
+    def receive(self, remote: Remote) -> None:
+        """Append the missing bytes to the part file. Raises one of NETWORK_ERRORS when the connection ends early."""
+        have, read_s = size_of(self.part), self.patience.read_s()
         # A commit does not change while it is downloaded.
-        pinned = replace(self.source, revision=remote.commit or self.source.revision)
-        headers = {"Range": f"bytes={have}-"} if have else {}
-        read_s = self.patience.read_s()
+        url = replace(self.source, revision=remote.commit or self.source.revision).url
         # On a thread: nothing interrupts a name look-up.
-        responses = call(
-            follow, pinned.url, headers, "GET", self.options.token, read_s, seconds=read_s, what="the file's first byte"
-        )
+        headers = {"Range": f"bytes={have}-"} if have else {}
+        responses = call(follow, url, headers, "GET", read_s, seconds=read_s, what="the file's first byte")
         with responses[-1] as response:
-            check_status(response, self.source, self.options.by_hand, self.options.token)
+            check_status(response, self.source, self.options)
+            where = response.headers.get("Content-Range", "")
             if response.headers.get("Content-Encoding", "identity") != "identity":
                 raise Refused("the server compresses the file although it was asked not to")
-            if response.status == 416 and have:
-                return  # the server has no byte after these; the hash decides
-            if response.status not in (200, 206):
-                raise Refused(f"HTTP status {response.status} instead of the file")
-            asked = response.headers.get("Content-Range", "")
-            if response.status == 206 and re.match(rf"bytes {have}-", asked) is None:
-                raise ConnectionError(f"asked for bytes from {have}, received {asked or 'a part without its position'}")
-            if response.status != 206:
+            if response.status == 200:
                 have = 0  # the server ignores ranges
+            elif response.status != 206:
+                raise Refused(f"HTTP status {response.status} instead of the file")
+            elif not re.match(rf"bytes {have}-", where):
+                raise ConnectionError(f"asked for bytes from {have}, received {where or 'a part without its position'}")
             with self.part.open("ab" if have else "wb", buffering=0) as file:
-                meter(have)
-                have, end = self.write(response, remote, file, have, meter)
-                os.fsync(file.fileno())
-        if end is not None and have < end:
-            raise ConnectionError(f"the connection ended after {have} of {end} bytes")
-
-    def write(
-        self, response: http.client.HTTPResponse, remote: Remote, file: Any, have: int, meter: _Meter
-    ) -> tuple[int, int | None]:
-        """Write the response to the part file, which has `have` bytes. Returns how many it has then, and should have."""
-        end = remote.size
-        if end is None and response.length is not None:
-            end = have + response.length
-        limit_s, since_s, since = self.patience.read_s() or math.inf, time.monotonic(), have
-        while end is None or have < end:
-            # read() discards received bytes when it times out
-            piece = response.read1(CHUNK if end is None else min(CHUNK, end - have))
-            if not piece:
-                break
-            self.append(file, piece)
-            have += len(piece)
-            if have - self.most >= LEAST_BYTES or (have == end and have > self.most):
-                self.most = have
-                self.patience.new()
-            meter(have)
-            if have - since >= LEAST_BYTES:
                 since_s, since = time.monotonic(), have
-            elif time.monotonic() - since_s > limit_s:
-                raise TimeoutError(f"fewer than {LEAST_BYTES} bytes in {limit_s:g} s")
-        return have, end
+                self.report(have, remote.size)
+                # read() discards received bytes when it times out
+                while have < remote.size and (piece := response.read1(min(CHUNK, remote.size - have))):
+                    rest = memoryview(piece)
+                    while rest:
+                        rest = rest[file.write(rest) :]
+                    have += len(piece)
+                    self.report(have, remote.size)
+                    if have - since >= LEAST_BYTES:
+                        since_s, since = time.monotonic(), have
+                    elif time.monotonic() - since_s > read_s:
+                        raise TimeoutError(f"fewer than {LEAST_BYTES} bytes in {read_s:g} s")
+                os.fsync(file.fileno())
+        if have < remote.size:
+            raise ConnectionError(f"the connection ended after {have} of {remote.size} bytes")
 
-    def append(self, file: Any, piece: bytes) -> None:
-        rest = memoryview(piece)
-        while rest:
-            try:
-                rest = rest[file.write(rest) :]
-            except OSError as error:
-                raise _disk_error(error, self.part) from error
+    def report(self, done: int, total: int) -> None:
+        """`done` bytes are on the disk."""
+        if done - self.most >= LEAST_BYTES or self.most < done == total:
+            self.most = done
+            self.patience.progress()
+        now_s = time.monotonic()
+        if not self.samples or now_s - self.samples[-1][0] >= POLL_S:
+            self.samples.append((now_s, done))
+        then_s, then = self.samples[0]
+        speed = max(0, done - then) / (now_s - then_s) if now_s - then_s >= POLL_S else 0.0
+        eta_s = (total - done) / speed if speed else None
+        self.options.on_progress(Progress(self.target.name, done, total, speed, eta_s))
 
     def finish(self, remote: Remote) -> None:
         """Verify the part file and rename it to the target."""
-        wanted = remote.sha256 or remote.git_sha1
-        if wanted and (found := _digest(self.part, remote, self.options.on_progress)) != wanted:
+        wanted, name = self.sha256 or remote.digest, f"{self.target.name} (checking)"
+        found = digest_of(self.part, wanted, lambda done: self.options.on_progress(Progress(name, done, remote.size)))
+        if found != wanted:
             self.part.unlink(missing_ok=True)
             self.note.unlink(missing_ok=True)
             raise DownloadError(
                 "damaged",
-                f"{self.target.name} arrived damaged ({'SHA-256' if remote.sha256 else 'SHA-1'} {found[:12]}… instead of "
-                f"{wanted[:12]}…) and was deleted; download it again",
+                f"{self.target.name} arrived damaged (its hash is {found[:12]}… instead of {wanted[:12]}…) and was deleted; "
+                "download it again",
             )
         os.replace(self.part, self.target)
         self.note.unlink(missing_ok=True)
         fsync_path(self.target.parent)
-
-
-def _digest(path: Path, remote: Remote, on_progress: OnProgress) -> str:
-    """The hash of a file that the hub names: SHA-256, or git's SHA-1 of a blob."""
-    size = path.stat().st_size
-    total = hashlib.sha256() if remote.sha256 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-    done = 0
-    with path.open("rb") as file:
-        while piece := file.read(8 * CHUNK):
-            total.update(piece)
-            done += len(piece)
-            on_progress(Progress(f"{path.name.removeprefix('.').removesuffix('.part')} (checking)", done, size))
-    return total.hexdigest()

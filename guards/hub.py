@@ -20,7 +20,7 @@ from guards.reading import read_text
 class DownloadError(Exception):
     """A download that ended without its file. The message says why and what to do.
 
-    kind: "gated", "missing", "offline", "unreachable", "space", "disk", "stalled", "damaged", "busy" or "server".
+    kind: "gated", "missing", "offline", "space", "disk", "stalled", "damaged" or "server".
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -50,18 +50,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Remote:
-    """What the hub says about a file. size: bytes, None when unknown. sha256, git_sha1, commit: "" when unknown."""
+    """What the hub says about a file: bytes, the hash of its contents (git's SHA-1 or SHA-256), its commit ("": unknown)."""
 
-    size: int | None
-    etag: str
-    sha256: str = ""
-    git_sha1: str = ""
+    size: int
+    digest: str
     commit: str = ""
-
-    @property
-    def verifiable(self) -> bool:
-        """Whether the hub names a hash of the contents."""
-        return bool(self.sha256 or self.git_sha1)
 
 
 @dataclass(frozen=True)
@@ -75,32 +68,27 @@ class Progress:
     eta_s: float | None = None
 
 
-OnProgress = Callable[[Progress], None]
-
-
-def ignore(_: object) -> None:
-    """Report nothing."""
-
-
 @dataclass(frozen=True)
 class Options:
-    """How to download. stall_s: seconds without a new byte before the download fails; None: `download_stall_s`; 0: no limit.
+    """How to download. stall_s: seconds without progress before the download fails; None: `download_stall_s`; 0: no limit.
 
-    token: None: the stored one; "": none. wait: wait for another process that downloads the same file, as long as its
-    bytes grow. by_hand: where a user can put the file, for messages.
+    by_hand: where a user can put the file, for messages.
     """
 
-    on_progress: OnProgress = ignore
-    say: Callable[[str], None] = say
+    on_progress: Callable[[Progress], object] = lambda _: None
+    say: Callable[[str], object] = say
     stall_s: float | None = None
-    token: str | None = None
-    wait: bool = False
     by_hand: str = ""
 
     @property
     def limit_s(self) -> float:
-        """The limit without a new byte, in seconds."""
+        """The limit without progress, in seconds."""
         return limits.seconds("download_stall_s") if self.stall_s is None else self.stall_s
+
+    @property
+    def hint(self) -> str:
+        """`by_hand` as the end of a message."""
+        return f", or {self.by_hand}" if self.by_hand else ""
 
 
 def endpoint() -> str:

@@ -81,7 +81,7 @@ TABLE: dict[str, Limit] = {
         0.0,
         ("phases.load.floor_s", "phases.end.floor_s"),
     ),
-    "hub_reach_s": Limit(60, "the first byte from the model hub, all requests of a process together", 5.0, _LOADS),
+    "hub_reach_s": Limit(60, "an answer of the model hub to a small request, retries included", 5.0, _LOADS),
     "hub_timeout_s": Limit(300, "any progress of a download from the model hub", _EXPIRE_S, _LOADS),
     # Of a download: a connection that stalls is replaced; without progress in all it fails with the reason.
     "download_read_s": Limit(30, "64 KiB on one connection of a download, or an answer", 0.0, _LOADS),
@@ -121,7 +121,6 @@ TABLE: dict[str, Limit] = {
     **_phase("end", 580),
     # Constants of the guards.
     "expire_s": _constant(_EXPIRE_S, "the message and the stacks of an expired deadline, then os._exit"),
-    "hub_grace_s": _constant(5.0, "the library's own error when the hub is out of reach", 0.0, _LOADS),
     "flush_s": _constant(
         _FLUSH_S, "log and output streams to be flushed at exit, then os._exit", 0.0, ("watch.exit_s",)
     ),

@@ -89,9 +89,7 @@ class Layout:
     """Where the tensors of a state lie in a record's body."""
 
     forms: tuple[list[Any], list[Any]]  # the types and the shapes of the tensors, on which the rest depends
-    places: list[
-        tuple[int, str, tuple[int, ...], tuple[int, ...] | None]
-    ]  # offset, type, shape, strides unless contiguous
+    places: list[tuple[int, str, tuple[int, ...]]]  # offset, type, shape
     regions: list[tuple[int, int, str]]  # offset, bytes, type
     table: bytes  # the places, pickled
     end: int  # where the tail begins
@@ -114,8 +112,7 @@ def plan(files: list[File], before: Layout | None = None) -> Plan:
     """Where everything of `files` goes. What is no tensor is copied here, so it may change afterwards.
 
     before: the layout of the last state. It is used again when all tensors have the same form, which nearly always holds and
-    saves milliseconds: a LoRA of all blocks of FLUX has 4,000 tensors with its optimizer. One whose strides alone have
-    changed keeps its values and gets the earlier strides.
+    saves milliseconds: a LoRA of all blocks of FLUX has 4,000 tensors with its optimizer. Strides are not kept.
 
     Raises:
         Unsupported: a file holds something that cannot be in a record.
@@ -139,7 +136,7 @@ def _lay_out(tensors: list[Any], forms: tuple[list[Any], list[Any]]) -> Layout:
         at = start
         for index in indexes:
             tensor = tensors[index]
-            places[index] = at, kind, tuple(tensor.shape), _strides(tensor)
+            places[index] = at, kind, tuple(tensor.shape)
             at += tensor.nbytes
         regions.append((start, at - start, kind))
     return Layout(forms, places, regions, pickle.dumps(places, protocol=4), -(-at // _ALIGN) * _ALIGN)
@@ -155,16 +152,6 @@ def _load(content: bytes, tensors: list[Any]) -> Any:
             return super().find_class(module, name)
 
     return Unpickler(io.BytesIO(content)).load()
-
-
-def _strides(tensor: Any) -> tuple[int, ...] | None:
-    """The strides that torch.save would keep: those of a dense tensor that is not contiguous (channels last)."""
-    if tensor.is_contiguous():
-        return None
-    import torch
-
-    strides = tuple(torch.empty_like(tensor, device="meta").stride())
-    return strides if strides == tuple(tensor.stride()) else None
 
 
 def _tensor(index: int) -> Any:
@@ -197,16 +184,10 @@ def views(flat: Any, places: list[Any]) -> list[Any]:
     """Tensors over the bytes of a body (a uint8 tensor) at these places."""
     import torch
 
-    found, typed = [], {}
-    for at, kind, shape, strides in places:
+    found = []
+    for at, kind, shape in places:
         dtype = getattr(torch, kind)
-        if not math.prod(shape):
-            found.append(torch.empty(shape, dtype=dtype))
-            continue
-        size = dtype.itemsize
-        if kind not in typed:  # a region begins at a multiple of its type's size
-            typed[kind] = flat[: flat.numel() // size * size].view(dtype)
-        found.append(typed[kind].as_strided(shape, strides or _contiguous(shape), at // size))
+        found.append(flat[at : at + math.prod(shape) * dtype.itemsize].view(dtype).view(shape))
     return found
 
 
@@ -220,14 +201,6 @@ def copy(targets: list[Any], sources: list[Any], non_blocking: bool = False) -> 
         else:
             for target, source in zip(targets, sources, strict=True):
                 target.copy_(source, non_blocking=non_blocking)
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for side in reversed(shape):
-        strides.append(step)
-        step *= side
-    return tuple(reversed(strides))
 
 
 def invalidate(target: mmap.mmap | memoryview) -> None:
@@ -369,13 +342,14 @@ def _tensors(mapped: mmap.mmap, places: list[Any]) -> list[Any]:
     import torch
 
     found = []
-    for at, kind, shape, strides in places:
+    for at, kind, shape in places:
         dtype, count = getattr(torch, kind), math.prod(shape)
-        if not count:
-            found.append(torch.empty(shape, dtype=dtype))
-            continue
-        flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=BODY + at)
-        found.append(flat.as_strided(shape, strides or _contiguous(shape)))
+        flat = (
+            torch.frombuffer(mapped, dtype=dtype, count=count, offset=BODY + at)
+            if count
+            else torch.empty(0, dtype=dtype)
+        )
+        found.append(flat.view(shape))
     return found
 
 

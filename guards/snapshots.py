@@ -12,9 +12,8 @@ tensors on several GPUs has no snapshots: one event says nothing of another GPU'
 copies from an H200 cost. **Not tested**: pinned memory that cannot be had.
 
 A snapshot may cost 1 % of the training's time: what it adds to a step, and on a CPU what its thread uses there. So it
-is taken every N steps, with the smallest N that keeps this; and on a CPU the thread spreads the check of a large state
-over the next steps, so that no single one is much longer. Where it does not fit into memory it is off, and the monitor
-shows why.
+is taken every N steps, with the smallest N that keeps this. Where it does not fit into memory it is off, and the
+monitor shows why.
 
     HANGPROOF_SNAPSHOTS        the folder; unset: no snapshots
     HANGPROOF_SNAPSHOTS_SPEC   the checksum of the run's settings: a record of other settings is not used
@@ -35,7 +34,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -59,8 +58,6 @@ COPIES = 3  # two records, and the state that a restart makes from one, or later
 INLINE = 1 << 20  # bytes; a smaller record is completed in the step: a thread would cost more
 MEMORY_POLL_S = 10.0  # between two looks at the free memory
 THREAD_NICE = 5
-LONG_STEP = 2  # times the length that the work in it allows: the thread goes on before the step ends
-BEFORE_PAUSE_S = 0.005  # of work that the thread does in any step; more where the step is longer
 
 
 @dataclass
@@ -145,8 +142,6 @@ class Snapshots:
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
-        self._boundary = threading.Event()  # ends a pause of the thread
-        self._hurry = False  # the thread makes no more pauses
         self._thread: threading.Thread | None = None
         self._failed = ""  # of the thread
         self._layout: record.Layout | None = None  # of the last state
@@ -185,8 +180,6 @@ class Snapshots:
         self._last_s = self._begun_s = now_s
         self._begun_cpu_s = time.thread_time()
         self._since += 1
-        self._hurry = self._hurry or self._since >= self.every
-        self._boundary.set()
         if self._failed:
             self.turn_off(self._failed)
             return False
@@ -229,11 +222,10 @@ class Snapshots:
         job = _Job(slot, plan, header, 0.0, not fresh, staged)
         self._since = 0
         if plan.bytes <= INLINE and staged is None:
-            self._finish(job, _at_once)
+            self._finish(job)
             self._last_s = time.monotonic()
             return self._count(job, self._spent_s(staged))
         self._idle.clear()
-        self._hurry = False
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="hangproof-snapshots", daemon=True)
             self._thread.start()
@@ -326,39 +318,14 @@ class Snapshots:
         while True:
             job = self._jobs.get()
             try:
-                thread_s = self._finish(job, self._paced(job.cost_s) if job.staged is None else _at_once)
-                self._count(job, job.cost_s + thread_s)
+                self._count(job, job.cost_s + self._finish(job))
             except (OSError, RuntimeError, ValueError, MemoryError) as error:  # RuntimeError: CUDA's
                 self._failed = f"the snapshot of step {job.header.step} failed: {error}"
             del job
             self._idle.set()
 
-    def _paced(self, before_s: float) -> Callable[[], None]:
-        """A pause between two pieces of the thread's work, until the next step boundary: each step gets SHARE of its time as work.
-
-        `every` is chosen so that this is enough until the next snapshot; what is left then is done at once. A pause
-        ends also in a very long step (LONG_STEP).
-        before_s: seconds that the copy took: they count, so the step after a large copy has little of the thread's work.
-        """
-        most_s = max(BEFORE_PAUSE_S, SHARE * self._step_s())
-        burst_s = time.thread_time() - before_s
-
-        def pause() -> None:
-            nonlocal burst_s
-            used_s = time.thread_time() - burst_s
-            if used_s >= most_s:
-                self._boundary.clear()
-                if not self._hurry:  # looked at after `clear`: it is set before `_boundary`
-                    self._boundary.wait(LONG_STEP * used_s / SHARE)
-                burst_s = time.thread_time()
-
-        return pause
-
-    def _finish(self, job: _Job, pause: Callable[[], None]) -> float:
-        """Complete a record whose tensors are copied. Returns what that costs the training, in seconds.
-
-        pause: called between two pieces of the work.
-        """
+    def _finish(self, job: _Job) -> float:
+        """Complete a record whose tensors are copied. Returns what that costs the training, in seconds."""
         began_s, gpu_s = time.thread_time(), 0.0
         slot, plan = job.slot, job.plan
         assert slot.mapped is not None
@@ -369,7 +336,7 @@ class Snapshots:
                 gpu_s = first.elapsed_time(last) / 1e3
                 _copy_bytes(pinned.numpy(), body, plan.layout.end)
             body[plan.layout.end :] = plan.tail
-            good, value = record.check(body, plan.layout.regions, pause)
+            good, value = record.check(body, plan.layout.regions)
         header = replace(job.header, bytes=plan.bytes, tail=len(plan.tail), checksum=value, finite=good)
         record.seal(slot.mapped, header)
         slot.header = header
@@ -394,8 +361,6 @@ class Snapshots:
 
     def wait(self) -> None:
         """Wait until the record under way is complete."""
-        self._hurry = True
-        self._boundary.set()
         self._idle.wait(limits.seconds("snapshot_s"))
 
     def turn_off(self, reason: str) -> None:
@@ -421,10 +386,6 @@ class Snapshots:
         assert self.folder is not None
         for path in self.folder.glob("*-state"):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _at_once() -> None:
-    """No pause."""
 
 
 def _pinned(size: int) -> Any:

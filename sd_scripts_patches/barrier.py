@@ -12,7 +12,7 @@ from typing import Any
 
 from guards import limits, world
 from sd_scripts_patches import session
-from sd_scripts_patches.patch import Patch, Target, around
+from sd_scripts_patches.patch import Patch, around, function
 
 MODULE = "accelerate.accelerator"
 
@@ -30,5 +30,5 @@ def _with_deadline(original: Callable, self: Any) -> None:
 PATCH = Patch(
     name="barrier",
     why="when one rank is late or dead, the others wait at a barrier for ever",
-    targets=(Target(MODULE, "Accelerator.wait_for_everyone", params=("self",), make=_with_deadline),),
+    targets=(function(MODULE, "Accelerator.wait_for_everyone(self)", _with_deadline),),
 )

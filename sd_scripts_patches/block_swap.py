@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sd_scripts_patches import session
-from sd_scripts_patches.patch import Patch, Target, around, uses
+from sd_scripts_patches.patch import Patch, around, function, uses
 
 MODULE = "library.custom_offloading_utils"
 MUSUBI_MODULE = "musubi_tuner.modules.custom_offloading_utils"
@@ -49,18 +49,18 @@ def _device(original: Callable, device: Any) -> None:
 PATCH = Patch(
     name="block_swap",
     why="a swap thread that is stuck on a CUDA stream blocks training for ever",
-    targets=(Target(MODULE, "Offloader._wait_blocks_move", params=("self", "block_idx"), make=_with_deadline),),
+    targets=(function(MODULE, "Offloader._wait_blocks_move(self, block_idx)", _with_deadline),),
     relevant=uses("--blocks_to_swap"),
 )
 MUSUBI = dataclasses.replace(
     PATCH,
     targets=(
         dataclasses.replace(PATCH.targets[0], module=MUSUBI_MODULE),
-        Target(MUSUBI_MODULE, "_StagedCopier.wait", params=("self", "key"), make=_copier, wait="a block to be copied"),
-        Target(MUSUBI_MODULE, "_StagedCopier._flush", params=("self",), make=_copier, wait="blocks to be copied"),
-        Target(MUSUBI_MODULE, "_StagedCopier.sync", params=("self",), make=_copier, wait="the copier's stream"),
-        Target(MUSUBI_MODULE, "_StagedCopier.reset", params=("self",), make=_copier, wait="the copier's stream"),
-        Target(MUSUBI_MODULE, "_DirectCopier.sync", params=("self",), make=_copier, wait="the copier's stream"),
-        Target(MUSUBI_MODULE, "_synchronize_device", params=("device",), make=_device, wait="the device to finish"),
+        function(MUSUBI_MODULE, "_StagedCopier.wait(self, key)", _copier, wait="a block to be copied"),
+        function(MUSUBI_MODULE, "_StagedCopier._flush(self)", _copier, wait="blocks to be copied"),
+        function(MUSUBI_MODULE, "_StagedCopier.sync(self)", _copier, wait="the copier's stream"),
+        function(MUSUBI_MODULE, "_StagedCopier.reset(self)", _copier, wait="the copier's stream"),
+        function(MUSUBI_MODULE, "_DirectCopier.sync(self)", _copier, wait="the copier's stream"),
+        function(MUSUBI_MODULE, "_synchronize_device(device)", _device, wait="the device to finish"),
     ),
 )

@@ -18,7 +18,7 @@ from typing import Any
 
 from guards import limits
 from sd_scripts_patches import session
-from sd_scripts_patches.patch import Patch, Target, around
+from sd_scripts_patches.patch import Patch, around, function
 
 MODULE = "torch.utils.data.dataloader"
 
@@ -98,9 +98,9 @@ PATCH = Patch(
     name="dataloader",
     why="when a worker sleeps or is stopped, the next batch never arrives",
     targets=(
-        Target(MODULE, "DataLoader.__init__", params=("self", "dataset", "batch_size", "shuffle"), make=_safe_settings),
-        Target(MODULE, "DataLoader.__iter__", params=("self",), make=_start_workers),
-        Target(MODULE, "_MultiProcessingDataLoaderIter._next_data", params=("self",), make=_batch_from_workers),
-        Target(MODULE, "_SingleProcessDataLoaderIter._next_data", params=("self",), make=_batch_without_workers),
+        function(MODULE, "DataLoader.__init__(self, dataset, batch_size, shuffle)", _safe_settings),
+        function(MODULE, "DataLoader.__iter__(self)", _start_workers),
+        function(MODULE, "_MultiProcessingDataLoaderIter._next_data(self)", _batch_from_workers),
+        function(MODULE, "_SingleProcessDataLoaderIter._next_data(self)", _batch_without_workers),
     ),
 )

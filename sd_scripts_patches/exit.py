@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from guards import crash, limits, loader
 from sd_scripts_patches import session
-from sd_scripts_patches.patch import Patch, Target, around
+from sd_scripts_patches.patch import Patch, around, function
 
 LOADER = "torch.utils.data.dataloader"
 WORKER = "torch.utils.data._utils.worker"
@@ -82,8 +82,8 @@ def stop_workers() -> None:
 
 
 def _finish(limit_s: float) -> None:
-    for function in before_exit:
-        function(limit_s)
+    for finish in before_exit:
+        finish(limit_s)
 
 
 def _grace_expired(code: int, grace_s: float) -> None:
@@ -150,10 +150,8 @@ PATCH = Patch(
     name="exit",
     why="stuck pool threads and workers that ignore SIGTERM keep a finished process alive for ever",
     targets=(
-        Target(WORKER, "_worker_loop", params=("dataset_kind", "dataset"), make=_die_with_parent),
-        Target(LOADER, "_MultiProcessingDataLoaderIter.__init__", params=("self", "loader"), make=_tell_workers),
-        Target(
-            LOADER, "_MultiProcessingDataLoaderIter._shutdown_workers", params=("self",), make=_shutdown_within_limit
-        ),
+        function(WORKER, "_worker_loop(dataset_kind, dataset)", _die_with_parent),
+        function(LOADER, "_MultiProcessingDataLoaderIter.__init__(self, loader)", _tell_workers),
+        function(LOADER, "_MultiProcessingDataLoaderIter._shutdown_workers(self)", _shutdown_within_limit),
     ),
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from guards.quantized import Copy
-from sd_scripts_patches.patch import Patch, Target, around, uses
+from sd_scripts_patches.patch import Patch, around, function, uses
 
 RECIPE = "sd-scripts, all of the model"
 CAST = ("torch.bfloat16", "torch.float16", "torch.float32")  # what sd-scripts casts; float8 files it takes as they are
@@ -55,12 +55,11 @@ PATCH = Patch(
     name="float8",
     why="--fp8_base casts the whole model on the CPU at each start",
     targets=(
-        Target(
+        function(
             "library.flux_utils",
-            "load_flow_model",
-            params=("ckpt_path", "dtype", "device", "disable_mmap"),
+            "load_flow_model(ckpt_path, dtype, device, disable_mmap)",
+            _load_flow_model,
             optional=True,
-            make=_load_flow_model,
         ),
     ),
     relevant=uses("--fp8_base", "--fp8_base_unet"),

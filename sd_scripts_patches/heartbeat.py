@@ -26,7 +26,7 @@ from guards.heartbeat import REQUEST_STOP
 from guards.step_requests import KINDS
 from sd_scripts_patches import batch_seeds, hooks, session, snapshots, timeouts
 from sd_scripts_patches import exit as exit_patch
-from sd_scripts_patches.patch import Patch, Target, around
+from sd_scripts_patches.patch import Patch, around, function
 from sd_scripts_patches.save import SAVES
 from sd_scripts_patches.step_requests import Requests
 
@@ -208,8 +208,8 @@ class TrainingLoop:
             session.log(
                 f"step {step} of {self.args.max_train_steps}, epoch {epoch}, loss {loss:.4g}, {step_s:.2f} s per step"
             )
-        for function in session.on_step:
-            function(step)
+        for follow_up in session.on_step:
+            follow_up(step)
         saves = getattr(self.args, "save_every_n_steps", None)
         if self.beat.rank and saves and step % saves == 0:  # until its next step is complete
             self.beat.phase("save", note=f"{turns.WAITS} 0, which saves")
@@ -338,30 +338,26 @@ PATCH = Patch(
     name="heartbeat",
     why="without progress reports a long phase looks like a hang",
     targets=(
-        Target(TRAINER, "NetworkTrainer.train", params=("self", "args"), make=follow(TrainingLoop)),
-        Target(TRAINER, "NetworkTrainer.process_batch", params=("self", "batch")),
-        Target(TRAINER, "NetworkTrainer.sample_images", params=("self", "accelerator", "args", "epoch", "global_step")),
-        Target(TRAINER, "NetworkTrainer.cache_text_encoder_outputs_if_needed", params=("self", "args")),
-        Target("tqdm.std", "tqdm.__iter__", params=("self",), make=_count_items),
-        Target(
-            UTIL,
-            "DatasetGroup.new_cache_latents",
-            params=("self", "model", "accelerator"),
-            make=at_point("data", phase="cache_latents"),
+        function(TRAINER, "NetworkTrainer.train(self, args)", follow(TrainingLoop)),
+        function(TRAINER, "NetworkTrainer.process_batch(self, batch)"),
+        function(TRAINER, "NetworkTrainer.sample_images(self, accelerator, args, epoch, global_step)"),
+        function(TRAINER, "NetworkTrainer.cache_text_encoder_outputs_if_needed(self, args)"),
+        function("tqdm.std", "tqdm.__iter__(self)", _count_items),
+        function(
+            UTIL, "DatasetGroup.new_cache_latents(self, model, accelerator)", at_point("data", phase="cache_latents")
         ),
-        Target(UTIL, "model_hash", params=("filename",), make=at_point(phase="hash")),
-        Target(UTIL, "calculate_sha256", params=("filename",), make=_hash_with_progress),
-        *(Target(UTIL, name, params=params, make=at_point(phase="save")) for name, params in SAVES.items()),
-        Target(
+        function(UTIL, "model_hash(filename)", at_point(phase="hash")),
+        function(UTIL, "calculate_sha256(filename)", _hash_with_progress),
+        *(function(UTIL, save, at_point(phase="save")) for save in SAVES),
+        function(
             UTIL,
-            "init_trackers",
-            params=("accelerator", "args", "default_tracker_name"),
-            make=at_point("tracker", "ready", then="first_step"),
+            "init_trackers(accelerator, args, default_tracker_name)",
+            at_point("tracker", "ready", then="first_step"),
         ),
-        Target(UTIL, "prepare_accelerator", params=("args",), make=describe_accelerator),
-        Target(LOADER, "DataLoader.__init__", params=("self", "dataset", "batch_size", "shuffle"), make=_loader_begins),
-        Target(ACCELERATOR, "Accelerator.end_training", params=("self",), make=_in_phase_end),
-        Target(UTIL, "get_scheduler_fix", params=("args", "optimizer", "num_processes"), make=_keep_scheduler),
-        Target(UTIL, "collator_class.__init__", params=("self", "epoch", "step", "dataset"), make=_keep_epoch),
+        function(UTIL, "prepare_accelerator(args)", describe_accelerator),
+        function(LOADER, "DataLoader.__init__(self, dataset, batch_size, shuffle)", _loader_begins),
+        function(ACCELERATOR, "Accelerator.end_training(self)", _in_phase_end),
+        function(UTIL, "get_scheduler_fix(args, optimizer, num_processes)", _keep_scheduler),
+        function(UTIL, "collator_class.__init__(self, epoch, step, dataset)", _keep_epoch),
     ),
 )

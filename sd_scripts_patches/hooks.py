@@ -50,36 +50,39 @@ _original_get_code = importlib.machinery.SourceFileLoader.get_code
 
 
 class _Loader(importlib.abc.Loader):
-    """Runs a module with its original loader, then applies the patches of that module."""
+    """Runs a module with its original loader, then calls `then(module, name)`."""
 
-    def __init__(self, inner: importlib.abc.Loader, name: str) -> None:
-        self.inner, self.name = inner, name
+    def __init__(self, inner: importlib.abc.Loader, name: str, then: Callable[[ModuleType, str], None]) -> None:
+        self.inner, self.name, self.then = inner, name, then
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self.inner.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         self.inner.exec_module(module)
-        apply_to(module, self.name)
+        self.then(module, self.name)
 
     def __getattr__(self, attribute: str) -> object:
         return getattr(self.inner, attribute)  # inspect and pickle use get_source, get_data, is_package…
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Handles only the modules that define a target."""
+class Finder(importlib.abc.MetaPathFinder):
+    """Calls `then(module, name)` right after a module has run whose name it `handles`."""
+
+    def __init__(self, handles: Callable[[str], bool], then: Callable[[ModuleType, str], None]) -> None:
+        self.handles, self.then = handles, then
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name not in _bound and name not in _rewrites:
+        if not self.handles(name):
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             find = getattr(finder, "find_spec", None)
             spec = find(name, path, target) if find else None
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, name)
+                    spec.loader = _Loader(spec.loader, name, self.then)
                 return spec
         return None
 
@@ -103,8 +106,8 @@ def install(patches: Iterable[Patch], checkout: Path | None) -> None:
             if place is not None:
                 _rewrites.setdefault(place.module, []).append((patch.name, function))
     importlib.machinery.SourceFileLoader.get_code = _get_code  # type: ignore[method-assign,assignment]
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
     for name in list(dict.fromkeys([*_bound, *_rewrites])):
         if name in sys.modules:
             apply_to(sys.modules[name], name)
@@ -150,6 +153,9 @@ def apply_to(module: ModuleType, name: str) -> None:
         if not bound.target.beside and "." not in bound.name:
             replaced[id(original)] = (original, replacement)
     _replace_references(replaced, module)
+
+
+_finder = Finder(lambda name: name in _bound or name in _rewrites, apply_to)
 
 
 def _replace_references(replaced: dict[int, tuple[object, object]], home: ModuleType) -> None:

@@ -2,13 +2,13 @@
 
 A file in the cache is used without a request. A tokenizer whose cache is complete is loaded as with `HF_HUB_OFFLINE=1`,
 because its loader makes requests of its own, some without a timeout. So a run does not depend on a network that it does
-not need. Other files are downloaded by guards/hub_cache.py, which watches bytes, resumes, and leaves them where the
-library finds them. A download may take hours as long as bytes arrive; without any for `hub_timeout_s` the process ends
-and the next start resumes the partial file. A hub that is out of reach from the start (`hub_reach_s`) ends nothing: the
-library raises its own error, and code that can do without the file goes on. The library's own download remains for what
-that one does not do (other endpoints, a `local_dir`) and for its exceptions, which callers expect for a missing file; a
-thread watches its bytes. Uploads are extra copies: each gets `upload_timeout_s`, then the run continues without it. The
-threads of `--async_upload` are daemons; at the end the run waits `upload_exit_s` for them.
+not need. Other files are downloaded by the library itself (kohya's trainers have one below 1, which resumes a partial
+file over HTTP), with its own limits of one read (`HF_HUB_ETAG_TIMEOUT`, `HF_HUB_DOWNLOAD_TIMEOUT`) and without xet,
+whose transfers they do not reach. What it lacks is added: a watchdog on bytes, and the hash of what arrived. A download
+may take hours as long as bytes arrive; without any for `hub_timeout_s` the process ends and the next start resumes the
+file. A hub that sends nothing for `hub_reach_s`, or cannot be asked, is out of reach for the rest of the process: it is
+waited for once and not for each file, the library raises its own error, and code that can do without the file goes on. Uploads are extra copies: each gets `upload_timeout_s`, then the run continues
+without it. The threads of `--async_upload` are daemons; at the end the run waits `upload_exit_s` for them.
 """
 
 from __future__ import annotations
@@ -23,36 +23,40 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from guards import deadline, hub_cache, limits
-from guards.hub import DownloadError, Options, Progress, Source
-from guards.hub_request import Patience, reach
+from guards import deadline, limits
+from guards.download import digest_of
+from guards.hub_request import DIGEST, Patience
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches import session
-from sd_scripts_patches.patch import Patch, Target, around
+from sd_scripts_patches.patch import Patch, Target, around, function
 
-T = TypeVar("T")
 DOWNLOAD = "huggingface_hub.file_download"
 UTIL = "library.huggingface_util"
 TOKENIZERS = (
     ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase"),
     ("transformers.processing_utils", "ProcessorMixin"),
 )
+PARTIAL = ("*/blobs/*.incomplete", ".cache/huggingface/**/*.incomplete")
+"""The partial files of a cache, and of a `local_dir`: they grow while a download makes progress."""
+PIECE_BYTES = 1 << 20  # that the library writes at once; 10 MB as it comes, which a slow line needs minutes for
 
 _watched = threading.local()  # `here`: a download of this thread is watched already
 _upload_threads: list[threading.Thread] = []
 _cache_misses: list[str] = []  # files that were looked up in the cache only and are not there
+_out_of_reach = threading.Event()  # a request of this process had no answer
 
 
 class Unreachable(ConnectionError):
-    """The library still waits for a hub that has not answered this process."""
+    """The library still waits for a hub that is out of reach."""
 
 
 def prepare(worker: bool) -> None:
-    """Set timeouts for the sockets of the hub's client before it is imported and reads them."""
+    """Set the library's own limits before it is imported and reads them."""
     os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "10")
     os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", "30")
+    os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
     if not worker:
         exit_patch.before_exit.append(wait_for_uploads)
 
@@ -61,104 +65,91 @@ def prepare(worker: bool) -> None:
 def _cache_first(original: Callable[..., str], repo_id: str, filename: str, **kwargs: Any) -> str:
     """Read a file from the cache first, then from the network, with a limit."""
     module = sys.modules[DOWNLOAD]
+    module.constants.DOWNLOAD_CHUNK_SIZE = PIECE_BYTES
     if kwargs.get("local_files_only"):
         try:
             return original(repo_id, filename, **kwargs)
         except FileNotFoundError:
             _cache_misses.append(filename)
             raise
-    cache = Path(kwargs.get("cache_dir") or module.constants.HF_HUB_CACHE)
-    what = f"{filename} of {repo_id} from the hub"
     if not (kwargs.get("force_download") or kwargs.get("local_dir")):
         inside = "/".join(part for part in (kwargs.get("subfolder"), filename) if part)
         where = {k: kwargs.get(k) for k in ("cache_dir", "revision", "repo_type")}
         cached = module.try_to_load_from_cache(repo_id, inside, **where)
         if isinstance(cached, str):
             return cached
-        if cached is None and not kwargs.get("endpoint"):
-            source = Source(repo_id, inside, kwargs.get("revision") or "main", kwargs.get("repo_type") or "model")
-            path = _download_to_cache(source, cache, kwargs.get("token"), what)
-            if path is not None:
-                return str(path)
-    if reach.given_up:
+    if _out_of_reach.is_set():
         return original(repo_id, filename, **{**kwargs, "local_files_only": True})
-    folder = Path(kwargs.get("local_dir") or cache)
+    folder = Path(kwargs.get("local_dir") or kwargs.get("cache_dir") or module.constants.HF_HUB_CACHE)
     try:
-        return _download_with_limit(lambda: original(repo_id, filename, **kwargs), folder, what)
+        path = download(lambda: original(repo_id, filename, **kwargs), folder, f"{filename} of {repo_id} from the hub")
     except Unreachable:
         return original(repo_id, filename, **{**kwargs, "local_files_only": True})
+    _verify(Path(path), repo_id)
+    return path
 
 
-def _download_to_cache(source: Source, cache: Path, token: object, what: str) -> Path | None:
-    """The downloaded file; None where the library itself should say why there is none. A stall ends the process."""
-    limit = limits.seconds("hub_timeout_s")
-
-    def beat(at: Progress) -> None:
-        if threading.current_thread() is threading.main_thread():  # else `_download_with_limit` counts the bytes
-            session.heartbeat().item(at.done >> 20, note=f"downloading {what}, MiB")
-
-    given = token if isinstance(token, str) else "" if token is False else None
-    options = Options(beat, session.log, stall_s=limit, token=given, wait=True)
-    try:
-        return hub_cache.to_cache(source, options, cache)
-    except DownloadError as error:
-        if error.kind == "stalled":
-            session.log(str(error))
-            deadline.expire(limit, f"a byte of {what}")
-        if error.kind in ("space", "disk", "damaged"):
-            raise
-        if error.kind == "gated":
-            session.log(str(error))
-        return None
+def _verify(path: Path, repo_id: str) -> None:
+    """Compare a file that was downloaded into the cache with the hash that is its name there. Raises OSError."""
+    blob = Path(os.path.realpath(path))
+    if blob.parent.name == "blobs" and DIGEST.fullmatch(blob.name) and digest_of(blob, blob.name) != blob.name:
+        blob.unlink()
+        raise OSError(f"{path.name} of {repo_id} arrived damaged and was deleted; start again to download it again")
 
 
-def _download_with_limit(download: Callable[[], T], folder: Path, what: str) -> T:
-    """Return `download()`. The process ends when no byte has arrived for `hub_timeout_s`. Raises Unreachable."""
-    limit = limits.seconds("hub_timeout_s")
-    patience = Patience(min(limit or math.inf, reach.left_s()), f"a byte of {what}", session.log)
-    known = -1
+def give_up(reason: str) -> None:
+    """The hub is out of reach: nothing of this process waits for it from now on."""
+    if not _out_of_reach.is_set():
+        _out_of_reach.set()
+        session.log(f"the hub is out of reach, so this process does not ask it again: {reason}")
+
+
+def download(load: Callable[[], Any], folder: Path, what: str) -> Any:
+    """Return `load()`, which downloads to `folder`. The process ends when no byte has arrived for `hub_timeout_s`.
+
+    Raises Unreachable when the hub is out of reach.
+    """
+    from huggingface_hub.utils import LocalEntryNotFoundError
+
+    patience = Patience(limits.seconds("hub_reach_s"), f"a byte of {what}", session.log)
+    known, arrives = _partial(folder), False
 
     def watch() -> None:
-        nonlocal known
-        size = _partial_bytes(folder)
-        if size != known:
-            reach.answered = reach.answered or -1 < known < size
-            known = size
-            patience.new()
-            session.heartbeat().item(size >> 20, note=f"downloading {what}, MiB")
+        nonlocal known, arrives
+        if (found := _partial(folder)) != known:
+            known, arrives, patience.limit_s = found, True, limits.seconds("hub_timeout_s") or math.inf
+            patience.progress()
+            session.heartbeat().item(sum(found.values()) >> 20, note=f"downloading {what}, MiB")
         patience.report()
-        if reach.answered:
-            patience.limit_s = limit
-        if patience.left_s() < (0 if reach.answered else -limits.seconds("hub_grace_s")):
-            if reach.answered:
-                deadline.expire(limit, f"a byte of {what}")
-            reach.give_up()
-            message = f"the hub is out of reach: waited {patience.limit_s:.0f} s for {what}"
-            session.log(message)
-            raise Unreachable(message)
+        if patience.left_s() <= 0:
+            if arrives:
+                deadline.expire(patience.limit_s, f"a byte of {what}")
+            give_up(f"waited {patience.limit_s:.0f} s for {what}")
+        if _out_of_reach.is_set():
+            raise Unreachable(what)
 
-    def run() -> T:
+    def run() -> Any:
         _watched.here = True
-        return download()
+        return load()
 
-    watch()
-    return deadline.call(run, seconds=math.inf, what=what, waiting=watch)
+    try:
+        if getattr(_watched, "here", False):
+            return load()
+        return deadline.call(run, seconds=math.inf, what=what, waiting=watch)
+    except LocalEntryNotFoundError as error:  # the library had no answer
+        give_up(str(error.__cause__ or error))
+        raise
 
 
-def _partial_bytes(folder: Path) -> int:
-    """Return the bytes in the partial files of a cache, or of a `local_dir`: they grow while a download makes progress."""
-    total = 0
-    for pattern in (
-        "*/blobs/*.incomplete",
-        "*/blobs/.*.part",
-        ".cache/huggingface/**/*.incomplete",
-    ):
-        for path in folder.glob(pattern):
-            try:
-                total += path.stat().st_size
-            except FileNotFoundError:
-                continue  # it has just been completed
-    return total
+def _partial(folder: Path) -> dict[Path, int]:
+    """The sizes of the partial files."""
+    sizes = {}
+    for path in (path for pattern in PARTIAL for path in folder.glob(pattern)):
+        try:
+            sizes[path] = path.stat().st_size
+        except FileNotFoundError:
+            continue  # it has just been completed
+    return sizes
 
 
 def from_cache_first(load: Callable, name: str, *args: object, **kwargs: object) -> object:
@@ -179,11 +170,9 @@ def from_cache_first(load: Callable, name: str, *args: object, **kwargs: object)
     from huggingface_hub import constants
 
     cache = Path(str(kwargs.get("cache_dir") or constants.HF_HUB_CACHE))
-    if not reach.given_up:
+    if not _out_of_reach.is_set():
         with contextlib.suppress(Unreachable):
-            return _download_with_limit(
-                lambda: load(name, *args, **kwargs), cache, f"the tokenizer {name} from the hub"
-            )
+            return download(lambda: load(name, *args, **kwargs), cache, f"the tokenizer {name} from the hub")
     if failed is not None:
         raise failed
     lacks = ", ".join(dict.fromkeys(_cache_misses))
@@ -244,21 +233,20 @@ def _upload(original: Callable, args: Any, src: object, *rest: Any, **kwargs: An
 @around
 def _query(original: Callable, *args: Any, **kwargs: Any) -> object:
     what = f"the hub to answer about {kwargs.get('repo_id') or (args[0] if args else 'a repository')}"
-    limit_s = min(limits.seconds("hub_timeout_s") or math.inf, max(reach.left_s(), limits.seconds("hub_grace_s")))
+    limit_s = limits.seconds("hub_reach_s")
     waiting = Patience(limit_s, what, session.log).report
     return deadline.call(lambda: original(*args, **kwargs), seconds=limit_s, what=what, waiting=waiting)
 
 
 INSTALLED = (
-    Target(DOWNLOAD, "hf_hub_download", params=("repo_id", "filename"), make=_cache_first),
-    Target(DOWNLOAD, "try_to_load_from_cache", params=("repo_id", "filename", "cache_dir", "revision", "repo_type")),
+    function(DOWNLOAD, "hf_hub_download(repo_id, filename)", _cache_first),
+    function(DOWNLOAD, "try_to_load_from_cache(repo_id, filename, cache_dir, revision, repo_type)"),
     *(
-        Target(
+        function(
             module,
-            f"{name}.from_pretrained",
-            params=("cls", "pretrained_model_name_or_path"),
+            f"{name}.from_pretrained(cls, pretrained_model_name_or_path)",
+            _from_cache_first,
             optional=True,
-            make=_from_cache_first,
             wait="the hub, for a tokenizer",
         )
         for module, name in TOKENIZERS
@@ -270,9 +258,9 @@ INSTALLED = (
 def uploads(module: str) -> tuple[Target, ...]:
     """Return the targets in the trainer's `module` of uploads, which is the same in both trainers."""
     return (
-        Target(module, "upload", params=("args", "src"), make=_upload, wait="an upload to the hub"),
-        Target(module, "list_dir", params=("repo_id",), make=_query, wait="the hub to answer"),
-        Target(module, "exists_repo", params=("repo_id",), make=_query, wait="the hub to answer"),
+        function(module, "upload(args, src)", _upload, wait="an upload to the hub"),
+        function(module, "list_dir(repo_id)", _query, wait="the hub to answer"),
+        function(module, "exists_repo(repo_id)", _query, wait="the hub to answer"),
         Target(
             module,
             "fire_in_thread",

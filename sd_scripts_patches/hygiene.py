@@ -18,7 +18,7 @@ from typing import Any
 
 from guards import deadline, limits
 from sd_scripts_patches import session, timeouts
-from sd_scripts_patches.patch import Patch, Target, around
+from sd_scripts_patches.patch import Patch, Target, around, function
 
 UTIL = "library.train_util"
 CUDA = "torch.cuda"
@@ -96,10 +96,10 @@ PATCH = Patch(
     name="hygiene",
     why="fork after CUDA, cuDNN's attention, tokenizer threads, buffered or badly encoded output, git without a limit",
     targets=(
-        Target(UTIL, "get_git_revision_hash", params=(), make=_limit_git, wait="git, which reports the revision"),
-        Target(CUDA, "_lazy_init", params=(), make=_first_use),
+        function(UTIL, "get_git_revision_hash()", _limit_git, wait="git, which reports the revision"),
+        function(CUDA, "_lazy_init()", _first_use),
         Target(CUDA, "_is_in_bad_fork"),
-        Target(FORK, "Popen._launch", params=("self", "process_obj"), make=_refuse_fork),
+        function(FORK, "Popen._launch(self, process_obj)", _refuse_fork),
     ),
     prepare=prepare,
 )

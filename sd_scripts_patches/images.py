@@ -19,7 +19,7 @@ from typing import Any
 from guards import limits
 from guards.bounded import bounded
 from sd_scripts_patches import session, timeouts
-from sd_scripts_patches.patch import Patch, Target, around, find_function, find_one
+from sd_scripts_patches.patch import Patch, Target, around, find_function, find_one, function
 
 UTIL = "library.train_util"
 DAMAGE = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error)
@@ -99,8 +99,8 @@ PATCH = Patch(
     name="images",
     why="an image on a dead mount blocks for ever; an unreadable one ends the run after hours",
     targets=(
-        Target(UTIL, "load_image", params=("image_path", "alpha"), make=_load_image),
-        Target(UTIL, "BaseDataset.get_image_size", params=("self", "image_path"), make=_get_image_size),
+        function(UTIL, "load_image(image_path, alpha)", _load_image),
+        function(UTIL, "BaseDataset.get_image_size(self, image_path)", _get_image_size),
         Target(UTIL, "BaseDataset.__init__", check=_caches_elsewhere),
         Target(UTIL, "DatasetGroup", check=_inherits_from_concat, make=_guard_group),
     ),

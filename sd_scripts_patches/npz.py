@@ -16,7 +16,7 @@ from typing import Any
 
 from guards import limits, npz
 from sd_scripts_patches import session
-from sd_scripts_patches.patch import Patch, Target, around
+from sd_scripts_patches.patch import Patch, Target, around, function
 
 LATENTS = "LatentsCachingStrategy"
 EXPECTED = {
@@ -90,12 +90,12 @@ PATCH = Patch(
     name="npz",
     why="a cache file on a dead mount blocks for ever; a damaged one fails every retry",
     targets=(
-        Target("numpy", "load", params=("file",), make=_load, wait=WAIT),
-        Target("numpy", "savez", params=("file",), make=_savez),
+        function("numpy", "load(file)", _load, wait=WAIT),
+        function("numpy", "savez(file)", _savez),
         *(
             Target(module, name, optional=module not in REQUIRED, make=_expect_readable, wait=WAIT)
             for module, name in EXPECTED.items()
         ),
-        Target("library.strategy_base", f"{LATENTS}.save_latents_to_disk", params=("self", "npz_path"), make=_save),
+        function("library.strategy_base", f"{LATENTS}.save_latents_to_disk(self, npz_path)", _save),
     ),
 )

@@ -67,6 +67,12 @@ class Target:
         return f"{self.module}:{self.name}" if self.name else self.module
 
 
+def function(module: str, signature: str, make: Callable[[Any], Any] | None = None, **more: Any) -> Target:
+    """Return the target of a function. signature: its name and leading positional parameters: `Class.method(self, args)`."""
+    name, _, params = signature.removesuffix(")").partition("(")
+    return Target(module, name, tuple(filter(None, params.split(", "))), make=make, **more)
+
+
 @dataclass(frozen=True)
 class Patch:
     """One patch.

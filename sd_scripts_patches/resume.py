@@ -37,7 +37,7 @@ from sd_scripts_patches import (
     snapshots,
     trainer_state,
 )
-from sd_scripts_patches.patch import Patch, Target, around, find_function
+from sd_scripts_patches.patch import Patch, around, find_function, function
 from sd_scripts_patches.trainer_state import ResumeError, TrainerState
 
 MODULE = "train_network"
@@ -187,8 +187,8 @@ class Run:
             self.batch = step + 1
             batch_seeds.begin_batch(self.args.seed, epoch, step, self.accelerator)
             yield step, batch
-            for function in session.on_batch_end:
-                function()
+            for follow_up in session.on_batch_end:
+                follow_up()
 
     def after_step(self, step: int, epoch: int, batch: int, loss: Any) -> None:
         """An optimizer step is complete. Its loss enters the averages only after the saves of this step."""
@@ -421,23 +421,21 @@ def rewrite_loops(function: ast.FunctionDef, loader: str, current_step: str, bef
     batches.iter = ast_utils.parse_expression(f"_hangproof_run.iterate_batches({loader}, epoch)")
 
 
-_TRAIN = Target(MODULE, "NetworkTrainer.train", params=("self", "args"), make=_check_state_first)
+_TRAIN = function(MODULE, "NetworkTrainer.train(self, args)", _check_state_first)
 
 PATCH = Patch(
     name="resume",
     why="a resumed run restarts its counts, repeats steps, and changes the order of the images",
     targets=(
         _TRAIN,
-        Target(UTIL, "resume_from_local_or_hf_if_specified", params=("accelerator", "args")),
-        Target(UTIL, "load_prompts", params=("prompt_file",)),
-        Target(UTIL, "LossRecorder.add", params=("self",)),
-        Target(UTIL, "DatasetGroup.set_current_step", params=("self", "step")),
-        Target(UTIL, "BaseDataset.set_current_epoch", params=("self", "epoch")),
-        Target("accelerate.accelerator", "Accelerator.register_load_state_pre_hook", params=("self", "hook")),
-        Target("accelerate.accelerator", "Accelerator.register_save_state_pre_hook", params=("self", "hook")),
-        Target(
-            "accelerate.accelerator", "Accelerator.skip_first_batches", params=("self", "dataloader", "num_batches")
-        ),
+        function(UTIL, "resume_from_local_or_hf_if_specified(accelerator, args)"),
+        function(UTIL, "load_prompts(prompt_file)"),
+        function(UTIL, "LossRecorder.add(self)"),
+        function(UTIL, "DatasetGroup.set_current_step(self, step)"),
+        function(UTIL, "BaseDataset.set_current_epoch(self, epoch)"),
+        function("accelerate.accelerator", "Accelerator.register_load_state_pre_hook(self, hook)"),
+        function("accelerate.accelerator", "Accelerator.register_save_state_pre_hook(self, hook)"),
+        function("accelerate.accelerator", "Accelerator.skip_first_batches(self, dataloader, num_batches)"),
     ),
     rewrites=((_TRAIN, rewrite),),
 )

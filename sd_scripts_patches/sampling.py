@@ -20,7 +20,7 @@ from typing import Any
 from guards import limits
 from sd_scripts_patches import session
 from sd_scripts_patches.musubi import BASE
-from sd_scripts_patches.patch import Patch, Target, around, uses
+from sd_scripts_patches.patch import Patch, Target, around, function, uses
 
 # module: (function for all images, function for one image); both are globals of one module, where they call each other
 FAMILIES = {
@@ -154,41 +154,31 @@ def _restore_models(args: tuple[Any, ...], devices: list[tuple[Any, Any]]) -> No
 
 
 STEPS = (
-    Target("tqdm.std", "tqdm.__iter__", params=("self",), make=_before_each),
-    Target("tqdm.std", "tqdm.update", params=("self", "n"), make=_after_update),
+    function("tqdm.std", "tqdm.__iter__(self)", _before_each),
+    function("tqdm.std", "tqdm.update(self, n)", _after_update),
 )
 """Where every denoising loop passes, whatever its family."""
-
-
-def _targets() -> tuple[Target, ...]:
-    targets = [*STEPS]
-    for module, names in FAMILIES.items():
-        optional = module not in REQUIRED
-        for name, make in zip(names, (_sample_all, _sample_one), strict=True):
-            targets.append(Target(module, name, optional=optional, make=make))
-    return tuple(targets)
 
 
 PATCH = Patch(
     name="sampling",
     why="a slow or failing sample image blocks or ends the run",
-    targets=_targets(),
+    targets=(
+        *STEPS,
+        *(
+            Target(module, name, optional=module not in REQUIRED, make=make)
+            for module, names in FAMILIES.items()
+            for name, make in zip(names, (_sample_all, _sample_one), strict=True)
+        ),
+    ),
     relevant=uses("--sample_prompts", "--sample_every_n_steps", "--sample_every_n_epochs", "--sample_at_first"),
 )
 MUSUBI = dataclasses.replace(
     PATCH,
     targets=(
-        Target(
-            BASE,
-            "NetworkTrainer.sample_images",
-            params=("self", "accelerator", "args", "epoch", "steps"),
-            make=_sample_all_of_musubi,
-        ),
-        Target(
-            BASE,
-            "NetworkTrainer.sample_image_inference",
-            params=("self", "accelerator", "args", "transformer"),
-            make=_sample_one_of_musubi,
+        function(BASE, "NetworkTrainer.sample_images(self, accelerator, args, epoch, steps)", _sample_all_of_musubi),
+        function(
+            BASE, "NetworkTrainer.sample_image_inference(self, accelerator, args, transformer)", _sample_one_of_musubi
         ),
         *STEPS,
     ),

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from guards import crash, deadline, limits
 from sd_scripts_patches import ast_utils, session, snapshots, trackers
 from sd_scripts_patches.musubi import BASE, LOOP, TRAIN_UTILS
-from sd_scripts_patches.patch import Incompatible, Patch, Target, around, find_function, find_one, with_names
+from sd_scripts_patches.patch import Incompatible, Patch, Target, around, find_function, find_one, function, with_names
 
 if TYPE_CHECKING:
     import torch
@@ -206,20 +206,20 @@ def _step_and_epoch(folder: Path) -> tuple[int, int]:
     return (int(match["step"] or 0), int(match["epoch"] or 0)) if match else (0, 0)
 
 
-SAVES = {
-    "save_and_remove_state_stepwise": ("args", "accelerator", "step_no"),
-    "save_and_remove_state_on_epoch_end": ("args", "accelerator", "epoch_no"),
-    "save_state_on_train_end": ("args", "accelerator"),
-}
-"""The functions that save states, and their parameters."""
+SAVES = (
+    "save_and_remove_state_stepwise(args, accelerator, step_no)",
+    "save_and_remove_state_on_epoch_end(args, accelerator, epoch_no)",
+    "save_state_on_train_end(args, accelerator)",
+)
+"""The functions that save states."""
 
 
 def _targets(trainer: str, util: str) -> tuple[Target, ...]:
     """trainer: the module of the training. util: that of SAVES."""
     return (
-        Target(trainer, "NetworkTrainer.train", params=("self", "args"), make=_sweep_first),
-        Target(ACCELERATOR, "Accelerator.save_state", params=("self", "output_dir"), make=_write_aside),
-        *(Target(util, name, params=params) for name, params in SAVES.items()),
+        function(trainer, "NetworkTrainer.train(self, args)", _sweep_first),
+        function(ACCELERATOR, "Accelerator.save_state(self, output_dir)", _write_aside),
+        *(function(util, save) for save in SAVES),
         Target(util, "shutil", beside="save_and_remove_state_stepwise", make=with_names(rmtree=rmtree)),
     )
 
@@ -228,10 +228,10 @@ PATCH = Patch(
     name="save",
     why="a kill during a save leaves a state that looks complete; a hung tracker loses the last save",
     targets=_targets(MODULE, UTIL),
-    rewrites=((Target(MODULE, "NetworkTrainer.train", params=("self", "args")), rewrite),),
+    rewrites=((function(MODULE, "NetworkTrainer.train(self, args)"), rewrite),),
 )
 MUSUBI = dataclasses.replace(
     PATCH,
     targets=_targets(BASE, TRAIN_UTILS),
-    rewrites=((Target(BASE, LOOP, params=("self", "args", "accelerator")), _rewrite_musubi),),
+    rewrites=((function(BASE, f"{LOOP}(self, args, accelerator)"), _rewrite_musubi),),
 )

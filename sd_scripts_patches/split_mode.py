@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sd_scripts_patches.patch import Patch, Target, around, find_function, uses
+from sd_scripts_patches.patch import Patch, Target, around, find_function, function, uses
 
 MODULE = "flux_train_network"
 MODELS = "library.flux_models"
@@ -233,15 +233,10 @@ PATCH = Patch(
     name="split_mode",
     why="--split_mode is turned into --blocks_to_swap 18, which hangs",
     targets=(
-        Target(MODULE, "FluxNetworkTrainer.assert_extra_args", params=("self", "args"), make=_assert_extra_args),
-        Target(
-            MODULE,
-            "FluxNetworkTrainer.prepare_unet_with_accelerator",
-            params=("self", "args", "accelerator", "unet"),
-            make=_prepare,
-        ),
+        function(MODULE, "FluxNetworkTrainer.assert_extra_args(self, args)", _assert_extra_args),
+        function(MODULE, "FluxNetworkTrainer.prepare_unet_with_accelerator(self, args, accelerator, unet)", _prepare),
         Target(MODELS, "Flux.device", make=_device_of_inputs),
-        Target(MODELS, "Flux.forward", params=("self", "img"), check=_halves_in_order),
+        function(MODELS, "Flux.forward(self, img)", check=_halves_in_order),
     ),
     relevant=uses("--split_mode"),
 )

@@ -40,7 +40,8 @@ LOSSES, ITEMS = "library.train_util:LossRecorder", "library.train_util:BaseDatas
 WIDTH = {"hidden": 64, "heads": 2, "axes": [8, 12, 12], "clip": 32, "t5": 64, "vocabulary": 1000, "mlp": 2.0}
 
 SHARED = """
-import gc, hashlib, importlib.abc, json, os, sys, time, types
+import gc, hashlib, json, os, sys, time, types
+from sd_scripts_patches.hooks import Finder
 
 def pause_before(model):
     pause_s, original = float(os.environ.get("TINY_STEP_S", "0")), model.forward
@@ -73,28 +74,11 @@ for entry in filter(None, os.environ.get("TINY_FAULTS", "").split(";")):
     name, _, path = entry.partition("=")
     AFTER.setdefault(name, []).append(inject(path))
 
-class Loader(importlib.abc.Loader):
-    def __init__(self, inner, name):
-        self.inner, self.name = inner, name
-    def create_module(self, spec):
-        return self.inner.create_module(spec)
-    def exec_module(self, module):
-        self.inner.exec_module(module)
-        for step in AFTER[self.name]:
-            step(module)
-    def __getattr__(self, attribute):
-        return getattr(self.inner, attribute)
+def run_steps(module, name):
+    for step in AFTER[name]:
+        step(module)
 
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name in AFTER:
-            for finder in sys.meta_path[sys.meta_path.index(self) + 1:]:
-                spec = finder.find_spec(name, path, target)
-                if spec is not None:
-                    spec.loader = Loader(spec.loader, name)
-                    return spec
-
-sys.meta_path.insert(0, Finder())
+sys.meta_path.insert(0, Finder(AFTER.__contains__, run_steps))
 """
 """The end of each SITE: runs the functions of AFTER, and faults, right after their module."""
 

@@ -18,7 +18,7 @@ from typing import Any
 from guards import deadline, limits
 from sd_scripts_patches import session
 from sd_scripts_patches.musubi import ACCELERATOR_SETUP
-from sd_scripts_patches.patch import Patch, Target, always, around, uses
+from sd_scripts_patches.patch import Patch, Target, always, around, function, uses
 
 UTIL = "library.train_util"
 QUEUE_SIZE = 1000
@@ -123,24 +123,22 @@ def decouple(tracker: Any) -> None:
     tracker.log, tracker.finish = queued, finish_within_limit
 
 
-def _targets(setup: str, module: str, start: str, params: tuple[str, ...]) -> tuple[Target, ...]:
+def _targets(setup: str, module: str, start: str) -> tuple[Target, ...]:
     """setup: the module of `prepare_accelerator`. start: what starts the trackers, in `module`."""
     return (
-        Target(setup, "prepare_accelerator", params=("args",), make=_without_login, wait="the login to wandb"),
-        Target(module, start, params=params, make=_start_within_limit, wait="a tracker to start, to log, to finish"),
+        function(setup, "prepare_accelerator(args)", _without_login, wait="the login to wandb"),
+        function(module, start, _start_within_limit, wait="a tracker to start, to log, to finish"),
     )
 
 
 PATCH = Patch(
     name="trackers",
     why="all ranks stop at the W&B login; a tracker that hangs stops the run",
-    targets=_targets(UTIL, UTIL, "init_trackers", ("accelerator", "args", "default_tracker_name")),
+    targets=_targets(UTIL, UTIL, "init_trackers(accelerator, args, default_tracker_name)"),
     relevant=uses("--log_with", "--wandb_api_key"),
 )
 MUSUBI = dataclasses.replace(  # the trainer starts them through accelerate
     PATCH,
-    targets=_targets(
-        ACCELERATOR_SETUP, "accelerate.accelerator", "Accelerator.init_trackers", ("self", "project_name")
-    ),
+    targets=_targets(ACCELERATOR_SETUP, "accelerate.accelerator", "Accelerator.init_trackers(self, project_name)"),
     relevant=always,
 )

@@ -28,10 +28,6 @@ from sd_scripts_patches.tiny import ROOT, Installation, python_of
 POLL_S = 0.05
 
 
-class LimitReached(RuntimeError):
-    """The overall limit is over; the message names it."""
-
-
 @dataclass
 class Job:
     """A process, its log file, and what is known once it has ended.
@@ -69,10 +65,8 @@ class Job:
 class Trial:
     """A temporary folder and the processes started in it. Use it as a context manager."""
 
-    limit_s: float
     folder: Path = field(init=False)
     jobs: list[Job] = field(default_factory=list)
-    _end_s: float = field(init=False, default=0.0)
     _handlers: dict[int, Any] = field(default_factory=dict)
 
     def __enter__(self) -> Trial:
@@ -81,7 +75,6 @@ class Trial:
                 number = getattr(signal, name)
                 self._handlers[number] = signal.signal(number, lambda got, _: sys.exit(128 + got))
         self._handlers[signal.SIGINT] = signal.getsignal(signal.SIGINT)
-        self._end_s = time.monotonic() + self.limit_s
         self.folder = Path(tempfile.mkdtemp(prefix="hp-")).resolve()
         (self.folder / "t").mkdir()
         return self
@@ -125,34 +118,14 @@ class Trial:
         self.jobs.append(Job(process, path, time.monotonic()))
         return self.jobs[-1]
 
-    def left_s(self) -> float:
-        """Return the seconds until the overall limit. Raises LimitReached."""
-        left_s = self._end_s - time.monotonic()
-        if left_s <= 0:
-            raise LimitReached(f"the limit of {self.limit_s:.0f} s for all of it is over")
-        return left_s
-
     def wait(self, job: Job, limit_s: float) -> Job:
-        """Wait for a process; kill it with its workers after `limit_s` seconds. Raises LimitReached."""
-        end_s = time.monotonic() + min(limit_s, self.left_s())
-        while not ended(job):
-            if time.monotonic() >= end_s:
-                job.took_s = time.monotonic() - job.started_s
-                kill(job)
-                self.left_s()
-                break
-            time.sleep(POLL_S)
+        """Wait for a process; kill it with its workers after `limit_s` seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.code = job.process.wait(limit_s)
+        job.took_s = time.monotonic() - job.started_s
+        if job.code is None:
+            kill(job)
         return job
-
-
-def ended(job: Job) -> bool:
-    """Return True when the process has ended; then its code and time are known."""
-    if job.took_s:
-        return True
-    if job.process.poll() is None:
-        return False
-    job.code, job.took_s = job.process.returncode, time.monotonic() - job.started_s
-    return True
 
 
 def kill(job: Job) -> None:

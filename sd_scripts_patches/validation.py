@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sd_scripts_patches.patch import Patch, Target, around, uses
+from sd_scripts_patches.patch import Patch, around, function, uses
 
 
 @around
@@ -35,12 +35,11 @@ PATCH = Patch(
     name="validation",
     why="an image that is held out for validation must not be trained on",
     targets=(
-        Target(
+        function(
             "library.train_util",
-            "split_train_val",
-            params=("paths", "sizes", "is_training_dataset", "validation_split", "validation_seed"),
+            "split_train_val(paths, sizes, is_training_dataset, validation_split, validation_seed)",
+            _apart,
             optional=True,
-            make=_apart,
         ),
     ),
     relevant=uses("--validation_split"),

@@ -17,7 +17,7 @@ from sd_scripts_patches import batch_seeds, session
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches import heartbeat as beats
 from sd_scripts_patches.musubi import BASE
-from sd_scripts_patches.patch import Patch, Target, around
+from sd_scripts_patches.patch import Patch, Target, around, function
 
 TRAINER = "train_network"
 UTIL = "library.train_util"
@@ -116,19 +116,18 @@ def _read_by_number(original: Callable, self: Any, index: int) -> Any:
     return original(self, index)
 
 
-_DEVICE = ("self", "model", "device_placement", "evaluation_mode")
 _JOIN = "all processes to join their group"
 
 
 def _targets(trainer: str) -> tuple[Target, ...]:
     """trainer: the module of the training."""
     return (
-        Target(trainer, "NetworkTrainer.train", params=("self", "args"), make=_check_first),
-        Target(ACCELERATOR, "Accelerator.__init__", params=("self",), make=_join, wait=_JOIN),
-        Target(ACCELERATOR, "Accelerator.prepare_model", params=_DEVICE, make=_frozen_alone),
-        Target(
-            "accelerate.scheduler", "AcceleratedScheduler.__init__", params=("self", "scheduler"), make=_one_step_each
+        function(trainer, "NetworkTrainer.train(self, args)", _check_first),
+        function(ACCELERATOR, "Accelerator.__init__(self)", _join, wait=_JOIN),
+        function(
+            ACCELERATOR, "Accelerator.prepare_model(self, model, device_placement, evaluation_mode)", _frozen_alone
         ),
+        function("accelerate.scheduler", "AcceleratedScheduler.__init__(self, scheduler)", _one_step_each),
     )
 
 
@@ -137,20 +136,15 @@ PATCH = Patch(
     why="processes that do not find each other train the whole run each, and overwrite each other's files",
     targets=(
         *_targets(TRAINER),
-        Target(UTIL, "get_scheduler_fix", params=("args", "optimizer", "num_processes"), make=for_one_process),
-        Target(UTIL, "BaseDataset.__getitem__", params=("self", "index"), make=_read_by_number),
+        function(UTIL, "get_scheduler_fix(args, optimizer, num_processes)", for_one_process),
+        function(UTIL, "BaseDataset.__getitem__(self, index)", _read_by_number),
     ),
 )
 MUSUBI = dataclasses.replace(
     PATCH,
     targets=(
         *_targets(BASE),
-        Target(
-            BASE,
-            "NetworkTrainer.get_lr_scheduler",
-            params=("self", "args", "optimizer", "num_processes"),
-            make=for_one_process,
-        ),
+        function(BASE, "NetworkTrainer.get_lr_scheduler(self, args, optimizer, num_processes)", for_one_process),
     ),
 )
 """musubi-tuner's data sets shuffle before the first batch of an epoch is read, and draw nothing while they read, so that the noise

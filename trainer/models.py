@@ -115,12 +115,12 @@ def download(name: str, tick: Tick) -> Path:
     from guards.hub import DownloadError, Options, Source
 
     try:
-        options = Options(lambda at: tick(at.done >> 20, at.total >> 20), wait=True)
+        options = Options(lambda at: tick(at.done >> 20, at.total >> 20))
         folder = hub_cache.snapshot(Source(name, ""), wanted, options)
     except (DownloadError, OSError) as problem:
         kind = getattr(problem, "kind", "disk")
         found = hub_cache.cached_repository(Source(name, ""))
-        if found is not None and kind in ("offline", "unreachable", "stalled", "server"):
+        if found is not None and kind in ("offline", "stalled", "server"):
             # perhaps the hub's library completed it
             try:
                 check(found)

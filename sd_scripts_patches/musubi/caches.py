@@ -21,7 +21,7 @@ from guards import checkpoint, limits
 from guards.bounded import bounded
 from sd_scripts_patches import images, session
 from sd_scripts_patches.musubi import CACHE_LATENTS, CACHE_TEXT, DATASET
-from sd_scripts_patches.patch import Patch, Target, around
+from sd_scripts_patches.patch import Patch, Target, around, function
 
 IO = "musubi_tuner.dataset.cache_io"
 SOURCES = "musubi_tuner.dataset.datasources"
@@ -169,27 +169,21 @@ PATCH = Patch(
     why="a truncated cache file, or one with NaN, is trusted; a read or a pool thread on a dead mount blocks for ever",
     targets=(
         Target(IO, "save_file", beside="save_latent_cache_common", make=_write_aside),
-        Target(SAFETENSORS, "mem_eff_save_file", params=("tensors", "filename"), make=_write_aside),
-        Target(SAFETENSORS, "find_keys", params=("safetensors_file",), make=_keys_within_limit),
-        Target(IO, "save_latent_cache_common", params=("item_info", "sd"), make=_refuse_nan),
-        Target(IO, "save_text_encoder_output_cache_common", params=("item_info", "sd"), make=_refuse_nan),
+        function(SAFETENSORS, "mem_eff_save_file(tensors, filename)", _write_aside),
+        function(SAFETENSORS, "find_keys(safetensors_file)", _keys_within_limit),
+        function(IO, "save_latent_cache_common(item_info, sd)", _refuse_nan),
+        function(IO, "save_text_encoder_output_cache_common(item_info, sd)", _refuse_nan),
         Target("musubi_tuner.dataset.bucket", "load_file", beside="BucketBatchManager", make=_read_within_limit),
-        Target(
-            CACHE_LATENTS,
-            "encode_datasets",
-            params=("datasets", "encode", "args"),
-            make=_verify_first("get_all_latent_cache_files"),
-        ),
-        Target(
+        function(CACHE_LATENTS, "encode_datasets(datasets, encode, args)", _verify_first("get_all_latent_cache_files")),
+        function(
             CACHE_TEXT,
-            "prepare_cache_files_and_paths",
-            params=("datasets",),
-            make=_verify_first("get_all_text_encoder_output_cache_files"),
+            "prepare_cache_files_and_paths(datasets)",
+            _verify_first("get_all_text_encoder_output_cache_files"),
         ),
-        Target(DATASET, "ImageDataset.prepare_for_training", params=("self",), make=_refuse_missing),
-        Target(DATASET, "VideoDataset.prepare_for_training", params=("self",), make=_refuse_missing),
+        function(DATASET, "ImageDataset.prepare_for_training(self)", _refuse_missing),
+        function(DATASET, "VideoDataset.prepare_for_training(self)", _refuse_missing),
         *(
-            Target(SOURCES, f"{source}.{name}", params=("self", "idx"), make=_item_within_limit)
+            function(SOURCES, f"{source}.{name}(self, idx)", _item_within_limit)
             for source in ("ImageDirectoryDatasource", "ImageJsonlDatasource")
             for name in ("get_image_data", "get_caption")
         ),

@@ -16,7 +16,7 @@ from sd_scripts_patches import ast_utils, session
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches import heartbeat as common
 from sd_scripts_patches.musubi import ACCELERATOR_SETUP, BASE, CACHE_LATENTS, CACHE_TEXT, LOOP, TRAIN_UTILS
-from sd_scripts_patches.patch import Patch, Target, around, find_function
+from sd_scripts_patches.patch import Patch, Target, around, find_function, function
 
 CONFIG = "musubi_tuner.dataset.config_utils"
 
@@ -113,41 +113,27 @@ PATCH = Patch(
     name="heartbeat",
     why=common.PATCH.why,
     targets=(
-        Target(BASE, "NetworkTrainer.train", params=("self", "args"), make=common.follow(TrainingLoop)),
-        Target(BASE, "NetworkTrainer.process_batch", params=("self", "args", "accelerator")),
-        Target(BASE, "NetworkTrainer.get_lr_scheduler", params=("self", "args", "optimizer")),
-        Target(ACCELERATOR_SETUP, "prepare_accelerator", params=("args",), make=common.describe_accelerator),
-        Target(
-            common.ACCELERATOR,
-            "Accelerator.init_trackers",
-            params=("self", "project_name"),
-            make=common.at_point("tracker", "ready"),
+        function(BASE, "NetworkTrainer.train(self, args)", common.follow(TrainingLoop)),
+        function(BASE, "NetworkTrainer.process_batch(self, args, accelerator)"),
+        function(BASE, "NetworkTrainer.get_lr_scheduler(self, args, optimizer)"),
+        function(ACCELERATOR_SETUP, "prepare_accelerator(args)", common.describe_accelerator),
+        function(
+            common.ACCELERATOR, "Accelerator.init_trackers(self, project_name)", common.at_point("tracker", "ready")
         ),
-        Target("accelerate.data_loader", "DataLoaderShard.__iter__", params=("self",), make=_first_step_begins),
-        Target(
-            ACCELERATOR_SETUP, "collator_class.__init__", params=("self", "epoch", "dataset"), make=common._keep_epoch
-        ),
+        function("accelerate.data_loader", "DataLoaderShard.__iter__(self)", _first_step_begins),
+        function(ACCELERATOR_SETUP, "collator_class.__init__(self, epoch, dataset)", common._keep_epoch),
         Target(CONFIG, "load_user_config", make=_load_begins),
-        Target(
-            CACHE_LATENTS,
-            "encode_datasets",
-            params=("datasets", "encode", "args"),
-            make=_caching("cache_latents", 0),
-        ),
+        function(CACHE_LATENTS, "encode_datasets(datasets, encode, args)", _caching("cache_latents", 0)),
         Target(CACHE_LATENTS, "tqdm", beside="encode_datasets", make=_count_items),
-        Target(CACHE_TEXT, "prepare_cache_files_and_paths", params=("datasets",), make=_caching("cache_text", 0)),
-        Target(
+        function(CACHE_TEXT, "prepare_cache_files_and_paths(datasets)", _caching("cache_text", 0)),
+        function(
             CACHE_TEXT,
-            "process_text_encoder_batches",
-            params=("num_workers", "skip_existing", "batch_size", "datasets"),
-            make=_caching("cache_text", 3),
+            "process_text_encoder_batches(num_workers, skip_existing, batch_size, datasets)",
+            _caching("cache_text", 3),
         ),
         Target(CACHE_TEXT, "tqdm", beside="process_text_encoder_batches", make=_count_items),
-        *(
-            Target(TRAIN_UTILS, name, params=params, make=common.at_point(phase="save"))
-            for name, params in common.SAVES.items()
-        ),
-        Target(common.ACCELERATOR, "Accelerator.end_training", params=("self",), make=common._in_phase_end),
+        *(function(TRAIN_UTILS, save, common.at_point(phase="save")) for save in common.SAVES),
+        function(common.ACCELERATOR, "Accelerator.end_training(self)", common._in_phase_end),
     ),
-    rewrites=((Target(BASE, LOOP, params=("self", "args", "accelerator")), rewrite),),
+    rewrites=((function(BASE, f"{LOOP}(self, args, accelerator)"), rewrite),),
 )

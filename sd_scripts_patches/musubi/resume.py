@@ -22,7 +22,7 @@ from typing import Any
 
 from sd_scripts_patches import ast_utils, legacy_state, resume, session, trainer_state
 from sd_scripts_patches.musubi import BASE, DATASET, LOOP, TRAIN_UTILS
-from sd_scripts_patches.patch import Patch, Target, around, find_function, with_names
+from sd_scripts_patches.patch import Patch, Target, around, find_function, function, with_names
 from sd_scripts_patches.trainer_state import ResumeError, TrainerState
 
 LOCALS = (
@@ -154,19 +154,14 @@ PATCH = Patch(
     name="resume",
     why="a resumed run trains all its steps again, from step 0, and changes the order of the images",
     targets=(
-        Target(BASE, "NetworkTrainer.train", params=("self", "args"), make=resume._check_state_first),
-        Target(
-            BASE,
-            "NetworkTrainer._register_hooks_and_resume",
-            params=("self", "args", "accelerator", "network"),
-            make=_register_hooks,
-        ),
-        Target(TRAIN_UTILS, "LossRecorder.add", params=("self",)),
-        Target(DATASET, "ImageDataset.shuffle_buckets", params=("self",)),
-        Target(DATASET, "VideoDataset.shuffle_buckets", params=("self",)),
+        function(BASE, "NetworkTrainer.train(self, args)", resume._check_state_first),
+        function(BASE, "NetworkTrainer._register_hooks_and_resume(self, args, accelerator, network)", _register_hooks),
+        function(TRAIN_UTILS, "LossRecorder.add(self)"),
+        function(DATASET, "ImageDataset.shuffle_buckets(self)"),
+        function(DATASET, "VideoDataset.shuffle_buckets(self)"),
         Target(DATASET, "glob", beside="ImageDataset", make=with_names(glob=sorted_glob)),
         *(t for t in resume.PATCH.targets if t.module == "accelerate.accelerator"),
     ),
-    rewrites=((Target(BASE, LOOP, params=("self", "args", "accelerator")), rewrite),),
+    rewrites=((function(BASE, f"{LOOP}(self, args, accelerator)"), rewrite),),
     prepare=prepare,
 )

@@ -61,7 +61,7 @@ def main() -> None:
         sys.modules["numpy"].random.seed()
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[1:] = [*path, *(place for place in sys.path[1:] if place not in own)]
-    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "sitecustomize"]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "sd_scripts_patches.hooks"]
     for name in [name for name in sys.modules if name.split(".")[0] in ("sitecustomize", "torchvision")]:
         if "site-packages" not in (getattr(sys.modules[name], "__file__", None) or ""):
             del sys.modules[name]  # each work folder has its own

@@ -14,7 +14,7 @@ def code_of(paths: list[Path], *names: str) -> dict[str, Any]:
     """Classes and functions of a checkout by name, without what else its modules import."""
     found: dict[str, Any] = {"np": numpy, "math": math, "random": random, "logging": logging}
     found["logger"] = logging.getLogger()
-    tree = [node for path in paths if path.is_file() for node in ast.parse(path.read_text(encoding="utf-8")).body]
+    tree = [node for path in paths if path.is_file() for node in ast.parse(path.read_bytes()).body]
     taken = [node for node in tree if getattr(node, "name", "") in names]
     taken += [n for n in tree if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]).startswith("ARCHITECTURE_")]
     names_first = sorted(taken, key=lambda node: not isinstance(node, ast.Assign))

@@ -21,8 +21,7 @@ print("words", len(made), made.model_max_length, flush=True)
 
 def environment(server, home: Path) -> dict[str, str]:
     found = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": server.url, "HF_HOME": str(home), "no_proxy": "127.0.0.1,localhost"}
-    limit = {"HANGPROOF_HUB_TIMEOUT_S": "4" if server.silent else "120"}
-    return {**found, **limit, "HF_HUB_ETAG_TIMEOUT": "300"}
+    return {**found, "HANGPROOF_HUB_TIMEOUT_S": "120", "HANGPROOF_HUB_REACH_S": "4" if server.silent else "120"}
 
 
 @pytest.fixture(scope="module")
@@ -62,19 +61,33 @@ def test_a_tokenizer_comes_from_the_hub_or_from_the_cache_as_it_is(loads, name):
     assert bool(requests) == (name != "cache") and result.log.count("is out of reach") == (name == "half")
 
 
-def test_the_library_finds_what_the_patch_downloaded(newest, tmp_path):
-    """With the trainer's huggingface-hub; tests/network/guards/test_download.py has ours."""
-    script = (
-        "import os, sys, huggingface_hub.file_download as module\nfrom sd_scripts_patches import hub\n"
-        "load = hub._cache_first(lambda *a, **k: sys.exit('the library downloads itself'))\n"
-        "path = load('some/model', 'weights.bin')\n"
-        "os.environ['HF_HUB_OFFLINE'] = '1'\n"
-        "assert module.hf_hub_download('some/model', 'weights.bin', local_files_only=True) == path\n"
-        "print(os.path.getsize(path))"
+LOAD = """
+import huggingface_hub.file_download as module
+from sd_scripts_patches import hub
+hub.prepare(True)
+load = hub._cache_first(module.hf_hub_download)
+print("arrived", load("me/model", "weights.bin"), flush=True)
+"""
+WEIGHTS = bytes(range(256)) * 12_000  # 3 MB
+
+
+def load(server, home: Path) -> subprocess.CompletedProcess[str]:
+    env = os.environ | environment(server, home) | {"HANGPROOF_HUB_TIMEOUT_S": "5"}
+    return subprocess.run(
+        [str(tiny.python()), "-c", LOAD], cwd=tiny.ROOT, env=env, capture_output=True, text=True, timeout=300
     )
-    with hub_server.serving({"weights.bin": bytes(300_000)}) as server:
-        env = os.environ | environment(server, tmp_path / "home")
-        done = subprocess.run(
-            [str(tiny.python()), "-c", script], cwd=tiny.ROOT, env=env, capture_output=True, text=True, timeout=300
-        )
-    assert done.returncode == 0 and done.stdout.strip() == "300000", done.stderr
+
+
+def test_a_stalled_download_ends_the_process_is_resumed_and_what_arrives_damaged_is_deleted(newest, tmp_path):
+    """With the trainer's huggingface-hub, which resumes its partial file."""
+    with hub_server.serving({"weights.bin": WEIGHTS}) as server:
+        server.faults = [hub_server.Fault("stall", 2_500_000)]
+        done = load(server, tmp_path / "home")
+        assert done.returncode == 75 and "waited 5 s for a byte of weights.bin of me/model" in done.stderr
+        server.requests.clear()
+        server.faults = [hub_server.Fault("flipped")]
+        done = load(server, tmp_path / "home")
+        asked = [headers["range"] for _, _, headers in server.requests if "range" in headers]
+        assert asked == [f"bytes={2 << 20}-"] and "weights.bin of me/model arrived damaged" in done.stderr
+        done = load(server, tmp_path / "home")
+        assert Path(done.stdout.split()[-1]).read_bytes() == WEIGHTS, done.stderr

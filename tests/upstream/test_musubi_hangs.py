@@ -151,7 +151,7 @@ class Hang(NamedTuple):
     saves: bool = False
 
 
-BYTE = r"hangproof: waited 2 s for a byte of {} of me/model"
+BYTE = "hangproof: waited 2 s for a byte of {} "
 HANGS = {
     "future": Hang(
         partial(probe, source=OFFLOADER + FUTURE), 75, r"waited 1 s for block 3 of 4 to be swapped in \(block swap, 1 blocks\)"
@@ -169,8 +169,8 @@ HANGS = {
     "slow samples of a bar without items": Hang(
         slow_samples, 0, "(?s)(sample image 1 skipped: BudgetExceeded: the budget of 2 s was exceeded.*){2}", saves=True
     ),
-    "tokenizer": Hang(tokenizer, 75, BYTE.format("vocab.json")),
-    "state from the hub": Hang(state_from_hub, 75, BYTE.format("tiny-state/optimizer.bin")),
+    "tokenizer": Hang(tokenizer, 75, BYTE.format("the tokenizer me/model")),
+    "state from the hub": Hang(state_from_hub, 75, BYTE.format("tiny-state/optimizer.bin of me/model")),
 }  # fmt: skip
 
 

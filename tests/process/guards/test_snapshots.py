@@ -57,7 +57,7 @@ def restored(ring, environ_record=None):
 def state_of(seed):
     """The kinds of values that states hold."""
     torch.manual_seed(seed)
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last), torch.nn.Linear(8, 600))
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(8, 600))
     optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
     model[1](torch.randn(2, 8)).sum().backward()
     model[0](torch.randn(1, 3, 5, 5)).sum().backward()
@@ -118,7 +118,7 @@ def test_the_thread_waits_for_an_event_before_it_copies_pinned_memory_into_the_r
     event = SimpleNamespace(synchronize=synchronize, elapsed_time=lambda other: 7.0)
     header = ours.header(4, 1, "toy-step00000004-state", None)
     job = snapshots._Job(slot, plan, header, 0.0, True, (pinned, event, event))
-    assert ours._finish(job, snapshots._at_once) == 0.007 and waited == [True]
+    assert ours._finish(job) == 0.007 and waited == [True]
     found = torch.load(restored(ring) / "a.pt")
     assert torch.equal(found["a"], torch.arange(700_000)) and torch.equal(found["b"], torch.ones(3))
 
@@ -242,30 +242,6 @@ def test_the_frequency_follows_from_the_cost(ring, monkeypatch):
         assert ours.every in (wanted, wanted + 1) and all(b <= 2 * a for a, b in pairwise(seen))
         now_s += step_s
         assert ours.due() == (wanted == 1)
-
-
-@pytest.mark.parametrize("ends", ["somebody waits", "the next snapshot is due", "a step for each piece"])
-def test_the_thread_spreads_its_work_until_the_next_snapshot(ring, monkeypatch, ends):
-    monkeypatch.setattr(snapshots, "BEFORE_PAUSE_S", 0.0)
-    monkeypatch.setattr(snapshots, "SHARE", 1e-7)  # of one core: the thread would need days
-    ours, value = writer(ring), torch.ones(1 << 21)
-    assert ours.due()
-    ours.every = 10**9 if ends == "a step for each piece" else 4
-    ours.take("toy-state", 1, 1, [File("a.bin", "torch", {"a": value})])
-    time.sleep(0.3)
-    assert not ours.due() and not snapshots.headers(ring), "a record counts once it is checked"
-    if ends == "somebody waits":
-        ours.wait()
-    elif ends == "a step for each piece":
-        for _ in range(1000):
-            ours.due()
-            if ours._idle.wait(0.05):
-                break
-    else:
-        for _ in range(2):
-            assert not ours.due() and not ours._idle.wait(0.2)
-        assert not ours.due() and ours._idle.wait(60)
-    assert [header.step for header in snapshots.headers(ring).values()] == [1]
 
 
 def test_several_processes_have_no_snapshots(ring):

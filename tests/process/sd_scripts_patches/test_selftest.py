@@ -18,7 +18,7 @@ TREE = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'i
 
 @pytest.mark.skipif(sys.platform == "win32", reason="process groups as on Unix")
 def test_a_process_is_killed_with_its_children_at_its_limit():
-    with Trial(60) as here:
+    with Trial() as here:
         job = here.start([sys.executable, "-c", TREE], os.environ, here.folder, "tree")
         while "x" not in job.log:
             time.sleep(0.05)
@@ -35,7 +35,7 @@ def test_sockets_in_the_temporary_folder_stay_below_the_length_that_systems_allo
         folder.mkdir(exist_ok=True)
         monkeypatch.setattr(tempfile, "tempdir", str(folder))
         monkeypatch.setenv("TMPDIR", "of the user")
-        with Trial(60) as here:
+        with Trial() as here:
             given = here.environment(tiny.installation(), here.folder)["TMPDIR"]
             assert given == (str(here.folder / "t") if private else "of the user")
         monkeypatch.setattr(tempfile, "tempdir", None)

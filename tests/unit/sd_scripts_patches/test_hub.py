@@ -5,16 +5,9 @@ import threading
 from types import SimpleNamespace
 
 import children
-import pytest
 
 from guards import deadline, hub_request
 from sd_scripts_patches import hub, session
-
-
-@pytest.fixture(autouse=True)
-def new_process():
-    """Nothing is known about the hub, as when a process starts."""
-    hub_request.reach.__init__()
 
 
 def test_a_slow_download_continues_while_bytes_arrive(tmp_path, monkeypatch):
@@ -34,14 +27,15 @@ def test_a_slow_download_continues_while_bytes_arrive(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_HUB_TIMEOUT_S", "3")
     monkeypatch.setattr(deadline, "POLL_S", 0.01)
     monkeypatch.setattr(hub_request, "time", SimpleNamespace(monotonic=seconds))
-    assert hub._download_with_limit(lambda: done.wait(60) and "path", tmp_path, "a file") == "path"
+    assert hub.download(lambda: done.wait(60) and "path", tmp_path, "a file") == "path"
 
 
 def test_a_stalled_download_ends_the_process(tmp_path):
     script = (
         "import time; from pathlib import Path; from sd_scripts_patches import hub\n"
-        "hub.reach.answered = True\n"
-        f"hub._download_with_limit(lambda: time.sleep(60), Path({str(tmp_path)!r}), 'model.bin of a/b')"
+        f"file = Path({str(tmp_path)!r}, 'models--a--b', 'blobs', 'x.incomplete')\n"
+        "file.parent.mkdir(parents=True)\n"
+        f"hub.download(lambda: (file.touch(), time.sleep(60)), Path({str(tmp_path)!r}), 'model.bin of a/b')"
     )
     result = children.run(script, HANGPROOF_HUB_TIMEOUT_S=0.5)
     assert result.returncode == 75 and "waited 0.5 s for a byte of model.bin of a/b" in result.stderr
