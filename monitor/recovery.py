@@ -24,8 +24,8 @@ from monitor.process import platform
 from monitor.process.tree import KillResult
 from monitor.resume import checkpoints, policy, script
 from monitor.run_folder import MonitorError
-from monitor.start import EXIT_BUDGET, EXIT_FAILED, VERIFY_TRIES_COUNT, GiveUp, Run, Survivors, Wait, keep_newest
-from monitor.state import Failure, State
+from monitor.start import EXIT_AGAIN, EXIT_BUDGET, EXIT_FAILED, VERIFY_TRIES_COUNT, Run, Unkillable, keep_newest, wait
+from monitor.state import Failure, State, Transition
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,15 @@ class Crash:
     last_progress_s: float
 
 
-@dataclass(frozen=True)
-class Finished:
-    """No restart: the training is complete, or it stopped because it was asked to."""
+def recover(run: Run, attempt: Attempt, view: Observation, failure: Hang | Crash | None) -> Transition:
+    """Answer a failure. `failure` None: go on with the recovery that `run.state.failure` records.
 
-    complete: bool
+    Returns what follows: BACKOFF before a restart, an end, COMPLETED when the training was complete, or STOPPING when it
+    stopped because it was asked to.
 
-
-def recover(
-    run: Run, attempt: Attempt, view: Observation, failure: Hang | Crash | None
-) -> Wait | GiveUp | Finished | Survivors:
-    """Answer a failure. `failure` None: go on with the recovery that `run.state.failure` records."""
+    Raises:
+        Unkillable: a process of the attempt lives on.
+    """
     state, end = run.state, run.config.end
     if state.failure is None and failure is not None:
         _open_incident(run, attempt, view, failure)
@@ -67,22 +65,16 @@ def recover(
     evidence, cause = incident.evidence, incident.cause
     run.report(State.RECOVERING, _summary(evidence))
 
-    killed = kill_processes(run, attempt, end.grace_s, end.kill_wait_s)
-    known = {p["pid"] for p in incident.killed}
-    incident.killed += [{"name": p.name, "pid": p.pid} for p in killed.killed if p.pid not in known]
-    if killed.survivors:
-        incident.save(run.folder)
-        return Survivors(killed.survivors)
-
+    kill_processes(run, attempt, end.grace_s, end.kill_wait_s)
     view = attempt.poll(platform.now(), 0.0, fresh=True)
     status = attempt.exit_status(view.beats)
     if stopped_on_request(status, view) and state.shutdown is not None:
-        return Finished(complete=False)
+        return Transition(State.STOPPING, "stopped as requested")
     if status.done(run.folder.foreign, state.failure.kind == "hang") and evidence.outcome != LORA_DAMAGED:
         problem = complete(run)
         if not problem:
             incident.outcome = "the training was complete; only its process had not exited"
-            return Finished(complete=True)
+            return Transition(State.COMPLETED)
         run.folder.log(f"{problem}; the last checkpoint is used to write it again")
 
     cause_count = state.cause_counts.get(cause.name, 0) + 1
@@ -92,19 +84,21 @@ def recover(
     limits = run.config.restart
     history, plan = policy.after_failure(state.history, mark, new_steps, bool(change), limits, cause.wait_s)
     stop = plan.stop if cause.restart else cause.explanation
-    result: Wait | GiveUp
     if stop:
         keep_newest(run, run.pause)  # the message names the checkpoint that is kept
-        result = GiveUp(_close_given_up(run, incident, stop), EXIT_BUDGET if cause.restart else EXIT_FAILED)
+        code = EXIT_BUDGET if cause.restart else EXIT_FAILED
+        result = Transition(State.FAILED, _close_given_up(run, incident, stop), code=code)
     else:
-        wait = f" in {plan.wait_s:.0f} s" if plan.wait_s else ""
-        result = Wait(plan.wait_s, f"{cause.title}; restarting{wait}")
+        restarting = f"restarting in {plan.wait_s:.0f} s" if plan.wait_s else "restarting"
+        result = wait(plan.wait_s, f"{cause.title}; {restarting}")
+        if run.several:
+            result = Transition(State.PREEMPTED, f"{result.message} with all machines", code=EXIT_AGAIN)
         if change:
             incident.changed.append(change["sentence"])
             patch = {name: value for name, value in change["patch"].items() if name != "spec"}
             run.folder.event("mitigated", change["sentence"], change=change["name"], patch=patch)
         if plan.wait_s:
-            run.folder.event("backoff", f"restarting{wait}")
+            run.folder.event("backoff", restarting)
         incident.save(run.folder)
     attempt.close()
     # Nothing below can fail: the failure is counted once.
@@ -215,7 +209,11 @@ def _close_given_up(run: Run, incident: Incident, reason: str) -> str:
 
 
 def kill_processes(run: Run, attempt: Attempt, grace_s: float, kill_wait_s: float) -> KillResult:
-    """Kill what is left of the attempt and wait until its GPU memory is free, all within `run.remaining_s()`."""
+    """Kill what is left of the attempt and wait until its GPU memory is free, all within `run.remaining_s()`.
+
+    Raises:
+        Unkillable: a process lives on.
+    """
     left_s = run.remaining_s()
     result = attempt.kill(min(grace_s, left_s), min(kill_wait_s, max(1.0, left_s - grace_s)))
     if result.killed:
@@ -224,6 +222,13 @@ def kill_processes(run: Run, attempt: Attempt, grace_s: float, kill_wait_s: floa
         timeout_s = min(run.config.end.gpu_memory_s, run.remaining_s())
         if held := run.gpus.wait_free({p.pid for p in result.killed}, timeout_s):
             run.folder.log(f"the GPU still holds memory of killed processes: {sorted(held)}")
+    if run.incident is not None and run.state.failure is not None:
+        known = {p["pid"] for p in run.incident.killed}
+        run.incident.killed += [{"name": p.name, "pid": p.pid} for p in result.killed if p.pid not in known]
+        if result.survivors:
+            run.incident.save(run.folder)
+    if result.survivors:
+        raise Unkillable(result.survivors)
     return result
 
 

@@ -35,7 +35,7 @@ from monitor.resume import checkpoints, script, snapshots
 from monitor.resume.checkpoints import ResumePoint, Verifier
 from monitor.run_folder import MonitorError, RunFolder
 from monitor.standby import Standby
-from monitor.state import RunState, State, spec_hash
+from monitor.state import RunState, State, Transition, spec_hash
 from monitor.store import StoreAgent
 
 EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_BUDGET, EXIT_PREEMPTED = 0, 1, 3, 4, 5
@@ -53,6 +53,13 @@ NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # 1: this machine was rented for its GPU; 0: 
 
 class Interrupted(Exception):
     """A signal or a stop request arrived during a wait; the supervisor handles it first."""
+
+
+class Unkillable(Exception):
+    """Processes that SIGKILL did not end: no second writer may start while they live."""
+
+    def __init__(self, processes: Sequence[ProcessInfo]):
+        super().__init__(", ".join(f"{p.name} ({p.pid})" for p in processes))
 
 
 @dataclass
@@ -103,25 +110,14 @@ class Run:
         return math.inf if gone_by_s is None else max(0.0, gone_by_s - time.monotonic())
 
 
-@dataclass(frozen=True)
-class GiveUp:
-    reason: str
-    code: int = EXIT_FAILED
+def failed(reason: str) -> Transition:
+    """The run ends with this reason."""
+    return Transition(State.FAILED, reason, code=EXIT_FAILED)
 
 
-@dataclass(frozen=True)
-class Survivors:
-    """Processes that SIGKILL did not end: no second writer may start while they live."""
-
-    processes: tuple[ProcessInfo, ...]
-
-
-@dataclass(frozen=True)
-class Wait:
+def wait(seconds: float, message: str) -> Transition:
     """The next start comes after so many seconds."""
-
-    seconds: float
-    message: str
+    return Transition(State.BACKOFF, message, time.monotonic() + seconds)
 
 
 def already_started(run: Run) -> Attempt | None:
@@ -136,33 +132,35 @@ def already_started(run: Run) -> Attempt | None:
     return attempt
 
 
-def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
-    """Start the next attempt from the newest checkpoint that verifies; what the operating system refuses is tried again."""
+def start_attempt(run: Run) -> Attempt | Transition:
+    """Start the next attempt from the newest checkpoint that verifies; what the operating system refuses is tried again.
+
+    Raises:
+        Unkillable: a process of an earlier attempt lives on.
+    """
     try:
         return _start_attempt(run)
     except OSError as error:
         return _try_again(run, f"attempt {run.state.attempt + 1} cannot be started: {error.strerror or error}")
 
 
-def _start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
+def _start_attempt(run: Run) -> Attempt | Transition:
     state, folders = run.state, run.state_folders()
-    survivors = kill_leftovers(run)
-    if survivors:
-        return survivors
+    kill_leftovers(run)
     for folder in folders if run.leads else ():
         checkpoint.sweep(folder)
     if (no_gpu := gpu_missing(run)) is not None:
         return no_gpu
     missing = checkpoints.room_missing(folders)
     if missing:
-        return Wait(30.0, missing) if state.attempt else GiveUp(f"{missing}, then start the run again")
+        return wait(30.0, missing) if state.attempt else failed(f"{missing}, then start the run again")
     if run.incident is None and not run.checked:
         try:
             problems = script.start_problems(run.folder, run.config.check.render_s, run.pause)
         except MonitorError as error:
             problems = [str(error)]
         if problems:
-            return GiveUp("; ".join(problems))
+            return failed("; ".join(problems))
 
     state.edit_reported = script.report_edit(run.folder, state.edit_reported)
     point = _choose(run, folders)
@@ -181,7 +179,7 @@ def _start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
             run.folder, number, point.path, changes, state.changes_at_save, run.config.check.render_s, run.pause
         )
     except MonitorError as error:
-        return GiveUp(f"attempt {number} cannot be started: {error}")
+        return failed(f"attempt {number} cannot be started: {error}")
     if not rendered.compatible:
         point = _start_over(run, point)
 
@@ -316,7 +314,7 @@ def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
     return run.unkept
 
 
-def gpu_missing(run: Run) -> GiveUp | None:
+def gpu_missing(run: Run) -> Transition | None:
     """Why the run does not start on this machine, which has fewer GPUs than it needs; None when it may start.
 
     A stopped pod can come back without its GPU, and a training on its CPU would take weeks at the full price. A run
@@ -332,7 +330,10 @@ def gpu_missing(run: Run) -> GiveUp | None:
     here = "this machine has none" if not found else f"this machine has {count(found, 'GPU')}"
     before = f"the run has trained on {trained_on}, and" if trained_on else f"the run needs {count(needed, 'GPU')}, and"
     what = "nothing is trained on the CPU. Start it on a machine with a GPU" if not found else f"it needs {needed}"
-    return GiveUp(f"{before} {here}: {what} (or set {NEEDS_GPU}=0)", EXIT_PREEMPTED if trained_on else EXIT_BUDGET)
+    reason = f"{before} {here}: {what} (or set {NEEDS_GPU}=0)"
+    if trained_on:
+        return Transition(State.PREEMPTED, reason, code=EXIT_PREEMPTED)
+    return Transition(State.FAILED, reason, code=EXIT_BUDGET)
 
 
 def note_gpu(run: Run, beats: Sequence[Beat]) -> None:
@@ -368,10 +369,11 @@ def adopt_restored(run: Run) -> str:
     return ""
 
 
-def kill_leftovers(run: Run) -> Survivors | None:
-    """Kill every process that an earlier attempt of this run left; Survivors when one cannot be killed.
+def kill_leftovers(run: Run) -> None:
+    """Kill every process that an earlier attempt of this run left.
 
     Raises:
+        Unkillable: one lives on.
         OSError: the processes of this machine cannot be read; then nothing may be started.
     """
     left = {p.pid: p for p in tree.with_environment(tree.RUN, str(run.folder.folder))}
@@ -380,21 +382,22 @@ def kill_leftovers(run: Run) -> Survivors | None:
     waiting = run.standby.pids()
     left = {pid: process for pid, process in left.items() if pid not in waiting}
     if not left:
-        return None
+        return
     names = ", ".join(f"{p.name} ({p.pid})" for p in left.values())
     run.folder.event("killed", f"killing what an earlier attempt left: {names}")
     result = tree.kill(Tree("", members=left), run.config.end.grace_s, run.config.end.kill_wait_s)
-    return Survivors(result.survivors) if result.survivors else None
+    if result.survivors:
+        raise Unkillable(result.survivors)
 
 
-def _try_again(run: Run, message: str) -> Wait | GiveUp:
+def _try_again(run: Run, message: str) -> Transition:
     """A reason that may pass (no descriptor, no memory to fork, a disk error): wait longer each time, but not for ever."""
     now_s, limit_s = time.monotonic(), run.config.restart.start_s
     run.failing_since_s = run.failing_since_s if run.tries else now_s
     run.tries += 1
     if now_s - run.failing_since_s >= limit_s:
-        return GiveUp(f"{message} (tried {run.tries} times in {duration(now_s - run.failing_since_s)})")
-    return Wait(min(FIRST_WAIT_S * 2 ** (run.tries - 1), LAST_WAIT_S), message)
+        return failed(f"{message} (tried {run.tries} times in {duration(now_s - run.failing_since_s)})")
+    return wait(min(FIRST_WAIT_S * 2 ** (run.tries - 1), LAST_WAIT_S), message)
 
 
 def _report_bad(run: Run, point: ResumePoint) -> None:

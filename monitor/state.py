@@ -53,6 +53,21 @@ FINAL = frozenset({State.COMPLETED, State.FAILED, State.STOPPED, State.PAUSED, S
 
 
 @dataclass(frozen=True)
+class Transition:
+    """The next state and a message for people: what a state, a start and a recovery return.
+
+    `due_s`: the state's wait is over then; `give_up_s`: processes that cannot be killed are waited for until then.
+    Monotonic times, 0.0 for none. `code`: the exit code of `monitor run`, for a final state.
+    """
+
+    state: State
+    message: str = ""
+    due_s: float = 0.0
+    give_up_s: float = 0.0
+    code: int = 0
+
+
+@dataclass(frozen=True)
 class AttemptRecord:
     """What a later monitor needs to adopt an attempt. Written before the script starts; `root` is then still None."""
 

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 from monitor import config, start
+from monitor.state import State
 
 
 def test_a_start_that_the_system_refuses_is_tried_for_ten_minutes_with_growing_waits(monkeypatch):
@@ -10,8 +11,8 @@ def test_a_start_that_the_system_refuses_is_tried_for_ten_minutes_with_growing_w
     monkeypatch.setattr(start.time, "monotonic", lambda: clock[0])
     run = SimpleNamespace(tries=0, failing_since_s=0.0, config=config.load(environ={}))
     waits = []
-    while isinstance(wait := start._try_again(run, "no descriptor"), start.Wait):
-        waits.append(wait.seconds)
-        clock[0] += wait.seconds
+    while (wait := start._try_again(run, "no descriptor")).state is State.BACKOFF:
+        waits.append(wait.due_s - clock[0])
+        clock[0] = wait.due_s
     assert waits == sorted(waits) and waits[0] <= 2 and waits[-1] >= 30 and clock[0] >= 600
-    assert wait.reason.startswith("no descriptor (tried ")
+    assert wait.state is State.FAILED and wait.message.startswith("no descriptor (tried ")
