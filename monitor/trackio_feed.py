@@ -1,10 +1,8 @@
-"""Logs a run to trackio, from its `metrics.jsonl`, in a process of its own.
+"""`python -m monitor.trackio_feed RUN` logs a run to trackio, a local tracker, from its `metrics.jsonl`.
 
-trackio is a local tracker of Hugging Face: it writes to a database on this machine, and `trackio show --project hangproof` shows it.
-Decision: no trainer logs to it. accelerate knows trackio only from 1.11 on, and kohya's trainers pin older ones; a file
-that all trainers write anyway serves them all, and a tracker that fails or hangs costs the training nothing. The
-monitor starts `python -m monitor.trackio_feed RUN` with each attempt; one that still runs keeps its lock, and the new
-one ends at once. What was logged is noted in `.trackio.json`, so a restart logs no step twice.
+Decision: no trainer logs to it. kohya's trainers pin versions of accelerate that do not know trackio; a file that all
+trainers write serves them all, and a tracker that fails or hangs costs the training nothing. The monitor starts this
+process with each attempt; one that still runs keeps its lock, and the new one ends at once.
 """
 
 import json
@@ -21,7 +19,7 @@ from monitor.process.locks import LOCK, Lock, is_held
 from monitor.run_folder import METRICS, RunFolder, read_json
 from runs.metrics_lines import count_of, json_object
 
-STATE, OWN_LOCK = ".trackio.json", ".trackio.lock"
+STATE, OWN_LOCK = ".trackio.json", ".trackio.lock"  # the last step that was logged; one process a run
 POLL_S = 2.0
 END_S = 30.0  # without a monitor for so long, the run has ended; a killed monitor is replaced sooner
 READ_BYTES = 1 << 20
@@ -44,21 +42,21 @@ def entries(lines: Iterable[bytes], logged: int, gpus: dict[str, float]) -> Iter
 
 def feed(folder: Path, tracker: Any, poll_s: float = POLL_S, end_s: float = END_S) -> None:
     """Log what the run's file holds and gains to `tracker`, until the run has had no monitor for `end_s` seconds."""
-    known, gpus, seen_s = read_json(folder / STATE) or {}, dict[str, float](), time.monotonic()
-    offset, logged = count_of(known.get("offset")), count_of(known.get("step"))
-    while time.monotonic() - seen_s < end_s:
-        with open(folder / METRICS, "ab+") as file:
-            offset = file.seek(offset if offset <= file.tell() else 0)  # a file that became shorter starts anew
-            text = file.read(READ_BYTES)
-        end = text.rfind(b"\n") + 1 or len(text) // READ_BYTES * READ_BYTES  # so long a line is not one of ours
-        for logged, values in entries(text[:end].splitlines(), logged, gpus):  # noqa: B020 - the last step that was logged
-            tracker.log(values, step=logged)
-        if end:
-            offset += end
-            atomic_write(folder / STATE, json.dumps({"offset": offset, "step": logged}))
-        elif is_held(folder / LOCK):
-            seen_s = time.monotonic()
-        if not end:
+    logged, gpus = count_of((read_json(folder / STATE) or {}).get("step")), dict[str, float]()
+    seen_s = time.monotonic()
+    with open(folder / METRICS, "ab+") as file:
+        file.seek(0)
+        while time.monotonic() - seen_s < end_s:
+            begin, text = file.tell(), file.read(READ_BYTES)
+            complete = text[: text.rfind(b"\n") + 1]
+            file.seek(begin + len(complete))
+            for logged, values in entries(complete.splitlines(), logged, gpus):  # noqa: B020 - the last step that was logged
+                tracker.log(values, step=logged)
+            if complete:
+                atomic_write(folder / STATE, json.dumps({"step": logged}))
+                continue
+            if is_held(folder / LOCK):
+                seen_s = time.monotonic()
             time.sleep(poll_s)
 
 
