@@ -25,7 +25,6 @@ from runs.files import checksum
 
 VERSION = 2
 STALE_S = 30.0  # status.json is written once a second
-_VERSION_1 = {"was": "changes_at_save", "used": "cause_counts", "spec_mark": "spec_hash", "asked_at": "queued_at_s"}
 
 
 class State(enum.StrEnum):
@@ -132,7 +131,7 @@ class RunState:
 
     @classmethod
     def load(cls, folder: RunFolder) -> RunState:
-        """The saved state of this run, a new one without any. A file of version 1 (before November 2026) is converted.
+        """The saved state of this run; a new one without any, or where another version of this program wrote it.
 
         Raises:
             MonitorError: it is there and cannot be read. A new state would forget a training that runs.
@@ -144,19 +143,13 @@ class RunState:
         except OSError as error:
             raise MonitorError(f"{folder.own / STATE} cannot be read: {error.strerror}; try again") from error
         values = values if isinstance(values, dict) else {}
-        version, history = values.pop("version", None), values.pop("history", {})
-        if version == 1:
-            values = {_VERSION_1.get(key, key): value for key, value in values.items()}
-            history["failures"] = history.pop("seen", {})
-        elif version != VERSION:
+        if values.get("version") != VERSION:
             return cls()
         loaded = cls(**{key: value for key, value in values.items() if key in cls.__dataclass_fields__})
-        loaded.state, loaded.history = State(loaded.state), History(**history)
+        loaded.state, loaded.history = State(loaded.state), History(**values.get("history", {}))
         if current := values.get("current"):
-            loaded.current = AttemptRecord(
-                **{k: v for k, v in current.items() if k != "group"}
-                | {"root": tuple(current["root"]) if current["root"] else None}
-            )
+            root = tuple(current["root"]) if current["root"] else None
+            loaded.current = AttemptRecord(**{**current, "root": root})
         loaded.failure = Failure(**values["failure"]) if values.get("failure") else None
         loaded.shutdown = Shutdown(**values["shutdown"]) if values.get("shutdown") else None
         return loaded
@@ -181,25 +174,16 @@ class RunState:
         self.spec_hash = spec_hash
 
 
-def spec_hash(folder: Path, earlier: str = "") -> str:
+def spec_hash(folder: Path) -> str:
     """What tells that a run was made again between two starts: the digest of its job, or for one without a checksum of
-    `run.toml`; "" without either.
-
-    earlier: the one to compare with; one of an earlier version was a SHA-256. `hashlib` is not imported for more than
-    that: it takes 4 MB of the monitor's memory.
-    """
+    `run.toml`; "" without either."""
     job = read_json(folder / JOB)
-    if job is not None and len(earlier) != 64:
+    if job is not None:
         return str(job.get("digest", ""))
     try:
-        text = (folder / "run.toml").read_bytes()
+        return checksum((folder / "run.toml").read_bytes())
     except OSError:
         return ""
-    if len(earlier) == 64:
-        import hashlib
-
-        return hashlib.sha256(text).hexdigest()
-    return checksum(text)
 
 
 def spec_edited(folder: Path) -> bool:
@@ -215,7 +199,7 @@ def nothing_left(folder: Path) -> str:
     """A sentence for a run that completed and was not made again since; "" when a start has work to do."""
     run_folder = RunFolder(folder)
     saved = RunState.load(run_folder)
-    unchanged = saved.spec_hash and saved.spec_hash == spec_hash(folder, saved.spec_hash)
+    unchanged = saved.spec_hash and saved.spec_hash == spec_hash(folder)
     if saved.state is not State.COMPLETED or not unchanged or run_folder.lora is None:
         return ""
     return (

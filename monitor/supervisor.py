@@ -227,7 +227,7 @@ class Supervisor(Loop):
         if state.shutdown is not None and not fresh:
             return self.left()
         if fresh:
-            state.renew(spec_hash(self.folder.folder, state.spec_hash))
+            state.renew(spec_hash(self.folder.folder))
         state.failure = state.shutdown = state.reason = None
         state.spec_hash = state.spec_hash or spec_hash(self.folder.folder)
         state.started_at = state.started_at or platform.now().utc
