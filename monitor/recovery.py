@@ -1,4 +1,4 @@
-"""From a failure to the next attempt, top to bottom: collect, diagnose, kill, decide, and say what follows; `start.py` starts it.
+"""From the evidence on a failure to the next attempt, top to bottom: diagnose, kill, decide, and say what follows; `start.py` starts it.
 
 Each function can be called again after an error in its middle. What must not happen twice (counting the failure) is
 committed to the RunState in one step at the end.
@@ -7,17 +7,16 @@ committed to the RunState in one step at the end.
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from guards import startup
 from guards.checkpoint import writing_file
 from guards.heartbeat import REQUEST_TERM
 from monitor.attempt import Attempt, ExitStatus
-from monitor.detect.progress import Observation, Verdict
-from monitor.diagnose import causes, collect
+from monitor.detect.progress import Observation
+from monitor.diagnose import causes
 from monitor.diagnose.causes import Cause
-from monitor.diagnose.collect import LORA_DAMAGED, Evidence
+from monitor.diagnose.collect import LORA_DAMAGED, Evidence, Scope
 from monitor.diagnose.incident import Incident
 from monitor.phrases import PHASES, count
 from monitor.process import platform
@@ -28,27 +27,10 @@ from monitor.start import EXIT_AGAIN, EXIT_BUDGET, EXIT_FAILED, VERIFY_TRIES_COU
 from monitor.state import Failure, State, Transition
 
 
-@dataclass(frozen=True)
-class Hang:
-    """A verdict, with the stacks that the probe has so far and why the monitor waited longer than the limit."""
+def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: float = 0.0) -> Transition:
+    """Answer a failure; the last progress was at `progress_s` (monotonic).
 
-    verdict: Verdict
-    stacks: dict[int, str]
-    missing: list[str]  # evidence that could not be read
-    slow_reason: str
-    last_progress_s: float  # monotonic
-
-
-@dataclass(frozen=True)
-class Crash:
-    """The script ended before the training completed."""
-
-    status: ExitStatus
-    last_progress_s: float
-
-
-def recover(run: Run, attempt: Attempt, view: Observation, failure: Hang | Crash | None) -> Transition:
-    """Answer a failure. `failure` None: go on with the recovery that `run.state.failure` records.
+    `evidence` None: go on with the recovery that `run.state.failure` records.
 
     Returns what follows: BACKOFF before a restart, an end, COMPLETED when the training was complete, or STOPPING when it
     stopped because it was asked to.
@@ -57,8 +39,8 @@ def recover(run: Run, attempt: Attempt, view: Observation, failure: Hang | Crash
         Unkillable: a process of the attempt lives on.
     """
     state, end = run.state, run.config.end
-    if state.failure is None and failure is not None:
-        _open_incident(run, attempt, view, failure)
+    if state.failure is None and evidence is not None:
+        _open_incident(run, attempt, evidence, progress_s)
     incident = run.incident
     if incident is None or state.failure is None:
         raise RuntimeError("recover() was called without a failure")
@@ -111,11 +93,9 @@ def recover(run: Run, attempt: Attempt, view: Observation, failure: Hang | Crash
     return result
 
 
-def _open_incident(run: Run, attempt: Attempt, view: Observation, failure: Hang | Crash) -> None:
-    """Collect the evidence, name the cause and write the incident; from here on a killed monitor can continue it."""
-    evidence = _collect(run, attempt, view, failure)
-    cause = causes.match(evidence)
-    now, progress_s = platform.now(), failure.last_progress_s
+def _open_incident(run: Run, attempt: Attempt, evidence: Evidence, progress_s: float) -> None:
+    """Name the cause and write the incident; from here on a killed monitor can continue it."""
+    cause, now = causes.match(evidence), platform.now()
     since_s = round(max(0.0, now.mono_s - progress_s), 3)
     known = {"phase": evidence.phase, "step": evidence.step, "since_s": since_s}
     run.folder.event(evidence.kind, f"{cause.title}: {_summary(evidence)}", **known)
@@ -137,9 +117,9 @@ def _open_incident(run: Run, attempt: Attempt, view: Observation, failure: Hang 
     run.folder.log(f"incident {incident.number}: {cause.title}. {cause.explanation}")
 
 
-def _collect(run: Run, attempt: Attempt, view: Observation, failure: Hang | Crash) -> Evidence:
-    """The evidence on the failure; nothing that hangs is waited for."""
-    scope = attempt.scope(
+def scope(run: Run, attempt: Attempt, view: Observation) -> Scope:
+    """What the evidence on a failure is collected on; nothing that hangs is waited for."""
+    return attempt.scope(
         view.beats,
         run.config.check.log_tail_bytes,
         planned=run.state.planned,
@@ -147,14 +127,6 @@ def _collect(run: Run, attempt: Attempt, view: Observation, failure: Hang | Cras
         gpus=run.gpus.read(),
         gpu_note=run.gpus.note,
     )
-    if isinstance(failure, Hang):
-        status = attempt.exit_status(view.beats)
-        stacks, slow_reason = failure.stacks, failure.slow_reason
-        evidence = collect.of_hang(scope, failure.verdict, status.outcome, status.note, stacks, slow_reason)
-        evidence.missing += failure.missing
-        return evidence
-    status = failure.status
-    return collect.of_crash(scope, status.code, status.signal, status.outcome, status.note, str(status))
 
 
 def _summary(evidence: Evidence) -> str:

@@ -23,7 +23,7 @@ from monitor import config, recovery, start
 from monitor.attempt import Attempt
 from monitor.detect.probe import Probe
 from monitor.detect.progress import HUNG, OVER, SLOW, SUSPECT, Observation, Verdict
-from monitor.diagnose.collect import LORA_DAMAGED
+from monitor.diagnose import collect
 from monitor.gpu import nvml
 from monitor.loop import Loop
 from monitor.phrases import PHASES, count
@@ -400,10 +400,11 @@ class Supervisor(Loop):
     def hung(self, attempt: Attempt, view: Observation, verdict: Verdict) -> Transition:
         """Hung: recover."""
         probe = self.probe or self.start_probe(attempt, view, full=True)
-        last_s = self.watch.last_progress_s()
+        scope, status = recovery.scope(self.run, attempt, view), attempt.exit_status(view.beats)
         slow_reason = self.slow_reason or self.slowdown.text()
-        found = recovery.Hang(verdict, probe.texts(), list(probe.missing), slow_reason, last_s)
-        return self.recover(attempt, view, found)
+        evidence = collect.of_hang(scope, verdict, status.outcome, status.note, probe.texts(), slow_reason)
+        evidence.missing += probe.missing
+        return self.recover(attempt, evidence, self.watch.last_progress_s())
 
     def script_ended(self, attempt: Attempt) -> Transition:
         """The script has ended, or does nothing any more: completed, stopped, or a crash."""
@@ -423,9 +424,11 @@ class Supervisor(Loop):
                 return Transition(State.STOPPED, reason, code=EXIT_STOPPED)
             if not problem:
                 return self.completed(status.note)
-            status = replace(status, outcome=LORA_DAMAGED, note=problem)
+            status = replace(status, outcome=collect.LORA_DAMAGED, note=problem)
+        scope = recovery.scope(self.run, attempt, view)
+        evidence = collect.of_crash(scope, status.code, status.signal, status.outcome, status.note, str(status))
         last_s = self.watch.last_progress_s() if self.watch.ranks else attempt.record.started_s
-        return self.recover(attempt, view, recovery.Crash(status, last_s))
+        return self.recover(attempt, evidence, last_s)
 
     def recovering(self) -> Transition:
         """Continue a recovery: after an error in its middle, after the monitor was replaced, while a process survives."""
@@ -433,13 +436,12 @@ class Supervisor(Loop):
             return Transition(State.OPENING)
         if self.run.state.failure is None:  # an error came before the failure was recorded: judge the run again
             return Transition(State.RUNNING)
-        return self.recover(self.attempt, self.observe(self.attempt), None)
+        self.observe(self.attempt)
+        return self.recover(self.attempt, None)
 
-    def recover(
-        self, attempt: Attempt, view: Observation, failure: recovery.Hang | recovery.Crash | None
-    ) -> Transition:
+    def recover(self, attempt: Attempt, evidence: collect.Evidence | None, progress_s: float = 0.0) -> Transition:
         """Hand the failure to `recovery.recover`, which says what follows."""
-        result = recovery.recover(self.run, attempt, view, failure)
+        result = recovery.recover(self.run, attempt, evidence, progress_s)
         self.drop_probe()
         if result.state is State.COMPLETED:
             return self.completed()
