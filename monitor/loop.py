@@ -22,7 +22,6 @@ from monitor.attempt import Attempt
 from monitor.cli.notify import Notifier
 from monitor.detect.probe import Probe
 from monitor.detect.progress import Observation, Watch
-from monitor.extra_saves import ExtraSaves
 from monitor.gpu import nvml
 from monitor.gpu.queue import GpuQueue
 from monitor.process import platform
@@ -78,7 +77,6 @@ class Loop:
         self.learned = {} if folder.foreign else load_learned(learned_file(), learned_key(folder.spec, nvml.model()))
         self.watch = Watch(self.config, {**self.learned, **self.run.state.durations})
         self.spend = Spend(folder.folder, folder.spec, self.config.end.stop_save_s)
-        self.extra_saves = ExtraSaves(folder, self.config.store.extra_saves_count)
         self.at = Transition(State.OPENING)
         self.code = EXIT_FAILED
         self.attempt: Attempt | None = None

@@ -358,7 +358,7 @@ class Supervisor(Loop):
             self.watch.disturbed = self.run.standby.imports
         if (store := self.run.store).holds and verdict.phase == "step":
             save_s = self.watch.learned().get("save", {}).get("median", 0.0)
-            self.extra_saves.tick(view.step, "checkpoint" in store.view.pending, self.watch.step_s(), save_s)
+            store.request_save(view.step, self.watch.step_s(), save_s)
         begins = self.at.state is State.STARTING and not any(b.count for b in view.beats)
         if self.at.state is State.STARTING and not begins:
             start.note_gpu(self.run, view.beats)

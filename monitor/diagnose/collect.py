@@ -98,7 +98,7 @@ class Evidence:
         """The pids of the processes that a signal has stopped."""
         return [p["pid"] for p in self.processes if p["state"] in ("T", "t")]
 
-    def verdict(self, stuck: bool = True) -> of_ranks.Verdict:
+    def verdict(self, stuck: bool = True) -> of_ranks.Finding:
         """The rank report's verdict: which rank is stuck, and where."""
         return of_ranks.verdict(self.ranks, self.stacks, self.stopped(), stuck)
 
