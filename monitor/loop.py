@@ -30,8 +30,17 @@ from monitor.run_folder import SCRIPT, RunFolder, print_line
 from monitor.slowdown import Slowdown
 from monitor.spend import Spend
 from monitor.standby import Standby
-from monitor.start import EXIT_FAILED, EXIT_PREEMPTED, Run
-from monitor.state import FINAL, WATCHED, RunState, State, Transition, learned_file, learned_key, load_learned
+from monitor.start import Run
+from monitor.state import (
+    EXIT_CODES,
+    EXIT_FAILED,
+    FINAL,
+    WATCHED,
+    RunState,
+    State,
+    Transition,
+    load_learned,
+)
 from monitor.status_writer import StatusWriter
 from monitor.store import StoreAgent
 from runs import staging
@@ -74,7 +83,7 @@ class Loop:
         )
         self.slowdown = Slowdown(self.run)
         self.status = StatusWriter(self.run, parent_pid, lambda: self.slowdown.found or None)
-        self.learned = {} if folder.foreign else load_learned(learned_file(), learned_key(folder.spec, nvml.model()))
+        self.learned = {} if folder.foreign else load_learned(folder.spec)
         self.watch = Watch(self.config, {**self.learned, **self.run.state.durations})
         self.spend = Spend(folder.folder, folder.spec, self.config.end.stop_save_s)
         self.at = Transition(State.OPENING)
@@ -251,7 +260,7 @@ class Loop:
             with contextlib.suppress(start.Unkillable):
                 recovery.kill_processes(self.run, self.attempt, end.grace_s, end.kill_wait_s)
         reason = f"the monitor cannot watch this run: {error}; see monitor.log. Checkpoints are kept"
-        self.enter(start.failed(reason))
+        self.enter(Transition(State.FAILED, reason))
 
     # ---- the end of the run ----
 
@@ -260,9 +269,9 @@ class Loop:
         now_s, waiting = time.monotonic(), self.at.state
         message = f"cannot be killed: {names}; nothing else is started while it lives"
         if self.run.remaining_s() < math.inf:  # the next start looks for them first
-            return Transition(State.PREEMPTED, f"preempted; {message}", code=EXIT_PREEMPTED)
+            return Transition(State.PREEMPTED, f"preempted; {message}")
         if self.at.give_up_s and now_s >= self.at.give_up_s:
-            return Transition(State.UNKILLABLE, message, code=EXIT_FAILED)
+            return Transition(State.UNKILLABLE, message)
         if not self.at.give_up_s:
             self.folder.event("crash", message)
         if waiting in WATCHED and self.run.state.failure is not None:
@@ -277,7 +286,7 @@ class Loop:
             reason = f"{reason}; {unkept}"
         if missing := self.flush_store():
             reason = f"{reason}; {missing}"
-        self.code, self.run.state.reason = end.code, reason
+        self.code, self.run.state.reason = EXIT_CODES[end.state] if end.code is None else end.code, reason
         self.folder.event(end.state.value, reason)
         return replace(end, message=reason)
 

@@ -23,8 +23,8 @@ from monitor.process import platform
 from monitor.process.tree import KillResult
 from monitor.resume import checkpoints, policy, script
 from monitor.run_folder import MonitorError
-from monitor.start import EXIT_AGAIN, EXIT_BUDGET, EXIT_FAILED, VERIFY_TRIES_COUNT, Run, Unkillable, keep_newest, wait
-from monitor.state import Failure, State, Transition
+from monitor.start import VERIFY_TRIES_COUNT, Run, Unkillable, keep_newest, wait
+from monitor.state import EXIT_AGAIN, EXIT_BUDGET, Failure, State, Transition
 
 
 def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: float = 0.0) -> Transition:
@@ -68,7 +68,7 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
     stop = plan.stop if cause.restart else cause.explanation
     if stop:
         keep_newest(run, run.pause)  # the message names the checkpoint that is kept
-        code = EXIT_BUDGET if cause.restart else EXIT_FAILED
+        code = EXIT_BUDGET if cause.restart else None
         result = Transition(State.FAILED, _close_given_up(run, incident, stop), code=code)
     else:
         restarting = f"restarting in {plan.wait_s:.0f} s" if plan.wait_s else "restarting"

@@ -35,11 +35,9 @@ from monitor.resume import checkpoints, script, snapshots
 from monitor.resume.checkpoints import ResumePoint, Verifier
 from monitor.run_folder import MonitorError, RunFolder
 from monitor.standby import Standby
-from monitor.state import RunState, State, Transition, spec_hash
+from monitor.state import EXIT_BUDGET, RunState, State, Transition, spec_hash
 from monitor.store import StoreAgent
 
-EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_BUDGET, EXIT_PREEMPTED = 0, 1, 3, 4, 5
-EXIT_AGAIN = 6  # of several machines: this one has ended its ranks; whoever started the group starts all of it again
 # Before a start that failed for a passing reason is tried again: doubled each time.
 FIRST_WAIT_S, LAST_WAIT_S = 1.0, 60.0
 VERIFY_TRIES_COUNT = 5
@@ -110,11 +108,6 @@ class Run:
         return math.inf if gone_by_s is None else max(0.0, gone_by_s - time.monotonic())
 
 
-def failed(reason: str) -> Transition:
-    """The run ends with this reason."""
-    return Transition(State.FAILED, reason, code=EXIT_FAILED)
-
-
 def wait(seconds: float, message: str) -> Transition:
     """The next start comes after so many seconds."""
     return Transition(State.BACKOFF, message, time.monotonic() + seconds)
@@ -153,14 +146,16 @@ def _start_attempt(run: Run) -> Attempt | Transition:
         return no_gpu
     missing = checkpoints.room_missing(folders)
     if missing:
-        return wait(30.0, missing) if state.attempt else failed(f"{missing}, then start the run again")
+        return (
+            wait(30.0, missing) if state.attempt else Transition(State.FAILED, f"{missing}, then start the run again")
+        )
     if run.incident is None and not run.checked:
         try:
             problems = script.start_problems(run.folder, run.config.check.render_s, run.pause)
         except MonitorError as error:
             problems = [str(error)]
         if problems:
-            return failed("; ".join(problems))
+            return Transition(State.FAILED, "; ".join(problems))
 
     state.edit_reported = script.report_edit(run.folder, state.edit_reported)
     point = _choose(run, folders)
@@ -179,7 +174,7 @@ def _start_attempt(run: Run) -> Attempt | Transition:
             run.folder, number, point.path, changes, state.changes_at_save, run.config.check.render_s, run.pause
         )
     except MonitorError as error:
-        return failed(f"attempt {number} cannot be started: {error}")
+        return Transition(State.FAILED, f"attempt {number} cannot be started: {error}")
     if not rendered.compatible:
         point = _start_over(run, point)
 
@@ -331,9 +326,7 @@ def gpu_missing(run: Run) -> Transition | None:
     before = f"the run has trained on {trained_on}, and" if trained_on else f"the run needs {count(needed, 'GPU')}, and"
     what = "nothing is trained on the CPU. Start it on a machine with a GPU" if not found else f"it needs {needed}"
     reason = f"{before} {here}: {what} (or set {NEEDS_GPU}=0)"
-    if trained_on:
-        return Transition(State.PREEMPTED, reason, code=EXIT_PREEMPTED)
-    return Transition(State.FAILED, reason, code=EXIT_BUDGET)
+    return Transition(State.PREEMPTED, reason) if trained_on else Transition(State.FAILED, reason, code=EXIT_BUDGET)
 
 
 def note_gpu(run: Run, beats: Sequence[Beat]) -> None:
@@ -396,7 +389,9 @@ def _try_again(run: Run, message: str) -> Transition:
     run.failing_since_s = run.failing_since_s if run.tries else now_s
     run.tries += 1
     if now_s - run.failing_since_s >= limit_s:
-        return failed(f"{message} (tried {run.tries} times in {duration(now_s - run.failing_since_s)})")
+        return Transition(
+            State.FAILED, f"{message} (tried {run.tries} times in {duration(now_s - run.failing_since_s)})"
+        )
     return wait(min(FIRST_WAIT_S * 2 ** (run.tries - 1), LAST_WAIT_S), message)
 
 

@@ -17,13 +17,16 @@ from typing import Any
 
 from guards.checkpoint import atomic_write
 from guards.reading import read_bytes
+from monitor.gpu import nvml
 from monitor.process import platform
 from monitor.process.locks import LOCK, is_held
 from monitor.resume.policy import History
 from monitor.run_folder import JOB, STATE, STATUS, MonitorError, RunFolder, read_json
 from runs.files import checksum
+from runs.paths import outputs_dir
 
 VERSION = 2
+LEARNED = ".learned.json"  # in outputs/: durations that completed runs recorded
 STALE_S = 30.0  # status.json is written once a second
 
 
@@ -48,7 +51,13 @@ class State(enum.StrEnum):
 
 
 WATCHED = (State.STARTING, State.RUNNING, State.SUSPECT, State.SLOW)  # a training is under way
-FINAL = frozenset({State.COMPLETED, State.FAILED, State.STOPPED, State.PAUSED, State.PREEMPTED, State.UNKILLABLE})
+EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_BUDGET, EXIT_PREEMPTED = 0, 1, 3, 4, 5  # of `monitor run`
+EXIT_AGAIN = 6  # of several machines: this one has ended its ranks; whoever started the group starts all of it again
+EXIT_CODES = {  # of the final states, where a transition names no other
+    State.COMPLETED: EXIT_DONE, State.FAILED: EXIT_FAILED, State.STOPPED: EXIT_STOPPED, State.PAUSED: EXIT_STOPPED,
+    State.PREEMPTED: EXIT_PREEMPTED, State.UNKILLABLE: EXIT_FAILED,
+}  # fmt: skip
+FINAL = frozenset(EXIT_CODES)
 
 
 @dataclass(frozen=True)
@@ -56,14 +65,14 @@ class Transition:
     """The next state and a message for people: what a state, a start and a recovery return.
 
     `due_s`: the state's wait is over then; `give_up_s`: processes that cannot be killed are waited for until then.
-    Monotonic times, 0.0 for none. `code`: the exit code of `monitor run`, for a final state.
+    Monotonic times, 0.0 for none. `code`: the exit code, where it is not that of the final state.
     """
 
     state: State
     message: str = ""
     due_s: float = 0.0
     give_up_s: float = 0.0
-    code: int = 0
+    code: int | None = None
 
 
 @dataclass(frozen=True)
@@ -244,25 +253,19 @@ def is_abandoned(status: dict[str, Any] | None) -> bool:
     return status.get("state") not in FINAL or status.get("state") == State.PREEMPTED
 
 
-def learned_file() -> Path:
-    """Durations that completed runs recorded, for all runs of this data root."""
-    from runs.paths import outputs_dir
-
-    return outputs_dir() / ".learned.json"
-
-
-def learned_key(spec: dict[str, Any], gpu: str) -> str:
+def learned_key(spec: dict[str, Any]) -> str:
     """Runs with the same key take equally long: same model, tier, resolution, batch size and GPU."""
     parts = [str(spec.get(k, "")) for k in ("backend", "model", "tier", "resolution", "batch_size")]
-    return "|".join([*parts, gpu or "cpu"])
+    return "|".join([*parts, nvml.model() or "cpu"])
 
 
-def load_learned(path: Path, key: str) -> dict[str, dict[str, float]]:
-    """Durations that earlier runs of this kind recorded; {} for the first."""
-    return (read_json(path) or {}).get(key, {})
+def load_learned(spec: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Durations that earlier runs of this kind recorded in this data root; {} for the first."""
+    return (read_json(outputs_dir() / LEARNED) or {}).get(learned_key(spec), {})
 
 
-def store_learned(path: Path, key: str, durations: dict[str, dict[str, float]]) -> None:
+def store_learned(spec: dict[str, Any], durations: dict[str, dict[str, float]]) -> None:
     """Keep durations for the next run of this kind. OSError when they cannot be written."""
+    path = outputs_dir() / LEARNED
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, json.dumps({**(read_json(path) or {}), key: durations}, indent=1))
+    atomic_write(path, json.dumps({**(read_json(path) or {}), learned_key(spec): durations}, indent=1))

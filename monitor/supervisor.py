@@ -24,22 +24,20 @@ from monitor.attempt import Attempt
 from monitor.detect.probe import Probe
 from monitor.detect.progress import HUNG, OVER, SLOW, SUSPECT, Observation, Verdict
 from monitor.diagnose import collect
-from monitor.gpu import nvml
 from monitor.loop import Loop
 from monitor.phrases import PHASES, count
 from monitor.process import platform, tree
 from monitor.process.locks import LOCK, Lock
 from monitor.resume import checkpoints
 from monitor.run_folder import MonitorError, RunFolder, machine_number, wake_queue
-from monitor.start import EXIT_BUDGET, EXIT_DONE, EXIT_PREEMPTED, EXIT_STOPPED
 from monitor.state import (
+    EXIT_BUDGET,
+    EXIT_DONE,
     FINAL,
     WATCHED,
     Shutdown,
     State,
     Transition,
-    learned_file,
-    learned_key,
     nothing_left,
     spec_hash,
     store_learned,
@@ -185,9 +183,7 @@ class Supervisor(Loop):
         if shutdown.ending == "spent":
             limit = self.spend.reached() or "the spend limit was reached"
             return Transition(State.FAILED, f"{limit}. Stopped at {where}", code=EXIT_BUDGET)
-        by_user = {"stopped": State.STOPPED, "paused": State.PAUSED}.get(shutdown.ending)
-        state, code = (by_user, EXIT_STOPPED) if by_user else (State.PREEMPTED, EXIT_PREEMPTED)
-        return Transition(state, f"{shutdown.ending} at {where}", code=code)
+        return Transition(State(shutdown.ending), f"{shutdown.ending} at {where}")
 
     # ---- starting ----
 
@@ -275,10 +271,10 @@ class Supervisor(Loop):
                 message = f"fetched step {view.restored_step} from the store, written by {view.restored_from}"
                 self.folder.event("restored", message, step=view.restored_step)
                 if reason := start.adopt_restored(self.run):
-                    return Transition(State.COMPLETED, reason, code=EXIT_DONE)
+                    return Transition(State.COMPLETED, reason)
             return None
         if view.lease is LeaseState.UNUSABLE:
-            return start.failed(f"the store {store.address} cannot be used: {view.message}")
+            return Transition(State.FAILED, f"the store {store.address} cannot be used: {view.message}")
         if view.lease in (LeaseState.REFUSED, LeaseState.LOST):  # lost: before the first attempt, while it restored
             return Transition(State.FAILED, view.message, code=EXIT_BUDGET)
         if store.unreachable_s() >= self.config.store.connect_s:
@@ -420,8 +416,7 @@ class Supervisor(Loop):
             if not done and self.run.several:
                 return self.stopped_elsewhere()
             if not done:
-                reason = f"stopped at step {self.furthest()} as requested"
-                return Transition(State.STOPPED, reason, code=EXIT_STOPPED)
+                return Transition(State.STOPPED, f"stopped at step {self.furthest()} as requested")
             if not problem:
                 return self.completed(status.note)
             status = replace(status, outcome=collect.LORA_DAMAGED, note=problem)
@@ -454,7 +449,7 @@ class Supervisor(Loop):
         needed again, because it alone knows whether that was its user."""
         reason = f"another machine ended the training at step {self.furthest()}, with a checkpoint"
         if self.run.leads:
-            return Transition(State.PREEMPTED, reason, code=EXIT_PREEMPTED)
+            return Transition(State.PREEMPTED, reason)
         return Transition(State.STOPPED, reason, code=EXIT_DONE)
 
     def completed(self, note: str = "") -> Transition:
@@ -462,7 +457,7 @@ class Supervisor(Loop):
         run, lora = self.run, self.folder.lora
         if not self.folder.foreign:
             try:
-                store_learned(learned_file(), learned_key(self.folder.spec, nvml.model()), self.watch.learned())
+                store_learned(self.folder.spec, self.watch.learned())
             except OSError as error:
                 self.folder.log(f"learned durations are not kept: {error}")
         if run.incident is not None:
@@ -471,4 +466,4 @@ class Supervisor(Loop):
         run.state.failure = None
         made = (f"; LoRA: {lora.name}" if lora else "") + (f"; {note}" if note else "")
         reason = f"{count(self.furthest(), 'step')}, {count(run.state.restarts, 'restart')}{made}"
-        return Transition(State.COMPLETED, reason, code=EXIT_DONE)
+        return Transition(State.COMPLETED, reason)

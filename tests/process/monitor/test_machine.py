@@ -16,7 +16,7 @@ from toys import HOLD, undisturbed
 
 from guards import checkpoint
 from monitor.spend import REFRESH_S, Spend
-from monitor.start import EXIT_BUDGET, EXIT_DONE, EXIT_PREEMPTED
+from monitor.state import EXIT_BUDGET, EXIT_DONE, EXIT_PREEMPTED
 from runs.paths import ROOT
 
 LIMITS = "[end]\nstop_save_s = 20\n"
