@@ -215,7 +215,7 @@ class _Watch:
         status = self.attempt.exit_status(self.view.beats)
         if status.done(foreign=False, killed=False):
             return self._describe(Result(TRAINS))
-        evidence = collect.of_crash(self._scope(), status.code, status.signal, status.outcome, status.note, str(status))
+        evidence = collect.of_crash(self._scope(), status)
         cause = causes.match(evidence)
         text = " ".join(filter(None, (f"{cause.title}.", cause.explanation, cause.advice)))
         return self._describe(Result(FAILS, text, cause, phase=evidence.phase))

@@ -12,11 +12,11 @@ from pathlib import Path
 from guards import startup
 from guards.checkpoint import writing_file
 from guards.heartbeat import REQUEST_TERM
-from monitor.attempt import Attempt, ExitStatus
+from monitor.attempt import Attempt
 from monitor.detect.progress import Observation
 from monitor.diagnose import causes
 from monitor.diagnose.causes import Cause
-from monitor.diagnose.collect import LORA_DAMAGED, Evidence, Scope
+from monitor.diagnose.collect import LORA_DAMAGED, Evidence, ExitStatus, Scope
 from monitor.diagnose.incident import Incident
 from monitor.phrases import PHASES, count
 from monitor.process import platform

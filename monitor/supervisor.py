@@ -398,7 +398,7 @@ class Supervisor(Loop):
         probe = self.probe or self.start_probe(attempt, view, full=True)
         scope, status = recovery.scope(self.run, attempt, view), attempt.exit_status(view.beats)
         slow_reason = self.slow_reason or self.slowdown.text()
-        evidence = collect.of_hang(scope, verdict, status.outcome, status.note, probe.texts(), slow_reason)
+        evidence = collect.of_hang(scope, verdict, status, probe.texts(), slow_reason)
         evidence.missing += probe.missing
         return self.recover(attempt, evidence, self.watch.last_progress_s())
 
@@ -420,8 +420,7 @@ class Supervisor(Loop):
             if not problem:
                 return self.completed(status.note)
             status = replace(status, outcome=collect.LORA_DAMAGED, note=problem)
-        scope = recovery.scope(self.run, attempt, view)
-        evidence = collect.of_crash(scope, status.code, status.signal, status.outcome, status.note, str(status))
+        evidence = collect.of_crash(recovery.scope(self.run, attempt, view), status)
         last_s = self.watch.last_progress_s() if self.watch.ranks else attempt.record.started_s
         return self.recover(attempt, evidence, last_s)
 
