@@ -22,27 +22,14 @@ from monitor.attempt import Attempt
 from monitor.cli.notify import Notifier
 from monitor.detect.probe import Probe
 from monitor.detect.progress import Observation, Watch
-from monitor.gpu import nvml
-from monitor.gpu.queue import GpuQueue
 from monitor.process import platform
-from monitor.resume import checkpoints, policy, script, snapshots
+from monitor.resume import policy, snapshots
 from monitor.run_folder import SCRIPT, RunFolder, print_line
 from monitor.slowdown import Slowdown
 from monitor.spend import Spend
-from monitor.standby import Standby
 from monitor.start import Run
-from monitor.state import (
-    EXIT_CODES,
-    EXIT_FAILED,
-    FINAL,
-    WATCHED,
-    RunState,
-    State,
-    Transition,
-    load_learned,
-)
+from monitor.state import EXIT_CODES, EXIT_FAILED, FINAL, WATCHED, State, Transition, load_learned
 from monitor.status_writer import StatusWriter
-from monitor.store import StoreAgent
 from runs import staging
 
 IDLE_POLL_S = 0.2  # between two steps of a run that has no living attempt
@@ -66,21 +53,7 @@ class Loop:
         self.notifier = Notifier(folder.name, folder.log)
         if not folder.machine:
             folder.on_event = self.notifier.event
-        verifier, gpus = checkpoints.Verifier(self.config.check.verify_s), nvml.Gpus()
-        self.run = Run(
-            folder=folder,
-            config=self.config,
-            state=RunState.load(folder),
-            gpus=gpus,
-            queue=GpuQueue(folder.name, folder.spec, gpus.listed),
-            verifier=verifier,
-            prewarm=script.Prewarm(folder, verifier, self.config.check.render_s),
-            standby=Standby(folder, self.config.standby, self.config.end),
-            pause=self.pause,
-            report=self.report,
-            store=StoreAgent(folder, self.config.store),
-            checked=checked,
-        )
+        self.run = Run(folder, self.config, self.pause, self.report, checked)
         self.slowdown = Slowdown(self.run)
         self.status = StatusWriter(self.run, parent_pid, lambda: self.slowdown.found or None)
         self.learned = {} if folder.foreign else load_learned(folder.spec)

@@ -1,4 +1,4 @@
-"""From the evidence on a failure to the next attempt, top to bottom: diagnose, kill, decide, and say what follows; `start.py` starts it.
+"""From the evidence on a failure to the next attempt: diagnose, kill, decide, and say what follows; `start.py` starts it.
 
 Each function can be called again after an error in its middle. What must not happen twice (counting the failure) is
 committed to the RunState in one step at the end.
@@ -32,8 +32,8 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
 
     `evidence` None: go on with the recovery that `run.state.failure` records.
 
-    Returns what follows: BACKOFF before a restart, an end, COMPLETED when the training was complete, or STOPPING when it
-    stopped because it was asked to.
+    Returns what follows: BACKOFF before a restart, an end, COMPLETED when the training was complete, or STOPPING when
+    it stopped because it was asked to.
 
     Raises:
         Unkillable: a process of the attempt lives on.

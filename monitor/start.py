@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from monitor.config import Config
 from monitor.diagnose import collect
 from monitor.diagnose.incident import Incident
 from monitor.gpu import nvml
-from monitor.gpu.nvml import Gpus
 from monitor.gpu.queue import GpuQueue
 from monitor.phrases import count, duration
 from monitor.process import platform, tree
@@ -60,28 +59,35 @@ class Unkillable(Exception):
         super().__init__(", ".join(f"{p.name} ({p.pid})" for p in processes))
 
 
-@dataclass
 class Run:
     """What supervisor and recovery share about one run."""
 
-    folder: RunFolder
-    config: Config
-    state: RunState
-    gpus: Gpus
-    queue: GpuQueue
-    verifier: Verifier
-    prewarm: script.Prewarm
-    standby: Standby
-    pause: Callable[[float], None]  # waits, keeps the status fresh, raises Interrupted
-    report: Callable[[State, str], None]  # shows a state while a long step of it is under way
-    store: StoreAgent
-    checked: bool = False  # whoever started the monitor has looked for what is missing
-    incident: Incident | None = None  # the last one, until a new step closes it
-    tries: int = 0  # starts in a row that failed for a passing reason
-    failing_since_s: float = 0.0  # when the first of them failed
-    began_s: float = field(default_factory=time.monotonic)  # when this monitor began to wait for a start
-    started: bool = False  # this monitor has started an attempt
-    unkept: str | None = None  # the end of the run: why its newest steps are in memory only, "" for on the disk
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: Config,
+        pause: Callable[[float], None],
+        report: Callable[[State, str], None],
+        checked: bool,
+    ):
+        """pause: waits, keeps the status fresh, raises Interrupted. report: shows a state while a long step of it is under way.
+
+        checked: whoever started the monitor has looked for what is missing. Raises MonitorError.
+        """
+        self.folder, self.config, self.pause, self.report, self.checked = folder, config, pause, report, checked
+        self.state = RunState.load(folder)
+        self.gpus = nvml.Gpus()
+        self.queue = GpuQueue(folder.name, folder.spec, self.gpus.listed)
+        self.verifier = Verifier(config.check.verify_s)
+        self.prewarm = script.Prewarm(folder, self.verifier, config.check.render_s)
+        self.standby = Standby(folder, config.standby, config.end)
+        self.store = StoreAgent(folder, config.store)
+        self.incident: Incident | None = None  # the last one, until a new step closes it
+        self.tries = 0  # starts in a row that failed for a passing reason
+        self.failing_since_s = 0.0  # when the first of them failed
+        self.began_s = time.monotonic()  # when this monitor began to wait for a start
+        self.started = False  # this monitor has started an attempt
+        self.unkept: str | None = None  # at the end: why the newest steps are in memory only, "" for on the disk
 
     @property
     def several(self) -> bool:
