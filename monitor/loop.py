@@ -23,7 +23,7 @@ from monitor.cli.notify import Notifier
 from monitor.detect.probe import Probe
 from monitor.detect.progress import Observation, Watch
 from monitor.process import platform
-from monitor.resume import policy, snapshots
+from monitor.resume import snapshots
 from monitor.run_folder import SCRIPT, RunFolder, print_line
 from monitor.slowdown import Slowdown
 from monitor.spend import Spend
@@ -172,7 +172,7 @@ class Loop:
         first_new, state.best_step = state.best_step + 1, view.step
         before, self.last_step_s = self.last_step_s, view.now_s
         gap_s = self.last_step_s - before if before is not None else 0.0
-        state.history, refunded = policy.after_progress(state.history, gap_s, self.config.restart)
+        state.history, refunded = recovery.after_progress(state.history, gap_s, self.config.restart)
         if refunded:
             self.folder.log("ten minutes of new steps: all restarts are available again")
         recovery.close_incident(self.run, view, first_new)

@@ -20,7 +20,6 @@ from guards.reading import read_bytes
 from monitor.gpu import nvml
 from monitor.process import platform
 from monitor.process.locks import LOCK, is_held
-from monitor.resume.policy import History
 from monitor.run_folder import JOB, STATE, STATUS, MonitorError, RunFolder, read_json
 from runs.files import checksum
 from runs.paths import outputs_dir
@@ -87,6 +86,15 @@ class AttemptRecord:
     started_s: float  # monotonic
     root: tuple[int, float] | None = None  # (pid, start time) of the script's shell
     oom_kills: dict[str, int] = field(default_factory=dict)  # the kernel's counters at the start, by source
+
+
+@dataclass(frozen=True)
+class History:
+    """The failures so far, as the rule for restarts needs them (recovery.py)."""
+
+    restarts: int = 0  # since the last refund
+    failures: dict[str, int] = field(default_factory=dict)  # fingerprint -> failures since the last new step
+    new_steps_s: float = 0.0  # seconds of new steps since the last refund
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
     any of them → stopping → stopped | paused | preempted;   running → completed;   recovering → failed | unkillable
 
 `states` names one method for every state; it returns the next one. What to do is decided by pure functions
-(`detect/progress`, `diagnose/causes`, `resume/policy`); what follows a failure is in `recovery.py`, what every turn uses in `loop.py`.
+(`detect/progress`, `diagnose/causes`, `recovery.after_failure`); what every turn uses is in `loop.py`.
 """
 
 from __future__ import annotations
