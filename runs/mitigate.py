@@ -99,6 +99,19 @@ def tier_down(spec: "RunSpec") -> Changed:
     return spec.changed(tier=tier, extra=extra), f"tier {tier} instead of {spec.tier}{removed}: {smaller['note']}"
 
 
+def less_vram(spec: "RunSpec") -> Changed:
+    """Less GPU memory with states that can still be resumed: the next tier, else of it the fp8 settings, else batch size 1."""
+    lower, sentence = tier_down(spec)
+    if lower != spec and same_state(*(resolve(one, Path("run")) for one in (spec, lower))):
+        return lower, sentence
+    now = {**tier_flags(spec), **spec.extra}
+    smaller = {flag: value for flag, value in tier_flags(lower).items() if flag.startswith("fp8") and not now.get(flag)}
+    if lower != spec and smaller:
+        sentence = f"the base model is kept in fp8 as in tier {lower.tier}; the optimizer stays"
+        return spec.changed(extra={**spec.extra, **smaller}), sentence
+    return batch_1(spec) if spec.batch_size > 1 else _same(spec)
+
+
 def _network_args(extra: dict[str, "Value"], wanted: list[str]) -> dict[str, "Value"]:
     """The extra flag network_args with a tier's arguments; {} where the tier's own flag stays in force."""
     given = extra.get("network_args")
@@ -256,7 +269,7 @@ def fp32_guard(spec: "RunSpec") -> Changed:
 MITIGATIONS: dict[str, Callable[["RunSpec"], Changed]] = {
     f.__name__: f
     for f in (
-        workers_0, batch_1, lean, tier_down, no_block_swap, one_gpu, sampling_off, validation_off, trackers_offline,
+        workers_0, batch_1, lean, tier_down, less_vram, no_block_swap, one_gpu, sampling_off, validation_off, trackers_offline,
         hub_offline, cache_aside, save_local, lower_lr, fp32_guard,
     )
 }  # fmt: skip

@@ -3,11 +3,12 @@
 How it fails is the word in FAULTS_NVML, or a file of that name beside a copy of this one: `absent`, `fails`, `lost`,
 `hangs`; `mig` divides the GPU, and a file `pids` names the processes on it. FAULTS_NVML_GIB: its memory, 24.
 FAULTS_NVML_USED: a file that is made when it is called. FAULTS_NVML_VALUES: a JSON file of values that replace those
-below.
+below. FAULTS_NVML_WSL=1: the driver of WSL.
 """
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,3 +87,7 @@ def nvmlDeviceGetMigDeviceHandleByIndex(_, index):
 def nvmlDeviceGetComputeRunningProcesses(_):
     pids = here / "pids"
     return [SimpleNamespace(pid=int(pid)) for pid in pids.read_text().split()] if pids.exists() else []
+
+
+if os.environ.get("FAULTS_NVML_WSL"):
+    sys.modules["__main__"].DRIVER_FILES = (Path(__file__), Path(__file__))  # the helper that imports this file

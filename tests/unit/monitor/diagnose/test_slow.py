@@ -12,6 +12,7 @@ from monitor.cli import commands
 from monitor.detect.probe import ProcessSample, Sample
 from monitor.diagnose import slow
 from monitor.gpu import nvml
+from runs import job, mitigate
 from runs.machine import Machine
 from runs.sanity import judge
 from ui.run import cards
@@ -52,6 +53,7 @@ def test_every_cause_has_a_series_and_its_row_in_the_documents():
     assert causes == {row["cause"] for row in SERIES}
     text = (ROOT / "docs" / "slow.md").read_text(encoding="utf-8")
     assert [name for name in causes if f"`{name}`" not in text] == []
+    assert {change for row in slow.TABLE for change in row.get("ladder", [])} <= mitigate.MITIGATIONS.keys()
 
 
 def reading(at_s: float, **gpu) -> slow.Reading:
@@ -113,6 +115,20 @@ def test_the_form_warns_when_the_estimate_comes_within_a_tenth_of_the_free_memor
     for free_gb, warns in ((24.0, False), (15.0, True)):
         found = judge(made, 20, dataclasses.replace(card, vram_free_gb=free_gb))
         assert any("free now" in finding.message for finding in found) == warns
+
+
+@pytest.mark.parametrize(
+    ("model", "backend", "tier", "batch", "says"),
+    [
+        ("z-image", "musubi", "20G", 2, "tier 16G instead of 20G"),
+        ("sdxl", "sd-scripts", "12G", 2, "in fp8 as in tier 8G"),
+        ("flux-dev", "sd-scripts", "20G", 2, "batch size 1 instead of 2"),
+    ],
+)
+def test_less_memory_never_refuses_the_saved_states(tmp_path, model, backend, tier, batch, says):
+    before = spec(model=model, backend=backend, tier=tier, batch_size=batch)
+    after, sentence = mitigate.apply(before, "less_vram")
+    assert says in sentence and mitigate.same_state(*(job.resolve(one, tmp_path) for one in (before, after)))
 
 
 STATUS = {
