@@ -214,7 +214,7 @@ class _Watch:
         status = self.attempt.exit_status(self.view.beats)
         if status.done(foreign=False, killed=False):
             return self._result(TRAINS, self._evidence())
-        found = collect.of_crash(self._scope(), status.code, status.signal, status.outcome, status.note, str(status))
+        found = collect.of_crash(self._scope(), status)
         return self._result(FAILS, found, causes.match(found))
 
     def _evidence(self, signs: tuple[str, ...] = (), stacks: Mapping[int, str] = {}) -> collect.Evidence:

@@ -22,7 +22,7 @@ from typing import Any
 import runs
 from launch import common, travel
 from launch.common import LaunchError
-from monitor.start import EXIT_AGAIN, EXIT_PREEMPTED
+from monitor.state import EXIT_AGAIN, EXIT_PREEMPTED
 from runs.paths import CHECKOUTS, ROOT
 from runs.spec import RunSpec
 

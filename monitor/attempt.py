@@ -12,14 +12,14 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from guards import heartbeat, snapshots
 from guards.heartbeat import Beat
 from monitor.detect.progress import Observation
-from monitor.diagnose.collect import Scope
+from monitor.diagnose.collect import ExitStatus, Scope
 from monitor.process import platform
 from monitor.process.platform import Moment, ProcessInfo
 from monitor.process.tree import MARKS, RUN, TOKEN, KillResult, Tree, kill
@@ -32,38 +32,6 @@ _OURS = (*MARKS, *SNAPSHOTS)
 LIST_S = 1.0  # how often the folder of heartbeats is listed; reading known records costs less
 ACTIVE_CORES = 0.05  # processor cores that the script's processes use when they are at work
 ACTIVE_BYTES_S = 16 * 1024  # bytes a second that they read and write
-
-
-@dataclass(frozen=True)
-class ExitStatus:
-    """How an attempt ended. `code` None: unknown; `outcome` and `note` are the final record of this machine's first
-    rank, "" without one."""
-
-    code: int | None
-    signal: int | None
-    outcome: str
-    note: str
-    trained: bool  # that rank completed steps, and all that were planned
-
-    def done(self, foreign: bool, killed: bool) -> bool:
-        """Did the training complete? The script's own exit decides.
-
-        foreign: the user's own script, whose stages and files are unknown. killed: the monitor killed it after its
-        ranks had reported their outcome, so that its exit code says nothing. For a rendered script the caller also
-        verifies the LoRA.
-        """
-        ended_well = self.code == 0 and not killed
-        if self.outcome != "done":
-            return ended_well and self.outcome == ""
-        return ended_well or (self.trained and (killed or self.code is None or not foreign))
-
-    def __str__(self) -> str:
-        if self.signal:
-            return f"killed by {platform.signal_name(self.signal)}"
-        final = ""
-        if self.outcome not in ("", "running"):
-            final = f", final record: {self.outcome}" + (f" ({self.note})" if self.note else "")
-        return (f"exit code {self.code}" if self.code is not None else "gone without an exit code") + final
 
 
 class Attempt:

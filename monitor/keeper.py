@@ -27,7 +27,6 @@ import time
 
 LOG = "monitor.log"  # as in run_folder.py
 EXIT_ERROR = 70  # EX_SOFTWARE of sysexits.h: the monitor failed outside its loop
-FINAL_CODES = {"completed": 0, "failed": 1, "stopped": 3, "paused": 3, "preempted": 5}
 PAUSE_S = 0.5
 MAX_PAUSE_S = 5.0
 HEALTHY_S = 60.0  # a monitor that ran this long was healthy: earlier failures no longer count
@@ -263,9 +262,11 @@ def final_code(state: str, before_ns: int) -> int | None:
     from pathlib import Path
 
     from monitor.run_folder import read_json
+    from monitor.state import EXIT_CODES, State
 
     values = read_json(Path(state)) if _changed_ns(state) != before_ns else None
-    return FINAL_CODES.get(str((values or {}).get("state")))
+    ended = {str(state): code for state, code in EXIT_CODES.items() if state is not State.UNKILLABLE}
+    return ended.get(str((values or {}).get("state")))
 
 
 def _signal_name(number: int) -> str:

@@ -1,8 +1,7 @@
 """The ledger of a run: hours by state, steps trained twice, money, and what recovery saved.
 
 A pure function of the run's files, computed where it is shown. It reads `events.jsonl` and, of a `metrics.jsonl` that
-can have 150 MB, a few blocks of 8 KB: each start of an attempt records how long that file was, so an attempt's lines
-are found without reading the others.
+can have 150 MB, the last step of each attempt: each start of an attempt records how long that file was.
 
 Every moment between a start and an end belongs to one state:
 
@@ -21,7 +20,6 @@ and machines, and for lines that earlier versions wrote without the monotonic ti
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 from dataclasses import dataclass, field
@@ -35,7 +33,7 @@ from monitor.phrases import count
 from monitor.process import platform
 from monitor.process.locks import LOCK, is_held
 from monitor.run_folder import EVENTS, METRICS, STATUS, read_json
-from runs.metrics_lines import count_of, first_step, is_count, json_objects, last_step, step_line
+from runs.metrics_lines import count_of, is_count, json_objects, last_step
 
 STATES = ("training", "loading", "waiting", "recovering", "lost")
 ENDED = ("completed", "failed", "stopped", "paused", "unkillable")  # events: the run has ended, and a pause follows
@@ -176,11 +174,9 @@ class Attempt:
     start: float
     stamp: Stamp
     resumed: int  # the step that it began at
-    again: bool  # it follows a failure: loading is recovering
     lines: tuple[int, int] | None  # its part of metrics.jsonl, in bytes
-    trained: tuple[float, float] | None = None  # from the first step to the last
-    last_step: int = 0
-    entered: float | None = None  # when the monitor saw it enter its first step
+    last_step: int
+    trained_s: float = 0.0
 
 
 def of_events(events: list[dict[str, Any]], metrics: BinaryIO | None, status: dict[str, Any]) -> Ledger:
@@ -201,82 +197,92 @@ class _Reading:
         self.metrics = metrics
         self.ledger = Ledger()
         self.now, self.mark = 0.0, 0.0
-        self.traced = 0.0  # the position of the last event before this one, on the machine of the attempt
+        self.state = ""  # what the time goes to from `mark` on; "": a pause that is not part of the run
+        self.paid = True  # the run has a machine
+        self.seen = 0.0  # the position of the last event before this one, on the machine of the attempt
         self.last: Stamp | None = None  # of the last event
-        self.ended = True  # the run is in a pause that is not part of it
-        self.away = False  # it was pre-empted
-        self.waiting = False  # for the pause before a restart
         self.pending = 0  # failures that no later step has answered yet
         self.attempt: Attempt | None = None  # the one that runs
         self.before: Attempt | None = None  # the one before
         self.step_total, self.step_time = 0, 0.0
 
-    def until(self, position: float, state: str, paid: bool = True) -> None:
-        """The time up to `position` belongs to `state`."""
-        taken = max(0.0, position - self.mark)
-        self.ledger.seconds[state] += taken
-        self.ledger.unpaid_s += 0.0 if paid else taken
+    def until(self, position: float, state: str = "") -> None:
+        """The time up to `position` belongs to `state`, or to the current one."""
+        taken, state = max(0.0, position - self.mark), state or self.state
         self.mark += taken
+        if state:
+            self.ledger.seconds[state] += taken
+            self.ledger.unpaid_s += 0.0 if self.paid else taken
+        if state == "training" and self.attempt is not None:
+            self.attempt.trained_s += taken
 
     def event(self, event: dict[str, Any], stamp: Stamp, next_offset: int | None) -> None:
-        kind, here = event.get("kind"), self.attempt is None or self.attempt.stamp.boot == stamp.boot
-        if self.last is not None and self.attempt is not None and self.last.boot != stamp.boot:
-            self.now, self.last = self.newest_line(self.attempt, self.now, self.last)
+        kind, attempt = event.get("kind"), self.attempt
+        here = attempt is None or attempt.stamp.boot == stamp.boot
+        if self.last is not None and attempt is not None and self.last.boot != stamp.boot:
+            self.now, self.last = self.newest(attempt, self.now, self.last)
         if here:
-            self.traced = self.now
+            self.seen = self.now
         self.now += self.last.until(stamp) if self.last else 0.0
         self.last = stamp
         if kind in ENDED and not here:
             self.vanished(self.now, paid=False)
         if kind in ("started", "restarted") and is_count(event.get("attempt")):
             self.starts(event, stamp, next_offset)
-        elif kind in ("hang", "crash") and "step" in event:
-            self.failed(max(0.0, _number(event.get("since_s"))), count_of(event.get("step")))
-        elif kind == "backoff":
-            self.until_start(self.now)
-            self.waiting = True
         elif kind in ENDED or kind == "preempted":
             self.ends(kind)
-        elif self.attempt is not None and kind in ("phase", "checkpoint"):
-            self.attempt.last_step = max(self.attempt.last_step, count_of(event.get("step")))
-            if event.get("phase") in ("first_step", "step") and self.attempt.entered is None:
-                self.attempt.entered = self.now
+        elif kind == "backoff" and self.state == "recovering" and attempt is None:
+            self.until(self.now)
+            self.state = "waiting"
+        elif attempt is not None and kind in ("hang", "crash") and "step" in event:
+            attempt.last_step = max(attempt.last_step, count_of(event["step"]))
+            self.until(self.now - max(0.0, _number(event.get("since_s"))))
+            self.until(self.now, "lost")
+            self.close(failed=True)
+            self.state = "recovering"
+        elif attempt is not None and kind in ("phase", "checkpoint"):
+            attempt.last_step = max(attempt.last_step, count_of(event.get("step")))
+            if event.get("phase") in ("first_step", "step"):
+                self.until(self.now)
+                self.state = "training"
 
-    def until_start(self, position: float) -> None:
-        """The time without an attempt, up to `position`."""
-        if self.attempt is None and not self.ended:
-            self.until(position, "waiting" if self.waiting or self.away else "recovering", paid=not self.away)
+    def newest(self, attempt: Attempt, position: float, stamp: Stamp) -> tuple[float, Stamp]:
+        """(position, stamp) of the attempt's last line of metrics.jsonl where that is newer than this position.
 
-    def newest_line(self, attempt: Attempt, position: float, stamp: Stamp) -> tuple[float, Stamp]:
-        """The attempt's last line of metrics.jsonl, where it is newer than the event at `position`: (position, stamp)."""
-        line = last_step(self.metrics, *attempt.lines) if self.metrics is not None and attempt.lines else None
-        written = _stamp({**line, "boot": attempt.stamp.boot}) if line is not None else None
-        if line is None or written is None or (at := self.position(attempt, line)) <= position:
-            return position, stamp
-        return at, written
+        The trainer runs on the machine, and in the boot, of its attempt's start.
+        """
+        line = self.last_line(attempt)
+        written = _stamp({**line, "boot": attempt.stamp.boot})
+        at = attempt.start + attempt.stamp.until(written) if written is not None else 0.0
+        return (at, written) if written is not None and at > position else (position, stamp)
+
+    def last_line(self, attempt: Attempt) -> dict[str, Any]:
+        """The attempt's last step in metrics.jsonl; {} for none."""
+        if self.metrics is None or attempt.lines is None:
+            return {}
+        return last_step(self.metrics, *attempt.lines) or {}
 
     def vanished(self, until: float, paid: bool) -> None:
         """Nobody saw the end of the attempt; the next trace of the run is at `until`."""
         attempt = self.attempt
         if attempt is None:
             return
-        last = self.train(self.traced, until)
-        self.until(max(self.traced, last), self.state_of(attempt))
-        self.until(until, "lost", paid)
+        self.until(min(self.newest(attempt, self.seen, attempt.stamp)[0], until))
+        self.paid = paid
+        self.until(until, "lost")
+        self.paid = True
         self.close(failed=True)
 
     def starts(self, event: dict[str, Any], stamp: Stamp, next_offset: int | None) -> None:
         """An attempt starts."""
         queued = self.now - max(0.0, _number(event.get("waited_s")))  # the monitor came then, and waited for a GPU
         if self.attempt is not None:
-            same_boot = bool(stamp.boot) and self.attempt.stamp.boot == stamp.boot
-            self.vanished(queued, paid=same_boot)
-        elif self.ended:
-            self.mark = max(self.mark, queued) if self.now else queued  # before the first event, positions are negative
-        elif self.away:
-            self.until(queued, "waiting", paid=False)
+            self.vanished(queued, paid=bool(stamp.boot) and self.attempt.stamp.boot == stamp.boot)
+        elif not self.now:  # before the first event, positions are negative
+            self.mark = queued
         else:
-            self.until_start(self.now)
+            self.until(self.now if self.state and self.paid else queued)
+        self.paid = True
         self.until(self.now, "waiting")
         resumed, begin = count_of(event.get("step")), event.get("metrics_bytes")
         if self.before is not None:
@@ -284,108 +290,51 @@ class _Reading:
         if self.pending:
             self.ledger.kept_steps += resumed
         lines = (count_of(begin), next_offset if next_offset is not None else self.size()) if is_count(begin) else None
-        self.attempt = Attempt(self.now, stamp, resumed, self.pending > 0, lines, last_step=resumed)
-        self.ended = self.away = self.waiting = False
+        self.attempt = Attempt(self.now, stamp, resumed, lines, last_step=resumed)
+        self.state = "recovering" if self.pending else "loading"
 
     def size(self) -> int:
         return os.fstat(self.metrics.fileno()).st_size if self.metrics is not None else 0
 
-    def state_of(self, attempt: Attempt) -> str:
-        """What an attempt does at its last known moment."""
-        if attempt.trained is not None:
-            return "training"
-        return "recovering" if attempt.again else "loading"
-
-    def train(self, seen: float, end: float) -> float:
-        """Attribute the attempt's time up to its last step; the position of that step.
-
-        seen: the last position at which it was seen alive. end: it was over then, whatever its lines say.
-        """
-        attempt = self.attempt
-        assert attempt is not None
-        first = last = None
-        if self.metrics is not None and attempt.lines is not None:
-            first, last = first_step(self.metrics, *attempt.lines), last_step(self.metrics, *attempt.lines)
-        if first is not None and last is not None:
-            began = self.position(attempt, first) - max(0.0, _number(first.get("step_s")))
-            began = max(attempt.start, min(began, end))
-            attempt.trained = began, max(began, min(self.position(attempt, last), end))
-            attempt.last_step = max(attempt.last_step, count_of(last.get("step")))
-        elif attempt.entered is not None:
-            attempt.trained = attempt.entered, max(attempt.entered, seen)
-        if attempt.trained is None:
-            return attempt.start
-        self.until(attempt.trained[0], "recovering" if attempt.again else "loading")
-        self.until(attempt.trained[1], "training")
-        return attempt.trained[1]
-
-    def position(self, attempt: Attempt, line: dict[str, Any]) -> float:
-        """The position of a line of metrics.jsonl: the trainer runs on the machine, and in the boot, of its attempt's start."""
-        stamp = _stamp({**line, "boot": attempt.stamp.boot})
-        return attempt.start + (attempt.stamp.until(stamp) if stamp is not None else 0.0)
-
-    def failed(self, since_s: float, step: int) -> None:
-        """The monitor has detected a failure; the last progress was `since_s` seconds before."""
-        attempt = self.attempt
-        if attempt is None:
-            self.until_start(self.now)
-            return
-        attempt.last_step = max(attempt.last_step, step)
-        self.train(self.now - since_s, self.now)
-        self.until(self.now - since_s, self.state_of(attempt))
-        self.until(self.now, "lost")
-        self.close(failed=True)
-        self.waiting = False
-
     def ends(self, kind: str) -> None:
         """The run reaches a final state."""
+        self.until(self.now)
         if self.attempt is not None:
-            self.train(self.now, self.now)
-            self.until(self.now, self.state_of(self.attempt))
             self.close(failed=kind == "preempted", completed=kind == "completed")
-        else:
-            self.until_start(self.now)
-        self.away, self.ended = kind == "preempted", kind in ENDED
-        if self.ended:
+        self.paid = kind != "preempted"
+        self.state = "" if self.paid else "waiting"
+        if self.paid:
             self.pending = 0  # what the user starts later is no recovery
 
     def close(self, failed: bool, completed: bool = False) -> None:
         """The attempt is over."""
-        attempt, self.attempt = self.attempt, None
-        assert attempt is not None
-        self.tally(attempt)
-        if self.pending and (completed or attempt.last_step > attempt.resumed):
-            self.ledger.recovered += self.pending
-            self.pending = 0
+        assert self.attempt is not None
+        self.tally(self.attempt, completed)
+        self.before, self.attempt = self.attempt, None
         if failed:
             self.ledger.failures += 1
             self.pending += 1
-        self.before = attempt
 
-    def tally(self, attempt: Attempt) -> None:
+    def tally(self, attempt: Attempt, completed: bool = False) -> None:
+        """Count the attempt's steps so far."""
+        attempt.last_step = max(attempt.last_step, count_of(self.last_line(attempt).get("step")))
         self.ledger.steps = max(self.ledger.steps, attempt.last_step)
-        if attempt.trained is not None:
-            self.step_total += max(0, attempt.last_step - attempt.resumed)
-            self.step_time += attempt.trained[1] - attempt.trained[0]
+        if attempt.trained_s:
+            self.step_total += attempt.last_step - attempt.resumed
+            self.step_time += attempt.trained_s
+        if self.pending and (completed or attempt.last_step > attempt.resumed):
+            self.ledger.recovered += self.pending
+            self.pending = 0
 
     def repeat(self, attempt: Attempt, resumed: int) -> None:
         """The next attempt resumes at `resumed`: what `attempt` trained after that step was lost."""
-        lost = attempt.last_step - resumed
+        lost, made = attempt.last_step - resumed, attempt.last_step - attempt.resumed
         self.before = None
-        if lost <= 0:
-            return
-        self.ledger.repeated += lost
-        if attempt.trained is None:
-            return
-        began, last = attempt.trained
-        kept = began
-        if resumed > attempt.resumed:
-            line = step_line(self.metrics, *attempt.lines, resumed) if self.metrics and attempt.lines else None
-            share = (resumed - attempt.resumed) / (attempt.last_step - attempt.resumed)
-            kept = self.position(attempt, line) if line else began + (last - began) * share
-        moved = min(max(0.0, last - kept), last - began, self.ledger.seconds["training"])
-        self.ledger.seconds["training"] -= moved
-        self.ledger.seconds["lost"] += moved
+        if lost > 0:
+            self.ledger.repeated += lost
+            moved = min(attempt.trained_s * min(1.0, lost / max(made, 1)), self.ledger.seconds["training"])
+            self.ledger.seconds["training"] -= moved
+            self.ledger.seconds["lost"] += moved
 
     def finish(self, status: dict[str, Any]) -> None:
         """The time from the last event to now, or to the last trace of a run that is not watched."""
@@ -396,16 +345,13 @@ class _Reading:
         if self.last is None:
             if alive and (began := _stamp({"t": status.get("started_at")})) is not None:
                 self.until(began.until(now), "waiting")  # for a GPU, since the start
-        else:
-            position = self.now + (self.last.until(end) if end is not None else 0.0)
-            if self.attempt is not None:
-                last = self.train(position, position if alive else math.inf)
-                self.until(max(position, last), self.state_of(self.attempt))
-                self.tally(self.attempt)
-                if self.pending and self.attempt.last_step > self.attempt.resumed:
-                    self.ledger.recovered += self.pending
-            elif not self.away:
-                self.until_start(position)
+            return
+        position = self.now + (self.last.until(end) if end is not None else 0.0)
+        if self.attempt is not None:
+            self.until(position if alive else self.newest(self.attempt, position, self.last)[0])
+            self.tally(self.attempt)
+        elif self.paid:
+            self.until(position)
         if self.step_total:
             self.ledger.step_s = self.step_time / self.step_total
 

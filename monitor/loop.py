@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from guards import limits, step_requests
 from monitor import config, recovery, start
@@ -22,20 +22,14 @@ from monitor.attempt import Attempt
 from monitor.cli.notify import Notifier
 from monitor.detect.probe import Probe
 from monitor.detect.progress import Observation, Watch
-from monitor.extra_saves import ExtraSaves
-from monitor.gpu import nvml
-from monitor.gpu.queue import GpuQueue
 from monitor.process import platform
-from monitor.process.platform import ProcessInfo
-from monitor.resume import checkpoints, policy, script, snapshots
+from monitor.resume import snapshots
 from monitor.run_folder import SCRIPT, RunFolder, print_line
 from monitor.slowdown import Slowdown
 from monitor.spend import Spend
-from monitor.standby import Standby
-from monitor.start import EXIT_FAILED, EXIT_PREEMPTED, Run
-from monitor.state import FINAL, WATCHED, RunState, State, learned_file, learned_key, load_learned
+from monitor.start import Run
+from monitor.state import EXIT_CODES, EXIT_FAILED, FINAL, WATCHED, State, Transition, load_learned
 from monitor.status_writer import StatusWriter
-from monitor.store import StoreAgent
 from runs import staging
 
 IDLE_POLL_S = 0.2  # between two steps of a run that has no living attempt
@@ -43,17 +37,6 @@ UNKILLABLE_POLL_S = 5.0
 LAST_MESSAGE_S = 10.0  # for the notification that the run has ended
 PERSIST_S = 10.0  # for the final state to be written to a disk that refuses
 ERROR_PAUSE_S = 0.25
-
-
-@dataclass(frozen=True)
-class Step:
-    """The next state and a message for people. `due_s`: the state's wait is over then; `give_up_s`: processes that
-    cannot be killed are waited for until then. Monotonic times, 0.0 for none."""
-
-    state: State
-    message: str = ""
-    due_s: float = 0.0
-    give_up_s: float = 0.0
 
 
 class Loop:
@@ -70,28 +53,13 @@ class Loop:
         self.notifier = Notifier(folder.name, folder.log)
         if not folder.machine:
             folder.on_event = self.notifier.event
-        verifier, gpus = checkpoints.Verifier(self.config.check.verify_s), nvml.Gpus()
-        self.run = Run(
-            folder=folder,
-            config=self.config,
-            state=RunState.load(folder),
-            gpus=gpus,
-            queue=GpuQueue(folder.name, folder.spec, gpus.listed),
-            verifier=verifier,
-            prewarm=script.Prewarm(folder, verifier, self.config.check.render_s),
-            standby=Standby(folder, self.config.standby, self.config.end),
-            pause=self.pause,
-            report=self.report,
-            store=StoreAgent(folder, self.config.store),
-            checked=checked,
-        )
+        self.run = Run(folder, self.config, self.pause, self.report, checked)
         self.slowdown = Slowdown(self.run)
         self.status = StatusWriter(self.run, parent_pid, lambda: self.slowdown.found or None)
-        self.learned = {} if folder.foreign else load_learned(learned_file(), learned_key(folder.spec, nvml.model()))
+        self.learned = {} if folder.foreign else load_learned(folder.spec)
         self.watch = Watch(self.config, {**self.learned, **self.run.state.durations})
         self.spend = Spend(folder.folder, folder.spec, self.config.end.stop_save_s)
-        self.extra_saves = ExtraSaves(folder, self.config.store.extra_saves_count)
-        self.at = Step(State.OPENING)
+        self.at = Transition(State.OPENING)
         self.code = EXIT_FAILED
         self.attempt: Attempt | None = None
         self.view: Observation | None = None
@@ -122,7 +90,7 @@ class Loop:
         finally:
             self.close()
 
-    def turn(self) -> Step:
+    def turn(self) -> Transition:
         """What the requests and the state ask for next."""
         raise NotImplementedError
 
@@ -140,28 +108,30 @@ class Loop:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         platform.become_subreaper()
 
-    def enter(self, step: Step) -> None:
+    def enter(self, new: Transition) -> None:
         """Change the state. A recovery and a start save themselves what they commit, so here only an end is saved."""
-        before, self.at = self.at.state, step
-        if step.state is before:
+        if new.state in FINAL:
+            new = self.finish(new)
+        before, self.at = self.at.state, new
+        if new.state is before:
             return
         state = self.run.state
-        state.state = step.state
+        state.state = new.state
         state.durations, state.pace = self.watch.learned(), self.slowdown.known()
-        if step.state in FINAL:
+        if new.state in FINAL:
             try:  # shown before it is saved: after that, the keeper starts no monitor that could show the end
                 self.write_status(force=True)
             finally:
                 state.save(self.folder)
             return
-        if step.state is State.STOPPING:
+        if new.state is State.STOPPING:
             state.save(self.folder)
         self.write_status(force=True)
 
     def report(self, state: State, message: str) -> None:
         """Show a state while a long step of it is under way."""
         if self.at.state is not state:
-            self.enter(Step(state, message))
+            self.enter(Transition(state, message))
 
     def write_status(self, force: bool = False) -> bool:
         """status.json, once a second or when `force`."""
@@ -176,6 +146,8 @@ class Loop:
         if self.at.state in (State.RUNNING, State.SUSPECT, State.SLOW, State.STOPPING):
             left_s = self.at.due_s - time.monotonic() if self.at.state is State.SUSPECT else 0.0
             return min(self.watch.poll_s(), left_s + 0.005) if left_s > 0 else self.watch.poll_s()
+        if self.at.state is State.BACKOFF:
+            return min(IDLE_POLL_S, max(0.0, self.at.due_s - time.monotonic()))
         return 0.0 if self.at.state in (State.OPENING, State.RECOVERING) else IDLE_POLL_S
 
     def pause(self, seconds: float) -> None:
@@ -200,7 +172,7 @@ class Loop:
         first_new, state.best_step = state.best_step + 1, view.step
         before, self.last_step_s = self.last_step_s, view.now_s
         gap_s = self.last_step_s - before if before is not None else 0.0
-        state.history, refunded = policy.after_progress(state.history, gap_s, self.config.restart)
+        state.history, refunded = recovery.after_progress(state.history, gap_s, self.config.restart)
         if refunded:
             self.folder.log("ten minutes of new steps: all restarts are available again")
         recovery.close_incident(self.run, view, first_new)
@@ -244,7 +216,7 @@ class Loop:
                 self.folder.log(f"the same error, {times} times: {last}")
             self.drop_probe()  # evidence that an error cut short must not be compared
             if self.run.state.failure is not None and self.at.state in WATCHED:
-                self.enter(Step(State.RECOVERING, self.at.message))
+                self.enter(Transition(State.RECOVERING, self.at.message))
             now_s = time.monotonic()
             since_s, step = self.failing_since = self.failing_since or (now_s, self.run.state.best_step)
             if now_s - since_s >= limit_s:
@@ -258,37 +230,38 @@ class Loop:
         """The monitor itself is broken: stop the run with that reason; its checkpoints are kept."""
         end = self.config.end
         if self.attempt is not None:
-            recovery.kill_processes(self.run, self.attempt, end.grace_s, end.kill_wait_s)
+            with contextlib.suppress(start.Unkillable):
+                recovery.kill_processes(self.run, self.attempt, end.grace_s, end.kill_wait_s)
         reason = f"the monitor cannot watch this run: {error}; see monitor.log. Checkpoints are kept"
-        self.enter(self.finish(State.FAILED, EXIT_FAILED, reason))
+        self.enter(Transition(State.FAILED, reason))
 
     # ---- the end of the run ----
 
-    def unkillable(self, survivors: tuple[ProcessInfo, ...]) -> Step:
+    def unkillable(self, names: str) -> Transition:
         """Processes in uninterruptible sleep: wait for them, start no second writer."""
         now_s, waiting = time.monotonic(), self.at.state
-        names = ", ".join(f"{p.name} ({p.pid})" for p in survivors)
         message = f"cannot be killed: {names}; nothing else is started while it lives"
         if self.run.remaining_s() < math.inf:  # the next start looks for them first
-            return self.finish(State.PREEMPTED, EXIT_PREEMPTED, f"preempted; {message}")
+            return Transition(State.PREEMPTED, f"preempted; {message}")
         if self.at.give_up_s and now_s >= self.at.give_up_s:
-            return self.finish(State.UNKILLABLE, EXIT_FAILED, message)
+            return Transition(State.UNKILLABLE, message)
         if not self.at.give_up_s:
             self.folder.event("crash", message)
         if waiting in WATCHED and self.run.state.failure is not None:
             waiting = State.RECOVERING
-        return Step(waiting, message, now_s, self.at.give_up_s or now_s + self.config.end.unkillable_s)
+        return Transition(waiting, message, now_s, self.at.give_up_s or now_s + self.config.end.unkillable_s)
 
-    def finish(self, state: State, code: int, reason: str) -> Step:
+    def finish(self, end: Transition) -> Transition:
         """Reach a final state; the newest steps are on the disk, and what the store lacks is copied, before that."""
         self.run.standby.close()
-        if state is not State.COMPLETED and (unkept := start.keep_newest(self.run, self.pause_at_end)):
+        reason = end.message
+        if end.state is not State.COMPLETED and (unkept := start.keep_newest(self.run, self.pause_at_end)):
             reason = f"{reason}; {unkept}"
         if missing := self.flush_store():
             reason = f"{reason}; {missing}"
-        self.code, self.run.state.reason = code, reason
-        self.folder.event(state.value, reason)
-        return Step(state, reason)
+        self.code, self.run.state.reason = EXIT_CODES[end.state] if end.code is None else end.code, reason
+        self.folder.event(end.state.value, reason)
+        return replace(end, message=reason)
 
     def flush_store(self) -> str:
         """Copy to the store what is not there yet, within a limit; "" or what is missing there.

@@ -1,110 +1,97 @@
-"""From a failure to the next attempt, top to bottom: collect, diagnose, kill, decide, and say what follows; `start.py` starts it.
+"""From the evidence on a failure to the next attempt: diagnose, kill, decide, and say what follows; `start.py` starts it.
 
 Each function can be called again after an error in its middle. What must not happen twice (counting the failure) is
 committed to the RunState in one step at the end.
+
+Restart or stop is a pure rule (`after_failure`): progress counts, not restarts. A failure has a fingerprint (phase, step,
+cause). The first failure since new steps were made is answered at once: nothing is gained by waiting, and the time from
+the hang to the next new step is what a user pays. After that, waiting may help (another program's memory, a network), so
+10 s, 20 s, 40 s … 300 s. The third failure with one fingerprint and no new step ends the run, unless its ladder still has
+a change to try. Ten restarts in all; ten minutes of new steps give back the ten and reset the waiting, so a run of three
+days with a hang an hour finishes.
 """
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from guards import startup
 from guards.checkpoint import writing_file
 from guards.heartbeat import REQUEST_TERM
-from monitor.attempt import Attempt, ExitStatus
-from monitor.detect.progress import Observation, Verdict
-from monitor.diagnose import causes, collect
+from monitor.attempt import Attempt
+from monitor.config import Section
+from monitor.detect.progress import Observation
+from monitor.diagnose import causes
 from monitor.diagnose.causes import Cause
-from monitor.diagnose.collect import LORA_DAMAGED, Evidence
+from monitor.diagnose.collect import LORA_DAMAGED, Evidence, ExitStatus, Scope
 from monitor.diagnose.incident import Incident
 from monitor.phrases import PHASES, count
 from monitor.process import platform
 from monitor.process.tree import KillResult
-from monitor.resume import checkpoints, policy, script
+from monitor.resume import checkpoints, script
 from monitor.run_folder import MonitorError
-from monitor.start import EXIT_BUDGET, EXIT_FAILED, VERIFY_TRIES_COUNT, GiveUp, Run, Survivors, Wait, keep_newest
-from monitor.state import Failure, State
+from monitor.start import VERIFY_TRIES_COUNT, Run, Unkillable, keep_newest, wait
+from monitor.state import EXIT_AGAIN, EXIT_BUDGET, Failure, History, State, Transition
+
+MIXED_COUNT = 2  # failures of changing fingerprints are allowed this many more than one that repeats
 
 
-@dataclass(frozen=True)
-class Hang:
-    """A verdict, with the stacks that the probe has so far and why the monitor waited longer than the limit."""
+def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: float = 0.0) -> Transition:
+    """Answer a failure; the last progress was at `progress_s` (monotonic).
 
-    verdict: Verdict
-    stacks: dict[int, str]
-    missing: list[str]  # evidence that could not be read
-    slow_reason: str
-    last_progress_s: float  # monotonic
+    `evidence` None: go on with the recovery that `run.state.failure` records.
 
+    Returns what follows: BACKOFF before a restart, an end, COMPLETED when the training was complete, or STOPPING when
+    it stopped because it was asked to.
 
-@dataclass(frozen=True)
-class Crash:
-    """The script ended before the training completed."""
-
-    status: ExitStatus
-    last_progress_s: float
-
-
-@dataclass(frozen=True)
-class Finished:
-    """No restart: the training is complete, or it stopped because it was asked to."""
-
-    complete: bool
-
-
-def recover(
-    run: Run, attempt: Attempt, view: Observation, failure: Hang | Crash | None
-) -> Wait | GiveUp | Finished | Survivors:
-    """Answer a failure. `failure` None: go on with the recovery that `run.state.failure` records."""
+    Raises:
+        Unkillable: a process of the attempt lives on.
+    """
     state, end = run.state, run.config.end
-    if state.failure is None and failure is not None:
-        _open_incident(run, attempt, view, failure)
+    if state.failure is None and evidence is not None:
+        _open_incident(run, attempt, evidence, progress_s)
     incident = run.incident
     if incident is None or state.failure is None:
         raise RuntimeError("recover() was called without a failure")
     evidence, cause = incident.evidence, incident.cause
     run.report(State.RECOVERING, _summary(evidence))
 
-    killed = kill_processes(run, attempt, end.grace_s, end.kill_wait_s)
-    known = {p["pid"] for p in incident.killed}
-    incident.killed += [{"name": p.name, "pid": p.pid} for p in killed.killed if p.pid not in known]
-    if killed.survivors:
-        incident.save(run.folder)
-        return Survivors(killed.survivors)
-
+    kill_processes(run, attempt, end.grace_s, end.kill_wait_s)
     view = attempt.poll(platform.now(), 0.0, fresh=True)
     status = attempt.exit_status(view.beats)
     if stopped_on_request(status, view) and state.shutdown is not None:
-        return Finished(complete=False)
+        return Transition(State.STOPPING, "stopped as requested")
     if status.done(run.folder.foreign, state.failure.kind == "hang") and evidence.outcome != LORA_DAMAGED:
         problem = complete(run)
         if not problem:
             incident.outcome = "the training was complete; only its process had not exited"
-            return Finished(complete=True)
+            return Transition(State.COMPLETED)
         run.folder.log(f"{problem}; the last checkpoint is used to write it again")
 
     cause_count = state.cause_counts.get(cause.name, 0) + 1
     change = _next_change(run, cause, cause_count)
-    mark = policy.fingerprint(evidence.phase, evidence.step, cause.name)
+    mark = fingerprint(evidence.phase, evidence.step, cause.name)
     new_steps = state.best_step > state.best_before
     limits = run.config.restart
-    history, plan = policy.after_failure(state.history, mark, new_steps, bool(change), limits, cause.wait_s)
+    history, plan = after_failure(state.history, mark, new_steps, bool(change), limits, cause.wait_s)
     stop = plan.stop if cause.restart else cause.explanation
-    result: Wait | GiveUp
     if stop:
         keep_newest(run, run.pause)  # the message names the checkpoint that is kept
-        result = GiveUp(_close_given_up(run, incident, stop), EXIT_BUDGET if cause.restart else EXIT_FAILED)
+        code = EXIT_BUDGET if cause.restart else None
+        result = Transition(State.FAILED, _close_given_up(run, incident, stop), code=code)
     else:
-        wait = f" in {plan.wait_s:.0f} s" if plan.wait_s else ""
-        result = Wait(plan.wait_s, f"{cause.title}; restarting{wait}")
+        restarting = f"restarting in {plan.wait_s:.0f} s" if plan.wait_s else "restarting"
+        result = wait(plan.wait_s, f"{cause.title}; {restarting}")
+        if run.several:
+            result = Transition(State.PREEMPTED, f"{result.message} with all machines", code=EXIT_AGAIN)
         if change:
             incident.changed.append(change["sentence"])
             patch = {name: value for name, value in change["patch"].items() if name != "spec"}
             run.folder.event("mitigated", change["sentence"], change=change["name"], patch=patch)
         if plan.wait_s:
-            run.folder.event("backoff", f"restarting{wait}")
+            run.folder.event("backoff", restarting)
         incident.save(run.folder)
     attempt.close()
     # Nothing below can fail: the failure is counted once.
@@ -117,11 +104,9 @@ def recover(
     return result
 
 
-def _open_incident(run: Run, attempt: Attempt, view: Observation, failure: Hang | Crash) -> None:
-    """Collect the evidence, name the cause and write the incident; from here on a killed monitor can continue it."""
-    evidence = _collect(run, attempt, view, failure)
-    cause = causes.match(evidence)
-    now, progress_s = platform.now(), failure.last_progress_s
+def _open_incident(run: Run, attempt: Attempt, evidence: Evidence, progress_s: float) -> None:
+    """Name the cause and write the incident; from here on a killed monitor can continue it."""
+    cause, now = causes.match(evidence), platform.now()
     since_s = round(max(0.0, now.mono_s - progress_s), 3)
     known = {"phase": evidence.phase, "step": evidence.step, "since_s": since_s}
     run.folder.event(evidence.kind, f"{cause.title}: {_summary(evidence)}", **known)
@@ -143,9 +128,9 @@ def _open_incident(run: Run, attempt: Attempt, view: Observation, failure: Hang 
     run.folder.log(f"incident {incident.number}: {cause.title}. {cause.explanation}")
 
 
-def _collect(run: Run, attempt: Attempt, view: Observation, failure: Hang | Crash) -> Evidence:
-    """The evidence on the failure; nothing that hangs is waited for."""
-    scope = attempt.scope(
+def scope(run: Run, attempt: Attempt, view: Observation) -> Scope:
+    """What the evidence on a failure is collected on; nothing that hangs is waited for."""
+    return attempt.scope(
         view.beats,
         run.config.check.log_tail_bytes,
         planned=run.state.planned,
@@ -153,14 +138,6 @@ def _collect(run: Run, attempt: Attempt, view: Observation, failure: Hang | Cras
         gpus=run.gpus.read(),
         gpu_note=run.gpus.note,
     )
-    if isinstance(failure, Hang):
-        status = attempt.exit_status(view.beats)
-        stacks, slow_reason = failure.stacks, failure.slow_reason
-        evidence = collect.of_hang(scope, failure.verdict, status.outcome, status.note, stacks, slow_reason)
-        evidence.missing += failure.missing
-        return evidence
-    status = failure.status
-    return collect.of_crash(scope, status.code, status.signal, status.outcome, status.note, str(status))
 
 
 def _summary(evidence: Evidence) -> str:
@@ -215,7 +192,11 @@ def _close_given_up(run: Run, incident: Incident, reason: str) -> str:
 
 
 def kill_processes(run: Run, attempt: Attempt, grace_s: float, kill_wait_s: float) -> KillResult:
-    """Kill what is left of the attempt and wait until its GPU memory is free, all within `run.remaining_s()`."""
+    """Kill what is left of the attempt and wait until its GPU memory is free, all within `run.remaining_s()`.
+
+    Raises:
+        Unkillable: a process lives on.
+    """
     left_s = run.remaining_s()
     result = attempt.kill(min(grace_s, left_s), min(kill_wait_s, max(1.0, left_s - grace_s)))
     if result.killed:
@@ -224,6 +205,13 @@ def kill_processes(run: Run, attempt: Attempt, grace_s: float, kill_wait_s: floa
         timeout_s = min(run.config.end.gpu_memory_s, run.remaining_s())
         if held := run.gpus.wait_free({p.pid for p in result.killed}, timeout_s):
             run.folder.log(f"the GPU still holds memory of killed processes: {sorted(held)}")
+    if run.incident is not None and run.state.failure is not None:
+        known = {p["pid"] for p in run.incident.killed}
+        run.incident.killed += [{"name": p.name, "pid": p.pid} for p in result.killed if p.pid not in known]
+        if result.survivors:
+            run.incident.save(run.folder)
+    if result.survivors:
+        raise Unkillable(result.survivors)
     return result
 
 
@@ -276,3 +264,52 @@ def _next_change(run: Run, cause: Cause, cause_count: int) -> script.Change:
     except (MonitorError, OSError) as error:
         run.folder.log(f"no mitigation: {error}")
         return {}
+
+
+# ---- restart or stop ----
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`stop` is the reason to end the run ("" to restart), `wait_s` how long to wait before the restart."""
+
+    stop: str = ""
+    wait_s: float = 0.0
+
+
+def fingerprint(phase: str, step: int, cause: str) -> str:
+    """The same failure twice has the same fingerprint."""
+    return f"{phase}/{step}/{cause}"
+
+
+def after_progress(history: History, seconds: float, restart: Section) -> tuple[History, bool]:
+    """The history after `seconds` of new steps, and whether the full allowance of restarts was just given back."""
+    new_steps_s = history.new_steps_s + seconds
+    if new_steps_s < restart.refund_s or not history.restarts:
+        return replace(history, new_steps_s=new_steps_s), False
+    return replace(history, restarts=0, new_steps_s=0.0), True
+
+
+def after_failure(
+    history: History, mark: str, new_steps: bool, changes: bool, restart: Section, least_wait_s: float = 0.0
+) -> tuple[History, Plan]:
+    """The history after a failure, and what to do.
+
+    Args:
+        mark: the failure's fingerprint.
+        new_steps: the attempt that failed got further than any before it.
+        changes: the restart changes something.
+        least_wait_s: what the cause needs (a full disk, a GPU that is being reset).
+    """
+    failures = {} if new_steps else dict(history.failures)
+    failures[mark] = failures.get(mark, 0) + 1
+    counted = replace(history, failures=failures)
+    same, in_all = failures[mark], sum(failures.values())
+    if same >= restart.without_progress_count and not changes:
+        return counted, Plan(stop=f"the same failure {same} times without a new step")
+    if in_all >= restart.without_progress_count + MIXED_COUNT and not changes:
+        return counted, Plan(stop=f"{in_all} failures in a row without a new step")
+    if history.restarts >= restart.in_all_count:
+        return counted, Plan(stop=f"all {history.restarts} restarts are used up")
+    wait_s = 0.0 if in_all == 1 else min(restart.backoff_first_s * 2 ** (in_all - 2), restart.backoff_last_s)
+    return replace(counted, restarts=history.restarts + 1), Plan(wait_s=max(wait_s, least_wait_s))

@@ -31,16 +31,8 @@ METRICS, JOB = "metrics.jsonl", "job.json"
 STATE, STOP = "monitor.json", "stop.request"
 QUEUE = ".queue.json"  # in outputs/: see jobs/queue.py
 MACHINES = "machines"  # in the run's folder: what the monitors of other machines than the first one write
-SHOWN = [
-    "host",
-    "state",
-    "phase",
-    "step",
-    "incidents",
-    "message",
-    "reason",
-    "updated_at",
-]  # of another machine's status
+# of another machine's status
+SHOWN = ["host", "state", "phase", "step", "incidents", "message", "reason", "updated_at"]
 SCRIPT = "train.bat" if platform.WINDOWS else "train.sh"
 
 
@@ -151,9 +143,8 @@ class RunFolder:
         self.name = str(self.spec.get("name") or folder.name)
         self.echo = echo
         self.on_event: Callable[[str, str], None] = lambda kind, message: None
-        self._stop = os.path.join(
-            self.own, STOP
-        )  # plain text: checked all the time, and a Path costs ten times as much
+        # Plain text: checked all the time, and a Path costs ten times as much.
+        self._stop = os.path.join(self.own, STOP)
         self._training_log = os.path.join(self.own, TRAINING_LOG)
 
     @property

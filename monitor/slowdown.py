@@ -59,8 +59,7 @@ class Slowdown:
 
     def attach(self) -> None:
         """Another attempt is watched: its pace is expected to be that of the last one, unless the run was changed."""
-        if self.found:
-            self._report_over("the attempt ended")
+        self._report_over("the attempt ended")
         self._known = dict(self.run.state.pace)
         same = self._known.get("changes", []) == self._names()
         usual_s = float(self._known.get("usual_s", 0.0)) if same else 0.0
@@ -98,8 +97,7 @@ class Slowdown:
         said = self._pace.observe(steps, under_way_s)
         if said == OVER:
             self._since_s = None
-            if self.found:
-                self._report_over(f"a step takes {self._pace.usual_s:.2g} s again")
+            self._report_over(f"a step takes {self._pace.usual_s:.2g} s again")
         elif self._pace.slow and self._since_s is None:
             self._since_s, self._before = now_s, slow.scan()
             self._from_s = now_s - max(self._window_s, self._pace.window_s + under_way_s)
@@ -138,7 +136,7 @@ class Slowdown:
         figures = self._figures(now_s)
         alone = slow.match(figures, alone=True)
         if self._since_s is None:
-            if self.found and alone is None:
+            if alone is None:
                 self._report_over("its cause has passed")
             long = self._recent[-1][0] - self._recent[0][0] >= self._window_s
             row = alone if long and not self.found else None
@@ -146,15 +144,10 @@ class Slowdown:
             return  # what the other programs do is measured from the beginning of the slow time
         else:
             row = alone or slow.match(figures) or slow.TABLE[-1]
-            unknown = row["name"] == slow.UNKNOWN
-            step_s, usual_s = self._pace.now_s(under_way_s), self._pace.usual_s
-            if unknown:
-                long = (
-                    self._pace.own
-                    and now_s - self._since_s >= UNEXPLAINED_WINDOWS * self._window_s
-                    and step_s >= UNEXPLAINED * usual_s
-                )
-                row = row if long and not self.found else None
+            if row["name"] == slow.UNKNOWN:
+                long = now_s - self._since_s >= UNEXPLAINED_WINDOWS * self._window_s
+                longer = self._pace.own and self._pace.now_s(under_way_s) >= UNEXPLAINED * self._pace.usual_s
+                row = row if long and longer and not self.found else None
             elif self.found and self.found["cause"] != slow.UNKNOWN:
                 row = None
         if row is not None:
@@ -164,27 +157,28 @@ class Slowdown:
         self, attempt: Attempt, row: dict[str, Any], figures: dict[str, float], step: int, under_way_s: float
     ) -> None:
         ours = attempt.tree.members.keys()
-        reading = self._reading
-        gpus = reading.gpus if reading is not None else ()
+        gpus = self._reading.gpus if self._reading is not None else ()
         names = {
             "foreign_name": slow.foreign(gpus, ours),
             "throttle": next((g["throttle"] for g in gpus if g.get("throttle")), ""),
+            "busiest": slow.busiest(self._before, ours),
         }
-        names["busiest"] = slow.busiest(self._before, ours)
-        beat = self._visit[0]
-        known = slow.sentences(row, {**figures, "quota_cores": slow.quota_cores(beat)}, names)
-        step_s, usual_s = self._pace.now_s(under_way_s), self._pace.usual_s
+        known = slow.sentences(row, {**figures, "quota_cores": slow.quota_cores(self._visit[0])}, names)
+        step_s = self._pace.now_s(under_way_s)
+        usual_s = round(self._pace.usual_s, 3) if self._since_s is not None else None
+        pace = f"A step takes {step_s:.2g} s" + (f" instead of {usual_s:.2g} s" if usual_s else "")
         self.found = {
             "cause": row["name"], **known, "ladder": row.get("ladder", []), "since": platform.now().utc, "step": step,
-            "step_s": round(step_s, 3), "usual_s": round(usual_s, 3) if self._since_s is not None else None,
+            "step_s": round(step_s, 3), "usual_s": usual_s, "pace": pace,
         }  # fmt: skip
-        pace = f"A step takes {step_s:.2g} s" + (f" instead of {usual_s:.2g} s" if self.found["usual_s"] else "")
-        self.found["pace"] = pace
         rounded = {name: round(value, 3) for name, value in sorted(figures.items())}
         message = f"{known['title']}. {pace}. {known['explanation']} {known['advice']}"
         self.run.folder.event("slowdown", message, cause=row["name"], step=step, step_s=step_s, figures=rounded)
 
     def _report_over(self, why: str) -> None:
+        """Report the end of a slow time, if one was reported."""
+        if not self.found:
+            return
         lost_s = self._pace.lost_s
         lost = f"; {duration(lost_s)} were lost" if lost_s >= 1 else ""
         self.run.folder.event("slowdown_over", f"{why}{lost}", cause=self.found["cause"], lost_s=round(lost_s, 1))

@@ -1,8 +1,8 @@
 """The spend limit of a run: its price an hour × the time for which it has had a machine, on this one and on others.
 
-The time is the ledger's (`monitor/ledger.py`: from events.jsonl, which travels with the run), read at the start and
-every REFRESH_S; in between, the monotonic clock goes on. The run stops before the limit: by the time that a stop with a
-checkpoint may take, or by a tenth of the limit where that is less.
+The time is the ledger's (`monitor/ledger.py`: from events.jsonl, which travels with the run) at the start of this
+monitor, and then that of its clock. The run stops before the limit: by the time that a stop with a checkpoint may take,
+or by a tenth of the limit where that is less.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-REFRESH_S = 600.0
 RESERVE_SHARE = 0.1
 
 
@@ -35,14 +34,13 @@ class Spend:
         self.price, self.limit = _amount(spec.get("price_per_hour")), _amount(spec.get("spend_limit"))
         limit_s = self.limit / self.price * 3600 if self.price and self.limit else math.inf
         self.stop_at_s = limit_s - min(stop_s, RESERVE_SHARE * limit_s) if limit_s < math.inf else math.inf
-        self._used_s, self._read_s = 0.0, -math.inf
+        self._began_s: float | None = None  # monotonic: as if this monitor had watched the run from its beginning
 
     def used_s(self) -> float:
         """Seconds for which the run had a machine."""
-        now_s = time.monotonic()
-        if now_s - self._read_s >= REFRESH_S:
-            self._used_s, self._read_s = self.seconds(self.folder), now_s
-        return self._used_s + now_s - self._read_s
+        if self._began_s is None:
+            self._began_s = time.monotonic() - self.seconds(self.folder)
+        return time.monotonic() - self._began_s
 
     def reached(self) -> str:
         """Why the run must stop now; "" while it may go on, or has no limit."""

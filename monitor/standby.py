@@ -57,11 +57,11 @@ class Standby:
         self.off = never(folder, limits)
         self.attempt: Attempt | None = None
         self.ready = False
-        self._for_ever = bool(self.off)
+        self._tries = 0 if self.off else limits.tries_count  # starts that may fail in a row
         self._text = ""  # of its script
         self._writer = -1  # the end of the pipe that opens the gate
-        self._bytes = self._failed_count = 0
-        self._look_s = self._rest_s = self._begun_s = 0.0  # the next look, no start before, its start
+        self._bytes = 0
+        self._begun_s = self._next_s = 0.0  # its start; the next look at it, or no start before
 
     @property
     def imports(self) -> bool:
@@ -79,17 +79,16 @@ class Standby:
         self.ready = self.attempt is not None and (self.attempt.heartbeats / gate.READY).exists()
         if self.attempt is not None and text not in ("", self._text):
             self.drop("the next attempt's script has changed")
-        elif self.attempt is not None:
-            if now_s >= self._look_s or (self.ready and not before):
-                self._look_after(self.attempt, now_s)
-        elif self._for_ever or now_s < self._rest_s:
+        elif now_s < self._next_s and (before or not self.ready):
             return
-        elif text and max((b.count for b in view.beats), default=0) >= self.limits.steps_count:
+        elif self.attempt is not None:
+            self._look_after(self.attempt, now_s)
+        elif self._tries and text and max((b.count for b in view.beats), default=0) >= self.limits.steps_count:
             self._begin(trains, text, inherit, now_s)
 
     def _begin(self, trains: Attempt, text: str, inherit: tuple[int, ...], now_s: float) -> None:
         used = sum(platform.private_bytes(pid) for pid in trains.tree.members)
-        self._look_s, self._begun_s, self._text = now_s + LOOK_S, now_s, text
+        self._next_s, self._begun_s, self._text = now_s + LOOK_S, now_s, text
         if self._is_short(min(used, AT_MOST_BYTES) + self.limits.reserve_bytes, now_s):
             return
         reader, self._writer = os.pipe()
@@ -107,13 +106,13 @@ class Standby:
 
     def _look_after(self, attempt: Attempt, now_s: float) -> None:
         """Is it alive, and is there memory for it? Short of memory, the kernel kills it and not the training."""
-        self._look_s = now_s + LOOK_S
+        self._next_s = now_s + LOOK_S
         members = attempt.tree.refresh()
         for pid in members:
             platform.kill_first(pid, True)
         self._bytes = sum(platform.private_bytes(pid) for pid in members)
         if not members:
-            self._failed(f"it ended by itself: {_last_line(attempt)}", now_s)
+            self._failed(_ended(attempt), now_s)
         elif not self.ready and now_s - self._begun_s >= self.limits.start_s:
             self._failed(f"its imports took more than {self.limits.start_s:g} s", now_s)
         elif self._is_short(self.limits.reserve_bytes // 2, now_s):
@@ -124,15 +123,14 @@ class Standby:
         free = memory.available_bytes()
         if free is None or free >= needed:
             return False
-        self._rest_s = now_s + REST_S
+        self._next_s = now_s + REST_S
         self.off = f"memory is short: {free / 1e9:.1f} GB free, {needed / 1e9:.1f} GB needed"
         return True
 
     def _failed(self, reason: str, now_s: float) -> None:
         """It could not be started, or died: tried again, a few times in a row."""
-        self._failed_count, self._rest_s = self._failed_count + 1, now_s + LOOK_S
-        self._for_ever = self._failed_count >= self.limits.tries_count
-        self.drop(f"{reason} ({self._failed_count} times)" if self._for_ever else reason)
+        self._tries, self._next_s = self._tries - 1, now_s + LOOK_S
+        self.drop(reason if self._tries else f"{reason} ({self.limits.tries_count} times)")
 
     def take(self, number: int, script: Path, resume: Path | None) -> Attempt | None:
         """The standby when it waits for exactly this script; else it is dropped. OSError: it cannot be killed."""
@@ -144,7 +142,7 @@ class Standby:
         elif text.rstrip() != script.read_text("utf-8", "surrogateescape").rstrip():
             reason = "the failure changes the script"
         elif not attempt.tree.refresh():
-            reason = f"it ended by itself: {_last_line(attempt)}"
+            reason = _ended(attempt)
         elif not (attempt.heartbeats / gate.READY).exists():
             reason = "it has not imported everything yet"
         else:
@@ -155,7 +153,7 @@ class Standby:
                 oom_kills=collect.oom_kills(),
             )
             return attempt
-        self._drop_surely(reason)
+        self.drop(reason)
         return None
 
     def release(self, attempt: Attempt, script: Path, resume: Path, variables: Mapping[str, str]) -> bool:
@@ -174,32 +172,30 @@ class Standby:
             while not passed.exists() and time.monotonic() < until_s:
                 platform.sleep(0.02)
         if not passed.exists():
-            self._drop_surely(f"it did not go on within {self.limits.gate_s:g} s")
+            self.drop(f"it did not go on within {self.limits.gate_s:g} s")
             return False
-        self.attempt, self._failed_count = None, 0
+        self.attempt, self._tries = None, self.limits.tries_count
         self._close_pipe()
         return True
 
-    def drop(self, reason: str) -> bool:
-        """Kill the standby, if there is one; whether it is gone."""
+    def drop(self, reason: str) -> None:
+        """Kill the standby, if there is one. OSError: it cannot be killed."""
         attempt, self.attempt, self.off = self.attempt, None, reason
         self._close_pipe()
         if attempt is None:
-            return True
+            return
         self.folder.log(f"the standby attempt is dropped: {reason}")
         result = attempt.kill(0.0, self.end.kill_wait_s)
         attempt.close()
-        return not result.survivors
-
-    def _drop_surely(self, reason: str) -> None:
-        if not self.drop(reason):
+        if result.survivors:
             raise OSError("the standby attempt cannot be killed")
 
     def close(self) -> None:
         """The run has ended, or its monitor does."""
-        self._for_ever = True
+        self._tries = 0
         if self.attempt is not None:
-            self.drop("the run has ended")
+            with contextlib.suppress(OSError):
+                self.drop("the run has ended")
 
     def kill_orphans(self, trains: Attempt) -> None:
         """Kill what a killed monitor left of its standby: one that hangs on its way to the gate. OSError: unknown."""
@@ -232,6 +228,6 @@ def _output(attempt: Attempt) -> bytes:
         return b""
 
 
-def _last_line(attempt: Attempt) -> str:
+def _ended(attempt: Attempt) -> str:
     lines = _output(attempt).decode("utf-8", "replace").strip().splitlines()
-    return lines[-1][:300] if lines else "without a message"
+    return f"it ended by itself: {lines[-1][:300] if lines else 'without a message'}"

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from monitor.config import Config
 from monitor.diagnose import collect
 from monitor.diagnose.incident import Incident
 from monitor.gpu import nvml
-from monitor.gpu.nvml import Gpus
 from monitor.gpu.queue import GpuQueue
 from monitor.phrases import count, duration
 from monitor.process import platform, tree
@@ -35,11 +34,9 @@ from monitor.resume import checkpoints, script, snapshots
 from monitor.resume.checkpoints import ResumePoint, Verifier
 from monitor.run_folder import MonitorError, RunFolder
 from monitor.standby import Standby
-from monitor.state import RunState, State, spec_hash
+from monitor.state import EXIT_BUDGET, RunState, State, Transition, spec_hash
 from monitor.store import StoreAgent
 
-EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_BUDGET, EXIT_PREEMPTED = 0, 1, 3, 4, 5
-EXIT_AGAIN = 6  # of several machines: this one has ended its ranks; whoever started the group starts all of it again
 # Before a start that failed for a passing reason is tried again: doubled each time.
 FIRST_WAIT_S, LAST_WAIT_S = 1.0, 60.0
 VERIFY_TRIES_COUNT = 5
@@ -55,28 +52,42 @@ class Interrupted(Exception):
     """A signal or a stop request arrived during a wait; the supervisor handles it first."""
 
 
-@dataclass
+class Unkillable(Exception):
+    """Processes that SIGKILL did not end: no second writer may start while they live."""
+
+    def __init__(self, processes: Sequence[ProcessInfo]):
+        super().__init__(", ".join(f"{p.name} ({p.pid})" for p in processes))
+
+
 class Run:
     """What supervisor and recovery share about one run."""
 
-    folder: RunFolder
-    config: Config
-    state: RunState
-    gpus: Gpus
-    queue: GpuQueue
-    verifier: Verifier
-    prewarm: script.Prewarm
-    standby: Standby
-    pause: Callable[[float], None]  # waits, keeps the status fresh, raises Interrupted
-    report: Callable[[State, str], None]  # shows a state while a long step of it is under way
-    store: StoreAgent
-    checked: bool = False  # whoever started the monitor has looked for what is missing
-    incident: Incident | None = None  # the last one, until a new step closes it
-    tries: int = 0  # starts in a row that failed for a passing reason
-    failing_since_s: float = 0.0  # when the first of them failed
-    began_s: float = field(default_factory=time.monotonic)  # when this monitor began to wait for a start
-    started: bool = False  # this monitor has started an attempt
-    unkept: str | None = None  # the end of the run: why its newest steps are in memory only, "" for on the disk
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: Config,
+        pause: Callable[[float], None],
+        report: Callable[[State, str], None],
+        checked: bool,
+    ):
+        """pause: waits, keeps the status fresh, raises Interrupted. report: shows a state while a long step of it is under way.
+
+        checked: whoever started the monitor has looked for what is missing. Raises MonitorError.
+        """
+        self.folder, self.config, self.pause, self.report, self.checked = folder, config, pause, report, checked
+        self.state = RunState.load(folder)
+        self.gpus = nvml.Gpus()
+        self.queue = GpuQueue(folder.name, folder.spec, self.gpus.listed)
+        self.verifier = Verifier(config.check.verify_s)
+        self.prewarm = script.Prewarm(folder, self.verifier, config.check.render_s)
+        self.standby = Standby(folder, config.standby, config.end)
+        self.store = StoreAgent(folder, config.store)
+        self.incident: Incident | None = None  # the last one, until a new step closes it
+        self.tries = 0  # starts in a row that failed for a passing reason
+        self.failing_since_s = 0.0  # when the first of them failed
+        self.began_s = time.monotonic()  # when this monitor began to wait for a start
+        self.started = False  # this monitor has started an attempt
+        self.unkept: str | None = None  # at the end: why the newest steps are in memory only, "" for on the disk
 
     @property
     def several(self) -> bool:
@@ -103,25 +114,9 @@ class Run:
         return math.inf if gone_by_s is None else max(0.0, gone_by_s - time.monotonic())
 
 
-@dataclass(frozen=True)
-class GiveUp:
-    reason: str
-    code: int = EXIT_FAILED
-
-
-@dataclass(frozen=True)
-class Survivors:
-    """Processes that SIGKILL did not end: no second writer may start while they live."""
-
-    processes: tuple[ProcessInfo, ...]
-
-
-@dataclass(frozen=True)
-class Wait:
+def wait(seconds: float, message: str) -> Transition:
     """The next start comes after so many seconds."""
-
-    seconds: float
-    message: str
+    return Transition(State.BACKOFF, message, time.monotonic() + seconds)
 
 
 def already_started(run: Run) -> Attempt | None:
@@ -136,33 +131,37 @@ def already_started(run: Run) -> Attempt | None:
     return attempt
 
 
-def start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
-    """Start the next attempt from the newest checkpoint that verifies; what the operating system refuses is tried again."""
+def start_attempt(run: Run) -> Attempt | Transition:
+    """Start the next attempt from the newest checkpoint that verifies; what the operating system refuses is tried again.
+
+    Raises:
+        Unkillable: a process of an earlier attempt lives on.
+    """
     try:
         return _start_attempt(run)
     except OSError as error:
         return _try_again(run, f"attempt {run.state.attempt + 1} cannot be started: {error.strerror or error}")
 
 
-def _start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
+def _start_attempt(run: Run) -> Attempt | Transition:
     state, folders = run.state, run.state_folders()
-    survivors = kill_leftovers(run)
-    if survivors:
-        return survivors
+    kill_leftovers(run)
     for folder in folders if run.leads else ():
         checkpoint.sweep(folder)
     if (no_gpu := gpu_missing(run)) is not None:
         return no_gpu
     missing = checkpoints.room_missing(folders)
     if missing:
-        return Wait(30.0, missing) if state.attempt else GiveUp(f"{missing}, then start the run again")
+        return (
+            wait(30.0, missing) if state.attempt else Transition(State.FAILED, f"{missing}, then start the run again")
+        )
     if run.incident is None and not run.checked:
         try:
             problems = script.start_problems(run.folder, run.config.check.render_s, run.pause)
         except MonitorError as error:
             problems = [str(error)]
         if problems:
-            return GiveUp("; ".join(problems))
+            return Transition(State.FAILED, "; ".join(problems))
 
     state.edit_reported = script.report_edit(run.folder, state.edit_reported)
     point = _choose(run, folders)
@@ -181,7 +180,7 @@ def _start_attempt(run: Run) -> Attempt | Wait | GiveUp | Survivors:
             run.folder, number, point.path, changes, state.changes_at_save, run.config.check.render_s, run.pause
         )
     except MonitorError as error:
-        return GiveUp(f"attempt {number} cannot be started: {error}")
+        return Transition(State.FAILED, f"attempt {number} cannot be started: {error}")
     if not rendered.compatible:
         point = _start_over(run, point)
 
@@ -316,7 +315,7 @@ def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
     return run.unkept
 
 
-def gpu_missing(run: Run) -> GiveUp | None:
+def gpu_missing(run: Run) -> Transition | None:
     """Why the run does not start on this machine, which has fewer GPUs than it needs; None when it may start.
 
     A stopped pod can come back without its GPU, and a training on its CPU would take weeks at the full price. A run
@@ -332,7 +331,8 @@ def gpu_missing(run: Run) -> GiveUp | None:
     here = "this machine has none" if not found else f"this machine has {count(found, 'GPU')}"
     before = f"the run has trained on {trained_on}, and" if trained_on else f"the run needs {count(needed, 'GPU')}, and"
     what = "nothing is trained on the CPU. Start it on a machine with a GPU" if not found else f"it needs {needed}"
-    return GiveUp(f"{before} {here}: {what} (or set {NEEDS_GPU}=0)", EXIT_PREEMPTED if trained_on else EXIT_BUDGET)
+    reason = f"{before} {here}: {what} (or set {NEEDS_GPU}=0)"
+    return Transition(State.PREEMPTED, reason) if trained_on else Transition(State.FAILED, reason, code=EXIT_BUDGET)
 
 
 def note_gpu(run: Run, beats: Sequence[Beat]) -> None:
@@ -368,10 +368,11 @@ def adopt_restored(run: Run) -> str:
     return ""
 
 
-def kill_leftovers(run: Run) -> Survivors | None:
-    """Kill every process that an earlier attempt of this run left; Survivors when one cannot be killed.
+def kill_leftovers(run: Run) -> None:
+    """Kill every process that an earlier attempt of this run left.
 
     Raises:
+        Unkillable: one lives on.
         OSError: the processes of this machine cannot be read; then nothing may be started.
     """
     left = {p.pid: p for p in tree.with_environment(tree.RUN, str(run.folder.folder))}
@@ -380,21 +381,24 @@ def kill_leftovers(run: Run) -> Survivors | None:
     waiting = run.standby.pids()
     left = {pid: process for pid, process in left.items() if pid not in waiting}
     if not left:
-        return None
+        return
     names = ", ".join(f"{p.name} ({p.pid})" for p in left.values())
     run.folder.event("killed", f"killing what an earlier attempt left: {names}")
     result = tree.kill(Tree("", members=left), run.config.end.grace_s, run.config.end.kill_wait_s)
-    return Survivors(result.survivors) if result.survivors else None
+    if result.survivors:
+        raise Unkillable(result.survivors)
 
 
-def _try_again(run: Run, message: str) -> Wait | GiveUp:
+def _try_again(run: Run, message: str) -> Transition:
     """A reason that may pass (no descriptor, no memory to fork, a disk error): wait longer each time, but not for ever."""
     now_s, limit_s = time.monotonic(), run.config.restart.start_s
     run.failing_since_s = run.failing_since_s if run.tries else now_s
     run.tries += 1
     if now_s - run.failing_since_s >= limit_s:
-        return GiveUp(f"{message} (tried {run.tries} times in {duration(now_s - run.failing_since_s)})")
-    return Wait(min(FIRST_WAIT_S * 2 ** (run.tries - 1), LAST_WAIT_S), message)
+        return Transition(
+            State.FAILED, f"{message} (tried {run.tries} times in {duration(now_s - run.failing_since_s)})"
+        )
+    return wait(min(FIRST_WAIT_S * 2 ** (run.tries - 1), LAST_WAIT_S), message)
 
 
 def _report_bad(run: Run, point: ResumePoint) -> None:

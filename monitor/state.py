@@ -17,15 +17,16 @@ from typing import Any
 
 from guards.checkpoint import atomic_write
 from guards.reading import read_bytes
+from monitor.gpu import nvml
 from monitor.process import platform
 from monitor.process.locks import LOCK, is_held
-from monitor.resume.policy import History
 from monitor.run_folder import JOB, STATE, STATUS, MonitorError, RunFolder, read_json
 from runs.files import checksum
+from runs.paths import outputs_dir
 
 VERSION = 2
+LEARNED = ".learned.json"  # in outputs/: durations that completed runs recorded
 STALE_S = 30.0  # status.json is written once a second
-_VERSION_1 = {"was": "changes_at_save", "used": "cause_counts", "spec_mark": "spec_hash", "asked_at": "queued_at_s"}
 
 
 class State(enum.StrEnum):
@@ -49,7 +50,28 @@ class State(enum.StrEnum):
 
 
 WATCHED = (State.STARTING, State.RUNNING, State.SUSPECT, State.SLOW)  # a training is under way
-FINAL = frozenset({State.COMPLETED, State.FAILED, State.STOPPED, State.PAUSED, State.PREEMPTED, State.UNKILLABLE})
+EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_BUDGET, EXIT_PREEMPTED = 0, 1, 3, 4, 5  # of `monitor run`
+EXIT_AGAIN = 6  # of several machines: this one has ended its ranks; whoever started the group starts all of it again
+EXIT_CODES = {  # of the final states, where a transition names no other
+    State.COMPLETED: EXIT_DONE, State.FAILED: EXIT_FAILED, State.STOPPED: EXIT_STOPPED, State.PAUSED: EXIT_STOPPED,
+    State.PREEMPTED: EXIT_PREEMPTED, State.UNKILLABLE: EXIT_FAILED,
+}  # fmt: skip
+FINAL = frozenset(EXIT_CODES)
+
+
+@dataclass(frozen=True)
+class Transition:
+    """The next state and a message for people: what a state, a start and a recovery return.
+
+    `due_s`: the state's wait is over then; `give_up_s`: processes that cannot be killed are waited for until then.
+    Monotonic times, 0.0 for none. `code`: the exit code, where it is not that of the final state.
+    """
+
+    state: State
+    message: str = ""
+    due_s: float = 0.0
+    give_up_s: float = 0.0
+    code: int | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +86,15 @@ class AttemptRecord:
     started_s: float  # monotonic
     root: tuple[int, float] | None = None  # (pid, start time) of the script's shell
     oom_kills: dict[str, int] = field(default_factory=dict)  # the kernel's counters at the start, by source
+
+
+@dataclass(frozen=True)
+class History:
+    """The failures so far, as the rule for restarts needs them (recovery.py)."""
+
+    restarts: int = 0  # since the last refund
+    failures: dict[str, int] = field(default_factory=dict)  # fingerprint -> failures since the last new step
+    new_steps_s: float = 0.0  # seconds of new steps since the last refund
 
 
 @dataclass(frozen=True)
@@ -117,7 +148,7 @@ class RunState:
 
     @classmethod
     def load(cls, folder: RunFolder) -> RunState:
-        """The saved state of this run, a new one without any. A file of version 1 (before November 2026) is converted.
+        """The saved state of this run; a new one without any, or where another version of this program wrote it.
 
         Raises:
             MonitorError: it is there and cannot be read. A new state would forget a training that runs.
@@ -129,19 +160,13 @@ class RunState:
         except OSError as error:
             raise MonitorError(f"{folder.own / STATE} cannot be read: {error.strerror}; try again") from error
         values = values if isinstance(values, dict) else {}
-        version, history = values.pop("version", None), values.pop("history", {})
-        if version == 1:
-            values = {_VERSION_1.get(key, key): value for key, value in values.items()}
-            history["failures"] = history.pop("seen", {})
-        elif version != VERSION:
+        if values.get("version") != VERSION:
             return cls()
         loaded = cls(**{key: value for key, value in values.items() if key in cls.__dataclass_fields__})
-        loaded.state, loaded.history = State(loaded.state), History(**history)
+        loaded.state, loaded.history = State(loaded.state), History(**values.get("history", {}))
         if current := values.get("current"):
-            loaded.current = AttemptRecord(
-                **{k: v for k, v in current.items() if k != "group"}
-                | {"root": tuple(current["root"]) if current["root"] else None}
-            )
+            root = tuple(current["root"]) if current["root"] else None
+            loaded.current = AttemptRecord(**{**current, "root": root})
         loaded.failure = Failure(**values["failure"]) if values.get("failure") else None
         loaded.shutdown = Shutdown(**values["shutdown"]) if values.get("shutdown") else None
         return loaded
@@ -166,25 +191,16 @@ class RunState:
         self.spec_hash = spec_hash
 
 
-def spec_hash(folder: Path, earlier: str = "") -> str:
+def spec_hash(folder: Path) -> str:
     """What tells that a run was made again between two starts: the digest of its job, or for one without a checksum of
-    `run.toml`; "" without either.
-
-    earlier: the one to compare with; one of an earlier version was a SHA-256. `hashlib` is not imported for more than
-    that: it takes 4 MB of the monitor's memory.
-    """
+    `run.toml`; "" without either."""
     job = read_json(folder / JOB)
-    if job is not None and len(earlier) != 64:
+    if job is not None:
         return str(job.get("digest", ""))
     try:
-        text = (folder / "run.toml").read_bytes()
+        return checksum((folder / "run.toml").read_bytes())
     except OSError:
         return ""
-    if len(earlier) == 64:
-        import hashlib
-
-        return hashlib.sha256(text).hexdigest()
-    return checksum(text)
 
 
 def spec_edited(folder: Path) -> bool:
@@ -200,7 +216,7 @@ def nothing_left(folder: Path) -> str:
     """A sentence for a run that completed and was not made again since; "" when a start has work to do."""
     run_folder = RunFolder(folder)
     saved = RunState.load(run_folder)
-    unchanged = saved.spec_hash and saved.spec_hash == spec_hash(folder, saved.spec_hash)
+    unchanged = saved.spec_hash and saved.spec_hash == spec_hash(folder)
     if saved.state is not State.COMPLETED or not unchanged or run_folder.lora is None:
         return ""
     return (
@@ -245,25 +261,19 @@ def is_abandoned(status: dict[str, Any] | None) -> bool:
     return status.get("state") not in FINAL or status.get("state") == State.PREEMPTED
 
 
-def learned_file() -> Path:
-    """Durations that completed runs recorded, for all runs of this data root."""
-    from runs.paths import outputs_dir
-
-    return outputs_dir() / ".learned.json"
-
-
-def learned_key(spec: dict[str, Any], gpu: str) -> str:
+def learned_key(spec: dict[str, Any]) -> str:
     """Runs with the same key take equally long: same model, tier, resolution, batch size and GPU."""
     parts = [str(spec.get(k, "")) for k in ("backend", "model", "tier", "resolution", "batch_size")]
-    return "|".join([*parts, gpu or "cpu"])
+    return "|".join([*parts, nvml.model() or "cpu"])
 
 
-def load_learned(path: Path, key: str) -> dict[str, dict[str, float]]:
-    """Durations that earlier runs of this kind recorded; {} for the first."""
-    return (read_json(path) or {}).get(key, {})
+def load_learned(spec: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Durations that earlier runs of this kind recorded in this data root; {} for the first."""
+    return (read_json(outputs_dir() / LEARNED) or {}).get(learned_key(spec), {})
 
 
-def store_learned(path: Path, key: str, durations: dict[str, dict[str, float]]) -> None:
+def store_learned(spec: dict[str, Any], durations: dict[str, dict[str, float]]) -> None:
     """Keep durations for the next run of this kind. OSError when they cannot be written."""
+    path = outputs_dir() / LEARNED
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, json.dumps({**(read_json(path) or {}), key: durations}, indent=1))
+    atomic_write(path, json.dumps({**(read_json(path) or {}), learned_key(spec): durations}, indent=1))

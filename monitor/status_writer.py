@@ -90,6 +90,7 @@ class StatusWriter:
         current = beat if active else None
         step = max([b.step for b in beats] or [saved.best_step]) or saved.resumed_step
         step_s, left = watch.step_s(), saved.planned - step
+        others = {"host": startup.host(), "machines": machines(folder.folder)} if self.run.several else {}
         values: dict[str, Any] = {  # the keys are the contract with the page
             "version": 1,
             "name": folder.name,
@@ -126,9 +127,7 @@ class StatusWriter:
             "reason": saved.reason,
             "changes": [c["sentence"] for c in saved.changes],
             "slow": self._slow(),  # why its steps take longer than usual; None while they do not
-            **(
-                {"host": startup.host(), "machines": machines(folder.folder)} if self.run.several else {}
-            ),  # the other ones
+            **others,
             "standby": self.run.standby.summary(),  # the next attempt, started early
             "store": self.run.store.summary(),  # None without a store
             "snapshots": snapshots.summary(saved.snapshots, saved.snapshots_off),  # None where there are none

@@ -5,6 +5,9 @@ library of 80 MB; it runs at low priority, and a store that fails costs the trai
 `store.json` in the run's folder; the monitor writes orders to its standard input, which also ends the agent when the
 monitor is gone. The agent is started again whenever it ends. The lease decides who may train (launch/store/lease.py):
 the first attempt waits until it is held, and a run whose lease another machine took is stopped.
+
+A machine that dies while checkpoint N is being copied leaves the one before it in the store: a whole interval and the
+time of the copy would be lost. So between two saves the monitor requests one more of the training.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from guards import step_requests
 from monitor import config
 from monitor.process import platform
 from monitor.process.subjob import helper, python
@@ -27,6 +31,8 @@ from monitor.run_folder import LOG, RunFolder, read_json
 STORE = "store.json"  # written by the agent
 CLOSE_WAIT_S = 1.0  # for an agent that was killed
 HEALTHY_S = 60.0  # an agent that ran this long was healthy: the next start waits for `restart_s` only
+SAVE_SHARE = 0.02  # of a save interval: a save that takes longer is not requested between two
+STALE_SHARE = 0.5  # of a part of the interval: later, the next regular save is near
 RESTART_TIMES = 12  # the longest pause between two starts, as a multiple of `restart_s`
 
 
@@ -68,6 +74,18 @@ def parse(values: dict[str, Any]) -> StoreView | None:
         return None
 
 
+def extra_save_due(step: int, every: int, count: int) -> int | None:
+    """The step at which the extra save was due that can be requested now, None while there is none.
+
+    every: steps between two regular saves, with `count` extra ones between them.
+    """
+    if every < 2 * (count + 1) or count < 1 or step < 1:
+        return None
+    part_steps = every / (count + 1)
+    part, into = divmod(step % every, part_steps)
+    return step - round(into) if part and into < part_steps * STALE_SHARE else None
+
+
 class StoreAgent:
     """The agent of one run. Does nothing for a run without a store."""
 
@@ -84,6 +102,7 @@ class StoreAgent:
         self._orders = 0
         self._changed_ns = 0
         self._reported: set[str] = set()  # errors
+        self._requested = -1  # the step of the last extra save
         self._reachable_s = time.monotonic()  # when the store was reachable last
 
     # ---- what the supervisor asks ----
@@ -101,6 +120,21 @@ class StoreAgent:
     def unreachable_s(self) -> float:
         """Seconds since the store answered last, or since the agent was first started."""
         return time.monotonic() - self._reachable_s
+
+    def request_save(self, step: int, step_s: float, save_s: float) -> None:
+        """Request an extra save where one is due, none is being copied, and saving is quick.
+
+        step_s, save_s: seconds of the usual step and save; a save too short to be seen is 0.0.
+        """
+        known = self.folder.spec.get("save_every_n_steps")
+        every = known if isinstance(known, int) else 0
+        due = extra_save_due(step, every, self.limits.extra_saves_count)
+        slow = save_s > SAVE_SHARE * every * step_s
+        if due is None or due <= self._requested or "checkpoint" in self.view.pending or slow:
+            return
+        with contextlib.suppress(OSError):
+            step_requests.ask(self.folder.folder, "state")
+            self._requested = due
 
     def summary(self) -> dict[str, Any] | None:
         """For status.json; None without a store."""

@@ -4,7 +4,7 @@
     any of them → stopping → stopped | paused | preempted;   running → completed;   recovering → failed | unkillable
 
 `states` names one method for every state; it returns the next one. What to do is decided by pure functions
-(`detect/progress`, `diagnose/causes`, `resume/policy`); what follows a failure is in `recovery.py`, what every turn uses in `loop.py`.
+(`detect/progress`, `diagnose/causes`, `recovery.after_failure`); what every turn uses is in `loop.py`.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ from monitor import config, recovery, start
 from monitor.attempt import Attempt
 from monitor.detect.probe import Probe
 from monitor.detect.progress import HUNG, OVER, SLOW, SUSPECT, Observation, Verdict
-from monitor.diagnose.collect import LORA_DAMAGED
-from monitor.gpu import nvml
-from monitor.loop import Loop, Step
+from monitor.diagnose import collect
+from monitor.loop import Loop
 from monitor.phrases import PHASES, count
 from monitor.process import platform, tree
 from monitor.process.locks import LOCK, Lock
 from monitor.resume import checkpoints
 from monitor.run_folder import MonitorError, RunFolder, machine_number, wake_queue
-from monitor.start import EXIT_AGAIN, EXIT_BUDGET, EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_STOPPED
 from monitor.state import (
+    EXIT_BUDGET,
+    EXIT_DONE,
     FINAL,
     WATCHED,
     Shutdown,
     State,
-    learned_file,
-    learned_key,
+    Transition,
     nothing_left,
     spec_hash,
     store_learned,
@@ -86,7 +85,7 @@ class Supervisor(Loop):
 
     def __init__(self, folder: RunFolder, checked: bool, parent_pid: int | None, received: Sequence[int]):
         super().__init__(folder, checked, parent_pid, received)
-        self.states: dict[State, Callable[[], Step]] = {
+        self.states: dict[State, Callable[[], Transition]] = {
             State.OPENING: self.opening,
             State.QUEUED: self.queued,
             **dict.fromkeys(WATCHED, self.watching),
@@ -95,13 +94,16 @@ class Supervisor(Loop):
             State.STOPPING: self.stopping,
         }
 
-    def turn(self) -> Step:
+    def turn(self) -> Transition:
         """What the requests and the state ask for next."""
-        return self.handle_requests() or self.lease_lost() or self.spent() or self.states[self.at.state]()
+        try:
+            return self.handle_requests() or self.lease_lost() or self.spent() or self.states[self.at.state]()
+        except start.Unkillable as error:
+            return self.unkillable(str(error))
 
     # ---- requests ----
 
-    def handle_requests(self) -> Step | None:
+    def handle_requests(self) -> Transition | None:
         """Act on signals and on a stop request. A SIGTERM takes the machine away; the user's stop is the user's decision.
 
         A user's stop stays a stop when SIGTERM follows: `resume-all` must not restart it. Only the first SIGTERM sets
@@ -126,13 +128,13 @@ class Supervisor(Loop):
             now = bool((request or {}).get("now")) or twice
             new = Shutdown("stopped", now, new.gone_by_s if new else None)
         known = new == shutdown and self.at.state is State.STOPPING
-        step = None if new is None or known else self.shut_down(new)
+        transition = None if new is None or known else self.shut_down(new)
         del self.signals[: len(numbers)]
         if request is not None:
             self.folder.clear_stop_request()
-        return step
+        return transition
 
-    def shut_down(self, shutdown: Shutdown) -> Step:
+    def shut_down(self, shutdown: Shutdown) -> Transition:
         """Begin to stop: a checkpoint first when there is something to save."""
         end, now_s = self.config.end, time.monotonic()
         self.run.state.shutdown = shutdown
@@ -140,7 +142,7 @@ class Supervisor(Loop):
         if self.attempt is None:
             return self.left()
         if self.at.state is State.RECOVERING:  # nothing is left to save: kill what is left
-            return Step(State.STOPPING, "stopping the recovery", now_s)
+            return Transition(State.STOPPING, "stopping the recovery", now_s)
         wait_s = 0.0 if shutdown.now else end.stop_save_s
         if shutdown.gone_by_s is not None:
             wait_s = min(wait_s, end.preempt_save_s, max(0.0, shutdown.gone_by_s - now_s))
@@ -152,9 +154,9 @@ class Supervisor(Loop):
         message = "the machine is needed: saving a checkpoint" if preempted else f"saving a checkpoint, then {then}"
         message = f"the spend limit is reached: {message}" if shutdown.ending == "spent" else message
         self.folder.event("stopping", message)
-        return Step(State.STOPPING, message, now_s + wait_s)
+        return Transition(State.STOPPING, message, now_s + wait_s)
 
-    def stopping(self) -> Step:
+    def stopping(self) -> Transition:
         """Wait for the checkpoint; a hang, the deadline or the end of the training ends the wait."""
         if self.attempt is None:
             return self.left()
@@ -165,21 +167,19 @@ class Supervisor(Loop):
         end, hurried = self.config.end, self.run.remaining_s() < math.inf
         grace_s, kill_s = (end.preempt_grace_s, end.preempt_kill_s) if hurried else (end.stop_grace_s, end.kill_wait_s)
         killed = recovery.kill_processes(self.run, self.attempt, grace_s, kill_s)
-        if killed.survivors:
-            return self.unkillable(killed.survivors)
         status = self.attempt.exit_status(self.observe(self.attempt, fresh=True).beats)
         if status.done(self.folder.foreign, killed=bool(killed.killed)) and not recovery.complete(self.run):
             return self.completed()
         return self.left()
 
-    def left(self) -> Step:
+    def left(self) -> Transition:
         """Stopped or preempted, with what is kept."""
         shutdown = self.run.state.shutdown or Shutdown("stopped")
         if shutdown.ending == "changed":
             if self.attempt is not None:
                 self.attempt.close()
             self.run.state.shutdown = self.run.state.current = self.attempt = None
-            return Step(State.BACKOFF, "restarting with the changed run", time.monotonic())
+            return Transition(State.BACKOFF, "restarting with the changed run", time.monotonic())
         start.keep_newest(self.run, self.pause_at_end)
         newest = checkpoints.newest(self.run.state_folders())
         where = f"step {self.furthest()}" + (f"; checkpoint: {newest.name}" if newest else ", without a checkpoint")
@@ -189,14 +189,12 @@ class Supervisor(Loop):
             self.run.incident.close(self.folder, outcome, platform.now().utc)
         if shutdown.ending == "spent":
             limit = self.spend.reached() or "the spend limit was reached"
-            return self.finish(State.FAILED, EXIT_BUDGET, f"{limit}. Stopped at {where}")
-        by_user = {"stopped": State.STOPPED, "paused": State.PAUSED}.get(shutdown.ending)
-        state, code = (by_user, EXIT_STOPPED) if by_user else (State.PREEMPTED, EXIT_PREEMPTED)
-        return self.finish(state, code, f"{shutdown.ending} at {where}")
+            return Transition(State.FAILED, f"{limit}. Stopped at {where}", code=EXIT_BUDGET)
+        return Transition(State(shutdown.ending), f"{shutdown.ending} at {where}")
 
     # ---- starting ----
 
-    def opening(self) -> Step:
+    def opening(self) -> Transition:
         """Continue what an earlier monitor left: a living training, a recovery, a stop; else prepare a start."""
         run, state, record = self.run, self.run.state, self.run.state.current
         attempt = Attempt.adopt(self.folder, record) if record is not None else None
@@ -212,9 +210,7 @@ class Supervisor(Loop):
         if not fresh:
             recovery.load_incident(run)
         if not living:
-            survivors = start.kill_leftovers(run)
-            if survivors:
-                return self.unkillable(survivors.processes)
+            start.kill_leftovers(run)
             with contextlib.suppress(OSError):
                 for text in tree.orphans():
                     self.folder.log(text)
@@ -229,12 +225,12 @@ class Supervisor(Loop):
             if state.shutdown is not None:
                 return self.shut_down(replace(state.shutdown, gone_by_s=None))
             if state.failure is not None:
-                return Step(State.RECOVERING, "continuing the recovery")
-            return Step(State.RUNNING, "adopted after the monitor had been killed")
+                return Transition(State.RECOVERING, "continuing the recovery")
+            return Transition(State.RUNNING, "adopted after the monitor had been killed")
         if state.shutdown is not None and not fresh:
             return self.left()
         if fresh:
-            state.renew(spec_hash(self.folder.folder, state.spec_hash))
+            state.renew(spec_hash(self.folder.folder))
         state.failure = state.shutdown = state.reason = None
         state.spec_hash = state.spec_hash or spec_hash(self.folder.folder)
         state.started_at = state.started_at or platform.now().utc
@@ -243,39 +239,36 @@ class Supervisor(Loop):
                 staging.identity(self.folder.folder)
         run.queue.ask(state.queued_at_s)
         state.queued_at_s = run.queue.queued_at_s
-        return Step(State.QUEUED, "waiting for a free GPU" if run.queue.devices else "preparing the start")
+        return Transition(State.QUEUED, "waiting for a free GPU" if run.queue.devices else "preparing the start")
 
-    def queued(self) -> Step:
+    def queued(self) -> Transition:
         """Wait for the GPU, then start."""
         if not self.run.queue.acquire():
-            return Step(State.QUEUED, self.run.queue.message)
+            return Transition(State.QUEUED, self.run.queue.message)
         if self.run.store.used and not self.run.store.admitted and (wait := self.admission()) is not None:
             return wait
         result = start.already_started(self.run) or start.start_attempt(self.run)
         if isinstance(result, Attempt):
             self.waiting_since_s = None
             self.attach(result)
-            return Step(State.STARTING, f"Starting from step {self.run.state.resumed_step}")
-        if isinstance(result, start.Survivors):
-            return self.unkillable(result.processes)
-        if isinstance(result, start.GiveUp):
-            state = State.PREEMPTED if result.code == EXIT_PREEMPTED else State.FAILED
-            return self.finish(state, result.code, result.reason)
+            return Transition(State.STARTING, f"Starting from step {self.run.state.resumed_step}")
+        if result.state in FINAL:
+            return result
         now_s = time.monotonic()
         if self.waiting_since_s is None:
             self.waiting_since_s = now_s
             self.folder.event("backoff", result.message)
         if now_s - self.waiting_since_s >= self.config.restart.disk_wait_s:
-            return self.finish(State.FAILED, EXIT_BUDGET, result.message)
-        return Step(State.BACKOFF, result.message, now_s + result.seconds)
+            return Transition(State.FAILED, result.message, code=EXIT_BUDGET)
+        return result
 
-    def backing_off(self) -> Step:
+    def backing_off(self) -> Transition:
         """Wait before the restart."""
         return self.queued() if time.monotonic() >= self.at.due_s else self.at
 
     # ---- the durable store ----
 
-    def admission(self) -> Step | None:
+    def admission(self) -> Transition | None:
         """Before the first attempt: wait until this run holds the lease and has what is newer in the store; then None."""
         store, reason = self.run.store, ""
         view = store.poll()
@@ -285,26 +278,26 @@ class Supervisor(Loop):
                 message = f"fetched step {view.restored_step} from the store, written by {view.restored_from}"
                 self.folder.event("restored", message, step=view.restored_step)
                 if reason := start.adopt_restored(self.run):
-                    return self.finish(State.COMPLETED, EXIT_DONE, reason)
+                    return Transition(State.COMPLETED, reason)
             return None
         if view.lease is LeaseState.UNUSABLE:
-            return self.finish(State.FAILED, EXIT_FAILED, f"the store {store.address} cannot be used: {view.message}")
+            return Transition(State.FAILED, f"the store {store.address} cannot be used: {view.message}")
         if view.lease in (LeaseState.REFUSED, LeaseState.LOST):  # lost: before the first attempt, while it restored
-            return self.finish(State.FAILED, EXIT_BUDGET, view.message)
+            return Transition(State.FAILED, view.message, code=EXIT_BUDGET)
         if store.unreachable_s() >= self.config.store.connect_s:
             reason = f"the store {store.address} cannot be reached ({view.error or 'no answer; see monitor.log'})"
             waited = f"waited {self.config.store.connect_s:.0f} s; start the run again once it answers"
-            return self.finish(State.FAILED, EXIT_BUDGET, f"{reason}; {waited}")
-        return Step(State.QUEUED, f"{view.message}: {view.error}" if view.error else view.message)
+            return Transition(State.FAILED, f"{reason}; {waited}", code=EXIT_BUDGET)
+        return Transition(State.QUEUED, f"{view.message}: {view.error}" if view.error else view.message)
 
-    def spent(self) -> Step | None:
+    def spent(self) -> Transition | None:
         """The run has cost what it may: stop it with a checkpoint."""
         busy = self.at.state in (State.OPENING, State.STOPPING) or self.run.state.shutdown is not None
         if busy or not self.spend.reached():
             return None
         return self.shut_down(Shutdown("spent"))
 
-    def lease_lost(self) -> Step | None:
+    def lease_lost(self) -> Transition | None:
         """Another machine trains this run now: kill the training here and end, with that reason."""
         store, state = self.run.store, self.run.state
         if not store.admitted or self.at.state in FINAL:
@@ -314,21 +307,19 @@ class Supervisor(Loop):
             return None
         if self.attempt is not None:
             end = self.config.end
-            killed = recovery.kill_processes(self.run, self.attempt, end.grace_s, end.kill_wait_s)
-            if killed.survivors:
-                return self.unkillable(killed.survivors)
+            recovery.kill_processes(self.run, self.attempt, end.grace_s, end.kill_wait_s)
         if self.run.incident is not None and state.failure is not None:
             outcome = "the run ended here, because another machine trains it"
             self.run.incident.close(self.folder, outcome, platform.now().utc)
-        return self.finish(State.FAILED, EXIT_BUDGET, view.message)
+        return Transition(State.FAILED, view.message, code=EXIT_BUDGET)
 
     # ---- watching ----
 
-    def watching(self) -> Step:
+    def watching(self) -> Transition:
         """One observation of a living attempt, and what follows from it."""
         attempt = self.attempt
         if attempt is None:
-            return Step(State.OPENING)
+            return Transition(State.OPENING)
         view = self.observe(attempt)
         if view.ended:
             return self.script_ended(attempt)
@@ -358,7 +349,7 @@ class Supervisor(Loop):
             verdict = self.watch.observe(replace(view, signals=signals))
         return verdict
 
-    def progressing(self, view: Observation, verdict: Verdict) -> Step:
+    def progressing(self, view: Observation, verdict: Verdict) -> Transition:
         """Whatever was suspected is over."""
         if self.at.state in (State.SUSPECT, State.SLOW):
             self.folder.log(f"progress again: {PHASES[verdict.phase]}, step {verdict.step}")
@@ -372,11 +363,11 @@ class Supervisor(Loop):
             self.watch.disturbed = self.run.standby.imports
         if (store := self.run.store).holds and verdict.phase == "step":
             save_s = self.watch.learned().get("save", {}).get("median", 0.0)
-            self.extra_saves.tick(view.step, "checkpoint" in store.view.pending, self.watch.step_s(), save_s)
+            store.request_save(view.step, self.watch.step_s(), save_s)
         begins = self.at.state is State.STARTING and not any(b.count for b in view.beats)
         if self.at.state is State.STARTING and not begins:
             start.note_gpu(self.run, view.beats)
-        return self.at if begins else Step(State.RUNNING)
+        return self.at if begins else Transition(State.RUNNING)
 
     def start_probe(self, attempt: Attempt, view: Observation, full: bool) -> Probe:
         """Gather evidence; `full`: with stacks, which interrupts the training for a moment."""
@@ -385,7 +376,7 @@ class Supervisor(Loop):
         self.probe = probe
         return probe
 
-    def suspect(self, attempt: Attempt, view: Observation, verdict: Verdict) -> Step:
+    def suspect(self, attempt: Attempt, view: Observation, verdict: Verdict) -> Transition:
         """Half the limit without progress: gather evidence, touch nothing."""
         if self.probe is None:
             recent = view.now_s - self.calm_since_s < self.config.watch.evidence_pause_s
@@ -399,27 +390,28 @@ class Supervisor(Loop):
                     "suspect", f"{PHASES[verdict.phase]}: {message}", phase=verdict.phase, step=verdict.step
                 )
         limit_s = view.now_s + verdict.budget_s - verdict.stalled_s  # the next turn is then, not a poll later
-        return Step(State.SUSPECT, f"no progress for {verdict.stalled_s:.0f} s", limit_s)
+        return Transition(State.SUSPECT, f"no progress for {verdict.stalled_s:.0f} s", limit_s)
 
-    def slow(self, verdict: Verdict) -> Step:
+    def slow(self, verdict: Verdict) -> Transition:
         """Over the limit, but moving: say why, and leave it alone."""
         self.slow_reason = "; ".join(verdict.evidence)
         if self.at.state is not State.SLOW:
             phase = verdict.phase
             self.folder.event("slow", f"{PHASES[phase]}: {self.slow_reason}", phase=phase, step=verdict.step)
-        return Step(State.SLOW, self.slow_reason)
+        return Transition(State.SLOW, self.slow_reason)
 
     # ---- the end of an attempt ----
 
-    def hung(self, attempt: Attempt, view: Observation, verdict: Verdict) -> Step:
+    def hung(self, attempt: Attempt, view: Observation, verdict: Verdict) -> Transition:
         """Hung: recover."""
         probe = self.probe or self.start_probe(attempt, view, full=True)
-        last_s = self.watch.last_progress_s()
+        scope, status = recovery.scope(self.run, attempt, view), attempt.exit_status(view.beats)
         slow_reason = self.slow_reason or self.slowdown.text()
-        found = recovery.Hang(verdict, probe.texts(), list(probe.missing), slow_reason, last_s)
-        return self.recover(attempt, view, found)
+        evidence = collect.of_hang(scope, verdict, status, probe.texts(), slow_reason)
+        evidence.missing += probe.missing
+        return self.recover(attempt, evidence, self.watch.last_progress_s())
 
-    def script_ended(self, attempt: Attempt) -> Step:
+    def script_ended(self, attempt: Attempt) -> Transition:
         """The script has ended, or does nothing any more: completed, stopped, or a crash."""
         view = self.observe(attempt, fresh=True)  # a rank may have begun, or reported its outcome, since
         if self.failing_since is None:
@@ -428,60 +420,52 @@ class Supervisor(Loop):
         done = status.done(self.folder.foreign, killed=False)
         if done or recovery.stopped_on_request(status, view):
             end = self.config.end
-            killed = recovery.kill_processes(self.run, attempt, end.grace_s, end.kill_wait_s)
-            if killed.survivors:
-                return self.unkillable(killed.survivors)
+            recovery.kill_processes(self.run, attempt, end.grace_s, end.kill_wait_s)
             problem = recovery.complete(self.run) if done else ""
             if not done and self.run.several:
                 return self.stopped_elsewhere()
             if not done:
-                return self.finish(State.STOPPED, EXIT_STOPPED, f"stopped at step {self.furthest()} as requested")
+                return Transition(State.STOPPED, f"stopped at step {self.furthest()} as requested")
             if not problem:
                 return self.completed(status.note)
-            status = replace(status, outcome=LORA_DAMAGED, note=problem)
+            status = replace(status, outcome=collect.LORA_DAMAGED, note=problem)
+        evidence = collect.of_crash(recovery.scope(self.run, attempt, view), status)
         last_s = self.watch.last_progress_s() if self.watch.ranks else attempt.record.started_s
-        return self.recover(attempt, view, recovery.Crash(status, last_s))
+        return self.recover(attempt, evidence, last_s)
 
-    def recovering(self) -> Step:
+    def recovering(self) -> Transition:
         """Continue a recovery: after an error in its middle, after the monitor was replaced, while a process survives."""
         if self.attempt is None:
-            return Step(State.OPENING)
+            return Transition(State.OPENING)
         if self.run.state.failure is None:  # an error came before the failure was recorded: judge the run again
-            return Step(State.RUNNING)
-        return self.recover(self.attempt, self.observe(self.attempt), None)
+            return Transition(State.RUNNING)
+        self.observe(self.attempt)
+        return self.recover(self.attempt, None)
 
-    def recover(self, attempt: Attempt, view: Observation, failure: recovery.Hang | recovery.Crash | None) -> Step:
-        """Hand the failure to `recovery.recover` and turn its result into a state."""
-        result = recovery.recover(self.run, attempt, view, failure)
-        if isinstance(result, start.Survivors):
-            return self.unkillable(result.processes)
+    def recover(self, attempt: Attempt, evidence: collect.Evidence | None, progress_s: float = 0.0) -> Transition:
+        """Hand the failure to `recovery.recover`, which says what follows."""
+        result = recovery.recover(self.run, attempt, evidence, progress_s)
         self.drop_probe()
-        if isinstance(result, recovery.Finished):
-            return self.completed() if result.complete else self.left()
-        self.run.state.durations, self.attempt = self.watch.learned(), None
-        if isinstance(result, start.GiveUp):
-            return self.finish(State.FAILED, result.code, result.reason)
-        if self.run.several:
-            return self.finish(State.PREEMPTED, EXIT_AGAIN, f"{result.message} with all machines")
-        if result.seconds:
-            return Step(State.BACKOFF, result.message, time.monotonic() + result.seconds)
-        self.enter(Step(State.BACKOFF, result.message))
-        return self.queued()
+        if result.state is State.COMPLETED:
+            return self.completed()
+        if result.state is not State.STOPPING:
+            self.run.state.durations, self.attempt = self.watch.learned(), None
+        return result
 
-    def stopped_elsewhere(self) -> Step:
+    def stopped_elsewhere(self) -> Transition:
         """Of several machines: the ranks were asked on another machine to save and stop; here only the first one can be
         needed again, because it alone knows whether that was its user."""
         reason = f"another machine ended the training at step {self.furthest()}, with a checkpoint"
         if self.run.leads:
-            return self.finish(State.PREEMPTED, EXIT_PREEMPTED, reason)
-        return self.finish(State.STOPPED, EXIT_DONE, reason)
+            return Transition(State.PREEMPTED, reason)
+        return Transition(State.STOPPED, reason, code=EXIT_DONE)
 
-    def completed(self, note: str = "") -> Step:
+    def completed(self, note: str = "") -> Transition:
         """The training is complete and its LoRA verifies. note: what it reported with its outcome, such as a tracker."""
         run, lora = self.run, self.folder.lora
         if not self.folder.foreign:
             try:
-                store_learned(learned_file(), learned_key(self.folder.spec, nvml.model()), self.watch.learned())
+                store_learned(self.folder.spec, self.watch.learned())
             except OSError as error:
                 self.folder.log(f"learned durations are not kept: {error}")
         if run.incident is not None:
@@ -490,4 +474,4 @@ class Supervisor(Loop):
         run.state.failure = None
         made = (f"; LoRA: {lora.name}" if lora else "") + (f"; {note}" if note else "")
         reason = f"{count(self.furthest(), 'step')}, {count(run.state.restarts, 'restart')}{made}"
-        return self.finish(State.COMPLETED, EXIT_DONE, reason)
+        return Transition(State.COMPLETED, reason)

@@ -1,58 +1,28 @@
-"""Finds step lines in `metrics.jsonl` without reading it: a run of a million steps has 170 MB.
+"""Finds the last step in `metrics.jsonl` without reading it: a run of a million steps has 170 MB.
 
-Within one attempt the steps rise, so a line is found by bisection. Other lines, and lines that a full disk cut off, are
-passed over.
+Other lines, and lines that a full disk cut off, are passed over.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 BLOCK_BYTES = 8 << 10
 SEARCHED_BYTES = 1 << 20  # without a step line in so many bytes there is none: a GPU's samples come every 30 s
 
 
-def steps(file: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(offset, line) of each step line in [begin, end) bytes. A part of a line at `begin` or `end` is none."""
-    rest = b""
-    while data := read_bytes(file, begin + len(rest), min(BLOCK_BYTES, end - begin - len(rest))):
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
+def last_step(file: BinaryIO, begin: int, end: int) -> dict[str, Any] | None:
+    """The last step line in [begin, end) bytes. A part of a line at `begin` or `end` is none."""
+    length = 0
+    while length < min(end - begin, SEARCHED_BYTES):
+        length = 2 * length or BLOCK_BYTES
+        start = max(begin, end - length)
+        for line in reversed(read_bytes(file, start, end - start).split(b"\n")):
             entry = json_object(line) if b'"step"' in line else None  # a validation has a step too
             if entry is not None and entry.get("kind") == "step" and is_count(entry.get("step")):
-                yield begin, entry
-            begin += len(line) + 1
-
-
-def first_step(file: BinaryIO, begin: int, end: int) -> dict[str, Any] | None:
-    """The first step line in [begin, end) bytes."""
-    return next(steps(file, begin, min(end, begin + SEARCHED_BYTES)), (0, None))[1]
-
-
-def last_step(file: BinaryIO, begin: int, end: int) -> dict[str, Any] | None:
-    """The last step line in [begin, end) bytes."""
-    length = BLOCK_BYTES
-    while True:
-        *_, last = None, *steps(file, max(begin, end - length), end)
-        if last is not None or length >= min(end - begin, SEARCHED_BYTES):
-            return last[1] if last else None
-        length *= 2
-
-
-def step_line(file: BinaryIO, begin: int, end: int, step: int) -> dict[str, Any] | None:
-    """The line of a step in [begin, end), whose steps rise; of a missing step, the last line before it."""
-    low, high = begin, end
-    while high - low > BLOCK_BYTES:
-        middle = (low + high) // 2
-        offset, entry = next(steps(file, middle, min(end, middle + SEARCHED_BYTES)), (end, None))
-        if entry is not None and offset < high and entry["step"] <= step:
-            low = offset
-        else:
-            high = middle
-    *_, last = None, *(entry for _, entry in steps(file, low, min(end, high + BLOCK_BYTES)) if entry["step"] <= step)
-    return last
+                return entry
+    return None
 
 
 def read_bytes(file: BinaryIO, begin: int, length: int) -> bytes:

@@ -303,7 +303,7 @@ def rank_report(folder: Path) -> dict[str, Any] | None:
     accuses a rank only while the monitor suspects or has found a hang.
     """
     from guards import heartbeat
-    from monitor.diagnose import collect, rank_report, ranks
+    from monitor.diagnose import collect, ranks
 
     record = RunState.load(RunFolder(folder)).current
     beats = heartbeat.read_all(record.heartbeats) if record else []
@@ -312,7 +312,7 @@ def rank_report(folder: Path) -> dict[str, Any] | None:
     found = collect.rank_facts(beats, platform.now())
     state = (read_status(folder) or {}).get("state")
     said = ranks.verdict(found, {}, stuck=state in ("suspect", "recovering"))
-    return ranks.as_json(found, said) | {"lines": rank_report.lines(found, said, {})}
+    return ranks.as_json(found, said) | {"lines": ranks.lines(found, said, {})}
 
 
 def metrics(args: argparse.Namespace) -> Answer:

@@ -1,9 +1,9 @@
 """What one process does and waits for, for `monitor diagnose PID` and the page's "Explain this process".
 
-It disturbs nothing: no signal, no stop. Only processes of the same user are explained, because another user's are none
-of the page's business, and the kernel refuses most of it anyway.
+It disturbs nothing: no signal, no stop. Only processes of the same user are explained.
 """
 
+import contextlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,14 @@ def checked(pid: object) -> platform.ProcessInfo:
     """The process with this number. MonitorError: it is no number of a process, or the process is another user's."""
     import psutil
 
-    number = int(pid) if isinstance(pid, str) and pid.isascii() and pid.isdigit() and len(pid) <= 8 else pid
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 < number <= MOST_PID:
-        raise MonitorError(f"{str(pid)[:40]!r} is no process number; use one from 1 to {MOST_PID:,}, as `ps` shows it")
+    words = str(pid)
+    number = int(words) if words.isascii() and words.isdigit() and len(words) <= 8 else 0
+    if not 0 < number <= MOST_PID:
+        raise MonitorError(f"{words[:40]!r} is no process number; use one from 1 to {MOST_PID:,}, as `ps` shows it")
     process = platform.process_info(number)
-    try:
+    with contextlib.suppress(psutil.Error):
         if process is not None and psutil.Process(number).username() == psutil.Process().username():
             return process
-    except psutil.Error:
-        pass
     raise MonitorError(f"process {number} does not exist, or belongs to another user")
 
 

@@ -1,7 +1,7 @@
 """`python -m monitor metrics`: every run's status as Prometheus text at http://127.0.0.1:PORT/metrics.
 
-One server reads the status files of all runs, instead of a port in every monitor: the monitors stay small, a scrape
-cannot delay one, and a run whose monitor is dead is reported too.
+One server reads the status files of all runs, instead of a port in every monitor: a scrape cannot delay a monitor, and
+a run whose monitor is dead is reported too.
 """
 
 import http.server
@@ -39,10 +39,8 @@ def text(runs: list[dict[str, Any]]) -> str:
 
 
 def _samples(key: str, run: dict[str, Any]) -> list[str]:
-    label, value = (
-        f"run={json.dumps(run['name'], ensure_ascii=False)}",
-        run[key],
-    )  # escaped as in JSON: " \\ and the end of a line
+    label = f"run={json.dumps(run['name'], ensure_ascii=False)}"  # escaped as in JSON: quotes, \\ and the end of a line
+    value = run[key]
     if key == "state":
         return [f'{{{label},state="{s}"}} {int(value == s)}' for s in State if s is not State.OPENING]
     return [f"{{{label}}} {datetime.fromisoformat(value).timestamp() if isinstance(value, str) else value:.15g}"]
@@ -52,13 +50,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """/metrics, and a 404 for anything else. Scrapes are not logged."""
 
     def do_GET(self) -> None:
-        found = self.path.split("?")[0] == "/metrics"
+        if self.path.split("?")[0] != "/metrics":
+            self.send_error(404, "this server has only /metrics")
+            return
         statuses = [values for folder in all_folders() if (values := read_status(folder)) is not None]
-        data = (text(statuses) if found else "not found; this server has only /metrics\n").encode()
-        self.send_response(200 if found else 404)
+        self.send_response(200)
         self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-        self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        self.wfile.write(text(statuses).encode())
 
     def log_message(self, *_: object) -> None: ...

@@ -2,10 +2,9 @@
 
 Decision: nearly all steps of a window of `window_s` seconds and six steps, not their mean. One slow step (a sample, a
 save, the start of an epoch's workers, a laptop that slept) changes a mean and decides nothing here. The limit is above
-the run's own median and above
-its slowest twentieth: a run with images of several sizes has steps of several speeds. What is usual comes from all
-steps since the run began, thinned out evenly, and of these from the first half: a speed that falls slowly must not
-become the usual one. Steps of a slow time never count as usual.
+the run's own median and above its slowest twentieth: a run with images of several sizes has steps of several speeds.
+What is usual comes from all steps since the run began, thinned out evenly, and of these from the first half: a speed
+that falls slowly must not become the usual one. Steps of a slow time never count as usual.
 """
 
 from __future__ import annotations
@@ -17,11 +16,8 @@ FACTOR, ABOVE_SLOWER = 2.0, 1.25  # slow: this many times the median, and this m
 BACK, BACK_SLOWER = 1.4, 1.1  # usual again: below these
 AT_START = 3.0  # slow, while only the rehearsal's or an earlier pace is known
 SHARE = 0.8  # of the window's steps
-SEVERE, ABOVE_SLOWEST, SEVERE_STEPS = (
-    5.0,
-    2.0,
-    3,
-)  # so many steps in a row, each above the median and the slowest fiftieth
+# so many steps in a row, each so many times above the median and the slowest fiftieth
+SEVERE, ABOVE_SLOWEST, SEVERE_STEPS = 5.0, 2.0, 3
 MIN_STEPS = 6  # of a window
 WARM_STEPS = 10  # before the run's own pace is known
 KEPT = 512

@@ -52,6 +52,38 @@ class Scope:
     gpu_note: str = ""
 
 
+@dataclass(frozen=True)
+class ExitStatus:
+    """How an attempt ended. `code` None: unknown; `outcome` and `note` are the final record of this machine's first
+    rank, "" without one."""
+
+    code: int | None
+    signal: int | None
+    outcome: str
+    note: str
+    trained: bool  # that rank completed steps, and all that were planned
+
+    def done(self, foreign: bool, killed: bool) -> bool:
+        """Did the training complete? The script's own exit decides.
+
+        foreign: the user's own script, whose stages and files are unknown. killed: the monitor killed it after its
+        ranks had reported their outcome, so that its exit code says nothing. For a rendered script the caller also
+        verifies the LoRA.
+        """
+        ended_well = self.code == 0 and not killed
+        if self.outcome != "done":
+            return ended_well and self.outcome == ""
+        return ended_well or (self.trained and (killed or self.code is None or not foreign))
+
+    def __str__(self) -> str:
+        if self.signal:
+            return f"killed by {platform.signal_name(self.signal)}"
+        final = ""
+        if self.outcome not in ("", "running"):
+            final = f", final record: {self.outcome}" + (f" ({self.note})" if self.note else "")
+        return (f"exit code {self.code}" if self.code is not None else "gone without an exit code") + final
+
+
 @dataclass
 class Evidence:
     """What was found. `kind` is hang or crash; phase, step and rank are those of the rank in question."""
@@ -98,7 +130,7 @@ class Evidence:
         """The pids of the processes that a signal has stopped."""
         return [p["pid"] for p in self.processes if p["state"] in ("T", "t")]
 
-    def verdict(self, stuck: bool = True) -> of_ranks.Verdict:
+    def verdict(self, stuck: bool = True) -> of_ranks.Finding:
         """The rank report's verdict: which rank is stuck, and where."""
         return of_ranks.verdict(self.ranks, self.stacks, self.stopped(), stuck)
 
@@ -110,38 +142,30 @@ class Evidence:
         return next((f" Worker {pid} was in {frame}." for pid, frame in seen if frame), "")
 
 
-def of_hang(
-    scope: Scope, verdict: Verdict, outcome: str, exit_note: str, stacks: dict[int, str], slow_reason: str
-) -> Evidence:
-    """The evidence on a hung run.
-
-    `outcome` is rank 0's ("running" or "" while it has none), `exit_note` belongs to it. `slow_reason` is why the
-    monitor waited longer than the limit, "" if it did not.
-    """
+def of_hang(scope: Scope, verdict: Verdict, status: ExitStatus, stacks: dict[int, str], slow_reason: str) -> Evidence:
+    """The evidence on a hung run. `slow_reason` is why the monitor waited longer than the limit, "" if it did not."""
     slow = [f"the run was slow before it hung: {slow_reason}"] if slow_reason else []
     step, signs = verdict.step or scope.best_step, [*verdict.evidence, *slow]
-    found = Evidence("hang", verdict.phase, step, rank=verdict.rank, outcome=outcome, signs=signs, stacks=stacks)
+    found = Evidence("hang", verdict.phase, step, rank=verdict.rank, outcome=status.outcome, signs=signs, stacks=stacks)
     found.stalled_s, found.budget_s = verdict.stalled_s, verdict.budget_s
     _complete(found, scope)
-    found.note = exit_note or next((r["note"] for r in found.ranks if r["rank"] == found.rank), "")
+    found.note = status.note or next((r["note"] for r in found.ranks if r["rank"] == found.rank), "")
     silent = [r for r in found.ranks if r["pid"] in scope.members and r["pid"] not in stacks]
     found.missing += [f"stack of rank {r['rank']} (pid {r['pid']})" for r in silent]
     return found
 
 
-def of_crash(scope: Scope, code: int | None, signal: int | None, outcome: str, note: str, ended: str) -> Evidence:
-    """The evidence on a dead run.
-
-    `outcome` is the first rank's ("running" or "" while it has none) or LORA_DAMAGED, `note` belongs to it; `ended` is a clause.
-    """
+def of_crash(scope: Scope, status: ExitStatus) -> Evidence:
+    """The evidence on a dead run; the outcome may be LORA_DAMAGED."""
+    outcome, note, ended = status.outcome, status.note, str(status)
     # The rank that failed knows the reason; the launcher kills the others.
     first = next((b for b in scope.beats if b.outcome in ("failed", "deadline")), next(iter(scope.beats), None))
     if first and first.rank and first.outcome not in ("running", outcome):
         ended += f"; rank {first.rank}: {first.outcome}" + (f" ({first.note})" if first.note else "")
     if first and outcome != LORA_DAMAGED:  # which is not about a rank
         outcome, note = first.outcome, first.note if first.outcome != "running" else note
-    found = Evidence("crash", step=scope.best_step, exit_code=code, outcome=outcome, note=note, ended=ended)
-    found.signal = signal if outcome in ("", "running") else None
+    found = Evidence("crash", step=scope.best_step, exit_code=status.code, outcome=outcome, note=note, ended=ended)
+    found.signal = status.signal if outcome in ("", "running") else None
     if first:
         found.phase, found.step, found.rank = first.phase, first.step, first.rank
     fatal = {b.pid: dumps.fatal_dump(scope.heartbeats, b.pid) for b in scope.beats}

@@ -18,7 +18,7 @@ from typing import Any
 
 from guards.reading import read_text
 from monitor.detect.progress import Signals
-from monitor.diagnose import rank_report, ranks
+from monitor.diagnose import ranks
 from monitor.diagnose.causes import Cause, log_lines
 from monitor.diagnose.collect import LORA_DAMAGED, Evidence
 from monitor.phrases import PHASES, STATES, count, duration, moment, printable
@@ -147,7 +147,7 @@ def _ranks(e: Evidence) -> list[str]:
     """The rank report as a section; none for a single process that had started, and where no check points are known."""
     if len(e.ranks) < 2 and all(r.get("count") for r in e.ranks):
         return []
-    lines = rank_report.lines(e.ranks, e.verdict(), e.stacks)
+    lines = ranks.lines(e.ranks, e.verdict(), e.stacks)
     return ["## Ranks\n\n" + "\n".join(f"    {line}".rstrip() for line in lines)] if lines else []
 
 
@@ -269,7 +269,7 @@ def describe(name: str, evidence: Evidence, signals: Signals, cause: Cause) -> t
     if stuck:
         lines.append(f"Likely cause if it is stuck: {cause.title}. {cause.explanation} {cause.advice}".rstrip())
     said = evidence.verdict(stuck)
-    if report := rank_report.lines(evidence.ranks, said, evidence.stacks):
+    if report := ranks.lines(evidence.ranks, said, evidence.stacks):
         lines += ["", *report, ""]
     lines += [f"  {line}" for line in _details(evidence)]
     lines += [f"\nStacks of {pid}:\n{text.strip()}" for pid, text in evidence.stacks.items()]

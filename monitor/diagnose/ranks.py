@@ -6,6 +6,7 @@ Only then do the counters decide: steps, check points, phases, and last how long
 evidence does not tell, nobody is accused.
 
 A rank is a dictionary, as `facts` makes it of a heartbeat: it is stored in the incident, and goes from node to node.
+`lines` is the report as text, for the terminal and, as a block of code, for the incident's report.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ from guards import startup
 from guards.heartbeat import Beat
 from guards.turns import WAITS
 from monitor.detect import stacks as dumps
-from monitor.phrases import PHASES
+from monitor.phrases import PHASES, count, duration, printable
 
 Rank = dict[str, Any]
+COLUMNS = 8  # ranks side by side
+DEPTH = 8  # frames of the stuck rank
+TITLE = max(map(len, startup.CHECK_POINTS.values()))
+NEVER, CURRENT, SLOWEST = "-", ">", "*"
 
 BARRIER = "ranks at a barrier"  # in the note of a rank whose deadline expired while it waited for the others
 STEPS = ("first_step", "step")
@@ -201,7 +206,7 @@ def place(rank: Rank) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Finding:
     """What the report says. kind: one of "rank", "all", "collective", "one", "progress"; rank: the stuck one, or None.
 
     point: the check point that it is at, "" once it trains. step: completed by it. where: its innermost frame.
@@ -218,18 +223,18 @@ class Verdict:
     where: str = ""
 
 
-def verdict(ranks: list[Rank], stacks: Mapping[int, str], stopped: Iterable[int] = (), stuck: bool = True) -> Verdict:
+def verdict(ranks: list[Rank], stacks: Mapping[int, str], stopped: Iterable[int] = (), stuck: bool = True) -> Finding:
     """The report's sentence on these ranks (with the missing ones) and what to do. stuck: is the run known to be?"""
     late, going = culprit(ranks, stacks, stopped), [r for r in ranks if r["outcome"] == "running"] or ranks
     at = sorted({place(r) for r in going})
     if not stuck or not ranks:
         text = f"No sign of a hang: {_names(going)} at {_and(at)}." if at else "No rank has started."
-        return Verdict("progress", text)
+        return Finding("progress", text)
     one, several = late or going[0], f"All {len(going)} ranks"
     where, point = dumps.where(stacks.get(one["pid"], "")), _point(one)
     said, advice = _said(one, one["pid"] in set(stopped))
     number = startup.number(point) if point else 0
-    found = Verdict("rank", said, advice, one["rank"], point, number, one["step"], one["phase"], where)
+    found = Finding("rank", said, advice, one["rank"], point, number, one["step"], one["phase"], where)
     if late is not None:
         others = _others(late, [r for r in ranks if r is not late], stacks)
         return replace(found, text=f"{said}{others}{f' It is in {where}.' if where else ''}")
@@ -242,7 +247,7 @@ def verdict(ranks: list[Rank], stacks: Mapping[int, str], stopped: Iterable[int]
     if len(at) == 1:
         return replace(found, kind="all", text=f"{several} stopped at {at[0]}.", rank=None)
     each = "; ".join(f"rank {r['rank']}: {place(r)}" for r in going)
-    return Verdict("all", f"The ranks stopped, and the evidence does not show which one first: {each}.", _STEP_ADVICE)
+    return Finding("all", f"The ranks stopped, and the evidence does not show which one first: {each}.", _STEP_ADVICE)
 
 
 def _point(rank: Rank) -> str:
@@ -332,7 +337,7 @@ def slowest(ranks: list[Rank]) -> dict[str, int]:
     return found
 
 
-def as_json(ranks: list[Rank], said: Verdict) -> dict[str, Any]:
+def as_json(ranks: list[Rank], said: Finding) -> dict[str, Any]:
     """The report for programs: {"verdict", "ranks", "check_points", "slowest"}; every value can be written as JSON."""
     return {
         "verdict": dict(vars(said)),
@@ -340,3 +345,84 @@ def as_json(ranks: list[Rank], said: Verdict) -> dict[str, Any]:
         "check_points": startup.CHECK_POINTS,
         "slowest": slowest(ranks),
     }
+
+
+# ---- the report as text ----
+
+
+def lines(ranks: list[Rank], said: Finding, stacks: Mapping[int, str]) -> list[str]:
+    """The report, a line each, without control characters; [] where no rank has recorded a check point."""
+    if not any(r.get("points") or r.get("missing") for r in ranks):
+        return []
+    parts = [
+        [said.text, *([said.advice] if said.advice else [])],
+        table(ranks),
+        positions(ranks, said, stacks),
+        environment(ranks),
+    ]
+    return [printable(line).rstrip() for part in parts for line in ([*part, ""] if part else [])][:-1]
+
+
+def table(ranks: list[Rank]) -> list[str]:
+    """Check point × rank: seconds spent in it; `-` never reached, `>` is there now, `*` the slowest rank."""
+    slow = slowest(ranks)
+    out = ["Seconds in each check point (> is there now, * the slowest, - never reached):"]
+    for first in range(0, len(ranks), COLUMNS):
+        some = ranks[first : first + COLUMNS]
+        out.append(f"{'':4}{'check point':{TITLE}}" + "".join(f"{'rank ' + str(r['rank']):>11}" for r in some))
+        for number, (name, title) in enumerate(startup.CHECK_POINTS.items(), 1):
+            cells = (_cell(r, name, slow.get(name) == r["rank"]) for r in some)
+            out.append(f"{number:2}  {title:{TITLE}}" + "".join(f"{cell:>11}" for cell in cells))
+    return out
+
+
+def _cell(rank: Rank, name: str, is_slowest: bool) -> str:
+    spent_s = next((p["spent_s"] for p in rank.get("points", ()) if p["name"] == name), None)
+    if spent_s is None:
+        return NEVER
+    current = CURRENT if rank["point"] == name and rank["outcome"] == "running" and not rank.get("count") else ""
+    return f"{current}{spent_s:.1f}{SLOWEST if is_slowest else ''}"
+
+
+def positions(ranks: list[Rank], said: Finding, stacks: Mapping[int, str]) -> list[str]:
+    """Where each rank is, with its innermost frames: the stuck one first and in full, the others beside it."""
+    out = []
+    for rank in sorted(ranks, key=lambda r: r["rank"] != said.rank):
+        state = "did not start" if rank.get("missing") else f"at {place(rank)}"
+        if rank["outcome"] not in ("running", ""):
+            state = f"{rank['outcome']}" + (f" ({rank['note']})" if rank["note"] else "")
+        elif rank.get("alive") is False:
+            state += ", its process is gone"
+        ago_s = rank.get("point_ago_s") if rank.get("points") and not rank.get("count") else None
+        since = f" for {duration(ago_s)}" if ago_s is not None else ""
+        waiting = ", waits for the others" if rank["rank"] != said.rank and waits(rank, stacks) else ""
+        out.append(f"Rank {rank['rank']}: {state}{since}{waiting}")
+        main = dumps.places(dumps.main_thread(stacks.get(rank["pid"], "")))
+        if rank["rank"] == said.rank:
+            out += [f"    {function} ({file}:{line})" for function, file, line in main[:DEPTH]]
+        elif main:
+            inner, outer = dumps.where(stacks[rank["pid"]]), caller(rank, stacks)
+            out.append(f"    in {inner}" + (f", called by {outer}" if outer and outer != inner else ""))
+        elif frames(rank, stacks) == [] and not rank.get("missing") and rank["outcome"] == "running":
+            out.append("    no stack")
+    return [f"Where {count(len(ranks), 'rank')} {'is' if len(ranks) == 1 else 'are'}:", *out]
+
+
+def environment(ranks: list[Rank]) -> list[str]:
+    """Device, backend and variables: once what all ranks share, then what differs."""
+    known = [r for r in ranks if not r.get("missing") and r.get("points")]
+    if not known:
+        return []
+    values = {r["rank"]: _variables(r) for r in known}
+    first, *rest = values.values()
+    shared = {name: value for name, value in first.items() if all(other.get(name) == value for other in rest)}
+    out = ["Environment" + (" of all ranks:" if rest else ":"), *(f"    {n}={v}" for n, v in shared.items())]
+    for number, own in values.items():
+        differs = ", ".join(f"{name}={value}" for name, value in own.items() if name not in shared)
+        out += [f"    rank {number}: {differs}"] if differs else []
+    return out
+
+
+def _variables(rank: Rank) -> dict[str, str]:
+    facts = {"host": rank["host"], "device": rank["device"] or "not known yet", "backend": rank["backend"] or "none"}
+    return facts | {str(name): str(value) for name, value in rank["environment"].items()}

@@ -150,21 +150,16 @@ class Gpus:
         return None
 
     def count(self, pause: Callable[[float], None]) -> int | None:
-        """How many GPUs this machine has now; None when the driver fails or does not answer within COUNT_S.
+        """How many GPUs this machine has; None when the driver fails or does not answer within COUNT_S.
 
         Args:
             pause: waits so many seconds; what it raises leaves here.
         """
-        until_s = time.monotonic() + COUNT_S
-        while present() and time.monotonic() < until_s:
-            reading = self._reading()
-            if time.monotonic() - reading["at_s"] < FRESH_S:
-                return None if reading["error"] else len(reading["gpus"])
-            if not self._running():
-                return None
-            self._request()
+        while self.listed() is None:
             pause(0.05)
-        return None if present() else 0
+        reading = self._reading()
+        answered = reading["at_s"] > -math.inf and not reading["error"]
+        return len(reading["gpus"]) if answered or not present() else None
 
     @property
     def note(self) -> str:

@@ -79,7 +79,7 @@ class GpuQueue:
         """listed: the driver's list of GPUs; None: it has not answered yet."""
         self.name = name
         self._listed = listed
-        self._names: dict[str, str] = {}  # of the locks -> devices
+        self._paths: dict[str, Path] = {}  # device -> its lock, without the ending
         self.devices = sorted(devices(spec))
         self.queued_at_s = 0.0  # since boot
         self.message = ""
@@ -108,33 +108,25 @@ class GpuQueue:
 
     def _take(self) -> str:
         """Take the locks; what the run waits for, "" when it has them. OSError: a file cannot be made."""
-        if not self._names:
+        if not self._paths:
             gpus = self._listed()
             if gpus is None:
                 return f"waiting for GPU {', '.join(self.devices)}: the driver has not listed its GPUs yet"
-            self._names = dict(sorted(lock_names(self.devices, gpus).items()))
-        folder = shared_folder()
-        paths = {
-            device: folder / f"hangproof-gpu.{re.sub(r'[^A-Za-z0-9_-]', '_', name)}"
-            for name, device in self._names.items()
-        }
-        for name, path in paths.items():
-            ticket = self._tickets.get(name)
-            if ticket is None:
-                place = f"{path.name}.{self.queued_at_s:020.6f}-{os.getpid()}.ticket"
-                ticket = Lock(path.with_name(place), shared=True)
-            if not ticket.acquire(PATIENCE_S):
+            for name, device in sorted(lock_names(self.devices, gpus).items()):
+                self._paths[device] = shared_folder() / f"hangproof-gpu.{re.sub(r'[^A-Za-z0-9_-]', '_', name)}"
+        for name, path in self._paths.items():
+            place = path.with_name(f"{path.name}.{self.queued_at_s:020.6f}-{os.getpid()}.ticket")
+            if not self._tickets.setdefault(name, Lock(place, shared=True)).acquire(PATIENCE_S):
                 return f"waiting for GPU {name}: its queue is busy"
-            self._tickets[name] = ticket
-        for name, path in paths.items():
-            others = folder.glob(f"{path.name}.*.ticket")
+        for name, path in self._paths.items():
+            others = path.parent.glob(f"{path.name}.*.ticket")
             earlier = [other for other in others if other.name < self._tickets[name].path.name]
             waiting = sum(not remove_unheld(other, shared=True) for other in earlier)
             if waiting:
                 return f"waiting for GPU {name}: {waiting} {'run' if waiting == 1 else 'runs'} queued before"
         with contextlib.ExitStack() as taken:
-            locks = [Lock(path.with_name(f"{path.name}.lock"), shared=True) for path in paths.values()]
-            for name, lock in zip(paths, locks, strict=True):
+            locks = [Lock(path.with_name(f"{path.name}.lock"), shared=True) for path in self._paths.values()]
+            for name, lock in zip(self._paths, locks, strict=True):
                 if not lock.acquire():
                     return f"waiting for GPU {name}: {_holder(lock.path)} uses it"
                 taken.callback(lock.release)

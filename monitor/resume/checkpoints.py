@@ -20,7 +20,7 @@ from pathlib import Path
 from guards import checkpoint
 from monitor.process.subjob import Subjob, python
 
-KEPT = 32  # results
+KEPT = 32  # checks
 UNGUARDED = "it has no guard file, so it was not written completely"
 
 
@@ -48,66 +48,60 @@ class ResumePoint:
 
 
 class Verifier:
-    """Verifies states in a subprocess, one at a time, and keeps the results."""
+    """Verifies states in a subprocess, one at a time, and keeps the checks that gave a result."""
 
     def __init__(self, standstill_s: float):
         """standstill_s: without a byte read, a check has failed; one that reads may take as long as it needs."""
         self.standstill_s = standstill_s
         self.took_s = 0.0  # the last check
-        self._results: dict[tuple[str, bytes], VerifyResult] = {}
-        self._running: tuple[tuple[str, bytes], Subjob] | None = None
+        self._checks: dict[tuple[str, bytes], Subjob] = {}  # by the state as it was then; the last may be under way
 
     def known(self, state: Path) -> bool:
         """There is a result for this state as it is now."""
-        return _key(state) in self._results
+        self.poll()
+        check = self._checks.get(_key(state))
+        return check is not None and check.done()
 
     def busy(self) -> bool:
-        return self._running is not None
+        return not all(check.done() for check in self._checks.values())
 
-    def begin(self, state: Path) -> None:
-        """Start verifying `state` unless that is done or under way; a check of another state is given up."""
+    def begin(self, state: Path) -> tuple[str, bytes]:
+        """Start verifying `state` unless that is done or under way; a check of another state is given up. Its key."""
         key = _key(state)
-        if key not in self._results and not (self._running and self._running[0] == key):
+        self.poll()
+        if key not in self._checks:
             self.cancel()
-            self._running = key, self._check(state, "--deep")
+            self._checks[key] = self._check(state, "--deep")
+        return key
 
     def result(self, state: Path, pause: Callable[[float], None] = time.sleep) -> VerifyResult:
         """The result for `state`; `pause(seconds)` is called while there is none yet, and may raise."""
-        key = _key(state)
-        self.begin(state)
-        if self._running is not None and key not in self._results:
-            self._running[1].wait(pause)
-            self.poll()
-        found = self._results.get(key)
-        if found is None:  # it changed during the check, or the check failed: hashes need no torch
-            hashes = self._check(state)
-            hashes.wait(pause)
-            found = self._keep(key, _result_of(hashes))
-        return found
+        key = self.begin(state)
+        check = self._checks[key]
+        check.wait(pause)
+        if _result_of(check).unsure:  # the deep check failed: hashes need no torch
+            check = self._checks[key] = self._check(state)
+            check.wait(pause)
+        self.poll()
+        return _result_of(check)
 
     def poll(self) -> None:
-        """Collect a result that has arrived."""
-        if self._running is not None and self._running[1].done():
-            (key, job), self._running = self._running, None
-            self.took_s = job.took_s
-            self._keep(key, _result_of(job))
+        """Look after a check under way; one that failed, or was given up, may be made again."""
+        for key, check in list(self._checks.items()):
+            if check.done():
+                self.took_s = check.took_s
+                if _result_of(check).unsure or len(self._checks) > KEPT:
+                    del self._checks[key]
 
     def cancel(self) -> None:
         """Give up a check under way."""
-        if self._running is not None:
-            self._running[1].kill()
-            self._running = None
+        for check in self._checks.values():
+            check.kill()
+        self.poll()
 
     def _check(self, state: Path, *more: str) -> Subjob:
         command = python("guards.checkpoint", "verify", str(state), *more, "--json")
         return Subjob(command, math.inf, standstill_s=self.standstill_s)
-
-    def _keep(self, key: tuple[str, bytes], result: VerifyResult) -> VerifyResult:
-        if not result.unsure:
-            self._results[key] = result
-            while len(self._results) > KEPT:
-                del self._results[next(iter(self._results))]
-        return result
 
 
 def _result_of(job: Subjob) -> VerifyResult:

@@ -1,7 +1,8 @@
 """An attempt's script: the run's job (`job.json`) with the changes of the ladder, rendered by a subprocess.
 
-`python -m monitor.resume.script FOLDER …` is that subprocess, because a change needs the spec and so pydantic (20 MB),
-which the monitor does without; its last line is JSON. The rest of this file is the monitor's side, and the prewarming:
+`python -m monitor.resume.script FOLDER` is that subprocess, because a change needs the spec and so pydantic (20 MB),
+which the monitor does without: a request on its standard input, the answer on its last line, both JSON (see `respond`).
+The rest of this file is the monitor's side, and the prewarming:
 while the run is healthy, the newest checkpoint is verified and the next script is rendered, so that neither (half a
 second each) delays a restart. The script is rendered with a stand-in for the state's name, which is known only at the
 restart; another job or a new change makes it stale, and then it is rendered again.
@@ -26,7 +27,7 @@ from monitor.state import spec_edited
 Pause = Callable[[float], None]
 Change = dict[str, Any]  # a mitigation: {"name", "sentence", "patch"}; the patch is of the job (runs/job.py)
 STAND_IN = "HANGPROOF-NEWEST-state"  # characters that no shell quoting changes
-REST_COUNT = 25.0  # rest this many times as long as a job took
+REST_COUNT = 25.0  # between the beginnings of two checks: this many times as long as the last one took
 REST_MAX_S = 60.0
 EVERY_S = 1.0
 
@@ -56,8 +57,8 @@ def render(
     """
     if folder.foreign or (number == 1 and resume is None and not changes):
         return Rendered(folder.folder / SCRIPT, str(folder.spec.get("save_dir", "")))
-    arguments = ["--attempt", str(number), *(["--resume", str(resume)] if resume else [])]
-    answer = _ask(folder, [*arguments, *_changed(changes), *_flags("--was", changes_at_save)], timeout_s, pause)
+    request = {"want": "script", "number": number, "resume": resume, "changes": changes, "was": changes_at_save}
+    answer = _ask(folder, request, timeout_s, pause)
     return Rendered(Path(answer["script"]), answer["save_dir"], answer["compatible"])
 
 
@@ -69,7 +70,7 @@ def start_problems(folder: RunFolder, timeout_s: float, pause: Pause) -> list[st
     """
     if folder.foreign:
         return []
-    answer = _ask(folder, ["--problems"], timeout_s, pause)
+    answer = _ask(folder, {"want": "problems"}, timeout_s, pause)
     for note in answer["notes"]:
         folder.event("job", note)
     problems: list[str] = answer["problems"]
@@ -89,7 +90,7 @@ def next_change(
     left = [name for name in ladder if name not in [c["name"] for c in changes]]
     if folder.foreign or not left:
         return {}
-    answer = _ask(folder, ["--next", *left, *_changed(changes)], timeout_s, pause)
+    answer = _ask(folder, {"want": "change", "ladder": left, "changes": changes}, timeout_s, pause)
     for reason in answer.pop("refused", []):
         folder.event("not_mitigated", reason)
     return answer
@@ -104,21 +105,14 @@ def report_edit(folder: RunFolder, reported: bool) -> bool:
     return edited
 
 
-def _flags(flag: str, names: list[str]) -> list[str]:
-    return [word for name in names for word in (flag, name)]
+def _job(folder: RunFolder, request: dict[str, Any], timeout_s: float) -> Subjob:
+    stdin = json.dumps(request, default=str).encode()
+    return Subjob(python("monitor.resume.script", str(folder.folder)), timeout_s, stdin)
 
 
-def _changed(changes: list[Change]) -> list[str]:
-    return _flags("--change", [json.dumps(change) for change in changes])
-
-
-def _job(folder: RunFolder, arguments: list[str], timeout_s: float) -> Subjob:
-    return Subjob(python("monitor.resume.script", str(folder.folder), *arguments), timeout_s)
-
-
-def _ask(folder: RunFolder, arguments: list[str], timeout_s: float, pause: Pause) -> dict[str, Any]:
+def _ask(folder: RunFolder, request: dict[str, Any], timeout_s: float, pause: Pause) -> dict[str, Any]:
     """What the subprocess answers. MonitorError: the spec is wrong. OSError: the subprocess could not do its work."""
-    job = _job(folder, arguments, timeout_s)
+    job = _job(folder, request, timeout_s)
     job.wait(pause)
     answer = job.answer()
     if answer is None and job.code != 1:
@@ -138,29 +132,25 @@ class Prewarm:
         self._rendering: tuple[list[object], Subjob] | None = None
         self._template: tuple[list[object], dict[str, Any]] | None = None  # (what it depends on, the result)
         self._next_s = 0.0
-        self._verifying = False
 
     def tick(self, now_s: float, folders: list[Path], changes: list[Change]) -> None:
         """Collect what is ready and start what is missing. Called while the run makes progress."""
         self.verifier.poll()
         if self._rendering is not None and self._rendering[1].done():
             (depends_on, job), self._rendering = self._rendering, None
-            answer = job.answer()  # without one the restart renders it and reports what is wrong
-            self._template = (depends_on, answer) if answer else self._template
-            self._next_s = now_s + (min(REST_COUNT * job.took_s, REST_MAX_S) if answer else REST_MAX_S)
-        elif self._verifying and not self.verifier.busy():
-            self._verifying = False
-            self._next_s = now_s + min(REST_COUNT * self.verifier.took_s, REST_MAX_S)
+            if answer := job.answer():
+                self._template = (depends_on, answer)
+            else:  # the restart renders it, and reports what is wrong
+                self._next_s = now_s + REST_MAX_S
         if now_s < self._next_s or self._rendering is not None or self.verifier.busy():
             return
         self._next_s = now_s + EVERY_S
-        state = newest(folders)
         if not self.folder.foreign and not platform.WINDOWS and self._fresh(changes) is None:
-            arguments = ["--text", "--resume", str(self.folder.folder / STAND_IN), *_changed(changes)]
-            self._rendering = self._depends_on(changes), _job(self.folder, arguments, self.timeout_s)
-        elif state is not None and not self.verifier.known(state):
+            request = {"want": "text", "resume": self.folder.folder / STAND_IN, "changes": changes}
+            self._rendering = self._depends_on(changes), _job(self.folder, request, self.timeout_s)
+        elif (state := newest(folders)) is not None and not self.verifier.known(state):
             self.verifier.begin(state)
-            self._verifying = True
+            self._next_s = now_s + max(EVERY_S, min(REST_COUNT * self.verifier.took_s, REST_MAX_S))
 
     def text(self, changes: list[Change]) -> str:
         """The prepared script with the stand-in; "" when it is missing or stale."""
@@ -200,33 +190,24 @@ class Prewarm:
         return self._template[1] if self._template and current else None
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The subprocess. Exit code 1 with the reason on standard error when the spec or a mitigation is wrong.
+def respond(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
+    """What the subprocess answers. The request has "want", and for most of them "changes", the mitigations in force.
 
-    `--attempt N` writes the script: {"script", "save_dir", "compatible"}; `--text` prints it: {"text", "save_dir"};
-    `--next NAMES` finds the first mitigation that changes something: {"name", "sentence", "patch"} or {}; `--problems`:
-    {"problems", "notes"}.
+    script: writes attempt "number", which resumes "resume"; "was": the mitigations when that was saved; {"script",
+    "save_dir", "compatible"}. text: prints it; {"text", "save_dir"}. change: the first mitigation of "ladder" that changes
+    something; {"name", "sentence", "patch"} or {}, and "refused". problems: what prevents a start; {"problems", "notes"}.
+
+    Raises:
+        runs.RunError, presets.PresetError: the spec or a mitigation is wrong.
     """
-    import argparse  # not in the monitor, which imports this file, too
-
-    parser = argparse.ArgumentParser(prog="python -m monitor.resume.script")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--attempt", type=int, default=0)
-    parser.add_argument("--resume", type=Path)
-    parser.add_argument("--change", action="append", default=[], help="a mitigation in force, as JSON")
-    parser.add_argument("--was", action="append", default=[], help="one in force when the states were saved")
-    parser.add_argument("--problems", action="store_true", help="what prevents a start")
-    parser.add_argument("--text", action="store_true", help="the script's text")
-    parser.add_argument("--next", nargs="*", default=None, metavar="MITIGATION")
-    args = parser.parse_args(argv)
     import runs
-    from presets import PresetError
     from runs import mitigate
     from runs.pin import write_inputs
     from runs.scripts import rendered
 
-    notes: list[str] = []
-    changes: list[Change] = [json.loads(text) for text in args.change]
+    want, notes = request["want"], list[str]()
+    changes: list[Change] = request.get("changes", [])
+    resume = Path(request["resume"]) if request.get("resume") else None
     patches = {change["name"]: change["patch"] for change in changes if "patch" in change}
 
     def changed(job: Any, names: list[str]) -> Any:
@@ -234,42 +215,44 @@ def main(argv: list[str] | None = None) -> int:
             job = job.patched(patches[name] if name in patches else mitigate.change(job, name)[0])
         return job
 
+    original = runs.pinned(folder, notes.append, restarts=want != "problems")
+    job = changed(original, [change["name"] for change in changes])
+    if want == "script":
+        compatible = mitigate.same_state(changed(original, request["was"]), job)
+        path = runs.write_attempt(folder, job, request["number"], resume if compatible else None)
+        return {"script": str(path), "save_dir": job.save_dir, "compatible": compatible}
+    if want == "text":
+        return {"text": rendered(job, resume), "save_dir": job.save_dir}
+    if want == "change":
+        refused = list[str]()
+        for name in request["ladder"]:
+            patch, sentence = mitigate.change(job, name)
+            if patch:
+                return {"name": name, "sentence": sentence, "patch": patch, "refused": refused}
+            if reason := mitigate.refusal(job.run_spec(), name):
+                refused.append(f"{name.replace('_', ' ')}: {reason}")
+        return {"refused": refused}
+    edited = write_inputs(folder, job)
+    if edited and not list(folder.glob("train.attempt-*")):  # later ones write them with their changes
+        notes.append(f"{' and '.join(edited)} said something else; written again, as job.json has it")
     try:
-        original = runs.pinned(args.folder, notes.append, restarts=not args.problems)
-        job = changed(original, [change["name"] for change in changes])
-        answer: dict[str, Any]
-        if args.next is not None:
-            answer, refused = {}, []
-            for name in args.next:
-                patch, sentence = mitigate.change(job, name)
-                if patch:
-                    answer = {"name": name, "sentence": sentence, "patch": patch}
-                    break
-                if reason := mitigate.refusal(job.run_spec(), name):
-                    refused.append(f"{name.replace('_', ' ')}: {reason}")
-            answer |= {"refused": refused} if refused else {}
-        elif args.problems:
-            edited = write_inputs(args.folder, job)
-            if edited and not list(args.folder.glob("train.attempt-*")):  # later ones write them with their changes
-                notes.append(f"{' and '.join(edited)} said something else; written again, as job.json has it")
-            try:
-                problems = [fault.message for fault in runs.problems(job.run_spec(), ask=True)]
-            except runs.RunError as error:  # the job says all that an attempt needs
-                problems = []
-                notes.append(
-                    f"nothing is checked before the start, because this version refuses the run's spec: {error}"
-                )
-            answer = {"problems": problems, "notes": notes}
-        elif args.text:
-            answer = {"text": rendered(job, args.resume), "save_dir": job.save_dir}
-        else:
-            compatible = mitigate.same_state(changed(original, args.was), job)
-            path = runs.write_attempt(args.folder, job, args.attempt, args.resume if compatible else None)
-            answer = {"script": str(path), "save_dir": job.save_dir, "compatible": compatible}
-    except (runs.RunError, PresetError) as error:
+        problems = [fault.message for fault in runs.problems(job.run_spec(), ask=True)]
+    except runs.RunError as error:  # the job says all that an attempt needs
+        problems = []
+        notes.append(f"nothing is checked before the start, because this version refuses the run's spec: {error}")
+    return {"problems": problems, "notes": notes}
+
+
+def main() -> int:
+    """The subprocess. Exit code 1 with the reason on standard error when the spec or a mitigation is wrong."""
+    from presets import PresetError
+    from runs import RunError
+
+    try:
+        print(json.dumps(respond(Path(sys.argv[1]), json.load(sys.stdin))))
+    except (RunError, PresetError) as error:
         print(f"render: {error}", file=sys.stderr)
         return 1
-    print(json.dumps(answer))
     return 0
 
 

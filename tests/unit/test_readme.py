@@ -13,7 +13,7 @@ import pytest
 
 import hangproof
 from benchmarks import faults
-from monitor import config, start
+from monitor import config, state
 from runs.paths import ROOT
 
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -127,8 +127,8 @@ def test_the_limits_shown_can_be_loaded(tmp_path):
 def test_the_numbers_are_those_of_the_code():
     text = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS)
     seconds = config.load(environ={}).end.preempt_total_s
-    assert f"exits within {seconds:.0f} s with code {start.EXIT_PREEMPTED}" in text
-    assert f"RestartForceExitStatus={start.EXIT_PREEMPTED}\n" in text
-    assert f"SuccessExitStatus={start.EXIT_STOPPED} {start.EXIT_PREEMPTED}\n" in text
-    assert f"RestartPreventExitStatus={start.EXIT_FAILED} {start.EXIT_BUDGET}\n" in text
+    assert f"exits within {seconds:.0f} s with code {state.EXIT_PREEMPTED}" in text
+    assert f"RestartForceExitStatus={state.EXIT_PREEMPTED}\n" in text
+    assert f"SuccessExitStatus={state.EXIT_STOPPED} {state.EXIT_PREEMPTED}\n" in text
+    assert f"RestartPreventExitStatus={state.EXIT_FAILED} {state.EXIT_BUDGET}\n" in text
     assert f": {len(faults.table())} rows" in text

@@ -159,11 +159,10 @@ def _left_s(shown: view.View) -> float | None:
 
 
 def _estimate(shown: view.View) -> float | None:
-    from monitor.gpu import nvml
-    from monitor.state import learned_file, learned_key, load_learned
+    from monitor.state import load_learned
     from runs.dataset import counts
 
-    durations = load_learned(learned_file(), learned_key(shown.spec, nvml.model()))
+    durations = load_learned(shown.spec)
     step_s = durations.get("step", {}).get("median")
     try:
         planned = runs.planned_steps(runs.load(shown.folder), counts(runs.datasets_dir() / shown.folder.name))

@@ -105,6 +105,6 @@ def test_what_a_completed_run_taught_is_kept_for_the_next_of_its_kind(run, tmp_p
     assert code == 0
     table = json.loads((tmp_path / "outputs" / ".learned.json").read_text())
     (key,) = table
-    assert key == state.learned_key(RunFolder(folder).spec, "") and "tiny-flux" in key
+    assert key == state.learned_key(RunFolder(folder).spec) and "tiny-flux" in key
     assert table[key]["step"]["n"] >= 30 and 0.01 < table[key]["step"]["median"] < 1
-    assert state.load_learned(tmp_path / "outputs" / ".learned.json", "another") == {}
+    assert state.load_learned({"model": "another"}) == {}

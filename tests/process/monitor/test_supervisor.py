@@ -53,21 +53,15 @@ def test_a_step_that(what, folder):
     assert not sleeps or "fault" in (folder / "incidents/0001/stacks.txt").read_text()
 
 
-@pytest.mark.journey
-def test_a_death_by_sigkill_is_a_crash(folder):
+@pytest.mark.parametrize("launcher", [pytest.param("", marks=pytest.mark.journey), " || sleep 3600"])
+def test_a_death_by_sigkill_is_a_crash_even_below_a_living_launcher(folder, launcher):
     toy_run(folder, fault_at(AT, "os.kill(os.getpid(), 9)"), **SHORT)
-    assert supervise(folder)[0] == 0
-    completed(folder, restarts=1)
-    (incident,) = incidents(folder)
-    assert (incident["kind"], incident["cause"]) == ("crash", "killed")
-
-
-def test_a_dead_trainer_below_a_living_launcher_is_a_crash(folder):
-    toy_run(folder, fault_at(AT, "os.kill(os.getpid(), 9)"), **SHORT)
-    (folder / "train.sh").write_text(f"cd {folder}\n{sys.executable} toy.py || sleep 3600\n")
+    if launcher:
+        (folder / "train.sh").write_text(f"cd {folder}\n{sys.executable} toy.py{launcher}\n")
     assert supervise(folder, limits="[watch]\nlauncher_s = 1\n")[0] == 0
     completed(folder, restarts=1)
-    assert incidents(folder)[0]["kind"] == "crash"
+    (incident,) = incidents(folder)
+    assert incident["kind"] == "crash" and (launcher or incident["cause"] == "killed")
 
 
 @pytest.mark.journey

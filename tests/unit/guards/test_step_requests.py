@@ -4,8 +4,9 @@ import pytest
 from monitor_helpers import events
 
 from guards import step_requests
-from monitor.extra_saves import ExtraSaves, boundary
+from monitor import config
 from monitor.run_folder import RunFolder
+from monitor.store import StoreAgent, StoreView, extra_save_due
 
 
 def test_a_request_that_the_training_dies_at_is_refused_in_the_end(tmp_path):
@@ -56,17 +57,23 @@ def test_only_rank_0_reads_requests(tmp_path):
     ],
 )
 def test_extra_saves_are_due_between_two_regular_ones(every, count, expected):
-    found = {step: at for step in range(70) if (at := boundary(step, every, count)) is not None}
+    found = {step: at for step in range(70) if (at := extra_save_due(step, every, count)) is not None}
     assert expected.items() <= found.items() and bool(found) is bool(expected)
     assert all(step % every > 0 and at <= step for step, at in found.items())
 
 
 def test_an_extra_save_is_requested_once_and_not_while_one_is_copied_or_saving_is_slow(tmp_path):
     (tmp_path / "run.toml").write_text("save_every_n_steps = 40\n", encoding="utf-8")
-    saves = ExtraSaves(RunFolder(tmp_path), 1)
-    assert not saves.tick(21, copying=True, step_s=1.0, save_s=0.1)
-    assert not saves.tick(21, copying=False, step_s=1.0, save_s=0.9)  # 2 % of an interval are 0.8 s
-    assert saves.tick(22, copying=False, step_s=1.0, save_s=0.1)
-    assert not saves.tick(23, copying=False, step_s=1.0, save_s=0.1)
+    store = StoreAgent(RunFolder(tmp_path), config.load().store)
+
+    def requested(step, save_s, pending=""):
+        before, store.view = store._requested, StoreView(pending=pending)
+        store.request_save(step, 1.0, save_s)
+        return store._requested > before
+
+    assert not requested(21, 0.1, pending="the checkpoint of step 20")
+    assert not requested(21, 0.9)  # 2 % of an interval are 0.8 s
+    assert requested(22, 0.1)
+    assert not requested(23, 0.1)
     assert step_requests.waiting(tmp_path) == ("state",)
-    assert saves.tick(60, copying=False, step_s=1.0, save_s=0.0)  # too short to be seen
+    assert requested(60, 0.0)  # too short to be seen

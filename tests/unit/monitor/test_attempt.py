@@ -1,6 +1,6 @@
 """How an attempt ended: which exit codes and outcomes count as done."""
 
-from monitor.attempt import ExitStatus
+from monitor.diagnose.collect import ExitStatus
 
 
 def test_exit_codes_and_outcomes():

@@ -63,6 +63,7 @@ class World:
 
     def trains(self, steps: int, step_s: float, every: int) -> None:
         self.recovered, self.pending = self.recovered + self.pending, 0
+        self.event("phase", phase="first_step", step=self.step)
         with (self.folder / "metrics.jsonl").open("a") as file:
             for _ in range(steps):
                 self.passes(step_s, "training")
@@ -173,7 +174,6 @@ def test_without_metrics_or_clocks_the_phases_of_the_events_are_used(world, miss
     """The metrics of another machine may not be in the store, and earlier versions wrote only the UTC."""
     world.starts()
     world.passes(10, "loading")
-    world.event("phase", phase="step", step=1)
     world.trains(20, 1.0, every=10)
     world.event("checkpoint", step=20)
     world.event("completed")

@@ -1,6 +1,5 @@
 """What is kept between two monitors, and what a status says about its age."""
 
-import json
 import time
 
 from monitor.process import platform
@@ -14,17 +13,6 @@ def test_the_state_is_the_same_after_it_was_saved_and_loaded(tmp_path):
     saved = RunState(State.RECOVERING, 3, current=record, failure=Failure("hang", "0001"), shutdown=Shutdown("stopped"))
     assert saved.save(folder)
     assert RunState.load(folder) == saved
-
-
-def test_a_file_of_the_first_version_keeps_what_a_user_has(tmp_path):
-    old = {"version": 1, "state": "failed", "attempt": 4, "best_step": 90, "changes": [{"name": "workers_0", "sentence": "x"}],
-           "was": ["workers_0"], "used": {"worker_stuck": 2}, "spec_mark": "abc", "asked_at": 5.0,
-           "history": {"restarts": 2, "seen": {"a": 1}, "new_steps_s": 3.0}, "known": {}, "attempt_under_way": None}  # fmt: skip
-    (tmp_path / "monitor.json").write_text(json.dumps(old))
-    state = RunState.load(RunFolder(tmp_path))
-    assert (state.state, state.attempt, state.best_step, state.spec_hash) == (State.FAILED, 4, 90, "abc")
-    assert state.changes_at_save == ["workers_0"] and state.cause_counts == {"worker_stuck": 2}
-    assert state.history.failures == {"a": 1}
 
 
 def test_old_figures_are_called_old():

@@ -196,9 +196,9 @@ def test_the_charts_have_the_validation_loss(tmp_path):
         assert found["val_loss"]["x"][0] == first and found["val_loss"]["mean"][:2] == [0.1, 0.05]
 
 
-@given(st.integers(2, 120), st.integers(1, 9), st.integers(0, 130))
+@given(st.integers(2, 120), st.integers(1, 9))
 @settings(max_examples=25)
-def test_lines_of_validations_do_not_hide_the_line_of_a_step(tmp_path_factory, steps, every, wanted):
+def test_lines_of_validations_do_not_hide_the_line_of_a_step(tmp_path_factory, steps, every):
     path = tmp_path_factory.mktemp("lines") / "metrics.jsonl"
     lines = [
         step_line(step, note="x" * 150) + (validation_line(step, 0.5) if step % every == 0 else "")
@@ -206,6 +206,4 @@ def test_lines_of_validations_do_not_hide_the_line_of_a_step(tmp_path_factory, s
     ]
     path.write_text("".join(lines))
     with path.open("rb") as file:
-        found = metrics_lines.step_line(file, 0, path.stat().st_size, wanted)
-        assert (found or {}).get("step") == (min(wanted, steps - 1) or None)
         assert metrics_lines.last_step(file, 0, path.stat().st_size)["step"] == steps - 1

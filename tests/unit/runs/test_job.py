@@ -14,6 +14,7 @@ from runs_helpers import call, pictures, spec
 
 import runs
 from launch import bundle
+from monitor.resume import script
 from monitor.run_folder import RunFolder
 from monitor.state import spec_edited, spec_hash
 from runs import job as jobs
@@ -164,16 +165,14 @@ def test_a_data_set_file_edited_by_hand_is_written_again_before_the_first_attemp
     before = (folder / "dataset.toml").read_text()
     (folder / "dataset.toml").write_text(before.replace("resolution = 512", "resolution = 256"))
     assert (folder / "dataset.toml").read_text() != before
-    done = ask(folder, "--problems")
+    done = ask(folder, "problems")
     assert (folder / "dataset.toml").read_text() == before
-    assert "dataset.toml said something else" in done["notes"][0] and ask(folder, "--problems")["notes"] == []
+    assert "dataset.toml said something else" in done["notes"][0] and ask(folder, "problems")["notes"] == []
 
 
-def ask(folder: Path, *arguments: str) -> dict:
+def ask(folder: Path, want: str, **more) -> dict:
     """What the process that the monitor asks answers."""
-    done = call("monitor.resume.script", folder, *arguments)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return script.respond(folder, {"want": want, **more})
 
 
 def test_a_damaged_job_is_an_error_that_render_corrects(tmp_path, data):
@@ -190,8 +189,8 @@ def test_a_spec_that_this_version_refuses_still_resumes(tmp_path, data):
     job = pinned(folder)
     gone = replace(job, spec={**job.spec, "tier": "11G"})
     (folder / "job.json").write_text(jobs.dumps(gone))
-    assert "refuses the run's spec" in ask(folder, "--problems")["notes"][-1]
-    assert ask(folder, "--attempt", "2", "--resume", str(folder / "x-state"))["compatible"]
+    assert "refuses the run's spec" in ask(folder, "problems")["notes"][-1]
+    assert ask(folder, "script", number=2, resume=str(folder / "x-state"), was=[])["compatible"]
     assert rendered(job, folder / "x-state") == (folder / "train.attempt-2.sh").read_text()
 
 

@@ -29,7 +29,7 @@ from launch.store.places import open_place
 from monitor import config, store
 from monitor.cli.commands import line
 from monitor.run_folder import RunFolder
-from monitor.state import State, read_status
+from monitor.state import State, Transition, read_status
 from monitor.supervisor import Supervisor
 
 STEPS, EVERY = 80, 20
@@ -267,8 +267,8 @@ def test_killed_agents_and_monitors_are_replaced_and_the_run_stays_one(machine, 
 def test_a_run_that_another_machine_trains_ends_before_its_first_attempt(lease):
     view = store.StoreView(lease=store.LeaseState(lease), message="other (process 1) trains this run")
     agent = SimpleNamespace(poll=lambda: view, unreachable_s=lambda: 0.0)
-    waiting = SimpleNamespace(run=SimpleNamespace(store=agent), config=config.load(), finish=lambda *end: end)
-    assert Supervisor.admission(waiting) == (State.FAILED, 4, view.message)
+    waiting = SimpleNamespace(run=SimpleNamespace(store=agent), config=config.load())
+    assert Supervisor.admission(waiting) == Transition(State.FAILED, view.message, code=4)
 
 
 def test_what_ends_a_run_is_not_overwritten_by_another_thread_of_the_agent(tmp_path):

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from monitor_evidence import frames
@@ -72,26 +73,16 @@ def test_a_guarded_process_answers_with_its_stacks(guarded, tmp_path):
 
 
 @pytest.mark.skipif(not LINUX, reason="SIGUSR2 is not on Windows")
-def test_a_stacks_file_that_vanishes_while_it_is_read_is_no_error(guarded, tmp_path, monkeypatch):
-    path, real = stacks_path(tmp_path, guarded.pid), platform.send
-
-    def send(pid: int, start: float, number: int) -> bool:
-        sent = real(pid, start, number)
-        path.unlink(missing_ok=True)
-        return sent
-
-    monkeypatch.setattr(platform, "send", send)
-    assert stacks.dump(tmp_path, [key(guarded)], 2.0) == {}
-
-
-@pytest.mark.skipif(not LINUX, reason="SIGUSR2 is not on Windows")
-def test_a_stacks_file_that_cannot_be_read_is_no_error(guarded, tmp_path, monkeypatch):
+@pytest.mark.parametrize("vanishes", [True, False])
+def test_a_stacks_file_that_vanishes_or_cannot_be_read_meanwhile_is_no_error(guarded, tmp_path, monkeypatch, vanishes):
     real, calls = os.path.getsize, []
 
     def getsize(path):
         calls.append(path)
-        if len(calls) > 1:
+        if len(calls) > 1 and not vanishes:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if len(calls) > 1:
+            Path(path).unlink(missing_ok=True)
         return real(path)
 
     monkeypatch.setattr(os.path, "getsize", getsize)

@@ -31,14 +31,20 @@ def test_the_newest_good_state_is_chosen_bad_newer_ones_are_set_aside_older_ones
     assert sorted(p.name for p in tmp_path.glob("*-state")) == [paths[0].name, paths[1].name]
 
 
+def fifo_in(path: Path, sha256: str) -> Path:
+    """A file of the state whose content comes through a fifo, as from a disk that is slow or dead."""
+    os.mkfifo(path / "slow.bin")
+    guard = json.loads((path / checkpoint.GUARD).read_text())
+    guard["files"]["slow.bin"] = {"size": 0, "sha256": sha256}
+    (path / checkpoint.GUARD).write_text(json.dumps(guard))
+    return path / "slow.bin"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a fifo stands in for a dead disk")
 def test_a_state_that_cannot_be_checked_in_time_is_kept_where_it_is(tmp_path):
     path = state(tmp_path, 10)
-    os.mkfifo(path / "stalled.bin")
-    guard = json.loads((path / checkpoint.GUARD).read_text())
-    guard["files"]["stalled.bin"] = {"size": 0, "sha256": ""}
-    (path / checkpoint.GUARD).write_text(json.dumps(guard))
+    fifo_in(path, "")
     chosen = checkpoints.choose([tmp_path], checkpoints.Verifier(1.0))
     ((unsure, reason),) = chosen.unsure
     assert unsure == path and "timed out after 1 s" in reason
@@ -49,13 +55,10 @@ def test_a_state_that_cannot_be_checked_in_time_is_kept_where_it_is(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count the bytes of a process")
 def test_a_state_on_a_slow_disk_is_verified_however_long_that_takes(tmp_path):
     path, piece = state(tmp_path, 10), b"x" * 1000
-    os.mkfifo(path / "slow.bin")
-    guard = json.loads((path / checkpoint.GUARD).read_text())
-    guard["files"]["slow.bin"] = {"size": 0, "sha256": hashlib.sha256(30 * piece).hexdigest()}
-    (path / checkpoint.GUARD).write_text(json.dumps(guard))
+    slow = fifo_in(path, hashlib.sha256(30 * piece).hexdigest())
 
     def disk():
-        with open(path / "slow.bin", "wb", buffering=0) as file:
+        with open(slow, "wb", buffering=0) as file:
             for _ in range(30):
                 file.write(piece)
                 time.sleep(0.1)

@@ -19,7 +19,11 @@ WAITS = frames("distributed_c10d.py:all_reduce", "other.py:wait_for_everyone")
 
 def hang(scene, verdict=None, stacks=None, outcome="", note="", slow=""):
     verdict = verdict or Verdict("hung", 1, "step", 20, 9.0, 4.0, ("sleeping",))
-    return collect.of_hang(scene, verdict, outcome, note, stacks or {}, slow)
+    return collect.of_hang(scene, verdict, ended(None, outcome=outcome, note=note), stacks or {}, slow)
+
+
+def ended(code, signal=None, outcome="running", note=""):
+    return collect.ExitStatus(code, signal, outcome, note, trained=False)
 
 
 # The phase in which rank 0 is stuck, its stack, and the cause; rank 1 waits for it in a collective operation.
@@ -56,10 +60,10 @@ def test_a_save_is_stuck_on_rank_0_although_all_ranks_are_in_that_phase(tmp_path
 def test_a_rank_that_gave_up_at_a_barrier_blames_the_save_that_it_waited_for(tmp_path):
     note = "waited 1800 s for all 2 ranks at a barrier (this is rank 1)"
     gave_up = beat(1, 20, "step", outcome="deadline", note=note)
-    found = collect.of_crash(scope(tmp_path, beat(0, 20, "save"), gave_up), 75, None, "running", "", "exit code 75")
+    found = collect.of_crash(scope(tmp_path, beat(0, 20, "save"), gave_up), ended(75))
     assert (found.kind, found.rank, found.phase) == ("crash", 0, "save")
     assert causes.match(found).name == "save_slow"
-    found = collect.of_crash(scope(tmp_path, beat(0, 20), gave_up), 75, None, "running", "", "exit code 75")
+    found = collect.of_crash(scope(tmp_path, beat(0, 20), gave_up), ended(75))
     assert causes.match(found).name == "collective"
 
 
@@ -85,18 +89,18 @@ def test_a_crash_is_that_of_the_rank_that_failed(tmp_path):
     (tmp_path / "x").mkdir()
     stacks_path(tmp_path, 101).write_text("old dump\nFatal Python error: Aborted\n\n" + frames("x.py:f"))
     two = scope(tmp_path, beat(0, 20), beat(1, 19, outcome="failed", note="KeyError: 'x'"))
-    found = collect.of_crash(two, 1, 9, "running", "", "exit code 1")
+    found = collect.of_crash(two, ended(137, 9))
     assert (found.rank, found.step, found.outcome, found.note) == (1, 19, "failed", "KeyError: 'x'")
     assert found.signal is None, "the launcher killed the others"
-    assert found.ended == "exit code 1; rank 1: failed (KeyError: 'x')"
+    assert found.ended == "killed by SIGKILL; rank 1: failed (KeyError: 'x')"
     assert found.stacks[101].startswith("Fatal Python error: Aborted")
-    alone = collect.of_crash(scope(tmp_path), None, 9, "", "", "killed by SIGKILL")
+    alone = collect.of_crash(scope(tmp_path), ended(None, 9, ""))
     assert (alone.phase, alone.step, alone.signal) == ("import", 5, 9)
 
 
 def test_a_damaged_lora_is_about_the_run_and_not_about_a_rank(tmp_path):
     done = scope(tmp_path, beat(0, 40, "end", outcome="done"))
-    found = collect.of_crash(done, 0, None, "lora_damaged", "the LoRA x.safetensors is missing", "exit code 0")
+    found = collect.of_crash(done, ended(0, None, "lora_damaged", "the LoRA x.safetensors is missing"))
     assert found.outcome == "lora_damaged" and causes.match(found).name == "lora_damaged"
     assert "the LoRA x.safetensors is missing" in causes.match(found).explanation
 
@@ -154,7 +158,7 @@ def test_a_kernel_record_of_a_fault_is_kept_if_it_is_new(tmp_path, monkeypatch):
 
 
 def test_a_folder_and_stacks_that_are_gone_are_no_error(tmp_path):
-    found = collect.of_crash(scope(tmp_path / "absent", beat()), 1, None, "", "", "exit code 1")
+    found = collect.of_crash(scope(tmp_path / "absent", beat()), ended(1, None, ""))
     assert "free disk space: No such file or directory" in found.missing
     assert found.stacks == {} and "disk_free" not in found.host
 
@@ -186,7 +190,7 @@ CGROUP, MACHINE = "/sys/fs/cgroup/memory.events", "/proc/vmstat"
 def test_only_the_same_counter_is_compared(before, after, new, tmp_path, monkeypatch):
     monkeypatch.setattr(collect, "oom_kills", lambda: after)
     killed = scope(tmp_path, beat(), oom_kills_before=before)
-    found = collect.of_crash(killed, None, 9, "running", "", "killed by SIGKILL")
+    found = collect.of_crash(killed, ended(None, 9))
     assert found.host.get("oom_kills") == new
     found.kernel = []  # of this machine
     assert causes.match(found).name == ("host_out_of_memory" if new else "killed")

@@ -17,7 +17,7 @@ from monitor import start
 from monitor.process import platform
 from monitor.resume import snapshots as ours
 from monitor.resume.checkpoints import Verifier
-from monitor.resume.policy import History
+from monitor.state import History
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")
 

@@ -9,7 +9,7 @@ from monitor_evidence import beat, frames, hang, proc, scope
 from guards import startup
 from guards.heartbeat import Heartbeat, path_of, read
 from guards.turns import WAITS
-from monitor.diagnose import collect, rank_report, ranks
+from monitor.diagnose import collect, ranks
 from monitor.process import platform
 
 BARRIER_STACK = frames("distributed_c10d.py:barrier", "state.py:wait_for_everyone", "setup.py:barrier")
@@ -175,7 +175,7 @@ def test_the_text_has_the_table_the_check_points_the_stacks_and_the_environment(
     group[1]["points"][3]["spent_s"] = 4.25
     group[0]["environment"]["NCCL_DEBUG"] = "\x1b[31mINFO\n"
     stacks = {100: BARRIER_STACK, 101: frames("models.py:load", "setup.py:build")}
-    text = rank_report.lines(group, ranks.verdict(group[:2], stacks), stacks)
+    text = ranks.lines(group, ranks.verdict(group[:2], stacks), stacks)
     assert text[0].startswith("Rank 1 stopped at check point 4")
     rows = {line[:2].strip(): line.split() for line in text if line[:2].strip().isdigit()}
     assert [len(rows), rows["7"][-3:], rows["4"][-3:]] == [12, ["1.0", "4.2*", "-"], ["1.0", ">1.0", "-"]]
@@ -185,7 +185,7 @@ def test_the_text_has_the_table_the_check_points_the_stacks_and_the_environment(
     assert "Rank 2: did not start" in text
     assert "    device=cpu" in text and "    rank 1: RANK=1" in text and "    rank 0: RANK=0, NCCL_DEBUG=INFO" in text
     assert not any("\x1b" in line or "\n" in line for line in text)
-    assert rank_report.lines([{**training(0), "points": []}], ranks.verdict([training(0)], {}), {}) == []
+    assert ranks.lines([{**training(0), "points": []}], ranks.verdict([training(0)], {}), {}) == []
 
 
 def test_a_record_becomes_a_rank_of_the_report(tmp_path, monkeypatch):
