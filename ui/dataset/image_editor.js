@@ -208,7 +208,7 @@ function makeEditor() {
     const answer = await ask("open", { id: wanted });
     if (wanted !== id || !dialog.open) return;
     if (answer?.ok !== true) {
-      return say(answer ? answer.error : `${NO_ANSWER}. The large picture cannot be shown now.`);
+      return say(answer ? answer.error : `${await noAnswer()} The large picture cannot be shown now.`);
     }
     if (!answer.item) return dialog.close(); // it was removed elsewhere
     item = answer.item;

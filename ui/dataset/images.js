@@ -75,10 +75,13 @@ async function change(name, data, say = showError) {
     hangproof.tellOthers();
     return answer;
   }
-  if (!answer) await hangproof.lost();
-  const why = hangproof.trouble() === "login" ? "Your login has ended" : NO_ANSWER;
-  say(answer ? answer.error : `${why}. Nothing was changed. Try again later.`);
+  say(answer ? answer.error : `${await noAnswer()} Nothing was changed. Try again later.`);
   return null;
+}
+/** Why the server did not answer. */
+async function noAnswer() {
+  await hangproof.lost();
+  return hangproof.trouble() === "login" ? "Your login has ended." : "Hangproof does not respond.";
 }
 function show(answer) {
   if (!answer.list) return;
@@ -236,7 +239,6 @@ function draw() {
   showCaptioning();
   if (draft && draft !== adopted) {
     adopted = draft;
-    adoptFiles().catch(() => {}); // without IndexedDB no file was kept
     const size = localStorage["hangproof-page-size"];
     if (size in SIZES && Number(size) !== state().size) go({ size: Number(size) });
     hangproof.flush();
@@ -302,8 +304,7 @@ hangproof.writeCaptions = (ids) => {
 hangproof.flush = async () => (await Promise.all([editor.flushMasks(), flush(), hangproof.sync()])).every(Boolean);
 hangproof.onBack(async () => {
   await flush();
-  if (waiting.length) await pump();
-  else await reload();
+  await reload();
   await hangproof.sync();
 });
 hangproof.onTrouble((found) => {
