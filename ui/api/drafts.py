@@ -127,13 +127,12 @@ def undo(draft_id: str) -> str:
 
 
 def check_images(draft_id: str) -> dict[str, Any]:
-    """Check the images in the background: duplicates, blur, size, captions, buckets; `image_report` has the findings."""
-    doctor.start(_known(draft_id))
-    return doctor.progress(draft_id) or {}
+    """Check the images: duplicates, blur, size, captions; the same as `image_report`."""
+    return doctor.report(_known(draft_id))
 
 
 def image_report(draft_id: str) -> dict[str, Any]:
-    """The findings by kind, the buckets, and the progress of the check."""
+    """What is wrong with the images and captions, by kind; and the buckets."""
     return doctor.report(_known(draft_id))
 
 

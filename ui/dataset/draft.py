@@ -9,7 +9,7 @@ position: adding, moving or removing one image never changes the caption of anot
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,8 @@ class Item:
     file: its name in its folder. folder: the relative path of the dropped folder it came from, "" for none. width,
     height: pixels as shown, before the crop. warnings: codes, see draft_images.warnings_of. crop: left, top, right,
     bottom as fractions of the image as shown. mask: the name of a file in the draft's `masks/`. weight: 1 to 10.
-    caption_by: who wrote the caption: "person", "file", "model", or "" where nobody did.
+    caption_by: who wrote the caption: "person", "file", "model", or "" where nobody did. changes, looks: see
+    draft_images.measured.
     """
 
     id: str
@@ -73,6 +74,8 @@ class Item:
     mask: str | None = None
     weight: int = 1
     caption_by: str = ""
+    changes: str = ""
+    looks: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def trained_size(self) -> tuple[int, int]:
@@ -85,7 +88,7 @@ class Item:
         return next((code[5:] for code in self.warnings if code.startswith("near:")), "")
 
 
-COPIED = ("file", "folder", "caption", "sha256", "turn", "mask", "weight", "caption_by")
+COPIED = ("file", "folder", "caption", "sha256", "turn", "mask", "weight", "caption_by", "changes", "looks")
 # Of the drafts used last: their images as stored, the limit of small ones, their items, and what finds nearly identical ones.
 # A page of twelve cards must not build those of 10,000 images again.
 _items: OrderedDict[str, tuple[Mapping[str, Entry], float, list[Item], draft_images.Near]] = OrderedDict()
@@ -115,7 +118,7 @@ def _item(key: str, entry: Entry, near: str, small_side: int) -> Item:
     width, height = reversed(size) if entry["turn"] % 2 else size
     crop = tuple(entry["crop"]) if entry["crop"] else None
     warnings = draft_images.warnings_of(entry, cropped_size((width, height), crop), near, small_side)
-    same = {name: entry[name] for name in COPIED}
+    same = {name: entry[name] for name in COPIED if name in entry}  # an older version did not measure all of it
     return Item(id=key, width=width, height=height, warnings=warnings, crop=crop, **same)
 
 

@@ -1,5 +1,7 @@
 """One image of a draft: checked and measured when it is dropped, its thumbnail, and the warnings on its card.
 
+What "Check images" says of the pixels is measured from the thumbnail at the same time: the image is decoded once.
+
 A dropped file is copied and never moved or deleted: Gradio stores an upload in a folder named after its content, so two
 drops of one file share a path, and Gradio may write to that path again. A file of a folder on the server may be hard-linked.
 """
@@ -55,7 +57,8 @@ def measured(path: Path, name: str, copy: Path, link: bool = False) -> Entry:
 
     Returns:
         width, height (pixels, after EXIF rotation), sha256, bytes, hash (for nearly identical images), upright (quarter
-        turns clockwise that undo an EXIF rotation of pixels that are upright already; else 0).
+        turns clockwise that undo an EXIF rotation of pixels that are upright already; else 0), changes (what is
+        converted before the training), looks (see `looks_of`).
 
     Raises:
         RunError: it is not an image, damaged or too large; nothing is left of the copy and the thumbnail then.
@@ -75,12 +78,13 @@ def measured(path: Path, name: str, copy: Path, link: bool = False) -> Entry:
         with pictures.opened(copy, name) as image:
             if image.format == "PNG":
                 image.load()  # `getexif` of a PNG decodes it as well, and damage is reported once only
-            upright = _upright(image)
-            shape = image.size
+            upright, shape, mode = _upright(image), image.size, image.mode
+            transparent = image.has_transparency_data
             small = _thumbnail(image, THUMB_SIDE)
             if image.format not in DRAFTED:
                 shape = image.size  # Pillow rotates a TIFF while it decodes it
-                getattr(image, "n_frames", 1)  # finds a damaged frame
+            # To count the frames finds a damaged one. A HEIF file opens at its main picture.
+            frames = 1 if image.format in (*DRAFTED, "HEIF") else getattr(image, "n_frames", 1)
             width, height = reversed(shape) if image.getexif().get(pictures.EXIF_ORIENTATION, 1) in SIDEWAYS else shape
         _save(small, copy.with_suffix(".jpg"))
         with copy.open("rb") as file:
@@ -89,7 +93,51 @@ def measured(path: Path, name: str, copy: Path, link: bool = False) -> Entry:
         copy.unlink(missing_ok=True)
         copy.with_suffix(".jpg").unlink(missing_ok=True)
         raise
-    return {"width": width, "height": height, "sha256": digest, "bytes": size, "hash": _hash(small), "upright": upright}
+    return {
+        "width": width,
+        "height": height,
+        "sha256": digest,
+        "bytes": size,
+        "hash": _hash(small),
+        "upright": upright,
+        "changes": _changes(frames, transparent, mode),
+        "looks": looks_of(small, (width, height)),
+    }
+
+
+def _changes(frames: int, transparent: bool, mode: str) -> str:
+    """What runs.pictures.decoded changes of an image beside its format and its EXIF rotation; "" for nothing."""
+    reasons = ["only the first frame is used"] if frames > 1 else []
+    if transparent:
+        reasons.append("transparency becomes white")
+    elif mode.startswith(("I", "F")):
+        reasons.append("reduced to 8 bits per channel")
+    elif mode not in ("RGB", "L"):
+        reasons.append(f"{mode} becomes RGB")
+    return ", ".join(reasons)
+
+
+def looks_of(small: Any, size: tuple[int, int]) -> dict[str, Any]:
+    """What the pixels of a thumbnail show, for ui/dataset/checks.py.
+
+    pixels: a hash of them and of the image's `size`. sharpness: variance of the Laplacian in parts of that of the
+    brightness. contrast: variance of the brightness. mean, low, high: brightness of 0 to 255: mean, 5th and 95th percentile.
+    """
+    values = np.asarray(small.convert("L"), dtype=np.float32)
+    contrast, sharpness = float(values.var()), 0.0
+    if min(values.shape) > 2 and contrast > 0:
+        inner = values[1:-1, 1:-1]
+        laplacian = values[:-2, 1:-1] + values[2:, 1:-1] + values[1:-1, :-2] + values[1:-1, 2:] - 4 * inner
+        sharpness = float(laplacian.var()) / contrast
+    low, high = (float(one) for one in np.percentile(values, (5, 95)))
+    return {
+        "pixels": hashlib.sha256(f"{size}".encode() + small.tobytes()).hexdigest()[:24],
+        "sharpness": round(sharpness, 5),
+        "contrast": round(contrast, 2),
+        "mean": round(float(values.mean()), 2),
+        "low": round(low, 2),
+        "high": round(high, 2),
+    }
 
 
 def _store(path: Path, name: str, copy: Path, link: bool) -> None:
