@@ -6,7 +6,7 @@ from typing import Any
 
 from runs.files import RunError
 from runs.machine import this_machine, tier_for
-from ui.dataset import bulk, captioning, doctor, draft, images, imports, selection
+from ui.dataset import bulk, captioning, doctor, draft, drafts, images, imports, selection
 from ui.new import form, run_starts
 from ui.new import settings as of_draft
 
@@ -25,7 +25,7 @@ def new_draft() -> str:
 
 def list_drafts() -> list[dict[str, Any]]:
     """The drafts used last: id, name, number of images, age."""
-    return images.recent_drafts()
+    return drafts.recent()
 
 
 def set_settings(draft_id: str, settings: dict) -> dict[str, Any]:

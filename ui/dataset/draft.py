@@ -4,7 +4,8 @@ They are on disk and not in the browser's session, because a reload, a crash or 
 of captions. A caption belongs to its image, which is named by its folder and content, never by its file name or
 position: adding, moving or removing one image never changes the caption of another.
 
-`draft_store.py` keeps the draft on disk, `draft_drop.py` takes in dropped files; the rest of the page uses this file only.
+`draft_store.py` keeps the draft on disk, `draft_drop.py` takes in dropped files, `drafts.py` knows all drafts; the rest of
+the page uses this file only.
 """
 
 from collections import OrderedDict
@@ -18,12 +19,11 @@ from runs import env_file
 from runs.dataset import Source, folder_counts, one_line
 from runs.files import RunError, explained
 from runs.pictures import cropped_size, turned_crop
-from ui.dataset import draft_history, draft_images, draft_store
+from ui.dataset import draft_images, draft_store
 from ui.dataset.draft_drop import add, copy_dataset
 from ui.dataset.draft_images import Entry
 from ui.dataset.draft_store import (
     OUT_OF_DATE,
-    delete_expired,
     folder,
     images_dir,
     is_id,
@@ -31,19 +31,10 @@ from ui.dataset.draft_store import (
     masks_dir,
     new_id,
     plain_text,
-    touch,
     uploads_dir,
 )
 
-__all__ = [
-    "add",
-    "copy_dataset",
-    "delete_expired",
-    "is_id",
-    "new_id",
-    "touch",
-    "uploads_dir",
-]  # for the rest of the page
+__all__ = ["add", "copy_dataset", "is_id", "new_id", "uploads_dir"]  # for the rest of the page
 MERGE_S = 5.0  # changes of one caption that follow each other within this time are one step
 REMOVED = "This image was removed"
 ROTATION = "rotation of {}"  # what undo calls it
@@ -242,26 +233,27 @@ def images_not_in_a_run(draft_id: str) -> int:
 def history(draft_id: str) -> tuple[str, str]:
     """What undo would undo and redo would redo, such as "caption of cat.png"; "" for nothing."""
     state = draft_store.read(draft_id)
-    steps, done = state["history"], state["done"]
-    return steps[done - 1]["label"] if done else "", steps[done]["label"] if done < len(steps) else ""
+    labels, done = [step["label"] for step in state["history"].values()], state["done"]
+    return "".join(labels[:done][-1:]), "".join(labels[done:][:1])
 
 
-def undo(draft_id: str, side: int = draft_history.UNDO) -> str | None:
+def undo(draft_id: str, back: bool = True) -> str | None:
     """Undo the last change of images or captions. Returns a sentence about it; None when there is nothing to undo."""
     with locked(draft_id):
-        state, back = draft_store.read(draft_id), side == draft_history.UNDO
+        state = draft_store.read(draft_id)
         at = state["done"] - back
         if not 0 <= at < len(state["history"]):
             return None
-        entry = state["history"][at]
-        state = draft_history.applied(state, draft_store.read_step(draft_id, entry["n"]), side)
-        draft_store.write(draft_id, {**state, "done": at + (not back)})
+        key, entry = list(state["history"].items())[at]
+        state, step = draft_store.exchanged(state, draft_store.unpacked(entry))
+        history = {**state["history"], key: {**entry, "step": draft_store.packed(step)}}
+        draft_store.write(draft_id, {**state, "history": history, "done": at + (not back)})
     return f"{'Undone' if back else 'Redone'}: {entry['label']}."
 
 
 def redo(draft_id: str) -> str | None:
     """Make the change again that was undone last. Returns a sentence about it; None when there is none."""
-    return undo(draft_id, draft_history.REDO)
+    return undo(draft_id, back=False)
 
 
 # Changes ---------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from runs import archives, masks
 from runs.dataset import CAPTION_SUFFIXES, read_caption, read_captions, unique_stem
 from runs.files import RunError, explained
 from runs.paths import datasets_dir
-from ui.dataset import draft_history, draft_images, draft_store
+from ui.dataset import draft_images, draft_store
 from ui.dataset.draft_images import Entry
 from ui.dataset.draft_store import State
 
@@ -124,8 +124,8 @@ def _measured(pictures: Iterable[Dropped], work: Path, link: bool = False) -> li
         return list(pool.map(one, itertools.count(), pictures))
 
 
-def _what_was_added(step: draft_history.Step) -> str:
-    number = len(draft_history.images_of(step))
+def _what_was_added(step: draft_store.Step) -> str:
+    number = sum(before is None for before in step.get("images", {}).values())
     return f"adding of {draft_store.count(number, 'image')}" if number else "captions from files"
 
 

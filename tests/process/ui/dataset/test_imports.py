@@ -14,7 +14,7 @@ from ui_page import until
 
 from runs.files import RunError
 from ui import jobs
-from ui.dataset import draft, draft_drop, draft_store, images, imports, subsets
+from ui.dataset import draft, draft_drop, drafts, images, imports, subsets
 from ui.dataset.imports import Progress, files_of
 
 pytestmark = pytest.mark.slow
@@ -129,8 +129,8 @@ def test_an_import_that_waits_keeps_its_upload(mine, tmp_path, monkeypatch, clea
     assert len(imports.waiting(mine)) == 1
     if cleaner.startswith("ours"):
         for path in (sent, sent.parent):
-            os.utime(path, (time.time() - 2 * draft_store.UPLOAD_EXPIRES_S,) * 2)
-        draft.delete_expired()
+            os.utime(path, (time.time() - 2 * drafts.UPLOAD_EXPIRES_S,) * 2)
+        drafts.delete_expired()
     else:
         sent.unlink()
     assert not sent.exists()

@@ -25,7 +25,7 @@ from PIL import Image
 
 import runs
 from runs import masks
-from ui.dataset import draft, draft_history, draft_store, image_edit, subsets
+from ui.dataset import draft, draft_store, image_edit, subsets
 
 HISTORY = 4  # steps of undo that the walk has: files leave the history early and often
 FILES = 6  # different pictures that are dropped
@@ -62,7 +62,7 @@ def test_typing_is_one_step_and_one_drop_is_one_step(mine, tmp_path):
 def test_a_history_that_was_damaged_is_an_error_and_loses_nothing(mine, tmp_path):
     drop(mine, photo(tmp_path / "0.png", 0))
     with contextlib.closing(sqlite3.connect(draft.folder(mine) / "draft.sqlite")) as db, db:
-        db.execute("UPDATE steps SET step = x'00'")
+        db.execute("UPDATE content SET value = json_set(value, '$.step', 'AA==') WHERE part = 'history'")
     with pytest.raises(runs.RunError, match="cannot be undone"):
         draft.undo(mine)
     set_caption(mine, "0.png", "still here")
@@ -100,11 +100,11 @@ def test_two_threads_lose_no_change(mine, tmp_path):
 def reachable(draft_id: str) -> list[dict]:
     """The contents that undo and redo can reach, with that of now."""
     now = draft_store.read(draft_id)
-    found, steps, done = [now], [one["n"] for one in now["history"]], now["done"]
-    for side, numbers in ((draft_history.UNDO, steps[:done][::-1]), (draft_history.REDO, steps[done:])):
+    found, history, done = [now], list(now["history"].values()), now["done"]
+    for steps in (history[:done][::-1], history[done:]):
         state = now
-        for number in numbers:
-            state = draft_history.applied(state, draft_store.read_step(draft_id, number), side)
+        for step in steps:
+            state, _ = draft_store.exchanged(state, draft_store.unpacked(step))
             found.append(state)
     return found
 
@@ -264,7 +264,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        draft_store._close(draft.folder(self.mine) / "draft.sqlite")  # as another process does
+        draft_store.close(draft.folder(self.mine) / "draft.sqlite")  # as another process does
 
     @invariant()
     def every_reachable_file_is_there_and_no_other(self) -> None:
@@ -273,7 +273,7 @@ class Walk(RuleBasedStateMachine):
         assert all(draft.thumb(self.mine, item).is_file() for item in draft.items(self.mine))
 
     def teardown(self) -> None:
-        draft_store._close(draft.folder(self.mine) / "draft.sqlite")
+        draft_store.close(draft.folder(self.mine) / "draft.sqlite")
         self.patch.undo()
         shutil.rmtree(self.place)
 
