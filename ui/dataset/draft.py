@@ -17,7 +17,7 @@ from typing import Any
 import presets
 from runs import env_file
 from runs.dataset import Source, folder_counts, one_line
-from runs.files import RunError, explained
+from runs.files import RunError
 from runs.pictures import cropped_size, turned_crop
 from ui.dataset import draft_images, draft_store
 from ui.dataset.draft_drop import add, copy_dataset
@@ -134,26 +134,19 @@ def original(draft_id: str, image_id: str) -> Path:
 
 def thumb(draft_id: str, item: Item) -> Path:
     """Path of an image's thumbnail, upright, cropped, with its mask; written when it is missing."""
-    if not (item.crop or item.mask):
-        return _scaled(draft_id, item.id, "", draft_images.THUMB_SIDE)
-    path = folder(draft_id) / "thumbs" / draft_images.edited_name(item.id, item.turn, item.crop, item.mask)
-    if not path.is_file():
-        mask = masks_dir(draft_id) / item.mask if item.mask else None
-        draft_images.write_edited(large(draft_id, item.id), path, item.turn, item.crop, mask)
-    return path
+    return _picture(draft_id, item, draft_images.THUMB_SIDE, item.crop, item.mask)
 
 
 def large(draft_id: str, image_id: str) -> Path:
     """Path of a JPEG of at most 1,600 pixels, upright; browsers cannot show HEIC and TIFF."""
-    return _scaled(draft_id, image_id, "-large", draft_images.LARGE_SIDE)
+    return _picture(draft_id, item(draft_id, image_id), draft_images.LARGE_SIDE)
 
 
-def _scaled(draft_id: str, image_id: str, kind: str, side: int) -> Path:
-    entry = _entry(draft_store.read(draft_id), image_id)
-    path = folder(draft_id) / "thumbs" / f"{image_id}{kind}-{entry['turn']}.jpg"
+def _picture(draft_id: str, item: Item, side: int, crop: Any = None, mask: str | None = None) -> Path:
+    path = folder(draft_id) / "thumbs" / draft_images.picture_name(item.id, side, item.turn, crop, mask)
     if not path.is_file():
-        with explained("write a thumbnail"):
-            draft_images.write_thumb(images_dir(draft_id) / entry["stored"], path, entry["turn"], side)
+        source = masks_dir(draft_id) / mask if mask else None
+        draft_images.write_picture(original(draft_id, item.id), path, side, item.turn, crop, source)
     return path
 
 

@@ -212,7 +212,8 @@ def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[Dropped
         for name in ("images", "thumbs"):
             (draft_store.folder(draft_id) / name).mkdir(exist_ok=True)
         os.replace(work / f"{found['at']}", draft_store.images_dir(draft_id) / f"{key}{suffix}")
-        os.replace(work / f"{found['at']}.jpg", draft_store.folder(draft_id) / "thumbs" / f"{key}-0.jpg")
+        thumb = draft_store.folder(draft_id) / "thumbs" / draft_images.picture_name(key)
+        os.replace(work / f"{found['at']}.jpg", thumb)
         text = state["texts"].get(file.key)
         use = bool(text) and (text["drop"] == file.drop or not text["used"])
         if use:

@@ -31,7 +31,6 @@ EXIF_IFD, EXIF_WIDTH, EXIF_HEIGHT = 0x8769, 0xA002, 0xA003
 # Ends the name of a mask that ignores the complete image, so that a start can warn without reading every mask.
 IGNORES_ALL = "-all.png"
 IGNORED, FADE = (116, 122, 134), 0.72  # the colour towards which the ignored part fades, and how far
-ID, DIGEST = 24, 12  # characters of an image's id, and of what tells its edits apart
 TONES = 12  # values of a hash after its 64 bits: the colours of four quarters
 Entry = dict[str, Any]
 
@@ -172,34 +171,33 @@ def _upright(image: Any) -> int:
     return turn if size[0] != size[1] and size == (image.height, image.width) else 0
 
 
-def write_thumb(path: Path, target: Path, turn: int = 0, side: int = THUMB_SIDE) -> None:
-    """Write a JPEG of at most `side` pixels: upright, on white, and after `turn` quarter turns clockwise."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with pictures.opened(path) as image:
-        _save(pictures.turned(_thumbnail(image, side), turn), target)
+def picture_name(
+    image_id: str, side: int = THUMB_SIDE, turn: int = 0, crop: pictures.Crop | None = None, mask: str | None = None
+) -> str:
+    """The file name of a picture that the page shows of an image: another one for each of its edits."""
+    edits = hashlib.sha256(json.dumps([turn, crop, mask]).encode()).hexdigest()[:12]
+    return f"{image_id}-{side}-{edits}.jpg"
 
 
-def edited_name(image_id: str, turn: int, crop: pictures.Crop | None, mask: str | None) -> str:
-    """The file name of an edited thumbnail: another one for each crop and mask."""
-    edits = hashlib.sha256(json.dumps([crop, mask]).encode()).hexdigest()[:DIGEST]
-    return f"{image_id}-{turn}-{edits}.jpg"
-
-
-def write_edited(large: Path, target: Path, turn: int, crop: pictures.Crop | None, mask: Path | None) -> None:
-    """Write the thumbnail of an image as its card shows it, cropped and grey where its mask ignores it.
+def write_picture(
+    path: Path, target: Path, side: int, turn: int, crop: pictures.Crop | None = None, mask: Path | None = None
+) -> None:
+    """Write what the page shows of an image, a JPEG of at most `side` pixels: upright, on white, turned, cropped, and grey
+    where its mask ignores it. It replaces that of other edits.
 
     Args:
-        large: its large JPEG, which is turned already. mask: of the image before it is turned; one that cannot be read
-            is left out, because a card without its mask is better than no card, and a start reports it.
+        mask: of the image before it is turned; one that cannot be read is left out, because a card without its mask is
+            better than no card, and a start reports it.
 
     Raises:
-        RunError: the thumbnail cannot be written.
+        RunError: the image cannot be read, or the picture cannot be written.
     """
     from PIL import Image
 
     with explained("write a thumbnail"):
-        with Image.open(large) as image:
-            small = image.convert("RGB")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with pictures.opened(path) as image:
+            small = pictures.turned(_thumbnail(image, LARGE_SIDE if crop or mask else side), turn)
         if mask is not None:
             with contextlib.suppress(RunError):
                 grey = Image.blend(small.convert("L").convert("RGB"), Image.new("RGB", small.size, IGNORED), FADE)
@@ -207,11 +205,11 @@ def write_edited(large: Path, target: Path, turn: int, crop: pictures.Crop | Non
                 small = Image.composite(small, grey, trained)
         if crop is not None:
             small = small.crop(pictures.crop_box(small.size, crop))
-        small.thumbnail((THUMB_SIDE, THUMB_SIDE))
+        small.thumbnail((side, side))
         part = target.with_suffix(".part")
         _save(small, part)
         part.replace(target)
-        for old in target.parent.glob(f"{target.name[:ID]}-?-{'?' * DIGEST}.jpg"):  # each stroke of a mask makes one
+        for old in target.parent.glob(f"{target.name.rpartition('-')[0]}-*.jpg"):  # each stroke of a mask makes one
             if old != target:
                 old.unlink(missing_ok=True)
 
