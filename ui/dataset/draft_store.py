@@ -37,10 +37,10 @@ Step = dict[
     str, dict[str, dict[str, Any] | None]
 ]  # table → key → the values that differ on the other side; None: no row
 PARTS = ("images", "texts")  # the tables that undo knows
-TABLES = (*PARTS, "history")
+TABLES = (*PARTS, "history", "wanted")  # wanted: images that a model is to caption (captioning.py)
 NAME = "draft.sqlite"
 BUSY_S = 60.0  # how long a change waits for that of another process
-META: dict[str, Any] = {"form": {}, "kept": "", "refused": {}, "done": 0}
+META: dict[str, Any] = {"form": {}, "kept": "", "refused": {}, "done": 0, "captions": {}}
 # What a new image has. crop: left, top, right, bottom as fractions of the upright, rotated
 # image; mask: the name of a file of the draft; weight: 1 to 10; caption_by: "person", "file", "model" or "".
 FIELDS: dict[str, Any] = {"crop": None, "mask": None, "weight": 1, "caption_by": ""}
