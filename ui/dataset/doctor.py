@@ -17,7 +17,6 @@ from ui.dataset.bucket_preview import Bucket, Plan
 from ui.dataset.checks import KINDS, Finding, Findings
 from ui.dataset.draft import Item
 from ui.dataset.draft_images import Entry
-from ui.dataset.images import thumb_url
 
 PAGE = 24
 MOST_BUCKETS = 200
@@ -189,26 +188,8 @@ def _bucket(number: int, bucket: Bucket, plan: Plan | None) -> dict[str, Any]:
     }
 
 
-def pictures(draft_id: str, kind: str, most: int, bucket: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The first images of a finding, or of the bucket with this number (`kind` BUCKETS), and how many there are."""
-    report = examine(draft_id)
-    some = report.findings.get(kind, [])
+def pictures(report: Report, kind: str, bucket: int = 0) -> list[Finding]:
+    """The images of a finding, or of the bucket with this number (`kind` BUCKETS)."""
     if kind == BUCKETS and 0 <= bucket < len(buckets := _buckets(report)):
-        some = [Finding(key) for key in buckets[bucket].images]
-    return [_shown(draft_id, report, one) for one in some[:most]], len(some)
-
-
-def _shown(draft_id: str, report: Report, found: Finding) -> dict[str, Any]:
-    """An image of a finding: its thumbnail, what is trained of it, and the image that is kept instead."""
-    item, other = report.items[found.id], report.items.get(found.other)
-    slot = report.plan.slots.get(found.id) if report.plan else None
-    return {
-        "id": found.id,
-        "file": f"{item.folder}/{item.file}" if item.folder else item.file,
-        "detail": found.detail,
-        "thumb": thumb_url(draft_id, item),
-        "kept": slot.kept if slot else 1,
-        "part": slot.part if slot else (0, 0, 1, 1),
-        "other": other.file if other else "",
-        "other_thumb": thumb_url(draft_id, other) if other else "",
-    }
+        return [Finding(key) for key in buckets[bucket].images]
+    return report.findings.get(kind, [])

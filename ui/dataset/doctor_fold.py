@@ -1,6 +1,6 @@
 """ "Check images" in step 2: the findings with their fixes, and the buckets (ui/dataset/doctor.py)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gradio as gr
@@ -8,9 +8,10 @@ import gradio as gr
 from runs.files import RunError
 from ui import scripts
 from ui.dataset import doctor, draft
-from ui.dataset.checks import KINDS
+from ui.dataset.checks import KINDS, Finding
 from ui.dataset.doctor import BUCKETS
 from ui.dataset.draft_store import count
+from ui.dataset.images import thumb_url
 from ui.html import esc, press, pressed
 from ui.new import settings
 from ui.run import fold
@@ -31,7 +32,7 @@ def build(draft_id: gr.BrowserState) -> None:
     fold.opened("Check images", "image-check", draft_id, _draw)
 
 
-def _picture(thumb: str, name: str, part: list[float] | None = None, kept: bool = False) -> str:
+def _picture(thumb: str, name: str, part: Sequence[float] | None = None, kept: bool = False) -> str:
     """A thumbnail. part: what the trainer keeps of it, as fractions; the rest is darkened."""
     image = f'<img loading="lazy" src="{esc(thumb)}" alt="{esc(name)}">' if thumb else "<span>no picture</span>"
     if thumb and part:
@@ -42,29 +43,32 @@ def _picture(thumb: str, name: str, part: list[float] | None = None, kept: bool 
     return f'<div class="hp-whole{" hp-kept" if kept else ""}"{title}>{image}</div>'
 
 
-def _figure(image: dict[str, Any], kind: str) -> str:
+def _figure(draft_id: str, report: doctor.Report, found: Finding, kind: str) -> str:
     """An image of a finding, or of a bucket, with its fix."""
-    name, in_bucket = image["file"], kind == BUCKETS
-    cut = image["part"] if image["kept"] < ALL_OF_IT and kind in (BUCKETS, "cropped", "lonely") else None
-    pictures = _picture(image["thumb"], name, cut)
-    lines = [image["detail"]]
-    if in_bucket:
-        lines = [f"{image['kept']:.0%} kept" if cut else "all of it is trained"]
-    if image["other"]:
-        pictures += _picture(image["other_thumb"], image["other"], kept=True)
-        lines.append(f"Kept instead: {image['other']}")
+    item, other, slot = report.items[found.id], report.items.get(found.other), None
+    if report.plan and kind in (BUCKETS, "cropped", "lonely"):
+        slot = report.plan.slots.get(found.id)
+    cut = slot is not None and slot.kept < ALL_OF_IT
+    name = f"{item.folder}/{item.file}" if item.folder else item.file
+    pictures, lines = _picture(thumb_url(draft_id, item), name, slot.part if slot and cut else None), [found.detail]
+    if slot and kind == BUCKETS:
+        lines = [f"{slot.kept:.0%} kept" if cut else "all of it is trained"]
+    if other:
+        pictures += _picture(thumb_url(draft_id, other), other.file, kept=True)
+        lines.append(f"Kept instead: {other.file}")
     said = "".join(f"<span>{esc(line)}</span>" for line in lines if line)
-    fix = "" if in_bucket else KINDS[kind].fix
-    act = press(fix, "fix", label=f"{fix}: {name}", id=image["id"]) if fix else ""
+    fix = "" if kind == BUCKETS else KINDS[kind].fix
+    act = press(fix, "fix", label=f"{fix}: {name}", id=item.id) if fix else ""
     caption = f'<figcaption><span class="hp-name">{esc(name)}</span>{said}</figcaption>'
     return f'<figure data-file="{esc(name)}"><div class="hp-pair">{pictures}</div>{caption}{act}</figure>'
 
 
 def _pictures(draft_id: str, kind: str, bucket: int, most: int) -> str:
     """The first images of a finding or a bucket, and a button for more."""
-    images, total = doctor.pictures(draft_id, kind, most, bucket)
-    figures = "".join(_figure(one, kind) for one in images)
-    more = press(f"Show more ({total - len(images):,})", "more") if total > len(images) else ""
+    report = doctor.examine(draft_id)
+    found = doctor.pictures(report, kind, bucket)
+    figures = "".join(_figure(draft_id, report, one, kind) for one in found[:most])
+    more = press(f"Show more ({len(found) - most:,})", "more") if len(found) > most else ""
     return f'<div class="hp-found">{figures}</div>{more}'
 
 

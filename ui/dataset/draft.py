@@ -34,7 +34,7 @@ from ui.dataset.draft_store import (
     uploads_dir,
 )
 
-__all__ = ["add", "copy_dataset", "is_id", "new_id", "uploads_dir"]  # for the rest of the page
+__all__ = ["OUT_OF_DATE", "add", "copy_dataset", "is_id", "new_id", "uploads_dir"]  # for the rest of the page
 MERGE_S = 5.0  # changes of one caption that follow each other within this time are one step
 REMOVED = "This image was removed"
 ROTATION = "rotation of {}"  # what undo calls it
@@ -365,19 +365,9 @@ def move(draft_id: str, image_id: str, before_id: str | None) -> None:
         edit.state["images"] = {key: edit.state["images"][key] for key in order}
 
 
-def fix(draft_id: str, id: str, code: str) -> None:
-    """Fix a warning: "sideways" rotates the image (upright where its EXIF data says how, else 90° clockwise), "small"
-    and "near" remove it, "no_caption" sets the trigger word as its caption. Raises RunError: the image was removed,
-    there is no trigger word, or the code is unknown."""
-    kind = code.split(":")[0]
-    if kind == "sideways":
-        change_image(draft_id, id, upright, ROTATION)
-    elif kind in ("small", "near"):
-        remove(draft_id, [item(draft_id, id).id])
-    elif kind == "no_caption":
-        change_image(draft_id, id, with_trigger(trigger(draft_id)), "caption of {}")
-    else:
-        raise RunError(OUT_OF_DATE)
+def use_trigger(draft_id: str, id: str) -> None:
+    """Set the trigger word as an image's caption. Raises RunError: the image was removed, or there is no trigger word."""
+    change_image(draft_id, id, with_trigger(trigger(draft_id)), "caption of {}")
 
 
 def rotated(entry: Entry, turns: int) -> Entry:

@@ -5,11 +5,12 @@ const cards = new Map(); // id → card
 const saving = new Map();
 const selected = new Set();
 const fileOf = new Map(); // id → file, also of images that are no longer shown
+// What is said of an image, the text of the button that fixes it, and the call.
 const WARNINGS = {
-  small: (item) => [`Only ${item.width} × ${item.height} pixels: too small to learn from.`, "Remove it"],
-  sideways: () => ["This photo may lie on its side.", "Rotate it"],
-  near: (item) => [`Nearly identical to ${item.near || "another image"}.`, "Remove this one"],
-  no_caption: () => ["No caption: only the trigger word is used.", "Use the trigger word"],
+  small: (item) => [`Only ${item.width} × ${item.height} pixels: too small to learn from.`, "Remove it", "remove_images"],
+  sideways: () => ["This photo may lie on its side.", "Rotate it", "set_upright"],
+  near: (item) => [`Nearly identical to ${item.near || "another image"}.`, "Remove this one", "remove_images"],
+  no_caption: () => ["No caption: only the trigger word is used.", "Use the trigger word", "use_trigger"],
 };
 const CAPTION_HINT = "Describe the image. If this is empty, the trigger word is used.";
 const nameOf = (item) => (item.folder && !item.file.startsWith(item.folder) ? `${item.folder}/${item.file}` : item.file);
@@ -137,8 +138,8 @@ function update(one, item) {
   one.warnings.replaceChildren(...codes.map((code) => warningOf(item, code)));
 }
 function warningOf(item, code) {
-  const [message, fix] = WARNINGS[code.split(":")[0]](item);
-  const act = button(fix, "hp-link", () => change("fix_image", { id: item.id, code }));
+  const [message, fix, name] = WARNINGS[code.split(":")[0]](item);
+  const act = button(fix, "hp-link", () => change(name, { id: item.id, ids: [item.id] }));
   act.ariaLabel = `${fix}: ${nameOf(item)}`;
   return make("li", "", [message + " ", act]);
 }

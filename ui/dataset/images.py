@@ -220,7 +220,7 @@ CHANGES: dict[str, Callable[..., dict[str, Any] | None]] = {
     "list_images": lambda: None,
     "remove_images": draft.remove,
     "clear_images": draft.clear,
-    "fix_image": draft.fix,
+    "use_trigger": draft.use_trigger,
     "move_image": move_image,
     "undo": lambda draft_id: {"message": draft.undo(draft_id) or "There is nothing to undo."},
     "redo": lambda draft_id: {"message": draft.redo(draft_id) or "There is nothing to redo."},

@@ -60,7 +60,7 @@ def test_rotating_by_the_warning_turns_the_crop_too(mine, tmp_path):
     item = item_of(mine, "a.jpg")
     assert "sideways" in item.warnings and (item.width, item.height) == (300, 400)
     image_edit.crop(mine, item.id, [0, 0, 1, 0.25])
-    draft.fix(mine, item.id, "sideways")
+    image_edit.set_upright(mine, item.id)
     assert (item_of(mine, "a.jpg").turn, item_of(mine, "a.jpg").crop) == (3, (0, 0, 0.25, 1))
 
 
