@@ -60,6 +60,7 @@ class Item:
     caption: str
     sha256: str
     warnings: tuple[str, ...]
+    near: str = ""  # the id of the earlier image that this one is nearly identical to
     turn: int = 0  # quarter turns clockwise that the user added
     crop: tuple[float, float, float, float] | None = None
     mask: str | None = None
@@ -72,11 +73,6 @@ class Item:
     def trained_size(self) -> tuple[int, int]:
         """Width and height in pixels of what is trained: after the crop."""
         return cropped_size((self.width, self.height), self.crop)
-
-    @property
-    def near(self) -> str:
-        """The id of the earlier image that this one is nearly identical to, "" for none."""
-        return next((code[5:] for code in self.warnings if code.startswith("near:")), "")
 
 
 COPIED = ("file", "folder", "caption", "sha256", "turn", "mask", "weight", "caption_by", "changes", "looks")
@@ -110,7 +106,7 @@ def _item(key: str, entry: Entry, near: str, small_side: int) -> Item:
     crop = tuple(entry["crop"]) if entry["crop"] else None
     warnings = draft_images.warnings_of(entry, cropped_size((width, height), crop), near, small_side)
     same = {name: entry[name] for name in COPIED if name in entry}  # an older version did not measure all of it
-    return Item(id=key, width=width, height=height, warnings=warnings, crop=crop, **same)
+    return Item(id=key, width=width, height=height, warnings=warnings, near=near, crop=crop, **same)
 
 
 def item(draft_id: str, image_id: str) -> Item:

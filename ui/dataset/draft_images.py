@@ -305,11 +305,11 @@ class Near:
 
 
 def warnings_of(entry: Entry, size: tuple[int, int], near: str, small_side: int) -> tuple[str, ...]:
-    """The codes of an image's warnings: "small", "sideways", "near:<id>", "no_caption". size: after the crop."""
+    """The codes of an image's warnings: "small", "sideways", "near", "no_caption". size: after the crop."""
     checks = {
         "small": min(size) < small_side,
         "sideways": entry["upright"] and not entry["turn"],
-        f"near:{near}": near,
+        "near": near,
         "no_caption": not entry["caption"].strip(),
     }
     return tuple(code for code, applies in checks.items() if applies)
