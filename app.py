@@ -225,7 +225,8 @@ def serve(args: argparse.Namespace) -> str:
 
         check_mcp()
     os.environ.update(GRADIO_ENV)
-    from ui.dataset.draft import delete_expired, uploads_dir
+    from ui.dataset.draft import uploads_dir
+    from ui.dataset.drafts import delete_expired
 
     delete_expired()
     os.environ["GRADIO_TEMP_DIR"] = str(uploads_dir())

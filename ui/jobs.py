@@ -221,16 +221,6 @@ def cancel(folder: Path, name: str) -> None:
         _end_with(folder / FOLDER / f"{name}.json", values, "cancelled", None)
 
 
-def exit_code(work: Callable[[], object]) -> int:
-    """Do the work of a job's process: 0, or 1 after a RunError, which is then on standard error."""
-    try:
-        work()
-    except RunError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
-
-
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size

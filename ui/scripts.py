@@ -24,7 +24,6 @@ PREFIX = "/scripts/"
 PARTS = {
     "header": ("keyboard", "connection"),
     "images": (
-        "dataset/database",
         "dataset/unsaved",
         "new/fields",
         "new/script_text",

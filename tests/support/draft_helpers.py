@@ -119,7 +119,10 @@ def stored_forms(data: Path) -> list[dict]:
     found = []
     for path in (data / "datasets" / ".drafts").glob("*/draft.sqlite"):
         with contextlib.closing(sqlite3.connect(path, timeout=60)) as db:
-            found += [json.loads(value) for (value,) in db.execute("SELECT value FROM meta WHERE key = 'form'")]
+            found += [
+                json.loads(value)
+                for (value,) in db.execute("SELECT value FROM content WHERE part = 'meta' AND key = 'form'")
+            ]
     return found
 
 

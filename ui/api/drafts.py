@@ -6,7 +6,7 @@ from typing import Any
 
 from runs.files import RunError
 from runs.machine import this_machine, tier_for
-from ui.dataset import bulk, captioning, doctor, draft, images, imports, selection
+from ui.dataset import bulk, captioning, doctor, draft, drafts, images, imports, selection
 from ui.new import form, run_starts
 from ui.new import settings as of_draft
 
@@ -25,7 +25,7 @@ def new_draft() -> str:
 
 def list_drafts() -> list[dict[str, Any]]:
     """The drafts used last: id, name, number of images, age."""
-    return images.recent_drafts()
+    return drafts.recent()
 
 
 def set_settings(draft_id: str, settings: dict) -> dict[str, Any]:
@@ -127,13 +127,12 @@ def undo(draft_id: str) -> str:
 
 
 def check_images(draft_id: str) -> dict[str, Any]:
-    """Check the images in the background: duplicates, blur, size, captions, buckets; `image_report` has the findings."""
-    doctor.start(_known(draft_id))
-    return doctor.progress(draft_id) or {}
+    """Check the images: duplicates, blur, size, captions; the same as `image_report`."""
+    return doctor.report(_known(draft_id))
 
 
 def image_report(draft_id: str) -> dict[str, Any]:
-    """The findings by kind, the buckets, and the progress of the check."""
+    """What is wrong with the images and captions, by kind; and the buckets."""
     return doctor.report(_known(draft_id))
 
 

@@ -5,6 +5,7 @@ pattern is searched with the `regex` package, whose search stops after a time: P
 hostile pattern, and nothing can interrupt it.
 """
 
+import contextlib
 import hashlib
 import math
 import random
@@ -22,7 +23,7 @@ MAX_TEXT = 2_000  # characters of a field of an edit
 PATTERN_S = 3.0  # for all captions together; 10,000 of them take a tenth of a second
 MAX_REPEATED = 10_000
 EXAMPLES = 4
-Edit = Callable[[str, str], str]  # (caption, image id) → caption
+Edit = Callable[[str, str], str]  # (caption, image id) → caption; OverflowError: it would be longer than MAX_CAPTION
 
 
 @dataclass(frozen=True)
@@ -70,23 +71,10 @@ def _suffix(fields: Mapping[str, Any]) -> Edit:
 
 
 def _replace(fields: Mapping[str, Any]) -> Edit:
-    find, replacement = _text(fields, "find"), _text(fields, "with", needed=False)
-    is_pattern, any_case = fields.get("pattern") is True, fields.get("any_case") is True
-    if is_pattern or any_case:
-        return _pattern(find, replacement, is_pattern, any_case)
-
-    def edit(caption: str, _: str) -> str:
-        size = len(caption) + caption.count(find) * (len(replacement) - len(find))
-        if size > MAX_CAPTION:
-            raise RunError(f"the caption would have {size} characters; shorten it first")
-        return caption.replace(find, replacement)
-
-    return edit
-
-
-def _pattern(find: str, replacement: str, is_pattern: bool, any_case: bool) -> Edit:
     import regex
 
+    find, replacement = _text(fields, "find"), _text(fields, "with", needed=False)
+    is_pattern, any_case = fields.get("pattern") is True, fields.get("any_case") is True
     # The compiler writes out what is repeated: (?:a{3000}){3000} takes gigabytes.
     repeats = math.prod(max(1, int(number[:9])) for number in re.findall(r"\{\s*([0-9]+)", find)) if is_pattern else 1
     if repeats > MAX_REPEATED:
@@ -109,7 +97,7 @@ def _pattern(find: str, replacement: str, is_pattern: bool, any_case: bool) -> E
                 parts += [caption[at : found.start()], piece]
                 size, at = size + found.start() - at + len(piece), found.end()
                 if size > MAX_CAPTION:
-                    raise RunError(f"the caption would have more than {MAX_CAPTION} characters; shorten it first")
+                    raise OverflowError
         except TimeoutError as error:
             raise RunError(
                 f"Find: this regular expression needs more than {PATTERN_S:.0f} s; simplify it. Nested repetitions such as "
@@ -170,37 +158,26 @@ def _kind(fields: Mapping[str, Any]) -> Kind:
     return KINDS[kind]
 
 
-def _edited(images: Mapping[str, draft.Entry], ids: Iterable[str] | None, edit: Edit) -> dict[str, str]:
-    """The captions that an edit changes, by image id, among the images `ids` or all. Raises RunError: the edit fails
-    for a caption; the message names its file."""
-    found = {}
-    for key in images if ids is None else dict.fromkeys(ids):
-        entry = images.get(key)
-        if entry is None:
-            continue  # removed in another tab
-        try:
-            text = edit(entry["caption"], key)
-        except RunError as error:
-            if str(error).startswith("the caption"):
-                raise RunError(f"{entry['file']}: {error}") from error
-            raise
-        if len(text) > MAX_CAPTION:
-            raise RunError(f"{entry['file']}: the caption would have {len(text)} characters; shorten it first")
-        if text != entry["caption"]:
-            found[key] = text
-    return found
+def _edited(edit: Edit, key: str, entry: draft.Entry) -> str:
+    """The caption of an image after an edit. Raises RunError: the edit fails for it; the message names its file."""
+    with contextlib.suppress(OverflowError):
+        text = edit(entry["caption"], key)
+        if len(text) <= MAX_CAPTION:
+            return text
+    raise RunError(f"{entry['file']}: the caption would have more than {MAX_CAPTION} characters; shorten it first")
 
 
 def preview(draft_id: str, ids: Iterable[str] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
     """What an edit would do: {"changed", "of", "examples": [{"file", "before", "after"}, …]}. Args and errors: as `apply`."""
-    images, chosen = read(draft_id)["images"], None if ids is None else list(ids)
-    found = _edited(images, chosen, _kind(fields).make(fields))
-    of = len(images) if chosen is None else sum(key in images for key in dict.fromkeys(chosen))
-    examples = [
-        {"file": images[key]["file"], "before": images[key]["caption"], "after": found[key]}
-        for key in list(found)[:EXAMPLES]
+    images, edit = read(draft_id)["images"], _kind(fields).make(fields)
+    before = {key: images[key] for key in (images if ids is None else ids) if key in images}
+    after = {key: _edited(edit, key, entry) for key, entry in before.items()}
+    changed = [
+        {"file": entry["file"], "before": entry["caption"], "after": after[key]}
+        for key, entry in before.items()
+        if after[key] != entry["caption"]
     ]
-    return {"changed": len(found), "of": of, "examples": examples}
+    return {"changed": len(changed), "of": len(before), "examples": changed[:EXAMPLES]}
 
 
 def apply(draft_id: str, ids: Iterable[str] | None, fields: Mapping[str, Any]) -> int:
@@ -216,12 +193,7 @@ def apply(draft_id: str, ids: Iterable[str] | None, fields: Mapping[str, Any]) -
         RunError: a field is missing or invalid, the pattern takes too long, or a caption would be too long. Nothing changed.
     """
     kind = _kind(fields)
-    edit, chosen = kind.make(fields), None if ids is None else list(ids)
-    before = read(draft_id)["images"]
-    planned = _edited(before, chosen, edit)  # a pattern can take long, and meanwhile other pages change the draft
-
-    def make(key: str, entry: draft.Entry) -> draft.Entry:
-        found = planned if entry is before.get(key) else _edited({key: entry}, None, edit)
-        return draft.captioned(entry, found[key]) if key in found else {}
-
-    return draft.change_images(draft_id, chosen, make, kind.done)
+    edit = kind.make(fields)
+    return draft.change_images(
+        draft_id, ids, lambda key, entry: draft.captioned(entry, _edited(edit, key, entry)), kind.done
+    )

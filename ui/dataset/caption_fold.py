@@ -22,11 +22,6 @@ ENGINES = {
 TASKS = [("One short sentence", "short"), ("A few sentences", "detailed"), ("A paragraph", "long")]
 WHICH = {"empty": "Images without a caption", "model": "Also captions that a model wrote", "all": "All images"}
 THRESHOLDS, FRAME = ("general", "character"), ("prefix", "suffix")
-OPTIONS = {
-    "florence": ("task",),
-    "tagger": (*THRESHOLDS, "without", "underscores"),
-    "endpoint": ("url", "model", "key_variable", "prompt"),
-}
 ENDED = {
     "done": "Finished.",
     "failed": "Stopped.",
@@ -112,37 +107,38 @@ def _form(draft_id: str) -> None:
     with gr.Row(elem_classes="hp-actions"):
         resume = gr.Button("Continue", visible=_unfinished(status), size="sm", scale=0, min_width=110)
         cancel = gr.Button("Cancel", visible=busy, size="sm", scale=0, min_width=110)
+    fields: dict[tuple[str, str], Any] = {}  # (the engine, "" for each of them; an option of `python -m captions`)
     with gr.Column(visible=not busy) as form:
         engines, about = [(label, key) for key, (label, _) in ENGINES.items()], ENGINES[engine_now][1]
         engine = gr.Radio(engines, value=engine_now, label="Written by", info=about, interactive=True)
         with gr.Row(elem_classes="hp-fields", visible=engine_now == "florence") as florence:
-            sentences = _models("florence", last)
-            task = gr.Dropdown(TASKS, value=last.get("task") or "detailed", label="Length", interactive=True)
-        fields: dict[str, Any] = {"task": task}
+            fields["florence", "model"] = _models("florence", last)
+            known = last.get("task") or "detailed"
+            fields["florence", "task"] = gr.Dropdown(TASKS, value=known, label="Length", interactive=True)
         with gr.Row(elem_classes="hp-fields", visible=engine_now == "tagger") as tagger:
-            tags = _models("tagger", last)
+            fields["tagger", "model"] = _models("tagger", last)
             with gr.Column():
                 about = "Tags at least this probable are written"
-                fields["general"] = _number("Threshold", last.get("general", 0.35), about)
-                fields["character"] = _number("Threshold of characters", last.get("character", 0.85))
+                fields["tagger", "general"] = _number("Threshold", last.get("general", 0.35), about)
+                fields["tagger", "character"] = _number("Threshold of characters", last.get("character", 0.85))
             with gr.Column():
                 some_tags = "Tags, separated by commas", "simple background, solo"
-                fields["without"] = _text("Leave out", last.get("without", ""), *some_tags)
+                fields["tagger", "without"] = _text("Leave out", last.get("without", ""), *some_tags)
                 keeps = last.get("underscores", False)
-                fields["underscores"] = gr.Checkbox(keeps, label="Keep underscores in tags", interactive=True)
+                fields["tagger", "underscores"] = gr.Checkbox(keeps, label="Keep underscores in tags", interactive=True)
         with gr.Column(visible=engine_now == "endpoint") as server:
             with gr.Row(elem_classes="hp-fields"):
                 scaled = "Each image is sent there, scaled down to 1,024 pixels"
-                fields["url"] = _text("Address", last.get("url", ""), scaled, captioning.PLACEHOLDER)
+                fields["endpoint", "url"] = _text("Address", last.get("url", ""), scaled, captioning.PLACEHOLDER)
                 own = last.get("model", "") if engine_now == "endpoint" else ""
-                fields["model"] = _text("Model", own, placeholder="qwen2.5vl:7b")
+                fields["endpoint", "model"] = _text("Model", own, placeholder="qwen2.5vl:7b")
                 about = "The name of an environment variable that Hangproof was started with. Empty: no key"
                 known = last.get("key_variable", "")
-                fields["key_variable"] = _text("Variable with the API key", known, about, "OPENAI_API_KEY")
-            fields["prompt"] = _text("Instruction", last.get("prompt") or endpoint.PROMPT, lines=3)
+                fields["endpoint", "key_variable"] = _text("Variable with the API key", known, about, "OPENAI_API_KEY")
+            fields["endpoint", "prompt"] = _text("Instruction", last.get("prompt") or endpoint.PROMPT, lines=3)
         with gr.Row(elem_classes="hp-fields"):
-            fields["prefix"] = _text("Text before each caption", last.get("prefix", ""))
-            fields["suffix"] = _text("Text after each caption", last.get("suffix", ""))
+            fields["", "prefix"] = _text("Text before each caption", last.get("prefix", ""))
+            fields["", "suffix"] = _text("Text after each caption", last.get("suffix", ""))
         word = f"Put the trigger word “{trigger}” first" if trigger else "Put the trigger word first"
         first = gr.Checkbox(bool(trigger), label=word, interactive=bool(trigger))
         which = gr.Radio(choices, value="empty", label="For", interactive=True)
@@ -177,16 +173,12 @@ def _form(draft_id: str) -> None:
         return [gr.update(choices=_counts(draft_id)[0]), on_which(name)]
 
     def on_go(engine: str, which: str, some: bool, over: bool, first: bool, *values: Any) -> list[Any]:
-        *typed, sentences, tags, selected = values
-        options = {
-            key: (value or "").strip() if isinstance(fields[key], gr.Textbox) and key not in FRAME else value
-            for key, value in zip(fields, typed, strict=True)
-            if key in (*FRAME, *OPTIONS[engine])
-        }
-        if engine != "endpoint":
-            options["model"] = (sentences if engine == "florence" else tags) or ""
-        options |= {key: options[key] or 0 for key in THRESHOLDS if key in options}
-        options |= {"engine": engine, "trigger": draft.trigger(draft_id) if first else ""}
+        *typed, selected = values
+        options: dict[str, Any] = {"engine": engine, "trigger": draft.trigger(draft_id) if first else ""}
+        for (of, name), value in zip(fields, typed, strict=True):
+            if of in ("", engine):
+                given = (0 if name in THRESHOLDS else "") if value is None else value
+                options[name] = given.strip() if isinstance(given, str) and name not in FRAME else given
         only = [str(one) for one in selected] if some and isinstance(selected, list) and selected else None
         return _told(lambda: captioning.start(draft_id, options, which, only, over and which == "all"))
 
@@ -197,7 +189,7 @@ def _form(draft_id: str) -> None:
             return current(fold.note(error, True))
         return current("")
 
-    chosen = [engine, which, some, over, first, *fields.values(), sentences, tags, ids]
+    chosen = [engine, which, some, over, first, *fields.values(), ids]
     changed = [state, resume, cancel, form, timer, note]
     engine.change(on_engine, engine, [engine, florence, tagger, server], **QUIET)
     which.change(on_which, which, over, **QUIET)

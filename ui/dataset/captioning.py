@@ -3,26 +3,23 @@
 The job is a process of its own (ui/jobs.py) that stores each caption in the draft as soon as it is known. So it goes on
 when the server or the browser ends, and what it wrote is there when the page is opened again.
 
-`captions.json` in the draft's folder says what the job is: its options and its images, with the captions that they had.
-The ids that are done are appended to `captions-JOB.done`, so that a job that was killed continues after the last one. A
-caption that a person wrote, or that came from a file, is replaced only where the job says so, and never one that was
-changed meanwhile.
+The draft says what the job is: its options, and the images that are not done, with the captions that they had. So a job
+that was killed continues after the last one. A caption that a person wrote, or that came from a file, is replaced only
+where the job says so, and never one that was changed meanwhile.
 """
 
 import argparse
 import importlib.util
-import json
 import re
 import secrets
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 from captions import endpoint, models
 from captions.options import OPTIONS, checked
 from captions.work import Picture
-from runs.files import RunError, atomic_write, explained
+from runs.files import RunError
 from ui import jobs
 from ui.dataset import draft, draft_store
 from ui.dataset.draft_images import Entry
@@ -34,7 +31,6 @@ LINE = re.compile(r"[^\x00-\x1f\x7f]{0,500}")
 PROMPT = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f]{0,4000}")
 TEXTS = ("engine", "model", "device", "task", "without", "url", "prompt", "key_variable", "prefix", "suffix", "trigger")
 PLACEHOLDER = "http://127.0.0.1:11434/v1"
-NAME = "captions.json"
 WHICH = ("empty", "model", "all")
 STEP_IMAGES = 500  # captions that undo brings back at once
 
@@ -117,14 +113,13 @@ def status(draft_id: str) -> dict[str, Any]:
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("{")]
     failures = [line for line in lines if ": no caption: " in line]
     others = [line for line in lines if line not in failures]
-    number = len(done(draft_id, found["job"]))
     error = errors.strip().splitlines()
     return {
         "job": found["job"],
         "state": job.state,
         "seconds": round(job.seconds),
-        "done": number,
-        "total": len(found["images"]),
+        "done": found["total"] - len(draft_store.read(draft_id)["wanted"]),
+        "total": found["total"],
         "line": others[-1] if others else "",
         "failures": failures[-MOST_FAILURES:],
         "error": error[-1].removeprefix("captions: ") if error and job.state not in ("running", "done") else "",
@@ -152,56 +147,29 @@ def begin(
         RunError: there is nothing to do, or the disk does not take it.
     """
     chosen = None if only is None else set(only)
-    images = []
-    for key, entry in _entries(draft_id).items():
-        if chosen is not None and key not in chosen:
-            continue
-        # A text that nobody wrote is only the trigger word.
-        empty, by_model = not entry["caption"].strip() or not entry["caption_by"], entry["caption_by"] == "model"
-        if empty or (by_model and which != "empty") or (which == "all" and overwrite):
-            images.append({"id": key, "seen": entry["caption"]})
-    if not images:
-        raise RunError(
-            "Every one of these images has a caption that is to be kept. Choose “All images”, or allow it to replace captions."
-            if _entries(draft_id)
-            else "Add images first"
-        )
-    folder, job = draft.folder(draft_id), secrets.token_hex(8)
-    content = {"job": job, "options": options, "overwrite": overwrite, "images": images}
-    with explained("start the captions"):
-        atomic_write(folder / NAME, json.dumps(content))
-        for old in folder.glob("captions-*.done"):
-            old.unlink(missing_ok=True)
-    return len(images)
-
-
-def _entries(draft_id: str) -> dict[str, Any]:
-    return draft_store.read(draft_id)["images"]
+    with draft.locked(draft_id):
+        state, wanted = draft_store.read(draft_id), dict[str, Any]()
+        for key, entry in state["images"].items():
+            if chosen is not None and key not in chosen:
+                continue
+            # A text that nobody wrote is only the trigger word.
+            empty, by_model = not entry["caption"].strip() or not entry["caption_by"], entry["caption_by"] == "model"
+            if empty or (by_model and which != "empty") or (which == "all" and overwrite):
+                wanted[key] = {"seen": entry["caption"]}
+        if not wanted:
+            raise RunError(
+                "Every one of these images has a caption that is to be kept. Choose “All images”, or allow it to replace captions."
+                if state["images"]
+                else "Add images first"
+            )
+        job = {"job": secrets.token_hex(8), "options": options, "overwrite": overwrite, "total": len(wanted)}
+        draft_store.write(draft_id, {**state, "captions": job, "wanted": draft_store.placed(wanted)})
+    return len(wanted)
 
 
 def stored(draft_id: str) -> dict[str, Any] | None:
-    """What the last job is; None when there was none, or its file is damaged."""
-    try:
-        found = json.loads((draft.folder(draft_id) / NAME).read_text(encoding="utf-8"))
-        images = {one["id"]: one["seen"] for one in found["images"]}
-        if not str(found["job"]).isalnum() or not isinstance(found["options"], dict):
-            return None
-        return {**found, "images": images}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def done(draft_id: str, job: str) -> set[str]:
-    """The ids of the images that a job has done."""
-    try:
-        text = _done_file(draft_id, job).read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return set()
-    return set(text.split("\n")[:-1])
-
-
-def _done_file(draft_id: str, job: str) -> Path:
-    return draft.folder(draft_id) / f"captions-{job}.done"
+    """What the last job is; None when there was none."""
+    return draft_store.read(draft_id)["captions"] or None
 
 
 class DraftWork:
@@ -212,38 +180,37 @@ class DraftWork:
         found = stored(draft_id)
         if found is None:
             raise RunError("This draft has no captions to write; start them on the page, or add --with")
-        self.draft_id, self.job, self.images = draft_id, found["job"], found["images"]
-        self.options, self.overwrite = found["options"], found.get("overwrite") is True
-        self.done = done(draft_id, self.job)
-        self.part = len(self.done)  # where this process began: its steps of undo are its own
+        self.draft_id, self.job, self.total = draft_id, found["job"], found["total"]
+        self.options, self.overwrite = found["options"], found["overwrite"]
+        self.part, _ = self.counts()  # where this process began: its steps of undo are its own
 
     def missing(self) -> list[Picture]:
-        entries, root = _entries(self.draft_id), draft.images_dir(self.draft_id)
+        state, root = draft_store.read(self.draft_id), draft.images_dir(self.draft_id)
         return [
-            Picture(
-                key, entries[key]["file"], root / entries[key]["stored"], entries[key]["turn"], entries[key]["crop"]
-            )
-            for key in self.images
-            if key in entries and key not in self.done
+            Picture(key, entry["file"], root / entry["stored"], entry["turn"], entry["crop"])
+            for key in state["wanted"]
+            if (entry := state["images"].get(key))
         ]
 
     def counts(self) -> tuple[int, int]:
-        return len(self.done), len(self.images)
+        return self.total - len(draft_store.read(self.draft_id)["wanted"]), self.total
 
     def store(self, picture: Picture, caption: str) -> None:
-        def make(key: str, entry: Entry) -> Entry | None:
-            changed = entry["caption"] not in (self.images[key], caption)
-            by_a_person = entry["caption_by"] in (draft.PERSON, draft.FILE) and not self.overwrite
-            if entry["caption"].strip() and (changed or by_a_person):
-                return None
-            return draft.captioned(entry, draft.plain_text(caption), "model")
+        with draft.locked(self.draft_id):
+            wanted = dict(draft_store.read(self.draft_id)["wanted"])
+            seen = wanted.pop(picture.key, {}).get("seen")
 
-        part = (len(self.done) - self.part) // STEP_IMAGES
-        step = f"captions:{self.job}:{self.part}:{part}"
-        draft.change_images(self.draft_id, [picture.key], make, "captions written by a model", merge=step)
-        self.done.add(picture.key)
-        with explained("store captions"), _done_file(self.draft_id, self.job).open("a", encoding="ascii") as file:
-            file.write(f"{picture.key}\n")
+            def make(key: str, entry: Entry) -> Entry | None:
+                changed = entry["caption"] not in (seen, caption)
+                by_a_person = entry["caption_by"] in (draft.PERSON, draft.FILE) and not self.overwrite
+                if entry["caption"].strip() and (changed or by_a_person):
+                    return None
+                return draft.captioned(entry, draft.plain_text(caption), "model")
+
+            part = (self.counts()[0] - self.part) // STEP_IMAGES
+            step = f"captions:{self.job}:{self.part}:{part}"
+            draft.change_images(self.draft_id, [picture.key], make, "captions written by a model", merge=step)
+            draft_store.write(self.draft_id, {**draft_store.read(self.draft_id), "wanted": wanted})
 
 
 def draft_work(given: argparse.Namespace) -> tuple[DraftWork, argparse.Namespace]:

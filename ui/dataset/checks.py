@@ -1,7 +1,7 @@
 """What is wrong with the images and captions of a draft: the findings of "Check images", as pure functions.
 
-What a header or a caption shows comes from the draft's items, so that a finding and the warning on a card never disagree
-(draft_images.warnings_of). What only the pixels show is measured once for each content (ui/dataset/measure.py).
+All of it comes from the draft's items, so that a finding and the warning on a card never disagree
+(draft_images.warnings_of). What the pixels show was measured when the image was dropped (draft_images.looks_of).
 """
 
 import re
@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from ui.dataset.bucket_preview import Plan, Slot
 from ui.dataset.draft import Item
-from ui.dataset.measure import Measure
 
-# Found by trying: photos and the same photos blurred by 2 pixels at 512, darkened and brightened (tests/unit/ui/dataset/test_checks.py).
-LEAST_SHARPNESS = 0.01  # variance of the Laplacian, in parts of the variance of the brightness, at 512 pixels
+# Found by trying: photos and the same photos blurred by 2 pixels, darkened and brightened (tests/unit/ui/dataset/test_checks.py).
+LEAST_SHARPNESS = 0.01  # variance of the Laplacian, in parts of the variance of the brightness, in a thumbnail
 LEAST_CONTRAST = 30.0  # variance of the brightness below which sharpness says nothing: fog, a plain colour
 DARK_HIGH, DARK_MEAN = 70, 30  # of 255: 95 of 100 pixels and the mean of a picture that is too dark are below
 BRIGHT_LOW, BRIGHT_MEAN = 200, 225  # 5 of 100 pixels and the mean of a picture that is too bright are above
@@ -93,14 +92,7 @@ KINDS = {
     ),
     "changed": Kind(
         "images are converted before the training",
-        "The trainers read them differently, so Hangproof converts them. Do it now to see what is trained.",
-        "Convert",
-        "Convert them now",
-    ),
-    "exif": Kind(
-        "photos are rotated by their EXIF data",
-        "Hangproof trains them upright. Other programs that you give these files to may not.",
-        "Rotate the pixels",
+        "The trainers read them differently, so a run gets a converted copy.",
     ),
     "no_caption": Kind(
         "images have no caption",
@@ -133,39 +125,34 @@ class Finding:
 Findings = dict[str, list[Finding]]
 
 
-def findings(
-    items: Sequence[Item], measures: Mapping[str, Measure], trigger: str = "", plan: Plan | None = None
-) -> Findings:
+def findings(items: Sequence[Item], damaged: list[Finding], trigger: str = "", plan: Plan | None = None) -> Findings:
     """All findings by kind, in the order of KINDS; kinds without any are left out.
 
     Args:
-        measures: by SHA-256; an image without one is judged by the rest. plan: where each image is trained; None while the
-            form has errors.
+        damaged: those of the files. plan: where each image is trained; None while the form has errors.
     """
     slots = plan.slots if plan else {}
     found: Findings = {
-        "damaged": [Finding(i.id, m.error) for i in items if (m := measures.get(i.sha256)) and m.error],
-        **_copies(items, measures),
+        "damaged": damaged,
+        **_copies(items),
         "sideways": [Finding(i.id) for i in items if "sideways" in i.warnings],
-        **_pixels(items, measures, slots),
+        **_pixels(items, slots),
         "lonely": _lonely(plan),
-        "changed": [Finding(i.id, m.changes) for i in items if (m := measures.get(i.sha256)) and m.changes],
-        "exif": [Finding(i.id) for i in items if (m := measures.get(i.sha256)) and m.orientation != 1],
+        "changed": [Finding(item.id, item.changes) for item in items if item.changes],
         **_captions(items, trigger),
     }
     return {kind: found[kind] for kind in KINDS if found.get(kind)}
 
 
-def _copies(items: Sequence[Item], measures: Mapping[str, Measure]) -> Findings:
+def _copies(items: Sequence[Item]) -> Findings:
     """Exact copies (the same file, or the same pixels), then nearly identical images among those that are kept."""
     exact: dict[str, list[Item]] = {}
     for item in items:
-        measure = measures.get(item.sha256)
-        exact.setdefault((measure.pixels if measure else "") or item.sha256, []).append(item)
+        exact.setdefault(item.looks.get("pixels", item.sha256), []).append(item)
     copies: list[Finding] = []
     kept_for: dict[str, Item] = {}
     for same in exact.values():
-        best = best_of(same, measures)
+        best = best_of(same)
         copies += [Finding(one.id, other=best.id) for one in same if one is not best]
         kept_for |= {one.id: best for one in same}
     groups: dict[str, dict[str, Item]] = {}
@@ -175,35 +162,33 @@ def _copies(items: Sequence[Item], measures: Mapping[str, Measure]) -> Findings:
             group[kept_for[item.id].id] = kept_for[item.id]
     near: list[Finding] = []
     for group in groups.values():
-        best = best_of(list(group.values()), measures)
+        best = best_of(list(group.values()))
         near += [Finding(one.id, other=best.id) for one in group.values() if one is not best]
     return {"duplicate": copies, "near": near}
 
 
-def best_of(items: Sequence[Item], measures: Mapping[str, Measure]) -> Item:
+def best_of(items: Sequence[Item]) -> Item:
     """The image to keep of several: one that is not blurred, with the most pixels, with a caption that a person wrote,
     then any, then the first."""
     rank = {"person": 3, "file": 2, "model": 1}
 
     def worth(item: Item) -> tuple[bool, int, int, bool]:
         width, height = item.trained_size
-        clear = not is_blurred(measures.get(item.sha256))
-        return clear, width * height, rank.get(item.caption_by, 0), bool(item.caption.strip())
+        return not is_blurred(item), width * height, rank.get(item.caption_by, 0), bool(item.caption.strip())
 
     return max(items, key=worth)
 
 
-def is_blurred(measure: Measure | None) -> bool:
+def is_blurred(item: Item) -> bool:
     """Whether a picture is not sharp anywhere; False where that is not known."""
-    if measure is None or measure.error:
-        return False
-    return measure.contrast >= LEAST_CONTRAST and measure.sharpness < LEAST_SHARPNESS
+    looks = item.looks
+    return bool(looks) and looks["contrast"] >= LEAST_CONTRAST and looks["sharpness"] < LEAST_SHARPNESS
 
 
-def _pixels(items: Sequence[Item], measures: Mapping[str, Measure], slots: Mapping[str, Slot]) -> Findings:
+def _pixels(items: Sequence[Item], slots: Mapping[str, Slot]) -> Findings:
     found: Findings = {kind: [] for kind in ("small", "enlarged", "blurred", "dark", "bright", "cropped")}
     for item in items:
-        measure, slot = measures.get(item.sha256), slots.get(item.id)
+        looks, slot = item.looks, slots.get(item.id)
         width, height = item.trained_size
         if "small" in item.warnings:
             found["small"].append(Finding(item.id, f"{width} × {height} pixels"))
@@ -212,16 +197,14 @@ def _pixels(items: Sequence[Item], measures: Mapping[str, Measure], slots: Mappi
         if slot and slot.kept < LEAST_KEPT:
             bucket = f"{slot.bucket[0]} × {slot.bucket[1]}"
             found["cropped"].append(Finding(item.id, f"{bucket} keeps {slot.kept * 100:.0f} % of {width} × {height}"))
-        if measure is None or measure.error:
-            continue
-        if is_blurred(measure):
+        if is_blurred(item):
             found["blurred"].append(Finding(item.id))
-        if measure.contrast > MOST_CONTRAST:
+        if not looks or looks["contrast"] > MOST_CONTRAST:
             continue
-        brightness = f"mean brightness {measure.mean:.0f} of 255"
-        if measure.high < DARK_HIGH and measure.mean < DARK_MEAN:
+        brightness = f"mean brightness {looks['mean']:.0f} of 255"
+        if looks["high"] < DARK_HIGH and looks["mean"] < DARK_MEAN:
             found["dark"].append(Finding(item.id, brightness))
-        if measure.low > BRIGHT_LOW and measure.mean > BRIGHT_MEAN:
+        if looks["low"] > BRIGHT_LOW and looks["mean"] > BRIGHT_MEAN:
             found["bright"].append(Finding(item.id, brightness))
     return found
 

@@ -64,15 +64,12 @@ function makeCropTool(frame, changed) {
     if (fields[key].value === "" || !Number.isFinite(value)) return draw();
     const next = { ...rect, [key]: value };
     const wanted = ratioValue();
-    if (wanted && key === "w") next.h = value / wanted;
-    if (wanted && key === "h") next.w = value * wanted;
-    if (wanted && (next.w > size[0] || next.h > size[1])) {
-      const scale = Math.min(size[0] / next.w, size[1] / next.h);
-      next.w *= scale;
-      next.h *= scale;
+    if (wanted && "wh".includes(key)) {
+      next.w = Math.min(key === "w" ? value : value * wanted, size[0], size[1] * wanted);
+      next.h = next.w / wanted;
     }
-    if (key === "x") next.w = wanted ? next.w : Math.min(next.w, size[0] - between(value, 0, size[0]));
-    if (key === "y") next.h = wanted ? next.h : Math.min(next.h, size[1] - between(value, 0, size[1]));
+    if (!wanted && key === "x") next.w = Math.min(next.w, size[0] - between(value, 0, size[0]));
+    if (!wanted && key === "y") next.h = Math.min(next.h, size[1] - between(value, 0, size[1]));
     set(next, true);
     fields[key].value = rect[key];
   }

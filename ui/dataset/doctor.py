@@ -1,73 +1,70 @@
 """ "Check images" in step 2: what is wrong with the images and captions, each with a fix, and the buckets they are trained in.
 
-The pixels are measured by a process of its own (ui/dataset/measure.py), so that 10,000 images do not block the server,
-and a check goes on when the server is restarted; so does a conversion of many (`python -m ui.dataset.doctor`). What is
-shown is computed anew from the draft each time, so that an edit elsewhere changes it. Each fix is one step that undo
-takes back.
+All of it is computed from the draft each time something changed: the pixels were measured when the images were dropped
+(draft_images.looks_of). Each fix is one step that undo takes back.
 """
 
-import hashlib
-import itertools
-import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import presets
 import runs
-from runs.files import RunError, explained
-from runs.pictures import decoded
-from ui import jobs
-from ui.dataset import bucket_preview, checks, draft, draft_store, measure
+from runs.files import RunError
+from ui.dataset import bucket_preview, checks, draft, draft_store
 from ui.dataset.bucket_preview import Bucket, Plan
 from ui.dataset.checks import KINDS, Finding, Findings
 from ui.dataset.draft import Item
 from ui.dataset.draft_images import Entry
-from ui.dataset.images import thumb_url
 
-JOB = "checks"
-LIMIT_S = 6 * 3600.0
 PAGE = 24
 MOST_BUCKETS = 200
 REMOVED_BY = ("damaged", "duplicate", "near", "small", "enlarged", "blurred", "dark", "bright")
 BUCKETS = "buckets"  # beside the kinds of findings
-CONVERTED_BY = ("changed", "exif")
-STEP_IMAGES = 50  # that are converted and undone together
 MOST_KEPT = 4  # drafts whose findings are kept
 
 
 @dataclass(frozen=True)
 class Report:
-    """What is known of a draft now. unmeasured: contents whose pixels were not looked at yet."""
+    """What is known of a draft now."""
 
     items: dict[str, Item]
     findings: Findings
     plan: Plan | None
     plan_error: str
-    unmeasured: int
 
 
 _reports: OrderedDict[str, tuple[Any, Report]] = OrderedDict()
 
 
-def examine(draft_id: str) -> Report:
-    """The findings of a draft. Raises RunError: the draft cannot be read."""
-    state, folder = draft_store.read(draft_id), draft.folder(draft_id)
-    items, measures = draft.items(draft_id), measure.stored(folder)
+def examine(draft_id: str, again: bool = False) -> Report:
+    """The findings of a draft, computed where the draft has changed, or `again`. Raises RunError: the draft cannot be read."""
+    state, items = draft_store.read(draft_id), draft.items(draft_id)
     known = _reports.get(draft_id)
-    key = (items, measures, state["form"])
-    if known is not None and all(one is other for one, other in zip(known[0], key, strict=True)):
+    if known is not None and not again and known[0][0] is items and known[0][1] is state["form"]:
         return known[1]
     plan, error = _plan(draft_id, items)
-    found = checks.findings(items, measures, draft.trigger(draft_id), plan)
-    left = len({item.sha256 for item in items if item.sha256 not in measures})
-    report = Report({item.id: item for item in items}, found, plan, error, left)
-    _reports[draft_id] = key, report
+    found = checks.findings(items, _damaged(draft_id), draft.trigger(draft_id), plan)
+    report = Report({item.id: item for item in items}, found, plan, error)
+    _reports[draft_id] = (items, state["form"]), report
     while len(_reports) > MOST_KEPT:
         _reports.popitem(last=False)
     return report
+
+
+def _damaged(draft_id: str) -> list[Finding]:
+    """The images whose file is not the one that was added; a start decodes them all, and finds other damage."""
+    found = []
+    for key, entry in draft_store.read(draft_id)["images"].items():
+        try:
+            size = (draft.images_dir(draft_id) / entry["stored"]).stat().st_size
+        except OSError as error:
+            found.append(Finding(key, f"its file cannot be read ({error.strerror}); remove the image and add it again"))
+            continue
+        if size != entry["bytes"]:
+            found.append(Finding(key, "its file was changed since you added it; remove it and add it again"))
+    return found
 
 
 def _plan(draft_id: str, items: list[Item]) -> tuple[Plan | None, str]:
@@ -86,36 +83,6 @@ def _plan(draft_id: str, items: list[Item]) -> tuple[Plan | None, str]:
 # Actions ---------------------------------------------------------------------------------------------------------------
 
 
-def start(draft_id: str) -> None:
-    """Measure what is new, in the background. Raises RunError: it runs already, or there are no images."""
-    if not draft.counts(draft_id):
-        raise RunError("Add images first")
-    jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.doctor", draft_id], LIMIT_S)
-
-
-def cancel(draft_id: str) -> None:
-    """End the check; what it found so far stays."""
-    jobs.cancel(draft.folder(draft_id), JOB)
-
-
-def progress(draft_id: str) -> dict[str, Any] | None:
-    """{"state", "done", "total", "error"} of the last check or conversion; None when there was none."""
-    folder = draft.folder(draft_id)
-    job = jobs.read(folder, JOB)
-    if job is None:
-        return None
-    text, _, errors = jobs.output(folder, JOB)
-    done, _, total = (text.strip().splitlines() or ["0 of 0"])[-1].partition(" of ")
-    numbers = [int(one) if one.isdecimal() else 0 for one in (done, total)]
-    return {
-        "state": job.state,
-        "seconds": round(job.seconds),
-        "done": numbers[0],
-        "total": numbers[1],
-        "error": errors[-500:],
-    }
-
-
 def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
     """Fix the findings of a kind, as one step that can be undone.
 
@@ -123,7 +90,7 @@ def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
         only: ids of the images; None: all with this finding.
 
     Returns:
-        A sentence about what was done; "" when a process does it in the background (a conversion of all).
+        A sentence about what was done.
 
     Raises:
         RunError: there is no such finding any more, or it cannot be fixed.
@@ -136,8 +103,6 @@ def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
     if not found:
         raise RunError("There is nothing left to fix here; the images were changed meanwhile")
     ids = [one.id for one in found]
-    if kind in CONVERTED_BY:
-        return _convert_found(draft_id, kind, ids, wanted is None)
     if kind in REMOVED_BY:
         draft.remove(draft_id, ids)
         return f"Removed {draft_store.count(len(ids), 'image')}."
@@ -146,20 +111,6 @@ def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
     if not number:
         raise RunError("No bucket with enough images is near; add images, or set the batch size to 1")
     return f"{text[:1].upper()}{text[1:]} of {draft_store.count(number, 'image')}."
-
-
-def _convert_found(draft_id: str, kind: str, ids: list[str], all_of_them: bool) -> str:
-    if all_of_them and len(ids) > 1:
-        jobs.start(draft.folder(draft_id), JOB, ["ui.dataset.doctor", draft_id, kind], LIMIT_S)
-        return ""
-    if not convert(draft_id, ids, lambda line: None):
-        raise RunError("The image cannot be read; remove it")
-    for item in draft.items(draft_id):
-        if item.id in ids:  # one picture is measured here, and not by a process for it alone
-            measure.run(
-                draft.folder(draft_id), {item.id: draft_store.read(draft_id)["images"][item.id]}, lambda line: None
-            )
-    return f"Converted {draft_store.count(len(ids), 'image')}."
 
 
 Change = Callable[[str, Entry], dict[str, Any] | None]
@@ -204,12 +155,10 @@ def _full_bucket(report: Report) -> dict[str, tuple[int, int]]:
 
 
 def report(draft_id: str) -> dict[str, Any]:
-    """The findings by kind with their numbers, the buckets, and how far the check is. Raises RunError: the draft cannot be read."""
+    """The findings by kind with their numbers, and the buckets. Raises RunError: the draft cannot be read."""
     found = examine(draft_id)
     return {
         "total": len(found.items),
-        "unmeasured": found.unmeasured,
-        "job": progress(draft_id),
         "kinds": [_heading(kind, len(some)) for kind, some in found.findings.items()],
         "buckets": [_bucket(n, one, found.plan) for n, one in enumerate(_buckets(found))],
         "plan_error": found.plan_error,
@@ -239,106 +188,8 @@ def _bucket(number: int, bucket: Bucket, plan: Plan | None) -> dict[str, Any]:
     }
 
 
-def pictures(draft_id: str, kind: str, most: int, bucket: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The first images of a finding, or of the bucket with this number (`kind` BUCKETS), and how many there are."""
-    report = examine(draft_id)
-    some = report.findings.get(kind, [])
+def pictures(report: Report, kind: str, bucket: int = 0) -> list[Finding]:
+    """The images of a finding, or of the bucket with this number (`kind` BUCKETS)."""
     if kind == BUCKETS and 0 <= bucket < len(buckets := _buckets(report)):
-        some = [Finding(key) for key in buckets[bucket].images]
-    return [_shown(draft_id, report, one) for one in some[:most]], len(some)
-
-
-def _shown(draft_id: str, report: Report, found: Finding) -> dict[str, Any]:
-    """An image of a finding: its thumbnail, what is trained of it, and the image that is kept instead."""
-    item, other = report.items[found.id], report.items.get(found.other)
-    slot = report.plan.slots.get(found.id) if report.plan else None
-    return {
-        "id": found.id,
-        "file": f"{item.folder}/{item.file}" if item.folder else item.file,
-        "detail": found.detail,
-        "thumb": thumb_url(draft_id, item),
-        "kept": slot.kept if slot else 1,
-        "part": slot.part if slot else (0, 0, 1, 1),
-        "other": other.file if other else "",
-        "other_thumb": thumb_url(draft_id, other) if other else "",
-    }
-
-
-# The process --------------------------------------------------------------------------------------------------------------
-
-
-def convert(draft_id: str, ids: Sequence[str], on_line: Callable[[str], object] = print) -> int:
-    """Convert these images; returns how many. One that cannot be read is left as it is. Raises RunError: the disk does
-    not take them."""
-    entries, done = draft_store.read(draft_id)["images"], 0
-    todo = [key for key in ids if key in entries]
-    for start in range(0, len(todo), STEP_IMAGES):
-        shown = (on_line(f"{number} of {len(todo)}") for number in itertools.count(start))
-        done += _convert(draft_id, {key: entries[key] for key in todo[start : start + STEP_IMAGES]}, shown)
-    on_line(f"{len(todo)} of {len(todo)}")
-    return done
-
-
-def _convert(draft_id: str, entries: dict[str, Entry], shown: Iterator[object]) -> int:
-    """Convert these images as one step; `shown` is asked for its next value before each."""
-    root = draft.images_dir(draft_id)
-    with explained("store a converted image"), draft_store.working(draft_id) as work:
-        made = {
-            key: _converted(root, work, key, entry) for (key, entry), _ in zip(entries.items(), shown, strict=False)
-        }
-
-        def store(key: str, entry: Entry) -> Entry | None:
-            new = made[key]
-            if new is None or entry["stored"] != entries[key]["stored"]:
-                return None
-            (work / new["stored"]).replace(root / new["stored"])
-            return new
-
-        return draft.change_images(draft_id, made, store, "conversion of {}")
-
-
-def _converted(root: Path, work: Path, key: str, entry: Entry) -> Entry | None:
-    """The fields of an entry whose file is the converted one, which is written into `work`; None when it cannot be read."""
-    try:
-        image, suffix, _ = decoded(root / entry["stored"], entry["file"])
-    except RunError:
-        return None
-    new = work / f"{key}{suffix}"
-    if suffix == ".jpg":
-        image.save(new, format="JPEG", exif=b"", quality=95, subsampling=0)
-    else:
-        image.save(new, format="PNG", exif=b"", compress_level=3)
-    with new.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    stored = f"{key}-{sha256[:12]}{suffix}"
-    new.replace(work / stored)
-    return {
-        "stored": stored,
-        "file": f"{Path(entry['file']).stem}{suffix}",
-        "sha256": sha256,
-        "bytes": (work / stored).stat().st_size,
-        "width": image.width,
-        "height": image.height,
-        "upright": 0,
-    }
-
-
-def main(argv: list[str]) -> int:
-    """The process of a check: `DRAFT`; or of a long conversion: `DRAFT KIND` converts the images with this finding."""
-
-    def show(line: str) -> None:
-        print(line, flush=True)
-
-    def work() -> None:
-        draft_id, *kinds = argv
-        for kind in kinds:
-            convert(draft_id, [one.id for one in examine(draft_id).findings.get(kind, [])], show)
-        measure.run(
-            draft.folder(draft_id), draft_store.read(draft_id)["images"], (lambda line: None) if kinds else show
-        )
-
-    return jobs.exit_code(work)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        return [Finding(key) for key in buckets[bucket].images]
+    return report.findings.get(kind, [])

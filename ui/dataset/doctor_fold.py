@@ -1,16 +1,17 @@
 """ "Check images" in step 2: the findings with their fixes, and the buckets (ui/dataset/doctor.py)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gradio as gr
 
 from runs.files import RunError
-from ui import jobs, scripts
+from ui import scripts
 from ui.dataset import doctor, draft
-from ui.dataset.checks import KINDS
+from ui.dataset.checks import KINDS, Finding
 from ui.dataset.doctor import BUCKETS
 from ui.dataset.draft_store import count
+from ui.dataset.images import thumb_url
 from ui.html import esc, press, pressed
 from ui.new import settings
 from ui.run import fold
@@ -31,7 +32,7 @@ def build(draft_id: gr.BrowserState) -> None:
     fold.opened("Check images", "image-check", draft_id, _draw)
 
 
-def _picture(thumb: str, name: str, part: list[float] | None = None, kept: bool = False) -> str:
+def _picture(thumb: str, name: str, part: Sequence[float] | None = None, kept: bool = False) -> str:
     """A thumbnail. part: what the trainer keeps of it, as fractions; the rest is darkened."""
     image = f'<img loading="lazy" src="{esc(thumb)}" alt="{esc(name)}">' if thumb else "<span>no picture</span>"
     if thumb and part:
@@ -42,45 +43,40 @@ def _picture(thumb: str, name: str, part: list[float] | None = None, kept: bool 
     return f'<div class="hp-whole{" hp-kept" if kept else ""}"{title}>{image}</div>'
 
 
-def _figure(image: dict[str, Any], kind: str) -> str:
+def _figure(draft_id: str, report: doctor.Report, found: Finding, kind: str) -> str:
     """An image of a finding, or of a bucket, with its fix."""
-    name, in_bucket = image["file"], kind == BUCKETS
-    cut = image["part"] if image["kept"] < ALL_OF_IT and kind in (BUCKETS, "cropped", "lonely") else None
-    pictures = _picture(image["thumb"], name, cut)
-    lines = [image["detail"]]
-    if in_bucket:
-        lines = [f"{image['kept']:.0%} kept" if cut else "all of it is trained"]
-    if image["other"]:
-        pictures += _picture(image["other_thumb"], image["other"], kept=True)
-        lines.append(f"Kept instead: {image['other']}")
+    item, other, slot = report.items[found.id], report.items.get(found.other), None
+    if report.plan and kind in (BUCKETS, "cropped", "lonely"):
+        slot = report.plan.slots.get(found.id)
+    cut = slot is not None and slot.kept < ALL_OF_IT
+    name = f"{item.folder}/{item.file}" if item.folder else item.file
+    pictures, lines = _picture(thumb_url(draft_id, item), name, slot.part if slot and cut else None), [found.detail]
+    if slot and kind == BUCKETS:
+        lines = [f"{slot.kept:.0%} kept" if cut else "all of it is trained"]
+    if other:
+        pictures += _picture(thumb_url(draft_id, other), other.file, kept=True)
+        lines.append(f"Kept instead: {other.file}")
     said = "".join(f"<span>{esc(line)}</span>" for line in lines if line)
-    fix = "" if in_bucket else KINDS[kind].fix
-    act = press(fix, "fix", label=f"{fix}: {name}", id=image["id"]) if fix else ""
+    fix = "" if kind == BUCKETS else KINDS[kind].fix
+    act = press(fix, "fix", label=f"{fix}: {name}", id=item.id) if fix else ""
     caption = f'<figcaption><span class="hp-name">{esc(name)}</span>{said}</figcaption>'
     return f'<figure data-file="{esc(name)}"><div class="hp-pair">{pictures}</div>{caption}{act}</figure>'
 
 
 def _pictures(draft_id: str, kind: str, bucket: int, most: int) -> str:
     """The first images of a finding or a bucket, and a button for more."""
-    images, total = doctor.pictures(draft_id, kind, most, bucket)
-    figures = "".join(_figure(one, kind) for one in images)
-    more = press(f"Show more ({total - len(images):,})", "more") if total > len(images) else ""
+    report = doctor.examine(draft_id)
+    found = doctor.pictures(report, kind, bucket)
+    figures = "".join(_figure(draft_id, report, one, kind) for one in found[:most])
+    more = press(f"Show more ({len(found) - most:,})", "more") if len(found) > most else ""
     return f'<div class="hp-found">{figures}</div>{more}'
 
 
 def _said(report: dict[str, Any], message: str) -> str:
     """What a check came to, as a sentence or two."""
-    job, total, left = report["job"], report["total"], report["unmeasured"]
-    parts = [message]
-    if job and job["state"] == "failed":
-        parts.append(f"The check failed: {job['error'] or 'try again'}.")
-    if left:
-        parts.append(f"{count(left, 'image')} not looked at yet; press “Check again”.")
-    elif not total:
-        parts.append("There are no images.")
-    else:
-        parts.append(f"{'Found' if report['kinds'] else 'Nothing found'} in {count(total, 'image')}.")
-    return " ".join(filter(None, parts))
+    total = report["total"]
+    found = f"{'Found' if report['kinds'] else 'Nothing found'} in {count(total, 'image')}."
+    return f"{message} {found if total else 'There are no images.'}".strip()
 
 
 def _choices(report: dict[str, Any]) -> list[tuple[str, str]]:
@@ -102,15 +98,10 @@ def _bucket(one: dict[str, Any]) -> tuple[str, int]:
 
 
 def _draw(draft_id: str) -> None:
-    if doctor.examine(draft_id).unmeasured and not jobs.running(draft.folder(draft_id), doctor.JOB):
-        doctor.start(draft_id)
+    doctor.examine(draft_id, again=True)  # a file may have gone
     state = gr.HTML(elem_id="check-state", apply_default_css=False)
-    meter = gr.HTML(apply_default_css=False)
-    with gr.Row(elem_classes="hp-actions"):
-        small: dict[str, Any] = {"size": "sm", "scale": 0, "min_width": 110}
-        again = gr.Button("Check again", visible=False, **small)
-        cancel = gr.Button("Cancel", visible=False, **small)
-        undo = gr.Button("Undo", visible=False, **small)
+    small: dict[str, Any] = {"size": "sm", "scale": 0, "min_width": 110}
+    undo = gr.Button("Undo", visible=False, **small)
     kind = gr.Radio([], label="Findings", visible=False, interactive=True, elem_id="check-kinds")
     bucket = gr.Dropdown([], label="Bucket", visible=False, interactive=True, elem_id="check-bucket")
     about = gr.HTML(apply_default_css=False)
@@ -123,22 +114,14 @@ def _draw(draft_id: str) -> None:
     picked, place = gr.State(None), gr.State(None)
     most, message, seen = gr.State(doctor.PAGE), gr.State(""), gr.State(None)
     timer = gr.Timer(TICK_S)
-    shown = [state, meter, again, cancel, undo, kind, bucket, about, fix, write, pictures, ids, seen]
+    shown = [state, undo, kind, bucket, about, fix, write, pictures, ids, seen]
     chosen = [picked, place, most, message, seen]
 
     def current(name: str | None, number: int | None, most: int, said: str, seen: object) -> list[Any]:
         """Updates of `shown`; nothing while neither the images nor what is shown of them changed."""
-        job = doctor.progress(draft_id)
-        if job and job["state"] == "running":  # all findings anew would slow the check down
-            done = f"{job['done']:,} of {count(job['total'], 'image')} looked at…" if job["total"] else "Starting…"
-            bar = (
-                f'<progress aria-label="Images checked" max="{max(1, job["total"])}" value="{job["done"]}"></progress>'
-            )
-            buttons = [gr.update(visible=False), gr.update(visible=True), gr.update(visible=False)]
-            return [fold.note("The images are looked at."), f"<p>{done}</p>{bar}", *buttons, *[gr.skip()] * 7, None]
         try:
             report = doctor.report(draft_id)
-            now = [id(doctor.examine(draft_id)), job, name, number, most, said]  # the same report where nothing changed
+            now = [id(doctor.examine(draft_id)), name, number, most, said]  # the same report where nothing changed
             if seen == now:
                 return [gr.skip()] * len(shown)
             return [*_drawn(report, name, number, most, said), now]
@@ -155,9 +138,6 @@ def _draw(draft_id: str) -> None:
         text = one["about"] if one else report["plan_error"] or ABOUT_BUCKETS if name else ""
         return [
             fold.note(_said(report, said)),
-            "",
-            gr.update(visible=True),
-            gr.update(visible=False),
             gr.update(visible=bool(said)),
             gr.update(choices=choices, value=name, visible=bool(choices)),
             gr.update(choices=buckets, value=number if buckets else None, visible=bool(buckets)),
@@ -186,8 +166,6 @@ def _draw(draft_id: str) -> None:
         [kind.input, bucket.input], lambda name, at: (name, at, doctor.PAGE, ""), [kind, bucket], first, **QUIET
     )
     picks.then(**refresh)
-    again.click(lambda: done(doctor.start), None, message, js=settings.FLUSH, **QUIET).then(**refresh)
-    cancel.click(lambda: done(doctor.cancel), None, message, **QUIET).then(**refresh)
     for event in (
         undo.click(lambda: done(draft.undo), None, message, js=settings.FLUSH, **QUIET),
         fix.click(lambda name: done(doctor.fix, name), kind, message, js=settings.FLUSH, **QUIET),
@@ -195,5 +173,4 @@ def _draw(draft_id: str) -> None:
     ):
         event.then(**refresh).then(None, None, None, js=settings.SHOW_NEW, **QUIET)
     write.click(None, ids, None, js=WRITE, **QUIET)
-    state.change(None, None, None, js=settings.SHOW_NEW, **QUIET)  # a check or a conversion has ended
     timer.tick(**refresh)

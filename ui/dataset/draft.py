@@ -4,26 +4,26 @@ They are on disk and not in the browser's session, because a reload, a crash or 
 of captions. A caption belongs to its image, which is named by its folder and content, never by its file name or
 position: adding, moving or removing one image never changes the caption of another.
 
-`draft_store.py` keeps the draft on disk, `draft_drop.py` takes in dropped files; the rest of the page uses this file only.
+`draft_store.py` keeps the draft on disk, `draft_drop.py` takes in dropped files, `drafts.py` knows all drafts; the rest of
+the page uses this file only.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import presets
 from runs import env_file
 from runs.dataset import Source, folder_counts, one_line
-from runs.files import RunError, explained
+from runs.files import RunError
 from runs.pictures import cropped_size, turned_crop
-from ui.dataset import draft_history, draft_images, draft_store
+from ui.dataset import draft_images, draft_store
 from ui.dataset.draft_drop import add, copy_dataset
 from ui.dataset.draft_images import Entry
 from ui.dataset.draft_store import (
     OUT_OF_DATE,
-    delete_expired,
     folder,
     images_dir,
     is_id,
@@ -31,19 +31,10 @@ from ui.dataset.draft_store import (
     masks_dir,
     new_id,
     plain_text,
-    touch,
     uploads_dir,
 )
 
-__all__ = [
-    "add",
-    "copy_dataset",
-    "delete_expired",
-    "is_id",
-    "new_id",
-    "touch",
-    "uploads_dir",
-]  # for the rest of the page
+__all__ = ["OUT_OF_DATE", "add", "copy_dataset", "is_id", "new_id", "uploads_dir"]  # for the rest of the page
 MERGE_S = 5.0  # changes of one caption that follow each other within this time are one step
 REMOVED = "This image was removed"
 ROTATION = "rotation of {}"  # what undo calls it
@@ -57,7 +48,8 @@ class Item:
     file: its name in its folder. folder: the relative path of the dropped folder it came from, "" for none. width,
     height: pixels as shown, before the crop. warnings: codes, see draft_images.warnings_of. crop: left, top, right,
     bottom as fractions of the image as shown. mask: the name of a file in the draft's `masks/`. weight: 1 to 10.
-    caption_by: who wrote the caption: "person", "file", "model", or "" where nobody did.
+    caption_by: who wrote the caption: "person", "file", "model", or "" where nobody did. changes, looks: see
+    draft_images.measured.
     """
 
     id: str
@@ -68,24 +60,22 @@ class Item:
     caption: str
     sha256: str
     warnings: tuple[str, ...]
+    near: str = ""  # the id of the earlier image that this one is nearly identical to
     turn: int = 0  # quarter turns clockwise that the user added
     crop: tuple[float, float, float, float] | None = None
     mask: str | None = None
     weight: int = 1
     caption_by: str = ""
+    changes: str = ""
+    looks: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def trained_size(self) -> tuple[int, int]:
         """Width and height in pixels of what is trained: after the crop."""
         return cropped_size((self.width, self.height), self.crop)
 
-    @property
-    def near(self) -> str:
-        """The id of the earlier image that this one is nearly identical to, "" for none."""
-        return next((code[5:] for code in self.warnings if code.startswith("near:")), "")
 
-
-COPIED = ("file", "folder", "caption", "sha256", "turn", "mask", "weight", "caption_by")
+COPIED = ("file", "folder", "caption", "sha256", "turn", "mask", "weight", "caption_by", "changes", "looks")
 # Of the drafts used last: their images as stored, the limit of small ones, their items, and what finds nearly identical ones.
 # A page of twelve cards must not build those of 10,000 images again.
 _items: OrderedDict[str, tuple[Mapping[str, Entry], float, list[Item], draft_images.Near]] = OrderedDict()
@@ -115,8 +105,8 @@ def _item(key: str, entry: Entry, near: str, small_side: int) -> Item:
     width, height = reversed(size) if entry["turn"] % 2 else size
     crop = tuple(entry["crop"]) if entry["crop"] else None
     warnings = draft_images.warnings_of(entry, cropped_size((width, height), crop), near, small_side)
-    same = {name: entry[name] for name in COPIED}
-    return Item(id=key, width=width, height=height, warnings=warnings, crop=crop, **same)
+    same = {name: entry[name] for name in COPIED if name in entry}  # an older version did not measure all of it
+    return Item(id=key, width=width, height=height, warnings=warnings, near=near, crop=crop, **same)
 
 
 def item(draft_id: str, image_id: str) -> Item:
@@ -140,26 +130,19 @@ def original(draft_id: str, image_id: str) -> Path:
 
 def thumb(draft_id: str, item: Item) -> Path:
     """Path of an image's thumbnail, upright, cropped, with its mask; written when it is missing."""
-    if not (item.crop or item.mask):
-        return _scaled(draft_id, item.id, "", draft_images.THUMB_SIDE)
-    path = folder(draft_id) / "thumbs" / draft_images.edited_name(item.id, item.turn, item.crop, item.mask)
-    if not path.is_file():
-        mask = masks_dir(draft_id) / item.mask if item.mask else None
-        draft_images.write_edited(large(draft_id, item.id), path, item.turn, item.crop, mask)
-    return path
+    return _picture(draft_id, item, draft_images.THUMB_SIDE, item.crop, item.mask)
 
 
 def large(draft_id: str, image_id: str) -> Path:
     """Path of a JPEG of at most 1,600 pixels, upright; browsers cannot show HEIC and TIFF."""
-    return _scaled(draft_id, image_id, "-large", draft_images.LARGE_SIDE)
+    return _picture(draft_id, item(draft_id, image_id), draft_images.LARGE_SIDE)
 
 
-def _scaled(draft_id: str, image_id: str, kind: str, side: int) -> Path:
-    entry = _entry(draft_store.read(draft_id), image_id)
-    path = folder(draft_id) / "thumbs" / f"{image_id}{kind}-{entry['turn']}.jpg"
+def _picture(draft_id: str, item: Item, side: int, crop: Any = None, mask: str | None = None) -> Path:
+    path = folder(draft_id) / "thumbs" / draft_images.picture_name(item.id, side, item.turn, crop, mask)
     if not path.is_file():
-        with explained("write a thumbnail"):
-            draft_images.write_thumb(images_dir(draft_id) / entry["stored"], path, entry["turn"], side)
+        source = masks_dir(draft_id) / mask if mask else None
+        draft_images.write_picture(original(draft_id, item.id), path, side, item.turn, crop, source)
     return path
 
 
@@ -239,26 +222,27 @@ def images_not_in_a_run(draft_id: str) -> int:
 def history(draft_id: str) -> tuple[str, str]:
     """What undo would undo and redo would redo, such as "caption of cat.png"; "" for nothing."""
     state = draft_store.read(draft_id)
-    steps, done = state["history"], state["done"]
-    return steps[done - 1]["label"] if done else "", steps[done]["label"] if done < len(steps) else ""
+    labels, done = [step["label"] for step in state["history"].values()], state["done"]
+    return "".join(labels[:done][-1:]), "".join(labels[done:][:1])
 
 
-def undo(draft_id: str, side: int = draft_history.UNDO) -> str | None:
+def undo(draft_id: str, back: bool = True) -> str | None:
     """Undo the last change of images or captions. Returns a sentence about it; None when there is nothing to undo."""
     with locked(draft_id):
-        state, back = draft_store.read(draft_id), side == draft_history.UNDO
+        state = draft_store.read(draft_id)
         at = state["done"] - back
         if not 0 <= at < len(state["history"]):
             return None
-        entry = state["history"][at]
-        state = draft_history.applied(state, draft_store.read_step(draft_id, entry["n"]), side)
-        draft_store.write(draft_id, {**state, "done": at + (not back)})
+        key, entry = list(state["history"].items())[at]
+        state, step = draft_store.exchanged(state, draft_store.unpacked(entry))
+        history = {**state["history"], key: {**entry, "step": draft_store.packed(step)}}
+        draft_store.write(draft_id, {**state, "history": history, "done": at + (not back)})
     return f"{'Undone' if back else 'Redone'}: {entry['label']}."
 
 
 def redo(draft_id: str) -> str | None:
     """Make the change again that was undone last. Returns a sentence about it; None when there is none."""
-    return undo(draft_id, draft_history.REDO)
+    return undo(draft_id, back=False)
 
 
 # Changes ---------------------------------------------------------------------------------------------------------------
@@ -377,19 +361,9 @@ def move(draft_id: str, image_id: str, before_id: str | None) -> None:
         edit.state["images"] = {key: edit.state["images"][key] for key in order}
 
 
-def fix(draft_id: str, id: str, code: str) -> None:
-    """Fix a warning: "sideways" rotates the image (upright where its EXIF data says how, else 90° clockwise), "small"
-    and "near" remove it, "no_caption" sets the trigger word as its caption. Raises RunError: the image was removed,
-    there is no trigger word, or the code is unknown."""
-    kind = code.split(":")[0]
-    if kind == "sideways":
-        change_image(draft_id, id, upright, ROTATION)
-    elif kind in ("small", "near"):
-        remove(draft_id, [item(draft_id, id).id])
-    elif kind == "no_caption":
-        change_image(draft_id, id, with_trigger(trigger(draft_id)), "caption of {}")
-    else:
-        raise RunError(OUT_OF_DATE)
+def use_trigger(draft_id: str, id: str) -> None:
+    """Set the trigger word as an image's caption. Raises RunError: the image was removed, or there is no trigger word."""
+    change_image(draft_id, id, with_trigger(trigger(draft_id)), "caption of {}")
 
 
 def rotated(entry: Entry, turns: int) -> Entry:

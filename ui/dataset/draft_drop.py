@@ -22,7 +22,7 @@ from runs import archives, masks
 from runs.dataset import CAPTION_SUFFIXES, read_caption, read_captions, unique_stem
 from runs.files import RunError, explained
 from runs.paths import datasets_dir
-from ui.dataset import draft_history, draft_images, draft_store
+from ui.dataset import draft_images, draft_store
 from ui.dataset.draft_images import Entry
 from ui.dataset.draft_store import State
 
@@ -124,8 +124,8 @@ def _measured(pictures: Iterable[Dropped], work: Path, link: bool = False) -> li
         return list(pool.map(one, itertools.count(), pictures))
 
 
-def _what_was_added(step: draft_history.Step) -> str:
-    number = len(draft_history.images_of(step))
+def _what_was_added(step: draft_store.Step) -> str:
+    number = sum(before is None for before in step.get("images", {}).values())
     return f"adding of {draft_store.count(number, 'image')}" if number else "captions from files"
 
 
@@ -212,7 +212,8 @@ def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[Dropped
         for name in ("images", "thumbs"):
             (draft_store.folder(draft_id) / name).mkdir(exist_ok=True)
         os.replace(work / f"{found['at']}", draft_store.images_dir(draft_id) / f"{key}{suffix}")
-        os.replace(work / f"{found['at']}.jpg", draft_store.folder(draft_id) / "thumbs" / f"{key}-0.jpg")
+        thumb = draft_store.folder(draft_id) / "thumbs" / draft_images.picture_name(key)
+        os.replace(work / f"{found['at']}.jpg", thumb)
         text = state["texts"].get(file.key)
         use = bool(text) and (text["drop"] == file.drop or not text["used"])
         if use:

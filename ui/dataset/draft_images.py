@@ -1,5 +1,7 @@
 """One image of a draft: checked and measured when it is dropped, its thumbnail, and the warnings on its card.
 
+What "Check images" says of the pixels is measured from the thumbnail at the same time: the image is decoded once.
+
 A dropped file is copied and never moved or deleted: Gradio stores an upload in a folder named after its content, so two
 drops of one file share a path, and Gradio may write to that path again. A file of a folder on the server may be hard-linked.
 """
@@ -29,7 +31,6 @@ EXIF_IFD, EXIF_WIDTH, EXIF_HEIGHT = 0x8769, 0xA002, 0xA003
 # Ends the name of a mask that ignores the complete image, so that a start can warn without reading every mask.
 IGNORES_ALL = "-all.png"
 IGNORED, FADE = (116, 122, 134), 0.72  # the colour towards which the ignored part fades, and how far
-ID, DIGEST = 24, 12  # characters of an image's id, and of what tells its edits apart
 TONES = 12  # values of a hash after its 64 bits: the colours of four quarters
 Entry = dict[str, Any]
 
@@ -55,7 +56,8 @@ def measured(path: Path, name: str, copy: Path, link: bool = False) -> Entry:
 
     Returns:
         width, height (pixels, after EXIF rotation), sha256, bytes, hash (for nearly identical images), upright (quarter
-        turns clockwise that undo an EXIF rotation of pixels that are upright already; else 0).
+        turns clockwise that undo an EXIF rotation of pixels that are upright already; else 0), changes (what is
+        converted before the training), looks (see `looks_of`).
 
     Raises:
         RunError: it is not an image, damaged or too large; nothing is left of the copy and the thumbnail then.
@@ -75,12 +77,13 @@ def measured(path: Path, name: str, copy: Path, link: bool = False) -> Entry:
         with pictures.opened(copy, name) as image:
             if image.format == "PNG":
                 image.load()  # `getexif` of a PNG decodes it as well, and damage is reported once only
-            upright = _upright(image)
-            shape = image.size
+            upright, shape, mode = _upright(image), image.size, image.mode
+            transparent = image.has_transparency_data
             small = _thumbnail(image, THUMB_SIDE)
             if image.format not in DRAFTED:
                 shape = image.size  # Pillow rotates a TIFF while it decodes it
-                getattr(image, "n_frames", 1)  # finds a damaged frame
+            # To count the frames finds a damaged one. A HEIF file opens at its main picture.
+            frames = 1 if image.format in (*DRAFTED, "HEIF") else getattr(image, "n_frames", 1)
             width, height = reversed(shape) if image.getexif().get(pictures.EXIF_ORIENTATION, 1) in SIDEWAYS else shape
         _save(small, copy.with_suffix(".jpg"))
         with copy.open("rb") as file:
@@ -89,7 +92,51 @@ def measured(path: Path, name: str, copy: Path, link: bool = False) -> Entry:
         copy.unlink(missing_ok=True)
         copy.with_suffix(".jpg").unlink(missing_ok=True)
         raise
-    return {"width": width, "height": height, "sha256": digest, "bytes": size, "hash": _hash(small), "upright": upright}
+    return {
+        "width": width,
+        "height": height,
+        "sha256": digest,
+        "bytes": size,
+        "hash": _hash(small),
+        "upright": upright,
+        "changes": _changes(frames, transparent, mode),
+        "looks": looks_of(small, (width, height)),
+    }
+
+
+def _changes(frames: int, transparent: bool, mode: str) -> str:
+    """What runs.pictures.decoded changes of an image beside its format and its EXIF rotation; "" for nothing."""
+    reasons = ["only the first frame is used"] if frames > 1 else []
+    if transparent:
+        reasons.append("transparency becomes white")
+    elif mode.startswith(("I", "F")):
+        reasons.append("reduced to 8 bits per channel")
+    elif mode not in ("RGB", "L"):
+        reasons.append(f"{mode} becomes RGB")
+    return ", ".join(reasons)
+
+
+def looks_of(small: Any, size: tuple[int, int]) -> dict[str, Any]:
+    """What the pixels of a thumbnail show, for ui/dataset/checks.py.
+
+    pixels: a hash of them and of the image's `size`. sharpness: variance of the Laplacian in parts of that of the
+    brightness. contrast: variance of the brightness. mean, low, high: brightness of 0 to 255: mean, 5th and 95th percentile.
+    """
+    values = np.asarray(small.convert("L"), dtype=np.float32)
+    contrast, sharpness = float(values.var()), 0.0
+    if min(values.shape) > 2 and contrast > 0:
+        inner = values[1:-1, 1:-1]
+        laplacian = values[:-2, 1:-1] + values[2:, 1:-1] + values[1:-1, :-2] + values[1:-1, 2:] - 4 * inner
+        sharpness = float(laplacian.var()) / contrast
+    low, high = (float(one) for one in np.percentile(values, (5, 95)))
+    return {
+        "pixels": hashlib.sha256(f"{size}".encode() + small.tobytes()).hexdigest()[:24],
+        "sharpness": round(sharpness, 5),
+        "contrast": round(contrast, 2),
+        "mean": round(float(values.mean()), 2),
+        "low": round(low, 2),
+        "high": round(high, 2),
+    }
 
 
 def _store(path: Path, name: str, copy: Path, link: bool) -> None:
@@ -124,34 +171,33 @@ def _upright(image: Any) -> int:
     return turn if size[0] != size[1] and size == (image.height, image.width) else 0
 
 
-def write_thumb(path: Path, target: Path, turn: int = 0, side: int = THUMB_SIDE) -> None:
-    """Write a JPEG of at most `side` pixels: upright, on white, and after `turn` quarter turns clockwise."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with pictures.opened(path) as image:
-        _save(pictures.turned(_thumbnail(image, side), turn), target)
+def picture_name(
+    image_id: str, side: int = THUMB_SIDE, turn: int = 0, crop: pictures.Crop | None = None, mask: str | None = None
+) -> str:
+    """The file name of a picture that the page shows of an image: another one for each of its edits."""
+    edits = hashlib.sha256(json.dumps([turn, crop, mask]).encode()).hexdigest()[:12]
+    return f"{image_id}-{side}-{edits}.jpg"
 
 
-def edited_name(image_id: str, turn: int, crop: pictures.Crop | None, mask: str | None) -> str:
-    """The file name of an edited thumbnail: another one for each crop and mask."""
-    edits = hashlib.sha256(json.dumps([crop, mask]).encode()).hexdigest()[:DIGEST]
-    return f"{image_id}-{turn}-{edits}.jpg"
-
-
-def write_edited(large: Path, target: Path, turn: int, crop: pictures.Crop | None, mask: Path | None) -> None:
-    """Write the thumbnail of an image as its card shows it, cropped and grey where its mask ignores it.
+def write_picture(
+    path: Path, target: Path, side: int, turn: int, crop: pictures.Crop | None = None, mask: Path | None = None
+) -> None:
+    """Write what the page shows of an image, a JPEG of at most `side` pixels: upright, on white, turned, cropped, and grey
+    where its mask ignores it. It replaces that of other edits.
 
     Args:
-        large: its large JPEG, which is turned already. mask: of the image before it is turned; one that cannot be read
-            is left out, because a card without its mask is better than no card, and a start reports it.
+        mask: of the image before it is turned; one that cannot be read is left out, because a card without its mask is
+            better than no card, and a start reports it.
 
     Raises:
-        RunError: the thumbnail cannot be written.
+        RunError: the image cannot be read, or the picture cannot be written.
     """
     from PIL import Image
 
     with explained("write a thumbnail"):
-        with Image.open(large) as image:
-            small = image.convert("RGB")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with pictures.opened(path) as image:
+            small = pictures.turned(_thumbnail(image, LARGE_SIDE if crop or mask else side), turn)
         if mask is not None:
             with contextlib.suppress(RunError):
                 grey = Image.blend(small.convert("L").convert("RGB"), Image.new("RGB", small.size, IGNORED), FADE)
@@ -159,11 +205,11 @@ def write_edited(large: Path, target: Path, turn: int, crop: pictures.Crop | Non
                 small = Image.composite(small, grey, trained)
         if crop is not None:
             small = small.crop(pictures.crop_box(small.size, crop))
-        small.thumbnail((THUMB_SIDE, THUMB_SIDE))
+        small.thumbnail((side, side))
         part = target.with_suffix(".part")
         _save(small, part)
         part.replace(target)
-        for old in target.parent.glob(f"{target.name[:ID]}-?-{'?' * DIGEST}.jpg"):  # each stroke of a mask makes one
+        for old in target.parent.glob(f"{target.name.rpartition('-')[0]}-*.jpg"):  # each stroke of a mask makes one
             if old != target:
                 old.unlink(missing_ok=True)
 
@@ -259,11 +305,11 @@ class Near:
 
 
 def warnings_of(entry: Entry, size: tuple[int, int], near: str, small_side: int) -> tuple[str, ...]:
-    """The codes of an image's warnings: "small", "sideways", "near:<id>", "no_caption". size: after the crop."""
+    """The codes of an image's warnings: "small", "sideways", "near", "no_caption". size: after the crop."""
     checks = {
         "small": min(size) < small_side,
         "sideways": entry["upright"] and not entry["turn"],
-        f"near:{near}": near,
+        "near": near,
         "no_caption": not entry["caption"].strip(),
     }
     return tuple(code for code, applies in checks.items() if applies)

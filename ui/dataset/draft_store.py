@@ -6,14 +6,16 @@ for images.
 
 A change writes only the rows that differ, in one transaction, so that a caption among 10,000 costs one row and not a
 file of several megabytes. SQLite's write-ahead log makes a change complete or absent after a kill or a power cut, and
-lets the processes that caption and import write to a draft that the page shows. Rows are JSON.
+lets the processes that caption and import write to a draft that the page shows. Rows are JSON, with their position.
+
+A step of the history is what the changed rows had on its other side. To undo or redo it exchanges them.
 """
 
+import base64
 import contextlib
 import hashlib
 import json
 import math
-import os
 import re
 import secrets
 import shutil
@@ -27,36 +29,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from runs import env_file
 from runs.files import REASONS, RunError, explained
 from runs.paths import datasets_dir
-from ui import jobs
-from ui.dataset import draft_history
-from ui.dataset.draft_history import PARTS, State, Step
 
+State = dict[str, Any]
+Step = dict[
+    str, dict[str, dict[str, Any] | None]
+]  # table → key → the values that differ on the other side; None: no row
+PARTS = ("images", "texts")  # the tables that undo knows
+TABLES = (*PARTS, "history", "wanted")  # wanted: images that a model is to caption (captioning.py)
 NAME = "draft.sqlite"
 BUSY_S = 60.0  # how long a change waits for that of another process
-META: dict[str, Any] = {"form": {}, "kept": "", "refused": {}, "done": 0}
+META: dict[str, Any] = {"form": {}, "kept": "", "refused": {}, "done": 0, "captions": {}}
 # What a new image has. crop: left, top, right, bottom as fractions of the upright, rotated
 # image; mask: the name of a file of the draft; weight: 1 to 10; caption_by: "person", "file", "model" or "".
 FIELDS: dict[str, Any] = {"crop": None, "mask": None, "weight": 1, "caption_by": ""}
-SCHEMA = """
-BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS images (key TEXT PRIMARY KEY, position REAL NOT NULL, revision INTEGER NOT NULL, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS texts (key TEXT PRIMARY KEY, position REAL NOT NULL, revision INTEGER NOT NULL, value TEXT NOT NULL);
-CREATE INDEX IF NOT EXISTS images_order ON images (position, key);
-CREATE INDEX IF NOT EXISTS images_revision ON images (revision);
-CREATE INDEX IF NOT EXISTS texts_order ON texts (position, key);
-CREATE INDEX IF NOT EXISTS texts_revision ON texts (revision);
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS steps (n INTEGER PRIMARY KEY, label TEXT NOT NULL, merge TEXT NOT NULL, at REAL NOT NULL, step BLOB NOT NULL);
-PRAGMA user_version = 1;
-COMMIT;
+# What a user sees of an image. A change of other fields, such as where it came from, is stored without a step.
+SHOWN = {"caption", "turn", "file", "folder", "crop", "mask", "weight", "position"}
+VERSION = 2
+SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS content (part TEXT, key TEXT, value TEXT NOT NULL, PRIMARY KEY (part, key));
+PRAGMA user_version = {VERSION};
+"""
+FROM_1 = """
+INSERT INTO content SELECT 'images', key, json_set(value, '$.position', position) FROM images;
+INSERT INTO content SELECT 'texts', key, json_set(value, '$.position', position) FROM texts;
+INSERT INTO content SELECT 'meta', key, value FROM meta WHERE key IN ('form', 'kept', 'refused');
+DROP TABLE images; DROP TABLE texts; DROP TABLE meta; DROP TABLE steps;
 """
 OUT_OF_DATE = "This page is out of date; reload it"
 MAX_CAPTION = 20_000  # characters
-UPLOAD_EXPIRES_S = 24 * 3600
-DRAFT_EXPIRES_S = 60 * 24 * 3600  # counted from the last time a page opened the draft
 HISTORY_STEPS = 100
 # Of an image: what a run gets of it, for `digest`.
 IN_A_RUN = ("sha256", "caption", "folder", "turn", "crop", "mask", "weight")
@@ -67,7 +69,7 @@ _open: OrderedDict[Path, "DraftFile"] = OrderedDict()
 
 def empty() -> State:
     """A draft without anything."""
-    return {"images": {}, "texts": {}, **META, "history": []}
+    return {**{table: {} for table in TABLES}, **META}
 
 
 class DraftFile:
@@ -79,17 +81,16 @@ class DraftFile:
     def __init__(self, path: Path):
         """Open a file, and create it where it is missing. Raises RunError: it is damaged, or the disk does not take
         it."""
-        self.path, self.state, self.inode = path, empty(), 0
-        self.revision = self.version = -1
-        self.positions: dict[str, dict[str, float]] = {part: {} for part in PARTS}
+        self.path, self.state, self.inode, self.version = path, empty(), 0, -1
         with self.explained():
             self.db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             with self.explained():
                 self.db.execute("PRAGMA journal_mode=WAL")  # stays a rollback journal where shared memory is missing
                 self.db.execute("PRAGMA synchronous=FULL")
-                if not self.db.execute("PRAGMA user_version").fetchone()[0]:
-                    self.db.executescript(SCHEMA)
+                found = self.db.execute("PRAGMA user_version").fetchone()[0]
+                if found < VERSION:
+                    self.db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {FROM_1 if found == 1 else ''} COMMIT;")
                 self.inode = path.stat().st_ino
                 self.refresh()
         except BaseException:
@@ -121,45 +122,17 @@ class DraftFile:
             version = self.db.execute("PRAGMA data_version").fetchone()[0]
             if version == self.version:
                 return self.state
-            joins = not self.db.in_transaction
-            if joins:
-                self.db.execute("BEGIN")  # all tables are read as of one moment
-            try:
-                rows = self.db.execute("SELECT * FROM meta")
-                found = {"revision": 0, **{key: json.loads(value) for key, value in rows}}
-                if found["revision"] != self.revision:
-                    parts = {part: self._rows(part) for part in PARTS}
-                    history = [
-                        {"n": n, "label": label, "merge": merge, "at": at}
-                        for n, label, merge, at in self.db.execute("SELECT n, label, merge, at FROM steps ORDER BY n")
-                    ]
-                    self.revision = found.pop("revision")
-                    self.state = {**parts, **META, **found, "history": history}
-            finally:
-                if joins:
-                    self.db.execute("COMMIT")
+            rows = self.db.execute("SELECT part, key, value FROM content").fetchall()
+            values = json.loads(f"[{','.join(value for _, _, value in rows)}]")
+            found: dict[str, dict[str, Any]] = {part: {} for part in (*TABLES, "meta")}
+            for (part, key, _), value in zip(rows, values, strict=True):
+                old = self.state[part].get(key) if part in TABLES else None
+                found[part][key] = (
+                    old if old == value else value
+                )  # the same object, so that what was made of it is kept
+            self.state = {**META, **found.pop("meta"), **{table: in_order(one) for table, one in found.items()}}
             self.version = version
         return self.state
-
-    def _rows(self, part: str) -> dict[str, Any]:
-        """A table in its order. Only rows that changed since the last time are parsed."""
-        places = dict(self.db.execute(f"SELECT key, position FROM {part} ORDER BY position, key"))
-        self.positions = {**self.positions, part: places}
-        rows = self.db.execute(f"SELECT key, value FROM {part} WHERE revision > ?", (self.revision,)).fetchall()
-        values = json.loads(f"[{','.join(value for _, value in rows)}]")
-        changed = {key: value for (key, _), value in zip(rows, values, strict=True)}
-        old = self.state[part]
-        return {key: changed[key] if key in changed else old[key] for key in self.positions[part]}
-
-    def step(self, number: int) -> Step:
-        """A step of the history. Raises RunError: it cannot be read."""
-        with self.explained():
-            row = self.db.execute("SELECT step FROM steps WHERE n = ?", (number,)).fetchone()
-        try:
-            found: Step = json.loads(zlib.decompress(row[0]))
-        except (TypeError, ValueError, zlib.error) as error:
-            raise RunError(f"{self.path}: step {number} cannot be read; this change cannot be undone") from error
-        return found
 
     # Writing ---------------------------------------------------------------------------------------------------------
 
@@ -179,61 +152,105 @@ class DraftFile:
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 self.db.execute("ROLLBACK")
-            self.revision = self.version = -1  # the next one to ask reads all of it again
+            self.version = -1  # the next one to ask reads all of it again
             raise
 
-    def store(self, state: State, step: Step | None) -> None:
-        """Store a content, in the transaction that the caller began. step: that of its history's last entry, if it is new."""
+    def store(self, state: State) -> None:
+        """Store a content, in the transaction that the caller began."""
         with self.explained():
-            before, self.state, self.revision = self.state, state, self.revision + 1
-            for part in PARTS:
-                self._write_rows(part, before[part], state[part])
-            for key in META:
-                if state[key] != before[key]:
-                    self._write_meta(key, state[key])
-            numbers = {one["n"] for one in state["history"]}
-            gone = [(one["n"],) for one in before["history"] if one["n"] not in numbers]
-            self.db.executemany("DELETE FROM steps WHERE n = ?", gone)
-            if step:
-                content = zlib.compress(json.dumps(step).encode(), 1)
-                row = {**state["history"][-1], "step": content}
-                self.db.execute("INSERT OR REPLACE INTO steps VALUES (:n, :label, :merge, :at, :step)", row)
-            self._write_meta("revision", self.revision)
-
-    def _write_meta(self, key: str, value: Any) -> None:
-        self.db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
-
-    def _write_rows(self, part: str, before: dict[str, Any], after: dict[str, Any]) -> None:
-        if after is before:
-            return
-        self.db.executemany(f"DELETE FROM {part} WHERE key = ?", [(key,) for key in before if key not in after])
-        moved = new_positions(self.positions[part], list(after))
-        positions = {**self.positions[part], **moved}
-        changed = [
-            (key, positions[key], self.revision, json.dumps(value))
-            for key, value in after.items()
-            if before.get(key) is not value
-        ]
-        self.db.executemany(f"INSERT OR REPLACE INTO {part} VALUES (?, ?, ?, ?)", changed)
-        places = [(moved[key], key) for key in moved if before.get(key) is after[key]]
-        self.db.executemany(f"UPDATE {part} SET position = ? WHERE key = ?", places)
-        self.positions = {**self.positions, part: {key: positions[key] for key in after}}
+            before, self.state = self.state, state
+            for part in (*TABLES, "meta"):
+                old, new = ({key: one[key] for key in META} if part == "meta" else one[part] for one in (before, state))
+                gone = [(part, key) for key in old if key not in new]
+                self.db.executemany("DELETE FROM content WHERE part = ? AND key = ?", gone)
+                rows = [(part, key, json.dumps(value)) for key, value in new.items() if old.get(key) is not value]
+                self.db.executemany("INSERT OR REPLACE INTO content VALUES (?, ?, ?)", rows)
 
 
-def new_positions(known: Mapping[str, float], order: list[str]) -> dict[str, float]:
-    """The positions to store so that sorting by position gives `order`: those of new keys, and of keys whose place changed.
+# Steps ---------------------------------------------------------------------------------------------------------------
 
-    Args:
-        known: the positions stored now.
-    """
-    found: dict[str, float] = {}
-    last = 0.0
-    for key in order:
-        if known.get(key, 0.0) > last:
-            last = known[key]
-        else:
-            found[key] = last = last + 1
+
+def in_order(table: dict[str, Any]) -> dict[str, Any]:
+    """A table sorted by the positions of its rows."""
+    return dict(sorted(table.items(), key=lambda row: (row[1]["position"], row[0])))
+
+
+def placed(table: dict[str, Any]) -> dict[str, Any]:
+    """A table whose rows have positions in their order; only a row that is out of order gets another one."""
+    found, last = {}, 0
+    for key, row in table.items():
+        found[key] = row if row.get("position", 0) > last else {**row, "position": last + 1}
+        last = found[key]["position"]
     return found
+
+
+def difference(before: State, after: State) -> Step:
+    """The step that leads from the second content back to the first; empty when they are equal."""
+    step: Step = {}
+    for part in PARTS:
+        old, new = before[part], after[part]
+        changes: dict[str, dict[str, Any] | None] = {key: None for key in new if key not in old}
+        for key, row in old.items():
+            now = new.get(key)
+            if now is None:
+                changes[key] = row
+            elif now is not row and (values := {name: row.get(name) for name in now if row.get(name) != now[name]}):
+                changes[key] = values
+        if changes:
+            step[part] = changes
+    return step
+
+
+def exchanged(state: State, step: Step) -> tuple[State, Step]:
+    """The content on the other side of a step, and the step that leads back."""
+    state, back = dict(state), dict[str, Any]()
+    for part, changes in step.items():
+        table, back[part] = dict(state[part]), {}
+        for key, values in changes.items():
+            now = table.pop(key, None)
+            back[part][key] = now
+            if values is not None:
+                table[key] = {**(now or {}), **values}
+                if now is not None:
+                    back[part][key] = {name: now.get(name) for name in values}
+        state[part] = in_order(table)
+    return state, back
+
+
+def packed(step: Step) -> str:
+    """A step as the history keeps it: of 10,000 captions it is large."""
+    return base64.b64encode(zlib.compress(json.dumps(step).encode(), 1)).decode()
+
+
+def unpacked(entry: Mapping[str, Any]) -> Step:
+    """The step of an entry of the history. Raises RunError: it cannot be read."""
+    try:
+        found: Step = json.loads(zlib.decompress(base64.b64decode(entry["step"])))
+    except (ValueError, zlib.error) as error:
+        raise RunError(f"The step “{entry['label']}” cannot be read; this change cannot be undone") from error
+    return found
+
+
+def is_shown(step: Step, after: State) -> bool:
+    """Whether a change changed something that a user sees: the images, or the captions that wait for one."""
+    if any(values is None or SHOWN & values.keys() for values in step.get("images", {}).values()):
+        return True
+    for key, values in step.get("texts", {}).items():
+        now = after["texts"].get(key)
+        if "used" in values if values and now else not (values or now)["used"]:
+            return True
+    return False
+
+
+def files_of_step(entry: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """The files that undo and redo of an entry of the history need. Raises RunError: it cannot be read."""
+    return files_of(unpacked(entry).get("images", {}))
+
+
+def files_of(images: Mapping[str, Mapping[str, Any] | None]) -> set[tuple[str, str]]:
+    """The files of the draft that images need: (kind, name); that of a "thumb" begins with the id."""
+    found = {(kind, row[kind]) for row in images.values() if row for kind in ("stored", "mask") if row.get(kind)}
+    return found | {("thumb", key) for key, row in images.items() if row and "stored" in row}
 
 
 # The folder ----------------------------------------------------------------------------------------------------------
@@ -259,60 +276,6 @@ def folder(draft_id: str) -> Path:
 def uploads_dir() -> Path:
     """Folder for incoming uploads."""
     return datasets_dir() / ".uploads"
-
-
-def delete_expired() -> None:
-    """Delete uploads after one day, and drafts that no page has opened for 60 days.
-
-    An upload is deleted by its age only: two drops of one file share its path, and an import has a link of its own. A
-    draft at which a command works (ui/jobs.py) stays as it is: after a night's sleep, what it writes is old too.
-    """
-    old = [path for path in uploads_dir().glob("*") if _age_s(path, *path.glob("*")) > UPLOAD_EXPIRES_S]
-    for path in (path for path in (datasets_dir() / ".drafts").glob("*") if is_id(path.name)):
-        expired = [path] if (_age_s(*files_of(path)) or _age_s(path)) > DRAFT_EXPIRES_S else []
-        unfinished = path.glob(".new-*")  # of drops that ended with the server
-        expired += [new for new in unfinished if _age_s(new) > UPLOAD_EXPIRES_S]
-        if expired and not _at_work(path):
-            old += expired
-    for path in old:
-        _close(path / NAME)
-        for kept in (path, path / "script.json", path / "rehearsal"):
-            env_file.forget(kept)
-        with contextlib.suppress(OSError):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _at_work(draft: Path) -> bool:
-    """Whether a command works at a draft."""
-    places = [draft, *(path.parent for path in draft.glob(f"*/{jobs.FOLDER}"))]
-    return any(job.state == "running" for place in places for job in jobs.all_of(place).values())
-
-
-def files_of(draft: Path) -> list[Path]:
-    """The files with the content of the draft in a folder, whether they exist or not."""
-    return [draft / NAME, draft / f"{NAME}-wal"]
-
-
-def last_used(*paths: Path) -> float:
-    """When the newest of the paths that exist was changed, in seconds since 1970; 0 when none exists."""
-    times = [0.0]
-    for path in paths:
-        with contextlib.suppress(OSError):
-            times.append(path.stat().st_mtime)
-    return max(times)
-
-
-def _age_s(*paths: Path) -> float:
-    """Age in seconds of the newest of the paths that exist; 0 when none exists."""
-    newest = last_used(*paths)
-    return time.time() - newest if newest else 0.0
-
-
-def touch(draft_id: str) -> None:
-    """Record that a page has opened this draft, which restarts its expiry."""
-    with contextlib.suppress(OSError):  # not stored yet, or the disk is read-only, which the next edit reports
-        for path in files_of(folder(draft_id)):
-            os.utime(path)
 
 
 @contextlib.contextmanager
@@ -347,16 +310,17 @@ def _file(draft_id: str) -> DraftFile:
     if known is not None and known.inode == inode:
         _open.move_to_end(path)
         return known
-    _close(path)
+    close(path)
     with explained("store your changes"):
         path.parent.mkdir(parents=True, exist_ok=True)
     file = _open[path] = DraftFile(path)
     while len(_open) > MAX_OPEN:
-        _close(next(iter(_open)))
+        close(next(iter(_open)))
     return file
 
 
-def _close(path: Path) -> None:
+def close(path: Path) -> None:
+    """Close the file of a draft where it is open."""
     with lock:
         if (known := _open.pop(path, None)) is not None:
             known.db.close()
@@ -376,16 +340,9 @@ def locked(draft_id: str) -> Iterator[None]:
         yield
 
 
-def write(draft_id: str, state: State, step: Step | None = None) -> None:
-    """Store a content that was read in the same `locked` block. step: that of its history's last entry, if it is new.
-    Raises RunError: the disk does not take it."""
-    _file(draft_id).store(state, step)
-
-
-def read_step(draft_id: str, number: int) -> Step:
-    """A step of the history. Raises RunError: it cannot be read."""
-    with lock:
-        return _file(draft_id).step(number)
+def write(draft_id: str, state: State) -> None:
+    """Store a content that was read in the same `locked` block. Raises RunError: the disk does not take it."""
+    _file(draft_id).store(state)
 
 
 @contextlib.contextmanager
@@ -400,34 +357,28 @@ def change(draft_id: str, merge: str = "", within_s: float = math.inf) -> Iterat
         before = read(draft_id)
         edit = Edit({**before, **{part: dict(before[part]) for part in PARTS}})
         yield edit
-        step = draft_history.difference(before, edit.state)
-        if not draft_history.is_shown(step):  # a file that was dropped again changes only where it came from
-            if edit.state != before:
-                write(draft_id, edit.state)
+        after = {**edit.state, **{part: placed(edit.state[part]) for part in PARTS}}
+        step = difference(before, after)
+        if not is_shown(step, after):  # a file that was dropped again changes only where it came from
+            if after != before:
+                write(draft_id, after)
             return
-        history, now = before["history"], time.time()
-        last = history[-1] if history and before["done"] == len(history) else None
+        history, now = list(before["history"].values()), time.time()
+        kept = history[: before["done"]]
+        last = kept[-1] if kept == history and kept else None
         if merge and last and last["merge"] == merge and 0 <= now - last["at"] < within_s:
             with contextlib.suppress(RunError):  # a step that cannot be read stays as it is
-                start = draft_history.applied(before, read_step(draft_id, last["n"]), draft_history.UNDO)
-                step, history = draft_history.difference(start, edit.state), history[:-1]
-        number = 1 + max((one["n"] for one in before["history"]), default=0)
-        kept = history[: before["done"]][-HISTORY_STEPS + 1 :]
+                step, kept = difference(exchanged(before, unpacked(last))[0], after), kept[:-1]
         if step:
-            kept = [
-                *kept,
-                {
-                    "n": number,
-                    "label": edit.label if isinstance(edit.label, str) else edit.label(step),
-                    "merge": merge,
-                    "at": now,
-                },
-            ]
-        gone = [one["n"] for one in before["history"] if one not in kept]
-        for one in gone:
-            with contextlib.suppress(RunError):  # a step that cannot be read frees nothing
-                freed |= draft_history.files_of_step(read_step(draft_id, one))
-        write(draft_id, {**edit.state, "history": kept, "done": len(kept)}, step)
+            label = edit.label if isinstance(edit.label, str) else edit.label(step)
+            number = 1 + max((one["position"] for one in history), default=0)
+            kept.append({"position": number, "label": label, "merge": merge, "at": now, "step": packed(step)})
+        kept = kept[-HISTORY_STEPS:]
+        for one in history:
+            if one not in kept:
+                with contextlib.suppress(RunError):  # a step that cannot be read frees nothing
+                    freed |= files_of_step(one)
+        write(draft_id, {**after, "history": {f"{one['position']}": one for one in kept}, "done": len(kept)})
     if freed:
         _delete_unneeded(draft_id, freed)
 
@@ -435,16 +386,16 @@ def change(draft_id: str, merge: str = "", within_s: float = math.inf) -> Iterat
 def _delete_unneeded(draft_id: str, freed: set[tuple[str, str]]) -> None:
     """Delete the files that steps which left the history named, and that no state names which undo or redo can reach.
 
-    Decision: a state is reached from that of now by steps of the history, so a file that it names is named now, or on
-    one side of such a step. It is judged anew under the lock, after the change is stored: another change may name the
+    Decision: a state is reached from that of now by steps of the history, so a file that it names is named now, or by
+    such a step. It is judged anew under the lock, after the change is stored: another change may name the
     file again.
     """
     with locked(draft_id):
         state = read(draft_id)
-        needed = draft_history.files_of(state["images"].items())
+        needed = files_of(state["images"])
         try:
-            for one in state["history"]:
-                needed |= draft_history.files_of_step(read_step(draft_id, one["n"]))
+            for one in state["history"].values():
+                needed |= files_of_step(one)
         except RunError:
             return  # a step that cannot be read may name any of them
         places = {"stored": images_dir(draft_id), "mask": masks_dir(draft_id), "thumb": folder(draft_id) / "thumbs"}

@@ -5,11 +5,12 @@ const cards = new Map(); // id → card
 const saving = new Map();
 const selected = new Set();
 const fileOf = new Map(); // id → file, also of images that are no longer shown
+// What is said of an image, the text of the button that fixes it, and the call.
 const WARNINGS = {
-  small: (item) => [`Only ${item.width} × ${item.height} pixels: too small to learn from.`, "Remove it"],
-  sideways: () => ["This photo may lie on its side.", "Rotate it"],
-  near: (item) => [`Nearly identical to ${item.near || "another image"}.`, "Remove this one"],
-  no_caption: () => ["No caption: only the trigger word is used.", "Use the trigger word"],
+  small: (item) => [`Only ${item.width} × ${item.height} pixels: too small to learn from.`, "Remove it", "remove_images"],
+  sideways: () => ["This photo may lie on its side.", "Rotate it", "set_upright"],
+  near: (item) => [`Nearly identical to ${item.near || "another image"}.`, "Remove this one", "remove_images"],
+  no_caption: () => ["No caption: only the trigger word is used.", "Use the trigger word", "use_trigger"],
 };
 const CAPTION_HINT = "Describe the image. If this is empty, the trigger word is used.";
 const nameOf = (item) => (item.folder && !item.file.startsWith(item.folder) ? `${item.folder}/${item.file}` : item.file);
@@ -29,33 +30,47 @@ function mark(id, text) {
   card.saved.textContent = text;
   card.saved.classList.toggle("hp-not-saved", text === "not saved");
 }
-async function store(id) {
-  for (let text; (text = hangproof.unsavedText("caption", id)) !== undefined; ) {
-    mark(id, "…");
-    const answer = await ask("save_caption", { id, text });
-    if (answer?.ok !== true) {
-      mark(id, "not saved");
-      if (answer?.removed) setAside(id, text);
-      else if (answer) hangproof.refuse(answer.error);
-      else hangproof.lost();
-      return false;
-    }
-    hangproof.confirmed("caption", id, text);
+const captionKind = {
+  call: (id, text) => ["save_caption", { id, text }],
+  begun: (id) => mark(id, "…"),
+  stored(id, text, answer) {
     const item = state().items.find((one) => one.id === id);
     if (item) item.caption = text;
     if (hangproof.unsavedText("caption", id) === undefined) mark(id, "saved");
     showHistory(answer.history);
+  },
+  refused(id, text, answer) {
+    mark(id, "not saved");
+    if (answer?.removed) setAside(id, text);
+    else if (answer) hangproof.refuse(answer.error);
+  },
+};
+/** Send one caption or mask until what was typed last is stored. Returns whether it is. */
+async function sendKept(kind, id) {
+  const { call, begun, stored, refused } = kind === "mask" ? editor.maskKind : captionKind;
+  for (let value; (value = hangproof.unsavedText(kind, id)) !== undefined; ) {
+    begun(id);
+    const answer = await ask(...call(id, value));
+    if (answer?.ok !== true) {
+      refused(id, value, answer);
+      if (!answer) hangproof.lost();
+      return false;
+    }
+    hangproof.confirmed(kind, id, value);
+    stored(id, value, answer);
     hangproof.tellOthers();
   }
   return true;
 }
-/** Send every caption that is not stored. Returns whether all of them are. */
+/** Send every caption and mask that is not stored. Returns whether all of them are. */
 async function flush() {
   clearTimeout(pause);
+  const kept = ["caption", "mask"].flatMap((kind) => hangproof.unsaved(kind).map(([id]) => [kind, id]));
   const results = await Promise.all(
-    hangproof.unsaved("caption").map(([id]) => {
-      if (!saving.has(id)) saving.set(id, store(id).finally(() => saving.delete(id)));
-      return saving.get(id);
+    kept.map(([kind, id]) => {
+      const key = `${kind}/${id}`;
+      if (!saving.has(key)) saving.set(key, sendKept(kind, id).finally(() => saving.delete(key)));
+      return saving.get(key);
     })
   );
   return results.every(Boolean);
@@ -94,7 +109,10 @@ function cardOf(item) {
     pickImage(item.id, pick.checked, range || event.shiftKey);
     range = false;
   });
-  const remove = iconButton("×", "Remove " + name, "hp-remove", () => removeImages([item.id], card));
+  const remove = iconButton("×", "Remove " + name, "hp-remove", async () => {
+    const index = [...grid.children].indexOf(card);
+    if (await removeImages([item.id])) focusCard(index);
+  });
   const earlier = iconButton("‹", "Move earlier: " + name, "hp-earlier", () => moveBy(item.id, -1));
   const later = iconButton("›", "Move later: " + name, "hp-later", () => moveBy(item.id, 1));
   const tags = make("span", "hp-tags");
@@ -122,7 +140,7 @@ function update(one, item) {
   const text = waits ?? item.caption;
   if (one.text.value !== text) one.text.value = text;
   if (waits === undefined && one.saved.textContent !== "saved") mark(item.id, ""); // another tab has stored it
-  if (waits !== undefined && !saving.has(item.id) && hangproof.trouble()) mark(item.id, "not saved");
+  if (waits !== undefined && !saving.has(`caption/${item.id}`) && hangproof.trouble()) mark(item.id, "not saved");
   if (one.image.getAttribute("src") !== item.thumb) one.image.src = item.thumb;
   one.size.textContent = `${item.width} × ${item.height}`;
   one.tags.textContent = editsText(item);
@@ -137,8 +155,8 @@ function update(one, item) {
   one.warnings.replaceChildren(...codes.map((code) => warningOf(item, code)));
 }
 function warningOf(item, code) {
-  const [message, fix] = WARNINGS[code.split(":")[0]](item);
-  const act = button(fix, "hp-link", () => change("fix_image", { id: item.id, code }));
+  const [message, fix, name] = WARNINGS[code](item);
+  const act = button(fix, "hp-link", () => change(name, { id: item.id, ids: [item.id] }));
   act.ariaLabel = `${fix}: ${nameOf(item)}`;
   return make("li", "", [message + " ", act]);
 }

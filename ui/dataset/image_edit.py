@@ -22,6 +22,11 @@ def rotate(draft_id: str, id: str, turns: int) -> None:
     draft.change_image(draft_id, id, lambda entry: draft.rotated(entry, turns), draft.ROTATION)
 
 
+def set_upright(draft_id: str, id: str) -> None:
+    """Rotate an image as its EXIF data says; by 90° clockwise where it does not say. Raises RunError: it was removed."""
+    draft.change_image(draft_id, id, draft.upright, draft.ROTATION)
+
+
 def crop(draft_id: str, id: str, crop: Any) -> None:
     """Train only a part of an image.
 
@@ -149,6 +154,7 @@ def _mask(draft_id: str, id: str, png: str | None = None, turn: int | None = Non
 
 EDITS: dict[str, Callable[..., None]] = {
     "rotate": rotate,
+    "set_upright": set_upright,
     "crop": crop,
     "weight": weigh,
     "mask": _mask,

@@ -11,7 +11,6 @@ function makeEditor() {
   let item = null; // as its card has it
   let place = 0; // in the list of images, from 0
   let shown = ""; // what the picture and its mask were loaded for
-  let busy = null; // masks that are being sent
 
   // The picture ------------------------------------------------------------------------------------------------------
   const picture = make("img", "", { draggable: false });
@@ -125,46 +124,30 @@ function makeEditor() {
     hangproof.keep("mask", id, { turn: item.turn, ...value });
     saved.textContent = "Storing the mask…";
     shown ||= "painted";
-    flushMasks();
+    flush();
   }
-  /** Send every mask that is not stored. Returns whether all of them are. */
-  function flushMasks() {
-    busy ||= sendMasks().finally(() => (busy = null));
-    return busy;
-  }
-  async function sendMasks() {
-    for (let waiting; (waiting = hangproof.unsaved("mask")).length; ) {
-      const [of, value] = waiting[0];
-      const { png, ...rest } = value;
-      const answer = await ask("mask", { id: of, png: png || null, ...rest });
-      if (!answer) {
-        hangproof.lost();
-        saved.textContent = "The mask is not stored yet; it is kept in this browser.";
-        return false;
-      }
-      hangproof.confirmed("mask", of, value);
-      if (answer.ok !== true) hangproof.forget("mask", of);
-      const stored = answer.list?.items.find((one) => one.id === of);
+  const maskKind = {
+    call: (of, { png, ...rest }) => ["mask", { id: of, png: png || null, ...rest }],
+    begun() {},
+    stored(of, { png, name }, answer) {
       // What was painted here is on the canvas already; a mask from a file, or from before the page was loaded again, is not.
-      if (shown && of === id && answer.ok === true && stored && png !== undefined && !rest.name) shown = keyOfItem(stored);
-      if (answer.ok === true) show(answer);
-      if (of === id) {
-        say(answer.ok === true ? "" : answer.error);
-        saved.textContent = answer.ok === true ? "Mask stored" : "";
-        if (answer.ok !== true) load(true);
-      }
-      hangproof.tellOthers();
-    }
-    return true;
-  }
+      const item = answer.list.items.find((one) => one.id === of);
+      if (shown && of === id && item && png !== undefined && !name) shown = keyOfItem(item);
+      show(answer);
+      if (of === id) say("");
+      if (of === id) saved.textContent = "Mask stored";
+    },
+    refused(of, value, answer) {
+      if (answer) hangproof.forget("mask", of);
+      if (of !== id) return;
+      say(answer ? answer.error : "");
+      saved.textContent = answer ? "" : "The mask is not stored yet; it is kept in this browser.";
+      if (answer) load(true);
+    },
+  };
   async function removeShown() {
-    const gone = id;
-    const index = state().items.findIndex((one) => one.id === gone);
-    if (!(await change("remove_images", { ids: [gone] }))) return;
-    hangproof.forget("caption", gone);
-    hangproof.forget("mask", gone);
-    selected.delete(gone);
-    drawSelection();
+    const index = state().items.findIndex((one) => one.id === id);
+    if (!(await removeImages([id]))) return;
     const { items } = state();
     const next = items[Math.min(Math.max(index, 0), items.length - 1)];
     if (next) open(next.id);
@@ -205,11 +188,8 @@ function makeEditor() {
   /** Ask for the large picture, the mask and the item itself, which a filter may have taken off the page. */
   async function load(again) {
     const wanted = id;
-    const answer = await ask("open", { id: wanted });
-    if (wanted !== id || !dialog.open) return;
-    if (answer?.ok !== true) {
-      return say(answer ? answer.error : `${NO_ANSWER}. The large picture cannot be shown now.`);
-    }
+    const answer = await look("open", { id: wanted }, (text) => wanted === id && say(text));
+    if (!answer || wanted !== id || !dialog.open) return;
     if (!answer.item) return dialog.close(); // it was removed elsewhere
     item = answer.item;
     painter.say(answer);
@@ -244,7 +224,7 @@ function makeEditor() {
   }
   /** Show the image before or after this one, on the next page of cards where this is the last of its page. */
   async function beside(step) {
-    await Promise.all([flush(), flushMasks()]);
+    await flush();
     const { items, page, pages } = state();
     let index = items.findIndex((one) => one.id === id);
     if (index < 0) index = Math.min(place % (state().size || 12), items.length) - (step > 0 ? 1 : 0); // it left the filter
@@ -267,14 +247,12 @@ function makeEditor() {
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
   dialog.addEventListener("close", () => {
     flush();
-    flushMasks();
     const card = cards.get(id)?.card || grid.firstElementChild;
     (card?.querySelector(".hp-open-picture") || zone).focus();
   });
-  hangproof.onBack(flushMasks);
   return {
     open,
-    flushMasks,
+    maskKind,
     drawHistory,
     /** The cards were drawn again. */
     refresh() {

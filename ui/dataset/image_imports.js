@@ -3,15 +3,12 @@
 // They are a process on the server, so this part only asks how far it is: a page that is opened later shows the same.
 const POLL_MS = 1000;
 const PHASES = { starting: "Starting", reading: "Reading the folder", unpacking: "Unpacking", adding: "Adding images" };
-function labelled(text, input, cls = "") {
-  return make("label", "hp-bulk-label " + cls, [make("span", "", text), input]);
-}
 const importForm = make("form", "hp-bulk-row hp-import", { hidden: true });
-const ownPath = { ariaLabel: "Folder on the server", placeholder: "/home/me/photos", autocomplete: "off", spellcheck: false };
+const ownPath = { placeholder: "/home/me/photos", autocomplete: "off", spellcheck: false };
 const importPath = make("input", "hp-text", ownPath);
 const importStart = make("button", "hp-button", { textContent: "Import", type: "submit" });
 importForm.append(
-  labelled("Folder on the server", importPath, "hp-bulk-wide"),
+  editorField("Folder on the server", importPath),
   importStart,
   make("p", "hp-bulk-hint", "Images in the folder and its subfolders are added with their captions. The folder is only read.")
 );

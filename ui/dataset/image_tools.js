@@ -22,15 +22,6 @@ const ANY = "*"; // every subset; a subset's folder can be "", so its value star
 const many = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 const query = () => state().query || { kind: "", how: "contains", text: "", folder: null };
 const isFiltered = () => Boolean(query().kind || query().text || query().folder !== null);
-/** Ask the server for something about many images: the answer, or null after the reason was shown. */
-async function look(name, data) {
-  const answer = await ask(name, data);
-  if (answer?.ok === true) return answer;
-  if (answer) showError(answer.error);
-  else hangproof.lost();
-  return null;
-}
-
 function chooseFrom(label, options, act) {
   const select = make("select", "hp-select", { ariaLabel: label });
   setOptions(select, Object.entries(options));
@@ -110,7 +101,7 @@ const invertSelection = button("Invert selection", "hp-quiet", () => selectFound
 const chosenCount = live("span", "", "status");
 const selection = make("span", "hp-selection", [
   chosenCount,
-  button("Remove selected", "hp-quiet", () => removeImages([...selected])),
+  button("Remove selected", "hp-quiet", async () => (await removeImages([...selected])) && focusCard(0)),
   button("Clear selection", "hp-quiet", () => {
     selected.clear();
     select([]);

@@ -66,19 +66,26 @@ async function ask(name, data) {
   return answer;
 }
 const showError = (text) => showNotes([text], "bad");
-/** Ask for a change of the images and show the result, or `say` why not. Returns the answer when it was made, else null. */
-async function change(name, data, say = showError) {
+/** The answer of a server that did what was asked, or null after `say` said why not. */
+async function look(name, data, say = showError) {
   const answer = await ask(name, data);
-  if (answer?.ok === true) {
-    if (notes.dataset.brief) showNotes([], "good");
-    show(answer);
-    hangproof.tellOthers();
-    return answer;
-  }
-  if (!answer) await hangproof.lost();
-  const why = hangproof.trouble() === "login" ? "Your login has ended" : NO_ANSWER;
-  say(answer ? answer.error : `${why}. Nothing was changed. Try again later.`);
+  if (answer?.ok === true) return answer;
+  say(answer ? answer.error : `${await noAnswer()} Nothing was changed. Try again later.`);
   return null;
+}
+/** Ask for a change of the images and show the result, as `look` does. */
+async function change(name, data, say) {
+  const answer = await look(name, data, say);
+  if (!answer) return null;
+  if (notes.dataset.brief) showNotes([], "good");
+  show(answer);
+  hangproof.tellOthers();
+  return answer;
+}
+/** Why the server did not answer. */
+async function noAnswer() {
+  await hangproof.lost();
+  return hangproof.trouble() === "login" ? "Your login has ended." : "Hangproof does not respond.";
 }
 function show(answer) {
   if (!answer.list) return;
@@ -155,16 +162,21 @@ const insert = button("Add trigger word to all captions", "hp-quiet", async () =
 const clear = button("Remove all", "hp-quiet", async () => {
   if (await flush()) change("clear_images", {});
 });
-async function removeImages(ids, card) {
-  const index = [...grid.children].indexOf(card);
-  if (!(await change("remove_images", { ids }))) return;
+/** Remove images, and what is kept of them in this browser. Returns whether it was done. */
+async function removeImages(ids) {
+  if (!(await change("remove_images", { ids }))) return false;
   for (const id of ids) {
     hangproof.forget("caption", id);
+    hangproof.forget("mask", id);
     selected.delete(id);
   }
   drawSelection();
+  return true;
+}
+/** The focused button no longer exists: focus that of the card at this place. */
+function focusCard(index) {
   const next = grid.children[Math.min(Math.max(index, 0), grid.children.length - 1)];
-  (next ? next.querySelector(".hp-remove") : zone).focus(); // the focused button no longer exists
+  (next ? next.querySelector(".hp-remove") : zone).focus();
 }
 bar.append(count, undo, redo, insert, clear);
 tools.append(filter, subsetFilter, compare, searchText, selectPage, selectAll, invertSelection, selection);
@@ -174,15 +186,11 @@ tools.append(filter, subsetFilter, compare, searchText, selectPage, selectAll, i
 async function go(wanted) {
   const mine = ++going;
   await flush();
-  const answer = await ask("list_images", wanted);
+  const answer = await look("list_images", wanted);
   if (mine !== going) return; // another page is wanted by now
   if (answer?.late) return go(wanted);
-  if (answer?.ok === true) show(answer);
-  else {
-    drawFilters();
-    if (answer) showError(answer.error);
-    else hangproof.lost();
-  }
+  if (answer) show(answer);
+  else drawFilters();
 }
 let going = 0;
 const back = button("‹ Previous", "hp-quiet", () => go({ page: state().page - 1 }));
@@ -236,7 +244,6 @@ function draw() {
   showCaptioning();
   if (draft && draft !== adopted) {
     adopted = draft;
-    adoptFiles().catch(() => {}); // without IndexedDB no file was kept
     const size = localStorage["hangproof-page-size"];
     if (size in SIZES && Number(size) !== state().size) go({ size: Number(size) });
     hangproof.flush();
@@ -246,8 +253,8 @@ let adopted = "";
 
 // Drafts of other browsers ------------------------------------------------------------------------------------------
 const openRecent = button("Continue a draft", "hp-quiet", async () => {
-  const answer = await ask("recent_drafts", {});
-  if (!answer) return hangproof.lost();
+  const answer = await look("recent_drafts", {});
+  if (!answer) return;
   recent.replaceChildren(
     ...answer.drafts.map(({ id, name, images, age }) =>
       button(`${name || "No name"} · ${images === 1 ? "1 image" : `${images} images`} · ${age}`, "hp-quiet", () =>
@@ -299,11 +306,10 @@ hangproof.writeCaptions = (ids) => {
   document.querySelector("#caption-writer").scrollIntoView();
 };
 // Start and the other buttons wait for this, so that they use what was typed last.
-hangproof.flush = async () => (await Promise.all([editor.flushMasks(), flush(), hangproof.sync()])).every(Boolean);
+hangproof.flush = async () => (await Promise.all([flush(), hangproof.sync()])).every(Boolean);
 hangproof.onBack(async () => {
   await flush();
-  if (waiting.length) await pump();
-  else await reload();
+  await reload();
   await hangproof.sync();
 });
 hangproof.onTrouble((found) => {

@@ -5,7 +5,6 @@ of 500 photos make a page that takes a minute to open. `image_action` serves the
 """
 
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +16,10 @@ from runs.archives import is_zip
 from runs.files import RunError
 from runs.paths import datasets_dir
 from ui import scripts
-from ui.dataset import calls, captioning, draft, draft_store, image_edit, imports, selection, subsets
+from ui.dataset import calls, captioning, draft, drafts, image_edit, imports, selection, subsets
 from ui.dataset.calls import Text
 from ui.dataset.draft import OUT_OF_DATE
 from ui.dataset.selection import Query
-from ui.html import duration
 from ui.new import settings
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ PAGE_SIZE = 12
 PAGE_SIZES = (12, 48, 120)  # to choose from
 MAX_SUBSETS = 200  # that a page gets
 NAMED = 20  # names of captions without an image that a page gets
-RECENT = 8  # drafts to choose from
 
 
 # What a page shows ------------------------------------------------------------------------------------------------------
@@ -179,24 +176,6 @@ def add_uploads(draft_id: str, files: list[tuple[Path, str]], drop: str, more: b
     return {"added": added, "messages": messages}
 
 
-def recent_drafts(own: str = "") -> list[dict[str, Any]]:
-    """The drafts that were used last, except one's own, so that another browser can continue one."""
-    found = list[dict[str, Any]]()
-    folders = [path for path in (datasets_dir() / ".drafts").glob("*") if draft.is_id(path.name)]
-    used = {folder: draft_store.last_used(*draft_store.files_of(folder)) for folder in folders}
-    for folder in sorted((one for one in folders if used[one]), key=lambda one: used[one], reverse=True):
-        if len(found) < RECENT and folder.name != own:
-            try:
-                state = draft_store.read(folder.name)
-            except RunError:
-                continue  # a file that cannot be read is no draft to continue
-            images, name = len(state["images"]), state["form"].get("name", "")
-            if images or name:
-                age = duration(time.time() - used[folder])
-                found.append({"id": folder.name, "name": name, "images": images, "age": f"{age} ago"})
-    return found
-
-
 def explain_failed_upload(names: list[Text], bytes: float = 0) -> None:
     """Raise a RunError that says why an upload failed: Gradio reports only that it failed."""
     files, folder = ", ".join(name[:80] for name in names[:5]), datasets_dir()
@@ -232,7 +211,7 @@ READS: dict[str, Callable[..., dict[str, Any] | None]] = {
     "open": opened,
     "ids": find_ids,
     "save_caption": save_caption,
-    "recent_drafts": lambda draft_id: {"drafts": recent_drafts(draft_id)},
+    "recent_drafts": lambda draft_id: {"drafts": drafts.recent(draft_id)},
     "explain_failed_upload": explain_failed_upload,
     "imports": lambda draft_id: {"imports": imports.status(draft_id)},
     "dismiss_imports": dismiss_imports,
@@ -241,7 +220,7 @@ CHANGES: dict[str, Callable[..., dict[str, Any] | None]] = {
     "list_images": lambda: None,
     "remove_images": draft.remove,
     "clear_images": draft.clear,
-    "fix_image": draft.fix,
+    "use_trigger": draft.use_trigger,
     "move_image": move_image,
     "undo": lambda draft_id: {"message": draft.undo(draft_id) or "There is nothing to undo."},
     "redo": lambda draft_id: {"message": draft.redo(draft_id) or "There is nothing to redo."},

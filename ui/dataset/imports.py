@@ -1,10 +1,10 @@
 """Imports into a draft that take long: a folder on the server, and large ZIPs.
 
-The page stores what to import as a file in the draft's folder `imports/` and starts `python -m ui.dataset.imports DRAFT`,
-which outlives the server. That process adds images in chunks of about two seconds, each stored as a whole, and prints
-its progress as lines of JSON. The file is deleted when everything in it was added, so an import that was killed with its
-machine continues when a page opens the draft. A kill loses at most one chunk: images that were added are known by their
-drop. Uploads are linked into a folder of the import: Gradio deletes its own when the server stops, and we do after a day.
+An import is a file in the draft's folder `imports/`: what to import, how far it is, and its result, until a page has
+shown that. `python -m ui.dataset.imports DRAFT` works on those that wait, and outlives the server. It adds images in
+chunks, each stored as a whole. An import that was killed with its machine continues when a page opens the draft; a kill
+loses at most one chunk, because images that were added are known by their drop. Uploads are linked into a folder of the
+import: Gradio deletes its own when the server stops, and we do after a day.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +35,65 @@ JOB = "import"
 LIMIT_S = 7 * 24 * 3600.0
 MAX_ATTEMPTS = 3  # of one import whose process ends without a result
 LARGE_ZIP_BYTES = 50_000_000  # a smaller one is unpacked while the page waits
-CHUNK_S = 2.0  # aimed at for one chunk
-FIRST_CHUNK, MIN_CHUNK, MAX_CHUNK = 16, 8, 500
+CHUNK = 32  # files that are added at once
 MAX_FILES = 200_000
 MAX_MESSAGES = 20
-SHOW_S = 0.3  # between two lines of progress
+SHOW_S = 0.3  # between two times that its progress is stored
+NUMBERS = ("done", "total", "added", "attempts")
+
+
+class Import:
+    """An import: its file, and what that says. state: waiting, done, failed or cancelled."""
+
+    def __init__(self, path: Path):
+        new = {
+            "state": "waiting",
+            "phase": "starting",
+            "name": "",
+            "kind": "",
+            "messages": [],
+            **dict.fromkeys(NUMBERS, 0),
+        }
+        self.path, self.values, self.stored_at = path, {**new, **_read(path)}, -SHOW_S
+
+    def store(self, now: bool = True, **values: Any) -> None:
+        """Set values, and store them `now` or where the last time is SHOW_S ago. Raises RunError: the disk does not take them."""
+        self.values |= values
+        if now or time.monotonic() - self.stored_at >= SHOW_S:
+            self.stored_at = time.monotonic()
+            with explained("store the import"):
+                atomic_write(self.path, json.dumps(self.values))
+
+    def end(self, state: str, messages: list[str]) -> None:
+        """Store the result, and delete what the import needed."""
+        if len(messages) > MAX_MESSAGES:
+            more = f"{len(messages) - MAX_MESSAGES} more files were not added, or have a message"
+            messages = [*messages[:MAX_MESSAGES], more]
+        self.store(state=state, messages=messages)
+        shutil.rmtree(own_folder(self.path), ignore_errors=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def place(draft_id: str) -> Path:
     """The folder of a draft's imports."""
     return folder(draft_id) / "imports"
+
+
+def imports(draft_id: str) -> list[Import]:
+    """All imports whose result no page has shown, the oldest first."""
+    return [Import(path) for path in sorted(place(draft_id).glob("[!.]*.json"))]
+
+
+def waiting(draft_id: str) -> list[Import]:
+    """The imports that are not done."""
+    return [one for one in imports(draft_id) if one.values["state"] == "waiting"]
 
 
 def given_folder(text: str) -> Path:
@@ -81,13 +130,12 @@ def start_uploads(draft_id: str, files: list[tuple[Path, str]], drop: str) -> di
 
 
 def _start(draft_id: str, spec: dict[str, Any], uploads: list[tuple[Path, str]] | None = None) -> dict[str, Any]:
-    drop = draft_drop.drop_id(spec.get("drop", ""))
     with explained("store the import"):
         place(draft_id).mkdir(parents=True, exist_ok=True)
         path = place(draft_id) / f"{time.time_ns()}.json"
         if uploads is not None:
             spec["files"] = _kept(uploads, own_folder(path))
-        atomic_write(path, json.dumps({**spec, "drop": drop, "attempts": 0}))
+    Import(path).store(**{**spec, "drop": draft_drop.drop_id(spec.get("drop", ""))})
     ensure(draft_id)
     return status(draft_id)
 
@@ -115,16 +163,6 @@ def _kept(uploads: list[tuple[Path, str]], folder: Path) -> list[list[str]]:
     return kept
 
 
-def waiting(draft_id: str) -> list[Path]:
-    """The imports that are not done, the oldest first."""
-    return sorted(place(draft_id).glob("[!.]*.json"))
-
-
-def finished(draft_id: str) -> list[Path]:
-    """The results that no page has shown."""
-    return sorted(place(draft_id).glob("[!.]*.done"))
-
-
 def ensure(draft_id: str) -> None:
     """Start the process of the imports that wait, where it does not run."""
     if not waiting(draft_id):
@@ -136,7 +174,7 @@ def ensure(draft_id: str) -> None:
 
 def is_active(draft_id: str) -> bool:
     """Whether the page should ask for the status."""
-    return bool(waiting(draft_id) or finished(draft_id))
+    return any(place(draft_id).glob("[!.]*.json"))
 
 
 def status(draft_id: str) -> dict[str, Any]:
@@ -146,59 +184,27 @@ def status(draft_id: str) -> dict[str, Any]:
     was killed is started again.
     """
     ensure(draft_id)
-    left, now = waiting(draft_id), None
-    if left:
-        _, now, _ = jobs.output(folder(draft_id), JOB)  # a line of Progress
-        if not isinstance(now, dict) or now.get("id") != left[0].stem:
-            now = {"name": _read(left[0]).get("name", ""), "phase": "starting", "done": 0, "total": 0, "added": 0}
-    results = [{**_read(path), "id": path.stem} for path in finished(draft_id)]
-    return {"waiting": len(left), "now": now, "finished": results}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def attempt(path: Path) -> dict[str, Any]:
-    """An import to do, with its attempts counted on disk. Raises RunError: its process ended too often without a result."""
-    spec = _read(path)
-    if spec.get("kind") not in ("folder", "uploads"):
-        raise RunError("this import cannot be read; start it again")
-    spec["attempts"] += 1
-    if spec["attempts"] > MAX_ATTEMPTS:
-        raise RunError(f"this import ended {MAX_ATTEMPTS} times without a result; the images added so far are there")
-    with explained("store the import"):
-        atomic_write(path, json.dumps(spec))
-    return spec
-
-
-def finish(path: Path, state: str, added: int, messages: list[str]) -> None:
-    """Store the result of an import and remove it from those that wait."""
-    result = {"name": _read(path).get("name", ""), "state": state, "added": added, "messages": messages}
-    with explained("store the result of the import"):
-        atomic_write(path.with_suffix(".done"), json.dumps(result))
-        path.unlink(missing_ok=True)
-    shutil.rmtree(own_folder(path), ignore_errors=True)
+    names = ("state", "phase", "name", "messages", *NUMBERS)
+    found = [{"id": one.path.stem, **{name: one.values[name] for name in names}} for one in imports(draft_id)]
+    left = [one for one in found if one["state"] == "waiting"]
+    results = [one for one in found if one["state"] != "waiting"]
+    return {"waiting": len(left), "now": left[0] if left else None, "finished": results}
 
 
 def cancel(draft_id: str) -> dict[str, Any]:
     """Cancel all imports of a draft; what they added stays. Returns the status."""
     jobs.cancel(folder(draft_id), JOB)
     jobs.wait(folder(draft_id), JOB, jobs.GRACE_S + jobs.KILL_S)
-    for path in waiting(draft_id):  # those that its process had not begun
-        finish(path, "cancelled", 0, [])
+    for one in waiting(draft_id):  # those that its process had not begun
+        one.end("cancelled", [])
     return status(draft_id)
 
 
 def dismiss(draft_id: str, ids: list[str]) -> dict[str, Any]:
     """Forget results that a page has shown. Returns the status."""
-    for path in finished(draft_id):
-        if path.stem in ids:
-            path.unlink(missing_ok=True)
+    for one in imports(draft_id):
+        if one.path.stem in ids and one.values["state"] != "waiting":
+            one.path.unlink(missing_ok=True)
     return status(draft_id)
 
 
@@ -206,7 +212,7 @@ def dismiss(draft_id: str, ids: list[str]) -> dict[str, Any]:
 
 
 class Cancelled(BaseException):
-    """The user cancelled the"""
+    """The user cancelled the import."""
 
 
 def main(argv: list[str]) -> int:
@@ -214,11 +220,10 @@ def main(argv: list[str]) -> int:
     (draft_id,) = argv
     signal.signal(signal.SIGTERM, _cancel)
     code = 0
-    while paths := waiting(draft_id):
-        path, progress, state, messages = paths[0], Progress(paths[0].stem), "failed", list[str]()
+    while left := waiting(draft_id):
+        one, state, messages = left[0], "failed", list[str]()
         try:
-            with contextlib.ExitStack() as stack:
-                messages = _import(stack, draft_id, attempt(path), progress, own_folder(path))
+            messages = _import(draft_id, one)
             state = "done"
         except Cancelled:
             state = "cancelled"
@@ -227,7 +232,7 @@ def main(argv: list[str]) -> int:
         except Exception as error:  # noqa: BLE001 - the top of a process: the page shows the error, the log has its place
             traceback.print_exc()
             messages = [f"the import failed: {error!r}"]
-        finish(path, state, progress.shown["added"], _short(messages))
+        one.end(state, messages)
         if state == "cancelled":
             return 0
         code |= state == "failed"
@@ -239,50 +244,35 @@ def _cancel(*_: object) -> None:
     raise Cancelled
 
 
-class Progress:
-    """What the page shows of an import; a line of JSON whenever it has changed for SHOW_S."""
-
-    def __init__(self, number: str):
-        self.shown: dict[str, Any] = {"id": number, "name": "", "phase": "reading", "done": 0, "total": 0, "added": 0}
-        self.shown_at = -SHOW_S
-
-    def show(self, now: bool = False, **values: Any) -> None:
-        """Set values and print them, at most every SHOW_S seconds unless `now`."""
-        self.shown |= values
-        if now or time.monotonic() - self.shown_at >= SHOW_S:
-            self.shown_at = time.monotonic()
-            print(json.dumps(self.shown), flush=True)
-
-
-def _import(
-    stack: contextlib.ExitStack, draft_id: str, spec: dict[str, Any], progress: Progress, own: Path
-) -> list[str]:
-    """Import one folder or some uploads, which are unpacked into `own`. Returns one message for each file that was not
-    added. Raises RunError: the folder has no images, or an upload is gone."""
-    progress.show(now=True, name=spec["name"])
-    if spec["kind"] == "folder":
-        files, messages = files_of(Path(spec["path"]), spec["drop"], progress)
-    else:
-        progress.show(now=True, phase="unpacking")
-        uploads = [(Path(path), name) for path, name in spec["files"]]
-        if gone := [name for path, name in uploads if not path.is_file()]:
-            raise RunError(f"{', '.join(gone[:5])}: {draft_images.GONE}")
-        for left in own.glob("zip-*"):  # of a process that was killed
-            shutil.rmtree(left, ignore_errors=True)
-        files, messages = draft_drop.expanded(stack, uploads, spec["drop"], own)
-    if spec["attempts"] > 1:
-        files = _not_added(draft_id, files)
-    size, at = FIRST_CHUNK, 0
-    progress.show(now=True, phase="adding", total=len(files))
-    while at < len(files):
-        began, chunk = time.monotonic(), files[at : at + size]
-        at += len(chunk)
-        more = at < len(files)
-        added, said = draft_drop.take(draft_id, chunk, spec["drop"], more, link=spec["kind"] == "folder")
-        messages += said
-        progress.show(now=True, done=at, added=progress.shown["added"] + added)
-        took_s = max(time.monotonic() - began, 0.001)
-        size = min(MAX_CHUNK, max(MIN_CHUNK, int(size * CHUNK_S / took_s)), size * 4)
+def _import(draft_id: str, one: Import) -> list[str]:
+    """Import one folder or some uploads, which are unpacked into the import's own folder. Returns one message for each file
+    that was not added. Raises RunError: the folder has no images, an upload is gone, or its process ended too often."""
+    spec, own = one.values, own_folder(one.path)
+    if spec["kind"] not in ("folder", "uploads"):
+        raise RunError("this import cannot be read; start it again")
+    if spec["attempts"] >= MAX_ATTEMPTS:
+        raise RunError(f"this import ended {MAX_ATTEMPTS} times without a result; the images added so far are there")
+    one.store(attempts=spec["attempts"] + 1, phase="reading" if spec["kind"] == "folder" else "unpacking")
+    with contextlib.ExitStack() as stack:
+        if spec["kind"] == "folder":
+            files, messages = files_of(
+                Path(spec["path"]), spec["drop"], lambda number: one.store(now=False, total=number)
+            )
+        else:
+            uploads = [(Path(path), name) for path, name in spec["files"]]
+            if gone := [name for path, name in uploads if not path.is_file()]:
+                raise RunError(f"{', '.join(gone[:5])}: {draft_images.GONE}")
+            for left in own.glob("zip-*"):  # of a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            files, messages = draft_drop.expanded(stack, uploads, spec["drop"], own)
+        if spec["attempts"] > 1:
+            files = _not_added(draft_id, files)
+        one.store(phase="adding", total=len(files))
+        for at in range(0, len(files), CHUNK):
+            chunk, more = files[at : at + CHUNK], at + CHUNK < len(files)
+            added, said = draft_drop.take(draft_id, chunk, spec["drop"], more, link=spec["kind"] == "folder")
+            messages += said
+            one.store(now=False, done=at + len(chunk), added=spec["added"] + added)
     return messages
 
 
@@ -302,10 +292,13 @@ def _not_added(draft_id: str, files: list[Dropped]) -> list[Dropped]:
     ]
 
 
-def files_of(root: Path, drop: str, progress: Progress | None = None) -> tuple[list[Dropped], list[str]]:
+def files_of(
+    root: Path, drop: str, show: Callable[[int], object] = lambda number: None
+) -> tuple[list[Dropped], list[str]]:
     """The images and captions in a folder and its subfolders, and one message for each that cannot be added.
 
-    Hidden files and folders are left out. A link is followed only to a file inside the folder.
+    Hidden files and folders are left out. A link is followed only to a file inside the folder. `show` is called with
+    the number found so far.
 
     Raises:
         RunError: the folder has no images, or too many files.
@@ -328,8 +321,7 @@ def files_of(root: Path, drop: str, progress: Progress | None = None) -> tuple[l
             raise RunError(
                 f"{root}: the folder has more than {MAX_FILES} images and captions; name its subfolders one by one"
             )
-        if progress is not None:
-            progress.show(total=len(found))
+        show(len(found))
     messages = [f"{name}: the folder cannot be read; allow this user to read it" for name in unread]
     if outside:
         files = "1 file was" if outside == 1 else f"{outside} files were"
@@ -366,12 +358,6 @@ def _is_inside(path: Path, root: Path) -> bool:
         return stat.S_ISREG(path.stat().st_mode)
     except (OSError, RuntimeError):
         return False
-
-
-def _short(messages: list[str]) -> list[str]:
-    if len(messages) <= MAX_MESSAGES:
-        return messages
-    return [*messages[:MAX_MESSAGES], f"{len(messages) - MAX_MESSAGES} more files were not added, or have a message"]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ MAX_TAGS = 400  # in the overview
 
 
 def _has(code: str) -> Callable[[Item], bool]:
-    return lambda item: any(one.partition(":")[0] == code for one in item.warnings)
+    return lambda item: code in item.warnings
 
 
 FILTERS: dict[str, Callable[[Item], bool]] = {

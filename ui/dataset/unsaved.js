@@ -120,7 +120,7 @@ function watchOver() {
   if (timer === null) timer = setTimeout(check, Math.min(PROBE_MS * (1 + attempts), PROBE_MAX_MS));
 }
 async function check() {
-  const waits = () => trouble || unsaved().length || hangproof.kept();
+  const waits = () => trouble || unsaved().length;
   if (waits()) {
     const found = await probe();
     setTrouble(found);
@@ -140,8 +140,7 @@ async function check() {
 let banner = null;
 function drawBanner() {
   if (!document.body) return;
-  const open = unsaved().length > 0 || hangproof.kept() > 0;
-  const text = TROUBLE[trouble] || (refused && open ? `Not saved: ${refused}. ${BACK} as soon as possible.` : "");
+  const text = TROUBLE[trouble] || (refused && unsaved().length ? `Not saved: ${refused}. ${BACK} as soon as possible.` : "");
   if (!banner) {
     banner = live("div", "hp-banner", "status");
     banner.append(make("span"), button("Log in again", "", () => location.reload()));
@@ -151,6 +150,28 @@ function drawBanner() {
   banner.hidden = !text;
   if (banner.firstChild.textContent !== text) banner.firstChild.textContent = text;
   banner.lastChild.hidden = trouble !== "login";
+}
+
+/** The value of a key for all tabs of this browser: the first tab's `proposal`. IndexedDB makes one change after the other;
+ * localStorage can show two tabs different values for a moment. */
+function agree(key, proposal) {
+  return new Promise((done, failed) => {
+    const request = indexedDB.open("hangproof", 2);
+    request.onupgradeneeded = () => {
+      const { result: db } = request;
+      if (!db.objectStoreNames.contains("shared")) db.createObjectStore("shared");
+    };
+    request.onerror = () => failed(request.error);
+    request.onsuccess = () => {
+      const { result: db } = request;
+      const change = db.transaction("shared", "readwrite");
+      const store = change.objectStore("shared");
+      const found = store.get(key);
+      found.onsuccess = () => found.result === undefined && store.put(proposal, key);
+      change.oncomplete = () => (db.close(), done(found.result ?? proposal));
+      change.onabort = () => (db.close(), failed(change.error));
+    };
+  });
 }
 
 const hangproof = {
@@ -166,9 +187,6 @@ const hangproof = {
   same,
   draft: () => draft,
   trouble: () => trouble,
-  /** Number of dropped files that wait for the server (image_drops.js sets this). */
-  kept: () => 0,
-  drawBanner,
   onBack: (act) => listeners.back.push(act),
   onReplaced: (act) => listeners.replaced.push(act),
   onAdopted: (act) => listeners.adopted.push(act),

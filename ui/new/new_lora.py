@@ -15,7 +15,7 @@ import runs
 from runs import fields
 from runs.machine import this_machine
 from ui import scripts
-from ui.dataset import bulk_fold, caption_fold, doctor_fold, draft, images
+from ui.dataset import bulk_fold, caption_fold, doctor_fold, draft, drafts, images
 from ui.html import esc
 from ui.new import (
     estimates,
@@ -230,7 +230,7 @@ def load(draft_id: str | None) -> tuple[Any, ...]:
     draft_id = draft_id if draft.is_id(draft_id) else draft.new_id()
     try:
         stored, shown, problem = draft.form(draft_id), images.listing(draft_id), ""
-        draft.touch(draft_id)
+        drafts.touch(draft_id)
     except runs.RunError as error:
         draft_id = draft.new_id()
         stored, shown, problem = {}, images.listing(draft_id), problem_html(str(error), "Your draft could not be read")

@@ -191,7 +191,7 @@ def test_of_threads_that_start_a_job_at_once_one_prepares_it_and_cancel_leaves_n
 
 def test_a_draft_at_which_a_command_works_is_not_cleaned(words, tmp_path):
     """A laptop that slept for months wakes up, and its server is started anew."""
-    from ui.dataset import draft, draft_store
+    from ui.dataset import draft, drafts
 
     mine = draft.new_id()
     draft.save_fields(mine, {"name": "x"})
@@ -201,8 +201,8 @@ def test_a_draft_at_which_a_command_works_is_not_cleaned(words, tmp_path):
 
     def clean_after_months() -> None:
         for path in (new, *draft.folder(mine).glob("draft.sqlite*")):
-            os.utime(path, (time.time() - 2 * draft_store.DRAFT_EXPIRES_S,) * 2)
-        draft.delete_expired()
+            os.utime(path, (time.time() - 2 * drafts.DRAFT_EXPIRES_S,) * 2)
+        drafts.delete_expired()
 
     clean_after_months()
     assert new.is_dir() and draft.form(mine) == {"name": "x"}

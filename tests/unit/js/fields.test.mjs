@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { load, nothing, some, storage } from "./page.mjs";
+import { load, some, storage } from "./page.mjs";
 
 const FIRST = { name: "", epochs: 16, repeats: 10 };
 
@@ -20,7 +20,6 @@ function open(localStorage, { now = () => 0, stored = { ...FIRST }, server, soon
     sessionStorage: storage(),
     window: {},
     Date: { now },
-    agree: async (_, own) => own,
     setTimeout: (act, ms) => (ms ? 1 : (soon(act), 1)),
     document: some({
       body: some({ classList: { contains: () => true } }),
@@ -165,10 +164,10 @@ test("the server's answer decides whether it is away or the login has ended", as
   const answers = { 200: "", 500: "offline", 401: "login", 403: "login" };
   for (const [status, expected] of Object.entries(answers)) {
     const fetch = async () => new Response("", { status: Number(status) });
-    const { probe } = load(["dom", "dataset/unsaved"], ["probe"], { fetch, window: {}, sessionStorage: storage(), agree: nothing });
+    const { probe } = load(["dom", "dataset/unsaved"], ["probe"], { fetch, window: {}, sessionStorage: storage() });
     assert.equal(await probe(), expected, status);
   }
   const fetch = async () => Promise.reject(new TypeError("Failed to fetch"));
-  const { probe } = load(["dom", "dataset/unsaved"], ["probe"], { fetch, window: {}, sessionStorage: storage(), agree: nothing });
+  const { probe } = load(["dom", "dataset/unsaved"], ["probe"], { fetch, window: {}, sessionStorage: storage() });
   assert.equal(await probe(), "offline");
 });

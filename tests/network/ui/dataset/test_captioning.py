@@ -3,15 +3,11 @@
 import json
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import psutil
 import pytest
 from caption_server import answering, slow
 from draft_helpers import captions, drop, item_of, photo, set_caption
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from ui_helpers import PROJECT
 from ui_page import until
 
@@ -151,14 +147,3 @@ def test_options_that_the_command_does_not_have_or_that_cannot_work_are_refused_
     with pytest.raises(RunError, match="."):
         captioning.start(draft_id, given_)
     assert captioning.stored(draft_id) is None and captioning.status(draft_id)["state"] == ""
-
-
-@settings(max_examples=50)
-@given(st.binary(max_size=200) | st.just(b'{"job": "../x", "options": {}, "images": []}'))
-def test_any_job_file_is_no_job(content):
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HANGPROOF_DATA", folder)
-        target = draft.folder("0" * 24)
-        target.mkdir(parents=True)
-        Path(target / captioning.NAME).write_bytes(content)
-        assert captioning.stored("0" * 24) is None

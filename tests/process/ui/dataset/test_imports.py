@@ -14,8 +14,8 @@ from ui_page import until
 
 from runs.files import RunError
 from ui import jobs
-from ui.dataset import draft, draft_drop, draft_store, images, imports, subsets
-from ui.dataset.imports import Progress, files_of
+from ui.dataset import draft, draft_drop, drafts, images, imports, subsets
+from ui.dataset.imports import files_of
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +86,7 @@ def test_an_import_that_is_killed_continues_where_it_stopped_and_adds_nothing_tw
     found = captions(mine)
     assert result["state"] == "done" and len(found) == 60 and result["messages"] == []
     assert sorted(found.values()) == sorted(["typed meanwhile", *(f"number {n}" for n in range(1, 60))])
-    assert not list(draft.folder(mine).glob("imports/*.json"))
+    assert not imports.waiting(mine)
 
 
 def test_a_cancelled_import_keeps_what_it_added_and_does_not_continue(mine, tmp_path):
@@ -129,14 +129,14 @@ def test_an_import_that_waits_keeps_its_upload(mine, tmp_path, monkeypatch, clea
     assert len(imports.waiting(mine)) == 1
     if cleaner.startswith("ours"):
         for path in (sent, sent.parent):
-            os.utime(path, (time.time() - 2 * draft_store.UPLOAD_EXPIRES_S,) * 2)
-        draft.delete_expired()
+            os.utime(path, (time.time() - 2 * drafts.UPLOAD_EXPIRES_S,) * 2)
+        drafts.delete_expired()
     else:
         sent.unlink()
     assert not sent.exists()
     (result,) = until_done(mine)
     assert (result["state"], result["added"], result["messages"]) == ("done", 4, [])
-    until(lambda: [path.suffix for path in imports.place(mine).iterdir()] == [".done"], "nothing of the upload is left")
+    until(lambda: [path.suffix for path in imports.place(mine).iterdir()] == [".json"], "nothing of the upload is left")
 
 
 def test_an_import_whose_upload_is_gone_has_failed_and_says_what_to_do(mine, tmp_path):
@@ -187,7 +187,7 @@ def test_a_folder_without_images_and_an_import_whose_process_always_dies_end_wit
 def test_a_folder_that_changes_while_it_is_read_costs_only_the_file(mine, tmp_path):
     root = photo(tmp_path / "x/a.png", 1).parent
     photo(root / "b.png", 2), photo(root / "c.png", 3)
-    files, _ = files_of(root, "drop", Progress("1"))
+    files, _ = files_of(root, "drop")
     (root / "a.png").unlink()
     (root / "b.png").unlink(), (root / "b.png").symlink_to("/etc/passwd")
     added, said = draft_drop.take(mine, files, "drop", more=False, link=True)

@@ -9,7 +9,7 @@ import runs
 from runs import dataset
 from runs.files import RunError
 from ui.dataset import bulk, draft, draft_store, selection, subsets
-from ui.dataset.draft_history import applied, difference
+from ui.dataset.draft_store import difference, exchanged, placed
 from ui.dataset.selection import Query
 
 
@@ -123,11 +123,12 @@ KEYS = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8)
 @settings(max_examples=50)
 @given(before=KEYS, after=KEYS, changed=st.sets(st.sampled_from("abcdefgh")))
 def test_a_step_leads_from_each_state_to_the_other_in_its_order(before, after, changed):
-    old = {"images": {key: {"caption": key} for key in before}, "texts": {}}
-    new = {"images": {key: {"caption": key.upper()} if key in changed else old["images"].get(key, {"caption": key}) for key in after}, "texts": {}}  # fmt: skip
+    old = {"images": placed({key: {"caption": key} for key in before}), "texts": {}}
+    table = {key: {**old["images"].get(key, {}), "caption": key.upper() if key in changed else key} for key in after}
+    new = {"images": placed(table), "texts": {}}
     step = difference(old, new)
-    for side, start, end in ((0, new, old), (1, old, new)):
-        found = applied(start, step, side)
+    for start, end in ((new, old), (old, new)):
+        found, step = exchanged(start, step)
         assert found == end and list(found["images"]) == list(end["images"])
 
 

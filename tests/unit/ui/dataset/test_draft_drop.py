@@ -12,7 +12,7 @@ from draft_helpers import captions, drop, note, photo, run_of, set_caption, tree
 
 import runs
 from runs import dataset, pictures
-from ui.dataset import draft, draft_store, images
+from ui.dataset import draft, drafts, images
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
@@ -54,8 +54,8 @@ def test_two_drops_of_one_file_share_an_upload_and_both_work(data, mine, tmp_pat
 def test_an_upload_is_deleted_by_its_age_only(data, mine, tmp_path):
     old, new, again = (upload(photo(tmp_path / f"{n}.png", n)) for n in range(3))
     for path in (old, old.parent, again.parent):  # `again` was written a second time, which its folder does not show
-        os.utime(path, (time.time() - 2 * draft_store.UPLOAD_EXPIRES_S,) * 2)
-    draft.delete_expired()
+        os.utime(path, (time.time() - 2 * drafts.UPLOAD_EXPIRES_S,) * 2)
+    drafts.delete_expired()
     assert [path.exists() for path in (old, new, again)] == [False, True, True]
 
 

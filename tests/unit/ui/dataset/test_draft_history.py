@@ -25,7 +25,7 @@ from PIL import Image
 
 import runs
 from runs import masks
-from ui.dataset import doctor, draft, draft_history, draft_store, image_edit, subsets
+from ui.dataset import draft, draft_store, image_edit, subsets
 
 HISTORY = 4  # steps of undo that the walk has: files leave the history early and often
 FILES = 6  # different pictures that are dropped
@@ -62,7 +62,7 @@ def test_typing_is_one_step_and_one_drop_is_one_step(mine, tmp_path):
 def test_a_history_that_was_damaged_is_an_error_and_loses_nothing(mine, tmp_path):
     drop(mine, photo(tmp_path / "0.png", 0))
     with contextlib.closing(sqlite3.connect(draft.folder(mine) / "draft.sqlite")) as db, db:
-        db.execute("UPDATE steps SET step = x'00'")
+        db.execute("UPDATE content SET value = json_set(value, '$.step', 'AA==') WHERE part = 'history'")
     with pytest.raises(runs.RunError, match="cannot be undone"):
         draft.undo(mine)
     set_caption(mine, "0.png", "still here")
@@ -100,11 +100,11 @@ def test_two_threads_lose_no_change(mine, tmp_path):
 def reachable(draft_id: str) -> list[dict]:
     """The contents that undo and redo can reach, with that of now."""
     now = draft_store.read(draft_id)
-    found, steps, done = [now], [one["n"] for one in now["history"]], now["done"]
-    for side, numbers in ((draft_history.UNDO, steps[:done][::-1]), (draft_history.REDO, steps[done:])):
+    found, history, done = [now], list(now["history"].values()), now["done"]
+    for steps in (history[:done][::-1], history[done:]):
         state = now
-        for number in numbers:
-            state = draft_history.applied(state, draft_store.read_step(draft_id, number), side)
+        for step in steps:
+            state, _ = draft_store.exchanged(state, draft_store.unpacked(step))
             found.append(state)
     return found
 
@@ -132,21 +132,6 @@ def unneeded(draft_id: str) -> list[str]:
     known = {key for state in states for key in state["images"]}
     found += [path.name for path in draft.folder(draft_id).glob("thumbs/*") if path.name[:24] not in known]
     return [name for name in found if name not in named]
-
-
-def test_undo_of_a_conversion_finds_the_dropped_images_after_their_drop_has_left_the_history(
-    mine, tmp_path, no_merging
-):
-    drop(mine, photo(tmp_path / "a.png", 1), photo(tmp_path / "b.png", 2))
-    for n in range(draft_store.HISTORY_STEPS - 2):
-        set_caption(mine, "a.png", f"caption {n}")
-    before = {name: draft.original(mine, item_of(mine, name).id).read_bytes() for name in ("a.png", "b.png")}
-    Image.open(tmp_path / "a.png").convert("RGBA").save(tmp_path / "c.png")
-    assert doctor.convert(mine, [item.id for item in draft.items(mine)], lambda line: None) == 2
-    set_caption(mine, "a.png", "the last")
-    check_files(mine)
-    assert draft.undo(mine) and draft.undo(mine).startswith("Undone: conversion")
-    assert {n: draft.original(mine, item_of(mine, n).id).read_bytes() for n in before} == before
 
 
 def test_a_picture_that_is_dropped_again_while_it_is_deleted_stays(mine, tmp_path, monkeypatch, no_merging):
@@ -194,10 +179,7 @@ class Walk(RuleBasedStateMachine):
     def pictures(self) -> None:
         self.files = []
         for n in range(FILES):
-            path = photo(self.place / f"{n}.png", n, size=(64, 64))
-            if n % 2:  # transparent ones are what a conversion changes
-                Image.open(path).convert("RGBA").save(path)
-            self.files.append(path)
+            self.files.append(photo(self.place / f"{n}.png", n, size=(64, 64)))
         self.numbers = {hashlib.sha256(path.read_bytes()).hexdigest(): n for n, path in enumerate(self.files)}
 
     def state(self) -> tuple:
@@ -219,7 +201,7 @@ class Walk(RuleBasedStateMachine):
         self.change(drop, *texts, *(self.files[n] for n in chosen))
         for item in draft.items(self.mine):
             if item.caption_by == "file":
-                assert item.sha256 not in self.numbers or item.caption.endswith(f"of {self.numbers[item.sha256]}")
+                assert item.caption.endswith(f"of {self.numbers[item.sha256]}")
 
     @precondition(lambda self: draft.items(self.mine))
     @rule(which=st.integers(0, 99), text=st.text(max_size=12))
@@ -233,11 +215,6 @@ class Walk(RuleBasedStateMachine):
     def mask(self, which: int, level: int) -> None:
         item = self.one(which)
         self.change(image_edit.mask, item.id, masks.png(Image.new("L", (64, 64), level)), item.turn)
-
-    @precondition(lambda self: draft.items(self.mine))
-    @rule(which=st.lists(st.integers(0, 99), min_size=1, max_size=3))
-    def convert(self, which: list[int]) -> None:
-        self.change(doctor.convert, list({self.one(n).id for n in which}), lambda line: None)
 
     @precondition(lambda self: draft.items(self.mine))
     @rule(which=st.integers(0, 99), box=st.sampled_from([None, [0, 0, 0.5, 1], [0.25, 0.25, 1, 1]]))
@@ -287,7 +264,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        draft_store._close(draft.folder(self.mine) / "draft.sqlite")  # as another process does
+        draft_store.close(draft.folder(self.mine) / "draft.sqlite")  # as another process does
 
     @invariant()
     def every_reachable_file_is_there_and_no_other(self) -> None:
@@ -296,7 +273,7 @@ class Walk(RuleBasedStateMachine):
         assert all(draft.thumb(self.mine, item).is_file() for item in draft.items(self.mine))
 
     def teardown(self) -> None:
-        draft_store._close(draft.folder(self.mine) / "draft.sqlite")
+        draft_store.close(draft.folder(self.mine) / "draft.sqlite")
         self.patch.undo()
         shutil.rmtree(self.place)
 

@@ -13,7 +13,7 @@ from ui_helpers import photos
 import presets
 import runs
 from runs import pictures
-from ui.dataset import draft, draft_images
+from ui.dataset import draft, draft_images, image_edit
 
 # HEIC has a decoder of its own, which turns the image itself.
 TURNED = [("jpg", n) for n in range(1, 9)] + [("heic", 3)]
@@ -40,14 +40,10 @@ def test_exif_orientation_is_applied_to_size_thumbnail_and_data_set(data, mine, 
             assert image.format == "JPEG" or suffix not in ("heic", "avif"), "no trainer reads it"
 
 
-def test_a_small_image_is_flagged_and_removed_by_one_click(mine, tmp_path):
+def test_a_small_image_is_flagged(mine, tmp_path):
     side = presets.defaults()["images"]["small_side"]
     drop(mine, photo(tmp_path / "small.png", 1, (side - 1, 900)), photo(tmp_path / "big.png", 2, (side, 900)))
     assert "small" in item_of(mine, "small.png").warnings and "small" not in item_of(mine, "big.png").warnings
-    draft.fix(mine, item_of(mine, "small.png").id, "small")
-    assert list(captions(mine)) == ["big.png"]
-    draft.undo(mine)
-    assert list(captions(mine)) == ["small.png", "big.png"]
 
 
 def twice_turned(path: Path, orientation: int, size=(400, 600)) -> Path:
@@ -60,7 +56,7 @@ def test_a_photo_that_is_rotated_twice_is_flagged_and_turned_upright(data, mine,
     drop(mine, twice_turned(tmp_path / "twice.jpg", orientation))
     item = item_of(mine, "twice.jpg")
     assert "sideways" in item.warnings and (item.width, item.height) == (600, 400)
-    draft.fix(mine, item.id, "sideways")
+    image_edit.set_upright(mine, item.id)
     fixed = item_of(mine, "twice.jpg")
     assert fixed.id == item.id and "sideways" not in fixed.warnings and (fixed.width, fixed.height) == (400, 600)
     run_of(mine)
@@ -77,7 +73,7 @@ def test_an_honest_photo_is_not_called_sideways_and_can_be_rotated(mine, tmp_pat
     assert "sideways" not in item_of(mine, "camera.jpg").warnings
     sizes = []
     for _ in range(4):
-        draft.fix(mine, item_of(mine, "camera.jpg").id, "sideways")
+        image_edit.set_upright(mine, item_of(mine, "camera.jpg").id)
         item = item_of(mine, "camera.jpg")
         with Image.open(draft.thumb(mine, item)) as thumb:
             sizes.append((item.width, thumb.size[0] > thumb.size[1]))
@@ -96,11 +92,8 @@ def test_nearly_identical_images_are_flagged_and_different_ones_are_not(mine, tm
     drop(mine, coffee, cat, *(tmp_path / name for name in ("again.jpg", "smaller.png")))
     drop(mine, *(tmp_path / f"flat{number}.png" for number in range(5)))
     first = item_of(mine, "coffee.png").id
-    near = {i.file: [code for code in i.warnings if code.startswith("near")] for i in draft.items(mine)}
-    assert {file for file, codes in near.items() if codes} == {"again.jpg", "smaller.png"}
-    assert near["again.jpg"] == near["smaller.png"] == [f"near:{first}"]
-    draft.fix(mine, item_of(mine, "again.jpg").id, f"near:{first}")
-    assert "again.jpg" not in captions(mine) and "coffee.png" in captions(mine)
+    near = {item.file: item.near for item in draft.items(mine) if "near" in item.warnings}
+    assert near == {"again.jpg": first, "smaller.png": first}
 
 
 def test_near_images_are_those_of_comparing_all_with_all():
@@ -124,14 +117,12 @@ def test_an_image_without_a_caption_is_flagged_and_gets_the_trigger_word(mine, t
     key = item_of(mine, "x.png").id
     assert "no_caption" in item_of(mine, "x.png").warnings
     with pytest.raises(runs.RunError, match="Type a trigger word in step 1 first"):
-        draft.fix(mine, key, "no_caption")
+        draft.use_trigger(mine, key)
     draft.save_fields(mine, {"trigger": " tok "})
-    draft.fix(mine, key, "no_caption")
+    draft.use_trigger(mine, key)
     assert captions(mine) == {"x.png": "tok"} and "no_caption" not in item_of(mine, "x.png").warnings
-    with pytest.raises(runs.RunError, match="out of date"):
-        draft.fix(mine, key, "no_such_code")
     with pytest.raises(runs.RunError, match="This image was removed"):
-        draft.fix(mine, "0" * 24, "small")
+        draft.use_trigger(mine, "0" * 24)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])

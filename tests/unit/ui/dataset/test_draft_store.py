@@ -1,18 +1,21 @@
 """A draft's file: what was stored is there after a kill, and two processes lose nothing."""
 
+import contextlib
+import json
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import time
 
 import pytest
-from draft_helpers import filled, texts
+from draft_helpers import entry, filled, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ui.dataset import bulk, draft, draft_store
-from ui.dataset.draft_store import new_positions
+from ui.dataset import bulk, draft, draft_store, drafts
+from ui.dataset.draft_store import in_order, placed
 from ui.new import new_lora
 
 WRITER = """
@@ -87,6 +90,21 @@ def test_ten_thousand_images_are_changed_in_a_moment(mine):
     assert len(draft.items(mine)) == 9999
 
 
+def test_a_draft_of_the_version_before_keeps_its_images_captions_and_settings(mine):
+    draft.folder(mine).mkdir(parents=True)
+    with contextlib.closing(sqlite3.connect(draft.folder(mine) / draft_store.NAME)) as db:
+        for table in draft_store.PARTS:
+            db.execute(f"CREATE TABLE {table} (key TEXT, position REAL, revision INTEGER, value TEXT)")
+        db.executescript("CREATE TABLE meta (key TEXT, value TEXT); CREATE TABLE steps (n); PRAGMA user_version = 1")
+        for n, place in enumerate((2.0, 3.0, 1.0)):
+            db.execute("INSERT INTO images VALUES (?, ?, 1, ?)", (f"{n:024x}", place, json.dumps(entry(n, f"é {n}"))))
+        db.execute("INSERT INTO meta VALUES ('form', ?), ('done', '7')", (json.dumps({"name": "x"}),))
+        db.commit()
+    assert texts(mine) == ["é 2", "é 0", "é 1"] and draft.form(mine) == {"name": "x"} and not draft.undo(mine)
+    draft.set_caption(mine, f"{0:024x}", "new")
+    assert draft.undo(mine) and texts(mine) == ["é 2", "é 0", "é 1"]
+
+
 def test_a_full_disk_stores_nothing_and_says_so(mine, monkeypatch):
     ids = filled(mine, "a", "b")
     file = draft_store._file(mine)
@@ -98,7 +116,7 @@ def test_a_full_disk_stores_nothing_and_says_so(mine, monkeypatch):
             draft.change_images(mine, ids[:1], lambda _, entry, text=text: draft.captioned(entry, text), "long")
     file.db.execute("PRAGMA max_page_count = 1000000")
     now = texts(mine)
-    draft_store._close(file.path)
+    draft_store.close(file.path)
     assert texts(mine) == now and now[1] == "b", "what it shows is what is on disk"
     draft.set_caption(mine, ids[1], "again")
     assert texts(mine)[1] == "again"
@@ -110,11 +128,10 @@ ORDERS = st.lists(st.integers(0, 30), unique=True, max_size=14).map(lambda keys:
 @settings(max_examples=50)
 @given(orders=st.lists(ORDERS, min_size=1, max_size=6))
 def test_positions_sort_into_every_order_that_follows(orders):
-    known: dict[str, float] = {}
+    table: dict[str, dict] = {}
     for order in orders:
-        known = {**known, **new_positions(known, order)}
-        known = {key: known[key] for key in sorted(order, key=known.__getitem__)}
-        assert list(known) == order
+        table = placed({key: table.get(key, {}) for key in order})
+        assert list(in_order(table)) == list(table) == order
 
 
 def test_an_image_that_is_moved_to_the_same_place_again_and_again_stays_in_order(mine):
@@ -123,7 +140,7 @@ def test_an_image_that_is_moved_to_the_same_place_again_and_again_stays_in_order
         draft.move(mine, ids[3], ids[1])
         draft.move(mine, ids[2], ids[3])
         draft.move(mine, ids[3], ids[2])
-    draft_store._close(draft.folder(mine) / draft_store.NAME)
+    draft_store.close(draft.folder(mine) / draft_store.NAME)
     assert texts(mine) == ["a", "d", "c", "b"]
 
 
@@ -141,11 +158,11 @@ def test_drafts_that_no_page_opened_for_sixty_days_are_deleted(data):
     other = draft.folder(ages[0]).parent / "not-a-draft"
     other.mkdir()
     os.utime(other, (0, 0))
-    draft.delete_expired()
+    drafts.delete_expired()
     assert [draft.folder(mine).exists() for mine in ages.values()] == [True, True, False] and other.exists()
-    draft.touch(ages[59])  # a page has opened it, which restarts its expiry
+    drafts.touch(ages[59])  # a page has opened it, which restarts its expiry
     aged(ages[0], 61)
     assert new_lora.load(ages[0])[0] == ages[0]  # opening the page does the same
-    draft.delete_expired()
+    drafts.delete_expired()
     assert draft.form(ages[59]) == {"name": "59"} and draft.form(ages[0]) == {"name": "0"}
     assert new_lora.load(ages[61])[0] == ages[61]  # a deleted draft opens empty, without an error

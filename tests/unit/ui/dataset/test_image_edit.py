@@ -35,7 +35,7 @@ def test_edits_are_undone_and_never_change_the_dropped_file(mine, tmp_path):
     thumb = draft.thumb(mine, after)
     with Image.open(thumb) as small:
         assert small.width > small.height
-    assert len(list(thumb.parent.glob(f"{item.id}-?-*.jpg"))) == 1  # that of the edits before is gone
+    assert len(list(thumb.parent.glob(f"{item.id}-480-*.jpg"))) == 1  # that of the edits before is gone
     labels = []
     while label := draft.undo(mine):
         labels.append(label)
@@ -60,7 +60,7 @@ def test_rotating_by_the_warning_turns_the_crop_too(mine, tmp_path):
     item = item_of(mine, "a.jpg")
     assert "sideways" in item.warnings and (item.width, item.height) == (300, 400)
     image_edit.crop(mine, item.id, [0, 0, 1, 0.25])
-    draft.fix(mine, item.id, "sideways")
+    image_edit.set_upright(mine, item.id)
     assert (item_of(mine, "a.jpg").turn, item_of(mine, "a.jpg").crop) == (3, (0, 0, 0.25, 1))
 
 
