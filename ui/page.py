@@ -8,7 +8,7 @@ import gradio as gr
 
 import runs
 from ui import doctor_page, scripts
-from ui.new import form, hub_login, new_lora, settings, trainer_checks, try_it
+from ui.new import form, hub_login, new_lora, settings, try_it
 from ui.run import fleet_page, run_page
 from ui.run.fold import QUIET
 
@@ -206,7 +206,6 @@ def _wire_new(new: new_lora.NewLora, draft_id: gr.BrowserState) -> None:
         trigger_mode="always_last",
         **QUIET,
     )
-    trainer_checks.wire(new.checks, new.fields["backend"], new.loaded)
     new.images.insert(
         new_lora.insert_trigger,
         [draft_id, new.images],

@@ -67,7 +67,6 @@ class NewLora:
     choice_notes: gr.HTML
     models_fold: gr.Accordion
     models: gr.HTML
-    checks: trainer_checks.TrainerChecks
     hub: hub_login.HubLogin
     propose: gr.Button
     fetch: gr.Button
@@ -201,7 +200,7 @@ def _head(tab: NewLora) -> None:
     tab.fetching = gr.Timer(FETCH_TICK_S, active=False)
     with gr.Accordion("Which model fits my GPU?", open=False, elem_id="models-fold") as tab.models_fold:
         tab.models = gr.HTML(elem_id="models", apply_default_css=False)
-    tab.checks = trainer_checks.build()
+    trainer_checks.build(tab.fields["backend"], tab.loaded)
     tab.hub = hub_login.build()
 
 
