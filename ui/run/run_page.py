@@ -16,6 +16,7 @@ import gradio as gr
 
 import runs
 from runs import manage
+from runs.evolution import Evolution
 from ui import jobs, scripts
 from ui.dataset import draft, images
 from ui.html import esc, pressed
@@ -35,7 +36,6 @@ from ui.run import (
     samples,
     view,
 )
-from ui.run.artifacts import Gallery
 
 TICK_S = 1.0
 COPY = "New LoRA from this run"
@@ -205,12 +205,12 @@ def render(selected: str, seen: str, search: str = "") -> list[Any]:
         shown = everything[0]
         selected = shown.folder.name
     found = view.incidents(shown.folder) if shown else []
-    gallery = view.samples(shown.folder) if shown else Gallery()
-    found_loras = view.loras(shown.folder) if shown else []
+    loras = view.loras(shown.folder) if shown else []
+    evolved = view.evolution(shown.folder) if shown and loras else Evolution()
     parts = {
         "list": cards.run_list(everything, selected, search or ""),
         "head": cards.head(shown, selected),
-        "loras": cards.loras(shown, found_loras, gallery, evolution.marks(shown.folder, found_loras) if shown else {}),
+        "loras": cards.loras(shown, loras, evolved, evolution.marks(shown.folder, loras) if shown else {}),
         "incidents": cards.incidents(shown, found),
         "ledger": cards.ledger(shown, view.ledger(shown) if shown else None),
         "charts": charts.value(shown),

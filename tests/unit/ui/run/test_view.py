@@ -13,7 +13,7 @@ from ui_helpers import lora_file, photos, write_incident, write_run
 from monitor.process import platform
 from monitor.process.locks import LOCK, Lock
 from ui import html
-from ui.run import artifacts, cards, evolution, log_view, readers, run_page, view
+from ui.run import cards, evolution, log_view, readers, run_page, view
 
 HOSTILE = "\"><img src=x onerror=alert(1)><script>alert(2)</script>'${7*7}{{7*7}}`&amp;\x1b[31m\u202e💥"
 
@@ -121,7 +121,7 @@ def test_a_run_whose_monitor_is_gone_is_not_shown_as_running(data):
 
 
 def lora_cards(folder) -> str:
-    return cards.loras(view.read(folder), view.loras(folder), view.samples(folder), {})
+    return cards.loras(view.read(folder), view.loras(folder), view.evolution(folder), {})
 
 
 def test_a_completed_run_offers_its_lora_and_longer_training(data):
@@ -227,22 +227,6 @@ def sample(folder, name: str):
     return shutil.copy(photos("coffee.png")[0], folder / "sample" / name)
 
 
-def test_samples_are_grouped_by_prompt_and_ordered_by_step(data):
-    folder = write_run(data, "r")
-    (folder / "sample_prompts.txt").write_text("# no prompt\na cat --w 64 --d 42\n\n a dog --h 64\n", encoding="utf-8")
-    for name in ("r_000100_00_20260101120000_42.png", "r_000020_00_20260101110000_42.png", "other.png"):
-        sample(folder, name)
-    for n in range(40):
-        sample(folder, f"r_e{n:06}_01_20260101120000_42.png")
-    rows = {prompt: [one.at for one in row] for prompt, row in view.samples(folder).rows}
-    assert list(rows) == ["a cat", "a dog", "Other images"]
-    assert rows["a cat"] == ["step 20", "step 100"] and rows["Other images"] == ["other.png"]
-    assert rows["a dog"][:3] == ["before training", "epoch 1", "epoch 2"] and len(rows["a dog"]) == 40
-    assert view.samples(folder) is view.samples(folder)
-    sample(folder, "r_000110_00_20260101120000_42.png")
-    assert [one.at for one in view.samples(folder).rows[0][1]][-1] == "step 110"
-
-
 def test_every_complete_lora_is_listed_with_its_samples_the_final_one_first(data):
     folder = write_run(data, "r", state="stopped")
     lora_file(folder / "r-step00000100.safetensors", 100, 1)
@@ -254,10 +238,10 @@ def test_every_complete_lora_is_listed_with_its_samples_the_final_one_first(data
     (folder / "notes.safetensors").write_text("I am text")
     sample(folder, "r_000100_00_20260101120000_42.png")
     sample(folder, "r_e000004_00_20260101120000_42.png")
-    found, gallery = view.loras(folder), view.samples(folder)
+    found, evolved = view.loras(folder), view.evolution(folder)
     assert [one.path.name for one in found] == ["r.safetensors", "r-000004.safetensors", "r-step00000100.safetensors"]
     assert [(one.final, one.step, one.epoch) for one in found] == [(True, 500, 5), (False, 400, 4), (False, 100, 1)]
-    drawn = {one.path.name: [s.at for s in gallery.of(one)] for one in found}
+    drawn = {one.path.name: [s.at for s in cards.samples_of(one, evolved)] for one in found}
     assert [*drawn.values()] == [[], ["epoch 4"], ["step 100"]]
     (folder / "r-step00000300.safetensors").write_bytes(whole)
     assert len(view.loras(folder)) == 4
@@ -271,7 +255,6 @@ def test_without_metadata_a_file_name_says_the_step_or_epoch(data):
     for name in ("r-000004", "r-step00001200", "r"):
         lora_file(folder / f"{name}.safetensors")
     assert [one.at for one in view.loras(folder)] == ["r.safetensors", "step 1,200", "epoch 4"]
-    assert artifacts.moment("step", 0) == "before training"
 
 
 # The launcher's tracebacks ----------------------------------------------------------------------------------------
