@@ -203,7 +203,7 @@ class Reader:
     def __init__(self, folder: Path):
         self.folder = folder
         self.metrics = Metrics(folder / "metrics.jsonl")
-        self.tail = LogTail(folder / "training.log", folder / "events.jsonl")
+        self.tail = LogTail(folder / "training.log")
         self.artifacts = Artifacts(folder)
         self._incidents: dict[str, tuple[Stamp, Stamp, Incident]] = {}
 
