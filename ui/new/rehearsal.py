@@ -14,7 +14,6 @@ from typing import Any
 
 import gradio as gr
 
-import presets
 from runs.files import Fault, RunError, atomic_write
 from ui import jobs
 from ui.dataset import draft
@@ -22,12 +21,9 @@ from ui.dataset.images import OUT_OF_DATE
 from ui.html import duration, esc, stage
 from ui.new import form, run_starts, settings
 from ui.run import fold
-from ui.run.fold import QUIET
 
 JOB = "rehearse"
 LIMIT_S = 2400.0  # the command ends by itself before
-TICK_S = 1.0
-IDLE_S = 5.0  # while none runs: another browser may start one or change the settings
 
 
 def _folder(draft_id: object) -> Path:
@@ -179,34 +175,19 @@ def _verdict(colour: str, lines: list[str]) -> str:
     return f'<div class="hp-verdict hp-{colour}">{"".join(f"<p>{esc(line)}</p>" for line in lines if line)}</div>'
 
 
+def _look(draft_id: str) -> tuple[bool, str]:
+    try:
+        found = state(draft_id)
+    except fold.ERRORS as error:
+        return False, fold.note(error, True)
+    return found["state"] == "running", html(found)
+
+
 def _draw(draft_id: str) -> None:
     fold.say(ABOUT)
-    with gr.Row(elem_classes="hp-actions"):
-        go = gr.Button("Rehearse", size="sm", visible=False, elem_id="rehearse", scale=0, min_width=140)
-        stop = gr.Button("Cancel", size="sm", visible=False, elem_id="rehearse-cancel", scale=0, min_width=110)
-    note, shown = gr.HTML(apply_default_css=False), gr.HTML(apply_default_css=False)
-    timer, drawn = gr.Timer(0.1), gr.State({})
-    outputs = [note, go, stop, shown, timer, drawn]
-
-    def on_tick(before: dict[str, Any]) -> list[Any]:
-        try:
-            found = state(draft_id)
-        except (RunError, presets.PresetError) as error:
-            return [fold.note(error, True), *[gr.skip()] * 3, gr.Timer(IDLE_S), gr.skip()]
-        if found == before:
-            return [gr.skip()] * len(outputs)
-        busy = found["state"] == "running"
-        said = "" if found["state"] != before.get("state") else gr.skip()  # of an older attempt to start or to cancel
-        buttons = [gr.update(visible=not busy), gr.update(visible=busy)]
-        return [said, *buttons, html(found), gr.Timer(TICK_S if busy else IDLE_S), found]
-
-    def on_go() -> list[Any]:
-        try:
-            start(draft_id)
-        except (RunError, presets.PresetError) as error:
-            return [fold.note(error, True), *[gr.skip()] * 5]
-        return on_tick({})
-
-    timer.tick(on_tick, drawn, outputs, **QUIET)
-    go.click(on_go, None, outputs, js=settings.FLUSH, **QUIET)
-    stop.click(lambda: cancel(draft_id), None, None, **QUIET)
+    go = gr.Button("Rehearse", size="sm", elem_id="rehearse", scale=0, min_width=140)
+    jobs_here = fold.Jobs()
+    jobs_here.add(
+        go, lambda: start(draft_id), lambda: _look(draft_id), lambda: cancel(draft_id), "rehearsal", js=settings.FLUSH
+    )
+    jobs_here.follow()

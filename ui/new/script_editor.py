@@ -214,7 +214,6 @@ LEVELS = {
     "waste": "Wasteful",
 }
 MOST_PROBLEMS = 50
-TICK_S = 1.0
 DISCARD, SURE = "Use the generated script", "Discard your script? Press again"
 # What ui/new/script_text.js does with the editor. An editor with a text that is not stored yet keeps it.
 TYPED = "(text) => { hangproof.typedScript(text); return []; }"
@@ -262,8 +261,16 @@ def _draw(draft_id: str, images: Any) -> None:
         pack = gr.Button("Export (ZIP)", interactive=now.ready, elem_id="export-zip", **small)
     note = gr.HTML(apply_default_css=False)
     about = scripts.drawn("buttons", "script-tools", "act", value=_about(now))
-    zipped = gr.HTML(_exported(draft_id), elem_id="export-state", apply_default_css=False)
-    timer = gr.Timer(TICK_S, active=export.status(draft_id)["state"] == "running")
+    packing = fold.Jobs()
+    packing.add(
+        pack,
+        lambda: export.start(draft_id),
+        lambda: _exported(draft_id),
+        lambda: export.cancel(draft_id),
+        "export",
+        js=FLUSH,
+    )
+    packing.follow()
     parts = [code, editing, edit, keep, merge, back, pack, about]
 
     def draw(text: str | None = "", editing: bool = False) -> list[Any]:
@@ -297,16 +304,6 @@ def _draw(draft_id: str, images: Any) -> None:
     def on_fix(event: gr.EventData) -> list[Any]:
         return acted(fix, pressed(event, "fix"))
 
-    def on_pack() -> list[Any]:
-        try:
-            export.start(draft_id)
-        except ERRORS as error:
-            return [fold.note(error, True), gr.skip()]
-        return on_tick()
-
-    def on_tick() -> list[Any]:
-        return [_exported(draft_id), gr.Timer(active=export.status(draft_id)["state"] == "running")]
-
     changed = [*parts, note]
     code.input(None, code, None, js=TYPED, **QUIET)
     images.script(draw, [code, editing], parts, js=IN_EDITOR, trigger_mode="always_last", **QUIET)
@@ -315,8 +312,6 @@ def _draw(draft_id: str, images: Any) -> None:
     merge.click(lambda: acted(follow, True), None, changed, js=FLUSH, **QUIET)
     back.click(on_discard, back, changed, js=FORGET, **QUIET)
     about.act(on_fix, None, changed, js=FLUSH, **QUIET)
-    pack.click(on_pack, None, [zipped, timer], js=FLUSH, **QUIET)
-    timer.tick(on_tick, None, [zipped, timer], **QUIET)
 
 
 def _about(now: Shown) -> str:
@@ -343,15 +338,16 @@ def _about(now: Shown) -> str:
     return f'<div class="hp-script-tools">{"".join(parts)}</div>'
 
 
-def _exported(draft_id: str) -> str:
-    """The last export as markup."""
+def _exported(draft_id: str) -> tuple[bool, str]:
+    """(whether the ZIP is being packed, the last export as markup)."""
     found = export.status(draft_id)
     if found["state"] == "none":
-        return ""
+        return False, ""
     if found["state"] == "running":
-        return fold.note(f"Packing the ZIP for {found['seconds']} s…")
+        return True, fold.note(f"Packing the ZIP for {found['seconds']} s…")
     if found["state"] != "done":
-        return fold.note(f"Not exported: {found.get('error') or 'it ended without a result. Try again'}", True)
+        return False, fold.note(f"Not exported: {found.get('error') or 'it ended without a result. Try again'}", True)
     path = Path(found["file"])
     link = f'<a class="hp-link" data-testid="export-link" href="{esc(file_url(path))}" download="{esc(path.name)}">Download {esc(path.name)}</a>'
-    return f'<p class="hp-hint" role="status">{link} ({size_text(found["bytes"])}). Unpack it and run train.sh or train.bat.</p>'
+    text = f"{link} ({size_text(found['bytes'])}). Unpack it and run train.sh or train.bat."
+    return False, f'<p class="hp-hint" role="status">{text}</p>'

@@ -21,8 +21,6 @@ from ui.run.fold import QUIET
 JOB = "publish"
 TYPED = ".publish-form.json"  # in the run's folder: what was typed and not published yet
 LIMIT_S = 6 * 3600.0
-TICK_S = 1.0
-IDLE_S = 5.0  # while nothing is being published: another browser may start it
 MOST_SAMPLES = 12
 NO_TOKEN = (
     "You are not logged in to Hugging Face. Log in under “Hugging Face account” in the tab New LoRA, with a token that may "
@@ -115,7 +113,6 @@ def _form(folder: Path) -> None:
     if not known["token"]:
         fold.say(NO_TOKEN)
     before, old = known["published"] or {}, typed(folder)
-    busy, shown = progress(folder)
     with gr.Row(elem_classes="hp-fields"):
         repo = gr.Textbox(
             old.get("repo", before.get("repo", folder.name)),
@@ -178,62 +175,34 @@ def _form(folder: Path) -> None:
             **_field("replace"),
         )
     with gr.Row(elem_classes="hp-actions"):
-        send = gr.Button("Publish", variant="primary", interactive=not busy, elem_id="publish", scale=0, min_width=140)
+        send = gr.Button("Publish", variant="primary", elem_id="publish", scale=0, min_width=140)
         look = gr.Button("Preview the card", elem_id="publish-preview", scale=0, min_width=160)
-        stop = gr.Button("Cancel", visible=busy, elem_id="publish-cancel", scale=0, min_width=110)
-    state = gr.HTML(shown, elem_id="publish-state", apply_default_css=False)
+    said = gr.HTML(apply_default_css=False)
     card = gr.Textbox(
         visible=False, label="The card", lines=12, max_lines=30, interactive=False, elem_id="publish-card"
     )
-    timer = gr.Timer(TICK_S if busy else IDLE_S)
     options = [lora, title, description, base_model, licence, samples]
+    texts = {"repo": repo, "title": title, "base_model": base_model, "description": description, "licence": licence}
 
-    def current() -> list[Any]:
-        busy, shown = progress(folder)
-        return [
-            shown,
-            gr.update(interactive=not busy),
-            gr.update(visible=busy),
-            gr.Timer(TICK_S if busy else IDLE_S),
-        ]
-
-    def on_send(repo: str, public: bool, replace: bool, *values: Any) -> list[Any]:
-        try:
-            start(folder, repo or "", bool(public), bool(replace), dict(zip(OPTIONS, values, strict=True)))
-        except RunError as error:
-            return [_problem("Not published", error), gr.skip(), gr.skip(), gr.skip()]
-        return current()
+    def on_send(repo: str, public: bool, replace: bool, *values: Any) -> None:
+        start(folder, repo or "", bool(public), bool(replace), dict(zip(OPTIONS, values, strict=True)))
 
     def on_look(*values: Any) -> list[Any]:
         try:
-            return [gr.update(visible=True, value=preview(folder, dict(zip(OPTIONS, values, strict=True)))), gr.skip()]
+            return [gr.update(visible=True, value=preview(folder, dict(zip(OPTIONS, values, strict=True)))), ""]
         except RunError as error:
-            return [gr.update(visible=False), _problem("No card", error)]
-
-    def on_stop() -> None:
-        jobs.cancel(folder, JOB)
-
-    texts = {"repo": repo, "title": title, "base_model": base_model, "description": description, "licence": licence}
+            return [gr.update(visible=False), fold.note(error, True)]
 
     def on_typed(*values: Any) -> Any:
         try:
             keep_typed(folder, dict(zip(texts, values, strict=True)))
         except RunError as error:
-            return _problem("Not kept", error)
+            return fold.note(error, True)
         return gr.skip()
 
-    changed = [state, send, stop, timer]
-    gr.on(
-        [one.input for one in texts.values()], on_typed, [*texts.values()], state, trigger_mode="always_last", **QUIET
-    )
-    send.click(on_send, [repo, public, replace, *options], changed, **QUIET)
-    look.click(on_look, options, [card, state], **QUIET)
-    stop.click(on_stop, None, None, **QUIET)
-    timer.tick(current, None, changed, **QUIET)
-
-
-def _problem(title: str, error: RunError) -> str:
-    return (
-        f'<div class="hp-problem hp-bad" role="alert" data-testid="not-published"><strong>{esc(title)}</strong>'
-        f"<p>{linked(str(error))}</p></div>"
-    )
+    typed_in = [one.input for one in texts.values()]
+    gr.on(typed_in, on_typed, [*texts.values()], said, trigger_mode="always_last", **QUIET)
+    look.click(on_look, options, [card, said], **QUIET)
+    sending, inputs = fold.Jobs(), [repo, public, replace, *options]
+    sending.add(send, on_send, lambda: progress(folder), lambda: jobs.cancel(folder, JOB), "publish", inputs)
+    sending.follow()
