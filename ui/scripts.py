@@ -44,7 +44,7 @@ PARTS = {
     "log": ("buttons", "run/run_times", "run/log_place"),
     "run_actions": ("buttons", "run/run_address"),
     "run_times": ("run/run_times",),
-    "charts": ("run/plot", "run/charts"),
+    "charts": ("vendor/uplot", "run/plot", "run/charts"),
 }
 # Gradio repeats the rules that it gets for its own container, so that they win over its components' rules.
 NESTED = ".gradio-container.gradio-container .contain {\n%s\n}\n"
