@@ -6,6 +6,7 @@ The page's script stores each field as it is typed (ui/new/fields.js); the handl
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -34,6 +35,7 @@ from ui.new import (
     trainer_checks,
     try_it,
 )
+from ui.run.fold import QUIET
 
 FETCH = "Download the missing model files"
 FETCH_TICK_S = 1.0
@@ -53,39 +55,18 @@ START = """async (draft) => {
 }"""
 
 
+@dataclass(frozen=True)
 class NewLora:
-    """The components of the tab that `page` connects; `build` sets them all."""
+    """The components of the tab that the rest of the page uses.
 
-    loaded: gr.State
-    fields: dict[str, Any]
+    loaded: set once the page has its draft. begun: events after which the states of `build` hold the run that was started.
+    """
+
+    fields: list[gr.components.Component]
     images: gr.HTML
-    unsent: gr.HTML
-    plan: gr.HTML
-    try_note: gr.HTML
-    try_it: gr.Button
-    model_note: gr.HTML
-    choice_notes: gr.HTML
-    models_fold: gr.Accordion
-    models: gr.HTML
-    hub: hub_login.HubLogin
-    propose: gr.Button
-    fetch: gr.Button
-    fetched: gr.HTML
-    fetching: gr.Timer
-    errors: gr.HTML
     problem: gr.HTML
-    start: gr.Button
-
-    @property
-    def refresh_outputs(self) -> list[Any]:
-        """The components that `review` updates."""
-        return [self.plan, self.errors, self.propose, *self.model_outputs]
-
-    @property
-    def model_outputs(self) -> list[Any]:
-        """The components that `model_updates` updates."""
-        shown = [self.model_note, self.choice_notes, self.fields["control_dir"]]
-        return [*shown, self.fetch, self.fetched, self.fetching]
+    loaded: gr.State
+    begun: list[Any]
 
 
 def step(number: int, title: str, hint: str) -> None:
@@ -96,63 +77,90 @@ def step(number: int, title: str, hint: str) -> None:
     )
 
 
-def build(draft_id: gr.BrowserState) -> NewLora:
-    """Build the tab; `draft_id` has the draft of this browser."""
-    tab = NewLora()
-    tab.loaded = gr.State(False)
-    tab.fields = dict.fromkeys(form.KEYS)
+def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> NewLora:
+    """Build the tab and its events.
+
+    Args:
+        draft_id: has the draft of this browser. started, messages: get the folder's name of a run that was started, and
+            what its page says.
+    """
+    loaded, parts = gr.State(False), dict[str, Any].fromkeys(form.KEYS)
     threading.Thread(target=this_machine, daemon=True).start()  # the driver answers before the first page asks
     with gr.Row(elem_classes="hp-try"):
-        tab.try_note = gr.HTML(try_it.INTRO, elem_id="try-note", apply_default_css=False)
-        tab.try_it = gr.Button(try_it.LABEL, elem_id="try-it", size="md", min_width=200, scale=0)
+        try_note = gr.HTML(try_it.INTRO, elem_id="try-note", apply_default_css=False)
+        try_button = gr.Button(try_it.LABEL, elem_id="try-it", size="md", min_width=200, scale=0)
     with gr.Column(elem_classes="hp-step"):
         step(1, "The LoRA", "Choose a name, a base model and the memory of your GPU.")
         importing.build(draft_id)
-        _head(tab)
+        _head(parts)
+        choice_notes = _unseen("choice-notes", js_on_load=scripts.loader("choice_notes"))
+        parts["control_dir"] = _component(fields.CONTROL, visible=False)
+        note = gr.HTML(elem_id="model-note", apply_default_css=False)
+        fetch_button = gr.Button(FETCH, visible=False, elem_id="fetch", size="sm")
+        fetched = gr.HTML(elem_id="fetched", apply_default_css=False)
+        fetching = gr.Timer(FETCH_TICK_S, active=False)
+        of_model = [note, choice_notes, parts["control_dir"], fetch_button, fetched, fetching]
+        with gr.Accordion("Which model fits my GPU?", open=False, elem_id="models-fold") as models_fold:
+            models = gr.HTML(elem_id="models", apply_default_css=False)
+        models_fold.expand(open_models, None, models, **QUIET)
+        trainer_checks.build(parts["backend"], loaded)
+        hub_login.build(draft_id)
         with gr.Row(elem_classes="hp-fields"):
             for one in fields.LENGTH:
-                tab.fields[one.key] = _component(one)
+                parts[one.key] = _component(one)
         with gr.Accordion("Sample images during training", open=False):
-            tab.fields["prompts"] = _component(fields.SAMPLES[0])
+            parts["prompts"] = _component(fields.SAMPLES[0])
             with gr.Row(elem_classes="hp-fields"):
                 for one in fields.SAMPLES[1:]:
-                    tab.fields[one.key] = _component(one)
+                    parts[one.key] = _component(one)
         with gr.Accordion("More settings", open=False):
             with gr.Row(elem_classes="hp-fields hp-many"):
                 for one in fields.MORE:
-                    tab.fields[one.key] = _component(one)
+                    parts[one.key] = _component(one)
             with gr.Accordion("Machines, store and cost", open=False):
                 with gr.Row(elem_classes="hp-fields hp-many"):
                     for one in fields.MACHINES:
-                        tab.fields[one.key] = _component(one)
-            tab.fields["flags"] = _component(fields.FLAGS)
-            flags.build(draft_id, lambda: tab.images)
+                        parts[one.key] = _component(one)
+            parts["flags"] = _component(fields.FLAGS)
+            flags.build(draft_id, lambda: shown)
     with gr.Column(elem_classes="hp-step"):
         step(
             2,
             "Images and captions",
             "10 to 30 varied images make a good LoRA. A caption describes what its image shows.",
         )
-        tab.images = images.images_view([settings.save_settings, script_editor.save_script])
-        bulk_fold.build(draft_id, lambda: tab.images)
+        shown = images.images_view([settings.save_settings, script_editor.save_script])
+        bulk_fold.build(draft_id, lambda: shown)
         doctor_fold.build(draft_id)
         caption_fold.build(draft_id)
-        tab.unsent = _unseen("unsent")
+        unsent = _unseen("unsent")
     with gr.Column(elem_classes="hp-step"):
         step(
             3,
             "Review and start",
             "Hangproof runs exactly this script. It is saved with the run, and you can also run it yourself.",
         )
-        tab.plan = gr.HTML(elem_id="plan", apply_default_css=False)
-        tab.propose = gr.Button(visible=False, elem_id="propose", size="sm")
-        script_editor.build(draft_id, tab.images)
-        tab.problem = gr.HTML(elem_id="problem", apply_default_css=False)
-        tab.errors = _unseen("field-errors", js_on_load=scripts.loader("field_errors"))
+        plan = gr.HTML(elem_id="plan", apply_default_css=False)
+        propose = gr.Button(visible=False, elem_id="propose", size="sm")
+        script_editor.build(draft_id, shown)
+        problem = gr.HTML(elem_id="problem", apply_default_css=False)
+        errors = _unseen("field-errors", js_on_load=scripts.loader("field_errors"))
         sweep.build(draft_id)
         rehearsal.build(draft_id)
-        tab.start = gr.Button("Start training", variant="primary", elem_id="start", size="lg")
-    return tab
+        go = gr.Button("Start training", variant="primary", elem_id="start", size="lg")
+
+    form_fields = [parts[key] for key in form.KEYS]
+    shown.show(None, None, form_fields, js=SHOW, **QUIET)
+    shown.review(review, draft_id, [plan, errors, propose, *of_model], trigger_mode="always_last", **QUIET)
+    shown.insert(insert_trigger, [draft_id, shown], [shown, problem], js=settings.FLUSH, **QUIET)
+    propose.click(settings.follow_images, draft_id, None, **QUIET).then(None, None, None, js=settings.SYNC, **QUIET)
+    fetch_button.click(fetch_model, draft_id, of_model, **QUIET)
+    fetching.tick(poll_fetch, draft_id, of_model, trigger_mode="always_last", **QUIET)
+    begun = [
+        try_button.click(try_it.start, None, [try_note, started, messages], **QUIET),
+        go.click(start, [draft_id, unsent], [problem, errors, started, messages], js=START, **QUIET),
+    ]
+    return NewLora(form_fields, shown, problem, loaded, begun)
 
 
 def _unseen(elem_id: str, **script: str) -> gr.HTML:
@@ -160,21 +168,21 @@ def _unseen(elem_id: str, **script: str) -> gr.HTML:
     return gr.HTML(html_template="", elem_id=elem_id, **script)
 
 
-def _head(tab: NewLora) -> None:
+def _head(parts: dict[str, Any]) -> None:
     values = form.defaults()
     tiers = [(tier["label"], key) for key, tier in presets.tiers().items()]
     with gr.Row(elem_classes="hp-fields"):
-        tab.fields["name"] = gr.Textbox(
+        parts["name"] = gr.Textbox(
             label="Name", info="Name of the LoRA and its folder", placeholder="my-cat", elem_id="name", max_lines=1
         )
-        tab.fields["trigger"] = gr.Textbox(
+        parts["trigger"] = gr.Textbox(
             label="Trigger word",
             info="The word you type in a prompt to use this LoRA",
             placeholder="mycat",
             elem_id="trigger",
             max_lines=1,
         )
-        tab.fields["model"] = gr.Dropdown(
+        parts["model"] = gr.Dropdown(
             form.model_choices(),
             value=values["model"],
             label="Base model",
@@ -182,26 +190,16 @@ def _head(tab: NewLora) -> None:
             elem_id="model",
         )
     with gr.Row(elem_classes="hp-fields"):
-        tab.fields["tier"] = gr.Radio(
+        parts["tier"] = gr.Radio(
             tiers, value=values["tier"], label="VRAM", info="Memory of the GPU you train on", elem_id="tier"
         )
-        tab.fields["backend"] = gr.Radio(
+        parts["backend"] = gr.Radio(
             [(label, key) for key, label in form.BACKENDS.items()],
             value=values["backend"],
             label="Trainer",
             info="Chosen to suit the base model; if unsure, keep it",
             elem_id="backend",
         )
-    tab.choice_notes = _unseen("choice-notes", js_on_load=scripts.loader("choice_notes"))
-    tab.fields["control_dir"] = _component(fields.CONTROL, visible=False)
-    tab.model_note = gr.HTML(elem_id="model-note", apply_default_css=False)
-    tab.fetch = gr.Button(FETCH, visible=False, elem_id="fetch", size="sm")
-    tab.fetched = gr.HTML(elem_id="fetched", apply_default_css=False)
-    tab.fetching = gr.Timer(FETCH_TICK_S, active=False)
-    with gr.Accordion("Which model fits my GPU?", open=False, elem_id="models-fold") as tab.models_fold:
-        tab.models = gr.HTML(elem_id="models", apply_default_css=False)
-    trainer_checks.build(tab.fields["backend"], tab.loaded)
-    tab.hub = hub_login.build()
 
 
 def _component(one: fields.Field, **more: Any) -> gr.components.Component:
