@@ -90,18 +90,6 @@ WATCH = f"""async () => {{
   return [{RUNS!r}, {FLEET!r}].map((tab) => ({{ __type__: 'update', active: tab === shown }}));
 }}"""
 DESCRIPTIONS = ("api_info", "api_info_as_input", "api_info_as_output", "example_inputs")
-# What Gradio's browser code reads as absent where it is absent (checked in 6.31, templates/frontend/assets).
-ABSENT_PROPS: dict[str, Any] = {
-    **dict.fromkeys(("_selectable", "_retryable", "_undoable", "likeable", "streamable", "stream"), False),
-    "preserved_by_key": [],
-}
-ABSENT_KEYS: dict[str, Any] = {
-    **dict.fromkeys(("trigger_only_on_success", "trigger_only_on_failure", "batch"), False),
-    **dict.fromkeys(("js_implementation", "api_description", "show_progress_on", "time_limit", "rendered_in")),
-    "component_prop_inputs": [],
-    "event_specific_args": [],
-    "max_batch_size": 4,
-}
 
 
 SKIPPED = gr.skip()
@@ -112,15 +100,13 @@ class Page(gr.Blocks):
 
     def get_config_file(self) -> Any:
         """The config without the digests of the components' classes, which Gradio needs only for components of other
-        packages, without what describes the components to users of an API, because every event of this page is private,
-        and without what means the same when it is absent."""
+        packages, and without what describes the components to users of an API, because every event of this page is
+        private."""
         config = super().get_config_file()
         for component in config["components"]:
             component["component_class_id"] = component["type"]
             for key in DESCRIPTIONS:
                 component.pop(key, None)
-            component["props"] = _without(component["props"], ABSENT_PROPS)
-        config["dependencies"] = [_without(one, ABSENT_KEYS) for one in config["dependencies"]]
         return config
 
     async def postprocess_data(self, block_fn: Any, predictions: Any, state: Any) -> list[Any]:
@@ -143,10 +129,6 @@ class Page(gr.Blocks):
             for n, value in zip(kept, found, strict=True):
                 data[n] = value
         return data
-
-
-def _without(values: dict[str, Any], absent: dict[str, Any]) -> Any:
-    return {key: value for key, value in values.items() if key not in absent or absent[key] != value}
 
 
 def build(login: bool = False) -> gr.Blocks:

@@ -26,6 +26,7 @@ PARTS = {
     "images": (
         "dataset/database",
         "dataset/unsaved",
+        "new/field_marks",
         "new/fields",
         "new/script_text",
         "dataset/image_cards",
@@ -37,7 +38,6 @@ PARTS = {
         "dataset/image_imports",
         "dataset/images",
     ),
-    "field_errors": ("new/field_errors",),
     "choice_notes": ("new/choice_notes",),
     "run_list": ("run/run_list",),
     "buttons": ("buttons", "run/run_times"),

@@ -150,5 +150,5 @@ def _draw(draft_id: str, images: Any) -> None:
         elem_id="flag-search",
     )
     shown = gr.HTML(found(), elem_id="flag-table", apply_default_css=False)
-    search.input(found, search, shown, trigger_mode="always_last", js=settings.FLUSH, **QUIET)
+    search.change(found, search, shown, trigger_mode="always_last", **QUIET)
     images.chosen(found, search, shown, trigger_mode="always_last", **QUIET)

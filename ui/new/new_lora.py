@@ -35,6 +35,7 @@ from ui.new import (
     trainer_checks,
     try_it,
 )
+from ui.run import fold
 from ui.run.fold import QUIET
 
 FETCH = "Download the missing model files"
@@ -50,6 +51,7 @@ SHOW = "() => hangproof.shown()"
 START = """async (draft) => {
   const script = !await hangproof.flushScript();
   await hangproof.flush();
+  await hangproof.starting();
   const kept = hangproof.unsaved('caption').length + hangproof.unsaved('mask').length;
   return [draft, { kept, script, fields: hangproof.unsaved('field').length, waiting: hangproof.kept() }];
 }"""
@@ -97,12 +99,9 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         parts["control_dir"] = _component(fields.CONTROL, visible=False)
         note = gr.HTML(elem_id="model-note", apply_default_css=False)
         fetch_button = gr.Button(FETCH, visible=False, elem_id="fetch", size="sm")
-        fetched = gr.HTML(elem_id="fetched", apply_default_css=False)
         fetching = gr.Timer(FETCH_TICK_S, active=False)
-        of_model = [note, choice_notes, parts["control_dir"], fetch_button, fetched, fetching]
-        with gr.Accordion("Which model fits my GPU?", open=False, elem_id="models-fold") as models_fold:
-            models = gr.HTML(elem_id="models", apply_default_css=False)
-        models_fold.expand(open_models, None, models, **QUIET)
+        of_model = [note, choice_notes, parts["control_dir"], fetch_button, fetching]
+        fold.opened("Which model fits my GPU?", "models-fold", draft_id, lambda _: _models())
         trainer_checks.build(parts["backend"], loaded)
         hub_login.build(draft_id)
         with gr.Row(elem_classes="hp-fields"):
@@ -144,21 +143,20 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         propose = gr.Button(visible=False, elem_id="propose", size="sm")
         script_editor.build(draft_id, shown)
         problem = gr.HTML(elem_id="problem", apply_default_css=False)
-        errors = _unseen("field-errors", js_on_load=scripts.loader("field_errors"))
         sweep.build(draft_id)
         rehearsal.build(draft_id)
         go = gr.Button("Start training", variant="primary", elem_id="start", size="lg")
 
     form_fields = [parts[key] for key in form.KEYS]
     shown.show(None, None, form_fields, js=SHOW, **QUIET)
-    shown.review(review, draft_id, [plan, errors, propose, *of_model], trigger_mode="always_last", **QUIET)
+    shown.review(review, draft_id, [plan, propose, *of_model], trigger_mode="always_last", **QUIET)
     shown.insert(insert_trigger, [draft_id, shown], [shown, problem], js=settings.FLUSH, **QUIET)
     propose.click(settings.follow_images, draft_id, None, **QUIET).then(None, None, None, js=settings.SYNC, **QUIET)
     fetch_button.click(fetch_model, draft_id, of_model, **QUIET)
     fetching.tick(poll_fetch, draft_id, of_model, trigger_mode="always_last", **QUIET)
     begun = [
         try_button.click(try_it.start, None, [try_note, started, messages], **QUIET),
-        go.click(start, [draft_id, unsent], [problem, errors, started, messages], js=START, **QUIET),
+        go.click(start, [draft_id, unsent], [problem, started, messages], js=START, **QUIET),
     ]
     return NewLora(form_fields, shown, problem, loaded, begun)
 
@@ -239,30 +237,27 @@ def load(draft_id: str | None) -> tuple[Any, ...]:
 
 
 def review(draft_id: str | None) -> tuple[Any, ...]:
-    """Update the plan, what is shown beside the fields, the proposed length and the model's notes."""
+    """Update the plan, the proposed length and the model's notes."""
     try:
         draft_id = _known(draft_id)
-        values = settings.current(draft_id)
-        items, counts = draft.items(draft_id), draft.counts(draft_id)
+        found, captions = settings.reviewed(draft_id), [item.caption for item in draft.items(draft_id)]
     except ERRORS as error:
-        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', {}, *[gr.skip()] * 7
-    sizes = [item.trained_size for item in items]
-    found = form.review(values, counts, this_machine(values["backend"]), sizes, items=items)
-    captions = [item.caption for item in items]
+        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', *[gr.skip()] * 6
     planned = script_editor.reviewed(draft_id, found)
-    plan = form.plan(planned) + estimates.html(planned.spec, counts, captions, planned.steps) + form.findings(found)
-    return plan, found.marks(), _propose(draft_id, values), *model_updates(values, found.spec)
+    estimated = estimates.html(planned.spec, found.images, captions, planned.steps)
+    plan = form.plan(planned) + estimated + form.findings(found)
+    return plan, _propose(draft_id, found.values), *model_updates(found.values, found.spec)
 
 
 def model_updates(values: dict[str, Any], spec: "runs.RunSpec | None") -> tuple[Any, ...]:
-    """The model's notes, its own field, the download button, the download's progress, and the timer that polls it."""
+    """The model's notes with the download's progress, its own field, the download button, and the timer that polls it."""
     key = fetch.model_to_fetch(values)
     busy = bool(key) and fetch.running(key)
     button = gr.update(visible=bool(key) and not busy)
     model = presets.models().get(values["model"])
     pairs = gr.update(visible=bool(model and model["control"]))
-    notes = model_note.html(values, spec), model_note.of_choices(values)
-    return *notes, pairs, button, fetch.progress_html(key) if key else "", gr.Timer(active=busy)
+    note = model_note.html(values, spec) + (fetch.progress_html(key) if key else "")
+    return note, model_note.of_choices(values), pairs, button, gr.Timer(active=busy)
 
 
 def _propose(draft_id: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -286,7 +281,7 @@ def fetch_model(draft_id: str) -> tuple[Any, ...]:
         if key := fetch.model_to_fetch(settings.current(draft_id)):
             fetch.start(key)
     except runs.RunError as error:
-        return *[gr.skip()] * 4, problem_html(error, "Model files not downloaded"), gr.Timer(active=False)
+        return problem_html(error, "Model files not downloaded"), *[gr.skip()] * 3, gr.Timer(active=False)
     return poll_fetch(draft_id)
 
 
@@ -299,12 +294,13 @@ def insert_trigger(draft_id: str, shown: dict[str, Any] | None) -> tuple[Any, ..
     return images.listed_again(draft_id, shown), ""
 
 
-def open_models() -> str:
-    """Fill the table of all models when it is opened."""
+def _models() -> None:
+    """The table of all models."""
     try:
-        return model_table.html(this_machine())
+        shown = model_table.html(this_machine())
     except presets.PresetError as error:
-        return problem_html(str(error), "The base models could not be read")
+        shown = problem_html(str(error), "The base models could not be read")
+    gr.HTML(shown, elem_id="models", apply_default_css=False)
 
 
 def _known(draft_id: object) -> str:
@@ -334,18 +330,17 @@ NOT_ARRIVED = {
 
 
 def start(draft_id: str, sent: object) -> Iterator[tuple[Any, ...]]:
-    """Create and start the run; yields (problem, errors by field, folder name of the run or "", messages for its page)."""
+    """Create and start the run; yields (problem, folder name of the run or "", messages for its page)."""
     try:
         count = len(draft.items(draft_id))
         busy = problem_html(f"Preparing {count} image{'s' * (count != 1)}…", "Please wait", "busy")
-        yield busy, {"start": {}}, "", []
+        yield busy, "", []
         check_everything_arrived(sent)
         folder, messages = run_starts.start(draft_id)
     except run_starts.NotStarted as error:
-        yield "", {}, error.folder.name, [f"The run was created but did not start: {error}", *error.messages]
+        yield "", error.folder.name, [f"The run was created but did not start: {error}", *error.messages]
         return
     except ERRORS as error:
-        found = form.marks(error.faults) if isinstance(error, runs.RunError) else {}
-        yield problem_html(error), {"start": found}, "", []
+        yield problem_html(error), "", []
         return
-    yield "", {}, folder.name, messages
+    yield "", folder.name, messages

@@ -17,7 +17,6 @@ import presets
 import runs
 from runs import adopt_script, custom_script, env_file
 from runs.files import Fault, RunError, atomic_write, explained
-from runs.machine import this_machine
 from runs.manage import size_text
 from ui import scripts
 from ui.dataset import calls, draft
@@ -165,7 +164,7 @@ class Shown:
 
 def shown(draft_id: str) -> Shown:
     """The edited script of a draft, or the generated one."""
-    review = _review(draft_id)
+    review = settings.reviewed(draft_id)
     generated, ready = form.script_of(review, _captions(draft_id)), form.has_script(review)
     known = stored(draft_id)
     if known is None:
@@ -182,14 +181,9 @@ def _captions(draft_id: str) -> list[str]:
     return [one.caption for one in draft.items(draft_id)]
 
 
-def _review(draft_id: str) -> form.Review:
-    values = settings.current(draft_id)
-    return form.review(values, draft.counts(draft_id), this_machine(values["backend"]))
-
-
 def _generated(draft_id: str) -> str:
     """The script that the stored settings give. RunError: they give none."""
-    review = _review(draft_id)
+    review = settings.reviewed(draft_id)
     if not form.has_script(review):
         raise RunError(NO_SCRIPT)
     return form.script_of(review, _captions(draft_id))

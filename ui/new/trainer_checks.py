@@ -40,8 +40,7 @@ class Status:
 def build(backend: Any, loaded: gr.State) -> None:
     """Build the part; it is hidden until a trainer that has a checkout is chosen. loaded: changes when the page has its draft."""
     note = gr.HTML(elem_id="trainer-note", apply_default_css=False)
-    with gr.Row(elem_classes="hp-actions"):
-        test = gr.Button(visible=False, elem_id="trainer-test", size="sm", scale=0, min_width=250)
+    test = gr.Button(visible=False, elem_id="trainer-test", size="sm")
     timer = gr.Timer(TICK_S, active=False)
     outputs = [note, test, timer]
     changes = [loaded.change, backend.change, timer.tick]

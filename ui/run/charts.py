@@ -47,35 +47,47 @@ def value(shown: "view.View | None") -> dict[str, Any]:
     return {"run": shown.folder.name, "revision": revision, "share": share}
 
 
-def chart_data(data: dict[str, Any]) -> dict[str, Any]:
-    """The lines of a run for the browser.
-
-    Args:
-        data: {"run", "axis": "step" or "time", "from", "to": the range in steps or seconds, None for all}.
-
-    Returns:
-        {"ok", "revision", "axis", "range": [from, to], "all": [from, to], "data": those with values, "lines": [{"key",
-        "label", "unit", "x", "mean", "low", "high"}], "marks": [{"x", "label", "incident"}], "table": markup}; low and high are []
-        where every point is shown.
-    """
-
-    def action(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
-        axis = data.get("axis", "step")
-        if axis not in AXES:
+def chart_data(data: object) -> dict[str, Any]:
+    """Call of the page's script for the run that `data` names: {"ok": True, …} as `lines_of`, or {"ok": False, "error"}."""
+    try:
+        if not isinstance(data, dict):
             raise RunError(OUT_OF_DATE)
-        low, high = (calls.number_in(data, key, -FAR, FAR) for key in ("from", "to"))
-        shown = view.read(folder)
-        found = view.incidents(folder)
-        planned = shown.number("planned_steps") or 0.0
-        return view.with_metrics(folder, lambda metrics: lines_of(metrics, axis, low, high, planned, found))
+        low, high = (_number(data.get(key)) for key in ("from", "to"))
+        return {"ok": True, **lines_of_run(calls.folder_of(data.get("run")), data.get("axis", "step"), low, high)}
+    except RunError as error:
+        return {"ok": False, "error": str(error)}
 
-    return calls.answer(action, data)
+
+def _number(value: object) -> float | None:
+    """A number that the browser sent, or None. RunError: anything else."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -FAR <= value <= FAR:
+        raise RunError(OUT_OF_DATE)
+    return float(value)
+
+
+def lines_of_run(folder: Path, axis: object, low: float | None = None, high: float | None = None) -> dict[str, Any]:
+    """The lines of a run, as `lines_of`. RunError: axis is none of AXES."""
+    if axis not in AXES:
+        raise RunError(f"axis: use one of {', '.join(AXES)}")
+    found, planned = view.incidents(folder), view.read(folder).number("planned_steps") or 0.0
+    return view.with_metrics(folder, lambda metrics: lines_of(metrics, str(axis), low, high, planned, found))
 
 
 def lines_of(
     metrics: Metrics, axis: str, low: float | None, high: float | None, planned: float, incidents: list["view.Incident"]
 ) -> dict[str, Any]:
-    """The lines of `metrics` between `low` and `high`, as `chart_data` returns them."""
+    """The lines of `metrics`.
+
+    Args:
+        axis: "step" or "time". low, high: the range in steps or seconds, None for all.
+
+    Returns:
+        {"revision", "axis", "range": [from, to], "all": [from, to], "data": those with values, "lines": [{"key", "label",
+        "unit", "x", "mean", "low", "high"}], "marks": [{"x", "label", "incident"}], "table": markup}; low and high are []
+        where every point is shown.
+    """
     steps, began_s = metrics.steps, _began(metrics)
     x = steps["step"] if axis == "step" else rising(steps["t_s"]) - began_s
     x = x if len(x) == 0 or math.isfinite(x[0]) else steps["step"]  # without times, steps are the only axis

@@ -322,7 +322,8 @@ def on_action(selected: str, event: gr.EventData) -> str:
         answer = actions.act(calls.folder_of(selected), pressed(event, "do"))
     except runs.RunError as error:
         return notice(str(error).splitlines(), "bad")
-    return notice([f"Pausing {', '.join(answer['paused'])} first."] if answer.get("paused") else [])
+    said = queue.making_room(answer.get("paused", []))
+    return notice([said] if said else [])
 
 
 def on_queue(event: gr.EventData) -> str:
@@ -330,7 +331,7 @@ def on_queue(event: gr.EventData) -> str:
     action, run = pressed(event, "do"), pressed(event, "run")
     try:
         if action == "table":
-            return queue.table(run)
+            return f'<div class="hp-problem hp-info">{queue.table(run)}</div>'
         said = queue.act(action, run)
     except runs.RunError as error:
         return notice(str(error).splitlines(), "bad")
