@@ -100,11 +100,6 @@ def build(selected: gr.State) -> None:
     fold.build("Publish on Hugging Face", "publish-fold", selected, _form)
 
 
-def _field(name: str) -> dict[str, Any]:
-    # interactive=True: Gradio finds out by the page's first config which fields can be edited, and these are not in it.
-    return {"elem_id": f"publish-{name}", "interactive": True}
-
-
 def _form(folder: Path) -> None:
     known = publish.choices(folder)
     if not known["loras"]:
@@ -113,43 +108,30 @@ def _form(folder: Path) -> None:
     if not known["token"]:
         fold.say(NO_TOKEN)
     before, old = known["published"] or {}, typed(folder)
+
+    # interactive=True: Gradio finds out by the page's first config which fields can be edited, and these are not in it.
+    def text(key: str, value: str, label: str, info: str, lines: int = 1) -> gr.Textbox:
+        most = {"max_lines": 1} if lines == 1 else {"lines": lines}
+        shown = old.get(key, value)
+        return gr.Textbox(shown, label=label, info=info, interactive=True, elem_id=f"publish-{key}", **most)
+
+    def choice(key: str, options: list[tuple[str, str]], value: str | None, label: str, info: str) -> gr.Dropdown:
+        return gr.Dropdown(options, value=value, label=label, info=info, interactive=True, elem_id=f"publish-{key}")
+
+    def tick(key: str, label: str, info: str) -> gr.Checkbox:
+        return gr.Checkbox(False, label=label, info=info, interactive=True, elem_id=f"publish-{key}")
+
+    files = [(f"{one['name']} ({one['at']}, {one['bytes'] / 1e6:.1f} MB)", one["name"]) for one in known["loras"]]
+    licences = [(label, key) for key, label in known["licences"].items()]
+    licence_now = old["licence"] if old.get("licence") in known["licences"] else known["licence"] or None
     with gr.Row(elem_classes="hp-fields"):
-        repo = gr.Textbox(
-            old.get("repo", before.get("repo", folder.name)),
-            label="Repository",
-            info="A name, or OWNER/NAME for an organization",
-            max_lines=1,
-            **_field("repo"),
-        )
-        lora = gr.Dropdown(
-            [(f"{one['name']} ({one['at']}, {one['bytes'] / 1e6:.1f} MB)", one["name"]) for one in known["loras"]],
-            value=known["loras"][0]["name"],
-            label="LoRA",
-            info="The file that is published",
-            **_field("lora"),
-        )
-        licence = gr.Dropdown(
-            [(label, key) for key, label in known["licences"].items()],
-            value=old["licence"] if old.get("licence") in known["licences"] else known["licence"] or None,
-            label="Licence",
-            info="Usually that of the base model",
-            **_field("licence"),
-        )
+        repo = text("repo", before.get("repo", folder.name), "Repository", "A name, or OWNER/NAME for an organization")
+        lora = choice("lora", files, known["loras"][0]["name"], "LoRA", "The file that is published")
+        licence = choice("licence", licences, licence_now, "Licence", "Usually that of the base model")
     with gr.Row(elem_classes="hp-fields"):
-        title = gr.Textbox(
-            old.get("title", known["title"]),
-            label="Title",
-            info="The card's heading",
-            max_lines=1,
-            **_field("title"),
-        )
-        base_model = gr.Textbox(
-            old.get("base_model", known["base_model"]),
-            label="Base model",
-            info="Its Hugging Face id, OWNER/NAME; the card links to it",
-            max_lines=1,
-            **_field("base"),
-        )
+        title = text("title", known["title"], "Title", "The card's heading")
+        about = "Its Hugging Face id, OWNER/NAME; the card links to it"
+        base_model = text("base_model", known["base_model"], "Base model", about)
         samples = gr.Slider(
             0,
             MOST_SAMPLES,
@@ -157,23 +139,13 @@ def _form(folder: Path) -> None:
             step=1,
             label="Sample images",
             info="Shown on the card",
-            **_field("samples"),
+            interactive=True,
+            elem_id="publish-samples",
         )
-    description = gr.Textbox(
-        old.get("description", ""),
-        label="Description",
-        info="Shown on the card; Markdown works",
-        lines=3,
-        **_field("description"),
-    )
+    description = text("description", "", "Description", "Shown on the card; Markdown works", lines=3)
     with gr.Row(elem_classes="hp-fields"):
-        public = gr.Checkbox(False, label="Public", info="Everyone can see it; otherwise only you", **_field("public"))
-        replace = gr.Checkbox(
-            False,
-            label="Replace a card that was written by hand",
-            info="If the repository has one",
-            **_field("replace"),
-        )
+        public = tick("public", "Public", "Everyone can see it; otherwise only you")
+        replace = tick("replace", "Replace a card that was written by hand", "If the repository has one")
     with gr.Row(elem_classes="hp-actions"):
         send = gr.Button("Publish", variant="primary", elem_id="publish", scale=0, min_width=140)
         look = gr.Button("Preview the card", elem_id="publish-preview", scale=0, min_width=160)
