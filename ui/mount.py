@@ -6,9 +6,9 @@ if TYPE_CHECKING:
     import gradio as gr
     from fastapi import FastAPI
 
-# How often Gradio's queue looks for events, and for the progress of those that run. At its own one and ten
+# How often Gradio's queue looks for events, and for the progress of those that run (the page shows none). At its own one and ten
 # milliseconds, a page that nobody uses takes 1.5 % of a core.
-LOOK_S, PROGRESS_S = 0.02, 0.1
+LOOK_S, PROGRESS_S = 0.05, 0.5
 
 
 def mounted(blocks: "gr.Blocks", path: str, max_upload: int, **options: Any) -> "FastAPI":
