@@ -177,6 +177,8 @@ new IntersectionObserver((found) => {
   visible = found[found.length - 1].isIntersecting;
   if (visible && (dirty || !shown)) ask(false).then(() => dirty && later());
 }, { rootMargin: "200px" }).observe(element);
+// A canvas has the colours with which it was drawn. Gradio changes the page's to those of the system.
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTimeout(draw, 200));
 element.replaceChildren(section);
 watch("value", update);
 update();
