@@ -1,8 +1,13 @@
 // Shows errors and warnings beside their fields. They come with the answer that stores the fields (fields.js). Gradio's own
 // validation (gr.validate) has errors only, and it would keep an invalid value from being stored.
 const marked = [];
+let drawnMarks = {};
 /** found: {key of the field: [["bad" or "warn", text], …]}, in place of what was shown before. */
 function markFields(found) {
+  // Gradio may show a field only now, or have made it anew without its notes.
+  const shown = marked.filter(({ notes }) => notes.every((note) => note.isConnected));
+  if (hangproof.same(found, drawnMarks) && shown.length === Object.keys(found).length) return;
+  drawnMarks = found;
   for (const { notes, input } of marked.splice(0)) {
     for (const note of notes) note.remove();
     input.removeAttribute("aria-invalid");
