@@ -78,20 +78,16 @@ hangproof.sync = () => {
       ok = await exchange();
     }
     syncing = null;
+    starting = false;
     return ok;
   })();
   return syncing;
 };
-hangproof.starting = () => {
-  starting = true;
-  return hangproof.sync();
-};
+hangproof.starting = () => (starting = true); // the next `sync` asks what is only missing too
 async function exchange() {
-  const begins = starting;
-  starting = false;
   const sent = Object.fromEntries(hangproof.unsaved("field"));
   const id = hangproof.draft();
-  const answer = await server.save_settings({ draft: id, changes: sent, starting: begins }).catch(() => null);
+  const answer = await server.save_settings({ draft: id, changes: sent, starting }).catch(() => null);
   if (typeof answer?.ok !== "boolean") hangproof.lost();
   else if (!answer.ok) hangproof.refuse(answer.error);
   if (!answer?.ok || id !== hangproof.draft()) return false;

@@ -50,8 +50,8 @@ RESTORE = f"(...values) => hangproof.restore({json.dumps(form.KEYS)}, values)"
 SHOW = "() => hangproof.shown()"
 START = """async (draft) => {
   const script = !await hangproof.flushScript();
+  hangproof.starting();
   await hangproof.flush();
-  await hangproof.starting();
   const kept = hangproof.unsaved('caption').length + hangproof.unsaved('mask').length;
   return [draft, { kept, script, fields: hangproof.unsaved('field').length, waiting: hangproof.kept() }];
 }"""
