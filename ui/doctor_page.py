@@ -21,7 +21,7 @@ from ui.html import duration, esc
 from ui.run import drill
 from ui.run.fold import DRAWN, QUIET
 
-FOLDER = ".doctor"  # in the data folder: what the commands printed
+FOLDER, JOB = ".doctor", "doctor"  # the folder, in the data folder, has what the command printed
 QUICK_S, FULL_S, EXPLAIN_S = 600.0, 3600.0, 60.0
 VERDICTS = {"ok": "OK", "note": "Warning", "failed": "Problem"}
 CLASSES = {"ok": "done", "note": "warn", "failed": "bad"}
@@ -54,52 +54,35 @@ def examine(full: bool = False) -> None:
         RunError: it looks already, or cannot be started.
     """
     words = ["doctor", "--lines", *([] if full else ["--quick"])]
-    jobs.start(_folder(), "doctor", words, FULL_S if full else QUICK_S)
+    jobs.start(_folder(), JOB, words, FULL_S if full else QUICK_S)
 
 
-def report() -> dict[str, Any]:
-    """What the last examination found.
-
-    Returns:
-        {"state": none, running, done, failed (it found a problem), cancelled or lost, "seconds", "findings": [{"name", "status": ok,
-        note or failed, "verdict": OK, Warning or Problem, "text", "action"}], "text": the report to copy, "error"}
-    """
-    job = jobs.read(_folder(), "doctor")
-    if job is None:
-        return {"state": "none", "seconds": 0, "findings": [], "text": "", "error": ""}
-    _, _, errors = jobs.output(_folder(), "doctor")
+def findings() -> list[dict[str, str]]:
+    """What the last examination has found so far: {"name", "status": ok, note or failed, "text", "action"}."""
     # jobs.output takes a last line that is JSON for the command's result; here each line is one.
-    lines = (_folder() / jobs.FOLDER / "doctor.out").read_text(encoding="utf-8", errors="replace").splitlines()
-    findings = [found for line in lines if (found := _finding(line)) is not None]
-    text = "\n".join(
-        f"{one['verdict']:<8} {one['name']}: {one['text']}" + (f"\n{'':<8} → {one['action']}" if one["action"] else "")
-        for one in findings
-    )
-    failed = job.state == "failed" and not any(one["status"] == "failed" for one in findings)
-    return {
-        "state": job.state, "seconds": round(job.seconds), "findings": findings,
-        "text": doctor_tools.without_secrets(text),
-        "error": (errors.strip().splitlines() or ["It ended without a result."])[-1][:500] if failed else "",
-    }  # fmt: skip
+    path = _folder() / jobs.FOLDER / f"{JOB}.out"
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    return [found for line in lines if (found := _finding(line)) is not None]
 
 
 def _finding(line: str) -> dict[str, str] | None:
     try:
         values = json.loads(line)
-        status = values["status"]
-        return {
-            **{key: str(values[key]) for key in ("name", "text", "action")},
-            "status": status if status in VERDICTS else "note", "verdict": VERDICTS.get(status, "Warning"),
-        }  # fmt: skip
+        status = values["status"] if values["status"] in VERDICTS else "note"
+        return {**{key: str(values[key]) for key in ("name", "text", "action")}, "status": status}
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def explain(pid: object) -> dict[str, Any]:
-    """What a process does and waits for, with the stack of every thread where it can be had. Takes about three seconds.
+def report(found: list[dict[str, str]]) -> str:
+    """The findings as a text to copy, without secrets."""
+    lines = [f"{VERDICTS[one['status']]:<8} {one['name']}: {one['text']}" for one in found]
+    actions = [f"\n{'':<8} → {one['action']}" if one["action"] else "" for one in found]
+    return doctor_tools.without_secrets("\n".join(map("".join, zip(lines, actions, strict=True))))
 
-    Returns:
-        {"pid", "name", "lines": sentences, "stacks": {pid: text}, "note": why there are none, "signs": why it looks stuck, "cause", "advice"}
+
+def explain(pid: object) -> str:
+    """What a process does and waits for, with the stack of every thread where it can be had, as markup. Takes about three seconds.
 
     Raises:
         RunError: no number, no such process, another user's, or no answer.
@@ -118,13 +101,19 @@ def explain(pid: object) -> dict[str, Any]:
     if answer is None or "process" not in answer:
         raise RunError((job.error or "There is no answer").removeprefix("monitor: "))
     signals, stacks = answer.get("signals") or {}, answer.get("stacks") or {}
-    return {
-        "pid": process.pid, "name": process.name, "lines": answer["process"]["lines"],
-        "stacks": {str(key): str(text)[:20_000] for key, text in stacks.items()},
-        "note": "" if stacks else "Its stacks could not be read in time. Try again when the machine is less busy.",
-        "signs": [*signals.get("stuck", ()), *signals.get("slow", ())],
-        "cause": answer.get("explanation") or "", "advice": answer.get("advice") or "",
-    }  # fmt: skip
+    parts = [f"<p>{esc(line)}</p>" for line in answer["process"]["lines"]]
+    if signs := [*signals.get("stuck", ()), *signals.get("slow", ())]:
+        parts.append(f'<p class="hp-verdict hp-warn">It looks stuck or slow: {esc("; ".join(signs))}.</p>')
+    if not stacks:
+        note = "Its stacks could not be read in time. Try again when the machine is less busy."
+        parts.append(f'<p class="hp-hint">{note}</p>')
+    if cause := answer.get("explanation"):
+        text = f"If it is a training: {cause} {answer.get('advice') or ''}"
+        parts.append(f'<p class="hp-hint">{esc(text)}</p>')
+    for one, text in stacks.items():
+        title = f"Stacks of process {one}"
+        parts.append(f"<h4>{esc(title)}</h4>{_printed(title, str(text)[:20_000])}")
+    return "".join(parts)
 
 
 # What is shown --------------------------------------------------------------------------------------------------------------
@@ -176,21 +165,21 @@ def _title(name: str) -> str:
     return name[:1].upper() + name[1:] if re.match(r"built-in |[a-z]+( |$)", name) else name
 
 
-def _state(found: dict[str, Any]) -> str:
+def _state(job: jobs.Job, found: list[dict[str, str]]) -> str:
     """What an examination does, or how much it found, in one line."""
-    if found["state"] == "running":
-        return f"Looking for {duration(found['seconds'])}…"
-    count = {status: sum(one["status"] == status for one in found["findings"]) for status in VERDICTS}
+    if job.state == "running":
+        return f"Looking for {duration(round(job.seconds))}…"
+    count = {status: sum(one["status"] == status for one in found) for status in VERDICTS}
     words = [
         f"{count[status]} {word}{'s' * (count[status] != 1)}"
         for status, word in (("note", "warning"), ("failed", "problem"))
     ]
-    summary = f"{count['ok']} OK, {', '.join(words)}" if found["findings"] else ""
-    return f"Cancelled. {summary}" if found["state"] == "cancelled" else summary
+    summary = f"{count['ok']} OK, {', '.join(words)}" if found else ""
+    return f"Cancelled. {summary}" if job.state == "cancelled" else summary
 
 
 def _machine() -> None:
-    if report()["state"] == "none":
+    if jobs.read(_folder(), JOB) is None:
         examine()
     shown = _html()
     with gr.Row(elem_classes="hp-actions"):
@@ -209,18 +198,20 @@ def _machine() -> None:
     outputs = [shown, again, full, halt, copied, timer]
 
     def draw(error: object = "") -> list[Any]:
-        found = report()
-        busy = found["state"] == "running"
-        items = [_listed(one["status"], _title(one["name"]), one["text"], one["action"]) for one in found["findings"]]
-        text = f'<p class="hp-job-state" role="status">{esc(_state(found))}</p>{_alert(error or found["error"])}{_list(items)}'
+        job, found = jobs.read(_folder(), JOB), findings()
+        busy = job is not None and job.state == "running"
+        if job is not None and job.state == "failed" and not any(one["status"] == "failed" for one in found):
+            errors = jobs.output(_folder(), JOB)[2].strip().splitlines() or ["It ended without a result."]
+            error = error or errors[-1][:500]
+        items = [_listed(one["status"], _title(one["name"]), one["text"], one["action"]) for one in found]
+        state = _state(job, found) if job else ""
         idle = gr.update(visible=not busy)
-        done = bool(items) and not busy
         return [
-            text,
+            f'<p class="hp-job-state" role="status">{esc(state)}</p>{_alert(error)}{_list(items)}',
             idle,
             idle,
             gr.update(visible=busy),
-            gr.update(visible=done, value=found["text"]),
+            gr.update(visible=bool(items) and not busy, value=report(found)),
             gr.Timer(active=busy),
         ]
 
@@ -232,7 +223,7 @@ def _machine() -> None:
         return draw()
 
     def cancel() -> list[Any]:
-        jobs.cancel(_folder(), "doctor")
+        jobs.cancel(_folder(), JOB)
         return draw()
 
     timer.tick(draw, None, outputs, **QUIET)
@@ -305,20 +296,9 @@ def _explain() -> None:
     def on_go(number: str) -> Any:
         yield '<p class="hp-hint" role="status">Looking twice, two seconds apart…</p>'
         try:
-            found = explain(number)
+            yield explain(number)
         except RunError as error:
             yield _alert(error)
-            return
-        parts = [f"<p>{esc(line)}</p>" for line in found["lines"]]
-        if found["signs"]:
-            parts.append(f'<p class="hp-verdict hp-warn">It looks stuck or slow: {esc("; ".join(found["signs"]))}.</p>')
-        if found["note"]:
-            parts.append(f'<p class="hp-hint">{esc(found["note"])}</p>')
-        if found["cause"]:
-            parts.append(f'<p class="hp-hint">If it is a training: {esc(found["cause"])} {esc(found["advice"])}</p>')
-        for process, text in found["stacks"].items():
-            parts.append(f"<h4>Stacks of process {esc(process)}</h4>{_printed(f'Stacks of process {process}', text)}")
-        yield "".join(parts)
 
     gr.on([go.click, pid.submit], on_go, pid, shown, **QUIET)
 

@@ -2,6 +2,7 @@
 
 import html
 import re
+from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,21 @@ def press(text: str, do: str, *, label: str = "", title: str = "", off: bool = F
     values += f' title="{esc(title or label)}"' if title or label else ""
     values += ' aria-disabled="true"' if off else ""
     return f'<button type="button" class="hp-button hp-quiet" data-do="{esc(do)}"{values}>{esc(text)}</button>'
+
+
+def table(label: str, heads: list[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table that the keyboard can scroll, the first column as the heads of its rows; "" without rows."""
+    body = "".join(
+        f'<tr><th scope="row">{esc(first)}</th>{"".join(f"<td>{esc(cell)}</td>" for cell in cells)}</tr>'
+        for first, *cells in rows
+    )
+    top = "".join(f'<th scope="col">{esc(head)}</th>' if head else "<td></td>" for head in heads)
+    whole = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    return (
+        f'<div class="hp-table-scroll" role="region" tabindex="0" aria-label="{esc(label)}">{whole}</div>'
+        if body
+        else ""
+    )
 
 
 MARKS = {"waiting": "○", "running": "◐", "done": "✓", "failed": "✗", "skipped": "–"}

@@ -8,7 +8,7 @@ import gradio as gr
 
 import runs
 from ui import doctor_page, scripts
-from ui.new import form, hub_login, new_lora, settings, trainer_checks, try_it
+from ui.new import new_lora, settings
 from ui.run import fleet_page, run_page
 from ui.run.fold import QUIET
 
@@ -90,18 +90,6 @@ WATCH = f"""async () => {{
   return [{RUNS!r}, {FLEET!r}].map((tab) => ({{ __type__: 'update', active: tab === shown }}));
 }}"""
 DESCRIPTIONS = ("api_info", "api_info_as_input", "api_info_as_output", "example_inputs")
-# What Gradio's browser code reads as absent where it is absent (checked in 6.31, templates/frontend/assets).
-ABSENT_PROPS: dict[str, Any] = {
-    **dict.fromkeys(("_selectable", "_retryable", "_undoable", "likeable", "streamable", "stream"), False),
-    "preserved_by_key": [],
-}
-ABSENT_KEYS: dict[str, Any] = {
-    **dict.fromkeys(("trigger_only_on_success", "trigger_only_on_failure", "batch"), False),
-    **dict.fromkeys(("js_implementation", "api_description", "show_progress_on", "time_limit", "rendered_in")),
-    "component_prop_inputs": [],
-    "event_specific_args": [],
-    "max_batch_size": 4,
-}
 
 
 SKIPPED = gr.skip()
@@ -112,15 +100,13 @@ class Page(gr.Blocks):
 
     def get_config_file(self) -> Any:
         """The config without the digests of the components' classes, which Gradio needs only for components of other
-        packages, without what describes the components to users of an API, because every event of this page is private,
-        and without what means the same when it is absent."""
+        packages, and without what describes the components to users of an API, because every event of this page is
+        private."""
         config = super().get_config_file()
         for component in config["components"]:
             component["component_class_id"] = component["type"]
             for key in DESCRIPTIONS:
                 component.pop(key, None)
-            component["props"] = _without(component["props"], ABSENT_PROPS)
-        config["dependencies"] = [_without(one, ABSENT_KEYS) for one in config["dependencies"]]
         return config
 
     async def postprocess_data(self, block_fn: Any, predictions: Any, state: Any) -> list[Any]:
@@ -145,10 +131,6 @@ class Page(gr.Blocks):
         return data
 
 
-def _without(values: dict[str, Any], absent: dict[str, Any]) -> Any:
-    return {key: value for key, value in values.items() if key not in absent or absent[key] != value}
-
-
 def build(login: bool = False) -> gr.Blocks:
     """Build the page, with a log-out button where it needs a `login`; nothing runs until it is launched."""
     with Page(title="Hangproof", analytics_enabled=False, delete_cache=(3600, 86400)) as page:
@@ -163,150 +145,58 @@ def build(login: bool = False) -> gr.Blocks:
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("New LoRA", id="new") as new_tab:
                 note = gr.HTML(elem_id="new-note", apply_default_css=False)
-                new = new_lora.build(draft_id)
+                new = new_lora.build(draft_id, started, messages)
             with gr.Tab(RUNS, id="runs"):
                 run = run_page.build()
             with gr.Tab(FLEET, id="fleet") as fleet_tab:
                 fleet_timer = fleet_page.build()
             with gr.Tab("Doctor", id="doctor") as doctor_tab:
                 doctor_page.build(doctor_tab)
-        _wire_new(new, draft_id)
-        _wire_runs(run)
-        _wire_tabs(
-            page,
-            new,
-            note,
-            run,
-            tabs,
-            (new_tab, fleet_tab, doctor_tab),
-            (run.timer, fleet_timer),
+
+        timers = [run.timer, fleet_timer]
+        page.load(
+            opened,
             draft_id,
-            started,
-            messages,
+            [draft_id, new.images, new.problem, *new.fields, *run.outputs, tabs, *timers],
+            js=new_lora.DRAFT,
+            **QUIET,
+        ).then(None, [draft_id, *new.fields], new.fields, js=new_lora.RESTORE, **QUIET).then(
+            lambda: True, None, new.loaded, js=run_page.OPENED, **QUIET
         )
+        run.copy.click(
+            run_page.copy_to_new_lora,
+            [run.selected, run.confirmed, draft_id],
+            [run.notice, run.confirmed, new.images, note, tabs],
+            js=settings.FLUSH,
+            **QUIET,
+        ).then(None, None, None, js=run_page.SHOW_NOTE, **QUIET).then(None, None, None, js=settings.SYNC, **QUIET)
+        shown = [*run.outputs, run.notice, note, tabs, run.timer]
+
+        def show_started(name: str, lines: list[Any]) -> list[Any]:
+            """Select the run that was just started."""
+            if not name:
+                return [gr.skip()] * len(shown)
+            kind = "bad" if lines and "did not start" in lines[0] else "info"
+            text = run_page.notice(lines, kind)
+            return [*run_page.render(name, ""), text, "", gr.update(selected="runs"), gr.Timer(active=True)]
+
+        for event in new.begun:
+            event.then(show_started, [started, messages], shown, **QUIET)
+        tabs.select(None, None, timers, js=WATCH, **QUIET)
+        for other in (new_tab, fleet_tab, doctor_tab):
+            other.select(None, None, None, js=SHOW_TAB % json.dumps(other.id), **QUIET)
     return page
 
 
-def _wire_new(new: new_lora.NewLora, draft_id: gr.BrowserState) -> None:
-    fields = [new.fields[key] for key in form.KEYS]
-    new.images.show(None, None, fields, js=new_lora.SHOW, **QUIET)
-    new.images.review(new_lora.review, draft_id, new.refresh_outputs, trigger_mode="always_last", **QUIET)
-    new.models_fold.expand(new_lora.open_models, None, new.models, **QUIET)
-    new.propose.click(settings.follow_images, draft_id, None, **QUIET).then(None, None, None, js=settings.SYNC, **QUIET)
-    hub = new.hub
-    hub.fold.expand(hub_login.on_open, None, hub.outputs, **QUIET)
-    gr.on([hub.log_in.click, hub.token.submit], hub_login.on_log_in, hub.token, hub.outputs, **QUIET)
-    hub.log_out.click(hub_login.on_log_out, None, hub.outputs, **QUIET)
-    new.fetch.click(new_lora.fetch_model, draft_id, new.model_outputs, **QUIET)
-    gr.on(
-        [hub.status.change, new.fetching.tick],
-        new_lora.poll_fetch,
-        draft_id,
-        new.model_outputs,
-        trigger_mode="always_last",
-        **QUIET,
-    )
-    trainer_checks.wire(new.checks, new.fields["backend"], new.loaded)
-    new.images.insert(
-        new_lora.insert_trigger,
-        [draft_id, new.images],
-        [new.images, new.problem],
-        js=settings.FLUSH,
-        **QUIET,
-    )
-
-
-def _wire_runs(run: run_page.RunPage) -> None:
-    shown = [run.selected, run.seen, run.search]
-    refresh = {"fn": run_page.refresh, "inputs": shown, "outputs": run.outputs, **QUIET}
-    run.timer.tick(queue=False, **refresh)
-    run.search.input(trigger_mode="always_last", **refresh)
-    run.parts["list"].pick(run_page.pick, run.search, [*run.outputs, run.notice, run.confirmed, *run.panels], **QUIET)
-    run.parts["actions"].act(run_page.on_action, run.selected, run.notice, **QUIET).then(**refresh)
-    run.parts["queue"].act(run_page.on_queue, None, [run.notice, run.sweep_panel, run.sweep_table], **QUIET).then(
-        **refresh
-    )
-    run.sweep_close.click(lambda: gr.update(visible=False), None, run.sweep_panel, **QUIET)
-    run.stop.click(None, None, run.stop, js=run_page.STOPPING, **QUIET)
-    run.stop.click(run_page.stop, shown[:2], [run.notice, run.seen], **QUIET).then(**refresh)
-    run.go.click(run_page.start, [run.selected, run.total], run.notice, **QUIET).then(**refresh)
-    for button, ask in ((run.rename, run_page.ask_rename), (run.delete, run_page.ask_delete)):
-        button.click(ask, run.selected, run.panels, **QUIET).then(None, None, None, js=run_page.FOCUS_PANEL, **QUIET)
-    gr.on([run.rename_no.click, run.delete_no.click], run_page.close_panels, None, run.panels, **QUIET)
-    changed = [*run.outputs, run.notice, *run.panels]
-    gr.on(
-        [run.rename_ok.click, run.new_name.submit],
-        run_page.rename,
-        [run.selected, run.new_name, run.search],
-        changed,
-        **QUIET,
-    )
-    run.delete_ok.click(run_page.delete, [run.selected, run.with_images, run.search], changed, **QUIET)
-
-
-def _wire_tabs(
-    page: gr.Blocks,
-    new: new_lora.NewLora,
-    note: gr.HTML,
-    run: run_page.RunPage,
-    tabs: gr.Tabs,
-    other_tabs: tuple[gr.Tab, ...],
-    timers: tuple[gr.Timer, gr.Timer],
-    draft_id: gr.BrowserState,
-    started: gr.State,
-    messages: gr.State,
-) -> None:
-    fields = [new.fields[key] for key in form.KEYS]
-
-    def opened(stored: str | None, request: gr.Request) -> list[Any]:
-        """What a newly opened page shows: the run or the tab in its address, else a running one, else the New LoRA tab."""
-        asked = request.query_params.get("tab", "")
-        selected = run_page.first_run(request.query_params.get("run", ""))
-        shown = asked if asked in TABS else "runs" if selected else ""
-        draft = new_lora.load(stored)
-        tab = gr.update(selected=shown) if shown else gr.skip()
-        active = [gr.Timer(active=shown == "runs"), gr.Timer(active=shown == "fleet")]
-        return [*draft, *run_page.render(selected, ""), tab, *active]
-
-    page.load(
-        opened,
-        draft_id,
-        [draft_id, new.images, new.problem, *fields, *run.outputs, tabs, *timers],
-        js=new_lora.DRAFT,
-        **QUIET,
-    ).then(None, [draft_id, *fields], fields, js=new_lora.RESTORE, **QUIET).then(
-        lambda: True, None, new.loaded, js=run_page.OPENED, **QUIET
-    )
-
-    run.copy.click(
-        run_page.copy_to_new_lora,
-        [run.selected, run.confirmed, draft_id],
-        [run.notice, run.confirmed, new.images, note, tabs],
-        js=settings.FLUSH,
-        **QUIET,
-    ).then(None, None, None, js=run_page.SHOW_NOTE, **QUIET).then(None, None, None, js=settings.SYNC, **QUIET)
-
-    def show_started(name: str, lines: list[Any]) -> list[Any]:
-        """Select the run that was just started."""
-        if not name:
-            return [gr.skip()] * (len(run.outputs) + 4)
-        kind = "bad" if lines and "did not start" in lines[0] else "info"
-        text = run_page.notice(lines, kind)
-        return [*run_page.render(name, ""), text, "", gr.update(selected="runs"), gr.Timer(active=True)]
-
-    new.try_it.click(try_it.start, None, [new.try_note, started, messages], **QUIET).then(
-        show_started, [started, messages], [*run.outputs, run.notice, note, tabs, run.timer], **QUIET
-    )
-    new.start.click(
-        new_lora.start,
-        [draft_id, new.unsent],
-        [new.problem, new.errors, started, messages],
-        js=new_lora.START,
-        **QUIET,
-    ).then(show_started, [started, messages], [*run.outputs, run.notice, note, tabs, run.timer], **QUIET)
-    tabs.select(None, None, timers, js=WATCH, **QUIET)
-    for other in other_tabs:
-        other.select(None, None, None, js=SHOW_TAB % json.dumps(other.id), **QUIET)
+def opened(stored: str | None, request: gr.Request) -> list[Any]:
+    """What a newly opened page shows: the run or the tab in its address, else a running one, else the New LoRA tab."""
+    asked = request.query_params.get("tab", "")
+    selected = run_page.first_run(request.query_params.get("run", ""))
+    shown = asked if asked in TABS else "runs" if selected else ""
+    draft = new_lora.load(stored)
+    tab = gr.update(selected=shown) if shown else gr.skip()
+    active = [gr.Timer(active=shown == "runs"), gr.Timer(active=shown == "fleet")]
+    return [*draft, *run_page.render(selected, ""), tab, *active]
 
 
 def allowed_paths() -> list[str]:

@@ -25,6 +25,7 @@ PARTS = {
     "header": ("keyboard", "connection"),
     "images": (
         "dataset/unsaved",
+        "new/field_marks",
         "new/fields",
         "new/script_text",
         "dataset/image_cards",
@@ -36,14 +37,13 @@ PARTS = {
         "dataset/image_imports",
         "dataset/images",
     ),
-    "field_errors": ("new/field_errors",),
     "choice_notes": ("new/choice_notes",),
     "run_list": ("run/run_list",),
     "buttons": ("buttons", "run/run_times"),
     "log": ("buttons", "run/run_times", "run/log_place"),
     "run_actions": ("buttons", "run/run_address"),
     "run_times": ("run/run_times",),
-    "charts": ("run/plot", "run/charts"),
+    "charts": ("vendor/uplot", "run/plot", "run/charts"),
 }
 # Gradio repeats the rules that it gets for its own container, so that they win over its components' rules.
 NESTED = ".gradio-container.gradio-container .contain {\n%s\n}\n"

@@ -31,64 +31,38 @@ HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 ADDRESSES_S = 10.0  # how long the list of this machine's addresses is kept
 
 API = "/gradio_api/"
+
+
+def _gradio(top: str) -> dict[str, set[str]]:
+    """What a Gradio app below a path serves."""
+    files = ("/", "/config", "/theme.css", "/favicon.ico", "/manifest.json", "/assets/*", "/static/*", "/svelte/*")
+    reads = ("app_id", "info", "startup-events", "theme.css", "heartbeat/*", "queue/data", "upload_progress")
+    posts = ("queue/join", "cancel", "reset", "upload", "run/*")
+    return {
+        **{f"{top}{path}": READS for path in files},
+        **{f"{top}{API}{path}": READS for path in reads},
+        **{f"{top}{API}{path}": {"POST"} for path in posts},
+        f"{top}{API}call/*": {"POST", *READS},
+    }
+
+
 # Path or, with a final *, prefix: methods. Gradio serves more (its API's description, proxy and login, MCP, tools for
-# developers); a route that the page does not need is not reachable.
+# developers); a route that the page does not need is not reachable. The API (ui/api/) is a Gradio app of its own.
 ROUTES: dict[str, set[str]] = {
-    "/": READS,
-    "/config": READS,
-    "/theme.css": READS,
-    "/favicon.ico": READS,
+    **_gradio(""),
+    **_gradio("/api"),
     "/robots.txt": READS,
-    "/manifest.json": READS,
     "/healthz": READS,
-    "/assets/*": READS,
-    "/static/*": READS,
-    "/svelte/*": READS,
-    f"{API}app_id": READS,
-    f"{API}info": READS,
-    f"{API}startup-events": READS,
-    f"{API}theme.css": READS,
-    f"{API}heartbeat/*": READS,
-    f"{API}queue/data": READS,
-    f"{API}upload_progress": READS,
-    f"{API}queue/join": {"POST"},
-    f"{API}cancel": {"POST"},
-    f"{API}reset": {"POST"},
     f"{API}component_server": {"POST"},
     f"{API}component_server/": {"POST"},  # as Gradio's script calls it
-    f"{API}upload": {"POST"},
-    f"{API}run/*": {"POST"},
-    f"{API}call/*": {"POST", *READS},
     f"{served.PREFIX}*": READS,
     f"{scripts.PREFIX}*": READS,
     f"{downloads.PREFIX}*": READS,
     f"{thumbs.PREFIX}*": READS,
     "/login": {"POST", *READS},
     "/logout": {"POST"},
-    # The API (ui/api/), which is a Gradio app of its own.
     "/api": READS,
-    "/api/": READS,
     "/api/login": {"POST"},
-    "/api/config": READS,
-    "/api/theme.css": READS,
-    "/api/favicon.ico": READS,
-    "/api/manifest.json": READS,
-    "/api/assets/*": READS,
-    "/api/static/*": READS,
-    "/api/svelte/*": READS,
-    f"/api{API}app_id": READS,
-    f"/api{API}info": READS,
-    f"/api{API}startup-events": READS,
-    f"/api{API}theme.css": READS,
-    f"/api{API}heartbeat/*": READS,
-    f"/api{API}queue/data": READS,
-    f"/api{API}upload_progress": READS,
-    f"/api{API}queue/join": {"POST"},
-    f"/api{API}cancel": {"POST"},
-    f"/api{API}reset": {"POST"},
-    f"/api{API}upload": {"POST"},
-    f"/api{API}run/*": {"POST"},
-    f"/api{API}call/*": {"POST", *READS},
 }
 LOGIN = {"/login", "/logout", "/api/login"}
 MCP = f"/api{API}mcp"

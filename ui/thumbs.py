@@ -48,10 +48,10 @@ def _respond(request: Request) -> Response:
 
 def _sample(run: str, name: str) -> Path:
     """A sample of a run by its file's name. RunError: there is none."""
-    from ui.run import evolution
+    from ui.run import view
     from ui.run.calls import folder_of
 
-    found = evolution.evolution(folder_of(run))
+    found = view.evolution(folder_of(run))
     for sample in (*found.others, *(sample for one in found.snapshots for sample in one.samples)):
         if sample.path.name == name:
             return sample.path

@@ -39,8 +39,7 @@ def set_settings(draft_id: str, settings: dict) -> dict[str, Any]:
 
 def review_draft(draft_id: str) -> dict[str, Any]:
     """The settings of a draft, the warnings, and `problems`: what keeps it from being started now."""
-    values = of_draft.current(_known(draft_id))
-    found = form.review(values, draft.counts(draft_id), this_machine(values["backend"]))
+    values, found = of_draft.current(_known(draft_id)), of_draft.reviewed(draft_id)
     problems = [form.shown(fault) for fault in (*found.missing, *found.faults)]
     return {"settings": values, "problems": problems, "warnings": [form.shown(fault) for fault in found.warnings]}
 

@@ -5,7 +5,6 @@ from typing import Any
 import runs
 from runs import manage
 from ui import jobs
-from ui.api.checks import page_answer
 from ui.run import actions, calls, charts, control, evolution, log_view, queue, view
 
 TITLE = "Runs"
@@ -106,7 +105,8 @@ def run_samples(run: str) -> dict[str, Any]:
 
 def run_charts(run: str, axis: str = "step") -> dict[str, Any]:
     """The lines of the charts: loss, learning rate, GPU use, memory, power, temperature. axis: "step" or "time"."""
-    return page_answer(charts.chart_data({"run": run, "axis": axis, "from": None, "to": None}))
+    found = charts.lines_of_run(calls.folder_of(run), axis)
+    return {key: value for key, value in found.items() if key != "table"}
 
 
 def run_log(run: str, text: str = "", level: str = "", lines: int = 200) -> list[str]:

@@ -9,8 +9,6 @@ also tools of an MCP server (`/api/gradio_api/mcp/`).
 import asyncio
 import functools
 import inspect
-import types
-import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -27,15 +25,6 @@ if TYPE_CHECKING:
 
 PATH = "/api"
 TITLE = "Hangproof API"
-TYPES = {
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    list: "a list",
-    dict: "an object",
-    types.NoneType: "null",
-}
 # As in the README.
 CLIENT = """from pathlib import Path
 from gradio_client import Client
@@ -94,28 +83,20 @@ def _summary(function: Callable[..., Any]) -> str:
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, which gets only values of the types it names, and whose answer is plain. RunError: another value."""
-    signature = inspect.signature(function)
+    from pydantic import ValidationError, validate_call
+
+    validated = validate_call(config={"strict": True})(function)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            given = signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise RunError(f"{function.__name__}({_arguments(function)}): {error}") from error
-        for name, value in given.arguments.items():
-            kinds = typing.get_args(signature.parameters[name].annotation) or (signature.parameters[name].annotation,)
-            if not any(_is_a(value, kind) for kind in kinds):
-                wanted = " or ".join(TYPES[kind] for kind in kinds)
-                raise RunError(f"{name}: {str(value)[:100]!r} is not {wanted}")
-        return _without_files(function(*args, **kwargs))
+            return _without_files(validated(*args, **kwargs))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise RunError(f"{function.__name__}({_arguments(function)}): {where}: {first['msg']}") from error
 
     return call
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    if kind in (int, float) and isinstance(value, bool):
-        return False
-    return isinstance(value, int | float) if kind is float else isinstance(value, kind)
 
 
 def _answering(function: Callable[..., Any]) -> Callable[..., Any]:

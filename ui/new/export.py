@@ -20,6 +20,11 @@ def start(draft_id: str) -> None:
     jobs.start(folder_of(draft_id), JOB, ["ui.new.export_job", draft_id], LIMIT_S)
 
 
+def cancel(draft_id: str) -> None:
+    """End the export, if one is being written."""
+    jobs.cancel(draft.folder(draft_id) / FOLDER, JOB)
+
+
 def folder_of(draft_id: str) -> Path:
     """The folder of a draft's ZIP. RunError: it cannot be made."""
     folder = draft.folder(draft_id) / FOLDER

@@ -65,6 +65,7 @@ for (const name of ["input", "change", "click", "keyup", "focusout"]) {
 // Server ------------------------------------------------------------------------------------------------------------
 let syncing = null;
 let more = false;
+let starting = false; // Start was pressed: what is only missing is marked too, until a field changes
 /** Send what is kept and show what is stored, one request after the other. Resolves to whether the server has everything. */
 hangproof.sync = () => {
   if (!names.length) return Promise.resolve(true); // the page is not open yet
@@ -77,17 +78,20 @@ hangproof.sync = () => {
       ok = await exchange();
     }
     syncing = null;
+    starting = false;
     return ok;
   })();
   return syncing;
 };
+hangproof.starting = () => (starting = true); // the next `sync` asks what is only missing too
 async function exchange() {
   const sent = Object.fromEntries(hangproof.unsaved("field"));
   const id = hangproof.draft();
-  const answer = await server.save_settings({ draft: id, changes: sent }).catch(() => null);
+  const answer = await server.save_settings({ draft: id, changes: sent, starting }).catch(() => null);
   if (typeof answer?.ok !== "boolean") hangproof.lost();
   else if (!answer.ok) hangproof.refuse(answer.error);
   if (!answer?.ok || id !== hangproof.draft()) return false;
+  markFields(answer.marks);
   let chosen = false;
   for (const [key, theirs] of Object.entries(answer.values)) {
     if (unread.has(key)) {

@@ -73,7 +73,12 @@ class Review:
 
     def marks(self, starting: bool = False) -> dict[str, list[list[str]]]:
         """What to show beside each field: [["bad" or "warn", sentence], …] by key."""
-        return marks([*(self.missing if starting else ()), *self.faults], self.warnings)
+        found: dict[str, list[list[str]]] = {}
+        for kind, faults in (("bad", (*(self.missing if starting else ()), *self.faults)), ("warn", self.warnings)):
+            for one in faults:
+                if one.field in KEYS:
+                    found.setdefault(one.field, []).append([kind, one.message])
+        return found
 
 
 def review(
@@ -184,16 +189,6 @@ def spec_of(values: dict[str, Any]) -> "runs.RunSpec":
 def shown(fault: Fault) -> str:
     """A fault as the page shows it away from its field: with the field's label."""
     return f"{LABELS[fault.field]}: {fault.message}" if fault.field in LABELS else str(fault)
-
-
-def marks(faults: Iterable[Fault], warnings: Iterable[Fault] = ()) -> dict[str, list[list[str]]]:
-    """What to show beside each field: [["bad" or "warn", sentence], …] by key of the form."""
-    found: dict[str, list[list[str]]] = {}
-    for kind, some in (("bad", faults), ("warn", warnings)):
-        for one in some:
-            if one.field in KEYS:
-                found.setdefault(one.field, []).append([kind, one.message])
-    return found
 
 
 def values_of_spec(spec: "runs.RunSpec", images: int) -> dict[str, Any]:

@@ -7,11 +7,12 @@ message, and never goes back to the browser.
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from guards import hub
 from ui.html import esc
+from ui.run import fold
+from ui.run.fold import QUIET
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -150,65 +151,51 @@ def status_html(name: str = "", error: str = "") -> str:
     return f'{problem}<p class="hp-hint">{link} (type “Read”), then paste it here. The token is kept in Hugging Face’s own store on this machine.</p>'
 
 
-@dataclass
-class HubLogin:
-    """The components that `page` connects."""
-
-    fold: "gr.Accordion"
-    token: "gr.Textbox"
-    log_in: "gr.Button"
-    status: "gr.HTML"
-    log_out: "gr.Button"
-
-    @property
-    def outputs(self) -> list[Any]:
-        """The components that the handlers update."""
-        return [self.token, self.log_in, self.status, self.log_out]
+def build(draft_id: "gr.BrowserState") -> None:
+    """The fold; its components are made when it is opened."""
+    fold.opened(LABEL, "hub-fold", draft_id, lambda _: _draw())
 
 
-def build() -> HubLogin:
-    """Build the folded section; its contents are updated when it is opened."""
+def _draw() -> None:
     import gradio as gr
 
-    with gr.Accordion(LABEL, open=False, elem_id="hub-fold") as fold:
-        status = gr.HTML(elem_id="hub-status", apply_default_css=False)
-        token = gr.Textbox(
-            type="password", label="Access token", placeholder="hf_…", max_lines=1, elem_id="hub-token",
-            html_attributes=gr.InputHTMLAttributes(autocomplete="off"),
-        )  # fmt: skip
-        log_in = gr.Button("Log in", elem_id="hub-log-in", size="sm")
-        log_out = gr.Button("Log out", visible=False, elem_id="hub-log-out", size="sm")
-    return HubLogin(fold, token, log_in, status, log_out)
-
-
-def _updates(html: str, **field: str) -> tuple[Any, ...]:
-    """(token field, log in, status, log out): only what can be done now is shown. field: what changes of the token field."""
-    import gradio as gr
-
+    status, asking = gr.HTML(status_html(), elem_id="hub-status", apply_default_css=False), gr.Timer(0.1)
     known = bool(hub.token())
-    return gr.update(visible=not known, **field), gr.update(visible=not known), html, gr.update(visible=known)
+    token = gr.Textbox(
+        type="password", label="Access token", placeholder="hf_…", max_lines=1, elem_id="hub-token", interactive=True,
+        visible=not known, html_attributes=gr.InputHTMLAttributes(autocomplete="off"),
+    )  # fmt: skip
+    log_in = gr.Button("Log in", visible=not known, elem_id="hub-log-in", size="sm")
+    log_out = gr.Button("Log out", visible=known, elem_id="hub-log-out", size="sm")
+    outputs = [status, token, log_in, log_out]
 
+    def updates(said: str, failed: bool) -> list[Any]:
+        """Only what can be done now is shown. After a failure the token stays in its field: the network can be the cause."""
+        known = bool(hub.token())
+        field = {} if failed else {"value": ""}
+        return [said, gr.update(visible=not known, **field), gr.update(visible=not known), gr.update(visible=known)]
 
-def on_open() -> tuple[Any, ...]:
-    """Show who is logged in."""
-    try:
-        return _updates(status_html(user()))
-    except LoginError as error:
-        return _updates(status_html(error=str(error)))
+    def act(change: Callable[[], str]) -> list[Any]:
+        try:
+            return updates(status_html(change()), False)
+        except LoginError as error:
+            return updates(status_html(error=str(error)), True)
 
-
-def on_log_in(token: str) -> tuple[Any, ...]:
-    """Log in with the typed token. After a failure it stays in the field, because the network can be the cause."""
-    try:
-        return _updates(status_html(store(token)), value="")
-    except LoginError as error:
-        return _updates(status_html(error=str(error)))
-
-
-def on_log_out() -> tuple[Any, ...]:
-    """Log out."""
-    try:
+    def on_log_out() -> str:
         forget()
-    except LoginError as error:
-        return _updates(status_html(error=str(error)))
-    return _updates(status_html(), value="")
+        return ""
+
+    def ask() -> list[Any]:
+        """Whose the stored token is: only the hub knows, and it can be slow."""
+        try:
+            said = status_html(user())
+        except LoginError as error:
+            said = status_html(error=str(error))
+        return [said, gr.Timer(active=False)]
+
+    asking.tick(ask, None, [status, asking], **QUIET)
+    for event in (
+        gr.on([log_in.click, token.submit], lambda token: act(lambda: store(token)), token, outputs, **QUIET),
+        log_out.click(lambda: act(on_log_out), None, outputs, **QUIET),
+    ):  # what the model still needs may have changed
+        event.then(None, None, None, js="() => { hangproof.sync(); return []; }", **QUIET)

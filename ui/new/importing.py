@@ -14,7 +14,7 @@ import runs
 from runs import env_file
 from runs.files import RunError, explained
 from runs.machine import this_machine, tier_for
-from ui.html import esc
+from ui.html import esc, table
 from ui.new import form, settings, templates
 from ui.run import fold
 from ui.run.fold import QUIET
@@ -201,8 +201,12 @@ def _draw(draft_id: str) -> None:
 
     def of_changes(title: str, more: str, values: dict[str, Any], folders: list[str]) -> list[Any]:
         rows = changes(values, settings.current(draft_id))
-        table = _table(["Field", "Now", "Then"], [[r["label"], r["before"] or "–", r["after"] or "–"] for r in rows])
-        says = f"<h4>What changes in the form</h4>{table}" if rows else "<p>The form has these settings already.</p>"
+        shown = table(
+            "What changes",
+            ["Field", "Now", "Then"],
+            [[r["label"], r["before"] or "–", r["after"] or "–"] for r in rows],
+        )
+        says = f"<h4>What changes in the form</h4>{shown}" if rows else "<p>The form has these settings already.</p>"
         there = gr.update(visible=bool(folders), choices=folders, value=folders[0] if folders else None)
         wanted = {row["key"]: values[row["key"]] for row in rows}
         shows = f'<div class="hp-setup-preview"><h3>{esc(title)}</h3>{says}{more}</div>'
@@ -277,7 +281,7 @@ def _outcomes(result: dict[str, Any]) -> str:
     heads = ["Setting", "Value", "", "Where it goes, or why not"]
     cells = [(r["outcome"], [r["name"], r["value"], OUTCOMES[r["outcome"]], r["text"]]) for r in rows]
     loud, quiet = (
-        _table(heads, [row for outcome, row in cells if (outcome in QUIET_OUTCOMES) == folded])
+        table("Settings", heads, [row for outcome, row in cells if (outcome in QUIET_OUTCOMES) == folded])
         for folded in (False, True)
     )
     parts = [f'<p class="hp-note">{esc(note)}</p>' for note in result["notes"]]
@@ -289,13 +293,3 @@ def _outcomes(result: dict[str, Any]) -> str:
         count = one["problem"] or f"{one['images']} image{'s' * (one['images'] != 1)} with their captions"
         parts.append(f"<p><code>{esc(one['path'])}</code> {esc(count)}</p>")
     return "".join(parts)
-
-
-def _table(heads: list[str], rows: list[list[str]]) -> str:
-    """A table as markup that the keyboard can scroll; "" without rows."""
-    if not rows:
-        return ""
-    top = "".join(f"<th>{esc(head)}</th>" for head in heads)
-    body = "".join(f"<tr>{''.join(f'<td>{esc(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    table = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="hp-setup-table" tabindex="0" role="group">{table}</div>'

@@ -6,6 +6,7 @@ The page's script stores each field as it is typed (ui/new/fields.js); the handl
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -34,6 +35,8 @@ from ui.new import (
     trainer_checks,
     try_it,
 )
+from ui.run import fold
+from ui.run.fold import QUIET
 
 FETCH = "Download the missing model files"
 FETCH_TICK_S = 1.0
@@ -47,46 +50,25 @@ RESTORE = f"(...values) => hangproof.restore({json.dumps(form.KEYS)}, values)"
 SHOW = "() => hangproof.shown()"
 START = """async (draft) => {
   const script = !await hangproof.flushScript();
+  hangproof.starting();
   await hangproof.flush();
   const kept = hangproof.unsaved('caption').length + hangproof.unsaved('mask').length;
   return [draft, { kept, script, fields: hangproof.unsaved('field').length, waiting: hangproof.kept() }];
 }"""
 
 
+@dataclass(frozen=True)
 class NewLora:
-    """The components of the tab that `page` connects; `build` sets them all."""
+    """The components of the tab that the rest of the page uses.
 
-    loaded: gr.State
-    fields: dict[str, Any]
+    loaded: set once the page has its draft. begun: events after which the states of `build` hold the run that was started.
+    """
+
+    fields: list[gr.components.Component]
     images: gr.HTML
-    unsent: gr.HTML
-    plan: gr.HTML
-    try_note: gr.HTML
-    try_it: gr.Button
-    model_note: gr.HTML
-    choice_notes: gr.HTML
-    models_fold: gr.Accordion
-    models: gr.HTML
-    checks: trainer_checks.TrainerChecks
-    hub: hub_login.HubLogin
-    propose: gr.Button
-    fetch: gr.Button
-    fetched: gr.HTML
-    fetching: gr.Timer
-    errors: gr.HTML
     problem: gr.HTML
-    start: gr.Button
-
-    @property
-    def refresh_outputs(self) -> list[Any]:
-        """The components that `review` updates."""
-        return [self.plan, self.errors, self.propose, *self.model_outputs]
-
-    @property
-    def model_outputs(self) -> list[Any]:
-        """The components that `model_updates` updates."""
-        shown = [self.model_note, self.choice_notes, self.fields["control_dir"]]
-        return [*shown, self.fetch, self.fetched, self.fetching]
+    loaded: gr.State
+    begun: list[Any]
 
 
 def step(number: int, title: str, hint: str) -> None:
@@ -97,63 +79,86 @@ def step(number: int, title: str, hint: str) -> None:
     )
 
 
-def build(draft_id: gr.BrowserState) -> NewLora:
-    """Build the tab; `draft_id` has the draft of this browser."""
-    tab = NewLora()
-    tab.loaded = gr.State(False)
-    tab.fields = dict.fromkeys(form.KEYS)
+def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> NewLora:
+    """Build the tab and its events.
+
+    Args:
+        draft_id: has the draft of this browser. started, messages: get the folder's name of a run that was started, and
+            what its page says.
+    """
+    loaded, parts = gr.State(False), dict[str, Any].fromkeys(form.KEYS)
     threading.Thread(target=this_machine, daemon=True).start()  # the driver answers before the first page asks
     with gr.Row(elem_classes="hp-try"):
-        tab.try_note = gr.HTML(try_it.INTRO, elem_id="try-note", apply_default_css=False)
-        tab.try_it = gr.Button(try_it.LABEL, elem_id="try-it", size="md", min_width=200, scale=0)
+        try_note = gr.HTML(try_it.INTRO, elem_id="try-note", apply_default_css=False)
+        try_button = gr.Button(try_it.LABEL, elem_id="try-it", size="md", min_width=200, scale=0)
     with gr.Column(elem_classes="hp-step"):
         step(1, "The LoRA", "Choose a name, a base model and the memory of your GPU.")
         importing.build(draft_id)
-        _head(tab)
+        _head(parts)
+        choice_notes = _unseen("choice-notes", js_on_load=scripts.loader("choice_notes"))
+        parts["control_dir"] = _component(fields.CONTROL, visible=False)
+        note = gr.HTML(elem_id="model-note", apply_default_css=False)
+        fetch_button = gr.Button(FETCH, visible=False, elem_id="fetch", size="sm")
+        fetching = gr.Timer(FETCH_TICK_S, active=False)
+        of_model = [note, choice_notes, parts["control_dir"], fetch_button, fetching]
+        fold.opened("Which model fits my GPU?", "models-fold", draft_id, lambda _: _models())
+        trainer_checks.build(parts["backend"], loaded)
+        hub_login.build(draft_id)
         with gr.Row(elem_classes="hp-fields"):
             for one in fields.LENGTH:
-                tab.fields[one.key] = _component(one)
+                parts[one.key] = _component(one)
         with gr.Accordion("Sample images during training", open=False):
-            tab.fields["prompts"] = _component(fields.SAMPLES[0])
+            parts["prompts"] = _component(fields.SAMPLES[0])
             with gr.Row(elem_classes="hp-fields"):
                 for one in fields.SAMPLES[1:]:
-                    tab.fields[one.key] = _component(one)
+                    parts[one.key] = _component(one)
         with gr.Accordion("More settings", open=False):
             with gr.Row(elem_classes="hp-fields hp-many"):
                 for one in fields.MORE:
-                    tab.fields[one.key] = _component(one)
+                    parts[one.key] = _component(one)
             with gr.Accordion("Machines, store and cost", open=False):
                 with gr.Row(elem_classes="hp-fields hp-many"):
                     for one in fields.MACHINES:
-                        tab.fields[one.key] = _component(one)
-            tab.fields["flags"] = _component(fields.FLAGS)
-            flags.build(draft_id, lambda: tab.images)
+                        parts[one.key] = _component(one)
+            parts["flags"] = _component(fields.FLAGS)
+            flags.build(draft_id, lambda: shown)
     with gr.Column(elem_classes="hp-step"):
         step(
             2,
             "Images and captions",
             "10 to 30 varied images make a good LoRA. A caption describes what its image shows.",
         )
-        tab.images = images.images_view([settings.save_settings, script_editor.save_script])
-        bulk_fold.build(draft_id, lambda: tab.images)
+        shown = images.images_view([settings.save_settings, script_editor.save_script])
+        bulk_fold.build(draft_id, lambda: shown)
         doctor_fold.build(draft_id)
         caption_fold.build(draft_id)
-        tab.unsent = _unseen("unsent")
+        unsent = _unseen("unsent")
     with gr.Column(elem_classes="hp-step"):
         step(
             3,
             "Review and start",
             "Hangproof runs exactly this script. It is saved with the run, and you can also run it yourself.",
         )
-        tab.plan = gr.HTML(elem_id="plan", apply_default_css=False)
-        tab.propose = gr.Button(visible=False, elem_id="propose", size="sm")
-        script_editor.build(draft_id, tab.images)
-        tab.problem = gr.HTML(elem_id="problem", apply_default_css=False)
-        tab.errors = _unseen("field-errors", js_on_load=scripts.loader("field_errors"))
+        plan = gr.HTML(elem_id="plan", apply_default_css=False)
+        propose = gr.Button(visible=False, elem_id="propose", size="sm")
+        script_editor.build(draft_id, shown)
+        problem = gr.HTML(elem_id="problem", apply_default_css=False)
         sweep.build(draft_id)
         rehearsal.build(draft_id)
-        tab.start = gr.Button("Start training", variant="primary", elem_id="start", size="lg")
-    return tab
+        go = gr.Button("Start training", variant="primary", elem_id="start", size="lg")
+
+    form_fields = [parts[key] for key in form.KEYS]
+    shown.show(None, None, form_fields, js=SHOW, **QUIET)
+    shown.review(review, draft_id, [plan, propose, *of_model], trigger_mode="always_last", **QUIET)
+    shown.insert(insert_trigger, [draft_id, shown], [shown, problem], js=settings.FLUSH, **QUIET)
+    propose.click(settings.follow_images, draft_id, None, **QUIET).then(None, None, None, js=settings.SYNC, **QUIET)
+    fetch_button.click(fetch_model, draft_id, of_model, **QUIET)
+    fetching.tick(poll_fetch, draft_id, of_model, trigger_mode="always_last", **QUIET)
+    begun = [
+        try_button.click(try_it.start, None, [try_note, started, messages], **QUIET),
+        go.click(start, [draft_id, unsent], [problem, started, messages], js=START, **QUIET),
+    ]
+    return NewLora(form_fields, shown, problem, loaded, begun)
 
 
 def _unseen(elem_id: str, **script: str) -> gr.HTML:
@@ -161,21 +166,21 @@ def _unseen(elem_id: str, **script: str) -> gr.HTML:
     return gr.HTML(html_template="", elem_id=elem_id, **script)
 
 
-def _head(tab: NewLora) -> None:
+def _head(parts: dict[str, Any]) -> None:
     values = form.defaults()
     tiers = [(tier["label"], key) for key, tier in presets.tiers().items()]
     with gr.Row(elem_classes="hp-fields"):
-        tab.fields["name"] = gr.Textbox(
+        parts["name"] = gr.Textbox(
             label="Name", info="Name of the LoRA and its folder", placeholder="my-cat", elem_id="name", max_lines=1
         )
-        tab.fields["trigger"] = gr.Textbox(
+        parts["trigger"] = gr.Textbox(
             label="Trigger word",
             info="The word you type in a prompt to use this LoRA",
             placeholder="mycat",
             elem_id="trigger",
             max_lines=1,
         )
-        tab.fields["model"] = gr.Dropdown(
+        parts["model"] = gr.Dropdown(
             form.model_choices(),
             value=values["model"],
             label="Base model",
@@ -183,26 +188,16 @@ def _head(tab: NewLora) -> None:
             elem_id="model",
         )
     with gr.Row(elem_classes="hp-fields"):
-        tab.fields["tier"] = gr.Radio(
+        parts["tier"] = gr.Radio(
             tiers, value=values["tier"], label="VRAM", info="Memory of the GPU you train on", elem_id="tier"
         )
-        tab.fields["backend"] = gr.Radio(
+        parts["backend"] = gr.Radio(
             [(label, key) for key, label in form.BACKENDS.items()],
             value=values["backend"],
             label="Trainer",
             info="Chosen to suit the base model; if unsure, keep it",
             elem_id="backend",
         )
-    tab.choice_notes = _unseen("choice-notes", js_on_load=scripts.loader("choice_notes"))
-    tab.fields["control_dir"] = _component(fields.CONTROL, visible=False)
-    tab.model_note = gr.HTML(elem_id="model-note", apply_default_css=False)
-    tab.fetch = gr.Button(FETCH, visible=False, elem_id="fetch", size="sm")
-    tab.fetched = gr.HTML(elem_id="fetched", apply_default_css=False)
-    tab.fetching = gr.Timer(FETCH_TICK_S, active=False)
-    with gr.Accordion("Which model fits my GPU?", open=False, elem_id="models-fold") as tab.models_fold:
-        tab.models = gr.HTML(elem_id="models", apply_default_css=False)
-    tab.checks = trainer_checks.build()
-    tab.hub = hub_login.build()
 
 
 def _component(one: fields.Field, **more: Any) -> gr.components.Component:
@@ -242,30 +237,27 @@ def load(draft_id: str | None) -> tuple[Any, ...]:
 
 
 def review(draft_id: str | None) -> tuple[Any, ...]:
-    """Update the plan, what is shown beside the fields, the proposed length and the model's notes."""
+    """Update the plan, the proposed length and the model's notes."""
     try:
         draft_id = _known(draft_id)
-        values = settings.current(draft_id)
-        items, counts = draft.items(draft_id), draft.counts(draft_id)
+        found, captions = settings.reviewed(draft_id), [item.caption for item in draft.items(draft_id)]
     except ERRORS as error:
-        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', {}, *[gr.skip()] * 7
-    sizes = [item.trained_size for item in items]
-    found = form.review(values, counts, this_machine(values["backend"]), sizes, items=items)
-    captions = [item.caption for item in items]
+        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', *[gr.skip()] * 6
     planned = script_editor.reviewed(draft_id, found)
-    plan = form.plan(planned) + estimates.html(planned.spec, counts, captions, planned.steps) + form.findings(found)
-    return plan, found.marks(), _propose(draft_id, values), *model_updates(values, found.spec)
+    estimated = estimates.html(planned.spec, found.images, captions, planned.steps)
+    plan = form.plan(planned) + estimated + form.findings(found)
+    return plan, _propose(draft_id, found.values), *model_updates(found.values, found.spec)
 
 
 def model_updates(values: dict[str, Any], spec: "runs.RunSpec | None") -> tuple[Any, ...]:
-    """The model's notes, its own field, the download button, the download's progress, and the timer that polls it."""
+    """The model's notes with the download's progress, its own field, the download button, and the timer that polls it."""
     key = fetch.model_to_fetch(values)
     busy = bool(key) and fetch.running(key)
     button = gr.update(visible=bool(key) and not busy)
     model = presets.models().get(values["model"])
     pairs = gr.update(visible=bool(model and model["control"]))
-    notes = model_note.html(values, spec), model_note.of_choices(values)
-    return *notes, pairs, button, fetch.progress_html(key) if key else "", gr.Timer(active=busy)
+    note = model_note.html(values, spec) + (fetch.progress_html(key) if key else "")
+    return note, model_note.of_choices(values), pairs, button, gr.Timer(active=busy)
 
 
 def _propose(draft_id: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -289,7 +281,7 @@ def fetch_model(draft_id: str) -> tuple[Any, ...]:
         if key := fetch.model_to_fetch(settings.current(draft_id)):
             fetch.start(key)
     except runs.RunError as error:
-        return *[gr.skip()] * 4, problem_html(error, "Model files not downloaded"), gr.Timer(active=False)
+        return problem_html(error, "Model files not downloaded"), *[gr.skip()] * 3, gr.Timer(active=False)
     return poll_fetch(draft_id)
 
 
@@ -302,12 +294,13 @@ def insert_trigger(draft_id: str, shown: dict[str, Any] | None) -> tuple[Any, ..
     return images.listed_again(draft_id, shown), ""
 
 
-def open_models() -> str:
-    """Fill the table of all models when it is opened."""
+def _models() -> None:
+    """The table of all models."""
     try:
-        return model_table.html(this_machine())
+        shown = model_table.html(this_machine())
     except presets.PresetError as error:
-        return problem_html(str(error), "The base models could not be read")
+        shown = problem_html(str(error), "The base models could not be read")
+    gr.HTML(shown, elem_id="models", apply_default_css=False)
 
 
 def _known(draft_id: object) -> str:
@@ -337,18 +330,17 @@ NOT_ARRIVED = {
 
 
 def start(draft_id: str, sent: object) -> Iterator[tuple[Any, ...]]:
-    """Create and start the run; yields (problem, errors by field, folder name of the run or "", messages for its page)."""
+    """Create and start the run; yields (problem, folder name of the run or "", messages for its page)."""
     try:
         count = len(draft.items(draft_id))
         busy = problem_html(f"Preparing {count} image{'s' * (count != 1)}…", "Please wait", "busy")
-        yield busy, {"start": {}}, "", []
+        yield busy, "", []
         check_everything_arrived(sent)
         folder, messages = run_starts.start(draft_id)
     except run_starts.NotStarted as error:
-        yield "", {}, error.folder.name, [f"The run was created but did not start: {error}", *error.messages]
+        yield "", error.folder.name, [f"The run was created but did not start: {error}", *error.messages]
         return
     except ERRORS as error:
-        found = form.marks(error.faults) if isinstance(error, runs.RunError) else {}
-        yield problem_html(error), {"start": found}, "", []
+        yield problem_html(error), "", []
         return
-    yield "", {}, folder.name, messages
+    yield "", folder.name, messages

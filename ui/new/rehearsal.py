@@ -8,13 +8,11 @@ they change, it is shown as out of date, and Start no longer asks because of it.
 import contextlib
 import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import gradio as gr
 
-import presets
 from runs.files import Fault, RunError, atomic_write
 from ui import jobs
 from ui.dataset import draft
@@ -22,12 +20,13 @@ from ui.dataset.images import OUT_OF_DATE
 from ui.html import duration, esc, stage
 from ui.new import form, run_starts, settings
 from ui.run import fold
-from ui.run.fold import QUIET
+
+if TYPE_CHECKING:
+    import runs
+    from launch import rehearse
 
 JOB = "rehearse"
 LIMIT_S = 2400.0  # the command ends by itself before
-TICK_S = 1.0
-IDLE_S = 5.0  # while none runs: another browser may start one or change the settings
 
 
 def _folder(draft_id: object) -> Path:
@@ -53,11 +52,9 @@ def _prepare(folder: Path, draft_id: str) -> None:
     """Write what is rehearsed: the spec, the number of images, and the first of them as a run would get them."""
     from launch import rehearse
     from runs.dataset import ingest
-    from runs.machine import this_machine
     from runs.spec import save
 
-    values, counts = settings.current(draft_id), draft.counts(draft_id)
-    reviewed = form.review(values, counts, this_machine(values["backend"]))
+    reviewed = settings.reviewed(draft_id)
     wrong = [fault for fault in (*reviewed.missing, *reviewed.faults) if fault.field != "name"]
     if wrong or reviewed.spec is None:
         raise RunError([Fault("", form.shown(fault)) for fault in wrong] or OUT_OF_DATE)
@@ -67,7 +64,7 @@ def _prepare(folder: Path, draft_id: str) -> None:
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir()
     ingest(draft.sources(draft_id)[: rehearse.IMAGES], data)
-    atomic_write(folder / rehearse.COUNTS, json.dumps(counts))
+    atomic_write(folder / rehearse.COUNTS, json.dumps(reviewed.images))
     save(folder, run_starts.as_run(draft_id, reviewed.spec))
 
 
@@ -76,59 +73,13 @@ def cancel(draft_id: str) -> None:
     jobs.cancel(_folder(draft_id), JOB)
 
 
-def state(draft_id: str) -> dict[str, Any]:
-    """The draft's last rehearsal as it is now.
-
-    Returns:
-        {"state": none, running, passed, failed, cancelled or lost, "stale": the settings have changed since, "seconds",
-        "stages": [{"key", "title", "state", "took_s", "text"}], "lines": the forecast for the settings as they are now,
-        "warnings": sentences, "problem": {"stage", "title", "text", "change", "log"}}
-    """
-    folder = _folder(draft_id)
-    if not folder.is_dir():  # each page asks when it is opened: nothing is imported for that
-        return _nothing("none")
-    from launch import forecast, rehearse
-
-    job, found = jobs.read(folder, JOB), rehearse.read(folder)
-    busy = job is not None and job.state == "running"
-    if found is None:
-        if job is None or job.state == "cancelled":
-            return _nothing("none")
-        if busy:
-            return {**_nothing("running"), "seconds": round(job.seconds)}
-        _, _, errors = jobs.output(folder, JOB)
-        text = (errors.strip().splitlines() or ["It ended without a result."])[-1].removeprefix("launch rehearse: ")
-        problem = {"stage": "", "title": "It could not be tried", "text": text, "change": "", "log": ""}
-        return {**_nothing("failed"), "problem": problem}
-    shown: dict[str, Any] = {
-        "state": found.state, "stale": False, "lines": [], "warnings": [], "problem": found.problem,
-        "stages": [asdict(stage) for stage in found.stages],
-        "seconds": round(job.seconds) if busy and job is not None else round(found.took_s),
-    }  # fmt: skip
-    if found.state == rehearse.RUNNING:
-        return shown
-    spec = None
-    with contextlib.suppress(RunError):  # the edited script is refused now: what was rehearsed is out of date
-        parsed = form.parse({**settings.current(draft_id), "name": "my-lora"})[0]
-        spec = run_starts.as_run(draft_id, parsed) if parsed is not None else None
-    shown["stale"] = spec is None or rehearse.digest(spec) != found.digest
-    if found.state == rehearse.PASSED and spec is not None:
-        now = forecast.of(found.measured, spec, draft.counts(draft_id))
-        shown["lines"] = [line for line in forecast.lines(now) if line not in now["warnings"]]
-        shown["warnings"] = now.get("warnings", [])
-    return shown
-
-
-def _nothing(name: str) -> dict[str, Any]:
-    empty: dict[str, Any] = {"stages": [], "lines": [], "warnings": [], "problem": {}, "seconds": 0}
-    return {"state": name, "stale": False, **empty}
-
-
 # The fold ----------------------------------------------------------------------------------------------------------------
 
 ABOUT = "Tries this run on the real model: load, two steps, a sample, a checkpoint and a resume."
-LOST = "The rehearsal ended without a result, for example because the machine restarted. Rehearse again."
-COLOURS = {"passed": "done", "failed": "bad", "running": "busy"}
+ENDED = {
+    "cancelled": "The rehearsal was cancelled.",
+    "lost": "The rehearsal ended without a result, for example because the machine restarted. Rehearse again.",
+}
 
 
 def build(draft_id: gr.BrowserState) -> None:
@@ -136,43 +87,75 @@ def build(draft_id: gr.BrowserState) -> None:
     fold.opened("Rehearse before you start (about 2 minutes)", "rehearsal", draft_id, _draw)
 
 
-def html(found: dict[str, Any]) -> str:
-    """A rehearsal, as `state` returns it."""
-    colour = "idle" if found["stale"] else COLOURS.get(found["state"], "idle")
-    head = f'<p class="hp-job-state hp-{colour}" role="status" data-testid="rehearsal-state">{esc(headline(found))}</p>'
-    parts = [head] if found["state"] != "none" else []
-    if found["stages"] and found["state"] not in ("cancelled", "lost"):
-        rows = (stage(one["key"], one["title"], one["state"], _text(one)) for one in found["stages"])
-        parts.append(f'<ol class="hp-stages">{"".join(rows)}</ol>')
-    if found["lines"]:
-        parts.append(_verdict("idle" if found["stale"] else "done", found["lines"]))
-    parts += [_verdict("warn", [line]) for line in found["warnings"]]
-    if found["state"] == "failed":
-        problem = found["problem"]
-        parts.append(_verdict(colour, [problem["text"], problem["change"]]))
-        if problem["log"]:
-            log = f'<div class="hp-log" tabindex="0" role="region" aria-label="End of the log"><pre>{esc(problem["log"])}</pre></div>'
-            parts.append(f"<details><summary>End of the log</summary>{log}</details>")
-    return f'<div class="hp-rehearsal" data-state="{esc(found["state"])}">{"".join(parts)}</div>'
+def look(draft_id: str) -> tuple[bool, str]:
+    """(whether the draft is being rehearsed, its last rehearsal as it is now as markup)."""
+    folder = _folder(draft_id)
+    if not folder.is_dir():  # nothing is imported for a draft that was never rehearsed
+        return False, ""
+    from launch import rehearse
 
-
-def headline(found: dict[str, Any]) -> str:
-    """What a rehearsal does or found, in a sentence; "" without one."""
-    took, stale = duration(found["seconds"]), " Out of date: the settings have changed since." if found["stale"] else ""
-    if found["state"] == "running":
-        busy = next((one["title"].lower() for one in found["stages"] if one["state"] == "running"), "starting")
-        return f"Rehearsing for {took}: {busy}…"
-    if found["state"] == "failed":
-        problem = found["problem"]
+    job, found = jobs.read(folder, JOB), rehearse.read(folder)
+    busy = job is not None and job.state == "running"
+    took = duration(round(job.seconds)) if busy and job is not None else duration(round(found.took_s if found else 0))
+    if found is None:
+        if job is None or job.state == "cancelled":
+            return False, ""
+        if busy:
+            return True, _sheet("running", "busy", f"Rehearsing for {took}: starting…", [])
+        _, _, errors = jobs.output(folder, JOB)
+        text = (errors.strip().splitlines() or ["It ended without a result."])[-1].removeprefix("launch rehearse: ")
+        return False, _sheet("failed", "bad", "The rehearsal failed: It could not be tried.", [_verdict("bad", [text])])
+    rows = (stage(one.key, one.title, one.state, _text(one)) for one in found.stages)
+    stages = [f'<ol class="hp-stages">{"".join(rows)}</ol>'] if found.stages else []
+    if found.state == rehearse.RUNNING:
+        doing = next((one.title.lower() for one in found.stages if one.state == "running"), "starting")
+        return True, _sheet("running", "busy", f"Rehearsing for {took}: {doing}…", stages)
+    spec = _spec_now(draft_id)
+    fresh = spec is not None and rehearse.digest(spec) == found.digest
+    stale = "" if fresh else " Out of date: the settings have changed since."
+    if found.state == rehearse.PASSED:
+        parts = [*stages, *(_forecast(draft_id, found, spec, fresh) if spec else [])]
+        return False, _sheet("passed", "done" if fresh else "idle", f"The rehearsal passed in {took}.{stale}", parts)
+    if found.state == "failed":
+        problem, colour = found.problem, "bad" if fresh else "idle"
         where = f" at “{problem['stage']}”" if problem["stage"] else ""
-        return f"The rehearsal failed{where}: {problem['title'].rstrip('.')}.{stale}"
-    passed = f"The rehearsal passed in {took}.{stale}"
-    return {"passed": passed, "cancelled": "The rehearsal was cancelled.", "lost": LOST}.get(found["state"], "")
+        said = f"The rehearsal failed{where}: {problem['title'].rstrip('.')}.{stale}"
+        parts = [*stages, _verdict(colour, [problem["text"], problem["change"]]), *_log(problem["log"])]
+        return False, _sheet("failed", colour, said, parts)
+    return False, _sheet(found.state, "idle", ENDED.get(found.state, ""), [])
 
 
-def _text(one: dict[str, Any]) -> str:
-    took = f"{one['took_s']:.1f} s" if one["took_s"] and one["state"] != "running" else ""
-    return " · ".join(filter(None, (took, one["text"])))
+def _spec_now(draft_id: str) -> "runs.RunSpec | None":
+    """The spec that a run of the draft would get now; None where a field or the edited script is invalid."""
+    with contextlib.suppress(RunError):
+        parsed = form.parse({**settings.current(draft_id), "name": "my-lora"})[0]
+        return run_starts.as_run(draft_id, parsed) if parsed is not None else None
+    return None
+
+
+def _forecast(draft_id: str, found: "rehearse.Rehearsal", spec: "runs.RunSpec", fresh: bool) -> list[str]:
+    """What the rehearsal says of the settings as they are now."""
+    from launch import forecast
+
+    now = forecast.of(found.measured, spec, draft.counts(draft_id))
+    warnings = now.get("warnings", [])
+    lines = [line for line in forecast.lines(now) if line not in warnings]
+    return [_verdict("done" if fresh else "idle", lines), *(_verdict("warn", [line]) for line in warnings)]
+
+
+def _sheet(state: str, colour: str, said: str, parts: list[str]) -> str:
+    head = f'<p class="hp-job-state hp-{colour}" role="status" data-testid="rehearsal-state">{esc(said)}</p>'
+    return f'<div class="hp-rehearsal" data-state="{esc(state)}">{head}{"".join(parts)}</div>'
+
+
+def _log(text: str) -> list[str]:
+    region = f'<div class="hp-log" tabindex="0" role="region" aria-label="End of the log"><pre>{esc(text)}</pre></div>'
+    return [f"<details><summary>End of the log</summary>{region}</details>"] if text else []
+
+
+def _text(one: "rehearse.Stage") -> str:
+    took = f"{one.took_s:.1f} s" if one.took_s and one.state != "running" else ""
+    return " · ".join(filter(None, (took, one.text)))
 
 
 def _verdict(colour: str, lines: list[str]) -> str:
@@ -181,32 +164,14 @@ def _verdict(colour: str, lines: list[str]) -> str:
 
 def _draw(draft_id: str) -> None:
     fold.say(ABOUT)
-    with gr.Row(elem_classes="hp-actions"):
-        go = gr.Button("Rehearse", size="sm", visible=False, elem_id="rehearse", scale=0, min_width=140)
-        stop = gr.Button("Cancel", size="sm", visible=False, elem_id="rehearse-cancel", scale=0, min_width=110)
-    note, shown = gr.HTML(apply_default_css=False), gr.HTML(apply_default_css=False)
-    timer, drawn = gr.Timer(0.1), gr.State({})
-    outputs = [note, go, stop, shown, timer, drawn]
+    go = gr.Button("Rehearse", size="sm", elem_id="rehearse", scale=0, min_width=140)
 
-    def on_tick(before: dict[str, Any]) -> list[Any]:
+    def shown() -> tuple[bool, str]:
         try:
-            found = state(draft_id)
-        except (RunError, presets.PresetError) as error:
-            return [fold.note(error, True), *[gr.skip()] * 3, gr.Timer(IDLE_S), gr.skip()]
-        if found == before:
-            return [gr.skip()] * len(outputs)
-        busy = found["state"] == "running"
-        said = "" if found["state"] != before.get("state") else gr.skip()  # of an older attempt to start or to cancel
-        buttons = [gr.update(visible=not busy), gr.update(visible=busy)]
-        return [said, *buttons, html(found), gr.Timer(TICK_S if busy else IDLE_S), found]
+            return look(draft_id)
+        except fold.ERRORS as error:
+            return False, fold.note(error, True)
 
-    def on_go() -> list[Any]:
-        try:
-            start(draft_id)
-        except (RunError, presets.PresetError) as error:
-            return [fold.note(error, True), *[gr.skip()] * 5]
-        return on_tick({})
-
-    timer.tick(on_tick, drawn, outputs, **QUIET)
-    go.click(on_go, None, outputs, js=settings.FLUSH, **QUIET)
-    stop.click(lambda: cancel(draft_id), None, None, **QUIET)
+    followed = fold.Jobs()
+    followed.add(go, lambda: start(draft_id), shown, lambda: cancel(draft_id), "rehearsal", js=settings.FLUSH)
+    followed.follow()

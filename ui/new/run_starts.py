@@ -9,7 +9,6 @@ from pathlib import Path
 
 import runs
 from runs.files import Fault, RunError
-from runs.machine import this_machine
 from ui.dataset import draft
 from ui.new import form, script_editor, settings
 from ui.run import control
@@ -58,12 +57,10 @@ def checked(draft_id: str) -> tuple["runs.RunSpec", list[str]]:
     Raises:
         RunError: one fault for each error, by key of the form.
     """
-    values, items = settings.current(draft_id), draft.items(draft_id)
-    sizes, machine = [item.trained_size for item in items], this_machine(values["backend"])
-    found = form.review(values, draft.counts(draft_id), machine, sizes, ask=True, items=items)
+    found = settings.reviewed(draft_id, ask=True)
     if found.missing or found.faults or found.spec is None:
         raise RunError([*found.missing, *found.faults])
-    if fault := _store_fault(found.spec) or unpaired(found.spec, items):
+    if fault := _store_fault(found.spec) or unpaired(found.spec, draft.items(draft_id)):
         raise RunError([fault])
     return found.spec, [f"Warning: {form.shown(warning)}" for warning in found.warnings]
 

@@ -17,7 +17,6 @@ import presets
 import runs
 from runs import adopt_script, custom_script, env_file
 from runs.files import Fault, RunError, atomic_write, explained
-from runs.machine import this_machine
 from runs.manage import size_text
 from ui import scripts
 from ui.dataset import calls, draft
@@ -165,7 +164,7 @@ class Shown:
 
 def shown(draft_id: str) -> Shown:
     """The edited script of a draft, or the generated one."""
-    review = _review(draft_id)
+    review = settings.reviewed(draft_id)
     generated, ready = form.script_of(review, _captions(draft_id)), form.has_script(review)
     known = stored(draft_id)
     if known is None:
@@ -182,14 +181,9 @@ def _captions(draft_id: str) -> list[str]:
     return [one.caption for one in draft.items(draft_id)]
 
 
-def _review(draft_id: str) -> form.Review:
-    values = settings.current(draft_id)
-    return form.review(values, draft.counts(draft_id), this_machine(values["backend"]))
-
-
 def _generated(draft_id: str) -> str:
     """The script that the stored settings give. RunError: they give none."""
-    review = _review(draft_id)
+    review = settings.reviewed(draft_id)
     if not form.has_script(review):
         raise RunError(NO_SCRIPT)
     return form.script_of(review, _captions(draft_id))
@@ -214,7 +208,6 @@ LEVELS = {
     "waste": "Wasteful",
 }
 MOST_PROBLEMS = 50
-TICK_S = 1.0
 DISCARD, SURE = "Use the generated script", "Discard your script? Press again"
 # What ui/new/script_text.js does with the editor. An editor with a text that is not stored yet keeps it.
 TYPED = "(text) => { hangproof.typedScript(text); return []; }"
@@ -262,8 +255,16 @@ def _draw(draft_id: str, images: Any) -> None:
         pack = gr.Button("Export (ZIP)", interactive=now.ready, elem_id="export-zip", **small)
     note = gr.HTML(apply_default_css=False)
     about = scripts.drawn("buttons", "script-tools", "act", value=_about(now))
-    zipped = gr.HTML(_exported(draft_id), elem_id="export-state", apply_default_css=False)
-    timer = gr.Timer(TICK_S, active=export.status(draft_id)["state"] == "running")
+    packing = fold.Jobs()
+    packing.add(
+        pack,
+        lambda: export.start(draft_id),
+        lambda: _exported(draft_id),
+        lambda: export.cancel(draft_id),
+        "export",
+        js=FLUSH,
+    )
+    packing.follow()
     parts = [code, editing, edit, keep, merge, back, pack, about]
 
     def draw(text: str | None = "", editing: bool = False) -> list[Any]:
@@ -297,16 +298,6 @@ def _draw(draft_id: str, images: Any) -> None:
     def on_fix(event: gr.EventData) -> list[Any]:
         return acted(fix, pressed(event, "fix"))
 
-    def on_pack() -> list[Any]:
-        try:
-            export.start(draft_id)
-        except ERRORS as error:
-            return [fold.note(error, True), gr.skip()]
-        return on_tick()
-
-    def on_tick() -> list[Any]:
-        return [_exported(draft_id), gr.Timer(active=export.status(draft_id)["state"] == "running")]
-
     changed = [*parts, note]
     code.input(None, code, None, js=TYPED, **QUIET)
     images.script(draw, [code, editing], parts, js=IN_EDITOR, trigger_mode="always_last", **QUIET)
@@ -315,8 +306,6 @@ def _draw(draft_id: str, images: Any) -> None:
     merge.click(lambda: acted(follow, True), None, changed, js=FLUSH, **QUIET)
     back.click(on_discard, back, changed, js=FORGET, **QUIET)
     about.act(on_fix, None, changed, js=FLUSH, **QUIET)
-    pack.click(on_pack, None, [zipped, timer], js=FLUSH, **QUIET)
-    timer.tick(on_tick, None, [zipped, timer], **QUIET)
 
 
 def _about(now: Shown) -> str:
@@ -343,15 +332,16 @@ def _about(now: Shown) -> str:
     return f'<div class="hp-script-tools">{"".join(parts)}</div>'
 
 
-def _exported(draft_id: str) -> str:
-    """The last export as markup."""
+def _exported(draft_id: str) -> tuple[bool, str]:
+    """(whether the ZIP is being packed, the last export as markup)."""
     found = export.status(draft_id)
     if found["state"] == "none":
-        return ""
+        return False, ""
     if found["state"] == "running":
-        return fold.note(f"Packing the ZIP for {found['seconds']} s…")
+        return True, fold.note(f"Packing the ZIP for {found['seconds']} s…")
     if found["state"] != "done":
-        return fold.note(f"Not exported: {found.get('error') or 'it ended without a result. Try again'}", True)
+        return False, fold.note(f"Not exported: {found.get('error') or 'it ended without a result. Try again'}", True)
     path = Path(found["file"])
     link = f'<a class="hp-link" data-testid="export-link" href="{esc(file_url(path))}" download="{esc(path.name)}">Download {esc(path.name)}</a>'
-    return f'<p class="hp-hint" role="status">{link} ({size_text(found["bytes"])}). Unpack it and run train.sh or train.bat.</p>'
+    text = f"{link} ({size_text(found['bytes'])}). Unpack it and run train.sh or train.bat."
+    return False, f'<p class="hp-hint" role="status">{text}</p>'

@@ -39,6 +39,13 @@ def current(draft_id: str) -> dict[str, Any]:
     return values
 
 
+def reviewed(draft_id: str, ask: bool = False) -> form.Review:
+    """The draft's settings and images as they are, parsed and judged. Raises as `current`. ask: as in runs.problems."""
+    values, items = current(draft_id), draft.items(draft_id)
+    sizes = [item.trained_size for item in items]
+    return form.review(values, draft.counts(draft_id), this_machine(values["backend"]), sizes, ask, items)
+
+
 def _of(stored: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     return {key: stored[key] for key in keys if key in stored}
 
@@ -96,14 +103,15 @@ def _follow(draft_id: str, changes: Mapping[str, Any], typed: bool) -> tuple[dic
 
 
 def save_settings(data: dict[str, Any]) -> dict[str, Any]:
-    """Call of the page's script: store `changes`; returns `values`, all settings as they are now."""
+    """Call of the page's script: store `changes`; returns `values`, all settings as they are now, and `marks`, what is
+    wrong with them by field. starting: whether what is only missing is wrong too."""
 
-    def action(draft_id: str, changes: dict[str, Any]) -> dict[str, Any]:
+    def action(draft_id: str, changes: dict[str, Any], starting: bool = False) -> dict[str, Any]:
         if changes:
             save(draft_id, changes, typed=True)
         try:
-            return {"values": current(draft_id)}
+            return {"values": current(draft_id), "marks": reviewed(draft_id).marks(starting)}
         except presets.PresetError:  # the plan reports it; what was typed is stored
-            return {"values": draft.form(draft_id)}
+            return {"values": draft.form(draft_id), "marks": {}}
 
     return calls.answer(action, data)

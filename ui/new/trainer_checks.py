@@ -1,9 +1,8 @@
-"""The trainer's own part of the New LoRA tab: what fits a changed version, a test of it, and the way back to the old one.
+"""The trainer's own part of the New LoRA tab: what fits a changed version, a test of it, and the command that puts the old one back.
 
 The test is one process (`python -m sd_scripts_patches selftest`), which trains tiny weights for a minute. It runs in
 the background (ui/jobs.py) under a name that has the commit, so that a reloaded page shows what belongs to the version
-that is there now, and nothing else. The test and the way back share one slot of a trainer: a checkout never changes
-under a test, whichever page or server started it.
+that is there now, and nothing else. One test of a trainer runs at a time, whichever page or server started it.
 """
 
 import functools
@@ -19,12 +18,10 @@ from sd_scripts_patches.trainers import TRAINERS, Trainer
 from sd_scripts_patches.versions import VersionError
 from ui import jobs
 from ui.html import esc
-from ui.run import view
 from ui.run.fold import QUIET
 
 TICK_S = 1.0
 LIMIT_S = 1800.0  # for the self-test
-BACK = "back"
 
 
 @dataclass(frozen=True)
@@ -40,60 +37,15 @@ class Status:
     used: bool = False
 
 
-@dataclass
-class TrainerChecks:
-    """The components; `build` makes them and `wire` connects them."""
-
-    note: gr.HTML
-    test: gr.Button
-    back: gr.Button
-    timer: gr.Timer
-    panel: gr.Column
-    question: gr.HTML
-    back_ok: gr.Button
-    back_no: gr.Button
-
-    @property
-    def outputs(self) -> list[Any]:
-        """The components that `show` updates, in order."""
-        return [self.note, self.test, self.back, self.timer, self.panel]
-
-    @property
-    def panels(self) -> list[Any]:
-        """The components that `ask_back` updates, in order."""
-        return [self.panel, self.question, self.back_ok]
-
-
-def build() -> TrainerChecks:
-    """Build the part; it is hidden until a trainer that has a checkout is chosen."""
-    small = {"size": "sm", "scale": 0, "min_width": 250}
+def build(backend: Any, loaded: gr.State) -> None:
+    """Build the part; it is hidden until a trainer that has a checkout is chosen. loaded: changes when the page has its draft."""
     note = gr.HTML(elem_id="trainer-note", apply_default_css=False)
-    with gr.Row(elem_classes="hp-actions"):
-        test = gr.Button(visible=False, elem_id="trainer-test", **small)
-        back = gr.Button(visible=False, elem_id="trainer-back", **small)
-    with gr.Column(visible=False, elem_classes="hp-panel", elem_id="trainer-panel") as panel:
-        question = gr.HTML(elem_id="trainer-question", apply_default_css=False)
-        with gr.Row():
-            back_ok = gr.Button("Go back", variant="stop", elem_id="trainer-back-ok", **small)
-            back_no = gr.Button("Cancel", elem_id="trainer-back-no", **small)
+    test = gr.Button(visible=False, elem_id="trainer-test", size="sm")
     timer = gr.Timer(TICK_S, active=False)
-    return TrainerChecks(note, test, back, timer, panel, question, back_ok, back_no)
-
-
-def wire(checks: TrainerChecks, backend: Any, loaded: gr.State) -> None:
-    """Connect the part to the choice of the trainer."""
-    gr.on(
-        [loaded.change, backend.change, checks.timer.tick],
-        show,
-        backend,
-        checks.outputs,
-        trigger_mode="always_last",
-        **QUIET,
-    )
-    checks.test.click(test, backend, checks.outputs, **QUIET)
-    checks.back.click(ask_back, backend, checks.panels, **QUIET)
-    checks.back_no.click(lambda: gr.update(visible=False), None, checks.panel, **QUIET)
-    checks.back_ok.click(go_back, backend, [*checks.outputs, checks.question, checks.back_ok], **QUIET)
+    outputs = [note, test, timer]
+    changes = [loaded.change, backend.change, timer.tick]
+    gr.on(changes, show, backend, outputs, trigger_mode="always_last", **QUIET)
+    test.click(start, backend, outputs, **QUIET)
 
 
 def status(backend: str) -> Status | None:
@@ -129,23 +81,21 @@ def changed(run: Path) -> list[str]:
         return []
     return [
         f"This run used commit {noted.commits[-1][:8]} of {trainer.name} so far and continues on {now[:8]}. To see what "
-        "fits it, or to go back first, stop it and choose this trainer under New LoRA."
+        "fits it, or how to go back first, stop it and choose this trainer under New LoRA."
     ]
 
 
 def show(backend: str) -> list[Any]:
-    """Updates of TrainerChecks.outputs for the chosen backend."""
-    found, hidden = status(backend), gr.update(visible=False)
+    """Updates of the note, the button and the timer for the chosen backend."""
+    found = status(backend)
     if found is None:
-        return ["", hidden, hidden, gr.Timer(active=False), hidden]
-    busy = running(found)
-    changed = bool(found.before)
+        return ["", gr.update(visible=False), gr.Timer(active=False)]
+    busy = jobs.running(place(), found.trainer.key)
+    label = f"Test {found.trainer.name} (1 minute)"
     return [
         _note(found) + _result(found),
-        gr.update(visible=True, interactive=not busy, value=f"Test {found.trainer.name} (1 minute)"),
-        gr.update(visible=changed, interactive=not busy, value=f"Go back to {found.before[:8]}…"),
+        gr.update(visible=True, interactive=not busy, value=label),
         gr.Timer(active=busy),
-        hidden,
     ]
 
 
@@ -163,8 +113,18 @@ def _note(found: Status) -> str:
         )
     return (
         f'<p class="hp-hint" data-testid="trainer-changed">{says} {esc(_check(folder, found.now))} Test it before you start: tiny random '
-        "weights, one minute, on the processor.</p>"
+        f"weights, one minute, on the processor. {_way_back(found)}</p>"
     )
+
+
+def _way_back(found: Status) -> str:
+    """The command that puts the old version back; it refuses where a file of the checkout was changed by hand."""
+    key = found.trainer.key
+    command = f"<code>.venv/bin/python -m sd_scripts_patches.versions {key} {found.before}</code>"
+    text = f"To go back while no run trains with it: in a terminal, in the Hangproof folder, run {command}"
+    if versions.needs_differ(found.trainer.checkout, found.before, found.now):
+        text += f", then <code>./start.sh {key}</code>, because the old version lists other requirements"
+    return f"{text}."
 
 
 @functools.lru_cache(maxsize=4)
@@ -201,15 +161,10 @@ def job_of(found: Status) -> str:
     return f"self-test-{found.trainer.key}-{found.now[:12] or 'unknown'}"
 
 
-def running(found: Status) -> bool:
-    """Whether something tests or changes the checkout."""
-    return jobs.running(place(), found.trainer.key)
-
-
-def test(backend: str) -> list[Any]:
+def start(backend: str) -> list[Any]:
     """Start the self-test of the chosen trainer."""
     found = status(backend)
-    if found is not None and not running(found):
+    if found is not None and not jobs.running(place(), found.trainer.key):
         words = ["sd_scripts_patches", "selftest", str(found.trainer.checkout), "--json"]
         environment = {found.trainer.venv_variable: str(found.trainer.environment)}
         try:
@@ -242,81 +197,3 @@ def _box(title: str, rows: list[str], good: bool) -> str:
     lines = "".join(f"<li>{esc(row)}</li>" for row in rows if row)
     kind, role = ("info", "status") if good else ("bad", "alert")
     return f'<div class="hp-problem hp-{kind}" role="{role}" data-testid="trainer-verdict"><strong>{esc(title)}</strong><ul>{lines}</ul></div>'
-
-
-# The way back ---------------------------------------------------------------------------------------------------------
-
-
-def ask_back(backend: str) -> list[Any]:
-    """Open the panel, which says exactly what going back does, or why it cannot be done."""
-    found = status(backend)
-    if found is None or not found.before:
-        return [gr.update(visible=False), gr.skip(), gr.skip()]
-    folder, before = found.trainer.checkout, found.before
-    try:
-        _free(found)
-        commands = versions.way_back(folder, found.trainer, before)
-    except VersionError as error:
-        return [gr.update(visible=True), f'<p class="hp-say" role="alert">{esc(error)}</p>', gr.update(visible=False)]
-    shown = "".join(f"<li><code>{esc(' '.join(command))}</code></li>" for command in commands)
-    after = ""
-    if versions.needs_differ(folder, before, found.now):
-        after = f" The old version lists other requirements: afterwards run ./start.sh {found.trainer.key}, which installs them."
-    text = (
-        f'<p class="hp-say">Going back to {esc(before[:8])} runs:</p><ul>{shown}</ul><p class="hp-say">This changes only files '
-        f"in {esc(folder)} that git tracks; your own files there, your runs and the environment stay.{esc(after)} To return to "
-        f"the new version: <code>git -C {esc(folder)} checkout {esc(_name_of_now(folder, found.now))}</code></p>"
-    )
-    return [gr.update(visible=True), text, gr.update(visible=True, value=f"Go back to {before[:8]}")]
-
-
-def go_back(backend: str) -> list[Any]:
-    """Put the old version back."""
-    found = status(backend)
-    if found is None or not found.before:
-        return [*show(backend), gr.skip(), gr.skip()]
-    try:
-        _free(found)
-        _go_back(found)
-    except (VersionError, runs.RunError) as error:
-        problem = f'<p class="hp-say" role="alert">{esc(error)}</p>'
-        return [*show(backend)[:-1], gr.update(visible=True), problem, gr.update(visible=False)]
-    updates = show(backend)
-    done = f"{found.trainer.name} is at {found.before[:8]} again."
-    updates[0] = f'<p class="hp-hint" role="status" data-testid="trainer-changed-back">{esc(done)}</p>'
-    return [*updates, gr.skip(), gr.skip()]
-
-
-def _go_back(found: Status) -> None:
-    """Raises VersionError with git's message; RunError: a check has just been started."""
-    words = ["sd_scripts_patches.versions", found.trainer.key, found.before]
-    limit_s, job = versions.FETCH_LIMIT_S + versions.GIT_LIMIT_S, f"{BACK}-{found.trainer.key}"
-    jobs.start(place(), job, words, limit_s, slot=found.trainer.key, prepare=lambda: _no_run(found))
-    ended = jobs.wait(place(), job, limit_s)
-    if ended is None or ended.state != "done":
-        raise VersionError((jobs.output(place(), job)[2].strip().splitlines() or ["git was stopped; try again"])[-1])
-
-
-def _free(found: Status) -> None:
-    """Raises VersionError while a run or a test trains with this checkout: it would use the code of two versions."""
-    if running(found):
-        raise VersionError(f"{found.trainer.name} is being tested. Wait until the result is there.")
-    _no_run(found)
-
-
-def _no_run(found: Status) -> None:
-    trainer = found.trainer
-    for shown in view.read_all():
-        noted = versions.used(shown.folder)
-        if shown.running and noted and noted.trainer == trainer.key:
-            raise VersionError(
-                f"The run {shown.name!r} is training with {trainer.name}. Stop it, or wait until it has ended."
-            )
-
-
-def _name_of_now(checkout: Path, now: str) -> str:
-    """The branch that the checkout is on, else its commit."""
-    try:
-        return versions.git(checkout, "symbolic-ref", "--short", "HEAD").strip()
-    except VersionError:
-        return now

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from guards import step_requests
 from jobs import queue as run_queue
-from monitor.run_folder import EVENTS, MonitorError
+from monitor.run_folder import EVENTS
 from runs.files import RunError
 from ui import scripts
 from ui.dataset.images import OUT_OF_DATE
@@ -118,7 +118,8 @@ def _last_answer(folder: Path) -> dict[str, Any] | None:
 
 
 def act(folder: Path, action: str) -> dict[str, Any]:
-    """Do one of: sample, save, pause, queue, now, cancel. Returns {"id"} of a request, {"position"} of a run that waits, or {}.
+    """Do one of: sample, save, pause, queue, now, cancel. Returns {"id"} of a request, {"position"} of a run that waits,
+    {"paused": runs that make room}, or {}.
 
     Raises:
         RunError: it cannot be done; the message says why.
@@ -126,23 +127,20 @@ def act(folder: Path, action: str) -> dict[str, Any]:
     from jobs import worker
     from monitor.cli import requests
 
-    try:
-        if action in ("sample", "save"):
-            return {"id": requests.request(folder, action)}
-        if action == "pause":
-            requests.pause(folder)
-        elif action == "queue":
-            return {"position": worker.add(folder)}
-        elif action == "now":
-            return {"paused": worker.run_now(folder.name)}
-        elif action == "cancel":
-            run_queue.cancel(folder.name)
-        else:
-            raise RunError(OUT_OF_DATE)
-    except MonitorError as error:
-        raise RunError(str(error)) from error
-    except OSError as error:
-        raise RunError(f"{folder}: {error.strerror or error}. Free some space, then try again") from error
+    with queue.explained():
+        match action:
+            case "sample" | "save":
+                return {"id": requests.request(folder, action)}
+            case "pause":
+                requests.pause(folder)
+            case "queue":
+                return {"position": worker.add(folder)}
+            case "now":
+                return {"paused": worker.run_now(folder.name)}
+            case "cancel":
+                run_queue.cancel(folder.name)
+            case _:
+                raise RunError(OUT_OF_DATE)
     return {}
 
 

@@ -1,22 +1,10 @@
-"""The frame of a call from a run's scripts: the values come from a browser, so each is checked, and an error is a sentence."""
+"""The run that a browser or a program names."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import runs
 from runs.files import RunError
 from ui.dataset.images import OUT_OF_DATE
-
-
-def answer(action: Callable[[Path, dict[str, Any]], dict[str, Any]], data: object) -> dict[str, Any]:
-    """{"ok": True, …} with what the action returns for the run that `data` names, or {"ok": False, "error"}."""
-    try:
-        if not isinstance(data, dict):
-            raise RunError(OUT_OF_DATE)
-        return {"ok": True, **action(folder_of(data.get("run")), data)}
-    except RunError as error:
-        return {"ok": False, "error": str(error)}
 
 
 def folder_of(name: object) -> Path:
@@ -31,13 +19,3 @@ def folder_of(name: object) -> Path:
     if not known:
         raise RunError(f"There is no run {name[:100]!r}. Reload the page.")
     return folder
-
-
-def number_in(data: dict[str, Any], key: str, low: float, high: float) -> float | None:
-    """A number from low to high that the browser sent, or None. RunError: anything else."""
-    value = data.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise RunError(OUT_OF_DATE)
-    return float(value)

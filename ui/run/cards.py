@@ -7,16 +7,16 @@ A row of the list and a report are made once for each object that they show, bec
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from monitor.phrases import count
+from runs.evolution import Evolution, Lora, Sample
 from runs.manage import size_text
 from ui.dataset.images import file_url
 from ui.html import duration, esc, markdown, number, per_step
 from ui.run import downloads
-from ui.run.artifacts import Gallery, Lora
 from ui.run.evolution import thumb_url
 from ui.run.view import Incident, View
 
@@ -346,11 +346,11 @@ def _fact(label: str, value: str, note: str) -> str:
     return f'<div title="{esc(note)}"><dt>{esc(label)}</dt><dd>{value}</dd></div>'
 
 
-def loras(view: View | None, found: list[Lora], gallery: Gallery, marks: Mapping[str, str]) -> str:
+def loras(view: View | None, found: list[Lora], evolution: Evolution, marks: Mapping[str, str]) -> str:
     """Every saved LoRA with its step, its samples and a download; the final one first. marks: a word by file name."""
     if view is None or not found:
         return ""
-    rows = "".join(_lora(lora, gallery, marks.get(lora.path.name, "")) for lora in found)
+    rows = "".join(_lora(lora, samples_of(lora, evolution), marks.get(lora.path.name, "")) for lora in found)
     title = "LoRA" if len(found) == 1 else f"{len(found)} LoRAs"
     body = f'<ul class="hp-loras" tabindex="0" aria-label="Saved LoRAs">{rows}</ul>'
     if len(found) > 1:
@@ -362,14 +362,21 @@ def loras(view: View | None, found: list[Lora], gallery: Gallery, marks: Mapping
     return _section(title, body, esc(str(view.folder.absolute())))
 
 
-def _lora(lora: Lora, gallery: Gallery, mark: str) -> str:
+def samples_of(lora: Lora, found: Evolution) -> tuple[Sample, ...]:
+    """The samples of the step at which a LoRA was saved, or of its epoch where no step is known."""
+    wanted = (lora.step, None) if lora.step else (None, lora.epoch)
+    of_moment = ((one, (one.step, None) if one.step else (None, one.epoch)) for one in found.snapshots)
+    return next((one.samples for one, at in of_moment if at == wanted and any(at)), ())
+
+
+def _lora(lora: Lora, samples: Sequence[Sample], mark: str) -> str:
     name, at = lora.path.name, lora.at
     title = f"Final LoRA · {at}" if lora.final and at != name else at[:1].upper() + at[1:] if at != name else name
     thumbs = "".join(
         f'<a class="hp-thumb" target="_blank" href="{esc(file_url(sample.path))}" '
         f'title="{esc(sample.at)}"><img loading="lazy" src="{esc(thumb_url(sample.path))}" '
         f'alt="Sample of prompt {sample.prompt + 1}, {esc(sample.at)}"></a>'
-        for sample in gallery.of(lora)
+        for sample in samples
     )
     pill = f'<span class="hp-mark-pill hp-done">{esc(mark)}</span>' if mark else ""
     look, test = ("hp-primary", "download") if lora.final else ("", "download-numbered")

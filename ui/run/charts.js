@@ -11,7 +11,7 @@ let asking = false;
 let dirty = false;
 let asked_ms = 0;
 let visible = false;
-let charts = [];
+const charts = new Map(); // by the key of a quantity, such as the loss
 const current = () => props.value || { run: "", revision: "", share: 1 };
 const question = () => ({ run: current().run, axis, from: range ? range[0] : null, to: range ? range[1] : null });
 
@@ -49,7 +49,7 @@ const place = make("div", "hp-charts");
 const none = make("p", "hp-none", "The charts appear after two steps.");
 const fold = make("details", "hp-chart-table");
 fold.append(make("summary", "", "Values as a table"));
-const table = region("hp-table-scroll", "Values of the charts");
+const table = make("div");
 fold.append(table);
 fold.addEventListener("toggle", drawTable);
 section.append(heading, bar, readout, place, none, fold);
@@ -66,14 +66,12 @@ function zoom(next) {
   range = next;
   ask(true);
 }
-function moveCursor(x) {
-  const parts = [];
-  for (const { chart, line } of charts) {
-    for (const found of chart.cursor(x)) {
-      if (found) parts.push(`${line.label}${found.name ? ` (${found.name})` : ""} ${shortNumber(found.value)}${line.unit && " " + line.unit}`);
-    }
-  }
-  readout.textContent = x === null || !parts.length ? "" : `${position(axis, x)}: ${parts.join(" · ")}`;
+function readCursor() {
+  const [main] = charts.values();
+  const x = main ? main.cursor() : null;
+  const named = (chart, [name, value]) => `${chart.label}${name ? ` (${name})` : ""} ${shortNumber(value)}${chart.unit && " " + chart.unit}`;
+  const parts = x === null ? [] : [...charts.values()].flatMap((chart) => chart.values().map((found) => named(chart, found)));
+  readout.textContent = parts.length ? `${position(axis, x)}: ${parts.join(" · ")}` : "";
 }
 function openIncident(mark) {
   const report = document.getElementById(`incident-${mark.incident}`);
@@ -84,89 +82,44 @@ function openIncident(mark) {
   report.tabIndex = -1;
   report.focus();
 }
-// A drag across a chart goes on while the run adds points: they are drawn after it.
-let pressed = false;
-place.addEventListener("pointerdown", () => (pressed = true));
-for (const name of ["pointerup", "pointercancel"]) {
-  document.addEventListener(name, () => {
-    const waiting = pressed && place.dataset.waiting;
-    pressed = false;
-    if (waiting && element.isConnected) setTimeout(draw, 0);
-  });
-}
+// One chart for each quantity; the GPUs of a quantity share it. A chart stays while its lines grow: so do the focus and a drag.
 function draw() {
-  if (pressed) {
-    place.dataset.waiting = "1";
-    return;
-  }
-  delete place.dataset.waiting;
-  const answer = shown;
-  const lines = answer ? answer.lines : [];
+  const lines = shown ? shown.lines : [];
   none.hidden = lines.length > 0;
   for (const one of [bar, fold, hint, readout]) one.hidden = !lines.length;
   reset.hidden = !range;
-  const focused = charts.findIndex(({ chart }) => chart.node === document.activeElement);
-  // One chart for each quantity; the GPUs of a quantity share it.
   const groups = new Map();
   for (const line of lines) groups.set(line.key, [...(groups.get(line.key) || []), line]);
-  charts = [...groups].map(([key, group]) => {
+  for (const [key, chart] of charts) {
+    if (groups.get(key)?.length === chart.count) continue;
+    chart.node.closest("figure").remove();
+    charts.delete(key);
+  }
+  for (const [key, group] of groups) {
     const main = MAIN.includes(key);
-    const chart = plot({
-      label: group[0].label,
-      unit: group[0].unit,
-      height: main ? 240 : 170,
-      cls: main ? "hp-main-chart" : "hp-small-chart",
-      lines: group.map((line, n) => ({
-        ...line,
-        name: group.length > 1 ? line.name : "",
-        cls: `hp-line-${n % 6}`,
-        smooth: main ? Number(slider.value) : 0,
-      })),
-      top: key === "utilization" ? 100 : group[0].top,
-      range: answer.range,
-      data: answer.data,
+    const [{ label, unit, top }] = group;
+    if (!charts.has(key)) {
+      charts.set(key, plot({ label, unit, count: group.length, main, onCursor: readCursor, onRange: zoom, onMark: openIncident }));
+      place.append(figure(charts.get(key), main));
+    }
+    charts.get(key).show({
+      lines: group.map((line) => ({ ...line, name: group.length > 1 ? line.name : "" })),
       axis,
-      marks: main ? answer.marks : [],
-      onCursor: moveCursor,
-      onRange: zoom,
-      onMark: openIncident,
+      range: shown.range,
+      data: shown.data,
+      marks: main ? shown.marks : [],
+      smooth: main ? Number(slider.value) : 0,
+      top: key === "utilization" ? 100 : top,
     });
-    return { chart, line: group[0] };
-  });
-  place.replaceChildren(
-    ...charts.map(({ chart, line }) => {
-      const figure = make("figure", chart.node.classList.contains("hp-main-chart") ? "hp-figure hp-wide" : "hp-figure");
-      const caption = make("figcaption", "", line.label);
-      if (line.unit) caption.append(make("span", "", line.unit));
-      figure.append(caption, chart.node);
-      return figure;
-    }),
-  );
-  if (focused >= 0 && charts[focused]) charts[focused].chart.node.focus({ preventScroll: true });
+  }
   drawTable();
 }
+function figure({ node, label, unit }, main) {
+  const caption = make("figcaption", "", [label, ...(unit ? [make("span", "", unit)] : [])]);
+  return make("figure", main ? "hp-figure hp-wide" : "hp-figure", [caption, node]);
+}
 function drawTable() {
-  if (!fold.open || !shown) return;
-  const node = make("table");
-  const head = make("tr");
-  for (const text of ["Step", "Time", "Loss", "Learning rate", "Seconds a step"]) {
-    const cell = make("th", "", text);
-    cell.scope = "col";
-    head.append(cell);
-  }
-  const rows = shown.table.map(([step, seconds, ...values]) => {
-    const row = make("tr");
-    const first = make("th", "", Math.round(step).toLocaleString("en-US"));
-    first.scope = "row";
-    row.append(first, make("td", "", seconds === null ? "–" : timeSpan(seconds)), ...values.map((v) => make("td", "", shortNumber(v))));
-    return row;
-  });
-  const header = make("thead");
-  header.append(head);
-  const body = make("tbody");
-  body.append(...rows);
-  node.append(header, body);
-  table.replaceChildren(node);
+  if (fold.open && shown) table.innerHTML = shown.table; // the server has escaped it (ui/html.py)
 }
 
 async function ask(now) {
@@ -224,6 +177,8 @@ new IntersectionObserver((found) => {
   visible = found[found.length - 1].isIntersecting;
   if (visible && (dirty || !shown)) ask(false).then(() => dirty && later());
 }, { rootMargin: "200px" }).observe(element);
+// A canvas has the colours with which it was drawn. Gradio changes the page's to those of the system.
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTimeout(draw, 200));
 element.replaceChildren(section);
 watch("value", update);
 update();

@@ -1,10 +1,10 @@
 """The charts of a run: loss and learning rate as one line across restarts, seconds a step, and what the GPUs did.
 
 The server sends at most BUCKETS points of each line, with the smallest and largest value around each point, and the
-browser draws them (plot.js). So a run of 100,000 steps opens as quickly as one of 100, and zooming in asks for the
-points of that range. Gradio's own gr.LinePlot was compared: it loads a plotting library of 0.9 MB, sends all points to
-the browser, and gives a screen reader no values. So only the part "Compare runs", which is opened when it is needed,
-uses it.
+browser draws them with uPlot (plot.js). So a run of 100,000 steps opens as quickly as one of 100, and zooming in asks
+for the points of that range. Gradio's own gr.LinePlot was compared: it loads a plotting library of 0.9 MB, sends all
+points to the browser, and gives a screen reader no values. So only the part "Compare runs", which is opened when it is
+needed, uses it.
 """
 
 import math
@@ -16,6 +16,7 @@ import numpy as np
 from runs.files import RunError
 from ui import scripts
 from ui.dataset.images import OUT_OF_DATE
+from ui.html import duration, number, table
 from ui.run import calls, view
 from ui.run.metrics import Metrics
 
@@ -46,35 +47,47 @@ def value(shown: "view.View | None") -> dict[str, Any]:
     return {"run": shown.folder.name, "revision": revision, "share": share}
 
 
-def chart_data(data: dict[str, Any]) -> dict[str, Any]:
-    """The lines of a run for the browser.
-
-    Args:
-        data: {"run", "axis": "step" or "time", "from", "to": the range in steps or seconds, None for all}.
-
-    Returns:
-        {"ok", "revision", "axis", "range": [from, to], "all": [from, to], "data": those with values, "lines": [{"key",
-        "label", "unit", "x", "mean", "low", "high"}], "marks": [{"x", "label", "incident"}], "table": [[…]]}; low and
-        high are [] where every point is shown.
-    """
-
-    def action(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
-        axis = data.get("axis", "step")
-        if axis not in AXES:
+def chart_data(data: object) -> dict[str, Any]:
+    """Call of the page's script for the run that `data` names: {"ok": True, …} as `lines_of`, or {"ok": False, "error"}."""
+    try:
+        if not isinstance(data, dict):
             raise RunError(OUT_OF_DATE)
-        low, high = (calls.number_in(data, key, -FAR, FAR) for key in ("from", "to"))
-        shown = view.read(folder)
-        found = view.incidents(folder)
-        planned = shown.number("planned_steps") or 0.0
-        return view.with_metrics(folder, lambda metrics: lines_of(metrics, axis, low, high, planned, found))
+        low, high = (_number(data.get(key)) for key in ("from", "to"))
+        return {"ok": True, **lines_of_run(calls.folder_of(data.get("run")), data.get("axis", "step"), low, high)}
+    except RunError as error:
+        return {"ok": False, "error": str(error)}
 
-    return calls.answer(action, data)
+
+def _number(value: object) -> float | None:
+    """A number that the browser sent, or None. RunError: anything else."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -FAR <= value <= FAR:
+        raise RunError(OUT_OF_DATE)
+    return float(value)
+
+
+def lines_of_run(folder: Path, axis: object, low: float | None = None, high: float | None = None) -> dict[str, Any]:
+    """The lines of a run, as `lines_of`. RunError: axis is none of AXES."""
+    if axis not in AXES:
+        raise RunError(f"axis: use one of {', '.join(AXES)}")
+    found, planned = view.incidents(folder), view.read(folder).number("planned_steps") or 0.0
+    return view.with_metrics(folder, lambda metrics: lines_of(metrics, str(axis), low, high, planned, found))
 
 
 def lines_of(
     metrics: Metrics, axis: str, low: float | None, high: float | None, planned: float, incidents: list["view.Incident"]
 ) -> dict[str, Any]:
-    """The lines of `metrics` between `low` and `high`, as `chart_data` returns them."""
+    """The lines of `metrics`.
+
+    Args:
+        axis: "step" or "time". low, high: the range in steps or seconds, None for all.
+
+    Returns:
+        {"revision", "axis", "range": [from, to], "all": [from, to], "data": those with values, "lines": [{"key", "label",
+        "unit", "x", "mean", "low", "high"}], "marks": [{"x", "label", "incident"}], "table": markup}; low and high are []
+        where every point is shown.
+    """
     steps, began_s = metrics.steps, _began(metrics)
     x = steps["step"] if axis == "step" else rising(steps["t_s"]) - began_s
     x = x if len(x) == 0 or math.isfinite(x[0]) else steps["step"]  # without times, steps are the only axis
@@ -90,12 +103,12 @@ def lines_of(
     held_x = held_out["step"] if axis == "step" else rising(held_out["t_s"]) - began_s
     shown = points(held_x, held_out["val_loss"], begin, end)
     lines.insert(1, {"key": "val_loss", "label": "Validation loss", "unit": "", **shown})
-    for index, table in sorted(metrics.gpus.items()):
-        t = rising(table["t_s"])
+    for index, samples in sorted(metrics.gpus.items()):
+        t = rising(samples["t_s"])
         gpu_x = t - began_s if axis == "time" else _steps_at(t, metrics)
         name = f"{index}: {metrics.gpu_names[index]}" if len(metrics.gpus) > 1 else metrics.gpu_names[index]
         for key, (label, unit, divisor) in GPU_LINES.items():
-            shown = points(gpu_x, table[key] / divisor, begin, end)
+            shown = points(gpu_x, samples[key] / divisor, begin, end)
             top = metrics.gpu_memory[index] / divisor if key == "memory_used" else math.nan
             more: dict[str, Any] = {"top": round(top, 1)} if math.isfinite(top) else {}
             lines.append({"key": key, "label": label, "unit": unit, "name": name, **shown, **more})
@@ -190,15 +203,15 @@ def marks(metrics: Metrics, axis: str, x: np.ndarray, incidents: list["view.Inci
     return sorted(out, key=lambda mark: mark["x"])[-MOST_MARKS:]
 
 
-def table_of(metrics: Metrics, x: np.ndarray, begin: float, end: float) -> list[list[float | None]]:
-    """At most TABLE_ROWS steps of the range, evenly spread, for the table: [step, seconds, loss, learning rate, step_s]."""
+def table_of(metrics: Metrics, x: np.ndarray, begin: float, end: float) -> str:
+    """At most TABLE_ROWS steps of the range, evenly spread, as markup."""
     first, last = int(np.searchsorted(x, begin, "left")), int(np.searchsorted(x, end, "right"))
-    if first >= last:
-        return []
-    rows = np.unique(np.linspace(first, last - 1, TABLE_ROWS).astype(int))
-    began_s, steps = _began(metrics), metrics.steps
-    columns = [steps["step"][rows], rising(steps["t_s"])[rows] - began_s, *(steps[key][rows] for key in STEP_LINES)]
-    return [[v if math.isfinite(v) else None for v in row] for row in zip(*map(rounded, columns), strict=True)]
+    rows = np.unique(np.linspace(first, last - 1, TABLE_ROWS).astype(int)) if first < last else []
+    seconds, steps = rising(metrics.steps["t_s"]) - _began(metrics), metrics.steps
+    cells = [
+        (f"{steps['step'][n]:,.0f}", duration(seconds[n]), *(number(steps[key][n]) for key in STEP_LINES)) for n in rows
+    ]
+    return table("Values of the charts", ["Step", "Time", "Loss", "Learning rate", "Seconds a step"], cells)
 
 
 def build() -> "gr.HTML":

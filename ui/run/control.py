@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import BinaryIO
 
 import runs
 
@@ -25,16 +24,10 @@ def start(folder: Path) -> None:
     Raises:
         runs.RunError: the monitor refused; carries its message.
     """
-    with tempfile.TemporaryFile() as output:
-        process = _command(["jobs", "queue", "start", str(folder)], output)
-        try:
-            code = process.wait(START_S)
-        except subprocess.TimeoutExpired:
-            raise runs.RunError(
-                f"the monitor did not start within {START_S} s; read {folder / 'monitor.log'}, then press Start again"
-            ) from None
-        if code:
-            raise runs.RunError(_message(output) or f"python -m jobs queue start {folder} exited with code {code}")
+    if not _done(["jobs", "queue", "start", str(folder)], START_S):
+        raise runs.RunError(
+            f"the monitor did not start within {START_S} s; read {folder / 'monitor.log'}, then press Start again"
+        )
 
 
 def stop(folder: Path) -> None:
@@ -43,30 +36,28 @@ def stop(folder: Path) -> None:
     Raises:
         runs.RunError: the monitor refused; carries its message.
     """
+    _done(["monitor", "stop", str(folder)], STOP_S)
+
+
+def _done(words: list[str], wait_s: float) -> bool:
+    """Whether a command has ended within a time; it continues without the page. RunError: it failed, with its last lines."""
     with tempfile.TemporaryFile() as output:
-        process = _command(["monitor", "stop", str(folder)], output)
+        process = subprocess.Popen(
+            [sys.executable, "-m", *words],
+            cwd=runs.ROOT,
+            env={**os.environ, "PYTHONUTF8": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
-            code = process.wait(STOP_S)
+            code = process.wait(wait_s)
         except subprocess.TimeoutExpired:
-            return
+            return False
         if code:
-            raise runs.RunError(_message(output) or f"python -m monitor stop {folder} exited with code {code}")
-
-
-def _command(words: list[str], output: BinaryIO) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [sys.executable, "-m", *words],
-        cwd=runs.ROOT,
-        env={**os.environ, "PYTHONUTF8": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-
-
-def _message(output: BinaryIO) -> str:
-    """The last lines of a command's output, without its prefix."""
-    output.seek(0)
-    lines = output.read().decode("utf-8", "replace").strip().splitlines()
-    return "\n".join(line.removeprefix("monitor: ").removeprefix("jobs: ") for line in lines[-8:])
+            output.seek(0)
+            lines = output.read().decode("utf-8", "replace").strip().splitlines()[-8:]
+            said = "\n".join(line.removeprefix("monitor: ").removeprefix("jobs: ") for line in lines)
+            raise runs.RunError(said or f"python -m {' '.join(words)} exited with code {code}")
+        return True

@@ -1,78 +1,20 @@
-"""The snapshots of a run as plain values, for the page and the API.
+"""The snapshots of a run as plain values, for the API, and the addresses of its pictures."""
 
-They are made again only after a file changed, and of `metrics.jsonl` only what was added is read.
-"""
-
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from runs.evolution import Evolution, Lora, Losses, Sample, Snapshot, best, read_prompts, read_samples, table
+from runs.evolution import Lora, Sample, Snapshot, best
 from ui.dataset.images import file_url
 from ui.run import blind_vote, view
-from ui.run.readers import Stamp, stamp
-
-KEPT = 8  # runs whose losses stay in memory
-FILES = ("sample", "sample_prompts.txt", "metrics.jsonl", blind_vote.FILE)
-
-
-class _Run:
-    """What is kept of a run between two requests."""
-
-    def __init__(self, folder: Path):
-        self.lock = threading.Lock()
-        self.losses = Losses(folder / "metrics.jsonl")
-        self.stamps: tuple[Any, ...] = ()
-        self.found = Evolution()
-        self.answer: dict[str, Any] = {}
-
-
-_runs: OrderedDict[Path, _Run] = OrderedDict()
-_lock = threading.Lock()
-
-
-def _run(folder: Path) -> _Run:
-    with _lock:
-        one = _runs.pop(folder, None) or _Run(folder)
-        _runs[folder] = one
-        while len(_runs) > KEPT:
-            _runs.popitem(last=False)
-        return one
-
-
-def _stamps(folder: Path, loras: Sequence[Lora]) -> tuple[Stamp | tuple[Lora, ...], ...]:
-    return (*(stamp(folder / name) for name in FILES), tuple(loras))
-
-
-def _read(folder: Path) -> tuple[Evolution, dict[str, Any]]:
-    one, loras = _run(folder), view.loras(folder)
-    with one.lock:
-        now = _stamps(folder, loras)
-        if now != one.stamps or any(isinstance(part, Stamp) and part.young for part in now):
-            one.losses.update()
-            prompts = read_prompts(folder / "sample_prompts.txt")
-            one.found = table(prompts, read_samples(folder / "sample"), loras, one.losses)
-            one.answer = _summary(folder, one.found)
-            one.stamps = now
-        return one.found, one.answer
-
-
-def evolution(folder: Path) -> Evolution:
-    """The snapshots of a run; read again only after a file changed."""
-    return _read(folder)[0]
+from ui.run.readers import stamp
 
 
 def summary(folder: Path) -> dict[str, Any]:
     """All snapshots of a run as plain values, with its prompts, its validation and what follows from them."""
-    status = view.read(folder)
-    return {"run": folder.name, "name": status.name, "state": status.state, **_read(folder)[1]}
-
-
-def _summary(folder: Path, found: Evolution) -> dict[str, Any]:
+    status, found = view.read(folder), view.evolution(folder)
     texts = {one.number: one.text for one in found.prompts}
     seeds = {one.number: one.seed for one in found.prompts}
     picked, lowest = blind_vote.picked(folder), best(found.validation)
@@ -98,6 +40,9 @@ def _summary(folder: Path, found: Evolution) -> dict[str, Any]:
 
     numbers = sorted({each.prompt for one in found.snapshots for each in one.samples} | set(texts))
     return {
+        "run": folder.name,
+        "name": status.name,
+        "state": status.state,
         "prompts": [{"number": n, "prompt": texts.get(n) or f"Prompt {n + 1}", "seed": seeds.get(n)} for n in numbers],
         "snapshots": [row(one) for one in found.snapshots],
         "validation": [{"step": step, "val_loss": _short(value)} for step, value in found.validation],

@@ -1,8 +1,8 @@
 """The third tab: runs on other machines, read from their stores.
 
 Each store is read by a process of its own (`python -m launch fleet --store …`), again and again while somebody looks at
-the tab. The page shows what was read last, and how old that is, and never waits: a store that is slow, hangs or fails
-costs only its own part.
+the tab: each look takes the answers that have come and starts what is due. The page shows what was read last, and how
+old that is, and never waits: a store that is slow, hangs or fails costs only its own part.
 """
 
 import json
@@ -23,7 +23,6 @@ from ui.run.fold import QUIET
 
 TICK_S = 2.0
 REFRESH_S = 20.0  # between two readings of a store
-WATCHED_S = 15.0  # a tab that asked so recently is being looked at
 STORE_S = 90.0  # for one reading; the process has shorter limits of its own
 STOP_S = 60.0
 AT_ONCE = 6  # processes
@@ -33,37 +32,32 @@ REQUESTED = "Stop requested"
 
 @dataclass
 class Store:
-    """What is known of one store. Times are monotonic."""
+    """What is known of one store. read_at: when `runs` was read, in UTC; tried_s: the end of the last try, monotonic."""
 
     runs: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
-    read_s: float | None = None  # when `runs` was read
-    read_at: str = ""  # the same for people, in UTC
+    read_at: str = ""
     tried_s: float | None = None
     job: Subjob | None = None
 
 
 class Fleet:
-    """Reads the stores in the background. All methods return at once."""
+    """What is known of the stores. All methods return at once."""
 
     def __init__(self) -> None:
         self.stores: dict[str, Store] = {}
-        self._listed = False  # whether the stores of this machine were looked for
-        self.stops: dict[
-            tuple[str, str], str
-        ] = {}  # (store, run) -> "" while the request is sent, then what came of it
+        # (store, run) -> "" while the request is sent, then what came of it
+        self.stops: dict[tuple[str, str], str] = {}
         self._stopping: dict[tuple[str, str], Subjob] = {}
-        self._asked_s = 0.0
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
 
-    def snapshot(self) -> list[dict[str, Any]] | None:
-        """What is known of each store; None until it is known which there are."""
+    def snapshot(self) -> list[dict[str, Any]]:
+        """What is known of each store. Takes what was read since the last look, and reads what is due."""
+        addresses = _addresses()
         with self._lock:
-            self._asked_s = time.monotonic()
-            self._wake()
-            if not self._listed:
-                return None
+            self._collect()
+            self.stores = {address: self.stores.get(address) or Store() for address in addresses}
+            self._begin()
             return [
                 {
                     "store": address,
@@ -78,12 +72,10 @@ class Fleet:
             ]
 
     def refresh(self) -> None:
-        """Read every store again now."""
+        """Read every store again at the next look."""
         with self._lock:
             for store in self.stores.values():
                 store.tried_s = None
-            self._asked_s = time.monotonic()
-            self._wake()
 
     def stop(self, address: str, slug: str) -> None:
         """Request a stop through the store."""
@@ -93,30 +85,6 @@ class Fleet:
                 self.stops[key] = ""
                 command = python("launch", "fleet", f"--store={address}", f"--stop={slug}", "--json")
                 self._stopping[key] = Subjob(command, STOP_S)
-                self._asked_s = time.monotonic()
-                self._wake()
-
-    def _wake(self) -> None:
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._work, daemon=True, name="fleet")
-            self._thread.start()
-
-    def _work(self) -> None:
-        """Until nobody looks any more."""
-        while True:
-            addresses = _addresses()
-            with self._lock:
-                self._collect()
-                watched = time.monotonic() - self._asked_s < WATCHED_S
-                if watched:
-                    self.stores = {address: self.stores.get(address) or Store() for address in addresses}
-                    self._listed = True
-                    self._begin()
-                busy = self._stopping or any(store.job for store in self.stores.values())
-                if not watched and not busy:
-                    self._thread = None
-                    return
-            time.sleep(0.2)
 
     def _begin(self) -> None:
         now_s, free = time.monotonic(), AT_ONCE - sum(store.job is not None for store in self.stores.values())
@@ -150,7 +118,7 @@ def _take(store: Store, job: Subjob) -> None:
     store.error = error
     if not error:
         store.runs = [one for one in runs if isinstance(one, dict)]
-        store.read_s, store.read_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+        store.read_at = datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _reason(job: Subjob) -> str:
@@ -201,11 +169,8 @@ def html() -> str:
     """Each store with its runs. All text is another machine's, so all of it goes through `esc`."""
     from launch.fleet import added
 
-    stores = FLEET.snapshot()
-    if stores is None:
-        return '<p class="hp-none">Looking for the stores…</p>'
     own = added()
-    return "".join(_store(one, one["store"] in own) for one in stores) or NOTHING
+    return "".join(_store(one, one["store"] in own) for one in FLEET.snapshot()) or NOTHING
 
 
 def _store(store: dict[str, Any], added: bool) -> str:

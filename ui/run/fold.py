@@ -6,6 +6,7 @@ from typing import Any
 
 import gradio as gr
 
+from presets import PresetError
 from runs.files import RunError
 from ui.html import esc
 from ui.run import calls
@@ -14,6 +15,10 @@ QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 # Gradio 6.31 draws a part in a thread, and goes through the page's events there without a lock (Renderable.apply). Of two
 # parts drawn at the same time, one failed with "dictionary changed size during iteration" and stayed empty.
 DRAWN: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 1, "concurrency_id": "drawn parts"}
+
+ERRORS = (RunError, PresetError)
+TICK_S = 1.0
+Look = Callable[[], tuple[bool, str]]
 
 
 def opened(title: str, elem_id: str, source: gr.Component, draw: Callable[[Any], None]) -> gr.Accordion:
@@ -57,3 +62,64 @@ def note(text: object, bad: bool = False) -> str:
     """What came of a press of a button, as markup; a screen reader says it. "" without text."""
     kind, role = ("hp-job-note", "alert") if bad else ("hp-job-state", "status")
     return f'<p class="{kind}" role="{role}">{esc(text)}</p>' if text else ""
+
+
+class Jobs:
+    """The commands of a fold that run in the background (ui/jobs.py): the button that starts each, one that ends it, and
+    what it does. One timer looks at all of them, so any page shows their progress, whoever started them.
+    """
+
+    def __init__(self) -> None:
+        self._looks: list[Look] = []
+        self._outputs: list[Any] = []
+        self._drawn = gr.State(None)  # what `_looks` returned last; None: another press of a button has drawn since
+
+    def add(
+        self,
+        go: gr.Button,
+        begin: Callable[..., object],
+        look: Look,
+        cancel: Callable[[], object],
+        elem_id: str,
+        inputs: list[Any] | None = None,
+        js: str | None = None,
+    ) -> None:
+        """Show a command here.
+
+        Args:
+            begin: starts it with the values of `inputs`. look: returns whether it runs, and what it does or did as markup.
+        """
+        busy, markup = look()
+        go.visible = not busy
+        stop = gr.Button("Cancel", size="sm", visible=busy, scale=0, min_width=110, elem_id=f"cancel-{elem_id}")
+        problem = gr.HTML(apply_default_css=False)
+        shown = gr.HTML(markup, elem_id=f"job-{elem_id}", apply_default_css=False)
+        outputs = [go, stop, shown]
+
+        def on_go(*values: Any) -> list[Any]:
+            try:
+                begin(*values)
+            except ERRORS as error:
+                return [note(error, True), *[gr.skip()] * len(outputs), gr.skip()]
+            return ["", *_updates(look()), None]
+
+        go.click(on_go, inputs, [problem, *outputs, self._drawn], js=js, **QUIET)
+        stop.click(lambda: cancel(), None, None, **QUIET)
+        self._looks.append(look)
+        self._outputs += outputs
+
+    def follow(self) -> None:
+        """Draw again what has changed, every TICK_S."""
+
+        def on_tick(before: list[Any] | None) -> list[Any]:
+            now = [look() for look in self._looks]
+            old = [tuple(one) for one in before] if before else [None] * len(now)
+            changed = (_updates(new) if new != was else [gr.skip()] * 3 for was, new in zip(old, now, strict=True))
+            return [*(one for updates in changed for one in updates), gr.skip() if now == old else now]
+
+        gr.Timer(TICK_S).tick(on_tick, self._drawn, [*self._outputs, self._drawn], **QUIET)
+
+
+def _updates(found: tuple[bool, str]) -> list[Any]:
+    busy, markup = found
+    return [gr.update(visible=not busy), gr.update(visible=busy), markup]

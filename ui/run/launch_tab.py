@@ -23,9 +23,8 @@ from ui import jobs, served
 from ui.dataset.images import OUT_OF_DATE, file_url
 from ui.html import duration, esc
 from ui.run import fold, view
-from ui.run.fold import QUIET
+from ui.run.fold import QUIET, Jobs
 
-TICK_S = 2.0
 MINUTES = 60.0
 TEXT_BYTES = 200_000  # of a file that is shown; a longer one is only a download
 MOST_FILES = 20
@@ -316,53 +315,22 @@ def build(selected: gr.State) -> None:
     fold.build("Checks and other machines", "checks-fold", selected, _draw)
 
 
-class _Results:
-    """What the jobs of a run did, kept up to date by one timer."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.names: list[str] = []
-        self.outputs: list[Any] = []
-
-    def add(self, name: str) -> None:
-        """Show a job here, with a button that ends it."""
-        running = jobs.running(self.folder, name)
-        shown = gr.HTML(result(self.folder, name), elem_id=f"job-{name}", apply_default_css=False)
-        stop = gr.Button("Cancel", size="sm", visible=running, elem_id=f"cancel-{name}")
-        stop.click(lambda: cancel(self.folder, name), None, None, **QUIET)
-        self.names.append(name)
-        self.outputs += [shown, stop]
-
-    def follow(self) -> None:
-        """Draw again what has changed, every TICK_S."""
-        ranks = gr.HTML(_ranks(self.folder), elem_id="rank-report", apply_default_css=False)
-        drawn = gr.State([""] * (len(self.names) + 1))
-
-        def on_tick(before: list[str]) -> list[Any]:
-            now = [*(result(self.folder, name) for name in self.names), _ranks(self.folder)]
-            out: list[Any] = []
-            for name, old, new in zip(self.names, before, now, strict=False):
-                changed = [new, gr.update(visible=jobs.running(self.folder, name))]
-                out += [gr.skip()] * 2 if old == new else changed
-            return [*out, gr.skip() if before[-1] == now[-1] else now[-1], now]
-
-        gr.Timer(TICK_S).tick(on_tick, drawn, [*self.outputs, ranks, drawn], **QUIET)
-
-
 def _draw(folder: Path) -> None:
     store = runs.load(folder).store
-    trains, results = _trains(view.read(folder)), _Results(folder)
+    trains, followed = _trains(view.read(folder)), Jobs()
     for key, check in CHECKS.items():
         if not trains and key == "diagnose" and jobs.read(folder, key) is None:
             continue
         with gr.Accordion(check.title, open=jobs.running(folder, key), elem_id=f"check-{key}"):
             gr.HTML(f'<p class="hp-hint">{esc(check.about)}</p>', apply_default_css=False)
             go = gr.Button(
-                check.button, variant="primary", size="sm", elem_id=f"start-{key}", visible=not (trains and check.idle)
+                check.button,
+                variant="primary",
+                size="sm",
+                elem_id=f"start-{key}",
+                interactive=not (trains and check.idle),
             )
-            problem = gr.HTML(apply_default_css=False)
-            results.add(key)
-            go.click(lambda key=key: _said(start, folder, key), None, problem, **QUIET)
+            _add(followed, go, folder, key, lambda key=key: start(folder, key))
     with gr.Accordion("Run it elsewhere", open=False, elem_id="check-elsewhere"):
         text = f"The run travels by its store, {store}." if store else NO_STORE
         gr.HTML(f'<p class="hp-hint">{esc(text)}</p>', apply_default_css=False)
@@ -373,12 +341,21 @@ def _draw(folder: Path) -> None:
             interactive=True,
             elem_id="place",
         )
-        groups = [_place(folder, kind, place, results) for kind, place in PLACES.items()]
+        groups = [_place(folder, kind, place, followed) for kind, place in PLACES.items()]
         choice.input(lambda kind: [gr.update(visible=kind == one) for one in PLACES], choice, groups, **QUIET)
-    results.follow()
+    ranks = gr.HTML(_ranks(folder), elem_id="rank-report", apply_default_css=False)
+    gr.Timer(fold.TICK_S).tick(lambda: _ranks(folder), None, ranks, **QUIET)
+    followed.follow()
 
 
-def _place(folder: Path, kind: str, place: Place, results: _Results) -> gr.Column:
+def _add(followed: Jobs, go: gr.Button, folder: Path, name: str, begin: Any, inputs: list[Any] | None = None) -> None:
+    def look() -> tuple[bool, str]:
+        return jobs.running(folder, name), result(folder, name)
+
+    followed.add(go, begin, look, lambda: cancel(folder, name), name, inputs)
+
+
+def _place(folder: Path, kind: str, place: Place, followed: Jobs) -> gr.Column:
     with gr.Column(visible=kind == "slurm", elem_id=f"place-{kind}") as column:
         gr.HTML(f'<p class="hp-hint">{esc(place.about)}</p>', apply_default_css=False)
         fields: list[Any] = []
@@ -405,25 +382,21 @@ def _place(folder: Path, kind: str, place: Place, results: _Results) -> gr.Colum
         if reason := missing(place):
             gr.HTML(f'<p class="hp-hint hp-missing">{esc(reason)}</p>', apply_default_css=False)
         problem, asked = gr.HTML(apply_default_css=False), gr.State(False)
-        results.add(job_of(kind))
 
-    def options(values: tuple[Any, ...]) -> dict[str, Any]:
-        return {option.flag: value for option, value in zip(place.options, values, strict=True)}
+        def begin(*values: Any, submit: bool = False) -> None:
+            options = {option.flag: value for option, value in zip(place.options, values, strict=True)}
+            write_files(folder, kind, options, submit)
+
+        _add(followed, write, folder, job_of(kind), begin, fields)
 
     def on_submit(asked: bool, *values: Any) -> list[Any]:
         if not asked:
             return [SURE, True, ""]
-        return [ASK, False, _said(write_files, folder, kind, options(values), True)]
+        try:
+            begin(*values, submit=True)
+        except RunError as error:
+            return [ASK, False, fold.note(error, True)]
+        return [ASK, False, ""]
 
-    write.click(lambda *values: _said(write_files, folder, kind, options(values)), fields, problem, **QUIET)
     submit.click(on_submit, [asked, *fields], [submit, asked, problem], **QUIET)
     return column
-
-
-def _said(act: Any, *args: Any) -> str:
-    """Act; the reason why it cannot be done, as markup, or ""."""
-    try:
-        act(*args)
-    except RunError as error:
-        return fold.note(error, True)
-    return ""

@@ -5,6 +5,7 @@ goes backwards from the end for FIND_S at most, returns what it found, and says 
 by the library `regex`, which has a time limit; Python's own `re` would block the server for a bad pattern.
 """
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from ui.run.readers import HEADER, plain_line, styled_line
 
 NAME = "training.log"
 TICK_S = 1.0
-SEARCH_S, FIND_S = 0.4, 2.0  # for one piece of a search, and for all that one press searches
+FIND_S, LOOK_S = 2.0, 0.8  # for what one press searches, and for the place of an incident
 PATTERN_S = 0.2  # for one line
 CHUNK_BYTES = 1 << 20
 MOST_FOUND, MOST_SHOWN = 200, 2000
@@ -36,6 +37,8 @@ BEFORE_BYTES, AFTER_BYTES = 48 << 10, 16 << 10  # around a place
 # Without a word's beginning: a terminal's colour code can stand before it.
 ERROR = re.compile(rb"(?i)error\b|exception\b|traceback|fatal\b|critical\b|out of memory|killed\b|nan loss")
 WARNING = re.compile(rb"(?i)warn(?:ing)?\b|deprecat")
+LINE = re.compile(rb"[^\n]+")
+KINDS = {"": ("", "warning", "error"), "warning": ("warning", "error"), "error": ("error",)}
 LEVELS = {"": None, "warning": re.compile(ERROR.pattern + rb"|" + WARNING.pattern[4:]), "error": ERROR}
 MOST_INCIDENTS = 100
 
@@ -61,7 +64,7 @@ def first_error(shown: "view.View | None") -> str:
 
 def tail(folder: Path) -> list[Line]:
     """The end of the log."""
-    return [(None, level_of(line.encode("utf-8", "replace")), line[:LONGEST_LINE]) for line in view.log(folder).styled]
+    return [(None, level_of(line.encode("utf-8", "replace")), line[:LONGEST_LINE]) for line in view.log(folder).lines]
 
 
 def level_of(line: bytes) -> str:
@@ -89,21 +92,16 @@ def find(
     if len(text) > LONGEST_QUERY:
         raise RunError(f"Search for at most {LONGEST_QUERY} characters.")
     compiled = _compiled(text) if pattern and text else None
-    found: list[Line] = []
-    masked = masking(folder)  # before it is searched: what is hidden is not found either
     until_s = time.monotonic() + limit_s
     try:
         with (folder / NAME).open("rb") as file:
             size = file.seek(0, 2)
-            end: int | None = size if before is None else min(before, size)
-            while end:
-                more, end = search(file, end, text, compiled, level, masked)
-                found = more + found
-                if len(found) >= MOST_FOUND or time.monotonic() > until_s:
-                    break
+            end = size if before is None else min(before, size)
+            # Masked before it is searched: what is hidden is not found either.
+            found, rest = search(file, end, text, compiled, level, masking(folder), until_s)
     except OSError as error:
         raise RunError(f"{NAME} cannot be read: {error.strerror}") from error
-    return found, end or None, 1.0 - (end or 0) / size if size else 1.0
+    return found, rest, 1.0 - (rest or 0) / size if size else 1.0
 
 
 def _compiled(text: str) -> Any:
@@ -118,25 +116,28 @@ def _compiled(text: str) -> Any:
 
 
 def search(
-    file: BinaryIO, end: int, text: str, pattern: Any, level: str, masked: Callable[[bytes], bytes] = bytes
+    file: BinaryIO,
+    end: int,
+    text: str,
+    pattern: Any,
+    level: str,
+    masked: Callable[[bytes], bytes] = bytes,
+    until_s: float = math.inf,
 ) -> tuple[list[Line], int | None]:
     """(what was found before byte `end`, where to continue or None). RunError: a line takes the pattern longer than PATTERN_S."""
-    until_s = time.monotonic() + SEARCH_S
-    wanted, needle = LEVELS[level], text.lower().encode("utf-8")
+    wanted = LEVELS[level]
+    needle = text.lower().encode("utf-8") if pattern is None and text.isascii() else b""
     found: list[Line] = []
     for start, data in chunks_before(file, end):
-        for offset, line in reversed(list(_candidates(start, data, b"" if pattern else needle, wanted))):
-            if pattern is not None and time.monotonic() > until_s:
-                return found[::-1], offset + len(line)  # this line is not searched yet
-            shown, plain = styled_line(masked(line)), plain_line(masked(line))[:LONGEST_LINE]
-            if pattern is not None and not _matches(pattern, plain):
-                continue
-            if pattern is None and text and text.lower() not in plain.lower():
-                continue
-            if wanted is not None and not wanted.search(plain.encode("utf-8", "replace")):
-                continue
-            found.append((offset, level_of(plain.encode("utf-8", "replace")), shown[:LONGEST_LINE]))
-            if len(found) >= MOST_FOUND:
+        hopeless = needle not in data.lower() or (wanted is not None and not wanted.search(data))
+        for match in [] if hopeless else reversed([*LINE.finditer(data)]):
+            offset, line = start + match.start(), masked(match[0])
+            plain = plain_line(line)[:LONGEST_LINE]
+            fits = _matches(pattern, plain) if pattern is not None else text.lower() in plain.lower()
+            kind = level_of(plain.encode("utf-8", "replace")) if fits else ""
+            if fits and kind in KINDS[level]:
+                found.append((offset, kind, styled_line(line)[:LONGEST_LINE]))
+            if len(found) >= MOST_FOUND or (pattern is not None and time.monotonic() > until_s):
                 return found[::-1], offset or None
         if time.monotonic() > until_s and start > 0:
             return found[::-1], start
@@ -163,40 +164,6 @@ def chunks_before(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
             return
         yield start, data
         end = start
-
-
-def _candidates(
-    start: int, data: bytes, needle: bytes, wanted: "re.Pattern[bytes] | None"
-) -> Iterator[tuple[int, bytes]]:
-    """(offset, line) of the lines that can match, in order."""
-    if needle and needle.isascii():
-        lower = data.lower()
-        places = _places(lower, needle)
-    elif wanted is not None:
-        places = (match.start() for match in wanted.finditer(data))
-    else:
-        places = _places(data, b"\n")
-        if data[:1] != b"\n":
-            yield start, data[: data.find(b"\n") if b"\n" in data else len(data)]
-        for place in places:
-            if place + 1 < len(data):
-                line_end = data.find(b"\n", place + 1)
-                yield start + place + 1, data[place + 1 : line_end if line_end >= 0 else len(data)]
-        return
-    last = -1
-    for place in places:
-        begin = data.rfind(b"\n", 0, place) + 1
-        if begin != last:
-            last = begin
-            line_end = data.find(b"\n", place)
-            yield start + begin, data[begin : line_end if line_end >= 0 else len(data)]
-
-
-def _places(data: bytes, needle: bytes) -> Iterator[int]:
-    place = data.find(needle)
-    while place >= 0:
-        yield place
-        place = data.find(needle, place + len(needle))
 
 
 def around(folder: Path, at: int) -> tuple[list[Line], int]:
@@ -232,16 +199,15 @@ def around_incident(folder: Path, number: str) -> tuple[list[Line], int]:
 
 def end_of_attempt(file: BinaryIO, size: int, attempt: int) -> int:
     """Where the attempt after this one begins in the log; its end where there is none, or it is not found in time."""
-    until_s = time.monotonic() + 2 * SEARCH_S
+    until_s = time.monotonic() + LOOK_S
     place = size
     for start, data in chunks_before(file, size):
-        for offset, line in reversed(list(_candidates(start, data, b"=== ", None))):
-            match = HEADER.match(line.decode("utf-8", "replace"))
-            number = int(match[2][:9]) if match else None
-            if number is not None and number <= attempt:
+        for line in reversed([*LINE.finditer(data)] if b"=== " in data else []):
+            if not (match := HEADER.match(line[0].decode("utf-8", "replace"))):
+                continue
+            if int(match[2][:9]) <= attempt:
                 return place
-            if number is not None:
-                place = offset
+            place = start + line.start()
         if time.monotonic() > until_s:
             break
     return place

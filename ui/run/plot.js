@@ -1,16 +1,9 @@
-// Draws one chart of lines as SVG (ui/run/charts.py sends the points).
-//
-// plot({label, unit, height, data: [from, to] with values, lines: [{x, mean, low, high, smooth, cls, name}], range, axis, marks, top, onCursor, onRange, onMark})
-// returns {node, cursor(x)}. A chart is focusable: arrow keys move the cursor, + and - zoom, Escape shows everything.
-const SVG = "http://www.w3.org/2000/svg";
-const WIDTH = 720;
-const EDGE = { right: 14, top: 20, bottom: 30 };
-const svg = (tag, attributes, text) => {
-  const node = document.createElementNS(SVG, tag);
-  for (const [key, value] of Object.entries(attributes || {})) node.setAttribute(key, value);
-  if (text !== undefined) node.textContent = text;
-  return node;
-};
+// One chart of lines, drawn by uPlot (ui/vendor). Its node can have the focus: arrow keys move the cursor, + and - zoom, Escape shows
+// everything.
+const COLOURS = ["--hp-good", "--hp-busy", "--hp-bad", "--hp-warn", "--hp-line-4", "--hp-idle"];
+const ROUND_STEPS = Array.from({ length: 24 }, (_, k) => [1, 2, 5][k % 3] * 10 ** Math.floor(k / 3));
+const ROUND_TIMES = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, ...ROUND_STEPS.map((days) => days * 86400)];
+const COLUMNS = 4; // of a line: highest, lowest, mean, smoothed
 const shortNumber = (value) => {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
@@ -25,19 +18,6 @@ const timeSpan = (s) => {
 };
 const position = (axis, x) => (axis === "time" ? timeSpan(x) : `step ${Math.round(x).toLocaleString("en-US")}`);
 
-// Three to six round numbers from low to high; of a time axis, round spans.
-const ROUND_TIMES = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400];
-function tickValues(low, high, axis) {
-  const span = high - low || Math.abs(high) || 1;
-  const raw = span / 4;
-  const power = 10 ** Math.floor(Math.log10(raw));
-  let unit = [1, 2, 2.5, 5, 10].map((f) => f * power).find((u) => u >= raw * 0.999);
-  if (axis === "time") unit = ROUND_TIMES.find((u) => u >= raw * 0.999) || Math.ceil(raw / 86400) * 86400;
-  if (axis === "step") unit = Math.max(1, Math.round(unit));
-  const out = [];
-  for (let k = Math.floor(low / unit); k <= Math.ceil(high / unit) && out.length < 20; k += 1) out.push(Number((k * unit).toPrecision(10)));
-  return out;
-}
 // An exponential moving average, corrected for its bias towards the first value.
 function smoothed(values, weight) {
   let mean = 0;
@@ -57,148 +37,138 @@ function valueRange(lines) {
   return [low, sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * 0.995))]];
 }
 
-function plot(options) {
-  const { lines, range, axis, marks = [], top, label, unit = "" } = options;
-  const height = options.height || 240;
-  let [low, high] = valueRange(lines);
-  if (top) high = Math.max(high, top);
-  if (low === high) [low, high] = [low - Math.abs(low) / 10, high + (Math.abs(high) / 10 || 1)];
-  const yTicks = tickValues(low, high);
-  low = Math.min(low, yTicks[0]);
-  high = Math.max(high, yTicks[yTicks.length - 1]);
-  const left = Math.max(52, 10 + 15 * Math.max(...yTicks.map((value) => shortNumber(value).length)));
-  const [begin, end] = range;
-  const toX = (x) => left + ((WIDTH - left - EDGE.right) * (x - begin)) / (end - begin || 1);
-  const toY = (y) => EDGE.top + (height - EDGE.top - EDGE.bottom) * (1 - (Math.min(Math.max(y, low), high) - low) / (high - low || 1));
-  const fromX = (px) => begin + ((px - left) / (WIDTH - left - EDGE.right)) * (end - begin);
-  const last = lines[0].mean.length - 1;
-  const summary = lines.map((line) => `${line.name ? line.name + ": " : ""}${shortNumber(line.mean[line.mean.length - 1])}${unit && " " + unit}`);
-  const chart = svg("svg", {
-    class: `hp-chart ${options.cls || ""}`,
-    viewBox: `0 0 ${WIDTH} ${height}`,
-    role: marks.some((mark) => mark.incident) ? "group" : "img", // an image has nothing inside that can be focused
-    tabindex: "0",
-    "aria-label": `${label}, ${position(axis, (options.data || range)[0])} to ${position(axis, (options.data || range)[1])}. Last value ${summary.join("; ")}`,
-  });
-  for (const value of yTicks) {
-    chart.append(svg("line", { class: "hp-gridline", x1: left, x2: WIDTH - EDGE.right, y1: toY(value), y2: toY(value) }));
-    chart.append(svg("text", { class: "hp-axis", x: left - 8, y: toY(value) + 4, "text-anchor": "end" }, shortNumber(value)));
+/** A chart of `count` lines. onCursor(): the cursor has moved; onRange([from, to] or null): another range is to be shown; onMark(mark). */
+function plot({ label, unit, count, main, onCursor, onRange, onMark }) {
+  const node = make("div", `hp-chart ${main ? "hp-main-chart" : ""}`);
+  node.tabIndex = 0;
+  let shown = { lines: [], axis: "step", range: [0, 1] };
+  let marks = [];
+  const layer = make("div", "hp-marks");
+  const colour = (name) => getComputedStyle(node).getPropertyValue(name).trim();
+  const axisLine = { stroke: () => colour("--body-text-color-subdued"), grid: { stroke: () => colour("--border-color-primary"), width: 1 } };
+  const series = [{}];
+  const bands = [];
+  for (let n = 0; n < count; n += 1) {
+    const stroke = () => colour(COLOURS[n % COLOURS.length]);
+    const common = { spanGaps: true, points: { show: false } };
+    bands.push({ series: [series.length, series.length + 1], fill: () => `${stroke()}29` });
+    series.push({ ...common, width: 0 }, { ...common, width: 0 }, { ...common, stroke: () => `${stroke()}80`, width: 1 }, { ...common, stroke, width: 2 });
   }
-  const xTicks = tickValues(begin, end, axis).filter((x) => x >= begin && x <= end);
-  for (const x of xTicks) {
-    const anchor = toX(x) > WIDTH - 4 * EDGE.right ? "end" : "middle";
-    const text = axis === "time" ? timeSpan(x) : x.toLocaleString("en-US");
-    chart.append(svg("text", { class: "hp-axis", x: toX(x), y: height - 8, "text-anchor": anchor }, text));
-  }
-  const path = (xs, ys) => "M" + xs.map((x, n) => `${toX(x).toFixed(1)} ${toY(ys[n]).toFixed(1)}`).join("L");
-  for (const line of lines) {
-    const cls = line.cls || "";
-    if (line.low && line.low.length) {
-      const back = [...line.x].reverse();
-      const lower = path(back, [...line.low].reverse()).slice(1);
-      chart.append(svg("path", { class: `hp-band ${cls}`, d: `${path(line.x, line.high)}L${lower}Z` }));
+  const place = () => {
+    for (const { x, node: mark } of marks) {
+      mark.hidden = x < shown.range[0] || x > shown.range[1];
+      mark.style.left = `${chart.valToPos(x, "x")}px`;
     }
-    chart.append(svg("path", { class: `${line.smooth ? "hp-raw" : "hp-line"} ${cls}`, d: path(line.x, line.mean) }));
-    if (line.smooth) chart.append(svg("path", { class: `hp-line ${cls}`, d: path(line.x, smoothed(line.mean, line.smooth)) }));
-  }
-  // Marks come last, so that a click reaches them.
-  for (const mark of marks.filter((one) => one.x >= begin && one.x <= end)) {
-    const x = toX(mark.x);
-    const group = mark.incident
-      ? svg("a", { href: `#incident-${mark.incident}`, class: "hp-mark-link", "aria-label": `Incident ${mark.incident}: ${mark.label}` })
-      : svg("g", {});
-    group.append(svg("title", {}, mark.label));
-    group.append(svg("line", { class: "hp-mark", x1: x, x2: x, y1: EDGE.top, y2: height - EDGE.bottom }));
-    group.append(svg("path", { class: "hp-mark-foot", d: `M${x - 5} ${height - EDGE.bottom + 8}h10l-5 -8z` }));
-    if (mark.incident) {
-      group.append(svg("rect", { class: "hp-mark-hit", x: x - 8, y: EDGE.top, width: 16, height: height - EDGE.top - EDGE.bottom + 8 }));
-      group.addEventListener("click", (event) => {
-        event.preventDefault();
-        if (options.onMark) options.onMark(mark);
-      });
-    }
-    chart.append(group);
-  }
-  // The cursor, its dots, and the range that a drag selects.
-  const cursorLine = svg("line", { class: "hp-cursor", y1: EDGE.top, y2: height - EDGE.bottom, visibility: "hidden" });
-  const picked = svg("rect", { class: "hp-picked", y: EDGE.top, height: height - EDGE.top - EDGE.bottom, visibility: "hidden" });
-  chart.append(cursorLine, picked);
-  const at = (line, x) => {
-    if (!line.x.length) return null;
-    let [a, b] = [0, line.x.length - 1];
-    while (b - a > 1) {
-      const middle = (a + b) >> 1;
-      if (line.x[middle] < x) a = middle;
-      else b = middle;
-    }
-    return Math.abs(line.x[a] - x) <= Math.abs(line.x[b] - x) ? a : b;
   };
-  const cursor = (x) => {
-    const show = x !== null && x >= begin && x <= end;
-    cursorLine.setAttribute("visibility", show ? "visible" : "hidden");
-    if (!show) return [];
-    cursorLine.setAttribute("x1", toX(x));
-    cursorLine.setAttribute("x2", toX(x));
-    return lines.map((line) => {
-      const n = at(line, x);
-      return n === null ? null : { name: line.name, x: line.x[n], value: line.mean[n] };
-    });
+  const select = () => {
+    const { left, width } = chart.select;
+    if (width > 6) onRange([chart.posToVal(left, "x"), chart.posToVal(left + width, "x")]);
+    chart.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
   };
-  const clamp = (x) => Math.min(Math.max(x, begin), end);
-  const pointer = (event) => {
-    const box = chart.getBoundingClientRect();
-    return clamp(fromX(((event.clientX - box.left) / box.width) * WIDTH));
+  const size = () => ({ width: Math.max(200, node.clientWidth), height: main ? 240 : 170 });
+  const yRange = () => {
+    const [low, high] = valueRange(shown.lines);
+    return uPlot.rangeNum(low, Math.max(high, shown.top ?? high), 0.05, true);
   };
-  let dragged = null;
-  let here = null;
-  const move = (x) => {
-    here = x;
-    if (options.onCursor) options.onCursor(x);
-  };
-  chart.addEventListener("pointermove", (event) => {
-    const x = pointer(event);
-    if (dragged !== null) {
-      const [a, b] = [toX(Math.min(dragged, x)), toX(Math.max(dragged, x))];
-      picked.setAttribute("x", a);
-      picked.setAttribute("width", b - a);
-      picked.setAttribute("visibility", b - a > 6 ? "visible" : "hidden");
-    }
-    move(x);
-  });
-  chart.addEventListener("pointerleave", () => dragged === null && move(null));
-  chart.addEventListener("pointerdown", (event) => {
-    if (event.button !== 0 || event.pointerType === "touch" || event.target.closest(".hp-mark-link")) return;
-    dragged = pointer(event);
-    chart.setPointerCapture(event.pointerId);
-  });
-  chart.addEventListener("pointerup", (event) => {
-    if (dragged === null) return;
-    const [a, b] = [Math.min(dragged, pointer(event)), Math.max(dragged, pointer(event))];
-    dragged = null;
-    picked.setAttribute("visibility", "hidden");
-    if (toX(b) - toX(a) > 6 && options.onRange) options.onRange([a, b]);
-  });
-  chart.addEventListener("dblclick", () => options.onRange && options.onRange(null));
-  chart.addEventListener("blur", () => move(null));
-  chart.addEventListener("keydown", (event) => {
-    const x = here === null ? lines[0].x[last] : here;
+  const chart = new uPlot(
+    {
+      ...size(),
+      series,
+      bands,
+      legend: { show: false },
+      scales: { x: { time: false }, y: { range: () => (shown.lines.length ? yRange() : [0, 1]) } },
+      axes: [
+        {
+          ...axisLine,
+          incrs: () => (shown.axis === "time" ? ROUND_TIMES : ROUND_STEPS),
+          space: 70,
+          values: (_, found) => found.map((x) => (shown.axis === "time" ? timeSpan(x) : x.toLocaleString("en-US"))),
+        },
+        {
+          ...axisLine,
+          values: (_, found) => found.map(shortNumber),
+          size: (_, texts) => 16 + 8 * Math.max(0, ...(texts || []).map((text) => text.length)),
+        },
+      ],
+      cursor: {
+        y: false,
+        sync: { key: "hangproof", scales: ["x", null] },
+        drag: { setScale: false },
+        bind: { dblclick: () => () => onRange(null), mousemove: (_, __, move) => move }, // also over a mark
+        points: { show: (_, at) => at % COLUMNS === 0 },
+      },
+      hooks: { draw: [place], setCursor: [onCursor], setSelect: [select] },
+    },
+    [[], ...series.slice(1).map(() => [])],
+    node
+  );
+  chart.over.append(layer);
+  new ResizeObserver(() => chart.setSize(size())).observe(node);
+
+  const moveTo = (x) => chart.setCursor({ left: chart.valToPos(x, "x"), top: 10 }, true, true);
+  node.addEventListener("keydown", (event) => {
+    const [begin, end] = shown.range;
+    const x = chart.cursor.left >= 0 ? chart.posToVal(chart.cursor.left, "x") : shown.data[1];
     const step = (end - begin) / 50;
-    const zoom = (factor) => {
-      const half = ((end - begin) * factor) / 2;
-      options.onRange([x - half, x + half]);
-    };
+    const zoom = (share) => onRange([x - (end - begin) * share, x + (end - begin) * share]);
     const keys = {
-      ArrowLeft: () => move(clamp(x - step)),
-      ArrowRight: () => move(clamp(x + step)),
-      Home: () => move(begin),
-      End: () => move(end),
-      "+": () => options.onRange && zoom(0.5),
-      "-": () => options.onRange && zoom(2),
-      Escape: () => options.onRange && options.onRange(null),
+      ArrowLeft: () => moveTo(Math.max(begin, x - step)),
+      ArrowRight: () => moveTo(Math.min(end, x + step)),
+      Home: () => moveTo(begin),
+      End: () => moveTo(end),
+      "+": () => zoom(0.25),
+      "-": () => zoom(1),
+      Escape: () => onRange(null),
     };
-    if (!keys[event.key] || event.target !== chart) return;
+    if (!keys[event.key] || event.target !== node) return;
     event.preventDefault();
     keys[event.key]();
   });
-  return { node: chart, cursor };
+  node.addEventListener("blur", () => chart.setCursor({ left: -10, top: -10 }, true, true));
+
+  const mark = (one) => {
+    const found = make(one.incident ? "a" : "span", "hp-mark", { title: one.label });
+    if (one.incident) {
+      found.href = `#incident-${one.incident}`;
+      found.setAttribute("aria-label", `Incident ${one.incident}: ${one.label}`);
+      found.addEventListener("click", (event) => {
+        event.preventDefault();
+        onMark(one);
+      });
+    }
+    return { x: one.x, node: found };
+  };
+  let drawnMarks = "";
+  return {
+    node,
+    count,
+    label,
+    unit,
+    /** Draw `now`: {lines, axis, range, data: [from, to] with values, marks, smooth, top: the least value at the top}. */
+    show(now) {
+      shown = now;
+      const last = now.lines.map((line) => `${line.name ? line.name + ": " : ""}${shortNumber(line.mean.at(-1))}${unit && " " + unit}`);
+      // An image has nothing inside that can be focused.
+      node.setAttribute("role", now.marks.some((one) => one.incident) ? "group" : "img");
+      node.setAttribute("aria-label", `${label}, ${position(now.axis, now.data[0])} to ${position(now.axis, now.data[1])}. Last value ${last.join("; ")}`);
+      if (drawnMarks !== JSON.stringify(now.marks)) {
+        drawnMarks = JSON.stringify(now.marks);
+        marks = now.marks.map(mark);
+        layer.replaceChildren(...marks.map((one) => one.node));
+      }
+      const none = (line) => line.x.map(() => null);
+      const columns = ({ high, low, mean }) => [high, low, mean, now.smooth ? smoothed(mean, now.smooth) : mean];
+      const full = (line) => columns(line).map((values) => (values.length ? values : none(line)));
+      chart.setData(uPlot.join(now.lines.map((line) => [line.x, ...full(line)])), false);
+      chart.setScale("x", { min: now.range[0], max: now.range[1] });
+    },
+    /** Where the cursor is; null where it is not on the chart. */
+    cursor: () => (chart.cursor.left >= 0 ? chart.posToVal(chart.cursor.left, "x") : null),
+    /** [name of the line, its value at the cursor], for each line that has one. */
+    values() {
+      const x = chart.posToVal(chart.cursor.left, "x");
+      const nearest = (xs) => xs.reduce((best, one, n) => (Math.abs(one - x) < Math.abs(xs[best] - x) ? n : best), 0);
+      return shown.lines.map((line) => [line.name, line.mean[nearest(line.x)]]);
+    },
+  };
 }

@@ -21,8 +21,6 @@ from ui.run.fold import QUIET
 JOB = "publish"
 TYPED = ".publish-form.json"  # in the run's folder: what was typed and not published yet
 LIMIT_S = 6 * 3600.0
-TICK_S = 1.0
-IDLE_S = 5.0  # while nothing is being published: another browser may start it
 MOST_SAMPLES = 12
 NO_TOKEN = (
     "You are not logged in to Hugging Face. Log in under “Hugging Face account” in the tab New LoRA, with a token that may "
@@ -102,11 +100,6 @@ def build(selected: gr.State) -> None:
     fold.build("Publish on Hugging Face", "publish-fold", selected, _form)
 
 
-def _field(name: str) -> dict[str, Any]:
-    # interactive=True: Gradio finds out by the page's first config which fields can be edited, and these are not in it.
-    return {"elem_id": f"publish-{name}", "interactive": True}
-
-
 def _form(folder: Path) -> None:
     known = publish.choices(folder)
     if not known["loras"]:
@@ -115,44 +108,30 @@ def _form(folder: Path) -> None:
     if not known["token"]:
         fold.say(NO_TOKEN)
     before, old = known["published"] or {}, typed(folder)
-    busy, shown = progress(folder)
+
+    # interactive=True: Gradio finds out by the page's first config which fields can be edited, and these are not in it.
+    def text(key: str, value: str, label: str, info: str, lines: int = 1) -> gr.Textbox:
+        most = {"max_lines": 1} if lines == 1 else {"lines": lines}
+        shown = old.get(key, value)
+        return gr.Textbox(shown, label=label, info=info, interactive=True, elem_id=f"publish-{key}", **most)
+
+    def choice(key: str, options: list[tuple[str, str]], value: str | None, label: str, info: str) -> gr.Dropdown:
+        return gr.Dropdown(options, value=value, label=label, info=info, interactive=True, elem_id=f"publish-{key}")
+
+    def tick(key: str, label: str, info: str) -> gr.Checkbox:
+        return gr.Checkbox(False, label=label, info=info, interactive=True, elem_id=f"publish-{key}")
+
+    files = [(f"{one['name']} ({one['at']}, {one['bytes'] / 1e6:.1f} MB)", one["name"]) for one in known["loras"]]
+    licences = [(label, key) for key, label in known["licences"].items()]
+    licence_now = old["licence"] if old.get("licence") in known["licences"] else known["licence"] or None
     with gr.Row(elem_classes="hp-fields"):
-        repo = gr.Textbox(
-            old.get("repo", before.get("repo", folder.name)),
-            label="Repository",
-            info="A name, or OWNER/NAME for an organization",
-            max_lines=1,
-            **_field("repo"),
-        )
-        lora = gr.Dropdown(
-            [(f"{one['name']} ({one['at']}, {one['bytes'] / 1e6:.1f} MB)", one["name"]) for one in known["loras"]],
-            value=known["loras"][0]["name"],
-            label="LoRA",
-            info="The file that is published",
-            **_field("lora"),
-        )
-        licence = gr.Dropdown(
-            [(label, key) for key, label in known["licences"].items()],
-            value=old["licence"] if old.get("licence") in known["licences"] else known["licence"] or None,
-            label="Licence",
-            info="Usually that of the base model",
-            **_field("licence"),
-        )
+        repo = text("repo", before.get("repo", folder.name), "Repository", "A name, or OWNER/NAME for an organization")
+        lora = choice("lora", files, known["loras"][0]["name"], "LoRA", "The file that is published")
+        licence = choice("licence", licences, licence_now, "Licence", "Usually that of the base model")
     with gr.Row(elem_classes="hp-fields"):
-        title = gr.Textbox(
-            old.get("title", known["title"]),
-            label="Title",
-            info="The card's heading",
-            max_lines=1,
-            **_field("title"),
-        )
-        base_model = gr.Textbox(
-            old.get("base_model", known["base_model"]),
-            label="Base model",
-            info="Its Hugging Face id, OWNER/NAME; the card links to it",
-            max_lines=1,
-            **_field("base"),
-        )
+        title = text("title", known["title"], "Title", "The card's heading")
+        about = "Its Hugging Face id, OWNER/NAME; the card links to it"
+        base_model = text("base_model", known["base_model"], "Base model", about)
         samples = gr.Slider(
             0,
             MOST_SAMPLES,
@@ -160,80 +139,42 @@ def _form(folder: Path) -> None:
             step=1,
             label="Sample images",
             info="Shown on the card",
-            **_field("samples"),
+            interactive=True,
+            elem_id="publish-samples",
         )
-    description = gr.Textbox(
-        old.get("description", ""),
-        label="Description",
-        info="Shown on the card; Markdown works",
-        lines=3,
-        **_field("description"),
-    )
+    description = text("description", "", "Description", "Shown on the card; Markdown works", lines=3)
     with gr.Row(elem_classes="hp-fields"):
-        public = gr.Checkbox(False, label="Public", info="Everyone can see it; otherwise only you", **_field("public"))
-        replace = gr.Checkbox(
-            False,
-            label="Replace a card that was written by hand",
-            info="If the repository has one",
-            **_field("replace"),
-        )
+        public = tick("public", "Public", "Everyone can see it; otherwise only you")
+        replace = tick("replace", "Replace a card that was written by hand", "If the repository has one")
     with gr.Row(elem_classes="hp-actions"):
-        send = gr.Button("Publish", variant="primary", interactive=not busy, elem_id="publish", scale=0, min_width=140)
+        send = gr.Button("Publish", variant="primary", elem_id="publish", scale=0, min_width=140)
         look = gr.Button("Preview the card", elem_id="publish-preview", scale=0, min_width=160)
-        stop = gr.Button("Cancel", visible=busy, elem_id="publish-cancel", scale=0, min_width=110)
-    state = gr.HTML(shown, elem_id="publish-state", apply_default_css=False)
+    said = gr.HTML(apply_default_css=False)
     card = gr.Textbox(
         visible=False, label="The card", lines=12, max_lines=30, interactive=False, elem_id="publish-card"
     )
-    timer = gr.Timer(TICK_S if busy else IDLE_S)
     options = [lora, title, description, base_model, licence, samples]
+    texts = {"repo": repo, "title": title, "base_model": base_model, "description": description, "licence": licence}
 
-    def current() -> list[Any]:
-        busy, shown = progress(folder)
-        return [
-            shown,
-            gr.update(interactive=not busy),
-            gr.update(visible=busy),
-            gr.Timer(TICK_S if busy else IDLE_S),
-        ]
-
-    def on_send(repo: str, public: bool, replace: bool, *values: Any) -> list[Any]:
-        try:
-            start(folder, repo or "", bool(public), bool(replace), dict(zip(OPTIONS, values, strict=True)))
-        except RunError as error:
-            return [_problem("Not published", error), gr.skip(), gr.skip(), gr.skip()]
-        return current()
+    def on_send(repo: str, public: bool, replace: bool, *values: Any) -> None:
+        start(folder, repo or "", bool(public), bool(replace), dict(zip(OPTIONS, values, strict=True)))
 
     def on_look(*values: Any) -> list[Any]:
         try:
-            return [gr.update(visible=True, value=preview(folder, dict(zip(OPTIONS, values, strict=True)))), gr.skip()]
+            return [gr.update(visible=True, value=preview(folder, dict(zip(OPTIONS, values, strict=True)))), ""]
         except RunError as error:
-            return [gr.update(visible=False), _problem("No card", error)]
-
-    def on_stop() -> None:
-        jobs.cancel(folder, JOB)
-
-    texts = {"repo": repo, "title": title, "base_model": base_model, "description": description, "licence": licence}
+            return [gr.update(visible=False), fold.note(error, True)]
 
     def on_typed(*values: Any) -> Any:
         try:
             keep_typed(folder, dict(zip(texts, values, strict=True)))
         except RunError as error:
-            return _problem("Not kept", error)
+            return fold.note(error, True)
         return gr.skip()
 
-    changed = [state, send, stop, timer]
-    gr.on(
-        [one.input for one in texts.values()], on_typed, [*texts.values()], state, trigger_mode="always_last", **QUIET
-    )
-    send.click(on_send, [repo, public, replace, *options], changed, **QUIET)
-    look.click(on_look, options, [card, state], **QUIET)
-    stop.click(on_stop, None, None, **QUIET)
-    timer.tick(current, None, changed, **QUIET)
-
-
-def _problem(title: str, error: RunError) -> str:
-    return (
-        f'<div class="hp-problem hp-bad" role="alert" data-testid="not-published"><strong>{esc(title)}</strong>'
-        f"<p>{linked(str(error))}</p></div>"
-    )
+    typed_in = [one.input for one in texts.values()]
+    gr.on(typed_in, on_typed, [*texts.values()], said, trigger_mode="always_last", **QUIET)
+    look.click(on_look, options, [card, said], **QUIET)
+    sending, inputs = fold.Jobs(), [repo, public, replace, *options]
+    sending.add(send, on_send, lambda: progress(folder), lambda: jobs.cancel(folder, JOB), "publish", inputs)
+    sending.follow()

@@ -6,6 +6,7 @@ missing, so an open page is one more that keeps the queue going.
 
 import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,31 +172,15 @@ def _estimate(shown: view.View) -> float | None:
     return planned * step_s if step_s else None
 
 
-def change(action: str, run: str, to: int | None = None) -> dict[str, Any]:
-    """Change the queue: move (to a position from 1), cancel, now. Returns {"paused": runs that make room for it}.
-
-    Raises:
-        RunError: the run does not wait, or the queue cannot be written.
-    """
-    from jobs import worker
-
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Errors of the queue and of the monitor as a RunError."""
     try:
-        if action == "move" and isinstance(to, int) and not isinstance(to, bool):
-            queue.move(run, to)
-            queue.ensure_worker()
-        elif action == "cancel":
-            worker.cancel(run)
-        elif action == "now":
-            return {"paused": worker.run_now(run)}
-        else:
-            raise RunError(OUT_OF_DATE)
+        yield
     except MonitorError as error:
         raise RunError(str(error)) from error
     except OSError as error:
-        raise RunError(
-            f"The queue cannot be written: {error.strerror or error}. Free some space, then try again"
-        ) from error
-    return {"paused": []}
+        raise RunError(f"This cannot be written: {error.strerror or error}. Free some space, then try again") from error
 
 
 def follow_delete(run: str) -> None:
@@ -204,19 +189,36 @@ def follow_delete(run: str) -> None:
         queue.forget(run)
 
 
+MOVES = {"up": -1, "down": 1, "retry": 0}
+
+
 def act(action: str, run: str) -> str:
-    """What a button of the queue does: up, down, retry, now or cancel; what to say about it. RunError as `change`."""
+    """What a button of the queue does: up, down, retry, now or cancel; what to say about it.
+
+    Raises:
+        RunError: the run does not wait, or the queue cannot be written.
+    """
+    from jobs import worker
+
     order = [one.run for one in entries()]
     if run not in order:
         raise RunError(f"{run}: it no longer waits in the queue")
-    place = order.index(run) + 1
-    if action in ("up", "down", "retry"):
-        to = place + {"up": -1, "down": 1, "retry": 0}[action]
-        change("move", run, to)
-        return f"{run}: position {to} of {len(order)}"
-    paused = change(action, run)["paused"]
-    if action == "cancel":
-        return f"{run} left the queue. The run and its files stay."
+    with explained():
+        if action in MOVES:
+            to = order.index(run) + 1 + MOVES[action]
+            queue.move(run, to)
+            queue.ensure_worker()
+            return f"{run}: position {to} of {len(order)}"
+        if action == "cancel":
+            worker.cancel(run)
+            return f"{run} left the queue. The run and its files stay."
+        if action == "now":
+            return making_room(worker.run_now(run))
+    raise RunError(OUT_OF_DATE)
+
+
+def making_room(paused: list[str]) -> str:
+    """What to say of the runs that are paused for another one."""
     return f"Pausing {', '.join(paused)} first." if paused else ""
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runs.env_file import masking
-from runs.growing import LINE_BYTES, Added, entries
+from runs.growing import LINE_BYTES, Added
 from ui.html import ANSI
 
 LOG_LINES = 300
@@ -21,7 +21,6 @@ USAGE_ERROR = re.compile(r"(?:\S+: )?error: \S")
 EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): \S")
 LAUNCHER_ERRORS = ("subprocess.CalledProcessError:", "torch.distributed.")
 TRACEBACK = "Traceback (most recent call last):"
-LAUNCHER_FRAME = re.compile(r'\s*File ".*[/\\]accelerate[/\\]commands[/\\]')
 COLOUR = re.compile(r"\x1b\[[0-9;]{0,40}m")
 LOG_BYTES = 2 << 20  # of a log that is opened, its last ones
 YOUNG_NS = 2_000_000_000
@@ -54,42 +53,35 @@ def stamp(path: str | os.PathLike[str]) -> Stamp:
 
 @dataclass(frozen=True, eq=False)
 class Log:
-    """The end of a log. `hidden`: lines of the launcher's tracebacks after a stop, left out of `text`.
-
-    `styled`: the same lines with a terminal's colour codes.
+    """The end of a log: its lines with a terminal's colour codes. hidden: lines of the launcher's tracebacks, left out.
 
     `error`: the line of the last attempt that says what went wrong, "" without one: a usage error, else the first exception.
     """
 
-    text: str = ""
+    lines: tuple[str, ...] = ()
     hidden: int = 0
     error: str = ""
-    styled: tuple[str, ...] = ()
 
 
 class LogTail:
     """The last lines of `training.log` as a terminal shows them."""
 
-    def __init__(self, path: Path, events: Path):
-        self._added, self._events = Added(path), Added(events)
-        self._stops: list[str] = []  # times at which a stop began
+    def __init__(self, path: Path):
+        self._added = Added(path)
         self._begin()
 
     def _begin(self) -> None:
         self._partial = b""
-        # (line, when its attempt started, the line with colours)
-        self._lines: deque[tuple[str, str, str]] = deque(maxlen=LOG_LINES)
-        self._attempts: list[str] = [""]
+        self._lines: deque[tuple[str, str]] = deque(maxlen=LOG_LINES)  # (line, the line with colours)
         self._usage = self._exception = ""
         self._log: Log | None = None
 
     def update(self) -> Log:
         """Read what was added; the same object as before when that is nothing."""
-        stopped = self._read_events()
         data, new = self._added.read(LOG_BYTES, skip_to_end=True)
         if new:
             self._begin()
-        if not data and not stopped and self._log is not None:
+        if not data and self._log is not None:
             return self._log
         *lines, partial = (self._partial + data).split(b"\n")
         masked = masking(self._added.path.parent)
@@ -103,58 +95,36 @@ class LogTail:
 
     def _take(self, data: bytes) -> None:
         line = plain_line(data)
-        if match := HEADER.match(line):
-            self._attempts.append(match[1])
+        if HEADER.match(line):
             self._usage = self._exception = ""
         elif not self._usage and USAGE_ERROR.match(line):
             self._usage = line
         elif not self._exception and EXCEPTION.match(line) and not line.startswith(LAUNCHER_ERRORS):
             self._exception = line
-        self._lines.append((line, self._attempts[-1], styled_line(data)))
-
-    def _read_events(self) -> bool:
-        data, new = self._events.read()
-        if new:
-            self._stops = []
-        lines = data[: data.rfind(b"\n") + 1].splitlines()
-        found = [e.get("t") for e in entries(lines) if e.get("kind") == "stopping"]
-        self._events.offset -= len(data) - (data.rfind(b"\n") + 1)  # an unfinished line is read next time
-        self._stops += [t for t in found if isinstance(t, str)]
-        return bool(found)
-
-    def _stopped(self, attempt: str) -> bool:
-        """Whether a stop began during the attempt that started at this time. UTC times in one format sort as text."""
-        later = [start for start in self._attempts if start > attempt]
-        return any(attempt <= stop and (not later or stop < min(later)) for stop in self._stops)
+        self._lines.append((line, styled_line(data)))
 
     def _drawn(self, partial: bytes) -> Log:
-        lines = [*self._lines, (plain_line(partial), self._attempts[-1], styled_line(partial))][-LOG_LINES:]
-        stopped = {attempt: self._stopped(attempt) for attempt in {attempt for _, attempt, _ in lines}}
+        lines = [*self._lines, (plain_line(partial), styled_line(partial))][-LOG_LINES:]
         kept: list[str] = []
-        styled: list[str] = []
         hidden = index = 0
         while index < len(lines):
-            line, attempt, coloured = lines[index]
-            end = _launcher_block(lines, index) if line == TRACEBACK and stopped[attempt] else index
-            if end > index:
-                hidden, index = hidden + end - index, end
-            else:
-                kept.append(line)
-                styled.append(coloured)
-                index += 1
-        text = "\n".join(kept).strip("\n")
-        while styled and not styled[-1]:
-            styled.pop()
-        return Log(text, hidden, self._usage or self._exception, tuple(styled))
+            end = _launcher_block([line for line, _ in lines], index)
+            hidden += end - index
+            if end == index:
+                kept.append(lines[index][1])
+            index = max(end, index + 1)
+        while kept and not kept[-1]:
+            kept.pop()
+        return Log(tuple(kept), hidden, self._usage or self._exception)
 
 
-def _launcher_block(lines: list[tuple[str, str, str]], start: int) -> int:
-    """The end of the traceback that begins at `start` when it is accelerate's own; else `start`."""
+def _launcher_block(lines: list[str], start: int) -> int:
+    """The end of the traceback that begins at `start` where it only says that the launcher's child failed; else `start`."""
     end = start + 1
-    while end < len(lines) and lines[end][0][:1] in (" ", "\t"):
+    while end < len(lines) and lines[end][:1] in (" ", "\t"):
         end += 1
-    ours = any(LAUNCHER_FRAME.match(line) for line, _, _ in lines[start + 1 : end])
-    return min(end + 1, len(lines)) if ours else start  # with the line of the exception
+    ours = lines[start] == TRACEBACK and end < len(lines) and lines[end].startswith(LAUNCHER_ERRORS)
+    return end + 1 if ours else start
 
 
 def plain_line(line: bytes) -> str:

@@ -9,6 +9,7 @@ gets it with the parts: after two answers that arrive in the wrong order, the ne
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import gradio as gr
 
 import runs
 from runs import manage
+from runs.evolution import Evolution
 from ui import jobs, scripts
 from ui.dataset import draft, images
 from ui.html import esc, pressed
@@ -28,6 +30,7 @@ from ui.run import (
     compare,
     control,
     evolution,
+    fold,
     launch_tab,
     log_view,
     publish,
@@ -35,7 +38,7 @@ from ui.run import (
     samples,
     view,
 )
-from ui.run.artifacts import Gallery
+from ui.run.fold import QUIET
 
 TICK_S = 1.0
 COPY = "New LoRA from this run"
@@ -53,11 +56,6 @@ PARTS = (
 SCRIPTS = {"head": "run_times", "incidents": "run_times"}  # parts of ui/scripts.py
 # The click changes the button before the server hears of it; `refresh` changes it again when the run's state does.
 STOPPING = """() => ({ __type__: 'update', value: 'Stopping…', interactive: false })"""
-FOCUS_PANEL = """() => setTimeout(() => {
-  const all = [...document.querySelectorAll('.hp-panel input, .hp-panel textarea, .hp-panel button')];
-  const first = all.find((one) => one.offsetParent);
-  if (first) first.focus();
-}, 150)"""
 SHOW_NOTE = """() => setTimeout(() => {
   const note = document.querySelector('#new-note');
   if (note && note.offsetParent) note.scrollIntoView({ block: 'center' });
@@ -70,111 +68,122 @@ OPENED = """() => {
 }"""
 
 
+@dataclass(frozen=True)
 class RunPage:
-    """The components of the tab that `page` connects; `build` sets them all."""
+    """The components of the tab that the rest of the page uses. outputs: what `render` updates, in order."""
 
     selected: gr.State
-    seen: gr.Textbox
+    confirmed: gr.State  # the run whose copy may replace images
     timer: gr.Timer
-    confirmed: gr.State
-    parts: dict[str, Any]
-    search: gr.Textbox
-    stop: gr.Button
-    go: gr.Button
-    total: gr.Number
-    copy: gr.Button
-    rename: gr.Button
-    delete: gr.Button
     notice: gr.HTML
-    sweep_panel: gr.Column
-    sweep_table: gr.HTML
-    sweep_close: gr.Button
-    rename_panel: gr.Column
-    new_name: gr.Textbox
-    rename_ok: gr.Button
-    rename_no: gr.Button
-    delete_panel: gr.Column
-    delete_text: gr.HTML
-    with_images: gr.Checkbox
-    delete_ok: gr.Button
-    delete_no: gr.Button
-
-    @property
-    def outputs(self) -> list[Any]:
-        """The components that `render` updates, in order."""
-        buttons = [self.stop, self.go, self.total, self.copy, self.rename, self.delete]
-        return [self.selected, self.seen, *self.parts.values(), *buttons]
-
-    @property
-    def panels(self) -> list[Any]:
-        """The components that `ask_delete`, `ask_rename` and `close_panels` update, in order."""
-        return [self.rename_panel, self.new_name, self.delete_panel, self.delete_text, self.with_images]
+    copy: gr.Button
+    outputs: list[Any]
 
 
 def build() -> RunPage:
-    """Build the tab."""
-    page = RunPage()
-    page.selected = gr.State("")
-    page.seen = gr.Textbox("", visible="hidden", elem_id="run-seen", label="What this page shows")
-    page.timer, page.confirmed = gr.Timer(TICK_S, active=False), gr.State("")
-    page.parts = {}
+    """Build the tab and its events."""
+    selected, confirmed = gr.State(""), gr.State("")
+    seen = gr.Textbox("", visible="hidden", elem_id="run-seen", label="What this page shows")
+    timer = gr.Timer(TICK_S, active=False)
 
     def part(name: str) -> gr.HTML:
         if name in SCRIPTS:
             return scripts.drawn(SCRIPTS[name], f"run-{name}")
         return gr.HTML(elem_id=f"run-{name}", js_on_load=None, apply_default_css=False)
 
-    small = {"size": "sm", "scale": 0, "min_width": 110}
+    def button(label: str, elem_id: str, width: int = 140, **more: Any) -> gr.Button:
+        return gr.Button(label, visible=False, elem_id=elem_id, min_width=width, scale=0, **more)
+
+    parts: dict[str, Any] = {}
     with gr.Row(elem_classes="hp-runs"):
         with gr.Column(scale=1, min_width=230, elem_classes="hp-side"):
-            page.search = gr.Textbox(
+            search = gr.Textbox(
                 label="Search runs",
                 placeholder="Search by name or state",
                 show_label=False,
                 elem_id="run-search",
                 lines=1,
             )
-            page.parts["queue"] = queue.build()
-            page.parts["list"] = scripts.drawn("run_list", "run-list", "pick")
+            parts["queue"] = queue.build()
+            parts["list"] = scripts.drawn("run_list", "run-list", "pick")
         with gr.Column(scale=4, min_width=300, elem_classes="hp-main"):
-            page.notice = gr.HTML(elem_id="run-notice")
-            page.parts["head"] = part("head")
+            notice = gr.HTML(elem_id="run-notice")
+            parts["head"] = part("head")
             with gr.Row(elem_classes="hp-actions"):
-                page.total = gr.Number(precision=0, visible=False, elem_id="total", min_width=190, scale=0)
-                page.go = gr.Button("Start", variant="primary", visible=False, elem_id="go", min_width=140, scale=0)
-                page.stop = gr.Button("Stop", visible=False, elem_id="stop", min_width=140, scale=0)
-                page.copy = gr.Button(COPY, visible=False, elem_id="copy", min_width=220, scale=0)
-                page.rename = gr.Button("Rename…", visible=False, elem_id="rename", min_width=110, scale=0)
-                page.delete = gr.Button("Delete…", visible=False, elem_id="delete", min_width=110, scale=0)
-            page.parts["actions"] = actions.build()
-            with gr.Column(visible=False, elem_classes="hp-panel", elem_id="sweep-panel") as page.sweep_panel:
-                page.sweep_table = gr.HTML(elem_id="sweep-table", apply_default_css=False)
-                page.sweep_close = gr.Button("Close", elem_id="sweep-close", **small)
-            with gr.Column(visible=False, elem_classes="hp-panel", elem_id="rename-panel") as page.rename_panel:
-                page.new_name = gr.Textbox(label="New name", lines=1, elem_id="new-name")
-                with gr.Row():
-                    page.rename_ok = gr.Button("Rename", variant="primary", elem_id="rename-ok", **small)
-                    page.rename_no = gr.Button("Cancel", elem_id="rename-no", **small)
-            with gr.Column(visible=False, elem_classes="hp-panel", elem_id="delete-panel") as page.delete_panel:
-                page.delete_text = gr.HTML(elem_id="delete-text")
-                page.with_images = gr.Checkbox(label="Delete its images", elem_id="with-images")
-                with gr.Row():
-                    page.delete_ok = gr.Button("Delete", variant="stop", elem_id="delete-ok", **small)
-                    page.delete_no = gr.Button("Cancel", elem_id="delete-no", **small)
+                total = gr.Number(precision=0, visible=False, elem_id="total", min_width=190, scale=0)
+                go, halt = button("Start", "go", variant="primary"), button("Stop", "stop")
+                copy = button(COPY, "copy", 220)
+            parts["actions"] = actions.build()
             for name in ("loras", "incidents", "ledger"):
-                page.parts[name] = part(name)
-            page.parts["charts"] = charts.build()
-            samples.build(page.selected)
-            compare.build(page.selected)
-            publish.build(page.selected)
-            launch_tab.build(page.selected)
-            page.parts["log"] = part("log")
-            log_view.build(page.selected)
-    page.parts = {name: page.parts[name] for name in PARTS}
-    return page
+                parts[name] = part(name)
+            parts["charts"] = charts.build()
+            samples.build(selected)
+            compare.build(selected)
+            publish.build(selected)
+            launch_tab.build(selected)
+            parts["log"] = part("log")
+            log_view.build(selected)
+            fold.build(
+                "Rename or delete", "manage-fold", selected, lambda folder: _manage(folder, selected, notice, again)
+            )
+    outputs = [selected, seen, *(parts[name] for name in PARTS), halt, go, total, copy]
+
+    shown = [selected, seen, search]
+    again: dict[str, Any] = {"fn": refresh, "inputs": shown, "outputs": outputs, **QUIET}
+    timer.tick(queue=False, **again)
+    search.input(trigger_mode="always_last", **again)
+    parts["list"].pick(pick, search, [*outputs, notice, confirmed], **QUIET)
+    parts["actions"].act(on_action, selected, notice, **QUIET).then(**again)
+    parts["queue"].act(on_queue, None, notice, **QUIET).then(**again)
+    halt.click(None, None, halt, js=STOPPING, **QUIET)
+    halt.click(stop, shown[:2], [notice, seen], **QUIET).then(**again)
+    go.click(start, [selected, total], notice, **QUIET).then(**again)
+    return RunPage(selected, confirmed, timer, notice, copy, outputs)
 
 
-BUTTONS = ("stop", "go", "total", "copy", "rename", "delete")
+def _manage(folder: Path, selected: gr.State, said: gr.HTML, again: dict[str, Any]) -> None:
+    """The fold that renames or deletes a run that does not train. again: shows the list as it is afterwards."""
+    shown = view.read(folder)
+    if shown.running:
+        fold.say("The run is under way. Stop it first.")
+        return
+    used = manage.usage(folder.name)
+    with gr.Row(elem_classes="hp-fields"):
+        name = gr.Textbox(shown.name, label="New name", lines=1, interactive=True, elem_id="new-name")
+        rename = gr.Button("Rename", size="sm", scale=0, min_width=110, elem_id="rename-ok")
+    count = "1 image" if used.images == 1 else f"{used.images:,} images"
+    fold.say(
+        f"Delete the run {shown.name!r} with its LoRAs, checkpoints, samples and log? This frees "
+        f"{manage.size_text(used.run_bytes)}. It cannot be undone."
+    )
+    with_images = gr.Checkbox(
+        label=f"Also delete its data set: {count} with captions ({manage.size_text(used.images_bytes)})",
+        visible=used.images_bytes > 0,
+        interactive=True,
+        elem_id="with-images",
+    )
+    delete = gr.Button("Delete", variant="stop", size="sm", scale=0, min_width=110, elem_id="delete-ok")
+
+    def on_rename(name: str) -> str:
+        try:
+            manage.rename(folder.name, name)
+        except runs.RunError as error:
+            return notice(str(error).splitlines(), "bad")
+        return notice([f"Renamed to {name.strip()!r}."])
+
+    def on_delete(images: bool) -> list[Any]:
+        try:
+            freed = manage.delete(folder.name, jobs.idle, images)
+            queue.follow_delete(folder.name)
+        except runs.RunError as error:
+            return [gr.skip(), notice([str(error)], "bad")]
+        return ["", notice([f"Deleted {folder.name}. This freed {manage.size_text(freed)}."])]
+
+    gr.on([rename.click, name.submit], on_rename, name, said, **QUIET).then(**again)
+    delete.click(on_delete, with_images, [selected, said], **QUIET).then(**again)
+
+
+BUTTONS = ("stop", "go", "total", "copy")
 TOTALS = {"epochs": "Total epochs", "max_train_steps": "Total steps"}
 UNITS = {"epochs": "epochs", "max_train_steps": "steps"}
 
@@ -191,8 +200,6 @@ def _buttons(shown: view.View | None) -> dict[str, dict[str, Any]]:
         "go": {"visible": not can_stop and (shown.state != "completed" or now is not None), "value": shown.start_label},
         "total": {"visible": now is not None, "value": now, "label": TOTALS[field]},
         "copy": {"visible": not shown.problem, "value": COPY},
-        "rename": {"visible": not can_stop and not shown.problem},
-        "delete": {"visible": not can_stop},
     }
 
 
@@ -205,12 +212,12 @@ def render(selected: str, seen: str, search: str = "") -> list[Any]:
         shown = everything[0]
         selected = shown.folder.name
     found = view.incidents(shown.folder) if shown else []
-    gallery = view.samples(shown.folder) if shown else Gallery()
-    found_loras = view.loras(shown.folder) if shown else []
+    loras = view.loras(shown.folder) if shown else []
+    evolved = view.evolution(shown.folder) if shown and loras else Evolution()
     parts = {
         "list": cards.run_list(everything, selected, search or ""),
         "head": cards.head(shown, selected),
-        "loras": cards.loras(shown, found_loras, gallery, evolution.marks(shown.folder, found_loras) if shown else {}),
+        "loras": cards.loras(shown, loras, evolved, evolution.marks(shown.folder, loras) if shown else {}),
         "incidents": cards.incidents(shown, found),
         "ledger": cards.ledger(shown, view.ledger(shown) if shown else None),
         "charts": charts.value(shown),
@@ -306,7 +313,7 @@ def _train_longer(folder: Path, total: float | None) -> None:
 
 def pick(search: str, event: gr.EventData) -> tuple[Any, ...]:
     """Select another run."""
-    return (*render(str(event.run), "", search), "", "", *close_panels())
+    return (*render(str(event.run), "", search), "", "")
 
 
 def on_action(selected: str, event: gr.EventData) -> str:
@@ -315,68 +322,20 @@ def on_action(selected: str, event: gr.EventData) -> str:
         answer = actions.act(calls.folder_of(selected), pressed(event, "do"))
     except runs.RunError as error:
         return notice(str(error).splitlines(), "bad")
-    return notice([f"Pausing {', '.join(answer['paused'])} first."] if answer.get("paused") else [])
+    said = queue.making_room(answer.get("paused", []))
+    return notice([said] if said else [])
 
 
-def on_queue(event: gr.EventData) -> list[Any]:
-    """A button of the queue was pressed: (notice, panel with a sweep's table, its table)."""
+def on_queue(event: gr.EventData) -> str:
+    """A button of the queue was pressed: what to say, or the table of a sweep."""
     action, run = pressed(event, "do"), pressed(event, "run")
     try:
         if action == "table":
-            return ["", gr.update(visible=True), queue.table(run)]
+            return f'<div class="hp-problem hp-info">{queue.table(run)}</div>'
         said = queue.act(action, run)
     except runs.RunError as error:
-        return [notice(str(error).splitlines(), "bad"), gr.skip(), gr.skip()]
-    return [notice([said] if said else []), gr.skip(), gr.skip()]
-
-
-def close_panels() -> list[Any]:
-    """Close the panels that ask before a run is renamed or deleted."""
-    return [gr.update(visible=False), gr.skip(), gr.update(visible=False), gr.skip(), gr.update(value=False)]
-
-
-def ask_rename(selected: str) -> list[Any]:
-    """Open the panel for the new name."""
-    shown = view.read(runs.outputs_dir() / selected)
-    return [gr.update(visible=True), shown.name, gr.update(visible=False), gr.skip(), False]
-
-
-def ask_delete(selected: str) -> list[Any]:
-    """Open the panel that says what a deletion frees."""
-    try:
-        used, name = manage.usage(selected), view.read(runs.run_folder(selected)).name
-    except runs.RunError as error:
-        return [gr.update(visible=False), gr.skip(), gr.update(visible=True), notice([str(error)], "bad"), False]
-    text = f"Delete the run {name!r} with its LoRAs, checkpoints, samples and log? This frees {manage.size_text(used.run_bytes)}."
-    count = "1 image" if used.images == 1 else f"{used.images:,} images"
-    label = f"Also delete its data set: {count} with captions ({manage.size_text(used.images_bytes)})"
-    return [
-        gr.update(visible=False),
-        gr.skip(),
-        gr.update(visible=True),
-        f'<p class="hp-say">{esc(text)} It cannot be undone.</p>',
-        gr.update(value=False, label=label, visible=used.images_bytes > 0),
-    ]
-
-
-def delete(selected: str, images: bool, search: str) -> list[Any]:
-    """Delete the selected run and select another one."""
-    try:
-        freed = manage.delete(selected, jobs.idle, images)
-        queue.follow_delete(selected)
-    except runs.RunError as error:
-        return [*render(selected, "", search), notice([str(error)], "bad"), *close_panels()]
-    lines = [f"Deleted {selected}. This freed {manage.size_text(freed)}."]
-    return [*render("", "", search), notice(lines), *close_panels()]
-
-
-def rename(selected: str, name: str, search: str) -> list[Any]:
-    """Rename the selected run. The panel stays open when the name cannot be used."""
-    try:
-        manage.rename(selected, name)
-    except runs.RunError as error:
-        return [*render(selected, "", search), notice(str(error).splitlines(), "bad"), *[gr.skip()] * 5]
-    return [*render(selected, "", search), notice([f"Renamed to {name.strip()!r}."]), *close_panels()]
+        return notice(str(error).splitlines(), "bad")
+    return notice([said] if said else [])
 
 
 def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[tuple[Any, ...]]:

@@ -13,8 +13,8 @@ from runs.evolution import Evolution, best
 from runs.files import RunError
 from runs.paths import outputs_dir
 from ui import served
-from ui.html import esc, number
-from ui.run import blind_vote, evolution, fold
+from ui.html import esc, number, table
+from ui.run import blind_vote, fold, view
 from ui.run.fold import QUIET
 
 TICK_S = 5.0
@@ -78,21 +78,17 @@ def result(ballot: blind_vote.Ballot) -> str:
     """The count of votes as a table."""
     if not ballot.votes:
         return '<p class="hp-say">No votes yet.</p>'
-    rows = "".join(
-        f"<tr><th scope='row'>Step {step:,}</th><td>{won:g}</td><td>{seen}</td></tr>"
-        for step, won, seen in blind_vote.wins(ballot)
-    )
+    rows = [(f"Step {step:,}", f"{won:g}", seen) for step, won, seen in blind_vote.wins(ballot)]
     left = blind_vote.ENOUGH - len(ballot.votes)
     more = f"After {left} more, the one at the top is picked." if left > 0 else "The one at the top is picked."
     return (
         f"<p class='hp-say'>Votes: {len(ballot.votes)}. {more} Mark another one below where you know better.</p>"
-        f"<div class='hp-table-scroll'><table><thead><tr><th scope='col'>LoRA</th><th scope='col'>Won</th><th scope='col'>Compared</th></tr></thead>"
-        f"<tbody>{rows}</tbody></table></div>"
+        + table("Votes", ["LoRA", "Won", "Compared"], rows)
     )
 
 
 def _draw(folder: Path) -> None:
-    found = evolution.evolution(folder)
+    found = view.evolution(folder)
     everything, texts = pictures(found), prompts(found)
     head = gr.HTML(summary(found, folder), elem_id="samples-summary", apply_default_css=False)
     timer = gr.Timer(TICK_S)
@@ -131,17 +127,17 @@ def _draw(folder: Path) -> None:
     known = gr.State(everything)
 
     def on_prompt(prompt: int) -> list[Any]:
-        found = evolution.evolution(folder)
+        found = view.evolution(folder)
         shown = pictures(found, prompt)
         columns = _columns(prompts(found)) if prompt == ALL else COLUMNS
         return [gr.update(value=shown[-MOST:], columns=columns), gr.update(info=_count(shown))]
 
     def on_compare(one: str | None, two: str | None) -> Any:
-        here = {path for path, _ in pictures(evolution.evolution(folder))}
+        here = {path for path, _ in pictures(view.evolution(folder))}
         return (one, two) if {one, two} <= here else gr.skip()
 
     def on_best(step: int) -> str:
-        found = evolution.evolution(folder)
+        found = view.evolution(folder)
         try:
             blind_vote.pick(folder, None if step == NO_MARK else step, found)
         except RunError as error:
@@ -149,7 +145,7 @@ def _draw(folder: Path) -> None:
         return summary(found, folder)
 
     def on_tick(known: list[Picture], prompt: int) -> list[Any]:
-        found = evolution.evolution(folder)
+        found = view.evolution(folder)
         now = pictures(found)
         if now == [tuple(each) for each in known]:
             return [gr.skip()] * 7
@@ -180,7 +176,7 @@ def _vote(folder: Path, head: gr.HTML, timer: gr.Timer) -> None:
             blind_vote.append(folder, **line)
         except RunError as error:
             return [*[gr.skip()] * 4, _problem(error)]
-        return [*_next(folder), summary(evolution.evolution(folder), folder)]
+        return [*_next(folder), summary(view.evolution(folder), folder)]
 
     for side, button in buttons:
 
@@ -196,7 +192,7 @@ def _vote(folder: Path, head: gr.HTML, timer: gr.Timer) -> None:
 
 def _next(folder: Path) -> list[Any]:
     """The next pair or None, the question, its pictures, and the count of votes."""
-    found, ballot = evolution.evolution(folder), blind_vote.read(folder)
+    found, ballot = view.evolution(folder), blind_vote.read(folder)
     pair = blind_vote.next_pair(found, ballot)
     if pair is None:
         return [None, f'<p class="hp-say">{esc(NO_VOTE)}</p>', [], result(ballot)]

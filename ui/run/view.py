@@ -20,7 +20,8 @@ import tomllib
 
 import runs
 from runs import env_file, manage
-from ui.run.artifacts import Artifacts, Gallery, Lora
+from runs.evolution import Evolution, Lora
+from ui.run.artifacts import Artifacts
 from ui.run.metrics import Metrics
 from ui.run.readers import Log, LogTail, Stamp, stamp
 
@@ -202,7 +203,7 @@ class Reader:
     def __init__(self, folder: Path):
         self.folder = folder
         self.metrics = Metrics(folder / "metrics.jsonl")
-        self.tail = LogTail(folder / "training.log", folder / "events.jsonl")
+        self.tail = LogTail(folder / "training.log")
         self.artifacts = Artifacts(folder)
         self._incidents: dict[str, tuple[Stamp, Stamp, Incident]] = {}
 
@@ -292,9 +293,9 @@ def loras(folder: Path) -> list[Lora]:
     return _with_reader(folder, lambda reader: reader.artifacts.loras())
 
 
-def samples(folder: Path) -> Gallery:
-    """The sample images by prompt; the same object as long as nothing changed."""
-    return _with_reader(folder, lambda reader: reader.artifacts.gallery())
+def evolution(folder: Path) -> Evolution:
+    """The snapshots of a run; read again only after a file changed."""
+    return _with_reader(folder, lambda reader: reader.artifacts.evolution())
 
 
 def stop_requested(folder: Path) -> bool:

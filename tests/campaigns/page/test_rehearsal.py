@@ -75,7 +75,7 @@ def test_a_rehearsal_in_two_browsers_goes_on_while_the_server_is_killed(browser,
             until(lambda: field(other, "name").input_value() == "bird", "the form in the other browser")
             field(other, "name").fill("owl")
             field(other, "name").blur()
-            other.locator("#rehearse-cancel").click()
+            other.locator("#cancel-rehearsal").click()
             rehearsal_is(one, "cancelled")
             rehearsal_is(other, "cancelled")
             assert was_not_reloaded(one) and was_not_reloaded(other)

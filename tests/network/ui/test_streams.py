@@ -1,10 +1,9 @@
-"""The page's events: an idle queue sleeps, a joined event wakes it, and no answer is lost when the stream of answers ends."""
+"""The page's events: no answer is lost when the stream of answers ends, and a skipped output costs nothing."""
 
 import asyncio
 import http.client
 import json
 import threading
-import time
 from collections.abc import Iterator
 
 import gradio as gr
@@ -14,26 +13,18 @@ from fastapi import FastAPI
 from ui_helpers import free_port
 from ui_page import until
 
-from ui import queue_wakes, streams
+from ui import streams
 
 WAIT_S = 60  # only stops what hangs
 
 
-def answer(text: str) -> str:
-    """The event of the page: it sleeps for so many seconds."""
-    time.sleep(float(text))
-    return f"after {text}"
-
-
 @pytest.fixture
-def page(monkeypatch) -> Iterator[gr.Blocks]:
+def page() -> Iterator[gr.Blocks]:
     """A small Gradio page behind `Streams`, served at its `port`."""
-    monkeypatch.setattr(queue_wakes, "IDLE_S", 600.0)  # so that only a wake, never the clock, starts an event
     with gr.Blocks(analytics_enabled=False) as blocks:
         box = gr.Textbox()
-        box.submit(answer, box, box)
+        box.submit(lambda text: text, box, box)
     app = gr.mount_gradio_app(FastAPI(), blocks, "/", ssr_mode=False)
-    assert queue_wakes.install(blocks)
     blocks.port = free_port()
     config = uvicorn.Config(streams.Streams(app), "127.0.0.1", blocks.port, log_level="warning", ws="none")
     server = uvicorn.Server(config)
@@ -51,9 +42,9 @@ def asked(page: gr.Blocks, method: str, path: str, body: dict | None = None) -> 
     return connection.getresponse()
 
 
-def join(page: gr.Blocks, session: str, seconds: float = 0) -> str:
+def join(page: gr.Blocks, session: str) -> str:
     """Join an event; returns its id."""
-    body = {"data": [str(seconds)], "fn_index": 0, "session_hash": session}
+    body = {"data": ["text"], "fn_index": 0, "session_hash": session}
     return json.loads(asked(page, "POST", streams.JOIN, body).read())["event_id"]
 
 
@@ -69,22 +60,6 @@ def stream_of(page: gr.Blocks, session: str) -> Iterator[dict]:
 def next_of(stream: Iterator[dict], *kinds: str) -> dict:
     """The next message of one of these kinds, or the end."""
     return next(message for message in stream if message["msg"] in (*kinds, "end"))
-
-
-def test_the_queue_of_this_gradio_can_be_woken(page):
-    # A new version of Gradio that fails here needs another `queue_wakes`: until then its queue polls, and answers all the same.
-    for name in queue_wakes.LOOPS:
-        assert "asyncio" in getattr(page._queue, name).__func__.__globals__
-
-
-def test_a_queue_that_sleeps_is_woken_by_each_event_and_answers_those_that_wait_for_others(page):
-    """The clock would wake it after ten minutes."""
-    for number in range(5):
-        event = join(page, f"s{number}")
-        assert next_of(stream_of(page, f"s{number}"), "process_completed")["event_id"] == event
-    events = [join(page, "one", 0.05) for _ in range(6)]
-    stream = stream_of(page, "one")
-    assert {next_of(stream, "process_completed")["event_id"] for _ in events} == set(events)
 
 
 def test_an_event_joined_while_the_stream_ends_is_answered_in_it(page):

@@ -15,7 +15,7 @@ function open(localStorage, { now = () => 0, stored = { ...FIRST }, server, soon
   const requests = [];
   const events = [];
   const save_settings = server || (async ({ changes }) => (Object.assign(stored, changes), { ok: true, values: { ...stored } }));
-  const { hangproof } = load(["dom", "dataset/unsaved", "new/fields"], ["hangproof"], {
+  const { hangproof } = load(["dom", "dataset/unsaved", "new/field_marks", "new/fields"], ["hangproof"], {
     localStorage,
     sessionStorage: storage(),
     window: {},
@@ -26,7 +26,7 @@ function open(localStorage, { now = () => 0, stored = { ...FIRST }, server, soon
       addEventListener: (name, act) => ((listeners[name] ||= []).push(act)),
       getElementById: (key) => key in dom && { querySelector: (what) => (what.startsWith("input[type=radio]") ? null : inputs[key]) },
     }),
-    server: { save_settings: (data) => (requests.push(data.changes), save_settings(data)) },
+    server: { save_settings: async (data) => (requests.push(data.changes), { marks: {}, ...(await save_settings(data)) }) },
     trigger: (name) => {
       events.push(name);
       if (name === "show") hangproof.shown().forEach((value, n) => value !== undefined && (dom[Object.keys(FIRST)[n]] = value));

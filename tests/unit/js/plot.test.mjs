@@ -2,9 +2,9 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { load } from "./page.mjs";
 
-const { shortNumber, timeSpan, position, tickValues, smoothed, valueRange } = load(
+const { shortNumber, timeSpan, position, smoothed, valueRange } = load(
   ["run/plot"],
-  ["shortNumber", "timeSpan", "position", "tickValues", "smoothed", "valueRange"],
+  ["shortNumber", "timeSpan", "position", "smoothed", "valueRange"],
 );
 
 test("a number is short at any size", () => {
@@ -18,19 +18,6 @@ test("a span of time has the two largest units", () => {
   for (const [seconds, text] of expected) assert.equal(timeSpan(seconds), text);
   assert.equal(position("time", 90), "1 min");
   assert.equal(position("step", 1900.4), "step 1,900");
-});
-
-test("the ticks of an axis are few, round and around the values", () => {
-  for (const [low, high] of [[0, 1], [0.37, 0.41], [-3, 1e6], [1e-9, 3e-9], [5, 5]]) {
-    const ticks = tickValues(low, high);
-    assert.ok(ticks.length >= 2 && ticks.length <= 8, `${low} to ${high}: ${ticks}`);
-    assert.ok(ticks[0] <= low && ticks.at(-1) >= high, `${low} to ${high}: ${ticks}`);
-    assert.deepEqual(ticks, [...ticks].sort((a, b) => a - b));
-  }
-  assert.deepEqual(tickValues(0, 1), [0, 0.25, 0.5, 0.75, 1]);
-  assert.deepEqual(tickValues(1, 3, "step"), [1, 2, 3]); // no half steps
-  assert.deepEqual(tickValues(0, 240, "time"), [0, 60, 120, 180, 240]);
-  assert.deepEqual(tickValues(0, 4 * 86400, "time"), [0, 1, 2, 3, 4].map((day) => day * 86400));
 });
 
 test("the smoothed line starts at the first value and follows the mean", () => {

@@ -26,7 +26,7 @@ def test_a_lora_is_published_with_what_was_typed(browser, data, tmp_path):
             page.get_by_role("option", name="Apache").click()
             publish.click()
             page.get_by_test_id("publishing").get_by_text("Sending").wait_for()
-            assert not publish.is_enabled()
+            publish.wait_for(state="hidden")
             page.get_by_role("button", name="Cancel", exact=True).click()
             page.get_by_test_id("not-published").get_by_text("Cancelled").wait_for()
             page.reload()

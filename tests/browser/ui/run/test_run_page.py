@@ -14,8 +14,6 @@ from ui_page import a_tab, captions, faint_texts, field, nameless_controls, serv
 import runs
 from monitor.process.locks import LOCK, Lock
 
-FOCUSED = "document.activeElement"
-
 
 @pytest.fixture
 def held():
@@ -97,7 +95,8 @@ def test_stop_answers_at_once_and_says_why_it_fails(page, server, held):
     show_run(page, server, folder.name)
     button = page.locator("#stop")
     button.get_by_text("Stop", exact=True).wait_for()
-    assert not page.locator("#delete").is_visible() and not page.locator("#rename").is_visible()  # it runs
+    page.locator("#manage-fold button.label-wrap").click()
+    page.get_by_text("The run is under way. Stop it first.").wait_for()  # neither renamed nor deleted
     button.click()
     page.locator("#run-notice").get_by_text("train.sh is missing").wait_for()
     button.get_by_text("Stop", exact=True).wait_for()
@@ -141,8 +140,8 @@ def test_a_run_is_searched_renamed_and_deleted(page, server, monkeypatch):
     page.locator(".hp-run").click()
     page.get_by_test_id("run-name").get_by_text("tulip red").wait_for()
 
-    page.locator("#rename").click()
-    until(lambda: page.evaluate(f"!!{FOCUSED}.closest('#new-name')"), "the name has the focus")
+    manage = page.locator("#manage-fold")
+    manage.locator("button.label-wrap").click()
     field(page, "new-name").fill(" ")
     page.keyboard.press("Enter")
     page.locator("#run-notice").get_by_text("1 to 200 characters").wait_for()
@@ -152,20 +151,16 @@ def test_a_run_is_searched_renamed_and_deleted(page, server, monkeypatch):
     field(page, "run-search").fill("tulip")
     until(lambda: "tulip green" in names.all_inner_texts(), "the list shows the new name")
     assert (images / "tulip-red").is_dir()
-    assert not page.locator("#rename-panel").is_visible()
 
     (server.data / "outputs" / "tulip-red" / "big.bin").write_bytes(b"x" * 5_000_000)
-    page.locator("#delete").click()
-    panel = page.locator("#delete-panel")
-    panel.get_by_text(re.compile(r"Delete the run 'tulip green'.*This frees 5\.\d MB")).wait_for()
+    for _ in ("close", "open"):
+        manage.locator("button.label-wrap").click()
+    manage.get_by_text(re.compile(r"Delete the run 'tulip green'.*This frees 5\.\d MB")).wait_for()
     colours = "selector => getComputedStyle(document.querySelector(selector)).backgroundColor"
-    assert page.evaluate(colours, "#delete-ok") != page.evaluate(colours, "#delete-no")
+    assert page.evaluate(colours, "#delete-ok") != page.evaluate(colours, "#rename-ok")
     assert faint_texts(page) == [] and nameless_controls(page) == []
-    page.locator("#delete-no").click()
-    panel.wait_for(state="hidden")
     assert (server.data / "outputs" / "tulip-red").is_dir()
-    page.locator("#delete").click()
-    panel.get_by_label(re.compile("Also delete its data set: 1 image")).check()
+    manage.get_by_label(re.compile("Also delete its data set: 1 image")).check()
     page.locator("#delete-ok").click()
     page.locator("#run-notice").get_by_text(re.compile(r"Deleted tulip-red\. This freed 5\.\d MB")).wait_for()
     lists("tulip blue")
@@ -184,8 +179,8 @@ def test_a_run_that_is_renamed_or_deleted_elsewhere_is_not_replaced_by_another(p
     assert page.get_by_test_id("run-name").count() == 0
     page.locator("#run-list [data-run=elm]").click()
     page.locator("[data-testid=run-name][data-run=elm]").wait_for()
-    page.locator("#delete").click()
-    page.locator("#delete-text").get_by_text("Delete the run").wait_for()
+    page.locator("#manage-fold button.label-wrap").click()
+    page.locator("#manage-fold").get_by_text("Delete the run").wait_for()
     shutil.rmtree(folder.with_name("elm"))
     page.get_by_text("The run 'elm' was renamed or deleted").wait_for()
     page.locator("#delete-ok").click()

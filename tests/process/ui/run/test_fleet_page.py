@@ -41,7 +41,7 @@ def test_a_store_that_hangs_or_fails_delays_nobody(data, tmp_path, silent_server
     def shown() -> dict:
         nonlocal slowest_s
         began_s = time.monotonic()
-        found = {store["store"]: store for store in one.snapshot() or ()}
+        found = {store["store"]: store for store in one.snapshot()}
         slowest_s = max(slowest_s, time.monotonic() - began_s)
         return found
 
@@ -61,21 +61,6 @@ def test_a_store_that_hangs_or_fails_delays_nobody(data, tmp_path, silent_server
             store.job.kill()
 
 
-def test_nothing_is_read_while_nobody_looks(data, tmp_path, monkeypatch):
-    put_run(tmp_path / "store")
-    fleet.add(str(tmp_path / "store"))
-    monkeypatch.setattr(fleet_page, "WATCHED_S", 0.3)
-    monkeypatch.setattr(fleet_page, "REFRESH_S", 0.1)
-    one = fleet_page.Fleet()
-    until(lambda: one.snapshot() and one.snapshot()[0]["runs"], "it is read")
-    until(lambda: one._thread is None, "the thread ends")
-    read_s = one.stores[str(tmp_path / "store")].read_s
-    time.sleep(0.3)
-    assert one.stores[str(tmp_path / "store")].read_s == read_s
-    one.snapshot()
-    until(lambda: one.stores[str(tmp_path / "store")].read_s != read_s, "it is read again")
-
-
 @pytest.mark.parametrize("address", ["", " ", "a" * 501, "a\nb", "s3://me:password@bucket"])
 def test_addresses_that_are_none_change_nothing(data, address):
     with pytest.raises(RunError):
@@ -89,10 +74,10 @@ def test_text_of_another_machine_is_text(data, tmp_path, monkeypatch):
     """Markup in any value of a status or an address is escaped, and a status without values is shown."""
     mark = "<i onclick=x>\"'"
     one = fleet_page.Fleet()
-    one.stores[mark], one._listed = fleet_page.Store(error=mark, read_at="2026-01-01T00:00:00+00:00"), True
+    one.stores[mark] = fleet_page.Store(error=mark, read_at="2026-01-01T00:00:00+00:00", tried_s=time.monotonic())
     words = {key: mark for key in (*fleet.WORDS, "holder", "problem", "slug", "updated_at", "state")}
     one.stores[mark].runs = [words, {"slug": "bare", "name": "bare", "state": "running"}]
-    monkeypatch.setattr(one, "_wake", lambda: None)
+    monkeypatch.setattr(fleet_page, "_addresses", lambda: [mark])
     monkeypatch.setattr(fleet_page, "FLEET", one)
     shown = fleet_page.html()
     assert "<i" not in shown and shown.count("&lt;i onclick=x&gt;&quot;&#x27;") >= 6

@@ -16,7 +16,7 @@ NO_GPU = Machine("", None, False, 31.2, 220.0)
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(settings, "this_machine", lambda: NO_GPU)
+    monkeypatch.setattr(settings, "this_machine", lambda *_: NO_GPU)
 
 
 def images(mine: str, folder, count: int) -> None:
@@ -30,7 +30,7 @@ def length(mine: str) -> tuple[int, int]:
 
 def test_a_new_draft_has_the_defaults_and_the_tier_of_this_machine(mine, monkeypatch):
     assert settings.current(mine) == {**form.defaults(), "tier": "12G"}
-    monkeypatch.setattr(settings, "this_machine", lambda: Machine("GPU", 24.0, True, 31.2, 220.0))
+    monkeypatch.setattr(settings, "this_machine", lambda *_: Machine("GPU", 24.0, True, 31.2, 220.0))
     assert settings.current(mine)["tier"] == "20G"
     for bad in ("../x", None, 7):
         with pytest.raises(RunError, match="reload"):
@@ -66,13 +66,13 @@ def test_repeats_and_epochs_follow_the_images_until_one_of_them_is_typed(mine, t
     settings.save(mine, {"epochs": 3}, typed=True)
     images(mine, tmp_path, 8)
     assert length(mine) == (24, 3)
-    button = new_lora.review(mine)[2]
+    button = new_lora.review(mine)[1]
     assert button["visible"] and button["value"].startswith("Use proposed: 12 repeats × 20 epochs = 1,920 steps")
     settings.save(mine, {"max_train_steps": "9"}, typed=True)
-    assert not new_lora.review(mine)[2]["visible"]
+    assert not new_lora.review(mine)[1]["visible"]
     settings.save(mine, {"max_train_steps": ""}, typed=True)
     settings.follow_images(mine)
-    assert length(mine) == (12, 20) and not new_lora.review(mine)[2]["visible"]
+    assert length(mine) == (12, 20) and not new_lora.review(mine)[1]["visible"]
 
 
 def choose(mine: str, key: str, **typed) -> dict:
@@ -131,13 +131,13 @@ def test_a_table_of_models_that_becomes_invalid_while_the_page_is_open_loses_not
     images(mine, tmp_path, 1)
     (data / "models.toml").write_text("[models.")
     typed = {"trigger": "kept", "epochs": 3, "model": "tiny-flux"}
-    assert settings.save_settings({"draft": mine, "changes": typed}) == {"ok": True, "values": typed}
+    assert settings.save_settings({"draft": mine, "changes": typed}) == {"ok": True, "values": typed, "marks": {}}
     with pytest.raises(presets.PresetError):
         settings.current(mine)
     assert "models.toml" in new_lora.review(mine)[0]
     opened = new_lora.load(mine)
     assert opened[0] == mine and "models.toml" in opened[2] and opened[3 + form.KEYS.index("trigger")] == "kept"
-    *_, (problem, _, name, _) = new_lora.start(mine, {})
+    *_, (problem, name, _) = new_lora.start(mine, {})
     assert "models.toml" in problem and name == "" and not list((data / "outputs").glob("*"))
     (data / "models.toml").unlink()
     assert settings.current(mine)["trigger"] == "kept" and len(draft.items(mine)) == 1
@@ -145,6 +145,6 @@ def test_a_table_of_models_that_becomes_invalid_while_the_page_is_open_loses_not
 
 @pytest.mark.parametrize("key", list(new_lora.NOT_ARRIVED))
 def test_start_refuses_while_the_browser_holds_something(mine, key):
-    *_, (problem, _, name, _) = new_lora.start(mine, {key: 2})
+    *_, (problem, name, _) = new_lora.start(mine, {key: 2})
     assert "not saved" in problem or "not uploaded" in problem
     assert name == ""

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from ui_helpers import photos, write_run
 
-from ui.run import evolution, samples
+from ui.run import samples, view
 
 HOSTILE = "a dog </p><img src=x onerror=alert(1)>"
 
@@ -24,7 +24,7 @@ def folder(data):
 
 
 def test_pictures_are_in_the_order_of_their_steps_with_their_prompts(folder):
-    found = evolution.evolution(folder)
+    found = view.evolution(folder)
     assert samples.prompts(found) == {0: "a cat", 1: HOSTILE}
     captions = [caption for _, caption in samples.pictures(found)]
     assert captions[:3] == ["Step 8 · a cat", f"Step 8 · {HOSTILE}", "Step 16 · a cat"] and captions[-1] == "mine.png"
@@ -37,18 +37,18 @@ def test_pictures_outside_the_folder_and_other_files_are_left_out(folder, tmp_pa
     (folder / "sample" / "mine.png").unlink()
     (folder / "sample" / "mine.png").symlink_to(outside)
     (folder / "sample" / "cat_000008_00_20260101120000_42.png").unlink()
-    shown = samples.pictures(evolution.evolution(folder))
+    shown = samples.pictures(view.evolution(folder))
     assert shown[0][1] == f"Step 8 · {HOSTILE}" and len(shown) == 5
     assert not any("secret" in path or "mine" in path for path, _ in shown)
 
 
 def test_texts_stay_texts_and_a_run_without_samples_says_how_to_get_them(folder, data):
     empty = write_run(data, "empty")
-    assert "“Sample prompts”" in samples.summary(evolution.evolution(empty), empty)
+    assert "“Sample prompts”" in samples.summary(view.evolution(empty), empty)
     assert samples._next(empty)[0] is None and "fewer than two" in samples._next(empty)[1]
-    assert samples.summary(evolution.evolution(folder), folder) == ""
+    assert samples.summary(view.evolution(folder), folder) == ""
     (folder / "metrics.jsonl").write_text('{"kind": "validation", "step": 16, "val_loss": 0.25}\n')
-    assert "0.25 at step 16" in samples.summary(evolution.evolution(folder), folder)
+    assert "0.25 at step 16" in samples.summary(view.evolution(folder), folder)
 
 
 @pytest.mark.parametrize("count, columns", [(0, 4), (1, 4), (2, 4), (3, 3), (6, 6), (7, 4)])
