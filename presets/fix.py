@@ -218,8 +218,6 @@ def _separator(text: str, t: Training) -> str:
 
 def _guard(text: str, t: Training) -> str:
     """`… script.py` becomes `… -m sd_scripts_patches script.py`, with the project folder on PYTHONPATH."""
-    if len(lint.split_words(t, "")) > 1:
-        raise _Impossible  # which of the words is the script?
     words = t.command.words
     runner = ["-m", "sd_scripts_patches"] if t.script > t.launcher else ["python", "-m", "sd_scripts_patches"]
     word = words[t.script]
