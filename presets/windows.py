@@ -194,7 +194,7 @@ class Reader:
 
     def _ps_word(self, fields: Fields) -> bool:
         """A word; a variable, list or expression that is not known may be several, and so may all behind an open quote."""
-        counted = True
+        start, counted = self.at, True
         while self.at < len(self.text) and self.text[self.at] not in " \t\r\n;|&(){}":
             if POWERSHELL.skip.match(self.text, self.at) and self.text[self.at] == "`":
                 break
@@ -212,7 +212,7 @@ class Reader:
                 value = (
                     PS_ESCAPES.get(found[kind], found[kind]) if kind == "escaped" else found[kind].replace("''", "'")
                 )
-            counted = counted and value is not None
+            counted = counted and (value is not None or (self.at > start and found[0] != ","))
             fields.add(UNKNOWN if value is None else value)
             self.at = found.end()
         return counted
