@@ -202,7 +202,7 @@ def lower_lr(spec: "RunSpec") -> Changed:
         return _same(spec)
     halved = {flag: _halved(spec.extra[flag]) for flag in RATES if spec.extra.get(flag)}
     changed = spec.changed(learning_rate=spec.learning_rate / 2, extra={**spec.extra, **halved})
-    rates = {"learning rate": (spec.learning_rate, changed.learning_rate)}
+    rates: dict[str, tuple[Value, Value]] = {"learning rate": (spec.learning_rate, changed.learning_rate)}
     rates |= {flag: (spec.extra[flag], half) for flag, half in halved.items()}
     return changed, ", ".join(f"{name} {_shown(half)} instead of {_shown(was)}" for name, (was, half) in rates.items())
 

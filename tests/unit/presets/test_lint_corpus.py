@@ -222,17 +222,14 @@ def test_the_flags_called_paths_take_one_value_in_every_script_of_a_checkout():
     listed = set(table["path_flags"])
     seen = set()
     ours, musubi = tiny_sd_scripts.checkout(), tiny_musubi.checkout()
-    rows = [(schema.sd_scripts, ours, ours / script, "def setup_parser", script) for script in table["scripts"]]
-    for script in table["guarded_scripts"]:
-        path = musubi / "src/musubi_tuner" / script
-        rows.append((schema.musubi, musubi, path, "def main", f"src/musubi_tuner/{script}"))
-    for read, checkout, path, needs, script in rows:
-        if path.is_file() and needs in path.read_text(encoding="utf-8"):
-            flags = read(checkout, script)
+    rows = [(ours, script, "def setup_parser") for script in table["scripts"]]
+    rows += [(musubi, f"src/musubi_tuner/{script}", "def main") for script in table["guarded_scripts"]]
+    for checkout, script, needs in rows:
+        if (checkout / script).is_file() and needs in (checkout / script).read_text(encoding="utf-8"):
+            flags = schema.flags_of(checkout, script)
             seen |= listed & set(flags)
-            assert not {
-                flag for flag in listed & set(flags) if flags[flag]["nargs"] or flags[flag]["type"] == "bool"
-            }, script
+            several = {flag for flag in listed & set(flags) if flags[flag]["nargs"] or flags[flag]["type"] == "bool"}
+            assert not several, script
     assert seen >= listed - {"ae_path", "controlnet_model_name_or_path", "log_tracker_config"}
 
 
