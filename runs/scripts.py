@@ -80,7 +80,7 @@ def rendered(job: Job, resume: Path | None = None) -> str:
     text = text.replace("\n", "\r\n") if windows else text
     if "edited" not in job.spec:
         return text
-    return env_file.with_lines(custom_script.render(job.spec["edited"], job.slug, text, job.platform), _secrets(job))
+    return env_file.with_lines(custom_script.merge(job.spec["edited"], job.slug, text, job.platform)[0], _secrets(job))
 
 
 @functools.cache

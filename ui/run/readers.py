@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runs.env_file import masking
-from runs.growing import LINE_BYTES, Added, entries
+from runs.growing import LINE_BYTES, Added
+from runs.metrics_lines import entries
 from ui.html import ANSI
 
 LOG_LINES = 300
