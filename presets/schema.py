@@ -100,7 +100,7 @@ def commit(checkout: Path) -> str | None:
     return None
 
 
-class _Parsing(Exception):
+class _Parsing(BaseException):
     """The parser has all its flags."""
 
 

@@ -61,7 +61,10 @@ def create(
         if fault := name_fault(spec, data if reuse else None):
             raise RunError([fault])
         if reuse:
-            for path in _at_least_one(dataset.images_in(data), data):
+            found = dataset.images_in(data)
+            if not found:
+                raise RunError(f"no images in {data}; add at least one image (10 to 30 are recommended)")
+            for path in found:
                 pictures.check_image(path)
         sources = [] if reuse else dataset.gather(images, captions, spec.trigger)
         made_data = False
@@ -110,12 +113,6 @@ def name_fault(spec: "RunSpec", own_data: Path | None = None) -> Fault | None:
                 message += ", or use it as the images of this run"
             return Fault("name", message)
     return None
-
-
-def _at_least_one(images: list[Path], folder: Path) -> list[Path]:
-    if not images:
-        raise RunError(f"no images in {folder}; add at least one image (10 to 30 are recommended)")
-    return images
 
 
 def planned_steps(spec: "RunSpec", images: int | Images) -> int:
