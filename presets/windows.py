@@ -208,10 +208,10 @@ class Reader:
                 value = None
             elif kind == "double":
                 value = self._filled(found["double"])
-            else:
-                value = (
-                    PS_ESCAPES.get(found[kind], found[kind]) if kind == "escaped" else found[kind].replace("''", "'")
-                )
+            elif kind == "single":
+                value = found["single"].replace("''", "'")
+            elif kind == "escaped":
+                value = PS_ESCAPES.get(found["escaped"], found["escaped"])
             counted = counted and (value is not None or (self.at > start and found[0] != ","))
             fields.add(UNKNOWN if value is None else value)
             self.at = found.end()

@@ -17,10 +17,10 @@ import presets
 from presets import steps
 from presets.steps import Images
 from runs import dataset, env_file, masks, pictures, pin, staging, weights
-from runs.command import direct, launcher, samples, world
+from runs.command import direct, samples, world
 from runs.files import Fault, RunError, atomic_write, building, checksum, explained
 from runs.job import Job, made, resolve, respecified
-from runs.paths import CHECKOUTS, datasets_dir, entries, outputs_dir
+from runs.paths import CHECKOUTS, backend_venv, datasets_dir, entries, outputs_dir, venv_program
 from runs.scripts import INSTALL, rendered, script_name
 
 if TYPE_CHECKING:
@@ -290,4 +290,5 @@ def _launcher_found(spec: "RunSpec", platform: str) -> bool:
     chosen = next(filter(None, map(os.environ.get, names)), "")
     if chosen:
         return shutil.which(chosen) is not None
-    return launcher(spec.backend, platform).is_file() or shutil.which("accelerate") is not None
+    own = venv_program(backend_venv(spec.backend), "accelerate", platform)
+    return own.is_file() or shutil.which("accelerate") is not None
