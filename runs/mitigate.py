@@ -1,7 +1,7 @@
 """Changes to a run that keeps failing. The monitor's table of causes (causes.toml) names them.
 
 Each mitigation is a pure function `spec → (spec, sentence)`. An extra flag is written after the flag of a typed field and
-overrides it, so a mitigation also changes every extra flag that would undo it. No mitigation asks whether it is needed:
+overrides it, so a mitigation also changes every extra flag that would undo it. Few ask whether they are needed:
 `apply` compares what the trainer would read before and after, and one that changes nothing there gives the same spec and
 no sentence, so that the monitor takes the next one. Most mitigations keep what is learned (same data, effective batch, steps). `same_state` says whether
 the saved states can still be resumed.
@@ -130,6 +130,8 @@ def no_block_swap(spec: "RunSpec") -> Changed:
 
 def one_gpu(spec: "RunSpec") -> Changed:
     """One GPU of each machine instead of several; gradients are accumulated, so the effective batch stays."""
+    if spec.gpus == 1:
+        return _same(spec)  # the seeds below would be a change
     steps = spec.gradient_accumulation * spec.gpus
     # kohya's trainers then keep the noise and the order of several processes (sd_scripts_patches/batch_seeds.py)
     seeds = {} if spec.backend == "diffusers" else {"HANGPROOF_BATCH_SEEDS": "1"}

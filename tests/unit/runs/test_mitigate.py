@@ -108,6 +108,7 @@ OWN_RATE = [  # optimizers that find their own rate: there is none to lower
         *(("lower_lr", {"tier": "16G", "backend": "diffusers", "extra": extra}) for extra in OWN_RATE),
         ("no_block_swap", {"extra": {"blocks_to_swap": "0"}}),
         ("validation_off", {"validate_every_n_steps": 5}),
+        ("one_gpu", {"gpus": 1}),
         ("hub_offline", {"environment": {"HF_HUB_OFFLINE": "true"}}),
         ("fp32_guard", {"mixed_precision": "no"}),
         ("cache_aside", {"extra": {"cache_latents_to_disk": False, "cache_text_encoder_outputs_to_disk": False}}),
