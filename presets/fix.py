@@ -109,9 +109,9 @@ def _apply(text: str, t: Training, change: lint.Change) -> str:
         raise _Impossible
     match change.kind:
         case "Drop":
-            return _drop(text, t, change.flag)
+            return _splice(text, _written(text, t, change.flag, None))
         case "Set":
-            return _set(text, t, change.flag, list(change.values))
+            return _splice(text, _written(text, t, change.flag, list(change.values)))
         case "Guard":
             return _guard(text, t)
         case "Unmark":
@@ -165,14 +165,6 @@ def _removal(text: str, start: int, end: int, language: str) -> Edit:
     return (start if at == 0 or text[at - 1] in "\n(" else at), end, keep
 
 
-def _drop(text: str, t: Training, flag: str) -> str:
-    if flag not in t.flags:
-        return text
-    if not t.flags[flag].words:
-        raise _Impossible  # the config file sets it, and the command line cannot turn off a switch of the file
-    return _splice(text, _edits(text, t, {i: [] for mention in _mentions(t, flag) for i in mention}))
-
-
 def _mentions(t: Training, flag: str) -> list[list[int]]:
     """The words of each mention of a flag with its own value. What follows may be other flags in a variable, so it stays."""
     count = 1 if flag in _table("lint.toml")["switches"] else 2
@@ -186,24 +178,27 @@ def _mentions(t: Training, flag: str) -> list[list[int]]:
     return mentions
 
 
-def _set(text: str, t: Training, flag: str, values: list[str]) -> str:
-    known = t.flags.get(flag)
-    if known and not known.words and not values:
-        return text
-    return _splice(text, _setting(text, t, flag, values))
+def _written(text: str, t: Training, flag: str, values: list[str] | None, words: list[int] | None = None) -> list[Edit]:
+    """The edits that set a flag where it is, or at the end of the command where it is not; None removes it.
 
+    Args:
+        words: those to replace; None: each mention of the flag with its own value.
 
-def _setting(text: str, t: Training, flag: str, values: list[str]) -> list[Edit]:
-    """The edits that set a flag, or add it at the end of the command."""
-    words = [f"--{flag}", *(quote(v, t.language) for v in values)]
+    Raises:
+        _Impossible: the config file sets it, and the command line cannot turn it off; or the command has an open quote.
+    """
+    new = [] if values is None else [f"--{flag}", *(quote(value, t.language) for value in values)]
     known = t.flags.get(flag)
     if known and known.words:
-        mentions = _mentions(t, flag)
-        return _edits(text, t, {**{i: [] for mention in mentions for i in mention}, mentions[-1][0]: words})
+        gone = [i for mention in _mentions(t, flag) for i in mention] if words is None else words
+        return _edits(text, t, {**{i: [] for i in gone}, known.words[0]: new})
+    if values is None or (known and not values):  # a switch of the config file is on
+        if known and values is None:
+            raise _Impossible
+        return []
     if t.command.unclosed:
         raise _Impossible  # the flag would become part of the open quote
-    at = t.command.end
-    return [(at, at, _separator(text, t) + " ".join(words))]
+    return [(t.command.end, t.command.end, _separator(text, t) + " ".join(new))]
 
 
 def _separator(text: str, t: Training) -> str:
@@ -218,8 +213,6 @@ def _separator(text: str, t: Training) -> str:
 
 def _guard(text: str, t: Training) -> str:
     """`… script.py` becomes `… -m sd_scripts_patches script.py`, with the project folder on PYTHONPATH."""
-    if len(lint.split_words(t, "")) > 1:
-        raise _Impossible  # which of the words is the script?
     words = t.command.words
     runner = ["-m", "sd_scripts_patches"] if t.script > t.launcher else ["python", "-m", "sd_scripts_patches"]
     word = words[t.script]
@@ -259,24 +252,13 @@ def set_flags(text: str, wanted: dict[str, list[str] | None], name: str = "train
         found = trainings(text, name)
         if len(found) != 1:
             raise PresetError(f"{name}: has {len(found)} training commands, not one")
+        command, known = found[0].command, found[0].flags.get(flag)
+        words = [*known.earlier, *known.words] if known else []
+        if known and (not known.words or command.unclosed or not all(command.words[i].alone for i in words)):
+            refused.append(flag)  # its words come from a variable or the config file
+            continue
         try:
-            text = _splice(text, _flag_edits(text, found[0], flag, values))
+            text = _splice(text, _written(text, found[0], flag, values, words))
         except _Impossible:
             refused.append(flag)
     return text, refused
-
-
-def _flag_edits(text: str, t: Training, flag: str, values: list[str] | None) -> list[Edit]:
-    """The edits that write a flag with all its values in one place, or remove it.
-
-    Raises:
-        _Impossible: a word of it comes from a variable or from the config file, or the command has an open quote.
-    """
-    known = t.flags.get(flag)
-    if known is None:
-        return [] if values is None else _setting(text, t, flag, values)
-    words = [*known.earlier, *known.words]
-    if not known.words or t.command.unclosed or not all(t.command.words[i].alone for i in words):
-        raise _Impossible
-    new = [] if values is None else [f"--{flag}", *(quote(v, t.language) for v in values)]
-    return _edits(text, t, {**{i: [] for i in words}, known.words[0]: new})

@@ -4,7 +4,6 @@ A check examines one training command. It returns None when nothing is wrong, ot
 list when only a person can). A fix never changes what is learned: no learning rate, step count, data or precision.
 """
 
-import itertools
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -67,64 +66,6 @@ def is_flux(t: Training) -> bool:
 def has_bounded_swap(t: Training) -> bool:
     """Whether the guards limit the time of every wait of the script's block swap, as they do for musubi-tuner."""
     return file_name(t.command.words[t.script].shape) in _table("lint.toml")["guarded_scripts"]
-
-
-def unquoted(t: Training) -> str | None:
-    """The first flag whose path or name has a space outside quotes ("": the script's path); None where there is none."""
-    table = _table("lint.toml")
-    for flag in [*table["path_flags"], *table["name_flags"], ""]:
-        words = split_words(t, flag)
-        if len(words) < 2:
-            continue
-        first, *rest = (t.command.words[i].shape for i in words)
-        first = first.partition("=")[2] if first.startswith(f"--{flag}=") else first
-        exists = (t.base / " ".join((first, *rest))).exists()
-        is_path = exists or any(
-            re.search(r"[/\\]|\.(safetensors|sft|toml|json|txt|ckpt|pt|yaml)$", word) for word in rest
-        )
-        if is_path or flag not in table["path_flags"] or re.search(r"[/\\]", first):
-            return flag
-    return None
-
-
-def split_words(t: Training, flag: str) -> list[int]:
-    """The words of a value without quotes that may have been meant as one: those on one line, with spaces between.
-
-    Args:
-        flag: "" stands for the script's path.
-    """
-    if flag:
-        known = t.flags.get(flag)
-        words = known.words if known else []
-        words = words if words and "=" in t.command.words[words[0]].shape else words[1:]
-    else:
-        words = _script_words(t)
-    out = words[:1]
-    for before, after in itertools.pairwise(words):
-        one, two = t.command.words[before], t.command.words[after]
-        gap = t.source[one.span[1] : two.span[0]]
-        if one.span != two.span and (not gap or gap.strip(" \t")):
-            break
-        if two.shape.startswith(("\0", "@")):
-            break  # it may stand for other flags
-        out.append(after)
-    quoted = any(re.search("[\"']", t.source[slice(*t.command.words[i].span)]) for i in out)
-    return [] if quoted else out
-
-
-def _script_words(t: Training) -> list[int]:
-    """The script's word and those before it that can only belong to its path."""
-    if t.module:
-        return [t.script]
-    words = t.command.words
-    for i in range(t.script - 1, t.launcher, -1):
-        if words[i].shape.startswith("-"):
-            break
-        if re.match(r"\.{0,2}/|~|[A-Za-z]:[/\\]|\0[/\\]", words[i].shape):
-            option = words[i - 1].shape
-            is_value = option == "-m" or option.lstrip("-") in _table("lint.toml")["launcher_path_options"]
-            return [t.script] if is_value else list(range(i, t.script + 1))
-    return [t.script]
 
 
 def block_swap(t: Training) -> Fix:
@@ -247,7 +188,6 @@ def _unguarded(waits: Callable[[Training], bool]) -> Callable[[Training], Fix]:
 CHECKS: dict[str, Callable[[Training], Fix]] = {
     "line-endings": _when(lambda t: t.language == "sh" and "\r\n" in t.source, Change("Newlines")),
     "byte-order-mark": _when(lambda t: t.language != "ps" and t.source.startswith("\ufeff"), Change("Unmark")),
-    "unquoted-path": _when(lambda t: unquoted(t) is not None),
     "cut-off": _when(lambda t: t.cut_at is not None),
     "block-swap": block_swap,
     "split-mode": split_mode,
@@ -299,8 +239,8 @@ def _position(t: Training, rule: str, changes: list[Change]) -> int:
     """Where a finding is in the script's text: at the first written flag that it is about, else at the script's name."""
     if rule == "cut-off" and t.cut_at is not None:
         return t.cut_at
-    for flag in [unquoted(t) or ""] if rule == "unquoted-path" else [change.flag for change in changes]:
-        known = t.flags.get(flag)
+    for change in changes:
+        known = t.flags.get(change.flag)
         if known and known.words:
             return t.command.words[known.words[0]].span[0]
     return t.command.words[t.script].span[0]

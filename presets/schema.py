@@ -1,66 +1,85 @@
-"""Reads flags, types, choices, defaults and help of a trainer's argument parser from its source, without importing it.
+"""Reads flags, types, choices, defaults and help of a trainer's argument parser, without its environment.
 
-Importing sd-scripts' parser needs torch, five seconds and its complete environment; the page has none of these. The
-parsers are plain `add_argument` calls in functions that call each other. The reader starts at the script's
-`setup_parser`, or where a script has none (musubi-tuner) at what its `main` does before it parses, and follows every
-call that passes the parser on, also into imported modules. It decides branches on a function's parameters (`if
-support_dreambooth:`) from the literal arguments of the call. A default that is computed is marked as such, never
-guessed. The result is kept by the commit of the checkout.
+Importing sd-scripts' parser needs torch, many seconds and its complete environment; the page has none of these. But the
+functions that fill the parser need almost nothing of what their files import. So each name of a source file is made when
+it is first used: a function is compiled, a constant computed, a module of the checkout read the same way. Whatever is not
+in the checkout or in the standard library, and every class, is a stand-in that takes part in anything and does nothing.
+The script's `setup_parser`, or where it has none (musubi-tuner) its `main`, then runs up to `parse_args`. The result is
+kept by the commit of the checkout.
 """
 
+import argparse
 import ast
+import builtins
 import copy
+import importlib
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 from presets.tables import PresetError
 
-UNKNOWN = object()
-TYPES = {"int": "int", "float": "float", "str": "str", "Path": "str", "int_or_float": "float"}
-ADDER = "add_argument"
+TYPES = {"int": "int", "float": "float", "int_or_float": "float", "int_or_ratio": "float"}
 
 
-def sd_scripts(checkout: Path, script: str = "flux_train_network.py") -> dict[str, dict]:
-    """The flags of a script in an sd-scripts checkout by name (without dashes), in the parser's order.
+def of_parser(parser: argparse.ArgumentParser) -> dict[str, dict]:
+    """The flags of a parser by name (without dashes), in its order.
 
-    Each: {type: bool|int|float|str, nargs, choices, default, required, help}, and default_is_computed where the default is none of literals.
+    Each: {type: bool|int|float|str, nargs, choices, default, required, help}, and default_is_computed where the default
+    comes from a stand-in.
+    """
+    found = {}
+    for action in parser._actions:
+        name = next((option[2:] for option in action.option_strings if option.startswith("--")), "help")
+        if name == "help":
+            continue
+        switch = action.nargs == 0
+        choices = [choice for choice in action.choices or () if choice is not None]
+        found[name] = {
+            "type": "bool" if switch else TYPES.get(getattr(action.type, "__name__", ""), "str"),
+            "nargs": None if switch else action.nargs,
+            "choices": choices or None,
+            "default": None if action.default is ANYTHING else action.default,
+            "required": action.required,
+            "help": "" if action.help in (None, argparse.SUPPRESS, ANYTHING) else action.help,
+        }
+        if action.default is ANYTHING:
+            found[name]["default_is_computed"] = True
+    return found
+
+
+def flags_of(checkout: Path, script: str = "flux_train_network.py") -> dict[str, dict]:
+    """The flags of a script (its path in a checkout), as `of_parser`; read once a process for a commit of the checkout.
 
     Raises:
-        PresetError: the script does not exist or has no `setup_parser`.
+        PresetError: the script does not exist, fills no parser, or fails.
     """
-    return _cached(checkout, script, checkout, "setup_parser", ("sd-scripts", "SD_SCRIPTS_DIR"))
-
-
-def musubi(checkout: Path, script: str) -> dict[str, dict]:
-    """The flags of a script in a checkout of musubi-tuner (its path in it); same form as `sd_scripts`.
-
-    Raises:
-        PresetError: the script does not exist or has no `main`.
-    """
-    return _cached(checkout, script, checkout / "src", "main", ("musubi", "MUSUBI_DIR"))
-
-
-def _cached(checkout: Path, script: str, root: Path, entry: str, trainer: tuple[str, str]) -> dict[str, dict]:
-    """The flags that the function `entry` of a script adds before it parses; read once a process for a commit of the checkout.
-
-    Args:
-        root: where imports begin. trainer: the words of its installation, and the variable of its folder.
-    """
-    path, (name, variable) = checkout / script, trainer
+    path, musubi = checkout / script, "musubi_tuner" in script
+    name, root, entry = ("musubi", checkout / "src", "main") if musubi else ("sd-scripts", checkout, "setup_parser")
     if not path.is_file():
+        variable = f"{name.replace('-', '_').upper()}_DIR"
         raise PresetError(f"{path} does not exist; run ./start.sh {name}, or set {variable}")
-    key = (checkout, script, commit(checkout), path.stat().st_mtime_ns)
-    if key[2] is None or key not in _known:
-        reader = _Reader(root)
-        module = reader.module(path)
-        if entry not in module.functions:
+    key = (path, commit(checkout), path.stat().st_mtime_ns)
+    if key[1] is None or key not in _known:
+        names = _Checkout(root).names(path)
+        if entry not in names.nodes:
             raise PresetError(f"{path}: no function {entry}; this version is not supported, run ./start.sh {name}")
-        reader.run_until(module, entry, "parse_args")
-        _known[key] = reader.flags
+        try:
+            parser = names[entry]()
+        except _Parsing as parsing:
+            parser = parsing.args[0]
+        except PresetError:
+            raise
+        except (Exception, SystemExit) as error:  # it is the trainer's own code
+            text = f"{path}: {entry} failed ({error}); run ./start.sh {name} for the tested version"
+            raise PresetError(text) from error
+        _known[key] = of_parser(parser)
     return copy.deepcopy(_known[key])
 
 
-_known: dict[tuple[Path, str, str | None, int], dict[str, dict]] = {}
+_known: dict[tuple[Path, str | None, int], dict[str, dict]] = {}
 
 
 def commit(checkout: Path) -> str | None:
@@ -81,168 +100,122 @@ def commit(checkout: Path) -> str | None:
     return None
 
 
-def _tail(node: ast.expr) -> str:
-    """The last name of `a.b.c`, or ""."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+class _Parsing(BaseException):
+    """The parser has all its flags."""
 
 
-class _Module:
-    """One source file: its functions, constants and imports."""
-
-    def __init__(self, path: Path):
-        self.tree = ast.parse(path.read_bytes(), filename=str(path))
-        self.functions: dict[str, ast.FunctionDef] = {}
-        self.constants: dict[str, Any] = {}
-        self.imports: dict[str, tuple[str, str | None]] = {}  # local name: (module, name in it or None)
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                for alias in node.names:
-                    self.imports[alias.asname or alias.name] = (node.module, alias.name)
-            elif isinstance(node, ast.Import):
-                for alias in node.names:
-                    self.imports[alias.asname or alias.name.split(".")[0]] = (alias.name, None)
-        for node in self.tree.body:
-            if isinstance(node, ast.FunctionDef):
-                self.functions[node.name] = node
-            elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                value = literal(node.value, self.constants)
-                if value is not UNKNOWN:
-                    self.constants[node.targets[0].id] = value
+class _Parser(argparse.ArgumentParser):
+    def parse_args(self, *_: object, **__: object) -> NoReturn:
+        raise _Parsing(self)
 
 
-class _Reader:
-    """Follows a parser through the functions that add to it and collects the flags."""
+class _Anything:
+    """Stands for what the checkout takes from elsewhere."""
+
+    def __getattr__(self, name: str) -> "_Anything":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: object, **__: object) -> "_Anything":
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __deepcopy__(self, _: object) -> "_Anything":
+        return self
+
+    __getitem__ = __add__ = __radd__ = __or__ = __ror__ = __call__
+
+
+ANYTHING = _Anything()
+ARGPARSE = SimpleNamespace(**{**vars(argparse), "ArgumentParser": _Parser})
+
+
+class _Checkout:
+    """The source files of a checkout."""
 
     def __init__(self, root: Path):
         self.root = root
-        self.modules: dict[Path, _Module] = {}
-        self.flags: dict[str, dict] = {}
+        self.files: dict[Path, _Names] = {}
 
-    def module(self, path: Path) -> _Module:
-        if path not in self.modules:
-            try:
-                self.modules[path] = _Module(path)
-            except (OSError, SyntaxError, ValueError) as error:
-                raise PresetError(
-                    f"{path} cannot be parsed as Python ({error}); restore the file with `git checkout`"
-                ) from error
-        return self.modules[path]
+    def names(self, path: Path) -> "_Names":
+        """The names of a file."""
+        if path not in self.files:
+            self.files[path] = _Names(self, path)
+        return self.files[path]
 
-    def run(self, module: _Module, name: str, args: list[Any], keywords: dict[str, Any]) -> None:
-        """Read a function's body with the known values of its parameters."""
-        function = module.functions[name]
-        names = [a.arg for a in function.args.args]
-        known = dict(zip(reversed(names), map(literal, reversed(function.args.defaults)), strict=False))
-        known |= dict(zip(names, args, strict=False)) | keywords
-        self._block(module, function.body, known, {ADDER})
-
-    def run_until(self, module: _Module, name: str, method: str) -> None:
-        """Read a function's body up to the statement that calls `.method(…)`."""
-        body = []
-        for node in module.functions[name].body:
-            if any(isinstance(call, ast.Call) and _tail(call.func) == method for call in ast.walk(node)):
-                break
-            body.append(node)
-        self._block(module, body, {}, {ADDER})
-
-    def _block(self, module: _Module, body: list[ast.stmt], known: dict, aliases: set[str]) -> None:
-        for node in body:
-            if isinstance(node, ast.If):
-                value = literal(node.test, known)
-                for branch, wanted in ((node.body, True), (node.orelse, False)):
-                    if value is UNKNOWN or bool(value) is wanted:
-                        self._block(module, branch, known, aliases)
-            elif isinstance(node, ast.For | ast.With | ast.Try):
-                self._block(module, node.body, known, aliases)
-            elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                if isinstance(node.value, ast.Attribute) and node.value.attr == ADDER:
-                    aliases.add(node.targets[0].id)
-                elif isinstance(node.value, ast.Call):
-                    self._call(module, node.value, known, aliases)
-            elif isinstance(node, ast.Expr | ast.Return) and isinstance(node.value, ast.Call):
-                self._call(module, node.value, known, aliases)
-
-    def _call(self, module: _Module, call: ast.Call, known: dict, aliases: set[str]) -> None:
-        if _tail(call.func) in aliases:
-            self._add(call, {**module.constants, **known})
-            return
-        target = self._find(module, call.func)
-        if target is not None:
-            other, name = target
-            args = [literal(a, {**module.constants, **known}) for a in call.args]
-            keywords = {k.arg: literal(k.value, {**module.constants, **known}) for k in call.keywords if k.arg}
-            self.run(other, name, args, keywords)
-
-    def _find(self, module: _Module, func: ast.expr) -> tuple[_Module, str] | None:
-        """The module and name of the called function; None where it is not in this checkout."""
-        if isinstance(func, ast.Name):
-            if func.id in module.functions:
-                return module, func.id
-            source, name = module.imports.get(func.id, (None, None))
-            dotted = source
-        elif isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name):
-            source, inner = module.imports.get(func.value.id, (None, None))
-            dotted, name = (f"{source}.{inner}" if inner else source), func.attr
-        else:
-            return None
-        if not dotted or not name:
-            return None
+    def module(self, dotted: str) -> Any:
+        """What `import DOTTED` gives: a module of the checkout or of the standard library, else a stand-in."""
         path = self.root.joinpath(*dotted.split("."))
-        for candidate in (path.with_suffix(".py"), path / "__init__.py"):
-            if candidate.is_file():
-                other = self.module(candidate)
-                if name not in other.functions and name in other.imports:  # re-exported
-                    return self._find(other, ast.Name(name))
-                return (other, name) if name in other.functions else None
-        return None
+        file = next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+        if file or path.is_dir():
+            return _Module(self, dotted, self.names(file) if file else {})
+        if dotted == "argparse":
+            return ARGPARSE
+        return importlib.import_module(dotted) if dotted.split(".")[0] in sys.stdlib_module_names else ANYTHING
 
-    def _add(self, call: ast.Call, known: dict) -> None:
-        names = [value for arg in call.args if isinstance(value := literal(arg, known), str)]
-        long = [name for name in names if name.startswith("--")]
-        if not long:
-            return
-        options = {k.arg: k.value for k in call.keywords if k.arg}
-        action = literal(options["action"], known) if "action" in options else "store"
-        kind = _tail(options["type"]) if "type" in options else "str"
-        switch = action in ("store_true", "store_false")
-        default = literal(options["default"], known) if "default" in options else (False if switch else None)
-        choices = literal(options["choices"], known) if "choices" in options else None
-        text = literal(options["help"], known) if "help" in options else ""
-        nargs = literal(options["nargs"], known) if "nargs" in options else None
-        entry = {
-            "type": "bool" if switch else TYPES.get(kind, "str"),
-            "nargs": None if nargs is UNKNOWN else nargs,
-            "choices": None if choices in (UNKNOWN, None) else [c for c in choices if c is not None],
-            "default": None if default is UNKNOWN else default,
-            "required": "required" in options and literal(options["required"], known) is True,
-            "help": "" if text is UNKNOWN else text,
-        }
-        if default is UNKNOWN:
-            entry["default_is_computed"] = True
-        self.flags[long[0].removeprefix("--")] = entry
+    def import_(
+        self, dotted: str, _globals: object = None, _locals: object = None, names: Any = (), level: int = 0
+    ) -> Any:
+        """As `__import__`, for an import inside a function."""
+        return self.module(dotted if names else dotted.split(".")[0]) if not level else ANYTHING
 
 
-def literal(node: ast.expr, known: dict[str, Any] | None = None) -> Any:
-    """The value of an expression of literals and known names; UNKNOWN when it has other parts."""
-    known = known or {}
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.Name):
-        return known.get(node.id, UNKNOWN)
-    if isinstance(node, ast.List | ast.Tuple):
-        values = [literal(element, known) for element in node.elts]
-        return UNKNOWN if UNKNOWN in values else values
-    if isinstance(node, ast.UnaryOp):
-        value = literal(node.operand, known)
-        if value is UNKNOWN:
-            return UNKNOWN
-        if isinstance(node.op, ast.Not):
-            return not value
-        return -value if isinstance(node.op, ast.USub) else UNKNOWN
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        left, right = literal(node.left, known), literal(node.right, known)
-        return UNKNOWN if UNKNOWN in (left, right) or type(left) is not type(right) else left + right
-    if isinstance(node, ast.JoinedStr):
-        parts = [literal(part, known) for part in node.values]
-        return "".join(parts) if all(isinstance(part, str) for part in parts) else UNKNOWN
-    return UNKNOWN
+class _Module:
+    """A module of the checkout."""
+
+    def __init__(self, checkout: _Checkout, dotted: str, names: Any):
+        self._checkout, self._dotted, self._names = checkout, dotted, names
+
+    def __getattr__(self, name: str) -> Any:
+        known = isinstance(self._names, _Names) and name in self._names.nodes
+        return self._names[name] if known else self._checkout.module(f"{self._dotted}.{name}")
+
+
+class _Names(dict[str, Any]):
+    """The names of a source file; the globals of its functions."""
+
+    def __init__(self, checkout: _Checkout, path: Path):
+        super().__init__(__builtins__={**vars(builtins), "__import__": checkout.import_}, __name__=path.stem)
+        self.checkout, self.path = checkout, path
+        try:
+            tree = ast.parse(path.read_bytes(), filename=str(path))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise PresetError(
+                f"{path} cannot be parsed as Python ({error}); restore the file with `git checkout`"
+            ) from error
+        self.nodes: dict[str, ast.AST | tuple[str, str]] = {}  # of an import: the module, and the name in it
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                self.nodes |= {one.asname or one.name: (node.module or "", one.name) for one in node.names}
+            elif isinstance(node, ast.Import):
+                tops = [(one.asname, one.name if one.asname else one.name.split(".")[0]) for one in node.names]
+                self.nodes |= {name or top: (top, "") for name, top in tops}
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                self.nodes[node.name] = node
+            elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                self.nodes |= {one.id: node.value for one in targets if isinstance(one, ast.Name)}
+
+    def __missing__(self, name: str) -> Any:
+        if name not in self.nodes and hasattr(builtins, name):
+            raise KeyError(name)
+        self[name] = ANYTHING  # for a name that is computed from itself
+        self[name] = self._made(self.nodes.get(name))
+        return self[name]
+
+    def _made(self, node: ast.AST | tuple[str, str] | None) -> Any:
+        if isinstance(node, tuple):
+            module = self.checkout.module(node[0])
+            return getattr(module, node[1], ANYTHING) if node[1] else module
+        if isinstance(node, ast.FunctionDef):
+            node.decorator_list = []
+            future = ast.parse("from __future__ import annotations").body  # no annotation is computed
+            exec(compile(ast.Module([*future, node], []), str(self.path), "exec"), self)
+            return self[node.name]
+        if isinstance(node, ast.expr):
+            return eval(compile(ast.Expression(node), str(self.path), "eval"), self)
+        return ANYTHING

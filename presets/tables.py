@@ -90,11 +90,6 @@ def _family_files() -> dict[str, dict]:
     return dict(sorted(found.items(), key=lambda item: (first not in item[1]["models"], item[1]["name"])))
 
 
-@functools.lru_cache(maxsize=4)
-def _user_table(path: Path, stamp: tuple[int, int]) -> dict:
-    return read_toml(path)
-
-
 def tiers() -> dict[str, dict]:
     """Tiers by name, the smallest first: {label, vram_gb, note}. `tiers_of` says what one is for a model."""
     return _table("tiers.toml")["tiers"]
@@ -156,11 +151,6 @@ def families() -> dict[str, dict]:
     return _families()
 
 
-def _user_models(user_file: Path) -> dict:
-    stamp = _stamp(user_file)
-    return _user_table(user_file, stamp) if stamp else {}
-
-
 def _stamp(path: Path) -> tuple[int, int] | None:
     """What changes with a file's content; None without the file."""
     try:
@@ -189,11 +179,12 @@ def _models(path: Path, stamp: tuple[int, int] | None) -> dict[str, dict]:
         for family, file in _family_files().items()
         for key, model in file["models"].items()
     }
-    table |= {key: (model, str(path)) for key, model in _user_models(path).get("models", {}).items()}
+    own = read_toml(path).get("models", {}) if stamp else {}
+    table |= {key: (model, str(path)) for key, model in own.items()}
     return fixed({key: _complete(key, model, origin) for key, (model, origin) in table.items()})
 
 
-def downloads(user_file: Path | None = None) -> dict[str, dict]:
+def downloads() -> dict[str, dict]:
     """Sources of model files by file name in the models folder: {repo, path[, size, sha256]}; by default path is the name.
 
     Of a model in several files (`NAME-00001-of-00004.safetensors`) the table has the first; the others follow from it.
@@ -201,7 +192,8 @@ def downloads(user_file: Path | None = None) -> dict[str, dict]:
     found: dict[str, dict] = {}
     for file in _family_files().values():
         found |= file.get("downloads", {})
-    found |= _user_models(user_file or data_root() / "models.toml").get("downloads", {})
+    own = data_root() / "models.toml"
+    found |= read_toml(own).get("downloads", {}) if own.is_file() else {}
     out = {}
     for name, source in found.items():
         names = shards(name)
@@ -331,13 +323,13 @@ def _model(key: str) -> dict:
     return found[key] if key in found else found[find_model(key)]
 
 
-def find_model(name: str, user_file: Path | None = None) -> str:
+def find_model(name: str) -> str:
     """The key of the model with this key or display name, ignoring case.
 
     Raises:
         PresetError: there is no such model; the message lists the known ones.
     """
-    table = models(user_file)
+    table = models()
     wanted = name.strip().casefold()
     for key, model in table.items():
         if wanted in (key.casefold(), model["name"].casefold()):

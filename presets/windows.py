@@ -7,7 +7,6 @@ makes several arguments.
 """
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 
 from presets.syntax import UNKNOWN, Command, Fields, Word
@@ -47,8 +46,8 @@ POWERSHELL = Language(
 )
 CMD_VARIABLE = re.compile(r"%(?:(\w+)|[\w()]+:[^%\r\n]*|(?:~[\w$:]*)?([0-9*]))%?|!\w+!")
 PS_PIECE = re.compile(
-    r"""'(?P<single>(?:[^']|'')*)(?P<closed>')?|"(?P<double>(?:[^"`]|""|`.)*)(?P<ended>")?|`(?P<escaped>.)
-    |\$(?:\{(?P<braced>\w+)\}|(?P<name>\w+)(?![\w:]))(?P<part>[.\[])?|(?P<odd>\$\((?:[^()]|\([^()]*\))*\)?|\$[\w:?^{]+|,|@['"])|(?P<other>.)""",
+    r"""'(?P<single>(?:[^']|'')*)'|"(?P<double>(?:[^"`]|""|`.)*)"|`(?P<escaped>.)|\$\{?(?P<name>\w+)\}?(?![\w:.\[])
+    |(?P<odd>[$@]\((?:[^()]|\([^()]*\))*\)?|[$@,]|['"].*)|(?P<plain>.)""",
     re.DOTALL | re.VERBOSE,
 )
 PS_VARIABLE = re.compile(
@@ -64,11 +63,9 @@ class Reader:
         self.text, self.cmd = text, language == "cmd"
         self.language = CMD if self.cmd else POWERSHELL
         self.variables: dict[str, str] = {}
-        found = Counter(name.lower() for pair in self.language.elsewhere.findall(text) for name in pair if name)
-        if not self.cmd:  # also set by a plain assignment, which is at the start of a line
-            plain = re.compile(f"^{POWERSHELL.assignment.pattern}", re.MULTILINE)
-            found -= Counter(one["name"].lower() for one in plain.finditer(text))
-        self.unsure = {name for name, count in found.items() if count > 0}
+        names = [name.lower() for pair in self.language.elsewhere.findall(text) for name in pair if name]
+        # PowerShell's pattern finds the plain assignment, too
+        self.unsure = {name for name in names if self.cmd or names.count(name) > 1}
         self.loops = {f"%%{letter}" for letter in re.findall(r"\bfor\b[^\n]*?%%(\w)", text, re.IGNORECASE)}
         self.at = 1 if text.startswith("\ufeff") else 0
         self.depth = 0
@@ -196,35 +193,29 @@ class Reader:
     # PowerShell -------------------------------------------------------------------------------------------------------
 
     def _ps_word(self, fields: Fields) -> bool:
+        """A word; a variable, list or expression that is not known may be several, and so may all behind an open quote."""
         start, counted = self.at, True
-        while self.at < len(self.text):
-            c = self.text[self.at]
-            if c in " \t\r\n;|&(){}" or (c == "`" and POWERSHELL.skip.match(self.text, self.at)):
+        while self.at < len(self.text) and self.text[self.at] not in " \t\r\n;|&(){}":
+            if POWERSHELL.skip.match(self.text, self.at) and self.text[self.at] == "`":
                 break
             found = PS_PIECE.match(self.text, self.at)
             assert found is not None, "any character matches"
-            opened = self.text[start] in "'\""
-            if found["single"] is not None or found["double"] is not None:
-                counted = counted and (self.at == start or not opened)
-                single = found["single"]
-                fields.add(single.replace("''", "'") if single is not None else self._filled(found["double"]))
-                self.command.unclosed = self.command.unclosed or not (found["closed"] or found["ended"])
-            elif found["escaped"]:
-                fields.add(PS_ESCAPES.get(found["escaped"], found["escaped"]))
-            elif name := found["braced"] or found["name"]:
-                value = self.variables.get(name.lower())
-                # PowerShell does not replace a variable in a word such as -x=$y.
-                fixed = re.match(r"-(?!-)", self.text[start : self.at]) or found["part"]
-                fields.add(UNKNOWN if value is None or fixed else value)
-                counted = counted and (value is not None or self.at > start)
-            elif found["odd"]:
-                counted = counted and self.at > start and found["odd"] != ","
-                fields.add(UNKNOWN if found["odd"] != "," else ",")
-            else:
-                counted = counted and not (opened and self.at > start) and (c != "@" or self.at > start)
-                fields.add(c)
+            kind = found.lastgroup or ""
+            value: str | None = found[kind]
+            if kind == "name":
+                value = self.variables.get(found["name"].lower())
+            elif kind == "odd":
+                value = None
+            elif kind == "double":
+                value = self._filled(found["double"])
+            elif kind == "single":
+                value = found["single"].replace("''", "'")
+            elif kind == "escaped":
+                value = PS_ESCAPES.get(found["escaped"], found["escaped"])
+            counted = counted and (value is not None or (self.at > start and found[0] != ","))
+            fields.add(UNKNOWN if value is None else value)
             self.at = found.end()
-        return counted and not self.text.startswith("--%", start)
+        return counted
 
     def _filled(self, text: str) -> str:
         """A text between double quotes with its variables and escapes replaced."""

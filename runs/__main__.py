@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import runs
 from presets import PresetError, tiers
@@ -73,21 +74,18 @@ def main(argv: list[str] | None = None) -> int:
 
         print(reference(), end="")
         return 0
+    actions = {"new": new, "show": show, "render": render, "rename": rename, "fetch-model": fetch}
     try:
-        actions = {
-            "new": new,
-            "show": show,
-            "render": render,
-            "rename": rename,
-            "fetch-model": fetch,
-        }
-        return actions[args.command](args)
+        result = actions[args.command](args)
     except (runs.RunError, PresetError) as error:
         print(f"runs: {error}", file=sys.stderr)
         return 1
+    if args.json:
+        print(json.dumps(result))
+    return 0
 
 
-def new(args: argparse.Namespace) -> int:
+def new(args: argparse.Namespace) -> dict[str, Any]:
     """Create a run. Notes, warnings, and problems that prevent a start, go to standard error.
 
     An impossible value creates nothing, as on the page.
@@ -115,32 +113,23 @@ def new(args: argparse.Namespace) -> int:
     for problem in runs.problems(runs.load(folder)):
         print(f"not ready to start: {problem.message}", file=sys.stderr)
     print(folder)
-    if args.json:
-        print(json.dumps({"folder": str(folder)}))
-    return 0
+    return {"folder": str(folder)}
 
 
-def show(args: argparse.Namespace) -> int:
+def show(args: argparse.Namespace) -> dict[str, Any]:
     """Print a run's spec, or list the runs."""
     if args.run is None:
         folders = runs.list_runs()
         print("\n".join(map(str, folders)) or f"no runs in {runs.outputs_dir()}")
-        if args.json:
-            print(json.dumps({"runs": [str(folder) for folder in folders]}))
-        return 0
+        return {"runs": [str(folder) for folder in folders]}
     folder = runs.run_folder(args.run)
     spec = runs.load(folder)
     print(runs.dumps(spec), end="")
-    if args.json:
-        print(
-            json.dumps(
-                {"folder": str(folder), "spec": spec.public(), "problems": [p.message for p in runs.problems(spec)]}
-            )
-        )
-    return 0
+    problems = [problem.message for problem in runs.problems(spec)] if args.json else []
+    return {"folder": str(folder), "spec": spec.public(), "problems": problems}
 
 
-def render(args: argparse.Namespace) -> int:
+def render(args: argparse.Namespace) -> dict[str, Any]:
     """Make a run's job again from its `run.toml`; what it trains differently goes to standard error."""
     from runs import job as jobs
     from runs.mitigate import same_state
@@ -161,24 +150,20 @@ def render(args: argparse.Namespace) -> int:
     if secrets := runs.load(folder).secrets:
         print(f"note: {env_file.kept_text(secrets)}", file=sys.stderr)
     print(script)
-    if args.json:
-        print(json.dumps({"folder": str(folder), "script": str(script), "changed": changed}))
-    return 0
+    return {"folder": str(folder), "script": str(script), "changed": changed}
 
 
-def rename(args: argparse.Namespace) -> int:
+def rename(args: argparse.Namespace) -> dict[str, Any]:
     """Give a run another label."""
     from runs import manage
 
     manage.rename(args.run, args.label)
     folder = runs.run_folder(args.run)
     print(f"{folder}: {manage.label_of(folder)}")
-    if args.json:
-        print(json.dumps({"folder": str(folder), "label": manage.label_of(folder)}))
-    return 0
+    return {"folder": str(folder), "label": manage.label_of(folder)}
 
 
-def fetch(args: argparse.Namespace) -> int:
+def fetch(args: argparse.Namespace) -> dict[str, Any]:
     """Download model files; progress goes to standard error, at most one line per second."""
     from guards.hub import Progress
     from runs.models import fetch_model
@@ -198,9 +183,7 @@ def fetch(args: argparse.Namespace) -> int:
 
     files = [str(path) for path in fetch_model(args.model, on_progress)]
     print("\n".join(files) or f"{args.model}: all files are downloaded already")
-    if args.json:
-        print(json.dumps({"files": files}))
-    return 0
+    return {"files": files}
 
 
 if __name__ == "__main__":

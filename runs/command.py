@@ -16,7 +16,7 @@ from presets.steps import repeats_in, repeats_of, weight_of
 from runs import dataset, masks
 from runs.dataset import one_line
 from runs.files import Fault, RunError
-from runs.paths import CHECKOUTS, backend_venv, datasets_dir, models_dir, outputs_dir, venv_program
+from runs.paths import CHECKOUTS, datasets_dir, models_dir, outputs_dir
 from runs.quoting import Variable
 
 if TYPE_CHECKING:
@@ -284,16 +284,6 @@ def environment(spec: "RunSpec", platform: str = sys.platform) -> dict[str, str]
         **loader(spec, platform)["env"],
         **{name: value for name, value in sorted(spec.environment.items()) if name not in spec.secrets},
     }
-
-
-def launcher(backend: str, platform: str = sys.platform) -> Path:
-    """The launcher in the backend's virtual environment (may not exist)."""
-    return venv_program(backend_venv(backend), "accelerate", platform)
-
-
-def trainer_python(backend: str, platform: str = sys.platform) -> Path:
-    """The interpreter of the backend's virtual environment (may not exist)."""
-    return venv_program(backend_venv(backend), "python", platform)
 
 
 def dataset_toml(spec: "RunSpec") -> str:

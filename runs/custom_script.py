@@ -64,20 +64,15 @@ def flags(t: Training) -> dict[str, list[str | None]]:
 # The script of a run -----------------------------------------------------------------------------------------------------
 
 
-def render(edited: dict[str, str], slug: str, now: str, platform: str = sys.platform) -> str:
-    """The edited script of a run, after what changed since it was edited.
+def merge(edited: dict[str, str], slug: str, now: str, platform: str = sys.platform) -> tuple[str, list[str]]:
+    """The edited script of a run after what changed since it was edited, and what could not be applied, each as the end
+    of a sentence.
 
     Args:
         edited: "script" and "generated", as in a spec. now: the script that the run's job gives without the edit.
-    """
-    return merge(edited, slug, now, platform)[0]
-
-
-def merge(edited: dict[str, str], slug: str, now: str, platform: str = sys.platform) -> tuple[str, list[str]]:
-    """As render, and what could not be applied to the edited script, each as the end of a sentence.
 
     Raises:
-        RunError: the script was edited for another system.
+        RunError: the script was edited for another system, or cannot be read.
     """
     mine, base = edited["script"], edited["generated"]
     if base == now:
@@ -94,20 +89,20 @@ def merge(edited: dict[str, str], slug: str, now: str, platform: str = sys.platf
 
 
 def merged(mine: str, base: str, now: str, platform: str = sys.platform) -> tuple[str, list[str]]:
-    """`mine` with the difference of base → now, and what could not be applied. PresetError, RunError: as `merge`."""
+    """`mine` with the difference of base → now, and what could not be applied. PresetError, RunError: as `only`."""
     old, new = only(base, platform), only(now, platform)
     before, after = flags(old), flags(new)
-    wanted: dict[str, list[str] | None] = {}
-    for flag in {**before, **after}:
-        if before.get(flag) != after.get(flag):
-            values = after.get(flag)
-            wanted[flag] = None if values is None else [value or "" for value in values]
-    text, refused = set_flags(mine, wanted, name(platform))
+    changed = [flag for flag in {**before, **after} if before.get(flag) != after.get(flag)]
+    text, refused = set_flags(mine, {flag: _known(after.get(flag)) for flag in changed}, name(platform))
     left = [f"--{flag} is not written in the script as a plain option" for flag in refused]
     head, rest = _split(text, only(text, platform))
     head, lines = _patched(head, _split(base, old)[0], _split(now, new)[0])
     left += [f"the line “{line.strip()}” is not in the script" for line in lines]
     return head + rest, left
+
+
+def _known(values: list[str | None] | None) -> list[str] | None:
+    return None if values is None else [value or "" for value in values]
 
 
 def _split(text: str, t: Training) -> tuple[str, str]:
@@ -280,22 +275,14 @@ def follow(mine: str, base: str, now: str, platform: str = sys.platform) -> str:
         edited, old, new = (flags(only(text, platform)) for text in (mine, base, now))
     except RunError:
         return mine
-    wanted: dict[str, list[str] | None] = {}
-    for flag in OF_THE_RUN:
-        if old.get(flag) != new.get(flag) and edited.get(flag) == old.get(flag) and flag in new:
-            wanted[flag] = [value or "" for value in new[flag]]
-    text = set_flags(mine, wanted, name(platform))[0]
-    named = dict(zip(_comments(base), _comments(now), strict=False)) | dict(
-        zip(_files(base), _files(now), strict=False)
-    )
+    kept = [flag for flag in OF_THE_RUN if edited.get(flag) == old.get(flag) != new.get(flag) and flag in new]
+    text = set_flags(mine, {flag: _known(new[flag]) for flag in kept}, name(platform))[0]
+    named = dict(zip(_naming(base), _naming(now), strict=False))
     return "".join(named.get(line, line) for line in text.splitlines(keepends=True))
 
 
-def _comments(text: str) -> list[str]:
-    """The comments at the head of a generated script, which have the run's name."""
-    return [line for line in text.splitlines(keepends=True)[:5] if line.lower().startswith(("#", "rem "))]
-
-
-def _files(text: str) -> list[str]:
-    """The line that names the file with the run's secrets."""
-    return [line for line in text.splitlines(keepends=True) if line.startswith(("env_file=", 'set "env_file='))]
+def _naming(text: str) -> list[str]:
+    """The lines of a generated script with the run's name: the comments at its head, and the file of its secrets."""
+    lines = text.splitlines(keepends=True)
+    comments = [line for line in lines[:5] if line.lower().startswith(("#", "rem "))]
+    return [*comments, *(line for line in lines if line.startswith(("env_file=", 'set "env_file=')))]

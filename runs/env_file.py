@@ -194,32 +194,25 @@ def exposed(fields: Mapping[str, Any]) -> bool:
 
 def of_lines(text: str) -> tuple[str, dict[str, str]]:
     """(`KEY=VALUE` lines without secrets, the values): the field “Extra trainer options”. The variables are named in `secrets=…`."""
-    kept, values, names = list[str](), dict[str, str](), list[str]()
-    for line in text.splitlines():
-        key, equals, value = line.partition("=")
-        flag = key.strip().removeprefix("--").replace("-", "_")
-        variable = _variable(flag)
-        if flag == "secrets":
-            names += re.findall(VARIABLE, value)
-        elif variable and equals:
-            values |= {variable: value.strip()} if value.strip() else {}
-        else:
-            kept.append(line)
+    lines = [(line, *_option(line)) for line in text.splitlines()]
+    values = {_variable(flag): value for _, flag, value in lines if value and _variable(flag)}
     if not values:
         return text, {}
-    named = json.dumps(sorted({*names, *values}))
+    kept = [line for line, flag, _ in lines if flag != "secrets" and not ("=" in line and _variable(flag))]
+    named = json.dumps(sorted({*named_in(text), *values}))
     return "".join(f"{line}\n" for line in (*kept, f"secrets={named}")), values
 
 
 def named_in(text: str) -> list[str]:
     """The variables that `secrets=…` lines name."""
-    lines = (line.partition("=") for line in text.splitlines())
-    return [
-        name
-        for key, _, value in lines
-        if key.strip().removeprefix("--") == "secrets"
-        for name in re.findall(VARIABLE, value)
-    ]
+    options = map(_option, text.splitlines())
+    return [name for flag, value in options if flag == "secrets" for name in re.findall(VARIABLE, value)]
+
+
+def _option(line: str) -> tuple[str, str]:
+    """(name, value) of a `KEY=VALUE` line."""
+    key, _, value = line.partition("=")
+    return key.strip().removeprefix("--").replace("-", "_"), value.strip()
 
 
 # Scripts -----------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runs.growing import Added, entries
+from runs.growing import Added
+from runs.metrics_lines import entries
 
 SUFFIX = ".safetensors"
 IMAGES = (".png", ".jpg", ".jpeg", ".webp")

@@ -1,17 +1,14 @@
 """Checks `--set key=value`: a field of the spec, or a flag of the backend's trainer with a valid value.
 
 The trainer's own parser decides. The built-in one is imported, and called with the complete arguments of the run. Those
-of kohya's trainers need torch, so their flags are read from their source (presets/schema.py), and presets/sanity.toml
+of kohya's trainers need torch, so only the functions that fill it are run (presets/schema.py), and presets/sanity.toml
 has the choices that the code checks only after the models are loaded. Every flag of every command that a script will
 hold is checked, because a checkout of another version can lack one that the tables name. That happens when a run is
-created or rendered, but not when
-it is loaded: an old run must load without the checkout.
+created or rendered, but not when it is loaded: an old run must load without the checkout.
 """
 
 import ast
-import copy
 import difflib
-import functools
 import json
 import re
 from collections.abc import Mapping
@@ -24,7 +21,6 @@ from runs.paths import CHECKOUTS, outputs_dir
 if TYPE_CHECKING:
     from runs.spec import RunSpec
 
-TYPES = {"int": "int", "float": "float", "int_or_ratio": "float"}
 KINDS = {"int": "a whole number", "float": "a number", "str": "text"}
 SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
@@ -38,35 +34,16 @@ def known_flags(backend: str, family: str, script: str = "") -> dict[str, dict]:
     from presets import schema
 
     if backend not in CHECKOUTS:
-        return copy.deepcopy(_built_in())
+        from trainer.arguments import parser
+
+        return schema.of_parser(parser())
     checkout, trainer = CHECKOUTS[backend], presets.families()[family]["backends"].get(backend)
     if trainer is None:
         return {}
     path = checkout.script(script or trainer["script"])
     if not path.is_file():
         return {}
-    read = {"sd-scripts": schema.sd_scripts, "musubi": schema.musubi}[backend]
-    return read(checkout.path(), path.relative_to(checkout.path()).as_posix())
-
-
-@functools.cache
-def _built_in() -> dict[str, dict]:
-    """The flags of the built-in trainer, from its parser; same form as `presets.schema.sd_scripts`."""
-    from trainer.arguments import parser
-
-    found = {}
-    for action in parser()._actions[1:]:  # without --help
-        switch = action.nargs == 0
-        kind = "bool" if switch else TYPES.get(getattr(action.type, "__name__", ""), "str")
-        found[action.option_strings[0].removeprefix("--")] = {
-            "type": kind,
-            "nargs": None if switch else action.nargs,
-            "choices": list(action.choices) if action.choices else None,
-            "default": action.default,
-            "required": action.required,
-            "help": action.help or "",
-        }
-    return found
+    return schema.flags_of(checkout.path(), path.relative_to(checkout.path()).as_posix())
 
 
 def check_extra(spec: "RunSpec") -> None:

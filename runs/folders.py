@@ -17,10 +17,10 @@ import presets
 from presets import steps
 from presets.steps import Images
 from runs import dataset, env_file, masks, pictures, pin, staging, weights
-from runs.command import direct, launcher, samples, world
+from runs.command import direct, samples, world
 from runs.files import Fault, RunError, atomic_write, building, checksum, explained
 from runs.job import Job, made, resolve, respecified
-from runs.paths import CHECKOUTS, datasets_dir, entries, outputs_dir
+from runs.paths import CHECKOUTS, backend_venv, datasets_dir, entries, outputs_dir, venv_program
 from runs.scripts import INSTALL, rendered, script_name
 
 if TYPE_CHECKING:
@@ -61,7 +61,10 @@ def create(
         if fault := name_fault(spec, data if reuse else None):
             raise RunError([fault])
         if reuse:
-            for path in _at_least_one(dataset.images_in(data), data):
+            found = dataset.images_in(data)
+            if not found:
+                raise RunError(f"no images in {data}; add at least one image (10 to 30 are recommended)")
+            for path in found:
                 pictures.check_image(path)
         sources = [] if reuse else dataset.gather(images, captions, spec.trigger)
         made_data = False
@@ -110,12 +113,6 @@ def name_fault(spec: "RunSpec", own_data: Path | None = None) -> Fault | None:
                 message += ", or use it as the images of this run"
             return Fault("name", message)
     return None
-
-
-def _at_least_one(images: list[Path], folder: Path) -> list[Path]:
-    if not images:
-        raise RunError(f"no images in {folder}; add at least one image (10 to 30 are recommended)")
-    return images
 
 
 def planned_steps(spec: "RunSpec", images: int | Images) -> int:
@@ -293,4 +290,5 @@ def _launcher_found(spec: "RunSpec", platform: str) -> bool:
     chosen = next(filter(None, map(os.environ.get, names)), "")
     if chosen:
         return shutil.which(chosen) is not None
-    return launcher(spec.backend, platform).is_file() or shutil.which("accelerate") is not None
+    own = venv_program(backend_venv(spec.backend), "accelerate", platform)
+    return own.is_file() or shutil.which("accelerate") is not None

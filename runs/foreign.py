@@ -166,14 +166,9 @@ def _toml(label: str, text: str) -> dict[str, Any] | None:
 
 
 def _read_toml(out: Settings, table: Mapping[str, Any]) -> None:
+    """A data set, or a `--config_file` of sd-scripts: flags, some of them in tables whose names mean nothing."""
     if "datasets" in table or "general" in table:
-        read_dataset(out, table)
-    else:
-        _read_config(out, table)
-
-
-def _read_config(out: Settings, table: Mapping[str, Any]) -> None:
-    """A `--config_file` of sd-scripts: flags, some of them in tables whose names mean nothing."""
+        return read_dataset(out, table)
     out.kind = out.kind or "a config file of sd-scripts"
     for key, value in table.items():
         for flag, setting in value.items() if isinstance(value, dict) else [(key, value)]:

@@ -36,14 +36,13 @@ def read_gui(out: Settings, label: str, table: Mapping[str, Any]) -> None:
         raise RunError(f"{label}: it is for Stable Diffusion 2, which Hangproof does not train")
     out.script = SCRIPTS[on[-1]] if on else "train_network.py"
     for key, value in table.items():
-        flag = _flag_of(key, on)
+        flag = _flag_of(key, on) if _counts(key, table) else ""
         if flag and not _is_off(key, value):
             add_value(out, flag, _text(key, value), key)
     _length(out, table)
     _rates(out, table)
     _network(out, table)
-    _noise(out, table)
-    _scheduler(out, table)
+    _warm_up(out, table)
     _rest(out, label, table)
 
 
@@ -58,6 +57,11 @@ def _flag_of(key: str, on: list[str]) -> str:
     if owner and owner not in on:
         return ""
     return str(NAMES["renamed"].get(key, key))
+
+
+def _counts(key: str, table: Mapping[str, Any]) -> bool:
+    """Whether the fields that decide about a field have the value with which it has an effect."""
+    return all(table.get(other, wanted) == wanted for other, wanted in NAMES["when"].get(key, {}).items())
 
 
 def _is_off(key: str, value: object) -> bool:
@@ -141,32 +145,14 @@ def _network(out: Settings, table: Mapping[str, Any]) -> None:
         add_flag(out, "network_args", arguments)
 
 
-def _noise(out: Settings, table: Mapping[str, Any]) -> None:
-    """Noise offset and multiresolution noise exclude each other."""
-    original = table.get("noise_offset_type", "Original") == "Original"
-    for flag in (
-        ("multires_noise_iterations", "multires_noise_discount")
-        if original
-        else ("noise_offset", "adaptive_noise_scale")
-    ):
-        out.flags.pop(flag, None)
-    if "multires_noise_iterations" not in out.flags:
-        out.flags.pop("multires_noise_discount", None)
-
-
-def _scheduler(out: Settings, table: Mapping[str, Any]) -> None:
-    """The scheduler's cycles, power and warm-up; the warm-up is a percentage of the run."""
-    name = table.get("lr_scheduler")
-    if name == "cosine_with_restarts":
-        add_value(out, "lr_scheduler_num_cycles", table.get("lr_scheduler_num_cycles"))
-    if name == "polynomial":
-        add_value(out, "lr_scheduler_power", table.get("lr_scheduler_power"))
+def _warm_up(out: Settings, table: Mapping[str, Any]) -> None:
+    """The scheduler's warm-up, which can be a percentage of the run."""
     share = _count(table.get("lr_warmup"))
-    if name != "constant" and share > 0 and "lr_warmup_steps" not in out.flags:
+    if table.get("lr_scheduler") == "constant":
+        out.flags.pop("lr_warmup_steps", None)
+    elif share > 0 and "lr_warmup_steps" not in out.flags:
         out.labels["lr_warmup_steps"] = "lr_warmup"
         add_flag(out, "lr_warmup_steps", [f"{min(share, 99) / 100:g}"])
-    elif name == "constant":
-        out.flags.pop("lr_warmup_steps", None)
 
 
 def _rest(out: Settings, label: str, table: Mapping[str, Any]) -> None:

@@ -71,8 +71,7 @@ class Settings:
 
     def row(self, flag: str, values: list[str], outcome: str, text: str) -> None:
         """Say what became of a flag."""
-        value = "…" if env_file.is_secret_flag(flag) else shown(" ".join(values) if values else "on")
-        self.rows.append(Row(self.labels.get(flag, f"--{flag}"), value, outcome, text))
+        self.rows.append(Row(self.labels.get(flag, f"--{flag}"), shown(" ".join(values) or "on"), outcome, text))
 
     def take(self, flag: str, outcome: str, text: str) -> None:
         """Decide a flag: its row, and no more of it."""

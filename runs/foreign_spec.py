@@ -7,7 +7,9 @@ is checked like any run. Every setting of the file ends in exactly one row.
 
 import copy
 import math
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from runs.fields import LABELS
 from runs.files import RunError
 from runs.foreign_settings import TABLES, Row, Settings, number, shown
 from runs.paths import CHECKOUTS, outputs_dir
-from runs.spec import ALIASES, RESERVED_FLAGS
+from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec
 
 NOT_IMPORTED = (
     "model",
@@ -35,14 +37,30 @@ NOT_IMPORTED = (
     "spend_limit",
 )
 WORDS = {key: label for key, label in {**LABELS, "keep_tokens": "keep_tokens"}.items() if key not in NOT_IMPORTED}
-NOT_HERE, BY_HANGPROOF = (
-    {flag: reason for reason, flags in TABLES[name].items() for flag in flags} for name in ("not_here", "by_hangproof")
-)
-TRAINER_DEFAULTS = {"rank": 4, "alpha": 1.0}  # sd-scripts library/train_util.py, train_network.py
-STEPS = 1600
+FLAG_OF = {key: flag for flag, key in ALIASES.items()} | {"name": "output_name", "control_dir": "control_directory"}
+FIELDS = {
+    FLAG_OF.get(key, key): key for key in WORDS if key in RunSpec.model_fields and key not in ("prompts", "trigger")
+}
 SECRET = "A secret: kept apart, in a file that only you can read; the run has its name"
 OWN_RUN = "The run's own folder is used"
 SDPA = "Computed with PyTorch's own attention (--sdpa), which gives the same result"
+USUAL = "The trainer's default; the file has none"
+NOT_HERE, BY_HANGPROOF = (
+    {flag: reason for reason, flags in TABLES[name].items() for flag in flags} for name in ("not_here", "by_hangproof")
+)
+# What becomes of a flag of this name, whatever its value: its outcome and the reason.
+DECIDED = {flag: ("changed", SDPA) for flag in ("xformers", "mem_eff_attn")}
+DECIDED |= {flag: ("run", OWN_RUN) for flag in RESERVED_FLAGS}
+DECIDED |= {flag: ("run", reason) for flag, reason in BY_HANGPROOF.items() if reason}
+DECIDED |= {flag: ("unsupported", reason) for flag, reason in NOT_HERE.items()}
+TRAINER_DEFAULTS = {"rank": 4, "alpha": 1.0}  # sd-scripts library/train_util.py, train_network.py
+STEPS = 1600
+MODEL_FLAGS = (
+    "pretrained_model_name_or_path",
+    "network_module",
+    "network_dim",
+    "dit",
+)  # of a file that is no data set alone
 OPTIMIZER = ("optimizer_args", "lr_scheduler", "max_grad_norm")  # flags of a tier that belong to its optimizer
 
 
@@ -56,28 +74,18 @@ def convert(found: Settings, tier: str = "") -> Settings:
         RunError: it trains something that Hangproof cannot train.
     """
     out = copy.deepcopy(found)
-    flags = out.flags
-    if not out.script and not _says_a_model(flags):
-        return _dataset_only(out)
-    family, backend = _family(out.script, flags)
-    model = _model(out, family, backend)
-    _lint(out, out.script or presets.families()[family]["backends"][backend]["script"])
-    out.fields = {"model": model, "backend": backend, "tier": _tier(out, model, backend, tier)}
-    _fields(out)
-    _secrets(out)
-    _own_flags(out)
-    _extra(out)
-    return _checked(out)
-
-
-def _says_a_model(flags: Mapping[str, list[str]]) -> bool:
-    return any(flag in flags for flag in ("pretrained_model_name_or_path", "network_module", "network_dim", "dit"))
-
-
-def _dataset_only(out: Settings) -> Settings:
-    """A dataset.toml alone: the fields about the data set."""
-    _fields(out)
-    _own_flags(out)
+    whole = bool(out.script) or any(flag in out.flags for flag in MODEL_FLAGS)
+    if whole:
+        model, backend = _model(out)
+        _lint(out, out.script or presets.trainer_of(model, backend)["script"])
+        out.fields = {"model": model, "backend": backend, "tier": _tier(out, model, backend, tier)}
+    given = set(out.flags)
+    for flag in list(out.flags):
+        _decide(out, flag)
+    _beside_flags(out)
+    if whole:
+        _length(out, given)
+        _extra(out, given)
     for flag in list(out.flags):
         out.take(flag, "unsupported", "A data set of Hangproof has no such setting")
     return out
@@ -86,36 +94,53 @@ def _dataset_only(out: Settings) -> Settings:
 # The base model ----------------------------------------------------------------------------------------------------------
 
 
-def _family(script: str, flags: Mapping[str, list[str]]) -> tuple[str, str]:
-    """(family, trainer) of a training script; of several the one whose files and flags the configuration has."""
-    pairs, best = [], (-1, "", "")
-    for name, family in presets.families().items():
-        for backend, trainer in family["backends"].items():
-            built_in = script == "trainer" and backend == "diffusers"
-            if (backend != "diffusers" and script in ("", trainer["script"])) or built_in:
-                pairs.append((name, backend, trainer))
-    for name, backend, trainer in pairs:
-        score = 3 * (flags.get("network_module") == [trainer["network_module"]]) + 1
-        if any(flag in flags for flag in trainer["needs"]):
-            score += sum(1 if flag in flags else -1 for flag in trainer["needs"])
-        for key, model in presets.models().items():
-            if model["family"] == name and backend in model["backends"]:
-                matches = _matches(key, model, flags, trainer["needs"])
-                own = {**trainer["flags"], **model["flags"]}
-                named = sum(
-                    flags.get(flag) == [number(value)]
-                    for flag, value in own.items()
-                    if flag in ("model_type", "model_version", "task")
-                )
-                score = max(score, score + 10 * matches) if matches else score
-                score += 2 * (named > 0)
-        if score > best[0] or not best[1]:
-            best = (score, name, backend)
-    if not best[1]:
+def _model(out: Settings) -> tuple[str, str]:
+    """(base model, trainer): those whose script, files and flags the configuration has; decides the flags of its files."""
+    score, key, backend = max(
+        (
+            (_score(out, key, backend), key, backend)
+            for key, model in presets.models().items()
+            for backend in model["backends"]
+        ),
+        key=lambda one: one[0],
+    )
+    if not score:
         raise RunError(
-            f"{script or 'The file'} cannot be imported: Hangproof trains LoRAs, and has no base model for this script"
+            f"{out.script or 'The file'} cannot be imported: Hangproof trains LoRAs, and has no base model for this script"
         )
-    return best[1], best[2]
+    model, needs = presets.models()[key], presets.trainer_of(key, backend)["needs"]
+    for flag in needs:
+        given, name = (out.flags.get(flag) or [""])[0], model["name"]
+        if not given:
+            out.flags.pop(flag, None)
+        elif flag == _main_flag(needs) and _is_file_of(key, model, given, needs):
+            out.take(flag, "field", f"Base model: {name}")
+        elif flag in model["files"] and _stem(model["files"][flag]) == _stem(given):
+            out.take(flag, "same", f"{name} has this file")
+        elif not _exists(given):
+            which = f"Base model: {name}. " if flag == _main_flag(needs) else ""
+            out.take(flag, "changed", f"{which}This file is not on this machine; the one of {name} is used")
+    if left := [flag for flag in needs if flag in out.flags]:
+        out.notes.append(f"Base model: {model['name']}, with your own files for {', '.join(left)}.")
+    return key, backend
+
+
+def _score(out: Settings, key: str, backend: str) -> int:
+    """How well a base model and its trainer match the configuration; 0 where they cannot be meant."""
+    model, trainer, flags = presets.models()[key], presets.trainer_of(key, backend), out.flags
+    needs = trainer["needs"]
+    if (out.script == "trainer") != (backend == "diffusers") or out.script not in ("", "trainer", trainer["script"]):
+        return 0
+    named = _is_file_of(key, model, (flags.get(_main_flag(needs)) or [""])[0], needs)
+    if model["generated"] and not named:
+        return 0
+    own = {**trainer["flags"], **model["flags"]}
+    same = sum(
+        flags.get(flag) == [number(own[flag])] for flag in ("model_type", "model_version", "task") if flag in own
+    )
+    files = sum(1 if flag in flags else -1 for flag in needs) if any(flag in flags for flag in needs) else 0
+    module = flags.get("network_module") == [trainer["network_module"]]
+    return max(1, 20 + 10 * named + 3 * module + 2 * (same > 0) + files)
 
 
 def _stem(path: str) -> str:
@@ -126,45 +151,10 @@ def _main_flag(needs: list[str]) -> str:
     return "dit" if "dit" in needs else "pretrained_model_name_or_path"
 
 
-def _matches(key: str, model: Mapping[str, Any], flags: Mapping[str, list[str]], needs: list[str]) -> bool:
-    given = (flags.get(_main_flag(needs)) or [""])[0]
-    if not given:
-        return False
-    names = {_stem(name) for flag, name in model["files"].items() if flag == _main_flag(needs)}
-    return given.casefold() in (model["repo"].casefold(), key) or _stem(given) in names or _stem(given) == key
-
-
-def _model(out: Settings, family: str, backend: str) -> str:
-    """The base model, and what becomes of the flags that name its files."""
-    flags = out.flags
-    models = {
-        key: model
-        for key, model in presets.models().items()
-        if model["family"] == family and backend in model["backends"]
-    }
-    if not any(not model["generated"] for model in models.values()):
-        raise RunError(f"Hangproof has no base model of {family} for {backend}; add one to models.toml")
-    needs = presets.families()[family]["backends"][backend]["needs"]
-    chosen = next((key for key, model in models.items() if _matches(key, model, flags, needs)), None)
-    key = chosen or next((key for key, model in models.items() if not model["generated"]), "")
-    for flag in needs:
-        given = (flags.get(flag) or [""])[0]
-        if not given:
-            flags.pop(flag, None)
-            continue
-        usual = models[key]["files"].get(flag, "")
-        name = models[key]["name"]
-        if flag == _main_flag(needs) and chosen:
-            out.take(flag, "field", f"Base model: {name}")
-        elif usual and _stem(usual) == _stem(given):
-            out.take(flag, "same", f"{name} has this file")
-        elif not _exists(given):
-            which = f"Base model: {name}. " if flag == _main_flag(needs) else ""
-            text = f"{which}This file is not on this machine; the one of {name} is used"
-            out.take(flag, "changed", text)
-    if flag_left := [flag for flag in needs if flag in flags]:
-        out.notes.append(f"Base model: {models[key]['name']}, with your own files for {', '.join(flag_left)}.")
-    return key
+def _is_file_of(key: str, model: Mapping[str, Any], given: str, needs: list[str]) -> bool:
+    """Whether a path or id of a configuration is the main file of a base model."""
+    stems = (key, _stem(model["files"].get(_main_flag(needs), "")))
+    return bool(given) and (given.casefold() in (model["repo"].casefold(), key) or _stem(given) in stems)
 
 
 def _exists(path: str) -> bool:
@@ -228,122 +218,101 @@ def _lint(out: Settings, script: str) -> None:
                 out.flags[change.flag] = list(change.values)
 
 
-def _fields(out: Settings) -> None:
-    """The flags that are fields of the form."""
-    flags = out.flags
-    from runs.spec import RunSpec
+def _set(out: Settings, key: str, value: object, row: Row) -> None:
+    """Set a field of the run; of a value that the run refuses, the row says why."""
+    from runs.spec import make
 
-    name = flags.pop("output_name", None)
-    if name and name[0].strip():
-        out.fields["name"] = name[0].strip()[:200]
-        out.row("output_name", name, "field", WORDS["name"])
-    if "resolution" in flags:
-        _resolution(out)
-    if "control_directory" in flags:
-        out.fields["control_dir"] = flags["control_directory"][0]
-        out.take("control_directory", "field", WORDS["control_dir"])
-    for flag in list(flags):
-        key = ALIASES.get(flag, flag)
-        if key not in WORDS or key not in RunSpec.model_fields or key in ("resolution", "prompts"):
-            continue
-        values = flags[flag]
-        if len(values) != 1:
-            out.take(flag, "unsupported", "Not one value")
-            continue
-        value: Any = values[0]
-        if key == "alpha" and _plain(value) == "0.0":
-            value = (flags.get("network_dim") or [out.fields.get("rank", 4)])[0]  # 0 means the rank (networks/lora.py)
-        if key in ("workers", "seed", "rank", "batch_size", "repeats", "epochs") and _plain(value).endswith(".0"):
-            value = number(float(value))
+    try:
+        make({"name": "my-lora", **out.fields, key: value})
+    except RunError as error:
+        row = replace(row, outcome="unsupported", text=error.faults[0].message)
+    else:
         out.fields[key] = value
-        out.take(flag, "field", WORDS[key])
-    folders = [one for one in out.folders if one.path]
-    repeats = {one.repeats for one in folders if one.repeats}
+    out.rows.append(row)
+
+
+def _beside_flags(out: Settings) -> None:
+    """The fields that the file does not set by a flag: about its folders, prompts, processes and secrets."""
+    repeats = {one.repeats for one in out.folders if one.path and one.repeats}
     if len(repeats) == 1:
         out.fields["repeats"] = repeats.pop()
     elif len(repeats) > 1:
         out.notes.append("The folders have different repeats; each keeps its own when you take its images over.")
     if triggers := [one.trigger for one in out.folders if one.trigger]:
-        out.fields["trigger"] = triggers[0]
-        out.rows.append(Row("class_tokens", shown(triggers[0]), "field", WORDS["trigger"]))
+        _set(out, "trigger", triggers[0], Row("class_tokens", shown(triggers[0]), "field", WORDS["trigger"]))
     if out.prompts:
-        out.fields["prompts"] = out.prompts
-        out.rows.append(Row("sample_prompts", shown(out.prompts[0]), "field", WORDS["prompts"]))
-        flags.pop("sample_prompts", None)
+        _set(out, "prompts", out.prompts, Row("sample_prompts", shown(out.prompts[0]), "field", WORDS["prompts"]))
     if out.gpus > 1:
-        out.fields["gpus"] = out.gpus
-        out.rows.append(Row("num_processes", str(out.gpus), "field", WORDS["gpus"]))
-    if "model" in out.fields:
-        _length(out, TRAINER_DEFAULTS if out.plain else {})
+        _set(out, "gpus", out.gpus, Row("num_processes", str(out.gpus), "field", WORDS["gpus"]))
+    values = dict(out.secrets)
+    for flag, variable in env_file.FLAGS.items():
+        if value := (out.flags.get(flag) or [""])[0]:
+            values[variable] = value
+            out.take(flag, "changed", SECRET)
+    out.rows += [Row(name, "…", "changed", SECRET) for name, value in out.secrets.items() if values[name] == value]
+    if values:
+        out.fields["environment"] = values
 
 
-def _length(out: Settings, usual: Mapping[str, Any]) -> None:
+def _decide(out: Settings, flag: str) -> None:
+    """What becomes of a flag, whatever trainer it is for: a field, or nothing; options of the trainer are left."""
+    values, key = out.flags[flag], FIELDS.get(flag, "")
+    if key == "name":
+        if name := values[0].strip()[:200] if values else "":
+            _take(out, flag, key, name)
+        else:
+            del out.flags[flag]
+    elif key == "resolution":
+        _resolution(out)
+    elif key and len(values) != 1:
+        out.take(flag, "unsupported", "Not one value")
+    elif key == "alpha" and _plain(values[0]) == "0.0":  # 0 means the rank (networks/lora.py)
+        _take(out, flag, key, (out.flags.get("network_dim") or [out.fields.get("rank", 4)])[0])
+    elif key:
+        _take(out, flag, key, re.sub(r"^(\d+)\.0$", r"\1", values[0]))
+    elif flag == "sample_prompts" and out.prompts:
+        del out.flags[flag]
+    elif flag in DECIDED:
+        out.take(flag, *DECIDED[flag])
+    elif flag == "caption_extension":
+        out.take(flag, "same" if values == [".txt"] else "unsupported", "Captions are .txt files")
+
+
+def _take(out: Settings, flag: str, key: str, value: object, outcome: str = "field", text: str = "") -> None:
+    """Set a field by a flag."""
+    out.take(flag, outcome, text or WORDS[key])
+    _set(out, key, value, out.rows.pop())
+
+
+def _length(out: Settings, given: set[str]) -> None:
     """Rank, alpha and length of the trainer where the file has none: so that the run trains as it did there."""
-    for key, value in usual.items():
-        if key not in out.fields:
-            out.fields[key] = value
-            out.rows.append(Row(WORDS[key], str(value), "same", "The trainer's default; the file has none"))
-    if "max_train_steps" not in out.fields and "epochs" not in out.fields:
-        out.fields["max_train_steps"] = str(STEPS)
-        out.rows.append(Row(WORDS["max_train_steps"], str(STEPS), "same", "The trainer's default; the file has none"))
-    elif "epochs" in out.fields and "max_train_steps" in out.fields:
-        # sd-scripts: max_train_epochs overrides max_train_steps
-        out.fields["max_train_steps"] = None
-        out.notes.append("The file sets epochs and steps; the epochs decide, as in kohya's trainers.")
-    elif "epochs" in out.fields:
+    usual: dict[str, Any] = {key: v for key, v in TRAINER_DEFAULTS.items() if out.plain and FLAG_OF[key] not in given}
+    if not given & {"max_train_steps", "max_train_epochs"}:
+        usual["max_train_steps"] = str(STEPS)
+    out.fields |= usual
+    out.rows += [Row(WORDS[key], str(value), "same", USUAL) for key, value in usual.items()]
+    if "epochs" in out.fields:
+        if "max_train_steps" in out.fields:  # sd-scripts: max_train_epochs overrides max_train_steps
+            out.notes.append("The file sets epochs and steps; the epochs decide, as in kohya's trainers.")
         out.fields["max_train_steps"] = None
 
 
 def _resolution(out: Settings) -> None:
     """One side of a square with the area of the resolution, a multiple of 32."""
-    flags = out.flags
-    parts = " ".join(flags["resolution"]).replace(",", " ").replace("x", " ").split()
+    parts = " ".join(out.flags["resolution"]).replace(",", " ").replace("x", " ").split()
     try:
         sides = [float(part) for part in parts[:2]]
-        side = math.sqrt(sides[0] * sides[-1])
-        whole = max(32, round(side / 32) * 32)
+        whole = max(32, round(math.sqrt(sides[0] * sides[-1]) / 32) * 32)
     except (ValueError, IndexError, OverflowError):
         return out.take("resolution", "unsupported", "Not a resolution; set it by hand")
-    out.fields["resolution"] = whole
-    square = len(set(sides)) == 1 and whole == sides[0]
-    text = WORDS["resolution"] if square else f"Resolution {whole}: a multiple of 32 with about the same area"
-    return out.take("resolution", "field" if square else "changed", text)
+    if len(set(sides)) == 1 and whole == sides[0]:
+        return _take(out, "resolution", "resolution", whole)
+    text = f"Resolution {whole}: a multiple of 32 with about the same area"
+    return _take(out, "resolution", "resolution", whole, "changed", text)
 
 
-def _secrets(out: Settings) -> None:
-    """The secrets, which a run keeps apart from its other settings."""
-    flags, set_in_script = out.flags, dict(out.secrets)
-    values = dict(set_in_script)
-    for flag, variable in env_file.FLAGS.items():
-        if value := (flags.get(flag) or [""])[0]:
-            values[variable] = value
-            set_in_script.pop(variable, None)
-            out.take(flag, "changed", SECRET)
-    out.rows += [Row(name, "…", "changed", SECRET) for name in set_in_script]
-    if values:
-        out.fields["environment"] = values
-
-
-def _own_flags(out: Settings) -> None:
-    """Flags that Hangproof sets itself, or that it cannot take over."""
-    flags = out.flags
-    for flag in list(flags):
-        if flag in NOT_HERE:
-            out.take(flag, "unsupported", NOT_HERE[flag])
-        elif BY_HANGPROOF.get(flag):
-            out.take(flag, "run", BY_HANGPROOF[flag])
-        elif flag == "caption_extension":
-            right = flags[flag] == [".txt"]
-            out.take(flag, "same" if right else "unsupported", "Captions are .txt files")
-        elif flag in RESERVED_FLAGS:
-            out.take(flag, "run", OWN_RUN)
-        elif flag in ("xformers", "mem_eff_attn"):
-            out.take(flag, "changed", SDPA)
-
-
-def _extra(out: Settings) -> None:
-    """The other flags: those that Hangproof writes anyway, and those that become extra options."""
-    flags = out.flags
+def _extra(out: Settings, given: set[str]) -> None:
+    """The flags that are left: those that Hangproof writes anyway, and those that become extra options."""
     from runs.command import flags as ours_of
     from runs.flags import known_flags
     from runs.spec import make
@@ -351,44 +320,60 @@ def _extra(out: Settings) -> None:
     basic = make({"name": "my-lora", **{key: out.fields[key] for key in ("model", "backend", "tier")}})
     ours = ours_of(basic, outputs_dir() / basic.slug)
     known = known_flags(basic.backend, presets.models()[basic.model]["family"])
-    tier = presets.tiers_of(basic.model, basic.backend)[basic.tier]["flags"]
-    extra: dict[str, Any] = {}
-    given = set(flags) | {row.name.removeprefix("--") for row in out.rows}
-    for flag in list(flags):
-        values, entry = flags[flag], known.get(flag)
+    extra = out.fields["extra"] = {}
+    for flag in list(out.flags):
+        values, entry = out.flags[flag], known.get(flag)
+        usual = entry.get("default") if entry and values and flag not in ours else None
         if flag in ours and _equal(values, ours[flag]):
             out.take(flag, "same", "Hangproof sets it")
         elif known and entry is None:
             out.take(flag, "unsupported", f"{basic.backend} has no such option")
-        elif (
-            entry
-            and values
-            and entry.get("default") is not None
-            and _equal(values, entry["default"])
-            and flag not in ours
-        ):
+        elif usual is not None and _equal(values, usual):
             out.take(flag, "same", "The trainer's default")
         elif flag in _table("lint.toml")["path_flags"] and values and not _exists(values[0]):
             out.take(flag, "unsupported", "This file is not on this machine")
+        elif wrong := _refused(out, flag, value := _typed(values, entry), bool(known)):
+            out.take(flag, "unsupported", wrong)
         else:
-            extra[flag] = _typed(values, entry)
+            extra[flag] = value
             out.take(flag, "flag", "Extra trainer options")
+    given |= {row.name.removeprefix("--") for row in out.rows}
     if "optimizer_type" in extra:
-        off = [flag for flag in OPTIMIZER if flag in tier and flag not in given]
-        extra |= dict.fromkeys(off, False)
-    out.fields["extra"] = extra
-    written = [flag for flag, value in ours.items() if value is not False and flag not in extra]
-    fixed = {*RESERVED_FLAGS, *BY_HANGPROOF, *ALIASES, *WORDS, "persistent_data_loader_workers"}
+        tier = presets.tiers_of(basic.model, basic.backend)[basic.tier]["flags"]
+        extra |= {flag: False for flag in OPTIMIZER if flag in tier and flag not in given}
+    if extra and not known:
+        label = CHECKOUTS[basic.backend].name
+        out.notes.append(f"{label} is not installed, so its extra options cannot be checked yet.")
     needs = presets.trainer_of(basic.model, basic.backend)["needs"]
+    fixed = {
+        *RESERVED_FLAGS,
+        *BY_HANGPROOF,
+        *FIELDS,
+        *needs,
+        *given,
+        *extra,
+        *out.labels,
+        "persistent_data_loader_workers",
+    }
     out.added = [
-        f"--{flag}" + ("" if ours[flag] is True else f" {_words(ours[flag])}")
-        for flag in written
-        if flag not in given and flag not in fixed and flag not in needs and flag not in out.labels
+        f"--{flag}" if value is True else f"--{flag} {' '.join(value) if isinstance(value, list) else number(value)}"
+        for flag, value in ours.items()
+        if value is not False and flag not in fixed
     ]
 
 
-def _words(value: object) -> str:
-    return " ".join(value) if isinstance(value, list) else number(value)
+def _refused(out: Settings, flag: str, value: object, known: bool) -> str:
+    """Why the run, or its trainer where it is known, refuses an extra option; "" where it does not."""
+    from runs.flags import flag_faults
+    from runs.spec import make
+
+    try:
+        spec = make({"name": "my-lora", **out.fields, "extra": {**out.fields["extra"], flag: value}})
+        faults = flag_faults(spec) if known else []
+    except RunError as error:
+        faults = list(error.faults)
+    said = (one.message.partition(": ") for one in faults if one.field == "extra")
+    return next((reason for name, _, reason in said if name == flag), "")
 
 
 def _typed(values: list[str], entry: Mapping[str, Any] | None) -> Any:
@@ -405,55 +390,3 @@ def _typed(values: list[str], entry: Mapping[str, Any] | None) -> Any:
         return kind(text)
     except ValueError:
         return text
-
-
-def _checked(out: Settings) -> Settings:
-    """The import without the values that a run refuses: each becomes a row that says why."""
-    from runs.flags import flag_faults, known_flags
-    from runs.spec import make
-
-    name = out.fields.pop("name", "")
-    for _ in range(len(out.fields) + len(out.fields["extra"]) + 1):
-        try:
-            spec = make({"name": "my-lora", **out.fields})
-            break
-        except RunError as error:
-            for fault in error.faults:
-                _refuse(out, fault.field, fault.message)
-    else:
-        raise RunError("The settings of the file contradict each other; correct the file")
-    if known_flags(spec.backend, presets.models()[spec.model]["family"]):
-        for fault in flag_faults(spec):
-            flag, _, reason = fault.message.partition(": ")
-            if fault.field == "extra" and flag in out.fields["extra"]:
-                _refuse(out, flag, reason)
-    elif out.fields["extra"]:
-        label = CHECKOUTS[spec.backend].name
-        out.notes.append(f"{label} is not installed, so its extra options cannot be checked yet.")
-    if name:
-        try:
-            out.fields["name"] = make({"name": name}).name
-        except RunError as error:
-            _refuse(out, "name", error.faults[0].message)
-    return out
-
-
-def _refuse(out: Settings, key: str, message: str) -> None:
-    """Take a field or an extra option back."""
-    flag = message.partition(":")[0] if key == "extra" else key
-    removed = (
-        out.fields["extra"].pop(flag, None)
-        if key == "extra" or key in out.fields["extra"]
-        else out.fields.pop(key, None)
-    )
-    if removed is None and key == "extra":
-        out.fields["extra"] = {}
-    label = WORDS.get(key, key)
-    rows = [
-        row
-        for row in out.rows
-        if row.outcome in ("field", "flag") and (row.text == label or row.name in (f"--{flag}", flag))
-    ]
-    name = rows[0].name if rows else f"--{flag}"
-    out.rows = [row for row in out.rows if row not in rows]
-    out.rows.append(Row(name, shown(removed), "unsupported", message))

@@ -8,17 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from runs.files import RunError
-from runs.foreign_settings import TABLES, Settings, add_value, shown
+from runs.foreign_settings import OFF, TABLES, Settings, add_value, shown
 
 NAMES = TABLES["ai_toolkit"]
-USED = (
-    "train.dtype",
-    "model.name_or_path",
-    "model.arch",
-    "model.is_flux",
-    "model.is_xl",
-    "sample.prompts",
-)  # read below
+USED = (*NAMES["flags"], "model.arch", "model.is_flux", "model.is_xl", "sample.prompts")  # read below
 OTHER = "Hangproof has no such setting, or sets it by the base model"
 
 
@@ -48,10 +41,8 @@ def read_job(out: Settings, label: str, table: Mapping[str, Any]) -> None:
     for place, flag in NAMES["flags"].items():
         name, _, key = place.partition(".")
         if key in parts.get(name, {}) and flag not in out.flags:
-            add_value(out, flag, parts[name][key], place)
-    precision = parts.get("train", {}).get("dtype")
-    if isinstance(precision, str) and precision in NAMES["precisions"]:
-        add_value(out, "mixed_precision", NAMES["precisions"][precision], "train.dtype")
+            value = parts[name][key]
+            add_value(out, flag, NAMES["precisions"].get(str(value)) if flag == "mixed_precision" else value, place)
     trigger = first.get("trigger_word")
     _model(out, parts.get("model", {}))
     _prompts(out, parts.get("sample", {}).get("prompts"))
@@ -69,13 +60,8 @@ def read_job(out: Settings, label: str, table: Mapping[str, Any]) -> None:
     for name, part in parts.items():
         for key, value in part.items():
             place = f"{name}.{key}"
-            used = place in NAMES["flags"] or place in USED
-            if (
-                not used
-                and value not in (None, False, "")
-                and (name, value) != ("network", "lora")
-                and len(out.rows) < 300
-            ):
+            taken = place in USED or value in OFF or (name, value) == ("network", "lora")
+            if not taken and len(out.rows) < 300:
                 text = value if isinstance(value, str | int | float) else "…"
                 out.refuse(place, text, NAMES["not_taken"].get(place, OTHER))
     if isinstance(trigger, str) and trigger.strip() and not out.folders:
@@ -89,7 +75,6 @@ def _model(out: Settings, model: Mapping[str, Any]) -> None:
     out.script = scripts.get(known.partition(":")[0].lower(), "") if known is not None else "train_network.py"
     if known and not out.script:
         raise RunError(f"model.arch: Hangproof has no base model of the kind {shown(known)}")
-    add_value(out, "pretrained_model_name_or_path", model.get("name_or_path"), "model.name_or_path")
 
 
 def _prompts(out: Settings, given: object) -> None:

@@ -1,12 +1,7 @@
-"""Reads files that other processes write to: only what was added since the last look, and its lines of JSON."""
+"""Reads files that other processes write to: only what was added since the last look."""
 
 import os
 from pathlib import Path
-from typing import Any
-
-import orjson
-
-from runs.metrics_lines import json_objects
 
 READ_BYTES = 8 << 20
 LINE_BYTES = 64 * 1024  # of an unfinished line
@@ -57,14 +52,3 @@ class Added:
         complete = data.rfind(b"\n") + 1
         self._rest = data[complete:][-LINE_BYTES:]
         return data[:complete].splitlines(), new
-
-
-def entries(lines: list[bytes]) -> list[dict[str, Any]]:
-    """The JSON objects of complete lines."""
-    try:
-        found = orjson.loads(b"[" + b",".join(lines) + b"]")
-    except ValueError:  # a damaged line, or NaN and Infinity, which other writers leave in a file
-        found = []
-    if len(found) != len(lines):  # or a line with two values
-        return json_objects(b"\n".join(lines))
-    return [entry for entry in found if isinstance(entry, dict)]

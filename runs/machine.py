@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import presets
 from runs.paths import ROOT, backend_venv, data_root
@@ -23,6 +24,7 @@ from runs.paths import ROOT, backend_venv, data_root
 GIB = 2**30
 DRIVER_TIMEOUT_S = 10.0
 FRESH_S = 600.0  # a GPU does not change while the page is open, but a driver can be installed or fail
+ABSENT = ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded", "NVMLError_NotFound")
 FREE_FRESH_S = 60.0  # other programs take and free its memory; each question is a process
 
 
@@ -45,7 +47,8 @@ class Machine:
 
 
 _lock = threading.Lock()
-Gpu = tuple[str, float | None, str, float | None]  # name, memory in GiB, note, free memory in GiB
+Gpu = dict[str, Any]
+NO_GPU: Gpu = {"gpu_name": "", "vram_gb": None, "note": "", "vram_free_gb": None}  # the fields of a Machine about it
 _gpu: tuple[float, Gpu] | None = None  # when it was read, and the answer
 
 
@@ -53,10 +56,8 @@ def this_machine(backend: str = "diffusers") -> Machine:
     """This machine for a backend. The GPU is read again after ten minutes; the free disk space is always current."""
     import psutil
 
-    name, vram_gb, note, vram_free_gb = _gpu_found()
-    memory = psutil.virtual_memory()
-    ram_gb, disk_gb = memory.total / GIB, free_gb(data_root())
-    return Machine(name, vram_gb, cuda_build(backend), ram_gb, disk_gb, note, vram_free_gb)
+    ram_gb = psutil.virtual_memory().total / GIB
+    return Machine(**_gpu_found(), cuda=cuda_build(backend), ram_gb=ram_gb, free_disk_gb=free_gb(data_root()))
 
 
 def free_gb(folder: Path) -> float:
@@ -82,7 +83,7 @@ def tier_for(machine: Machine, model: str = "", backend: str = "") -> str:
 def _gpu_found() -> Gpu:
     global _gpu
     with _lock:
-        fresh_s = FREE_FRESH_S if _gpu is not None and _gpu[1][1] is not None else FRESH_S
+        fresh_s = FREE_FRESH_S if _gpu is not None and _gpu[1]["vram_gb"] is not None else FRESH_S
         if _gpu is None or time.monotonic() - _gpu[0] > fresh_s:
             _gpu = (time.monotonic(), _ask_driver())
         return _gpu[1]
@@ -102,17 +103,14 @@ def _ask_driver() -> Gpu:
         output, _ = helper.communicate(timeout=DRIVER_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         helper.kill()  # and not waited for: a process that is stuck in the driver may ignore the signal
-        return "", None, f"the NVIDIA driver did not answer within {DRIVER_TIMEOUT_S:.0f} s; restart the machine", None
+        note = f"the NVIDIA driver did not answer within {DRIVER_TIMEOUT_S:.0f} s; restart the machine"
+        return {**NO_GPU, "note": note}
     try:
         answer = json.loads(output)
-        return str(answer["name"]), answer["vram_gb"], str(answer["note"]), answer["vram_free_gb"]
+        return {key: answer[key] for key in NO_GPU}
     except (ValueError, KeyError, TypeError):
-        return (
-            "",
-            None,
-            f"the GPU could not be read: `python -m runs.machine` exited with code {helper.returncode}",
-            None,
-        )
+        note = f"the GPU could not be read: `python -m runs.machine` exited with code {helper.returncode}"
+        return {**NO_GPU, "note": note}
 
 
 def _visible(count: int) -> list[int]:
@@ -123,31 +121,26 @@ def _visible(count: int) -> list[int]:
     return [int(part) for part in chosen.split(",") if part.strip().isdigit() and int(part) < count]
 
 
-def read_driver() -> dict[str, object]:
-    """{"name", "vram_gb", "note", "vram_free_gb"} from NVML: the GPU with the most memory. May block forever."""
-    nothing: dict[str, object] = {"name": "", "vram_gb": None, "note": "", "vram_free_gb": None}
+def read_driver() -> Gpu:
+    """The GPU with the most memory, from NVML. May block forever."""
     try:
         import pynvml as nvml
     except ImportError:
-        return nothing
+        return NO_GPU
     try:
         nvml.nvmlInit()
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in _visible(nvml.nvmlDeviceGetCount())]
         gpus = [(nvml.nvmlDeviceGetMemoryInfo(handle).total / GIB, handle) for handle in handles]
         if not gpus:
-            return nothing
+            return NO_GPU
         vram_gb, handle = max(gpus, key=lambda gpu: gpu[0])
         name = nvml.nvmlDeviceGetName(handle)
-        free_gb = vram_gb - nvml.nvmlDeviceGetMemoryInfo(handle).used / GIB
         name = name.decode() if isinstance(name, bytes) else name
-        return {**nothing, "name": name, "vram_gb": round(vram_gb, 1), "vram_free_gb": round(free_gb, 2)}
+        free_gb = vram_gb - nvml.nvmlDeviceGetMemoryInfo(handle).used / GIB
+        return {**NO_GPU, "gpu_name": name, "vram_gb": round(vram_gb, 1), "vram_free_gb": round(free_gb, 2)}
     except nvml.NVMLError as error:
-        absent = type(error).__name__ in (
-            "NVMLError_LibraryNotFound",
-            "NVMLError_DriverNotLoaded",
-            "NVMLError_NotFound",
-        )
-        return nothing if absent else {**nothing, "note": f"the NVIDIA driver failed: {error}"}
+        absent = type(error).__name__ in ABSENT
+        return NO_GPU if absent else {**NO_GPU, "note": f"the NVIDIA driver failed: {error}"}
 
 
 def cuda_build(backend: str = "diffusers") -> bool:

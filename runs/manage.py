@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,15 +84,6 @@ def _no_link(path: Path) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def _stopped(folder: Path, idle: Idle) -> Iterator[None]:
-    """Keep a monitor from starting for the run. RunError when it is not idle."""
-    with idle(folder) as free:
-        if not free:
-            raise RunError(f"{folder.name} is running; stop it first: python -m monitor stop {folder.name}")
-        yield
-
-
 # Delete ---------------------------------------------------------------------------------------------------------------
 
 
@@ -110,7 +101,9 @@ def delete(name: str | Path, idle: Idle, images: bool = False) -> int:
     freed = _size(folder) + (_size(data) if images else 0)
     trash = outputs_dir() / f"{TRASH}{secrets.token_hex(4)}{TAKES if images else KEEPS}{folder.name}"
     with explained(f"delete {folder.name}"):
-        with _stopped(folder, idle):
+        with idle(folder) as free:
+            if not free:
+                raise RunError(f"{folder.name} is running; stop it first: python -m monitor stop {folder.name}")
             os.rename(folder, trash)
         env_file.forget(folder)
         staging.sweep()

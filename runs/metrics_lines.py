@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any, BinaryIO
 
+import orjson
+
 BLOCK_BYTES = 8 << 10
 SEARCHED_BYTES = 1 << 20  # without a step line in so many bytes there is none: a GPU's samples come every 30 s
 
@@ -35,13 +37,17 @@ def read_bytes(file: BinaryIO, begin: int, length: int) -> bytes:
 
 
 def json_objects(text: bytes) -> list[dict[str, Any]]:
-    """The JSON objects of the lines of a file. All at once, which is four times faster; one by one where a line is damaged."""
-    lines = [line for line in text.splitlines() if line.strip()]
+    """The JSON objects of the lines of a file."""
+    return entries([line for line in text.splitlines() if line.strip()])
+
+
+def entries(lines: list[bytes]) -> list[dict[str, Any]]:
+    """The JSON objects of complete lines. All at once, which is ten times faster; one by one where a line is damaged."""
     try:
-        values = json.loads(b"[" + b",".join(lines) + b"]")
+        values = orjson.loads(b"[" + b",".join(lines) + b"]")
         if len(values) == len(lines):  # no line with two values
             return [value for value in values if isinstance(value, dict)]
-    except (ValueError, RecursionError):
+    except ValueError:  # also for NaN and Infinity, which other writers leave in a file
         pass
     return [found for line in lines if (found := json_object(line)) is not None]
 

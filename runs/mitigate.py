@@ -1,9 +1,9 @@
 """Changes to a run that keeps failing. The monitor's table of causes (causes.toml) names them.
 
 Each mitigation is a pure function `spec → (spec, sentence)`. An extra flag is written after the flag of a typed field and
-overrides it, so a mitigation also changes every extra flag that would undo it. `apply` compares what the trainer would
-read before and after: a mitigation that changes nothing there returns the same spec and no sentence, and the monitor
-takes the next one. Most mitigations keep what is learned (same data, effective batch, steps). `same_state` says whether
+overrides it, so a mitigation also changes every extra flag that would undo it. Few ask whether they are needed:
+`apply` compares what the trainer would read before and after, and one that changes nothing there gives the same spec and
+no sentence, so that the monitor takes the next one. Most mitigations keep what is learned (same data, effective batch, steps). `same_state` says whether
 the saved states can still be resumed.
 """
 
@@ -26,7 +26,9 @@ CACHES = ("cache_latents_to_disk", "cache_text_encoder_outputs_to_disk")
 ENCODER_BATCHES = ("vae_batch_size", "text_encoder_batch_size")
 HUB = ("huggingface_repo_id", "save_state_to_huggingface", "resume_from_huggingface", "async_upload")
 RATES = ("unet_lr", "text_encoder_lr")  # sd-scripts and the built-in trainer prefer these to learning_rate
-REGEX_RATES = "network_reg_lrs="  # in network_args of sd-scripts: a learning rate for each pattern of layer names
+REGEX_RATES = (
+    "network_reg_lrs="  # in network_args of sd-scripts: learning rates by layer; they do not decide what is trained
+)
 NO_HALF_VAE = ("sd-scripts", "diffusers")  # the trainers that have --no_half_vae
 SAMPLING = ("sample_every_n_epochs", "sample_at_first")
 SEVERAL_GPUS = ("ddp_timeout", "ddp_gradient_as_bucket_view", "ddp_static_graph")
@@ -54,8 +56,6 @@ def _number(value: object) -> float:
 
 def workers_0(spec: "RunSpec") -> Changed:
     """Load data in the training process; persistent workers and prefetching are turned off with the workers."""
-    if spec.workers == 0:
-        return _same(spec)
     sentence = f"the training process loads the images itself instead of {spec.workers} worker processes"
     return spec.changed(workers=0, extra=_without(spec, "persistent_data_loader_workers")), sentence
 
@@ -124,14 +124,14 @@ def _network_args(extra: dict[str, "Value"], wanted: list[str]) -> dict[str, "Va
 def no_block_swap(spec: "RunSpec") -> Changed:
     """Never swap blocks between GPU and host memory."""
     if not _number(spec.extra.get("blocks_to_swap", 0)):
-        return _same(spec)
+        return _same(spec)  # a flag of 0 swaps none
     return spec.changed(extra=_without(spec, "blocks_to_swap")), "no blocks are swapped (without --blocks_to_swap)"
 
 
 def one_gpu(spec: "RunSpec") -> Changed:
     """One GPU of each machine instead of several; gradients are accumulated, so the effective batch stays."""
     if spec.gpus == 1:
-        return _same(spec)
+        return _same(spec)  # the seeds below would be a change
     steps = spec.gradient_accumulation * spec.gpus
     # kohya's trainers then keep the noise and the order of several processes (sd_scripts_patches/batch_seeds.py)
     seeds = {} if spec.backend == "diffusers" else {"HANGPROOF_BATCH_SEEDS": "1"}
@@ -153,8 +153,6 @@ def sampling_off(spec: "RunSpec") -> Changed:
 
 def validation_off(spec: "RunSpec") -> Changed:
     """No validation. Without a share of the images to validate on, the other flags have no effect."""
-    if not spec.validation_split:
-        return _same(spec)
     off = {"validation_split": 0.0, "validate_every_n_steps": None, "extra": _without(spec, *VALIDATION)}
     return spec.changed(**off), "validation is turned off"
 
@@ -172,14 +170,12 @@ def trackers_offline(spec: "RunSpec") -> Changed:
 
 def hub_offline(spec: "RunSpec") -> Changed:
     """Use downloaded files only and contact no model hub."""
-    offline = spec.environment.get("HF_HUB_OFFLINE", "").lower() in OFFLINE
-    extra = _without(spec, *HUB)
-    if offline and extra == spec.extra:
-        return _same(spec)
+    given = spec.environment.get("HF_HUB_OFFLINE", "")
+    value = given if given.lower() in OFFLINE else "1"
     sentence = "the model hub is not contacted; files that are already downloaded are used"
     if spec.extra.get("huggingface_repo_id"):
         sentence += ", and nothing is uploaded"
-    return spec.changed(environment={**spec.environment, "HF_HUB_OFFLINE": "1"}, extra=extra), sentence
+    return spec.changed(environment={**spec.environment, "HF_HUB_OFFLINE": value}, extra=_without(spec, *HUB)), sentence
 
 
 def cache_aside(spec: "RunSpec") -> Changed:
@@ -206,18 +202,11 @@ def lower_lr(spec: "RunSpec") -> Changed:
     """Halve every learning rate, those of extra flags included: they override the field."""
     if _relative_steps(spec):
         return _same(spec)
-    halved: dict[str, Value] = {flag: _halved(spec.extra[flag]) for flag in RATES if spec.extra.get(flag)}
-    args = spec.extra.get("network_args")
-    if isinstance(args, list):
-        halved["network_args"] = [_halved_regex_rates(word) for word in args]
+    halved = {flag: _halved(spec.extra[flag]) for flag in RATES if spec.extra.get(flag)}
     changed = spec.changed(learning_rate=spec.learning_rate / 2, extra={**spec.extra, **halved})
-    rates = [f"learning rate {changed.learning_rate:g} instead of {spec.learning_rate:g}"]
-    rates += [
-        f"{flag} {_shown(changed.extra[flag])} instead of {_shown(spec.extra[flag])}"
-        for flag in RATES
-        if flag in halved
-    ]
-    return changed, ", ".join(rates)
+    rates: dict[str, tuple[Value, Value]] = {"learning rate": (spec.learning_rate, changed.learning_rate)}
+    rates |= {flag: (spec.extra[flag], half) for flag, half in halved.items()}
+    return changed, ", ".join(f"{name} {_shown(half)} instead of {_shown(was)}" for name, (was, half) in rates.items())
 
 
 def _relative_steps(spec: "RunSpec") -> bool:
@@ -233,24 +222,12 @@ def _relative_steps(spec: "RunSpec") -> bool:
 def _halved(value: "Value") -> "Value":
     """Half a rate, or half of each of several; what is not a number stays."""
     if isinstance(value, list):
-        return [_halved_word(word) for word in value]
-    return _number(value) / 2 if _number(value) and not isinstance(value, bool) else value
+        return [str(_halved(word)) for word in value]
+    return _number(value) / 2 or value
 
 
-def _halved_word(word: str) -> str:
-    return f"{_number(word) / 2:g}" if _number(word) else word
-
-
-def _halved_regex_rates(word: str) -> str:
-    """`network_reg_lrs=PATTERN=RATE,PATTERN=RATE` with half of each rate; any other word as it is."""
-    if not word.startswith(REGEX_RATES):
-        return word
-    pairs = [pair.rpartition("=") for pair in word.removeprefix(REGEX_RATES).split(",")]
-    return REGEX_RATES + ",".join(f"{name}{equals}{_halved_word(rate)}" for name, equals, rate in pairs)
-
-
-def _shown(value: "Value") -> str:
-    return " ".join(value) if isinstance(value, list) else f"{_number(value):g}"
+def _shown(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else f"{_number(value):g}"
 
 
 def fp32_guard(spec: "RunSpec") -> Changed:
@@ -313,17 +290,22 @@ def refusal(spec: "RunSpec", name: str, platform: str = sys.platform) -> str:
 def same_state(before: Job, after: Job) -> bool:
     """Whether `after` can resume a state that `before` saved: same base model, optimizer and trained modules."""
 
-    def shape(job: Job) -> tuple[object, ...]:
-        flags = job.flags
-        return (
-            job.spec["model"], job.backend, str(flags.get("network_dim")), str(flags.get("optimizer_type")).lower(),
-            _trained(flags), flags.get("network_module"), str(flags.get("lr_scheduler", "constant")),
-        )  # fmt: skip
-
-    return shape(before) == shape(after)
+    return _shape(before) == _shape(after)
 
 
-def _trained(flags: dict[str, object]) -> list[str]:
-    """network_args without learning rates, which do not decide what is trained."""
+def _shape(job: Job) -> tuple[object, ...]:
+    """What a saved state depends on."""
+    flags = job.flags
     words = flags.get("network_args") or []
-    return [word for word in (words if isinstance(words, list) else [str(words)]) if not word.startswith(REGEX_RATES)]
+    trained = [
+        word for word in (words if isinstance(words, list) else [str(words)]) if not word.startswith(REGEX_RATES)
+    ]
+    return (
+        job.spec["model"],
+        job.backend,
+        str(flags.get("network_dim")),
+        str(flags.get("optimizer_type")).lower(),
+        trained,
+        flags.get("network_module"),
+        str(flags.get("lr_scheduler", "constant")),
+    )

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runs import custom_script, env_file
-from runs.command import NODE_VARIABLES, launcher, module, trainer_python, words
+from runs.command import NODE_VARIABLES, module, words
 from runs.files import RunError
 from runs.job import Job, resolve
-from runs.paths import CHECKOUTS, ROOT
+from runs.paths import CHECKOUTS, ROOT, backend_venv, venv_program
 from runs.quoting import Variable, quote, quote_cmd
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ def rendered(job: Job, resume: Path | None = None) -> str:
     options = [[Variable(word[1:]) if word.startswith("$") else word for word in line] for line in job.launch]
     flags = {**training["flags"], "resume": str(resume) if resume else False}
     lines = [*options, module(job.backend, training["script"]), *words(flags)]
-    program, python = launcher(job.backend, job.platform), trainer_python(job.backend, job.platform)
+    venv = backend_venv(job.backend)
+    program, python = (venv_program(venv, name, job.platform) for name in ("accelerate", "python"))
     text = _template(windows).render(
         job=job,
         root=str(ROOT),
@@ -80,7 +81,7 @@ def rendered(job: Job, resume: Path | None = None) -> str:
     text = text.replace("\n", "\r\n") if windows else text
     if "edited" not in job.spec:
         return text
-    return env_file.with_lines(custom_script.render(job.spec["edited"], job.slug, text, job.platform), _secrets(job))
+    return env_file.with_lines(custom_script.merge(job.spec["edited"], job.slug, text, job.platform)[0], _secrets(job))
 
 
 @functools.cache

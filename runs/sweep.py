@@ -103,28 +103,19 @@ def combinations(base: "RunSpec", values: Mapping[str, Sequence[float]]) -> list
     if not fields or total < 2:
         raise RunError([Fault("sweep", "Enter at least two values of one field, such as 8, 16 for the rank")])
     if len(fields) > MOST_FIELDS or total > MOST:
-        raise RunError(
-            [
-                Fault(
-                    "sweep",
-                    f"These are {total} runs of {len(fields)} fields; at most {MOST} runs of {MOST_FIELDS} fields are possible",
-                )
-            ]
-        )
+        limit = f"at most {MOST} runs of {MOST_FIELDS} fields are possible"
+        raise RunError([Fault("sweep", f"These are {total} runs of {len(fields)} fields; {limit}")])
     specs = []
     for numbers in itertools.product(*(values[key] for key in fields)):
         chosen = dict(zip(fields, numbers, strict=True))
         parts = "-".join(f"{SHORT[key]}{number_text(number)}" for key, number in chosen.items())
-        specs.append(base.changed(name=f"{base.name[: 70 - len(parts)]}-{parts}", **_lengths(base, chosen)))
+        # Epochs have an effect only where no number of steps is set
+        length = {"max_train_steps": None} if "epochs" in chosen and "max_train_steps" not in chosen else {}
+        specs.append(base.changed(name=f"{base.name[: 70 - len(parts)]}-{parts}", **chosen, **length))
     names = [spec.slug.casefold() for spec in specs]
     if twice := {name for name in names if names.count(name) > 1}:
         raise RunError([Fault("sweep", f"Two runs would have the name {min(twice)}; use values that differ more")])
     return specs
-
-
-def _lengths(base: "RunSpec", chosen: dict[str, float]) -> dict[str, Any]:
-    """The fields to set. Epochs have an effect only where no number of steps is set."""
-    return {**chosen, **({"max_train_steps": None} if "epochs" in chosen and "max_train_steps" not in chosen else {})}
 
 
 def number_text(number: float) -> str:
@@ -342,24 +333,14 @@ def _losses(path: Path, _changed_ns: int) -> tuple[float | None, float | None, f
 def lines(sweep: Sweep) -> list[str]:
     """The table as text, with one column for each swept field."""
     rows = table(sweep)
-    heads = [
-        *sweep.fields,
-        "state",
-        "steps",
-        "final loss",
-        "best loss",
-        *["validation"] * any(r["val_loss"] for r in rows),
-        "seconds",
-        "LoRA",
-    ]
-    cells = [heads]
+    validated = any(row["val_loss"] for row in rows)
+    heads = ["state", "steps", "final loss", "best loss", *["validation"] * validated, "seconds", "LoRA"]
+    cells = [[*sweep.fields, *heads]]
     for row in rows:
         numbers = [number_text(row["values"][key]) for key in sweep.fields if key in row["values"]]
-        losses = [row["final_loss"], row["best_loss"], *[row["val_loss"]] * ("validation" in heads)]
-        texts = [f"{loss:.4f}" if loss is not None else "" for loss in losses]
-        took = f"{row['seconds']:.0f}" if row["seconds"] is not None else ""
-        cells.append(
-            [*numbers, row["state"], str(row["steps"]), *texts, took, Path(row["lora"]).name if row["lora"] else ""]
-        )
-    widths = [max(len(row[n]) for row in cells) for n in range(len(heads))]
+        losses = [row["final_loss"], row["best_loss"], *[row["val_loss"]] * validated]
+        texts = ["" if loss is None else f"{loss:.4f}" for loss in losses]
+        took = "" if row["seconds"] is None else f"{row['seconds']:.0f}"
+        cells.append([*numbers, row["state"], str(row["steps"]), *texts, took, Path(row["lora"] or "").name])
+    widths = [max(len(row[n]) for row in cells) for n in range(len(cells[0]))]
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells]

@@ -16,7 +16,7 @@ from typing import Any
 from guards.metrics import utc_now
 from runs.evolution import Evolution
 from runs.files import RunError, explained, fsync_folder
-from runs.growing import entries
+from runs.metrics_lines import entries
 
 FILE = "votes.jsonl"
 MOST = 8  # LoRAs that take part: more need more votes than a person gives

@@ -131,7 +131,7 @@ def test_the_flags_read_from_the_source_are_those_of_sd_scripts_parsers(tmp_path
     assert done.returncode == 0, done.stderr[-2000:]
     live = json.loads(done.stdout.splitlines()[-1])
     for name in SCRIPTS:
-        read = schema.sd_scripts(checkout, f"{name}.py")
+        read = schema.flags_of(checkout, f"{name}.py")
         assert list(read) == list(live[name]), "the flags, in the parser's order"
         for flag, entry in live[name].items():
             entry["type"] = {"Path": "str", "int_or_float": "float"}.get(entry["type"], entry["type"])
@@ -144,6 +144,9 @@ def small_checkout(folder: Path) -> Path:
     (folder / "library").mkdir(parents=True)
     (folder / "library/args.py").write_text("""
 import argparse
+import enum
+import torch
+class Device(enum.Enum): CPU = 'cpu'
 LIST = ['a', 'b']
 def add_more(parser: argparse.ArgumentParser, wide: bool, deep: bool = False):
     parser.add_argument('--pick', choices=LIST, default=LIST, help='one' + ' of')
@@ -154,6 +157,7 @@ def add_more(parser: argparse.ArgumentParser, wide: bool, deep: bool = False):
     else:
         parser.add_argument('-s', '--shallow', action='store_true')
     parser.add_argument('--made', default=1 + len(LIST))
+    parser.add_argument('--device', default=torch.device('cpu'), choices=[device.value for device in Device])
 """)
     (folder / "train.py").write_text("""
 from library import args as more
@@ -169,29 +173,33 @@ def setup_parser():
     return folder
 
 
-def test_branches_and_constants_are_followed_and_nothing_is_guessed(tmp_path):
-    flags = schema.sd_scripts(small_checkout(tmp_path / "c"), "train.py")
-    assert list(flags) == ["pick", "depth", "made"]
+def test_branches_and_constants_are_followed_and_what_comes_from_elsewhere_is_not_guessed(tmp_path):
+    flags = schema.flags_of(small_checkout(tmp_path / "c"), "train.py")
+    assert list(flags) == ["pick", "depth", "made", "device"]
     assert flags["pick"]["choices"] == ["a", "b"] and flags["pick"]["help"] == "one of"
     assert flags["depth"]["type"] == "float" and flags["depth"]["nargs"] == "*"
-    assert flags["made"]["default"] is None and flags["made"]["default_is_computed"]
+    assert flags["made"]["default"] == 3 and flags["device"]["choices"] is None
+    assert flags["device"]["default"] is None and flags["device"]["default_is_computed"]
 
 
 def test_the_source_is_read_again_after_a_change_of_commit(tmp_path):
     checkout = small_checkout(tmp_path / "c")
-    first = schema.sd_scripts(checkout, "train.py")
+    first = schema.flags_of(checkout, "train.py")
     (checkout / "library/args.py").write_text("def add_more(parser, *a, **k): pass\n")
-    assert schema.sd_scripts(checkout, "train.py") == first != {}, "the same commit"
+    assert schema.flags_of(checkout, "train.py") == first != {}, "the same commit"
     (checkout / ".git/packed-refs").write_text("b" * 40 + " refs/heads/main\n")
-    assert schema.sd_scripts(checkout, "train.py") == {}
+    assert schema.flags_of(checkout, "train.py") == {}
 
 
 def test_a_missing_or_unreadable_checkout_is_an_error_that_says_what_to_do(tmp_path):
     with pytest.raises(presets.PresetError, match=r"start\.sh sd-scripts"):
-        schema.sd_scripts(tmp_path)
+        schema.flags_of(tmp_path)
     (tmp_path / "flux_train_network.py").write_text("def setup_parser(: pass")
     with pytest.raises(presets.PresetError, match="cannot be parsed as Python"):
-        schema.sd_scripts(tmp_path)
+        schema.flags_of(tmp_path)
     (tmp_path / "flux_train_network.py").write_text("pass")
     with pytest.raises(presets.PresetError, match="no function setup_parser"):
-        schema.sd_scripts(tmp_path)
+        schema.flags_of(tmp_path)
+    (tmp_path / "flux_train_network.py").write_text("def setup_parser(): raise OSError('no disk')")
+    with pytest.raises(presets.PresetError, match=r"setup_parser failed \(no disk\)"):
+        schema.flags_of(tmp_path)

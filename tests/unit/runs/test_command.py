@@ -68,7 +68,7 @@ def test_a_tier_has_exactly_its_flags_and_none_swaps_blocks(tier, backend):
 def test_every_rendered_flag_is_one_of_its_parser(backend):
     if backend == "sd-scripts":
         tiny_sd_scripts.need(run=False)
-        known = schema.sd_scripts(tiny_sd_scripts.checkout())
+        known = schema.flags_of(tiny_sd_scripts.checkout())
     else:
         known = known_flags(backend, "flux")
     everything = {

@@ -17,7 +17,7 @@ LEAST += ["--network_train_unet_only"]
 
 def flags_in(folder: Path) -> set[str]:
     """Every flag that sd-scripts' FLUX trainer adds, read from its source."""
-    return {f"--{name}" for name in schema.sd_scripts(folder, "flux_train_network.py")}
+    return {f"--{name}" for name in schema.flags_of(folder, "flux_train_network.py")}
 
 
 def test_every_flag_of_sd_scripts_is_taken_or_refused_with_a_reason():
