@@ -1,6 +1,6 @@
 """What each benchmark gives to the command `python -m benchmarks`, which prints it; ratios of pairs.
 
-A pair is one measurement of this checkout and one of another, in turns on the same machine at the same time.
+A pair is one measurement of ours and one of another, in turns on the same machine at the same time.
 """
 
 from __future__ import annotations

@@ -32,8 +32,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import trial
 from benchmarks.injector import WRITERS
 from benchmarks.trial import (
+    FINAL,
     TOKEN,
     clean_environment,
     kill_all,
@@ -47,26 +49,18 @@ from benchmarks.trial import (
 from runs.paths import ROOT
 
 PACE_S = 0.05
-FINAL = ("completed", "failed", "stopped", "preempted", "unkillable")
 SHIMS = ROOT / "tests/support/shims"
 DONE = b"done"
 NAME = "fault"
 RUN_S = 900.0
-PHOTOS = 6
 SPEC: dict[str, Any] = {
+    **trial.SPEC,
     "name": NAME,
-    "trigger": "d1sc",
-    "model": "tiny-flux",
-    "tier": "16G",
-    "backend": "diffusers",
     "resolution": 64,
     "mixed_precision": "no",
-    "repeats": 1,
     "max_train_steps": 36,
     "save_every_n_steps": 10,
-    "save_every_n_epochs": 0,
     "keep_states": 4,
-    "workers": 0,
 }
 # Settings that do not change a bit of the LoRA: a row that changes them needs no reference of its own.
 BITLESS = {
@@ -105,44 +99,9 @@ def environment(data: Path, **more: str) -> dict[str, str]:
     return clean_environment(**{**fixed, "PYTHONPATH": str(ROOT), **more})
 
 
-_environment = threading.RLock()
-
-
-@contextlib.contextmanager
-def data_root(data: Path) -> Iterator[None]:
-    """`runs` uses this data root inside the block; one at a time, because the environment belongs to the process."""
-    with _environment:
-        before = os.environ.get("HANGPROOF_DATA")
-        os.environ["HANGPROOF_DATA"] = str(data)
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["HANGPROOF_DATA"]
-            else:
-                os.environ["HANGPROOF_DATA"] = before
-
-
-def photos(folder: Path) -> Path:
-    """Six small pictures with captions, the same on every machine."""
-    import numpy as np
-    from PIL import Image
-
-    folder.mkdir(parents=True, exist_ok=True)
-    draw = np.random.default_rng(0)
-    for i in range(PHOTOS):
-        height, width = ((64, 64), (96, 64), (64, 96))[i % 3]
-        Image.fromarray(draw.integers(0, 255, (height, width, 3), dtype=np.uint8)).save(folder / f"{i}.png")
-        (folder / f"{i}.txt").write_text(f"d1sc, number {i}\n", encoding="utf-8")
-    return folder
-
-
 def create(data: Path, seed: int, changed: dict[str, Any]) -> Path:
     """Make the run in data root `data`; its folder."""
-    import runs
-
-    with data_root(data), tempfile.TemporaryDirectory() as pictures:
-        return runs.create(runs.make({**SPEC, "seed": seed, **changed}), photos(Path(pictures)))
+    return trial.create(data, **{**SPEC, "seed": seed, **changed})
 
 
 _making = threading.Lock()
