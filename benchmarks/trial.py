@@ -151,8 +151,8 @@ def started(job: Job, environment: dict[str, str], token: str = "") -> Iterator[
 def begin(job: Job, environment: dict[str, str], token: str) -> subprocess.Popen[bytes]:
     """Start it, for `finish`."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    variables = {TOKEN: token, **environment, **job.environment}
-    env = clean_environment(PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1", **variables)
+    fixed = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", TOKEN: token}
+    env = clean_environment(**{**fixed, **environment, **job.environment})
     with open(job.log, "ab") as log:
         return subprocess.Popen(
             job.command, cwd=job.cwd or job.folder.parent, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -238,11 +238,9 @@ def read_end(path: Path, characters: int = 3000) -> str:
     return ""
 
 
-def limits_toml(table: dict[str, Any], section: str = "") -> str:
+def limits_toml(table: dict[str, Any], within: str = "") -> str:
     """A limits file. `table`: sections, one within another, whose leaves are numbers."""
-    leaves = "".join(f"{key} = {value}\n" for key, value in table.items() if not isinstance(value, dict))
-    text = f"[{section}]\n{leaves}" if leaves and section else leaves
-    for name, value in table.items():
-        if isinstance(value, dict):
-            text += limits_toml(value, f"{section}.{name}" if section else name)
-    return text
+    return "".join(
+        limits_toml(value, f"{within}{name}.") if isinstance(value, dict) else f"{within}{name} = {value}\n"
+        for name, value in table.items()
+    )
