@@ -338,69 +338,6 @@ def kills(number: int, seed: int, run_s: float) -> list[Trial]:
     return [Trial(f"kill-{at_s:.2f}s", "hang", kill_after_s=at_s) for at_s in moments]
 
 
-def run(
-    seed: int = 0,
-    short: int | None = None,
-    number_of_kills: int = KILLS,
-    parallel: int = PARALLEL,
-    keep: Path | None = None,
-    minutes: float = MINUTES,
-) -> tuple[dict[str, Any], list[str]]:
-    """The campaign's figures, and each broken promise. short: only this many places, with one trial each."""
-    begun_s = time.monotonic()
-    found, journeys = places()
-    broken = [f"the undisturbed {name} journey: {v}" for name, o in journeys.items() for v in o.violations]
-    broken += [
-        f"the undisturbed {name} journey ended {o.state!r}: {o.message}"
-        for name, o in journeys.items()
-        if o.state != JOURNEYS[name].ends
-    ]
-    draw, errors = random.Random(seed), trials(found, seed)
-    if short is not None:
-        draw.shuffle(errors)
-        errors = list({trial.fault.place: trial for trial in errors if trial.fault}.values())[:short]
-    killing = kills(number_of_kills, seed, max(1.0, journeys["hang"].seconds - 1.5))
-    todo = killing + errors
-    draw.shuffle(todo)  # what is not run within the time is then a fair sample
-    say(f"{len(found)} places, {len(errors)} trials with errors, {len(killing)} kills")
-    outcomes: list[Outcome] = []
-    stretch = max(1.0, *(o.seconds / FREE_S for o in journeys.values()))
-
-    def one(trial: Trial) -> None:
-        if time.monotonic() > begun_s + 60 * minutes:
-            return
-        outcome = play(trial, keep, stretch=stretch)
-        outcomes.append(outcome)
-        if outcome.violations:
-            broken.append(f"{outcome.what}: {'; '.join(outcome.violations)} {outcome.folder}")
-            last = outcome.output.strip().splitlines()[-4:]
-            say("\n".join([f"VIOLATION {broken[-1]}", f"  {outcome.state!r}: {outcome.message}", *last]))
-        if len(outcomes) % 50 == 0:
-            say(f"{len(outcomes)} of {len(todo)} trials")
-
-    with ThreadPoolExecutor(parallel) as pool:
-        list(pool.map(one, todo))
-    if len(outcomes) < len(todo):
-        broken.append(f"{len(todo) - len(outcomes)} trials were not run within {minutes:g} minutes")
-    tested = [o for o in outcomes if o.trial.fault]
-    figures = {
-        "seed": seed,
-        "places": {
-            "in_all": len(found),
-            "after_start": sum(c["started"] > 0 for c in found.values()),
-            "tested": len({o.trial.fault.place for o in tested if o.reached and o.trial.fault}),
-        },
-        "trials": len(tested),
-        "not_reached": sum(not o.reached for o in tested),
-        "kills": sum(o.reached for o in outcomes if not o.trial.fault),
-        "outcomes": dict(Counter(o.kind for o in outcomes)),
-        "longest_unwatched_s": max((o.unwatched_s for o in outcomes), default=0.0),
-        "stretch": round(stretch, 2),
-        "seconds": round(time.monotonic() - begun_s, 1),
-    }
-    return figures, broken
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("--seed", type=int, default=0)
@@ -416,4 +353,55 @@ def measure(args: argparse.Namespace) -> Report:
     if not Path("/proc/self/stat").exists() or not hasattr(os, "fork"):
         raise CannotMeasure("it needs /proc, so Linux")
     number = args.kills if args.kills is not None else (KILLS if args.short is None else args.short // 4)
-    return Report(*run(args.seed, args.short, number, args.parallel, args.keep, args.minutes))
+    begun_s = time.monotonic()
+    found, journeys = places()
+    broken = [f"the undisturbed {name} journey: {v}" for name, o in journeys.items() for v in o.violations]
+    broken += [
+        f"the undisturbed {name} journey ended {o.state!r}: {o.message}"
+        for name, o in journeys.items()
+        if o.state != JOURNEYS[name].ends
+    ]
+    draw, errors = random.Random(args.seed), trials(found, args.seed)
+    if args.short is not None:
+        draw.shuffle(errors)
+        errors = list({trial.fault.place: trial for trial in errors if trial.fault}.values())[: args.short]
+    killing = kills(number, args.seed, max(1.0, journeys["hang"].seconds - 1.5))
+    todo = killing + errors
+    draw.shuffle(todo)  # what is not run within the time is then a fair sample
+    say(f"{len(found)} places, {len(errors)} trials with errors, {len(killing)} kills")
+    outcomes: list[Outcome] = []
+    stretch = max(1.0, *(o.seconds / FREE_S for o in journeys.values()))
+
+    def one(trial: Trial) -> None:
+        if time.monotonic() > begun_s + 60 * args.minutes:
+            return
+        outcome = play(trial, args.keep, stretch=stretch)
+        outcomes.append(outcome)
+        if outcome.violations:
+            broken.append(f"{outcome.what}: {'; '.join(outcome.violations)} {outcome.folder}")
+            last = outcome.output.strip().splitlines()[-4:]
+            say("\n".join([f"VIOLATION {broken[-1]}", f"  {outcome.state!r}: {outcome.message}", *last]))
+        if len(outcomes) % 50 == 0:
+            say(f"{len(outcomes)} of {len(todo)} trials")
+
+    with ThreadPoolExecutor(args.parallel) as pool:
+        list(pool.map(one, todo))
+    if len(outcomes) < len(todo):
+        broken.append(f"{len(todo) - len(outcomes)} trials were not run within {args.minutes:g} minutes")
+    tested = [o for o in outcomes if o.trial.fault]
+    figures = {
+        "seed": args.seed,
+        "places": {
+            "in_all": len(found),
+            "after_start": sum(c["started"] > 0 for c in found.values()),
+            "tested": len({o.trial.fault.place for o in tested if o.reached and o.trial.fault}),
+        },
+        "trials": len(tested),
+        "not_reached": sum(not o.reached for o in tested),
+        "kills": sum(o.reached for o in outcomes if not o.trial.fault),
+        "outcomes": dict(Counter(o.kind for o in outcomes)),
+        "longest_unwatched_s": max((o.unwatched_s for o in outcomes), default=0.0),
+        "stretch": round(stretch, 2),
+        "seconds": round(time.monotonic() - begun_s, 1),
+    }
+    return Report(figures, broken)
