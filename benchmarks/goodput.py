@@ -63,10 +63,6 @@ RESTARTS = 100
 INSTALL_S = 600.0
 
 
-class NotMeasured(RuntimeError):
-    """A contender that cannot run here; the message says why."""
-
-
 @dataclass(frozen=True)
 class Contender:
     """`start(work, steps, every)` prepares a run; `noticed(job)`: at which wall-clock times it declared hangs."""
@@ -131,7 +127,7 @@ def _nvrx_noticed(job: Job) -> list[float]:
 def nvrx() -> Path:
     """The folder of its modules, installed on first use, for the project's own interpreter and torch.
 
-    Raises NotMeasured where it cannot be installed (it has wheels for Linux and some Python versions only).
+    Raises CannotMeasure where it cannot be installed (it has wheels for Linux and some Python versions only).
     """
     cache = os.environ.get("HANGPROOF_CACHE") or "~/.cache/hangproof"
     version = f"py{sys.version_info[0]}{sys.version_info[1]}"
@@ -144,7 +140,7 @@ def nvrx() -> Path:
             done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
             if done.returncode:
                 last = (done.stderr.strip().splitlines() or ["pip printed no reason"])[-1]
-                raise NotMeasured(f"{NVRX} could not be installed: {last}")
+                raise CannotMeasure(f"{NVRX} could not be installed: {last}")
             shutil.copytree(f"{scratch}/made", folder)
     return folder
 
@@ -335,7 +331,7 @@ def measure(arguments: argparse.Namespace) -> Report:
                 continue
             try:
                 run = one_run(CONTENDERS[name], arguments.steps, faults, arguments.limit, not arguments.no_torch)
-            except NotMeasured as reason:
+            except CannotMeasure as reason:
                 results[name] = {"not_measured": str(reason)}
                 continue
             measured[name].append(run)

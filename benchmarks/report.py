@@ -12,7 +12,7 @@ import statistics
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 from runs.paths import ROOT
 
@@ -51,17 +51,8 @@ def tests_support(name: str) -> Any:
     return importlib.import_module(name)
 
 
-class Ratio(TypedDict):
-    """The median of the pairs' ratios, the lowest and the highest, and how many pairs there are."""
-
-    median: float
-    low: float
-    high: float
-    n: int
-
-
-def ratio(pairs: Iterable[tuple[float | None, float | None]]) -> Ratio | None:
-    """Ours / theirs over all pairs in which both were measured; None without such a pair."""
+def ratio(pairs: Iterable[tuple[float | None, float | None]]) -> dict[str, float] | None:
+    """Ours / theirs over all pairs in which both were measured: the median, the lowest, the highest, how many pairs."""
     found = [ours / theirs for ours, theirs in pairs if ours is not None and theirs]
     if not found:
         return None
