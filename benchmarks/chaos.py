@@ -38,9 +38,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import toy_loop
-from benchmarks.chaos_sampler import Sampler, Seen
+from benchmarks.chaos_seen import Seen
 from benchmarks.report import CannotMeasure, Report, say
-from benchmarks.trial import Job, begin, finish, limits_toml, ours, read_end, read_lines, read_object
+from benchmarks.trial import (
+    FINAL,
+    Job,
+    limits_toml,
+    living,
+    ours,
+    read_end,
+    read_lines,
+    read_object,
+    started,
+    toy_environment,
+    waits,
+)
 from runs.paths import ROOT
 
 SHIM = ROOT / "benchmarks" / "chaos_shim"
@@ -49,12 +61,11 @@ LAST_S = 5.0
 PARALLEL = 6
 KILLS = 50
 MINUTES = 25.0
-FINAL = ("completed", "failed", "stopped", "preempted", "unkillable")
 EXIT_CODES = {"completed": (0,), "failed": (1, 4), "stopped": (3,), "preempted": (5,), "unkillable": (1,)}
 UNWATCHED_LIMIT_S = 10.0
 TRIAL_LIMIT_S = 75.0
 SETTLE_S = 11.0  # an orphaned trainer is observed for this long: longer than UNWATCHED_LIMIT_S
-STEP_S = 0.05
+SAMPLE_S = 0.05
 FREE_S = 8.0  # the undisturbed journeys need less on two free cores
 EVERY = 15
 LIMITS = {
@@ -171,7 +182,7 @@ def judge(outcome: Outcome, stretch: float = 1.0) -> list[str]:
     return found
 
 
-def play(trial: Trial, sampler: Sampler, keep: Path | None = None, shim: Path = SHIM, stretch: float = 1.0) -> Outcome:
+def play(trial: Trial, keep: Path | None = None, shim: Path = SHIM, stretch: float = 1.0) -> Outcome:
     """Run the trial. Its folder is kept in `keep` when a promise was broken; nothing else of it is left.
 
     `stretch`: how much slower than two free cores this machine is; the limits in seconds are multiplied by it.
@@ -179,21 +190,14 @@ def play(trial: Trial, sampler: Sampler, keep: Path | None = None, shim: Path = 
     begun_s, token = time.monotonic(), secrets.token_hex(8)
     work = Path(tempfile.gettempdir()) / f"chaos-{token}"
     work.mkdir()
-    journey, outcome = JOURNEYS[trial.journey], Outcome(trial)
+    outcome = Outcome(trial)
     try:
-        job = ours(work, journey.steps, EVERY)
-        seen = sampler.add(token, job.folder)
+        job = ours(work, JOURNEYS[trial.journey].steps, EVERY)
         job.cwd = work  # where Python puts temporary files when every folder for them fails
-        process = begin(job, environment(trial, work, token, shim), token)
-        try:
-            wait(process, trial, job, work, seen, outcome, begun_s + TRIAL_LIMIT_S * stretch)
-            until = time.monotonic() + SETTLE_S * stretch
-            while seen.trainers() and time.monotonic() < until and not outcome.timed_out:
-                time.sleep(0.1)
-        finally:
-            observe(outcome, process.poll(), job, work, journey, seen)
-            finish(process, token)
-            sampler.remove(token)
+        seen = Seen(job.folder)
+        with started(job, environment(trial, work, token, shim), token) as process:
+            wait(process, token, job, seen, outcome, begun_s, stretch)
+            observe(outcome, process.poll(), token, job, seen)
         outcome.violations = judge(outcome, stretch)
         outcome.seconds = round(time.monotonic() - begun_s, 1)
         if outcome.violations and keep is not None:
@@ -211,17 +215,13 @@ def _sockets(folder: str, names: list[str]) -> list[str]:
 
 def environment(trial: Trial, work: Path, token: str, shim: Path) -> dict[str, str]:
     """The monitor's environment: limits of a short run, the shim first on PYTHONPATH, temporary files of its own."""
-    for name in ("tmp", "injected", "chaos"):
-        (work / name).mkdir()
+    toy = toy_environment(work, JOURNEYS[trial.journey].faults)
+    (work / "chaos").mkdir()
     (work / "limits.toml").write_text(limits_toml(LIMITS), encoding="utf-8")
     (work / "notify.toml").write_text('urls = ["json://127.0.0.1:9/"]\non = ["nothing"]\n', encoding="utf-8")
     (work / "notify.toml").chmod(0o600)
     return {
-        "TOY_LEDGER": str(work / "ledger.jsonl"),
-        "TOY_FAULTS": JOURNEYS[trial.journey].faults,
-        "TOY_FAULTS_DONE": str(work / "injected"),
-        "TOY_STEP_S": str(STEP_S),
-        "TMPDIR": str(work / "tmp"),
+        **toy,
         "HANGPROOF_LIMITS": str(work / "limits.toml"),
         "HANGPROOF_NOTIFY": str(work / "notify.toml"),
         "HANGPROOF_GPUS": f"chaos-{token}",
@@ -229,30 +229,46 @@ def environment(trial: Trial, work: Path, token: str, shim: Path) -> dict[str, s
         "CHAOS_SHIM": str(SHIM),
         "CHAOS_ROOT": str(ROOT),
         "CHAOS_FOLDER": str(work / "chaos"),
-        "CHAOS_LEDGER": str(work / "ledger.jsonl"),
+        "CHAOS_LEDGER": toy["TOY_LEDGER"],
         "CHAOS_FAULT": json.dumps(vars(trial.fault)) if trial.fault else "",
     }
 
 
 def wait(
-    process: subprocess.Popen[bytes], trial: Trial, job: Job, work: Path, seen: Seen, outcome: Outcome, until_s: float
+    process: subprocess.Popen[bytes],
+    token: str,
+    job: Job,
+    seen: Seen,
+    outcome: Outcome,
+    begun_s: float,
+    stretch: float,
 ) -> None:
-    """Until keeper and monitor have ended; the user's stop and the kill happen on the way."""
-    ledger, stop_at, started_s = work / "ledger.jsonl", JOURNEYS[trial.journey].stop_at, 0.0
-    kill_after_s = trial.kill_after_s
-    while process.poll() is None or seen.monitors:  # a monitor may outlive its keeper
-        now_s = time.monotonic()
-        if now_s > until_s:
+    """Until keeper and monitor have ended; the user's stop and the kill happen on the way. Then a living trainer is observed."""
+    ledger, started_s = job.log.parent / "ledger.jsonl", 0.0
+    stop_at, kill_after_s = JOURNEYS[outcome.trial.journey].stop_at, outcome.trial.kill_after_s
+    while process.poll() is None or left(token, " monitor run"):  # a monitor may outlive its keeper
+        now_s, lines = time.monotonic(), read_lines(ledger)
+        if now_s > begun_s + TRIAL_LIMIT_S * stretch:
             outcome.timed_out = True
             return
-        if not started_s and ledger.exists():
+        seen.sample(lines)
+        if not started_s and lines:
             started_s = now_s
         if kill_after_s is not None and started_s and now_s - started_s >= kill_after_s:
             outcome.reached, kill_after_s = _kill_monitor(job.folder), None
-        if stop_at and any(line["step"] >= stop_at for line in read_lines(ledger)):
+        if stop_at and any(line["step"] >= stop_at for line in lines):
             (job.folder / "stop.request").write_text("{}", encoding="utf-8")
             stop_at = 0
-        time.sleep(0.05)
+        time.sleep(SAMPLE_S)
+    until_s = time.monotonic() + SETTLE_S * stretch
+    while left(token, "/toy_loop.py") and time.monotonic() < until_s:
+        seen.sample(read_lines(ledger))
+        time.sleep(SAMPLE_S)
+
+
+def left(token: str, words: str) -> list[int]:
+    """The trial's living processes with these words in their command, but for standby attempts."""
+    return [pid for pid, command in living(token).items() if words in command and not waits(pid)]
 
 
 def _kill_monitor(folder: Path) -> bool:
@@ -267,18 +283,20 @@ def _kill_monitor(folder: Path) -> bool:
     return False
 
 
-def observe(outcome: Outcome, code: int | None, job: Job, work: Path, journey: Journey, seen: Seen) -> None:
+def observe(outcome: Outcome, code: int | None, token: str, job: Job, seen: Seen) -> None:
     """Fill in what the run's files and the samples show."""
-    status = read_object(job.folder / "status.json")
+    status, work = read_object(job.folder / "status.json"), job.log.parent
     outcome.exit_code = code
     outcome.state, outcome.message = status.get("state", ""), status.get("message", "")
     outcome.started = (work / "ledger.jsonl").exists()
     outcome.reached = outcome.reached or (work / "chaos" / "fired").exists()
     lora = job.folder / "toy.safetensors"
     if lora.exists():
-        outcome.lora = "right" if lora.read_bytes() == toy_loop.expected(journey.steps) else "wrong"
+        outcome.lora = (
+            "right" if lora.read_bytes() == toy_loop.expected(JOURNEYS[outcome.trial.journey].steps) else "wrong"
+        )
     outcome.unwatched_s, outcome.trainers_at_once = round(seen.unwatched_s, 1), seen.at_once
-    outcome.trainers_left = len(seen.trainers()) if code is not None else 0
+    outcome.trainers_left = len(left(token, "/toy_loop.py")) if code is not None else 0
     outcome.output = read_end(job.log)
     for record in [record for path in (work / "chaos").glob("places-*.jsonl") for record in read_lines(path)]:
         calls = outcome.places.setdefault(tuple(record["place"]), {"start": 0, "started": 0})
@@ -286,10 +304,10 @@ def observe(outcome: Outcome, code: int | None, job: Job, work: Path, journey: J
         calls[key] = max(calls[key], record["calls"])
 
 
-def places(sampler: Sampler) -> Discovered:
+def places() -> Discovered:
     """Every place that a journey reaches, with the first that does and its numbers of calls; the journeys' outcomes."""
     found: dict[Place, dict[str, Any]] = {}
-    outcomes = {name: play(Trial(f"discover-{name}", name), sampler, stretch=10.0) for name in JOURNEYS}
+    outcomes = {name: play(Trial(f"discover-{name}", name), stretch=10.0) for name in JOURNEYS}
     for name, outcome in outcomes.items():
         for place, calls in sorted(outcome.places.items()):
             known = found.get(place)
@@ -320,72 +338,6 @@ def kills(number: int, seed: int, run_s: float) -> list[Trial]:
     return [Trial(f"kill-{at_s:.2f}s", "hang", kill_after_s=at_s) for at_s in moments]
 
 
-def run(
-    seed: int = 0,
-    short: int | None = None,
-    number_of_kills: int = KILLS,
-    parallel: int = PARALLEL,
-    keep: Path | None = None,
-    minutes: float = MINUTES,
-) -> tuple[dict[str, Any], list[str]]:
-    """The campaign's figures, and each broken promise. short: only this many places, with one trial each."""
-    begun_s = time.monotonic()
-    with Sampler() as sampler:
-        found, journeys = places(sampler)
-        broken = [f"the undisturbed {name} journey: {v}" for name, o in journeys.items() for v in o.violations]
-        broken += [
-            f"the undisturbed {name} journey ended {o.state!r}: {o.message}"
-            for name, o in journeys.items()
-            if o.state != JOURNEYS[name].ends
-        ]
-        draw, errors = random.Random(seed), trials(found, seed)
-        if short is not None:
-            draw.shuffle(errors)
-            errors = list({trial.fault.place: trial for trial in errors if trial.fault}.values())[:short]
-        killing = kills(number_of_kills, seed, max(1.0, journeys["hang"].seconds - 1.5))
-        todo = killing + errors
-        draw.shuffle(todo)  # what is not run within the time is then a fair sample
-        say(f"{len(found)} places, {len(errors)} trials with errors, {len(killing)} kills")
-        outcomes: list[Outcome] = []
-        stretch = max(1.0, *(o.seconds / FREE_S for o in journeys.values()))
-
-        def one(trial: Trial) -> None:
-            if time.monotonic() > begun_s + 60 * minutes:
-                return
-            outcome = play(trial, sampler, keep, stretch=stretch)
-            outcomes.append(outcome)
-            if outcome.violations:
-                broken.append(f"{outcome.what}: {'; '.join(outcome.violations)} {outcome.folder}")
-                last = outcome.output.strip().splitlines()[-4:]
-                say("\n".join([f"VIOLATION {broken[-1]}", f"  {outcome.state!r}: {outcome.message}", *last]))
-            if len(outcomes) % 50 == 0:
-                say(f"{len(outcomes)} of {len(todo)} trials")
-
-        with ThreadPoolExecutor(parallel) as pool:
-            list(pool.map(one, todo))
-        sampled_s = sampler.longest_s
-    if len(outcomes) < len(todo):
-        broken.append(f"{len(todo) - len(outcomes)} trials were not run within {minutes:g} minutes")
-    tested = [o for o in outcomes if o.trial.fault]
-    figures = {
-        "seed": seed,
-        "places": {
-            "in_all": len(found),
-            "after_start": sum(c["started"] > 0 for c in found.values()),
-            "tested": len({o.trial.fault.place for o in tested if o.reached and o.trial.fault}),
-        },
-        "trials": len(tested),
-        "not_reached": sum(not o.reached for o in tested),
-        "kills": sum(o.reached for o in outcomes if not o.trial.fault),
-        "outcomes": dict(Counter(o.kind for o in outcomes)),
-        "longest_unwatched_s": max((o.unwatched_s for o in outcomes), default=0.0),
-        "stretch": round(stretch, 2),
-        "longest_sample_s": round(sampled_s, 2),
-        "seconds": round(time.monotonic() - begun_s, 1),
-    }
-    return figures, broken
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("--seed", type=int, default=0)
@@ -401,4 +353,55 @@ def measure(args: argparse.Namespace) -> Report:
     if not Path("/proc/self/stat").exists() or not hasattr(os, "fork"):
         raise CannotMeasure("it needs /proc, so Linux")
     number = args.kills if args.kills is not None else (KILLS if args.short is None else args.short // 4)
-    return Report(*run(args.seed, args.short, number, args.parallel, args.keep, args.minutes))
+    begun_s = time.monotonic()
+    found, journeys = places()
+    broken = [f"the undisturbed {name} journey: {v}" for name, o in journeys.items() for v in o.violations]
+    broken += [
+        f"the undisturbed {name} journey ended {o.state!r}: {o.message}"
+        for name, o in journeys.items()
+        if o.state != JOURNEYS[name].ends
+    ]
+    draw, errors = random.Random(args.seed), trials(found, args.seed)
+    if args.short is not None:
+        draw.shuffle(errors)
+        errors = list({trial.fault.place: trial for trial in errors if trial.fault}.values())[: args.short]
+    killing = kills(number, args.seed, max(1.0, journeys["hang"].seconds - 1.5))
+    todo = killing + errors
+    draw.shuffle(todo)  # what is not run within the time is then a fair sample
+    say(f"{len(found)} places, {len(errors)} trials with errors, {len(killing)} kills")
+    outcomes: list[Outcome] = []
+    stretch = max(1.0, *(o.seconds / FREE_S for o in journeys.values()))
+
+    def one(trial: Trial) -> None:
+        if time.monotonic() > begun_s + 60 * args.minutes:
+            return
+        outcome = play(trial, args.keep, stretch=stretch)
+        outcomes.append(outcome)
+        if outcome.violations:
+            broken.append(f"{outcome.what}: {'; '.join(outcome.violations)} {outcome.folder}")
+            last = outcome.output.strip().splitlines()[-4:]
+            say("\n".join([f"VIOLATION {broken[-1]}", f"  {outcome.state!r}: {outcome.message}", *last]))
+        if len(outcomes) % 50 == 0:
+            say(f"{len(outcomes)} of {len(todo)} trials")
+
+    with ThreadPoolExecutor(args.parallel) as pool:
+        list(pool.map(one, todo))
+    if len(outcomes) < len(todo):
+        broken.append(f"{len(todo) - len(outcomes)} trials were not run within {args.minutes:g} minutes")
+    tested = [o for o in outcomes if o.trial.fault]
+    figures = {
+        "seed": args.seed,
+        "places": {
+            "in_all": len(found),
+            "after_start": sum(c["started"] > 0 for c in found.values()),
+            "tested": len({o.trial.fault.place for o in tested if o.reached and o.trial.fault}),
+        },
+        "trials": len(tested),
+        "not_reached": sum(not o.reached for o in tested),
+        "kills": sum(o.reached for o in outcomes if not o.trial.fault),
+        "outcomes": dict(Counter(o.kind for o in outcomes)),
+        "longest_unwatched_s": max((o.unwatched_s for o in outcomes), default=0.0),
+        "stretch": round(stretch, 2),
+        "seconds": round(time.monotonic() - begun_s, 1),
+    }
+    return Report(figures, broken)

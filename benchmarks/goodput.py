@@ -1,7 +1,6 @@
 """Goodput under faults: the same loop, the same faults at the same steps, three supervisors.
 
     python -m benchmarks goodput [--json] [--repeats 3] [--contenders ours,torchrun,ft_launcher] [--no-torch]
-    python -m benchmarks goodput --contenders ours --against DIR      (DIR: a checkout of another commit)
 
 Decision: every contender runs `toy_loop.py` by its own public command line, with its own way to a restart. Ours gets
 no tuning at all. nvidia-resiliency-ext's ft_launcher, whose defaults detect a hang after 45 minutes, gets timeouts
@@ -17,20 +16,15 @@ been trained before the fault.
 A fault that a contender cannot detect would last forever. After `--limit` seconds the benchmark kills the process
 with SIGKILL, as an operator would, counts the fault as `unseen`, and reports null for detection and recovery: the
 goodput of that contender is then an upper bound that depends on the limit.
-
-`--against` adds the monitor of another checkout as a contender, right after ours in each repeat. Each repeat is a
-pair; the ratios ours / theirs are reported with their lowest and highest value.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import os
 import re
-import secrets
 import shutil
 import signal
 import statistics
@@ -44,12 +38,11 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks import toy_loop
-from benchmarks.report import CannotMeasure, Ratio, Report, ratio, say
-from benchmarks.trial import Job, begin, finish, ours, read_lines
+from benchmarks.report import CannotMeasure, Report, say
+from benchmarks.trial import STEP_S, Job, ours, read_lines, started, toy_environment
 from monitor.process import platform as processes
 
 LOOP = Path(toy_loop.__file__)
-STEP_S = 0.05
 EVERY = 20
 FAULTS = ("step_sleeps@47", "sigkill@88", "sigstop@131", "raises@167", "gil_held@212")
 HANGS = ("step_sleeps", "sigstop", "gil_held", "busy_loop", "lock_deadlock")
@@ -68,11 +61,6 @@ NVRX_TIMEOUT_S = 2.0
 NVRX_CHECK_S = 0.5
 RESTARTS = 100
 INSTALL_S = 600.0
-AGAINST = "against"
-
-
-class NotMeasured(RuntimeError):
-    """A contender that cannot run here; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +127,7 @@ def _nvrx_noticed(job: Job) -> list[float]:
 def nvrx() -> Path:
     """The folder of its modules, installed on first use, for the project's own interpreter and torch.
 
-    Raises NotMeasured where it cannot be installed (it has wheels for Linux and some Python versions only).
+    Raises CannotMeasure where it cannot be installed (it has wheels for Linux and some Python versions only).
     """
     cache = os.environ.get("HANGPROOF_CACHE") or "~/.cache/hangproof"
     version = f"py{sys.version_info[0]}{sys.version_info[1]}"
@@ -152,7 +140,7 @@ def nvrx() -> Path:
             done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
             if done.returncode:
                 last = (done.stderr.strip().splitlines() or ["pip printed no reason"])[-1]
-                raise NotMeasured(f"{NVRX} could not be installed: {last}")
+                raise CannotMeasure(f"{NVRX} could not be installed: {last}")
             shutil.copytree(f"{scratch}/made", folder)
     return folder
 
@@ -170,23 +158,10 @@ def one_run(contender: Contender, steps: int, faults: tuple[str, ...], limit_s: 
     work = Path(tempfile.mkdtemp(prefix=f"goodput-{contender.name}-"))
     try:
         job = contender.start(work, steps, EVERY)
-        token, ledger = secrets.token_hex(8), work / "ledger.jsonl"
-        (work / "injected").mkdir()
-        environment = {
-            "TOY_LEDGER": str(ledger),
-            "TOY_FAULTS": ",".join(faults),
-            "TOY_FAULTS_DONE": str(work / "injected"),
-            "TOY_STEP_S": str(STEP_S),
-            "TOY_TORCH": "1" if torch else "0",
-            "TMPDIR": str(work / "tmp"),  # sockets, locks and heartbeats of this run alone
-        }
-        (work / "tmp").mkdir()
-        begun_s = time.monotonic()
-        process = begin(job, environment, token)
-        try:
+        environment = toy_environment(work, ",".join(faults)) | {"TOY_TORCH": "1" if torch else "0"}
+        ledger, begun_s = work / "ledger.jsonl", time.monotonic()
+        with started(job, environment) as process:
             unseen, ended = watch(process, ledger, limit_s, begun_s)
-        finally:
-            finish(process, token)
         wall_s = (ended or time.monotonic()) - begun_s
         loras = list(job.folder.glob("toy.safetensors"))
         return {
@@ -310,17 +285,7 @@ def compare(results: dict[str, dict]) -> dict[str, float | None]:
     return {name: value for name, value in found.items() if name.rpartition("_of_")[2] in results}
 
 
-def pair(results: dict[str, dict]) -> dict[str, Ratio | None]:
-    """Ratios of ours to the other checkout (`--against`), each repeat a pair; {} without one."""
-    both = list(zip(*(results.get(name, {}).get("each_run", []) for name in ("ours", AGAINST)), strict=False))
-    keys = ("detection_s", "hang_to_step_s", "crash_to_step_s")
-    found = {key: ratio((percentile(a[key], 0.5), percentile(b[key], 0.5)) for a, b in both) for key in keys if both}
-    if both:
-        found["goodput"] = ratio((a["useful_s"] / a["wall_s"], b["useful_s"] / b["wall_s"]) for a, b in both)
-    return found
-
-
-def judge(results: dict[str, dict], comparison: dict[str, float | None], paired: dict[str, Ratio | None]) -> list[str]:
+def judge(results: dict[str, dict], comparison: dict[str, float | None]) -> list[str]:
     """The limits that are exceeded, one sentence each."""
     wrong = [
         f"{name}: {figures['right_result']} of {figures['runs']} runs ended with the right file"
@@ -330,9 +295,6 @@ def judge(results: dict[str, dict], comparison: dict[str, float | None], paired:
     ours = results.get("ours", {})
     if ours.get("unseen"):
         wrong.append(f"ours detected {ours['hangs'] - ours['unseen']} of {ours['hangs']} hangs")
-    for name, found in paired.items():
-        if found and (found["high"] < 1.0 if name == "goodput" else found["low"] > 1.0):
-            wrong.append(f"{name} is worse than the other checkout's in every pair: {found}")
     each = ours.get("each_run", [])
     values = comparison | {
         "detection_p95_s": (ours.get("detection_s") or {}).get("p95"),
@@ -352,19 +314,14 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--faults", default=",".join(FAULTS), help="fault@step,… (names of benchmarks.injector)")
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--limit", type=float, default=30.0, help="seconds after which an undetected fault is killed")
-    parser.add_argument("--against", type=Path, metavar="DIR", help="a checkout of another commit to compare with")
     parser.add_argument("--no-torch", action="store_true", help="a loop that does not import torch")
 
 
 def measure(arguments: argparse.Namespace) -> Report:
     """All contenders in turn. Every run must end with the right file, and no limit be exceeded."""
-    names, contenders = arguments.contenders.split(","), dict(CONTENDERS)
-    if arguments.against:
-        theirs = functools.partial(ours, root=arguments.against.resolve())
-        contenders[AGAINST] = Contender(AGAINST, "none", theirs, _ours_noticed)
-        names.insert(names.index("ours") + 1 if "ours" in names else 0, AGAINST)
-    if unknown := [name for name in names if name not in contenders]:
-        raise CannotMeasure(f"no contender {unknown[0]!r}; there are: {', '.join(contenders)}")
+    names = arguments.contenders.split(",")
+    if unknown := [name for name in names if name not in CONTENDERS]:
+        raise CannotMeasure(f"no contender {unknown[0]!r}; there are: {', '.join(CONTENDERS)}")
     faults = tuple(filter(None, arguments.faults.split(",")))
     measured: dict[str, list[dict]] = {name: [] for name in names}
     results: dict[str, dict] = {}
@@ -373,19 +330,19 @@ def measure(arguments: argparse.Namespace) -> Report:
             if name in results:
                 continue
             try:
-                run = one_run(contenders[name], arguments.steps, faults, arguments.limit, not arguments.no_torch)
-            except NotMeasured as reason:
+                run = one_run(CONTENDERS[name], arguments.steps, faults, arguments.limit, not arguments.no_torch)
+            except CannotMeasure as reason:
                 results[name] = {"not_measured": str(reason)}
                 continue
             measured[name].append(run)
             say(f"{number + 1}/{arguments.repeats} {name}: {json.dumps(run)}")
     for name in names:
         if measured[name]:
-            results[name] = summarize(contenders[name], measured[name])
+            results[name] = summarize(CONTENDERS[name], measured[name])
     results = {name: results[name] for name in names}
-    comparison, paired = compare(results), pair(results)
+    comparison = compare(results)
     setting = {"step_s": STEP_S, "steps": arguments.steps, "checkpoint_every": EVERY, "faults": list(faults)}
     setting |= {"limit_s": arguments.limit, "torch": not arguments.no_torch, "repeats": arguments.repeats}
     limits = {name: least or most for name, (least, most) in LIMITS.items()}
-    figures = {"setting": setting, "contenders": results, "comparison": comparison, "paired": paired, "limits": limits}
-    return Report(figures, judge(results, comparison, paired))
+    figures = {"setting": setting, "contenders": results, "comparison": comparison, "limits": limits}
+    return Report(figures, judge(results, comparison))

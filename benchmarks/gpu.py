@@ -20,10 +20,10 @@ names those. Figures appear as they are measured, too.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
-import secrets
 import shutil
 import statistics
 import subprocess
@@ -38,7 +38,7 @@ from typing import Any
 
 from benchmarks import gpu_model, overhead
 from benchmarks.report import CannotMeasure, Report, say, tests_support
-from benchmarks.trial import Job, begin, finish, make_toy, read_end, read_lines
+from benchmarks.trial import Job, make_toy, read_end, read_lines, started
 from presets.estimate import estimate
 from runs.machine import read_driver
 from runs.paths import ROOT
@@ -167,16 +167,13 @@ def run(folder: Path, data: Path, supervised: bool = False, more: dict[str, str]
     command = ["bash", str(folder / "train.sh")]
     if supervised:
         command = [sys.executable, "-m", "monitor", "run", str(folder)]
-    job, token = Job(command, data / "log", folder, environment(folder, data, supervised), ROOT), secrets.token_hex(8)
-    job.environment.update(more or {})
-    began_s = time.monotonic()
-    process = begin(job, {}, token)
-    try:
-        code: int | None = process.wait(LONGEST_S)
-    except subprocess.TimeoutExpired:
-        code = None
-    finally:
-        finish(process, token)
+    variables = environment(folder, data, supervised) | (more or {})
+    began_s, code = time.monotonic(), None
+    with (
+        started(Job(command, data / "log", folder, variables, ROOT), {}) as process,
+        contextlib.suppress(subprocess.TimeoutExpired),
+    ):
+        code = process.wait(LONGEST_S)
     must(code == 0, f"ended with {code} after {time.monotonic() - began_s:.0f} s", read_end(data / "log", 6000))
     peaks: dict[str, float] = {}
     for line in read_lines(data / "record.jsonl"):

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import injector_files
-from guards.heartbeat import Heartbeat
+from guards.heartbeat import REQUEST_STOP, Heartbeat, set_request
 
 INJECTED = "a fault is injected here"
 FOREVER_S = 24 * 3600.0
@@ -108,6 +108,12 @@ def exit_hangs(_: Heartbeat) -> None:
         time.sleep(FOREVER_S)
 
     crash.exit_now = exit_now  # type: ignore[assignment]  # it returns late instead of never
+
+
+def stop_requested(heartbeat: Heartbeat) -> None:
+    """The monitor's request to stop."""
+    assert heartbeat.path is not None
+    set_request(heartbeat.path, REQUEST_STOP)
 
 
 def slow(_: Heartbeat) -> None:
@@ -239,6 +245,7 @@ FAULTS: dict[str, Callable[[Heartbeat], None]] = {
     "shared_memory": shared_memory,
     "exit_zero": exit_zero,
     "exit_hangs": exit_hangs,
+    "stop_requested": stop_requested,
     "slow": slow,
     "slow_once": slow,
     "vfork": vfork,

@@ -11,19 +11,14 @@ The monitor watches a healthy run of the toy, made as a user makes one, at 20 st
 processes: the monitor and its keeper, which restarts it. Their helpers (mostly the check of a checkpoint) are short
 processes and are counted separately.
 
-`--against DIR` compares with a checkout of another commit: the parts, the monitor and, with sd-scripts, all patches
-of both, in turns; the ratios ours / theirs are reported with their lowest and highest value.
-
-`python -m benchmarks overhead [--steps 200] [--monitor-seconds 60] [--against DIR] [--json]`
+`python -m benchmarks overhead [--steps 200] [--monitor-seconds 30] [--json]`
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
-import secrets
 import shutil
 import statistics
 import subprocess
@@ -37,8 +32,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.report import CannotMeasure, Report, ratio, tests_support
-from benchmarks.trial import begin, finish, ours, read_end, read_lines, read_object
+from benchmarks.report import CannotMeasure, Report, tests_support
+from benchmarks.trial import ours, read_end, read_lines, read_object, started, toy_environment
 from runs.paths import ROOT
 
 STEP_MS = 100.0
@@ -49,10 +44,8 @@ LIMITS = {
     "monitor_share_of_core": 0.005,  # at 20 steps a second
 }
 WARM_UP = 10  # steps of each run that are not counted: first batches, lazy imports
-WATCHED_STEP_S = 0.05
 WATCHED_FROM = 60  # steps until the monitor is measured: it learns durations, opens files, checks the first checkpoint
 START_S = 400.0  # on a loaded machine
-ROUNDS, ROUNDS_OF_MONITOR = 5, 3  # with --against
 
 TURNS = """
 import os, time
@@ -103,8 +96,7 @@ def parts(folder: Path) -> dict[str, float]:
     }
 
 
-Side = tuple[str, Path, bool]  # name, checkout, patched
-OURS: tuple[Side, Side] = (("plain", ROOT, False), ("patched", ROOT, True))
+SIDES = ("plain", "patched")
 
 
 def take_turns(
@@ -112,11 +104,10 @@ def take_turns(
     folder: Path,
     steps: int,
     second_first: bool,
-    sides: tuple[Side, Side] = OURS,
     more: dict[str, str] | None = None,
     **changed: str,
 ) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
-    """(wall, processor) seconds of each step of the two sides, from two trainings that alternate.
+    """(wall, processor) seconds of each step of the plain and the patched training, which alternate.
 
     more: variables of both, changed: flags of both. The losses of each are in `folder`/NAME.losses.
     """
@@ -126,21 +117,20 @@ def take_turns(
     (folder / "turns.py").write_text(TURNS, encoding="utf-8")
     images = folder / "images" / f"{-(-steps // 10)}_thing"  # ten images, repeated so that one epoch is enough
     shutil.copytree(work / "images" / "1_thing", images)
-    for name, _, _ in sides:
+    for name in SIDES:
         os.mkfifo(folder / f"{name}.turn")
     running = []
-    for number, (name, root, patched) in enumerate(sides):
-        other = sides[1 - number][0]
+    for number, name in enumerate(SIDES):
         (folder / name).mkdir()
         env = tiny.environment(
             work,
             TINY_FAULTS=f"library.train_util={folder / 'turns.py'}",
             TURNS_STEPS=str(steps),
             TURNS_MINE=str(folder / f"{name}.turn"),
-            TURNS_OTHERS=str(folder / f"{other}.turn"),
+            TURNS_OTHERS=str(folder / f"{SIDES[1 - number]}.turn"),
             TURNS_RECORD=str(folder / f"{name}.txt"),
             TURNS_FIRST=str(int(bool(number) == second_first)),
-            PYTHONPATH=f"{work / 'site'}{os.pathsep}{root}",
+            PYTHONPATH=f"{work / 'site'}{os.pathsep}{ROOT}",
             HANGPROOF_HEARTBEAT=str(folder / name / "hb"),
             HANGPROOF_RUN=str(folder / name),
             TINY_LOSSES=str(folder / f"{name}.losses"),
@@ -154,7 +144,7 @@ def take_turns(
             max_data_loader_n_workers="1",
             **changed,
         )
-        command = tiny.command(*args, patched=patched)
+        command = tiny.command(*args, patched=name == "patched")
         with open(folder / f"{name}.log", "wb") as log:
             running.append(subprocess.Popen(command, env=env, cwd=tiny.checkout(), stdout=log, stderr=log))
     try:
@@ -165,13 +155,13 @@ def take_turns(
         for process in running:
             process.kill()
             process.wait()
-    for process, (name, _, _) in zip(running, sides, strict=True):
+    for process, name in zip(running, SIDES, strict=True):
         if process.returncode:
             log_end = read_end(folder / f"{name}.log")
             raise RuntimeError(f"the {name} training ended with code {process.returncode}:\n{log_end}")
     first, second = (
         [tuple(map(float, line.split())) for line in (folder / f"{name}.txt").read_text().splitlines()[WARM_UP:]]
-        for name, _, _ in sides
+        for name in SIDES
     )
     return first, second
 
@@ -192,10 +182,9 @@ def compare(plain: list[float], patched: list[float]) -> dict[str, float]:
     }
 
 
-def real_loop(steps: int, sides: tuple[Side, Side] = OURS) -> dict[str, Any]:
-    """Two rounds of turns on the tiny FLUX, or {"skipped": reason}. The first side is called plain, the other patched."""
+def real_loop(steps: int) -> dict[str, Any]:
+    """Two rounds of turns on the tiny FLUX, or {"skipped": reason}."""
     tiny = tests_support("tiny_sd_scripts")
-
     missing = tiny.why_not() or ("" if hasattr(os, "mkfifo") else "no FIFOs on this platform")
     if missing:
         return {"skipped": missing}
@@ -203,7 +192,7 @@ def real_loop(steps: int, sides: tuple[Side, Side] = OURS) -> dict[str, Any]:
     plain, patched = [], []
     with tempfile.TemporaryDirectory() as folder:
         for second_first in (False, True):
-            one, other = take_turns(work, Path(folder) / str(second_first), steps, second_first, sides)
+            one, other = take_turns(work, Path(folder) / str(second_first), steps, second_first)
             plain += one
             patched += other
     wall, cpu = (compare([x[i] for x in plain], [x[i] for x in patched]) for i in (0, 1))
@@ -212,22 +201,18 @@ def real_loop(steps: int, sides: tuple[Side, Side] = OURS) -> dict[str, Any]:
     return {"pairs": len(plain), "wall": wall, "processor": cpu, "judged_by": judged_by}
 
 
-def monitor(seconds: float, root: Path = ROOT) -> dict[str, float]:
-    """Memory and processor share of the monitor and its keeper over so many seconds. `root`: the checkout of it.
+def monitor(seconds: float) -> dict[str, float]:
+    """Memory and processor share of the monitor and its keeper over so many seconds.
 
     The values that begin with keeper_ are of the keeper alone. Memory that both share counts once, where the system
     reports that (PSS, on Linux). RuntimeError: the run did not start.
     """
     with tempfile.TemporaryDirectory(prefix="overhead-") as folder:
-        work, token = Path(folder), secrets.token_hex(8)
-        job = ours(work, steps=10_000_000, every=1000, root=root)
-        ledger = work / "ledger.jsonl"
-        (work / "tmp").mkdir()
-        environment = {"TOY_LEDGER": str(ledger), "TOY_STEP_S": str(WATCHED_STEP_S), "TMPDIR": str(work / "tmp")}
-        process = begin(job, environment, token)
-        try:
+        work = Path(folder)
+        job = ours(work, steps=10_000_000, every=1000)
+        with started(job, toy_environment(work)) as process:
             deadline = time.monotonic() + START_S
-            while sum(line["what"] == "step" for line in read_lines(ledger)) < WATCHED_FROM:
+            while sum(line["what"] == "step" for line in read_lines(work / "ledger.jsonl")) < WATCHED_FROM:
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"the watched run did not reach step {WATCHED_FROM}:\n{read_end(job.log)}")
                 time.sleep(0.5)
@@ -240,8 +225,6 @@ def monitor(seconds: float, root: Path = ROOT) -> dict[str, float]:
                 memory.append([_memory(one) for one in both])
             after, took = both[0].cpu_times(), time.monotonic() - begun
             used = [_cpu_s(one) - was for one, was in zip(both, before, strict=True)]
-        finally:
-            finish(process, token)
     children = after.children_user + after.children_system - helpers.children_user - helpers.children_system
     return {
         "memory_mb": round(max(sum(sizes) for sizes in memory) / 1e6, 1),
@@ -268,36 +251,6 @@ def _cpu_s(process: psutil.Process) -> float:
     return times.user + times.system
 
 
-def in_turns(root: Path, number: int, once: Callable[[Path], dict[str, float]]) -> dict[str, Any]:
-    """Ratios ours / theirs of each figure in `number` pairs; each pair swaps who is first."""
-    found: dict[Path, list[dict[str, float]]] = {ROOT: [], root: []}
-    for turn in range(number):
-        for checkout in (ROOT, root) if turn % 2 == 0 else (root, ROOT):
-            found[checkout].append(once(checkout))
-    both = list(zip(found[ROOT], found[root], strict=True))
-    return {key: ratio((a[key], b.get(key)) for a, b in both) for key in both[0][0]}
-
-
-def against(root: Path, steps: int, seconds: float) -> dict[str, object]:
-    """Ratios ours / theirs of the parts and the monitor; all patches of both, theirs first."""
-    found = in_turns(root, ROUNDS, parts_of)
-    if seconds:
-        found["monitor"] = in_turns(root, ROUNDS_OF_MONITOR, lambda checkout: monitor(seconds, checkout))
-    return found | {"loop": real_loop(steps, (("theirs", root, True), ("ours", ROOT, True)))}
-
-
-def parts_of(root: Path) -> dict[str, float]:
-    """`parts` of a checkout, measured by its own code in a process of its own."""
-    code = (
-        "import json, tempfile; from pathlib import Path; from benchmarks.overhead import parts\n"
-        "with tempfile.TemporaryDirectory() as folder: print(json.dumps(parts(Path(folder))))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True, timeout=600
-    )
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument(
@@ -306,7 +259,6 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--monitor-seconds", type=float, default=30.0, help="how long the monitor is measured; 0: not at all (30)"
     )
-    parser.add_argument("--against", type=Path, metavar="DIR", help="a checkout of another commit to compare with")
 
 
 def measure(args: argparse.Namespace) -> Report:
@@ -319,7 +271,6 @@ def measure(args: argparse.Namespace) -> Report:
         monitor(args.monitor_seconds) if args.monitor_seconds else {"skipped": "--monitor-seconds 0"}
     )
     loop = real_loop(args.steps)
-    compared = against(args.against.resolve(), args.steps, args.monitor_seconds) if args.against else {}
     share = loop[loop["judged_by"]]["share_of_100_ms"] if "judged_by" in loop else 0.0
     values = {
         "heartbeat_us": costs["heartbeat_step"],
@@ -330,5 +281,5 @@ def measure(args: argparse.Namespace) -> Report:
     exceeded = [
         f"{name} is {value:g}, the limit is {LIMITS[name]:g}" for name, value in values.items() if value > LIMITS[name]
     ]
-    figures = {"microseconds": costs, "monitor": watching, "loop": loop, "against": compared, "limits": LIMITS}
+    figures = {"microseconds": costs, "monitor": watching, "loop": loop, "limits": LIMITS}
     return Report(figures, exceeded)

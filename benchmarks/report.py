@@ -1,6 +1,6 @@
 """What each benchmark gives to the command `python -m benchmarks`, which prints it; ratios of pairs.
 
-A pair is one measurement of this checkout and one of another, in turns on the same machine at the same time.
+A pair is one measurement of ours and one of another, in turns on the same machine at the same time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import statistics
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 from runs.paths import ROOT
 
@@ -45,23 +45,14 @@ def machine() -> dict[str, object]:
 
 
 def tests_support(name: str) -> Any:
-    """A module of the tests' helpers: tiny weights and checkouts to train them with."""
+    """A module of the tests' helpers: tiny weights and checkouts to train them with, the browser."""
     if (folder := str(ROOT / "tests/support")) not in sys.path:
         sys.path.append(folder)
     return importlib.import_module(name)
 
 
-class Ratio(TypedDict):
-    """The median of the pairs' ratios, the lowest and the highest, and how many pairs there are."""
-
-    median: float
-    low: float
-    high: float
-    n: int
-
-
-def ratio(pairs: Iterable[tuple[float | None, float | None]]) -> Ratio | None:
-    """Ours / theirs over all pairs in which both were measured; None without such a pair."""
+def ratio(pairs: Iterable[tuple[float | None, float | None]]) -> dict[str, float] | None:
+    """Ours / theirs over all pairs in which both were measured: the median, the lowest, the highest, how many pairs."""
     found = [ours / theirs for ours, theirs in pairs if ours is not None and theirs]
     if not found:
         return None

@@ -6,9 +6,9 @@ and its model are copied into each scenario, so that a disturbed run starts in f
 that test the caching start without them.
 
 Everything of a scenario is removed even when the process that plays it is killed: another process, in its own
-session, reads its standard input to the end. The player writes `DONE` when it has cleaned up itself. An end of file
-without it means that the player is dead; then this process unfreezes the file system, kills every process that
-carries the token, unmounts and deletes. A file system that stays frozen would hang `sync` for all.
+session, reads its standard input to the end, which comes with the scenario's or the player's. Then it unfreezes the
+file system, kills every process that carries the token, unmounts and deletes. A file system that stays frozen would
+hang `sync` for all.
 """
 
 from __future__ import annotations
@@ -32,9 +32,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import trial
 from benchmarks.injector import WRITERS
 from benchmarks.trial import (
+    FINAL,
     TOKEN,
+    Job,
     clean_environment,
     kill_all,
     limits_toml,
@@ -42,31 +45,23 @@ from benchmarks.trial import (
     read_end,
     read_lines,
     read_object,
+    started,
     waits,
 )
 from runs.paths import ROOT
 
 PACE_S = 0.05
-FINAL = ("completed", "failed", "stopped", "preempted", "unkillable")
 SHIMS = ROOT / "tests/support/shims"
-DONE = b"done"
 NAME = "fault"
 RUN_S = 900.0
-PHOTOS = 6
 SPEC: dict[str, Any] = {
+    **trial.SPEC,
     "name": NAME,
-    "trigger": "d1sc",
-    "model": "tiny-flux",
-    "tier": "16G",
-    "backend": "diffusers",
     "resolution": 64,
     "mixed_precision": "no",
-    "repeats": 1,
     "max_train_steps": 36,
     "save_every_n_steps": 10,
-    "save_every_n_epochs": 0,
     "keep_states": 4,
-    "workers": 0,
 }
 # Settings that do not change a bit of the LoRA: a row that changes them needs no reference of its own.
 BITLESS = {
@@ -92,57 +87,18 @@ class Reference:
 
 
 def environment(data: Path, **more: str) -> dict[str, str]:
-    """The environment of a process of the matrix: its own data root, the CPU, none of our variables inherited.
-
-    OMP_WAIT_POLICY: threads that spin for each other make a tiny step fifty times slower on a shared machine.
-    """
+    """The environment of a process of the matrix: its own data root, the CPU, none of our variables inherited."""
     fixed = {
         "HANGPROOF_DATA": str(data),
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
     }
     return clean_environment(**{**fixed, "PYTHONPATH": str(ROOT), **more})
 
 
-_environment = threading.RLock()
-
-
-@contextlib.contextmanager
-def data_root(data: Path) -> Iterator[None]:
-    """`runs` uses this data root inside the block; one at a time, because the environment belongs to the process."""
-    with _environment:
-        before = os.environ.get("HANGPROOF_DATA")
-        os.environ["HANGPROOF_DATA"] = str(data)
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["HANGPROOF_DATA"]
-            else:
-                os.environ["HANGPROOF_DATA"] = before
-
-
-def photos(folder: Path) -> Path:
-    """Six small pictures with captions, the same on every machine."""
-    import numpy as np
-    from PIL import Image
-
-    folder.mkdir(parents=True, exist_ok=True)
-    draw = np.random.default_rng(0)
-    for i in range(PHOTOS):
-        height, width = ((64, 64), (96, 64), (64, 96))[i % 3]
-        Image.fromarray(draw.integers(0, 255, (height, width, 3), dtype=np.uint8)).save(folder / f"{i}.png")
-        (folder / f"{i}.txt").write_text(f"d1sc, number {i}\n", encoding="utf-8")
-    return folder
-
-
 def create(data: Path, seed: int, changed: dict[str, Any]) -> Path:
     """Make the run in data root `data`; its folder."""
-    import runs
-
-    with data_root(data), tempfile.TemporaryDirectory() as pictures:
-        return runs.create(runs.make({**SPEC, "seed": seed, **changed}), photos(Path(pictures)))
+    return trial.create(data, **{**SPEC, "seed": seed, **changed})
 
 
 _making = threading.Lock()
@@ -160,20 +116,10 @@ def _undisturbed(seed: int, changed: tuple[tuple[str, Any], ...]) -> Reference:
     atexit.register(shutil.rmtree, data, ignore_errors=True)
     run = create(data, seed, dict(changed))
     (data / "tmp").mkdir()
-    with open(data / "log", "wb") as out:
-        env = environment(data, TMPDIR=str(data / "tmp"))
-        command = ["bash", str(run / "train.sh")]
-        process = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-        )
-    try:
+    job = Job(["bash", str(run / "train.sh")], data / "log", run, environment(data, TMPDIR=str(data / "tmp")))
+    code = -1
+    with started(job, {}) as process, contextlib.suppress(subprocess.TimeoutExpired):
         code = process.wait(RUN_S)
-    except subprocess.TimeoutExpired:
-        code = -1
-    finally:  # Ctrl-C included: launcher and trainer end too
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
     lora = run / f"{NAME}.safetensors"
     if code or not lora.exists():
         why = f"exit code {code}; -1: not over after {RUN_S:.0f} s"
@@ -405,36 +351,50 @@ def prepare(row: Row, seed: int, keep: Path | None = None, kind: type[Scenario] 
         keep.mkdir(parents=True, exist_ok=True)
         keep = keep.resolve()
     made, token = kind.undisturbed(row, seed), secrets.token_hex(8)
-    with contextlib.ExitStack() as after:  # what is put on it last is undone first
-        root = Path(tempfile.mkdtemp(prefix=f"{row['name']}-" if keep else f"fault-{row['name']}-", dir=keep))
-        # Short and of its own: the loader's workers make sockets there, and a socket's path has at most 107 bytes.
-        scratch = Path(tempfile.mkdtemp(prefix="fault-"))
-        folders = [scratch] if keep else [scratch, root]
-        after.callback(start_cleanup(token, root, folders).communicate, DONE)
-        for folder in folders:
-            after.callback(shutil.rmtree, folder, True)
-        disk, frozen = None, root / "frozen" if row.get("frozen") else None
+    root = Path(tempfile.mkdtemp(prefix=f"{row['name']}-" if keep else f"fault-{row['name']}-", dir=keep))
+    # Short and of its own: the loader's workers make sockets there, and a socket's path has at most 107 bytes.
+    scratch = Path(tempfile.mkdtemp(prefix="fault-"))
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.scenario",
+        token,
+        str(root),
+        str(scratch),
+        *([] if keep else [str(root)]),
+    ]
+    cleanup = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    disk = None
+    try:
         if "shm" in row:
-            _mounted(root / "shm", ["-t", "tmpfs", "-o", f"size={row['shm']}", "tmpfs"], after)
+            mount(root / "shm", "-t", "tmpfs", "-o", f"size={row['shm']}", "tmpfs")
         if "tmpfs" in row:
-            disk = _mounted(root / "disk", ["-t", "tmpfs", "-o", f"size={row['tmpfs']}", "tmpfs"], after)
-            if keep is not None:
-                after.callback(shutil.copytree, disk / "outputs", root / "data" / "outputs")
-        if frozen:
-            image = root / "image"
-            with open(image, "wb") as file:
-                file.truncate(16 << 20)
-            run("mkfs.ext4", "-q", str(image))
-            _mounted(frozen, ["-o", "loop", str(image)], after)
-        after.callback(kill_all, token, functools.partial(unfreeze, frozen) if frozen else lambda: None)
+            disk = mount(root / "disk", "-t", "tmpfs", "-o", f"size={row['tmpfs']}", "tmpfs")
+        if row.get("frozen"):
+            loop_disk(root / "frozen", 16 << 20)
         yield kind(row, seed, made, token, root, scratch, disk)
+    finally:
+        if keep and disk:
+            kill_all(token)
+            shutil.copytree(disk / "outputs", root / "data" / "outputs")
+        cleanup.communicate()
 
 
-def _mounted(at: Path, what: list[str], after: contextlib.ExitStack) -> Path:
+def mount(at: Path, *what: str) -> Path:
     at.mkdir()
     run("mount", *what, str(at))
-    after.callback(unmount, at)
     return at
+
+
+def loop_disk(at: Path, size_bytes: int) -> Path:
+    """A disk of its own, mounted there: an ext4 in a sparse file."""
+    image = at.with_suffix(".image")
+    with open(image, "wb") as file:
+        file.truncate(size_bytes)
+    run("mkfs.ext4", "-q", str(image))
+    return mount(at, "-o", "loop", str(image))
 
 
 def is_root() -> bool:
@@ -446,31 +406,19 @@ def unfreeze(frozen: Path) -> None:
     run("fsfreeze", "--unfreeze", str(frozen), check=False)
 
 
-def unmount(at: Path) -> None:
-    """Detach a file system now; it goes away as soon as nobody uses it."""
-    run("umount", "--lazy", str(at), check=False)
-
-
 def run(*command: str, check: bool = True) -> None:
     """Run a short command without its output. subprocess.CalledProcessError where `check` is set and it fails."""
     subprocess.run(command, check=check, capture_output=True, timeout=60)
 
 
-def start_cleanup(token: str, root: Path, folders: list[Path]) -> subprocess.Popen[bytes]:
-    """Start the cleanup process of the scenario in `root`; it deletes `folders`. `communicate(DONE)` ends it."""
-    command = [sys.executable, "-m", "benchmarks.scenario", token, str(root), *map(str, folders)]
-    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
-
-
 def main(token: str, root: str, *folders: str) -> None:
-    """Wait for the player's end, and clean up where it could not."""
-    if sys.stdin.buffer.read() == DONE:
-        return
+    """Wait for the end of the scenario, or of the process that plays it, and remove what is left."""
+    sys.stdin.buffer.read()
     frozen = Path(root) / "frozen"
     kill_all(token, functools.partial(unfreeze, frozen) if frozen.is_dir() else lambda: None)
-    for mount in (frozen, Path(root) / "disk", Path(root) / "shm"):
-        if mount.is_mount():
-            unmount(mount)
+    for at in (frozen, Path(root) / "disk", Path(root) / "shm"):
+        if at.is_mount():
+            run("umount", "--lazy", str(at), check=False)  # it goes away as soon as nobody uses it
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +26,9 @@ from monitor.process import platform
 from runs.paths import ROOT
 
 TOKEN = "HANGPROOF_SCENARIO"
-TOY: dict[str, Any] = {
-    "name": "toy",
-    "trigger": "toy",
+FINAL = ("completed", "failed", "stopped", "preempted", "unkillable")
+SPEC: dict[str, Any] = {
+    "trigger": "d1sc",
     "model": "tiny-flux",
     "backend": "diffusers",
     "tier": "16G",
@@ -33,13 +36,7 @@ TOY: dict[str, Any] = {
     "save_every_n_epochs": 0,
     "workers": 0,
 }
-# In the checkout's own process: one of another commit knows other fields.
-MAKE_RUN = """
-import json, sys
-import runs
-from pathlib import Path
-print(runs.create(runs.make(json.loads(sys.argv[1])), Path(sys.argv[2])))
-"""
+STEP_S = 0.05
 
 
 @dataclass
@@ -53,56 +50,109 @@ class Job:
     cwd: Path | None = None
 
 
+_environment = threading.RLock()
+
+
 def clean_environment(**more: str) -> dict[str, str]:
     """This process's environment without our variables and those of trials."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HANGPROOF_", "TOY_", "TINY_", "PYTHONPATH"))}
+    with _environment:
+        inherited = dict(os.environ)
+    kept = {k: v for k, v in inherited.items() if not k.startswith(("HANGPROOF_", "TOY_", "TINY_", "PYTHONPATH"))}
     return {**kept, **more}
 
 
-def make_toy(data: Path, steps: int, every: int, root: Path = ROOT, size: int = 64, **fields: Any) -> Path:
-    """A run of the toy made as a user makes one, in data root `data`; its folder. root: the checkout that makes it.
+@contextlib.contextmanager
+def data_root(data: Path) -> Iterator[None]:
+    """`runs` uses this data root inside the block; one at a time, because the environment belongs to the process."""
+    with _environment:
+        before = os.environ.get("HANGPROOF_DATA")
+        os.environ["HANGPROOF_DATA"] = str(data)
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["HANGPROOF_DATA"]
+            else:
+                os.environ["HANGPROOF_DATA"] = before
 
-    size: of its image, in pixels.
-    """
+
+def photos(folder: Path, number: int = 6, size: int = 64) -> Path:
+    """Small pictures with captions, the same on every machine. size: of the first one, in pixels."""
+    import numpy as np
     from PIL import Image
 
-    photos = data / "photos"
-    photos.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (size, size)).save(photos / "0.png")
-    values = {**TOY, "max_train_steps": steps, "save_every_n_steps": every, **fields}
-    command = [sys.executable, "-c", MAKE_RUN, json.dumps(values), str(photos)]
-    env = {**os.environ, "HANGPROOF_DATA": str(data)}
-    made = subprocess.run(command, cwd=root, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
-    return Path(made.stdout.splitlines()[-1])
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = np.random.default_rng(0)
+    for i in range(number):
+        height, width = ((size, size), (size * 3 // 2, size), (size, size * 3 // 2))[i % 3]
+        Image.fromarray(draw.integers(0, 255, (height, width, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+        (folder / f"{i}.txt").write_text(f"d1sc, number {i}\n", encoding="utf-8")
+    return folder
 
 
-def toy_launcher(folder: Path, root: Path = ROOT) -> str:
-    """The program that runs the checkout's toy in place of the trainer, for `$TRAINER_PYTHON`."""
+def create(data: Path, number: int = 6, size: int = 64, **fields: Any) -> Path:
+    """A run made as a user makes one, in data root `data`; its folder. number, size: of its pictures."""
+    import runs
+
+    with data_root(data), tempfile.TemporaryDirectory() as pictures:
+        return runs.create(runs.make({**SPEC, **fields}), photos(Path(pictures), number, size))
+
+
+def make_toy(data: Path, steps: int, every: int, size: int = 64, **fields: Any) -> Path:
+    """A run named toy, of one picture; its folder."""
+    lengths = {"max_train_steps": steps, "save_every_n_steps": every}
+    return create(data, 1, size, **{"name": "toy", **lengths, **fields})
+
+
+def toy_launcher(folder: Path) -> str:
+    """The program that runs the toy in place of the trainer, for `$TRAINER_PYTHON`."""
     folder.mkdir(parents=True, exist_ok=True)
     launcher = folder / "accelerate"
-    loop = root / "benchmarks" / "toy_loop.py"
+    loop = ROOT / "benchmarks" / "toy_loop.py"
     launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{loop}" "$@"\n', encoding="utf-8")
     launcher.chmod(0o755)
     return str(launcher)
 
 
-def ours(work: Path, steps: int, every: int, root: Path = ROOT, limits: str = "") -> Job:
-    """The toy's run under our monitor. root: the checkout of both. limits: the text of a limits file."""
-    folder, launcher = make_toy(work, steps, every, root), toy_launcher(work, root)
-    # An earlier checkout starts it by the second variable.
-    environment = {"TRAINER_PYTHON": launcher, "ACCELERATE": launcher, "HANGPROOF_DATA": str(work)}
+def ours(work: Path, steps: int, every: int, limits: str = "") -> Job:
+    """The toy's run under our monitor. limits: the text of a limits file."""
+    folder = make_toy(work, steps, every)
+    environment = {"TRAINER_PYTHON": toy_launcher(work), "HANGPROOF_DATA": str(work)}
     if limits:
         (work / "limits.toml").write_text(limits, encoding="utf-8")
         environment["HANGPROOF_LIMITS"] = str(work / "limits.toml")
-    return Job([sys.executable, "-m", "monitor", "run", str(folder)], work / "log", folder, environment, root)
+    return Job([sys.executable, "-m", "monitor", "run", str(folder)], work / "log", folder, environment, ROOT)
+
+
+def toy_environment(work: Path, faults: str = "", step_s: float = STEP_S) -> dict[str, str]:
+    """The variables of `toy_loop.py`, and a folder for temporary files (sockets, locks, heartbeats) of this run alone."""
+    for name in ("tmp", "injected"):
+        (work / name).mkdir()
+    return {
+        "TOY_LEDGER": str(work / "ledger.jsonl"),
+        "TOY_FAULTS": faults,
+        "TOY_FAULTS_DONE": str(work / "injected"),
+        "TOY_STEP_S": str(step_s),
+        "TMPDIR": str(work / "tmp"),
+    }
+
+
+@contextlib.contextmanager
+def started(job: Job, environment: dict[str, str], token: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """The job's process, in a session of its own; its output goes to the job's log. Afterwards nothing of it lives."""
+    token = token or secrets.token_hex(8)
+    process = begin(job, environment, token)
+    try:
+        yield process
+    finally:
+        finish(process, token)
 
 
 def begin(job: Job, environment: dict[str, str], token: str) -> subprocess.Popen[bytes]:
-    """Start it in a session of its own; its output goes to its log."""
+    """Start it, for `finish`."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    env = clean_environment(
-        PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1", **{TOKEN: token, **environment, **job.environment}
-    )
+    fixed = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", TOKEN: token}
+    env = clean_environment(**{**fixed, **environment, **job.environment})
     with open(job.log, "ab") as log:
         return subprocess.Popen(
             job.command, cwd=job.cwd or job.folder.parent, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -127,14 +177,9 @@ def living(token: str) -> dict[int, str]:
     return found
 
 
-def variables_of(pid: int) -> dict[bytes, bytes]:
-    """The environment of a process, {} when it is gone."""
-    return dict(word.partition(b"=")[::2] for word in platform.environ_of(pid).split(b"\0"))
-
-
 def waits(pid: int) -> bool:
     """Whether it is a standby attempt that has not passed the gate: it has imported a trainer and is none yet."""
-    found = variables_of(pid)
+    found = dict(word.partition(b"=")[::2] for word in platform.environ_of(pid).split(b"\0"))
     folder = Path(os.fsdecode(found.get(gate.FOLDER.encode(), b"")))
     return gate.VARIABLE.encode() in found and not (folder / gate.PASSED).exists()
 
@@ -193,11 +238,9 @@ def read_end(path: Path, characters: int = 3000) -> str:
     return ""
 
 
-def limits_toml(table: dict[str, Any], section: str = "") -> str:
+def limits_toml(table: dict[str, Any], within: str = "") -> str:
     """A limits file. `table`: sections, one within another, whose leaves are numbers."""
-    leaves = "".join(f"{key} = {value}\n" for key, value in table.items() if not isinstance(value, dict))
-    text = f"[{section}]\n{leaves}" if leaves and section else leaves
-    for name, value in table.items():
-        if isinstance(value, dict):
-            text += limits_toml(value, f"{section}.{name}" if section else name)
-    return text
+    return "".join(
+        limits_toml(value, f"{within}{name}.") if isinstance(value, dict) else f"{within}{name} = {value}\n"
+        for name, value in table.items()
+    )

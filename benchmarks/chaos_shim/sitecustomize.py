@@ -162,45 +162,21 @@ def _install():
         made = {}
         for module in modules:
             for name, value in list(vars(module).items()):
-                if (
-                    isinstance(value, types.BuiltinFunctionType)
-                    and name not in left_alone
-                    and not name.startswith("__")
-                ):
-                    made.setdefault(value, None)
-                    if made[value] is None:
+                built_in = isinstance(value, types.BuiltinFunctionType)
+                if built_in and name not in left_alone and not name.startswith("__"):
+                    if value not in made:
                         made[value] = wrapped(f"{label}.{name}", value)
                     setattr(module, name, made[value])
         return made
 
-    def methods(label, base, names):
-        """A subclass of a built-in type whose methods go through `check`."""
-
-        def method(name):
-            function = getattr(base, name)
-            releases = name == "close"
-
-            def call(self, *args, **kwargs):
-                error = check(f"{label}.{name}")
-                if error is not None:
-                    if releases:
-                        function(self, *args, **kwargs)
-                    raise error
-                return function(self, *args, **kwargs)
-
-            call.__name__ = name
-            return call
-
-        return type(base.__name__, (base,), {name: method(name) for name in names} | {"__module__": base.__module__})
-
-    def reaching(base, pure_methods):
-        """Names of the type's own methods that reach the operating system."""
-        return [n for n, v in vars(base).items() if callable(v) and not n.startswith("_") and n not in pure_methods]
+    def methods(label, base, pure_methods):
+        """A subclass of a built-in type whose own methods that reach the operating system go through `check`."""
+        names = [n for n, v in vars(base).items() if callable(v) and not n.startswith("_") and n not in pure_methods]
+        changed = {name: wrapped(f"{label}.{name}", getattr(base, name)) for name in names}
+        return type(base.__name__, (base,), {**changed, "__module__": base.__module__})
 
     real_file = io.open
-    file_type = methods(
-        "file", _io.FileIO, reaching(_io.FileIO, {"fileno", "readable", "writable", "seekable", "tell"})
-    )
+    file_type = methods("file", _io.FileIO, {"fileno", "readable", "writable", "seekable", "tell"})
 
     def chaos_open(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
         error = check("open")
@@ -237,33 +213,24 @@ def _install():
         """What os.scandir returns; the reading of the folder goes through `check` too."""
 
         def __init__(self, found):
-            self._found = found
+            self.close = found.close
+            self._next = wrapped("os.scandir.next", found.__next__)
 
         def __iter__(self):
             return self
 
         def __next__(self):
-            error = check("os.scandir.next")
-            if error is not None:
-                raise error
-            return next(self._found)
+            return self._next()
 
         def __enter__(self):
             return self
 
         def __exit__(self, *_):
-            self._found.close()
-
-        def close(self):
-            self._found.close()
+            self.close()
 
     made = wrap_module("os", os)
     scandir = os.scandir
-
-    def listing(path="."):
-        return Listing(scandir(path))
-
-    made[scandir.__wrapped__] = os.scandir = listing
+    made[scandir.__wrapped__] = os.scandir = lambda path=".": Listing(scandir(path))
     for name in ("supports_dir_fd", "supports_effective_ids", "supports_fd", "supports_follow_symlinks"):
         known = getattr(os, name)
         known |= {made[function] for function in list(known) if function in made}
@@ -273,18 +240,8 @@ def _install():
     wrap_module("select", select)
     wrap_module("process", _posixsubprocess)
     wrap_module("socket", _socket)
-    _socket.socket = methods(
-        "socket", _socket.socket, reaching(_socket.socket, {"fileno", "gettimeout", "getblocking"})
-    )
-
-    class Map(mmap.mmap):
-        def __new__(cls, *args, **kwargs):
-            error = check("mmap")
-            if error is not None:
-                raise error
-            return super().__new__(cls, *args, **kwargs)
-
-    mmap.mmap = Map
+    _socket.socket = methods("socket", _socket.socket, {"fileno", "gettimeout", "getblocking"})
+    mmap.mmap = type("mmap", (mmap.mmap,), {"__new__": wrapped("mmap", mmap.mmap.__new__), "__module__": "mmap"})
     io.open = builtins.open = _io.open = chaos_open
     for name, handle in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)

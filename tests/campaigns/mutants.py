@@ -1,11 +1,11 @@
 """Are faults in the code found? Small changes of the code, drawn by a seed, each tried in a copy of the project with the tests that could notice.
 
-    python tests/campaigns/mutants.py [--seed 1] [--number 40] [--near] [--all] [--only 3,17] [--json]
+    python tests/campaigns/mutants.py [--seed 1] [--number 40] [--json]
 
 A mutant is one change: a comparison, `and` for `or`, a number, a condition that is negated, a call that is left out, a
 result that is dropped. It is tried with the tests of its module, then with those of its folder, then with every
-everyday test; `--all` adds the slow ones. About half a minute a mutant on two cores. Exit code 1 when fewer than 80 in
-100 are caught, 2 when the tests fail without a mutant.
+everyday test. About half a minute a mutant on two cores. Exit code 1 when fewer than 80 in 100 are caught, 2 when the
+tests fail without a mutant.
 """
 
 from __future__ import annotations
@@ -115,25 +115,18 @@ def apply(mutant: Mutant, root: Path) -> str:
     return source
 
 
-def stages(mutant: Mutant, root: Path, slow: bool, near: bool) -> list[tuple[str, list[str]]]:
-    """(name, words for pytest): the tests of its module, of its folder, then all everyday tests (not if `near`), slow ones (if `slow`)."""
+def stages(mutant: Mutant, root: Path) -> dict[str, list[str]]:
+    """The tests of its module, of its folder, then all."""
     file = Path(mutant.file)
     own = [str(path) for path in root.glob(f"tests/*/{file.parent}/test_{file.stem.strip('_')}.py")]
-    package = file.parts[0]
-    folder = [str(path) for path in root.glob(f"tests/*/{package}") if "campaigns" not in path.parts]
-    found = [("module", [*own, "-m", EVERYDAY])] if own else []
-    found += [("folder", [*folder, "-m", EVERYDAY])]
-    found += [] if near else [("everyday", ["tests", "-m", EVERYDAY])]
-    return found + ([("all", [*folder, "-m", "not campaigns"])] if slow else [])
+    folder = [str(path) for path in root.glob(f"tests/*/{file.parts[0]}")]
+    return {**({"module": own} if own else {}), "folder": folder, "everyday": ["tests"]}
 
 
-def run_tests(words: list[str], root: Path) -> str:
-    """The first failure of these tests; "" where all pass."""
-    command = [
-        sys.executable,
-        *["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", "3", "--dist", "loadfile"],
-        *words,
-    ]
+def run_tests(paths: list[str], root: Path) -> str:
+    """The first failure of the everyday tests there; "" where all pass."""
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-n", "3", "--dist", "loadfile", "-m", EVERYDAY]
+    command = [sys.executable, "-m", "pytest", *options, *paths]
     try:
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -142,12 +135,12 @@ def run_tests(words: list[str], root: Path) -> str:
     return "" if done.returncode in (0, 5) else failed[0][:160] if failed else f"pytest ended with {done.returncode}"
 
 
-def caught_by(mutant: Mutant, root: Path, slow: bool, near: bool) -> tuple[str, str]:
+def caught_by(mutant: Mutant, root: Path) -> tuple[str, str]:
     """(stage, test) that noticed; ("", "") where none did."""
     source = apply(mutant, root)
     try:
-        for name, words in stages(mutant, root, slow, near):
-            if failure := run_tests(words, root):
+        for name, paths in stages(mutant, root).items():
+            if failure := run_tests(paths, root):
                 return name, failure
         return "", ""
     finally:
@@ -172,23 +165,17 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--number", type=int, default=40)
-    parser.add_argument("--all", action="store_true", help="try the slow tests of its folder too")
-    parser.add_argument("--near", action="store_true", help="only the everyday tests of its module and its folder")
-    parser.add_argument("--only", help="numbers of mutants, separated by commas")
     parser.add_argument("--json", action="store_true", help="end standard output with one line of JSON")
     args = parser.parse_args(argv)
-    drawn = list(enumerate(draw(args.number, args.seed), 1))
-    if args.only:
-        drawn = [(n, mutant) for n, mutant in drawn if str(n) in args.only.split(",")]
     rows, root = [], copy()
     print(f"seed {args.seed}", file=sys.stderr)
     try:
-        if failure := run_tests(["tests", "-m", EVERYDAY], root):  # it would seem to catch every mutant
+        if failure := run_tests(["tests"], root):  # it would seem to catch every mutant
             print(f"the tests fail without a mutant: {failure}", file=sys.stderr)
             return 2
-        for number, mutant in drawn:
+        for number, mutant in enumerate(draw(args.number, args.seed), 1):
             begun_s = time.monotonic()
-            stage, test = caught_by(mutant, root, args.all, args.near)
+            stage, test = caught_by(mutant, root)
             rows.append({"number": number, **asdict(mutant), "stage": stage, "test": test})
             verdict = f"caught ({stage}: {test})" if stage else "NOT CAUGHT"
             print(f"{number:3} {mutant}\n    {verdict} {time.monotonic() - begun_s:.0f} s", file=sys.stderr, flush=True)

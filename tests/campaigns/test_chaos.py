@@ -4,14 +4,13 @@ python -m pytest tests/campaigns/test_chaos.py          1 minute
 """
 
 import errno
-import os
 import sys
 
 import pytest
 
 from benchmarks import chaos
 from benchmarks.chaos import Fault, Outcome, Trial
-from benchmarks.chaos_sampler import Sampler, Seen
+from benchmarks.chaos_seen import Seen
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="chaos needs /proc, so Linux")
 
@@ -56,27 +55,25 @@ def test_a_broken_promise_is_a_violation(changed, violation):
 
 def test_a_training_without_a_sign_of_its_monitor_is_unwatched(tmp_path):
     seen = Seen(tmp_path)
-    own = {os.getpid(): 1.0}
     (tmp_path / "monitor.lock").touch()
     locks = {(tmp_path / "monitor.lock").stat().st_ino}
     for second in range(5):
         (tmp_path / "status.json").write_text(str(second))
-        seen.note(own, locks, float(second))
+        seen.note(1, locks, float(second))
     assert seen.unwatched_s == 0.0
-    seen.note(own, locks, 9.0)  # status.json is old
+    seen.note(1, locks, 9.0)  # status.json is old
     assert seen.unwatched_s == 5.0
     (tmp_path / "status.json").write_text("written by a process without the lock")
-    seen.note(own, set(), 15.0)
+    seen.note(1, set(), 15.0)
     assert seen.unwatched_s == 11.0
-    seen.note({}, locks, 60.0)
+    seen.note(0, locks, 60.0)
     assert seen.unwatched_s == 11.0, "without a training there is nothing to watch"
 
 
 @pytest.fixture(scope="module")
 def discovered():
     """The places that two runs under a healthy monitor reach, and the outcomes of these runs."""
-    with Sampler() as sampler:
-        places, outcomes = chaos.places(sampler)
+    places, outcomes = chaos.places()
     assert {name: o.state for name, o in outcomes.items()} == {
         name: journey.ends for name, journey in chaos.JOURNEYS.items()
     }
@@ -94,8 +91,7 @@ def test_a_monitor_that_dies_of_an_error_is_found(tmp_path, discovered):
     replaced = [p for p, calls in discovered[0].items() if p[0] == "os.replace" and calls["started"] > 4]
     assert replaced, "status.json is replaced all the time"
     trial = Trial("fragile", "hang", Fault(replaced[0], errno.EIO, 0.0))
-    with Sampler() as sampler:
-        broken = chaos.play(trial, sampler, keep=tmp_path / "kept", shim=shim)
+    broken = chaos.play(trial, keep=tmp_path / "kept", shim=shim)
     assert broken.reached
     assert any("unwatched" in v or "ended with exit code" in v for v in broken.violations), broken
     assert (tmp_path / "kept").is_dir() and broken.folder

@@ -10,44 +10,54 @@ import time
 
 import psutil
 import pytest
-from frozen_disk import frozen, loop_disk, why_not
 from monitor_helpers import clean_up, events, finish, monitor, started, stop, toy_run, wait_for
 from run_facts import status, step_of, trainers, weight
 from toys import undisturbed
 
+from benchmarks import faults, scenario
 from monitor.state import read_status
 
 SILENT = "[watch]\nsilent_s = 6\n"
+MISSING = faults.missing({"needs": ["linux", "root", "fsfreeze", "mkfs.ext4", "loop"]})
 
 
-@pytest.mark.skipif(bool(why_not()), reason=why_not())
-def test_a_frozen_disk_is_reported_at_once_and_the_run_goes_on_when_it_thaws(tmp_path):
-    with loop_disk(tmp_path) as disk:
-        folder = toy_run(disk / "toy", steps=200, pace=0.03, every=20)
-        (tmp_path / "limits.toml").write_text("allow_below_guards = true\n" + SILENT)
-        (tmp_path / "tmp").mkdir()
-        env = {"TMPDIR": str(tmp_path / "tmp"), "HANGPROOF_SHM": str(tmp_path / "tmp")}
-        env["HANGPROOF_LIMITS"] = str(tmp_path / "limits.toml")
-        process = monitor(folder, **env)
-        try:
-            wait_for(lambda: step_of(folder) > 5)
-            stuck = psutil.Process(status(folder)["monitor_pid"])
-            said = []
-            reader = threading.Thread(target=lambda: said.extend(iter(process.stderr.readline, "")), daemon=True)
-            with frozen(disk):
-                reader.start()
-                wait_for(lambda: any("cannot be killed" in line for line in said), what="it is reported")
-                assert "Nothing watches the training" in said[-1], said
-                assert stuck.status() == psutil.STATUS_DISK_SLEEP and len(trainers(folder)) == 1
-                assert read_status(folder)["age_s"] > 10, "it can still be read, and says how old it is"
-            assert process.wait(180) == 0, said
-            assert status(folder)["state"] == "completed" and weight(folder) == undisturbed(200)
-            assert len(events(folder, "started")) == 2, "started once, adopted once"
-        finally:
-            clean_up(folder)
-            process.kill()
-            reader.join()
-            process.communicate()
+@pytest.fixture
+def disk(tmp_path):
+    """A disk that stops to respond once it is frozen; a run wants 64 MB free."""
+    at = scenario.loop_disk(tmp_path / "disk", 256 << 20)
+    yield at
+    scenario.run("umount", "--lazy", str(at))
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+def test_a_frozen_disk_is_reported_at_once_and_the_run_goes_on_when_it_thaws(disk, tmp_path):
+    folder = toy_run(disk / "toy", steps=200, pace=0.03, every=20)
+    (tmp_path / "limits.toml").write_text("allow_below_guards = true\n" + SILENT)
+    (tmp_path / "tmp").mkdir()
+    env = {"TMPDIR": str(tmp_path / "tmp"), "HANGPROOF_SHM": str(tmp_path / "tmp")}
+    env["HANGPROOF_LIMITS"] = str(tmp_path / "limits.toml")
+    process = monitor(folder, **env)
+    try:
+        wait_for(lambda: step_of(folder) > 5)
+        stuck = psutil.Process(status(folder)["monitor_pid"])
+        said = []
+        reader = threading.Thread(target=lambda: said.extend(iter(process.stderr.readline, "")), daemon=True)
+        scenario.run("fsfreeze", "--freeze", str(disk))
+        reader.start()
+        wait_for(lambda: any("cannot be killed" in line for line in said), what="it is reported")
+        assert "Nothing watches the training" in said[-1], said
+        assert stuck.status() == psutil.STATUS_DISK_SLEEP and len(trainers(folder)) == 1
+        assert read_status(folder)["age_s"] > 10, "it can still be read, and says how old it is"
+        scenario.unfreeze(disk)
+        assert process.wait(180) == 0, said
+        assert status(folder)["state"] == "completed" and weight(folder) == undisturbed(200)
+        assert len(events(folder, "started")) == 2, "started once, adopted once"
+    finally:
+        scenario.unfreeze(disk)
+        clean_up(folder)
+        process.kill()
+        reader.join()
+        process.communicate()
 
 
 def test_a_keeper_that_has_replaced_a_monitor_watches_the_next_one_too(folder):

@@ -1,15 +1,18 @@
 """A rendered script of musubi-tuner, killed in each of its three commands, ends as the undisturbed one."""
 
-import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
 import psutil
+from monitor_helpers import events
 from musubi_helpers import caches, environment, run_of
 from runs_helpers import PROJECT
 
+from benchmarks.trial import Job, read_end, read_lines, started
+
+CACHING = {"_zi": "zimage_cache_latents.py", "_zi_te": "zimage_cache_text_encoder_outputs.py"}
 SLOW = """
 import time
 def slow(original):
@@ -46,28 +49,19 @@ def test_killed_in_each_of_its_three_commands_it_ends_as_undisturbed(toy_z, tmp_
         folder = run_of(toy_z, name)
         more = {"TINY_FAULTS": fault, "TINY_STEP_S": "0.3"} if kills else {}
         env = environment(toy_z, tmp_path / "data", **more)
-        with open(tmp_path / f"{name}.log", "wb") as log:
-            command = [sys.executable, "-m", "monitor", "run", name]
-            process = subprocess.Popen(command, env=env, cwd=PROJECT, stdout=log, stderr=subprocess.STDOUT)
-            try:
-                if kills:
-                    for kind, script in (
-                        ("_zi", "zimage_cache_latents.py"),
-                        ("_zi_te", "zimage_cache_text_encoder_outputs.py"),
-                    ):
-                        until(lambda: len(caches(folder, kind)) >= 2, process, kind)  # noqa: B023
-                        latents = caches(folder, "_zi")
-                        kill(process, script)
-                    until((folder / "killed-step00000006-state/hangproof.json").is_file, process, "training")
-                    kill(process, "zimage_train_network.py")
-                code = process.wait(400)
-            finally:
-                process.terminate()
-                process.wait(60)
-        assert code == 0, (tmp_path / f"{name}.log").read_text(errors="replace")[-4000:]
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        log = tmp_path / f"{name}.log"
+        with started(Job([sys.executable, "-m", "monitor", "run", name], log, folder, env, PROJECT), {}) as process:
+            if kills:
+                for kind, script in CACHING.items():
+                    until(lambda: len(caches(folder, kind)) >= 2, process, kind)  # noqa: B023
+                    latents = caches(folder, "_zi")
+                    kill(process, script)
+                until((folder / "killed-step00000006-state/hangproof.json").is_file, process, "training")
+                kill(process, "zimage_train_network.py")
+            code = process.wait(400)
+        assert code == 0, read_end(log)
+        rows = read_lines(folder / "metrics.jsonl")
         losses[name] = {row["step"]: (row["loss"], row["lr"]) for row in rows if "loss" in row}
     assert losses["killed"] == losses["calm"] and list(losses["calm"]) == list(range(1, 13))
     assert caches(folder, "_zi") == latents, "finished caches are not made again"
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    assert [event["phase"] for event in events if event["kind"] == "crash"] == ["cache_latents", "cache_text", "step"]
+    assert [event["phase"] for event in events(folder, "crash")] == ["cache_latents", "cache_text", "step"]

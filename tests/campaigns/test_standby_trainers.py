@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,8 @@ from monitor_helpers import events, wait_for
 from run_facts import members, status
 from runs_helpers import PROJECT
 
+from benchmarks import trial
+from benchmarks.trial import Job, read_end
 from monitor.process import platform
 
 pytestmark = [pytest.mark.skipif(not platform.LINUX, reason="the standby attempt needs Linux")]
@@ -60,19 +61,12 @@ def monitored(folder: Path, env: dict[str, str], data: Path, limits: str) -> Ite
     (data / "limits.toml").write_text(limits)
     hurry = data / f"{folder.name}.hurry"
     slow = {"HANGPROOF_SLOW": f"{SLOW_FROM}:{SLOW_S}:{hurry}", "HANGPROOF_LIMITS": str(data / "limits.toml")}
-    text = data / f"{folder.name}.log"
-    with open(text, "wb") as log:
-        command = [sys.executable, "-m", "monitor", "run", str(folder)]
-        env = {**env, **PACE, **slow, "HANGPROOF_DATA": str(data)}
-        process = subprocess.Popen(command, env=env, cwd=PROJECT, stdout=log, stderr=log)
-        try:
-            yield hurry
-            code = process.wait(LIMIT_S)
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait(60)
-    assert code == 0, text.read_text(errors="replace")[-4000:]
+    command, log = [sys.executable, "-m", "monitor", "run", str(folder)], data / f"{folder.name}.log"
+    job = Job(command, log, folder, {**env, **PACE, **slow, "HANGPROOF_DATA": str(data)}, PROJECT)
+    with trial.started(job, {}) as process:
+        yield hurry
+        code = process.wait(LIMIT_S)
+    assert code == 0, read_end(log)
 
 
 def trained(folder: Path, env: dict[str, str], data: Path, killed: bool) -> None:

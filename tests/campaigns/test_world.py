@@ -79,14 +79,14 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("backend", [SD_SCRIPTS, MUSUBI])
-@pytest.mark.parametrize("fault", ["kill@3:01", "kill@6:1", "kill@5:0", "request@2:1"])
+@pytest.mark.parametrize("fault", ["sigkill@3", "sigkill@6:1", "sigkill@5:0", "stop_requested@2:1"])
 def test_a_group_that_is_killed_or_stopped_resumes_bit_for_bit(backend, fault, tmp_path, undisturbed):
     """SIGKILL of both ranks or of one of them: the other one does not stay. A stop that one rank is asked for stops both."""
     killed = train(backend, tmp_path, 2, *SAVES, "--max_train_epochs", "2", fault=fault)
     assert killed.returncode not in (0, -signal.SIGKILL), killed.stdout[-2000:]
     state = checkpoint.newest_valid(tmp_path / "made", deep=True)
     assert state is not None
-    if fault.startswith("request"):
+    if fault.startswith("stop_requested"):
         assert state.name == "tiny-step00000003-state"
         ended = [(b.rank, b.step, b.outcome) for b in heartbeat.read_all(tmp_path / "beats")]
         assert ended == [(0, 3, "stopped"), (1, 3, "stopped")]
@@ -132,7 +132,7 @@ def test_a_group_that_accelerate_does_not_form_is_refused_by_every_rank(work, tm
 
 def test_a_rank_that_stands_still_ends_the_others_wait(work, tmp_path):
     """Rank 1 is stopped as by Ctrl-Z; rank 0 waits for it in the next step, and not for ever. The launcher ends rank 1."""
-    done = together(work, tmp_path, 2, fault="stop@3:1", env={"HANGPROOF_PHASE_STEP_S": "6"})
+    done = together(work, tmp_path, 2, fault="sigstop@3:1", env={"HANGPROOF_PHASE_STEP_S": "6"})
     assert done.returncode == 1 and "waited 6 s for any progress in phase step" in done.stdout, done.stdout[-3000:]
     first = heartbeat.read_all(tmp_path / "beats")[0]
     assert (first.step, first.outcome) == (3, "deadline")

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import tiny_sd_scripts
 
-import runs
 from benchmarks import scenario as ref
+from benchmarks import trial
 from benchmarks.scenario import Row, Scenario
 
 STEPS = 36
@@ -41,8 +41,7 @@ def create(data: Path, changed: dict) -> Path:
     for name, source in FILES.items():
         with contextlib.suppress(FileExistsError):  # of another run
             (data / "models" / f"{name}.safetensors").symlink_to(work / f"{source}.safetensors")
-    with _creating, ref.data_root(data), tempfile.TemporaryDirectory() as pictures:
-        return runs.create(runs.make({**SPEC, "extra": extra, **changed}), ref.photos(Path(pictures)))
+    return trial.create(data, **{**SPEC, "extra": extra, **changed})
 
 
 def outcome(folder: Path) -> dict:
@@ -52,7 +51,6 @@ def outcome(folder: Path) -> dict:
     return {"lr": {line["step"]: line["lr"] for line in lines if line["kind"] == "step"}, "names": sorted(names)}
 
 
-_creating = threading.Lock()  # `data_root` sets the environment of the process
 _comparing = threading.Lock()
 _undisturbed: list[dict] = []
 

@@ -75,7 +75,7 @@ def tiny(steps: int, every: int, step_s: float = 0.3) -> Training:
         data.mkdir(parents=True, exist_ok=True)
         if not (data / "models").exists():  # no part of a run: another machine downloads it
             shutil.copytree(scenario.reference(0, changed).data / "models", data / "models")
-        more = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": str(step_s), "OMP_NUM_THREADS": "1"}
+        more = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": str(step_s)}
         return scenario.environment(data, **more)
 
     def trained(data: Path) -> list[int]:

@@ -1,6 +1,7 @@
 """Trainings of several processes: of the built-in trainer, and of kohya's."""
 
 import os
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,9 +19,13 @@ STEPS = 6  # two epochs: 10 batches make three steps of four, the last of them w
 
 
 def watched(out: Path, folder: Path, processes: int, fault: str) -> dict[str, str]:
-    """The variables of a run in this folder, whose beats are in `out`. fault: of world_faults.py."""
+    """The variables of a run in this folder, whose beats are in `out`. fault: of benchmarks/injector.py, `NAME@STEP` or `NAME@STEP:RANK`."""
     found = {"HANGPROOF_RUN": str(folder), "HANGPROOF_HEARTBEAT": str(out / "beats"), **exported(processes)}
-    return found | ({"HANGPROOF_INJECT": "world_faults:inject", "WORLD_FAULT": fault} if fault else {})
+    if fault:
+        name, step, rank = re.fullmatch(r"(\w+)@(\d+):?(\d?)", fault).groups()
+        found |= {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_FAULT": name, "HANGPROOF_FAULT_STEP": step}
+        found |= {"HANGPROOF_FAULT_RANK": rank} if rank else {}
+    return found
 
 
 def together(work, out, processes: int, fault: str = "", env=(), **changed):

@@ -65,7 +65,7 @@ def test_the_verdict_names_each_limit_that_is_exceeded(ours, others, exceeded):
     results = {"ours": figures(**ours), "torchrun": figures(goodput_of=0.1, crash_to_step=2.0, **BLIND)}
     results |= {"ft_launcher": figures((3.0, 4.0), 0.4, 2.2), **others}
     comparison = goodput.compare(results)
-    assert goodput.judge(results, comparison, {}) == exceeded
+    assert goodput.judge(results, comparison) == exceeded
     assert comparison["goodput_of_torchrun"] == pytest.approx(results["ours"]["goodput"] / 0.1)
     measured = "not_measured" not in results["ft_launcher"]
     assert (comparison["hang_to_step_p50_of_ft_launcher"] is not None) == measured

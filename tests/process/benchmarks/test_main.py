@@ -7,6 +7,7 @@ import json
 import pytest
 from runs_helpers import python
 
+from benchmarks import __main__ as command
 from benchmarks.__main__ import NAMES, main
 
 
@@ -35,3 +36,20 @@ def test_the_object_has_the_machine_the_figures_and_the_verdict():
     found = json.loads(done.stdout)
     assert found["ok"] == (done.returncode == 0) == (not found["exceeded"])
     assert found["machine"]["cores"] and found["microseconds"]["heartbeat_step"] > 0 and "skipped" in found["loop"]
+
+
+PRINTS = """
+import json, sys
+assert sys.argv[1:] == ["overhead", "--steps", "30", "--json"], sys.argv
+print(json.dumps({{"parts": {{"a": {0}, "b": 5}}, "rows": [1], "ok": True}}))
+"""
+
+
+def test_against_another_checkout_it_prints_the_ratios_of_the_figures_that_differ(tmp_path, monkeypatch, capsys):
+    for name, value in (("ours", 3), ("theirs", 4)):
+        (tmp_path / name / "benchmarks").mkdir(parents=True)
+        (tmp_path / name / "benchmarks" / "__main__.py").write_text(PRINTS.format(value))
+    monkeypatch.setattr(command, "ROOT", tmp_path / "ours")
+    assert main(["overhead", "--against", str(tmp_path / "theirs"), "--steps", "30"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ratios"] == {"parts.a": {"median": 0.75, "low": 0.75, "high": 0.75, "n": 3}}

@@ -63,7 +63,7 @@ def test_a_smaller_world_is_refused_by_every_rank_before_it_writes(work, tmp_pat
 def test_a_killed_group_ends_and_resumes_bit_for_bit(work, tmp_path, undisturbed):
     """Started by the real launcher, which ends the ranks that are left."""
     settings = {"save_every_n_steps": 2, "gradient_accumulation_steps": ACCUMULATION}
-    killed = together(work, tmp_path, 2, fault="kill@4:1", **settings)
+    killed = together(work, tmp_path, 2, fault="sigkill@4:1", **settings)
     assert killed.returncode not in (0, -signal.SIGKILL), killed.stdout[-2000:]
     assert killed.stdout.count("saving checkpoint") <= 2, "one rank saves"
     state = checkpoint.newest_valid(tmp_path / "made", deep=True)
