@@ -45,7 +45,7 @@ def machine() -> dict[str, object]:
 
 
 def tests_support(name: str) -> Any:
-    """A module of the tests' helpers: tiny weights and checkouts to train them with, the browser."""
+    """A module of the tests' helpers: tiny weights and checkouts to train them with."""
     if (folder := str(ROOT / "tests/support")) not in sys.path:
         sys.path.append(folder)
     return importlib.import_module(name)

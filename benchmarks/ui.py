@@ -16,6 +16,8 @@ import contextlib
 import json
 import os
 import random
+import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -31,7 +33,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.report import CannotMeasure, Report, tests_support
+from benchmarks.report import CannotMeasure, Report
 from runs.paths import ROOT
 from ui.token import bearer, load
 
@@ -52,6 +54,13 @@ LONG_STEPS = 100_000
 HISTORY_STEPS = 3000
 IMAGES = 10_000
 OPEN_MS = 60_000
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+]
 # From the click on a run to the picture with its chart, measured in the page: a call from outside adds its own time.
 CLICK = """async (name) => {
   const began = performance.now();
@@ -71,6 +80,13 @@ with gr.Blocks(analytics_enabled=False) as page:
     gr.Markdown("hello")
 page.launch(server_port=int(sys.argv[1]), quiet=True, ssr_mode=False)
 """
+
+
+def free_port() -> int:
+    """An unused port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def one_start(command: list[str], env: dict[str, str], idle_s: float = 0.0) -> dict[str, float]:
@@ -100,7 +116,7 @@ def serving(command: list[str], env: dict[str, str]) -> Iterator[tuple[subproces
     Raises:
         TimeoutError: no page within LIMIT_S; ChildProcessError: the server ended.
     """
-    port, began = tests_support("ui_helpers").free_port(), time.monotonic()
+    port, began = free_port(), time.monotonic()
     nothing: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen([*command, str(port)], cwd=ROOT, env=env, **nothing)
     try:
@@ -209,6 +225,12 @@ def growing(data: Path) -> Iterator[None]:
             lock.release()
 
 
+def browser_path() -> str | None:
+    """$CHROMIUM, else a Chromium or Chrome on PATH; None: Playwright's own."""
+    names = (os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
+    return next((found for name in names if name and (found := shutil.which(name))), None)
+
+
 def watch(url: str, pid: int, seconds: float) -> dict[str, float]:
     """Open pages of the server `pid` at `url`; what they cost it, and how long a long run takes to open.
 
@@ -217,10 +239,10 @@ def watch(url: str, pid: int, seconds: float) -> dict[str, float]:
     """
     from playwright.sync_api import sync_playwright
 
-    helpers, server = tests_support("ui_helpers"), psutil.Process(pid)
+    server = psutil.Process(pid)
     found: dict[str, float] = {}
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=helpers.browser_path(), args=helpers.FLAGS.split())
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=FLAGS)
         try:
             pages = [_open(browser, url, 0)]
             found["watched_percent_of_core"] = busy_percent(server, seconds, PAGES_SETTLE_S)
