@@ -236,26 +236,14 @@ def _kill(number: signal.Signals) -> Callable[[Heartbeat], None]:
     return fault
 
 
+_BY_NAME = (
+    *(step_sleeps, gil_held, busy_loop, lock_deadlock, vfork, worker_sleeps, slow, shouts, tqdm_restarts),
+    *(raises, shared_memory, exit_zero, exit_hangs, stop_requested),
+    *(deaf_child, session_grandchild, orphaned, zombie),
+)
 FAULTS: dict[str, Callable[[Heartbeat], None]] = {
-    "step_sleeps": step_sleeps,
-    "gil_held": gil_held,
-    "busy_loop": busy_loop,
-    "lock_deadlock": lock_deadlock,
-    "raises": raises,
-    "shared_memory": shared_memory,
-    "exit_zero": exit_zero,
-    "exit_hangs": exit_hangs,
-    "stop_requested": stop_requested,
-    "slow": slow,
+    **{fault.__name__: fault for fault in _BY_NAME},
     "slow_once": slow,
-    "vfork": vfork,
-    "deaf_child": deaf_child,
-    "session_grandchild": session_grandchild,
-    "orphaned": orphaned,
-    "zombie": zombie,
-    "shouts": shouts,
-    "worker_sleeps": worker_sleeps,
-    "tqdm_restarts": tqdm_restarts,
     "sigstop": _kill(signal.SIGSTOP),
     "sigkill": _kill(signal.SIGKILL),
     "segv": _kill(signal.SIGSEGV),
@@ -264,7 +252,7 @@ FAULTS: dict[str, Callable[[Heartbeat], None]] = {
     "worker_killed": _signal_worker(signal.SIGKILL),
     **injector_files.FAULTS,
 }
-PREPARE: dict[str, Callable[[Heartbeat], None]] = {"worker_sleeps": prepare_worker_sleeps, **injector_files.PREPARE}
+PREPARE = {"worker_sleeps": prepare_worker_sleeps, "kill_in_save": injector_files.prepare_kill_in_save}
 """What must be in place before the first step, because the loader's workers are forked then."""
 REPEATING = ("slow",)
 

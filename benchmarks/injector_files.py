@@ -212,19 +212,14 @@ def records_gone(_: Heartbeat) -> None:
     _die()
 
 
+_BY_NAME = (
+    *(corrupt_npz, disk_fills, disk_freezes, kill_in_save),
+    *(record_torn, record_damaged, all_states_bad, record_of_another_run, records_gone),
+)
 FAULTS: dict[str, Callable[[Heartbeat], None]] = {
+    **{fault.__name__: fault for fault in _BY_NAME},
     "truncated_checkpoint": _damage(cut),
     "zeroed_checkpoint": _damage(zero),
     "nan_checkpoint": _damage(poison),
     "all_checkpoints_bad": _damage(cut, every=True),
-    "corrupt_npz": corrupt_npz,
-    "disk_fills": disk_fills,
-    "disk_freezes": disk_freezes,
-    "kill_in_save": kill_in_save,
-    "record_torn": record_torn,
-    "record_damaged": record_damaged,
-    "all_states_bad": all_states_bad,
-    "record_of_another_run": record_of_another_run,
-    "records_gone": records_gone,
 }
-PREPARE: dict[str, Callable[[Heartbeat], None]] = {"kill_in_save": prepare_kill_in_save}
