@@ -7,50 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from monitor_helpers import ROOT, finish, monitor
+from monitor_helpers import finish, monitor, toy
 from runs_helpers import executable, pictures
+from toys import fault_at
 
-# What accelerate would start: it takes the trainer's arguments and fails as the flags say it must.
-TRAINER = f"""
-import argparse, json, os, signal, struct, sys, time
-from pathlib import Path
-sys.path.insert(0, {str(ROOT)!r})
-from guards import checkpoint, crash
-from guards.heartbeat import Heartbeat, REQUEST_STOP
-parser = argparse.ArgumentParser(allow_abbrev=False)
-parser.add_argument("--output_dir", type=Path)
-parser.add_argument("--output_name")
-parser.add_argument("--resume", type=Path)
-parser.add_argument("--max_data_loader_n_workers", type=int, default=0)
-parser.add_argument("--optimizer_type", default="")
-args, rest = parser.parse_known_args()
-hb = Heartbeat.from_env()
-crash.install(hb)
-hb.phase("load")
-step = checkpoint.guard_of(args.resume)["step"] if args.resume else 0
-hb.plan(40)
-hb.phase("first_step")
-while step < 40:
-    time.sleep(0.02)
-    step += 1
-    hb.step(step)
-    if step % 10 == 0:
-        hb.phase("save")
-        with checkpoint.writing(args.output_dir / f"{{args.output_name}}-step{{step:08d}}-state", step, 1) as folder:
-            (folder / "optimizer.txt").write_text(args.optimizer_type)
-        hb.phase("step")
-    if hb.request == REQUEST_STOP:
-        hb.end("stopped")
-        crash.exit_now(3)
-    if step == 25:
-        exec(os.environ.get("TOY_FAULT", ""))
-weight = {{"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
-header = json.dumps({{"__metadata__": {{"optimizer": args.optimizer_type}}, "weight": weight}}).encode()
-lora = args.output_dir / f"{{args.output_name}}.safetensors"
-checkpoint.atomic_write(lora, struct.pack("<Q", len(header)) + header + bytes(4))
-hb.end("done")
-crash.exit_now(0)
-"""
+# What accelerate would start: it fails as the trainer's flags say it must.
+TRAINER = toy(fault_at(25, 'exec(os.environ.get("TOY_FAULT", ""))', "True"), steps=40, pace=0.02, every=10)
 
 
 CRASHES = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -16,13 +15,15 @@ import pytest
 import tomllib
 from run_facts import status, step_of, trainers
 
+from benchmarks.trial import read_lines
 from monitor import config
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# A step is a sleep; the weights are a number that depends on every step, so that a wrong resume shows in the result.
+# A step is a sleep; the weights are a number that depends on every step, so that a wrong resume shows in the result. It
+# takes a trainer's flags, and without them what a script of the user's own gets from the monitor.
 TOY = """
-import hashlib, json, os, signal, subprocess, sys, time
+import argparse, hashlib, json, os, signal, struct, subprocess, sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from guards import checkpoint, crash
@@ -31,17 +32,25 @@ from guards.heartbeat import Heartbeat, REQUEST_STOP
 STEPS, PACE, EVERY = {steps}, {pace}, {every}
 run = Path(os.environ["HANGPROOF_RUN"])
 attempt = int(os.environ.get("HANGPROOF_ATTEMPT", "1"))
+parser = argparse.ArgumentParser(allow_abbrev=False)
+parser.add_argument("--output_dir", type=Path, default=run)
+parser.add_argument("--output_name", default=run.name)
+parser.add_argument("--resume", type=Path, default=os.environ.get("HANGPROOF_RESUME") or None)
+parser.add_argument("--max_data_loader_n_workers", type=int, default=0)
+parser.add_argument("--optimizer_type", default="")
+args, rest = parser.parse_known_args()
 hb = Heartbeat.from_env()
 crash.install(hb)
 
 def state(step):
-    return run / f"toy-step{{step:08d}}-state"
+    return args.output_dir / f"{{args.output_name}}-step{{step:08d}}-state"
 
 def save(step, weight):
     hb.phase("save")
     with checkpoint.writing(state(step), step, 1) as folder:
         (folder / "weight.json").write_text(json.dumps(weight))
-    for old in checkpoint.states(run)[3:]:
+        (folder / "optimizer.txt").write_text(args.optimizer_type)
+    for old in checkpoint.states(args.output_dir)[3:]:
         checkpoint.retire(old)
     hb.phase("step")
 
@@ -51,9 +60,9 @@ def fault(step):
 
 hb.phase("load")
 weight, step = "seed", 0
-if os.environ.get("HANGPROOF_RESUME"):
-    folder = Path(os.environ["HANGPROOF_RESUME"])
-    weight, step = json.loads((folder / "weight.json").read_text()), checkpoint.guard_of(folder)["step"]
+if args.resume:
+    weight = json.loads((args.resume / "weight.json").read_text())
+    step = checkpoint.guard_of(args.resume)["step"]
 hb.plan(STEPS)
 hb.phase("first_step")
 while step < STEPS:
@@ -70,22 +79,27 @@ while step < STEPS:
         crash.exit_now(3)
     fault(step)
 hb.phase("end")
-checkpoint.atomic_write(run / f"{{run.name}}.safetensors", weight)
+about = {{"weight": weight, "optimizer": args.optimizer_type}}
+tensor = {{"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+header = json.dumps({{"__metadata__": about, "tensor": tensor}}).encode()
+lora = args.output_dir / f"{{args.output_name}}.safetensors"
+checkpoint.atomic_write(lora, struct.pack("<Q", len(header)) + header + bytes(4))
 hb.end("done")
 crash.exit_now(0)
 """
 
 
+def toy(faults: str = "", steps: int = 60, pace: float = 0.05, every: int = 20) -> str:
+    """The toy's program. `faults` is Python that redefines `fault(step)`; it sees `attempt`, `args`, `hb`, `os`…"""
+    return TOY.format(root=str(ROOT), steps=steps, pace=pace, every=every, faults=faults)
+
+
 def toy_run(
     folder: Path, faults: str = "", steps: int = 60, pace: float = 0.05, every: int = 20, start: str = "exec"
 ) -> Path:
-    """A run folder with a toy script. `faults` is Python that redefines `fault(step)`; it sees `attempt`, `hb`, `os`…
-
-    start: "exec", or "" for a trainer that is a child of the script's shell.
-    """
+    """A run folder with a toy script. start: "exec", or "" for a trainer that is a child of the script's shell."""
     folder.mkdir(parents=True)
-    script = TOY.format(root=str(ROOT), steps=steps, pace=pace, every=every, faults=faults)
-    (folder / "toy.py").write_text(script, encoding="utf-8")
+    (folder / "toy.py").write_text(toy(faults, steps, pace, every), encoding="utf-8")
     (folder / "train.sh").write_text(f"cd {folder}\n{start} {sys.executable} toy.py\n", encoding="utf-8")
     return folder
 
@@ -171,9 +185,7 @@ def stop(folder: Path, *words: str, **env: str) -> None:
 
 
 def events(folder: Path, kind: str | None = None) -> list[dict]:
-    path = folder / "events.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [e for e in map(json.loads, lines) if kind is None or e["kind"] == kind]
+    return [event for event in read_lines(folder / "events.jsonl") if kind in (None, event["kind"])]
 
 
 WATCHES = "any(sys.orig_argv[i:i+3] == ['-m', 'monitor', 'run'] for i in range(6))"

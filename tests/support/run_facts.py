@@ -28,7 +28,8 @@ def report(folder: Path, number: int = 1) -> str:
 
 def weight(folder: Path) -> str:
     """The result of the run: what an undisturbed one would have, or not."""
-    return (folder / f"{folder.name}.safetensors").read_text(encoding="utf-8")
+    header = (folder / f"{folder.name}.safetensors").read_bytes()[8:-4]
+    return json.loads(header)["__metadata__"]["weight"]
 
 
 def completed(folder: Path, restarts: int = 0, steps: int = 50) -> dict:

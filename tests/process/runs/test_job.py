@@ -40,7 +40,7 @@ class Program:
         self.place, self.root, self.data = place, place / "program", place / "data"
         for part in PARTS:
             shutil.copytree(ROOT / part, self.root / part, ignore=shutil.ignore_patterns("__pycache__"))
-        (place / "trainer.py").write_text(TRAINER.replace("\nhb.plan(40)", KEEN).replace(str(ROOT), str(self.root)))
+        (place / "trainer.py").write_text(TRAINER.replace("\nhb.plan(STEPS)", KEEN).replace(str(ROOT), str(self.root)))
         (place / "limits.toml").write_text(CRASHES)
         program = executable(place / "python", f'#!/bin/sh\nexec {sys.executable} {place}/trainer.py "$@"\n')
         self.folder = self.data / "outputs" / "cat"
