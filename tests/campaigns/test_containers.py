@@ -15,9 +15,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from image_helpers import PATIENCE_S, container, healthy, log_of, make_image, of_data, state_of
+from image_helpers import PATIENCE_S, container, healthy, log_of, make_image, state_of
 from monitor_helpers import events, toy_run, wait_for
 from provider_server import KEY, provider
+from queue_helpers import processes
 from run_facts import weight
 from runs_helpers import PROJECT, call, pictures, python, spec
 from toys import undisturbed
@@ -51,7 +52,7 @@ def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tm
         wait_for(lambda: json.loads((folder / "status.json").read_text())["step"] >= 5, PATIENCE_S)
         process.send_signal(signal.SIGTERM)
         assert process.wait(100) == 0, log_of(root)
-        assert wait_for(lambda: not of_data(root), 20, "everything has ended")
+        assert wait_for(lambda: not processes(root), 20, "everything has ended")
     assert state_of(folder) == "preempted" and list(folder.glob("toy-step*-state"))
     assert "this is no pod" in log_of(root) and "a-long-secret" not in log_of(root)
 
@@ -72,7 +73,7 @@ def test_a_page_that_dies_is_started_again(image, tmp_path):
     root, port = tmp_path / "data", free_port()
     with container(image, root, port) as process:
         wait_for(lambda: healthy(image, root, port), PATIENCE_S)
-        (page,) = [p for p in of_data(root) if "app.py" in p.cmdline()]
+        (page,) = [p for p in processes(root) if "app.py" in p.cmdline()]
         assert "--listen" in page.cmdline()
         page.kill()
         wait_for(lambda: not healthy(image, root, port), PATIENCE_S)

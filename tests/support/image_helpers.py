@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from queue_helpers import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 AUTH = "me:a-long-secret"
@@ -105,21 +106,11 @@ def container(image: Path, root: Path, port: int, **env: str) -> Iterator[subpro
     try:
         yield process
     finally:
-        for other in of_data(root):
+        for other in processes(root):
             with contextlib.suppress(psutil.Error):
                 other.kill()
         process.kill()
         process.wait(60)
-
-
-def of_data(root: Path) -> list[psutil.Process]:
-    """Every process that has this data folder in its environment."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("HANGPROOF_DATA") == str(root) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
 
 
 def log_of(root: Path) -> str:

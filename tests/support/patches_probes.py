@@ -10,7 +10,6 @@ import contextlib
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -18,9 +17,11 @@ from functools import partial
 from pathlib import Path
 
 import patches_helpers as helpers
-import psutil
 import tiny_sd_scripts as tiny
+from monitor_helpers import wait_for
 from ui_helpers import free_port
+
+from monitor.process.platform import process_info
 
 LOADER = """
 import os, signal, sys, time
@@ -188,22 +189,13 @@ def check(probe: Probe, run: helpers.RunResult) -> None:
     for text in probe.says:
         assert text in run.log, (text, run.log)
     pids = [int(pid) for pid in re.findall(r"HANG \S+ pid (\d+)", run.log)]
-    assert bool(pids) == ("HANG" in probe.source) and pids_gone(pids), run.log
+    assert bool(pids) == ("HANG" in probe.source), run.log
+    wait_gone(pids)
 
 
-def pids_gone(pids: list[int]) -> bool:
-    """Whether all are gone within half a minute. A zombie counts as gone."""
-
-    def is_alive(pid: int) -> bool:
-        try:
-            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
-
-    limit = time.monotonic() + 30
-    while any(map(is_alive, pids)) and time.monotonic() < limit:
-        time.sleep(0.1)
-    return not any(map(is_alive, pids))
+def wait_gone(pids: list[int]) -> None:
+    """Wait until all are gone. A zombie counts as gone."""
+    wait_for(lambda: not [pid for pid in pids if (found := process_info(pid)) and not found.dead], 30, f"end of {pids}")
 
 
 BATCHES = {"HANGPROOF_DATALOADER_TIMEOUT_S": "8", "HANGPROOF_DATALOADER_FIRST_BATCH_S": "60"}

@@ -2,15 +2,15 @@
 
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
-from monitor_helpers import ROOT, toy_run
+from monitor_helpers import toy_run
 from run_facts import status
+from runs_helpers import python
 
 from jobs import queue
 from monitor.process.locks import LOCK, is_held
@@ -45,10 +45,7 @@ def processes(data: Path, *words: str) -> list[psutil.Process]:
     return found
 
 
-def command(*words: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "monitor", *words], cwd=ROOT, capture_output=True, text=True, timeout=90
-    )
+command = partial(python, "-m", "monitor")
 
 
 def made(data: Path, *names: str, steps: int = 12, **more) -> list[Path]:

@@ -1,13 +1,14 @@
 """A toy run with a standby attempt, and what must hold when it has ended."""
 
 import hashlib
-import json
 from pathlib import Path
 
 import machines
 import psutil
 from monitor_helpers import events, finish, monitor, wait_for
 from run_facts import members, status
+
+from benchmarks.trial import read_lines
 
 EARLY = "which had been started early"
 STEPS, EVERY = 90, 10
@@ -51,8 +52,7 @@ class Run:
         assert hashlib.sha256(lora).hexdigest() == self.toy.expected()
         assert not members(self.folder), "nothing is left behind"
         # The steps of a process are never between those of another one.
-        ledger = [json.loads(line) for line in (self.data / "ledger.jsonl").read_text().splitlines()]
-        pids = [line["pid"] for line in ledger if line["what"] == "step"]
+        pids = [line["pid"] for line in read_lines(self.data / "ledger.jsonl") if line["what"] == "step"]
         runs = [pid for i, pid in enumerate(pids) if i == 0 or pids[i - 1] != pid]
         assert len(runs) == len(set(runs)), "two processes trained at the same time"
 

@@ -11,7 +11,7 @@ import sys
 import patches_helpers as helpers
 import pytest
 import tiny_sd_scripts as tiny
-from patches_probes import PROBES, check, loader, pids_gone, started
+from patches_probes import PROBES, check, loader, started, wait_gone
 
 from guards import heartbeat
 
@@ -52,4 +52,5 @@ def test_a_killed_trainer_takes_its_workers_with_it(tmp_path):
                 break
         process.send_signal(signal.SIGKILL)
         process.wait(30)
-    assert len(pids) == 2 and pids_gone(pids)
+    assert len(pids) == 2
+    wait_gone(pids)

@@ -1,15 +1,15 @@
 """What ends a run, or what the system refuses, costs no steps: real runs of the toy loop under the real monitor."""
 
-import json
 import os
 import secrets
 import threading
 
 import pytest
+import run_facts
 from monitor_helpers import wait_for
 
 from benchmarks import goodput, toy_loop
-from benchmarks.trial import begin, finish, ours
+from benchmarks.trial import begin, finish, ours, read_lines, toy_environment
 from guards import checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")]
@@ -25,26 +25,21 @@ class Toy:
         self.job = ours(work, STEPS, 10_000, limits=ONE_FAILURE)
         self.folder, self.token = self.job.folder, secrets.token_hex(8)
         self.ledger = work / "ledger.jsonl"
-        for name in ("injected", "tmp", "shm"):
-            (work / name).mkdir()
-        self.environment = {"TOY_LEDGER": str(self.ledger), "TMPDIR": str(work / "tmp")}
-        self.environment |= {"TOY_FAULTS": faults, "TOY_FAULTS_DONE": str(work / "injected"), "TOY_STEP_S": "0.05"}
+        self.environment = toy_environment(work, faults)
 
     def start(self, **more):
         self.process = begin(self.job, self.environment | more, self.token)
-        return self.process
 
     def end(self):
         """The status after the end of the monitor."""
         self.process.wait(120)
-        return json.loads((self.folder / "status.json").read_text())
+        return run_facts.status(self.folder)
 
     def states(self):
         return {checkpoint.guard_of(path)["step"]: path for path in checkpoint.states(self.folder)}
 
     def steps(self):
-        lines = [json.loads(line) for line in self.ledger.read_text().splitlines()] if self.ledger.exists() else []
-        return [line["step"] for line in lines if line["what"] == "step"]
+        return [line["step"] for line in read_lines(self.ledger) if line["what"] == "step"]
 
 
 @pytest.fixture
