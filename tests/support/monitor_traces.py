@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from guards.heartbeat import Beat
-from monitor.config import Config
 from monitor.detect.progress import HUNG, OVER, Observation, Signals, Verdict, Watch
 
 FOREVER = 1e9
@@ -246,7 +245,3 @@ def hanging(kind: str, usual_s: float, at: str, after: int, seed: int, trainings
             return
         yield event, seconds, amount
     raise ValueError(f"no {after + 1} times {at!r} in this trace")
-
-
-def new_watch(config: Config, known: dict[str, dict[str, float]] | None = None) -> Watch:
-    return Watch(config, known or {})

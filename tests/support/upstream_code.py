@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import pytest
+
+from runs.paths import CHECKOUTS
 
 
 def code_of(paths: list[Path], *names: str) -> dict[str, Any]:
@@ -23,3 +26,12 @@ def code_of(paths: list[Path], *names: str) -> dict[str, Any]:
     missing = [name for name in names if name not in found]
     assert not missing, f"{missing} not in {paths}"
     return found
+
+
+def musubi_buckets(*names: str) -> dict[str, Any]:
+    """What musubi-tuner sorts images into buckets by, and these names of the same files. Skips without a checkout."""
+    if not CHECKOUTS["musubi"].installed():
+        pytest.skip("no checkout of musubi-tuner (MUSUBI_DIR)")
+    folder = CHECKOUTS["musubi"].path() / "src" / "musubi_tuner" / "dataset"
+    files = [folder / name for name in ("architectures.py", "media_utils.py", "bucket.py", "image_video_dataset.py")]
+    return code_of(files, "BucketSelector", "divisible_by", *names)

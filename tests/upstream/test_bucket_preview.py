@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from upstream_code import code_of
+from upstream_code import code_of, musubi_buckets
 
 import runs
 from runs.paths import CHECKOUTS
@@ -54,12 +54,7 @@ def test_each_image_goes_into_the_bucket_of_sd_scripts(bucket_manager, resolutio
 
 @pytest.fixture(scope="module")
 def bucket_selector():
-    checkout = CHECKOUTS["musubi"]
-    if not checkout.installed():
-        pytest.skip("no checkout of musubi-tuner (MUSUBI_DIR)")
-    dataset = checkout.path() / "src" / "musubi_tuner" / "dataset"
-    files = [dataset / name for name in ("architectures.py", "media_utils.py", "bucket.py", "image_video_dataset.py")]
-    return code_of(files, "BucketSelector", "divisible_by")
+    return musubi_buckets()
 
 
 @pytest.mark.parametrize("resolution", [256, 512, 960, 1024, 1328])

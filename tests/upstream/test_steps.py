@@ -5,16 +5,15 @@ import json
 import random
 import subprocess
 
-import pytest
 import tiny_sd_scripts
 from draft_helpers import item
 from PIL import Image
 from trainer_helpers import flags
-from upstream_code import code_of
+from upstream_code import musubi_buckets
 
 import runs
 from runs import command
-from runs.paths import CHECKOUTS, ROOT, datasets_dir
+from runs.paths import ROOT, datasets_dir
 from trainer import data_order, dataset, validation
 from trainer.arguments import parse
 from ui.dataset import bucket_preview
@@ -97,12 +96,7 @@ def test_sd_scripts_trains_as_many_steps_as_the_page_shows(data):
 
 
 def test_musubi_tuner_trains_as_many_steps_as_the_page_shows(data):
-    checkout = CHECKOUTS["musubi"]
-    if not checkout.installed():
-        pytest.skip("no checkout of musubi-tuner (MUSUBI_DIR)")
-    folder = checkout.path() / "src" / "musubi_tuner" / "dataset"
-    files = [folder / name for name in ("architectures.py", "media_utils.py", "bucket.py", "image_video_dataset.py")]
-    theirs = code_of(files, "BucketSelector", "BucketBatchManager", "divisible_by")
+    theirs = musubi_buckets("BucketBatchManager")
     selector = theirs["BucketSelector"]((128, 128), True, False, theirs["ARCHITECTURE_Z_IMAGE"])
     for spec, folders in cases("musubi", (0.0,)):
         batches = 0

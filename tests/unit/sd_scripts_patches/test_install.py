@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkout_helpers import git
+from checkout_helpers import commit, git
 
 import hangproof
 from runs.paths import ROOT
@@ -45,9 +45,7 @@ def repository(folder: Path, key: str) -> str:
     git(folder, "init", "--quiet")
     for name, text in FILES[key].items():
         (folder / name).write_text(text)
-    git(folder, "add", ".")
-    git(folder, "commit", "--quiet", "-m", "first")
-    return git(folder, "rev-parse", "HEAD")
+    return commit(folder, "first")
 
 
 @each

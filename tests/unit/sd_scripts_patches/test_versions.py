@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from checkout_helpers import git
+from checkout_helpers import commit, git
 
 from sd_scripts_patches import compatibility, versions
 from sd_scripts_patches.trainers import TRAINERS
@@ -21,9 +21,7 @@ def checkout(tmp_path) -> tuple[Path, str, str]:
     for text in ("old", "new"):
         (folder / "train_network.py").write_text(text)
         (folder / "requirements.txt").write_text("same\n")
-        git(folder, "add", ".")
-        git(folder, "commit", "--quiet", "-m", text)
-        commits.append(git(folder, "rev-parse", "HEAD"))
+        commits.append(commit(folder, text))
     return folder, *commits
 
 
@@ -96,8 +94,7 @@ def test_an_old_commit_that_is_not_there_is_fetched_and_history_stays_whole(chec
     if not depth:
         git(folder, "checkout", "--quiet", "-b", "other", old)
         (folder / "train_network.py").write_text("other")
-        git(folder, "commit", "--quiet", "-am", "other")
-        old = git(folder, "rev-parse", "HEAD")
+        old = commit(folder, "other")
     git(folder, "config", "uploadpack.allowAnySHA1InWant", "true")
     trainer = TRAINER.__class__(**{**vars(TRAINER), "url": folder.as_uri()})
     assert not versions.has(clone, old)
@@ -110,5 +107,5 @@ def test_other_requirements_are_noticed(checkout):
     folder, old, new = checkout
     assert versions.needs_differ(folder, old, new) is False
     (folder / "requirements.txt").write_text("another\n")
-    git(folder, "commit", "--quiet", "-am", "third")
+    commit(folder, "third")
     assert versions.needs_differ(folder, old, "HEAD") is True and versions.needs_differ(folder, "f" * 40, old) is False

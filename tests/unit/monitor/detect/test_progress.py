@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 import pytest
-from monitor_traces import ASLEEP, KINDS, hanging, healthy, new_watch, play
+from monitor_traces import ASLEEP, KINDS, hanging, healthy, play
 
 from guards.heartbeat import Beat
 from monitor import config
@@ -92,7 +92,7 @@ def items(watch: Watch, start: float, counts: Iterable[int], each_s: float, phas
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_healthy_run_is_killed_even_when_all_evidence_says_asleep(kind, usual_s):
     hours, trainings = HOURS[usual_s]
-    played = play(healthy(kind, usual_s, hours, 1, trainings), new_watch(CONFIG), ASLEEP)
+    played = play(healthy(kind, usual_s, hours, 1, trainings), Watch(CONFIG, {}), ASLEEP)
     assert played.caught is None, f"killed after {played.hours:.1f} h: {played.caught}"
     assert played.hours > hours * trainings
     assert played.stages == 1 + trainings
@@ -121,7 +121,7 @@ def test_no_healthy_run_is_killed_even_when_all_evidence_says_asleep(kind, usual
 def test_every_hang_is_caught_in_its_own_phase(event, after, phase):
     if after < 0:  # counted from the end
         after += sum(name == event for name, *_ in healthy("heavy-tailed", 2.0, 1.1, 2, 2))
-    played = play(hanging("heavy-tailed", 2.0, event, after, 2, 2), new_watch(CONFIG), Signals())
+    played = play(hanging("heavy-tailed", 2.0, event, after, 2, 2), Watch(CONFIG, {}), Signals())
     assert played.caught is not None, "never caught"
     assert (played.caught.kind, played.caught.phase) == (OVER if event == "gone" else HUNG, phase)
     within_s = {"exit": WATCH.exit_s, "gone": WATCH.script_idle_s}
@@ -130,7 +130,7 @@ def test_every_hang_is_caught_in_its_own_phase(event, after, phase):
 
 @pytest.mark.parametrize("after", [0, 1, 3, 6, 20, 200, 3000])
 def test_a_hang_at_any_step_is_caught(after):
-    played = play(hanging("heavy-tailed", 0.05, "step", after, seed=3), new_watch(CONFIG), limit_s=6 * 3600.0)
+    played = play(hanging("heavy-tailed", 0.05, "step", after, seed=3), Watch(CONFIG, {}), limit_s=6 * 3600.0)
     assert played.caught is not None
     assert played.caught.step == after
 
@@ -139,18 +139,18 @@ def test_an_untuned_toy_loop_of_50_ms_steps_is_declared_stuck_within_three_secon
     for seed in range(2):
         for limit_s, signals in ((1.7, ASLEEP), (3.1, Signals())):
             trace = hanging("steady", 0.05, "step", 40 + 300 * seed, seed)
-            assert play(trace, new_watch(CONFIG), signals).detect_s <= limit_s
+            assert play(trace, Watch(CONFIG, {}), signals).detect_s <= limit_s
 
 
 def test_what_a_run_has_learned_serves_the_next_attempt_from_its_first_step_on():
-    first = new_watch(CONFIG)
+    first = Watch(CONFIG, {})
     assert play(healthy("steady", 0.05, 0.05, 5), first).caught is None
     assert first.step_s() == pytest.approx(0.05, rel=0.1)
     assert first.durations["step"].longest < 0.1, "the first step of a process (compilation) is no usual step"
     assert first.durations["first_step"].seen == 1
-    played = play(hanging("steady", 0.05, "step", 3, 5), new_watch(CONFIG, first.learned()))
+    played = play(hanging("steady", 0.05, "step", 3, 5), Watch(CONFIG, first.learned()))
     assert played.detect_s < 6
-    new = play(hanging("steady", 0.05, "step", 3, 5), new_watch(CONFIG))
+    new = play(hanging("steady", 0.05, "step", 3, 5), Watch(CONFIG, {}))
     assert new.detect_s > 500, "a run of which nothing is known gets the long ceiling"
 
 
@@ -194,12 +194,12 @@ def test_suspect_at_half_hung_at_the_budget_with_a_second_signal_else_at_twice(s
     ],
 )
 def test_a_heartbeat_without_a_completed_step_is_no_progress(see, within_s):
-    assert follow(new_watch(CONFIG), see, seconds=within_s, every_s=0.25)[0].kind == HUNG
+    assert follow(Watch(CONFIG, {}), see, seconds=within_s, every_s=0.25)[0].kind == HUNG
 
 
 def test_phases_that_come_and_go_without_a_step_end_at_the_outer_deadline():
     see = lambda now: look(now, beat(phase=("save", "step")[int(now) % 2], phase_s=now, beat_s=now))  # noqa: E731
-    verdict, after_s, _ = follow(new_watch(CONFIG), see)
+    verdict, after_s, _ = follow(Watch(CONFIG, {}), see)
     assert verdict.kind == HUNG and "no step has completed" in verdict.evidence[0]
     assert after_s >= WATCH.between_steps_s
 
@@ -208,7 +208,7 @@ def test_phases_that_come_and_go_without_a_step_end_at_the_outer_deadline():
 
 
 def test_a_suspended_machine_is_not_a_hang():
-    watch, asleep_s = new_watch(CONFIG), 8 * 3600.0
+    watch, asleep_s = Watch(CONFIG, {}), 8 * 3600.0
     assert follow(watch, lambda now: look(now, beat()), seconds=0.5, every_s=0.15)[0].kind == OK
     # The boot clock is eight hours ahead; the monotonic one stood still meanwhile.
     verdict = watch.observe(Observation(100.6, 100.6 + asleep_s, (beat(),)))
@@ -218,7 +218,7 @@ def test_a_suspended_machine_is_not_a_hang():
 
 
 def test_a_monitor_that_was_stopped_itself_judges_nothing_by_time_it_did_not_see():
-    watch = new_watch(CONFIG)
+    watch = Watch(CONFIG, {})
     assert follow(watch, lambda now: look(now, beat()), seconds=0.3, every_s=0.15)[0].kind == OK
     assert watch.observe(asleep(1000.0, beat())).stalled_s < 3.0
     assert watch.observe(look(1000.2, stepped(101, beat_s=1000.1))).kind == OK
@@ -226,7 +226,7 @@ def test_a_monitor_that_was_stopped_itself_judges_nothing_by_time_it_did_not_see
 
 def test_time_is_lost_from_the_last_step_and_judged_only_while_somebody_watched():
     """A monitor that replaces another, or was stopped, sees the last step long after it."""
-    watch = new_watch(CONFIG)
+    watch = Watch(CONFIG, {})
     record = beat(step_s=400.0, phase_s=90.0, beat_s=410.0)  # an item since: no progress in the step phase
     assert watch.observe(look(500.0, record)).kind == OK
     assert watch.last_progress_s() == 400.0
@@ -241,7 +241,7 @@ def test_time_is_lost_from_the_last_step_and_judged_only_while_somebody_watched(
 @pytest.mark.parametrize("phase", ["import", "load", "cache_latents", "cache_text", "save", "sample", "end"])
 def test_a_process_that_a_signal_has_stopped_is_stuck_in_any_phase_within_seconds(phase):
     record = beat(phase=phase, count=0, intervals=())
-    verdict, _, kinds = follow(new_watch(CONFIG), lambda now: look(now, record, stopped=frozenset({record.pid})))
+    verdict, _, kinds = follow(Watch(CONFIG, {}), lambda now: look(now, record, stopped=frozenset({record.pid})))
     assert kinds[SUSPECT] == pytest.approx(WATCH.stopped_s / 2, abs=1.5)
     assert kinds[HUNG] == pytest.approx(WATCH.stopped_s, abs=1.5)
     assert verdict.phase == phase and "stopped by a signal" in verdict.evidence[0]
@@ -253,7 +253,7 @@ def test_a_process_that_was_stopped_and_goes_on_is_left_alone():
     def see(now):  # for four of eight seconds it is stopped
         return look(now, record, stopped=frozenset({record.pid} if now % 8 < 4 else ()))
 
-    assert HUNG not in follow(new_watch(CONFIG), see, seconds=300)[2]
+    assert HUNG not in follow(Watch(CONFIG, {}), see, seconds=300)[2]
 
 
 # --- several ranks
@@ -261,7 +261,7 @@ def test_a_process_that_was_stopped_and_goes_on_is_left_alone():
 
 def test_the_rank_that_stands_still_is_named():
     still = beat(rank=1, pid=2)
-    verdict, *_ = follow(new_watch(CONFIG), lambda now: asleep(now, stepped(int(now), pid=1, beat_s=now), still))
+    verdict, *_ = follow(Watch(CONFIG, {}), lambda now: asleep(now, stepped(int(now), pid=1, beat_s=now), still))
     assert verdict.kind == HUNG and verdict.rank == 1
 
 
@@ -281,7 +281,7 @@ def stepping(watch: Watch, now: float, steps: Iterable[int], **more) -> float:
 
 
 def test_the_other_ranks_wait_for_one_that_saves_however_short_a_step_is():
-    watch = new_watch(CONFIG)
+    watch = Watch(CONFIG, {})
     now = stepping(watch, 100.0, range(1, 60))
     for step in (60, 70, 80):
         saving = group(now, step - 1, "save", now)
@@ -306,7 +306,7 @@ def test_the_other_ranks_wait_for_one_that_saves_however_short_a_step_is():
 
 
 def test_a_save_that_hangs_is_found_by_its_own_limit_and_not_by_that_of_the_ranks_that_wait():
-    watch = new_watch(CONFIG)
+    watch = Watch(CONFIG, {})
     began = stepping(watch, 100.0, range(1, 60))
     hung, after_s, _ = follow(watch, lambda now: asleep(now, *group(began, 59, "save", began)), began)
     assert CONFIG.phases["save"].floor_s <= after_s < 2 * CONFIG.phases["save"].ceiling_s
@@ -315,12 +315,12 @@ def test_a_save_that_hangs_is_found_by_its_own_limit_and_not_by_that_of_the_rank
 
 def test_ranks_that_start_do_not_excuse_each_other():
     beats = [counting("load", rank=n, pid=n + 1) for n in (0, 1)]
-    hung, *_ = follow(new_watch(CONFIG), lambda now: asleep(now, *beats), seconds=CONFIG.phases["load"].ceiling_s + 5)
+    hung, *_ = follow(Watch(CONFIG, {}), lambda now: asleep(now, *beats), seconds=CONFIG.phases["load"].ceiling_s + 5)
     assert hung.kind == HUNG
 
 
 def test_a_rank_that_is_done_and_gone_does_not_hang_the_others():
-    watch, done = new_watch(CONFIG), beat(rank=1, pid=2, outcome="done", phase="end")
+    watch, done = Watch(CONFIG, {}), beat(rank=1, pid=2, outcome="done", phase="end")
 
     def see(now, other=done, gone=(2,)):
         alive = stepped(int(now), 1.0, pid=1, beat_s=now)
@@ -329,7 +329,7 @@ def test_a_rank_that_is_done_and_gone_does_not_hang_the_others():
     assert follow(watch, see, seconds=300)[2].keys() == {OK}
     assert watch.last_progress_s() == pytest.approx(400.0)
     for other, gone in ((dataclasses.replace(done, outcome="failed"), (2,)), (done, ())):
-        hung, *_ = follow(new_watch(CONFIG), lambda now, o=other, g=gone: see(now, o, g), seconds=WATCH.exit_s + 3)
+        hung, *_ = follow(Watch(CONFIG, {}), lambda now, o=other, g=gone: see(now, o, g), seconds=WATCH.exit_s + 3)
         assert hung.kind == HUNG and hung.rank == 1, "it did not succeed, or has not exited"
 
 
@@ -337,12 +337,12 @@ def test_a_rank_that_is_done_and_gone_does_not_hang_the_others():
 
 
 def test_a_script_without_a_heartbeat_is_watched_by_its_log():
-    watch, quiet_s = new_watch(CONFIG), WATCH.log_silence_s
+    watch, quiet_s = Watch(CONFIG, {}), WATCH.log_silence_s
     lines = follow(watch, lambda now: look(now, signals=ASLEEP, log_bytes=int(now // 240)), 0.0, 3600)
     assert lines[2].keys() <= {OK, SUSPECT}, "a line every four minutes"
     assert follow(watch, lambda now: look(now, signals=ASLEEP, log_bytes=99), 3600.0)[2][HUNG] == quiet_s
     computes = Signals(busy=("it computes: 1.0 processor cores in use",))
-    _, _, kinds = follow(new_watch(CONFIG), lambda now: look(now, signals=computes, log_bytes=7))
+    _, _, kinds = follow(Watch(CONFIG, {}), lambda now: look(now, signals=computes, log_bytes=7))
     assert kinds[SLOW] == pytest.approx(quiet_s, abs=2), "one that computes in silence is left alone for longer"
     assert kinds[HUNG] == pytest.approx(SLOW_FACTOR * quiet_s, abs=2), "but not for ever"
 
@@ -361,14 +361,14 @@ def test_a_script_without_a_heartbeat_is_watched_by_its_log():
 )
 def test_a_second_pass_over_the_items_is_progress(count, each_s, second, second_each_s, phase):
     """Fault 4: sd-scripts' validity pass is followed by the encoding pass; a further data set may be smaller."""
-    watch = new_watch(CONFIG)
+    watch = Watch(CONFIG, {})
     verdicts, now = items(watch, 100.0, range(1, count + 1), each_s, phase)
     more, _ = items(watch, now, second, second_each_s, phase, phase_s=100.0)
     assert {v.kind for v in verdicts + more} <= {OK, SUSPECT}
 
 
 def test_a_hundred_tiny_data_sets_are_progress():
-    verdicts, _ = items(new_watch(CONFIG), 100.0, [1, 2] * (2 * MAX_LOOPS), 3.0)
+    verdicts, _ = items(Watch(CONFIG, {}), 100.0, [1, 2] * (2 * MAX_LOOPS), 3.0)
     assert {v.kind for v in verdicts} == {OK}
 
 
@@ -379,14 +379,14 @@ def test_a_count_that_flips_between_two_values_ends_as_hung(each_s):
         return look(now, counting(phase_s=100, beat_s=at, done=1 + (now - 100) // each_s % 2))
 
     longest = max(WATCH.between_steps_s, 2 * MAX_LOOPS * each_s) + 3 * each_s
-    verdict, after_s, _ = follow(new_watch(CONFIG), see, 100, longest, 1)
+    verdict, after_s, _ = follow(Watch(CONFIG, {}), see, 100, longest, 1)
     assert verdict.kind == HUNG and "none passed item 2" in verdict.evidence[0]
     assert after_s >= WATCH.between_steps_s
 
 
 def test_long_visits_do_not_stretch_the_budget_of_an_item():
     """Fault 13: 250 s for a visit without items are not 250 s an item."""
-    watch, now = new_watch(CONFIG), 100.0
+    watch, now = Watch(CONFIG, {}), 100.0
     for step in range(100, 108):
         watch.observe(look(now, beat(phase="sample", phase_s=now, beat_s=now, count=step, step=step)))
         now += 250.0
@@ -400,7 +400,7 @@ def test_long_visits_do_not_stretch_the_budget_of_an_item():
 
 def test_short_items_do_not_shorten_the_budget_of_a_visit_without_items():
     """Fault 13: 0.1 s an item is not 0.1 s a visit."""
-    watch, now = new_watch(CONFIG), 100.0
+    watch, now = Watch(CONFIG, {}), 100.0
     for _ in range(3):
         _, now = items(watch, now, range(1, 21), 0.1, "sample")
         watch.observe(look(now, beat(phase_s=now, beat_s=now)))
@@ -410,7 +410,7 @@ def test_short_items_do_not_shorten_the_budget_of_a_visit_without_items():
 
 
 def test_a_save_counted_into_a_step_does_not_stretch_the_budget():
-    watch = new_watch(CONFIG)
+    watch = Watch(CONFIG, {})
     watch.observe(look(100.0, beat()))
     watch.observe(look(130.0, beat(phase="save", phase_s=100.1, beat_s=100.1)))
     after = beat(step=101, count=101, beat_s=160.0, phase_s=160.0, intervals=(0.05,) * 100 + (60.0,))
@@ -432,7 +432,7 @@ def script(outcome: str, activity: Callable[[float], float]) -> Callable[[float]
 def test_after_its_outcome_a_process_has_all_of_exit_s_to_exit(outcome, signals):
     """Fault 6: with evidence, the monitor killed it after half of that."""
     record = beat(phase="end", outcome=outcome)
-    verdict, after_s, _ = follow(new_watch(CONFIG), lambda now: look(now, record, signals=signals))
+    verdict, after_s, _ = follow(Watch(CONFIG, {}), lambda now: look(now, record, signals=signals))
     assert (verdict.kind, verdict.phase, after_s) == (HUNG, "end", pytest.approx(WATCH.exit_s, abs=1.1))
 
 
@@ -442,7 +442,7 @@ def test_after_its_outcome_a_process_has_all_of_exit_s_to_exit(outcome, signals)
 )
 def test_an_idle_script_without_ranks_is_over(outcome, limit):
     # A launcher that waits for its workers ten times a second uses 1 % of a core.
-    watch, see = new_watch(CONFIG), script(outcome, lambda now: 0.01 * now)
+    watch, see = Watch(CONFIG, {}), script(outcome, lambda now: 0.01 * now)
     watch.observe(look(99.0, beat(outcome=outcome)))
     verdict, after_s, _ = follow(watch, see, every_s=0.25)
     assert (verdict.kind, after_s) == (OVER, pytest.approx(getattr(WATCH, limit), abs=0.5))
@@ -452,7 +452,7 @@ def test_an_idle_script_without_ranks_is_over(outcome, limit):
 @pytest.mark.parametrize("outcome", ["done", "running"])
 @pytest.mark.parametrize("rate", [0.5, 2e6], ids=["a core imports", "cp writes"])
 def test_a_script_that_works_without_ranks_is_left_alone_until_between_steps_s(outcome, rate):
-    verdict, after_s, _ = follow(new_watch(CONFIG), script(outcome, lambda now: rate * now))
+    verdict, after_s, _ = follow(Watch(CONFIG, {}), script(outcome, lambda now: rate * now))
     assert (verdict.kind, after_s) == (OVER, pytest.approx(WATCH.between_steps_s, abs=3))
 
 
@@ -464,11 +464,11 @@ def test_a_script_that_works_without_ranks_is_left_alone_until_between_steps_s(o
     ],
 )
 def test_any_activity_of_a_script_without_ranks_counts(outcome, activity):
-    assert follow(new_watch(CONFIG), script(outcome, activity), seconds=1000, every_s=0.5)[2].keys() == {OK}
+    assert follow(Watch(CONFIG, {}), script(outcome, activity), seconds=1000, every_s=0.5)[2].keys() == {OK}
 
 
 def test_a_new_rank_process_is_watched_from_its_start_and_with_its_own_pace():
-    watch, fast_s = new_watch(CONFIG), 0.05
+    watch, fast_s = Watch(CONFIG, {}), 0.05
     follow(watch, lambda now: look(now, stepped(int((now - 100) / fast_s), beat_s=now)), 100.0, 10.0, fast_s)
     done = stepped(200, outcome="done", phase="end", phase_s=110.0, beat_s=110.0)
     assert follow(watch, lambda now: look(now, done, ranks_gone=True, activity=now), 110.0, 60.0)[2].keys() == {OK}
@@ -483,7 +483,7 @@ def test_a_new_rank_process_is_watched_from_its_start_and_with_its_own_pace():
 
 
 def test_a_suspend_while_the_script_copies_is_no_idle_time():
-    watch, see = new_watch(CONFIG), script("running", lambda now: 0.0)
+    watch, see = Watch(CONFIG, {}), script("running", lambda now: 0.0)
     assert follow(watch, see, 100.0, 2.5, 2.5)[0].kind == OK
     later = [dataclasses.replace(see(now), boot_s=now + 9000.0) for now in (103.0, 105.0)]
     verdict = watch.observe(later[0])
