@@ -138,11 +138,12 @@ def test_a_launched_run_saves_samples_and_metrics_as_it_should(work, tmp_path):
     assert (beat.step, beat.planned, beat.epoch, beat.outcome, beat.phase) == (30, 30, 3, "done", "end")
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_nothing_of_it_is_saved(work, tmp_path):
+def test_a_loss_that_is_no_number_ends_the_run_names_its_images_and_nothing_of_it_is_saved(work, tmp_path):
     argv = flags(work["model"], work["config"], tmp_path, learning_rate=1e30, max_train_steps=9, save_every_n_steps=3)
     done = fork(argv, HANGPROOF_HEARTBEAT=str(tmp_path / "beats"))
     assert done.returncode == 1
-    assert re.search(r"^error: the loss of step 2 is (nan|inf): .*lower --learning_rate", done.stderr, re.MULTILINE)
+    said = r"^error: the loss of step 2 is (nan|inf): training stops here, and this step is not saved"
+    assert re.search(said + r".*; its images are \d\.png(, \d\.png)*; lower --learning_rate", done.stderr, re.MULTILINE)
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("*.safetensors"))
     (beat,) = heartbeat.read_all(tmp_path / "beats")
