@@ -1,17 +1,19 @@
-"""Two machines train one run: a machine is lost, the first machine is lost, a link is cut, a user stops it.
+"""Two machines train one run: a rank stops, a machine is lost, the first machine is lost, a link is cut, a user stops it.
 
 Each ends with the LoRA of an undisturbed pair. What starts a machine's part again is a loop of the shell, as in docs/machines.md.
 
 python -m pytest tests/campaigns/test_nodes.py          5 minutes
 """
 
+import os
+import signal
 import time
 
 import netns
 import pytest
 from machines_helpers import EVERY, STEPS, create, pair
 from monitor_helpers import stop, wait_for
-from run_facts import status
+from run_facts import incidents, status
 
 pytestmark = pytest.mark.skipif(bool(netns.missing()), reason=netns.missing())
 
@@ -31,6 +33,10 @@ def undisturbed(run, tmp_path_factory):
         return two.result()
 
 
+def stop_rank(two):
+    os.kill(two.trainer(1), signal.SIGSTOP)
+
+
 def lose(number):
     def lost(two):
         two.machines[number].power_off()
@@ -47,6 +53,7 @@ def cut(two):
 
 
 FAULTS = {
+    "rank 1 is stopped": stop_rank,
     "machine 1 is lost": lose(1),
     "the first machine is lost": lose(0),
     "its link is cut": cut,
@@ -61,6 +68,9 @@ def test_the_group_starts_again_from_the_last_state_and_completes_with_the_same_
         now = two.completed()
     assert two.result() == undisturbed, two.console()
     assert now["step"] == STEPS and now["attempt"] >= 2, two.console()
+    if what == "rank 1 is stopped":
+        (found,) = incidents(two.run / "machines" / "1")
+        assert (found["kind"], found["cause"], found["evidence"]["rank"]) == ("hang", "trainer_stopped", 1), found
 
 
 def test_the_users_stop_saves_a_checkpoint_and_ends_both(run, undisturbed, tmp_path):

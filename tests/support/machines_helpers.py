@@ -77,6 +77,11 @@ def create(root: Path, monkeypatch, nodes: int) -> Path:
     return runs.create(spec, pictures(root / "pictures", 6))
 
 
+def _is_rank(pid: int) -> bool:
+    """Its launcher has the same words."""
+    return b"\0LOCAL_RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
+
+
 @contextlib.contextmanager
 def pair(run: Path, root: Path) -> Iterator[Pair]:
     """Two machines with a copy of the run's data root, both started."""
@@ -109,6 +114,11 @@ class Pair:
             words = ["bash", "-c", AGAIN, sys.executable, str(self.run)]
             with open(self.root / f"console-{number}.txt", "ab") as log:
                 self.processes[number] = self.machines[number].popen(words, env, cwd=ROOT, stdout=log, stderr=log)
+
+    def trainer(self, number: int) -> int:
+        """The process of a machine's rank."""
+        (pid,) = [pid for pid in self.machines[number].find("-m trainer") if _is_rank(pid)]
+        return pid
 
     def result(self) -> bytes:
         """The LoRA."""

@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-import pytest
 import tiny_sd_scripts
 from runs_helpers import pictures, run_script, spec
 
 import runs
 
 
-@pytest.mark.journey
 def test_a_rendered_script_trains(newest, tmp_path, monkeypatch):
     """Of the 12G tier; the other tiers are rendered by the page and run there (tests/campaigns/page/test_sd_scripts.py)."""
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
