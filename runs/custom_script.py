@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,41 +112,36 @@ def _split(text: str, t: Training) -> tuple[str, str]:
     return text[:end], text[end:]
 
 
-LineEdit = tuple[int, int, list[str]]  # at this line, so many lines become these
-
-
 def _patched(mine: str, base: str, now: str) -> tuple[str, list[str]]:
     """Apply the changed lines of base → now to the lines of `mine` that are still those of base; the lines that are not."""
     ours, old, new = (text.splitlines(keepends=True) for text in (mine, base, now))
     at: dict[int, int] = {}  # line of base → the same line of mine
     for block in difflib.SequenceMatcher(None, old, ours, autojunk=False).get_matching_blocks():
         at |= {block.a + n: block.b + n for n in range(block.size)}
-    edits: list[LineEdit] = []
+    edits: list[tuple[int, int, list[str]]] = []  # lines of mine from, to; what they become
     left: list[str] = []
-    for kind, i, j, k, m in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        if kind == "equal":
-            continue
-        if kind == "replace" and j - i == m - k:  # line by line, so that one edited line does not keep the others
-            for n in range(j - i):
-                if i + n in at:
-                    edits.append((at[i + n], 1, [new[k + n]]))
-                else:
-                    left.append(old[i + n])
-        elif kind != "insert":
-            if all(n in at and at[n] == at[i] + n - i for n in range(i, j)):
-                edits.append((at[i], j - i, new[k:m]))
-            else:
-                left.append(old[i])
-        elif i - 1 in at:
-            edits.append((at[i - 1] + 1, 0, new[k:m]))
-        elif i in at:
-            edits.append((at[i], 0, new[k:m]))
+    for start, end, lines in _changed_lines(old, new):
+        first = at.get(start)
+        if start == end and start - 1 in at:
+            first = at[start - 1] + 1
+        if first is not None and [at.get(n) for n in range(start, end)] == list(range(first, first + end - start)):
+            edits.append((first, first + end - start, lines))
         else:
-            left.append(new[k])
-    for start, count, lines in sorted(edits, key=lambda edit: edit[:2], reverse=True):
-        ours[start : start + count] = lines
+            left.append((old[start:end] or lines)[0])
+    for first, last, lines in sorted(edits, key=lambda edit: edit[:2], reverse=True):
+        ours[first:last] = lines
     comments = ("#", "rem ")
     return "".join(ours), [line for line in left if line.strip() and not line.lower().startswith(comments)]
+
+
+def _changed_lines(old: list[str], new: list[str]) -> Iterator[tuple[int, int, list[str]]]:
+    """The lines of `old` (from, to) that differ, and what they become. As many lines for as many are changes one by one,
+    so that one line that a person edited does not keep the others."""
+    for kind, i, j, k, m in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind == "replace" and j - i == m - k:
+            yield from ((i + n, i + n + 1, [new[k + n]]) for n in range(j - i))
+        elif kind != "equal":
+            yield i, j, new[k:m]
 
 
 # What is wrong with an edited script -------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from runs.foreign_settings import TABLES, Settings, add_flag, add_value, lines_o
 
 NAMES = TABLES["kohya_ss"]
 SCRIPTS: dict[str, str] = NAMES["checkboxes"]  # without any it is train_network.py
-SILENT = {*NAMES["words"]["silent"], *SCRIPTS}
+SILENT = {*NAMES["silent"]["fields"], *SCRIPTS}
 NUMBERS_OFF = ("0", "0.0")  # of text fields; the GUI leaves these out
 LYCORIS = "LoRAs of the type {kind} need the package lycoris-lora; Hangproof trains a plain LoRA instead"
 
@@ -130,17 +130,9 @@ def _network(out: Settings, table: Mapping[str, Any]) -> None:
         module = "networks.lora_sd3"
     out.labels["network_module"] = "LoRA_type"
     add_flag(out, "network_module", [module])
-    words = NAMES["words"]
-    keys = (
-        *words["network_args"],
-        *(words["flux_args"] if kind == "Flux1" else ()),
-        *(("unit",) if kind == "Kohya DyLoRA" else ()),
-    )
-    arguments = [f"{key}={number(table[key])}" for key in keys if key in table and not _is_off(key, table[key])]
-    if kind == "Kohya LoCon":
-        arguments += [f"{key}={number(table[key])}" for key in ("conv_dim", "conv_alpha") if key in table]
-    if kind in ("Flux1", "Flux1 OFT") and table.get("train_blocks") in ("single", "double"):
-        arguments.append(f"train_blocks={table['train_blocks']}")
+    rows = NAMES["network_args"]
+    keys = [key for key in (*rows["every"], *rows.get(kind, ())) if key in table and not _is_off(key, table[key])]
+    arguments = [f"{key}={number(table[key])}" for key in keys]
     if arguments and all(re.fullmatch(r"[\w.,=+-]+", word) for word in arguments):
         add_flag(out, "network_args", arguments)
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
-from runs import adopt_script, staging
+from runs import custom_script, staging
 from runs.command import tier_flags
 from runs.files import RunError, private_folder
 from runs.job import Job, Patch, difference, resolve
 from runs.paths import outputs_dir
+from runs.scripts import script
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec, Value
@@ -283,8 +284,19 @@ def refusal(spec: "RunSpec", name: str, platform: str = sys.platform) -> str:
     """Why a mitigation would change the run, but cannot change the script that the user edited; "" where it can."""
     if spec.edited is None:
         return ""
-    changed = MITIGATIONS[name](spec)[0]
-    return adopt_script.refused_change(spec, changed, outputs_dir() / spec.slug, platform) if changed != spec else ""
+    changed, edited = MITIGATIONS[name](spec)[0], spec.edited.model_dump()
+    if changed == spec:
+        return ""
+
+    def left(one: "RunSpec") -> list[str]:
+        now = script(one.changed(edited=None), outputs_dir() / spec.slug, platform=platform)
+        return custom_script.merge(edited, one.slug, now, platform)[1]
+
+    already = left(spec)
+    new = [one for one in left(changed) if one not in already]
+    if changed.save_dir != spec.save_dir:
+        new.append("it writes its checkpoints itself")
+    return f"The edited script cannot take this change: {'; '.join(new)}" if new else ""
 
 
 def same_state(before: Job, after: Job) -> bool:

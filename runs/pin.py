@@ -1,9 +1,13 @@
-"""A run's job on disk: pinned when the run is made, and taken from its train.sh where that says more.
+"""A run's job on disk: pinned when the run is made, and taken from its script where a person edited that.
 
 A run of an earlier version has no `job.json`. What it trains is in its `train.sh`, and not in the tables of today: its
 flags are read from there once, and pinned. The same holds for a `train.sh` that a person edited by hand since it was
 written. Where the script has more than other flags, it is kept as an edited script (runs/custom_script.py), which every
 attempt runs.
+
+Whether it was edited on the page or by hand: the spec gets the settings of the script as far as it has fields or flags
+for them, because the page, the time estimate and the monitor's mitigations read the spec. Halving the learning rate
+halves the one that the script has.
 """
 
 import sys
@@ -12,21 +16,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import presets
 from presets import PresetError
 from presets.reader import commands
 from presets.syntax import Command
 from presets.training import file_name, flags_of
-from runs import custom_script
-from runs.adopt_script import with_settings
-from runs.files import RunError, atomic_write, checksum, explained
+from runs import custom_script, env_file
+from runs.files import Fault, RunError, atomic_write, checksum, explained
 from runs.job import FILE, Job, dumps, fields, for_platform, is_here, load, made, moved, places, resolve, respecified
-from runs.scripts import rendered, script_name
+from runs.scripts import rendered, script, script_name
+from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec
+from runs.spec import load as load_spec
 
 EDITED = "train.sh was edited by hand; every attempt now trains what it says"
 UNREADABLE = (
     "train.sh starts no trainer that Hangproof knows: the first attempt runs it, later ones run what job.json says"
 )
 OLDER = "the run was made by an earlier version: what its train.sh trains is kept in job.json, which every attempt runs"
+
+# Fields that dataset.toml has, so that a flag of the script does not change them.
+IN_DATASET = ("repeats", "batch_size", "resolution", "keep_tokens")
+# What removing the flag of a field means; other fields keep their value.
+REMOVED: dict[str, Any] = {"max_train_steps": None, "sample_every_n_steps": 0, "save_every_n_epochs": 0, "trackers": ""}
 
 
 def pinned(folder: Path, on_note: Callable[[str], None] = lambda text: None, restarts: bool = False) -> Job:
@@ -60,8 +71,6 @@ def place(folder: Path, own_spec: bool = False) -> Job:
     Args:
         own_spec: it came without its run.toml, because there is one here: its fields count.
     """
-    from runs.spec import load as load_spec
-
     (folder / script_name()).unlink(missing_ok=True)  # of another job
     job = pinned(folder)
     if not own_spec:
@@ -70,8 +79,6 @@ def place(folder: Path, own_spec: bool = False) -> Job:
 
 
 def _of_older_run(folder: Path, on_note: Callable[[str], None]) -> Job:
-    from runs.spec import load as load_spec
-
     spec = load_spec(folder)
     run_toml = (folder / "run.toml").read_bytes()
     # The digest is what the monitor's state of such a run has: a checksum of run.toml.
@@ -118,6 +125,9 @@ def write_inputs(folder: Path, job: Job) -> list[str]:
     return different
 
 
+# What an edited script says -------------------------------------------------------------------------------------------
+
+
 def adopted(job: Job, text: str) -> Job | None:
     """The job that a script on disk says; None where it has no training command that can be read.
 
@@ -133,16 +143,20 @@ def adopted(job: Job, text: str) -> Job | None:
     except (RunError, PresetError):
         return None
     *caching, last = job.commands
-    found = []
-    for one in caching:
-        names = ((other, [file_name(word.shape) for word in other.words]) for other in all_commands)
-        at = next(((other, words.index(one["script"])) for other, words in names if one["script"] in words), None)
-        found.append({**one, "flags": _flags(*at, one["flags"]) if at else one["flags"]})
-    found.append({**last, "flags": _flags(training.command, training.script, last["flags"])})
-    plain = replace(plain, commands=found, spec=fields(settled))
+    trains = {**last, "flags": _flags(training.command, training.script, last["flags"])}
+    plain = replace(plain, commands=[*(_edited(one, all_commands) for one in caching), trains], spec=fields(settled))
     if (now := rendered(plain)) == text:
         return plain
     return replace(plain, spec={**plain.spec, "edited": {"script": text, "generated": now}})
+
+
+def _edited(one: dict[str, Any], written: list[Command]) -> dict[str, Any]:
+    """A command of a job with the flags that the script gives it."""
+    for command in written:
+        names = [file_name(word.shape) for word in command.words]
+        if one["script"] in names:
+            return {**one, "flags": _flags(command, names.index(one["script"]), one["flags"])}
+    return one
 
 
 def _flags(command: Command, script: int, known: dict[str, Any]) -> dict[str, Any]:
@@ -153,3 +167,52 @@ def _flags(command: Command, script: int, known: dict[str, Any]) -> dict[str, An
         one = values[0] if len(values) == 1 else values or True
         out[flag] = known.get(flag, False) if None in values else one
     return {**out, "resume": False}
+
+
+def adopt(spec: RunSpec, text: str, folder: Path, platform: str = sys.platform) -> RunSpec:
+    """The spec of a run that uses an edited script: with the settings of the script, as far as a spec has them.
+
+    Args:
+        spec: complete, as it is saved (with its save and sample intervals).
+
+    Raises:
+        RunError: Start would refuse the script; one fault of the field "script" for each reason.
+    """
+    text, secrets = env_file.of_script(text)
+    base = env_file.with_values(spec.changed(edited=None), secrets)
+    problems = custom_script.problems(text, script(base, folder, platform=platform), platform)
+    if found := [one for one in problems if one.level == "error"]:
+        raise RunError([Fault("script", f"Line {one.line}: {one.text}. {one.advice}") for one in found])
+    settled = with_settings(base, text, folder, platform)
+    return settled.changed(edited={"script": text, "generated": script(settled, folder, platform=platform)})
+
+
+def _change(spec: RunSpec, flag: str, values: list[str | None] | None, known: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the spec for a flag that has other values in the script; None: the script does not have it."""
+    field = ALIASES.get(flag, flag)
+    if field in IN_DATASET:
+        return {}
+    if field in type(spec).model_fields:
+        return {field: values[0]} if values else {field: REMOVED[field]} if field in REMOVED else {}
+    if values is None:
+        return {"extra": {**spec.extra, flag: False}}
+    value: Any = True if not values else values if known.get("nargs") or len(values) > 1 else values[0]
+    return {"extra": {**spec.extra, flag: value}}
+
+
+def with_settings(spec: RunSpec, text: str, folder: Path, platform: str) -> RunSpec:
+    """The spec with the flags that the edited script changed; a value that the spec does not take is left out."""
+    from runs.flags import known_flags
+
+    before = custom_script.flags(custom_script.only(script(spec, folder, platform=platform), platform))
+    after = custom_script.flags(custom_script.only(text, platform))
+    known = known_flags(spec.backend, presets.models()[spec.model]["family"])
+    for flag in {**before, **after}:
+        values = after.get(flag)
+        if values == before.get(flag) or flag in RESERVED_FLAGS or (values is not None and None in values):
+            continue
+        try:
+            spec = spec.changed(**_change(spec, flag, values, known.get(flag, {})))
+        except RunError:
+            continue
+    return spec

@@ -15,7 +15,7 @@ import gradio as gr
 
 import presets
 import runs
-from runs import adopt_script, custom_script, env_file
+from runs import custom_script, env_file, pin
 from runs.files import Fault, RunError, atomic_write, explained
 from runs.manage import size_text
 from ui import scripts
@@ -126,7 +126,7 @@ def for_run(draft_id: str, spec: "runs.RunSpec") -> "runs.RunSpec":
     if changed_settings(known["generated"], now):
         raise RunError([Fault("script", STALE)])
     spec = env_file.with_values(spec, env_file.read(_apart(draft_id)))
-    return adopt_script.adopt(spec, custom_script.follow(known["script"], known["generated"], now), folder)
+    return pin.adopt(spec, custom_script.follow(known["script"], known["generated"], now), folder)
 
 
 def changed_settings(base: str, now: str) -> list[str]:
@@ -143,7 +143,7 @@ def reviewed(draft_id: str, review: form.Review) -> form.Review:
         spec = form.complete(review.spec, review.images)
         folder = runs.outputs_dir() / spec.slug
         text = custom_script.follow(known["script"], known["generated"], runs.script(spec, folder))
-        return replace(review, spec=adopt_script.plain(adopt_script.adopt(spec, text, folder)))
+        return replace(review, spec=pin.adopt(spec, text, folder).changed(edited=None))
     except RunError:
         return review
 

@@ -7,7 +7,7 @@ from ladder_runs import FORK
 
 import runs
 from presets.training import trainings
-from runs import adopt_script, custom_script
+from runs import custom_script, pin
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ def place():
 
 def test_the_monitor_restarts_an_edited_script_from_its_checkpoint_with_its_mitigation(run, tmp_path):
     text = runs.script(spec(), place()).replace("set -eu\n", f"set -eu\necho x >> {tmp_path}/mine\n")
-    folder, code = run(FORK, **adopt_script.adopt(spec(), text, place()).model_dump())
+    folder, code = run(FORK, **pin.adopt(spec(), text, place()).model_dump())
     assert code == 0
     attempts = sorted(folder.glob("train.attempt-*.sh"))
     assert attempts and len((tmp_path / "mine").read_text().split()) == 1 + len(attempts), "each attempt ran my line"
@@ -35,7 +35,7 @@ def test_the_monitor_restarts_an_edited_script_from_its_checkpoint_with_its_miti
 def test_the_monitor_says_which_mitigation_the_edited_script_prevents(run):
     text = runs.script(spec(), place()).replace("set -eu\n", 'set -eu\nworkers="--max_data_loader_n_workers 2"\n')
     text = text.replace("--max_data_loader_n_workers 2 \\", "$workers \\")
-    folder, code = run(FORK, **adopt_script.adopt(spec(), text, place()).model_dump())
+    folder, code = run(FORK, **pin.adopt(spec(), text, place()).model_dump())
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     (said,) = {one["message"] for one in events if one["kind"] == "not_mitigated"}
     assert code == 4 and said.startswith("workers 0: ") and "--max_data_loader_n_workers is not written" in said

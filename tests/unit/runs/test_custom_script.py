@@ -13,7 +13,7 @@ import runs
 from presets import PresetError
 from presets.fix import set_flags
 from presets.training import trainings
-from runs import adopt_script, custom_script, mitigate
+from runs import custom_script, mitigate, pin
 from runs.files import RunError
 from runs.folders import render, train_longer, write_attempt
 from runs.spec import dumps, load
@@ -36,7 +36,7 @@ def adopted(spec, change):
     """The spec with its script after `change`, and that script."""
     text = change(generated(spec))
     assert text != generated(spec)
-    return adopt_script.adopt(spec, text, folder_of(spec)), text
+    return pin.adopt(spec, text, folder_of(spec)), text
 
 
 def flags_of(text):
@@ -148,7 +148,7 @@ def test_what_start_refuses_has_a_line_and_a_fix(change, line_of, words, fixed):
     if line_of:
         assert line_of in text.splitlines()[found[0].line - 1]
     with pytest.raises(RunError, match="script"):
-        adopt_script.adopt(spec_of(), text, folder_of(spec_of()))
+        pin.adopt(spec_of(), text, folder_of(spec_of()))
     assert bool(found[0].fix) == fixed
     if fixed:
         after = custom_script.fix(text, found[0].fix, generated(spec_of()))
@@ -202,7 +202,7 @@ def test_no_edit_is_worse_than_a_clear_message_and_an_accepted_one_stays(tmp_pat
         lines.insert(min(at, len(lines)), text + "\n")
     text = "".join(lines)
     try:
-        after = adopt_script.adopt(spec, text, folder_of(spec))
+        after = pin.adopt(spec, text, folder_of(spec))
     except RunError as error:
         assert str(error).strip()
         return
