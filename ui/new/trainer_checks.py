@@ -6,6 +6,7 @@ that is there now, and nothing else. One test of a trainer runs at a time, which
 """
 
 import functools
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import gradio as gr
 
 import runs
+from runs.paths import ROOT
+from runs.quoting import quote, quote_cmd
 from sd_scripts_patches import compatibility, registry, versions
 from sd_scripts_patches.trainers import TRAINERS, Trainer
 from sd_scripts_patches.versions import VersionError
@@ -120,11 +123,21 @@ def _note(found: Status) -> str:
 def _way_back(found: Status) -> str:
     """The command that puts the old version back; it refuses where a file of the checkout was changed by hand."""
     key = found.trainer.key
-    command = f"<code>.venv/bin/python -m sd_scripts_patches.versions {key} {found.before}</code>"
+    command = f"<code>{esc(command_back(key, found.before))}</code>"
     text = f"To go back while no run trains with it: in a terminal, in the Hangproof folder, run {command}"
     if versions.needs_differ(found.trainer.checkout, found.before, found.now):
-        text += f", then <code>./start.sh {key}</code>, because the old version lists other requirements"
+        start = r".\start.bat" if sys.platform == "win32" else "./start.sh"
+        text += f", then <code>{start} {key}</code>, because the old version lists other requirements"
     return f"{text}."
+
+
+def command_back(key: str, commit: str, platform: str = sys.platform) -> str:
+    """The command for a terminal in the Hangproof folder, with the interpreter of this page."""
+    python = Path(sys.executable)
+    if python.is_relative_to(ROOT):
+        python = python.relative_to(ROOT)
+    words = (str(python), "-m", "sd_scripts_patches.versions", key, commit)
+    return " ".join(map(quote_cmd if platform == "win32" else quote, words))
 
 
 @functools.lru_cache(maxsize=4)
