@@ -21,9 +21,9 @@ from sd_scripts_patches.trainers import TRAINERS, Trainer
 from sd_scripts_patches.versions import VersionError
 from ui import jobs
 from ui.html import esc
-from ui.run.fold import QUIET
+from ui.run import fold
+from ui.run.fold import DRAWN
 
-TICK_S = 1.0
 LIMIT_S = 1800.0  # for the self-test
 
 
@@ -41,14 +41,18 @@ class Status:
 
 
 def build(backend: Any, loaded: gr.State) -> None:
-    """Build the part; it is hidden until a trainer that has a checkout is chosen. loaded: changes when the page has its draft."""
-    note = gr.HTML(elem_id="trainer-note", apply_default_css=False)
-    test = gr.Button(visible=False, elem_id="trainer-test", size="sm")
-    timer = gr.Timer(TICK_S, active=False)
-    outputs = [note, test, timer]
-    changes = [loaded.change, backend.change, timer.tick]
-    gr.on(changes, show, backend, outputs, trigger_mode="always_last", **QUIET)
-    test.click(start, backend, outputs, **QUIET)
+    """Build the part, which is made for the chosen trainer. loaded: changes when the page has its draft."""
+
+    @gr.render(inputs=[backend], triggers=[loaded.change, backend.change], **DRAWN)
+    def _chosen(backend: str) -> None:
+        found = status(backend)
+        if found is None:
+            return
+        gr.HTML(note(found), elem_id="trainer-note", apply_default_css=False)
+        go = gr.Button(f"Test {found.trainer.name} (1 minute)", size="sm", elem_id="trainer-test")
+        test = fold.Jobs()
+        test.add(go, lambda: start(found), lambda: look(found), lambda: cancel(found), "trainer-test")
+        test.follow()
 
 
 def status(backend: str) -> Status | None:
@@ -88,21 +92,8 @@ def changed(run: Path) -> list[str]:
     ]
 
 
-def show(backend: str) -> list[Any]:
-    """Updates of the note, the button and the timer for the chosen backend."""
-    found = status(backend)
-    if found is None:
-        return ["", gr.update(visible=False), gr.Timer(active=False)]
-    busy = jobs.running(place(), found.trainer.key)
-    label = f"Test {found.trainer.name} (1 minute)"
-    return [
-        _note(found) + _result(found),
-        gr.update(visible=True, interactive=not busy, value=label),
-        gr.Timer(active=busy),
-    ]
-
-
-def _note(found: Status) -> str:
+def note(found: Status) -> str:
+    """What changed, what fits it, and the way back, as HTML; "" when nothing changed."""
     if not found.before:
         return ""
     trainer, folder = found.trainer, found.trainer.checkout
@@ -174,36 +165,35 @@ def job_of(found: Status) -> str:
     return f"self-test-{found.trainer.key}-{found.now[:12] or 'unknown'}"
 
 
-def start(backend: str) -> list[Any]:
-    """Start the self-test of the chosen trainer."""
-    found = status(backend)
-    if found is not None and not jobs.running(place(), found.trainer.key):
-        words = ["sd_scripts_patches", "selftest", str(found.trainer.checkout), "--json"]
-        environment = {found.trainer.venv_variable: str(found.trainer.environment)}
-        try:
-            jobs.start(place(), job_of(found), words, LIMIT_S, slot=found.trainer.key, environment=environment)
-        except runs.RunError as error:
-            raise gr.Error(str(error)) from error
-    return show(backend)
+def start(found: Status) -> None:
+    """Start the self-test of a trainer. RunError: one runs already, or it cannot be started."""
+    words = ["sd_scripts_patches", "selftest", str(found.trainer.checkout), "--json"]
+    environment = {found.trainer.venv_variable: str(found.trainer.environment)}
+    jobs.start(place(), job_of(found), words, LIMIT_S, slot=found.trainer.key, environment=environment)
 
 
-def _result(found: Status) -> str:
-    """What the self-test found, as HTML; "" when it was not started."""
+def cancel(found: Status) -> None:
+    """End the self-test, if one runs."""
+    jobs.cancel(place(), job_of(found))
+
+
+def look(found: Status) -> tuple[bool, str]:
+    """(whether the self-test runs, what it does or found as HTML)."""
     name, job = found.trainer.name, jobs.read(place(), job_of(found))
     if job is None:
-        return ""
+        return False, ""
     if job.state == "running":
-        return f'<p class="hp-hint" role="status" data-testid="trainer-busy">Testing {esc(name)}: training tiny weights…</p>'
+        return True, fold.note(f"Testing {name}: training tiny weights…")
     _, content, errors = jobs.output(place(), job.name)
     if not isinstance(content, dict):
         last = (errors.strip().splitlines() or ["It was stopped. Start it again."])[-1]
-        return _box("The self-test ended without a result", [last], good=False)
+        return False, _box("The self-test ended without a result", [last], good=False)
     rows = []
     for check in content["checks"]:
         action = f" {check['action']}" if check["action"] else ""
         rows.append(f"{check['name']} ({check['status']}): {check['text']}{action}")
     passed = f"{name} trains, its hangs end, and its resume is exact"
-    return _box(passed if content["ok"] else f"{name} did not pass its self-test", rows, content["ok"])
+    return False, _box(passed if content["ok"] else f"{name} did not pass its self-test", rows, content["ok"])
 
 
 def _box(title: str, rows: list[str], good: bool) -> str:
