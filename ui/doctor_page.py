@@ -176,8 +176,7 @@ def look() -> tuple[bool, str]:
         return False, ""
     busy, problem = job.state == "running", ""
     if job.state == "failed" and not any(one["status"] == "failed" for one in found):
-        errors = jobs.output(_folder(), JOB)[2].strip().splitlines() or ["It ended without a result."]
-        problem = errors[-1][:500]
+        problem = jobs.reason(_folder(), JOB).rstrip(".")
     items = [_listed(one["status"], _title(one["name"]), one["text"], one["action"]) for one in found]
     copied = f'<label id="doctor-report">Report to copy<textarea class="hp-doctor-text" rows="6" readonly>{esc(report(found))}</textarea></label>'
     return busy, fold.note(_state(job, found)) + _alert(problem) + _list(items) + (copied if items and not busy else "")

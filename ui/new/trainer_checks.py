@@ -184,10 +184,10 @@ def look(found: Status) -> tuple[bool, str]:
         return False, ""
     if job.state == "running":
         return True, fold.note(f"Testing {name}: training tiny weights…")
-    _, content, errors = jobs.output(place(), job.name)
+    content = jobs.output(place(), job.name)[1]
     if not isinstance(content, dict):
-        last = (errors.strip().splitlines() or ["It was stopped. Start it again."])[-1]
-        return False, _box("The self-test ended without a result", [last], good=False)
+        why = jobs.reason(place(), job.name, "It was stopped. Start it again.")
+        return False, _box("The self-test ended without a result", [why], good=False)
     rows = []
     for check in content["checks"]:
         action = f" {check['action']}" if check["action"] else ""

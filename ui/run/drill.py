@@ -28,10 +28,9 @@ def look() -> tuple[bool, str]:
         return False, ""
     if job.state == "running":
         return True, fold.note("Starting…")
-    _, found, errors = jobs.output(data_root(), JOB)
+    found = jobs.output(data_root(), JOB)[1]
     if job.state != "done" or not isinstance(found, dict):
-        last = (errors.strip().splitlines() or ["it ended without a result"])[-1]
-        return False, fold.note(f"The drill did not start: {last.removeprefix('launch drill: ')}", True)
+        return False, fold.note(f"The drill did not start: {jobs.reason(data_root(), JOB)}", True)
     name = str(found["run"])
     try:
         runs.run_folder(name)

@@ -165,7 +165,7 @@ def html() -> str:
 
 def _store(address: str, store: Store, added: bool) -> str:
     if store.read_at:
-        state = f"read {_time(datetime.fromisoformat(store.read_at))}"
+        state = f"read {cards.local_time(datetime.fromisoformat(store.read_at))}"
     else:
         state = "" if store.error else "Reading…" if store.job else "Waiting…"
     head = f'<strong>{esc(address)}</strong><span class="hp-hint">{state}</span>'
@@ -183,7 +183,7 @@ def _store(address: str, store: Store, added: bool) -> str:
 def _run(run: dict[str, Any], store: str, stop: Subjob | str | None) -> str:
     colour, state, _ = cards.STATES.get(run.get("state", ""), ("idle", "Unknown", ""))
     ended = run.get("state") in view.FINAL
-    updated = _moment(run.get("updated_at"))
+    updated = view.moment(run.get("updated_at"))
     facts = []
     if "step" in run:
         planned = f" of {run['planned_steps']:,.0f}" if run.get("planned_steps") else ""
@@ -198,7 +198,7 @@ def _run(run: dict[str, Any], store: str, stop: Subjob | str | None) -> str:
         facts.append(("Restarts", f"{run['restarts']:,.0f}"))
     rows = "".join(f"<div><dt>{name}</dt><dd>{esc(value)}</dd></div>" for name, value in facts)
     if updated:
-        rows += f"<div><dt>Last update</dt><dd>{_time(updated)}</dd></div>"
+        rows += f"<div><dt>Last update</dt><dd>{cards.local_time(updated)}</dd></div>"
     lines = [run.get("reason") or run.get("message") or ""]
     if run.get("holder"):
         lines.append(f"{'Trained' if run.get('held') else 'Last trained'} by {run['holder']}.")
@@ -218,19 +218,6 @@ def _run(run: dict[str, Any], store: str, stop: Subjob | str | None) -> str:
         f'<span class="hp-pill hp-{colour}" data-testid="far-state">{state}</span></header>'
         f'<dl class="hp-facts">{rows}</dl>{said}</article>'
     )
-
-
-def _moment(text: object) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(str(text))
-    except ValueError:
-        return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-def _time(at: datetime) -> str:
-    """A time, which the page shows in the browser's own zone (ui/run/run_times.js)."""
-    return f'<time datetime="{at.isoformat()}">{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC</time>'
 
 
 def _on_act(event: gr.EventData) -> list[str]:
