@@ -18,7 +18,7 @@ from runs.files import RunError
 from runs.paths import data_root
 from ui import jobs
 from ui.html import duration, esc
-from ui.run import drill
+from ui.run import drill, fold
 from ui.run.fold import DRAWN, QUIET
 
 FOLDER, JOB = ".doctor", "doctor"  # the folder, in the data folder, has what the command printed
@@ -26,19 +26,10 @@ QUICK_S, FULL_S, EXPLAIN_S = 600.0, 3600.0, 60.0
 VERDICTS = {"ok": "OK", "note": "Warning", "failed": "Problem"}
 CLASSES = {"ok": "done", "note": "warn", "failed": "bad"}
 SHELLS = [("bash (Linux, macOS)", "train.sh"), ("batch (Windows)", "train.bat"), ("PowerShell (Windows)", "train.ps1")]
-TICK_S = 0.7
 ABOUT_DRILL = (
     "It trains a toy model on example photos and freezes it in the middle. You see how the hang is detected, explained and "
     "ended, and how the run starts again and finishes. No run of yours is touched."
 )
-# Opens the page of a run; the address is where the page finds it after a reload.
-OPEN_RUN = """(run) => {
-  if (!run) return;
-  const url = new URL(window.location);
-  url.searchParams.delete('tab');
-  url.searchParams.set('run', run);
-  window.location.assign(url);
-}"""
 
 
 def _folder() -> Path:
@@ -178,58 +169,28 @@ def _state(job: jobs.Job, found: list[dict[str, str]]) -> str:
     return f"Cancelled. {summary}" if job.state == "cancelled" else summary
 
 
+def look() -> tuple[bool, str]:
+    """(whether an examination runs, what it has found as markup)."""
+    job, found = jobs.read(_folder(), JOB), findings()
+    if job is None:
+        return False, ""
+    busy, problem = job.state == "running", ""
+    if job.state == "failed" and not any(one["status"] == "failed" for one in found):
+        problem = jobs.reason(_folder(), JOB).rstrip(".")
+    items = [_listed(one["status"], _title(one["name"]), one["text"], one["action"]) for one in found]
+    copied = f'<label id="doctor-report">Report to copy<textarea class="hp-doctor-text" rows="6" readonly>{esc(report(found))}</textarea></label>'
+    return busy, fold.note(_state(job, found)) + _alert(problem) + _list(items) + (copied if items and not busy else "")
+
+
 def _machine() -> None:
     if jobs.read(_folder(), JOB) is None:
         examine()
-    shown = _html()
-    with gr.Row(elem_classes="hp-actions"):
-        again, full = _button("Look again", primary=True), _button("Also test the trainers (a minute each)", width=330)
-        halt = _button("Cancel", visible=False)
-    copied = gr.Textbox(
-        label="Report to copy",
-        lines=3,
-        max_lines=12,
-        buttons=["copy"],
-        elem_id="doctor-report",
-        visible=False,
-        interactive=False,
+    full = gr.Checkbox(label="Also test the trainers (a minute each)", interactive=True)
+    followed = fold.Jobs()
+    followed.add(
+        _button("Look again", primary=True), examine, look, lambda: jobs.cancel(_folder(), JOB), "doctor", [full]
     )
-    timer = gr.Timer(TICK_S)
-    outputs = [shown, again, full, halt, copied, timer]
-
-    def draw(error: object = "") -> list[Any]:
-        job, found = jobs.read(_folder(), JOB), findings()
-        busy = job is not None and job.state == "running"
-        if job is not None and job.state == "failed" and not any(one["status"] == "failed" for one in found):
-            errors = jobs.output(_folder(), JOB)[2].strip().splitlines() or ["It ended without a result."]
-            error = error or errors[-1][:500]
-        items = [_listed(one["status"], _title(one["name"]), one["text"], one["action"]) for one in found]
-        state = _state(job, found) if job else ""
-        idle = gr.update(visible=not busy)
-        return [
-            f'<p class="hp-job-state" role="status">{esc(state)}</p>{_alert(error)}{_list(items)}',
-            idle,
-            idle,
-            gr.update(visible=busy),
-            gr.update(visible=bool(items) and not busy, value=report(found)),
-            gr.Timer(active=busy),
-        ]
-
-    def look(everything: bool) -> list[Any]:
-        try:
-            examine(everything)
-        except RunError as error:
-            return draw(error)
-        return draw()
-
-    def cancel() -> list[Any]:
-        jobs.cancel(_folder(), JOB)
-        return draw()
-
-    timer.tick(draw, None, outputs, **QUIET)
-    again.click(lambda: look(False), None, outputs, **QUIET)
-    full.click(lambda: look(True), None, outputs, **QUIET)
-    halt.click(cancel, None, outputs, **QUIET)
+    followed.follow()
 
 
 def _left() -> list[tuple[str, str]]:
@@ -340,20 +301,9 @@ def _lint() -> None:
 
 def _drill() -> None:
     _html(f'<p class="hp-hint">{ABOUT_DRILL}</p>')
-    with gr.Row(elem_classes="hp-actions"):
-        go = _button("Start the drill", primary=True, elem_id="doctor-drill-start")
-    note, run = _html(), gr.State("")
-
-    def on_start() -> Any:
-        yield '<p class="hp-hint" role="status">Starting…</p>', "", gr.update(interactive=False)
-        try:
-            name = drill.start()
-        except RunError as error:
-            yield _alert(error), "", gr.update(interactive=True)
-        else:
-            yield "", name, gr.skip()
-
-    go.click(on_start, None, [note, run, go], **QUIET).then(None, run, None, js=OPEN_RUN, **QUIET)
+    followed = fold.Jobs()
+    followed.add(_button("Start the drill", primary=True), drill.start, drill.look, drill.cancel, "drill")
+    followed.follow()
 
 
 PARTS = (

@@ -14,6 +14,7 @@ on disk.
 import contextlib
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -39,6 +40,7 @@ KILL_S = 5.0  # from SIGKILL until the process is gone
 HANDOVER_S = 5.0  # from the end of a command until its process has exited
 TAKEN = 75  # exit code: another process holds the slot. Its starter was killed before it had seen the process begin
 POLL_S = 0.1
+PROGRAM = re.compile(r"^(?:launch(?: [a-z]+)?|runs): ")  # how our commands begin their errors
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,12 @@ def output(folder: Path, name: str) -> tuple[str, Any, str]:
     except (ValueError, RecursionError):
         return text, None, errors
     return (body, value, errors) if isinstance(value, dict | list) else (text, None, errors)
+
+
+def reason(folder: Path, name: str, otherwise: str = "It ended without a result.") -> str:
+    """Why a command failed: the last line of its errors, without the name of the program."""
+    lines = output(folder, name)[2].strip().splitlines()
+    return PROGRAM.sub("", lines[-1][:500]) if lines else otherwise
 
 
 def cancel(folder: Path, name: str) -> None:

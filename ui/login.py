@@ -8,7 +8,6 @@ with the password in the same hash, so that a copy of the file logs nobody in an
 Sessions survive a restart of the server.
 """
 
-import contextlib
 import hashlib
 import ipaddress
 import json
@@ -16,7 +15,6 @@ import math
 import os
 import secrets
 import sys
-import tempfile
 import time
 from base64 import b64encode
 from collections import OrderedDict
@@ -31,6 +29,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import Scope
 
+from runs.files import atomic_write
 from ui.html import esc
 from ui.token import cookie_value, same
 
@@ -61,12 +60,6 @@ class Waits:
     most_s: float
     forget_s: float
 
-    def after(self, failures: int) -> float:
-        """Seconds to wait after this many wrong passwords."""
-        if failures <= self.free:
-            return 0.0
-        return min(self.most_s, self.first_s * 2.0 ** min(failures - self.free - 1, 60))
-
 
 ADDRESS_WAITS = Waits(free=3, first_s=1, most_s=300, forget_s=1800)
 ALL_WAITS = Waits(free=30, first_s=0.5, most_s=5, forget_s=300)  # short: an attack must not lock the owner out
@@ -74,10 +67,26 @@ MAX_ADDRESSES = 1000
 
 
 @dataclass
-class _Tries:
+class Tries:
+    """The wrong passwords of an address, or of all together. trusted: it has logged in before."""
+
+    waits: Waits
     failures: int = 0
     last: float = 0.0
     trusted: bool = False
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until the next try; 0 when it may be now."""
+        counted = self.failures - self.waits.free
+        if counted <= 0:
+            return 0.0
+        wait_s = min(self.waits.most_s, self.waits.first_s * 2.0 ** min(counted - 1, 60))
+        return max(0.0, self.last + wait_s - now)
+
+    def failed(self, now: float) -> None:
+        """Count a wrong password."""
+        self.failures = 1 if now - self.last > self.waits.forget_s else self.failures + 1
+        self.last = now
 
 
 class Throttle:
@@ -89,38 +98,32 @@ class Throttle:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.addresses: OrderedDict[str, _Tries] = OrderedDict()  # the one used last is at the end
-        self.all = _Tries()
+        self.addresses: OrderedDict[str, Tries] = OrderedDict()  # the one used last is at the end
+        self.all = Tries(ALL_WAITS)
 
     def wait_s(self, address: str) -> float:
         """Seconds until this address may try again; 0 when it may try now."""
-        tries = self.addresses.get(_network(address), _Tries())
-        own = self._left(tries, ADDRESS_WAITS)
-        return own if tries.trusted else max(own, self._left(self.all, ALL_WAITS))
+        now, own = self.clock(), self.addresses.get(_network(address), Tries(ADDRESS_WAITS))
+        return own.wait_s(now) if own.trusted else max(own.wait_s(now), self.all.wait_s(now))
 
     def failed(self, address: str) -> None:
         """Count a wrong password."""
-        for tries, waits in ((self._tries(address), ADDRESS_WAITS), (self.all, ALL_WAITS)):
-            now = self.clock()
-            tries.failures = 1 if now - tries.last > waits.forget_s else tries.failures + 1
-            tries.last = now
+        for tries in (self._tries(address), self.all):
+            tries.failed(self.clock())
 
     def succeeded(self, address: str) -> None:
         """Forget the wrong passwords of an address that has logged in, and trust it."""
         tries = self._tries(address)
         tries.failures, tries.trusted = 0, True
 
-    def _tries(self, address: str) -> _Tries:
+    def _tries(self, address: str) -> Tries:
         key = _network(address)
-        tries = self.addresses.setdefault(key, _Tries())
+        tries = self.addresses.setdefault(key, Tries(ADDRESS_WAITS))
         self.addresses.move_to_end(key)
         while len(self.addresses) > MAX_ADDRESSES:
             untrusted = (one for one, old in self.addresses.items() if not old.trusted and one != key)
             del self.addresses[next(untrusted, next(iter(self.addresses)))]
         return tries
-
-    def _left(self, tries: _Tries, waits: Waits) -> float:
-        return max(0.0, tries.last + waits.after(tries.failures) - self.clock()) if tries.failures else 0.0
 
 
 def _network(address: str) -> str:
@@ -173,16 +176,10 @@ class Sessions:
         return hashlib.sha256("\0".join((token, *self.credentials)).encode("utf-8", "replace")).hexdigest()
 
     def _write(self) -> None:
-        temporary = ""
         try:
-            handle, temporary = tempfile.mkstemp(prefix=".logins-", dir=self.file.parent)  # mode 600
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(self.expiry, file)
-            os.replace(temporary, self.file)
+            atomic_write(self.file, json.dumps(self.expiry), private=True)
         except OSError as error:  # the login is valid until the server stops
             print(f"hangproof: {self.file} cannot be written ({error.strerror})", file=sys.stderr)
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
 
 
 class Login:

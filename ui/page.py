@@ -72,24 +72,33 @@ def theme() -> gr.themes.Base:
     )
 
 
-RUNS, FLEET = "Runs", "Other machines"  # labels of tabs
-TABS = ("new", "runs", "fleet", "doctor")
-# Puts the tab into the page's address; that of a run is put there by ui/run/run_address.js.
-SHOW_TAB = """() => {
-  const url = new URL(window.location), tab = %s;
-  if (tab === 'new') url.searchParams.delete('tab'); else url.searchParams.set('tab', tab);
-  if (document.body.classList.contains('hp-open')) window.history.replaceState(null, '', url);
-  return [];
-}"""
-# The timers that read the runs, here and on other machines, work while their tab is shown. The browser looks which one
-# that is: of two events, Gradio (6.31) repeats the first one's data for the second (dispatch in its Blocks.js,
-# "always_last"), or answers them in any order.
+TABS = {"new": "New LoRA", "runs": "Runs", "fleet": "Other machines", "doctor": "Doctor"}  # id: label
+# Puts the tab into the page's address; that of a run is put there by ui/run/run_address.js. The timers that read the runs,
+# here and on other machines, work while their tab is shown. The browser looks which one that is: of two events, Gradio (6.31)
+# repeats the first one's data for the second (dispatch in its Blocks.js, "always_last"), or answers them in any order.
 WATCH = f"""async () => {{
   await new Promise((done) => setTimeout(done)); // until the tab is drawn
-  const shown = document.querySelector('#tabs [role=tab][aria-selected=true]')?.textContent.trim();
-  return [{RUNS!r}, {FLEET!r}].map((tab) => ({{ __type__: 'update', active: tab === shown }}));
+  const label = document.querySelector('#tabs [role=tab][aria-selected=true]')?.textContent.trim();
+  const tab = {json.dumps({label: tab for tab, label in TABS.items()})}[label];
+  if (tab !== 'runs' && document.body.classList.contains('hp-open')) {{
+    const url = new URL(window.location);
+    if (tab === 'new') url.searchParams.delete('tab'); else url.searchParams.set('tab', tab);
+    window.history.replaceState(null, '', url);
+  }}
+  return ['runs', 'fleet'].map((one) => ({{ __type__: 'update', active: one === tab }}));
 }}"""
-DESCRIPTIONS = ("api_info", "api_info_as_input", "api_info_as_output", "example_inputs")
+# Gradio's browser code (6.31, templates/frontend/assets) reads none of these: they are for its server and for users of its API.
+UNREAD = (
+    "skip_api",
+    "api_info",
+    "api_info_as_input",
+    "api_info_as_output",
+    "example_inputs",
+    "api_description",
+    "collects_event_data",
+    "max_batch_size",
+    "preserved_by_key",
+)
 
 
 SKIPPED = gr.skip()
@@ -100,13 +109,14 @@ class Page(gr.Blocks):
 
     def get_config_file(self) -> Any:
         """The config without the digests of the components' classes, which Gradio needs only for components of other
-        packages, and without what describes the components to users of an API, because every event of this page is
-        private."""
+        packages, and without what no browser reads: every event of this page is private."""
         config = super().get_config_file()
         for component in config["components"]:
             component["component_class_id"] = component["type"]
-            for key in DESCRIPTIONS:
-                component.pop(key, None)
+        parts = [*config["components"], *(one["props"] for one in config["components"]), *config["dependencies"]]
+        for key in UNREAD:
+            for part in parts:
+                part.pop(key, None)
         return config
 
     async def postprocess_data(self, block_fn: Any, predictions: Any, state: Any) -> list[Any]:
@@ -143,14 +153,14 @@ def build(login: bool = False) -> gr.Blocks:
             apply_default_css=False,
         )
         with gr.Tabs(elem_id="tabs") as tabs:
-            with gr.Tab("New LoRA", id="new") as new_tab:
+            with gr.Tab(TABS["new"], id="new"):
                 note = gr.HTML(elem_id="new-note", apply_default_css=False)
                 new = new_lora.build(draft_id, started, messages)
-            with gr.Tab(RUNS, id="runs"):
+            with gr.Tab(TABS["runs"], id="runs"):
                 run = run_page.build()
-            with gr.Tab(FLEET, id="fleet") as fleet_tab:
+            with gr.Tab(TABS["fleet"], id="fleet"):
                 fleet_timer = fleet_page.build()
-            with gr.Tab("Doctor", id="doctor") as doctor_tab:
+            with gr.Tab(TABS["doctor"], id="doctor") as doctor_tab:
                 doctor_page.build(doctor_tab)
 
         timers = [run.timer, fleet_timer]
@@ -182,9 +192,7 @@ def build(login: bool = False) -> gr.Blocks:
 
         for event in new.begun:
             event.then(show_started, [started, messages], shown, **QUIET)
-        tabs.select(None, None, timers, js=WATCH, **QUIET)
-        for other in (new_tab, fleet_tab, doctor_tab):
-            other.select(None, None, None, js=SHOW_TAB % json.dumps(other.id), **QUIET)
+        tabs.change(None, None, timers, js=WATCH, **QUIET)
     return page
 
 

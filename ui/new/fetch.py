@@ -54,8 +54,7 @@ def progress_html(key: str) -> str:
     """Progress of the download, or the reason it failed, as HTML; "" when none was started."""
     if jobs.read(runs.models_dir(), _job(key)) is None:
         return ""
-    lines = jobs.output(runs.models_dir(), _job(key))[2].splitlines()
-    last = lines[-1].removeprefix("runs: ") if lines else "contacting the server…"
+    last = jobs.reason(runs.models_dir(), _job(key), "contacting the server…")  # its progress, while it runs
     if running(key):
         return f'<p class="hp-hint" role="status" data-testid="fetching">Downloading: {esc(last)}</p>'
     if not runs.missing_files(key):

@@ -102,9 +102,8 @@ def look(draft_id: str) -> tuple[bool, str]:
             return False, ""
         if busy:
             return True, _sheet("running", "busy", f"Rehearsing for {took}: starting…", [])
-        _, _, errors = jobs.output(folder, JOB)
-        text = (errors.strip().splitlines() or ["It ended without a result."])[-1].removeprefix("launch rehearse: ")
-        return False, _sheet("failed", "bad", "The rehearsal failed: It could not be tried.", [_verdict("bad", [text])])
+        why = _verdict("bad", [jobs.reason(folder, JOB)])
+        return False, _sheet("failed", "bad", "The rehearsal failed: It could not be tried.", [why])
     rows = (stage(one.key, one.title, one.state, _text(one)) for one in found.stages)
     stages = [f'<ol class="hp-stages">{"".join(rows)}</ol>'] if found.stages else []
     if found.state == rehearse.RUNNING:

@@ -6,6 +6,7 @@ that is there now, and nothing else. One test of a trainer runs at a time, which
 """
 
 import functools
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,16 @@ from typing import Any
 import gradio as gr
 
 import runs
+from runs.paths import ROOT
+from runs.quoting import quote, quote_cmd
 from sd_scripts_patches import compatibility, registry, versions
 from sd_scripts_patches.trainers import TRAINERS, Trainer
 from sd_scripts_patches.versions import VersionError
 from ui import jobs
 from ui.html import esc
-from ui.run.fold import QUIET
+from ui.run import fold
+from ui.run.fold import DRAWN
 
-TICK_S = 1.0
 LIMIT_S = 1800.0  # for the self-test
 
 
@@ -38,14 +41,18 @@ class Status:
 
 
 def build(backend: Any, loaded: gr.State) -> None:
-    """Build the part; it is hidden until a trainer that has a checkout is chosen. loaded: changes when the page has its draft."""
-    note = gr.HTML(elem_id="trainer-note", apply_default_css=False)
-    test = gr.Button(visible=False, elem_id="trainer-test", size="sm")
-    timer = gr.Timer(TICK_S, active=False)
-    outputs = [note, test, timer]
-    changes = [loaded.change, backend.change, timer.tick]
-    gr.on(changes, show, backend, outputs, trigger_mode="always_last", **QUIET)
-    test.click(start, backend, outputs, **QUIET)
+    """Build the part, which is made for the chosen trainer. loaded: changes when the page has its draft."""
+
+    @gr.render(inputs=[backend], triggers=[loaded.change, backend.change], **DRAWN)
+    def _chosen(backend: str) -> None:
+        found = status(backend)
+        if found is None:
+            return
+        gr.HTML(note(found), elem_id="trainer-note", apply_default_css=False)
+        go = gr.Button(f"Test {found.trainer.name} (1 minute)", size="sm", elem_id="trainer-test")
+        test = fold.Jobs()
+        test.add(go, lambda: start(found), lambda: look(found), lambda: cancel(found), "trainer-test")
+        test.follow()
 
 
 def status(backend: str) -> Status | None:
@@ -85,21 +92,8 @@ def changed(run: Path) -> list[str]:
     ]
 
 
-def show(backend: str) -> list[Any]:
-    """Updates of the note, the button and the timer for the chosen backend."""
-    found = status(backend)
-    if found is None:
-        return ["", gr.update(visible=False), gr.Timer(active=False)]
-    busy = jobs.running(place(), found.trainer.key)
-    label = f"Test {found.trainer.name} (1 minute)"
-    return [
-        _note(found) + _result(found),
-        gr.update(visible=True, interactive=not busy, value=label),
-        gr.Timer(active=busy),
-    ]
-
-
-def _note(found: Status) -> str:
+def note(found: Status) -> str:
+    """What changed, what fits it, and the way back, as HTML; "" when nothing changed."""
     if not found.before:
         return ""
     trainer, folder = found.trainer, found.trainer.checkout
@@ -120,11 +114,21 @@ def _note(found: Status) -> str:
 def _way_back(found: Status) -> str:
     """The command that puts the old version back; it refuses where a file of the checkout was changed by hand."""
     key = found.trainer.key
-    command = f"<code>.venv/bin/python -m sd_scripts_patches.versions {key} {found.before}</code>"
+    command = f"<code>{esc(command_back(key, found.before))}</code>"
     text = f"To go back while no run trains with it: in a terminal, in the Hangproof folder, run {command}"
     if versions.needs_differ(found.trainer.checkout, found.before, found.now):
-        text += f", then <code>./start.sh {key}</code>, because the old version lists other requirements"
+        start = r".\start.bat" if sys.platform == "win32" else "./start.sh"
+        text += f", then <code>{start} {key}</code>, because the old version lists other requirements"
     return f"{text}."
+
+
+def command_back(key: str, commit: str, platform: str = sys.platform) -> str:
+    """The command for a terminal in the Hangproof folder, with the interpreter of this page."""
+    python = Path(sys.executable)
+    if python.is_relative_to(ROOT):
+        python = python.relative_to(ROOT)
+    words = (str(python), "-m", "sd_scripts_patches.versions", key, commit)
+    return " ".join(map(quote_cmd if platform == "win32" else quote, words))
 
 
 @functools.lru_cache(maxsize=4)
@@ -161,36 +165,35 @@ def job_of(found: Status) -> str:
     return f"self-test-{found.trainer.key}-{found.now[:12] or 'unknown'}"
 
 
-def start(backend: str) -> list[Any]:
-    """Start the self-test of the chosen trainer."""
-    found = status(backend)
-    if found is not None and not jobs.running(place(), found.trainer.key):
-        words = ["sd_scripts_patches", "selftest", str(found.trainer.checkout), "--json"]
-        environment = {found.trainer.venv_variable: str(found.trainer.environment)}
-        try:
-            jobs.start(place(), job_of(found), words, LIMIT_S, slot=found.trainer.key, environment=environment)
-        except runs.RunError as error:
-            raise gr.Error(str(error)) from error
-    return show(backend)
+def start(found: Status) -> None:
+    """Start the self-test of a trainer. RunError: one runs already, or it cannot be started."""
+    words = ["sd_scripts_patches", "selftest", str(found.trainer.checkout), "--json"]
+    environment = {found.trainer.venv_variable: str(found.trainer.environment)}
+    jobs.start(place(), job_of(found), words, LIMIT_S, slot=found.trainer.key, environment=environment)
 
 
-def _result(found: Status) -> str:
-    """What the self-test found, as HTML; "" when it was not started."""
+def cancel(found: Status) -> None:
+    """End the self-test, if one runs."""
+    jobs.cancel(place(), job_of(found))
+
+
+def look(found: Status) -> tuple[bool, str]:
+    """(whether the self-test runs, what it does or found as HTML)."""
     name, job = found.trainer.name, jobs.read(place(), job_of(found))
     if job is None:
-        return ""
+        return False, ""
     if job.state == "running":
-        return f'<p class="hp-hint" role="status" data-testid="trainer-busy">Testing {esc(name)}: training tiny weights…</p>'
-    _, content, errors = jobs.output(place(), job.name)
+        return True, fold.note(f"Testing {name}: training tiny weights…")
+    content = jobs.output(place(), job.name)[1]
     if not isinstance(content, dict):
-        last = (errors.strip().splitlines() or ["It was stopped. Start it again."])[-1]
-        return _box("The self-test ended without a result", [last], good=False)
+        why = jobs.reason(place(), job.name, "It was stopped. Start it again.")
+        return False, _box("The self-test ended without a result", [why], good=False)
     rows = []
     for check in content["checks"]:
         action = f" {check['action']}" if check["action"] else ""
         rows.append(f"{check['name']} ({check['status']}): {check['text']}{action}")
     passed = f"{name} trains, its hangs end, and its resume is exact"
-    return _box(passed if content["ok"] else f"{name} did not pass its self-test", rows, content["ok"])
+    return False, _box(passed if content["ok"] else f"{name} did not pass its self-test", rows, content["ok"])
 
 
 def _box(title: str, rows: list[str], good: bool) -> str:

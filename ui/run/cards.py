@@ -8,7 +8,7 @@ import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from monitor.phrases import count
@@ -91,7 +91,7 @@ def describe_run(view: View) -> tuple[str, str, str]:
 
 def local_time(when: datetime) -> str:
     """A time that the browser shows in its own time zone (run_times.js); without the script it is UTC."""
-    return f'<time datetime="{when.isoformat()}">{when:%Y-%m-%d %H:%M} UTC</time>'
+    return f'<time datetime="{when.isoformat()}">{when.astimezone(UTC):%Y-%m-%d %H:%M} UTC</time>'
 
 
 def local_times(markup: str) -> str:

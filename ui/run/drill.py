@@ -1,22 +1,39 @@
-"""The start of a hang drill; the page then shows it as any run, with its incident."""
+"""The start of a hang drill in the background; its run, which goes on without the page, is then one of the list."""
 
+import runs
 from runs.files import RunError
 from runs.paths import data_root
 from ui import jobs
+from ui.html import esc
+from ui.run import fold
 
 JOB = "drill"
-START_S = 90.0
 LIMIT_S = 600.0  # for the start alone: the run of the drill goes on without it
 
 
-def start() -> str:
-    """Start a drill; returns the name of the run's folder. The run outlives the server. Raises RunError: it cannot be started."""
+def start() -> None:
+    """Start a drill. RunError: one is starting already, or it cannot be started."""
     jobs.start(data_root(), JOB, ["launch", "drill", "--no-wait", "--json"], LIMIT_S)
-    job = jobs.wait(data_root(), JOB, START_S)
-    _, found, errors = jobs.output(data_root(), JOB)
-    if job is None or job.state == "running":
-        raise RunError(f"The drill did not start within {START_S:.0f} s. Look at the tab Runs")
-    if job.state != "done":
-        last = (errors.strip().splitlines() or ["it ended without a result"])[-1]
-        raise RunError(f"The drill did not start: {last.removeprefix('launch drill: ')}")
-    return str(found["run"])
+
+
+def cancel() -> None:
+    """End the start of a drill; a run that it has started goes on."""
+    jobs.cancel(data_root(), JOB)
+
+
+def look() -> tuple[bool, str]:
+    """(whether a drill is starting, why the last one did not start or a link to its run, as markup)."""
+    job = jobs.read(data_root(), JOB)
+    if job is None or job.state == "cancelled":
+        return False, ""
+    if job.state == "running":
+        return True, fold.note("Starting…")
+    found = jobs.output(data_root(), JOB)[1]
+    if job.state != "done" or not isinstance(found, dict):
+        return False, fold.note(f"The drill did not start: {jobs.reason(data_root(), JOB)}", True)
+    name = str(found["run"])
+    try:
+        runs.run_folder(name)
+    except RunError:  # deleted since
+        return False, ""
+    return False, f'<p role="status"><a class="hp-link" href="?run={esc(name)}">Watch the run {esc(name)}</a></p>'

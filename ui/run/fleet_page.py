@@ -8,7 +8,7 @@ old that is, and never waits: a store that is slow, hangs or fails costs only it
 import json
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,13 +32,17 @@ REQUESTED = "Stop requested"
 
 @dataclass
 class Store:
-    """What is known of one store. read_at: when `runs` was read, in UTC; tried_s: the end of the last try, monotonic."""
+    """What is known of one store. read_at: when `runs` was read, in UTC; tried_s: the end of the last try, monotonic.
+
+    stops: by run, the process that requests its stop, then what came of it.
+    """
 
     runs: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
     read_at: str = ""
     tried_s: float | None = None
     job: Subjob | None = None
+    stops: dict[str, Subjob | str] = field(default_factory=dict)
 
 
 class Fleet:
@@ -46,30 +50,17 @@ class Fleet:
 
     def __init__(self) -> None:
         self.stores: dict[str, Store] = {}
-        # (store, run) -> "" while the request is sent, then what came of it
-        self.stops: dict[tuple[str, str], str] = {}
-        self._stopping: dict[tuple[str, str], Subjob] = {}
         self._lock = threading.Lock()
 
-    def snapshot(self) -> list[dict[str, Any]]:
-        """What is known of each store. Takes what was read since the last look, and reads what is due."""
+    def look(self) -> dict[str, Store]:
+        """What is known of each store, by address. Takes what was read since the last look, and reads what is due."""
         addresses = _addresses()
         with self._lock:
-            self._collect()
             self.stores = {address: self.stores.get(address) or Store() for address in addresses}
+            for store in self.stores.values():
+                _collect(store)
             self._begin()
-            return [
-                {
-                    "store": address,
-                    "error": store.error,
-                    "read_at": store.read_at,
-                    "reading": store.job is not None,
-                    "runs": [
-                        {**one, "stop": self.stops.get((address, one["slug"]))} for one in store.runs if "slug" in one
-                    ],
-                }
-                for address, store in self.stores.items()
-            ]
+            return {address: replace(store, stops={**store.stops}) for address, store in self.stores.items()}
 
     def refresh(self) -> None:
         """Read every store again at the next look."""
@@ -80,11 +71,11 @@ class Fleet:
     def stop(self, address: str, slug: str) -> None:
         """Request a stop through the store."""
         with self._lock:
-            key = (address, slug)
-            if key not in self._stopping:
-                self.stops[key] = ""
-                command = python("launch", "fleet", f"--store={address}", f"--stop={slug}", "--json")
-                self._stopping[key] = Subjob(command, STOP_S)
+            stops = self.stores.setdefault(address, Store()).stops
+            if not isinstance(stops.get(slug), Subjob):
+                stops[slug] = Subjob(
+                    python("launch", "fleet", f"--store={address}", f"--stop={slug}", "--json"), STOP_S
+                )
 
     def _begin(self) -> None:
         now_s, free = time.monotonic(), AT_ONCE - sum(store.job is not None for store in self.stores.values())
@@ -94,17 +85,16 @@ class Fleet:
                 free -= 1
                 store.job = Subjob(python("launch", "fleet", f"--store={address}", "--json"), STORE_S)
 
-    def _collect(self) -> None:
-        for store in self.stores.values():
-            if store.job is not None and store.job.done():
-                job, store.job, store.tried_s = store.job, None, time.monotonic()
-                _take(store, job)
-        for key, job in list(self._stopping.items()):
-            if job.done():
-                del self._stopping[key]
-                self.stops[key] = f"The stop could not be requested: {_reason(job)}" if job.error else REQUESTED
-                if key[0] in self.stores:
-                    self.stores[key[0]].tried_s = None
+
+def _collect(store: Store) -> None:
+    """Take the answers of the store's processes that have ended."""
+    if store.job is not None and store.job.done():
+        job, store.job, store.tried_s = store.job, None, time.monotonic()
+        _take(store, job)
+    for run, asking in store.stops.items():
+        if isinstance(asking, Subjob) and asking.done():
+            store.stops[run] = f"The stop could not be requested: {_reason(asking)}" if asking.error else REQUESTED
+            store.tried_s = None
 
 
 def _take(store: Store, job: Subjob) -> None:
@@ -117,7 +107,7 @@ def _take(store: Store, job: Subjob) -> None:
         return
     store.error = error
     if not error:
-        store.runs = [one for one in runs if isinstance(one, dict)]
+        store.runs = [one for one in runs if isinstance(one, dict) and "slug" in one]
         store.read_at = datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -170,31 +160,30 @@ def html() -> str:
     from launch.fleet import added
 
     own = added()
-    return "".join(_store(one, one["store"] in own) for one in FLEET.snapshot()) or NOTHING
+    return "".join(_store(address, store, address in own) for address, store in FLEET.look().items()) or NOTHING
 
 
-def _store(store: dict[str, Any], added: bool) -> str:
-    address = store["store"]
-    if store["read_at"]:
-        state = f"read {_time(datetime.fromisoformat(store['read_at']))}"
+def _store(address: str, store: Store, added: bool) -> str:
+    if store.read_at:
+        state = f"read {cards.local_time(datetime.fromisoformat(store.read_at))}"
     else:
-        state = "" if store["error"] else "Reading…" if store["reading"] else "Waiting…"
+        state = "" if store.error else "Reading…" if store.job else "Waiting…"
     head = f'<strong>{esc(address)}</strong><span class="hp-hint">{state}</span>'
     if added:
         head += press("Remove", "remove", label=f"Remove {address} from this list", store=address)
     parts = [f'<ul class="hp-store-list"><li>{head}</li></ul>']
-    if store["error"]:
-        parts.append(f'<div class="hp-problem hp-bad" role="status"><p>{esc(store["error"])}</p></div>')
-    elif store["read_at"] and not store["runs"]:
+    if store.error:
+        parts.append(f'<div class="hp-problem hp-bad" role="status"><p>{esc(store.error)}</p></div>')
+    elif store.read_at and not store.runs:
         parts.append('<p class="hp-none">This store has no run.</p>')
-    parts += [_run(one, address) for one in store["runs"]]
+    parts += [_run(one, address, store.stops.get(one["slug"])) for one in store.runs]
     return f'<section data-store="{esc(address)}">{"".join(parts)}</section>'
 
 
-def _run(run: dict[str, Any], store: str) -> str:
+def _run(run: dict[str, Any], store: str, stop: Subjob | str | None) -> str:
     colour, state, _ = cards.STATES.get(run.get("state", ""), ("idle", "Unknown", ""))
-    ended, stop = run.get("state") in view.FINAL, run["stop"]
-    updated = _moment(run.get("updated_at"))
+    ended = run.get("state") in view.FINAL
+    updated = view.moment(run.get("updated_at"))
     facts = []
     if "step" in run:
         planned = f" of {run['planned_steps']:,.0f}" if run.get("planned_steps") else ""
@@ -209,16 +198,16 @@ def _run(run: dict[str, Any], store: str) -> str:
         facts.append(("Restarts", f"{run['restarts']:,.0f}"))
     rows = "".join(f"<div><dt>{name}</dt><dd>{esc(value)}</dd></div>" for name, value in facts)
     if updated:
-        rows += f"<div><dt>Last update</dt><dd>{_time(updated)}</dd></div>"
+        rows += f"<div><dt>Last update</dt><dd>{cards.local_time(updated)}</dd></div>"
     lines = [run.get("reason") or run.get("message") or ""]
     if run.get("holder"):
         lines.append(f"{'Trained' if run.get('held') else 'Last trained'} by {run['holder']}.")
     if not ended and updated and (datetime.now(UTC) - updated).total_seconds() > STALE_S:
         lines.append("No update for a while: the machine may be gone. Another one can take over from the store.")
-    lines += [run.get("problem") or "", stop if stop and stop != REQUESTED else ""]
+    lines += [run.get("problem") or "", stop if isinstance(stop, str) and stop != REQUESTED else ""]
     said = "".join(f"<p>{esc(line)}</p>" for line in lines if line)
     if not ended:
-        asked = bool(run.get("stop_requested")) or stop in ("", REQUESTED)
+        asked = bool(run.get("stop_requested")) or isinstance(stop, Subjob) or stop == REQUESTED
         label = f"Stop {run['name']}"
         text = REQUESTED if asked else "Stop"
         said += (
@@ -229,19 +218,6 @@ def _run(run: dict[str, Any], store: str) -> str:
         f'<span class="hp-pill hp-{colour}" data-testid="far-state">{state}</span></header>'
         f'<dl class="hp-facts">{rows}</dl>{said}</article>'
     )
-
-
-def _moment(text: object) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(str(text))
-    except ValueError:
-        return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-def _time(at: datetime) -> str:
-    """A time, which the page shows in the browser's own zone (ui/run/run_times.js)."""
-    return f'<time datetime="{at.isoformat()}">{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC</time>'
 
 
 def _on_act(event: gr.EventData) -> list[str]:

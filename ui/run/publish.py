@@ -64,7 +64,7 @@ def progress(folder: Path) -> tuple[bool, str]:
     link = f"<p>Published: {linked(before['url'])} ({esc(before['lora'])}, {esc(before['utc'])})</p>" if before else ""
     if job is None:
         return False, f'<div class="hp-say">{link}</div>' if link else ""
-    text, value, errors = jobs.output(folder, JOB)
+    text, value, _ = jobs.output(folder, JOB)
     lines = [line for line in (text or "").splitlines() if line.strip()]
     if job.state == "running":
         now = esc(lines[-1]) if lines else "Preparing the files…"
@@ -72,10 +72,9 @@ def progress(folder: Path) -> tuple[bool, str]:
     if job.state == "done":
         url = value.get("url", "") if isinstance(value, dict) else ""
         return False, f'<div class="hp-say" role="status" data-testid="published">Published: {linked(str(url))}</div>'
-    reason = (errors.strip().splitlines() or [""])[-1].removeprefix("launch publish: ")
     return False, (
         f'<div class="hp-problem hp-bad" role="alert" data-testid="not-published"><strong>{STATES[job.state]}</strong>'
-        f"<p>{linked(reason)}</p>{link}</div>"
+        f"<p>{linked(jobs.reason(folder, JOB, ''))}</p>{link}</div>"
     )
 
 

@@ -43,99 +43,69 @@ def entries() -> tuple[queue.Entry, ...]:
 
 def html(everything: list[view.View]) -> str:
     """The queue and the newest sweeps; "" where there is neither."""
-    waiting, sweeps = waiting_runs(everything), newest_sweeps({one.folder.name: one for one in everything})
-    if not waiting and not sweeps:
-        return ""
-    heading = f"Queue ({len(waiting)})" if waiting else "Queue"
-    items = "".join(_item(one, n, len(waiting)) for n, one in enumerate(waiting, 1))
-    listed = "".join(map(_sweep_item, sweeps))
-    return (
-        f'<section class="hp-queue" aria-label="Queue" data-testid="queue"><h3>{heading}</h3><ol>{items}</ol>'
-        f'<ul class="hp-sweeps" aria-label="Sweeps">{listed}</ul></section>'
-    )
-
-
-def _item(entry: dict[str, Any], place: int, last: int) -> str:
-    run, name = entry["run"], entry["name"]
-    buttons = [
-        press("↑", "up", label=f"Move up: {name}", off=place == 1, run=run),
-        press("↓", "down", label=f"Move down: {name}", off=place == last, run=run),
-        press("Try again", "retry", label=f"Try again: {name}", run=run)
-        if entry["problem"]
-        else press("Run now", "now", label=f"Run now, and pause what runs: {name}", run=run),
-        press("Cancel", "cancel", label=f"Remove from the queue: {name}", run=run),
-    ]
-    return (
-        f'<li class="{"hp-bad" if entry["problem"] else ""}" data-run="{esc(run)}">'
-        f'<span class="hp-queue-number">{place}</span><span class="hp-queue-name">{esc(name)}</span>'
-        f'<span class="hp-queue-about">{esc(_about(entry))}</span><div class="hp-queue-row">{"".join(buttons)}</div></li>'
-    )
-
-
-def _about(entry: dict[str, Any]) -> str:
-    if entry["problem"]:
-        return str(entry["problem"])
-    parts = [f"{entry['done']} of {entry['total']} started"] if entry["total"] else []
-    parts += ["paused"] * entry["paused"]
-    if (seconds := entry["starts_s"]) is not None:
-        parts.append("starts next" if seconds < 15 else f"starts in about {duration(seconds)}")
-    return " · ".join(parts)
-
-
-def _sweep_item(one: dict[str, Any]) -> str:
-    name = one["name"]
-    buttons = press("Compare", "table", label=f"Compare the runs of {name}", run=name)
-    if one["active"]:
-        buttons += press("Cancel all", "cancel", label=f"Cancel all runs of {name} that have not ended", run=name)
-    return (
-        f'<li data-run="{esc(name)}"><span class="hp-queue-name">{esc(name)}</span>'
-        f'<span class="hp-queue-about">{one["ended"]} of {one["total"]} have ended</span>'
-        f'<div class="hp-queue-row">{buttons}</div></li>'
-    )
-
-
-def newest_sweeps(views: dict[str, view.View]) -> list[dict[str, Any]]:
-    """The newest sweeps: {"name", "base", "ended": runs that have ended, "total", "active": one waits or trains}."""
-    found, waiting = [], {entry.run for entry in entries()}
-    for one in sweep.all_sweeps()[:SWEEPS]:
-        shown = [views[run] for run, _ in one.runs if run in views]
-        active = one.name in waiting or any(each.running for each in shown)
-        ended = sum(each.state in view.FINAL for each in shown)
-        found.append({"name": one.name, "base": one.base, "ended": ended, "total": len(one.runs), "active": active})
-    return found
-
-
-def waiting_runs(everything: list[view.View]) -> list[dict[str, Any]]:
-    """The entries of the queue: {"run", "name", "done", "total", "paused", "problem", "starts_s"}.
-
-    done, total: runs of a sweep that have started, and all of them; 0 for a single run. starts_s: seconds until its
-    start, None while unknown.
-    """
-    global _checked_s
-    views, waiting = {one.folder.name: one for one in everything}, entries()
-    if waiting and time.monotonic() - _checked_s >= CHECK_S:
-        _checked_s = time.monotonic()
-        queue.ensure_worker()
-    found, starts_s = [], _free_s(everything)
-    for entry in waiting:
-        shown = views.get(entry.next_run)
-        if shown is None:
-            continue  # deleted: the queue drops it at its next turn
-        found.append(
-            {
-                "run": entry.run,
-                "name": entry.run if entry.sweep else shown.name,
-                "done": entry.total - len(entry.sweep) if entry.sweep else 0,
-                "total": entry.total,
-                "paused": shown.state == "paused",
-                "problem": entry.problem,
-                "starts_s": None if starts_s is None or entry.problem else round(starts_s / 15) * 15,
-            }
-        )
+    views = {one.folder.name: one for one in everything}
+    waiting = [one for one in entries() if one.next_run in views]  # a deleted run leaves at the queue's next turn
+    _keep_going()
+    items, starts_s = "", _free_s(everything)
+    for place, entry in enumerate(waiting, 1):
+        items += _item(entry, views[entry.next_run], place, len(waiting), starts_s)
         for name in [] if entry.problem else entry.sweep or (entry.run,):
             length_s = _left_s(views[name]) if name in views else 0.0
             starts_s = None if starts_s is None or length_s is None else starts_s + length_s
-    return found
+    sweeps = "".join(_sweep(one, views) for one in sweep.all_sweeps()[:SWEEPS])
+    if not items and not sweeps:
+        return ""
+    heading = f"Queue ({len(waiting)})" if waiting else "Queue"
+    return (
+        f'<section class="hp-queue" aria-label="Queue" data-testid="queue"><h3>{heading}</h3><ol>{items}</ol>'
+        f'<ul class="hp-sweeps" aria-label="Sweeps">{sweeps}</ul></section>'
+    )
+
+
+def _keep_going() -> None:
+    """Start the queue's process where something waits and it is missing."""
+    global _checked_s
+    if entries() and time.monotonic() - _checked_s >= CHECK_S:
+        _checked_s = time.monotonic()
+        queue.ensure_worker()
+
+
+def _item(entry: queue.Entry, shown: view.View, place: int, last: int, starts_s: float | None) -> str:
+    """An entry. shown: its run, or the next one of its sweep. starts_s: seconds until that starts, None while unknown."""
+    run, name = entry.run, entry.run if entry.sweep else shown.name
+    if entry.problem:
+        about = [entry.problem]
+        start = press("Try again", "retry", label=f"Try again: {name}", run=run)
+    else:
+        about = [f"{entry.total - len(entry.sweep)} of {entry.total} started"] if entry.sweep else []
+        about += ["paused"] * (shown.state == "paused")
+        if starts_s is not None:
+            rounded_s = round(starts_s / 15) * 15
+            about.append(f"starts in about {duration(rounded_s)}" if rounded_s else "starts next")
+        start = press("Run now", "now", label=f"Run now, and pause what runs: {name}", run=run)
+    up = press("↑", "up", label=f"Move up: {name}", off=place == 1, run=run)
+    down = press("↓", "down", label=f"Move down: {name}", off=place == last, run=run)
+    cancel = press("Cancel", "cancel", label=f"Remove from the queue: {name}", run=run)
+    return (
+        f'<li class="{"hp-bad" if entry.problem else ""}" data-run="{esc(run)}">'
+        f'<span class="hp-queue-number">{place}</span><span class="hp-queue-name">{esc(name)}</span>'
+        f'<span class="hp-queue-about">{esc(" · ".join(about))}</span>'
+        f'<div class="hp-queue-row">{up}{down}{start}{cancel}</div></li>'
+    )
+
+
+def _sweep(one: sweep.Sweep, views: dict[str, view.View]) -> str:
+    """A sweep: how many of its runs have ended, and what can be done with them."""
+    shown, name = [views[run] for run, _ in one.runs if run in views], one.name
+    ended = sum(each.state in view.FINAL for each in shown)
+    buttons = press("Compare", "table", label=f"Compare the runs of {name}", run=name)
+    if any(entry.run == name for entry in entries()) or any(each.running for each in shown):
+        buttons += press("Cancel all", "cancel", label=f"Cancel all runs of {name} that have not ended", run=name)
+    return (
+        f'<li data-run="{esc(name)}"><span class="hp-queue-name">{esc(name)}</span>'
+        f'<span class="hp-queue-about">{ended} of {len(one.runs)} have ended</span>'
+        f'<div class="hp-queue-row">{buttons}</div></li>'
+    )
 
 
 def _free_s(everything: list[view.View]) -> float | None:

@@ -90,12 +90,8 @@ class View:
         return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
     def time(self, key: str) -> datetime | None:
-        """A time from status.json, in UTC; None when it is missing or not a time."""
-        try:
-            then = datetime.fromisoformat(str(self.status.get(key)))
-        except ValueError:
-            return None
-        return then if then.tzinfo else then.replace(tzinfo=UTC)
+        """A time from status.json; None when it is missing or not a time."""
+        return moment(self.status.get(key))
 
     def since(self, key: str, now: datetime | None = None) -> float | None:
         """Seconds since a time in status.json; None when it is missing or not a time."""
@@ -117,6 +113,15 @@ class View:
         if self.state == "new":
             return "Start"
         return "Start again" if self.checkpoint is None else "Resume"
+
+
+def moment(text: object) -> datetime | None:
+    """The time that a status has as text, in UTC where it names no zone; None when it is none."""
+    try:
+        then = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return then if then.tzinfo else then.replace(tzinfo=UTC)
 
 
 # The list -------------------------------------------------------------------------------------------------------------

@@ -217,16 +217,19 @@ def test_a_check_of_a_trainer_starts_once(folder, words, tmp_path, checkout, mon
 
     repository, _, _ = checkout
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(repository))
-    place, name = trainer_checks.place(), trainer_checks.job_of(trainer_checks.status("sd-scripts"))
+    found = trainer_checks.status("sd-scripts")
+    place, name = trainer_checks.place(), trainer_checks.job_of(found)
     jobs.start(place, name, words, 120, slot="sd-scripts")
     until(lambda: pids(folder), "the check runs")
 
-    note, test, *_ = trainer_checks.show("sd-scripts")
-    assert "Testing sd-scripts: training tiny weights" in note and test["interactive"] is False
-    trainer_checks.start("sd-scripts")
+    busy, markup = trainer_checks.look(found)
+    assert busy and "Testing sd-scripts: training tiny weights" in markup
+    with pytest.raises(RunError, match=jobs.BUSY):
+        trainer_checks.start(found)
     (repository / "train_network.py").write_text("by hand\n")
     commit(repository, "the check now has the name of another commit")
-    trainer_checks.start("sd-scripts")
+    with pytest.raises(RunError, match=jobs.BUSY):
+        trainer_checks.start(trainer_checks.status("sd-scripts"))
     assert len(pids(folder)) == 1
     (tmp_path / "go").touch()
     until(lambda: not jobs.running(place, "sd-scripts"), "the check has ended")

@@ -2,10 +2,13 @@
 
 import json
 import os
+import sys
 
+import pytest
 import record_shapes
 from checkout_helpers import commit, used
 
+from runs.paths import ROOT
 from sd_scripts_patches import versions
 
 
@@ -49,12 +52,34 @@ def test_what_fits_a_version_is_said_by_its_check(tmp_path, checkout, monkeypatc
     folder, _, _ = checkout
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(folder))
-    assert "is not a checkout of sd-scripts or musubi-tuner" in trainer_checks.show("sd-scripts")[0]
+
+    def note() -> str:
+        found = trainer_checks.status("sd-scripts")
+        assert found is not None
+        return trainer_checks.note(found)
+
+    assert "is not a checkout of sd-scripts or musubi-tuner" in note()
     facts = next(facts for facts in record_shapes.load() if facts["trainer"] == "sd-scripts")
     record_shapes.write_checkout(facts, folder)
     commit(folder, "a checkout")
-    assert "block_swap" not in trainer_checks.show("sd-scripts")[0]
+    assert "block_swap" not in note()
     (folder / "library/custom_offloading_utils.py").write_text("")
     commit(folder, "without block swap")
-    said = trainer_checks.show("sd-scripts")[0]
+    said = note()
     assert "Not guarded in this version: " in said and "block_swap (" in said
+
+
+@pytest.mark.parametrize(
+    ("platform", "interpreter", "shown"),
+    [
+        ("linux", str(ROOT / ".venv/bin/python"), ".venv/bin/python"),
+        ("linux", "/opt/my env/bin/python", "'/opt/my env/bin/python'"),
+        ("win32", r"C:\hangproof\.venv\Scripts\python.exe", r"C:\hangproof\.venv\Scripts\python.exe"),
+    ],
+)
+def test_the_command_back_names_the_pages_own_interpreter(platform, interpreter, shown, monkeypatch):
+    from ui.new import trainer_checks
+
+    monkeypatch.setattr(sys, "executable", interpreter)
+    command = trainer_checks.command_back("sd-scripts", "1" * 40, platform)
+    assert command == f"{shown} -m sd_scripts_patches.versions sd-scripts {'1' * 40}"

@@ -38,24 +38,25 @@ def test_a_store_that_hangs_or_fails_delays_nobody(data, tmp_path, silent_server
     one = fleet_page.Fleet()
     slowest_s = 0.0
 
-    def shown() -> dict:
+    def shown() -> dict[str, fleet_page.Store]:
         nonlocal slowest_s
         began_s = time.monotonic()
-        found = {store["store"]: store for store in one.snapshot()}
+        found = one.look()
         slowest_s = max(slowest_s, time.monotonic() - began_s)
         return found
 
-    until(lambda: shown().get(str(tmp_path / "store"), {}).get("runs"), "the store that answers is shown")
+    answering = str(tmp_path / "store")
+    until(lambda: shown()[answering].runs, "the store that answers is shown")
     now = shown()
-    assert now[str(tmp_path / "store")]["read_at"] and not now[str(tmp_path / "store")]["error"]
-    assert now[silent_server]["runs"] == [] and now[silent_server]["read_at"] == ""
-    assert now[silent_server]["reading"] or now[silent_server]["error"]
+    assert now[answering].read_at and not now[answering].error
+    assert now[silent_server].runs == [] and now[silent_server].read_at == ""
+    assert now[silent_server].job or now[silent_server].error
     assert slowest_s < 10, "asking never waits for a store"
     # The store goes away: what was read stays, with its age and the reason.
     (tmp_path / "store").rename(tmp_path / "gone")
     (tmp_path / "store").write_text("")
     one.refresh()
-    wait_for(lambda: shown()[str(tmp_path / "store")]["error"] or not shown()[str(tmp_path / "store")]["runs"])
+    wait_for(lambda: shown()[answering].error or not shown()[answering].runs)
     for store in one.stores.values():
         if store.job is not None:
             store.job.kill()
