@@ -40,8 +40,8 @@ from ui.token import bearer, load
 LIMIT_S = 60  # seconds after which a start counts as failed
 LIMITS = {  # the limit, and the sentence where it is exceeded
     "first_page_ratio": (1.15, "the first page takes {:g} x as long as a bare Gradio page"),
-    "config_kb": (110.0, "the config that each visit downloads has {:g} KB"),
-    "config_10000_images_kb": (110.0, "with 10,000 images the config has {:g} KB"),
+    "config_kb": (104.0, "the config that each visit downloads has {:g} KB"),
+    "config_10000_images_kb": (104.0, "with 10,000 images the config has {:g} KB"),
     "rss_mb": (250.0, "the page's server uses {:g} MB"),
     "idle_percent_of_core": (1.0, "an idle server uses {:g} % of a core"),
     "watched_percent_of_core": (5.0, "20 runs that train, one of them watched, take {:g} % of a core"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import presets
 from presets.estimate import GB, disk, estimate
+from presets.steps import held_out
 from runs.command import tier_flags
 from runs.dataset import shown_per_epoch
 from runs.files import Fault
@@ -115,6 +116,7 @@ def _length(spec: "RunSpec", images: int | Mapping[str, int], sizes: Sequence[tu
         return {}
     steps, samples = planned_steps(spec, images), shown_per_epoch(images, spec.repeats)
     per_epoch = planned_steps(spec.model_copy(update={"max_train_steps": None, "epochs": 1}), images)
+    by_folder = {"": images} if isinstance(images, int) else images
     known: Facts = {
         "images": count,
         "steps": steps,
@@ -123,6 +125,7 @@ def _length(spec: "RunSpec", images: int | Mapping[str, int], sizes: Sequence[tu
         "views": steps / per_epoch * samples / count,
         "no_checkpoint": (spec.save_every_n_steps or 0) > steps
         or (spec.save_every_n_steps == 0 and not spec.save_every_n_epochs),
+        "held_out": sum(held_out(by_folder, spec.validation_split, spec.backend).values()),
     }
     if sizes:
         width, height = max(sizes, key=lambda size: size[0] * size[1])

@@ -1,6 +1,7 @@
 """Small pieces of markup. Text from files and users goes through `esc` or `markdown`; nothing else turns text into HTML."""
 
 import html
+import math
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
@@ -80,8 +81,8 @@ def markdown(text: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time span for people: `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`; `–` for None and NaN."""
-    if seconds is None or seconds != seconds:
+    """A time span for people: `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`; `–` for what is not known: None, NaN, infinite."""
+    if seconds is None or not math.isfinite(seconds):
         return "–"
     s = max(0, round(seconds))
     if s < 60:

@@ -15,8 +15,8 @@ from ui_helpers import lora_file
 from runs import evolution, metrics_lines
 from runs.evolution import Losses, best
 from ui.run.charts import lines_of
-from ui.run.evolution import evolution as read
 from ui.run.metrics import Metrics
+from ui.run.view import evolution as read
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

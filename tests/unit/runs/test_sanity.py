@@ -81,6 +81,7 @@ RULES = [
     case("This machine has", "model", machine=LITTLE_MEMORY, tier="12G"),
     case("No checkpoint", "save_every_n_steps", save_every_n_steps="5000"),
     case("The checkpoints and LoRAs", "keep_states", machine=FULL_DISK, rank=64),
+    case("A share of", "validation_split", images=5, validation_split="0.05"),
     case("A spend limit", "spend_limit", spend_limit="5"),
     case("blocks_to_swap", "extra", flags="blocks_to_swap=20"),
 ]  # fmt: skip
