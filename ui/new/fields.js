@@ -51,14 +51,16 @@ function note(key) {
   clearTimeout(typing);
   typing = setTimeout(hangproof.sync, SEND_MS);
 }
-// A dropdown has no event for a choice: it is read when its text box is left, and after each key.
+// A text box and a radio button are read in their own event: a moment later, an answer that is just being shown may have replaced
+// what was typed. A dropdown has no event for a choice: it is read after each of its events, and when its text box is left.
 for (const name of ["input", "change", "click", "keyup", "focusout"]) {
   document.addEventListener(name, ({ target }) => {
     const key = names.find((one) => target.closest?.(`#${one}`));
-    const typed = ["input", "change"].includes(name) || target.role === "combobox";
-    if (!key || !typed || !document.body.classList.contains("hp-open")) return;
-    unread.add(key);
-    setTimeout(() => note(key));
+    if (!key || !document.body.classList.contains("hp-open")) return;
+    if (target.role === "combobox") {
+      unread.add(key);
+      setTimeout(() => note(key));
+    } else if (name === "input") note(key);
   });
 }
 

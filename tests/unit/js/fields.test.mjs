@@ -34,9 +34,9 @@ function open(localStorage, { now = () => 0, stored = { ...FIRST }, server, soon
   });
   const kept = hangproof.restore(Object.keys(dom), ["d1", ...Object.values(dom)]);
   kept.forEach((value, n) => value !== undefined && (dom[Object.keys(FIRST)[n]] = value));
-  const type = async (key, value) => {
+  const type = async (key, value, role = "") => {
     dom[key] = value;
-    for (const act of listeners.input) act({ target: { closest: (what) => what === `#${key}` && inputs[key], role: "" } });
+    for (const act of listeners.input) act({ target: { closest: (what) => what === `#${key}` && inputs[key], role } });
     await null; // until the field is read
   };
   return { page: hangproof, dom, type, kept, requests, events, stored };
@@ -95,7 +95,17 @@ test("a field that was not typed here shows what is stored, and is not sent", as
   assert.deepEqual(tab.events.slice(-2), ["review", "script"]);
 });
 
-test("an answer that comes before a typed field was read does not replace what was typed", async () => {
+test("an older value that is shown a moment after the typing does not replace what was typed", async () => {
+  const tab = open(storage());
+  await tab.page.sync();
+  const typed = tab.type("name", "mine");
+  tab.dom.name = "older"; // an answer that was being shown
+  await typed;
+  await tab.page.sync();
+  assert.deepEqual([tab.stored.name, tab.dom.name], ["mine", "mine"]);
+});
+
+test("an answer that comes before a dropdown was read does not replace what was chosen", async () => {
   const answers = [];
   const waiting = [];
   let hold = false;
@@ -104,7 +114,7 @@ test("an answer that comes before a typed field was read does not replace what w
   await new Promise(setImmediate);
   answers.shift()({ ok: true, values: { ...FIRST, name: "theirs" } }); // of the page's start
   hold = true;
-  await tab.type("epochs", 2);
+  await tab.type("epochs", 2, "combobox");
   await new Promise(setImmediate);
   assert.deepEqual(tab.dom, { ...FIRST, name: "theirs", epochs: 2 });
   hold = false;
