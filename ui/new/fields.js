@@ -42,9 +42,8 @@ function shownValue(key) {
 }
 let typing = null;
 const unread = new Set(); // fields that were typed in and are not read yet: they have a newer value than any answer
-function note(key) {
+function note(key, value = shownValue(key)) {
   unread.delete(key);
-  const value = shownValue(key);
   const kept = hangproof.unsavedText("field", key);
   if (value === undefined || alike(value, kept === undefined ? base[key] : kept)) return;
   hangproof.keep("field", key, value);
@@ -52,7 +51,7 @@ function note(key) {
   typing = setTimeout(hangproof.sync, SEND_MS);
 }
 // A text box and a radio button are read in their own event: a moment later, an answer that is just being shown may have replaced
-// what was typed. A dropdown has no event for a choice: it is read after each of its events, and when its text box is left.
+// what was typed. Of a radio button it is its own value: the one before it is still checked too. A dropdown has no event for a choice: it is read after each of its events, and when its text box is left.
 for (const name of ["input", "change", "click", "keyup", "focusout"]) {
   document.addEventListener(name, ({ target }) => {
     const key = names.find((one) => target.closest?.(`#${one}`));
@@ -60,7 +59,7 @@ for (const name of ["input", "change", "click", "keyup", "focusout"]) {
     if (target.role === "combobox") {
       unread.add(key);
       setTimeout(() => note(key));
-    } else if (name === "input") note(key);
+    } else if (name === "input") note(key, target.type === "radio" ? target.value : undefined);
   });
 }
 
