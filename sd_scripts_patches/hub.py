@@ -7,8 +7,9 @@ file over HTTP), with its own limits of one read (`HF_HUB_ETAG_TIMEOUT`, `HF_HUB
 whose transfers they do not reach. What it lacks is added: a watchdog on bytes, and the hash of what arrived. A download
 may take hours as long as bytes arrive; without any for `hub_timeout_s` the process ends and the next start resumes the
 file. A hub that sends nothing for `hub_reach_s`, or cannot be asked, is out of reach for the rest of the process: it is
-waited for once and not for each file, the library raises its own error, and code that can do without the file goes on. Uploads are extra copies: each gets `upload_timeout_s`, then the run continues
-without it. The threads of `--async_upload` are daemons; at the end the run waits `upload_exit_s` for them.
+waited for once and not for each file, the library raises its own error, and code that can do without the file goes on.
+Uploads are extra copies: each gets `upload_timeout_s`, then the run continues without it. The threads of
+`--async_upload` are daemons; at the end the run waits `upload_exit_s` for them.
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ function note(key, value = shownValue(key)) {
   typing = setTimeout(hangproof.sync, SEND_MS);
 }
 // A text box and a radio button are read in their own event: a moment later, an answer that is just being shown may have replaced
-// what was typed. Of a radio button it is its own value: the one before it is still checked too. A dropdown has no event for a choice: it is read after each of its events, and when its text box is left.
+// what was typed. A radio button gives its own value, because the one before it is still checked too. A dropdown has no event for a
+// choice: it is read after each of its events, and when its text box is left.
 for (const name of ["input", "change", "click", "keyup", "focusout"]) {
   document.addEventListener(name, ({ target }) => {
     const key = names.find((one) => target.closest?.(`#${one}`));
