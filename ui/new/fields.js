@@ -67,7 +67,7 @@ for (const name of ["input", "change", "click", "keyup", "focusout"]) {
 // Server ------------------------------------------------------------------------------------------------------------
 let syncing = null;
 let more = false;
-let starting = false; // Start was pressed: what is only missing is marked too, until a field changes
+let starting = false; // Start was pressed: this time, what is only missing is marked too
 /** Send what is kept and show what is stored, one request after the other. Resolves to whether the server has everything. */
 hangproof.sync = () => {
   if (!names.length) return Promise.resolve(true); // the page is not open yet
