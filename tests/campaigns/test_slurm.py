@@ -9,10 +9,11 @@ import time
 import psutil
 import pytest
 import slurm_cluster
-from monitor_helpers import events, stop, toy_run, wait_for
-from run_facts import status, step_of, trainers
+from machines_helpers import together
+from monitor_helpers import events, limits_file, stop, toy_run, wait_for
+from run_facts import incidents, status, step_of, trainers
 from seeds import seed
-from slurm_helpers import SHORT, at_step, completed, down, drain, kill_step, log, repeated, submit
+from slurm_helpers import SHORT, at_step, completed, down, drain, kill_step, log, repeated, submit, tasks_of
 from toys import fault_at
 
 pytestmark = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing() or "-")
@@ -148,3 +149,18 @@ def test_a_cancelled_job_is_not_requeued_and_its_run_can_be_submitted_again(clus
     assert second != job
     completed(cluster, folder, second, starts=1)
     assert repeated(folder) == 0
+
+
+def test_a_stopped_rank_on_the_second_node_is_named_and_the_step_starts_again_on_the_nodes_of_the_job(
+    cluster, tmp_path
+):
+    folder = together(tmp_path / "toy", steps=80, pace=0.1, every=20)
+    limits = limits_file(folder, "[watch]\nstopped_s = 1\n[phases.step]\nfloor_s = 60\n")
+    job = submit(cluster, folder, "--nodes", "2", HANGPROOF_LIMITS=str(limits))
+    at_step(folder, 25)
+    (rank,) = [process for process in tasks_of(cluster, 1) if "toy.py" in process.cmdline()]
+    rank.suspend()
+    completed(cluster, folder, job, starts=1, steps=80)
+    assert repeated(folder) <= 20 and "starting all of them again" in log(folder, job)
+    found, *_ = incidents(folder / "machines" / "1")
+    assert (found["cause"], found["evidence"]["rank"]) == ("trainer_stopped", 1), found

@@ -11,32 +11,30 @@ from monitor_helpers import finish, monitor, toy
 from runs_helpers import executable, pictures
 from toys import fault_at
 
+import runs
+
 # What accelerate would start: it fails as the trainer's flags say it must.
 TRAINER = toy(fault_at(25, 'exec(os.environ.get("TOY_FAULT", ""))', "True"), steps=40, pace=0.02, every=10)
-
-
 CRASHES = (
     "allow_below_guards = true\n[end]\ngrace_s = 0.5\n[restart]\nbackoff_first_s = 0.1\n[phases.step]\nfloor_s = 30\n"
 )
 HANGS = "allow_below_guards = true\n[end]\ngrace_s = 0.5\n[restart]\nbackoff_first_s = 0.1\n" + "".join(
     f"[phases.{name}]\nfloor_s = 1\nceiling_s = 2\n" for name in ("load", "sample", "validate", "save", "end")
 )
-
-
 FORK = """
 if args.max_data_loader_n_workers:
     raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, use spawn")
 """
 
 
-def maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Path, int]]:
-    """Return f(fault, limits, **spec), which makes a run of 40 steps, runs its monitor, and returns (folder, exit code)."""
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Path, int]]:
+    """f(fault, limits, **spec) makes a run of 40 steps, runs its monitor to the end, and returns (folder, exit code)."""
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
     (tmp_path / "trainer.py").write_text(TRAINER)
     text = f'#!/bin/sh\nexec {sys.executable} {tmp_path}/trainer.py "$@"\n'
     program = executable(tmp_path / "accelerate", text)
     pictures(tmp_path / "photos", 1)
-    import runs
 
     def made(fault: str, limits: str = CRASHES, **spec) -> tuple:
         values = {"name": "Ladder 1", "trigger": "t", "model": "tiny-flux", "backend": "diffusers"}

@@ -33,15 +33,14 @@ def one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def processes(data: Path, *words: str) -> list[psutil.Process]:
-    """The living processes that work on this data root, and whose command line has all `words`."""
+    """The living processes that work in this data root, and whose command line has all `words`."""
     found = []
     for process in psutil.process_iter():
-        try:
-            own = process.environ().get("HANGPROOF_DATA") == str(data) and process.pid != os.getpid()
+        with contextlib.suppress(psutil.Error):
+            places = [process.environ().get(name, "") for name in ("HANGPROOF_DATA", "HANGPROOF_RUN")]
+            own = any(place.startswith(str(data)) for place in places) and process.pid != os.getpid()
             if own and process.status() != psutil.STATUS_ZOMBIE and set(words) <= {*process.cmdline()}:
                 found.append(process)
-        except psutil.Error:
-            continue
     return found
 
 

@@ -1,13 +1,11 @@
 """Shared by the tests of rehearsal and drill: a tiny run, what is on the disk, what still runs."""
 
-import contextlib
 import json
-import os
 from pathlib import Path
 
-import psutil
 import pytest
 from monitor_helpers import wait_for
+from queue_helpers import processes
 from runs_helpers import PROJECT, picture, python
 
 import runs
@@ -45,16 +43,7 @@ def listing(folder: Path) -> dict[str, tuple[int, int]]:
 
 def nothing_runs(data: Path) -> bool:
     """Whether no process of this data folder is alive, within some seconds."""
-    others = lambda: [one for one in psutil.process_iter() if one.pid != os.getpid() and _uses(one, data)]  # noqa: E731
-    return bool(wait_for(lambda: not others(), 15, "the end of its processes"))
-
-
-def _uses(process: psutil.Process, data: Path) -> bool:
-    with contextlib.suppress(psutil.Error):
-        inside = str(data)
-        environment = process.environ()
-        return any(environment.get(name, "").startswith(inside) for name in ("HANGPROOF_DATA", "HANGPROOF_RUN"))
-    return False
+    return bool(wait_for(lambda: not processes(data), 15, "the end of its processes"))
 
 
 def launched(tool: str, folder: Path | str, *words: str, **environment: str) -> tuple[int, dict, str]:

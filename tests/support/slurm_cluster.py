@@ -21,19 +21,7 @@ from pathlib import Path
 import psutil
 from ui_helpers import free_port
 
-PROGRAMS = [
-    "munged",
-    "slurmctld",
-    "slurmd",
-    "sbatch",
-    "srun",
-    "scontrol",
-    "squeue",
-    "scancel",
-    "sinfo",
-    "flock",
-    "setpriv",
-]
+PROGRAMS = "munged slurmctld slurmd sbatch srun scontrol squeue scancel sinfo flock setpriv"
 SEARCHED = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 # Times in seconds that differ from a cluster's: `cred_expire` (120) is also how long a requeued job waits before it can
 # start, and must be more than 5. The rest is what a container without cgroups and a database needs.
@@ -81,7 +69,7 @@ def missing() -> str:
     """Why no Slurm can be started here, "" when one can."""
     if not sys.platform.startswith("linux"):
         return "Slurm: Linux only"
-    absent = [name for name in PROGRAMS if shutil.which(name, path=SEARCHED) is None]
+    absent = [name for name in PROGRAMS.split() if shutil.which(name, path=SEARCHED) is None]
     if absent:
         return f"Slurm: {', '.join(absent)} not found; as root: apt-get install slurmctld slurmd slurm-client munge"
     return "" if os.geteuid() == 0 else "Slurm: its daemons start jobs, which takes root"

@@ -1,4 +1,4 @@
-"""A toy run with a standby attempt, and what must hold when it has ended."""
+"""A toy run with snapshots in memory and a standby attempt, and what must hold when it has ended."""
 
 import hashlib
 from pathlib import Path
@@ -17,12 +17,12 @@ STEPS, EVERY = 90, 10
 class Run:
     """A toy run as a user makes one."""
 
-    def __init__(self, data: Path, step_s: float = 0.05):
+    def __init__(self, data: Path, step_s: float = 0.05, steps: int = STEPS, every: int = EVERY, limits: str = ""):
         self.data = data
-        self.toy = machines.toy(STEPS, EVERY, step_s)
+        self.toy = machines.toy(steps, every, step_s)
         self.env = self.toy.environment(data)
         self.folder = self.toy.create(data, {})
-        (data / "limits.toml").write_text("allow_below_guards = true\n")
+        (data / "limits.toml").write_text("allow_below_guards = true\n" + limits)
         (data / "done").mkdir()
         self.env |= {"HANGPROOF_LIMITS": str(data / "limits.toml"), "TOY_FAULTS_DONE": str(data / "done")}
         self.env |= {"HANGPROOF_GPUS": "", "TMPDIR": str(data / "tmp"), "HANGPROOF_SHM": str(data / "tmp")}
@@ -31,7 +31,7 @@ class Run:
         self.env |= {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_SLOW": f"4:1:{data / 'hurry'}"}
 
     def start(self, **more: str):
-        return monitor(self.folder, **self.env, **more)
+        return monitor(self.folder, **{**self.env, **more})
 
     def standby(self) -> dict:
         return status(self.folder)["standby"] if (self.folder / "status.json").exists() else {"state": "none"}

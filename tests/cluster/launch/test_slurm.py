@@ -7,10 +7,8 @@ import sys
 
 import pytest
 import slurm_cluster
-from machines_helpers import together
-from monitor_helpers import events, limits_file, toy_run
-from run_facts import incidents
-from slurm_helpers import SHORT, at_step, completed, launch, log, repeated, submit, tasks_of
+from monitor_helpers import events, toy_run
+from slurm_helpers import SHORT, at_step, completed, launch, log, repeated, submit
 
 pytestmark = [
     pytest.mark.slow,
@@ -52,18 +50,3 @@ def test_a_job_on_a_node_with_gpus_gets_its_gpu_also_where_its_path_needs_quotes
     assert (answer["gpus"], answer["kind"]) == (1, "")
     completed(cluster, folder, answer["job"], starts=1, steps=5)
     assert "gpus 0, devices 0" in (folder / "training.log").read_text()
-
-
-def test_a_stopped_rank_on_the_second_node_is_named_and_the_step_starts_again_on_the_nodes_of_the_job(
-    cluster, tmp_path
-):
-    folder = together(tmp_path / "toy", steps=80, pace=0.1, every=20)
-    limits = limits_file(folder, "[watch]\nstopped_s = 1\n[phases.step]\nfloor_s = 60\n")
-    job = submit(cluster, folder, "--nodes", "2", HANGPROOF_LIMITS=str(limits))
-    at_step(folder, 25)
-    (rank,) = [process for process in tasks_of(cluster, 1) if "toy.py" in process.cmdline()]
-    rank.suspend()
-    completed(cluster, folder, job, starts=1, steps=80)
-    assert repeated(folder) <= 20 and "starting all of them again" in log(folder, job)
-    found, *_ = incidents(folder / "machines" / "1")
-    assert (found["cause"], found["evidence"]["rank"]) == ("trainer_stopped", 1), found

@@ -1,17 +1,12 @@
-"""The fault matrix reports each difference from its table, and one of its rows ends as the table requires.
-
-All of it is in tests/campaigns/test_faults.py.
-"""
+"""The fault matrix reports each difference from its table. Its rows are played by tests/campaigns/test_faults.py."""
 
 import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
+import children
 import pytest
 import tomllib
-from runs_helpers import python
+from runs_helpers import call
 
 from benchmarks import faults, injector
 from benchmarks.faults_actions import ACTIONS
@@ -21,7 +16,6 @@ from monitor.resume import snapshots
 from runs.paths import ROOT
 
 ROWS = faults.table()
-FAULTS = ("-m", "benchmarks", "faults")
 
 
 def test_each_row_names_what_exists():
@@ -52,11 +46,9 @@ def test_a_seed_decides_at_which_step_a_fault_occurs():
 
 
 def test_the_list_has_each_fault_with_what_is_expected_of_it():
-    unknown = python(*FAULTS, "--run", "step_sleep")
+    unknown = call("benchmarks", "faults", "--run", "step_sleep")
     assert unknown.returncode == 2 and "no fault 'step_sleep'" in unknown.stderr and "step_sleeps" in unknown.stderr
-    done = python(*FAULTS, "--list", "--json")
-    assert done.returncode == 0, done.stderr
-    listed = json.loads(done.stdout)
+    listed = json.loads(call("benchmarks", "faults", "--list", "--json").stdout)
     assert set(ROWS) <= set(listed)
     assert listed["step_sleeps"]["fault"] and listed["step_sleeps"]["expect"]["state"] == "completed"
 
@@ -133,47 +125,30 @@ def test_without_recovery_a_row_turns_both_off_and_keeps_its_own_limits():
     assert "turned off" in faults.missing(faults.without_recovery(ROWS["record_torn"]))
 
 
-HELD = "from benchmarks import injector as w; w.claim(); print('held', flush=True); input()"
+HELD = "import time; from benchmarks import injector; injector.claim(); print('held', flush=True); time.sleep(600)"
 
 
 def test_a_second_writer_is_reported_and_one_that_has_died_is_none(tmp_path):
     """What each row of the matrix is checked for; forked workers and the next attempt are no second writer."""
-    env = {**os.environ, injector.WRITERS: str(tmp_path), "HANGPROOF_RUN": "/a", "HANGPROOF_ATTEMPT": "1"}
-    code, pipes = [sys.executable, "-c", HELD], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": ROOT}
+    made = []
 
-    def started_with(**more: str) -> subprocess.Popen:
-        popen = subprocess.Popen(code, env={**env, **more}, **pipes)
-        assert popen.stdout.readline() == b"held\n"
-        return popen
+    def held(attempt: int, run: str = "/a"):
+        where = {injector.WRITERS: tmp_path, "HANGPROOF_RUN": run, "HANGPROOF_ATTEMPT": attempt}
+        made.append(children.start(HELD, **where))
+        assert made[-1].stdout.readline() == "held\n"
+        return made[-1]
 
-    def end(popen: subprocess.Popen) -> None:
-        popen.kill()
-        popen.communicate()
-
-    first, other = started_with(), started_with(HANGPROOF_RUN="/b")
-    assert injector.doubled(tmp_path) == []
-    end(first)
-    next_one = started_with(HANGPROOF_ATTEMPT="2")
-    assert injector.doubled(tmp_path) == []
-    second = started_with(HANGPROOF_ATTEMPT="3")
-    (report,) = injector.doubled(tmp_path)
-    assert f"process {second.pid} (attempt 3) trains while process {next_one.pid} (attempt 2) trains /a" in report
-    for popen in (other, next_one, second):
-        end(popen)
-
-
-@pytest.mark.slow
-def test_a_hang_ends_as_the_table_requires_and_the_command_leaves_only_what_is_to_be_kept(tmp_path):
-    """The command as a user types it; its temporary files are in a folder of the test's own."""
-    (tmp_path / "tmp").mkdir()
-    words = ("--run", "gil_deadlock", "--keep", str(tmp_path / "kept"), "--json")
-    done = python(*FAULTS, *words, TMPDIR=str(tmp_path / "tmp"), timeout=500)
-    result = json.loads(done.stdout)["rows"]["gil_deadlock"]
-    # A busy machine may need longer than the row allows; the command then reports that and ends with 1.
-    late = [problem for problem in result["problems"] if "declared after" in problem]
-    assert done.returncode == (1 if late else 0) and result["problems"] == late, done.stderr
-    assert list((tmp_path / "tmp").iterdir()) == []
-    (kept,) = (tmp_path / "kept").iterdir()
-    assert result["kept"] == str(kept)
-    assert (kept / "monitor-1.txt").is_file()
-    assert (kept / "data" / "outputs" / "fault" / "incidents" / "0001" / "report.md").is_file()
+    try:
+        first, _ = held(1), held(1, "/b")
+        assert injector.doubled(tmp_path) == []
+        first.kill()
+        first.wait()
+        second = held(2)
+        assert injector.doubled(tmp_path) == []
+        third = held(3)
+        (report,) = injector.doubled(tmp_path)
+        assert f"process {third.pid} (attempt 3) trains while process {second.pid} (attempt 2) trains /a" in report
+    finally:
+        for one in made:
+            one.kill()
+            one.communicate()

@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from monitor_helpers import wait_for
 
 from benchmarks import toy_loop
 from guards import gate
+from guards.heartbeat import Heartbeat
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 120
@@ -39,11 +41,7 @@ class Waiting:
         self.ledger, self.log = folder / "ledger", folder / "training.log"
 
     def until(self, name: str) -> None:
-        until_s = time.monotonic() + LIMIT_S
-        while not (self.private / name).exists():
-            assert self.process.poll() is None, (self.private / "out").read_text()
-            assert time.monotonic() < until_s, f"no {name}"
-            time.sleep(0.02)
+        wait_for((self.private / name).exists, LIMIT_S, name)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -83,8 +81,6 @@ def test_it_touches_nothing_and_uses_no_processor_time_until_the_gate_opens(wait
 
 def test_it_resumes_from_the_state_in_the_message_with_the_variables_and_the_log_of_then(waiting):
     one = waiting()
-    from guards.heartbeat import Heartbeat
-
     toy_loop.save(
         one.output, "toy", 3, toy_loop.advance(toy_loop.advance(toy_loop.advance(b"", 1), 2), 3), Heartbeat(None)
     )

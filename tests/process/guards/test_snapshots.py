@@ -16,6 +16,7 @@ import children
 import numpy
 import pytest
 import torch
+from monitor_helpers import wait_for
 
 from guards import checkpoint, memory, snapshot_keep, snapshots
 from guards import snapshot_record as record
@@ -273,9 +274,7 @@ def test_a_kill_at_any_moment_leaves_a_record_that_is_right(ring):
     """SIGKILL in mid-snapshot: the process does nothing else. What verifies holds the values of one step."""
     with children.start(KILLED, ring) as process:
         process.stdout.readline()
-        deadline_s = time.monotonic() + 60
-        while (snapshots.status(ring)["step"] or 0) < 3 and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+        wait_for(lambda: (snapshots.status(ring)["step"] or 0) >= 3, 60, "three records")
         process.send_signal(signal.SIGKILL)
     good = [path for path in snapshots.headers(ring) if not record.verify(path)]
     assert good, "one of the two records is always complete"

@@ -6,6 +6,7 @@ import time
 
 import children
 import pytest
+from monitor_helpers import wait_for
 
 from guards import heartbeat, startup, turns
 from guards.heartbeat import Heartbeat, path_of, read
@@ -118,23 +119,14 @@ def second(tmp_path):
         process.stdout.close()
 
 
-def waits_with(folder, note, process):
-    until = time.monotonic() + HUNDRED_S
-    while time.monotonic() < until and process.poll() is None:
-        beats = [b for b in heartbeat.read_all(folder) if b.rank == 1]
-        if beats and note in beats[0].note:
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def test_tokenizers_are_fetched_by_the_first_rank_of_a_machine(tmp_path, second):
     old = Heartbeat(path_of(tmp_path, 0))  # the caching command of before: it passed the tokenizers and ended
     old.reach("tokenizer")
     old.reach("data")
     old.end("done")
     process = second()
-    assert waits_with(tmp_path, f"{turns.WAITS} 0 at check point 3", process)
+    note = f"{turns.WAITS} 0 at check point 3"
+    wait_for(lambda: any(b.rank == 1 and note in b.note for b in heartbeat.read_all(tmp_path)), HUNDRED_S, note)
     first = Heartbeat(path_of(tmp_path, 0), world=2)
     first.reach("tokenizer")
     time.sleep(0.3)

@@ -55,6 +55,9 @@ def test_a_queue_whose_process_is_stopped_goes_on_with_another(data, monkeypatch
     worker.add(first)
     worker.add(second)
     wait_for(lambda: step_of(first) >= 2, what="two steps")
+    wait_for(
+        lambda: len(processes(data, "work")) == 1, what="one that works; each `add` may start one, and only one stays"
+    )
     (stuck,) = processes(data, "work")
     stuck.send_signal(signal.SIGSTOP)
     assert not queue.ensure_worker(), "it has looked a moment ago"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from fleet_helpers import put_run
 from monitor_helpers import wait_for
-from runs_helpers import python
+from runs_helpers import call
 
 from launch import fleet
 from launch.common import LaunchError
@@ -97,7 +97,7 @@ def test_the_command_prints_every_store_and_fails_when_none_answers(data, tmp_pa
     (tmp_path / "file").write_text("")
 
     def run(*words: str) -> tuple[int, list]:
-        done = python("-m", "launch", "fleet", *words, "--json")
+        done = call("launch", "fleet", *words, "--json")
         assert "no store is known" not in done.stdout
         return done.returncode, json.loads(done.stdout.splitlines()[-1]) if done.stdout else [done.stderr]
 

@@ -42,6 +42,10 @@ def test_a_certain_cause_is_changed_at_the_first_restart_and_the_spec_stays_the_
     job = pinned(folder).patched(change["patch"])
     assert (pinned(folder).spec["workers"], job.spec["workers"]) == (2, 0), "the job itself stays"
     assert rendered(job, folder / "Ladder-1-step00000020-state") == second
+    learned = json.loads((folder.parent / ".learned.json").read_text())  # for the next run of this kind
+    assert "tiny-flux" in (key := state.learned_key(RunFolder(folder).spec)) and list(learned) == [key]
+    assert learned[key]["step"]["n"] >= 30 and 0.01 < learned[key]["step"]["median"] < 1
+    assert state.load_learned({"model": "another"}) == {}
 
 
 # For as long as nothing is changed.
@@ -98,13 +102,3 @@ def test_a_training_that_nobody_watches_is_listed_and_can_be_stopped(tmp_path):
     now = status(folder)
     assert now["state"] == "stopped" and now["checkpoint"]["step"] == now["step"]
     assert trainers(folder) == []
-
-
-def test_what_a_completed_run_taught_is_kept_for_the_next_of_its_kind(run, tmp_path):
-    folder, code = run("")
-    assert code == 0
-    table = json.loads((tmp_path / "outputs" / ".learned.json").read_text())
-    (key,) = table
-    assert key == state.learned_key(RunFolder(folder).spec) and "tiny-flux" in key
-    assert table[key]["step"]["n"] >= 30 and 0.01 < table[key]["step"]["median"] < 1
-    assert state.load_learned({"model": "another"}) == {}

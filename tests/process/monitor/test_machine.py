@@ -135,12 +135,14 @@ def test_a_rented_machine_that_never_had_a_gpu_is_not_requeued(rented):
 
 @pytest.mark.slow
 def test_a_run_may_train_without_a_gpu_when_asked_and_when_the_driver_fails(rented):
+    """And Ctrl-C in the foreground is a stop with a checkpoint."""
     folder, absent, env = rented
     (absent.parent / "fails").touch()  # a broken driver is no proof that there is no GPU
     first = monitor(folder, HANGPROOF_NEEDS_GPU="1", **env)
     wait_for(lambda: status(folder)["step"] == 15)
     first.send_signal(signal.SIGINT)
-    finish(first)
+    assert finish(first)[0] == 3 and status(folder)["state"] == "stopped"
+    assert status(folder)["checkpoint"]["step"] == status(folder)["step"] > 0
     (absent.parent / "fails").unlink()
     absent.touch()
     code, _, err = supervise(folder, HANGPROOF_NEEDS_GPU="0", **env)

@@ -6,8 +6,8 @@ The errors are put into the monitor's own process from outside (`inject`).
 import sys
 
 import pytest
-from monitor_helpers import ROOT, events, finish, inject, kill_monitor, monitor, stop, supervise, toy_run, wait_for
-from run_facts import completed, status, step_of, trainers, weight
+from monitor_helpers import ROOT, events, inject, supervise, toy_run
+from run_facts import completed, status, trainers, weight
 from toys import AT, HANG, SHORT, fault_at, undisturbed
 
 from guards import checkpoint
@@ -103,24 +103,6 @@ def test_a_run_whose_checkpoints_cannot_be_verified_stops_with_the_reason_and_no
     assert now["state"] == "failed" and "cannot be verified" in now["reason"] and now["attempt"] == 1
     assert checkpoint.newest_valid(folder).name == "toy-step00000030-state", "kept where it was"
     assert not list(folder.glob("*.bad")), "not called bad"
-
-
-# ---- stops and pre-emptions ----
-
-
-def test_a_stop_survives_the_monitor_that_was_carrying_it_out(folder):
-    toy_run(folder, HANG, **SHORT)
-    process = monitor(folder, limits="[phases.step]\nfloor_s = 120\n")
-    wait_for(lambda: step_of(folder) == AT)
-    (folder / "stop.request").write_text("{}")  # what `monitor stop` writes, without its start
-    wait_for(lambda: status(folder)["state"] == "stopping")
-    old = status(folder)["monitor_pid"]
-    kill_monitor(process, folder)
-    process = monitor(folder)
-    wait_for(lambda: status(folder)["state"] == "stopping" and status(folder)["monitor_pid"] != old)
-    stop(folder, "--now")
-    assert finish(process)[0] == 3
-    assert status(folder)["state"] == "stopped"
 
 
 def test_a_folder_that_takes_no_status_and_no_report_does_not_keep_a_run_from_its_end(folder):

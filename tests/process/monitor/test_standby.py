@@ -21,7 +21,7 @@ from monitor.detect.durations import Durations
 from monitor.process import platform
 from monitor.resume.script import STAND_IN
 from monitor.run_folder import RunFolder
-from monitor.standby import Standby, never
+from monitor.standby import LOOK_S, Standby, never
 
 pytestmark = pytest.mark.skipif(not platform.LINUX, reason="the standby attempt needs Linux")
 
@@ -48,7 +48,7 @@ def test_a_crash_is_continued_by_the_standby_and_another_one_is_started(tmp_path
 
 @pytest.fixture
 def alone(tmp_path, monkeypatch):
-    """A standby that waits, and the folder of its run."""
+    """The standby of a run, which is not started; the attempt that trains; the script with the stand-in."""
     monkeypatch.setenv("HANGPROOF_LIMITS", "")
     for name in ("TMPDIR", "HANGPROOF_SHM"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -56,43 +56,38 @@ def alone(tmp_path, monkeypatch):
     run = Run(tmp_path / "data")
     for name, value in run.env.items():
         monkeypatch.setenv(name, value)
-    folder = RunFolder(run.folder)
-    limits = config.load()
+    folder, limits = RunFolder(run.folder), config.load()
     standby = Standby(folder, limits.standby, limits.end)
+    trains = Attempt.prepare(folder, 1, platform.now(), {})
     text = (run.folder / "train.sh").read_text().rstrip() + f" --resume {run.folder / STAND_IN}\n"
-    attempt = Attempt.prepare(folder, 1, platform.now(), {})
-    standby._begin(attempt, text, (), time.monotonic())
+    yield standby, trains, text
+    standby.close()
+    trains.close()
+
+
+def test_it_is_dropped_where_it_would_train_something_else_and_when_memory_becomes_short(alone, monkeypatch):
+    standby, trains, text = alone
+    standby._begin(trains, text, (), time.monotonic())
     assert standby.imports
     view = SimpleNamespace(now_s=time.monotonic(), beats=[])
-    wait_for(lambda: standby.tick(view, attempt, text, ()) or standby.ready, 60, "a standby")
+    wait_for(lambda: standby.tick(view, trains, text, ()) or standby.ready, 60, "a standby")
     assert standby.summary()["state"] == "ready" and not standby.imports
-    yield standby, run.folder, text
-    standby.close()
-    attempt.close()
 
-
-@pytest.mark.parametrize("what", ["the same", "a changed script", "another attempt", "from the start"])
-def test_it_is_dropped_where_it_would_train_something_else(alone, what):
-    standby, folder, text = alone
-    state, script, pids = folder / "toy-step00000010-state", folder / "train.attempt-2.sh", standby.pids()
-    if what == "a changed script":
-        text = text.replace("--max_train_steps", "--lowered 1 --max_train_steps")
+    folder, pids, dropped = standby.folder.folder, standby.pids(), []
+    state, script = folder / "toy-step00000010-state", folder / "train.attempt-2.sh"
     script.write_text(text.replace(str(folder / STAND_IN), str(state)))
-    taken = standby.take(3 if what == "another attempt" else 2, script, None if what == "from the start" else state)
-    if what == "the same":
-        assert taken is standby.attempt
-        return
-    assert taken is None and not standby.pids() and standby.summary()["state"] == "none"
-    assert pids and not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
-    if what == "a changed script":
-        assert standby.summary()["reason"] == "the failure changes the script"
+    assert standby.take(2, script, state) is standby.attempt
+    with monkeypatch.context() as patch:
+        patch.setattr(standby, "drop", dropped.append)
+        assert standby.take(3, script, state) is standby.take(2, script, None) is None
+        script.write_text(script.read_text().replace("--max_train_steps", "--lowered 1 --max_train_steps"))
+        assert standby.take(2, script, state) is None
+    assert dropped == ["another attempt came between", "the training starts over", "the failure changes the script"]
 
-
-def test_it_is_dropped_while_it_waits_when_memory_becomes_short(alone, monkeypatch):
-    standby, _, _ = alone
     monkeypatch.setattr("guards.memory.available_bytes", lambda: 1 << 20)
     standby._look_after(standby.attempt, time.monotonic())
     assert standby.summary()["state"] == "none" and "memory is short" in standby.summary()["reason"]
+    assert pids and not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
 
 
 def test_steps_beside_its_imports_do_not_make_the_limit_of_a_step_longer():
@@ -106,17 +101,13 @@ def test_steps_beside_its_imports_do_not_make_the_limit_of_a_step_longer():
 
 
 def test_a_run_whose_standby_failed_is_not_tried_again_at_once(alone, monkeypatch):
-    standby, _, _ = alone
+    standby, trains, text = alone
     begun: list[float] = []
-    monkeypatch.setattr(standby, "_begin", lambda *_: begun.append(time.monotonic()))
-    monkeypatch.setattr("monitor.standby.LOOK_S", 0.5)
-    attempt, view = standby.attempt, SimpleNamespace(now_s=time.monotonic(), beats=[SimpleNamespace(count=9)])
-    failed_s = time.monotonic()
-    standby._failed("it was killed", failed_s)
-    while not begun:
-        view.now_s = time.monotonic()
-        standby.tick(view, attempt, "text", ())
-    assert begun[0] - failed_s >= 0.5
+    monkeypatch.setattr(standby, "_begin", lambda trains, text, inherit, now_s: begun.append(now_s))
+    standby._failed("it was killed", 100.0)
+    for now_s in (100.0 + LOOK_S - 0.1, 100.0 + LOOK_S):
+        standby.tick(SimpleNamespace(now_s=now_s, beats=[SimpleNamespace(count=9)]), trains, text, ())
+    assert begun == [100.0 + LOOK_S]
 
 
 @pytest.mark.parametrize(

@@ -31,26 +31,25 @@ def test_an_undisturbed_run_completes_with_exit_code_0_and_no_incident(folder):
     assert not list((folder.parent / "tmp").glob("hangproof-*/toy-*")), "heartbeats are removed at the end"
 
 
-@pytest.mark.parametrize("what", [pytest.param("sleeps", marks=pytest.mark.journey), "is stopped"])
-def test_a_step_that(what, folder):
-    """… is found, ended, and resumed from the last checkpoint, with the result of a calm run."""
-    sleeps = what == "sleeps"
-    toy_run(folder, HANG if sleeps else fault_at(AT, "os.kill(os.getpid(), signal.SIGSTOP)"), **SHORT)
-    code, output, _ = supervise(folder, limits="[watch]\nstopped_s = 2\n")
+@pytest.mark.journey
+def test_a_step_that_hangs_is_found_ended_and_resumed_with_the_result_of_a_calm_run(folder):
+    """test_machines.py has one that is stopped."""
+    toy_run(folder, HANG, **SHORT)
+    code, output, _ = supervise(folder)
     assert code == 0
     completed(folder, restarts=1)
     (incident,) = incidents(folder)
     assert incident["kind"] == "hang" and incident["phase"] == "step" and incident["step"] == AT
     assert incident["resumed_from"] == 30 and incident["steps_repeated"] == AT - 30
     assert incident["recover_s"] > incident["detect_s"]
-    assert incident["cause"] == ("stuck" if sleeps else "trainer_stopped")
+    assert incident["cause"] == "stuck"
     (event,), found = events(folder, "ledger"), ledger.read(folder)
     assert f"toy: {event['message']}" in output.splitlines()
     assert (found.steps, found.repeated, found.failures, found.recovered) == (50, AT - 30, 1, 1)
     assert found.seconds["lost"] >= incident["detect_s"] and found.seconds["recovering"] > 0
     text = report(folder)
     assert f"step {AT} of 50" in text and "checkpoint of step 30" in text and "## Cost" in text
-    assert not sleeps or "fault" in (folder / "incidents/0001/stacks.txt").read_text()
+    assert "fault" in (folder / "incidents/0001/stacks.txt").read_text()
 
 
 @pytest.mark.parametrize("launcher", [pytest.param("", marks=pytest.mark.journey), " || sleep 3600"])

@@ -3,12 +3,12 @@
 import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 import tiny_sd_scripts as tiny
+from monitor_helpers import wait_for
 
 from sd_scripts_patches import trial
 from sd_scripts_patches.trial import Trial
@@ -20,8 +20,7 @@ TREE = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'i
 def test_a_process_is_killed_with_its_children_at_its_limit():
     with Trial() as here:
         job = here.start([sys.executable, "-c", TREE], os.environ, here.folder, "tree")
-        while "x" not in job.log:
-            time.sleep(0.05)
+        wait_for(lambda: "x" in job.log)
         (child,) = psutil.Process(job.process.pid).children()
         here.wait(job, 0.2)
         assert job.code is None and job.outcome().startswith("did not end within")

@@ -19,6 +19,8 @@ from ui_page import until
 from runs import manage
 from runs.files import RunError
 from ui import jobs
+from ui.dataset import draft, drafts
+from ui.new import trainer_checks
 
 ROOT = Path(__file__).resolve().parents[3]
 # Notes its pid, starts a process in a session of its own, waits for a file, and exits with a code.
@@ -190,8 +192,6 @@ def test_of_threads_that_start_a_job_at_once_one_prepares_it_and_cancel_leaves_n
 
 def test_a_draft_at_which_a_command_works_is_not_cleaned(words, tmp_path):
     """A laptop that slept for months wakes up, and its server is started anew."""
-    from ui.dataset import draft, drafts
-
     mine = draft.new_id()
     draft.save_fields(mine, {"name": "x"})
     new = draft.folder(mine) / ".new-0"
@@ -213,8 +213,6 @@ def test_a_draft_at_which_a_command_works_is_not_cleaned(words, tmp_path):
 
 def test_a_check_of_a_trainer_starts_once(folder, words, tmp_path, checkout, monkeypatch):
     """This process is the next server."""
-    from ui.new import trainer_checks
-
     repository, _, _ = checkout
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(repository))
     found = trainer_checks.status("sd-scripts")

@@ -56,12 +56,16 @@ def test_a_stop_in_the_middle_of_a_save_waits_for_it(folder):
     assert not list(folder.glob(".*-state*")), "no half-written state is left"
 
 
-def test_a_second_stop_does_not_wait_for_a_checkpoint(folder):
+def test_a_stop_survives_the_monitor_that_carries_it_out_and_a_second_one_does_not_wait_for_a_checkpoint(folder):
     toy_run(folder, HANG, **SHORT)
     process = monitor(folder, limits="[phases.step]\nfloor_s = 600\n")
     wait_for(lambda: step_of(folder) == AT)
-    stop(folder)
+    (folder / "stop.request").write_text("{}")
     wait_for(lambda: status(folder)["state"] == "stopping")
+    old = status(folder)["monitor_pid"]
+    kill_monitor(process, folder)
+    process = monitor(folder)
+    wait_for(lambda: status(folder)["state"] == "stopping" and status(folder)["monitor_pid"] != old)
     assert trainers(folder), "the first waits for a checkpoint"
     stop(folder)
     assert finish(process)[0] == 3
@@ -75,15 +79,6 @@ def test_a_stop_before_the_first_step_does_not_wait_for_a_checkpoint(folder):
     stop(folder)
     assert finish(process)[0] == 3
     ended(folder, "stopped")
-
-
-def test_ctrl_c_in_the_foreground_is_a_stop_with_a_checkpoint(folder):
-    toy_run(folder, steps=100_000, pace=0.03, every=100_000)
-    process = started(folder)
-    process.send_signal(signal.SIGINT)
-    assert finish(process)[0] == 3
-    now = ended(folder, "stopped")
-    assert now["checkpoint"]["step"] == now["step"]
 
 
 # ---- the machine is taken away ----

@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,9 +12,10 @@ import pytest
 from monitor_helpers import ROOT, cli, events, finish, kill_monitor, monitor, stop, toy_run, wait_for
 from run_facts import members, status, step_of, trainers
 
+from benchmarks.trial import TOKEN, kill_all
 from monitor.gpu import queue
 from monitor.gpu.queue import GpuQueue
-from monitor.process import locks, platform, tree
+from monitor.process import locks, platform
 
 GPU = {"HANGPROOF_GPUS": "0"}
 
@@ -23,7 +23,7 @@ GPU = {"HANGPROOF_GPUS": "0"}
 @pytest.mark.slow
 def test_runs_train_one_after_another_and_the_gpu_stays_with_a_training_whose_monitor_is_killed(tmp_path):
     """Status says who waits for whom, and the place of a stopped run goes to the next."""
-    names, env = ("first", "second", "third"), {**GPU, "HANGPROOF_DATA": str(tmp_path)}
+    names, env = ("first", "second", "third"), {**GPU, "HANGPROOF_DATA": str(tmp_path), TOKEN: str(tmp_path)}
     first, second, third = folders = [
         toy_run(tmp_path / "outputs" / name, steps=5000 if name == "first" else 20, pace=0.03) for name in names
     ]
@@ -47,11 +47,7 @@ def test_runs_train_one_after_another_and_the_gpu_stays_with_a_training_whose_mo
         stop(first, "--now", "--wait", "120", **env)
         assert finish(processes[2])[0] == 0
     finally:
-        while left := tree.with_environment("HANGPROOF_DATA", str(tmp_path)):  # keepers, monitors and trainings
-            for process in left:
-                platform.send(process.pid, process.start, signal.SIGKILL)
-            for monitored in processes:
-                monitored.poll()
+        kill_all(str(tmp_path), lambda: [monitored.poll() for monitored in processes])
         for monitored in processes:
             monitored.communicate()
 
@@ -265,7 +261,7 @@ import os, random, sys, time
 from pathlib import Path
 from monitor.gpu.queue import GpuQueue
 name, folder = sys.argv[1], Path(sys.argv[2])
-for _ in range(30):
+for _ in range(20):
     queue = GpuQueue(name, {})
     queue.ask(None)
     while not queue.acquire():
@@ -282,7 +278,6 @@ PROBES = """
 import sys
 from pathlib import Path
 from monitor.process.locks import is_held
-print("begun", flush=True)
 while not Path(sys.argv[1], "over").exists():
     for path in Path(sys.argv[1]).glob("hangproof-gpu.*"):
         is_held(path)
@@ -291,30 +286,17 @@ while not Path(sys.argv[1], "over").exists():
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="os.getuid")
-def test_runs_that_queue_and_probe_all_the_time_share_a_gpu(tmp_path):
+def test_runs_that_queue_and_probe_all_the_time_share_a_gpu_and_a_free_one_is_taken_at_once(tmp_path, gpus):
     """Real processes: each gets all its turns, never two at once, and no ticket is lost."""
-    runs = [start(RUNS, f"run {i}", tmp_path, env={**GPU, "HANGPROOF_LOCKS": str(tmp_path)}) for i in range(4)]
-    probes = [start(PROBES, tmp_path) for _ in range(2)]
-    results = [process.communicate(timeout=60) for process in runs]
-    (tmp_path / "over").touch()
-    results += [probe.communicate(timeout=60) for probe in probes]
-    assert [process.returncode for process in runs + probes] == [0] * 6, [err for _, err in results]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="os.getuid")
-def test_a_free_gpu_that_is_only_probed_is_taken_at_once(tmp_path, gpus):
-    one = gpus("one")
-    assert one.acquire()
-    one.release()
-    probes = [start(PROBES, tmp_path) for _ in range(2)]
+    probes, results = [start(PROBES, tmp_path) for _ in range(2)], []
     try:
-        assert [probe.stdout.readline() for probe in probes] == [b"begun\n"] * 2
-        for _ in range(300):
+        runs = [start(RUNS, f"run {i}", tmp_path, env={**GPU, "HANGPROOF_LOCKS": str(tmp_path)}) for i in range(4)]
+        results += [process.communicate(timeout=60) for process in runs]
+        for _ in range(100):
             one = gpus("one")
             assert one.acquire(), one.message
             one.release()
     finally:
-        for probe in probes:
-            probe.kill()
-            probe.communicate()
+        (tmp_path / "over").touch()
+        results += [probe.communicate(timeout=60) for probe in probes]
+    assert [process.returncode for process in runs + probes] == [0] * 6, [err for _, err in results]

@@ -1,5 +1,6 @@
 """Processes and locks: who belongs to a run, who holds what, and what happens when the system cannot say."""
 
+import contextlib
 import errno
 import os
 import signal
@@ -8,12 +9,12 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import children
 import pytest
 from monitor_helpers import wait_for
 
+from benchmarks.trial import with_pids
 from guards import reading
 from monitor.process import locks, platform, tree
 from monitor.process.locks import Lock, is_held
@@ -130,20 +131,8 @@ def test_a_process_that_can_be_read_only_later_is_killed_then(monkeypatch, child
     assert child.wait(60) == -signal.SIGTERM, "it is sent as soon as it can be"
 
 
-def process_with_number(spawn, pid: int) -> subprocess.Popen | None:
-    """A new process that gets this free number; None where the system does not let us choose."""
-    for _ in range(50):
-        try:
-            Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
-        except OSError:
-            return None
-        if (made := spawn()).pid == pid:
-            return made
-    return None
-
-
 @linux
-def test_a_process_number_that_is_used_again_is_never_hit(monkeypatch, child, spawn):
+def test_a_process_number_that_is_used_again_is_never_hit(monkeypatch, child, request):
     """The process dies after it was found alive and before the signal is sent, and another one gets its number."""
     start, alive, others = start_of(child), platform.alive, []
 
@@ -151,15 +140,17 @@ def test_a_process_number_that_is_used_again_is_never_hit(monkeypatch, child, sp
         found = alive(pid, started)
         child.kill()
         child.wait()
-        others.append(process_with_number(spawn, pid))
+        with contextlib.suppress(OSError):
+            others.extend(with_pids([pid]))
         return found
 
     monkeypatch.setattr(platform, "alive", dies_after)
     sent = platform.send(child.pid, start, signal.SIGKILL)
-    if (other := others[0]) is None:
+    if not others:
         pytest.skip("only root can choose the number of a process")
+    request.addfinalizer(others[0].kill)
     with pytest.raises(subprocess.TimeoutExpired):
-        other.wait(0.2)
+        others[0].wait(0.2)
     assert not sent
 
 

@@ -10,34 +10,37 @@ from checkout_helpers import commit, used
 
 from runs.paths import ROOT
 from sd_scripts_patches import versions
+from ui.new import trainer_checks
+from ui.run import control, run_page
 
 
-def test_the_last_used_version_is_that_of_the_latest_run_with_this_checkout(tmp_path, checkout, monkeypatch):
-    from ui.new import trainer_checks
-
-    folder, old, new = checkout
-    (tmp_path / "link").symlink_to(folder)
+@pytest.fixture
+def data(tmp_path, checkout, monkeypatch):
+    """The data root, and the checkout in the place of sd-scripts."""
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path / "link"))
-    used(tmp_path, folder, "1" * 40, name="earlier")
-    os.utime(tmp_path / "outputs/earlier" / versions.FILE, (1, 1))
-    used(tmp_path, folder, old, name="later")
-    used(tmp_path, tmp_path, "2" * 40, name="elsewhere")
-    broken = used(tmp_path, folder, old, name="broken")
+    monkeypatch.setenv("SD_SCRIPTS_DIR", str(checkout[0]))
+    return tmp_path
+
+
+def test_the_last_used_version_is_that_of_the_latest_run_with_this_checkout(data, checkout, monkeypatch):
+    folder, old, new = checkout
+    (data / "link").symlink_to(folder)
+    monkeypatch.setenv("SD_SCRIPTS_DIR", str(data / "link"))
+    used(data, folder, "1" * 40, name="earlier")
+    os.utime(data / "outputs/earlier" / versions.FILE, (1, 1))
+    used(data, folder, old, name="later")
+    used(data, data, "2" * 40, name="elsewhere")
+    broken = used(data, folder, old, name="broken")
     (broken / versions.FILE).write_text("{")
     found = trainer_checks.status("sd-scripts")
     assert (found.now, found.before, found.used) == (new, old, True)
     assert trainer_checks.status("diffusers") is None and trainer_checks.status(["x"]) is None
 
 
-def test_a_run_that_continues_on_another_version_says_so(tmp_path, checkout, monkeypatch):
-    from ui.run import control, run_page
-
+def test_a_run_that_continues_on_another_version_says_so(data, checkout, monkeypatch):
     folder, old, new = checkout
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    monkeypatch.setenv("SD_SCRIPTS_DIR", str(folder))
     monkeypatch.setattr(control, "start", lambda folder: None)
-    made = used(tmp_path, folder, old)
+    made = used(data, folder, old)
     (made / "status.json").write_text(json.dumps({"state": "stopped"}))
     said = run_page.start("my-run", None)
     assert f"commit {old[:8]} of sd-scripts so far and continues on {new[:8]}" in said
@@ -46,12 +49,8 @@ def test_a_run_that_continues_on_another_version_says_so(tmp_path, checkout, mon
     assert run_page.start("my-run", None) == ""
 
 
-def test_what_fits_a_version_is_said_by_its_check(tmp_path, checkout, monkeypatch):
-    from ui.new import trainer_checks
-
+def test_what_fits_a_version_is_said_by_its_check(data, checkout):
     folder, _, _ = checkout
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    monkeypatch.setenv("SD_SCRIPTS_DIR", str(folder))
 
     def note() -> str:
         found = trainer_checks.status("sd-scripts")
@@ -78,8 +77,6 @@ def test_what_fits_a_version_is_said_by_its_check(tmp_path, checkout, monkeypatc
     ],
 )
 def test_the_command_back_names_the_pages_own_interpreter(platform, interpreter, shown, monkeypatch):
-    from ui.new import trainer_checks
-
     monkeypatch.setattr(sys, "executable", interpreter)
     command = trainer_checks.command_back("sd-scripts", "1" * 40, platform)
     assert command == f"{shown} -m sd_scripts_patches.versions sd-scripts {'1' * 40}"
