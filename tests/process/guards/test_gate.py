@@ -104,10 +104,9 @@ def test_it_ends_quietly_when_the_monitor_is_gone(waiting):
     assert not list(one.output.iterdir()) and not one.ledger.exists() and not one.private.exists()
 
 
-@pytest.mark.parametrize("sent", [b"", b'{"resume": "/x", "env'])
-def test_a_monitor_that_died_in_the_middle_of_its_message_starts_nothing(waiting, sent):
+def test_a_monitor_that_died_in_the_middle_of_its_message_starts_nothing(waiting):
     one = waiting()
-    os.write(one.writer, sent)
+    os.write(one.writer, b'{"resume": "/x", "env')
     os.close(one.writer)  # while it still imports
     assert one.process.wait(LIMIT_S) == gate.EXIT_UNUSED
     assert not list(one.output.iterdir()) and not one.ledger.exists()

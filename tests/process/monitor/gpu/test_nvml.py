@@ -107,17 +107,13 @@ def test_waiting_for_the_memory_of_dead_processes_ends_when_it_is_free(gpus, dri
     assert one.wait_free({12, 13}, 60) == set()
 
 
-@pytest.mark.parametrize("timeout_s", [0.0, 0.3])
-def test_waiting_never_exceeds_its_time(gpus, driver, timeout_s):
-    (driver / "hangs").touch()
-    left, took_s = seconds(gpus().wait_free, {1}, timeout_s)
-    assert left == set() and timeout_s - 0.01 <= took_s < timeout_s + 30
-
-
 def test_a_driver_that_never_answers_is_a_note_and_is_not_waited_for(gpus, driver, monkeypatch):
     (driver / "hangs").touch()
     monkeypatch.setattr(nvml, "FRESH_S", 0.3)
     monkeypatch.setattr(nvml, "COUNT_S", 0.5)
+    for timeout_s in (0.0, 0.2):
+        left, took_s = seconds(gpus().wait_free, {1}, timeout_s)
+        assert left == set() and timeout_s - 0.01 <= took_s < timeout_s + 30
     one = gpus()
     assert "has not answered for" in wait_for(lambda: one.note)
     assert one.read() == ()

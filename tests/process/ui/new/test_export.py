@@ -35,11 +35,12 @@ def test_a_draft_is_exported_with_its_script_data_set_and_images(filled):
     assert not (runs.outputs_dir() / "cat").exists()
 
 
-def test_an_export_that_cannot_be_made_says_why(data):
+def test_an_export_that_cannot_be_made_says_why(data, capsys):
     draft.save_fields(DRAFT, {**FORM, "rank": 0})
-    export.start(DRAFT)
-    until(lambda: export.status(DRAFT)["state"] != "running", "the end")
-    assert export.status(DRAFT)["state"] == "failed" and "rank" in export.status(DRAFT)["error"].lower()
+    assert export_job.main([DRAFT]) == 1 and "rank" in capsys.readouterr().err.lower()
+    jobs.start(export.folder_of(DRAFT), export.JOB, ["json.tool", "no-such-file"], 60)  # any program that fails
+    assert jobs.wait(export.folder_of(DRAFT), export.JOB, 60).state == export.status(DRAFT)["state"] == "failed"
+    assert "no-such-file" in export.status(DRAFT)["error"]
     draft.save_fields(DRAFT, {"rank": 4})
     with pytest.raises(RunError, match="at least one image"):
         export_job.write(DRAFT)
