@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import children
 import pytest
@@ -117,9 +118,7 @@ def test_nobody_else_may_read_the_record(tmp_path):
 def test_a_folder_that_cannot_be_listed_holds_no_readable_records(tmp_path, monkeypatch, number):
     Heartbeat(path_of(tmp_path, 0))
 
-    def failing(*_args):
-        raise OSError(number, os.strerror(number))
-
+    failing = Mock(side_effect=OSError(number, os.strerror(number)))
     monkeypatch.setattr(os, "listdir", failing)
     monkeypatch.setattr(os, "scandir", failing)
     assert read_all(tmp_path) == []

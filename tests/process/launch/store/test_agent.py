@@ -148,7 +148,7 @@ def test_a_second_machine_is_refused_and_one_whose_lease_is_taken_stops(machine,
     assert first.process.poll() is None
     done = launch("release", address, "toy")
     assert done.returncode == 0 and socket.gethostname() in done.stdout, done
-    assert first.wait(30) == 4, first.output()
+    assert first.wait(60) == 4, first.output()
     assert "took the lease of this run" in first.status()["reason"]
     assert first.status()["store"]["lease"] == "lost"
     written = SLOW.trained(first.data)[-1]
@@ -209,7 +209,7 @@ def test_a_store_that_fails_during_the_training_does_not_stop_it_and_a_second_st
     shown = line(one.folder, read_status(one.folder))
     assert "stopping" in shown and ", store: cannot " in shown
     one.process.send_signal(signal.SIGINT)
-    assert one.wait(20) == 0, "the training was complete"
+    assert one.wait(60) == 0, "the training was complete"
     now = one.status()
     assert now["state"] == "completed" and "not in the store: " in now["reason"]
     assert f"the checkpoint of step {STEPS}" in now["reason"] and "the LoRA" in now["reason"]

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -182,9 +183,7 @@ def test_a_proc_of_another_shape_is_missing_evidence(monkeypatch, sleeper, tmp_p
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.ENOSPC, errno.ENOMEM, errno.EACCES])
 def test_nothing_leaves_the_probe_when_every_file_and_every_fork_fails(monkeypatch, sleeper, tmp_path, code):
-    def fails(*args, **kwargs):
-        raise OSError(code, os.strerror(code))
-
+    fails = Mock(side_effect=OSError(code, os.strerror(code)))
     found = gathered(sleeper, tmp_path)  # the last readings, as in a running monitor
     failing_open(monkeypatch, ("/",), code)
     for target, name in ((os, "listdir"), (os, "pidfd_open"), (subprocess, "Popen"), (tempfile, "TemporaryFile"),
@@ -197,9 +196,7 @@ def test_nothing_leaves_the_probe_when_every_file_and_every_fork_fails(monkeypat
 
 
 def test_py_spy_that_cannot_be_started_says_why(monkeypatch, sleeper, tmp_path):
-    def fails(*args, **kwargs):
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
+    fails = Mock(side_effect=OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
     monkeypatch.setattr(stacks.shutil, "which", lambda name, path: "/usr/bin/true")
     monkeypatch.setattr(subprocess, "Popen", fails)
     found = gathered(sleeper, tmp_path)
@@ -207,9 +204,7 @@ def test_py_spy_that_cannot_be_started_says_why(monkeypatch, sleeper, tmp_path):
 
 
 def test_gpu_readings_that_fail_are_missing_evidence(sleeper, tmp_path):
-    def fails():
-        raise OSError(errno.ENODEV, "no driver")
-
+    fails = Mock(side_effect=OSError(errno.ENODEV, "no driver"))
     found = probe.Probe(sleeper[0], tmp_path, CONFIG, fails)
     found.begin([sleeper[1]], full=False)
     assert any("no driver" in sentence for sentence in found.missing)

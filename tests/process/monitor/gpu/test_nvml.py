@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from unittest.mock import Mock
 
 import pytest
 from monitor_helpers import ROOT, wait_for
@@ -159,9 +160,7 @@ def test_a_helper_that_was_killed_is_started_again(gpus, monkeypatch):
 
 @pytest.mark.parametrize("where", ["pipe", "folder", "fork"])
 def test_a_helper_that_cannot_start_is_a_note(gpus, monkeypatch, where):
-    def broken(*_, **__):
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
+    broken = Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     with monkeypatch.context() as context:
         module, name = {"pipe": (os, "pipe"), "folder": (nvml, "private_folder"), "fork": (subprocess, "Popen")}[where]
         context.setattr(module, name, broken)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from monitor_helpers import ROOT, cli, events, finish, kill_monitor, monitor, stop, toy_run, wait_for
@@ -122,9 +123,7 @@ def test_a_place_is_kept_by_the_time_it_was_queued(gpus):
 @pytest.mark.parametrize("call", ["open", "fstat"])
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.EIO, errno.EACCES])
 def test_a_queue_that_cannot_be_written_is_a_message_until_it_can(gpus, monkeypatch, number, call):
-    def broken(*_, **__):
-        raise OSError(number, os.strerror(number))
-
+    broken = Mock(side_effect=OSError(number, os.strerror(number)))
     with monkeypatch.context() as context:
         context.setattr(locks.os, call, broken)
         one = gpus("one")
@@ -138,9 +137,7 @@ def test_a_queue_that_cannot_be_written_is_a_message_until_it_can(gpus, monkeypa
 
 
 def test_a_full_disk_only_costs_the_name_of_the_holder(gpus, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     monkeypatch.setattr(locks.os, "write", full)
     assert gpus("one").acquire()
 

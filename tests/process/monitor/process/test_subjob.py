@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from unittest.mock import Mock
 
 import children
 import pytest
@@ -111,9 +112,7 @@ def test_a_program_that_is_missing_is_an_error_in_words():
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE, errno.ENOSPC])
 @pytest.mark.parametrize(("place", "name"), [(subprocess.Popen, "_execute_child"), (tempfile, "TemporaryFile")])
 def test_a_fork_or_a_temporary_file_that_fails_is_an_error_in_words(monkeypatch, number, place, name):
-    def fails(*_, **__):
-        raise OSError(number, os.strerror(number))
-
+    fails = Mock(side_effect=OSError(number, os.strerror(number)))
     monkeypatch.setattr(place, name, fails)
     job = Subjob(python("monitor.nothing"), 5, stdin=b"text")
     assert job.done() and job.code is None and os.strerror(number) in job.error

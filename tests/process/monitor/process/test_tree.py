@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from unittest.mock import Mock
 
 import children
 import pytest
@@ -157,9 +158,7 @@ def test_a_process_number_that_is_used_again_is_never_hit(monkeypatch, child, re
 @linux
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EMFILE, errno.EPERM])
 def test_a_signal_is_sent_where_there_is_no_pidfd(monkeypatch, child, number):
-    def refuse(pid):
-        raise error(number)
-
+    refuse = Mock(side_effect=error(number))
     monkeypatch.setattr(os, "pidfd_open", refuse)
     assert platform.send(child.pid, start_of(child), signal.SIGKILL)
     assert child.wait(30) == -signal.SIGKILL
@@ -261,9 +260,7 @@ def test_the_known_processes_are_killed_when_the_machine_cannot_be_listed(monkey
     children, found = [spawn(**OURS) for _ in range(2)], tree.Tree(MARK)
     assert len(found.refresh()) == 2
 
-    def broken():
-        raise error(errno.EMFILE)
-
+    broken = Mock(side_effect=error(errno.EMFILE))
     monkeypatch.setattr(platform, "scan", broken)
     result = tree.kill(found, grace_s=30, kill_wait_s=5)
     assert len(result.killed) == 2 and result.survivors == ()
