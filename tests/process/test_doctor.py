@@ -1,19 +1,19 @@
-"""`./start.sh doctor` says what is ready, what is not, and what to do; the self-tests are part of it."""
+"""`./start.sh doctor` says what is ready, what is not, and what to do; each of kohya's trainers is started."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import tiny_musubi
 from runs_helpers import call
 
 import doctor_tools
-from doctor import self_test
 from monitor.process import platform, tree
 from runs.files import RunError
-from sd_scripts_patches.trainers import TRAINERS
 
 
 def doctor(*flags: str, **environment: str) -> tuple[int, dict[str, dict], str]:
@@ -45,7 +45,7 @@ def test_an_orphan_is_listed_and_ended_with_what_it_started(data):
 
 
 @pytest.mark.slow
-def test_a_folder_that_is_no_trainer_fails_its_self_test(tmp_path):
+def test_a_folder_that_is_no_trainer_does_not_start(tmp_path):
     for name in ("s", "v/bin"):
         (tmp_path / name).mkdir(parents=True)
     settings = {
@@ -55,22 +55,22 @@ def test_a_folder_that_is_no_trainer_fails_its_self_test(tmp_path):
     }
     code, found, _ = doctor(**settings)
     assert [found[name]["status"] for name in ("Python", "musubi-tuner")] == ["ok", "note"]
-    assert code == 1 and found["sd-scripts self-test"]["status"] == "failed"
-    assert f"selftest {tmp_path / 's'}" in found["sd-scripts self-test"]["action"]
+    assert code == 1 and found["sd-scripts start"]["status"] == "failed"
+    assert "flux_train_network.py cannot be started with " in found["sd-scripts start"]["text"]
+    assert found["sd-scripts start"]["action"] == f"Delete {tmp_path / 'v'} and run ./start.sh sd-scripts."
 
 
-def test_the_self_test_of_an_installed_trainer_is_part_of_it(monkeypatch):
-    """tests/upstream/test_selftest.py has the real one."""
-    trainer = TRAINERS["musubi"]
-    checks = [
-        {"name": "train", "status": "ok"},
-        {"name": "hang", "status": "failed", "text": "no guard", "action": "Stop."},
-    ]
-    result = {"checks": checks, "ok": False, "seconds": 61.2}
-    monkeypatch.setattr("doctor.machine.ask", lambda *command, **where: result)
-    hang, end = self_test(trainer)
-    assert (hang.name, hang.status, hang.text, hang.action) == ("musubi-tuner hang", "failed", "no guard", "Stop.")
-    assert (end.status, end.action) == ("failed", "Run ./start.sh musubi.")
-    result |= {"checks": checks[:1], "ok": True}
-    (end,) = self_test(trainer)
-    assert (end.name, end.status) == ("musubi-tuner self-test", "ok") and "(61 s)" in end.text
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+@pytest.mark.skipif(bool(tiny_musubi.why_not()), reason=tiny_musubi.why_not() or "-")
+def test_an_installed_trainer_is_started_with_its_guards(tmp_path):
+    installed = tiny_musubi.installation()
+    lacks = [package for package in installed.row.STAND_INS if installed.lacks(package)]
+    settings = {"MUSUBI_DIR": str(installed.checkout), "MUSUBI_VENV": str(Path(installed.python).parent.parent)}
+    _, found, said = doctor(SD_SCRIPTS_DIR=str(tmp_path / "no"), **settings)
+    assert "musubi-tuner start: importing its libraries" in said
+    start = found["musubi-tuner start"]
+    if lacks:
+        assert start["status"] == "failed" and f"No module named '{lacks[0]}'" in start["text"]
+    else:
+        assert start["status"] == "ok" and "zimage_train_network.py and its libraries can be imported" in start["text"]
