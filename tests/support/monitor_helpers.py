@@ -1,4 +1,8 @@
-"""A toy training run without torch: a real process tree with a heartbeat, its own checkpoints, and faults on demand."""
+"""A toy training run without torch: a real process tree with a heartbeat, its own checkpoints, and faults on demand.
+
+Its faults are code of the test's own. benchmarks/toy_loop.py, which also takes snapshots and waits at the gate, has those
+of benchmarks/injector.py and is one file for every contender.
+"""
 
 from __future__ import annotations
 

@@ -67,9 +67,9 @@ def test_its_deadline_kills_it_and_its_children():
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count the bytes of a process")
-@pytest.mark.parametrize(("moves", "limit_s", "standstill_s"), [(30, 600, 2.5), (3, 600, 1.0), (30, 1.0, 60)])
-def test_one_that_moves_bytes_lasts_and_a_standstill_or_its_limit_ends_it(tmp_path, moves, limit_s, standstill_s):
-    """It reads a thousand bytes every 0.1 s, then stands still for a minute unless it has read all."""
+@pytest.mark.parametrize(("moves", "limit_s", "standstill_s"), [(3, 600, 1.0), (30, 1.0, 60)])
+def test_a_standstill_or_its_limit_ends_one_that_moves_bytes(tmp_path, moves, limit_s, standstill_s):
+    """It reads a thousand bytes every 0.1 s, then stands still. One that lasts: ../resume/test_checkpoints.py."""
     (tmp_path / "file").write_bytes(bytes(30_000))
     code = f"""
 import time
@@ -77,15 +77,11 @@ with open({str(tmp_path / "file")!r}, "rb", buffering=0) as file:
     for _ in range({moves}):
         file.read(1000)
         time.sleep(0.1)
-time.sleep(60 if {moves} < 30 else 0)
+time.sleep(60)
 """
     job = run(code, limit_s, standstill_s=standstill_s)
-    if moves < 30:
-        assert job.timed_out and job.error.endswith("timed out after 1 s in which it read and wrote nothing")
-    elif limit_s < 5:
-        assert job.timed_out and job.error.endswith("timed out after 1 s")
-    else:
-        assert job.code == 0 and job.error == "" and job.took_s > 2.5
+    how = " in which it read and wrote nothing" if moves == 3 else ""
+    assert job.timed_out and job.error.endswith(f"timed out after 1 s{how}")
 
 
 def test_a_pause_that_raises_kills_it():
