@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from ladder_runs import FORK
+from ladder_runs import CRASHES, FORK
 
 import runs
 from presets.training import trainings
@@ -35,7 +35,8 @@ def test_the_monitor_restarts_an_edited_script_from_its_checkpoint_with_its_miti
 def test_the_monitor_says_which_mitigation_the_edited_script_prevents(run):
     text = runs.script(spec(), place()).replace("set -eu\n", 'set -eu\nworkers="--max_data_loader_n_workers 2"\n')
     text = text.replace("--max_data_loader_n_workers 2 \\", "$workers \\")
-    folder, code = run(FORK, **pin.adopt(spec(), text, place()).model_dump())
+    limits = CRASHES.replace("[restart]\n", "[restart]\nwithout_progress_count = 2\n")
+    folder, code = run(FORK, limits, **pin.adopt(spec(), text, place()).model_dump())
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     (said,) = {one["message"] for one in events if one["kind"] == "not_mitigated"}
     assert code == 4 and said.startswith("workers 0: ") and "--max_data_loader_n_workers is not written" in said
