@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs_helpers import executable, run_script, spec
+from runs_helpers import contents, executable, run_script, spec
 
 import runs
 from presets.lint import lint
@@ -202,12 +202,8 @@ def saved_locally(tmp_path, monkeypatch):
     return script, launcher, folder
 
 
-def contents(folder: Path) -> dict[str, str]:
-    return {str(p.relative_to(folder)): p.read_text() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-NEW = {"my-lora-state/weights": "new-state", "my-lora.safetensors": "new-lora"}
-NEW |= {"sample/1.png": "old", "sample/2.png": "new-image"}
+NEW = {"my-lora-state/weights": b"new-state", "my-lora.safetensors": b"new-lora"}
+NEW |= {"sample/1.png": b"old", "sample/2.png": b"new-image"}
 
 
 def with_copy(folder: Path, text: str) -> str:
@@ -229,7 +225,7 @@ def test_a_copy_that_is_killed_leaves_nothing_truncated_and_the_next_one_complet
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(60)
-    old = {"my-lora-state/weights": "old", "my-lora-state/only-in-the-old-one": "old", "sample/1.png": "old"}
+    old = dict.fromkeys(("my-lora-state/weights", "my-lora-state/only-in-the-old-one", "sample/1.png"), b"old")
     shown = {name: text for name, text in contents(folder).items() if not f"/{name}".count("/.")}
     assert all(text in (old.get(name), NEW.get(name)) for name, text in shown.items()), shown
     done = run_script(script, launcher, CODE="9")
