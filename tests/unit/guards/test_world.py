@@ -82,9 +82,7 @@ def test_with_gpus_the_last_collectives_are_dumped_into_the_private_folder(start
 def test_too_few_gpus_and_apples_are_refused(started, machine):
     started(WORLD_SIZE=4, LOCAL_WORLD_SIZE=4)
     machine(gpus=1)
-    with pytest.raises(
-        world.WorldError, match="4 processes run on this machine, but PyTorch finds 1 GPU. Each needs one"
-    ):
+    with pytest.raises(world.WorldError, match="4 processes run on this machine, but PyTorch finds 1 GPU"):
         world.choose_backend()
     machine(mps=True)
     with pytest.raises(world.WorldError, match="cannot train together on one of Apple's GPUs .* Set gpus to 1"):
