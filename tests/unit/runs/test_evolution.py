@@ -38,9 +38,6 @@ def validation_line(step, value) -> str:
     return json.dumps({"kind": "validation", "step": step, "epoch": 1, "val_loss": value, "items": 4}) + "\n"
 
 
-# The table -----------------------------------------------------------------------------------------------------------
-
-
 def test_samples_loras_and_losses_of_a_step_are_one_row(tmp_path):
     (tmp_path / "sample_prompts.txt").write_text("# none\na cat --w 64 --d 42\n\na dog --w 64\n")
     for step in (0, 10, 20):
@@ -91,8 +88,6 @@ def test_an_epoch_becomes_its_last_step(tmp_path):
     assert at_step(found, 16).lora is not None and at_step(found, 16).samples
     assert found.snapshots[-1].at == "epoch 7" and found.steps == [0, 8, 16]
 
-
-# Hostile files -------------------------------------------------------------------------------------------------------
 
 NAMES = st.text(
     st.characters(blacklist_characters="/\0", blacklist_categories=("Cs",)), min_size=1, max_size=40
@@ -180,9 +175,6 @@ def test_a_replaced_file_is_read_from_its_beginning(tmp_path):
     path.unlink()
     losses.update()
     assert losses.between(0, 9) == [1.0, 2.0]  # a file that is gone for a moment
-
-
-# Validation -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_charts_have_the_validation_loss(tmp_path):
