@@ -18,9 +18,11 @@ from runs_helpers import PROJECT, executable, picture, pictures, run_script, spe
 
 import presets
 import runs
+from presets import schema
 from presets.estimate import disk, estimate, table_time
 from presets.lint import lint
 from presets.reader import commands
+from presets.tables import _table
 from runs.command import commands as commands_of
 from runs.flags import check_extra, known_flags, table_faults
 from runs.paths import CHECKOUTS, datasets_dir
@@ -221,6 +223,7 @@ def test_a_checkout_that_lacks_a_flag_of_the_tables_is_named_and_without_one_no_
 # Each script gives its parser away at its first call of parse_args.
 PARSE = """
 import argparse, json, runpy, sys
+from presets import schema
 sys.path.insert(0, sys.argv[1])
 original, parsers = argparse.ArgumentParser.parse_args, {}
 class Found(BaseException):
@@ -236,7 +239,7 @@ for path, words in json.load(sys.stdin):
             parsers[path] = found.args[0]
         argparse.ArgumentParser.parse_args = original
     parsers[path].parse_args(words)
-print(len(parsers))
+print(json.dumps({path: schema.of_parser(parser) for path, parser in parsers.items()}, default=str))
 """
 
 
@@ -246,6 +249,7 @@ print(len(parsers))
     [("sd-scripts", tiny_sd_scripts, ".", 7), ("musubi", tiny_musubi, "src", 18)],
 )
 def test_the_real_parsers_take_the_scripts_of_every_family_tier_and_platform(tmp_path, backend, tiny, modules, count):
+    """And they have the flags that are read from their source."""
     if reason := tiny.why_not():
         pytest.skip(reason)
     tiny.write_site(tmp_path)
@@ -256,7 +260,14 @@ def test_the_real_parsers_take_the_scripts_of_every_family_tier_and_platform(tmp
         [tiny.python(), "-c", PARSE, str(checkout / modules)], input=json.dumps(sorted(found)), cwd=checkout,
         env=tiny.environment(tmp_path), capture_output=True, text=True, timeout=600,
     )  # fmt: skip
-    assert done.stdout.split()[-1:] == [str(count)], done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-3000:]
+    parsers = json.loads(done.stdout.splitlines()[-1])
+    assert len(parsers) == count
+    for path, live in parsers.items():
+        read = schema.flags_of(checkout, Path(path).relative_to(checkout).as_posix())
+        assert list(read) == list(live), "the flags, in the parser's order"
+        different = [flag for flag, entry in live.items() if any(read[flag][key] != entry[key] for key in entry)]
+        assert not different or backend == "musubi", "some of its choices are those of a library"
 
 
 @pytest.mark.parametrize("backend", list(CHECKOUTS))
@@ -267,3 +278,22 @@ def test_every_flag_is_one_that_the_source_of_the_checkout_names(backend):
     for model, trainer in BY_FILE:
         for tier in fitting(model, trainer) if trainer == backend else ():
             assert table_faults(made(model, trainer, tier)) == [], (model, tier)
+
+
+def test_the_flags_called_paths_take_one_value_in_every_script_of_a_checkout():
+    tiny_sd_scripts.need(run=False)
+    if tiny_musubi.why_not():
+        pytest.skip(tiny_musubi.why_not())
+    table = _table("lint.toml")
+    listed = set(table["path_flags"])
+    seen = set()
+    ours, musubi = tiny_sd_scripts.checkout(), tiny_musubi.checkout()
+    rows = [(ours, script, "def setup_parser") for script in table["scripts"]]
+    rows += [(musubi, f"src/musubi_tuner/{script}", "def main") for script in table["guarded_scripts"]]
+    for checkout, script, needs in rows:
+        if (checkout / script).is_file() and needs in (checkout / script).read_text(encoding="utf-8"):
+            flags = schema.flags_of(checkout, script)
+            seen |= listed & set(flags)
+            several = {flag for flag in listed & set(flags) if flags[flag]["nargs"] or flags[flag]["type"] == "bool"}
+            assert not several, script
+    assert seen >= listed - {"ae_path", "controlnet_model_name_or_path", "log_tracker_config"}

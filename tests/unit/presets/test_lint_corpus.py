@@ -9,16 +9,12 @@ import re
 from pathlib import Path
 
 import pytest
-import tiny_musubi
-import tiny_sd_scripts
 from cmd_words import cmd_words
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from lint_corpus import CORPUS, Started, announced, corpus_text, fluxgym, hold, lint, stand_ins
 from runs_helpers import call
 
-from presets import schema
-from presets.tables import _table
 from presets.training import trainings
 
 SUPPORTED = [entry for entry in CORPUS["command"] if entry["source"] != "kohya-ss/musubi-tuner"]
@@ -174,25 +170,6 @@ def test_a_script_on_standard_input_comes_back_without_the_report(monkeypatch):
     done = call("presets", "lint", "-", "--fix")
     assert done.returncode == 1 and "cut-off" in done.stderr and "fixed unguarded" in done.stderr
     assert done.stdout.startswith("PYTHONPATH=") and done.stdout.endswith("--lr 3\n") and "cut-off" not in done.stdout
-
-
-def test_the_flags_called_paths_take_one_value_in_every_script_of_a_checkout():
-    tiny_sd_scripts.need(run=False)
-    if tiny_musubi.why_not():
-        pytest.skip(tiny_musubi.why_not())
-    table = _table("lint.toml")
-    listed = set(table["path_flags"])
-    seen = set()
-    ours, musubi = tiny_sd_scripts.checkout(), tiny_musubi.checkout()
-    rows = [(ours, script, "def setup_parser") for script in table["scripts"]]
-    rows += [(musubi, f"src/musubi_tuner/{script}", "def main") for script in table["guarded_scripts"]]
-    for checkout, script, needs in rows:
-        if (checkout / script).is_file() and needs in (checkout / script).read_text(encoding="utf-8"):
-            flags = schema.flags_of(checkout, script)
-            seen |= listed & set(flags)
-            several = {flag for flag in listed & set(flags) if flags[flag]["nargs"] or flags[flag]["type"] == "bool"}
-            assert not several, script
-    assert seen >= listed - {"ae_path", "controlnet_model_name_or_path", "log_tracker_config"}
 
 
 START = ["accelerate launch", "accelerate launch --num_processes 2 --multi_gpu", "python", "python3 -u", "X=1 torchrun",

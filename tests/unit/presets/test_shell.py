@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lint_corpus import run, stand_ins
+from seeds import examples
 
 from presets import PresetError, shell
 from presets.reader import commands, dialect
@@ -33,7 +34,7 @@ spelled = values.flatmap(
 gaps = st.sampled_from([" ", "  ", "\t", " \\\n", " \\\n    ", "\\\n "])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     words=st.lists(st.tuples(spelled, gaps), min_size=1, max_size=6),
     end=st.sampled_from(["\n", "", " # note\n", " ; true\n"]),

@@ -2,11 +2,9 @@
 
 import copy
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
-import tiny_sd_scripts
 from runs_helpers import call
 
 import presets
@@ -81,32 +79,6 @@ def test_list_prints_tiers_and_models():
     assert row["needs_gb"] <= 8 and row["basis"] and row["source"] and row["flags"]["blocks_to_swap"]
     shown = call("presets", "list").stdout
     assert "FLUX.1-dev" in shown and "GPU memory with kohya's sd-scripts: 8G -, 12G 10.8 GB" in shown
-
-
-SCRIPTS = ("flux_train_network", "train_network", "sdxl_train_network", "sd3_train_network")
-LIVE = """
-import importlib, json, sys
-from presets import schema
-sys.path.insert(0, sys.argv[1])
-print(json.dumps({name: schema.of_parser(importlib.import_module(name).setup_parser()) for name in sys.argv[2:]}))
-"""
-
-
-@pytest.mark.slow
-def test_the_flags_read_from_the_source_are_those_of_sd_scripts_parsers(tmp_path):
-    tiny_sd_scripts.need()
-    tiny_sd_scripts.write_site(tmp_path)
-    checkout = tiny_sd_scripts.checkout()
-    done = subprocess.run(
-        [tiny_sd_scripts.python(), "-c", LIVE, str(checkout), *SCRIPTS], env=tiny_sd_scripts.environment(tmp_path),
-        capture_output=True, text=True, timeout=300, cwd=checkout, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    for name, live in json.loads(done.stdout.splitlines()[-1]).items():
-        read = schema.flags_of(checkout, f"{name}.py")
-        assert list(read) == list(live), "the flags, in the parser's order"
-        for flag, entry in live.items():
-            assert {key: read[flag][key] for key in entry} == entry, flag
 
 
 def small_checkout(folder: Path) -> Path:

@@ -28,7 +28,7 @@ CONFIG = config.load()
 WATCH = CONFIG.watch
 NONE = Signals()
 # seconds a step -> simulated hours of each training stage, and how many of these the script has
-HOURS = {0.05: (0.06, 2), 2.0: (1.2, 1), 8.0: (6.0, 1)}
+HOURS = {0.05: (0.06, 2), 2.0: (1.2, 1), 8.0: (2.0, 1)}
 
 
 def beat(**values) -> Beat:
