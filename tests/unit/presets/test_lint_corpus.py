@@ -61,10 +61,8 @@ def hold_by_parser(folder: Path, text: str, file: str) -> dict:
     fixed = path.read_bytes().decode()
     assert code == (1 if value["findings"] else 0) and bool(value["changes"]) == (fixed != text)
     before = [Started(words[0], "", words[1:]) for words in parsed(text, file)]
-    expected = [
-        announced(started, [c for c in value["changes"] if c["command"] == number]).words
-        for number, started in enumerate(before, 1)
-    ]
+    of_command = [[c for c in value["changes"] if c["command"] == number] for number in range(1, len(before) + 1)]
+    expected = [announced(*one).words for one in zip(before, of_command, strict=True)]
     assert [words[1:] for words in parsed(fixed, file)] == expected, printed
     assert lint(path, "--fix")[2]["changes"] == [] and path.read_bytes().decode() == fixed
     return value | {"text": fixed}

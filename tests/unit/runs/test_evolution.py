@@ -130,13 +130,11 @@ def test_names_that_are_no_samples_are_kept_apart_and_cost_no_time(tmp_path):
 
 
 LINES = st.binary(max_size=40) | st.builds(
-    lambda kind, step, loss, value: json.dumps(
-        {"kind": kind, "step": step, "epoch": step, "loss": loss, "val_loss": value}
-    ).encode(),
+    lambda kind, step, **more: json.dumps({"kind": kind, "step": step, "epoch": step, **more}).encode(),
     st.sampled_from(["step", "validation", "gpu", 3, None]),
     st.integers(-5, 300) | ANY_VALUE,
-    ANY_VALUE,
-    ANY_VALUE,
+    loss=ANY_VALUE,
+    val_loss=ANY_VALUE,
 )
 
 
@@ -192,10 +190,7 @@ def test_the_charts_have_the_validation_loss(tmp_path):
 @settings(max_examples=25)
 def test_lines_of_validations_do_not_hide_the_line_of_a_step(tmp_path_factory, steps, every):
     path = tmp_path_factory.mktemp("lines") / "metrics.jsonl"
-    lines = [
-        step_line(step, note="x" * 150) + (validation_line(step, 0.5) if step % every == 0 else "")
-        for step in range(1, steps)
-    ]
-    path.write_text("".join(lines))
+    texts = (step_line(n, note="x" * 150) + validation_line(n, 0.5) * (n % every == 0) for n in range(1, steps))
+    path.write_text("".join(texts))
     with path.open("rb") as file:
         assert metrics_lines.last_step(file, 0, path.stat().st_size)["step"] == steps - 1

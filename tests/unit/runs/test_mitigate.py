@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -170,21 +169,11 @@ printf partial > "$2/.my-lora.safetensors.1.tmp"
 exit "${CODE:-0}"
 """
 # A `cp` that stops in the middle of the file $STALL and says so by creating $STALLED.
-SLOW_COPY = """#!{python}
-import os, shutil, sys, time
-from pathlib import Path
-
-source, target = map(Path, sys.argv[-2:])
-if target.is_dir() and not sys.argv[-2].endswith("/."):
-    target = target / source.name
-for path in [source] if source.is_file() else sorted(p for p in source.rglob("*") if p.is_file()):
-    place = target if source.is_file() else target / path.relative_to(source)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if path.name == os.environ.get("STALL"):
-        place.write_bytes(path.read_bytes()[:3])
-        Path(os.environ["STALLED"]).touch()
-        time.sleep(300)
-    shutil.copyfile(path, place)
+SLOW_COPY = """#!/bin/sh
+/bin/cp "$@" || exit 1
+for target; do :; done
+place=$(find "$target" -name "*$STALL*")
+[ -z "$place" ] || { printf new > "$place"; touch "$STALLED"; sleep 300; }
 """
 
 
@@ -214,7 +203,7 @@ def with_copy(folder: Path, text: str) -> str:
 @pytest.mark.parametrize("stall", ["my-lora.safetensors", "weights", "2.png"])
 def test_a_copy_that_is_killed_leaves_nothing_truncated_and_the_next_one_completes_it(saved_locally, tmp_path, stall):
     script, launcher, folder = saved_locally
-    path, stalled = with_copy(tmp_path, SLOW_COPY.format(python=sys.executable)), tmp_path / "stalled"
+    path, stalled = with_copy(tmp_path, SLOW_COPY), tmp_path / "stalled"
     env = {**os.environ, "PATH": path, "STALL": stall, "STALLED": str(stalled), "TRAINER_PYTHON": str(launcher)}
     process = subprocess.Popen(["bash", str(script)], env=env, start_new_session=True)
     try:

@@ -14,6 +14,7 @@ from cmd_words import cmd_words
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runs_helpers import PROJECT, arguments_of, encode, executable, pictures, python, run_script, spec, stub
+from seeds import examples
 
 import presets
 import runs
@@ -40,7 +41,6 @@ specs = st.builds(
     extra=st.dictionaries(options, text, max_size=3),
     learning_rate=st.floats(1e-9, 1.0, exclude_min=True),
 )
-HOSTILE_CASES = int(os.environ.get("HOSTILE_CASES", "40"))
 
 
 def intended(made, folder: Path, resume: Path | None, platform: str) -> list[str]:
@@ -55,7 +55,7 @@ def launcher(tmp_path_factory) -> Path:
     return stub(tmp_path_factory.mktemp("stub"))
 
 
-@settings(max_examples=HOSTILE_CASES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(specs, path_text, path_text, st.none() | path_text, st.sampled_from(["C", "C.UTF-8"]))
 def test_bash_reads_exactly_the_intended_arguments(launcher, tmp_path_factory, fields, folder, root, resume, locale):
     script = launcher.parent / "train.sh"
