@@ -4,8 +4,6 @@ A script runs in bash with stand-ins for accelerate, python and torchrun that re
 and compares: the arguments may differ only by the changes that lint reports.
 """
 
-import contextlib
-import io
 import json
 import os
 import re
@@ -15,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tomllib
-from runs_helpers import executable
+from hypothesis import reject
+from runs_helpers import call, executable
 
-from presets.__main__ import main
 from presets.tables import ROOT, _table
 from presets.training import file_name, trainings
 
@@ -53,9 +51,8 @@ def run(script: Path, programs: Path, **env: str) -> tuple[int, list[Started]]:
     record = programs / f"record-{os.getpid()}"
     record.unlink(missing_ok=True)
     environment = {"PATH": f"{programs}:/usr/bin:/bin", "RECORD": str(record), "HOME": "/home/me", "USER": "me", **env}
-    done = subprocess.run(
-        ["bash", script.name], cwd=script.parent, capture_output=True, timeout=300, env=environment, check=False
-    )
+    command = ["bash", script.name]
+    done = subprocess.run(command, cwd=script.parent, capture_output=True, timeout=300, env=environment, check=False)
     raw = record.read_bytes().decode("utf-8", "surrogateescape").split("\0") if record.exists() else []
     out, at = [], 0
     while at + 2 < len(raw):
@@ -67,12 +64,9 @@ def run(script: Path, programs: Path, **env: str) -> tuple[int, list[Started]]:
 
 def lint(path: Path, *options: str) -> tuple[int, str, dict]:
     """`presets lint PATH --json OPTIONS`: its exit code, what it printed, and the JSON."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(["lint", str(path), "--json", *options])
-    printed = out.getvalue()
-    value = json.loads(printed.splitlines()[-1]) if printed.endswith("}\n") else {}
-    return code, printed + err.getvalue(), value
+    done = call("presets", "lint", path, "--json", *options)
+    value = json.loads(done.stdout.splitlines()[-1]) if done.stdout.endswith("}\n") else {}
+    return done.returncode, done.stdout + done.stderr, value
 
 
 def script_of(words: Sequence[str]) -> int | None:
@@ -177,11 +171,8 @@ def hold(folder: Path, programs: Path, text: str, name: str = "train.sh", **env:
     return value | {"started": after, "text": fixed}
 
 
-class Hidden(Exception):
-    """A changed flag is also in a variable that only bash knows, so lint cannot change that mention."""
-
-
 def _skip_hidden(text: str, name: str, folder: Path, before: list[Started], changes: list[dict]) -> None:
+    """A changed flag that is also in a variable that only bash knows: lint cannot change that mention."""
     found = trainings(text, name, folder)
     flags = {change["flag"] for change in changes if change.get("flag")}
     if not any(t.opaque for t in found):
@@ -189,25 +180,17 @@ def _skip_hidden(text: str, name: str, folder: Path, before: list[Started], chan
     for flag in flags:
         written = max(sum(bool(re.match(rf"--{flag}(=|$)", w.shape)) for w in t.command.words) for t in found)
         if any(len(_mentions(started.words, flag)) > written for started in before):
-            raise Hidden(flag)
+            reject()
 
 
-FLUXGYM = {  # the optimizer flags of each tier: github.com/cocktailpeanut/fluxgym app.py:420 at 678add2 (gen_sh)
+# The optimizer flags of each tier: github.com/cocktailpeanut/fluxgym app.py:420 at 678add2 (gen_sh).
+ADAFACTOR = ["--optimizer_type adafactor"]
+ADAFACTOR += ['--optimizer_args "relative_step=False" "scale_parameter=False" "warmup_init=False"']
+WARMUP = ["--lr_scheduler constant_with_warmup", "--max_grad_norm 0.0"]
+FLUXGYM = {
     "20G": ["--optimizer_type adamw8bit"],
-    "16G": [
-        "--optimizer_type adafactor",
-        '--optimizer_args "relative_step=False" "scale_parameter=False" "warmup_init=False"',
-        "--lr_scheduler constant_with_warmup",
-        "--max_grad_norm 0.0",
-    ],
-    "12G": [
-        "--optimizer_type adafactor",
-        '--optimizer_args "relative_step=False" "scale_parameter=False" "warmup_init=False"',
-        "--split_mode",
-        '--network_args "train_blocks=single"',
-        "--lr_scheduler constant_with_warmup",
-        "--max_grad_norm 0.0",
-    ],
+    "16G": [*ADAFACTOR, *WARMUP],
+    "12G": [*ADAFACTOR, "--split_mode", '--network_args "train_blocks=single"', *WARMUP],
 }
 
 
@@ -233,18 +216,6 @@ def fluxgym(tier: str, samples: bool = False, advanced: Sequence[str] = (), wind
     lines += [f"  {flag} {mark}" for flag in flags]
     lines += [f"  {flag} {mark}" for flag in advanced[:-1]] + [f"  {flag}" for flag in advanced[-1:]]
     return ("\r\n" if windows else "\n").join(lines)
-
-
-def kohya_ss(folder: str, script: str, launch: str = "") -> str:
-    """A command as kohya_ss's GUI prints it: words without quotes.
-
-    Source: github.com/bmaltais/kohya_ss kohya_gui/common_gui.py:1760 and class_accelerate_launch.py:151 at 45088f0.
-    """
-    options = "--dynamo_backend no --dynamo_mode default --mixed_precision fp16 --num_processes 1 --num_machines 1"
-    return (
-        f"/venv/bin/accelerate launch {options} --num_cpu_threads_per_process 2{launch and f' {launch}'} "
-        f"{folder}/sd-scripts/{script} --config_file config_lora.toml\n"
-    )
 
 
 def corpus_text(entry: dict, last: str = "\n") -> str:

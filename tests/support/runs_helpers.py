@@ -1,13 +1,14 @@
 """Shared by the tests of runs: a temporary data root, test images, a launcher that only prints its arguments."""
 
 import contextlib
+import functools
 import importlib
 import importlib.util
-import io
 import os
 import struct
 import subprocess
 import sys
+import tempfile
 import zlib
 from pathlib import Path
 from unittest import mock
@@ -99,13 +100,20 @@ def python(*words: str, cwd: Path = PROJECT, timeout: float = 300, **env: str) -
 def call(module: str, *words: str, **env: str) -> subprocess.CompletedProcess:
     """`python -m MODULE WORDS` in this process: its exit code and what it printed. For commands that start no training."""
     name = f"{module}.__main__" if importlib.util.find_spec(module).submodule_search_locations else module
-    out, err = io.StringIO(), io.StringIO()
-    with mock.patch.dict(os.environ, env), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = importlib.import_module(name).main([str(word) for word in words])
-        except SystemExit as end:
-            code = end.code
-    return subprocess.CompletedProcess(words, code or 0, out.getvalue(), err.getvalue())
+    file = functools.partial(tempfile.TemporaryFile, "w+", encoding="utf-8", errors="surrogateescape", newline="")
+    with mock.patch.dict(os.environ, env), file() as out, file() as err:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                code = importlib.import_module(name).main([str(word) for word in words])
+            except SystemExit as end:
+                code = end.code
+        out.seek(0), err.seek(0)
+        return subprocess.CompletedProcess(words, code or 0, out.read(), err.read())
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Every file under a folder."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 def executable(path: Path, text: str) -> Path:

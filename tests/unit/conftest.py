@@ -1,14 +1,5 @@
 """Fixtures of the tests that need files and this process alone."""
 
-from pathlib import Path
+from runs_helpers import data
 
-import pytest
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch) -> Path:
-    """An empty data root."""
-    root = tmp_path / "data"
-    root.mkdir()
-    monkeypatch.setenv("HANGPROOF_DATA", str(root))
-    return root
+__all__ = ["data"]

@@ -2,12 +2,11 @@
 
 import ast
 import re
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from runs_helpers import python
 
 from monitor.state import RunState
 from runs.paths import ROOT
@@ -92,17 +91,12 @@ def test_each_function_of_the_walk_in_the_monitors_readme_exists():
     steps = re.findall(r"`([\w/]+\.py)` `([\w.]+)`", "\n".join(re.findall(r"^\d+\. .*$", text, re.MULTILINE)))
     assert len(steps) > 15
     for file, name in steps:
-        assert re.search(rf"def {name.rpartition('.')[2]}\(", (MONITOR / file).read_text(encoding="utf-8")), (
-            file,
-            name,
-        )
+        code = (MONITOR / file).read_text(encoding="utf-8")
+        assert re.search(rf"def {name.rpartition('.')[2]}\(", code), (file, name)
 
 
 def test_the_monitors_process_holds_none_of_the_large_modules():
     """It sleeps beside the training for hours: OpenSSL (`hashlib`) alone is 4 MB, pydantic 20 MB."""
-    code = "import sys, monitor.supervisor; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
-    )
+    loaded = python("-c", "import sys, monitor.supervisor; print(*sys.modules)").stdout.split()
     large = {"hashlib", "ssl", "urllib.request", "http.client", "pydantic", "numpy", "psutil", "argparse", "asyncio"}
-    assert not large & set(done.stdout.split())
+    assert loaded and not large & set(loaded)

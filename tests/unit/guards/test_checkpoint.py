@@ -33,20 +33,19 @@ def test_a_written_state_verifies_and_is_the_newest(tmp_path):
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("damage", ["truncated", "zeroed", "missing", "no guard", "half a guard"])
+DAMAGE = {
+    "truncated": lambda state: os.truncate(state / "model.safetensors", 10),
+    "zeroed": lambda state: (file := state / "model.safetensors").write_bytes(bytes(file.stat().st_size)),
+    "missing": lambda state: (state / "model.safetensors").unlink(),
+    "no guard": lambda state: (state / checkpoint.GUARD).unlink(),
+    "half a guard": lambda state: os.truncate(state / checkpoint.GUARD, 30),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_damage_is_named_and_the_one_before_is_chosen(tmp_path, damage):
     older, newest = make(tmp_path, 5), make(tmp_path, 10)
-    weights = newest / "model.safetensors"
-    if damage == "truncated":
-        os.truncate(weights, weights.stat().st_size // 2)
-    elif damage == "zeroed":
-        weights.write_bytes(bytes(weights.stat().st_size))
-    elif damage == "missing":
-        weights.unlink()
-    elif damage == "no guard":
-        (newest / checkpoint.GUARD).unlink()
-    else:
-        os.truncate(newest / checkpoint.GUARD, 30)
+    damage(newest)
     assert len(checkpoint.problems(newest)) == 1
     assert checkpoint.newest_valid(tmp_path, "lora") == older
 
@@ -79,16 +78,12 @@ def test_an_error_while_writing_leaves_the_old_state(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def damage(state: Path) -> None:
-    os.truncate(state / "model.safetensors", 10)
-
-
 @pytest.mark.parametrize("others", ["none", "damaged", "of another LoRA"])
 def test_the_last_good_state_is_never_deleted(tmp_path, others):
     good = make(tmp_path, 5)
     if others == "damaged":
         for step in (10, 15):
-            damage(make(tmp_path, step))
+            DAMAGE["truncated"](make(tmp_path, step))
     elif others == "of another LoRA":
         make(tmp_path, 10, name="other")
     assert checkpoint.retire(good) is False
@@ -98,7 +93,7 @@ def test_the_last_good_state_is_never_deleted(tmp_path, others):
 def test_a_damaged_or_unguarded_state_is_deleted_too(tmp_path):
     """Neither is the last good one. Plain accelerate writes no guard file."""
     damaged, good, plain = make(tmp_path, 5), make(tmp_path, 10), tmp_path / "lora-step00000015-state"
-    damage(damaged)
+    DAMAGE["truncated"](damaged)
     plain.mkdir()
     assert checkpoint.retire(damaged) and checkpoint.retire(plain)
     assert [p.name for p in tmp_path.iterdir()] == [good.name]
@@ -152,39 +147,31 @@ def test_a_sweep_removes_what_trainers_left_and_nothing_that_another_process_is_
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(others)
 
 
-def failing(number: int, *names: str):
-    """A function like `real` that raises OSError(number) for paths whose text holds one of `names` (none: for all)."""
+def failing(real, number: int, *names: str):
+    """`real`, which raises OSError(number) for paths whose text holds one of `names` (none: for all)."""
 
-    def wrap(real):
-        def call(path, *args, **kwargs):
-            if not names or any(name in str(path) for name in names):
-                raise OSError(number, os.strerror(number), str(path))
-            return real(path, *args, **kwargs)
+    def call(path, *args, **kwargs):
+        if not names or any(name in str(path) for name in names):
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *args, **kwargs)
 
-        return call
-
-    return wrap
+    return call
 
 
-def test_a_state_that_vanishes_between_two_calls_is_left_out(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_state_that_vanishes_between_two_calls_is_left_out(tmp_path, monkeypatch, number):
     """As the monitor lists them each second: the folder vanishes after the listing, and after its status was read."""
-    make(tmp_path, 1)
-    for number in (1, 2):
-        gone = make(tmp_path, 9)
-        real, calls = os.stat, []
+    kept, gone, real, calls = make(tmp_path, 1), make(tmp_path, 9), os.stat, []
 
-        def stat(path, *args, real=real, calls=calls, gone=gone, number=number, **kwargs):
-            if str(path) == str(gone):
-                calls.append(path)
-                if len(calls) == number:
-                    shutil.rmtree(gone)
-            return real(path, *args, **kwargs)
+    def stat(path, *args, **kwargs):
+        if str(path) == str(gone):
+            calls.append(path)
+            if len(calls) == number:
+                shutil.rmtree(gone)
+        return real(path, *args, **kwargs)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "stat", stat)
-            found = checkpoint.states(tmp_path)
-        assert calls and [p.name for p in found][-1] == "lora-step00000001-state"
-        shutil.rmtree(gone, ignore_errors=True)
+    monkeypatch.setattr(os, "stat", stat)
+    assert checkpoint.states(tmp_path)[-1] == kept and calls
 
 
 def test_a_state_that_cannot_be_read_is_listed_and_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
@@ -192,9 +179,9 @@ def test_a_state_that_cannot_be_read_is_listed_and_a_folder_that_cannot_be_liste
     good, unreadable = make(tmp_path, 5), make(tmp_path, 10)
     assert checkpoint.states(tmp_path / "missing") == []
     with monkeypatch.context() as patch:
-        patch.setattr(os, "stat", failing(errno.EIO, unreadable.name)(os.stat))
+        patch.setattr(os, "stat", failing(os.stat, errno.EIO, unreadable.name))
         assert checkpoint.states(tmp_path) == [good, unreadable]
-    monkeypatch.setattr(os, "listdir", failing(errno.EIO)(os.listdir))
+    monkeypatch.setattr(os, "listdir", failing(os.listdir, errno.EIO))
     with pytest.raises(OSError, match="Input/output error"):
         checkpoint.states(tmp_path)
 
@@ -203,32 +190,28 @@ def test_a_state_on_a_disk_that_does_not_read_is_not_bad(tmp_path, monkeypatch):
     state = make(tmp_path, 10)
     for name in (checkpoint.GUARD, "model.safetensors"):
         with monkeypatch.context() as patch:
-            patch.setattr("builtins.open", failing(errno.EIO, name)(open))
-            patch.setattr(io, "open", failing(errno.EIO, name)(io.open))
+            patch.setattr("builtins.open", failing(open, errno.EIO, name))
+            patch.setattr(io, "open", failing(io.open, errno.EIO, name))
             result = checkpoint.verify(state)
         assert result.problems == () and "cannot read it: Input/output error" in result.error
         assert not result.usable
     assert checkpoint.verify(state).usable
 
 
-def test_a_state_that_is_deleted_or_replaced_during_its_verification_is_not_bad(tmp_path, monkeypatch):
-    for replaced in (False, True):
-        state = make(tmp_path, 10, value=1.0)
-        real = checkpoint._sha256
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_state_that_is_deleted_or_replaced_during_its_verification_is_not_bad(tmp_path, monkeypatch, replaced):
+    state, real = make(tmp_path, 10, value=1.0), checkpoint._sha256
 
-        def change(path, real=real, state=state, replaced=replaced):
-            if path.name == "model.safetensors":
-                shutil.rmtree(state)
-                if replaced:
-                    make(tmp_path, 10, value=2.0)
-            return real(path)
+    def change(path):
+        if path.name == "model.safetensors":
+            shutil.rmtree(state)
+            if replaced:
+                make(tmp_path, 10, value=2.0)
+        return real(path)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(checkpoint, "_sha256", change)
-            result = checkpoint.verify(state)
-        assert result.problems == () and "replaced or deleted during the verification" in result.error
-    assert checkpoint.verify(tmp_path / "lora-step00000077-state").problems == ()
-    assert "no such folder" in checkpoint.verify(tmp_path / "lora-step00000077-state").error
+    monkeypatch.setattr(checkpoint, "_sha256", change)
+    result = checkpoint.verify(state)
+    assert result.problems == () and "replaced or deleted during the verification" in result.error
 
 
 def test_the_command_tells_bad_from_cannot_verify(tmp_path):
@@ -275,7 +258,7 @@ def test_a_lora_that_is_missing_not_finite_or_not_one_is_bad_and_one_that_cannot
         (tmp_path / "odd.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
         assert len(checkpoint.verify_lora(tmp_path / "odd.safetensors").problems) == 1, header
     path = lora(tmp_path / "x.safetensors")
-    monkeypatch.setattr("builtins.open", failing(errno.EIO, "x.safetensors")(open))
+    monkeypatch.setattr("builtins.open", failing(open, errno.EIO, "x.safetensors"))
     result = checkpoint.verify_lora(path)
     assert result.problems == () and "cannot read it" in result.error
 
@@ -288,12 +271,12 @@ def test_a_sweep_on_a_disk_that_went_read_only_removes_and_returns_nothing(tmp_p
     os.replace(nameless, tmp_path / ".lora-step00000010-state.7.tmp")
     with monkeypatch.context() as patch:
         for name in ("replace", "unlink", "rmdir"):
-            patch.setattr(os, name, failing(errno.EROFS)(getattr(os, name)))
-        patch.setattr(Path, "unlink", failing(errno.EROFS)(Path.unlink))
+            patch.setattr(os, name, failing(getattr(os, name), errno.EROFS))
+        patch.setattr(Path, "unlink", failing(Path.unlink, errno.EROFS))
         assert checkpoint.sweep(tmp_path) == []
         assert len(list(tmp_path.iterdir())) == 3
     with monkeypatch.context() as patch:
-        patch.setattr(os, "listdir", failing(errno.EROFS)(os.listdir))
+        patch.setattr(os, "listdir", failing(os.listdir, errno.EROFS))
         assert checkpoint.sweep(tmp_path) == []
     assert len(checkpoint.sweep(tmp_path)) == 3
     assert checkpoint.states(tmp_path) == [nameless]
@@ -302,7 +285,7 @@ def test_a_sweep_on_a_disk_that_went_read_only_removes_and_returns_nothing(tmp_p
 def test_a_sweep_keeps_the_only_copy_of_a_state_that_it_cannot_read(tmp_path, monkeypatch):
     os.replace(make(tmp_path, 10), tmp_path / ".lora-step00000010-state.7.old")
     with monkeypatch.context() as patch:
-        patch.setattr("builtins.open", failing(errno.EIO, "model.safetensors")(open))
+        patch.setattr("builtins.open", failing(open, errno.EIO, "model.safetensors"))
         assert checkpoint.sweep(tmp_path) == []
     checkpoint.sweep(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["lora-step00000010-state"]
@@ -311,7 +294,7 @@ def test_a_sweep_keeps_the_only_copy_of_a_state_that_it_cannot_read(tmp_path, mo
 def test_an_old_state_whose_guard_cannot_be_read_is_not_deleted(tmp_path, monkeypatch):
     old = make(tmp_path, 5)
     with monkeypatch.context() as patch:
-        patch.setattr(io, "open", failing(errno.EIO, checkpoint.GUARD)(io.open))
+        patch.setattr(io, "open", failing(io.open, errno.EIO, checkpoint.GUARD))
         with pytest.raises(OSError, match="Input/output error"):
             checkpoint.retire(old)
     assert checkpoint.verify(old).usable
@@ -320,7 +303,7 @@ def test_an_old_state_whose_guard_cannot_be_read_is_not_deleted(tmp_path, monkey
 def test_where_nothing_can_be_renamed_retire_and_set_aside_raise_and_the_state_stays(tmp_path, monkeypatch):
     old, new = make(tmp_path, 5), make(tmp_path, 10)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", failing(errno.EROFS)(os.replace))
+        patch.setattr(os, "replace", failing(os.replace, errno.EROFS))
         for action in (checkpoint.retire, lambda state: checkpoint.set_aside(state, "bad")):
             with pytest.raises(OSError, match=re.escape(os.strerror(errno.EROFS))):
                 action(old)
@@ -333,7 +316,7 @@ def test_where_nothing_can_be_renamed_retire_and_set_aside_raise_and_the_state_s
 
 def test_on_a_full_disk_a_bad_state_is_set_aside_without_its_reason(tmp_path, monkeypatch):
     state = make(tmp_path, 5)
-    monkeypatch.setattr("builtins.open", failing(errno.ENOSPC, ".reason.txt")(open))
+    monkeypatch.setattr("builtins.open", failing(open, errno.ENOSPC, ".reason.txt"))
     assert checkpoint.set_aside(state, "bad").name == "lora-step00000005-state.bad"
     assert not state.exists()
 

@@ -5,7 +5,9 @@ import pickle
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import children
 import numpy
@@ -108,22 +110,12 @@ def test_a_second_reader_reports_that_it_is_renamed(cache):
 
 
 def test_a_machine_without_threads_damages_no_cache(cache, monkeypatch):
-    def no_thread(thread):
-        raise RuntimeError("can't start new thread")
-
-    outcome = []
-
-    def read():
-        try:
-            npz.load(cache)
-        except RuntimeError as error:
-            outcome.append(str(error))
-
-    begin, reader = threading.Thread.start, threading.Thread(target=read)
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
-    begin(reader)
-    reader.join()
-    assert outcome == ["can't start new thread"] and cache.exists()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # its thread is there
+        monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            pool.submit(npz.load, cache).result()
+    assert cache.exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs on this platform")
@@ -132,18 +124,9 @@ def test_a_fifo_times_out_on_the_main_thread_and_on_another_and_the_file_stays(t
     os.mkfifo(path)
     with pytest.raises(TimeoutError, match=r"waited 0\.3 s for the directory of .*f\.npz"):
         npz.load(path, timeout_s=0.3)
-    caught = []
-
-    def read():
-        try:
-            npz.load(path, timeout_s=0.3)
-        except TimeoutError as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    thread.join(60)
-    assert len(caught) == 1 and "f.npz" in str(caught[0]) and type(caught[0]) is TimeoutError and path.exists()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(TimeoutError, match=r"f\.npz") as caught:
+        pool.submit(npz.load, path, timeout_s=0.3).result(60)
+    assert caught.type is TimeoutError and path.exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs on this platform")
@@ -165,7 +148,8 @@ needs_alarm = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no SI
 
 
 @pytest.fixture
-def alarm_restored():
+def alarm():
+    """Whatever a test sets is undone."""
     before = signal.getsignal(signal.SIGALRM)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -174,9 +158,7 @@ def alarm_restored():
 
 @needs_alarm
 @pytest.mark.parametrize("outer_s", [60, 0.3], ids=["due later", "due first"])
-def test_an_alarm_of_other_code_keeps_its_handler_and_its_time_and_the_read_its_limit(
-    tmp_path, alarm_restored, outer_s
-):
+def test_an_alarm_of_other_code_keeps_its_handler_and_its_time_and_the_read_its_limit(tmp_path, alarm, outer_s):
     os.mkfifo(tmp_path / "x.npz")
     rung = []
     signal.signal(signal.SIGALRM, lambda *_: rung.append(True))
@@ -188,7 +170,7 @@ def test_an_alarm_of_other_code_keeps_its_handler_and_its_time_and_the_read_its_
 
 
 @needs_alarm
-def test_a_read_within_a_read_reports_the_limit_that_expired(alarm_restored):
+def test_a_read_within_a_read_reports_the_limit_that_expired(alarm):
     def inner(seconds):
         bounded.bounded(lambda: time.sleep(60), seconds, "the inner")
 

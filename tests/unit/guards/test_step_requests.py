@@ -1,5 +1,7 @@
 """Requests that a training reads between two steps, and the extra checkpoints that the monitor asks for."""
 
+from unittest.mock import Mock
+
 import pytest
 from monitor_helpers import events
 
@@ -20,12 +22,8 @@ def test_a_request_that_the_training_dies_at_is_refused_in_the_end(tmp_path):
 
 def test_a_request_waits_while_the_disk_is_full(tmp_path, monkeypatch):
     name = step_requests.ask(tmp_path, "state")
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(step_requests, "atomic_write", full)
+        patched.setattr(step_requests, "atomic_write", Mock(side_effect=OSError(28, "No space left on device")))
         assert step_requests.StepRequests(tmp_path).pending(5) == ()
     assert step_requests.StepRequests(tmp_path).pending(6) == ("state",) and not events(tmp_path)
     assert step_requests.ask(tmp_path, "state") == name

@@ -1,10 +1,7 @@
 """A bundle: what it holds. Bundles train in tests/campaigns/test_containers.py."""
 
-from __future__ import annotations
-
 import json
 import zipfile
-from pathlib import Path
 
 import pytest
 from runs_helpers import call, pictures, spec
@@ -17,23 +14,14 @@ from launch.common import LaunchError
 SETTINGS = {"model": "tiny-flux", "max_train_steps": 4, "resolution": 64, "mixed_precision": "no", "workers": 0}
 
 
-def tiny(root: Path, name: str = "my lora") -> Path:
-    """A run of the tiny model in a data root."""
-    return runs.create(spec(name=name, trigger="ohwx", **SETTINGS), pictures(root / "photos"))
-
-
-def packed(folder: Path, path: Path) -> dict[str, zipfile.ZipInfo]:
-    """The members of the bundle that the command writes, by their names below its folder."""
-    done = call("launch", "bundle", str(folder), "-o", str(path), "--json")
+def test_it_holds_what_trains_and_nothing_else(data, tmp_path):
+    folder = runs.create(spec(**SETTINGS), pictures(data / "photos"))
+    done = call("launch", "bundle", folder, "-o", tmp_path / "a.zip", "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
-    assert said["file"] == str(path) and said["bytes"] == path.stat().st_size
-    with zipfile.ZipFile(path) as archive:
-        return {info.filename.removeprefix("my-lora/"): info for info in archive.infolist()}
-
-
-def test_it_holds_what_trains_and_nothing_else(data, tmp_path):
-    found = packed(tiny(data), tmp_path / "a.zip")
+    assert said["file"] == str(tmp_path / "a.zip") and said["bytes"] == (tmp_path / "a.zip").stat().st_size
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        found = {info.filename.removeprefix("my-lora/"): info for info in archive.infolist()}
     names = set(found)
     assert {"train.sh", "requirements.txt", "outputs/my-lora/run.toml", "monitor/supervisor.py"} <= names
     assert {"monitor/config.toml", "launch/train.py", "trainer/loop.py"} <= names

@@ -15,6 +15,7 @@ def runs(**states: str) -> Observed:
 
 TRAINS = (0.0, runs(a="RUNNING"))
 DONE, STOPPED = runs(a="completed"), runs(a="stopped")
+NEXT_STARTS = runs(a="completed", b="STARTING")
 
 
 @pytest.mark.parametrize(
@@ -27,11 +28,7 @@ DONE, STOPPED = runs(a="completed"), runs(a="stopped")
         ("", (TRAINS, (10.0, DONE), (1e6, DONE)), False),
         ("1", ((0.0, runs(a="RUNNING", b="completed")), (1e6, runs(a="RUNNING", b="completed"))), False),
         ("1", (TRAINS, (10.0, runs(a="running")), (1e6, runs(a="running"))), False),  # its monitor is being replaced
-        (
-            "1",
-            (TRAINS, (10.0, DONE), (60.0, runs(a="completed", b="STARTING")), (120.0, runs(a="completed", b="failed"))),
-            False,
-        ),
+        ("1", (TRAINS, (10.0, DONE), (60.0, NEXT_STARTS), (120.0, runs(a="completed", b="failed"))), False),
         ("1", (TRAINS, (10.0, STOPPED), (1e6, STOPPED)), False),  # the user stopped it
         ("always", (TRAINS, (10.0, STOPPED), (1e6, STOPPED)), True),
         ("1", ((0.0, DONE), (IDLE_S - 1, DONE), (IDLE_S + 1, DONE)), True),  # started for a finished run
@@ -62,12 +59,8 @@ def test_the_container_log_says_how_the_runs_ended(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
     folder = tmp_path / "outputs" / "cat"
     folder.mkdir(parents=True)
-    status = {
-        "state": "preempted",
-        "reason": "this machine has none",
-        "store": {"pending": "the checkpoint of step 40"},
-    }
+    status = {"state": "preempted", "reason": "this machine has none", "store": {"pending": "a checkpoint"}}
     (folder / "status.json").write_text(json.dumps(status))
     first, second = endings({"cat"})
     assert first == "cat: preempted: this machine has none"
-    assert second == "cat: not in the store: the checkpoint of step 40. It is kept on this machine's disk"
+    assert second == "cat: not in the store: a checkpoint. It is kept on this machine's disk"

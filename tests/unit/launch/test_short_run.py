@@ -12,14 +12,12 @@ def test_folders_of_dead_processes_go_with_what_they_started_and_others_stay(tmp
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     me = platform.process_info(os.getpid())
-    gone, used, other = (
-        tmp_path / name for name in (f"probe-{dead.pid}-1.0-x", f"probe-{me.pid}-{me.start}-x", "notes")
-    )
+    names = (f"probe-{dead.pid}-1.0-x", f"probe-{me.pid}-{me.start}-x", "notes")
+    gone, used, other = (tmp_path / name for name in names)
     for folder in (gone, used, other):
         (folder / "outputs/cat").mkdir(parents=True)
-    left = subprocess.Popen(
-        ["sleep", "60"], env=os.environ | {tree.RUN: str(gone / "outputs/cat"), tree.TOKEN: "0" * 32}
-    )
+    marks = {tree.RUN: str(gone / "outputs/cat"), tree.TOKEN: "0" * 32}
+    left = subprocess.Popen(["sleep", "60"], env=os.environ | marks)
     try:
         assert short_run.sweep(tmp_path) == [gone]
         assert left.wait(10) < 0, "it was killed"

@@ -6,7 +6,7 @@ import os
 import pytest
 import yaml
 from launch_helpers import CHOICES, a_run, a_spec, arguments
-from runs_helpers import call, executable, python, spec
+from runs_helpers import call, executable, spec
 
 import presets
 import runs
@@ -30,11 +30,8 @@ def test_a_run_that_needs_a_gpu_says_how_much_memory_and_takes_those_that_are_na
 
 
 def test_a_rented_machine_needs_a_store_that_it_can_reach():
-    for store, text in (
-        ("", "has no store"),
-        ("/mnt/runs", "folder of this machine"),
-        ("file:///mnt", "folder of this"),
-    ):
+    here = "folder of this machine"
+    for store, text in (("", "has no store"), ("/mnt/runs", here), ("file:///mnt", here)):
         with pytest.raises(LaunchError, match=text):
             travel.address(spec(store=store))
     assert travel.address(spec(store="hf://buckets/me/runs")) == "hf://buckets/me/runs"
@@ -56,30 +53,24 @@ def test_a_secret_is_a_name_only(clean, monkeypatch):
     for module, words in ((skypilot, ("--gpu", "L4")), (rent, ("--image", "me/h:1"))):
         args = arguments(module, *words, "--secret", "WANDB_API_KEY", "--env", "TZ=UTC")
         assert travel.secrets(made, args) == ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY"]
-        text = {
-            skypilot: lambda a: json.dumps(skypilot.document(made, a)),
-            rent: lambda a: json.dumps(rent.body(made, a, "NVIDIA L4")),
-        }[module](args)
+        text = json.dumps(skypilot.document(made, args) if module is skypilot else rent.body(made, args, "NVIDIA L4"))
         assert "sesame" not in text and "open-wandb" not in text
         assert "https://s3.example.org" in text and '"UTC"' in text
         with pytest.raises(LaunchError, match="name of a variable only"):
             travel.secrets(made, arguments(module, *words, "--secret", "A=sesame"))
-        with pytest.raises(LaunchError, match="secret, so its value is not written"):
-            travel.variables(made, arguments(module, *words, "--env", "HF_TOKEN=sesame"))
-        with pytest.raises(LaunchError, match="secret, so its value is not written"):
-            travel.variables(made, arguments(module, *words, "--secret", "PLAIN", "--env", "PLAIN=x"))
+        for more in (("--env", "HF_TOKEN=sesame"), ("--secret", "PLAIN", "--env", "PLAIN=x")):
+            with pytest.raises(LaunchError, match="secret, so its value is not written"):
+                travel.variables(made, arguments(module, *words, *more))
 
 
 def test_the_compose_file_mounts_what_the_run_uses_and_names_secrets_only(data, tmp_path, clean, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_sesame")
     (tmp_path / "bin").mkdir()
     executable(tmp_path / "bin" / "docker", '#!/usr/bin/env bash\nprintf \'%s\\n\' "$@" > "$WORDS"\n')
-    folder, store = (
-        a_run(data, name="my run's", store=str(tmp_path / "my $HOME, store"), gpus=2),
-        tmp_path / "my $HOME, store",
-    )
+    store = tmp_path / "my $HOME, store"
+    folder = a_run(data, name="my run's", store=str(store), gpus=2)
     env = {"WORDS": str(tmp_path / "words"), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    done = python("-m", "launch", "docker", folder.name, "--env", "TZ=UTC", "--submit", "--json", **env)
+    done = call("launch", "docker", folder.name, "--env", "TZ=UTC", "--submit", "--json", **env)
     assert done.returncode == 0, done.stderr
     words = (tmp_path / "words").read_text().splitlines()
     assert words == ["compose", "--file", str(folder / "docker.yaml"), "up", "--detach"]
@@ -105,10 +96,10 @@ def test_docker_says_what_is_missing(data, tmp_path, clean, monkeypatch):
     (tmp_path / "bin").mkdir()
     executable(tmp_path / "bin" / "docker", "#!/bin/sh\nexit 125\n")
     env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    done = python("-m", "launch", "docker", folder.name, "--submit", **env)
+    done = call("launch", "docker", folder.name, "--submit", **env)
     assert done.returncode == 1 and "HF_TOKEN: set in the environment first" in done.stderr
     keys = dict.fromkeys(("HF_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "x")
-    done = python("-m", "launch", "docker", folder.name, "--submit", **env, **keys)
+    done = call("launch", "docker", folder.name, "--submit", **env, **keys)
     assert done.returncode == 1 and "docker did not start the container" in done.stderr
 
 

@@ -11,9 +11,8 @@ from runs.paths import ROOT
 
 
 def test_every_limit_that_the_code_reads_is_in_the_table_and_every_one_of_the_table_is_read():
-    text = "".join(
-        path.read_text(encoding="utf-8") for name in ("monitor", "launch") for path in (ROOT / name).rglob("*.py")
-    )
+    files = [*(ROOT / "monitor").rglob("*.py"), *(ROOT / "launch").rglob("*.py")]
+    text = "".join(path.read_text(encoding="utf-8") for path in files)
     sections = {name: vars(section) for name, section in vars(config.load()).items() if name != "phases"}
     for name, key in re.findall(rf"\b(?:config|limits)\.({'|'.join(sections)})\.(\w+)", text):
         assert key in sections[name], f"{name}.{key}"

@@ -1,6 +1,7 @@
 """The keeper, and the monitor that it starts, where the system refuses them something."""
 
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -9,10 +10,7 @@ from monitor import keeper
 
 
 def test_a_keeper_that_cannot_receive_signals_says_so_and_starts_nothing(tmp_path, monkeypatch, capsys):
-    def refuse(number, handler):
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr(keeper.signal, "signal", refuse)
+    monkeypatch.setattr(keeper.signal, "signal", Mock(side_effect=OSError(12, "Cannot allocate memory")))
     monkeypatch.setattr(keeper, "_Child", lambda command: pytest.fail("a monitor was started"))
     assert keeper.keep(["--before=0", str(tmp_path / "monitor.json"), str(tmp_path)]) == 1
     sentence = f"monitor: {tmp_path.name}: cannot receive signals: Cannot allocate memory; start it again\n"
@@ -22,10 +20,6 @@ def test_a_keeper_that_cannot_receive_signals_says_so_and_starts_nothing(tmp_pat
 @pytest.mark.parametrize("call", ["signal.signal", "os.setsid"])
 def test_a_monitor_that_fails_before_it_has_begun_is_started_again(call, monkeypatch, capsys):
     """Exit code 1 would mean that the run cannot be supervised, and the keeper would leave it unwatched."""
-
-    def refuse(*_args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(call, refuse)
+    monkeypatch.setattr(call, Mock(side_effect=OSError(28, "No space left on device")))
     assert entry._child([str(os.getpid()), "folder"]) == keeper.EXIT_ERROR
     assert "No space left on device" in capsys.readouterr().err

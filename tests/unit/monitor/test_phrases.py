@@ -17,9 +17,8 @@ def test_a_duration_has_at_most_two_units(seconds, text):
 
 
 def test_a_count_has_its_plural():
-    assert [phrases.count(n, thing) for n, thing in ((1, "step"), (2_000, "step"), (0, "run"), (3, "process"))] == [
-        "1 step", "2,000 steps", "0 runs", "3 processes",
-    ]  # fmt: skip
+    counts = ((1, "step"), (2_000, "step"), (0, "run"), (3, "process"))
+    assert [phrases.count(*count) for count in counts] == ["1 step", "2,000 steps", "0 runs", "3 processes"]
 
 
 def test_text_from_outside_has_no_colours_and_no_control_characters():

@@ -45,10 +45,8 @@ def test_another_machine_writes_into_a_folder_of_its_own_and_has_neither_store_n
         assert other.new_incident() == other.own / "incidents" / "0001"
     assert not (tmp_path / "status.json").exists() and (tmp_path / "machines" / "2" / "monitor.log").is_file()
     found = machines(tmp_path)
-    assert [(one["machine"], one["step"], one["state"]) for one in found] == [
-        ("2", 2, "running"),
-        ("10", 10, "running"),
-    ]
+    assert [(one["machine"], one["step"]) for one in found] == [("2", 2), ("10", 10)]
+    assert {one["state"] for one in found} == {"running"}
     assert "secret" not in json.dumps(found)
     (tmp_path / "run.toml").unlink()
     assert RunFolder(tmp_path, machine=2).foreign

@@ -18,9 +18,11 @@ from runs_helpers import PROJECT, executable, picture, pictures, run_script, spe
 
 import presets
 import runs
+from presets import schema
 from presets.estimate import disk, estimate, table_time
 from presets.lint import lint
 from presets.reader import commands
+from presets.tables import _table
 from runs.command import commands as commands_of
 from runs.flags import check_extra, known_flags, table_faults
 from runs.paths import CHECKOUTS, datasets_dir
@@ -131,10 +133,7 @@ def test_musubis_data_set_has_one_table_for_each_folder(tmp_path, data):
         "bucket_no_upscale": False,
     }  # fmt: skip
     rows = {row["image_directory"]: row for row in table["datasets"]}
-    assert {path: row["num_repeats"] for path, row in rows.items()} == {
-        folder.as_posix(): 5,
-        (folder / "3_cat").as_posix(): 3,
-    }
+    assert {path: row["num_repeats"] for path, row in rows.items()} == {f"{folder}": 5, f"{folder}/3_cat": 3}
     caches = {row["cache_directory"] for row in rows.values()}
     assert len(caches) == 2 and all(path.startswith((data / "outputs/my-lora/cache").as_posix()) for path in caches)
     assert all(set(row) == {"image_directory", "cache_directory", "num_repeats"} for row in rows.values())
@@ -161,9 +160,8 @@ def test_only_the_training_command_resumes_and_caching_takes_its_flags_over():
     one = made("flux2-klein-4b", "musubi", "8G", extra={"vae_dtype": "float32"})
     text = runs.script(one, Path("/out"), Path("/out/x-state"), "linux")
     commands = dict(started(text, "linux"))
-    assert list(commands) == [
-        "flux_2_cache_latents.py", "flux_2_cache_text_encoder_outputs.py", "flux_2_train_network.py",
-    ]  # fmt: skip
+    parts = ("cache_latents", "cache_text_encoder_outputs", "train_network")
+    assert list(commands) == [f"flux_2_{part}.py" for part in parts]
     latents, captions, training = commands.values()
     assert "--resume" in training and "--resume" not in latents + captions
     assert "--skip_existing" in latents and "--skip_existing" in captions and "--skip_existing" not in training
@@ -204,10 +202,8 @@ def test_a_checkout_that_lacks_a_flag_of_the_tables_is_named_and_without_one_no_
         ("latents", {"vae": "", "dataset_config": ""}),
         ("text_encoder_outputs", {"text_encoder": "", "fp8_llm": switch, "batch_size": "", "dataset_config": "", "skip_existing": switch}),
     ):  # fmt: skip
-        adds = "\n".join(f"    parser.add_argument('--{flag}'{kind})" for flag, kind in flags.items())
-        text = (
-            f"import argparse\ndef main():\n    parser = argparse.ArgumentParser()\n{adds}\n    parser.parse_args()\n"
-        )
+        adds = "".join(f"    parser.add_argument('--{flag}'{kind})\n" for flag, kind in flags.items())
+        text = f"import argparse\ndef main():\n    parser = argparse.ArgumentParser()\n{adds}    parser.parse_args()\n"
         (scripts / f"zimage_cache_{name}.py").write_text(text)
     one = made("z-image", "musubi", "12G")
     (fault,) = table_faults(one)
@@ -216,82 +212,75 @@ def test_a_checkout_that_lacks_a_flag_of_the_tables_is_named_and_without_one_no_
     with pytest.raises(runs.RunError, match="does not take --skip_existing"):
         check_extra(one)
     path = scripts / "zimage_cache_latents.py"
-    path.write_text(
-        path.read_text().replace("'--vae'", "'--vae')\n    parser.add_argument('--skip_existing', action='store_true'")
-    )
+    more = "'--vae')\n    parser.add_argument('--skip_existing', action='store_true'"
+    path.write_text(path.read_text().replace("'--vae'", more))
     assert table_faults(one) == []
 
 
-PARSE_SD_SCRIPTS = """
-import importlib, json, sys
+# Each script gives its parser away at its first call of parse_args.
+PARSE = """
+import argparse, json, runpy, sys
+from presets import schema
 sys.path.insert(0, sys.argv[1])
-parsers = {}
-for name, words in json.load(sys.stdin):
-    if name not in parsers:
-        parsers[name] = importlib.import_module(name.removesuffix(".py")).setup_parser()
-    parsers[name].parse_args(words)
-print(len(parsers))
-"""
-# musubi-tuner builds its parsers in main(): the first call of parse_args gives the parser away.
-PARSE_MUSUBI = """
-import argparse, importlib, json, sys
-sys.path.insert(0, sys.argv[1] + "/src")
 original, parsers = argparse.ArgumentParser.parse_args, {}
 class Found(BaseException):
     pass
-def give_away(self, *args, **kwargs):
-    raise Found(self)
-for name, words in json.load(sys.stdin):
-    if name not in parsers:
-        module = importlib.import_module("musubi_tuner." + name.removesuffix(".py"))
+def give_away(parser, *args, **kwargs):
+    raise Found(parser)
+for path, words in json.load(sys.stdin):
+    if path not in parsers:
         argparse.ArgumentParser.parse_args = give_away
         try:
-            module.main()
+            runpy.run_path(path, run_name="__main__")
         except Found as found:
-            parsers[name] = found.args[0]
+            parsers[path] = found.args[0]
         argparse.ArgumentParser.parse_args = original
-    parsers[name].parse_args(words)
-print(len(parsers))
+    parsers[path].parse_args(words)
+print(json.dumps({path: schema.of_parser(parser) for path, parser in parsers.items()}, default=str))
 """
 
 
-def parse(code: str, backend: str, interpreter: Path, environment: dict[str, str]) -> int:
-    """Parse the arguments of every script of a trainer with its own parsers; the number of parsers."""
-    models = [one for one in BY_FILE if one[1] == backend]
-    lines = sorted(
-        {(name, tuple(words)) for _, platform, text in scripts(models) for name, words in started(text, platform)}
-    )
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "tiny", "modules", "count"),
+    [("sd-scripts", tiny_sd_scripts, ".", 7), ("musubi", tiny_musubi, "src", 18)],
+)
+def test_the_real_parsers_take_the_scripts_of_every_family_tier_and_platform(tmp_path, backend, tiny, modules, count):
+    """And they have the flags that are read from their source."""
+    if reason := tiny.why_not():
+        pytest.skip(reason)
+    tiny.write_site(tmp_path)
+    texts = [(text, platform) for _, platform, text in scripts([one for one in BY_FILE if one[1] == backend])]
+    found = {(str(CHECKOUTS[backend].script(name)), tuple(words)) for text in texts for name, words in started(*text)}
     checkout = CHECKOUTS[backend].path()
     done = subprocess.run(
-        [interpreter, "-c", code, str(checkout)], input=json.dumps(lines), capture_output=True, text=True, timeout=600,
-        cwd=checkout, env=environment, check=False,
+        [tiny.python(), "-c", PARSE, str(checkout / modules)], input=json.dumps(sorted(found)), cwd=checkout,
+        env=tiny.environment(tmp_path), capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    wanted = {name for name, _ in lines}
-    assert int(done.stdout.splitlines()[-1]) == len(wanted)
-    return len(wanted)
+    parsers = json.loads(done.stdout.splitlines()[-1])
+    assert len(parsers) == count
+    for path, live in parsers.items():
+        read = schema.flags_of(checkout, Path(path).relative_to(checkout).as_posix())
+        assert list(read) == list(live), "the flags, in the parser's order"
+        different = [flag for flag, entry in live.items() if any(read[flag][key] != entry[key] for key in entry)]
+        assert not different or backend == "musubi", "some of its choices are those of a library"
 
 
-@pytest.mark.slow
-def test_the_real_parsers_of_sd_scripts_take_the_scripts_of_every_family_tier_and_platform(tmp_path):
-    tiny_sd_scripts.need()
-    tiny_sd_scripts.write_site(tmp_path)
-    assert parse(PARSE_SD_SCRIPTS, "sd-scripts", tiny_sd_scripts.python(), tiny_sd_scripts.environment(tmp_path)) == 7
-
-
-@pytest.mark.slow
-def test_the_real_parsers_of_musubi_take_the_scripts_of_every_family_tier_and_platform(tmp_path):
-    if reason := tiny_musubi.why_not():
-        pytest.skip(reason)
-    tiny_musubi.write_site(tmp_path)
-    assert parse(PARSE_MUSUBI, "musubi", tiny_musubi.python(), tiny_musubi.environment(tmp_path)) == 18
-
-
-@pytest.mark.parametrize("backend", list(CHECKOUTS))
-def test_every_flag_is_one_that_the_source_of_the_checkout_names(backend):
-    """The same check as when a run is created, without the trainer's environment."""
-    if not CHECKOUTS[backend].installed():
-        pytest.skip(f"no checkout of {CHECKOUTS[backend].name}: set {CHECKOUTS[backend].variable}_DIR")
-    for model, trainer in BY_FILE:
-        for tier in fitting(model, trainer) if trainer == backend else ():
-            assert table_faults(made(model, trainer, tier)) == [], (model, tier)
+def test_the_flags_called_paths_take_one_value_in_every_script_of_a_checkout():
+    tiny_sd_scripts.need(run=False)
+    if tiny_musubi.why_not():
+        pytest.skip(tiny_musubi.why_not())
+    table = _table("lint.toml")
+    listed = set(table["path_flags"])
+    seen = set()
+    ours, musubi = tiny_sd_scripts.checkout(), tiny_musubi.checkout()
+    rows = [(ours, script, "def setup_parser") for script in table["scripts"]]
+    rows += [(musubi, f"src/musubi_tuner/{script}", "def main") for script in table["guarded_scripts"]]
+    for checkout, script, needs in rows:
+        if (checkout / script).is_file() and needs in (checkout / script).read_text(encoding="utf-8"):
+            flags = schema.flags_of(checkout, script)
+            seen |= listed & set(flags)
+            several = {flag for flag in listed & set(flags) if flags[flag]["nargs"] or flags[flag]["type"] == "bool"}
+            assert not several, script
+    assert seen >= listed - {"ae_path", "controlnet_model_name_or_path", "log_tracker_config"}

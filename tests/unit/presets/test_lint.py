@@ -117,13 +117,9 @@ def test_what_is_absent_has_its_default_and_what_cannot_be_known_is_not_called_a
 def test_kohya_ss_settings_in_a_config_file_are_read_and_left_to_a_person_where_they_must_go(tmp_path, newline):
     config = tmp_path / "config_lora.toml"
     lines = ['output_dir = "/out"', "max_data_loader_n_workers = 0", "persistent_data_loader_workers = true"]
-    lines += [
-        "blocks_to_swap = 4",
-        "save_every_n_epochs = 1",
-        "save_state = false",
-        "sample_every_n_epochs = 1 # often",
-    ]
-    config.write_bytes(newline.join([*lines, "[nested]", "cache_latents = true", ""]).encode())
+    lines += ["blocks_to_swap = 4", "save_every_n_epochs = 1", "save_state = false"]
+    lines += ["sample_every_n_epochs = 1 # often", "[nested]", "cache_latents = true", ""]
+    config.write_bytes(newline.join(lines).encode())
     original = config.read_bytes()
     text = f"accelerate launch /kohya/sd-scripts/flux_train_network.py --config_file {config}\n"
     wanted = {"block-swap", "no-state", "persistent-without-workers", "sampling", "unguarded", "cache-in-memory"}

@@ -167,9 +167,8 @@ def test_lint_findings_have_a_fix_of_their_own():
 
 def test_bash_reads_a_script_and_executes_nothing_of_it(tmp_path, monkeypatch):
     flag = tmp_path / "executed"
-    rc = tmp_path / "rc"
-    rc.write_text(f"touch {flag}\n")
-    monkeypatch.setenv("BASH_ENV", str(rc))
+    (tmp_path / "rc").write_text(f"touch {flag}\n")
+    monkeypatch.setenv("BASH_ENV", str(tmp_path / "rc"))
     text = f"touch {flag}\n$(touch {flag})\n" + generated(spec_of())
     assert not of_level(text, "error") and not flag.exists()
 

@@ -14,7 +14,7 @@ import pytest
 from draft_helpers import create_run, drop, photo
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs_helpers import call, executable, pictures, python, run_script, spec
+from runs_helpers import call, executable, pictures, run_script, spec
 from safetensors.numpy import save_file
 
 import presets
@@ -35,8 +35,8 @@ from ui.run import compare, downloads, run_page, view
 VALUE = "s3cr3t-0123456789abcdef0123456789abcdef01234567"
 OTHER = "hf_OtherSecretOtherSecretOther"
 STORE = "s3://bucket/runs"
-TINY = {"model": "tiny-flux", "backend": "diffusers", "resolution": 64, "workers": 0, "max_train_steps": 6, "rank": 4}
-FIELDS = {"name": "cat", "trigger": "ohwx", **TINY}
+FIELDS = {"name": "cat", "trigger": "ohwx", "model": "tiny-flux", "backend": "diffusers", "max_train_steps": 6}
+FIELDS |= {"resolution": 64, "workers": 0, "rank": 4}
 
 
 def exposed_in(root: Path, *values: str) -> list[str]:
@@ -328,7 +328,7 @@ def test_docker_gets_the_values_from_the_private_file(data, tmp_path, monkeypatc
     plain_run(data, environment={"WANDB_API_KEY": VALUE, "HF_TOKEN": OTHER})
     executable(tmp_path / "bin" / "docker", '#!/usr/bin/env bash\nprintf \'%s\\n\' "$WANDB_API_KEY" "$@" > "$WORDS"\n')
     env = {"WORDS": str(tmp_path / "words"), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    done = python("-m", "launch", "docker", "cat", "--submit", **env)
+    done = call("launch", "docker", "cat", "--submit", **env)
     assert done.returncode == 0, done.stderr
     first, *words = (tmp_path / "words").read_text().splitlines()
     text = (data / "outputs" / "cat" / "docker.yaml").read_text()

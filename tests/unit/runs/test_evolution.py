@@ -38,9 +38,6 @@ def validation_line(step, value) -> str:
     return json.dumps({"kind": "validation", "step": step, "epoch": 1, "val_loss": value, "items": 4}) + "\n"
 
 
-# The table -----------------------------------------------------------------------------------------------------------
-
-
 def test_samples_loras_and_losses_of_a_step_are_one_row(tmp_path):
     (tmp_path / "sample_prompts.txt").write_text("# none\na cat --w 64 --d 42\n\na dog --w 64\n")
     for step in (0, 10, 20):
@@ -92,8 +89,6 @@ def test_an_epoch_becomes_its_last_step(tmp_path):
     assert found.snapshots[-1].at == "epoch 7" and found.steps == [0, 8, 16]
 
 
-# Hostile files -------------------------------------------------------------------------------------------------------
-
 NAMES = st.text(
     st.characters(blacklist_characters="/\0", blacklist_categories=("Cs",)), min_size=1, max_size=40
 ) | st.builds(
@@ -135,13 +130,11 @@ def test_names_that_are_no_samples_are_kept_apart_and_cost_no_time(tmp_path):
 
 
 LINES = st.binary(max_size=40) | st.builds(
-    lambda kind, step, loss, value: json.dumps(
-        {"kind": kind, "step": step, "epoch": step, "loss": loss, "val_loss": value}
-    ).encode(),
+    lambda kind, step, **more: json.dumps({"kind": kind, "step": step, "epoch": step, **more}).encode(),
     st.sampled_from(["step", "validation", "gpu", 3, None]),
     st.integers(-5, 300) | ANY_VALUE,
-    ANY_VALUE,
-    ANY_VALUE,
+    loss=ANY_VALUE,
+    val_loss=ANY_VALUE,
 )
 
 
@@ -182,9 +175,6 @@ def test_a_replaced_file_is_read_from_its_beginning(tmp_path):
     assert losses.between(0, 9) == [1.0, 2.0]  # a file that is gone for a moment
 
 
-# Validation -----------------------------------------------------------------------------------------------------------
-
-
 def test_the_charts_have_the_validation_loss(tmp_path):
     lines = "".join(step_line(step, t=f"2026-01-01T00:00:{step:02}.000Z") for step in range(1, 40))
     more = [json.loads(validation_line(step, 1.0 / step)) for step in (10, 20, 10)]
@@ -200,10 +190,7 @@ def test_the_charts_have_the_validation_loss(tmp_path):
 @settings(max_examples=25)
 def test_lines_of_validations_do_not_hide_the_line_of_a_step(tmp_path_factory, steps, every):
     path = tmp_path_factory.mktemp("lines") / "metrics.jsonl"
-    lines = [
-        step_line(step, note="x" * 150) + (validation_line(step, 0.5) if step % every == 0 else "")
-        for step in range(1, steps)
-    ]
-    path.write_text("".join(lines))
+    texts = (step_line(n, note="x" * 150) + validation_line(n, 0.5) * (n % every == 0) for n in range(1, steps))
+    path.write_text("".join(texts))
     with path.open("rb") as file:
         assert metrics_lines.last_step(file, 0, path.stat().st_size)["step"] == steps - 1

@@ -9,6 +9,8 @@ import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lint_corpus import fluxgym
+from runs_helpers import PROJECT
+from runs_helpers import spec as make
 from strategies import ANY_VALUE
 from tomlkit.exceptions import TOMLKitError
 
@@ -19,67 +21,12 @@ from runs.foreign import MAX_FILES, MAX_SCRIPT, read
 from runs.foreign_kohya import NAMES, SCRIPTS
 from runs.foreign_spec import convert
 
-DATASET = """[general]
-keep_tokens = 1
-[[datasets]]
-resolution = 768
-batch_size = 2
-  [[datasets.subsets]]
-  image_dir = '/gym/datasets/my-cat'
-  class_tokens = 'ohwx cat'
-  num_repeats = 12"""
-ADVANCED = ["--noise_offset 0.05", "--blocks_to_swap 18"]
-GUI = {
-    "LoRA_type": "Flux1",
-    "flux1_checkbox": True,
-    "sdxl": False,
-    "pretrained_model_name_or_path": "/models/flux1-dev.safetensors",
-    "network_dim": 16,
-    "network_alpha": "8",
-    "train_batch_size": 2,
-    "max_resolution": "768,768",
-    "epoch": 3,
-    "max_train_epochs": 0,
-    "max_train_steps": 1200,
-    "learning_rate": 0.0003,
-    "unet_lr": 0.0002,
-    "text_encoder_lr": 0,
-    "optimizer": "Prodigy",
-    "optimizer_args": "decouple=True weight_decay=0.01",
-    "lr_scheduler": "cosine",
-    "lr_warmup": 10,
-    "seed": "",
-    "flux1_cache_text_encoder_outputs": True,
-    "sdxl_no_half_vae": True,
-    "split_mode": False,
-    "noise_offset_type": "Original",
-    "noise_offset": 0.05,
-    "multires_noise_iterations": 6,
-    "sample_prompts": "# first\na cat --w 512\n\na dog",
-    "training_comment": "trigger: ohwx cat",
-    "train_data_dir": "/data/cats",
-    "output_name": "cats",
-    "wandb_api_key": "sk-very-secret",
-    "additional_parameters": '--max_timestep 900 --metadata_title "my cats"',
-    "xformers": "xformers",
-    "num_cpu_threads_per_process": 2,
-    "save_state": False,
-}
-TOOLKIT = """job: extension
-config:
-  name: my_first_flux_lora_v1
-  process:
-    - type: sd_trainer
-      trigger_word: "p3r5on"
-      network: {type: lora, linear: 16, linear_alpha: 16}
-      save: {save_every: 250}
-      datasets:
-        - folder_path: /path/to/images
-          resolution: [512, 768, 1024]
-      train: {batch_size: 1, steps: 2000, lr: 1e-4, optimizer: adamw8bit, dtype: bf16, ema_config: {use_ema: true}}
-      model: {name_or_path: black-forest-labs/FLUX.1-dev, is_flux: true, quantize: true}
-      sample: {sample_every: 250, prompts: ["a cat", "a dog"]}
-"""
+
+def example(name: str) -> str:
+    return (PROJECT / "tests/support/data/foreign" / name).read_text(encoding="utf-8")
+
+
+GUI = json.loads(example("kohya_ss.json"))
 
 
 def imported(*texts, tier=""):
@@ -94,7 +41,8 @@ def row(one, name):
 
 @pytest.mark.parametrize("tier", ["12G", "16G", "20G"])
 def test_a_script_of_fluxgym_keeps_its_settings_and_its_vram_choice(tier):
-    one = imported(("train.sh", fluxgym(tier, True, ADVANCED)), ("dataset.toml", DATASET), tier="8G")
+    script = fluxgym(tier, True, ["--noise_offset 0.05", "--blocks_to_swap 18"])
+    one = imported(("train.sh", script), ("dataset.toml", example("fluxgym_dataset.toml")), tier="8G")
     wanted = {"model": "flux-dev", "backend": "sd-scripts", "tier": tier, "rank": "4", "epochs": "16", "name": "a-name"}
     wanted |= {"resolution": 768, "batch_size": "2", "repeats": 12, "trigger": "ohwx cat", "learning_rate": "8e-4"}
     assert wanted.items() <= one.fields.items() and one.kind == "a script of FluxGym"
@@ -138,7 +86,7 @@ def test_each_checkbox_of_the_gui_is_a_family_and_each_type_of_lora_is_taken_ove
 
 
 def test_a_job_of_ai_toolkit_gives_its_length_prompts_and_resolution():
-    one = imported(("job.yaml", TOOLKIT))
+    one = imported(("job.yaml", example("ai_toolkit.yaml")))
     wanted = {"model": "flux-dev", "rank": "16", "max_train_steps": "2000", "resolution": 1024, "trigger": "p3r5on"}
     assert (wanted | {"learning_rate": "1e-4", "prompts": ["a cat", "a dog"]}).items() <= one.fields.items()
     assert row(one, "train.ema_config").outcome == "unsupported"
@@ -164,9 +112,7 @@ def test_a_command_of_musubi_tuner_is_found_without_the_guarded_launcher():
 
 
 def test_a_run_of_hangproof_comes_back_as_it_was(tmp_path):
-    spec = runs.make(
-        {"name": "cat", "backend": "sd-scripts", "tier": "12G", "rank": 12, "extra": {"noise_offset": 0.1}}
-    )
+    spec = make(name="cat", backend="sd-scripts", tier="12G", rank=12, extra={"noise_offset": 0.1})
     one = imported(("train.sh", runs.script(spec, tmp_path)), ("dataset.toml", runs.dataset_toml(spec)))
     back = runs.make({**one.fields, "name": "cat"})
     same = ("model", "backend", "tier", "rank", "alpha", "learning_rate", "epochs", "seed", "workers", "resolution")

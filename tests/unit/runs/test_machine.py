@@ -1,28 +1,16 @@
 """The machine: its GPU through a stand-in for the driver, its tier, and the trainer's torch without importing it."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from runs_helpers import PROJECT
+from runs_helpers import PROJECT, python
 
 from runs import machine
 from runs.machine import Machine, tier_for
 
 SHIM = PROJECT / "tests/support/shims/nvml"
 ASK = "import json, sys; from runs import machine; machine.DRIVER_TIMEOUT_S = 1; m = machine.this_machine(); print(m); print('torch' in sys.modules)"
-
-
-def machine_of(**env: str) -> list[str]:
-    """this_machine() of a new process with the stand-in driver, and whether torch was imported."""
-    done = subprocess.run(
-        [sys.executable, "-c", ASK], cwd=PROJECT, capture_output=True, text=True, timeout=60, check=True,
-        env={**os.environ, "PYTHONPATH": str(SHIM), **env},
-    )  # fmt: skip
-    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -35,7 +23,7 @@ def machine_of(**env: str) -> list[str]:
     ],
 )
 def test_a_gpu_or_that_it_is_hidden_or_its_driver_fails_or_hangs_is_a_plain_answer_without_importing_torch(env, says):
-    found, torch = machine_of(**env)
+    found, torch = python("-c", ASK, PYTHONPATH=str(SHIM), **env).stdout.splitlines()
     assert re.search(says, found) and torch == "False"
 
 

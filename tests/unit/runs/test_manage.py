@@ -5,9 +5,10 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from runs_helpers import call
+from runs_helpers import call, contents
 from ui_helpers import lora_file, photos
 
 import runs
@@ -30,22 +31,15 @@ def new_run(name: str = "first light") -> Path:
     return folder
 
 
-def everything(root: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
-
-
-# Delete ---------------------------------------------------------------------------------------------------------------
-
-
 def test_a_deleted_run_frees_what_was_said_and_keeps_its_images_unless_asked(data):
     folder, other = new_run(), new_run("other")
     (folder / "big.bin").write_bytes(b"x" * 3_000_000)
     used = manage.usage("first light")
     assert used.run_bytes > 3_000_000 and used.images == 1 and used.images_bytes > 1000
-    before = everything(other)
+    before = contents(other)
     assert manage.delete("first light", idle) == used.run_bytes
     assert not folder.exists() and (runs.datasets_dir() / "first-light").is_dir()
-    assert everything(other) == before and [p.name for p in runs.outputs_dir().iterdir()] == ["other"]
+    assert contents(other) == before and [p.name for p in runs.outputs_dir().iterdir()] == ["other"]
     manage.delete("other", idle, images=True)
     assert not (runs.datasets_dir() / "other").exists()
 
@@ -98,12 +92,8 @@ def test_a_link_is_not_followed(data, tmp_path):
 @pytest.mark.parametrize("images", [False, True])
 def test_an_interrupted_deletion_leaves_no_half_run_and_is_completed_later(data, monkeypatch, images):
     new_run()
-
-    def killed(path):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", killed)
+        patch.setattr("shutil.rmtree", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             manage.delete("first light", idle, images)
     assert runs.list_runs() == []
@@ -127,24 +117,18 @@ def test_a_deleted_run_takes_no_data_set_of_another_name_with_it(data, name):
     assert (images / "a.png").is_file() and not old.exists()
 
 
-# Rename ---------------------------------------------------------------------------------------------------------------
-
-
 def test_a_renamed_run_has_another_label_and_keeps_its_files(data):
     folder = new_run()
-    before = everything(folder)
+    before = contents(folder)
     manage.rename("first light", " 写真 <b>\n$(id)\0 ")
     assert manage.label_of(folder) == view.read(folder).name == "写真 <b> $(id)"
-    assert before.items() <= everything(folder).items() and runs.load(folder).name == "first light"
+    assert before.items() <= contents(folder).items() and runs.load(folder).name == "first light"
     manage.rename(folder, "second")
     assert view.read(folder).name == "second" and runs.list_runs() == [folder]
     for wrong in ("", " \n", "x" * 201):
         with pytest.raises(runs.RunError, match="1 to 200 characters"):
             manage.rename("first light", wrong)
     assert manage.label_of(folder) == "second"
-
-
-# The command line -----------------------------------------------------------------------------------------------------
 
 
 def test_the_commands_have_their_exit_codes(data):

@@ -54,9 +54,6 @@ def written(tmp_path: Path, *sources: Source, **more) -> Path:
     return folder
 
 
-# Crop ----------------------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=50, deadline=None)
 @given(SIZES, crops())
 def test_a_crop_is_never_empty_and_never_outside(size, crop):
@@ -87,9 +84,6 @@ def test_any_crop_from_a_browser_is_checked(value):
     assert crop is None or (0 <= crop[0] < crop[2] <= 1 and 0 <= crop[1] < crop[3] <= 1)
     if crop:
         assert all(side >= 1 for side in pictures.cropped_size((10, 10), crop))
-
-
-# Masks ---------------------------------------------------------------------------------------------------------------
 
 
 def png_of(image: Image.Image) -> bytes:
@@ -191,9 +185,6 @@ def test_a_mask_that_is_gone_is_an_error_with_the_name_of_its_image(tmp_path):
     assert not list((tmp_path / "data").iterdir())
 
 
-# Weights -------------------------------------------------------------------------------------------------------------
-
-
 def test_images_with_a_weight_get_a_subset_with_more_repeats(tmp_path):
     sources = [
         Source(photo(tmp_path / f"{n}.png", n), f"{n}.png", "c", folder, weight=weight)
@@ -230,9 +221,6 @@ def test_weights_multiply_the_repeats_of_their_folder(images, repeats):
     own = {folder: dataset.repeats_of(folder) for folder, _ in images}
     wanted = sum((own[folder][0] if own[folder] else repeats) * weight for folder, weight in images)
     assert dataset.shown_per_epoch(found, repeats) == wanted and sum(found.values()) == len(images)
-
-
-# dataset.toml --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("backend", "model"), [("sd-scripts", "flux-dev"), ("musubi", "z-image")])

@@ -3,12 +3,11 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from runs_helpers import executable, run_script, spec
+from runs_helpers import contents, executable, run_script, spec
 
 import runs
 from presets.lint import lint
@@ -170,21 +169,11 @@ printf partial > "$2/.my-lora.safetensors.1.tmp"
 exit "${CODE:-0}"
 """
 # A `cp` that stops in the middle of the file $STALL and says so by creating $STALLED.
-SLOW_COPY = """#!{python}
-import os, shutil, sys, time
-from pathlib import Path
-
-source, target = map(Path, sys.argv[-2:])
-if target.is_dir() and not sys.argv[-2].endswith("/."):
-    target = target / source.name
-for path in [source] if source.is_file() else sorted(p for p in source.rglob("*") if p.is_file()):
-    place = target if source.is_file() else target / path.relative_to(source)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if path.name == os.environ.get("STALL"):
-        place.write_bytes(path.read_bytes()[:3])
-        Path(os.environ["STALLED"]).touch()
-        time.sleep(300)
-    shutil.copyfile(path, place)
+SLOW_COPY = """#!/bin/sh
+/bin/cp "$@" || exit 1
+for target; do :; done
+place=$(find "$target" -name "*$STALL*")
+[ -z "$place" ] || { printf new > "$place"; touch "$STALLED"; sleep 300; }
 """
 
 
@@ -202,12 +191,8 @@ def saved_locally(tmp_path, monkeypatch):
     return script, launcher, folder
 
 
-def contents(folder: Path) -> dict[str, str]:
-    return {str(p.relative_to(folder)): p.read_text() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-NEW = {"my-lora-state/weights": "new-state", "my-lora.safetensors": "new-lora"}
-NEW |= {"sample/1.png": "old", "sample/2.png": "new-image"}
+NEW = {"my-lora-state/weights": b"new-state", "my-lora.safetensors": b"new-lora"}
+NEW |= {"sample/1.png": b"old", "sample/2.png": b"new-image"}
 
 
 def with_copy(folder: Path, text: str) -> str:
@@ -218,7 +203,7 @@ def with_copy(folder: Path, text: str) -> str:
 @pytest.mark.parametrize("stall", ["my-lora.safetensors", "weights", "2.png"])
 def test_a_copy_that_is_killed_leaves_nothing_truncated_and_the_next_one_completes_it(saved_locally, tmp_path, stall):
     script, launcher, folder = saved_locally
-    path, stalled = with_copy(tmp_path, SLOW_COPY.format(python=sys.executable)), tmp_path / "stalled"
+    path, stalled = with_copy(tmp_path, SLOW_COPY), tmp_path / "stalled"
     env = {**os.environ, "PATH": path, "STALL": stall, "STALLED": str(stalled), "TRAINER_PYTHON": str(launcher)}
     process = subprocess.Popen(["bash", str(script)], env=env, start_new_session=True)
     try:
@@ -229,7 +214,7 @@ def test_a_copy_that_is_killed_leaves_nothing_truncated_and_the_next_one_complet
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(60)
-    old = {"my-lora-state/weights": "old", "my-lora-state/only-in-the-old-one": "old", "sample/1.png": "old"}
+    old = dict.fromkeys(("my-lora-state/weights", "my-lora-state/only-in-the-old-one", "sample/1.png"), b"old")
     shown = {name: text for name, text in contents(folder).items() if not f"/{name}".count("/.")}
     assert all(text in (old.get(name), NEW.get(name)) for name, text in shown.items()), shown
     done = run_script(script, launcher, CODE="9")

@@ -22,9 +22,8 @@ def test_samples_come_every_tenth_of_the_run_with_the_trigger_word(tmp_path, dat
 
 
 def test_without_a_trigger_the_first_caption_is_drawn_without_its_options():
-    made = with_sample_interval(
-        open_spec(trigger="", max_train_steps=100), 5, ["", " ", "a cat --w 9999\n--n x", "a dog"]
-    )
+    captions = ["", " ", "a cat --w 9999\n--n x", "a dog"]
+    made = with_sample_interval(open_spec(trigger="", max_train_steps=100), 5, captions)
     assert made.sample_every_n_steps == 10 and made.prompts == ["a cat  w 9999  n x"]
     assert runs.sample_prompts(made).startswith("a cat w 9999 n x --w 512 --h 512")
 

@@ -16,7 +16,7 @@ from runs.spec import MOST
 from ui.new import form
 
 RTX_3060 = Machine("NVIDIA GeForce RTX 3060", 12.0, True, 31.2, 220.0)
-RTX_4090 = Machine("NVIDIA GeForce RTX 4090", 24.0, True, 62.7, 400.0)
+RTX_4090 = Machine("NVIDIA GeForce RTX 4090", 24.0, True, 62.7, 400.0, vram_free_gb=24.0)
 H100 = Machine("NVIDIA H100 80GB HBM3", 79.6, True, 251.0, 2000.0)
 NO_GPU = Machine("", None, False, 31.2, 220.0)
 CPU_TORCH = Machine("NVIDIA GeForce RTX 4090", 24.0, False, 62.7, 400.0)
@@ -34,11 +34,8 @@ OPTIONS = {
     "sample_at_first": 'action="store_true"',
     "timestep_sampling": "choices=['sigma', 'shift', 'flux_shift']",
 }
-PARSER = "import argparse\ndef setup_parser():\n    parser = argparse.ArgumentParser()\n"
-PARSER += "".join(
-    f'    parser.add_argument("--{name}", {kind})\n' for names, kind in OPTIONS.items() for name in names.split()
-)
-PARSER += "    return parser\n"
+ADDED = [f'    parser.add_argument("--{name}", {kind})' for names, kind in OPTIONS.items() for name in names.split()]
+PARSER = "import argparse\ndef setup_parser():\n    parser = argparse.ArgumentParser()\n{}\n    return parser\n"
 
 
 @pytest.fixture
@@ -46,7 +43,7 @@ def checkout(data, tmp_path, monkeypatch) -> Path:
     """A data folder with a base model whose files are there, and a small checkout in place of sd-scripts."""
     folder = tmp_path / "sd-scripts"
     (folder / "library").mkdir(parents=True)
-    (folder / "flux_train_network.py").write_text(PARSER, encoding="utf-8")
+    (folder / "flux_train_network.py").write_text(PARSER.format("\n".join(ADDED)), encoding="utf-8")
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(folder))
     monkeypatch.setenv("ACCELERATE", sys.executable)  # a launcher that is there
     (data / "models").mkdir()

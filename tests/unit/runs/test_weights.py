@@ -1,12 +1,11 @@
 """A base model that is missing, incomplete or not available is reported before a run starts, with what to do."""
 
 import shutil
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-from runs_helpers import pictures, python, spec
+from hub_server import only_hub
+from runs_helpers import call, pictures, spec
 from safetensors.numpy import save_file
 
 import presets
@@ -17,33 +16,11 @@ from trainer import models
 REPO = "someone/a-flux"
 
 
-class Hub(BaseHTTPRequestHandler):
-    """Answers every question with the server's `status`, after its `nap_s`."""
-
-    def do_HEAD(self):
-        self.server.requests.append((self.path, self.headers.get("Authorization")))
-        self.server.gone.wait(self.server.nap_s)
-        self.send_response(self.server.status)
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.status, server.nap_s, server.requests, server.gone = 200, 0.0, [], threading.Event()
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_TOKEN_PATH", "HF_HUB_CACHE", "http_proxy", "HTTP_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
-    yield server
-    server.gone.set()
-    server.shutdown()
-    server.server_close()
+    with only_hub(monkeypatch, tmp_path, {}) as server:
+        server.refusal = (200, "")
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +84,7 @@ def test_a_model_in_the_cache_needs_no_hub(flux, hub, tmp_path):
     shutil.copytree(flux, place / "snapshots" / "abc123")
     assert weights.problems(of(REPO), ask=True) == [] and hub.requests == [] and weights.note(of(REPO)) == ""
     (place / "snapshots" / "abc123" / "vae" / "diffusion_pytorch_model.safetensors").unlink()
-    hub.status = 404
+    hub.refusal = (404, "")
     assert weights.problems(of(REPO), ask=True) and hub.requests  # half of it is not enough
 
 
@@ -121,10 +98,11 @@ def test_a_model_in_the_cache_needs_no_hub(flux, hub, tmp_path):
     ],
 )
 def test_the_response_of_the_hub_is_reported(hub, status, message):
-    hub.status = status
+    hub.refusal = (status, "")
     found = weights.problems(of(REPO), ask=True)
     assert len(found) == (message is not None) and (message or "") in "".join(found)
-    assert hub.requests == [(f"/{REPO}/resolve/main/model_index.json", None)]
+    ((method, path, headers),) = hub.requests
+    assert (method, path) == ("HEAD", f"/{REPO}/resolve/main/model_index.json") and "authorization" not in headers
     assert weights.problems(of(REPO)) == []  # unasked, the hub is left alone
     assert len(hub.requests) == 1
     assert "The run downloads it first" in weights.note(of(REPO))
@@ -132,7 +110,7 @@ def test_the_response_of_the_hub_is_reported(hub, status, message):
 
 def test_a_hub_that_is_unreachable_or_silent_is_reported_in_time(hub, monkeypatch):
     monkeypatch.setattr(weights, "HUB_TIMEOUT_S", 0.3)
-    hub.nap_s = 60
+    hub.silent = True
     (problem,) = weights.problems(of(REPO), ask=True)
     assert "is not available (no response within 0 s); check the network, or download it elsewhere" in problem
     monkeypatch.setattr(weights, "HUB_TIMEOUT_S", 30)
@@ -150,13 +128,13 @@ def test_what_needs_no_hub_to_be_known_is_reported_without_it(hub, monkeypatch):
     assert "HF_HUB_OFFLINE prevents the download" in problem and "hf download" in problem
     assert hub.requests == []
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    assert weights.problems(spec(), ask=True) == [] and hub.requests[0][1] == "Bearer hf_secret"
+    assert weights.problems(spec(), ask=True) == [] and hub.requests[0][2]["authorization"] == "Bearer hf_secret"
 
 
 def test_the_monitor_tells_it_and_starts_nothing(data, hub, tmp_path):
-    hub.status = 404
+    hub.refusal = (404, "")
     folder = runs.create(of(REPO), pictures(tmp_path / "in"))
-    done = python("-m", "monitor", "start", folder.name)
+    done = call("monitor", "start", folder.name)
     assert done.returncode == 1 and "cannot be started" in done.stderr
     assert "neither a folder here nor a model" in done.stderr
     assert not (folder / "training.log").exists() and not (folder / "status.json").exists()

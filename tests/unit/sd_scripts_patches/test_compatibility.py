@@ -83,9 +83,7 @@ def test_a_checkout_is_recognized_by_its_modules_wherever_its_scripts_lie(tmp_pa
 
 def test_a_script_is_known_by_the_name_of_its_module(tmp_path, monkeypatch):
     monkeypatch.setenv(hooks.CHECKOUT_VARIABLE, str(tmp_path / "src"))
-    assert (
-        hooks.module_name(tmp_path / "src/musubi_tuner/zimage_train_network.py") == "musubi_tuner.zimage_train_network"
-    )
+    assert hooks.module_name(tmp_path / "src/musubi_tuner/wan_train.py") == "musubi_tuner.wan_train"
     assert hooks.module_name(tmp_path / "zimage_train_network.py") == "zimage_train_network"
 
 

@@ -88,9 +88,8 @@ def known(step=12):
 
 
 def test_a_step_that_contradicts_the_state_is_refused(tmp_path):
-    with pytest.raises(
-        trainer_state.ResumeError, match="after step 12, but --initial_step or --initial_epoch names step 10"
-    ):
+    message = "after step 12, but --initial_step or --initial_epoch names step 10"
+    with pytest.raises(trainer_state.ResumeError, match=message):
         loaded(tmp_path, state=known(), initial_epoch=2)
     assert loaded(tmp_path, state=known(10), initial_epoch=2).step == 10
 

@@ -53,13 +53,11 @@ def test_a_name_or_a_parameter_that_changes_is_found(checkout):
         module, _, name = compatibility.check_target(target, folder).place.partition(":")
         if module not in facts["modules"]:
             continue  # of an installed package, or of a family that this version lacks
-        for word in (f"{name.rpartition('.')[2]}_v2", f"{name.rpartition('.')[2]}"):
-            path = folder.joinpath(*module.split(".")).with_suffix(".py")
-            text = path.read_text()
-            more = "" if word.endswith("_v2") else "other, "
-            path.write_text(text.replace(f"def {name.rpartition('.')[2]}(", f"def {word}({more}"))
-            verdict = compatibility.check_target(target, folder).verdict
-            assert verdict == (compatibility.CHANGED if more else compatibility.MISSING), (target, word)
+        path, name = folder.joinpath(*module.split(".")).with_suffix(".py"), name.rpartition(".")[2]
+        text = path.read_text()
+        for other, expected in ((f"{name}_v2(", compatibility.MISSING), (f"{name}(other, ", compatibility.CHANGED)):
+            path.write_text(text.replace(f"def {name}(", f"def {other}"))
+            assert compatibility.check_target(target, folder).verdict == expected, (target, other)
             path.write_text(text)
             changed += 1
     assert changed > 50

@@ -17,16 +17,8 @@ from trainer.data_order import EpochSampler, batches, seed_for
 from trainer.dataset import Image, header_of, pixels_and_mask, read
 from trainer.errors import TrainError
 
-NEEDED = [
-    "--pretrained_model_name_or_path",
-    "m",
-    "--dataset_config",
-    "d",
-    "--output_dir",
-    "o",
-    "--network_train_unet_only",
-]
-ARGS = parse([*NEEDED, "--caption_extension", ".txt"])
+NEEDED = ["--pretrained_model_name_or_path", "m", "--dataset_config", "d", "--output_dir", "o"]
+ARGS = parse([*NEEDED, "--network_train_unet_only", "--caption_extension", ".txt"])
 
 
 def test_buckets_are_those_of_sd_scripts():
@@ -109,18 +101,13 @@ def change(old: str, new: str):
     return lambda folder, config, text: config.write_text(text.replace(old, new), encoding="utf-8")
 
 
-def unlink_all(folder, config, text):
-    for file in folder.iterdir():
-        file.unlink()
-
-
 # what is done to a data set of two images: the message
 BROKEN = [
     (lambda f, c, t: (f / "1.png").write_text("I am a text"), "1.png: Not a readable image. Export it as JPEG or PNG."),
     (lambda f, c, t: (f / "1.txt").unlink(), "1.png: no caption; write 1.txt beside it"),
     (lambda f, c, t: (f / "1.txt").write_bytes("café".encode("latin-1")), "1.txt: not UTF-8 text"),
     (change("/images", "/nowhere"), "nowhere' does not exist; create it or fix the path"),
-    (unlink_all, "has no images (.png"),
+    (lambda f, c, t: [file.unlink() for file in f.iterdir()], "has no images (.png"),
     (change("num_repeats", "num_repeat"), "unknown key 'num_repeat'; did you mean num_repeats?"),
     (lambda f, c, t: c.write_text(t + "flip_aug = true\n"), "flip_aug = True: not supported"),
     (change("bucket_reso_steps = 16", "bucket_reso_steps = 20"), "20 pixels: sizes must be multiples of 16"),

@@ -28,14 +28,8 @@ def test_a_damaged_manifest_is_refused():
     manifest = Manifest("my-run", 1, 1, 5, False, "me", "now", {})
     assert parse(manifest.dumps(), manifest.name, "my-run") == manifest
     files = [["x", 1, 0], ["a" * 64, -1, 0], ["a" * 64, 1e99, 0], ["a" * 64, 1], ["a" * 64, 1, float("inf")]]
-    changes = [
-        {"files": []},
-        *({"files": {"run/run.toml": one}} for one in files),
-        {"lease": "1"},
-        {"step": None},
-        {"number": True},
-    ]
-    for change in changes:
+    changes = [{"files": []}, {"lease": "1"}, {"step": None}, {"number": True}]
+    for change in changes + [{"files": {"run/run.toml": one}} for one in files]:
         with pytest.raises(StoreError):
             parse(json.dumps({**json.loads(manifest.dumps()), **change}).encode(), manifest.name, "my-run")
     for name, run_name in (("manifests/000001-000002.json", "my-run"), (manifest.name, "another")):

@@ -50,9 +50,7 @@ def test_epochs_and_images_of_two_sizes_are_not_slow(usual_s, jitter, share, lar
 @given(
     usual_s=st.floats(0.2, 20.0), jitter=st.floats(0.0, 0.3), factor=st.floats(3.0, 150.0), seed=st.integers(0, 1 << 20)
 )
-def test_steps_that_take_longer_are_slow_within_two_windows_and_no_longer_once_they_are_back(
-    usual_s, jitter, factor, seed
-):
+def test_slower_steps_are_slow_within_two_windows_and_no_longer_once_they_are_back(usual_s, jitter, factor, seed):
     rng = random.Random(seed)
 
     def steps(count, times=1.0):

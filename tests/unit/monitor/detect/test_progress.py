@@ -28,7 +28,7 @@ CONFIG = config.load()
 WATCH = CONFIG.watch
 NONE = Signals()
 # seconds a step -> simulated hours of each training stage, and how many of these the script has
-HOURS = {0.05: (0.06, 2), 2.0: (1.2, 1), 8.0: (6.0, 1)}
+HOURS = {0.05: (0.06, 2), 2.0: (1.2, 1), 8.0: (2.0, 1)}
 
 
 def beat(**values) -> Beat:
@@ -128,7 +128,7 @@ def test_every_hang_is_caught_in_its_own_phase(event, after, phase):
     assert played.detect_s <= within_s.get(event, 2 * max(CONFIG.phases[phase].ceiling_s, 3 * 90)) + 2
 
 
-@pytest.mark.parametrize("after", [0, 1, 3, 6, 20, 200, 3000])
+@pytest.mark.parametrize("after", [0, 1, 6, 200])
 def test_a_hang_at_any_step_is_caught(after):
     played = play(hanging("heavy-tailed", 0.05, "step", after, seed=3), Watch(CONFIG, {}), limit_s=6 * 3600.0)
     assert played.caught is not None
@@ -292,12 +292,9 @@ def test_the_other_ranks_wait_for_one_that_saves_however_short_a_step_is():
         assert follow(watch, lambda t, b=back: asleep(t, *b), now, 0.75, 0.25)[2].keys() <= {OK, SUSPECT}
         now += 1.0
         # Rank 0 counts from the end of its save, rank 1 from its last step.
-        late = [
-            dataclasses.replace(
-                b, step=step, count=step, beat_s=now, phase_s=back[0].phase_s, intervals=(*(0.1,) * (step - 1), took_s)
-            )
-            for b, took_s in zip(back, (0.9, 41.0), strict=True)
-        ]
+        known = {"step": step, "count": step, "beat_s": now, "phase_s": back[0].phase_s}
+        took = zip(back, (0.9, 41.0), strict=True)
+        late = [dataclasses.replace(b, **known, intervals=(*b.intervals, step_s)) for b, step_s in took]
         assert watch.observe(asleep(now, *late)).kind == OK
         now = stepping(watch, now + 0.1, range(step + 1, step + 10), phase_s=back[0].phase_s)
     assert watch.durations["step"].longest < 1.0, "the wait for the save is no step"

@@ -26,6 +26,17 @@ def ended(code, signal=None, outcome="running", note=""):
     return collect.ExitStatus(code, signal, outcome, note, trained=False)
 
 
+def test_exit_codes_and_outcomes():
+    def done(*status):
+        return collect.ExitStatus(*status).done(foreign=False, killed=False)
+
+    assert done(0, None, "", "", False), "a script without heartbeats"
+    assert not done(0, None, "running", "", False), "exit code 0 alone does not count"
+    assert done(1, None, "done", "", True), "a launcher's code is only a hint"
+    assert "SIGKILL" in str(ended(137, 9))
+    assert "waited for a batch" in str(ended(75, None, "deadline", "waited for a batch"))
+
+
 # The phase in which rank 0 is stuck, its stack, and the cause; rank 1 waits for it in a collective operation.
 STUCK = {
     "save": ("save", "safetensors.py:save_file", "save_slow"),
@@ -123,8 +134,6 @@ def test_a_living_process_is_described_without_heartbeats(tmp_path):
     assert gone[0]["state"] == "" and gone[0]["command"] == ""
 
 
-# ---- what cannot be read is named, never raised ----
-
 BROKEN = {
     "no /proc/meminfo (gVisor)": ("MEMINFO", "absent", "memory of the machine: No such file or directory"),
     "no kernel log": ("KMSG", "absent", "kernel log: No such file or directory"),
@@ -168,8 +177,6 @@ def test_a_running_rank_without_stacks_is_named(tmp_path):
     found = hang(scope(tmp_path, beat(0, pid=me.pid), members={me.pid: me}))
     assert f"stack of rank 0 (pid {me.pid})" in found.missing
 
-
-# ---- kills for lack of memory ----
 
 CGROUP, MACHINE = "/sys/fs/cgroup/memory.events", "/proc/vmstat"
 

@@ -68,15 +68,14 @@ def test_a_rank_that_has_not_ended_a_step_is_named_and_a_waiter_is_not():
 
 
 LOADS = frames("queues.py:get", "dataloader.py:_try_get_data")
+INSIDE = frames("hang.py:sleep", "distributed_c10d.py:all_reduce")
 BACKWARD = frames("graph.py:_engine_run_backward")
 
 
 @pytest.mark.parametrize(
     ("stacks", "rank"),
     [
-        pytest.param(
-            (REDUCE_STACK, frames("hang.py:sleep", "distributed_c10d.py:all_reduce")), 1, id="hangs inside a collective"
-        ),
+        pytest.param((REDUCE_STACK, INSIDE), 1, id="hangs inside a collective"),
         pytest.param((REDUCE_STACK, BARRIER_STACK, REDUCE_STACK), 1, id="is in another collective"),
         pytest.param((REDUCE_STACK, BARRIER_STACK), None, id="one of two: either may be the wrong one"),
         pytest.param((BACKWARD, LOADS), 1, id="a backward pass may wait, a loader does not"),

@@ -13,8 +13,6 @@ from monitor.detect.probe import ProcessSample, Sample
 from monitor.diagnose import slow
 from monitor.gpu import nvml
 from runs import job, mitigate
-from runs.machine import Machine
-from runs.sanity import judge
 from ui.run import cards
 from ui.run.view import View
 
@@ -107,14 +105,6 @@ def test_the_quota_of_a_container_is_read_from_either_version_of_cgroups(tmp_pat
 )
 def test_the_counter_of_shared_memory_is_that_of_the_gpu_with_the_most_of_its_own(text, found):
     assert nvml.shared_bytes(text) == found
-
-
-def test_the_form_warns_when_the_estimate_comes_within_a_tenth_of_the_free_memory():
-    card = Machine("NVIDIA GeForce RTX 4090", 24.0, True, 62.7, 400.0)
-    made = spec(tier="20G")
-    for free_gb, warns in ((24.0, False), (15.0, True)):
-        found = judge(made, 20, dataclasses.replace(card, vram_free_gb=free_gb))
-        assert any("free now" in finding.message for finding in found) == warns
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -86,16 +87,12 @@ def test_a_record_whose_state_has_no_room_beside_it_is_refused(run, monkeypatch)
     assert record is None and "is full" in refused
     monkeypatch.undo()
     assert newest(ring, run)[0].step == 6
-    monkeypatch.setattr("guards.checkpoint.writing", full_disk)
+    monkeypatch.setattr("guards.checkpoint.writing", Mock(side_effect=OSError(28, "No space left on device")))
     path = next(iter(snapshots.headers(Path(ring))))
     state = Path(ring) / "a-step00000006-state"
     with pytest.raises(RecordError, match="the next attempt resumes elsewhere") as raised:
         snapshot_keep.restore(state, {snapshots.RECORD: str(path)})
     assert not path.exists() and "No space" not in str(raised.value)
-
-
-def full_disk(*_args, **_more):
-    raise OSError(28, "No space left on device")
 
 
 def test_the_other_record_is_taken_when_the_newest_is_damaged(run):
