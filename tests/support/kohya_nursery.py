@@ -6,6 +6,7 @@ start of Python does with the run's variables is done again: the import path, si
 modules that are there already, and where the hub and its cache are.
 """
 
+import gc
 import importlib
 import os
 import runpy
@@ -76,6 +77,7 @@ def main() -> None:
             importlib.import_module(name)
         except ImportError:
             continue
+    gc.freeze()  # the trainers collect garbage often: not that of these imports
     words = nursery.serve()
     sys.orig_argv = [sys.executable, *words]
     if "numpy" in sys.modules:
