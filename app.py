@@ -10,6 +10,7 @@ The address is printed only after the page has responded. Never imports torch.
 import argparse
 import contextlib
 import errno
+import gc
 import os
 import signal
 import socket
@@ -225,13 +226,17 @@ def serve(args: argparse.Namespace) -> str:
 
         check_mcp()
     os.environ.update(GRADIO_ENV)
+    gc.disable()  # collections find nothing in what is imported and built here, and take a tenth of the start
     from ui.dataset.draft import uploads_dir
     from ui.dataset.drafts import delete_expired
 
     delete_expired()
     os.environ["GRADIO_TEMP_DIR"] = str(uploads_dir())
     with contextlib.redirect_stdout(sys.stderr):
-        _listen(build(args, auth, token), host, args.port)
+        page = build(args, auth, token)
+        gc.freeze()
+        gc.enable()
+        _listen(page, host, args.port)
     check_response(args.port, token)
     # A password is for people who do not have the token; the page then asks for it.
     return f"http://127.0.0.1:{args.port}" + (f"/?token={token}" if token and auth is None else "")

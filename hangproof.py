@@ -23,7 +23,7 @@ COMMANDS = {
         "slurm", "skypilot", "docker", "runpod", "vast", "publish", "bundle", "rehearse", "drill", "fleet", "store",
         "train", "serve", "stop-pod",
     ),
-    "sd_scripts_patches": ("check", "selftest"),
+    "sd_scripts_patches": ("check",),
 }  # fmt: skip
 # word → Python's arguments
 OTHERS = {

@@ -1,4 +1,4 @@
-"""`python -m sd_scripts_patches SCRIPT ARGS` · `… -m MODULE ARGS` · `… check DIR [--json]` · `… selftest DIR [--json]`.
+"""`python -m sd_scripts_patches SCRIPT ARGS` · `… -m MODULE ARGS` · `… check DIR [--json]`.
 
 `train.sh` uses the first form in place of `python SCRIPT ARGS`. Our own flags (`--hangproof_…`, see timeouts.py) may
 appear anywhere among ARGS. Exit code: the script's own; 1 when a patch is incompatible, before anything is loaded;
@@ -20,7 +20,6 @@ from sd_scripts_patches import (
     hooks,
     registry,
     runner,
-    selftest,
     session,
     timeouts,
     versions,
@@ -32,7 +31,6 @@ CACHES = re.compile(r"_cache_(latents|text_encoder_outputs)\.py$")  # musubi-tun
 USAGE = """usage: python -m sd_scripts_patches [--hangproof_…] SCRIPT ARGS     run a script of sd-scripts or musubi-tuner with the guards
        python -m sd_scripts_patches [--hangproof_…] -m MODULE ARGS   run a module with the guards
        python -m sd_scripts_patches check DIR [--json]               check which patches are compatible with a checkout
-       python -m sd_scripts_patches selftest DIR [--json]            train tiny weights with it: does it work, is it guarded
 
 time limits in seconds (0: none) and settings; each can also be set as HANGPROOF_… in the environment:
 """
@@ -51,8 +49,6 @@ def main(arguments: list[str]) -> int:
         return 0 if arguments else 2
     if arguments[0] == "check":
         return check(arguments[1:])
-    if arguments[0] == "selftest":
-        return selftest.main(arguments[1:])
     as_module = arguments[0] == "-m"
     if as_module and len(arguments) < 2:
         print(USAGE + timeouts.listing(), end="", file=sys.stderr)

@@ -3,7 +3,7 @@
 Why a second virtual environment: the trainers need huggingface-hub below 1, the GUI needs it above. Neither is ever
 left incomplete. The checkout is made under a temporary name and renamed. The environment cannot be moved, so it gets a
 stamp file last; one without its stamp is made again, unless somebody else made it: that one is used as it is. At the
-end the self-test trains tiny weights with both.
+end the guards are checked, and a training script is started as far as its help: it imports all that a training needs.
 
 Exit codes: 0 ready, 1 with the reason on standard error.
 """
@@ -23,6 +23,7 @@ from sd_scripts_patches import trainers
 from sd_scripts_patches.trainers import ROOT, TRAINERS, Trainer
 
 FETCH_LIMIT_S = 1800
+START_LIMIT_S = 600.0  # first imports from a slow disk
 STALL_LIMIT_S = 60  # git aborts a transfer that is slower than 1 kB/s for this long
 STAMP, MARK = ".installed", ".made-by-hangproof"
 """Files in an environment: the digest of what is installed, written last; and a mark that we may delete it, written first."""
@@ -135,7 +136,7 @@ def _version(command: list[str]) -> tuple[int, ...]:
 def make_environment(folder: Path, wanted: str, trainer: Trainer) -> bool:
     """Create a virtual environment with the requirements text `wanted`. Returns False when it exists already.
 
-    An environment that somebody else made is not changed: its owner installs into it, and the self-test judges it.
+    An environment that somebody else made is not changed: its owner installs into it, and `verify` judges it.
     """
     stamp = folder / STAMP
     digest = hashlib.sha256(wanted.encode()).hexdigest()
@@ -154,8 +155,16 @@ def make_environment(folder: Path, wanted: str, trainer: Trainer) -> bool:
         run([*python, "-m", "venv", str(folder)], f"create the environment {folder}", 600)
         listed = folder / "requirements.txt"
         listed.write_text(wanted, encoding="utf-8")
-        own = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-        pip = [str(own), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(listed)]
+        pip = [
+            str(venv_python(folder)),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "-r",
+            str(listed),
+        ]
         run(pip, f"install the requirements of {trainer.name}", 7200)
         stamp.write_text(digest + "\n", encoding="utf-8")
     except (InstallError, OSError, KeyboardInterrupt):
@@ -165,14 +174,40 @@ def make_environment(folder: Path, wanted: str, trainer: Trainer) -> bool:
 
 
 def verify(folder: Path, environment: Path, trainer: Trainer) -> str:
-    """Check the guards, then train tiny weights. Returns what failed, "" when all is well; both print their findings."""
-    variables = {**os.environ, trainer.venv_variable: str(environment.absolute())}
-    command = [sys.executable, "-m", "sd_scripts_patches"]
-    if subprocess.run([*command, "check", str(folder)], cwd=ROOT, env=variables, check=False).returncode:
-        return "the check of the patches"
-    log("self-test: training tiny random weights, about one minute …")
-    done = subprocess.run([*command, "selftest", str(folder)], cwd=ROOT, env=variables, check=False)
-    return "the self-test" if done.returncode else ""
+    """Check the guards, then start a training script. Returns what failed, "" when all is well. The check prints its findings."""
+    if subprocess.run(
+        [sys.executable, "-m", "sd_scripts_patches", "check", str(folder)], cwd=ROOT, check=False
+    ).returncode:
+        return "the check of the patches failed, see above"
+    log(f"starting {trainer.script} for its help …")
+    return starts(folder, environment, trainer)
+
+
+def starts(folder: Path, environment: Path, trainer: Trainer) -> str:
+    """Start a training script of the checkout with the guards, as far as its help. Returns why it does not start, or ""."""
+    command = [venv_python(environment), "-m", "sd_scripts_patches", folder / trainer.script, "--help"]
+    try:
+        done = subprocess.run(
+            list(map(str, command)),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=START_LIMIT_S,
+            check=False,
+        )
+    except OSError as error:
+        return f"{trainer.script} cannot be started with {command[0]}: {error.strerror or error}"
+    except subprocess.TimeoutExpired:
+        return f"{trainer.script} did not print its help within {START_LIMIT_S:.0f} s"
+    if done.returncode == 0:
+        return ""
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]
+    return f"{trainer.script} does not start with {command[0]}: {lines[-1][:300]}"
+
+
+def venv_python(environment: Path) -> Path:
+    """The interpreter of a virtual environment."""
+    return environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -190,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{trainer.key}: {error}. No incomplete files were left.", file=sys.stderr)
         return 1
     failed = verify(folder, environment, trainer)
-    log(f"{trainer.name} is ready in {folder}" if not failed else f"{failed} failed with {folder}, see above")
+    log(f"{trainer.name} is ready in {folder}" if not failed else f"{folder} is not ready: {failed}")
     if arguments.json:
         values = {"folder": str(folder), "environment": str(environment), "commit": trainer.commit}
         print(json.dumps({"trainer": trainer.key, **values, "new": fetched or made, "failed": failed}))

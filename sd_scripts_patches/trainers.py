@@ -1,6 +1,6 @@
 """The table of kohya's trainers that are guarded: where each comes from, where it is installed, and what it needs.
 
-Installation and self-test read this table; a further trainer is a further row. The commits are the ones that the
+The installation and the Doctor read this table; a further trainer is a further row. The commits are the ones that the
 project's tests train with. A checkout of another commit works too, as far as `check` says so.
 """
 
@@ -25,8 +25,8 @@ class Trainer:
 
     key: its name in ./start.sh and in a run (`backend`). name: as `compatibility` calls it. commit: the pinned one.
     tested: further commits that the tests train with. folder, venv: in the project's folder, unless the variables name others.
-    extra: what it needs and does not list. python: the oldest and the newest Python it supports. tiny: the module that
-    trains it on tiny weights.
+    extra: what it needs and does not list. python: the oldest and the newest Python it supports. script:
+    one of its training scripts, which imports most of it.
     """
 
     key: str
@@ -41,7 +41,7 @@ class Trainer:
     venv_variable: str
     extra: tuple[str, ...]
     python: tuple[tuple[int, int], tuple[int, int]]
-    tiny: str
+    script: str
 
     @property
     def checkout(self) -> Path:
@@ -70,7 +70,7 @@ TRAINERS = {
             venv_variable="SD_SCRIPTS_VENV",
             extra=TORCH,
             python=((3, 10), (3, 14)),
-            tiny="sd_scripts_patches.tiny",
+            script="flux_train_network.py",
         ),
         Trainer(
             key="musubi",
@@ -85,7 +85,7 @@ TRAINERS = {
             venv_variable="MUSUBI_VENV",
             extra=(*TORCH, "tensorboard"),
             python=((3, 10), (3, 12)),
-            tiny="sd_scripts_patches.musubi.tiny",
+            script="zimage_train_network.py",
         ),
     )
 }

@@ -39,7 +39,7 @@ def _folder() -> Path:
 
 
 def examine(full: bool = False) -> None:
-    """Look at the machine in the background; full: with the self-tests of kohya's trainers, about a minute each.
+    """Look at the machine in the background; full: also start kohya's trainers as far as their help, up to half a minute each.
 
     Raises:
         RunError: it looks already, or cannot be started.
@@ -185,7 +185,7 @@ def look() -> tuple[bool, str]:
 def _machine() -> None:
     if jobs.read(_folder(), JOB) is None:
         examine()
-    full = gr.Checkbox(label="Also test the trainers (a minute each)", interactive=True)
+    full = gr.Checkbox(label="Also start the trainers (half a minute each)", interactive=True)
     followed = fold.Jobs()
     followed.add(
         _button("Look again", primary=True), examine, look, lambda: jobs.cancel(_folder(), JOB), "doctor", [full]

@@ -1,13 +1,12 @@
-"""The table of the page's background commands: captions, probes, publications, imports, downloads, checks of a trainer.
+"""The table of the page's background commands: captions, probes, publications, imports, downloads.
 
 A command is a process of its own, so that nothing blocks the server and a command outlives it: what it prints goes to
 files in `.jobs/` of the folder that it is about, and `NAME.json` says what runs and how it ended. Any page, also one
 that is opened later or by another server, reads them. `python -m ui.jobs` is that process: it starts the command, ends
 it after its time limit, and writes the result.
 
-Decision: who runs is never kept in memory. Of the commands of one *slot* (by default those of one name) one runs at a
-time: a start holds the file lock `SLOT.start` until the process of the command has said that it runs, and that process
-holds `SLOT.lock` until it ends. A command whose process was killed still counts: its process number and start time are
+Decision: who runs is never kept in memory. Of the commands of one name one runs at a time: a start holds the file lock
+`NAME.start` until the process of the command has said that it runs, and that process holds `NAME.lock` until it ends. A command whose process was killed still counts: its process number and start time are
 on disk.
 """
 
@@ -20,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ START_S = 60.0  # until the process has said that it runs
 GRACE_S = 20.0  # from SIGTERM to SIGKILL: a rehearsal ends its ranks first
 KILL_S = 5.0  # from SIGKILL until the process is gone
 HANDOVER_S = 5.0  # from the end of a command until its process has exited
-TAKEN = 75  # exit code: another process holds the slot. Its starter was killed before it had seen the process begin
+TAKEN = 75  # exit code: another process holds the lock. Its starter was killed before it had seen the process begin
 POLL_S = 0.1
 PROGRAM = re.compile(r"^(?:launch(?: [a-z]+)?|runs): ")  # how our commands begin their errors
 
@@ -61,33 +60,28 @@ def start(
     name: str,
     words: list[str],
     limit_s: float,
-    *,
-    slot: str = "",
-    environment: Mapping[str, str] | None = None,
     prepare: Callable[[], object] = lambda: None,
 ) -> None:
     """Start a command about `folder`.
 
     Args:
-        words: our module and its arguments. limit_s: the command is ended after this time. slot: commands of one slot
-            of the folder exclude each other; by default the name. environment: variables to set. prepare: called once
-            nothing of the
-            slot runs or can start: it writes what the command reads.
+        words: our module and its arguments. limit_s: the command is ended after this time. prepare: called once no
+            command of this name runs or can start: it writes what the command reads.
 
     Raises:
-        RunError: a command of the slot runs already, or it cannot be started; whatever `prepare` raises.
+        RunError: a command of this name runs already, or it cannot be started; whatever `prepare` raises.
     """
-    jobs, slot, token = folder / FOLDER, slot or name, secrets.token_hex(8)
+    jobs, token = folder / FOLDER, secrets.token_hex(8)
     try:
         jobs.mkdir(parents=True, exist_ok=True)
-        with _starting(jobs / f"{slot}.start"):
-            if running(folder, slot):
+        with _starting(jobs / f"{name}.start"):
+            if running(folder, name):
                 raise RunError(BUSY)
             prepare()
             process = subprocess.Popen(
-                python("ui.jobs", str(jobs), name, slot, token, f"{limit_s:g}", *words),
+                python("ui.jobs", str(jobs), name, token, f"{limit_s:g}", *words),
                 cwd=ROOT,
-                env={**helper_environment(), "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1", **(environment or {})},
+                env={**helper_environment(), "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -116,7 +110,7 @@ _children: list["subprocess.Popen[bytes]"] = []
 
 @contextlib.contextmanager
 def _starting(path: Path) -> Iterator[None]:
-    """Keep other threads, processes and servers from starting a command of the slot."""
+    """Keep other threads, processes and servers from starting a command of this name."""
     lock = Lock(path)
     if not lock.acquire(START_S):
         raise RunError(BUSY)
@@ -126,13 +120,9 @@ def _starting(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def running(folder: Path, slot: str) -> bool:
-    """Whether a command of the slot runs, whoever started it."""
-    try:
-        last = (folder / FOLDER / f"{slot}.lock").read_text(encoding="utf-8")  # the name of the slot's last command
-    except (OSError, ValueError):
-        return False
-    job = read(folder, last) if last else None
+def running(folder: Path, name: str) -> bool:
+    """Whether a command of this name runs, whoever started it."""
+    job = read(folder, name)
     return job is not None and job.state == "running"
 
 
@@ -249,14 +239,13 @@ def _tail(path: Path) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """The process of one command: `JOBS NAME SLOT TOKEN LIMIT_S MODULE ARGUMENTS…`."""
-    jobs, name, slot, token, limit_s, *words = argv
+    """The process of one command: `JOBS NAME TOKEN LIMIT_S MODULE ARGUMENTS…`."""
+    jobs, name, token, limit_s, *words = argv
     path, cancelled = Path(jobs) / f"{name}.json", []
     signal.signal(signal.SIGTERM, lambda *_: cancelled.append(True))
-    lock = Lock(Path(jobs) / f"{slot}.lock")
+    lock = Lock(Path(jobs) / f"{name}.lock")
     if not lock.acquire(HANDOVER_S):
         return TAKEN
-    lock.write(name)
     values: dict[str, Any] = {
         "words": words,
         "token": token,

@@ -40,7 +40,7 @@ PARTS = {
     "choice_notes": ("new/choice_notes",),
     "run_list": ("run/run_list",),
     "buttons": ("buttons", "run/run_times"),
-    "log": ("buttons", "run/run_times", "run/log_place"),
+    "log": ("run/run_times", "run/log_place"),
     "run_actions": ("buttons", "run/run_address"),
     "run_times": ("run/run_times",),
     "charts": ("vendor/uplot", "run/plot", "run/charts"),

@@ -1,4 +1,4 @@
-"""`./start.sh doctor` says what is ready, what is not, and what to do; the self-tests are part of it."""
+"""`./start.sh doctor` says what is ready, what is not, and what to do; each of kohya's trainers is started."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def test_an_orphan_is_listed_and_ended_with_what_it_started(data):
 
 
 @pytest.mark.slow
-def test_a_folder_that_is_no_trainer_fails_its_self_test(tmp_path):
+def test_a_folder_that_is_no_trainer_does_not_start(tmp_path):
     for name in ("s", "v/bin"):
         (tmp_path / name).mkdir(parents=True)
     settings = {
@@ -55,22 +55,22 @@ def test_a_folder_that_is_no_trainer_fails_its_self_test(tmp_path):
     }
     code, found, _ = doctor(**settings)
     assert [found[name]["status"] for name in ("Python", "musubi-tuner")] == ["ok", "note"]
-    assert code == 1 and found["sd-scripts self-test"]["status"] == "failed"
-    assert f"selftest {tmp_path / 's'}" in found["sd-scripts self-test"]["action"]
+    assert code == 1 and found["sd-scripts start"]["status"] == "failed"
+    assert "flux_train_network.py cannot be started with " in found["sd-scripts start"]["text"]
+    assert found["sd-scripts start"]["action"] == f"Delete {tmp_path / 'v'} and run ./start.sh sd-scripts."
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
 @pytest.mark.skipif(bool(tiny_musubi.why_not()), reason=tiny_musubi.why_not() or "-")
-def test_the_self_test_of_an_installed_trainer_is_part_of_it(tmp_path):
-    from sd_scripts_patches.tiny import Installation
-
-    installed = Installation(tiny_musubi.checkout(), tiny_musubi.python())
-    lacks = any(map(installed.lacks, installed.row.STAND_INS))
+def test_an_installed_trainer_is_started_with_its_guards(tmp_path):
+    installed = tiny_musubi.installation()
+    lacks = [package for package in installed.row.STAND_INS if installed.lacks(package)]
     settings = {"MUSUBI_DIR": str(installed.checkout), "MUSUBI_VENV": str(Path(installed.python).parent.parent)}
-    code, found, said = doctor(SD_SCRIPTS_DIR=str(tmp_path / "no"), **settings)
-    assert "musubi-tuner self-test: about one minute" in said
+    _, found, said = doctor(SD_SCRIPTS_DIR=str(tmp_path / "no"), **settings)
+    assert "musubi-tuner start: importing its libraries" in said
+    start = found["musubi-tuner start"]
     if lacks:
-        assert code == 1 and "missing, and musubi-tuner imports" in found["musubi-tuner environment"]["text"]
+        assert start["status"] == "failed" and f"No module named '{lacks[0]}'" in start["text"]
     else:
-        assert found["musubi-tuner self-test"]["status"] == "ok"
+        assert start["status"] == "ok" and "zimage_train_network.py and its libraries can be imported" in start["text"]

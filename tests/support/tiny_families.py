@@ -24,8 +24,7 @@ from typing import Any
 
 import kohya_nursery
 import tiny_sd_scripts as tiny
-
-from sd_scripts_patches.tiny import write_images, write_tokenizers
+from tiny_flux import write_images, write_tokenizers
 
 SHRINK = Path(__file__).with_name("tiny_shrink.py")
 IMAGES, STEPS, EPOCHS, STATE_EVERY, SAMPLE_EVERY = 5, 10, 2, 3, 5

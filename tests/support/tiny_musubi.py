@@ -1,4 +1,4 @@
-"""kohya's real musubi-tuner on a CPU, with tiny models: sd_scripts_patches/musubi/tiny.py on the checkout of the tests.
+"""kohya's real musubi-tuner on a CPU, with tiny models: tiny_zimage.py on the checkout of the tests.
 
 That file runs Z-Image. The other families are rows of `FAMILIES` here, and their models are made small by
 tiny_musubi_models.py. Tests call `why_not()` (the reason to skip, or ""), `workdir(family)` for weights, images and
@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import kohya_nursery
+import tiny_flux as tiny
 import tiny_sd_scripts  # noqa: F401 - it settles which interpreters serve
+import tiny_zimage as row
+from tiny_flux import losses
 
-from sd_scripts_patches import tiny
-from sd_scripts_patches.musubi import tiny as row
-from sd_scripts_patches.tiny import losses
+from sd_scripts_patches.install import venv_python
 
 __all__ = ["losses"]
 Z_IMAGE = "zimage"
@@ -98,7 +99,7 @@ def checkout() -> Path:
 
 def python() -> Path:
     """Return the interpreter of the environment in which musubi-tuner runs."""
-    return tiny.python_of(Path(os.environ.get("MUSUBI_VENV", ".venv-musubi")).absolute())
+    return venv_python(Path(os.environ.get("MUSUBI_VENV", ".venv-musubi")).absolute())
 
 
 def installation() -> tiny.Installation:

@@ -1,6 +1,6 @@
 """Shrinks the families of musubi-tuner as they are imported, and makes their weights. Runs in its processes only.
 
-Z-Image is shrunk by sd_scripts_patches/musubi/tiny.py; this is the same for the other families. Sizes change, and the
+Z-Image is shrunk by tiny_zimage.py; this is the same for the other families. Sizes change, and the
 encoders are replaced: a VAE and a text encoder read the images and captions once, before training, and their weights
 are large. Each replacement computes its result from the pixels or the words alone, so a cache that is made again is the
 same.

@@ -1,4 +1,4 @@
-"""kohya's real FLUX trainer on a CPU, with tiny models: sd_scripts_patches/tiny.py on the checkout of the tests.
+"""kohya's real FLUX trainer on a CPU, with tiny models: tiny_flux.py on the checkout of the tests.
 
 Tests call `need()` (which skips with one line when the checkout or its environment is missing), then `workdir()` for
 weights, tokenizers and images (made once per session), and `arguments(work, out)` with `command(...)`.
@@ -14,9 +14,11 @@ import tempfile
 from pathlib import Path
 
 import kohya_nursery
+import tiny_flux as tiny
+from tiny_flux import arguments, losses
 
-from sd_scripts_patches import tiny
-from sd_scripts_patches.tiny import ROOT, arguments, losses
+from sd_scripts_patches.install import venv_python
+from sd_scripts_patches.trainers import ROOT
 
 __all__ = ["ROOT", "arguments", "losses"]
 
@@ -40,7 +42,7 @@ def checkout() -> Path:
 
 def python() -> Path:
     """Return the interpreter of its environment: in $SD_SCRIPTS_VENV, else .venv-sd-scripts/."""
-    return tiny.python_of(Path(os.environ.get("SD_SCRIPTS_VENV") or ROOT / ".venv-sd-scripts"))
+    return venv_python(Path(os.environ.get("SD_SCRIPTS_VENV") or ROOT / ".venv-sd-scripts"))
 
 
 def installation() -> tiny.Installation:

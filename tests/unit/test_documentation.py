@@ -25,7 +25,7 @@ def product() -> str:
 
 def test_each_environment_variable_is_documented():
     found = set(re.findall(r"\bHANGPROOF_[A-Z_]*[A-Z]\b", product()))
-    assert len(found) > 40
+    assert len(found) > 30
     assert sorted(name for name in found if not re.search(rf"\b{name}\b", TEXT)) == []
 
 

@@ -3,8 +3,7 @@
 import patches_helpers as helpers
 import pytest
 import tiny_sd_scripts as tiny
-
-from sd_scripts_patches.tiny import losses
+from tiny_flux import losses
 
 TOLERANCE = 0.001  # of a loss; other versions of PyTorch round differently, by about 0.00001 within these steps
 

@@ -112,8 +112,8 @@ def run_charts(run: str, axis: str = "step") -> dict[str, Any]:
 def run_log(run: str, text: str = "", level: str = "", lines: int = 200) -> list[str]:
     """The last lines of the log; with `text` or a `level` ("warning", "error"), those that it finds."""
     folder = calls.folder_of(run)
-    found = log_view.find(folder, text, level=level)[0] if text or level else log_view.tail(folder)
-    shown = [line for _, _, line in found]
+    found = log_view.find(folder, text, level)[0] if text or level else log_view.tail(folder)
+    shown = [line for _, line in found]
     return shown[-max(1, min(lines, MOST_LINES)) :]
 
 

@@ -1,9 +1,4 @@
-"""The trainer's own part of the New LoRA tab: what fits a changed version, a test of it, and the command that puts the old one back.
-
-The test is one process (`python -m sd_scripts_patches selftest`), which trains tiny weights for a minute. It runs in
-the background (ui/jobs.py) under a name that has the commit, so that a reloaded page shows what belongs to the version
-that is there now, and nothing else. One test of a trainer runs at a time, whichever page or server started it.
-"""
+"""The trainer's own part of the New LoRA tab: what fits a changed version, and the command that puts the old one back."""
 
 import functools
 import sys
@@ -19,12 +14,8 @@ from runs.quoting import quote, quote_cmd
 from sd_scripts_patches import compatibility, registry, versions
 from sd_scripts_patches.trainers import TRAINERS, Trainer
 from sd_scripts_patches.versions import VersionError
-from ui import jobs
 from ui.html import esc
-from ui.run import fold
-from ui.run.fold import DRAWN
-
-LIMIT_S = 1800.0  # for the self-test
+from ui.run.fold import QUIET
 
 
 @dataclass(frozen=True)
@@ -41,18 +32,14 @@ class Status:
 
 
 def build(backend: Any, loaded: gr.State) -> None:
-    """Build the part, which is made for the chosen trainer. loaded: changes when the page has its draft."""
+    """Build the part. loaded: changes when the page has its draft."""
+    shown = gr.HTML(elem_id="trainer-note", apply_default_css=False)
 
-    @gr.render(inputs=[backend], triggers=[loaded.change, backend.change], **DRAWN)
-    def _chosen(backend: str) -> None:
+    def on_chosen(backend: str) -> str:
         found = status(backend)
-        if found is None:
-            return
-        gr.HTML(note(found), elem_id="trainer-note", apply_default_css=False)
-        go = gr.Button(f"Test {found.trainer.name} (1 minute)", size="sm", elem_id="trainer-test")
-        test = fold.Jobs()
-        test.add(go, lambda: start(found), lambda: look(found), lambda: cancel(found), "trainer-test")
-        test.follow()
+        return note(found) if found is not None else ""
+
+    gr.on([loaded.change, backend.change], on_chosen, backend, shown, **QUIET)
 
 
 def status(backend: str) -> Status | None:
@@ -106,8 +93,8 @@ def note(found: Status) -> str:
             f"Tested: {before} ({esc(trainer.version)})."
         )
     return (
-        f'<p class="hp-hint" data-testid="trainer-changed">{says} {esc(_check(folder, found.now))} Test it before you start: tiny random '
-        f"weights, one minute, on the processor. {_way_back(found)}</p>"
+        f'<p class="hp-hint" data-testid="trainer-changed">{says} {esc(_check(folder, found.now))} Rehearse the run before you '
+        f"start it. {_way_back(found)}</p>"
     )
 
 
@@ -150,53 +137,3 @@ def _described(checkout: Path, commit: str) -> str:
         return f" ({versions.git(checkout, 'log', '-1', '--format=%cs, %s', commit).strip()[:100]})"
     except VersionError:
         return ""
-
-
-# The self-test -----------------------------------------------------------------------------------------------------
-
-
-def place() -> Path:
-    """The folder that the tests are about."""
-    return runs.data_root() / "checks"
-
-
-def job_of(found: Status) -> str:
-    """The name of the self-test of the commit that is there now."""
-    return f"self-test-{found.trainer.key}-{found.now[:12] or 'unknown'}"
-
-
-def start(found: Status) -> None:
-    """Start the self-test of a trainer. RunError: one runs already, or it cannot be started."""
-    words = ["sd_scripts_patches", "selftest", str(found.trainer.checkout), "--json"]
-    environment = {found.trainer.venv_variable: str(found.trainer.environment)}
-    jobs.start(place(), job_of(found), words, LIMIT_S, slot=found.trainer.key, environment=environment)
-
-
-def cancel(found: Status) -> None:
-    """End the self-test, if one runs."""
-    jobs.cancel(place(), job_of(found))
-
-
-def look(found: Status) -> tuple[bool, str]:
-    """(whether the self-test runs, what it does or found as HTML)."""
-    name, job = found.trainer.name, jobs.read(place(), job_of(found))
-    if job is None:
-        return False, ""
-    if job.state == "running":
-        return True, fold.note(f"Testing {name}: training tiny weights…")
-    content = jobs.output(place(), job.name)[1]
-    if not isinstance(content, dict):
-        why = jobs.reason(place(), job.name, "It was stopped. Start it again.")
-        return False, _box("The self-test ended without a result", [why], good=False)
-    rows = []
-    for check in content["checks"]:
-        action = f" {check['action']}" if check["action"] else ""
-        rows.append(f"{check['name']} ({check['status']}): {check['text']}{action}")
-    passed = f"{name} trains, its hangs end, and its resume is exact"
-    return False, _box(passed if content["ok"] else f"{name} did not pass its self-test", rows, content["ok"])
-
-
-def _box(title: str, rows: list[str], good: bool) -> str:
-    lines = "".join(f"<li>{esc(row)}</li>" for row in rows if row)
-    kind, role = ("info", "status") if good else ("bad", "alert")
-    return f'<div class="hp-problem hp-{kind}" role="{role}" data-testid="trainer-verdict"><strong>{esc(title)}</strong><ul>{lines}</ul></div>'

@@ -1,4 +1,2 @@
-// The log (ui/run/log_view.py) is drawn from its end; a line that was asked for is brought into view, and who scrolls up stays there.
-const showPlace = () => element.querySelector(".hp-log-here")?.scrollIntoView({ block: "center" });
-new MutationObserver(showPlace).observe(element, { childList: true, subtree: true });
+// The log (ui/run/log_view.py) is drawn from its end; who scrolls up stays there.
 element.addEventListener("scroll", ({ target }) => target.scrollTop < -12 && trigger("scroll_up"), true);

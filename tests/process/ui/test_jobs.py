@@ -1,4 +1,4 @@
-"""The table of background commands: one process a slot whoever starts it, ended as a tree, known to a server that is started anew."""
+"""The table of background commands: one process a name whoever starts it, ended as a tree, known to a server that is started anew."""
 
 import contextlib
 import json
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from checkout_helpers import commit
 from ui_helpers import write_run
 from ui_page import until
 
@@ -155,11 +154,11 @@ def test_a_run_is_not_deleted_while_a_command_works_in_it(folder, words, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_process_that_outlived_its_starter_keeps_the_slot_against_another(folder, words, tmp_path):
+def test_a_process_that_outlived_its_starter_keeps_the_lock_against_another(folder, words, tmp_path):
     """A server is killed right after it started the process: nobody has seen that begin, and the file lock is all there is."""
     (folder / jobs.FOLDER).mkdir()
     command = [sys.executable, "-m", "ui.jobs", str(folder / jobs.FOLDER)]
-    names = [[f"name-{n}", "slot", f"{n}" * 16, "120"] for n in range(2)]
+    names = [["work", f"{n}" * 16, "120"] for n in range(2)]
     started = [subprocess.Popen([*command, *name, *words], cwd=ROOT) for name in names]
     until(lambda: any(one.poll() is not None for one in started), "one of them has ended")
     until(lambda: pids(folder), "the command of the other one runs")
@@ -209,27 +208,3 @@ def test_a_draft_at_which_a_command_works_is_not_cleaned(words, tmp_path):
     assert jobs.wait(draft.folder(mine), "work", 60).state == "done"
     clean_after_months()
     assert not draft.folder(mine).exists()
-
-
-def test_a_check_of_a_trainer_starts_once(folder, words, tmp_path, checkout, monkeypatch):
-    """This process is the next server."""
-    from ui.new import trainer_checks
-
-    repository, _, _ = checkout
-    monkeypatch.setenv("SD_SCRIPTS_DIR", str(repository))
-    found = trainer_checks.status("sd-scripts")
-    place, name = trainer_checks.place(), trainer_checks.job_of(found)
-    jobs.start(place, name, words, 120, slot="sd-scripts")
-    until(lambda: pids(folder), "the check runs")
-
-    busy, markup = trainer_checks.look(found)
-    assert busy and "Testing sd-scripts: training tiny weights" in markup
-    with pytest.raises(RunError, match=jobs.BUSY):
-        trainer_checks.start(found)
-    (repository / "train_network.py").write_text("by hand\n")
-    commit(repository, "the check now has the name of another commit")
-    with pytest.raises(RunError, match=jobs.BUSY):
-        trainer_checks.start(trainer_checks.status("sd-scripts"))
-    assert len(pids(folder)) == 1
-    (tmp_path / "go").touch()
-    until(lambda: not jobs.running(place, "sd-scripts"), "the check has ended")

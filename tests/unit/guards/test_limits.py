@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 INSIDE = ("guards", "sd_scripts_patches", "trainer")
 """The folders whose code runs in the training process."""
 SETUP_ONLY = {
-    *(f"sd_scripts_patches/{name}.py" for name in ("install", "tiny", "trial", "selftest", "versions")),
+    *(f"sd_scripts_patches/{name}.py" for name in ("install", "versions")),
     "trainer/tiny_flux.py",
 }
 """They run before any training starts, or start trainings of their own."""

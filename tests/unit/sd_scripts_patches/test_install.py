@@ -112,7 +112,7 @@ def test_the_command_ends_with_one_line_of_json(tmp_path):
     said = json.loads(done.stdout.splitlines()[-1])
     assert said == {
         "trainer": "musubi", "folder": str(tmp_path / "s"), "environment": str(tmp_path / "v"), "new": False,
-        "commit": MUSUBI.commit, "failed": "the check of the patches",
+        "commit": MUSUBI.commit, "failed": "the check of the patches failed, see above",
     }  # fmt: skip
     assert [path.name for path in (tmp_path / "v").iterdir()] == ["mine"]
 

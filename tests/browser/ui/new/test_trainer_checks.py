@@ -1,4 +1,4 @@
-"""After an update the page names both versions and what fits, tests the new one, and says how the old one comes back."""
+"""After an update the page names both versions and what fits, and says how the old one comes back."""
 
 from checkout_helpers import used
 from ui_helpers import serving
@@ -7,7 +7,7 @@ from ui_page import faint_texts, nameless_controls, open_page
 from sd_scripts_patches.trainers import TRAINERS
 
 
-def test_an_update_is_named_and_tested(tmp_path, tab, checkout):
+def test_an_update_is_named_with_the_way_back(tmp_path, tab, checkout):
     folder, old, new = checkout
     data = tmp_path / "data"
     with serving(data, SD_SCRIPTS_DIR=str(folder), SD_SCRIPTS_VENV=str(tmp_path / "none")) as server:
@@ -18,7 +18,6 @@ def test_an_update_is_named_and_tested(tmp_path, tab, checkout):
         assert new[:8] in changed.inner_text() and TRAINERS["sd-scripts"].commit[:8] in changed.inner_text()
         tab.get_by_label("Built-in").check()
         changed.wait_for(state="detached")
-        tab.locator("#trainer-test").wait_for(state="hidden")
 
         used(data, folder, old)
         tab.get_by_label("kohya's sd-scripts").check()
@@ -28,10 +27,4 @@ def test_an_update_is_named_and_tested(tmp_path, tab, checkout):
         assert f"now it is {new[:8]} (" in text and "the update)" in text
         assert f"python -m sd_scripts_patches.versions sd-scripts {old}" in text
         assert faint_texts(tab) == [] and nameless_controls(tab) == []
-
-        # What cannot run says why.
-        assert "is not a checkout of sd-scripts or musubi-tuner" in text
-        tab.locator("#trainer-test").click()
-        verdict = tab.get_by_test_id("trainer-verdict")
-        verdict.get_by_text("The self-test ended without a result").wait_for()
-        assert "is not a checkout of sd-scripts or musubi-tuner" in verdict.inner_text()
+        assert "is not a checkout of sd-scripts or musubi-tuner" in text  # so no guard fits it

@@ -1,18 +1,14 @@
 """kohya's real FLUX trainer on a CPU in about ten seconds: tiny models with random weights, no file of it changed.
 
-This file holds what all trainers share (`Installation`) and the row of sd-scripts; musubi/tiny.py is musubi-tuner's. A
-row is a module with SCRIPT (the training script), SOURCE (the folder of its modules), IMPORTS (what is imported to try
-it), LOSSES and ITEMS ("module:class" that records losses, and whose items are batches), STAND_INS (packages that may be
-missing), and the functions `site`, `caching`, `arguments` and `make`.
-
-The self-test and the tests train with it: `write_site` and `make` write the files, `environment` and
-`arguments` describe a run. The models are small because `PYTHONPATH` holds a `sitecustomize` that changes sd-scripts'
+This file holds what all trainers share (`Installation`) and the row of sd-scripts; tiny_zimage.py is musubi-tuner's. A row
+is a module with SOURCE (the folder of the trainer's modules), STAND_INS (packages that may be missing), and the functions
+`site`, `arguments` and `make`. `write_site` and `make` write the files, `environment` and `arguments` describe a run. The models are small because `PYTHONPATH` holds a `sitecustomize` that changes sd-scripts'
 model tables right after the module that defines them has been imported. Only sizes change; the code is sd-scripts' own.
 Two things are left out for speed: the automatic garbage collection (and that of objects made by imports), and
 bitsandbytes when no 8-bit optimizer is used. torchvision, which sd-scripts imports and which has no CPU build for every
 platform, is replaced by the few functions used when it is missing.
 
-Run by hand, in the trainer's environment: `python -m sd_scripts_patches.tiny CHECKOUT WORKDIR [IMAGES]` makes the files.
+Run by hand, in the trainer's environment: `python tests/support/tiny_flux.py CHECKOUT WORKDIR [IMAGES]` makes the files.
 
 Switches (environment of the training process): TINY_STEP_S seconds added to each forward pass of the model ·
 TINY_LOSSES=FILE one JSON line `[epoch, micro-step, loss]` for each recorded loss · TINY_FAULTS="module=file[;…]" run
@@ -35,8 +31,7 @@ from sd_scripts_patches import trainers
 from sd_scripts_patches.trainers import ROOT, TRAINERS, Trainer
 
 SCRIPT, SOURCE = "flux_train_network.py", ""
-IMPORTS = ("flux_train_network", "networks.lora_flux")
-LOSSES, ITEMS = "library.train_util:LossRecorder", "library.train_util:BaseDataset"
+ROWS = {"sd-scripts": "tiny_flux", "musubi": "tiny_zimage"}
 WIDTH = {"hidden": 64, "heads": 2, "axes": [8, 12, 12], "clip": 32, "t5": 64, "vocabulary": 1000, "mlp": 2.0}
 
 SHARED = """
@@ -83,7 +78,7 @@ sys.meta_path.insert(0, Finder(AFTER.__contains__, run_steps))
 """The end of each SITE: runs the functions of AFTER, and faults, right after their module."""
 
 SITE = '''
-"""Shrinks sd-scripts' FLUX when it is imported; see sd_scripts_patches/tiny.py."""
+"""Shrinks sd-scripts' FLUX when it is imported; see tests/support/tiny_flux.py."""
 WIDTH = json.loads(%(width)r)
 gc.disable()
 
@@ -179,7 +174,7 @@ class Installation:
     @property
     def row(self) -> Any:
         """The module that trains it on tiny weights; see the top of this file."""
-        return importlib.import_module(self.trainer.tiny)
+        return importlib.import_module(ROWS[self.trainer.key])
 
     @property
     def source(self) -> Path:
@@ -188,9 +183,9 @@ class Installation:
 
     def why_not(self, run: bool = True) -> str:
         """Return one line that says what is missing, or "". run=False: only the checkout is needed."""
-        if not (self.checkout / self.row.SCRIPT).is_file():
+        if not (self.checkout / self.trainer.script).is_file():
             names = " or ".join(trainer.name for trainer in TRAINERS.values())
-            return f"{self.checkout} is not a checkout of {names}: it has no {self.row.SCRIPT}"
+            return f"{self.checkout} is not a checkout of {names}: it has no {self.trainer.script}"
         if run and not self.python.is_file():
             return f"no environment of {self.trainer.name}: {self.python} is missing"
         return ""
@@ -215,11 +210,11 @@ class Installation:
     def command(self, *args: str, patched: bool = True, script: str = "") -> list[str]:
         """Return the command line that runs a script of the checkout, with or without the patches."""
         launcher = ["-m", "sd_scripts_patches"] if patched else []
-        return [str(self.python), *launcher, str(self.checkout / (script or self.row.SCRIPT)), *args]
+        return [str(self.python), *launcher, str(self.checkout / (script or self.trainer.script)), *args]
 
     def maker(self, work: Path, images: int) -> list[str]:
         """Return the command line that writes weights, tokenizers, images and prompts to `work`."""
-        return [str(self.python), "-m", __name__, str(self.checkout), str(work), str(images)]
+        return [str(self.python), __file__, str(self.checkout), str(work), str(images)]
 
     def lacks(self, package: str) -> bool:
         """Return True when the environment has no such package. Nothing is imported."""
@@ -239,19 +234,9 @@ class Installation:
                 target.write_text(text, encoding="utf-8")
 
 
-def python_of(venv: Path) -> Path:
-    """Return the interpreter of a virtual environment."""
-    return venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-
-
 def site(width: dict[str, Any] = WIDTH) -> str:
     """Return the text of sitecustomize. width: the sizes of the models."""
     return SHARED + SITE % {"width": json.dumps(width)} + FINDER
-
-
-def caching(work: Path, folder: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return (script → arguments of the commands before a training, the training's flags that name what they made): none."""
-    return {}, {}
 
 
 def arguments(work: Path, out: Path, *more: str, **changed: str | None) -> list[str]:

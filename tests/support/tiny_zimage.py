@@ -1,28 +1,24 @@
 """kohya's real musubi-tuner (Z-Image) on a CPU: a tiny model with random weights, no file of it changed.
 
-A row of sd_scripts_patches/tiny.py, which says what each name here is for. The model's sizes are changed right after
+A row of tiny_flux.py, which says what each name here is for. The model's sizes are changed right after
 the module that defines them has been imported. The VAE and the text encoder, whose weights are large and whose sizes
 cannot be changed from outside, are replaced: by one convolution, and by numbers that follow from the caption.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
-from sd_scripts_patches.tiny import FINDER, SHARED, command_line, write_images
+from tiny_flux import FINDER, SHARED, command_line, write_images
 
-SCRIPT, SOURCE = "zimage_train_network.py", "src"
-IMPORTS = ("musubi_tuner.zimage_train_network", "musubi_tuner.networks.lora_zimage")
-LOSSES = "musubi_tuner.utils.train_utils:LossRecorder"
-ITEMS = "musubi_tuner.dataset.image_video_dataset:BucketBatchManager"
+SOURCE = "src"
 SIZES = ((64, 64), (96, 48), (48, 96))
 """Width and height of the images in turn: three buckets."""
 WIDTH, HEADS, AXES, CAPTION, LAYERS = 64, 2, [8, 12, 12], 48, 4
 
 SITE = '''
-"""Shrinks musubi-tuner's Z-Image when it is imported; see sd_scripts_patches/musubi/tiny.py."""
+"""Shrinks musubi-tuner's Z-Image when it is imported; see tests/support/tiny_zimage.py."""
 def shrink(module):
     module.DEFAULT_TRANSFORMER_DIM, module.DEFAULT_TRANSFORMER_N_LAYERS = %(WIDTH)d, %(LAYERS)d
     module.DEFAULT_TRANSFORMER_N_REFINER_LAYERS = 1
@@ -72,26 +68,6 @@ STAND_INS = {
 def site() -> str:
     """Return the text of sitecustomize."""
     return SHARED + SITE % globals() + FINDER
-
-
-def caching(work: Path, folder: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Write FOLDER/dataset.toml. Returns (script → arguments of both caching commands, the training's flags that use it).
-
-    Both can run at the same time: they write different files to FOLDER/cache.
-    """
-    path = folder / "dataset.toml"
-    path.write_text(
-        f'[general]\nresolution = [64, 64]\ncaption_extension = ".txt"\nbatch_size = 1\nenable_bucket = true\n\n'
-        f"[[datasets]]\nimage_directory = {json.dumps((work / 'images').as_posix())}\n"
-        f"cache_directory = {json.dumps((folder / 'cache').as_posix())}\nnum_repeats = 1\n",
-        encoding="utf-8",
-    )
-    common = ["--dataset_config", str(path), "--device", "cpu", "--num_workers", "1"]
-    commands = {
-        "zimage_cache_latents.py": [*common, "--vae", "tiny"],
-        "zimage_cache_text_encoder_outputs.py": [*common, "--text_encoder", "tiny"],
-    }
-    return commands, {"dataset_config": str(path)}
 
 
 def arguments(work: Path, out: Path, *more: str, **changed: str | None) -> list[str]:
