@@ -73,9 +73,8 @@ def forked(command: list[str], environment: dict[str, str], cwd: Path, work: Pat
 
 def switches(flags: dict[str, object]) -> tuple[list[str], dict[str, str]]:
     """Return the flags without a value as words, and the others."""
-    return [f"--{name}" for name, value in flags.items() if value is True], {
-        name: value for name, value in flags.items() if value is not True
-    }
+    words = [f"--{name}" for name, value in flags.items() if value is True]
+    return words, {name: value for name, value in flags.items() if value is not True}
 
 
 @functools.lru_cache

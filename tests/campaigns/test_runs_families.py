@@ -1,7 +1,11 @@
-"""The rendered script of each family trains tiny weights on the real trainer, with its table's flags."""
+"""The rendered script of each family trains tiny weights on the real trainer, with its table's flags.
+
+Families of musubi-tuner also train the same with the patches and without; for sd-scripts: test_families_sd_scripts.py.
+"""
 
 from pathlib import Path
 
+import family_trainings
 import pytest
 import tiny_families
 import tiny_musubi
@@ -99,3 +103,11 @@ def test_the_rendered_script_of_a_family_of_musubi_caches_and_trains(trained, mo
     fields["mixed_precision"] = "no" if row["precisions"] else "bf16"
     folder = trained(model, "musubi", work, tiny_musubi.environment(work), extra, **fields)
     assert len(list((folder / "cache").glob("*.safetensors"))) == 14
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", MUSUBI.values())
+def test_a_family_of_musubi_tuner_trains_the_same_and_is_followed(family, tmp_path):
+    if reason := tiny_musubi.why_not():
+        pytest.skip(reason)
+    family_trainings.musubi(family, tmp_path)

@@ -9,13 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import faults_sd_scripts
+import musubi_helpers
 import psutil
 import pytest
+import tiny_sd_scripts
 from monitor_helpers import wait_for
-from short_run_helpers import HANGS, drilled, hang_at, hang_in, launched, listing, nothing_runs, tiny_run
+from short_run_helpers import HANGS, drilled, hang_at, hang_in, launched, listing, nothing_runs, states, tiny_run
 
 from launch import rehearse, short_run
-from launch.rehearse import FAILED
+from launch.rehearse import DONE, FAILED, PASSED
 from launch.short_run import SCRATCH
 from runs.paths import ROOT
 
@@ -30,17 +33,8 @@ def test_a_hang_in_each_stage_is_found(stage, data, monkeypatch):
 def test_too_little_memory_is_a_failure_with_its_reason(data):
     """A limit on the address space stands for a machine whose memory is too small."""
     folder = tiny_run(data)
-    limited = [
-        "bash",
-        "-c",
-        'ulimit -v 900000; exec "$@"',
-        "-",
-        sys.executable,
-        "-m",
-        "launch",
-        "rehearse",
-        str(folder),
-    ]
+    python = [sys.executable, "-m", "launch", "rehearse", str(folder)]
+    limited = ["bash", "-c", 'ulimit -v 900000; exec "$@"', "-", *python]
     done = subprocess.run(limited, cwd=ROOT, capture_output=True, timeout=500)
     found = rehearse.read(folder)
     assert done.returncode == 1 and found is not None and found.state == FAILED
@@ -88,3 +82,19 @@ def test_a_rank_that_stops_is_named(data, monkeypatch):
     kept = {name: stamp for name, stamp in listing(data).items() if not name.startswith("models/")}
     assert kept.pop(f"outputs/{folder.name}/{rehearse.FILE}") and kept == before
     assert nothing_runs(data) and not (data / SCRATCH).exists()
+
+
+def test_sd_scripts_are_rehearsed_with_their_own_script(data):
+    tiny_sd_scripts.need()
+    folder = faults_sd_scripts.create(data, {"name": "of sd-scripts", "max_train_steps": 100})
+    _, found, said = launched("rehearse", folder, **faults_sd_scripts.environment(data))
+    assert found["state"] == PASSED, said[-5000:]
+    assert found["measured"]["step_s"] > 0 and found["forecast"]["steps"] == 100
+
+
+def test_musubi_tuner_is_rehearsed_with_its_three_commands(toy_z, data):
+    samples = {"prompts": ["a thing"], "sample_every_n_steps": 10, "sample_steps": 1}
+    folder = musubi_helpers.run_of(toy_z, "of musubi", max_train_steps=50, **samples)
+    _, found, said = launched("rehearse", folder, **musubi_helpers.environment(toy_z, data))
+    assert found["state"] == PASSED, said[-5000:]
+    assert found["measured"]["cache_bytes"] > 0 and states(found)["sample"] == DONE

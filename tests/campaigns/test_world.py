@@ -10,16 +10,14 @@ import tiny_musubi
 import tiny_sd_scripts
 import trainer_helpers
 from monitor_helpers import events
-from world_helpers import difference, losses
-from world_trainings import together, train
+from world_trainings import difference, losses, together, train
 
 from guards import checkpoint, heartbeat, step_requests
 
-SD_SCRIPTS = pytest.param(
-    "sd-scripts", marks=pytest.mark.skipif(bool(tiny_sd_scripts.why_not()), reason=tiny_sd_scripts.why_not() or "-")
-)
-MUSUBI = pytest.param(
-    "musubi", marks=pytest.mark.skipif(bool(tiny_musubi.why_not()), reason=tiny_musubi.why_not() or "-")
+MISSING = {"sd-scripts": tiny_sd_scripts.why_not(), "musubi": tiny_musubi.why_not()}
+kohyas = pytest.mark.parametrize(
+    "backend",
+    [pytest.param(name, marks=pytest.mark.skipif(bool(why), reason=why or "-")) for name, why in MISSING.items()],
 )
 pytestmark = [
     pytest.mark.timeout(1800),
@@ -37,15 +35,14 @@ def one(backend: str, out: Path, accumulation: int, *more: str, **changed: str) 
     return losses(out)
 
 
-@pytest.mark.parametrize("backend", [SD_SCRIPTS, MUSUBI])
+@kohyas
 @pytest.mark.parametrize("processes", [2, 4])
 def test_n_processes_train_as_one_with_n_times_the_accumulation(backend, processes, tmp_path):
     """Three epochs of 10 or 7 images, which do not divide, with a warm-up; sd-scripts flips them while it reads."""
     more = ["--max_train_epochs", "3", "--lr_warmup_steps", "3", *(["--flip_aug"] if backend == "sd-scripts" else [])]
     alone = one(backend, tmp_path / "one", processes, *more)
-    done = train(
-        backend, tmp_path / "several", processes, *more, max_data_loader_n_workers="2" if processes == 2 else "0"
-    )
+    workers = "2" if processes == 2 else "0"
+    done = train(backend, tmp_path / "several", processes, *more, max_data_loader_n_workers=workers)
     assert done.returncode == 0, done.stdout[-3000:]
     together = losses(tmp_path / "several")
     assert len(alone) >= 6 and difference(alone, together) < 1e-5
@@ -53,7 +50,7 @@ def test_n_processes_train_as_one_with_n_times_the_accumulation(backend, process
     assert (tmp_path / "several/made/tiny.safetensors").is_file()
 
 
-@pytest.mark.parametrize("backend", [SD_SCRIPTS, MUSUBI])
+@kohyas
 def test_two_machines_train_as_one_process(backend, tmp_path):
     """Two launchers, each with one process, meet at the first one's address and port."""
     alone = one(backend, tmp_path / "one", 2, "--max_train_epochs", "2")
@@ -78,7 +75,7 @@ def undisturbed(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("backend", [SD_SCRIPTS, MUSUBI])
+@kohyas
 @pytest.mark.parametrize("fault", ["sigkill@3", "sigkill@6:1", "sigkill@5:0", "stop_requested@2:1"])
 def test_a_group_that_is_killed_or_stopped_resumes_bit_for_bit(backend, fault, tmp_path, undisturbed):
     """SIGKILL of both ranks or of one of them: the other one does not stay. A stop that one rank is asked for stops both."""
@@ -98,15 +95,12 @@ def test_a_group_that_is_killed_or_stopped_resumes_bit_for_bit(backend, fault, t
     assert resume_helpers.tensors(tmp_path / final) == resume_helpers.tensors(plain / final)
 
 
-@pytest.mark.parametrize("backend", [SD_SCRIPTS, MUSUBI])
+@kohyas
 def test_a_smaller_world_is_refused_before_anything_is_written(backend, tmp_path):
     done = train(backend, tmp_path, 1, "--max_train_steps", "2", env={"HANGPROOF_WORLD": "2"})
     assert done.returncode == 1
-    assert (
-        "hangproof: this run asks for 2 processes (nodes x gpus in run.toml), but the launcher started 1."
-        in done.stdout
-    )
-    assert "Nothing was trained." in done.stdout
+    said = "hangproof: this run asks for 2 processes (nodes x gpus in run.toml), but the launcher started 1."
+    assert said in done.stdout and "Nothing was trained." in done.stdout
     assert not (tmp_path / "made").exists()
     (beat,) = heartbeat.read_all(tmp_path / "beats")
     assert beat.outcome == "failed" and beat.note.startswith("this run asks for 2 processes")
@@ -117,10 +111,8 @@ def test_a_smaller_world_is_refused_before_anything_is_written(backend, tmp_path
 
 def test_a_group_that_accelerate_does_not_form_is_refused_by_every_rank(work, tmp_path):
     """As on a machine where accelerate finds no device to join by: the fault that made two runs of one."""
-    env = {
-        "HANGPROOF_INJECT": "blind:nothing",
-        "PYTHONPATH": f"{tmp_path}:{trainer_helpers.environment()['PYTHONPATH']}",
-    }
+    path = f"{tmp_path}:{trainer_helpers.environment()['PYTHONPATH']}"
+    env = {"HANGPROOF_INJECT": "blind:nothing", "PYTHONPATH": path}
     (tmp_path / "blind.py").write_text(
         "from guards import world\nworld.choose_backend = lambda: ''\ndef nothing(*_): pass\n", encoding="utf-8"
     )
@@ -156,12 +148,11 @@ def test_two_processes_of_the_built_in_trainer(work, tmp_path):
         done = together(work, tmp_path / name, 2, env=env, **more)
         assert done.returncode == 0, done.stdout[-3000:]
     all_done(tmp_path / "asked" / "run", tmp_path / "asked" / "beats")
-    assert trainer_helpers.sha(tmp_path / "plain/made/tiny.safetensors") == trainer_helpers.sha(
-        tmp_path / "asked/made/tiny.safetensors"
-    )
+    one, other = (trainer_helpers.sha(tmp_path / name / "made/tiny.safetensors") for name in ("plain", "asked"))
+    assert one == other
 
 
-@pytest.mark.parametrize("backend", [SD_SCRIPTS, MUSUBI])
+@kohyas
 def test_two_processes_of_kohyas_trainers(backend, tmp_path):
     folder = tiny_musubi.workdir() if backend == "musubi" else tiny_sd_scripts.workdir()
     more = ["--sample_prompts", str(folder / "prompts.txt"), "--sample_every_n_epochs", "100"]

@@ -2,10 +2,11 @@
 
 As a program, run by the interpreter of their environment, it is the nursery: it imports the packages named, which the
 trainers import, and no module of theirs. A run's arguments are those of Python: SCRIPT ARGS, or -m MODULE ARGS. What a
-start of Python does with the run's
-variables is done again: the import path, and sitecustomize, whose changes are made to modules that are there already.
+start of Python does with the run's variables is done again: the import path, sitecustomize, whose changes are made to
+modules that are there already, and where the hub and its cache are.
 """
 
+import gc
 import importlib
 import os
 import runpy
@@ -28,8 +29,7 @@ _starting = threading.Lock()
 
 def run(command: list[str], env: dict[str, str], cwd: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
     """Run a command of a trainer's interpreter; both streams are in `stdout`. Raises subprocess.TimeoutExpired."""
-    # Where the hub and its cache are, its libraries read once, at their import.
-    if not hasattr(os, "fork") or env.get("HF_HUB_OFFLINE") == "0" or "HF_HUB_CACHE" in env:
+    if not hasattr(os, "fork"):
         return subprocess.run(
             command, env=env, cwd=cwd, timeout=timeout_s, check=False, text=True, encoding="utf-8", errors="replace",
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -44,6 +44,28 @@ def run(command: list[str], env: dict[str, str], cwd: Path, timeout_s: float) ->
     return _nurseries[key].run(words, env, timeout_s, cwd, merged=True)
 
 
+def find_hub() -> None:
+    """Read where the hub and its cache are once more, and replace what modules copied of it at their import."""
+    constants = sys.modules.get("huggingface_hub.constants")
+    if constants is None:
+        return
+    before = dict(vars(constants))
+    importlib.reload(constants)
+    changed = [name for name, value in vars(constants).items() if name.isupper() and value != before.get(name)]
+    for module in [
+        module for name, module in sys.modules.items() if name.startswith(("huggingface_hub.", "diffusers."))
+    ]:
+        found = vars(module)
+        found.update({name: vars(constants)[name] for name in changed if name in found})
+    if hub := sys.modules.get("huggingface_hub.hf_api"):
+        hub.api.endpoint = constants.ENDPOINT
+    if transformers := sys.modules.get("transformers.utils.hub"):
+        transformers._is_offline_mode, transformers.TRANSFORMERS_CACHE = (
+            constants.HF_HUB_OFFLINE,
+            constants.HF_HUB_CACHE,
+        )
+
+
 def main() -> None:
     """Import, serve, and become a run."""
     from guards import amx
@@ -55,6 +77,7 @@ def main() -> None:
             importlib.import_module(name)
         except ImportError:
             continue
+    gc.freeze()  # the trainers collect garbage often: not that of these imports
     words = nursery.serve()
     sys.orig_argv = [sys.executable, *words]
     if "numpy" in sys.modules:
@@ -66,6 +89,7 @@ def main() -> None:
         if "site-packages" not in (getattr(sys.modules[name], "__file__", None) or ""):
             del sys.modules[name]  # each work folder has its own
     importlib.invalidate_caches()
+    find_hub()
     try:
         changes = getattr(importlib.import_module("sitecustomize"), "AFTER", {})
     except ModuleNotFoundError:

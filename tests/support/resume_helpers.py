@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 import shutil
 import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import numpy
@@ -42,17 +39,6 @@ def train(work, out, *more: str, die_after=0, faults="", timeout_s: float = 400,
         faults = f"{tiny.home('LossRecorder')}={out / 'die.py'};{faults}"
     line = tiny.arguments(work, out / "made", *more, **changed)
     return helpers.train(work, line, timeout_s, patched, TINY_FAULTS=faults, **settings)
-
-
-def until_done(run: Callable[..., helpers.RunResult], made: Path, kills: int, seed: int) -> None:
-    """Kill a run with SIGKILL after a random number of micro-batches, `kills` times, resuming each time from the newest
-    state; then let it finish. run(die_after, *resume) is one process; 0: it is not killed."""
-    rng, resume = random.Random(seed), []
-    for killed in range(kills + 1):
-        result = run(rng.randint(4, 9) if killed < kills else 0, *resume)
-        assert result.code == (-signal.SIGKILL if killed < kills else 0), result.log[-3000:]
-        newest = checkpoint.newest_valid(made)
-        resume = ["--resume", str(newest)] if newest else []
 
 
 def followed(out: Path) -> dict[str, str]:
@@ -112,10 +98,10 @@ def stripped(state: Path, folder: Path, **train_state: int) -> Path:
 # -- comparisons of two runs
 
 
-def same_losses(plain: Path, killed: Path) -> int:
-    """Each loss of `killed` is that of the uninterrupted run, and none is missing. Returns how many were trained twice."""
+def same_losses(plain: Path, other: Path) -> int:
+    """Each loss of `other` is that of the uninterrupted run, and none is missing. Returns how many were trained twice."""
     expected = {(epoch, step): loss for epoch, step, loss in tiny.losses(plain / "losses")}
-    found = tiny.losses(killed / "losses")
+    found = tiny.losses(other / "losses")
     assert [entry for entry in found if expected[entry[0], entry[1]] != entry[2]] == []
     assert {(epoch, step) for epoch, step, _ in found} == set(expected)
     return len(found) - len(expected)
@@ -152,38 +138,42 @@ def same_caches(plain: Path, guarded: Path) -> None:
         assert one.files == other.files and all(numpy.array_equal(one[key], other[key]) for key in one.files), name
 
 
-KILLS, INTERVAL = 2, 3  # steps between two states
+INTERVAL = 3  # steps between two states
 
 
-def pairs(train: Callable[..., helpers.RunResult], base: Path) -> dict[int, tuple[Path, Path]]:
-    """For gradient accumulation 1 and 2 an uninterrupted run, and one killed twice at random.
+def disturbed(train: Callable[..., helpers.RunResult], base: Path) -> tuple[Path, Path]:
+    """An uninterrupted run, and one that is stopped on request at step 4, between two saves, and resumed; killed with
+    SIGKILL seven micro-batches later, in its second epoch; and resumed again.
 
-    train(accumulation, out, *more, die_after=0) is one process.
+    train(out, *more, die_after=0, env=()) is one process.
     """
+    plain, other = base / "plain", base / "disturbed"
+    asked = {"HANGPROOF_HEARTBEAT": str(base / "hb"), "HANGPROOF_INJECT": "patches_injectors:stop_at_four"}
+    done, stopped = train(plain), train(other, env=asked)
+    assert (done.code, stopped.code) == (0, 3), done.log[-3000:] + stopped.log[-3000:]
+    assert "stop requested: saving a state at step 4" in stopped.log
+    (beat,) = heartbeat.read_all(base / "hb")
+    state = checkpoint.newest_valid(other / "made")
+    assert (beat.outcome, beat.step, state.name) == ("stopped", 4, "tiny-step00000004-state")
+    killed = train(other, "--resume", str(state), die_after=7)
+    assert killed.code == -signal.SIGKILL, killed.log[-3000:]
+    done = train(other, "--resume", str(checkpoint.newest_valid(other / "made")))
+    assert done.code == 0, done.log[-3000:]
+    state.rename(base / state.name)  # the other run has none of this step
+    return plain, other
 
-    def pair(accumulation: int) -> tuple[Path, Path]:
-        plain, killed = base / f"plain-{accumulation}", base / f"killed-{accumulation}"
-        done = train(accumulation, plain)
-        assert done.code == 0, done.log[-3000:]
-        run = partial(train, accumulation, killed)
-        until_done(lambda die_after, *resume: run(*resume, die_after=die_after), killed / "made", KILLS, accumulation)
-        return plain, killed
 
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip((1, 2), pool.map(pair, (1, 2)), strict=True))
-
-
-def check_pair(plain: Path, killed: Path, accumulation: int, images: int, epochs: int) -> None:
-    """The killed run ended as the uninterrupted one: losses, learning rates, output, and what our file in each state
+def same_run(plain: Path, other: Path, accumulation: int, images: int, epochs: int) -> None:
+    """The disturbed run ended as the uninterrupted one: losses, learning rates, output, and what our file in each state
     holds (counts, averages, generators, order), so that a tenth resume goes on in the same way."""
     assert len(tiny.losses(plain / "losses")) == images * epochs
-    assert 0 < same_losses(plain, killed) <= KILLS * INTERVAL * accumulation, "only what was not yet saved is repeated"
+    assert 0 < same_losses(plain, other) <= INTERVAL * accumulation, "only what was not yet saved is repeated"
     rates = learning_rates(plain)
-    assert len(rates) == -(-images // accumulation) * epochs and learning_rates(killed) == rates
-    same_output(plain, killed)
+    assert len(rates) == -(-images // accumulation) * epochs and learning_rates(other) == rates
+    same_output(plain, other)
     assert sorted(samples(plain)) == [f"tiny_e{epoch:06d}_00" for epoch in range(1, epochs + 1)]
     states = [name for name in names(plain) if name.endswith("-state")]
     assert len(states) > 6
     for name in states:
-        one, two = (state_json(out, name, trainer_state.FILE) for out in (plain, killed))
-        assert one == two and checkpoint.problems(killed / "made" / name, deep=True) == [], name
+        one, two = (state_json(out, name, trainer_state.FILE) for out in (plain, other))
+        assert one == two and checkpoint.problems(other / "made" / name, deep=True) == [], name

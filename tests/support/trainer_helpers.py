@@ -4,6 +4,7 @@ This module is also imported by the trainer process (HANGPROOF_INJECT=trainer_he
 program it is the nursery (nursery.py).
 """
 
+import gc
 import hashlib
 import os
 import re
@@ -121,6 +122,7 @@ def nursery() -> None:
     from trainer import imports
 
     imports.heavy()
+    gc.freeze()  # a run does not look through what is imported
     argv = serve()
     from trainer.__main__ import main
 

@@ -1,21 +1,22 @@
 """The model hub: cached files need no network, and a hub that is out of reach leaves the library to its own error."""
 
 import os
-import shutil
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import hub_server
 import patches_helpers as helpers
-import pytest
 import tiny_sd_scripts as tiny
 
 TOKENIZER = """
+import os, sys
 from transformers import CLIPTokenizer
 from library.strategy_base import TokenizeStrategy
-made = TokenizeStrategy()._load_tokenizer(CLIPTokenizer, "openai/clip-vit-large-patch14")
-print("words", len(made), made.model_max_length, flush=True)
+for removed in ("", *sys.argv[1:]):
+    if removed:
+        os.remove(removed)
+    made = TokenizeStrategy()._load_tokenizer(CLIPTokenizer, "openai/clip-vit-large-patch14")
+    print("words", len(made), made.model_max_length, flush=True)
 """
 
 
@@ -24,41 +25,22 @@ def environment(server, home: Path) -> dict[str, str]:
     return {**found, "HANGPROOF_HUB_TIMEOUT_S": "120", "HANGPROOF_HUB_REACH_S": "4" if server.silent else "120"}
 
 
-@pytest.fixture(scope="module")
-def loads(newest, tmp_path_factory):
-    """A tokenizer loaded three times: from the hub; from the cache that this created, with a silent hub; and from a copy
-    of the cache as a killed download leaves it, with a silent hub. For each: the result and the requests to the hub."""
-    base, results = tmp_path_factory.mktemp("hub"), {}
-    folder = tiny.workdir() / "tokenizers" / "openai_clip-vit-large-patch14"
-    files = {path.name: path.read_bytes() for path in folder.iterdir()}
-
-    def load(name):
-        (base / name).mkdir()
-        home = base / f"{name}-home"
-        if name != "hub":
-            shutil.copytree(base / "hub-home", home, symlinks=True)
-        if name == "half":
-            (removed,) = home.rglob(f"snapshots/{hub_server.COMMIT}/special_tokens_map.json")
-            removed.unlink()
-        with hub_server.serving(files) as server:
-            server.silent = name != "hub"
-            result = helpers.module(base / name, TOKENIZER, **environment(server, home))
-            results[name] = result, [path for _, path, _ in server.requests]
-
-    load("hub")
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(load, ("cache", "half")))
-    return results
-
-
-@pytest.mark.parametrize("name", ["hub", "cache", "half"])
-def test_a_tokenizer_comes_from_the_hub_or_from_the_cache_as_it_is(loads, name):
+def test_a_tokenizer_comes_from_the_hub_then_from_the_cache_as_it_is(newest, tmp_path):
     """With a complete cache its loader would request the list of its files, without a timeout. A cache that lacks an
-    optional file is used, as without the patches; each missing file does not wait again."""
-    result, requests = loads[name]
-    assert result.code == 0 and "words 1000 77" in result.log, result
-    assert any(path.endswith("vocab.json") for path in requests) == (name == "hub")
-    assert bool(requests) == (name != "cache") and result.log.count("is out of reach") == (name == "half")
+    optional file, as a killed download leaves it, is used, as without the patches; a silent hub is waited for once."""
+    folder = tiny.workdir() / "tokenizers" / "openai_clip-vit-large-patch14"
+    with hub_server.serving({path.name: path.read_bytes() for path in folder.iterdir()}) as server:
+        found = helpers.module(tmp_path, TOKENIZER, **environment(server, tmp_path / "home"))
+        assert found.code == 0 and "words 1000 77" in found.log, found
+        assert any(path.endswith("vocab.json") for _, path, _ in server.requests)
+        server.requests.clear()
+        server.silent = True
+        (optional,) = (tmp_path / "home").rglob(f"snapshots/{hub_server.COMMIT}/special_tokens_map.json")
+        found = helpers.module(tmp_path, TOKENIZER, str(optional), **environment(server, tmp_path / "home"))
+        complete, _, half = found.log.partition("words 1000 77")
+        assert found.code == 0 and "out of reach" not in complete, found
+        assert half.count("is out of reach") == 1 and "words 1000 77" in half, found
+        assert server.requests and not any(path.endswith("vocab.json") for _, path, _ in server.requests)
 
 
 LOAD = """

@@ -1,6 +1,7 @@
 """Florence-2 through transformers' own classes: a tiny model with random weights, saved and loaded as the real one is."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,8 @@ def test_a_folder_gets_the_captions_that_the_classes_give(model, tmp_path):
         photo(tmp_path / f"{number}.png", seed=number, size=(90, 60))
     command = [sys.executable, "-m", "captions", str(tmp_path), "--with=florence", f"--model={model}", "--task=short"]
     command += ["--trigger=ohwx", "--device=cpu"]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     processor = Florence2Processor.from_pretrained(model)
     plain = Florence2ForConditionalGeneration.from_pretrained(model).eval()

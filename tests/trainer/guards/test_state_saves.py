@@ -37,9 +37,8 @@ def values(files):
 def test_the_thread_writes_what_the_tensors_were_when_the_save_was_due(saves):
     file, go, seen = tensor_file(1), threading.Event(), []
     saves.begin(1)
-    saves.save(
-        "a", 1, 0, [file], lambda files: (go.wait(10), seen.append((values(files), threading.current_thread().name)))
-    )
+    note = lambda files: seen.append((values(files), threading.current_thread().name))  # noqa: E731
+    saves.save("a", 1, 0, [file], lambda files: (go.wait(10), note(files)))
     saves.then("old", lambda: seen.append("old files are gone"))
     file.content["a"].fill_(7)
     file.content["n"][0] = 7
@@ -162,9 +161,8 @@ def test_without_room_for_a_copy_the_training_writes_itself(ring, monkeypatch, c
         saves.begin(step)
         saves.save("a", step, 0, [tensor_file(step)], lambda files: seen.append(threading.current_thread()))
     assert seen == [threading.main_thread()] * 2
-    assert capfd.readouterr().out.count("saves wait for the disk: a copy of the state has") == (
-        why == "short of memory"
-    )
+    said = capfd.readouterr().out.count("saves wait for the disk: a copy of the state has")
+    assert said == (why == "short of memory")
 
 
 # The built-in trainer, on a disk whose every fsync takes long.
@@ -179,10 +177,8 @@ def train(work, name, disk="0", ring=None, number=1, **changed):
 
 
 def files_of(output):
-    found = [path for path in output.rglob("*") if path.is_file()]
-    return {
-        str(path.relative_to(output)): sha(path) for path in found if str(path.relative_to(output)).startswith("tiny")
-    }
+    found = {path.relative_to(output).as_posix(): path for path in output.rglob("*") if path.is_file()}
+    return {name: sha(path) for name, path in found.items() if name.startswith("tiny")}
 
 
 def lines(output, kind):

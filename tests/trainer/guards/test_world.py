@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from trainer_helpers import flags, fork, good, sha
 from ui_helpers import free_port
-from world_helpers import difference, losses
-from world_trainings import STEPS, together, watched
+from world_trainings import STEPS, difference, losses, together, watched
 
 from guards import checkpoint, heartbeat
 from trainer import states

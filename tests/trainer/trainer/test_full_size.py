@@ -20,13 +20,8 @@ SDXL = {
     "up_block_types": (*["CrossAttnUpBlock2D"] * 2, "UpBlock2D"), "use_linear_projection": True,
     "addition_embed_type": "text_time", "addition_time_embed_dim": 256, "projection_class_embeddings_input_dim": 2816,
 }  # fmt: skip
-SD35 = {
-    "joint_attention_dim": 4096,
-    "pooled_projection_dim": 2048,
-    "qk_norm": "rms_norm",
-    "in_channels": 16,
-    "out_channels": 16,
-}
+SD35 = {"joint_attention_dim": 4096, "pooled_projection_dim": 2048, "qk_norm": "rms_norm"}
+SD35 |= {"in_channels": 16, "out_channels": 16}
 LARGE = {"num_layers": 38, "num_attention_heads": 38, "caption_projection_dim": 2432, "pos_embed_max_size": 192}
 MEDIUM = {
     "num_layers": 24, "num_attention_heads": 24, "caption_projection_dim": 1536, "pos_embed_max_size": 384,

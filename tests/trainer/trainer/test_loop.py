@@ -54,9 +54,8 @@ def test_a_disk_without_room_for_one_save_is_refused_before_training(work, tmp_p
     argv = flags(work["model"], work["config"], tmp_path / "out", optimizer_type="adafactor")
     usage = setup.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(setup.shutil, "disk_usage", lambda path: usage._replace(free=50_000))
-    with pytest.raises(
-        TrainError, match=r"--output_dir .*out: 0 MB are free, but one save of this LoRA needs \d+ MB; free"
-    ):
+    message = r"--output_dir .*out: 0 MB are free, but one save of this LoRA needs \d+ MB; free"
+    with pytest.raises(TrainError, match=message):
         build(parse(argv), Heartbeat(None))
 
 
@@ -74,9 +73,8 @@ def test_a_truncated_image_is_named_with_what_to_do(work, tmp_path):
     file = images / "1.png"
     file.write_bytes(file.read_bytes()[:-2000])
     argv = flags(work["model"], make_config(tmp_path / "dataset.toml", images), tmp_path / "out")
-    with pytest.raises(
-        TrainError, match=r"1\.png: the image cannot be read: .*; export it again as JPEG or PNG, or remove it"
-    ):
+    message = r"1\.png: the image cannot be read: .*; export it again as JPEG or PNG, or remove it"
+    with pytest.raises(TrainError, match=message):
         build(parse(argv), Heartbeat(None))
 
 
@@ -126,10 +124,8 @@ def test_a_launched_run_saves_samples_and_metrics_as_it_should(work, tmp_path):
     assert f"saving checkpoint: {output / 'tiny-000002.safetensors'}" in lines and lines[-1] == "model saved."
     assert re.search(r"steps: 100%\|.*\| 30/30 \[.*avr_loss=\d", done.stderr)
     kept = {p.name for p in output.iterdir() if "cache" not in p.name}
-    numbered = {"tiny-000002", "tiny-step00000024", "tiny-step00000028"}
-    assert kept == {"sample", "tiny-state", "tiny.safetensors"} | {f"{n}-state" for n in numbered} | {
-        f"{n}.safetensors" for n in numbered
-    }
+    saved = ("tiny", "tiny-000002", "tiny-step00000024", "tiny-step00000028")
+    assert kept == {"sample", *(f"{name}{end}" for name in saved for end in ("-state", ".safetensors"))}
     made = sorted(p.name for p in (output / "sample").iterdir())
     assert len(made) == 2 and made[0].startswith("tiny_e000000_00_") and made[1].startswith("tiny_e000002_00_")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

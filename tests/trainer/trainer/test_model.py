@@ -54,15 +54,8 @@ def loss_of(args, transformer, batch, seed):
 
 def loaded(model, blocks="all", kind="", **lora_changed):
     transformer = load(model, kind)
-    settings = {
-        "rank": 4,
-        "alpha": 1.0,
-        "blocks": FAMILY.blocks[blocks],
-        "dropout": 0.0,
-        "seed": 42,
-        "cast_inputs": True,
-    }
-    return transformer, lora.add(transformer, **{**settings, **lora_changed})
+    settings = {"rank": 4, "alpha": 1.0, "dropout": 0.0, "seed": 42, "cast_inputs": True, **lora_changed}
+    return transformer, lora.add(transformer, blocks=FAMILY.blocks[blocks], **settings)
 
 
 def a_batch(count=2, height=8, width=12, tokens=16):
@@ -110,10 +103,7 @@ def test_the_transformer_is_that_of_diffusers(model):
     theirs = FluxTransformer2DModel.from_pretrained(model / "transformer").eval()
     args = arguments()
     with torch.no_grad():
-        assert torch.equal(
-            loss_of(args, ours, a_batch(), 1),
-            loss_of(args, theirs, a_batch(), 1),
-        )
+        assert torch.equal(loss_of(args, ours, a_batch(), 1), loss_of(args, theirs, a_batch(), 1))
 
 
 @pytest.mark.parametrize(("blocks", "layers"), [("double", 2 * 14), ("single", 4 * 6), ("all", 2 * 14 + 4 * 6)])
@@ -235,15 +225,8 @@ def test_the_complete_flux_dev_takes_a_step_as_shapes():
     assert sum(p.numel() for p in transformer.parameters()) == 11_901_408_320
     lower = {id(p) for name in FAMILY.halves for p in getattr(transformer, name).parameters()}
     assert sum(p.numel() for p in transformer.parameters() if id(p) in lower) == 5_399_565_888
-    settings = {
-        "rank": 16,
-        "alpha": 16.0,
-        "blocks": FAMILY.blocks["all"],
-        "dropout": 0.0,
-        "seed": 1,
-        "cast_inputs": True,
-    }
-    parameters = lora.add(transformer, **settings)
+    settings = {"rank": 16, "alpha": 16.0, "dropout": 0.0, "seed": 1, "cast_inputs": True}
+    parameters = lora.add(transformer, blocks=FAMILY.blocks["all"], **settings)
     transformer.train().enable_gradient_checkpointing()
     batch = {
         "latents": torch.zeros(1, 16, 64, 64),
