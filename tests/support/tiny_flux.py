@@ -2,13 +2,14 @@
 
 This file holds what all trainers share (`Installation`) and the row of sd-scripts; tiny_zimage.py is musubi-tuner's. A row
 is a module with SOURCE (the folder of the trainer's modules), STAND_INS (packages that may be missing), and the functions
-`site`, `arguments` and `make`. `write_site` and `make` write the files, `environment` and `arguments` describe a run. The models are small because `PYTHONPATH` holds a `sitecustomize` that changes sd-scripts'
-model tables right after the module that defines them has been imported. Only sizes change; the code is sd-scripts' own.
+`site`, `arguments` and `make`. `write_site` and `make` write the files, `environment` and `arguments` describe a run. The
+models are small because `PYTHONPATH` holds a `sitecustomize` that changes sd-scripts' model tables right after the module
+that defines them has been imported. Only sizes change; the code is sd-scripts' own.
 Two things are left out for speed: the automatic garbage collection (and that of objects made by imports), and
 bitsandbytes when no 8-bit optimizer is used. torchvision, which sd-scripts imports and which has no CPU build for every
 platform, is replaced by the few functions used when it is missing.
 
-Run by hand, in the trainer's environment: `python tests/support/tiny_flux.py CHECKOUT WORKDIR [IMAGES]` makes the files.
+Run in the trainer's environment, `python tests/support/tiny_flux.py CHECKOUT WORKDIR IMAGES` makes the files.
 
 Switches (environment of the training process): TINY_STEP_S seconds added to each forward pass of the model ·
 TINY_LOSSES=FILE one JSON line `[epoch, micro-step, loss]` for each recorded loss · TINY_FAULTS="module=file[;…]" run
@@ -181,15 +182,6 @@ class Installation:
         """The folder from which its modules are named."""
         return self.checkout / self.row.SOURCE
 
-    def why_not(self, run: bool = True) -> str:
-        """Return one line that says what is missing, or "". run=False: only the checkout is needed."""
-        if not (self.checkout / self.trainer.script).is_file():
-            names = " or ".join(trainer.name for trainer in TRAINERS.values())
-            return f"{self.checkout} is not a checkout of {names}: it has no {self.trainer.script}"
-        if run and not self.python.is_file():
-            return f"no environment of {self.trainer.name}: {self.python} is missing"
-        return ""
-
     def home(self, symbol: str, module: str = "library.train_util") -> str:
         """Return the module of this checkout that defines `symbol`, which was in `module` in the version first guarded.
 
@@ -304,9 +296,8 @@ def write_tokenizers(folder: Path) -> None:
 
     t5 = folder / "google_t5-v1_1-xxl"
     t5.mkdir()
-    pieces = (
-        [(p, 0.0) for p in ("<pad>", "</s>", "<unk>")] + [("\u2581", -2.0)] + [(chr(c), -3.0) for c in range(33, 127)]
-    )
+    pieces = [*((p, 0.0) for p in ("<pad>", "</s>", "<unk>")), ("\u2581", -2.0)]
+    pieces += [(chr(c), -3.0) for c in range(33, 127)]
     backend = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=2))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     backend.post_processor = tokenizers.processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
@@ -340,9 +331,8 @@ def make(checkout: Path, work: Path, images: int) -> None:
 
     torch.manual_seed(1)
     dev = flux_models.configs["dev"]
-    t5 = flux_utils.T5Config(
-        feed_forward_proj="gated-gelu", dense_act_fn="gelu_new", is_gated_act=True, tie_word_embeddings=False
-    )
+    gated = {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True}
+    t5 = flux_utils.T5Config(**gated, tie_word_embeddings=False)
     models = {
         "flux": flux_models.Flux(dev.params),
         "ae": flux_models.AutoEncoder(dev.ae_params),
@@ -358,7 +348,5 @@ def make(checkout: Path, work: Path, images: int) -> None:
 
 
 if __name__ == "__main__":
-    checkout, work, *count = sys.argv[1:]
-    Installation(Path(checkout), Path(sys.executable)).row.make(
-        Path(checkout), Path(work), int(count[0]) if count else 10
-    )
+    found = Installation(Path(sys.argv[1]), Path(sys.executable))
+    found.row.make(found.checkout, Path(sys.argv[2]), int(sys.argv[3]))

@@ -52,9 +52,9 @@ def installation() -> tiny.Installation:
 
 def why_not(run: bool = True) -> str:
     """Return one line that says what is missing, or "". run=False: only the checkout is needed."""
-    if installation().why_not(run=False):
+    if not (checkout() / tiny.SCRIPT).is_file():
         return "no sd-scripts checkout: set SD_SCRIPTS_DIR or run ./start.sh sd-scripts"
-    if installation().why_not(run):
+    if run and not python().is_file():
         return f"no sd-scripts environment ({python()} is missing): set SD_SCRIPTS_VENV or run ./start.sh sd-scripts"
     return ""
 
