@@ -237,7 +237,11 @@ def serious(page, part: str | None = None) -> list[str]:
 
 
 def assert_accessible(page, part: str | None = None) -> None:
-    """axe-core finds nothing serious, everything can be read and has a name, and the page does not scroll sideways."""
+    """axe-core finds nothing serious, everything can be read and has a name, the page does not scroll sideways, and no
+    message of Gradio's lies over it.
+    """
+    messages = page.locator(".toast-body").all_inner_texts()
+    assert messages == [], f"the page shows a message over the others: {messages}"
     page.evaluate(TRANSITIONS_END)
     found = [*serious(page, part), *faint_texts(page), *nameless_controls(page)]
     assert found == [], found
