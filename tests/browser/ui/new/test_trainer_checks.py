@@ -1,8 +1,8 @@
-"""After an update the page names both versions and what fits, tests the new one, and says how the old one comes back."""
+"""After an update the page names both versions and what fits, tests the new one, and says how to get the old one."""
 
 from checkout_helpers import used
 from ui_helpers import serving
-from ui_page import faint_texts, nameless_controls, open_page
+from ui_page import faint_texts, open_page, serious
 
 from sd_scripts_patches.trainers import TRAINERS
 
@@ -27,7 +27,7 @@ def test_an_update_is_named_and_tested(tmp_path, tab, checkout):
         assert f"It used {old[:8]} (" in text and "the first <b>one</b>)" in text
         assert f"now it is {new[:8]} (" in text and "the update)" in text
         assert f"python -m sd_scripts_patches.versions sd-scripts {old}" in text
-        assert faint_texts(tab) == [] and nameless_controls(tab) == []
+        assert faint_texts(tab) == [] and serious(tab, "#backend") == []
 
         # What cannot run says why.
         assert "is not a checkout of sd-scripts or musubi-tuner" in text
