@@ -40,9 +40,9 @@ def test_a_search_finds_every_line_in_order(data, monkeypatch):
 
 def test_levels_select_errors_and_warnings(data):
     folder = write_run(data)
-    text = "epoch 1\n\x1b[33mWARNING: slow disk\x1b[0m\nRuntimeError: CUDA out of memory\nTraceback (most recent call last):\nfine\n"
-    (folder / "training.log").write_text(text)
     errors = ["RuntimeError: CUDA out of memory", "Traceback (most recent call last):"]
+    lines = ["epoch 1", "\x1b[33mWARNING: slow disk\x1b[0m", *errors, "fine", ""]
+    (folder / "training.log").write_text("\n".join(lines))
     assert all_found(folder, level="error")[0] == errors
     assert all_found(folder, level="warning")[0] == ["\x1b[33mWARNING: slow disk\x1b[0m", *errors]
     assert all_found(folder, level="warning", text="disk")[0] == ["\x1b[33mWARNING: slow disk\x1b[0m"]
