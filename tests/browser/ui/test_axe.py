@@ -114,7 +114,7 @@ def stops_of(page, where: str, most: int = 400) -> str:
 
     Returns the names of the stops.
     """
-    page.evaluate("() => { document.activeElement.blur(); scrollTo(0, 0); }")
+    page.evaluate("() => { window.quiet = true; document.activeElement.blur(); scrollTo(0, 0); }")
     page.locator("h1").first.click(position={"x": 1, "y": 1})
     stops: list[dict] = []
     for _ in range(most):
@@ -127,6 +127,7 @@ def stops_of(page, where: str, most: int = 400) -> str:
         raise AssertionError(f"{where}: Tab does not leave {stops[-1]['name']}")
     assert [one["name"] for one in stops if not one["seen"]] == [], where
     assert not set(page.evaluate(ACTIONS)) - {one["kind"] for one in stops}, where
+    page.evaluate("window.quiet = false")
     return " · ".join(one["name"] for one in stops)
 
 
