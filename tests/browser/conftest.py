@@ -21,7 +21,7 @@ def _no_page_is_left(request):
 
 @pytest.fixture(scope="module")
 def page(browser, server):
-    """One page for all tests of a file, because to open one takes seconds; the name of a test's run or draft is its own."""
+    """One page for all tests of a file, because it opens in seconds; the name of a test's run or draft is its own."""
     with a_tab(browser, timezone_id="Asia/Tokyo", locale="en-GB") as tab:
         open_page(tab, server)
         yield tab

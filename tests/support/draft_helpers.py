@@ -1,12 +1,9 @@
 """Drafts for tests: files as a browser sends them, pictures that differ, what a draft holds then."""
 
-import contextlib
 import hashlib
 import io
-import json
 import random
 import shutil
-import sqlite3
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -87,7 +84,7 @@ def camera_exif(orientation: int, *size: int) -> Image.Exif:
 
 
 def photo_folder(root: Path, number: int) -> Path:
-    """A folder of large photos with captions. They differ in what follows the image, because to draw them takes long."""
+    """A folder of large photos with captions. They differ in what follows the image: to draw them takes long."""
     content = photo(root.parent / "one.jpg", 5, size=(3000, 2000), quality=92).read_bytes()
     root.mkdir()
     for n in range(number):
@@ -112,18 +109,6 @@ def packed(path: Path, entries: dict[str, bytes], compression=zipfile.ZIP_DEFLAT
         for name, content in entries.items():
             archive.writestr(name, content)
     return path
-
-
-def stored_forms(data: Path) -> list[dict]:
-    """The form values of all drafts in a data folder, as another process reads them."""
-    found = []
-    for path in (data / "datasets" / ".drafts").glob("*/draft.sqlite"):
-        with contextlib.closing(sqlite3.connect(path, timeout=60)) as db:
-            found += [
-                json.loads(value)
-                for (value,) in db.execute("SELECT value FROM content WHERE part = 'meta' AND key = 'form'")
-            ]
-    return found
 
 
 def png(seed: int = 0) -> bytes:
@@ -165,10 +150,10 @@ def item(key: str, width: int, height: int, **more: Any) -> draft.Item:
 def entry(number: int, caption: str, folder: str = "") -> dict:
     """A stored image without a file: captions and subsets need none."""
     return {
-        "width": 512, "height": 512, "sha256": f"{number:064x}", "bytes": 1, "hash": f"{random.Random(number).getrandbits(160):040x}",
-        "upright": 0, "turn": 0, "file": f"{number:05}.png", "stored": f"{number:024x}.png", "folder": folder,
-        "names": [["drop", f"{number:05}"]], "caption": caption, "crop": None, "mask": None, "weight": 1,
-        "caption_by": "file" if caption else "",
+        "width": 512, "height": 512, "sha256": f"{number:064x}", "bytes": 1, "upright": 0,
+        "hash": f"{random.Random(number).getrandbits(160):040x}", "turn": 0, "file": f"{number:05}.png",
+        "stored": f"{number:024x}.png", "folder": folder, "names": [["drop", f"{number:05}"]], "caption": caption,
+        "crop": None, "mask": None, "weight": 1, "caption_by": "file" if caption else "",
     }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ class Repository:
 
 
 class Hub(Double):
-    """`repositories` by id; `objects`: LFS contents by sha256; `puts`: sha256 of each upload that was received completely."""
+    """`repositories` by id; `objects`: LFS contents by sha256; `puts`: sha256 of each complete upload."""
 
     def __init__(self):
         super().__init__(self.reply)

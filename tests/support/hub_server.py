@@ -102,7 +102,7 @@ class Hub(Double):
     def contents(self, name: str, request: Request) -> Answer:
         """A file, or the rest of it, with the next fault.
 
-        drop, stall, trickle: after `at` bytes. busy: 503. whole: ignores the range. short, long: a Content-Length that is
+        drop, stall, trickle: after `at` bytes. busy: 503. whole: ignores the range. short, long: the Content-Length is
         `at` bytes off. extra: more bytes than announced. moved: another part than requested. flipped: one wrong byte.
         changed: another file from now on.
         """
@@ -165,7 +165,7 @@ class Hub(Double):
 def only_hub(
     environment: pytest.MonkeyPatch, folder: Path, files: dict[str, bytes], certificate: Path | None = None
 ) -> Iterator[Hub]:
-    """A running hub to which the environment leads, and nothing else does; HF_HOME is in this folder, pauses are short."""
+    """A running hub that alone the environment leads to; HF_HOME is in this folder, pauses are short."""
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_TOKEN_PATH", "http_proxy", "HTTP_PROXY", "HF_HUB_CACHE"):
         environment.delenv(name, raising=False)
     environment.setenv("no_proxy", "127.0.0.1,localhost")

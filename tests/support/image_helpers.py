@@ -1,4 +1,4 @@
-"""The image without a container engine: its Dockerfile is read, and its steps, entry point and health check run in a plain folder.
+"""The image without a container engine: the steps of its Dockerfile, entry point and health check run in a folder.
 
 Only the distribution's packages and the user are left out.
 """
@@ -90,7 +90,7 @@ def make_image(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def container(image: Path, root: Path, port: int, **env: str) -> Iterator[subprocess.Popen]:
-    """The image's entry point as a process, with its data in `root`; killed with all that it started if it is left alive."""
+    """The image's entry point as a process, with its data in `root`; killed at the end with all that it started."""
     words = [*json.loads(argument("ENTRYPOINT")), *json.loads(argument("CMD")), "--port", str(port)]
     words = [word.replace("/hangproof/", f"{image}/") for word in words]
     if shutil.which("tini") is None:

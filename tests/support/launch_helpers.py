@@ -1,4 +1,4 @@
-"""Shared by the tests of launch: a spec for a rented machine, a command's arguments, every choice of model, trainer and tier."""
+"""For the tests of launch: a spec for a rented machine, a command's arguments, every model, trainer and tier."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Images with masks, and what the losses of a run on them must be. A learning rate that changes nothing makes two runs comparable."""
+"""Images with masks, and what the losses of a run on them must be; with NO_LEARNING two runs are comparable."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
 """A process that has done its imports and forks others on request: they take five of six seconds of a tiny run, and
 most of the page's start.
 
-`Nursery(command, …)` starts it; it calls `serve()` once it has imported what the others need. All of them have one hash
-seed, where each process that is started has its own.
+`Nursery(command, …)` starts it; it calls `serve()` once it has imported what the others need. All have one hash seed,
+where each process that is started has its own.
 """
 
 import atexit
@@ -54,7 +54,7 @@ class Nursery:
         return Forked(self, number, argv)
 
     def listen(self, wait_s: float | None) -> None:
-        """Read what the process has said, for which it waits at most `wait_s` seconds; None waits until it says something."""
+        """Read what the process has said, after at most `wait_s` seconds; None waits until it says something."""
         with self._lock:
             while select.select([self.replies], [], [], wait_s)[0]:
                 wait_s = 0.0
@@ -73,7 +73,7 @@ class Nursery:
         cwd: Path | None = None,
         merged: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """Run with these arguments and variables. merged: both streams are in `stdout`. Raises subprocess.TimeoutExpired."""
+        """Run with these arguments and variables; merged: both streams in `stdout`. Raises TimeoutExpired."""
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder) / "out", Path(folder) / ("out" if merged else "err")
             forked = self.start(argv, environment, out, err, cwd)

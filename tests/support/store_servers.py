@@ -1,7 +1,7 @@
-"""Stores on loopback, with faults: S3 (moto, behind a proxy of ours), SFTP (asyncssh), hub buckets (HTTP double), a folder.
+"""Stores on loopback, with faults: S3 (moto behind a proxy), SFTP (asyncssh), hub buckets (HTTP double), a folder.
 
-Every server asks one `Faults` before and after what it does. The S3 server is a process. The hub's double speaks the calls that
-huggingface_hub makes; the contents themselves go through hf_xet's own local storage (`local://`, part of the library).
+Every server asks one `Faults` before and after what it does. The S3 server is a process. The hub's double speaks the
+calls that huggingface_hub makes; the contents go through hf_xet's own local storage (`local://`, part of the library).
 """
 
 import asyncio
@@ -55,40 +55,30 @@ def failing(error: Exception) -> Iterator[None]:
 
 @dataclass
 class Faults:
-    """What a server does wrong. `lose`: by the name of a file, whether a write of it is confirmed and then dropped."""
+    """What a server does wrong. `lose`, of a folder alone: by name, whether a write is confirmed and then dropped."""
 
     slow_s: float = 0.0
     fail_share: float = 0.0
     quota_bytes: int | None = None
     lose: Callable[[str], bool] = lambda name: False
-    seed: int = 1
-    requests: int = 0
     failed: int = 0
-    lost: list[str] = field(default_factory=list)
     used_bytes: int = 0
+    dice: random.Random = field(default_factory=lambda: random.Random(1))
     lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)
 
     def clear(self) -> None:
         """Be a good server again."""
         self.slow_s, self.fail_share, self.quota_bytes = 0.0, 0.0, None
         self.lose = lambda name: False
 
-    def before(self, part: float = 0.5) -> None:
-        """A request arrives. Raises Fails: it is not carried out. part: of the share, for requests that come in dozens."""
-        self._maybe(part)
+    def maybe(self, part: float = 0.5) -> None:
+        """Before a request, and after it: then the client does not learn that it was carried out. Raises Fails.
 
-    def after(self) -> None:
-        """A request was carried out. Raises Fails: the client learns nothing of it."""
-        self._maybe(0.5)
-
-    def _maybe(self, part: float) -> None:
+        part: of the share, for requests that come in dozens.
+        """
         time.sleep(self.slow_s * part)
         with self.lock:
-            self.requests += 1
-            if self.random.random() < 1 - (1 - self.fail_share) ** part:
+            if self.dice.random() < 1 - (1 - self.fail_share) ** part:
                 self.failed += 1
                 raise Fails
 
@@ -98,13 +88,6 @@ class Faults:
             if self.quota_bytes is not None and self.used_bytes + count > self.quota_bytes:
                 raise Full
             self.used_bytes += count
-
-    def loses(self, name: str) -> bool:
-        """Whether this write is to be dropped after it was confirmed."""
-        if not self.lose(name):
-            return False
-        self.lost.append(name)
-        return True
 
 
 @dataclass
@@ -164,25 +147,16 @@ class Proxy(Double):
             connection.close()
 
     def forward(self, request: Request) -> Answer:
-        url = urllib.parse.urlsplit(request.path)
-        query = urllib.parse.parse_qs(url.query, keep_blank_values=True)
         dropped = {"transfer-encoding", "connection", "expect"} | (set() if self.conditional else {"if-none-match"})
         headers = {k: v for k, v in request.headers.items() if k.lower() not in dropped}
-        writes = {"PUT": "partNumber" not in query, "POST": "uploadId" in query}.get(request.method, False)
-        name = urllib.parse.unquote(url.path.lstrip("/").partition("/")[2])
         try:
-            self.faults.before()
+            self.faults.maybe()
             if request.method == "PUT":
                 self.faults.take(len(request.body))
-            drop = writes and bool(name) and self.faults.loses(name)
-            plain = {k: v for k, v in headers.items() if k.lower() in ("authorization", "host", "x-amz-date")}
-            old = self.ask("GET", url.path, b"", plain) if drop else (0, [], b"")
             status, fields, data = self.ask(request.method, request.path, request.body, headers)
-            if drop and status == 200:
-                self.ask("PUT" if old[0] == 200 else "DELETE", url.path, old[2] if old[0] == 200 else b"", plain)
-            self.faults.after()
+            self.faults.maybe()
         except Fails:
-            return None if self.faults.random.random() < 0.5 else (500, ERROR % ("InternalError", "injected"), XML)
+            return None if self.faults.dice.random() < 0.5 else (500, ERROR % ("InternalError", "injected"), XML)
         except Full:
             return 507, ERROR % ("XMinioStorageFull", "full"), XML
         hidden = {"transfer-encoding", "connection", "date", "server"}
@@ -223,59 +197,36 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> Iterator[S
 
 def _sftp_class(faults: Faults) -> type:
     class Faulty(asyncssh.SFTPServer):
-        """asyncssh's server; faults of every call that matters."""
-
-        def _before(self, part: float = 0.5) -> None:
-            with failing(asyncssh.SFTPFailure("injected")):
-                faults.before(part)
-
-        def open(self, path, pflags, attrs):
-            self._before()
-            file = super().open(path, pflags, attrs)
-            self.created = getattr(self, "created", {})
-            if pflags & asyncssh.FXF_EXCL:
-                self.created[id(file)] = path.decode()
-            return file
-
-        def read(self, file, offset, size):
-            self._before(0.02)
-            return super().read(file, offset, size)
+        """asyncssh's server, which fails at every call that matters."""
 
         def write(self, file, offset, data):
-            self._before(0.02)
             with failing(asyncssh.SFTPFailure("No space left on device")):
                 faults.take(len(data))
             return super().write(file, offset, data)
 
-        def close(self, file):
-            name = getattr(self, "created", {}).pop(id(file), "")
-            super().close(file)
-            if name and faults.loses(name):
-                os.unlink(file.name)
-
-        def posix_rename(self, old, new):
-            self._before()
-            target = Path(os.fsdecode(self.map_path(new)))
-            before = target.read_bytes() if target.exists() else None
-            super().posix_rename(old, new)
-            if faults.loses(new.decode()):
-                target.unlink() if before is None else target.write_bytes(before)
-            with failing(asyncssh.SFTPFailure("injected")):
-                faults.after()
-
-        def stat(self, path):
-            self._before()
-            return super().stat(path)
-
         async def scandir(self, path):
-            self._before()
+            with failing(asyncssh.SFTPFailure("injected")):
+                faults.maybe()
             async for row in super().scandir(path):
                 yield row
 
-        def remove(self, path):
-            self._before()
-            return super().remove(path)
+    def make_faulty(name: str, before: float, after: float) -> None:
+        call = getattr(Faulty, name)
 
+        def faulty(self, *given):
+            with failing(asyncssh.SFTPFailure("injected")):
+                faults.maybe(before)
+                done = call(self, *given)
+                faults.maybe(after)
+            return done
+
+        setattr(Faulty, name, faulty)
+
+    for name in ("open", "stat", "remove"):
+        make_faulty(name, 0.5, 0)
+    for name in ("read", "write"):
+        make_faulty(name, 0.02, 0)
+    make_faulty("posix_rename", 0.5, 0.5)
     return Faulty
 
 
@@ -332,12 +283,12 @@ class Hub(Double):
 
     def reply(self, request: Request) -> Answer:
         try:
-            self.faults.before()
+            self.faults.maybe()
             answer = self.carry_out(request, urllib.parse.urlsplit(request.path).path)
-            self.faults.after()
+            self.faults.maybe()
             return answer
         except Fails:
-            return None if self.faults.random.random() < 0.5 else (503, b"")
+            return None if self.faults.dice.random() < 0.5 else (503, b"")
         except Full:
             return 507, {"error": "storage limit reached"}
 
@@ -391,8 +342,7 @@ class Hub(Double):
         assert row["type"] == "addFile", row
         size = len(self.contents(row["xetHash"]))
         self.faults.take(size)
-        if not self.faults.loses(name):
-            files[name] = {"xetHash": row["xetHash"], "size": size}
+        files[name] = {"xetHash": row["xetHash"], "size": size}
 
     def contents(self, xet_hash: str) -> bytes:
         """What was uploaded."""
@@ -455,7 +405,7 @@ class FaultyFolder(Tree):
     @contextmanager
     def session(self) -> Iterator[Any]:
         with failing(OSError(errno.EIO, "injected")):
-            self.faults.before()
+            self.faults.maybe()
         with super().session() as fs:
             yield fs
 
@@ -471,10 +421,10 @@ class FaultyFolder(Tree):
         path = Path(name)
         old = path.read_bytes() if path.exists() else None
         work()
-        if self.faults.loses(name):
+        if self.faults.lose(name):
             path.unlink() if old is None else path.write_bytes(old)
         with failing(OSError(errno.EIO, "injected")):
-            self.faults.after()
+            self.faults.maybe()
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from nursery import Forked, Nursery
 from ui.token import bearer, cookie_value
 
 PROJECT = Path(__file__).resolve().parents[2]
-FLAGS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update"
+FLAGS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync"
 
 
 def photos(*names: str) -> list[Path]:
@@ -200,7 +200,7 @@ def browsing() -> Iterator:
 
     with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
         patch.setattr(Page, "goto", goto_with_cookie)
-        browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS.split(), "--disable-sync"])
+        browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS.split(), "--disable-component-update"])
         loop = asyncio._get_running_loop()
         try:
             yield browser
@@ -211,7 +211,7 @@ def browsing() -> Iterator:
 
 @contextlib.contextmanager
 def without_its_loop() -> Iterator[None]:
-    """Playwright's event loop counts as running in this thread while there is a browser. A test without one starts its own."""
+    """Playwright's event loop counts as running in this thread while there is a browser. Others start their own."""
     loop = asyncio._get_running_loop()
     asyncio._set_running_loop(None)
     try:

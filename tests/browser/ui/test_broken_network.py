@@ -2,7 +2,6 @@
 
 import re
 
-from ui_helpers import serving
 from ui_page import a_tab, field, nothing_is_kept, open_page, until
 
 
@@ -26,7 +25,7 @@ def test_a_page_whose_files_do_not_arrive_loads_again(browser, server):
         page.errors.clear()  # of the files that did not arrive
 
 
-def test_buttons_work_after_the_stream_of_answers_broke_between_two_answers(browser, data):
+def test_buttons_work_after_the_stream_of_answers_broke_between_two_answers(browser, server):
     with a_tab(browser) as page:
         streams: set = set()
         broken: list = []
@@ -38,7 +37,7 @@ def test_buttons_work_after_the_stream_of_answers_broke_between_two_answers(brow
         def open_stream_without_events() -> bool:
             """Whether the stream waits for the next event, which it does for a second (LINGER_S of ui/streams.py)."""
             page.evaluate(
-                "drawn = 0; new MutationObserver(() => drawn++).observe(document.getElementById('problem'), {childList: true, subtree: true})"
+                "drawn = 0; new MutationObserver(() => drawn++).observe(problem, {childList: true, subtree: true})"
             )
             page.locator("#start").click()  # its answers are "Please wait", then what is missing
             until(lambda: page.evaluate("drawn > 0"), "an answer")
@@ -55,13 +54,12 @@ def test_buttons_work_after_the_stream_of_answers_broke_between_two_answers(brow
             page.context.set_offline(False)
             return bool(broken)
 
-        with serving(data) as server:
-            open_page(page, server)
-            until(break_stream_between_two_answers, "the stream broke")
-            field(page, "name").fill("kept")
-            until(lambda: nothing_is_kept(page), "the server has what was typed")
-            page.locator("#start").click()
-            problem.get_by_text("Give your LoRA a name").wait_for(state="detached")
-            problem.get_by_text("Add at least one image").wait_for()  # the click has its answer
-            assert field(page, "name").input_value() == "kept"
+        open_page(page, server)
+        until(break_stream_between_two_answers, "the stream broke")
+        field(page, "name").fill("kept")
+        until(lambda: nothing_is_kept(page), "the server has what was typed")
+        page.locator("#start").click()
+        problem.get_by_text("Give your LoRA a name").wait_for(state="detached")
+        problem.get_by_text("Add at least one image").wait_for()  # the click has its answer
+        assert field(page, "name").input_value() == "kept"
         page.errors.clear()  # of the time without a connection

@@ -33,7 +33,7 @@ def stored_captions(draft_id: str) -> dict[str, str]:
 
 
 def killed_while_typing(server, pages: dict) -> dict[str, str]:
-    """Type one caption after another, by file in its page, until the server is dead and once more. Returns those typed last."""
+    """Type one caption after another, by file in its page, until the server is dead and once more. Those typed last."""
     dead = threading.Event()
     threading.Timer(0.7, lambda: (server.stop(hard=True), dead.set())).start()
     typed: dict[str, str] = {}

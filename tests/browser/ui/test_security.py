@@ -20,7 +20,8 @@ from ui_page import PATIENCE_S, a_tab, until
 from ui_requests import PASSWORD, ask, uploads
 
 SCRIPT = b"<!doctype html><title>page</title><script>document.title = 'ran'</script>"
-SVG = b"""<svg xmlns="http://www.w3.org/2000/svg"><script>document.documentElement.setAttribute("ran", "1")</script></svg>"""
+RUN = b'document.documentElement.setAttribute("ran", "1")'
+SVG = b'<svg xmlns="http://www.w3.org/2000/svg"><script>%s</script></svg>' % RUN
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +61,6 @@ def give_login(page, server: Server) -> None:
     assert page.context.request.get(f"{server.url}/config").ok
 
 
-# Other websites ------------------------------------------------------------------------------------------------------
-
-
 def test_an_uploaded_page_never_runs_its_script(listening, browser):
     with free_tab(browser) as page:
         give_login(page, listening)
@@ -82,9 +80,8 @@ ATTACK = """
 const to = "%s";
 const form = () => { const data = new FormData(); data.append("files", new File(["x"], "stolen.txt")); return data; };
 const tries = [
-  () => fetch(to + "/gradio_api/upload", { method: "POST", body: form(), credentials: "include" }),
-  () => fetch(to + "/gradio_api/upload", { method: "POST", body: form(), credentials: "include", mode: "no-cors" }),
-  () => fetch(to + "/gradio_api/upload", { method: "POST", body: form(), credentials: "include", headers: { "X-A": "1" } }),
+  ...[{}, { mode: "no-cors" }, { headers: { "X-A": "1" } }].map((more) => () =>
+    fetch(to + "/gradio_api/upload", { method: "POST", body: form(), credentials: "include", ...more })),
   () => fetch(to + "/config", { credentials: "include" }),
   () => fetch(to + "/logout", { method: "POST", credentials: "include", mode: "no-cors" }),
   () => fetch(to + "/logout", { credentials: "include", mode: "no-cors" }),
@@ -156,9 +153,6 @@ def test_a_link_from_another_site_opens_the_page_and_markup_in_it_runs_no_script
         assert page.evaluate("window.ran") is None
 
 
-# The login ------------------------------------------------------------------------------------------------------------
-
-
 def test_logging_in_and_out(listening, browser):
     """By keyboard, on a small screen, with what a password manager needs and nothing from Gradio."""
     with a_tab(browser, width=390, height=800) as page:
@@ -188,9 +182,6 @@ def test_logging_in_and_out(listening, browser):
         assert ask(listening, "GET", "/config", Cookie=cookie)[0] == 401  # the old cookie is worth nothing
         page.goto(listening.url)
         assert page.url.endswith("/login")
-
-
-# The token ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_token_is_in_no_page_no_log_and_no_file_but_its_own(server, browser):

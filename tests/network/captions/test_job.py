@@ -1,7 +1,6 @@
-"""`python -m captions` on a folder of images: what is written, what is kept, how each engine fails. Real processes and servers."""
+"""`python -m captions` on a folder of images: what is written and kept, how each engine fails. Real servers."""
 
 import contextlib
-import csv
 import json
 import re
 import subprocess
@@ -9,14 +8,13 @@ import sys
 from pathlib import Path
 
 import numpy
-import onnx
+import onnx.parser
 import pytest
 from caption_server import answering, drip
 from draft_helpers import photo
 from hub_server import serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
 from PIL import Image
 from runs_helpers import PROJECT, python
 from strategies import ANY_VALUE
@@ -61,7 +59,7 @@ def server(monkeypatch):
         yield found
 
 
-# The texts ---------------------------------------------------------------------------------------------------------------
+# The texts -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -111,7 +109,7 @@ def test_prefix_suffix_and_trigger(caption, frame, result):
     assert framed(caption, frame) == result
 
 
-# A folder ----------------------------------------------------------------------------------------------------------------
+# A folder ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -167,7 +165,7 @@ def test_an_address_that_is_none_or_holds_a_key_is_refused(url):
     assert "pass" not in str(found.value).replace("password", "")
 
 
-# A server that fails -----------------------------------------------------------------------------------------------------
+# A server that fails -------------------------------------------------------------------------------------------------
 
 
 def refused(status: int, body: bytes = b"{}", **headers: str):
@@ -248,44 +246,30 @@ def test_an_image_is_sent_small_upright_turned_and_cropped(tmp_path, server):
     assert abs(part[0] / part[1] - 0.5) < 0.02
 
 
-# The tagger --------------------------------------------------------------------------------------------------------------
+# The tagger ----------------------------------------------------------------------------------------------------------
 
 TAGS = [("general", 9), ("long_hair", 0), ("blue_sky", 0), ("o_o", 0), ("red", 0)]
 TAGS += [("alice_(wonderland)", 4), ("solo", 0)]
 
 
-def tagger_model(folder: Path, side: int = 8, tags=TAGS, channels_first: bool = False) -> Path:
+def tagger_model(folder: Path, channels_first: bool = False) -> Path:
     """A model whose first tags are as probable as the image is blue, green and red, the others by their number."""
     folder.mkdir(parents=True, exist_ok=True)
-    shape = [1, 3, side, side] if channels_first else [1, side, side, 3]
-    axes = [2, 3] if channels_first else [1, 2]
-    weights = numpy.zeros((3, len(tags)), numpy.float32)
-    for channel in range(3):
-        weights[channel, 1 + channel] = 1 / 255
-    bias = numpy.linspace(0, 1, len(tags), dtype=numpy.float32)
-    bias[1:4] = 0
-    graph = helper.make_graph(
-        [
-            helper.make_node("ReduceMean", ["image", "axes"], ["mean"], keepdims=0),
-            helper.make_node("MatMul", ["mean", "weights"], ["found"]),
-            helper.make_node("Add", ["found", "bias"], ["tags"]),
-        ],
-        "tagger",
-        [helper.make_tensor_value_info("image", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("tags", TensorProto.FLOAT, [1, len(tags)])],
-        [
-            helper.make_tensor("axes", TensorProto.INT64, [2], axes),
-            helper.make_tensor("weights", TensorProto.FLOAT, weights.shape, weights.reshape(-1)),
-            helper.make_tensor("bias", TensorProto.FLOAT, bias.shape, bias),
-        ],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    shape, axes = ("3, 8, 8", "2, 3") if channels_first else ("8, 8, 3", "1, 2")
+    weights, bias = numpy.zeros((3, len(TAGS))), numpy.linspace(0, 1, len(TAGS))
+    weights[range(3), range(1, 4)], bias[1:4] = 1 / 255, 0
+    found = f"""<ir_version: 10, opset_import: ["" : 18]>
+        tagger (float[1, {shape}] image) => (float[1, {len(TAGS)}] tags)
+        <int64[2] axes = {{{axes}}}, float[3, {len(TAGS)}] weights = {{{", ".join(map(str, weights.flat))}}},
+         float[{len(TAGS)}] bias = {{{", ".join(map(str, bias))}}}>
+        {{ mean = ReduceMean <keepdims = 0> (image, axes)
+           found = MatMul (mean, weights)
+           tags = Add (found, bias) }}"""
+    model = onnx.parser.parse_model(found)
     onnx.checker.check_model(model)
     onnx.save(model, folder / "model.onnx")
-    with (folder / "selected_tags.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["tag_id", "name", "category", "count"])
-        writer.writerows([number, name, category, 1] for number, (name, category) in enumerate(tags))
+    rows = [f"{number},{name},{category},1" for number, (name, category) in enumerate(TAGS)]
+    (folder / "selected_tags.csv").write_text("\n".join(["tag_id,name,category,count", *rows, ""]))
     return folder
 
 
@@ -327,7 +311,7 @@ def test_files_that_are_not_a_tagger_and_a_missing_onnxruntime_are_named(tmp_pat
         tagger.load(model, tagger.Choice(), device="cpu")(Image.new("RGB", (8, 8)))
 
 
-# Limits and models ---------------------------------------------------------------------------------------------------------
+# Limits and models ---------------------------------------------------------------------------------------------------
 
 
 HANGS = """

@@ -1,4 +1,4 @@
-"""Every download ends: complete with the right bytes, or with a reason and its bytes kept. A real server on loopback."""
+"""Every download ends: complete with the right bytes, or with a reason and its bytes kept. A server on loopback."""
 
 import contextlib
 import hashlib

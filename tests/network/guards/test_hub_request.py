@@ -1,5 +1,5 @@
-"""A hub that is out of reach: waited for once and not for each file, and then the library raises its own error. Every way
-in which a machine has no network is a real one."""
+"""A hub that is out of reach: waited for once, not for each file; then the library raises its own error. Each way of
+having no network is a real one."""
 
 import os
 import socket
@@ -29,9 +29,9 @@ for name in {FILES}:
         print("the library's own error for", name, flush=True)
 """
 LOST = """
-ip link set lo up && ip link add lost0 type veth peer name lost1 && ip link set lost1 up && ip addr add 192.0.2.1/24 dev lost0 &&
-ip link set lost0 up && ip route add default via 192.0.2.2 && ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:01 dev lost0 &&
-mount --bind "$0" /etc/resolv.conf && exec "$@"
+ip link set lo up && ip link add lost0 type veth peer name lost1 && ip link set lost1 up &&
+ip addr add 192.0.2.1/24 dev lost0 && ip link set lost0 up && ip route add default via 192.0.2.2 &&
+ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:01 dev lost0 && mount --bind "$0" /etc/resolv.conf && exec "$@"
 """
 
 
@@ -58,8 +58,8 @@ def loading(case, folder):
         prefix, endpoint = case(stack, folder)
         kept = {k: v for k, v in os.environ.items() if k not in ("HF_HUB_OFFLINE", "HF_ENDPOINT")}
         environment = {
-            **kept, "HF_HOME": str(folder / "home"), "no_proxy": "127.0.0.1", "PYTHONPATH": str(ROOT), "HANGPROOF_HUB_REACH_S": "5",
-            **({"HF_ENDPOINT": endpoint} if endpoint else {}),
+            **kept, "HF_HOME": str(folder / "home"), "no_proxy": "127.0.0.1", "PYTHONPATH": str(ROOT),
+            "HANGPROOF_HUB_REACH_S": "5", **({"HF_ENDPOINT": endpoint} if endpoint else {}),
         }  # fmt: skip
         command = [*prefix, sys.executable, "-c", LOAD]
         with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""RunPod: the pod that is rented for a run, and exactly one, whatever becomes of the answer. RunPod is a double on loopback."""
+"""RunPod: exactly one pod is rented for a run, whatever becomes of the answer. RunPod is a double on loopback."""
 
 from __future__ import annotations
 
@@ -101,8 +101,6 @@ def test_another_machine_of_the_same_run_is_not_taken_for_the_new_one(clean):
     assert len(cloud.machines) == 2
 
 
-# ---- the command ----
-
 GPUS = ["NVIDIA RTX 2000 Ada Generation", "NVIDIA RTX A4000", "NVIDIA L4"]
 POD = {"id": "7h9k2m4n6p", "status": "PROVISIONING", "cost": 0.44}
 # CreatePodRequest of RunPod's OpenAPI document, version 2.0.0
@@ -121,7 +119,7 @@ def assert_documented(request: dict) -> None:
 
 @pytest.fixture
 def remote(clean, quick, tmp_path, monkeypatch):
-    """A run whose store is a folder, which stands for one that the provider reaches; a lease is taken within a moment."""
+    """A run whose store is a folder, in place of one that the provider reaches; a lease is taken at once."""
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
     folder = a_run(tmp_path / "data", tier="12G")
     monkeypatch.setattr(travel, "address", lambda made: str(tmp_path / "store"))
@@ -183,9 +181,6 @@ def test_a_pod_needs_a_key_and_a_gpu_and_the_right_cloud(remote, monkeypatch):
         with pytest.raises(LaunchError, match="secure cloud only"):
             submitted(remote, double, monkeypatch, "--community", "--volume", "v")
         assert double.requests == []
-
-
-# ---- answers ----
 
 
 def api(double: Provider, **more) -> Api:

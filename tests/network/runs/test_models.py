@@ -1,4 +1,4 @@
-"""The files of base models: where they come from, what is missing, what is said. guards/download.py downloads, and has its own tests."""
+"""The files of base models: where they come from, what is missing, what is said. (Faults: tests/network/guards.)"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A server behind a login for all tests of this folder that only send requests, and starts of the page that are refused."""
+"""A server behind a login for the tests of this folder that only send requests, and starts that are refused."""
 
 import os
 import subprocess

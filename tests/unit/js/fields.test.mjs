@@ -4,7 +4,7 @@ import { load, some, storage } from "./page.mjs";
 
 const FIRST = { name: "", epochs: 16, repeats: 10 };
 
-/** One tab of a browser whose tabs share `localStorage`, with the form's fields name, epochs and repeats. `dom`: what they show;
+/** One tab of a browser whose tabs share `localStorage`, with three fields. `dom`: what they show;
  * `stored`: what the server has. `server` answers as settings.save_settings does, or not at all. */
 function open(localStorage, { now = () => 0, stored = { ...FIRST }, server, soon = queueMicrotask } = {}) {
   const dom = { ...stored };

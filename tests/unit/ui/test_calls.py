@@ -1,4 +1,4 @@
-"""Every call that a script of the page can make on the server: whatever is sent gets an answer or a sentence, and never raises."""
+"""Every call that a script of the page can make on the server: whatever is sent gets an answer or a sentence."""
 
 import functools
 import json
@@ -19,9 +19,9 @@ from ui.run import charts, control
 
 HOSTILE = st.text(st.sampled_from("ab(){}[]*+?|^$\\.,<>&/\n\0é\ud83d💥 1"), max_size=12)
 KEYS = (
-    "run draft id ids first kind which options do to action axis from text pattern level before at incident edit between"
-    " path name repeats folder query filter size page bucket all overwrite job store add remove paths uploads names drop"
-    " more word code bytes beside file script"
+    "run draft id ids first kind which options do to action axis from text pattern level before at incident edit"
+    " between path name repeats folder query filter size page bucket all overwrite job store add remove paths uploads"
+    " names drop more word code bytes beside file script"
 )
 OWN = "my-run ../.. /proc pause save probe slurm endpoint time"
 ACTIONS = [*images.READS, *images.CHANGES]

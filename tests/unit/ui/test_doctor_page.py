@@ -41,8 +41,8 @@ def test_only_an_orphan_can_be_ended(pid, start):
 
 
 WORDS = st.sampled_from(
-    ["accelerate launch ", "flux_train_network.py", " --split_mode", " --blocks_to_swap", "=", "18", "\\\n", "\r\n", "'", '"', "`", "$(",
-     ")", "&&", "| tee log", " --config_file ", "/etc/passwd", "--output_dir ", "\ufeff", "\0", "#", "{", "}", "<<EOF\n", "é"]
+    ["accelerate launch ", "flux_train_network.py", " --split_mode", " --blocks_to_swap", "=", "18", "| tee log",
+     " --config_file ", "/etc/passwd", "--output_dir ", "<<EOF\n", "\\\n", "\r\n", "$(", "&&", *"'\"`)\ufeff\0#{}é"]
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Waits after wrong passwords, sessions, host names and size limits, as functions: with clocks and requests of their own."""
+"""Waits after wrong passwords, sessions, host names and size limits, as functions with clocks of their own."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""Captions that a server with an API key writes: the form's errors, what is kept, cancel and continue, and where the key is."""
+"""Captions of a server with an API key: the form's errors, what is kept, cancel and continue, where the key is."""
 
 import threading
 

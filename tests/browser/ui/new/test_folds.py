@@ -2,50 +2,49 @@
 
 import re
 
-from ui_helpers import serving, squares
+from ui_helpers import squares
 from ui_page import choose_tiny, drop, field, open_page, until
 
 TRAIN = "accelerate launch -m trainer --pretrained_model_name_or_path tiny-flux --network_dim 6 --blocks_to_swap 4\n"
 
 
-def test_settings_come_from_a_template_and_a_file_and_a_sweep_is_planned(tab, data, tmp_path):
-    with serving(data) as server:
-        open_page(tab, server)
-        field(tab, "name").fill("walk")
-        field(tab, "trigger").fill("ohwx")
-        choose_tiny(tab)
-        for name in ("More settings", "Sample images during training"):
-            tab.get_by_role("button", name=name).click()
-        assert tab.locator("#template, #sweep-rank, #rehearse").count() == 0
-        for name in ("setup", "sweep", "rehearsal"):
-            tab.locator(f"#{name} button.label-wrap").first.click()
+def test_settings_come_from_a_template_and_a_file_and_a_sweep_is_planned(tab, server, tmp_path):
+    open_page(tab, server)
+    field(tab, "name").fill("walk")
+    field(tab, "trigger").fill("ohwx")
+    choose_tiny(tab)
+    for name in ("More settings", "Sample images during training"):
+        tab.get_by_role("button", name=name).click()
+    assert tab.locator("#template, #sweep-rank, #rehearse").count() == 0
+    for name in ("setup", "sweep", "rehearsal"):
+        tab.locator(f"#{name} button.label-wrap").first.click()
 
-        field(tab, "template").click()
-        tab.get_by_role("option", name=re.compile("^A person")).click()
-        tab.locator("#use-settings").click()
-        until(lambda: field(tab, "rank").input_value() == "16", "the template's rank")
-        assert "portrait photo of ohwx" in field(tab, "prompts").input_value()
-        own = tab.get_by_label("Name of a new template")
-        own.fill("Mine <img src=x>")
-        own.press("Enter")
-        tab.locator("#setup").get_by_text("Saved as “Mine <img src=x>”.", exact=True).wait_for()
+    field(tab, "template").click()
+    tab.get_by_role("option", name=re.compile("^A person")).click()
+    tab.locator("#use-settings").click()
+    until(lambda: field(tab, "rank").input_value() == "16", "the template's rank")
+    assert "portrait photo of ohwx" in field(tab, "prompts").input_value()
+    own = tab.get_by_label("Name of a new template")
+    own.fill("Mine <img src=x>")
+    own.press("Enter")
+    tab.locator("#setup").get_by_text("Saved as “Mine <img src=x>”.", exact=True).wait_for()
 
-        (tmp_path / "train.sh").write_text(TRAIN)
-        tab.locator("#import-files input[type=file]").set_input_files(str(tmp_path / "train.sh"))
-        tab.locator("#import-files").get_by_text("train").first.wait_for()
-        tab.locator("#import-read").click()
-        tab.locator("#setup-preview").get_by_text("Left out: can hang").first.wait_for()
-        assert field(tab, "rank").input_value() == "16", "nothing changes before it is used"
-        tab.locator("#use-settings").click()
-        until(lambda: field(tab, "rank").input_value() == "6", "the imported rank")
+    (tmp_path / "train.sh").write_text(TRAIN)
+    tab.locator("#import-files input[type=file]").set_input_files(str(tmp_path / "train.sh"))
+    tab.locator("#import-files").get_by_text("train").first.wait_for()
+    tab.locator("#import-read").click()
+    tab.locator("#setup-preview").get_by_text("Left out: can hang").first.wait_for()
+    assert field(tab, "rank").input_value() == "16", "nothing changes before it is used"
+    tab.locator("#use-settings").click()
+    until(lambda: field(tab, "rank").input_value() == "6", "the imported rank")
 
-        drop(tab, *squares(tmp_path / "in", 2), count=2)
-        field(tab, "sweep-rank").fill("2, four")
-        plan, go = tab.locator("#sweep-plan"), tab.locator("#sweep-start")
-        plan.get_by_text("'four' is not").wait_for()
-        assert go.is_disabled()
-        field(tab, "sweep-rank").fill("2, 4")
-        plan.get_by_text("walk-r2, walk-r4").wait_for()
-        until(go.is_enabled, "the sweep can be queued")
-        tab.locator("#rehearse").wait_for()
-        assert not list((data / "outputs").glob("*/run.toml")), "nothing is written before a button is pressed"
+    drop(tab, *squares(tmp_path / "in", 2), count=2)
+    field(tab, "sweep-rank").fill("2, four")
+    plan, go = tab.locator("#sweep-plan"), tab.locator("#sweep-start")
+    plan.get_by_text("'four' is not").wait_for()
+    assert go.is_disabled()
+    field(tab, "sweep-rank").fill("2, 4")
+    plan.get_by_text("walk-r2, walk-r4").wait_for()
+    until(go.is_enabled, "the sweep can be queued")
+    tab.locator("#rehearse").wait_for()
+    assert not list((server.data / "outputs").glob("walk*")), "nothing is written before a button is pressed"

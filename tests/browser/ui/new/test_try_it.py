@@ -1,4 +1,4 @@
-"""A new user's first run in a real browser: the GPU found, one click to try, proposals, estimates, samples, the hub's login."""
+"""A new user's first run in a real browser: the GPU, one click to try, proposals, estimates, the hub's login."""
 
 import json
 import re
@@ -14,8 +14,8 @@ import runs
 SHIM = str(PROJECT / "tests/support/shims/nvml")
 GOOD, USER = "hf_good0123456789abcdef", "Ann <b>x</b>"
 STATUS = {
-    "version": 1, "name": "before", "state": "completed", "phase": None, "step": 500, "planned_steps": 500, "step_s": 2.0,
-    "restarts": 0, "started_at": "2026-01-01T00:00:00.000Z", "updated_at": "2026-01-01T00:20:00.000Z",
+    "version": 1, "name": "before", "state": "completed", "phase": None, "step": 500, "planned_steps": 500,
+    "step_s": 2.0, "restarts": 0, "started_at": "2026-01-01T00:00:00.000Z", "updated_at": "2026-01-01T00:20:00.000Z",
 }  # fmt: skip
 
 
@@ -123,9 +123,6 @@ def test_one_click_starts_a_run_and_leaves_the_draft_as_it_is(tab, data, tmp_pat
         tab.get_by_role("tab", name="New LoRA").click()
         assert captions(tab)["0000.png"] == "mine" and field(tab, "name").input_value() == "my own"
         assert tab.get_by_label("12 GB", exact=True).is_checked()
-
-
-# The hub's login ----------------------------------------------------------------------------------------------------
 
 
 def whoami(request):

@@ -1,11 +1,11 @@
-"""Runs on other machines: what a store holds is shown, however broken or hostile it is; a stop goes through the store."""
+"""Runs on other machines: what a store holds is shown, however hostile it is; a stop goes through the store."""
 
 import socket
 
 from fleet_helpers import put_run
 from machines import Machine, toy
 from ui_helpers import serving
-from ui_page import RUN_S, a_tab, assert_accessible, faint_texts, field, nameless_controls
+from ui_page import RUN_S, a_tab, assert_accessible, field
 
 SLOW = toy(2000, 20, step_s=0.05)
 MARKUP = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
@@ -36,7 +36,6 @@ def test_a_store_is_shown_as_text_for_everyone_and_its_real_run_is_stopped_from_
             assert MARKUP[:60] in shown and "40 of 100" in shown and "0.25" in shown and page.title() == "Hangproof"
             assert cat.locator("img").count() == 0
             assert page.locator(".hp-far[data-run=ended]").get_by_test_id("far-stop").count() == 0
-            assert faint_texts(page) == [] and nameless_controls(page) == []
             page.set_viewport_size({"width": 390, "height": 900})
             assert_accessible(page, "#fleet")
 

@@ -1,4 +1,4 @@
-"""A LoRA is published from the page: cancelled, begun again, and with what was typed after the page was loaded again."""
+"""A LoRA is published from the page: cancelled, begun again, and with what was typed before a reload."""
 
 from hub_repo_server import TOKEN, serving_hub
 from ui_helpers import lora_file, photos, serving

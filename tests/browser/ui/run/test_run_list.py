@@ -1,4 +1,4 @@
-"""The list of runs beside the run: with many runs and a queue, on low and wide windows, everything in it stays in sight."""
+"""The list of runs beside the run: with many runs and a queue, all of it stays in sight in low and wide windows."""
 
 from ui_helpers import serving, write_run
 from ui_page import a_tab, show_run

@@ -1,9 +1,9 @@
-"""The samples of a run in a real browser: by prompt and step, two over each other, and a vote that names the best LoRA."""
+"""The samples of a run in a real browser: by prompt and step, two compared, and a vote that names the best LoRA."""
 
 import shutil
 
 from ui_helpers import lora_file, photos, write_run
-from ui_page import serious, until
+from ui_page import assert_accessible, until
 
 from ui.run import blind_vote
 
@@ -58,9 +58,8 @@ def test_samples_are_shown_compared_and_voted_on(tab, server):
     pair, choice = blind_vote.read(folder).votes[-1]
     assert choice == side and [f"{pair.left:02}", f"{pair.right:02}"] == steps
     lora.filter(has_text="Step 24").wait_for()
-    assert serious(tab, "#samples-fold") == []
+    assert_accessible(tab, "#samples-fold")
     tab.locator("#samples-best input").click()
     tab.get_by_role("option", name="Step 16", exact=True).click()
     lora.filter(has_text="Step 16").wait_for()
     assert lora.count() == 1 and blind_vote.picked(folder) == 16
-    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -1,4 +1,4 @@
-"""The API: real clients against a real server. A run is made and followed by endpoints, errors are sentences, nothing is open."""
+"""The API: real clients and a real server. Endpoints make and follow a run, errors are sentences, nothing is open."""
 
 import inspect
 import json
@@ -134,7 +134,7 @@ def test_any_value_gets_an_answer_or_a_sentence_and_nothing_is_written_elsewhere
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """(the id of a draft, the folder that calls in this process start in, beside the data folder and as the home folder)."""
+    """(the id of a draft, the current and home folder of calls in this process, which is not the data folder)."""
     root = tmp_path_factory.mktemp("hostile")
     elsewhere = root / "elsewhere"
     elsewhere.mkdir()

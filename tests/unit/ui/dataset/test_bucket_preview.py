@@ -1,4 +1,4 @@
-"""The preview of the buckets: the settings that a run gets, and crops that lie inside the image (tests/upstream compares the buckets)."""
+"""The preview of the buckets: a run's settings, and crops inside the image (tests/upstream compares the buckets)."""
 
 import pytest
 from draft_helpers import item

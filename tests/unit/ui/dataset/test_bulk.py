@@ -87,12 +87,14 @@ def test_an_edit_that_cannot_be_done_says_why_and_changes_nothing(mine, edit, me
     assert texts(mine) == ["a" * 60 + "!", "b"]
 
 
-HOSTILE = st.text(st.sampled_from("ab(){}[]*+?|^$\\.,<>&\n\0é\ud83d💥 1"), max_size=12)
+HOSTILE, CHECKED = st.text(st.sampled_from("ab(){}[]*+?|^$\\.,<>&\n\0é\ud83d💥 1"), max_size=12), st.booleans()
 EDITS = st.one_of(
-    st.fixed_dictionaries({"kind": st.just("replace"), "find": HOSTILE, "with": HOSTILE, "pattern": st.booleans(), "any_case": st.booleans()}),
+    st.fixed_dictionaries(
+        {"kind": st.just("replace"), "find": HOSTILE, "with": HOSTILE, "pattern": CHECKED, "any_case": CHECKED}),
     st.fixed_dictionaries({"kind": st.sampled_from(["prefix", "suffix"]), "text": HOSTILE}),
     st.fixed_dictionaries({"kind": st.just("remove_tags"), "tags": HOSTILE}),
-    st.fixed_dictionaries({"kind": st.just("shuffle"), "keep": st.integers(-2, 4) | st.text(max_size=2), "seed": st.integers() | st.none()}),
+    st.fixed_dictionaries(
+        {"kind": st.just("shuffle"), "keep": st.integers(-2, 4) | st.text(max_size=2), "seed": st.integers() | st.none()}),
     st.dictionaries(st.sampled_from(["kind", "find", "text"]), st.none() | st.integers() | HOSTILE),
 )  # fmt: skip
 
@@ -132,9 +134,6 @@ def test_a_step_leads_from_each_state_to_the_other_in_its_order(before, after, c
         assert found == end and list(found["images"]) == list(end["images"])
 
 
-# Filters and tags ----------------------------------------------------------------------------------------------------
-
-
 def test_images_are_found_by_caption_tag_and_subset(mine):
     ids = filled(mine, "1girl, red hair, solo", "a girl with Red Hair", "", "solo")
     subsets.move(mine, ids[3:], "extra", 5)
@@ -154,9 +153,6 @@ def test_images_are_found_by_caption_tag_and_subset(mine):
         "tags": [["solo", 2], ["1girl", 1], ["a girl with Red Hair", 1], ["red hair", 1]],
         "total": 4,
     }
-
-
-# Subsets -------------------------------------------------------------------------------------------------------------
 
 
 def test_subsets_with_their_repeats_reach_the_data_set(mine, tmp_path):

@@ -23,9 +23,6 @@ def found(draft_id: str) -> dict[str, list[str]]:
     return {kind: [report.items[one.id].file for one in some] for kind, some in report.findings.items()}
 
 
-# Pixels --------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["astronaut.png", "chelsea.png"])
 def test_a_photo_is_fine_and_its_blurred_dark_and_bright_versions_are_not(tmp_path, name):
     def judged(image: Image.Image, **save) -> list[str]:
@@ -62,9 +59,6 @@ def test_what_is_converted_is_what_the_data_set_converts(tmp_path):
     for path in sorted(tmp_path.iterdir()):
         changes, why = draft_images.measured(path, path.name, tmp_path / "copy")["changes"], check_image(path)
         assert bool(changes) == bool(why) or why == "rotated upright", (path.name, changes, why)
-
-
-# Findings ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +150,8 @@ def test_a_file_that_was_damaged_since_is_found_at_the_next_check(full, damage, 
         (["an ohwxen"], {"no_trigger": [0]}),
         (["", " "], {"no_caption": [0, 1]}),
         (
-            ["ohwx, a cat sits on the red mat", "ohwx, the dog runs over the wide field", "ohwx, a bird is in the sky above",
-             "ohwx, solo, red hair, smile, outdoors"],
+            ["ohwx, a cat sits on the red mat", "ohwx, the dog runs over the wide field",
+             "ohwx, a bird is in the sky above", "ohwx, solo, red hair, smile, outdoors"],
             {"style": [3]},
         ),
         (["ohwx, solo, smile, hat", "ohwx, red, blue, 1girl", "ohwx, dog, cat, sky"], {}),

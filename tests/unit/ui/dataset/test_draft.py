@@ -105,9 +105,6 @@ def test_a_damaged_draft_is_reported(mine):
     assert "draft.sqlite cannot be read" in answer["error"] and "move it to another folder" in answer["error"]
 
 
-# A run copied to New LoRA ------------------------------------------------------------------------------------------------
-
-
 def values(**given) -> dict:
     return {**form.defaults(), "name": "my lora", "trigger": "tok", "model": "tiny-flux", **given}
 

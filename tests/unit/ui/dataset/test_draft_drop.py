@@ -104,9 +104,6 @@ def test_files_of_a_system_are_left_out_in_silence(mine, tmp_path):
     assert drop(mine, *((note(tmp_path / "junk", "x"), name) for name in junk)) == (0, [])
 
 
-# The data set ----------------------------------------------------------------------------------------------------------
-
-
 def kohya(root: Path) -> list[tuple[Path, str]]:
     """A folder in kohya's layout, with identical names everywhere."""
     for seed, folder in enumerate(("10_cat", "3_dog", "plain", ".")):

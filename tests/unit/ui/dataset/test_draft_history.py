@@ -1,4 +1,4 @@
-"""Every change of a draft can be undone and redone, in any order: every file that this can reach is there, with its bytes."""
+"""Every change of a draft can be undone and redone, in any order: every file that this can reach is there."""
 
 import contextlib
 import hashlib
@@ -92,9 +92,6 @@ def test_two_threads_lose_no_change(mine, tmp_path):
     assert [one.exception() for one in work_done] == [None] * 6
     found = {item.id: item.caption for item in draft.items(mine)}
     assert len(found) == 6 and all(found[key] == f"{key} 7" for key in ids)
-
-
-# Files -----------------------------------------------------------------------------------------------------------------
 
 
 def reachable(draft_id: str) -> list[dict]:

@@ -40,12 +40,6 @@ def test_exif_orientation_is_applied_to_size_thumbnail_and_data_set(data, mine, 
             assert image.format == "JPEG" or suffix not in ("heic", "avif"), "no trainer reads it"
 
 
-def test_a_small_image_is_flagged(mine, tmp_path):
-    side = presets.defaults()["images"]["small_side"]
-    drop(mine, photo(tmp_path / "small.png", 1, (side - 1, 900)), photo(tmp_path / "big.png", 2, (side, 900)))
-    assert "small" in item_of(mine, "small.png").warnings and "small" not in item_of(mine, "big.png").warnings
-
-
 def twice_turned(path: Path, orientation: int, size=(400, 600)) -> Path:
     """A photo whose pixels were rotated upright by a program that kept the orientation of the camera."""
     return picture(path, size=size, quality=95, exif=camera_exif(orientation, size[1], size[0]))

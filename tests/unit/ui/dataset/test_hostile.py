@@ -1,7 +1,7 @@
 """Hostile and random folders, names, captions, ZIPs and images: a clear answer, nothing outside the two data
 folders, no caption on another picture.
 
-100 cases by default. The complete count: HOSTILE_CASES=5000 .venv/bin/python -m pytest -q tests/unit/ui/dataset/test_hostile.py
+100 cases by default. All: HOSTILE_CASES=5000 .venv/bin/python -m pytest -q tests/unit/ui/dataset/test_hostile.py
 """
 
 import contextlib
@@ -50,7 +50,7 @@ STEMS |= st.sampled_from(["1", "2"]) | st.text(max_size=12)
 FOLDERS = st.sampled_from(["", "a", "b", "10_cat", "a/10_cat", "b"]) | st.sampled_from(["", "a", "b"])
 FOLDERS |= st.sampled_from(["3_dog", "0_x", "../a", "../../../../out", "/etc", "C:\\x", *MARKUP, *NASTY])
 FOLDERS |= st.sampled_from(["a", "b"]) | st.lists(st.text(max_size=6), max_size=3).map("/".join)
-# Where Hypothesis keeps its tables; it writes them while the state machine draws, on the first run and after a change of the code.
+# Where Hypothesis keeps its tables; it writes them on the first run and after a change of the code.
 HYPOTHESIS = Path(os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY", ".hypothesis")).absolute()
 WRITES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.truncate"}
 AT = ("os.remove", "os.rmdir")  # with a folder's descriptor as last argument, which shutil.rmtree uses
@@ -79,7 +79,7 @@ sys.addaudithook(_audit)
 
 @contextlib.contextmanager
 def sandbox() -> Iterator[Path]:
-    """A data root among other files. Fails when anything outside outputs/, datasets/ and .secrets/ was written or has changed."""
+    """A data root among other files. Fails when anything outside outputs/, datasets/ and .secrets/ has changed."""
     global _watched
     memory = Path("/dev/shm")
     root = Path(tempfile.mkdtemp(prefix="hostile-", dir=memory if memory.is_dir() else None)).resolve()

@@ -110,7 +110,7 @@ def encrypted(content: bytearray) -> None:
 
 
 def offsets(content: bytearray) -> None:
-    """The directory starts later than it says: the first file would begin before the ZIP does, which no disk can read."""
+    """The directory starts later than it says: the first file would begin before the ZIP does."""
     at = content.rfind(b"PK\5\6") + 16
     struct.pack_into("<L", content, at, struct.unpack_from("<L", content, at)[0] + 10)
 

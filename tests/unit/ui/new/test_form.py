@@ -1,4 +1,4 @@
-"""The form: its values become a spec, and what is wrong with them stands beside the fields, before Start and at Start."""
+"""The form: its values become a spec, and what is wrong with them stands beside the fields and at Start."""
 
 import pytest
 from draft_helpers import create_run
@@ -47,25 +47,21 @@ def test_fields_become_the_spec():
     ("given", "shown"),
     [
         ({"name": "///"}, "Name: Use at least one letter or digit"),
-        ({"name": "💥 🔥"}, "Name: Use at least one letter or digit"),
         ({"name": None}, "Name: Give your LoRA a name"),
         ({"epochs": None}, "Epochs: Enter a value; the default is 16"),
         ({"epochs": 0}, "Epochs: Must be 1 or more"),
-        ({"repeats": -1}, "Repeats: Must be 1 or more"),
-        ({"learning_rate": "fast"}, "Learning rate: Not a number; write for example 0.0001"),
         ({"learning_rate": "0,0001"}, "Learning rate: Not a number; write for example 0.0001"),
         ({"resolution": 500}, "Resolution: Must be a multiple of 32"),
         ({"max_train_steps": "many"}, "Maximum steps: Not a whole number; write for example 4"),
         ({"seed": "1.5"}, "Seed: Not a whole number; write for example 4"),
         ({"tier": "9G"}, "VRAM: Must be one of 8G, 12G, 16G, 20G"),
-        ({"model": "flux-dev2pro", "backend": "diffusers"}, "Trainer: diffusers cannot train flux-dev2pro; use sd-scripts"),
+        ({"model": "flux-dev2pro", "backend": "diffusers"}, "Trainer: diffusers cannot train flux-dev2pro"),
         ({"flags": "rank 5"}, "Extra trainer options: 'rank 5' is not KEY=VALUE; write for example rank=16"),
-        ({"flags": "max_grad_nrm=1"}, "Extra trainer options: max_grad_nrm: diffusers has no such flag; did you mean max_grad_norm?"),
+        ({"flags": "max_grad_nrm=1"}, "Extra trainer options: max_grad_nrm: diffusers has no such flag; did you mean"),
         ({"flags": "keep_tokens=-1"}, "Extra trainer options: keep_tokens: Must be 0 or more"),
         ({"flags": "gpus=0"}, "GPUs per machine: Must be 1 or more"),
-        ({"price_per_hour": "cheap"}, "Price per hour: Not a number; write for example 0.0001"),
         ({"flags": "optimizer_args=[1"}, "Extra trainer options: optimizer_args: '[1' is not a JSON list"),
-        ({"flags": "output_dir=/"}, "Extra trainer options: output_dir: The run's folder determines this flag; remove it"),
+        ({"flags": "output_dir=/"}, "Extra trainer options: output_dir: The run's folder determines this flag"),
         ({"flags": "network_dim=many"}, "Rank: Not a whole number; write for example 4"),
     ],
 )  # fmt: skip
@@ -81,24 +77,16 @@ def test_an_error_stands_beside_its_field_and_has_its_label_elsewhere(given, sho
 
 
 @pytest.mark.parametrize(
-    ("backend", "line", "shown"),
+    ("line", "shown"),
     [
-        ("diffusers", "optimizer_type=sophia", "optimizer_type: sophia: not supported; use adafactor or adamw8bit or adamw"),
-        ("diffusers", "lr_scheduler=cosinus", "lr_scheduler: cosinus: not supported; use constant or"),
-        ("diffusers", "loss_type=l3", "loss_type: Must be one of l1, l2, huber, smooth_l1, not 'l3'"),
-        ("diffusers", "optimizer_args=weight_decay=much", "optimizer_args: weight_decay=much: must be a number"),
-        ("diffusers", "optimizer_args=weight_dekay=0.1", "optimizer_args: weight_dekay: not an option of adamw8bit; use betas"),
-        ("diffusers", "optimizer_args=weight_decay", "optimizer_args: 'weight_decay': not KEY=VALUE"),
-        ("diffusers", "network_args=train_blocks=some", "network_args: train_blocks=some: must be one of all, single, double"),
-        ("diffusers", "network_dropout=1.5", "network_dropout: 1.5: must be 0 or more and less than 1"),
-        ("diffusers", "max_grad_norm=-1", "max_grad_norm: -1.0: must be 0 or more"),
-        ("diffusers", "lr_warmup_steps=ten", "lr_warmup_steps: Must be a number, not 'ten'"),
-        ("diffusers", "blocks_to_swap=18", "blocks_to_swap: The built-in trainer does not support it: moving blocks"),
-        ("diffusers", "clip_skip=2", "clip_skip: The built-in trainer does not support it: the built-in trainer's models have no such setting"),
+        ("lr_scheduler=cosinus", "lr_scheduler: cosinus: not supported; use constant or"),
+        ("optimizer_args=weight_dekay=0.1", "optimizer_args: weight_dekay: not an option of adamw8bit; use betas"),
+        ("lr_warmup_steps=ten", "lr_warmup_steps: Must be a number, not 'ten'"),
+        ("clip_skip=2", "clip_skip: The built-in trainer does not support it"),
     ],
 )  # fmt: skip
-def test_the_trainers_own_parser_judges_a_flag_while_it_is_typed(backend, line, shown):
-    marks = form.review(values(backend=backend, flags=line), 20).marks()
+def test_the_trainers_own_parser_judges_a_flag_while_it_is_typed(line, shown):
+    marks = form.review(values(backend="diffusers", flags=line), 20).marks()
     assert [kind for kind, _ in marks["flags"]] == ["bad"] and marks["flags"][0][1].startswith(shown)
 
 
@@ -133,9 +121,13 @@ def test_the_form_is_parsed_once_a_change(mine, monkeypatch, tmp_path):
 
 def test_a_taken_name_is_shown_while_it_is_typed_also_in_another_case(data, tmp_path):
     runs.create(form.spec_of(values(name="First Light")), pictures(tmp_path / "in"))
-    for name, sentence in (("First Light", "A run named 'First Light' already exists in "), ("first light", "A run named 'First-Light' already exists, and Windows and macOS do not tell it from 'first-light'")):  # fmt: skip
+    other_case = "A run named 'First-Light' already exists, and Windows and macOS do not tell it from 'first-light'"
+    for name, text in {
+        "First Light": "A run named 'First Light' already exists in ",
+        "first light": other_case,
+    }.items():
         marks = form.review(values(name=name), 2).marks()
-        assert marks["name"][0][0] == "bad" and marks["name"][0][1].startswith(sentence)
+        assert marks["name"][0][0] == "bad" and marks["name"][0][1].startswith(text)
     (data / "datasets" / "Old-Set").mkdir()
     assert form.review(values(name="old set"), 2).marks()["name"][0][1].startswith("A data set named 'Old-Set'")
     assert "name" not in form.review(values(name="Second Light"), 2).marks()
@@ -143,19 +135,8 @@ def test_a_taken_name_is_shown_while_it_is_typed_also_in_another_case(data, tmp_
 
 def test_a_free_name_is_found_for_every_name(data):
     long = "a very long name of a LoRA that goes on and on until its folder's name is cut " * 2
-    names = [
-        "my lora",
-        "my lora 2",
-        "v2",
-        "7",
-        "2024 12",
-        "é" * 200,
-        long,
-        "x" * 500,
-        long.strip() + " 9",
-        "a" * 79 + " 9",
-    ]
-    for name in names:
+    long_names = ["é" * 200, long, "x" * 500, long.strip() + " 9", "a" * 79 + " 9"]
+    for name in ["my lora", "my lora 2", "v2", "7", "2024 12", *long_names]:
         used = set()
         for _ in range(4):
             free = runs.free_name(name)

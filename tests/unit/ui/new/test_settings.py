@@ -1,4 +1,4 @@
-"""The settings of a draft: what was set is stored field by field, and what was not follows the model, the machine and the images."""
+"""The settings of a draft: what was set is stored, what was not follows the model, the machine and the images."""
 
 import json
 
@@ -86,9 +86,9 @@ def choose(mine: str, key: str, **typed) -> dict:
 def test_a_model_sets_what_was_not_typed_and_leaves_what_was(mine):
     for typed, key, found in (
         # 16 is also Qwen-Image's own rank, but it was typed
-        ({"rank": 16}, "qwen-image", {"backend": "diffusers", "learning_rate": "5e-05", "resolution": 1024, "rank": 16, "alpha": "16"}),
+        ({"rank": 16}, "qwen-image", {"learning_rate": "5e-05", "resolution": 1024, "rank": 16, "alpha": "16"}),
         ({}, "wan22-low", {"rank": 16, "alpha": "16", "mixed_precision": "fp16"}),
-        ({"learning_rate": "1e-3"}, "sd15", {"backend": "sd-scripts", "learning_rate": "1e-3", "mixed_precision": "bf16"}),
+        ({"learning_rate": "1e-3"}, "sd15", {"learning_rate": "1e-3", "mixed_precision": "bf16"}),
         # set back to the model's values, then followed
         ({"rank": 32, "learning_rate": "0.00010"}, "flux-dev", {"rank": 4, "learning_rate": "0.0008"}),
     ):  # fmt: skip

