@@ -196,7 +196,7 @@ def _form(draft_id: str) -> None:
     go.click(on_go, chosen, changed, js=settings.CHOSEN, **QUIET)
     resume.click(lambda: _told(lambda: captioning.resume(draft_id)), None, changed, **QUIET)
     cancel.click(lambda: _told(lambda: captioning.cancel(draft_id)), None, changed, **QUIET)
-    timer.tick(current, None, changed, **QUIET)
+    timer.tick(current, None, changed, key="caption-tick", **QUIET)
     state.change(on_new_captions, which, [which, over], **QUIET)
     state.change(None, None, None, js=settings.SHOW_NEW, **QUIET)
 

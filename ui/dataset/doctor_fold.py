@@ -173,4 +173,4 @@ def _draw(draft_id: str) -> None:
     ):
         event.then(**refresh).then(None, None, None, js=settings.SHOW_NEW, **QUIET)
     write.click(None, ids, None, js=WRITE, **QUIET)
-    timer.tick(**refresh)
+    timer.tick(**refresh, key="check-tick")

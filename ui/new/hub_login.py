@@ -193,7 +193,7 @@ def _draw() -> None:
             said = status_html(error=str(error))
         return [said, gr.Timer(active=False)]
 
-    asking.tick(ask, None, [status, asking], **QUIET)
+    asking.tick(ask, None, [status, asking], key="hub-tick", **QUIET)
     for event in (
         gr.on([log_in.click, token.submit], lambda token: act(lambda: store(token)), token, outputs, **QUIET),
         log_out.click(lambda: act(on_log_out), None, outputs, **QUIET),

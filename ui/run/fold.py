@@ -12,12 +12,14 @@ from ui.html import esc
 from ui.run import calls
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+# A part that is drawn anew loses the events that it had, and a tick that its old timer had just sent would find none: the page then
+# says "Internal Server Error". So the tick of each timer in such a part has a `key`, by which it stays the same event.
 # Gradio 6.31 draws a part in a thread, and goes through the page's events there without a lock (Renderable.apply). Of two
 # parts drawn at the same time, one failed with "dictionary changed size during iteration" and stayed empty.
 DRAWN: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 1, "concurrency_id": "drawn parts"}
 
 ERRORS = (RunError, PresetError)
-TICK_S = 1.0
+TICK_S, IDLE_S = 1.0, 5.0  # while a command runs, and while none does: somebody else may start one
 Look = Callable[[], tuple[bool, str]]
 
 
@@ -72,6 +74,8 @@ class Jobs:
     def __init__(self) -> None:
         self._looks: list[Look] = []
         self._outputs: list[Any] = []
+        self._key = ""
+        self._timer = gr.Timer(IDLE_S)
         self._drawn = gr.State(None)  # what `_looks` returned last; None: another press of a button has drawn since
 
     def add(
@@ -91,6 +95,8 @@ class Jobs:
         """
         busy, markup = look()
         go.visible = not busy
+        self._key = self._key or f"{elem_id}-tick"
+        self._timer.value = TICK_S if busy else self._timer.value
         stop = gr.Button("Cancel", size="sm", visible=busy, scale=0, min_width=110, elem_id=f"cancel-{elem_id}")
         problem = gr.HTML(apply_default_css=False)
         shown = gr.HTML(markup, elem_id=f"job-{elem_id}", apply_default_css=False)
@@ -100,24 +106,28 @@ class Jobs:
             try:
                 begin(*values)
             except ERRORS as error:
-                return [note(error, True), *[gr.skip()] * len(outputs), gr.skip()]
-            return ["", *_updates(look()), None]
+                return [note(error, True), *[gr.skip()] * (len(outputs) + 2)]
+            return ["", *_updates(look()), None, gr.Timer(TICK_S)]
 
-        go.click(on_go, inputs, [problem, *outputs, self._drawn], js=js, **QUIET)
+        go.click(on_go, inputs, [problem, *outputs, self._drawn, self._timer], js=js, **QUIET)
         stop.click(lambda: cancel(), None, None, **QUIET)
         self._looks.append(look)
         self._outputs += outputs
 
     def follow(self) -> None:
-        """Draw again what has changed, every TICK_S."""
+        """Draw again what has changed, every TICK_S or IDLE_S."""
 
         def on_tick(before: list[Any] | None) -> list[Any]:
             now = [look() for look in self._looks]
             old = [tuple(one) for one in before] if before else [None] * len(now)
             changed = (_updates(new) if new != was else [gr.skip()] * 3 for was, new in zip(old, now, strict=True))
-            return [*(one for updates in changed for one in updates), gr.skip() if now == old else now]
+            if now == old:
+                return [gr.skip()] * (len(self._outputs) + 2)
+            interval = TICK_S if any(busy for busy, _ in now) else IDLE_S
+            return [*(one for updates in changed for one in updates), now, gr.Timer(interval)]
 
-        gr.Timer(TICK_S).tick(on_tick, self._drawn, [*self._outputs, self._drawn], **QUIET)
+        outputs = [*self._outputs, self._drawn, self._timer]
+        self._timer.tick(on_tick, self._drawn, outputs, key=self._key, **QUIET)
 
 
 def _updates(found: tuple[bool, str]) -> list[Any]:

@@ -344,7 +344,7 @@ def _draw(folder: Path) -> None:
         groups = [_place(folder, kind, place, followed) for kind, place in PLACES.items()]
         choice.input(lambda kind: [gr.update(visible=kind == one) for one in PLACES], choice, groups, **QUIET)
     ranks = gr.HTML(_ranks(folder), elem_id="rank-report", apply_default_css=False)
-    gr.Timer(fold.TICK_S).tick(lambda: _ranks(folder), None, ranks, **QUIET)
+    gr.Timer(fold.TICK_S).tick(lambda: _ranks(folder), None, ranks, key="ranks-tick", **QUIET)
     followed.follow()
 
 

@@ -184,7 +184,7 @@ def _draw(folder: Path) -> None:
         )
         return [markup(lines), _say(f"{least}{count} found{where}"), False, gr.Timer(active=False), None]
 
-    timer.tick(on_tick, drawn, [pane, drawn, file], **QUIET)
+    timer.tick(on_tick, drawn, [pane, drawn, file], key="log-tick", **QUIET)
     gr.on([query.change, level.input], on_search, [query, level], outputs, trigger_mode="always_last", **QUIET)
     follow.input(on_follow, follow, outputs, trigger_mode="always_last", **QUIET)
     pane.scroll_up(lambda: [False, gr.Timer(active=False), None], None, [follow, timer, drawn], **QUIET)

@@ -156,7 +156,7 @@ def _draw(folder: Path) -> None:
     prompt.input(on_prompt, prompt, [gallery, prompt], **QUIET)
     gr.on([one.input, two.input], on_compare, [one, two], slider, trigger_mode="always_last", **QUIET)
     best.input(on_best, best, head, **QUIET)
-    timer.tick(on_tick, [known, prompt], [known, gallery, prompt, one, two, best, head], **QUIET)
+    timer.tick(on_tick, [known, prompt], [known, gallery, prompt, one, two, best, head], key="samples-tick", **QUIET)
 
 
 def _vote(folder: Path, head: gr.HTML, timer: gr.Timer) -> None:
@@ -187,7 +187,7 @@ def _vote(folder: Path, head: gr.HTML, timer: gr.Timer) -> None:
 
         button.click(on_choice, pair, [*outputs, head], **QUIET)
     again.click(lambda: store(kind="reset"), None, [*outputs, head], **QUIET)
-    timer.tick(lambda pair: [gr.skip()] * 4 if pair else _next(folder), pair, outputs, **QUIET)
+    timer.tick(lambda pair: [gr.skip()] * 4 if pair else _next(folder), pair, outputs, key="vote-tick", **QUIET)
 
 
 def _next(folder: Path) -> list[Any]:

@@ -1,9 +1,44 @@
-"""The parts of the page that are made when they are opened."""
+"""Parts that are made when they are opened."""
 
-from ui import page
+import ast
+
+import gradio as gr
+from gradio.context import LocalContext
+from gradio.state_holder import SessionState
+
+from runs.paths import ROOT
+from ui.run import fold
 
 
-def test_parts_opened_together_are_drawn_one_after_the_other():
-    drawn = [event for event in page.build().fns.values() if event.renderable]
-    assert len(drawn) > 10
-    assert {(event.concurrency_limit, event.concurrency_id) for event in drawn} == {(1, "drawn parts")}
+def test_a_part_that_is_drawn_anew_still_knows_the_tick_of_its_old_timer():
+    def draw(_: str) -> None:
+        jobs = fold.Jobs()
+        jobs.add(gr.Button("Go"), lambda: None, lambda: (False, ""), lambda: None, "work")
+        jobs.follow()
+
+    with gr.Blocks() as page:
+        fold.opened("Work", "work-fold", gr.State(""), draw)
+    (renderable,) = page.renderables
+    session = SessionState(page)
+
+    def ticks() -> list[int]:
+        renderable.apply("")
+        events = session.blocks_config.fns.values()
+        return [event._id for event in events if any(name == "tick" for _, name in event.targets)]
+
+    LocalContext.blocks_config.set(session.blocks_config)
+    try:
+        first = ticks()
+        assert len(first) == 1 and ticks() == first
+    finally:
+        LocalContext.blocks_config.set(None)
+
+
+def test_each_tick_of_such_a_part_has_a_key_of_its_own():
+    keys = []
+    for path in sorted((ROOT / "ui").rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "tick" and "_draw(" in source:
+                keys += [ast.unparse(word.value) for word in call.keywords if word.arg == "key"] or [path.name]
+    assert len(keys) == len(set(keys)) > 5 and not [key for key in keys if key.endswith(".py")]
