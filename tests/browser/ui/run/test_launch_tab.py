@@ -57,9 +57,7 @@ def test_the_files_are_written_shown_and_downloaded_and_a_command_that_refuses_s
         pod.locator(".hp-job [role=alert]").get_by_text("trains on a CPU").wait_for()
         assert pod.locator(".hp-job-state").inner_text() == "Failed"
 
-        # Another run, for everyone. The page is a new one: a tick of a fold that is drawn anew for another run may end
-        # with a message of Gradio's, because the server knows the fold's events of before no more (KeyError in get_fn).
-        page.goto("about:blank")
+        # Another run, for everyone.
         part = open_run(page, server, "old")
         page.emulate_media(color_scheme="dark")
         page.set_viewport_size({"width": 390, "height": 900})
