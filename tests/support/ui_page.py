@@ -34,6 +34,8 @@ def a_tab(browser, width: int = 1280, height: int = 900, **options) -> Iterator:
     try:
         yield page
     except Exception as error:  # a failed test says what the page was doing
+        with contextlib.suppress(Error):
+            page.wait_for_timeout(500)  # what happened while the test asked for something else
         now = time.monotonic()
         error.add_note(f"errors of the page: {errors}, its console: {console[-10:]}")
         waited = [(request.url, f"{now - since:.1f} s") for request, since in waiting.items()]

@@ -107,12 +107,19 @@ function makeEditor() {
   }
 
   // Edits ------------------------------------------------------------------------------------------------------------
+  let line = Promise.resolve(); // one edit after the other, so that the last one stays
+  const crops = new Map(); // image → crops that are not stored yet: the picture has a newer one than the answer to an earlier one
   /** Send an edit of the shown image. */
-  async function store(name, data) {
+  function store(name, data) {
+    const count = (more) => name === "crop" && crops.set(data.id, (crops.get(data.id) || 0) + more);
     say("");
-    const answer = await change(name, data, say);
-    if (!answer) drawItem();
-    else if (dialog.open && !state().items.some((one) => one.id === id)) load();
+    count(1);
+    line = line.catch(() => null).then(async () => {
+      const answer = await change(name, data, say);
+      count(-1);
+      if (!answer) drawItem();
+      else if (dialog.open && !state().items.some((one) => one.id === id)) load();
+    });
   }
   async function step(way) {
     if (!(await flush())) return;
@@ -173,7 +180,7 @@ function makeEditor() {
     if (document.activeElement !== weight) weight.value = item.weight;
     const often = item.weight > 1 ? `${item.weight} times as often as images of weight 1` : "as often as every image of weight 1";
     weightNote.textContent = `The training shows this image ${often}.`;
-    cropTool.show(item.full, item.crop);
+    if ((crops.get(id) || 0) < 2) cropTool.show(item.full, item.crop); // 1: the answer to it is shown
     drawHistory(state().history);
   }
   function drawHistory(labels) {
