@@ -204,7 +204,7 @@ def opened(stored: str | None, request: gr.Request) -> list[Any]:
     draft = new_lora.load(stored)
     tab = gr.update(selected=shown) if shown else gr.skip()
     active = [gr.Timer(active=shown == "runs"), gr.Timer(active=shown == "fleet")]
-    return [*draft, *run_page.render(selected, ""), tab, *active]
+    return [*draft, *run_page.render(selected, "", closing=False), tab, *active]
 
 
 def allowed_paths() -> list[str]:

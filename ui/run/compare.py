@@ -139,9 +139,9 @@ def samples(views: list["view.View"]) -> list[tuple[str, str]]:
 # The part of the page -------------------------------------------------------------------------------------------------
 
 
-def build(selected: gr.State) -> None:
+def build(selected: gr.State) -> gr.Accordion:
     """Build the part; `selected` has the name of the run."""
-    fold.build("Compare runs", "compare-fold", selected, _draw)
+    return fold.build("Compare runs", "compare-fold", selected, _draw)
 
 
 def _draw(folder: Path) -> None:

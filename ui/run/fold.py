@@ -37,22 +37,15 @@ def opened(title: str, elem_id: str, source: gr.Component, draw: Callable[[Any],
     return fold
 
 
-def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[Path], None]) -> None:
-    """Build an accordion whose components `draw(folder of the run)` makes. When another run is selected, it closes."""
+def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[Path], None]) -> gr.Accordion:
+    """Build an accordion whose components `draw(folder of the run)` makes. With another run, it is to be closed (run_page)."""
 
     def drawn(name: str) -> None:
         if not name:
             raise RunError("Choose a run in the list.")
         draw(calls.folder_of(name))
 
-    fold = opened(title, elem_id, selected, drawn)
-    before = gr.State("")  # the run shown before this one
-
-    def _another(name: str, before: str) -> tuple[Any, str]:
-        # Opened by somebody while the page was still loading its first run, it stays open.
-        return (gr.update(open=False) if before not in ("", name) else gr.skip()), name
-
-    selected.change(_another, [selected, before], [fold, before], **QUIET)
+    return opened(title, elem_id, selected, drawn)
 
 
 def say(text: object) -> gr.HTML:

@@ -310,9 +310,9 @@ def _trains(shown: "view.View") -> bool:
     return shown.running and shown.state in ALIVE
 
 
-def build(selected: gr.State) -> None:
+def build(selected: gr.State) -> gr.Accordion:
     """Build the part; `selected` has the name of the run."""
-    fold.build("Checks and other machines", "checks-fold", selected, _draw)
+    return fold.build("Checks and other machines", "checks-fold", selected, _draw)
 
 
 def _draw(folder: Path) -> None:

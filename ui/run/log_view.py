@@ -131,9 +131,9 @@ def _with_times(text: str) -> str:
     return UTC.sub(lambda match: f'<time datetime="{match[0]}">{match[0]}</time>', esc(text))
 
 
-def build(selected: gr.State) -> None:
+def build(selected: gr.State) -> gr.Accordion:
     """Build the part; `selected` has the name of the run."""
-    fold.build("Log", "log-fold", selected, _draw)
+    return fold.build("Log", "log-fold", selected, _draw)
 
 
 def _draw(folder: Path) -> None:

@@ -94,9 +94,9 @@ def keep_typed(folder: Path, values: dict[str, Any]) -> None:
             atomic_write(folder / TYPED, json.dumps({key: text or "" for key, text in values.items()}))
 
 
-def build(selected: gr.State) -> None:
+def build(selected: gr.State) -> gr.Accordion:
     """Build the part; `selected` has the name of the run."""
-    fold.build("Publish on Hugging Face", "publish-fold", selected, _form)
+    return fold.build("Publish on Hugging Face", "publish-fold", selected, _form)
 
 
 def _form(folder: Path) -> None:

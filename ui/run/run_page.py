@@ -117,16 +117,13 @@ def build() -> RunPage:
             for name in ("loras", "incidents", "ledger"):
                 parts[name] = part(name)
             parts["charts"] = charts.build()
-            samples.build(selected)
-            compare.build(selected)
-            publish.build(selected)
-            launch_tab.build(selected)
+            folds = [build(selected) for build in (samples.build, compare.build, publish.build, launch_tab.build)]
             parts["log"] = part("log")
-            log_view.build(selected)
-            fold.build(
-                "Rename or delete", "manage-fold", selected, lambda folder: _manage(folder, selected, notice, again)
+            folds.append(log_view.build(selected))
+            folds.append(
+                fold.build("Rename or delete", "manage-fold", selected, lambda of: _manage(of, selected, notice, again))
             )
-    outputs = [selected, seen, *(parts[name] for name in PARTS), halt, go, total, copy]
+    outputs = [selected, seen, *(parts[name] for name in PARTS), halt, go, total, copy, *folds]
 
     shown = [selected, seen, search]
     again: dict[str, Any] = {"fn": refresh, "inputs": shown, "outputs": outputs, **QUIET}
@@ -184,6 +181,7 @@ def _manage(folder: Path, selected: gr.State, said: gr.HTML, again: dict[str, An
 
 
 BUTTONS = ("stop", "go", "total", "copy")
+FOLDS = 6  # samples, comparison, publication, checks, log, and _manage
 TOTALS = {"epochs": "Total epochs", "max_train_steps": "Total steps"}
 UNITS = {"epochs": "epochs", "max_train_steps": "steps"}
 
@@ -203,8 +201,11 @@ def _buttons(shown: view.View | None) -> dict[str, dict[str, Any]]:
     }
 
 
-def render(selected: str, seen: str, search: str = "") -> list[Any]:
-    """The current parts of the tab; parts that the browser already shows are skipped."""
+def render(selected: str, seen: str, search: str = "", closing: bool = True) -> list[Any]:
+    """The current parts of the tab; parts that the browser already shows are skipped.
+
+    closing: whether the folds are closed with another run, which a page that is just loading does not do.
+    """
     known = _digests(seen)
     everything = view.read_all()
     shown = next((one for one in everything if one.folder.name == selected), None)
@@ -230,7 +231,8 @@ def render(selected: str, seen: str, search: str = "") -> list[Any]:
         out.append(_unless_known(known, name, value if isinstance(value, str) else repr(value), value))
     for name, change in _buttons(shown).items():
         out.append(_unless_known(known, name, repr(change), gr.update(**change)))
-    return [selected, json.dumps(known), *out]
+    closed = _unless_known(known, "folds", selected, gr.update(open=False))
+    return [selected, json.dumps(known), *out, *[closed if closing else gr.skip()] * FOLDS]
 
 
 def refresh(selected: str, seen: str, search: str = "") -> list[Any]:

@@ -33,10 +33,10 @@ SIDES = (("left", "Left"), ("equal", "Equal"), ("right", "Right"))
 Picture = tuple[str, str]  # path, caption
 
 
-def build(selected: gr.State) -> None:
+def build(selected: gr.State) -> gr.Accordion:
     """Build the part; `selected` has the name of the run."""
     gr.set_static_paths(outputs_dir())  # Gradio names these files by their path instead of copying them
-    fold.build("Samples", "samples-fold", selected, _draw)
+    return fold.build("Samples", "samples-fold", selected, _draw)
 
 
 def prompts(found: Evolution) -> dict[int, str]:

@@ -7,6 +7,7 @@ import shutil
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
+import gradio as gr
 import pytest
 from ui_helpers import lora_file, photos, write_incident, write_run
 
@@ -411,6 +412,20 @@ def test_a_selected_run_that_is_gone_is_not_replaced_by_another_one(data):
     head = out[2 + run_page.PARTS.index("head")]
     assert "&lt;gone&gt;" in head and "was renamed or deleted" in head
     assert run_page.render("one", "")[0] == "one"
+
+
+def test_another_run_comes_with_its_folds_closed(data):
+    """In one answer: a later one would close what was opened for the other run meanwhile."""
+    for name in ("one", "two"):
+        write_run(data, name)
+    closed, kept = gr.update(open=False), gr.skip()
+    first = run_page.render("one", "", closing=False)
+    same = run_page.render("one", first[1])
+    other = run_page.render("two", same[1])
+    assert [part[-run_page.FOLDS :] for part in (first, same, other)] == [
+        [one] * run_page.FOLDS for one in (kept, kept, closed)
+    ]
+    assert run_page.render("two", "")[-1] == closed  # it was picked in the list
 
 
 def test_a_page_opens_with_the_run_in_its_address_or_a_running_one_and_says_what_to_do_without(data, monkeypatch):
