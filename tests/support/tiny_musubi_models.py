@@ -248,9 +248,8 @@ DTYPES = {"wan": torch.float32}
 
 def make(checkout: Path, work: Path, family: str, images: int) -> None:
     """Write weights, images and prompts to `work`. There are two files of weights, of which most families use the first."""
+    import tiny_zimage as tiny
     from safetensors.torch import save_file
-
-    from sd_scripts_patches.musubi import tiny
 
     sys.path.insert(0, str(checkout / "src"))
     for seed, file in enumerate(("dit", "dit_high_noise"), 1):

@@ -83,16 +83,17 @@ def _replace(fields: Mapping[str, Any]) -> Edit:
         pattern = regex.compile(find if is_pattern else regex.escape(find), regex.IGNORECASE if any_case else 0)
     except (regex.error, RecursionError, OverflowError, MemoryError) as error:
         raise RunError(f"Find: not a valid regular expression ({error}); correct it") from error
-    until = time.monotonic() + PATTERN_S
+    left_s = PATTERN_S  # for the search alone: the change may have to wait for one of another process first
 
     def edit(caption: str, _: str) -> str:
-        left = until - time.monotonic()
+        nonlocal left_s
+        began_s = time.monotonic()
         parts, size, at = [], 0, 0
         try:
-            if left <= 0:
+            if left_s <= 0:
                 raise TimeoutError
             # Not `sub`: a replacement can repeat a group, and the result is measured before the memory is full.
-            for found in pattern.finditer(caption, timeout=left, concurrent=True):
+            for found in pattern.finditer(caption, timeout=left_s, concurrent=True):
                 piece = found.expand(replacement) if is_pattern else replacement
                 parts += [caption[at : found.start()], piece]
                 size, at = size + found.start() - at + len(piece), found.end()
@@ -105,6 +106,8 @@ def _replace(fields: Mapping[str, Any]) -> Edit:
             ) from error
         except (regex.error, IndexError) as error:
             raise RunError(f"Replace with: {error}; groups are \\1, \\2 or \\g<name>, a backslash is \\\\") from error
+        finally:
+            left_s -= time.monotonic() - began_s
         return "".join(parts) + caption[at:] if parts else caption
 
     return edit

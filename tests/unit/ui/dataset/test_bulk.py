@@ -1,5 +1,7 @@
 """Edits of many captions, filters, tags and subsets: what they change, what they refuse, and that each is one step."""
 
+import time
+
 import pytest
 from draft_helpers import captions, drop, filled, item_of, note, photo, run_of, set_caption, texts
 from hypothesis import HealthCheck, given, settings
@@ -227,3 +229,11 @@ def test_values_of_images_are_stored_and_undone_as_one_step(mine):
     with pytest.raises(RunError, match="was removed"):
         draft.change_images(mine, [ids[0], "gone"], lambda *_: {"weight": 2}, "x", needed=True)
     assert draft.items(mine)[0].weight == 1, "all or none"
+
+
+def test_the_wait_for_another_process_is_not_the_patterns(monkeypatch):
+    monkeypatch.setattr(bulk, "PATTERN_S", 0.2)
+    fields = {"kind": "replace", "find": "a+", "with": "b", "pattern": True}
+    edit = bulk.KINDS["replace"].make(fields)
+    time.sleep(0.3)
+    assert edit("aa c", "") == "b c"
