@@ -10,7 +10,7 @@ from PIL import Image, ImageFilter
 
 import runs
 from runs.pictures import check_image
-from ui.dataset import bucket_preview, checks, doctor, draft, draft_images, draft_store
+from ui.dataset import bucket_preview, checks, doctor, doctor_fold, draft, draft_images, draft_store
 
 
 def shot(name: str) -> Image.Image:
@@ -176,6 +176,18 @@ def test_images_of_buckets_smaller_than_a_batch_go_to_the_nearest_full_one(mine,
     draft.save_fields(mine, {"batch_size": 64})
     with pytest.raises(runs.RunError, match="batch size to 1"):
         doctor.fix(mine, "lonely")
+
+
+def test_only_a_cropped_image_is_shown_with_the_part_that_is_kept(mine, tmp_path):
+    drop(mine, photo(tmp_path / "wide.png", 1, size=(2400, 300)), photo(tmp_path / "tiny.png", 2, size=(64, 64)))
+    draft.save_fields(mine, {"resolution": 512})
+    assert found(mine)["cropped"] == ["wide.png"] and found(mine)["small"] == ["tiny.png"]
+    assert "hp-part" in doctor_fold._pictures(mine, "cropped", 0, 9)
+    assert "hp-part" not in doctor_fold._pictures(mine, "small", 0, 9)
+    buckets = [doctor_fold._pictures(mine, doctor.BUCKETS, number, 9) for number in range(2)]
+    shown = {"hp-part" in one: one for one in buckets}
+    assert "wide.png" in shown[True] and "% kept" in shown[True]
+    assert "tiny.png" in shown[False] and "all of it is trained" in shown[False]
 
 
 def test_an_error_in_step_1_is_named_where_the_buckets_would_be(full):
