@@ -204,7 +204,7 @@ def _buttons(shown: view.View | None) -> dict[str, dict[str, Any]]:
 def render(selected: str, seen: str, search: str = "", closing: bool = True) -> list[Any]:
     """The current parts of the tab; parts that the browser already shows are skipped.
 
-    closing: whether the folds are closed with another run, which a page that is just loading does not do.
+    closing: whether the folds are closed, because another run was selected.
     """
     known = _digests(seen)
     everything = view.read_all()
@@ -231,14 +231,15 @@ def render(selected: str, seen: str, search: str = "", closing: bool = True) -> 
         out.append(_unless_known(known, name, value if isinstance(value, str) else repr(value), value))
     for name, change in _buttons(shown).items():
         out.append(_unless_known(known, name, repr(change), gr.update(**change)))
-    closed = _unless_known(known, "folds", selected, gr.update(open=False))
-    return [selected, json.dumps(known), *out, *[closed if closing else gr.skip()] * FOLDS]
+    return [selected, json.dumps(known), *out, *[gr.update(open=False) if closing else gr.skip()] * FOLDS]
 
 
 def refresh(selected: str, seen: str, search: str = "") -> list[Any]:
-    """`render` without changing the selection: the user may have selected another run in the meantime."""
-    out = render(selected, seen, search)
-    return [gr.skip() if out[0] == selected else out[0], *out[1:]]
+    """`render` without changing the selection: the user may have selected another run in the meantime, and opened a fold of it."""
+    out = render(selected, seen, search, closing=False)
+    if out[0] == selected:
+        return [gr.skip(), *out[1:]]
+    return [*out[:-FOLDS], *[gr.update(open=False)] * FOLDS]  # the first run, where none was selected
 
 
 def _digests(seen: str) -> dict[str, str]:

@@ -7,7 +7,6 @@ import shutil
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
-import gradio as gr
 import pytest
 from ui_helpers import lora_file, photos, write_incident, write_run
 
@@ -386,12 +385,12 @@ def test_a_tick_opens_no_file_that_did_not_change_and_sends_only_what_changed(da
     with monkeypatch.context() as patch:
         patch.setattr(type(folder), "read_text", lambda path, *a, **k: opened.append(path.name) or real(path, *a, **k))
         patch.setattr("safetensors.safe_open", lambda *a, **k: opened.append("lora"))
-        again = run_page.render("shown", first[1])
+        again = run_page.refresh("shown", first[1])
     assert all(isinstance(part, dict) and part.get("__type__") == "update" and len(part) == 1 for part in again[2:])
     assert set(opened) <= {"sample_prompts.txt"}  # the samples are a moment old
     (folder / "sample" / "shown_000100_00_20260101120000_42.png").unlink()
     lora_file(folder / "shown-step00000002.safetensors", 2)
-    third = run_page.render("shown", again[1])
+    third = run_page.refresh("shown", again[1])
     shown = dict(zip(run_page.PARTS, third[2 : 2 + len(run_page.PARTS)], strict=True))
     assert [name for name, part in shown.items() if not isinstance(part, dict)] == ["loras"]
 
@@ -414,18 +413,19 @@ def test_a_selected_run_that_is_gone_is_not_replaced_by_another_one(data):
     assert run_page.render("one", "")[0] == "one"
 
 
-def test_another_run_comes_with_its_folds_closed(data):
-    """In one answer: a later one would close what was opened for the other run meanwhile."""
+def test_a_run_that_is_selected_comes_with_its_folds_closed_and_a_look_at_it_leaves_them(data):
+    """A later answer, or a look that began before the selection, would close what was opened meanwhile."""
     for name in ("one", "two"):
         write_run(data, name)
-    closed, kept = gr.update(open=False), gr.skip()
-    first = run_page.render("one", "", closing=False)
-    same = run_page.render("one", first[1])
-    other = run_page.render("two", same[1])
-    assert [part[-run_page.FOLDS :] for part in (first, same, other)] == [
-        [one] * run_page.FOLDS for one in (kept, kept, closed)
-    ]
-    assert run_page.render("two", "")[-1] == closed  # it was picked in the list
+
+    def folds(out: list) -> list:
+        return [one.get("open") for one in out[-run_page.FOLDS :]]
+
+    selected = run_page.render("two", "")
+    assert folds(selected) == [False] * run_page.FOLDS
+    for seen in (selected[1], run_page.render("one", "")[1], ""):
+        assert folds(run_page.refresh("two", seen)) == [None] * run_page.FOLDS
+    assert folds(run_page.refresh("", "")) == [False] * run_page.FOLDS  # it selects one itself
 
 
 def test_a_page_opens_with_the_run_in_its_address_or_a_running_one_and_says_what_to_do_without(data, monkeypatch):
