@@ -155,17 +155,8 @@ def make_environment(folder: Path, wanted: str, trainer: Trainer) -> bool:
         run([*python, "-m", "venv", str(folder)], f"create the environment {folder}", 600)
         listed = folder / "requirements.txt"
         listed.write_text(wanted, encoding="utf-8")
-        pip = [
-            str(venv_python(folder)),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "-r",
-            str(listed),
-        ]
-        run(pip, f"install the requirements of {trainer.name}", 7200)
+        own = [str(venv_python(folder)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        run([*own, "-r", str(listed)], f"install the requirements of {trainer.name}", 7200)
         stamp.write_text(digest + "\n", encoding="utf-8")
     except (InstallError, OSError, KeyboardInterrupt):
         shutil.rmtree(folder, ignore_errors=True)

@@ -114,7 +114,7 @@ function makeEditor() {
     const count = (more) => name === "crop" && crops.set(data.id, (crops.get(data.id) || 0) + more);
     say("");
     count(1);
-    line = line.catch(() => null).then(async () => {
+    line = line.catch(console.error).then(async () => {
       const answer = await change(name, data, say);
       count(-1);
       if (!answer) drawItem();

@@ -38,7 +38,7 @@ def opened(title: str, elem_id: str, source: gr.Component, draw: Callable[[Any],
 
 
 def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[Path], None]) -> gr.Accordion:
-    """Build an accordion whose components `draw(folder of the run)` makes. With another run, it is to be closed (run_page)."""
+    """Build an accordion whose components `draw(folder of the run)` makes. Selecting another run closes it (run_page.py)."""
 
     def drawn(name: str) -> None:
         if not name:

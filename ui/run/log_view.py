@@ -17,13 +17,13 @@ from ui import scripts
 from ui.dataset.images import OUT_OF_DATE, file_url
 from ui.html import esc
 from ui.run import fold, view
-from ui.run.cards import ERROR_STATES
+from ui.run.cards import ERROR_STATES, local_times
 from ui.run.fold import QUIET
 from ui.run.readers import plain_line, styled_line
 
 NAME = "training.log"
 TICK_S = 1.0
-SEARCHED_BYTES = 4 << 20
+SEARCHED_BYTES = 4_000_000
 MOST_FOUND = 500
 LONGEST_QUERY = 200
 LONGEST_LINE = 4000  # characters of a line that are shown and searched
@@ -92,7 +92,6 @@ def find(folder: Path, text: str, level: str = "") -> tuple[list[Line], float]:
 
 # The part of the page ---------------------------------------------------------------------------------------------------
 
-UTC = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
 CHOICES = [("All lines", ""), ("Warnings and errors", "warning"), ("Errors", "error")]
 EMPTY = '<p class="hp-none">The log is empty.</p>'
 
@@ -109,7 +108,7 @@ def markup(lines: list[Line]) -> str:
 
 def _coloured(line: str) -> str:
     if "\x1b" not in line:
-        return _with_times(line)
+        return local_times(esc(line))
     from rich.console import Console
     from rich.text import Text
 
@@ -121,14 +120,9 @@ def _coloured(line: str) -> str:
         ]
         if style and style.color and style.color.number is not None and style.color.number < 16:
             classes.append(f"hp-sgr-c{style.color.number % 8}")
-        text = _with_times(part.text)
+        text = local_times(esc(part.text))
         out.append(f'<span class="{" ".join(classes)}">{text}</span>' if classes else text)
     return "".join(out)
-
-
-def _with_times(text: str) -> str:
-    """Escaped, with each UTC time as an element that the page shows in the browser's zone (ui/run/run_times.js)."""
-    return UTC.sub(lambda match: f'<time datetime="{match[0]}">{match[0]}</time>', esc(text))
 
 
 def build(selected: gr.State) -> gr.Accordion:
