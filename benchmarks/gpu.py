@@ -318,7 +318,7 @@ import json, statistics, sys, tempfile, time
 from pathlib import Path
 import torch
 from guards import snapshots
-from guards.snapshot_record import File
+from guards.snapshot_files import File
 megabytes, out = int(sys.argv[1]), {}
 values = {f"part {n}": torch.randn(megabytes * 250_000 // 16, device="cuda") for n in range(16)}
 side = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
@@ -345,7 +345,7 @@ for name in ("without", "as chosen", "each step"):
                     memory.every = 1
                     memory._idle.wait()
                 if memory.due():
-                    memory.take("state", number, 0, [File("model.safetensors", "safetensors", values)])
+                    memory.take(f"a-step{number:08d}-state", number, 0, [File("model.safetensors", "safetensors", values)])
                     every.append(number)
             took.append(time.monotonic() - began)
         took = sorted(took[20:])

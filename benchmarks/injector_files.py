@@ -10,16 +10,16 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-from guards import checkpoint, snapshot_record, snapshots, state_saves
+from guards import checkpoint, snapshot_files, snapshots, state_saves
 from guards.heartbeat import Heartbeat
 
 WEIGHTS = "model.safetensors"
@@ -155,23 +155,21 @@ def kill_in_save(_: Heartbeat) -> None:
 
 
 def _records() -> list[Path]:
-    found = list(snapshots.headers(Path(os.environ[snapshots.FOLDER])))
+    found = list(snapshots.headers(Path(os.environ[snapshot_files.RING])))
     if not found:
         raise AssertionError("this fault needs a snapshot, and there is none yet")
     return found
 
 
 def record_torn(_: Heartbeat) -> None:
-    """Killed while the headers of both records were written."""
+    """Killed while the guard files of both snapshots were written."""
     for path in _records():
-        with open(path, "r+b") as file:
-            file.seek(20)
-            file.write(bytes(40))
+        os.truncate(path / checkpoint.GUARD, 40)
     _die()
 
 
 def record_damaged(_: Heartbeat) -> None:
-    """A bit of the body of both records is another one."""
+    """A bit of a file of both snapshots is another one."""
     _damage_records()
     _die()
 
@@ -186,29 +184,27 @@ def all_states_bad(_: Heartbeat) -> None:
 
 def _damage_records() -> None:
     for path in _records():
-        with open(path, "r+b") as file:
-            file.seek(snapshot_record.BODY + 10)
+        with open(path / snapshot_files.FILES, "r+b") as file:
+            file.seek(10)
             byte = file.read(1)
             file.seek(-1, os.SEEK_CUR)
             file.write(bytes([byte[0] ^ 1]))
 
 
 def record_of_another_run(_: Heartbeat) -> None:
-    """Both records belong to another run, and say that they are further."""
+    """Both snapshots belong to another run, and say that they are further."""
     for path in _records():
-        header = snapshot_record.read_header(path)
-        assert header is not None
-        with open(path, "r+b") as file:
-            page = bytearray(snapshot_record.BODY)
-            snapshot_record.seal(page, replace(header, run="/elsewhere/run", step=header.step + 50))
-            file.write(page)
+        guard = checkpoint.guard_of(path)
+        assert guard is not None
+        changed = {**guard, "run": "/elsewhere/run", "step": guard["step"] + 50}
+        checkpoint.atomic_write(path / checkpoint.GUARD, json.dumps(changed))
     _die()
 
 
 def records_gone(_: Heartbeat) -> None:
     """Something else has emptied /dev/shm."""
     for path in _records():
-        path.unlink()
+        shutil.rmtree(path)
     _die()
 
 

@@ -34,9 +34,9 @@ from pathlib import Path  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from guards import checkpoint, crash, gate, snapshot_keep, snapshots  # noqa: E402
+from guards import checkpoint, crash, gate, snapshot_files, snapshots  # noqa: E402
 from guards.heartbeat import REQUEST_STOP, Heartbeat  # noqa: E402
-from guards.snapshot_record import File  # noqa: E402
+from guards.snapshot_files import File  # noqa: E402
 from guards.step_requests import StepRequests  # noqa: E402
 
 WEIGHTS = 1 << 16  # bytes
@@ -132,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
     beat.phase("load")
     checkpoint.sweep(args.output_dir)
     if args.resume:
-        snapshot_keep.restore(args.resume)
+        snapshot_files.restore(args.resume)
     state = args.resume or checkpoint.newest_valid(args.output_dir, args.output_name)
     step, weights = 0, b""
     if state is not None:

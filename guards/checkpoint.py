@@ -1,7 +1,7 @@
 """State folders that count only when they are complete.
 
 Decision: a state is written into a temporary folder beside its final place. Every file is fsynced, a guard file with
-the size and SHA-256 of each file is written last, and the folder is renamed into place. `accelerate.save_state` writes
+the size and checksum of each file is written last, and the folder is renamed into place. `accelerate.save_state` writes
 in place, so a kill during the save leaves a state that looks complete; here it leaves a temporary folder that nobody
 resumes from. safetensors refuses a truncated file, but zeroed data and NaN load without an error: hence the hashes and
 the deep check.
@@ -24,7 +24,8 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from guards.reading import read_bytes
 
 GUARD = "hangproof.json"
 VERSION = 1
+DIGESTS = ("sha256", "crc32")
 PIECE_BYTES = 32 << 20  # 11 s of a disk that writes 3 MB a second
 _WAIT_WRITE_WAIT = 1 | 2 | 4  # SYNC_FILE_RANGE_*, linux/fs.h
 _STATE = re.compile(r"^(?P<name>.+?)(?:-step(?P<step>\d{8})|-(?P<epoch>\d{6}))?-state$")
@@ -111,29 +113,47 @@ def _files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.is_file() and p.name != GUARD)
 
 
-def _sha256(path: Path) -> str:
+def _digest(path: Path, kind: str) -> str:
+    """The checksum of a file, one of DIGESTS."""
     import hashlib  # 4 MB of memory that the monitor, which imports this file, does not need
 
-    digest = hashlib.sha256()
+    digest, check = hashlib.sha256(), 0
     with open(path, "rb") as file:
         while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+            if kind == "sha256":
+                digest.update(chunk)
+            else:
+                check = zlib.crc32(chunk, check)
+    return digest.hexdigest() if kind == "sha256" else str(check)
 
 
-def write_guard(folder: str | os.PathLike[str], step: int, epoch: int, **extra: object) -> None:
-    """fsync every file of `folder`, then write its guard file: the mark of a complete state. Raises OSError."""
-    folder = Path(folder)
-    files = {}
+def write_guard(
+    folder: str | os.PathLike[str],
+    step: int,
+    epoch: int,
+    in_memory: Mapping[str, tuple[int, int]] | None = None,
+    **extra: object,
+) -> None:
+    """fsync every file of `folder`, then write its guard file: the mark of a complete state. Raises OSError.
+
+    in_memory: (bytes, CRC-32) of each file. For a folder that is gone after a power cut, and gets its name after this.
+    """
+    folder, files = Path(folder), {}
+    if in_memory is not None:
+        files = {name: {"size": size, "crc32": str(check)} for name, (size, check) in in_memory.items()}
+        guard = {"version": VERSION, "step": step, "epoch": epoch, **extra, "files": files}
+        (folder / GUARD).write_bytes(json.dumps(guard).encode())
+        return
     for path in _files(folder):
         fsync_path(path)
-        files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": _sha256(path)}
+        name = path.relative_to(folder).as_posix()
+        files[name] = {"size": path.stat().st_size, "sha256": _digest(path, "sha256")}
     guard = {"version": VERSION, "step": step, "epoch": epoch, **extra, "files": files}
     atomic_write(folder / GUARD, json.dumps(guard, indent=1, ensure_ascii=False))
 
 
 @contextlib.contextmanager
-def writing(final: str | os.PathLike[str], step: int, epoch: int, **extra: object) -> Iterator[Path]:
+def writing(final: str | os.PathLike[str], step: int, epoch: int, **extra: Any) -> Iterator[Path]:
     """Write a state: yields an empty temporary folder, which gets its guard file and the name `final` on success.
 
     step, epoch: the completed ones. They go into the guard file, with the JSON values of `extra`. An existing state of
@@ -145,7 +165,7 @@ def writing(final: str | os.PathLike[str], step: int, epoch: int, **extra: objec
     temporary.mkdir(parents=True)
     try:
         yield temporary
-        write_guard(temporary, step, epoch, **extra)
+        write_guard(temporary, step, epoch, None, **extra)
         if final.exists():
             old = final.with_name(f".{final.name}.{os.getpid()}.old")
             os.replace(final, old)
@@ -176,9 +196,14 @@ def _parse_guard(data: bytes) -> dict[str, Any] | None:
         isinstance(guard, dict)
         and isinstance(guard.get("step"), int)
         and isinstance(guard.get("files"), dict)
-        and all(isinstance(e, dict) and {"size", "sha256"} <= e.keys() for e in guard["files"].values())
+        and all(isinstance(e, dict) and "size" in e and _digest_of(e) for e in guard["files"].values())
     )
     return guard if valid else None
+
+
+def _digest_of(entry: dict[str, Any]) -> str:
+    """The kind of checksum that a guard file has of a file; "" for none."""
+    return next((kind for kind in DIGESTS if kind in entry), "")
 
 
 @dataclass(frozen=True)
@@ -259,8 +284,8 @@ def _compare(folder: Path, files: dict[str, dict[str, Any]]) -> tuple[list[str],
             size = os.stat(path).st_size
             if size != expected["size"]:
                 problems.append(f"{name}: truncated: {size} bytes instead of {expected['size']}")
-            elif _sha256(path) != expected["sha256"]:
-                problems.append(f"{name}: its content has changed since it was written (wrong SHA-256)")
+            elif _digest(path, kind := _digest_of(expected)) != expected[kind]:
+                problems.append(f"{name}: its content has changed since it was written (wrong checksum)")
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             problems.append(f"{name}: missing")
         except OSError as error:

@@ -1,8 +1,9 @@
 """Snapshots in memory: after nearly every step, what the next step needs is copied into shared memory.
 
-Decision: a ring of two records (snapshot_record.py) in a folder that the monitor makes under /dev/shm. They survive the
-process, however it dies, and a restart goes on from the newest. The tensors are copied between two steps, when nothing
-changes them; checksum and search for NaN follow in a thread, and the record counts from then on.
+Decision: the two newest are state folders (snapshot_files.py) in a folder that the monitor makes under /dev/shm. They
+survive the process, however it dies, and a restart goes on from the newest. The tensors are copied between two steps,
+when nothing changes them; checksum and guard file follow in a thread, and the snapshot counts from then on. The older
+one is written over: new memory costs as much as the copy.
 
 From a GPU the copy goes through pinned memory on the stream on which the training computes, between the kernels of two
 steps. So the processor does not wait for it; the next step's kernels, which change or free these tensors, run after it
@@ -16,9 +17,8 @@ is taken every N steps, with the smallest N that keeps this. Where it does not f
 monitor shows why.
 
     HANGPROOF_SNAPSHOTS        the folder; unset: no snapshots
-    HANGPROOF_SNAPSHOTS_SPEC   the checksum of the run's settings: a record of other settings is not used
+    HANGPROOF_SNAPSHOTS_SPEC   the checksum of the run's settings: a snapshot of other settings is not used
     HANGPROOF_SNAPSHOTS_BYTES  the most memory that they may take, 0 for none
-    HANGPROOF_RECORD           the record to resume from: `snapshot_keep.restore` makes the folder of `--resume` from it
 """
 
 from __future__ import annotations
@@ -35,83 +35,52 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from guards import checkpoint, limits, memory
-from guards import snapshot_record as record
+from guards import checkpoint, limits, memory, snapshot_files
 from guards.reading import boot_id, read_text
-from guards.snapshot_record import File, Header, Plan, RecordError
+from guards.snapshot_files import RESUMED, RING, File, Layout, Plan, SnapshotError
 
-FOLDER = "HANGPROOF_SNAPSHOTS"
 SPEC = "HANGPROOF_SNAPSHOTS_SPEC"
-RECORD = "HANGPROOF_RECORD"
 LIMIT = "HANGPROOF_SNAPSHOTS_BYTES"
-SLOTS = ("slot-0", "slot-1")
+KEPT = 2  # snapshots
+NEXT = "next"  # the folder of the one under way
 OFF = "off"  # the file that says why there are no snapshots
 
 SHARE = 0.009  # of the training's time; 1 % is promised, and the time of both is measured on a machine that does other things
 RESERVE = 1 << 30  # bytes of memory, and of /dev/shm, that stay free; half of what is free where that is less
 LOW = 256 << 20  # bytes of memory; with less left than that, the snapshots give theirs back
-COPIES = 3  # two records, and the state that a restart makes from one, or later the copy that a save writes
-INLINE = 1 << 20  # bytes; a smaller record is completed in the step: a thread would cost more
+COPIES = 3  # two snapshots, and the state that a restart makes from one, or later the copy that a save writes
+INLINE = 1 << 20  # bytes; a smaller snapshot is completed in the step: a thread would cost more
 MEMORY_POLL_S = 10.0  # between two looks at the free memory
 THREAD_NICE = 5
 
 
 @dataclass
-class _Views:
-    """The tensors of a state as they lie in some memory."""
-
-    layout: record.Layout | None = None
-    tensors: list[Any] = field(default_factory=list)
-
-    def of(self, flat: Any, layout: record.Layout) -> list[Any]:
-        """Those of this layout; made again only for another one. flat: the memory, always the same, as a tensor of bytes."""
-        if self.layout is not layout:
-            self.tensors, self.layout = record.views(flat, layout.places), layout
-        return self.tensors
-
-
-@dataclass
 class _Slot:
-    """One record's file, mapped."""
+    """One of the snapshots. folder: None for one that is not complete. `layout` and `mapped`: as this process wrote it."""
 
-    path: Path
-    header: Header | None = None
+    folder: Path | None = None
+    step: int = -1
+    layout: Layout | None = None
     mapped: mmap.mmap | None = None
-    views: _Views = field(default_factory=_Views)
-
-    def reserve(self, size: int) -> bool:
-        """Map at least `size` bytes that exist; False when they were mapped before. OSError: there is no room for them."""
-        if self.mapped is not None and len(self.mapped) >= size:
-            return False
-        self.close()
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            os.pwrite(descriptor, bytes(64), 0)
-            # Without this, a full file system is a bus error at the first write to a page.
-            os.posix_fallocate(descriptor, 0, size)
-            self.mapped = mmap.mmap(descriptor, size)
-        finally:
-            os.close(descriptor)
-        return True
-
-    def close(self) -> None:
-        self.header = self.mapped = None
-        self.views = _Views()
+    tensors: list[Any] = field(default_factory=list)
 
 
 @dataclass
 class _Job:
-    """A record whose tensors are copied, or on their way from the GPU."""
+    """A snapshot whose tensors are copied, or on their way from the GPU."""
 
     slot: _Slot
     plan: Plan
-    header: Header
-    cost_s: float  # in the step
-    counts: bool  # its cost says something about the next one's
+    name: str
+    step: int
+    epoch: int
+    about: dict[str, Any]  # for the guard file
+    cost_s: float = 0.0  # in the step
+    counts: bool = True  # its cost says something about the next one's
     staged: Any = None  # (pinned tensor, first event, last event)
 
 
@@ -131,8 +100,10 @@ class Snapshots:
         self.off = off
         self.limit_bytes = limit_bytes
         self.every = 1
-        self._identity = run, spec, boot_id(), attempt
-        self._slots = [_Slot(folder / name, record.read_header(folder / name)) for name in SLOTS] if folder else []
+        self._identity = {"run": run, "spec": spec, "boot": boot_id()}
+        self._attempt = attempt
+        known = [_Slot(path, guard["step"]) for path, guard in headers(folder).items()] if folder else []
+        self._slots = [*known, *(_Slot() for _ in range(KEPT))][:KEPT]
         self._durations: deque[float] = deque(maxlen=21)  # seconds of steps
         self._costs: deque[float] = deque(maxlen=5)  # seconds of snapshots
         self._last_s: float | None = None  # the end of the last boundary
@@ -144,16 +115,16 @@ class Snapshots:
         self._idle.set()
         self._thread: threading.Thread | None = None
         self._failed = ""  # of the thread
-        self._layout: record.Layout | None = None  # of the last state
+        self._layout: Layout | None = None  # of the last state
         self._pinned: Any = None
-        self._pinned_views = _Views()
+        self._pinned_views: tuple[Layout | None, list[Any]] = None, []
         if folder is not None and off:
             self.turn_off(off)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Snapshots:
         """Those of the attempt that the monitor has started."""
-        folder = environ.get(FOLDER, "")
+        folder = environ.get(RING, "")
         if not folder or not os.path.isdir(folder) or environ.get("RANK", "0") != "0":
             return cls(None)
         several = int(environ.get("WORLD_SIZE", "1")) > 1
@@ -192,34 +163,27 @@ class Snapshots:
         return self._since >= self.every and self._idle.is_set()
 
     def take(self, name: str, step: int, epoch: int, files: list[File], belongs: dict[str, Any] | None = None) -> None:
-        """Copy the state of `step` (completed, as is `epoch`) into the older record. `name`: of the state's folder.
+        """Copy the state of `step` (completed, as is `epoch`) over the older snapshot. `name`: of the state's folder.
 
         Never raises for what a snapshot lacks: then the snapshots are off.
         """
         try:
             self._take(name, step, epoch, files, belongs)
-        except (OSError, RecordError, MemoryError) as error:
+        except SnapshotError as error:
+            self.turn_off(str(error))
+        except (OSError, MemoryError) as error:
             self.turn_off(f"the state of step {step} has no room in memory: {error}")
 
     def _take(self, name: str, step: int, epoch: int, files: list[File], belongs: dict[str, Any] | None) -> None:
-        plan = record.plan(files, self._layout)
+        plan = snapshot_files.plan(files, self._layout)
         self._layout = plan.layout
         for slot in self._slots:  # of an attempt that got further than the state from which this one goes on
-            if slot.header is not None and slot.header.step >= step:
+            if slot.step >= step:
                 self._forget(slot)
-        slot = min(self._slots, key=lambda s: s.header.step if s.header else -1)
-        slot.header = None
-        size = record.BODY + plan.bytes
-        if slot.mapped is None or len(slot.mapped) < size:
-            size += size // 8  # an optimizer's scalars and the list of losses grow
-            if problem := self._no_room(size, any(tensor.is_cuda for tensor in plan.tensors)):
-                return self.turn_off(problem)
-        fresh = slot.reserve(size)
-        assert slot.mapped is not None
-        record.invalidate(slot.mapped)
+        slot = min(self._slots, key=lambda slot: slot.step)
+        fresh = self._begin(slot, plan)
         staged = self._copy(slot, plan)
-        header = self.header(step, epoch, name, belongs)
-        job = _Job(slot, plan, header, 0.0, not fresh, staged)
+        job = _Job(slot, plan, name, step, epoch, self.about(belongs), counts=not fresh, staged=staged)
         self._since = 0
         if plan.bytes <= INLINE and staged is None:
             self._finish(job)
@@ -233,6 +197,23 @@ class Snapshots:
         job.cost_s = self._spent_s(staged)
         self._jobs.put(job)
 
+    def _begin(self, slot: _Slot, plan: Plan) -> bool:
+        """Make the folder NEXT, from the snapshot in `slot` where its tensors fit; False: there is no new memory in it."""
+        assert self.folder is not None
+        if slot.folder is not None and slot.layout is plan.layout:
+            os.replace(slot.folder, self.folder / NEXT)
+            slot.folder, slot.step = None, -1
+            return False
+        self._forget(slot)
+        if problem := self._no_room(plan.bytes, any(tensor.is_cuda for tensor in plan.tensors)):
+            raise SnapshotError(problem)
+        (self.folder / NEXT).mkdir()
+        if plan.tensors:
+            slot.mapped = snapshot_files.create(self.folder / NEXT, plan.layout)
+            slot.tensors = snapshot_files.tensors_in(slot.mapped, plan.layout)
+        slot.layout = plan.layout
+        return True
+
     def _spent_s(self, staged: Any) -> float:
         """What the step has lost to its snapshot so far.
 
@@ -244,7 +225,7 @@ class Snapshots:
         return time.thread_time() - self._begun_cpu_s
 
     def _no_room(self, size: int, gpu: bool = False) -> str:
-        """ "" when all copies of a record of `size` bytes fit; else the sentence. gpu: one more is in pinned memory."""
+        """ "" when all copies of a state of `size` bytes fit; else the sentence. gpu: one more is in pinned memory."""
         held = sum(len(s.mapped) for s in self._slots if s.mapped is not None)
         need = COPIES * size - held
         if COPIES * size > self.limit_bytes:
@@ -266,33 +247,28 @@ class Snapshots:
         return ""
 
     def no_room_beside(self, size: int) -> str:
-        """ "" when one more record of `size` bytes fits for a while, and a file of it in the process's memory; else the sentence."""
+        """ "" when one more copy of `size` bytes fits for a while, and a file of it in the process's memory; else the sentence."""
         assert self.folder is not None
         return self._first_full(size, size, f"a copy of the state has {size / 1e6:.0f} MB")
 
-    def header(self, step: int, epoch: int, name: str, belongs: dict[str, Any] | None = None) -> Header:
-        """The header of a record that is not written yet."""
-        run, spec, boot, attempt = self._identity
-        about = run, spec, boot, attempt, step, epoch, name
-        return Header(*about, 0, 0, 0, False, self.every, time.time(), belongs, sys.executable)
+    def about(self, belongs: dict[str, Any] | None = None) -> dict[str, Any]:
+        """What the guard file of a snapshot says beside its step. belongs: for the guard file of its state."""
+        about = {**self._identity, "attempt": self._attempt, "every": self.every, "python": sys.executable}
+        return about | ({"belongs": belongs} if belongs is not None else {})
 
-    def is_ours(self, header: Header) -> bool:
-        """Whether a record is of this run, with these settings, since the machine was started."""
-        return (header.run, header.spec, header.boot) == self._identity[:3]
+    def is_ours(self, guard: dict[str, Any]) -> bool:
+        """Whether a snapshot is of this run, with these settings, since the machine was started."""
+        return self._identity.items() <= guard.items()
 
     def _copy(self, slot: _Slot, plan: Plan) -> Any:
         """Copy the tensors; from a GPU they are only on their way when this returns (`_Job.staged`, else None)."""
-        if not plan.tensors:
-            return None
         gpus = {tensor.device for tensor in plan.tensors if tensor.is_cuda}
         if len(gpus) > 1:
-            raise RecordError(f"its tensors are on {len(gpus)} GPUs")
+            raise SnapshotError(f"the state's tensors are on {len(gpus)} GPUs")
         if gpus:
             return self._copy_from_gpu(plan, gpus.pop())
-        import torch
-
-        flat = torch.frombuffer(slot.mapped, dtype=torch.uint8, offset=record.BODY)
-        record.copy(slot.views.of(flat, plan.layout), plan.tensors)
+        if plan.tensors:
+            snapshot_files.copy(slot.tensors, plan.tensors)
         return None
 
     def _copy_from_gpu(self, plan: Plan, gpu: Any) -> Any:
@@ -300,19 +276,20 @@ class Snapshots:
 
         layout = plan.layout
         if self._pinned is None or self._pinned.numel() < layout.end:
-            self._pinned, self._pinned_views = None, _Views()
+            self._pinned, self._pinned_views = None, (None, [])
             self._pinned = _pinned(layout.end + layout.end // 8)
-        targets = self._pinned_views.of(self._pinned, layout)
+        if self._pinned_views[0] is not layout:
+            self._pinned_views = layout, snapshot_files.views(self._pinned, layout)
         # The events are on the current stream of the tensors' GPU, as the copies.
         with torch.cuda.device(gpu):
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
-            record.copy(targets, plan.tensors, non_blocking=True)
+            snapshot_files.copy(self._pinned_views[1], plan.tensors, non_blocking=True)
             last.record()
         return self._pinned, first, last
 
     def _work(self) -> None:
-        """The thread: completes one record after the other."""
+        """The thread: completes one snapshot after the other."""
         with contextlib.suppress(OSError):  # a thread has a priority of its own on Linux: training comes first
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), THREAD_NICE)
         while True:
@@ -320,27 +297,23 @@ class Snapshots:
             try:
                 self._count(job, job.cost_s + self._finish(job))
             except (OSError, RuntimeError, ValueError, MemoryError) as error:  # RuntimeError: CUDA's
-                self._failed = f"the snapshot of step {job.header.step} failed: {error}"
+                self._failed = f"the snapshot of step {job.step} failed: {error}"
             del job
             self._idle.set()
 
     def _finish(self, job: _Job) -> float:
-        """Complete a record whose tensors are copied. Returns what that costs the training, in seconds."""
+        """Complete a snapshot whose tensors are copied. Returns what that costs the training, in seconds."""
+        assert self.folder is not None
         began_s, gpu_s = time.thread_time(), 0.0
-        slot, plan = job.slot, job.plan
-        assert slot.mapped is not None
-        with memoryview(slot.mapped) as whole, whole[record.BODY : record.BODY + plan.bytes] as body:
-            if job.staged is not None:
-                pinned, first, last = job.staged
-                last.synchronize()
-                gpu_s = first.elapsed_time(last) / 1e3
-                _copy_bytes(pinned.numpy(), body, plan.layout.end)
-            body[plan.layout.end :] = plan.tail
-            good, value = record.check(body, plan.layout.regions)
-        header = replace(job.header, bytes=plan.bytes, tail=len(plan.tail), checksum=value, finite=good)
-        record.seal(slot.mapped, header)
-        slot.header = header
-        self._drop_states(header.step)
+        if job.staged is not None:
+            pinned, first, last = job.staged
+            last.synchronize()
+            gpu_s = first.elapsed_time(last) / 1e3
+            _copy_bytes(pinned, job.slot.mapped, job.plan.layout)
+        snapshot_files.complete(self.folder / NEXT, job.plan, job.slot.mapped, job.step, job.epoch, job.about)
+        os.replace(self.folder / NEXT, self.folder / job.name)
+        job.slot.folder, job.slot.step = self.folder / job.name, job.step
+        shutil.rmtree(self.folder / RESUMED, ignore_errors=True)  # there is a newer snapshot
         return gpu_s if job.staged is not None else time.thread_time() - began_s
 
     def _count(self, job: _Job, cost_s: float) -> None:
@@ -360,14 +333,14 @@ class Snapshots:
         return statistics.median(self._durations) if self._durations else 0.0
 
     def wait(self) -> None:
-        """Wait until the record under way is complete."""
+        """Wait until the snapshot under way is complete."""
         self._idle.wait(limits.seconds("snapshot_s"))
 
     def turn_off(self, reason: str) -> None:
         """No more snapshots: give the memory back, and say why."""
         self.off = reason
         self.wait()
-        self._pinned, self._pinned_views = None, _Views()
+        self._pinned, self._pinned_views = None, (None, [])
         for slot in self._slots:
             self._forget(slot)
         print(f"hangproof: snapshots in memory are off: {reason}", flush=True)
@@ -376,41 +349,41 @@ class Snapshots:
                 checkpoint.atomic_write(self.folder / OFF, reason)
 
     def _forget(self, slot: _Slot) -> None:
-        if slot.mapped is not None:
-            record.invalidate(slot.mapped)
-        slot.close()
-        slot.path.unlink(missing_ok=True)
-
-    def _drop_states(self, step: int) -> None:
-        """Remove the states that a restart has made: there is a newer record."""
+        """Remove the snapshot in `slot`, complete or not."""
         assert self.folder is not None
-        for path in self.folder.glob("*-state"):
-            shutil.rmtree(path, ignore_errors=True)
+        if slot.folder is not None:
+            shutil.rmtree(slot.folder, ignore_errors=True)
+        shutil.rmtree(self.folder / NEXT, ignore_errors=True)
+        slot.folder, slot.step, slot.layout, slot.mapped, slot.tensors = None, -1, None, None, []
 
 
 def _pinned(size: int) -> Any:
-    """Pinned memory of at least `size` bytes, as a tensor. Raises RecordError where the machine has none to give."""
+    """Pinned memory of at least `size` bytes, as a tensor. Raises SnapshotError where the machine has none to give."""
     import torch
 
     try:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
     except RuntimeError as error:  # of CUDA; an error of the training itself comes again at its next operation
-        raise RecordError(f"no pinned memory of {size / 1e6:.0f} MB: {error}") from error
+        raise SnapshotError(f"no pinned memory of {size / 1e6:.0f} MB: {error}") from error
 
 
-def _copy_bytes(source: Any, target: memoryview, size: int) -> None:
-    """Copy `size` bytes of a numpy array. numpy releases the GIL, which the training needs to give the GPU work."""
+def _copy_bytes(source: Any, target: Any, layout: Layout) -> None:
+    """Copy the tensors' bytes. numpy releases the GIL, which the training needs to give the GPU work."""
     import numpy
 
-    to = numpy.frombuffer(target, dtype=numpy.uint8)
-    for begin, end in record.chunks(size):
-        numpy.copyto(to[begin:end], source[begin:end])
+    to = numpy.frombuffer(target, dtype=numpy.uint8, offset=len(layout.header))
+    numpy.copyto(to, source.numpy()[: layout.end])
 
 
-def headers(folder: Path) -> dict[Path, Header]:
-    """The complete records in a folder of snapshots, newest first. Their content is not checked."""
-    found = {folder / name: header for name in SLOTS if (header := record.read_header(folder / name)) is not None}
-    return dict(sorted(found.items(), key=lambda item: -item[1].step))
+def headers(folder: Path) -> dict[Path, dict[str, Any]]:
+    """The guard files of the complete snapshots in a folder, newest first. What they guard is not checked."""
+    guards = {path: checkpoint.guard_of(path) for path in checkpoint.states(folder)}
+    return {path: guard for path, guard in guards.items() if guard is not None and "run" in guard}
+
+
+def bytes_of(guard: dict[str, Any]) -> int:
+    """The memory that a snapshot takes."""
+    return sum(entry["size"] for entry in guard["files"].values())
 
 
 def status(folder: Path) -> dict[str, Any]:
@@ -419,4 +392,4 @@ def status(folder: Path) -> dict[str, Any]:
     newest = next(iter(headers(folder).values()), None)
     if newest is None or off:
         return {"step": None, "bytes": 0, "every": 0, "off": off}
-    return {"step": newest.step, "bytes": newest.bytes, "every": newest.every, "off": ""}
+    return {"step": newest["step"], "bytes": bytes_of(newest), "every": newest["every"], "off": ""}

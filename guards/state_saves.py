@@ -2,8 +2,8 @@
 
 Decision: one thread does the saves in the order in which the training asked for them (LoRA, old LoRAs, state, old
 states), each exactly as without the thread. So at any moment, and after any kill, the disk holds what it would hold
-then. The copy is a record of its own beside the ring of snapshots.py, whose records are replaced long before a slow
-disk has one. A process that is killed meanwhile leaves it, and the next one, which goes on from a later step, writes it
+then. The copy is a snapshot of its own beside those of snapshots.py, which are replaced long before a slow disk has
+one. A process that is killed meanwhile leaves it, and the next one, which goes on from a later step, writes it
 (`redo`): no save is lost.
 
 This is done where snapshots in memory are on and the copy fits; elsewhere the training writes the state itself, and
@@ -18,6 +18,7 @@ import contextlib
 import math
 import os
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -26,11 +27,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from guards import limits, snapshot_record
+from guards import checkpoint, limits, snapshot_files
 from guards.deadline import Deadline
 from guards.heartbeat import Heartbeat
 from guards.reading import moved_bytes
-from guards.snapshot_record import File, Header, RecordError
+from guards.snapshot_files import File, SnapshotError
 from guards.snapshots import THREAD_NICE, Snapshots
 from guards.step_requests import append_event
 
@@ -93,7 +94,7 @@ class StateSaves:
         name: of the file or folder that it writes, which `redo` gets with step, epoch and belongs. Raises the errors of
         `write` when it is called at once.
         """
-        copy = self._copy(self.snapshots.header(step, epoch, name, belongs), files)
+        copy = self._copy(name, step, epoch, files, belongs)
         if copy is not None:
             self._put(name, partial(self._write_copy, copy, write))
             return
@@ -101,26 +102,24 @@ class StateSaves:
         with Deadline(limits.seconds("save_s"), f"writing {name}"):
             write(files)
 
-    def redo(self, step: int, write: Callable[[Header, list[File]], object]) -> None:
+    def redo(self, step: int, write: Callable[[dict[str, Any], list[File]], object]) -> None:
         """Write what an earlier process could not complete, in the thread. `step`: from which this process goes on.
 
-        Later saves are forgotten: this process comes to their steps again.
+        Later saves are forgotten: this process comes to their steps again. `write` gets the guard file of the copy (name,
+        step, epoch, belongs) and the files.
         """
         for path in self._copies():
-            header = snapshot_record.read_header(path)
-            wrong = snapshot_record.verify(path)
-            if header is None or not self.snapshots.is_ours(header) or header.step > step:
-                path.unlink(missing_ok=True)
-            elif wrong:
-                print(
-                    f"hangproof: {header.name} was being saved when the training ended, and is lost: {wrong}",
-                    flush=True,
-                )
-                path.unlink(missing_ok=True)
-            else:
-                print(f"hangproof: {header.name} was being saved when the training ended; it is completed", flush=True)
-                self._step = header.step
-                self._put(header.name, partial(self._write_copy, path, partial(write, header)))
+            guard, wrong = checkpoint.guard_of(path), checkpoint.problems(path)
+            if guard is None or not self.snapshots.is_ours(guard) or guard["step"] > step:
+                shutil.rmtree(path)
+                continue
+            name, outcome = guard["name"], f"is lost: {'; '.join(wrong)}" if wrong else "is completed"
+            print(f"hangproof: {name} was being saved when the training ended; it {outcome}", flush=True)
+            if wrong:
+                shutil.rmtree(path)
+                continue
+            self._step = guard["step"]
+            self._put(name, partial(self._write_copy, path, partial(write, guard)))
 
     def then(self, what: str, function: Callable[[], object]) -> None:
         """Call `function` after the saves so far: in the thread while they are under way, else at once."""
@@ -156,23 +155,28 @@ class StateSaves:
         folder = self.snapshots.folder
         return sorted(folder.glob(NAME + "*"), key=_number) if folder is not None else []
 
-    def _copy(self, header: Header, files: list[File]) -> Path | None:
-        """The record that holds a copy of the files; None where that is not possible."""
+    def _copy(self, name: str, step: int, epoch: int, files: list[File], belongs: dict[str, Any] | None) -> Path | None:
+        """The snapshot that holds a copy of the files; None where that is not possible."""
         if not self.snapshots.active or self.snapshots.folder is None:
             return None
         number = max(map(_number, self._copies()), default=0) + 1
         path = self.snapshots.folder / f"{NAME}{number}"
         try:
-            plan = snapshot_record.plan(files)
-            problem = self.snapshots.no_room_beside(snapshot_record.BODY + plan.bytes)
-            if not problem and snapshot_record.store(path, header, plan).finite:
+            plan = snapshot_files.plan(files)
+            problem = self.snapshots.no_room_beside(plan.bytes)
+            if not problem:
+                path.mkdir()
+                mapped = snapshot_files.create(path, plan.layout) if plan.tensors else None
+                if mapped is not None:
+                    snapshot_files.copy(snapshot_files.tensors_in(mapped, plan.layout), plan.tensors)
+                about = {"name": name, **self.snapshots.about(belongs)}
+                snapshot_files.complete(path, plan, mapped, step, epoch, about)
                 return path
-        except (OSError, RecordError, MemoryError) as error:
-            problem = f"{header.name} has no room in memory: {error}"
-        path.unlink(missing_ok=True)
-        if problem:
-            self._report_once("room", f"saves wait for the disk: {problem}")
-        return None  # numbers that are not finite are for `write` to judge, as ever
+        except (OSError, SnapshotError, MemoryError) as error:
+            problem = f"{name} has no room in memory: {error}"
+        shutil.rmtree(path, ignore_errors=True)
+        self._report_once("room", f"saves wait for the disk: {problem}")
+        return None
 
     def _put(self, what: str, function: Callable[[], object]) -> None:
         if self._thread is None:
@@ -201,11 +205,11 @@ class StateSaves:
         """The copies go when all that belongs to their step is done: until then, a kill makes the next process do it again."""
         if self._jobs.unfinished_tasks == 1 and self._error is None:
             while self._written:
-                self._written.pop().unlink(missing_ok=True)
+                shutil.rmtree(self._written.pop(), ignore_errors=True)
         self._jobs.task_done()
 
     def _write_copy(self, path: Path, write: Callable[[list[File]], object]) -> None:
-        write(snapshot_record.files(path)[1])
+        write(snapshot_files.read(path))
         self._written.append(path)
 
     def _wait(self, limit_s: float = math.inf) -> bool:

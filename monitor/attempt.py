@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from guards import heartbeat, snapshots
+from guards import heartbeat, snapshot_files, snapshots
 from guards.heartbeat import Beat
 from monitor.detect.progress import Observation
 from monitor.diagnose.collect import ExitStatus, Scope
@@ -26,7 +26,7 @@ from monitor.process.tree import MARKS, RUN, TOKEN, KillResult, Tree, kill
 from monitor.run_folder import TRAINING_LOG, RunFolder
 from monitor.state import AttemptRecord
 
-SNAPSHOTS = (snapshots.FOLDER, snapshots.SPEC, snapshots.LIMIT, snapshots.RECORD)
+SNAPSHOTS = (snapshot_files.RING, snapshots.SPEC, snapshots.LIMIT)
 _WRAPPER = 'printf %s "$$" >"$3"; bash "$1"; code=$?; printf %s "$code" >"$2"; exit "$code"'
 _OURS = (*MARKS, *SNAPSHOTS)
 LIST_S = 1.0  # how often the folder of heartbeats is listed; reading known records costs less

@@ -187,7 +187,7 @@ def _start_attempt(run: Run) -> Attempt | Transition:
     metrics_bytes = run.folder.metrics_size()
     try:
         limit, spec = run.config.restart.snapshots_bytes, spec_hash(run.folder.folder)
-        variables = {} if run.several else snapshots.environment(state.snapshots, spec, limit, point.record)
+        variables = {} if run.several else snapshots.environment(state.snapshots, spec, limit)
         standby = _release_standby(run, number, rendered, point, variables)
         attempt = standby or _start_cold(run, number, rendered, point, variables)
     except OSError:
@@ -279,7 +279,7 @@ def _newest_record(run: Run, pause: Callable[[float], None], room: bool = True) 
     before_step = run.incident.evidence.step if run.incident is not None and doubtful else None
     folder, spec = run.folder.folder, spec_hash(run.folder.folder)
     record, refused = snapshots.newest(
-        run.state.snapshots, folder, spec, before_step=before_step, room=room, pause=pause
+        run.state.snapshots, folder, spec, run.verifier, before_step=before_step, room=room, pause=pause
     )
     for text in refused:
         run.folder.log(text)
@@ -295,13 +295,13 @@ def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
         return run.unkept or ""
     on_disk = max(checkpoints.states(run.state_folders()).values(), default=0)
     headers = snapshots_of(Path(run.state.snapshots))
-    newer = any(header.step > on_disk for header in headers.values())
+    newer = any(guard["step"] > on_disk for guard in headers.values())
     record = _newest_record(run, pause, room=False) if newer else None
     if record is None or record.step <= on_disk:
         run.unkept = ""
         return ""
     python = record.python if Path(record.python).is_file() else sys.executable
-    command = [python, "-m", "guards.snapshot_keep", str(record.record), str(run.folder.folder)]
+    command = [python, "-m", "guards.snapshot_files", str(record.record), str(run.folder.folder)]
     job = Subjob(command, min(run.config.end.stop_save_s, run.remaining_s()))
     job.wait(pause)
     run.unkept = ""

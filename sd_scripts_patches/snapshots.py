@@ -1,6 +1,6 @@
 """Snapshots in memory of kohya's trainers (guards/snapshots.py): after a step, what accelerate's save_state would write.
 
-Decision: save_state itself is called, so a record holds what a checkpoint holds, and `--resume` reads it. In this
+Decision: save_state itself is called, so a snapshot holds what a checkpoint holds, and `--resume` reads it. In this
 thread `torch.save` and safetensors' `save_file`, as accelerate calls them, keep what they are given in place of writing
 it; small files that hooks write go to a folder in memory and are read from there. What another version of accelerate
 writes by other means is read in the same way: slower, so less often, and as complete.
@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from guards import snapshot_keep
+from guards import snapshot_files
 from guards.heartbeat import Heartbeat
-from guards.snapshot_record import File, RecordError
+from guards.snapshot_files import File, SnapshotError
 from guards.snapshots import Snapshots
 from guards.state_saves import StateSaves
 from sd_scripts_patches import session
@@ -42,8 +42,8 @@ def capturing() -> bool:
 def make_state(resume: str) -> None:
     """Make the state that `--resume` names when it is a snapshot in memory. Raises ResumeError."""
     try:
-        snapshot_keep.restore(resume)
-    except RecordError as error:
+        snapshot_files.restore(resume)
+    except SnapshotError as error:
         raise ResumeError(f"--resume {resume}: {error}") from error
 
 
@@ -227,11 +227,14 @@ def write_later(accelerator: Any, folder: Path, step: int, epoch: int) -> bool:
     if saves.snapshots.folder is None or not saves.snapshots.active:
         return False
     files = capture(accelerator, saves.snapshots.folder / FOLDER)
-    header = saves.snapshots.header(step, epoch, folder.name)
-    saves.save(folder.name, step, epoch, files, lambda files: snapshot_keep.write(folder, header, files))
+    saves.save(folder.name, step, epoch, files, lambda files: snapshot_files.write_state(folder, files, step, epoch))
     return True
 
 
 def complete_saves(output: str, step: int) -> None:
     """Write the states that a killed process was saving. `step`: from which this one goes on."""
-    saves.redo(step, lambda header, files: snapshot_keep.write(Path(output, header.name), header, files))
+
+    def write(guard: dict[str, Any], files: list[File]) -> None:
+        snapshot_files.write_state(Path(output, guard["name"]), files, guard["step"], guard["epoch"])
+
+    saves.redo(step, write)

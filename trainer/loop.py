@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from guards import checkpoint, deadline, limits, snapshot_keep, world
+from guards import checkpoint, deadline, limits, snapshot_files, world
 from guards.heartbeat import REQUEST_STOP
 from guards.metrics import Metrics
-from guards.snapshot_record import File, Header
+from guards.snapshot_files import File
 from trainer import flow, lora, optimizers, states
 from trainer.data_order import batches, seed_for
 from trainer.errors import TrainError
@@ -37,9 +37,9 @@ def run(t: Training) -> str:
     args, metrics, rank_0 = t.args, Metrics.from_env(), t.main
     t.hb.reach("ready")
     step, losses = restore(t)
-    t.saves.redo(step, lambda header, files: complete_save(t, header, files))
+    t.saves.redo(step, lambda guard, files: complete_save(t, guard, files))
     # a snapshot is taken after all that follows its step
-    if not (t.args.resume and snapshot_keep.is_restored(t.args.resume)):
+    if not (t.args.resume and snapshot_files.is_restored(t.args.resume)):
         validate_if_due(t, step, metrics)
         if rank_0:
             samples_due(t, step, losses, usual_s=0.0)
@@ -100,7 +100,7 @@ def restore(t: Training) -> tuple[int, deque]:
     )
     losses.extend(state["losses"])
     t.sampler.since_s = (folder / checkpoint.GUARD).stat().st_mtime
-    t.state = None if snapshot_keep.is_restored(folder) else (state["current_step"], folder)
+    t.state = None if snapshot_files.is_restored(folder) else (state["current_step"], folder)
     t.log(f"resumed from step {state['current_step']}: {folder}")
     return state["current_step"], losses
 
@@ -389,16 +389,16 @@ def write_state(t: Training, folder: Path, step: int, files: list[File]) -> None
     states.save(folder, files, step=step, epoch=step // t.per_epoch, belongs=t.belongs)
 
 
-def complete_save(t: Training, header: Header, files: list[File]) -> None:
+def complete_save(t: Training, guard: dict, files: list[File]) -> None:
     """Writes what a killed process was saving, and deletes the old ones that it replaces."""
-    step, path = header.step, Path(t.args.output_dir) / header.name
-    state = header.name.endswith("-state")
+    step, saved = guard["step"], guard["name"]
+    path, state = Path(t.args.output_dir) / saved, saved.endswith("-state")
     (write_state if state else write_lora)(t, path, step, files)
     every = t.args.save_every_n_steps
     for _, name, kind, last_gone, last_state_gone in saves_due(t.args, step, ended(t, step), t.epochs):
-        if header.name == f"{name}-state":
+        if saved == f"{name}-state":
             states.drop_old(path.parent, t.args.output_name, kind, last_state_gone, True, t.log)
-        elif header.name == f"{name}.safetensors":
+        elif saved == f"{name}.safetensors":
             gone_every = every if kind == "step" else None
             states.drop_old(path.parent, t.args.output_name, kind, last_gone, False, t.log, gone_every)
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from guards import checkpoint, snapshot_keep
-from guards.snapshot_record import File, RecordError
+from guards import checkpoint, snapshot_files
+from guards.snapshot_files import File, SnapshotError
 from trainer import lora
 from trainer.errors import TrainError
 
@@ -60,8 +60,8 @@ def check(folder: Path) -> None:
     A state from a snapshot in memory is made here.
     """
     try:
-        snapshot_keep.restore(folder)
-    except RecordError as problem:
+        snapshot_files.restore(folder)
+    except SnapshotError as problem:
         raise TrainError(f"--resume {folder}: {problem}") from problem
     if not folder.is_dir():
         raise TrainError(f"--resume {folder}: the folder does not exist; correct the path")

@@ -1,13 +1,13 @@
-"""The run's snapshots in memory, seen from the monitor: their folder under /dev/shm, and the record to resume from.
+"""The run's snapshots in memory, seen from the monitor: their folder under /dev/shm, and the one to resume from.
 
 The monitor makes the folder before the first attempt, notes it in the RunState, and removes it when the run has ended
-and its newest record is on the disk. Folders of runs that are gone are removed when the next run makes its own. After a
+and its newest snapshot is on the disk. Folders of runs that are gone are removed when the next run makes its own. After a
 reboot there is none, and the disk decides. Containers may share this memory without seeing each other's files, so a
 folder of another mount namespace counts as in use until its monitor has been silent for `SILENT_S`.
 
-A record is judged like a checkpoint, and here without torch: complete, of this run and its settings, checksum right,
-numbers finite (which the trainer has looked at). A fault that may have damaged memory makes the records since then
-suspect, and after repeated failures without a new step only the disk is trusted.
+A snapshot is verified like a checkpoint, and must be of this run, its settings and this boot. A fault that may have
+damaged memory makes the snapshots since then suspect, and after repeated failures without a new step only the disk is
+trusted.
 """
 
 from __future__ import annotations
@@ -17,23 +17,21 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from guards import snapshot_record, snapshots
+from guards import snapshot_files, snapshots
 from monitor.process import platform
 from monitor.process.locks import LOCK, is_held
-from monitor.resume.checkpoints import ResumePoint
+from monitor.resume.checkpoints import ResumePoint, Verifier
 from monitor.run_folder import read_json
 
 PLACE = "HANGPROOF_SHM"  # another file system in memory than /dev/shm
-LIMIT = snapshots.LIMIT
 OWNER = "run"  # the file in a folder of snapshots that names its run
 STATE = "monitor.json"
-PAUSE_EVERY = 64  # pieces of a record that is checked
 SILENT_S = 3600.0  # a monitor writes more often than this, unless it is gone
-ROOM = 1 << 20  # bytes that a state needs beside those of its record: headers of its files
+ROOM = 1 << 20  # bytes that a state needs beside those of its snapshot: headers of its files
 FAILED_COUNT = 2  # failures in a row without a new step, from which on only the disk is trusted
 
 
@@ -97,56 +95,50 @@ def sweep() -> None:
             drop(str(folder))
 
 
-def environment(folder: str, spec_hash: str, limit_bytes: int, record: Path | None) -> dict[str, str]:
+def environment(folder: str, spec_hash: str, limit_bytes: int) -> dict[str, str]:
     """The variables of an attempt; {} without a folder."""
     if not folder:
         return {}
-    variables = {snapshots.FOLDER: folder, snapshots.SPEC: spec_hash, LIMIT: str(limit_bytes)}
-    return variables | ({snapshots.RECORD: str(record)} if record is not None else {})
+    return {snapshot_files.RING: folder, snapshots.SPEC: spec_hash, snapshots.LIMIT: str(limit_bytes)}
 
 
 def newest(
     folder: str,
     run: Path,
     spec_hash: str,
+    verifier: Verifier,
     *,
     before_step: int | None = None,
     room: bool = True,
     pause: Callable[[float], None],
 ) -> tuple[ResumePoint | None, list[str]]:
-    """(the newest record that can be resumed from, why newer ones cannot). `pause` may raise.
+    """(the newest snapshot that can be resumed from, why newer ones cannot). `pause` may raise.
 
-    before_step: only records of earlier steps. room: its state will be made beside it.
+    before_step: only snapshots of earlier steps. room: its state will be made beside it.
     """
     refused: list[str] = []
     if not folder:
         return None, refused
-    for path, header in snapshots.headers(Path(folder)).items():
+    for path, guard in snapshots.headers(Path(folder)).items():
         reason = ""
-        if header.run != str(run):
-            reason = f"it belongs to {header.run}"
-        elif header.spec != spec_hash:
+        if guard["run"] != str(run):
+            reason = f"it belongs to {guard['run']}"
+        elif guard["spec"] != spec_hash:
             reason = "the run was made again since"
-        elif header.boot != snapshots.boot_id():
+        elif guard["boot"] != snapshots.boot_id():
             reason = "it was written before the machine was started"
-        elif before_step is not None and header.step >= before_step:
+        elif before_step is not None and guard["step"] >= before_step:
             reason = "the failure may have damaged the memory that it holds"
-        elif room and shutil.disk_usage(folder).free < header.bytes + ROOM:
+        elif room and shutil.disk_usage(folder).free < snapshots.bytes_of(guard) + ROOM:
             reason = f"{place()} is full, and the state that is made from it has no room there"
-        reason = reason or snapshot_record.verify(path, _pauses(pause).__next__)
+        else:
+            found = verifier.result(path, pause)
+            reason = "; ".join(found.problems) or found.unsure
         if not reason:
-            state = Path(folder) / header.name
-            return ResumePoint(state, header.step, record=path, python=header.python), refused
-        refused.append(f"the snapshot of step {header.step} is not used: {reason}")
+            state = Path(folder) / snapshot_files.RESUMED / path.name
+            return ResumePoint(state, guard["step"], record=path, python=guard["python"]), refused
+        refused.append(f"the snapshot of step {guard['step']} is not used: {reason}")
     return None, refused
-
-
-def _pauses(pause: Callable[[float], None]) -> Iterator[None]:
-    """Calls `pause` now and then while a record is checked."""
-    while True:
-        for _ in range(PAUSE_EVERY):
-            yield
-        pause(0.0)
 
 
 def summary(folder: str, off: str) -> dict[str, Any] | None:
@@ -157,10 +149,7 @@ def summary(folder: str, off: str) -> dict[str, Any] | None:
 
 
 def clear(folder: str) -> None:
-    """Forget all records: the run starts over."""
+    """Forget all snapshots: the run starts over."""
     if folder:
-        for path in Path(folder).glob("*"):
-            if path.name in snapshots.SLOTS:
-                path.unlink(missing_ok=True)
-            elif path.name.endswith("-state"):
-                shutil.rmtree(path, ignore_errors=True)
+        for path in [*Path(folder).glob("*-state"), Path(folder) / snapshot_files.RESUMED]:
+            shutil.rmtree(path, ignore_errors=True)

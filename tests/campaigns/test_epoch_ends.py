@@ -29,7 +29,7 @@ import trainer_helpers
 from nursery import Nursery
 from seeds import seed
 
-from guards import checkpoint, gate, snapshots
+from guards import checkpoint, gate, snapshot_files, snapshots
 from runs.paths import ROOT
 from sd_scripts_patches import trainer_state
 from trainer import tiny_flux
@@ -165,19 +165,19 @@ def ended_at(run: Run, out: Path, points: list[tuple[int, str, int]], steps: int
     resume: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="hangproof-test-", dir="/dev/shm") as ring:
         memory = Path(ring)
-        variables = {snapshots.FOLDER: str(memory)}
+        variables = {snapshot_files.RING: str(memory)}
         for epoch, kind, offset in points:
             step = epoch * steps + offset
             saves = {"step": {"save_every_n_steps": str(step)}, "epoch": {"save_every_n_epochs": str(epoch)}}
             train(run, out, f"{kind} {step}", {**flags, **resume, **saves.get(kind, {})}, **variables)
             if kind == "snapshot":
-                record, header = next(iter(snapshots.headers(memory).items()))
-                state, found = memory / header.name, header.step
+                path, guard = next(iter(snapshots.headers(memory).items()))
+                state, found = memory / snapshot_files.RESUMED / path.name, guard["step"]
             else:
-                record, state = "", checkpoint.newest_valid(out / "made")
+                state = checkpoint.newest_valid(out / "made")
                 found = checkpoint.guard_of(state)["step"]
             assert found == step, (kind, step, state)
-            resume, variables[snapshots.RECORD] = {"resume": str(state)}, str(record)
+            resume = {"resume": str(state)}
         train(run, out, "never", {**flags, **resume}, **variables)
 
 

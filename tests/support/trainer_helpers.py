@@ -103,16 +103,16 @@ def fork(argv: list[str], timeout_s: float = 500, **extra: str) -> subprocess.Co
 
 
 def attempt_of(work: dict, name: str, number: int, ring: Path | None, resume: Path | None, env: dict, **changed):
-    """One attempt, as the monitor starts it: from the newest record in `ring`, where there is one, else from `resume`."""
-    from guards import snapshots
+    """One attempt, as the monitor starts it: from the newest snapshot in `ring`, where there is one, else from `resume`."""
+    from guards import snapshot_files, snapshots
 
     output = work["folder"] / name
     output.mkdir(exist_ok=True)
     more = {"HANGPROOF_HEARTBEAT": str(work["folder"] / f"beats-{name}"), "HANGPROOF_RUN": str(output)}
     if ring:
-        more[snapshots.FOLDER] = str(ring)
-        if found := next(iter(snapshots.headers(ring).items()), None):
-            resume, more[snapshots.RECORD] = ring / found[1].name, str(found[0])
+        more[snapshot_files.RING] = str(ring)
+        if found := next(iter(snapshots.headers(ring)), None):
+            resume = ring / snapshot_files.RESUMED / found.name
     argv = flags(work["model"], work["config"], output, resume=resume, **changed)
     return fork(argv, **more, **env, HANGPROOF_ATTEMPT=str(number))
 

@@ -1,4 +1,4 @@
-"""Snapshots in memory: a record is complete or none, holds what was saved to the bit, and never takes what others need."""
+"""Snapshots in memory: each is complete or none, holds what was saved to the bit, and never takes what others need."""
 
 import math
 import os
@@ -18,9 +18,8 @@ import pytest
 import torch
 from monitor_helpers import wait_for
 
-from guards import checkpoint, memory, snapshot_keep, snapshots
-from guards import snapshot_record as record
-from guards.snapshot_record import File
+from guards import checkpoint, memory, snapshot_files, snapshots
+from guards.snapshot_files import File, SnapshotError
 from guards.snapshots import Snapshots
 from runs.paths import ROOT
 
@@ -48,10 +47,17 @@ def take(snapshots_, step, files):
     snapshots_.wait()
 
 
-def restored(ring, environ_record=None):
-    path, header = next(iter(snapshots.headers(ring).items()))
-    folder = ring / header.name
-    snapshot_keep.restore(folder, {snapshots.RECORD: str(environ_record or path)})
+def steps(ring):
+    return [guard["step"] for guard in snapshots.headers(ring).values()]
+
+
+def newest(ring):
+    return next(iter(snapshots.headers(ring)))
+
+
+def restored(ring):
+    folder = ring / snapshot_files.RESUMED / newest(ring).name
+    snapshot_files.restore(folder, {snapshot_files.RING: str(ring)})
     return folder
 
 
@@ -82,7 +88,7 @@ def state_of(seed):
 
 def test_a_restored_state_has_the_files_that_the_trainer_would_have_written(ring, tmp_path):
     files = state_of(1)
-    record.write_folder(tmp_path, files)
+    snapshot_files.write_folder(tmp_path, files)
     take(writer(ring), 3, files)
     folder = restored(ring)
     assert checkpoint.problems(folder, deep=True) == []
@@ -91,7 +97,7 @@ def test_a_restored_state_has_the_files_that_the_trainer_would_have_written(ring
         assert (folder / file.name).read_bytes() == (tmp_path / file.name).read_bytes(), file.name
 
 
-def test_the_record_keeps_the_values_of_its_step(ring):
+def test_a_snapshot_keeps_the_values_of_its_step(ring):
     """Training changes the tensors in place right after the snapshot; a large one is completed in a thread."""
     tensor = torch.zeros(1 << 20)
     ours = writer(ring)
@@ -103,22 +109,19 @@ def test_the_record_keeps_the_values_of_its_step(ring):
     assert torch.equal(values["a"], torch.zeros(1 << 20)) and values["n"] == [1.5]
 
 
-def test_the_thread_waits_for_an_event_before_it_copies_pinned_memory_into_the_record(ring):
+def test_the_thread_waits_for_an_event_before_it_copies_pinned_memory_into_the_snapshot(ring):
     """The event is a stand-in that fills the memory; a copy from a GPU itself needs one."""
     ours, waited = writer(ring), []
-    files = [File("a.pt", "torch", {"a": torch.arange(700_000), "b": torch.ones(3)})]
-    plan = record.plan(files)
+    plan = snapshot_files.plan([File("a.pt", "torch", {"a": torch.arange(700_000), "b": torch.ones(3)})])
     slot, pinned = ours._slots[0], torch.zeros(plan.layout.end + 100, dtype=torch.uint8)
-    slot.reserve(record.BODY + plan.bytes)
+    ours._begin(slot, plan)
 
     def synchronize():
         waited.append(True)
-        for target, source in zip(record.views(pinned, plan.layout.places), plan.tensors, strict=True):
-            target.copy_(source)
+        snapshot_files.copy(snapshot_files.views(pinned, plan.layout), plan.tensors)
 
     event = SimpleNamespace(synchronize=synchronize, elapsed_time=lambda other: 7.0)
-    header = ours.header(4, 1, "toy-step00000004-state", None)
-    job = snapshots._Job(slot, plan, header, 0.0, True, (pinned, event, event))
+    job = snapshots._Job(slot, plan, "toy-step00000004-state", 4, 1, ours.about(), staged=(pinned, event, event))
     assert ours._finish(job) == 0.007 and waited == [True]
     found = torch.load(restored(ring) / "a.pt")
     assert torch.equal(found["a"], torch.arange(700_000)) and torch.equal(found["b"], torch.ones(3))
@@ -129,52 +132,50 @@ def test_a_layout_is_used_again_until_a_tensor_has_another_form(ring):
         content = {"a": torch.full(shape, value, dtype=dtype), "b": torch.ones(5) * value, "n": value}
         return [File("a.pt", "torch", content)]
 
-    first = record.plan(files(1.0)).layout
-    assert record.plan(files(2.0), first).layout is first
+    first = snapshot_files.plan(files(1.0)).layout
+    assert snapshot_files.plan(files(2.0), first).layout is first
     others = {"dtype": torch.bfloat16}, {"shape": (3, 300)}, {"shape": (301, 3)}
-    assert all(record.plan(files(2.0, **other), first).layout is not first for other in others)
+    assert all(snapshot_files.plan(files(2.0, **other), first).layout is not first for other in others)
     ours = writer(ring)
-    for step, other in enumerate([{}, {}, *others, {}], 1):
+    for step, other in enumerate([{}, {}, {}, *others, {}], 1):
         take(ours, step, files(float(step), **other))
         found, wanted = torch.load(restored(ring) / "a.pt"), files(float(step), **other)[0].content
         assert torch.equal(found["a"], wanted["a"]) and torch.equal(found["b"], wanted["b"]), step
         assert found["a"].dtype == wanted["a"].dtype and found["n"] == wanted["n"]
 
 
-def test_the_ring_keeps_the_two_newest(ring):
+def test_the_two_newest_are_kept(ring):
     ours = writer(ring)
     for step in (1, 2, 3, 4):
         take(ours, step, raw(b"%d" % step))
-    assert [header.step for header in snapshots.headers(ring).values()] == [4, 3]
+    assert steps(ring) == [4, 3]
     found = snapshots.status(ring)
     assert (found["step"], found["off"]) == (4, "") and found["bytes"] > 0 and found["every"] >= 1
 
 
-def test_a_record_of_nan_is_not_usable(ring):
-    for kind in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+def test_a_snapshot_of_nan_is_not_usable(ring):
+    ours = writer(ring)
+    for step, kind in enumerate((torch.float32, torch.bfloat16, torch.float16, torch.float64), 1):
         for bad in (math.nan, -math.inf):
             values = torch.ones(300_000, dtype=kind)
             values[-1] = bad
-            take(writer(ring), 5, [File("model.safetensors", "safetensors", {"a": values})])
-            path = next(iter(snapshots.headers(ring)))
-            assert record.verify(path) == "it holds NaN or infinity"
-    take(writer(ring), 6, [File("model.safetensors", "safetensors", {"a": torch.tensor([-3e38, 3e38])})])
-    assert record.verify(next(iter(snapshots.headers(ring)))) == ""
+            take(ours, step, [File("model.safetensors", "safetensors", {"a": values})])
+            assert "holds NaN or infinity" in checkpoint.problems(newest(ring), deep=True)[0]
+    take(ours, 6, [File("model.safetensors", "safetensors", {"a": torch.tensor([-3e38, 3e38]), "b": torch.tensor(1)})])
+    assert checkpoint.problems(newest(ring), deep=True) == []
 
 
-@pytest.mark.parametrize("at", [record.BODY + 100, record.BODY - 1, 20, 3])
-def test_a_changed_byte_is_found_and_the_record_removed_with_its_reason(ring, at):
-    take(writer(ring), 2, raw(b"x" * 5000))
-    path = next(iter(snapshots.headers(ring)))
-    assert record.verify(path) == ""
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-    assert bool(record.verify(path)) == (at != record.BODY - 1)  # the end of the header's page is unused
-    if at > record.BODY:
-        with pytest.raises(record.RecordError, match="wrong checksum"):
-            restored(ring)
-        assert not path.exists() and list(ring.glob("*-state")) == []
+@pytest.mark.parametrize("name", [snapshot_files.FILES, snapshot_files.TENSORS])
+def test_a_changed_byte_is_found_and_the_snapshot_removed_with_its_reason(ring, name):
+    take(writer(ring), 2, [File("a.pt", "torch", torch.ones(5000))])
+    path = newest(ring)
+    assert checkpoint.problems(path) == []
+    data = bytearray((path / name).read_bytes())
+    data[20] ^= 1
+    (path / name).write_bytes(data)
+    with pytest.raises(SnapshotError, match="wrong checksum"):
+        restored(ring)
+    assert not path.exists() and list(ring.rglob("*-state")) == []
 
 
 def test_an_attempt_that_resumes_earlier_forgets_the_later_records(ring):
@@ -182,11 +183,11 @@ def test_an_attempt_that_resumes_earlier_forgets_the_later_records(ring):
     for step in (7, 8):
         take(ours, step, raw(b"later"))
     take(writer(ring, attempt=2), 5, raw(b"again"))
-    assert [(h.step, h.attempt) for h in snapshots.headers(ring).values()] == [(5, 2)]
-    assert len(list(ring.glob("slot-*"))) == 1
+    assert [(guard["step"], guard["attempt"]) for guard in snapshots.headers(ring).values()] == [(5, 2)]
+    assert len(list(ring.iterdir())) == 1
 
 
-def test_a_restored_state_goes_when_a_newer_record_is_there(ring):
+def test_a_restored_state_goes_when_a_newer_snapshot_is_there(ring):
     ours = writer(ring)
     take(ours, 1, raw(b"one"))
     folder = restored(ring)
@@ -195,7 +196,7 @@ def test_a_restored_state_goes_when_a_newer_record_is_there(ring):
     assert not folder.exists()
 
 
-def test_what_a_record_cannot_hold_turns_it_off(ring, capfd):
+def test_what_a_snapshot_cannot_hold_turns_it_off(ring, capfd):
     ours = writer(ring)
     take(ours, 1, raw(b"one"))
     take(ours, 2, [File("a.pt", "torch", {"a": lambda: 0})])
@@ -214,7 +215,7 @@ def test_a_state_that_does_not_fit_into_memory_turns_it_off(ring, monkeypatch, f
     ours = writer(ring)
     take(ours, 1, [File("a.pt", "torch", torch.zeros(3 << 20))])
     assert ours.active == (sentence is None)
-    assert sentence is None or (ours.off.count("67 MB free") and list(ring.glob("slot-*")) == [])
+    assert sentence is None or (ours.off.count("67 MB free") and list(ring.iterdir()) == [ring / snapshots.OFF])
 
 
 def test_memory_that_becomes_short_is_given_back(ring, monkeypatch):
@@ -223,7 +224,7 @@ def test_memory_that_becomes_short_is_given_back(ring, monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda: 100 << 20)
     monkeypatch.setattr(snapshots, "MEMORY_POLL_S", 0.0)
     assert not ours.due() and "105 MB of memory left" in ours.off
-    assert list(ring.glob("slot-*")) == []
+    assert list(ring.iterdir()) == [ring / snapshots.OFF]
 
 
 def test_the_frequency_follows_from_the_cost(ring, monkeypatch):
@@ -238,7 +239,7 @@ def test_the_frequency_follows_from_the_cost(ring, monkeypatch):
             ours._since = 1000
             assert ours.due()
             now_s += 0.005
-            ours.take("toy-state", step, 1, raw(b"x"))
+            ours.take(f"toy-step{step:08d}-state", step, 1, raw(b"x"))
             seen.append(ours.every)
         assert ours.every in (wanted, wanted + 1) and all(b <= 2 * a for a, b in pairwise(seen))
         now_s += step_s
@@ -246,17 +247,19 @@ def test_the_frequency_follows_from_the_cost(ring, monkeypatch):
 
 
 def test_several_processes_have_no_snapshots(ring):
-    several = Snapshots.from_env({snapshots.FOLDER: str(ring), "RANK": "0", "WORLD_SIZE": "2"})
+    several = Snapshots.from_env({snapshot_files.RING: str(ring), "RANK": "0", "WORLD_SIZE": "2"})
     assert not several.active and "several processes" in snapshots.status(ring)["off"]
-    assert not Snapshots.from_env({snapshots.FOLDER: str(ring), "RANK": "1", "WORLD_SIZE": "2"}).active
-    assert not Snapshots.from_env({}).active and not Snapshots.from_env({snapshots.FOLDER: str(ring / "gone")}).active
+    assert not Snapshots.from_env({snapshot_files.RING: str(ring), "RANK": "1", "WORLD_SIZE": "2"}).active
+    assert (
+        not Snapshots.from_env({}).active and not Snapshots.from_env({snapshot_files.RING: str(ring / "gone")}).active
+    )
 
 
 KILLED = """
 import sys, torch
 from pathlib import Path
 from guards.snapshots import Snapshots
-from guards.snapshot_record import File
+from guards.snapshot_files import File
 ours = Snapshots(Path(sys.argv[1]), "/runs/a", "spec", 1)
 a, step = torch.zeros(1 << 21), 0
 print("ready", flush=True)
@@ -270,25 +273,25 @@ while True:
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_moment_leaves_a_record_that_is_right(ring):
-    """SIGKILL in mid-snapshot: the process does nothing else. What verifies holds the values of one step."""
+def test_a_kill_at_any_moment_leaves_a_snapshot_that_is_right(ring):
+    """SIGKILL in mid-snapshot: the process does nothing else. Each folder with a guard file holds the values of one step."""
     with children.start(KILLED, ring) as process:
         process.stdout.readline()
-        wait_for(lambda: (snapshots.status(ring)["step"] or 0) >= 3, 60, "three records")
+        wait_for(lambda: (snapshots.status(ring)["step"] or 0) >= 3, 60, "three snapshots")
         process.send_signal(signal.SIGKILL)
-    good = [path for path in snapshots.headers(ring) if not record.verify(path)]
-    assert good, "one of the two records is always complete"
-    for path in good:
-        header, (file,) = record.files(path)
-        assert file.content["step"] == header.step and bool((file.content["a"] == header.step).all())
-    assert max(header.step for header in snapshots.headers(ring).values()) >= 3
+    found = snapshots.headers(ring)
+    assert found, "one of the two is always complete"
+    for path, guard in found.items():
+        (file,) = snapshot_files.read(path)
+        assert file.content["step"] == guard["step"] and bool((file.content["a"] == guard["step"]).all())
+    assert max(steps(ring)) >= 3
 
 
 SMALL = """
 import contextlib, os, shutil, torch
 from pathlib import Path
 from guards.snapshots import Snapshots
-from guards.snapshot_record import File
+from guards.snapshot_files import File
 ring = Path("/dev/shm/ring")
 for full in (False, True):
     ring.mkdir()

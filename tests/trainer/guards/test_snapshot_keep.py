@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from guards.snapshot_record import write_folder
+from guards.snapshot_files import write_folder
 from sd_scripts_patches import snapshots
 
 accelerate = pytest.importorskip("accelerate")

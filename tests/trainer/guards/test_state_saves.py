@@ -12,9 +12,9 @@ import pytest
 from monitor_helpers import wait_for
 from trainer_helpers import attempt_of, good, sha
 
-from guards import checkpoint, memory, snapshots, state_saves
+from guards import checkpoint, memory, snapshot_files, snapshots, state_saves
 from guards.heartbeat import Heartbeat, read
-from guards.snapshot_record import File
+from guards.snapshot_files import File
 from guards.snapshots import Snapshots
 from guards.state_saves import StateSaves
 
@@ -132,15 +132,15 @@ def test_what_a_killed_process_was_saving_is_written_by_the_next_one_that_goes_o
     """Killed in the save of step 6; others were of a step that comes again, of other settings, and damaged."""
     killed = [StateSaves(Snapshots(ring, "/runs/a", spec), Heartbeat(None)) for spec in ("spec", "other")]
     for number, (step, ours) in enumerate([(6, 0), (6, 0), (6, 0), (9, 0), (6, 1)], 1):
-        header = killed[ours].snapshots.header(step, 2, f"state-{number}", {"seed": 1})
-        assert killed[ours]._copy(header, [tensor_file(number)]) == ring / f"save-{number}"
-    with open(ring / "save-3", "r+b") as file:
-        file.seek(4100)
-        file.write(b"damage")
+        copy = killed[ours]._copy(f"state-{number}", step, 2, [tensor_file(number)], {"seed": 1})
+        assert copy == ring / f"save-{number}"
+    with open(ring / "save-3" / snapshot_files.TENSORS, "r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"!")
     saves, seen = StateSaves(Snapshots(ring, "/runs/a", "spec", 2), Heartbeat(None)), []
     with saves:
-        saves.redo(7, lambda h, files: seen.append((h.step, h.epoch, h.name, h.belongs, values(files))))
-    assert seen == [(6, 2, f"state-{n}", {"seed": 1}, ([float(n)] * 4, [n])) for n in (1, 2)]
+        saves.redo(7, lambda guard, files: seen.append((guard["name"], guard["belongs"], values(files))))
+    assert seen == [(f"state-{n}", {"seed": 1}, ([float(n)] * 4, [n])) for n in (1, 2)]
     assert list(ring.iterdir()) == [] and "state-3 was being saved" in capfd.readouterr().out
 
 
@@ -222,7 +222,7 @@ def test_sigterm_during_a_save_completes_it_and_stops_with_a_state(work, plain, 
     assert sha(work["folder"] / "term/tiny.safetensors") == sha(plain / "tiny.safetensors")
 
 
-def test_kills_in_the_middle_of_a_save_leave_a_state_or_a_record(work, ring):
+def test_kills_in_the_middle_of_a_save_leave_a_state_or_a_snapshot(work, ring):
     output, settings = work["folder"] / "kills", {"max_train_steps": 12, "save_every_n_steps": 2}
     for number in (1, 2):
         done = train(work, output.name, f"0.01 kill@{number + 1}", ring, number, **settings)

@@ -200,16 +200,16 @@ def test_a_state_on_a_disk_that_does_not_read_is_not_bad(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_state_that_is_deleted_or_replaced_during_its_verification_is_not_bad(tmp_path, monkeypatch, replaced):
-    state, real = make(tmp_path, 10, value=1.0), checkpoint._sha256
+    state, real = make(tmp_path, 10, value=1.0), checkpoint._digest
 
-    def change(path):
+    def change(path, kind):
         if path.name == "model.safetensors":
             shutil.rmtree(state)
             if replaced:
                 make(tmp_path, 10, value=2.0)
-        return real(path)
+        return real(path, kind)
 
-    monkeypatch.setattr(checkpoint, "_sha256", change)
+    monkeypatch.setattr(checkpoint, "_digest", change)
     result = checkpoint.verify(state)
     assert result.problems == () and "replaced or deleted during the verification" in result.error
 

@@ -67,7 +67,7 @@ def test_a_stop_at_once_has_the_newest_steps_on_the_disk(run):
 def test_steps_that_the_disk_refuses_stay_in_memory_and_the_next_start_goes_on_from_them(run, tmp_path):
     """The interpreter that writes them fails: as on a full disk, nothing is written and nothing is freed."""
     (tmp_path / "broken").mkdir()
-    shim = "import sys\nif 'guards.snapshot_keep' in sys.orig_argv:\n    sys.exit('No space left on device')\n"
+    shim = "import sys\nif 'guards.snapshot_files' in sys.orig_argv:\n    sys.exit('No space left on device')\n"
     (tmp_path / "broken" / "sitecustomize.py").write_text(shim, encoding="utf-8")
     run.finish(run.start(TOY_FAULTS="raises@40", PYTHONPATH=str(tmp_path / "broken")), code=4)
     now = status(run.folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from trainer_helpers import attempt_of, environment, good, sha
 
-from guards import snapshots
+from guards import snapshot_files, snapshots
 
 COMMON = {"max_train_steps": 16, "save_every_n_steps": 8, "lr_scheduler": "cosine", "lr_warmup_steps": 4}
 COMMON |= {"network_dropout": 0.1, "save_state": True}
@@ -16,10 +16,10 @@ pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/s
 
 
 def attempt(work, name, number, ring=None, fault=""):
-    """One attempt, and the step of the record that it goes on from."""
+    """One attempt, and the step of the snapshot that it goes on from."""
     found = next(iter(snapshots.headers(ring).values()), None) if ring else None
     more = {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": fault} if fault else {}
-    return attempt_of(work, name, number, ring, None, more, **COMMON), found.step if found else 0
+    return attempt_of(work, name, number, ring, None, more, **COMMON), found["step"] if found else 0
 
 
 def losses(folder):
@@ -52,11 +52,11 @@ def test_kills_at_random_change_no_digit(work, ring):
     assert snapshots.status(ring)["off"] == "" and snapshots.status(ring)["step"] >= last
 
 
-def test_a_record_that_is_bad_ends_the_attempt_with_the_reason_and_is_gone(work, ring):
+def test_a_snapshot_that_is_bad_ends_the_attempt_with_the_reason_and_is_gone(work, ring):
     done, _ = attempt(work, "bad", 1, ring, "kill@3+0.5")
     assert done.returncode == -9
     path = next(iter(snapshots.headers(ring)))
-    with open(path, "r+b") as file:
+    with open(path / snapshot_files.TENSORS, "r+b") as file:
         file.seek(9000)
         file.write(b"damage")
     done, _ = attempt(work, "bad", 2, ring)

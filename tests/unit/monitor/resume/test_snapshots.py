@@ -1,4 +1,4 @@
-"""The monitor restarts from the newest record that it may believe, and from the disk when there is none."""
+"""The monitor restarts from the newest snapshot that it may believe, and from the disk when there is none."""
 
 import os
 import shutil
@@ -11,8 +11,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from guards import checkpoint, snapshot_keep, snapshots
-from guards.snapshot_record import File, RecordError
+from guards import checkpoint, snapshot_files, snapshots
+from guards.snapshot_files import File, SnapshotError
 from guards.snapshots import Snapshots
 from monitor import start
 from monitor.process import platform
@@ -46,15 +46,15 @@ def ring_of(run, *steps, spec="spec", of=None):
 
 
 def newest(ring, run, **more):
-    return ours.newest(ring, run, "spec", pause=lambda seconds: None, **more)
+    return ours.newest(ring, run, "spec", Verifier(60.0), pause=time.sleep, **more)
 
 
-def test_the_newest_record_is_taken_and_becomes_the_state_to_resume_from(run):
+def test_the_newest_snapshot_is_taken_and_becomes_the_state_to_resume_from(run):
     ring = ring_of(run, 4, 5)
     record, refused = newest(ring, run)
     assert (record.step, refused) == (5, [])
-    variables = ours.environment(ring, "spec", 1000, record.record)
-    snapshot_keep.restore(record.path, variables)
+    variables = ours.environment(ring, "spec", 1000)
+    snapshot_files.restore(record.path, variables)
     assert (record.path / "weights.bin").read_bytes() == b"5" and checkpoint.problems(record.path) == []
     assert Snapshots.from_env(variables).limit_bytes == 1000
 
@@ -67,7 +67,9 @@ def test_the_newest_record_is_taken_and_becomes_the_state_to_resume_from(run):
         ({}, "before the machine was started"),
     ],
 )
-def test_a_record_of_another_run_or_of_other_settings_or_of_before_a_reboot_is_refused(run, monkeypatch, other, reason):
+def test_a_snapshot_of_another_run_or_of_other_settings_or_of_before_a_reboot_is_refused(
+    run, monkeypatch, other, reason
+):
     ring = ring_of(run, 3, **other)
     if not other:
         monkeypatch.setattr(snapshots, "boot_id", lambda: "another")
@@ -75,12 +77,12 @@ def test_a_record_of_another_run_or_of_other_settings_or_of_before_a_reboot_is_r
     assert record is None and refused.startswith("the snapshot of step 3 is not used: ") and reason in refused
 
 
-def test_after_a_fault_that_may_have_damaged_memory_a_record_from_before_it_is_taken(run):
+def test_after_a_fault_that_may_have_damaged_memory_a_snapshot_from_before_it_is_taken(run):
     record, refused = newest(ring_of(run, 6, 7), run, before_step=7)
     assert record.step == 6 and len(refused) == 1
 
 
-def test_a_record_whose_state_has_no_room_beside_it_is_refused(run, monkeypatch):
+def test_a_snapshot_whose_state_has_no_room_beside_it_is_refused(run, monkeypatch):
     ring = ring_of(run, 6)
     monkeypatch.setattr(ours.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
     record, (refused,) = newest(ring, run)
@@ -89,19 +91,16 @@ def test_a_record_whose_state_has_no_room_beside_it_is_refused(run, monkeypatch)
     assert newest(ring, run)[0].step == 6
     monkeypatch.setattr("guards.checkpoint.writing", Mock(side_effect=OSError(28, "No space left on device")))
     path = next(iter(snapshots.headers(Path(ring))))
-    state = Path(ring) / "a-step00000006-state"
-    with pytest.raises(RecordError, match="the next attempt resumes elsewhere") as raised:
-        snapshot_keep.restore(state, {snapshots.RECORD: str(path)})
+    with pytest.raises(SnapshotError, match="the next attempt resumes elsewhere") as raised:
+        snapshot_files.restore(Path(ring) / snapshot_files.RESUMED / path.name, {snapshot_files.RING: ring})
     assert not path.exists() and "No space" not in str(raised.value)
 
 
-def test_the_other_record_is_taken_when_the_newest_is_damaged(run):
+def test_the_other_snapshot_is_taken_when_the_newest_is_damaged(run):
     ring = ring_of(run, 6, 7)
-    with open(next(iter(snapshots.headers(Path(ring)))), "r+b") as file:
-        file.seek(4096)
-        file.write(b"?")
+    (next(iter(snapshots.headers(Path(ring)))) / snapshot_files.FILES).write_bytes(b"?")
     record, refused = newest(ring, run)
-    assert record.step == 6 and "wrong checksum" in refused[0]
+    assert record.step == 6 and "truncated" in refused[0]
 
 
 def choose(run, ring, failures=1, damages=False, limit=1 << 30):
@@ -111,7 +110,7 @@ def choose(run, ring, failures=1, damages=False, limit=1 << 30):
     folder = SimpleNamespace(folder=run, foreign=False, log=lambda line: None)
     config = SimpleNamespace(restart=SimpleNamespace(snapshots_bytes=limit))
     made = SimpleNamespace(
-        folder=folder, state=state, incident=incident, config=config, several=False, pause=lambda seconds: None,
+        folder=folder, state=state, incident=incident, config=config, several=False, pause=time.sleep,
         verifier=Verifier(60.0),
     )  # fmt: skip
     return start._choose(made, [run])
@@ -127,7 +126,7 @@ def test_memory_or_disk_the_newer_one_counts(run, monkeypatch):
     monkeypatch.setattr(start, "spec_hash", lambda folder: "spec")
     state_on_disk(run, 5)
     point = choose(run, ring)
-    assert (point.step, point.path.parent, point.record.parent) == (7, Path(ring), Path(ring))
+    assert (point.step, point.path.parent.parent, point.record.parent) == (7, Path(ring), Path(ring))
     assert choose(run, ring, damages=True).step == 6
     for known in (dict(failures=2), dict(damages=True, failures=2), dict(limit=0)):
         disk = choose(run, ring, **known)
@@ -157,7 +156,7 @@ def test_the_snapshots_of_another_container_that_shares_the_memory_stay(run):
     (ring / ours.OWNER).write_text("/data/outputs/elsewhere\nmnt:[1]")
     ours.touch(str(ring))
     ours.sweep()
-    assert (ring / snapshots.SLOTS[0]).exists()
+    assert snapshots.headers(ring)
     os.utime(ring / ours.OWNER, (time.monotonic() - 2 * ours.SILENT_S,) * 2)
     ours.sweep()
     assert not ring.exists()

@@ -1,0 +1,309 @@
+"""The files of a snapshot in memory: how a state lies there, and how the trainer's own files are made from it.
+
+Decision: a snapshot is a state folder in shared memory with the guard file of every state, so `checkpoint.py` writes,
+finds and verifies it. Only its files differ, because a step has no time for torch.save: the tensors lie as plain bytes
+in one safetensors file, and everything else is pickled with numbers in place of tensors. Copying the tensors is one
+call. A restart makes the files that the trainer's own save would have written, so it is the tested `--resume`.
+
+The folder is the user's alone (mode 0700), so its pickle is code of the user. Standard library only; torch where a
+state holds tensors.
+
+The monitor runs `python -m guards.snapshot_files SNAPSHOT FOLDER` when a run ends, with the interpreter that made the
+snapshot. The last line of its output is JSON: {"state": the folder that it wrote}. Exit codes: 0 done; 1 the snapshot
+cannot be used, or the disk refuses, with the reason on standard error.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import json
+import math
+import mmap
+import os
+import pickle
+import shutil
+import sys
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from guards import checkpoint
+
+RING = "HANGPROOF_SNAPSHOTS"  # the variable with the folder of the snapshots
+RESUMED = "resumed"  # in that folder: the states that restarts make from snapshots
+TENSORS, FILES = "tensors.safetensors", "files.pickle"
+_ALIGN = 64
+_FLOATS = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""What the search for NaN has to know by safetensors' names. Other types have torch's names."""
+_TYPES = {name: kind for kind, name in _FLOATS.items()}
+_DAMAGE = (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError, ValueError)
+
+
+class SnapshotError(RuntimeError):
+    """A snapshot that cannot be taken or used; the message says why."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a state. `kind` is how it is written: raw (bytes), torch (torch.save), safetensors (a dict of tensors)."""
+
+    name: str
+    kind: str
+    content: Any
+    metadata: dict[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the tensors of a state lie in TENSORS."""
+
+    forms: tuple[list[Any], list[Any]]  # the types and the shapes of the tensors, on which the rest depends
+    places: list[tuple[int, str, tuple[int, ...]]]  # offset behind the header, type, shape
+    header: bytes
+    end: int  # where the last tensor ends, from the header
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a snapshot of a state consists of."""
+
+    tensors: list[Any]
+    layout: Layout
+    rest: bytes  # the content of FILES
+
+    @property
+    def bytes(self) -> int:
+        return len(self.layout.header) + self.layout.end + len(self.rest)
+
+
+def plan(files: list[File], before: Layout | None = None) -> Plan:
+    """Where everything of `files` goes. What is no tensor is copied here, so it may change afterwards.
+
+    before: the layout of the last state. It is used again when all tensors have the same form, which nearly always holds and
+    saves milliseconds: a LoRA of all blocks of FLUX has 4,000 tensors with its optimizer. Strides are not kept.
+
+    Raises:
+        SnapshotError: a file holds something that cannot be in a snapshot.
+    """
+    tensors: list[Any] = []
+    stored = [(f.name, f.kind, f.content if f.kind == "raw" else _dump(f, tensors), f.metadata) for f in files]
+    forms = [tensor.dtype for tensor in tensors], [tensor.shape for tensor in tensors]
+    layout = before if before is not None and before.forms == forms else _lay_out(tensors, forms)
+    return Plan(tensors, layout, pickle.dumps(stored, protocol=4))
+
+
+def _lay_out(tensors: list[Any], forms: tuple[list[Any], list[Any]]) -> Layout:
+    places: list[Any] = [None] * len(tensors)
+    table = {}
+    at = 0
+    # The types with the longest numbers first: each number is aligned, and there are no gaps, as safetensors demands.
+    for index, tensor in sorted(enumerate(tensors), key=lambda entry: -entry[1].element_size()):
+        kind, end = str(tensor.dtype).removeprefix("torch."), at + tensor.nbytes
+        places[index] = at, kind, tuple(tensor.shape)
+        table[str(index)] = {"dtype": _FLOATS.get(kind, kind), "shape": [*tensor.shape], "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(table).encode()
+    text = text.ljust(-(-(8 + len(text)) // _ALIGN) * _ALIGN - 8)
+    return Layout(forms, places, len(text).to_bytes(8, "little") + text, at)
+
+
+def _dump(file: File, tensors: list[Any]) -> bytes:
+    """The content of a file, pickled, its tensors replaced by their numbers and appended to `tensors`."""
+    import torch
+
+    def number(value: Any) -> Any:
+        if value.layout is not torch.strided or value.is_quantized:
+            return value.__reduce_ex__(4)
+        tensors.append(value)
+        return _tensor, (len(tensors) - 1,)
+
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer, protocol=4)
+    # Others (sparse, the 8-bit states of torchao) are pickled as what they consist of, most of it plain tensors.
+    pickler.dispatch_table = copyreg.dispatch_table | {torch.Tensor: number, torch.nn.Parameter: number}
+    try:
+        pickler.dump(file.content)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise SnapshotError(f"{file.name} cannot be kept in memory: {error}") from error
+    return buffer.getvalue()
+
+
+def _load(content: bytes, tensors: list[Any]) -> Any:
+    """What `_dump` has pickled, with these tensors in it. Raises the errors of unpickling."""
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            if (module, name) == (_tensor.__module__, _tensor.__name__):
+                return tensors.__getitem__
+            return super().find_class(module, name)
+
+    return Unpickler(io.BytesIO(content)).load()
+
+
+def _tensor(index: int) -> Any:
+    """Stands for a tensor in a pickle. `_load` puts the tensor there."""
+    raise SnapshotError(f"tensor {index} of a snapshot was read without the snapshot")
+
+
+def create(folder: Path, layout: Layout) -> mmap.mmap:
+    """TENSORS in a folder, with room for the tensors, mapped. Raises OSError: there is no room."""
+    with open(folder / TENSORS, "w+b", buffering=0) as file:
+        size = len(layout.header) + layout.end
+        # Without this, a full file system is a bus error at the first write to a page.
+        os.posix_fallocate(file.fileno(), 0, size)
+        file.write(layout.header)
+        return mmap.mmap(file.fileno(), size)
+
+
+def tensors_in(mapped: mmap.mmap, layout: Layout) -> list[Any]:
+    """The tensors of a mapped file."""
+    import torch
+
+    return views(torch.frombuffer(mapped, dtype=torch.uint8, offset=len(layout.header)), layout)
+
+
+def views(flat: Any, layout: Layout) -> list[Any]:
+    """Tensors over the bytes of `flat` (a uint8 tensor)."""
+    import torch
+
+    found = []
+    for at, kind, shape in layout.places:
+        dtype = getattr(torch, kind)
+        found.append(flat[at : at + math.prod(shape) * dtype.itemsize].view(dtype).view(shape))
+    return found
+
+
+def copy(targets: list[Any], sources: list[Any], non_blocking: bool = False) -> None:
+    """Copy each tensor into the one at the same place in `targets`, which has its type and shape."""
+    import torch
+
+    with torch.no_grad():
+        if hasattr(torch, "_foreach_copy_"):  # since torch 2.1
+            torch._foreach_copy_(targets, sources, non_blocking=non_blocking)
+        else:
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source, non_blocking=non_blocking)
+
+
+def complete(
+    folder: Path, content: Plan, mapped: mmap.mmap | None, step: int, epoch: int, about: Mapping[str, Any]
+) -> None:
+    """Write what is not TENSORS (`mapped`), the guard file last: the snapshot counts from here on. Raises OSError."""
+    (folder / FILES).write_bytes(content.rest)
+    files = {FILES: content.rest} | ({TENSORS: mapped} if mapped is not None else {})
+    checks = {name: (len(data), zlib.crc32(data)) for name, data in files.items()}
+    checkpoint.write_guard(folder, step, epoch, checks, **about)
+
+
+def read(folder: Path) -> list[File]:
+    """The files of the state in a snapshot. Tensors are views of it. Raises SnapshotError when it cannot be used."""
+    if wrong := checkpoint.problems(folder):
+        raise SnapshotError(f"{folder}: {'; '.join(wrong)}")
+    try:
+        tensors = _tensors(folder / TENSORS) if (folder / TENSORS).exists() else []
+        return [
+            File(name, kind, content if kind == "raw" else _load(content, tensors), metadata)
+            for name, kind, content, metadata in pickle.loads((folder / FILES).read_bytes())
+        ]
+    except (OSError, *_DAMAGE) as error:
+        raise SnapshotError(f"{folder}: it cannot be read: {error}") from error
+
+
+def _tensors(path: Path) -> list[Any]:
+    """The tensors of TENSORS, each with a storage of its own: torch.save writes whole storages."""
+    import torch
+
+    with open(path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    start = 8 + int.from_bytes(mapped[:8], "little")
+    table = json.loads(mapped[8:start])
+    found = []
+    for entry in (table[str(index)] for index in range(len(table))):
+        dtype, count = getattr(torch, _TYPES.get(entry["dtype"], entry["dtype"])), math.prod(entry["shape"])
+        offset = start + entry["data_offsets"][0]
+        flat = (
+            torch.frombuffer(mapped, dtype=dtype, count=count, offset=offset) if count else torch.empty(0, dtype=dtype)
+        )
+        found.append(flat.view(entry["shape"]))
+    return found
+
+
+def write_folder(folder: Path, contents: list[File]) -> None:
+    """Write the files of a state into `folder`, as the trainer's own save would. Raises OSError."""
+    for file in contents:
+        path = folder / file.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if file.kind == "raw":
+            path.write_bytes(file.content)
+        elif file.kind == "safetensors":
+            from safetensors.torch import save_file
+
+            tensors = {name: tensor.contiguous() for name, tensor in file.content.items()}
+            save_file(tensors, path, metadata=file.metadata)
+        else:
+            import torch
+
+            torch.save(file.content, path)  # to a path, as accelerate: torch puts the file's name into the file
+
+
+def write_state(state: Path, files: list[File], step: int, epoch: int, belongs: dict[str, Any] | None = None) -> None:
+    """Write a state as the trainer's own save would. Raises OSError; RuntimeError (torch's) where the disk is full."""
+    extra = {"belongs": belongs} if belongs is not None else {}
+    with checkpoint.writing(state, step, epoch, **extra) as temporary:
+        write_folder(temporary, files)
+
+
+def write_state_of(snapshot: Path, state: Path) -> None:
+    """Write the state of a snapshot. Raises SnapshotError when that cannot be used; else as `write_state`."""
+    files, guard = read(snapshot), checkpoint.guard_of(snapshot)
+    if guard is None:
+        raise SnapshotError(f"{snapshot}: it is gone")
+    write_state(state, files, guard["step"], guard["epoch"], guard.get("belongs"))
+
+
+def restore(folder: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> None:
+    """Make the state `folder`, which `--resume` names, from its snapshot; nothing for another state.
+
+    Raises:
+        SnapshotError: the snapshot cannot be used, or its state has no room. It is removed, so the next attempt resumes
+            from another one or from the disk.
+    """
+    if not is_restored(folder, environ):
+        return
+    folder = Path(folder)
+    snapshot = folder.parent.parent / folder.name
+    try:
+        saved = (snapshot / checkpoint.GUARD).stat()
+        write_state_of(snapshot, folder)
+    except (OSError, RuntimeError) as error:  # RuntimeError: torch's, too
+        # Without the system's words, which say that a disk is full.
+        reason = error if isinstance(error, SnapshotError) else f"{folder} cannot be written"
+        shutil.rmtree(snapshot, ignore_errors=True)
+        text = f"the snapshot in memory cannot be used, so the next attempt resumes elsewhere: {reason}"
+        raise SnapshotError(text) from None
+    os.utime(folder / checkpoint.GUARD, (saved.st_mtime, saved.st_mtime))  # file times are compared with it
+
+
+def is_restored(folder: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a state comes from a snapshot: all that belongs to its step was done, and it is gone when the run ends."""
+    ring = environ.get(RING, "")
+    return bool(ring) and Path(folder).parent == Path(ring) / RESUMED
+
+
+def main(argv: list[str]) -> int:
+    """The command. Exit codes as the module says."""
+    snapshot, output = Path(argv[0]), Path(argv[1])
+    try:
+        write_state_of(snapshot, output / snapshot.name)
+    except (OSError, RuntimeError) as error:  # RuntimeError: torch's, where the disk is full
+        print(getattr(error, "strerror", None) or error, file=sys.stderr)
+        return 1
+    print(json.dumps({"state": str(output / snapshot.name)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
