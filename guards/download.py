@@ -5,8 +5,8 @@ lacks: its transfers by xet wait without a limit (HF_HUB_DOWNLOAD_TIMEOUT does n
 downloads to a file of a new name in each process (huggingface_hub/file_download.py, `_download_to_tmp_and_move`), so
 that 20 of 24 GB are downloaded again. Here a connection that brings less than `LEAST_BYTES` in `download_read_s` is
 closed and continued by a range request; after `download_stall_s` without as many new bytes the download fails. Received
-bytes stay in `.NAME.part`, with the hash of their file beside them. Each file has a lock that ends with its process;
-another process that wants the file waits as long as the bytes grow.
+bytes stay in `.NAME.HASH.part`. Each file has a lock that ends with its process; another process that wants the file
+waits as long as the bytes grow.
 """
 
 from __future__ import annotations
@@ -14,59 +14,26 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
-import re
 import shutil
-import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from guards.checkpoint import atomic_write, fsync_path
+from guards.checkpoint import fsync_path
 from guards.deadline import call
-from guards.hub import DownloadError, Options, Progress, Remote, Source, offline
-from guards.hub_request import NETWORK_ERRORS, POLL_S, Patience, Refused, check_status, follow, resolve
-from guards.reading import read_json
+from guards.hub import DownloadError, Options, Progress, Remote, Source
+from guards.hub_request import NETWORK_ERRORS, POLL_S, Patience, check_status, follow
 
 CHUNK = 1 << 20
 LEAST_BYTES = 1 << 16  # that a connection must bring in `download_read_s`; fewer are no progress
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[bool]:
-    """Hold the lock file `path` in the block; False when another process holds it. The lock ends with its process.
-
-    The same kind of lock as the package `filelock` uses. On a file system without locks: True, the hash has to do.
-    """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        try:
-            if sys.platform == "win32":
-                import msvcrt
-
-                msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-            else:
-                import fcntl
-
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK, errno.EDEADLK):
-                yield False
-                return
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP):
-                raise
-        yield True
-    finally:
-        os.close(handle)
-
-
-def part_of(target: Path) -> Path:
+def part_of(target: Path, remote: Remote) -> Path:
     """The file that holds the received bytes of an unfinished download."""
-    return target.with_name(f".{target.name}.part")
+    return target.with_name(f".{target.name}.{remote.digest[:16]}.part")
 
 
 def size_of(path: Path) -> int:
@@ -77,9 +44,9 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def missing_bytes(target: Path, size: int) -> int:
+def missing_bytes(target: Path, remote: Remote) -> int:
     """How much disk space the download of a file still needs, in bytes."""
-    return 0 if target.exists() else max(0, size - size_of(part_of(target)))
+    return 0 if target.exists() else max(0, remote.size - size_of(part_of(target, remote)))
 
 
 def check_space(needed: int, folder: Path, what: str) -> None:
@@ -108,40 +75,30 @@ def digest_of(path: Path, wanted: str, on_piece: Callable[[int], object] = lambd
     return total.hexdigest()
 
 
-def fetch(
-    source: Source,
-    target: Path,
-    options: Options,
-    remote: Remote | None = None,
-    sha256: str = "",
-    lock: Path | None = None,
-) -> None:
+def fetch(source: Source, target: Path, remote: Remote, options: Options, lock: Path | None = None) -> None:
     """Download a file to `target` unless it is there, continuing an earlier download.
 
-    remote: what `resolve` returned; None: it is asked. sha256: the hash that the file must have; "": the hub's.
-    lock: the lock file; None: beside the target. Raises DownloadError; the received bytes are kept.
+    remote: what the file must be. lock: the lock file; None: beside the target. Raises DownloadError; the received bytes
+    are kept.
     """
-    if offline():
-        raise DownloadError(
-            "offline",
-            f"HF_HUB_OFFLINE is set, so {target.name} is not downloaded; unset it, or put the file at {target}",
-        )
+    from filelock import FileLock, Timeout  # not in a trainer of kohya's, which uses `digest_of`
+
     options = replace(options, by_hand=options.by_hand or f"put {target.name} at {target} yourself")
     lock = lock or target.with_name(f".{target.name}.lock")
     patience, known = Patience(options.limit_s, f"the other download of {source.file}", options.say), -1
+    part = part_of(target, remote)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         lock.parent.mkdir(parents=True, exist_ok=True)
         while True:
-            with locked(lock) as ours:
-                if ours:
-                    if not target.exists():
-                        _Download(source, target, options, sha256.lower()).run(remote)
-                    return
-            done = size_of(part_of(target))
+            with contextlib.suppress(Timeout), FileLock(lock, timeout=0):
+                if not target.exists():
+                    _Download(source, target, remote, options).run()
+                return
+            done = size_of(part)
             if done != known:
                 patience.progress()
-                options.on_progress(Progress(source.file, done, remote.size if remote else 0))
+                options.on_progress(Progress(source.file, done, remote.size))
                 known = done
             if patience.left_s() <= 0:
                 raise DownloadError(
@@ -152,7 +109,6 @@ def fetch(
             patience.report()
             time.sleep(POLL_S)
     except OSError as error:
-        part = part_of(target)
         if error.errno in _FULL:
             kept = f"the disk of {target.parent} is full; the {size_of(part)} bytes received are kept"
             raise DownloadError("space", f"{kept}. Free some space and download again") from error
@@ -163,96 +119,83 @@ def fetch(
 class _Download:
     """One file, from the first request to the rename. The caller holds the lock."""
 
-    def __init__(self, source: Source, target: Path, options: Options, sha256: str) -> None:
-        self.source, self.target, self.options, self.sha256 = source, target, options, sha256
-        self.part, self.note = part_of(target), target.with_name(f".{target.name}.part.json")
+    def __init__(self, source: Source, target: Path, remote: Remote, options: Options) -> None:
+        self.source, self.target, self.remote, self.options = source, target, remote, options
+        self.part = part_of(target, remote)
         self.patience = Patience(options.limit_s, f"a byte of {source.file}", options.say)
-        self.samples: deque[tuple[float, int]] = deque(maxlen=64)  # of the last seconds: when, bytes
-        self.most = size_of(self.part)  # bytes on the disk when there was progress last
+        self.begun_s, self.begun = time.monotonic(), size_of(self.part)
+        self.most = self.begun  # bytes on the disk when there was progress last
 
-    def run(self, remote: Remote | None) -> None:
-        """Download the file. remote: what it must be; None: what the hub says."""
-        remote = remote or resolve(self.source, self.options)
-        self.discard_other_file(remote)
-        check_space(missing_bytes(self.target, remote.size), self.target.parent, self.target.name)
-        while size_of(self.part) < remote.size:
+    def run(self) -> None:
+        for other in self.target.parent.glob(f".{self.target.name}*.part"):
+            if other != self.part or size_of(other) > self.remote.size:  # of another version of the file
+                other.unlink()
+        check_space(missing_bytes(self.target, self.remote), self.target.parent, self.target.name)
+        while size_of(self.part) < self.remote.size:
             try:
-                self.receive(remote)
+                self.receive()
             except NETWORK_ERRORS as error:
-                self.patience.pause(error, self.source, self.options, size_of(self.part))
+                self.patience.pause(error, self.options, size_of(self.part))
         self.part.touch()  # an empty file
-        self.finish(remote)
+        self.finish()
 
-    def discard_other_file(self, remote: Remote) -> None:
-        """Delete the bytes of an earlier download unless they belong to the same file."""
-        known = read_json(self.note) or {}
-        if known.get("digest") != remote.digest or size_of(self.part) > remote.size:
-            self.part.unlink(missing_ok=True)
-            self.most = 0
-            atomic_write(self.note, json.dumps({"digest": remote.digest}))
-
-    def receive(self, remote: Remote) -> None:
+    def receive(self) -> None:
         """Append the missing bytes to the part file. Raises one of NETWORK_ERRORS when the connection ends early."""
-        have, read_s = size_of(self.part), self.patience.read_s()
-        # A commit does not change while it is downloaded.
-        url = replace(self.source, revision=remote.commit or self.source.revision).url
+        have, size, read_s = size_of(self.part), self.remote.size, self.patience.read_s()
         # On a thread: nothing interrupts a name look-up.
         headers = {"Range": f"bytes={have}-"} if have else {}
-        responses = call(follow, url, headers, "GET", read_s, seconds=read_s, what="the file's first byte")
-        with responses[-1] as response:
+        response = call(follow, self.source.url, headers, "GET", read_s, seconds=read_s, what="the file's first byte")
+        with response:
+            if response.status == 416:
+                raise ConnectionError(f"the server has no bytes from {have}")
             check_status(response, self.source, self.options)
             where = response.headers.get("Content-Range", "")
             if response.headers.get("Content-Encoding", "identity") != "identity":
-                raise Refused("the server compresses the file although it was asked not to")
+                raise DownloadError("server", f"{self.source.url} is compressed although it was asked not to be")
             if response.status == 200:
                 have = 0  # the server ignores ranges
-            elif response.status != 206:
-                raise Refused(f"HTTP status {response.status} instead of the file")
-            elif not re.match(rf"bytes {have}-", where):
+            elif not where.startswith(f"bytes {have}-"):
                 raise ConnectionError(f"asked for bytes from {have}, received {where or 'a part without its position'}")
             with self.part.open("ab" if have else "wb", buffering=0) as file:
                 since_s, since = time.monotonic(), have
-                self.report(have, remote.size)
+                self.report(have)
                 # read() discards received bytes when it times out
-                while have < remote.size and (piece := response.read1(min(CHUNK, remote.size - have))):
+                while have < size and (piece := response.read1(min(CHUNK, size - have))):
                     rest = memoryview(piece)
                     while rest:
                         rest = rest[file.write(rest) :]
                     have += len(piece)
-                    self.report(have, remote.size)
+                    self.report(have)
                     if have - since >= LEAST_BYTES:
                         since_s, since = time.monotonic(), have
                     elif time.monotonic() - since_s > read_s:
                         raise TimeoutError(f"fewer than {LEAST_BYTES} bytes in {read_s:g} s")
                 os.fsync(file.fileno())
-        if have < remote.size:
-            raise ConnectionError(f"the connection ended after {have} of {remote.size} bytes")
+        if have < size:
+            raise ConnectionError(f"the connection ended after {have} of {size} bytes")
 
-    def report(self, done: int, total: int) -> None:
+    def report(self, done: int) -> None:
         """`done` bytes are on the disk."""
+        total = self.remote.size
         if done - self.most >= LEAST_BYTES or self.most < done == total:
             self.most = done
             self.patience.progress()
-        now_s = time.monotonic()
-        if not self.samples or now_s - self.samples[-1][0] >= POLL_S:
-            self.samples.append((now_s, done))
-        then_s, then = self.samples[0]
-        speed = max(0, done - then) / (now_s - then_s) if now_s - then_s >= POLL_S else 0.0
-        eta_s = (total - done) / speed if speed else None
-        self.options.on_progress(Progress(self.target.name, done, total, speed, eta_s))
+        took_s = time.monotonic() - self.begun_s
+        speed = max(0, done - self.begun) / took_s if took_s >= POLL_S else 0.0
+        self.options.on_progress(Progress(self.target.name, done, total, speed))
 
-    def finish(self, remote: Remote) -> None:
+    def finish(self) -> None:
         """Verify the part file and rename it to the target."""
-        wanted, name = self.sha256 or remote.digest, f"{self.target.name} (checking)"
-        found = digest_of(self.part, wanted, lambda done: self.options.on_progress(Progress(name, done, remote.size)))
+        wanted, name = self.remote.digest, f"{self.target.name} (checking)"
+        found = digest_of(
+            self.part, wanted, lambda done: self.options.on_progress(Progress(name, done, self.remote.size))
+        )
         if found != wanted:
             self.part.unlink(missing_ok=True)
-            self.note.unlink(missing_ok=True)
             raise DownloadError(
                 "damaged",
                 f"{self.target.name} arrived damaged (its hash is {found[:12]}… instead of {wanted[:12]}…) and was deleted; "
                 "download it again",
             )
         os.replace(self.part, self.target)
-        self.note.unlink(missing_ok=True)
         fsync_path(self.target.parent)

@@ -35,12 +35,11 @@ class Source:
     repo: str
     file: str
     revision: str = "main"
-    repo_type: str = "model"
 
     @property
     def page(self) -> str:
         """The repository's page, which shows its licence."""
-        return f"{endpoint()}/{'' if self.repo_type == 'model' else self.repo_type + 's/'}{self.repo}"
+        return f"{endpoint()}/{self.repo}"
 
     @property
     def url(self) -> str:
@@ -50,22 +49,25 @@ class Source:
 
 @dataclass(frozen=True)
 class Remote:
-    """What the hub says about a file: bytes, the hash of its contents (git's SHA-1 or SHA-256), its commit ("": unknown)."""
+    """What the hub says about a file: bytes, and the hash of its contents (git's SHA-1 or SHA-256)."""
 
     size: int
     digest: str
-    commit: str = ""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Bytes of one file. total: 0 when unknown. speed: bytes per second. eta_s: None when unknown."""
+    """Bytes of one file. total: 0 when unknown. speed: bytes per second."""
 
     name: str
     done: int
     total: int
     speed: float = 0.0
-    eta_s: float | None = None
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds to the end; None when unknown."""
+        return (self.total - self.done) / self.speed if self.speed else None
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
-import urllib.parse
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from guards.checkpoint import atomic_write
-from guards.download import CHUNK, check_space, fetch, missing_bytes
-from guards.hub import DownloadError, Options, Progress, Remote, Source, endpoint, hub_home
-from guards.hub_request import DIGEST, Responses, ask
+from guards.download import check_space, fetch, missing_bytes
+from guards.hub import Options, Progress, Source, hub_home
+from guards.hub_request import listing, safe
 from guards.reading import read_json, read_text
-
-MOST_LIST_BYTES = 1 << 26
 
 
 def folder() -> Path:
@@ -34,14 +30,14 @@ def folder() -> Path:
 
 def repository(source: Source) -> Path:
     """The folder of a repository in the cache."""
-    return folder() / "--".join([f"{source.repo_type}s", *source.repo.split("/")])
+    return folder() / "--".join(["models", *source.repo.split("/")])
 
 
 def cached_repository(source: Source) -> Path | None:
     """The snapshot of a revision in the cache, complete or not; None when there is none."""
     home = repository(source)
-    commit = read_text(home / "refs" / _safe(source.revision)).strip() or source.revision
-    found = home / "snapshots" / _safe(commit)
+    commit = read_text(home / "refs" / safe(source.revision)).strip() or source.revision
+    found = home / "snapshots" / safe(commit)
     return found if found.is_dir() else None
 
 
@@ -58,7 +54,7 @@ def snapshot(source: Source, choose: Callable[[list[str]], list[str]], options: 
     wanted = sorted({*choose(list(files))} & files.keys(), key=lambda name: (files[name].size, name))
     blobs = {name: home / "blobs" / files[name].digest for name in wanted}
     missing = [name for name in wanted if not blobs[name].is_file()]
-    check_space(sum(missing_bytes(blobs[name], files[name].size) for name in missing), home, source.repo)
+    check_space(sum(missing_bytes(blobs[name], files[name]) for name in missing), home, source.repo)
     total = sum(files[name].size for name in wanted)
     before = total - sum(files[name].size for name in missing)
     by_hand = options.by_hand or f"download it elsewhere (hf download {source.repo}) and use the folder"
@@ -66,55 +62,19 @@ def snapshot(source: Source, choose: Callable[[list[str]], list[str]], options: 
 
         def report(at: Progress, name: str = name, before: int = before) -> None:
             label = at.name.replace(blobs[name].name, name)
-            left = total - before - at.done
-            eta_s = left / at.speed if at.speed else None
-            options.on_progress(replace(at, name=label, done=before + at.done, total=total, eta_s=eta_s))
+            options.on_progress(replace(at, name=label, done=before + at.done, total=total))
 
         one = replace(source, file=name, revision=commit)
         lock = home.parent / ".locks" / home.name / f"{blobs[name].name}.lock"
-        fetch(one, blobs[name], replace(options, by_hand=by_hand, on_progress=report), files[name], lock=lock)
+        fetch(one, blobs[name], files[name], replace(options, by_hand=by_hand, on_progress=report), lock)
         before += files[name].size
     found = home / "snapshots" / commit
     for name in wanted:
-        _link(found / _safe(name), blobs[name])
+        _link(found / safe(name), blobs[name])
     if source.revision != commit:
-        _write(home / "refs" / _safe(source.revision), commit)
+        _write(home / "refs" / safe(source.revision), commit)
     _write(home / ".hangproof.json", json.dumps({**records, source.revision: {"commit": commit, "files": wanted}}))
     return found
-
-
-def listing(source: Source, options: Options) -> tuple[str, dict[str, Remote]]:
-    """The commit and the files of a repository, by name. Raises DownloadError."""
-    revision = urllib.parse.quote(source.revision, safe="")
-    url = f"{endpoint()}/api/{source.repo_type}s/{source.repo}/revision/{revision}?blobs=true"
-
-    def read(responses: Responses) -> tuple[str, dict[str, Remote]]:
-        data = b""
-        while len(data) < MOST_LIST_BYTES and (piece := responses[-1].read1(CHUNK)):
-            data += piece
-        try:
-            found = json.loads(data)
-            return found["sha"], dict(_entry(item) for item in found["siblings"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if responses[-1].length:
-                raise ConnectionError("the list of files is cut short") from error
-            raise DownloadError(
-                "server", f"{url} is not the list of files of a model hub ({type(error).__name__}); check HF_ENDPOINT"
-            ) from error
-
-    commit, files = ask(replace(source, file=""), url, "GET", options, read)
-    if not re.fullmatch(r"[0-9a-f]{40}", str(commit)):
-        raise DownloadError("server", f"{url} names no commit; check HF_ENDPOINT")
-    return commit, files
-
-
-def _entry(item: dict[str, Any]) -> tuple[str, Remote]:
-    """The name of a file in the hub's list, and what the list says about it, as `hub_request.resolve` would return it."""
-    large = item.get("lfs") or {}
-    digest = str(large.get("sha256") or item["blobId"]).lower()
-    if not DIGEST.fullmatch(digest):
-        raise ValueError(f"{digest!r} is no hash")
-    return _safe(item["rfilename"]).as_posix(), Remote(int(large.get("size", item["size"])), digest)
 
 
 def _completed(home: Path, record: Any) -> Path | None:
@@ -124,14 +84,6 @@ def _completed(home: Path, record: Any) -> Path | None:
     found = home / "snapshots" / str(record.get("commit"))
     files = record.get("files") or [""]
     return found if all((found / name).is_file() for name in files) else None
-
-
-def _safe(name: str) -> Path:
-    """A relative path inside a repository. Raises DownloadError for a name that would leave it."""
-    parts = name.split("/")
-    if "\\" in name or ":" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
-        raise DownloadError("server", f"{name!r} is not a name of a file in a repository")
-    return Path(*parts)
 
 
 def _link(path: Path, blob: Path) -> None:

@@ -1,9 +1,8 @@
 """Requests to a model hub that end: with an answer, or with the reason after a limit without progress.
 
-Decision: the standard library's client, with each redirect followed here, because the token goes to the endpoint's own
-host and never to the host of a redirect, and because the hub's headers are on the first response and the file's on the
-last. A socket's own timeout limits one read; a server that sends a byte now and then would never reach it. So a small
-request has a limit as a whole (`hub_reach_s`), and who reads a file counts the bytes (download.py).
+Decision: the standard library's client. A socket's own timeout limits one read; a server that sends a byte now and then
+would never reach it. So a small request has a limit as a whole (`hub_reach_s`), and who reads a file counts the bytes
+(download.py).
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.client
+import json
 import math
 import os
 import re
@@ -25,20 +25,15 @@ from typing import Any
 
 from guards import limits
 from guards.deadline import call
-from guards.hub import DownloadError, Options, Remote, Source, offline, token
+from guards.hub import DownloadError, Options, Remote, Source, endpoint, offline, token
 
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 POLL_S = 0.5
 FIRST_REPORT_S, REPORT_S = 4.0, 30.0
 """A wait without progress is on the log after the first, and again after each of the others."""
-REDIRECTS = (301, 302, 303, 307, 308)
 BUSY = (408, 425, 429)
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-Responses = list[http.client.HTTPResponse]
-
-
-class Refused(urllib.error.URLError):
-    """An answer that a retry does not change."""
+NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
 
 
 class _Busy(ConnectionError):
@@ -49,7 +44,16 @@ class _Busy(ConnectionError):
         self.retry_s = retry_s
 
 
-NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, to HTTP only. The token goes to the hub's own host, never to the one of a redirect."""
+
+    def redirect_request(self, request: Any, *answer: Any) -> Any:
+        after = super().redirect_request(request, *answer)
+        if after is not None and (after.type, after.host) != (request.type, request.host):
+            after.remove_header("Authorization")
+        return after
+
+    http_error_308 = urllib.request.HTTPRedirectHandler.http_error_302  # Python 3.10 does not follow it
 
 
 @functools.cache
@@ -66,40 +70,21 @@ def _certificates() -> ssl.SSLContext:
     return context
 
 
-class _AnyStatus(urllib.request.HTTPErrorProcessor):
-    """Returns errors and redirects as they are: each response's headers are needed, and each redirect is checked."""
+def follow(url: str, headers: dict[str, str], method: str = "GET", read_s: float | None = None) -> Any:
+    """The response at the end of the redirects, whatever its status. Raises one of NETWORK_ERRORS.
 
-    def http_response(self, request: Any, response: Any) -> Any:
-        return response
-
-    https_response = http_response
-
-
-def follow(url: str, headers: dict[str, str], method: str, read_s: float | None = None) -> Responses:
-    """All responses on the way to a file; the token is sent to the first URL's host only.
-
-    read_s: the limit of one read, infinite for none; None: `download_read_s`. Raises one of NETWORK_ERRORS.
+    read_s: the limit of one read, infinite for none; None: `download_read_s`.
     """
-    secret, read_s = token(), read_s or limits.seconds("download_read_s") or math.inf
-    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=_certificates()), _AnyStatus)
-    responses: Responses = []
-    first = urllib.parse.urlsplit(url)
-    for _ in range(10):
-        here = urllib.parse.urlsplit(url)
-        if here.scheme not in ("http", "https"):
-            raise Refused(f"a redirect to {here.scheme}: is not followed")
-        sent = {"User-Agent": "hangproof", "Accept-Encoding": "identity", **headers}
-        if secret and (here.scheme, here.netloc) == (first.scheme, first.netloc):
-            sent["Authorization"] = f"Bearer {secret}"
-        request = urllib.request.Request(url, headers=sent, method=method)
-        response = opener.open(request, timeout=read_s if read_s < math.inf else None)
-        responses.append(response)
-        where = response.headers.get("Location")
-        if response.status not in REDIRECTS or not where:
-            return responses
-        response.close()
-        url = urllib.parse.urljoin(url, where)
-    raise Refused("too many redirects; check HF_ENDPOINT")
+    read_s = read_s or limits.seconds("download_read_s") or math.inf
+    sent = {"User-Agent": "hangproof", "Accept-Encoding": "identity", **headers}
+    if secret := token():
+        sent["Authorization"] = f"Bearer {secret}"
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=_certificates()), _Redirects)
+    request = urllib.request.Request(url, headers=sent, method=method)
+    try:
+        return opener.open(request, timeout=read_s if read_s < math.inf else None)
+    except urllib.error.HTTPError as error:
+        return error
 
 
 class Patience:
@@ -130,19 +115,18 @@ class Patience:
             limit = f"; giving up after {self.limit_s:.0f} s" if self.limit_s < math.inf else ""
             self.say(f"waited {waited_s:.0f} s for {self.what} ({self.reason}){limit}")
 
-    def pause(self, error: Exception, source: Source, options: Options, kept: int = 0) -> None:
+    def pause(self, error: Exception, options: Options, kept: int = 0) -> None:
         """Wait before the next attempt. Raises DownloadError when there is none. kept: bytes of the file on the disk."""
-        reason = str(getattr(error, "reason", None) or error or type(error).__name__)
-        host = urllib.parse.urlsplit(source.url).netloc
+        self.reason = str(getattr(error, "reason", None) or error or type(error).__name__)
+        host = urllib.parse.urlsplit(endpoint()).netloc
         bytes_kept = f"; the {kept} bytes received are kept" if kept else ""
-        untrusted = isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError)
-        if isinstance(error, Refused) or untrusted:
-            text = f"{host}: {reason}{bytes_kept}. Check HF_ENDPOINT and the proxy{options.hint}"
+        if isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError):
+            text = f"{host}: {self.reason}{bytes_kept}. Check HF_ENDPOINT and the proxy{options.hint}"
             raise DownloadError("server", text) from error
-        self.reason, left_s = reason, self.left_s()
+        left_s = self.left_s()
         if left_s <= 0:
-            text = f"no data from {host} for {self.limit_s:.0f} s ({reason}){bytes_kept}. Check the network and download again"
-            raise DownloadError("stalled", f"{text}{options.hint}") from error
+            text = f"no data from {host} for {self.limit_s:.0f} s ({self.reason}){bytes_kept}"
+            raise DownloadError("stalled", f"{text}. Check the network and download again{options.hint}") from error
         end_s = time.monotonic() + min(left_s, max(self.pause_s, getattr(error, "retry_s", 0.0)))
         while (rest_s := end_s - time.monotonic()) > 0:
             self.report()
@@ -150,7 +134,7 @@ class Patience:
         self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
 
 
-def check_status(response: http.client.HTTPResponse, source: Source, options: Options) -> None:
+def check_status(response: Any, source: Source, options: Options) -> None:
     """Raises DownloadError for a refusal, with the licence's URL and what to do; ConnectionError for a busy server."""
     status, code = response.status, response.headers.get("X-Error-Code", "")
     name = f"{source.file} of {source.repo}" if source.file else source.repo
@@ -173,50 +157,62 @@ def check_status(response: http.client.HTTPResponse, source: Source, options: Op
             f"your token (or run `hf auth login`){options.hint}{account}",
         )
     if status in (404, 410):
-        raise DownloadError("missing", f"{name} does not exist at {source.page}; correct the name{options.hint}")
-    if status >= 400 and status != 416:
+        raise missing(name, source, options)
+    if status not in (200, 206):
         raise DownloadError("server", f"{source.url}: HTTP status {status}; check HF_ENDPOINT")
 
 
-def ask(source: Source, url: str, method: str, options: Options, read: Callable[[Responses], Any]) -> Any:
-    """`read(responses)` of a small request, with retries. Raises DownloadError."""
+def missing(name: str, source: Source, options: Options) -> DownloadError:
+    """The error for a file or a repository that the hub does not have."""
+    return DownloadError("missing", f"{name} does not exist at {source.page}; correct the name{options.hint}")
+
+
+def listing(source: Source, options: Options) -> tuple[str, dict[str, Remote]]:
+    """The commit and the files of a repository, by name. Raises DownloadError."""
     if offline():
-        raise DownloadError(
-            "offline", f"HF_HUB_OFFLINE is set, so {source.repo} is not downloaded; unset it{options.hint}"
-        )
-    host = urllib.parse.urlsplit(url).netloc
+        text = f"HF_HUB_OFFLINE is set, so {source.repo} is not downloaded; unset it{options.hint}"
+        raise DownloadError("offline", text)
     limit_s = min(options.limit_s or math.inf, limits.seconds("hub_reach_s") or math.inf)
-    patience = Patience(limit_s, f"an answer about {source.repo} from {host}", options.say)
-
-    def attempt() -> Any:
-        responses = follow(url, {}, method, patience.read_s())
-        with responses[-1]:
-            check_status(responses[-1], source, options)
-            return read(responses)
-
+    patience = Patience(limit_s, f"an answer about {source.repo} from {endpoint()}", options.say)
     while True:
         at_most_s = min(patience.read_s(), round(max(patience.left_s(), POLL_S), 1))
         try:
             # On a thread: nothing interrupts a name look-up.
-            return call(attempt, seconds=at_most_s, what="an answer", waiting=patience.report)
+            return call(_list, source, options, at_most_s, seconds=at_most_s, what="an answer", waiting=patience.report)
         except NETWORK_ERRORS as error:
-            patience.pause(error, source, options)
+            patience.pause(error, options)
 
 
-def resolve(source: Source, options: Options) -> Remote:
-    """Size, hash and commit of a file. Raises DownloadError."""
-    return ask(source, source.url, "HEAD", options, remote_of)
+def _list(source: Source, options: Options, read_s: float) -> tuple[str, dict[str, Remote]]:
+    """What `listing` returns, from one request. Raises one of NETWORK_ERRORS, too."""
+    revision = urllib.parse.quote(source.revision, safe="")
+    url = f"{endpoint()}/api/models/{source.repo}/revision/{revision}?blobs=true"
+    with follow(url, {}, read_s=read_s) as response:
+        check_status(response, Source(source.repo, "", source.revision), options)
+        data = response.read()
+    try:
+        found = json.loads(data)
+        commit, files = str(found["sha"]), dict(_entry(item) for item in found["siblings"])
+        if not re.fullmatch(r"[0-9a-f]{40}", commit):
+            raise ValueError("it names no commit")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        text = f"{url} is not the list of files of a model hub ({type(error).__name__}: {error}); check HF_ENDPOINT"
+        raise DownloadError("server", text) from error
+    return commit, files
 
 
-def remote_of(responses: Responses) -> Remote:
-    """What the headers of a file's responses say: the hub's own (X-Linked-…) before those of the host of its redirect."""
+def _entry(item: dict[str, Any]) -> tuple[str, Remote]:
+    """The name of a file in the hub's list, and what the list says about it."""
+    large = item.get("lfs") or {}
+    digest = str(large.get("sha256") or item["blobId"]).lower()
+    if not DIGEST.fullmatch(digest):
+        raise ValueError(f"{digest!r} is no hash")
+    return safe(item["rfilename"]).as_posix(), Remote(int(large.get("size", item["size"])), digest)
 
-    def header(*names: str) -> str:
-        found = (response.headers.get(name) for name in names for response in responses)
-        return next((value for value in found if value), "")
 
-    digest = header("X-Linked-ETag", "ETag").removeprefix("W/").strip('"').lower()
-    size = header("X-Linked-Size") or responses[-1].headers.get("Content-Length") or ""
-    if not DIGEST.fullmatch(digest) or not size.isdecimal():
-        raise Refused("it names no size or no hash of the file, so it is not a model hub")
-    return Remote(int(size), digest, header("X-Repo-Commit"))
+def safe(name: str) -> Path:
+    """A relative path inside a repository. Raises DownloadError for a name that would leave it."""
+    parts = name.split("/")
+    if "\\" in name or ":" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise DownloadError("server", f"{name!r} is not a name of a file in a repository")
+    return Path(*parts)

@@ -5,6 +5,7 @@ guards/download.py does the download; this module says where a file comes from a
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import presets
@@ -12,7 +13,7 @@ from guards.download import check_space, missing_bytes
 from guards.download import fetch as download_file
 from guards.hub import DownloadError, Options, Remote, Source
 from guards.hub import Progress as State
-from guards.hub_request import resolve
+from guards.hub_request import listing, missing
 from presets.tables import downloads, shards
 from runs.files import RunError, explained
 from runs.paths import models_dir
@@ -64,31 +65,25 @@ def fetch_model(model: str, on_progress: Progress = lambda _: None, stall_s: flo
                 f"no download source is known for {path.name} (--{flag}); put the file at {path}, or add it under [downloads] to models.toml"
             )
         wanted.append((Source(where["repo"], where["path"]), path, where.get("sha256", "")))
-    known: dict[Path, Remote] = {}
-    with _as_run_errors("check the disk space"):
-        for source, path, _ in wanted:
-            known[path] = resolve(source, _options(path, on_progress, stall_s))
-        check_space(sum(missing_bytes(path, known[path].size) for path in known), models_dir(), key)
-    for source, path, sha256 in wanted:
-        fetch(source.repo, source.file, path, sha256, on_progress, stall_s)
+    download(key, wanted, on_progress, stall_s)
     return [path for _, path, _ in wanted]
 
 
-def fetch(
-    repo: str,
-    file: str,
-    target: Path,
-    sha256: str = "",
-    on_progress: Progress = lambda _: None,
-    stall_s: float | None = None,
-) -> None:
-    """Download one file of a hub repository to `target`, continuing an interrupted download. Raises RunError."""
-    with _as_run_errors(f"download {target.name}"):
-        download_file(Source(repo, file), target, _options(target, on_progress, stall_s), sha256=sha256)
-
-
-def _options(target: Path, on_progress: Progress, stall_s: float | None) -> Options:
-    return Options(on_progress, stall_s=stall_s, by_hand=f"put {target.name} at {target} yourself")
+def download(what: str, wanted: list[tuple[Source, Path, str]], on_progress: Progress, stall_s: float | None) -> None:
+    """Download files of the hub that all fit onto the disk, each with its SHA-256 ("": the hub's). Raises RunError."""
+    known: list[tuple[Source, Path, Remote, Options]] = []
+    with _as_run_errors(f"download {what}"):
+        for source, path, sha256 in wanted:
+            options = Options(on_progress, stall_s=stall_s, by_hand=f"put {path.name} at {path} yourself")
+            commit, files = listing(source, options)
+            if source.file not in files:
+                raise missing(f"{source.file} of {source.repo}", source, options)
+            remote = files[source.file]
+            exact = replace(remote, digest=sha256.lower() or remote.digest)
+            known.append((replace(source, revision=commit), path, exact, options))
+        check_space(sum(missing_bytes(path, remote) for _, path, remote, _ in known), models_dir(), what)
+        for source, path, remote, options in known:
+            download_file(source, path, remote, options)
 
 
 @contextlib.contextmanager

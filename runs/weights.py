@@ -177,9 +177,8 @@ def _hub_status(url: str) -> tuple[int, str]:
 
     def ask() -> None:
         try:
-            responses = follow(url, {}, "HEAD")
-            responses[-1].close()
-            found[:] = [(responses[-1].status, f"HTTP status {responses[-1].status}")]
+            with follow(url, {}, "HEAD") as response:
+                found[:] = [(response.status, f"HTTP status {response.status}")]
         except (urllib.error.URLError, HTTPException, OSError) as error:
             found[:] = [(0, str(getattr(error, "reason", None) or error))]
 

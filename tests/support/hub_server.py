@@ -50,7 +50,7 @@ class Hub(Double):
         self.requests: list[tuple[str, str, dict[str, str]]] = []  # method, path, headers by lower-case name
         self.sent: list[tuple[str, int, int]] = []  # name, from, to: bytes of files
         self.silent = False
-        self.hashes, self.sizes = True, True
+        self.hashes = True
         self.refusal: tuple[int, str] | None = None
         self.redirect = ""
         self.retry_after = ""
@@ -72,8 +72,8 @@ class Hub(Double):
             return status, b"", {name: value for name, value in more.items() if value}
         if path.startswith("/cdn/"):
             return self.contents(path.removeprefix("/cdn/"), request)
-        if path.startswith("/api/models/me/model/revision/"):
-            return 200, {"id": "me/model", "sha": COMMIT, "siblings": [self.row(name) for name in self.files]}
+        if path.startswith("/api/models/"):
+            return 200, {"sha": COMMIT, "siblings": [self.row(name) for name in self.files]}
         if "/resolve/" in path:
             return self.resolve(path.split("/resolve/", 1)[1].split("/", 1)[1], request)
         return 404, b""
@@ -81,7 +81,8 @@ class Hub(Double):
     def row(self, name: str) -> dict:
         """A file in the list of the repository."""
         content = self.files[name]
-        large = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+        digest = hashlib.sha256(content).hexdigest() if self.hashes else "md5"
+        large = {"sha256": digest, "size": len(content), "pointerSize": 130}
         found = {"rfilename": name, "size": len(content), "blobId": git_sha1(content)}
         return {**found, "lfs": large} if name.endswith(LARGE) else found
 
@@ -90,14 +91,10 @@ class Hub(Double):
             return 404, b"", {"X-Repo-Commit": COMMIT, "X-Error-Code": "EntryNotFound"}
         if not name.endswith(LARGE):
             return self.contents(name, request)
-        content = self.files[name]
         where = self.redirect or f"{self.scheme}://localhost:{self.server_port}/cdn/{urllib.parse.quote(name)}"
-        headers = {"Location": where, "X-Repo-Commit": COMMIT}
-        if self.hashes:
-            headers["X-Linked-ETag"] = f'"{hashlib.sha256(content).hexdigest()}"'
-        if self.sizes:
-            headers["X-Linked-Size"] = str(len(content))
-        return 302, b"", headers
+        content = self.files[name]
+        about = {"X-Linked-ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Linked-Size": str(len(content))}
+        return 302, b"", {"Location": where, "X-Repo-Commit": COMMIT, **about}
 
     def contents(self, name: str, request: Request) -> Answer:
         """A file, or the rest of it, with the next fault.
@@ -111,8 +108,7 @@ class Hub(Double):
             if fault.kind == "changed":
                 self.files[name] = self.files[name][::-1]
         content = self.files[name]
-        digest = git_sha1(content) if self.hashes else "md5"
-        etag = f'"{digest}"'
+        etag = f'"{git_sha1(content)}"'
         headers = {"ETag": etag, "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
         if fault.kind == "busy":
             return 503, b""
@@ -126,7 +122,7 @@ class Hub(Double):
                 start = min(start + 1 + fault.at, len(content) - 1)
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         length = max(0, len(content) - start + {"short": -fault.at, "long": fault.at + 1}.get(fault.kind, 0))
-        headers |= {"Content-Length": str(length)} if self.sizes else {"Transfer-Encoding": "chunked"}
+        headers["Content-Length"] = str(length)
         end = len(content) if fault.kind != "short" else start + length
         return 206 if "Content-Range" in headers else 200, self.part(name, content, start, end, fault), headers
 
@@ -149,12 +145,10 @@ class Hub(Double):
             if fault.kind == "flipped" and at == start:
                 piece = bytes([piece[0] ^ 1]) + piece[1:]
             sent.append((name, at, stop))  # before its client can ask
-            yield piece if self.sizes else b"%x\r\n%s\r\n" % (len(piece), piece)
+            yield piece
             at = stop
             if self.nap_s:
                 time.sleep(self.nap_s)
-        if not self.sizes:
-            yield b"0\r\n\r\n"
         if fault.kind == "extra":
             yield b"x" * (1 + fault.at)
         if fault.kind in ("extra", "long", "short"):

@@ -12,7 +12,7 @@ import netns
 import pytest
 
 from guards import hub_request
-from guards.hub import Options, Source
+from guards.hub import Options
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = ("config.json", "tokenizer.json", "optional_1.json", "optional_2.json", "optional_3.json")
@@ -101,7 +101,5 @@ def test_the_wait_is_on_the_log_before_it_ends_and_again(monkeypatch):
     said: list[str] = []
     patience = hub_request.Patience(60, "an answer", said.append)
     patience.pause_s = 1.2
-    patience.pause(
-        ConnectionRefusedError(111, "Connection refused"), Source("a/b", "c"), Options()
-    )  # in which it speaks
+    patience.pause(ConnectionRefusedError(111, "Connection refused"), Options())  # in which it speaks
     assert len(said) >= 2 and all("Connection refused" in text and "giving up after 60 s" in text for text in said)

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from hub_server import Fault, only_hub
+from hub_server import COMMIT, Fault, only_hub
 from runs_helpers import python
 
 import runs
 from guards import hub as hub_module
+from guards.hub import Source
 from runs import models
 
 CONTENT = bytes(range(256)) * 2_000  # 512 kB
@@ -21,11 +22,11 @@ def hub(monkeypatch, tmp_path):
         yield server
 
 
-def get(target: Path, stall_s: float = 5, **more) -> list[tuple]:
+def get(target: Path, stall_s: float = 5, sha256: str = "") -> list[tuple]:
     """Download the file; (name, bytes so far, size) of each report."""
     calls: list[tuple] = []
     report = lambda at: calls.append((at.name, at.done, at.total))  # noqa: E731
-    models.fetch("me/model", NAME, target, on_progress=report, stall_s=stall_s, **more)
+    models.download(target.name, [(Source("me/model", NAME), target, sha256)], report, stall_s)
     return calls
 
 
@@ -35,7 +36,7 @@ def test_a_file_arrives_with_progress_and_the_token_of_a_login_goes_to_the_hub_o
     calls = get(tmp_path / "m" / "model.safetensors")
     assert {p.name for p in (tmp_path / "m").iterdir()} == {"model.safetensors", ".model.safetensors.lock"}
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == CONTENT
-    assert hub.requests[0][1] == f"/me/model/resolve/main/{NAME}"
+    assert hub.requests[1][1] == f"/me/model/resolve/{COMMIT}/{NAME}"
     sent = {path.startswith("/cdn/"): headers.get("authorization") for _, path, headers in hub.requests}
     assert sent == {False: "Bearer secret", True: None}
     monkeypatch.setenv("HF_TOKEN", "other")
@@ -53,7 +54,7 @@ def test_a_damaged_file_is_deleted_and_reported(hub, tmp_path):
 
 
 def test_a_missing_file_names_the_table_and_no_network_the_server(hub, tmp_path, monkeypatch):
-    hub.refusal = (404, "EntryNotFound")
+    hub.files = {"other": b""}
     with pytest.raises(runs.RunError, match=r"does not exist.*; or correct \[downloads\] in models.toml"):
         get(tmp_path / "m" / "x")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
