@@ -14,7 +14,6 @@ a parent process cannot unpickle makes the parent hang.
 from __future__ import annotations
 
 import faulthandler
-import math
 import os
 import sys
 import threading
@@ -27,6 +26,7 @@ from guards.heartbeat import Heartbeat
 
 T = TypeVar("T")
 POLL_S = 0.5  # between two calls of `waiting`
+WATCH_POLL_S = 0.1  # between two looks at all deadlines
 
 _heartbeat: Heartbeat | None = None
 
@@ -50,54 +50,25 @@ def expire(seconds: float, what: str) -> None:
     crash.exit_now(crash.EXIT_DEADLINE)
 
 
-class _Watch:
-    """The thread that waits for the earliest deadline. A forked child makes its own, because threads do not survive."""
-
-    def __init__(self) -> None:
-        self.open: dict[Deadline, float] = {}  # -> when it expires
-        self.lock = threading.RLock()  # a signal handler may enter a deadline while its thread holds it
-        self.changed = threading.Condition(self.lock)
-        self.thread: threading.Thread | None = None
-        self.wakes_s = math.inf  # when the thread looks again by itself
-        self.forks = _forks  # a child that is forked has a copy that nobody serves
-
-    def add(self, deadline: Deadline, at: float) -> None:
-        with self.lock:
-            self.open[deadline] = at
-            if at < self.wakes_s:
-                self.wakes_s = at
-                self.changed.notify()
-                if self.thread is None:
-                    self.thread = threading.Thread(target=self.run, name="hangproof-deadline", daemon=True)
-                    self.thread.start()
-
-    def remove(self, deadline: Deadline) -> None:
-        with self.lock:
-            self.open.pop(deadline, None)
-
-    def run(self) -> None:
-        while True:
-            with self.changed:
-                deadline = min(self.open, key=self.open.__getitem__, default=None)
-                now_s = time.monotonic()
-                if deadline is not None:
-                    self.wakes_s = self.open[deadline]
-                elif now_s >= self.wakes_s:  # not at once: the next deadline would have to wake this thread
-                    self.wakes_s = math.inf
-                if deadline is None or now_s < self.wakes_s:
-                    self.changed.wait(None if self.wakes_s == math.inf else self.wakes_s - now_s)
-                    continue
-            deadline.action(deadline.seconds, deadline.what)
-            self.remove(deadline)
+_open: dict[Deadline, float] = {}  # of this process → when it expires
+_thread: threading.Thread | None = None
 
 
-_watch: _Watch | None = None
-_forks = 0  # between the first process and this one
+def _watch() -> None:
+    """The thread that looks for deadlines that have expired."""
+    while True:
+        time.sleep(WATCH_POLL_S)
+        now_s = time.monotonic()
+        for deadline, expires_s in list(_open.items()):
+            if expires_s <= now_s and _open.pop(deadline, None) is not None:
+                deadline.action(deadline.seconds, deadline.what)
 
 
 def _after_fork() -> None:
-    global _watch, _forks
-    _watch, _forks = None, _forks + 1
+    """A forked child has neither the thread nor the deadlines of its parent."""
+    global _thread
+    _thread = None
+    _open.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -111,32 +82,31 @@ class Deadline:
     with (seconds, what) instead of killing the process.
     """
 
-    __slots__ = ("_watch", "action", "seconds", "what")
+    __slots__ = ("action", "seconds", "what")
 
     def __init__(self, seconds: float | None, what: str, action: Callable[[float, str], object] | None = None):
         self.seconds = seconds if seconds and seconds > 0 else 0.0
         self.what = what
         self.action = action or expire
-        self._watch: _Watch | None = None
 
     def __enter__(self) -> Deadline:
-        global _watch
+        global _thread
         if self.seconds:
-            self._watch = _watch = _watch or _Watch()
-            self._watch.add(self, time.monotonic() + self.seconds)
+            _open[self] = time.monotonic() + self.seconds
+            if _thread is None:
+                _thread = threading.Thread(target=_watch, name="hangproof-deadline", daemon=True)
+                _thread.start()
         return self
 
     def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
-        watch, self._watch = self._watch, None
-        if watch is not None and watch.forks == _forks:  # a child that was forked in the block has no such deadline
-            watch.remove(self)
+        _open.pop(self, None)
 
     def extend(self, seconds: float | None = None) -> None:
         """Restart the limit, with `seconds` as the new one if it is not None: there was progress."""
         if seconds is not None:
             self.seconds = seconds
-        if self._watch is not None and self._watch.forks == _forks:
-            self._watch.add(self, time.monotonic() + self.seconds)
+        if self in _open:
+            _open[self] = time.monotonic() + self.seconds
 
 
 def call(
