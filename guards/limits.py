@@ -2,8 +2,8 @@
 
 Why one table: two limits in two programs contradict each other sooner or later. The monitor once gave a finished
 process 15 s to exit, while the process took 60 s for its uploads and 15 s more for its threads. Now each row names the
-keys of `monitor/config.toml` that enclose it, and the monitor raises these keys to `minimums()` when it loads its
-configuration: outer limit >= inner limit + grace.
+keys of `monitor/config.toml` that enclose it, and the monitor raises these keys to `minimums()`: outer limit >= inner
+limit + grace. Which limits a training has set, its heartbeat says (guards/startup.py).
 
 Which key encloses a limit follows from what happens when the limit fires. Where the run continues afterwards (an upload
 is given up, a cache file is written again), a monitor that acts first kills a healthy run, so the *floor* of the phase
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -185,28 +184,3 @@ def minimums(environ: Mapping[str, str] | None = None) -> dict[str, float]:
             for key in limit.outer:
                 least[key] = max(least.get(key, 0.0), inner_s + limit.grace_s)
     return least
-
-
-_IN_SCRIPT = re.compile(
-    r"(?:--hangproof_|\bHANGPROOF_)(?P<name>\w+?_s)(?:=|\s+)['\"]?(?P<value>[0-9.eE+]+)", re.IGNORECASE
-)
-
-
-def of_script(text: str) -> dict[str, str]:
-    """The environment variables for the limits that a script (train.sh) sets, by a flag of the launcher or itself.
-
-    `minimums({**os.environ, **of_script(text)})` covers limits that the monitor's own environment does not hold. Of a
-    limit that is set several times the largest value counts.
-    """
-    found: dict[str, str] = {}
-    for match in _IN_SCRIPT.finditer(text):
-        name, value = match["name"].lower().replace("-", "_"), match["value"]
-        if name not in TABLE or not TABLE[name].user:
-            continue
-        key = variable(name)
-        try:
-            if float(value) >= float(found.get(key, "-1")):
-                found[key] = value
-        except ValueError:
-            continue
-    return found

@@ -5,7 +5,7 @@ report is read across trainers and across ranks. The heartbeat stores when each 
 spent in it, and which one was reached last, so "stuck at" is the last one, whatever its number.
 
 The environment is part of the record because it is the process's own: a launcher may change it after the monitor
-started the script. Values that may be secrets are replaced before they are stored.
+started the script. The limits of guards/limits.py are among it: the monitor's own must enclose them. Values that may be secrets are replaced before they are stored.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 
 CHECK_POINTS: dict[str, str] = {
     "arguments": "imports and arguments",
@@ -36,7 +37,7 @@ PASSES_ALL = ("first_step", "finished")
 
 SHOWN = re.compile(
     r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|(CUDA|HIP|ROCR)_VISIBLE_DEVICES"
-    r"|(TORCH_)?NCCL_\w+|GLOO_\w+|TP_SOCKET_IFNAME|WANDB_\w+|HF_HUB_OFFLINE|OMP_NUM_THREADS)"
+    r"|(TORCH_)?NCCL_\w+|GLOO_\w+|TP_SOCKET_IFNAME|WANDB_\w+|HF_HUB_OFFLINE|OMP_NUM_THREADS|HANGPROOF_\w+_S)"
 )
 HIDDEN = "(set, hidden)"
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|IDENTITY|HEADER", re.IGNORECASE)
@@ -79,7 +80,7 @@ def about(device: str, backend: str, most_bytes: int) -> bytes:
         variables.pop(next(reversed(variables)))
 
 
-def read_about(text: str) -> dict[str, object]:
+def read_about(text: str) -> dict[str, Any]:
     """What `about` wrote: "host", "device", "backend", "environment"; {} when there is nothing readable."""
     try:
         facts = json.loads(text)

@@ -46,6 +46,7 @@ class Config:
     store: Section
     standby: Section
     slow: Section
+    below_guards: bool = False  # the guards' limits do not raise these
 
 
 def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None) -> Config:
@@ -74,11 +75,6 @@ def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, s
         if isinstance(value, bool) or not isinstance(value, types) or not 0 <= value < math.inf:
             raise ConfigError(f"{path}: {key} = {value!r}. Use {expected}.")
         values[key] = value
-    for key, least_s in {} if below else limits.minimums(environ).items():
-        values[key] = max(values[key], least_s)
-        if key.endswith(".floor_s"):  # above its ceiling it would have no effect
-            ceiling = key.replace("floor_s", "ceiling_s")
-            values[ceiling] = max(values[ceiling], least_s)
 
     def section(name: str) -> Section:
         return Section(**{key.rpartition(".")[2]: v for key, v in values.items() if key.rpartition(".")[0] == name})
@@ -86,7 +82,20 @@ def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, s
     phases = {
         name: section(f"phases.{name}") for name in (key.split(".")[1] for key in values if key.endswith(".floor_s"))
     }
-    return Config(phases, *(section(field.name) for field in fields(Config) if field.name != "phases"))
+    names = [field.name for field in fields(Config) if field.name not in ("phases", "below_guards")]
+    loaded = Config(phases, **{name: section(name) for name in names}, below_guards=below)
+    enclose(loaded, environ)
+    return loaded
+
+
+def enclose(config: Config, environ: Mapping[str, str] | None = None) -> None:
+    """Raise what has to be longer than the guards' limits in a training process with these variables (default: this one's)."""
+    for key, least_s in {}.items() if config.below_guards else limits.minimums(environ).items():
+        *_, section, name = key.split(".")
+        values = config.phases[section] if key.startswith("phases.") else getattr(config, section)
+        setattr(values, name, max(getattr(values, name), least_s))
+        if name == "floor_s":  # above its ceiling it would have no effect
+            values.ceiling_s = max(values.ceiling_s, least_s)
 
 
 def _flat(table: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:

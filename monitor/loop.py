@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import signal
 import sys
 import time
@@ -16,7 +15,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 
-from guards import limits, step_requests
+from guards import startup, step_requests
 from monitor import config, recovery, start
 from monitor.attempt import Attempt
 from monitor.cli.notify import Notifier
@@ -24,7 +23,7 @@ from monitor.detect.probe import Probe
 from monitor.detect.progress import Observation, Watch
 from monitor.process import platform
 from monitor.resume import snapshots
-from monitor.run_folder import SCRIPT, RunFolder, print_line
+from monitor.run_folder import RunFolder, print_line
 from monitor.slowdown import Slowdown
 from monitor.spend import Spend
 from monitor.start import Run
@@ -43,11 +42,9 @@ class Loop:
     """One run until it reaches a final state."""
 
     def __init__(self, folder: RunFolder, checked: bool, parent_pid: int | None, received: Sequence[int]):
-        text = ""
-        with contextlib.suppress(OSError):
-            text = (folder.folder / SCRIPT).read_text(encoding="utf-8", errors="replace")
         self.folder = folder
-        self.config = config.load(environ={**os.environ, **limits.of_script(text)})
+        self.config = config.load()
+        self.about = ""  # what the training process says of itself
         self.waker = platform.Waker()
         self.signals = list(received)
         self.notifier = Notifier(folder.name, folder.log)
@@ -165,6 +162,9 @@ class Loop:
         """Poll the attempt; new steps close the incident and give the allowance of restarts back."""
         view = self.view = attempt.poll(platform.now(), self.config.watch.tree_s, fresh)
         self.status.note_phase(view.beats)
+        if view.beats and view.beats[0].about != self.about:  # its script may have set limits
+            self.about = view.beats[0].about
+            config.enclose(self.config, startup.read_about(self.about).get("environment"))
         state = self.run.state
         state.planned = max([state.planned, *(b.planned for b in view.beats)])
         if view.step <= state.best_step:

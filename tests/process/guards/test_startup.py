@@ -60,7 +60,7 @@ def test_every_check_point_is_reached_in_every_trainer_by_a_name_that_exists():
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
 SHOWN = {"RANK": "2", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "0,1", "NCCL_DEBUG": "INFO"}
-SHOWN |= {"NCCL_SOCKET_IFNAME": "", "WANDB_MODE": "offline"}
+SHOWN |= {"NCCL_SOCKET_IFNAME": "", "WANDB_MODE": "offline", "HANGPROOF_NPZ_TIMEOUT_S": "60"}
 HIDDEN = {"WANDB_API_KEY": SECRET, "WANDB_NOTES": f"my key is {SECRET}", "WANDB_IDENTITY_TOKEN_FILE": "/tmp/x"}
 HIDDEN |= {"WANDB_BASE_URL": "https://me:pass@wandb.example"}
 

@@ -85,17 +85,6 @@ def test_a_limit_that_is_off_encloses_nothing_and_one_that_is_no_number_is_refus
         assert limits.minimums(unreadable).get("watch.between_steps_s") is None
 
 
-def test_limits_that_a_script_sets_are_found():
-    script = """#!/bin/bash
-export HANGPROOF_EXIT_GRACE_S="40"
-HANGPROOF_NPZ_TIMEOUT_S=50 python -m sd_scripts_patches \\
-  --hangproof_npz_timeout_s=99 --hangproof_barrier_timeout_s 7300.5 --hangproof_empty_cache_steps=3 --hangproof_image_timeout_s=$X
-"""
-    found = {"EXIT_GRACE_S": "40", "NPZ_TIMEOUT_S": "99", "BARRIER_TIMEOUT_S": "7300.5"}
-    assert limits.of_script(script) == {f"HANGPROOF_{name}": value for name, value in found.items()}
-    assert limits.minimums(limits.of_script(script))["watch.between_steps_s"] == 7305.5
-
-
 def test_the_trainer_saves_first_and_ends_its_trackers_within_their_limit(tmp_path, monkeypatch, capsys):
     """A tracker that hangs lost the LoRA: it was ended before the save, without a limit."""
     events = []

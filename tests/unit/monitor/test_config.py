@@ -13,7 +13,7 @@ from runs.paths import ROOT
 def test_every_limit_that_the_code_reads_is_in_the_table_and_every_one_of_the_table_is_read():
     files = [*(ROOT / "monitor").rglob("*.py"), *(ROOT / "launch").rglob("*.py")]
     text = "".join(path.read_text(encoding="utf-8") for path in files)
-    sections = {name: vars(section) for name, section in vars(config.load()).items() if name != "phases"}
+    sections = {name: vars(section) for name, section in vars(config.load()).items() if hasattr(section, "__dict__")}
     for name, key in re.findall(rf"\b(?:config|limits)\.({'|'.join(sections)})\.(\w+)", text):
         assert key in sections[name], f"{name}.{key}"
     for key in (key for section in sections.values() for key in section):
@@ -33,6 +33,12 @@ def test_a_floor_that_is_raised_takes_its_ceiling_along():
     assert loaded.phases["end"].ceiling_s >= loaded.phases["end"].floor_s >= 5000
 
 
+def test_a_limit_that_a_training_has_set_raises_what_encloses_it():
+    loaded = config.load()
+    config.enclose(loaded, {"HANGPROOF_BARRIER_TIMEOUT_S": "7300.5", "HANGPROOF_NPZ_TIMEOUT_S": "no number"})
+    assert loaded.watch.between_steps_s == 7305.5
+
+
 def test_a_file_replaces_values_but_not_below_the_guards(tmp_path, monkeypatch):
     path = tmp_path / "limits.toml"
     path.write_text("[watch]\nexit_s = 1\nlauncher_s = 9\n[phases.sample]\nfloor_s = 70\n[restart]\nin_all_count = 3\n")
@@ -41,7 +47,9 @@ def test_a_file_replaces_values_but_not_below_the_guards(tmp_path, monkeypatch):
     assert (loaded.watch.launcher_s, loaded.restart.in_all_count, loaded.phases["sample"].floor_s) == (9, 3, 70)
     assert loaded.watch.exit_s == limits.minimums()["watch.exit_s"]
     path.write_text("allow_below_guards = true\n" + path.read_text())
-    assert config.load().watch.exit_s == 1
+    loaded = config.load()
+    config.enclose(loaded, {})
+    assert loaded.watch.exit_s == 1
 
 
 @pytest.mark.parametrize(
