@@ -142,7 +142,8 @@ def write_guard(
     if in_memory is not None:
         files = {name: {"size": size, "crc32": str(check)} for name, (size, check) in in_memory.items()}
         guard = {"version": VERSION, "step": step, "epoch": epoch, **extra, "files": files}
-        (folder / GUARD).write_bytes(json.dumps(guard).encode())
+        with open(folder / GUARD, "wb") as file:
+            file.write(json.dumps(guard).encode())
         return
     for path in _files(folder):
         fsync_path(path)

@@ -192,7 +192,8 @@ def complete(
     folder: Path, content: Plan, mapped: mmap.mmap | None, step: int, epoch: int, about: Mapping[str, Any]
 ) -> None:
     """Write what is not TENSORS (`mapped`), the guard file last: the snapshot counts from here on. Raises OSError."""
-    (folder / FILES).write_bytes(content.rest)
+    with open(folder / FILES, "wb") as file:
+        file.write(content.rest)
     files = {FILES: content.rest} | ({TENSORS: mapped} if mapped is not None else {})
     checks = {name: (len(data), zlib.crc32(data)) for name, data in files.items()}
     checkpoint.write_guard(folder, step, epoch, checks, **about)

@@ -104,6 +104,7 @@ class Snapshots:
         self._attempt = attempt
         known = [_Slot(path, guard["step"]) for path, guard in headers(folder).items()] if folder else []
         self._slots = [*known, *(_Slot() for _ in range(KEPT))][:KEPT]
+        self._resumed = True  # perhaps from one of them
         self._durations: deque[float] = deque(maxlen=21)  # seconds of steps
         self._costs: deque[float] = deque(maxlen=5)  # seconds of snapshots
         self._last_s: float | None = None  # the end of the last boundary
@@ -313,7 +314,9 @@ class Snapshots:
         snapshot_files.complete(self.folder / NEXT, job.plan, job.slot.mapped, job.step, job.epoch, job.about)
         os.replace(self.folder / NEXT, self.folder / job.name)
         job.slot.folder, job.slot.step = self.folder / job.name, job.step
-        shutil.rmtree(self.folder / RESUMED, ignore_errors=True)  # there is a newer snapshot
+        if self._resumed:  # there is a newer snapshot
+            shutil.rmtree(self.folder / RESUMED, ignore_errors=True)
+            self._resumed = False
         return gpu_s if job.staged is not None else time.thread_time() - began_s
 
     def _count(self, job: _Job, cost_s: float) -> None:

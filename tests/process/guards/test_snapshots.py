@@ -188,11 +188,10 @@ def test_an_attempt_that_resumes_earlier_forgets_the_later_records(ring):
 
 
 def test_a_restored_state_goes_when_a_newer_snapshot_is_there(ring):
-    ours = writer(ring)
-    take(ours, 1, raw(b"one"))
+    take(writer(ring), 1, raw(b"one"))
     folder = restored(ring)
     assert folder.is_dir()
-    take(ours, 2, raw(b"two"))
+    take(writer(ring), 2, raw(b"two"))
     assert not folder.exists()
 
 
