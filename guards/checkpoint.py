@@ -76,37 +76,32 @@ def _write_back(descriptor: int) -> None:
         os.pread(descriptor, 1, at)
 
 
-def atomic_write(path: str | os.PathLike[str], data: bytes | str, sync: bool = True) -> None:
-    """Replace `path` with `data` (text as UTF-8): complete, or not at all. Raises OSError. sync: it survives a power cut."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data.encode("utf-8") if isinstance(data, str) else data)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if sync:
-        fsync_path(path.parent)  # or a power cut may bring the old file back
-
-
 @contextlib.contextmanager
-def writing_file(final: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside `final`, for a writer that needs a file name. On success it is fsynced and renamed. Raises OSError."""
-    final = Path(final)
-    temporary = final.with_name(f".{final.stem}.{os.getpid()}.tmp{final.suffix}")
+def _replacing(final: Path, temporary: Path, sync: bool = True) -> Iterator[Path]:
+    """Write `temporary` in the block; on success it is fsynced and renamed to `final`, else removed. Raises OSError."""
     try:
         yield temporary
-        fsync_path(temporary)
+        if sync:
+            fsync_path(temporary)
         os.replace(temporary, final)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    fsync_path(final.parent)
+    if sync:
+        fsync_path(final.parent)  # or a power cut may bring the old file back
+
+
+def atomic_write(path: str | os.PathLike[str], data: bytes | str, sync: bool = True) -> None:
+    """Replace `path` with `data` (text as UTF-8): complete, or not at all. Raises OSError. sync: it survives a power cut."""
+    path = Path(path)
+    with _replacing(path, path.with_name(f".{path.name}.{os.getpid()}.tmp"), sync) as temporary:
+        temporary.write_bytes(data.encode("utf-8") if isinstance(data, str) else data)
+
+
+def writing_file(final: str | os.PathLike[str]) -> contextlib.AbstractContextManager[Path]:
+    """A temporary path beside `final`, for a writer that needs a file name. On success it is fsynced and renamed. Raises OSError."""
+    final = Path(final)
+    return _replacing(final, final.with_name(f".{final.stem}.{os.getpid()}.tmp{final.suffix}"))
 
 
 def _files(folder: Path) -> list[Path]:
@@ -228,11 +223,13 @@ def verify(folder: str | os.PathLike[str], deep: bool = False) -> VerifyResult:
     """
     folder = Path(folder)
     try:
-        data = _guard_bytes(folder)
+        data = read_bytes(folder / GUARD)
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.isdir(folder):
+            return VerifyResult((f"{folder.name}: it has no guard file ({GUARD}), so the save did not complete",))
+        return VerifyResult(error=f"{folder}: no such folder")
     except OSError as error:
         return VerifyResult(error=_cannot_read(folder, error))
-    if isinstance(data, str):
-        return VerifyResult((data,))
     guard = _parse_guard(data)
     if guard is None:
         return VerifyResult((f"{folder.name}: its guard file ({GUARD}) is damaged",))
@@ -259,21 +256,6 @@ def problems(folder: str | os.PathLike[str], deep: bool = False) -> list[str]:
     """The damage that `verify` finds in a state, and the reason if it cannot be verified; [] when it can be used."""
     result = verify(folder, deep)
     return [*result.problems, *([result.error] if result.error else [])]
-
-
-def _guard_bytes(folder: Path) -> bytes | str:
-    """The guard file, or the sentence that there is none. Raises OSError: no such folder, or a disk that does not read."""
-    try:
-        return read_bytes(folder / GUARD)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    try:
-        is_folder = stat.S_ISDIR(os.stat(folder).st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        is_folder = False
-    if not is_folder:
-        raise FileNotFoundError(errno.ENOENT, "no such folder")
-    return f"{folder.name}: it has no guard file ({GUARD}), so the save did not complete"
 
 
 def _compare(folder: Path, files: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
