@@ -5,7 +5,8 @@ report is read across trainers and across ranks. The heartbeat stores when each 
 spent in it, and which one was reached last, so "stuck at" is the last one, whatever its number.
 
 The environment is part of the record because it is the process's own: a launcher may change it after the monitor
-started the script. The limits of guards/limits.py are among it: the monitor's own must enclose them. Values that may be secrets are replaced before they are stored.
+started the script. The limits of guards/limits.toml are among it, because the monitor's own must enclose them. Values that
+may be secrets are replaced before they are stored.
 """
 
 from __future__ import annotations

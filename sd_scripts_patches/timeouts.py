@@ -1,6 +1,6 @@
 """The time limits and settings of the patches, and the flags that change them.
 
-The limits and their defaults are in guards/limits.py, one table for the training process and the monitor. Each is set
+The limits and their defaults are in guards/limits.toml, one table for the training process and the monitor. Each is set
 by a flag of the launcher (`--hangproof_npz_timeout_s=60`, removed before the script sees its arguments) or in the
 environment (`HANGPROOF_NPZ_TIMEOUT_S=60`); the flag wins. A flag is written into the environment, because that is what
 spawned loader workers inherit. 0 means no limit.
