@@ -36,14 +36,6 @@ DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
 
 
-class _Busy(ConnectionError):
-    """The server asks for a pause. `retry_s`: how long, in seconds."""
-
-    def __init__(self, status: int, retry_s: float) -> None:
-        super().__init__(f"HTTP status {status}")
-        self.retry_s = retry_s
-
-
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects, to HTTP only. The token goes to the hub's own host, never to the one of a redirect."""
 
@@ -127,7 +119,7 @@ class Patience:
         if left_s <= 0:
             text = f"no data from {host} for {self.limit_s:.0f} s ({self.reason}){bytes_kept}"
             raise DownloadError("stalled", f"{text}. Check the network and download again{options.hint}") from error
-        end_s = time.monotonic() + min(left_s, max(self.pause_s, getattr(error, "retry_s", 0.0)))
+        end_s = time.monotonic() + min(left_s, self.pause_s)
         while (rest_s := end_s - time.monotonic()) > 0:
             self.report()
             time.sleep(min(rest_s, POLL_S))
@@ -139,8 +131,7 @@ def check_status(response: Any, source: Source, options: Options) -> None:
     status, code = response.status, response.headers.get("X-Error-Code", "")
     name = f"{source.file} of {source.repo}" if source.file else source.repo
     if status in BUSY or status >= 500:
-        text = response.headers.get("Retry-After", "")
-        raise _Busy(status, float(text) if text.isdecimal() else 0.0)
+        raise ConnectionError(f"HTTP status {status}")
     if status in (401, 403) and code in ("RepoNotFound", "RevisionNotFound"):
         text = f"{source.page} does not exist, or is private; correct the name, or set HF_TOKEN to a token with access"
         raise DownloadError("missing", f"{text}{options.hint}")

@@ -53,7 +53,6 @@ class Hub(Double):
         self.hashes = True
         self.refusal: tuple[int, str] | None = None
         self.redirect = ""
-        self.retry_after = ""
         self.nap_s = 0.0
         self.lock = threading.Lock()
 
@@ -68,8 +67,7 @@ class Hub(Double):
             return None
         if self.refusal:
             status, code = self.refusal
-            more = {"X-Error-Code": code, "Retry-After": self.retry_after}
-            return status, b"", {name: value for name, value in more.items() if value}
+            return status, b"", {"X-Error-Code": code} if code else {}
         if path.startswith("/cdn/"):
             return self.contents(path.removeprefix("/cdn/"), request)
         if path.startswith("/api/models/"):

@@ -165,11 +165,10 @@ def test_https_is_watched_too_and_an_unknown_certificate_is_refused_at_once(tmp_
         hub_request._certificates.cache_clear()
 
 
-def test_a_busy_server_decides_how_long_to_wait(hub, tmp_path):
-    hub.refusal, hub.retry_after = (429, ""), "1"
+def test_a_busy_server_is_asked_again(hub, tmp_path):
+    hub.refusal = (429, "")
     threading.Timer(0.5, lambda: setattr(hub, "refusal", None)).start()
     get(tmp_path / "d" / NAME)
-    assert len(hub.requests) <= 5
 
 
 @pytest.mark.parametrize(
