@@ -233,8 +233,5 @@ def write_later(accelerator: Any, folder: Path, step: int, epoch: int) -> bool:
 
 def complete_saves(output: str, step: int) -> None:
     """Write the states that a killed process was saving. `step`: from which this one goes on."""
-
-    def write(guard: dict[str, Any], files: list[File]) -> None:
-        snapshot_files.write_state(Path(output, guard["name"]), files, guard["step"], guard["epoch"])
-
-    saves.redo(step, write)
+    folder, write = Path(output), snapshot_files.write_state
+    saves.redo(step, lambda guard, files: write(folder / guard["name"], files, guard["step"], guard["epoch"]))
