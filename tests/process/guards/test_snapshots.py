@@ -195,12 +195,18 @@ def test_a_restored_state_goes_when_a_newer_snapshot_is_there(ring):
     assert not folder.exists()
 
 
-def test_what_a_snapshot_cannot_hold_turns_it_off(ring, capfd):
+@pytest.mark.parametrize("reason", ["a.pt cannot be kept in memory", "105 MB of memory left"])
+def test_what_cannot_be_held_turns_it_off_and_gives_the_memory_back(ring, capfd, monkeypatch, reason):
     ours = writer(ring)
     take(ours, 1, raw(b"one"))
-    take(ours, 2, [File("a.pt", "torch", {"a": lambda: 0})])
-    assert "a.pt cannot be kept in memory" in ours.off and not ours.active and not ours.due()
-    assert snapshots.headers(ring) == {}
+    if "left" in reason:
+        monkeypatch.setattr(memory, "available_bytes", lambda: 100 << 20)
+        monkeypatch.setattr(snapshots, "MEMORY_POLL_S", 0.0)
+        assert not ours.due()
+    else:
+        take(ours, 2, [File("a.pt", "torch", {"a": lambda: 0})])
+    assert reason in ours.off and not ours.active and not ours.due()
+    assert list(ring.iterdir()) == [ring / snapshots.OFF]
     assert snapshots.status(ring)["off"] == ours.off and ours.off in capfd.readouterr().out
 
 
@@ -215,15 +221,6 @@ def test_a_state_that_does_not_fit_into_memory_turns_it_off(ring, monkeypatch, f
     take(ours, 1, [File("a.pt", "torch", torch.zeros(3 << 20))])
     assert ours.active == (sentence is None)
     assert sentence is None or (ours.off.count("67 MB free") and list(ring.iterdir()) == [ring / snapshots.OFF])
-
-
-def test_memory_that_becomes_short_is_given_back(ring, monkeypatch):
-    ours = writer(ring)
-    take(ours, 1, raw(b"one"))
-    monkeypatch.setattr(memory, "available_bytes", lambda: 100 << 20)
-    monkeypatch.setattr(snapshots, "MEMORY_POLL_S", 0.0)
-    assert not ours.due() and "105 MB of memory left" in ours.off
-    assert list(ring.iterdir()) == [ring / snapshots.OFF]
 
 
 def test_the_frequency_follows_from_the_cost(ring, monkeypatch):

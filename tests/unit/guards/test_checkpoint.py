@@ -90,17 +90,14 @@ def test_the_last_good_state_is_never_deleted(tmp_path, others):
     assert checkpoint.problems(good, deep=True) == []
 
 
-def test_a_damaged_or_unguarded_state_is_deleted_too(tmp_path):
+def test_a_damaged_or_unguarded_state_is_deleted_too_and_what_a_kill_leaves_of_one_is_no_state(tmp_path, monkeypatch):
     """Neither is the last good one. Plain accelerate writes no guard file."""
-    damaged, good, plain = make(tmp_path, 5), make(tmp_path, 10), tmp_path / "lora-step00000015-state"
+    damaged, new, plain = make(tmp_path, 5), make(tmp_path, 10), tmp_path / "lora-step00000015-state"
     DAMAGE["truncated"](damaged)
     plain.mkdir()
     assert checkpoint.retire(damaged) and checkpoint.retire(plain)
-    assert [p.name for p in tmp_path.iterdir()] == [good.name]
-
-
-def test_what_a_kill_leaves_of_a_deletion_is_removed_and_is_never_a_state(tmp_path, monkeypatch):
-    old, new = make(tmp_path, 5), make(tmp_path, 10)
+    assert [p.name for p in tmp_path.iterdir()] == [new.name]
+    old = make(tmp_path, 5)
     monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: None)  # as if killed right after the renaming
     assert checkpoint.retire(old)
     monkeypatch.undo()
@@ -126,10 +123,12 @@ def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path,
     assert checkpoint.newest_valid(tmp_path) == final and checkpoint.guard_of(final)["step"] == step
 
 
-def test_a_bad_state_is_set_aside_with_its_reason_and_no_longer_listed(tmp_path):
+def test_a_bad_state_is_set_aside_with_its_reason_where_there_is_room_and_no_longer_listed(tmp_path, monkeypatch):
     aside = [checkpoint.set_aside(make(tmp_path, 5), "its weights are truncated") for _ in range(2)]
     assert [p.name for p in aside] == ["lora-step00000005-state.bad", "lora-step00000005-state.bad-2"]
     assert (tmp_path / "lora-step00000005-state.bad.reason.txt").read_text() == "its weights are truncated\n"
+    monkeypatch.setattr(Path, "write_bytes", failing(Path.write_bytes, errno.ENOSPC, ".reason.txt"))
+    assert checkpoint.set_aside(make(tmp_path, 6), "bad").name == "lora-step00000006-state.bad"
     assert checkpoint.states(tmp_path) == []
 
 
@@ -312,13 +311,6 @@ def test_where_nothing_can_be_renamed_retire_and_set_aside_raise_and_the_state_s
     assert checkpoint.retire(old) is True  # another process deleted it
     with pytest.raises(FileNotFoundError):
         checkpoint.set_aside(old, "bad")
-
-
-def test_on_a_full_disk_a_bad_state_is_set_aside_without_its_reason(tmp_path, monkeypatch):
-    state = make(tmp_path, 5)
-    monkeypatch.setattr("builtins.open", failing(open, errno.ENOSPC, ".reason.txt"))
-    assert checkpoint.set_aside(state, "bad").name == "lora-step00000005-state.bad"
-    assert not state.exists()
 
 
 def test_atomic_write_replaces_or_leaves(tmp_path):
