@@ -4,8 +4,8 @@ Decision: of each run in a store two small files are read: its status, and the c
 lease; its checkpoints are not even listed. All that comes from a store is hostile until it has been checked: sizes are
 bounded, and only known values are taken over.
 
-The stores are those of the runs on this machine, and those in `stores.json` of the data folder; addresses hold no secret. A
-page reads each store with a process of its own (`--store ADDRESS`), so that one that hangs stops nothing else.
+The stores are those of the runs on this machine, and those in `stores.json` of the data folder; addresses hold no secret. All
+are read at the same time, and a store gets one call to answer: whoever looks again asks again.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from monitor.state import FINAL, State
 from runs.files import atomic_write, explained
 from runs.paths import MAX_SLUG, data_root, list_runs
 
-LIMITS = Limits(call_s=15.0, tries=2)
+LIMITS = Limits(call_s=10.0, tries=1)
 STORES = "stores.json"
 MOST_RUNS = 100  # of one store, the newest
 MOST_STORES = 50
