@@ -27,7 +27,6 @@ from ui.run.fold import QUIET, Jobs
 
 MINUTES = 60.0
 TEXT_BYTES = 200_000  # of a file that is shown; a longer one is only a download
-MOST_FILES = 20
 VALUE = re.compile(r"[^\x00-\x1f\x7f]{0,300}")
 
 
@@ -195,14 +194,6 @@ def cancel(folder: Path, name: str) -> None:
     jobs.cancel(folder, name)
 
 
-def rank_lines(folder: Path) -> list[str]:
-    """The rank report of a run under way, from the heartbeats alone: no process is disturbed."""
-    from monitor.cli.commands import rank_report
-
-    found = rank_report(folder)
-    return list(found["lines"]) if found else []
-
-
 def rehearsal_verdict(values: Any) -> dict[str, Any] | None:
     """The result of a rehearsal: {"good", "text"}; None without one."""
     from launch import forecast, rehearse
@@ -216,42 +207,18 @@ def rehearsal_verdict(values: Any) -> dict[str, Any] | None:
     return {"good": good, "text": "\n".join(lines)}
 
 
-def written(folder: Path, values: Any) -> list[dict[str, Any]]:
-    """The files of the run's folder that a command's JSON names: name, size, and their text or their address."""
-    root, found = folder.resolve(), []
-    for text in _strings(values):
-        path = Path(text)
-        try:
-            real = path.resolve(strict=True)
-            size = real.stat().st_size
-            if not path.is_absolute() or not real.is_file() or not real.is_relative_to(root):
-                continue
-        except (OSError, ValueError, RuntimeError):
-            continue
-        name = real.relative_to(root).as_posix()
-        one: dict[str, Any] = {"name": name, "size": size, "text": None, "url": ""}
-        if real.suffix.lower() in served.DOWNLOADS:
-            one["url"] = file_url(real)
-        if size <= TEXT_BYTES and (content := _text(real)) is not None:
-            one["text"] = content
-        if one not in found and (one["url"] or one["text"] is not None):
-            found.append(one)
-    return found[:MOST_FILES]
-
-
-def _text(path: Path) -> str | None:
+def written(folder: Path, values: Any) -> dict[str, Any] | None:
+    """The file that a command's JSON names, if it is one of the run's folder: its name, size, and text or address."""
+    named = (values.get("file") or values.get("script")) if isinstance(values, dict) else None
     try:
-        content = path.read_text(encoding="utf-8")
+        root, path = folder.resolve(), Path(str(named)).resolve(strict=True)
+        name, size = path.relative_to(root).as_posix(), path.stat().st_size
+        data = path.read_bytes() if size <= TEXT_BYTES else b"\0"
     except (OSError, ValueError):
         return None
-    return None if "\0" in content else content
-
-
-def _strings(values: Any, depth: int = 0) -> list[str]:
-    if isinstance(values, str):
-        return [values]
-    inner = list(values.values()) if isinstance(values, dict) else values if isinstance(values, list) else []
-    return [text for one in inner[:100] for text in _strings(one, depth + 1)] if depth < 4 else []
+    text = data.decode("utf-8", "replace") if b"\0" not in data else None
+    url = file_url(path) if path.suffix.lower() in served.DOWNLOADS else ""
+    return {"name": name, "size": size, "text": text, "url": url} if url or text is not None else None
 
 
 # The part of the page ---------------------------------------------------------------------------------------------------
@@ -283,7 +250,8 @@ def result(folder: Path, name: str) -> str:
         lines = "".join(f"<p>{esc(line)}</p>" for line in errors.strip().splitlines()[-ERROR_LINES:])
         parts.append(f'<div class="hp-problem hp-bad" role="alert">{lines}</div>')
     if name.startswith("launch-"):
-        parts += map(_file, written(folder, values))
+        file = written(folder, values)
+        parts += [_file(file)] if file else []
     if text := "\n".join(filter(None, (printed.strip(), errors.strip() if busy else ""))):
         parts.append(_region("hp-log", "Output", text))
     return f'<div class="hp-job">{"".join(parts)}</div>'
@@ -302,8 +270,11 @@ def _region(kind: str, label: str, text: str) -> str:
 
 
 def _ranks(folder: Path) -> str:
-    lines = rank_lines(folder) if _trains(view.read(folder)) else []
-    return _region("hp-text", "Rank report", "\n".join(lines)) if lines else ""
+    """The rank report of a run under way, from the heartbeats alone: no process is disturbed."""
+    from monitor.cli.commands import rank_report
+
+    found = rank_report(folder) if _trains(view.read(folder)) else None
+    return _region("hp-text", "Rank report", "\n".join(found["lines"])) if found else ""
 
 
 def _trains(shown: "view.View") -> bool:

@@ -123,16 +123,20 @@ def test_only_files_of_the_run_are_shown(data, tmp_path):
     (folder / "big.zip").write_bytes(b"\0" * 300_000)
     (tmp_path / "secret.txt").write_text("secret")
     (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
-    paths = [str(folder / name) for name in ("plan.yaml", "big.zip", "link.txt", "missing", "..")]
-    said = {"file": paths[0], "all": [*paths, "/etc/passwd", "plan.yaml", "a\0b"], "n": {"a": [1, None]}}
-    found = [(one["name"], one["text"], bool(one["url"])) for one in launch_tab.written(folder, said)]
-    assert found == [("plan.yaml", "a: 1\n", False), ("big.zip", None, True)]
+    found = launch_tab.written(folder, {"script": str(folder / "plan.yaml")})
+    assert found is not None and (found["name"], found["text"], found["url"]) == ("plan.yaml", "a: 1\n", "")
+    found = launch_tab.written(folder, {"file": str(folder / "big.zip")})
+    assert found is not None and (found["name"], found["text"], bool(found["url"])) == ("big.zip", None, True)
     assert served.find(str(folder / "big.zip")) is not None
+    for other in (folder / "link.txt", folder / "missing", folder, "..", "/etc/passwd", "plan.yaml", "a\0b", None):
+        assert launch_tab.written(folder, {"file": other and str(other)}) is None
+    assert launch_tab.written(folder, [1]) is None
 
 
 def test_the_rank_report_of_a_run_that_does_not_train_is_empty(data, monkeypatch):
-    folder = make_run(data)
-    assert launch_tab.rank_lines(folder) == [] and launch_tab._ranks(folder) == ""
     report = lambda folder: {"lines": [f"all ranks of {folder.name} train"]}  # noqa: E731
     monkeypatch.setattr("monitor.cli.commands.rank_report", report)
-    assert launch_tab.rank_lines(folder) == ["all ranks of my-cat train"]
+    folder = make_run(data)
+    assert launch_tab._ranks(folder) == ""
+    monkeypatch.setattr(launch_tab, "_trains", lambda shown: True)
+    assert "all ranks of my-cat train" in launch_tab._ranks(folder)
