@@ -6,10 +6,10 @@ the hub has already. Every request has a time limit. Xet is off: its transfers h
 """
 
 import argparse
+import contextlib
 import json
 import shutil
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ FOLDER = ".publish"
 RESULT = "published.json"
 SAMPLES = 6
 REQUEST_S = 60.0  # for one read or write of a connection
-TRIES_COUNT, PAUSE_S = 3, 2.0  # of each call; the library itself repeats the requests of an upload
 IMAGE_BYTES = 20_000_000
 README = "README.md"
 NO_WRITE = "Hugging Face refuses: the token may not write there; log in with a token that may write to this account"
@@ -36,7 +35,7 @@ REFUSED = {
     401: NO_WRITE,
     403: NO_WRITE,
     404: "Hugging Face knows no such account or repository, or the token may not see it; check the name",
-    429: "Hugging Face limits the number of requests",
+    429: "Hugging Face limits the number of requests; start it again later",
 }
 OURS = "hangproof"  # the tag by which a card is known as ours
 
@@ -88,9 +87,8 @@ def choices(folder: Path) -> dict[str, Any]:
 
 def published(folder: Path) -> dict[str, Any] | None:
     """What was published of a run last: {"repo", "url", "commit", "lora", "private", "utc"}; None for nothing."""
-    value = read_json(folder / RESULT) or {}
-    keys = {"repo": str, "url": str, "commit": str, "lora": str, "private": bool, "utc": str}
-    return value if all(isinstance(value.get(key), kind) for key, kind in keys.items()) else None
+    value = read_json(folder / RESULT)
+    return value if value and value.keys() >= {"repo", "url", "commit", "lora", "private", "utc"} else None
 
 
 def preview(folder: Path, options: dict[str, Any]) -> str:
@@ -121,24 +119,25 @@ def publish(
         raise LaunchError(
             "You are not logged in to Hugging Face; log in with a token that may write (on the page: Hugging Face account; or `hf auth login`)"
         )
-    api, spec, private = _api(), runs.load(folder), not public
-    name = _repository(api, repo or spec.slug)
-    target = prepare(folder, {**options, "repo": name})
-    say(f"Repository {name} ({'private' if private else 'public'})")
-    url = str(_tried(lambda: api.create_repo(name, private=private, exist_ok=True), say))
-    seen = _tried(lambda: api.model_info(name), say)
-    if bool(seen.private) != private:
-        now = "private" if seen.private else "public"
-        raise LaunchError(f"{name} exists and is {now}; change that on {url}/settings, or choose another name")
-    files = [sibling.rfilename for sibling in seen.siblings or []]
-    if README in files and OURS not in (seen.tags or []) and not replace_card:
-        raise LaunchError(
-            f"{name} has a card that Hangproof did not write; choose to replace it, or choose another name"
-        )
-    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
-    say(f"Sending {size / 1e6:.1f} MB")
-    message = "Publish the LoRA with its card and samples"
-    done = _tried(lambda: api.upload_folder(repo_id=name, folder_path=target, commit_message=message), say)
+    spec, private = runs.load(folder), not public
+    with _hub() as api:
+        name = _repository(api, repo or spec.slug)
+        target = prepare(folder, {**options, "repo": name})
+        say(f"Repository {name} ({'private' if private else 'public'})")
+        url = str(api.create_repo(name, private=private, exist_ok=True))
+        seen = api.model_info(name)
+        if bool(seen.private) != private:
+            now = "private" if seen.private else "public"
+            raise LaunchError(f"{name} exists and is {now}; change that on {url}/settings, or choose another name")
+        files = [sibling.rfilename for sibling in seen.siblings or []]
+        if README in files and OURS not in (seen.tags or []) and not replace_card:
+            raise LaunchError(
+                f"{name} has a card that Hangproof did not write; choose to replace it, or choose another name"
+            )
+        size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+        say(f"Sending {size / 1e6:.1f} MB")
+        message = "Publish the LoRA with its card and samples"
+        done = api.upload_folder(repo_id=name, folder_path=target, commit_message=message)
     result = {
         "repo": name,
         "url": url,
@@ -226,10 +225,13 @@ def _loras(folder: Path) -> list[evolution.Lora]:
 # Sending ----------------------------------------------------------------------------------------------------------------
 
 
-def _api() -> Any:
-    """The hub's client with a limit on every wait: its own has none (huggingface_hub/utils/_http.py)."""
+@contextlib.contextmanager
+def _hub() -> Iterator[Any]:
+    """The hub's client with a limit on every wait: its own has none (huggingface_hub/utils/_http.py). LaunchError: it refuses,
+    or does not answer."""
     import httpx2
     import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils._http import default_client_factory
 
     def client() -> httpx2.Client:
@@ -239,7 +241,20 @@ def _api() -> Any:
 
     huggingface_hub.constants.HF_HUB_DISABLE_XET = True  # its variable counts only before the first import
     huggingface_hub.set_client_factory(client)
-    return huggingface_hub.HfApi(endpoint=hub.endpoint(), token=hub.token())
+    try:
+        yield huggingface_hub.HfApi(endpoint=hub.endpoint(), token=hub.token())
+    except (HfHubHTTPError, httpx2.HTTPError, RuntimeError) as error:
+        # An upload raises a RuntimeError from the real error.
+        cause = error.__cause__ if type(error) is RuntimeError else error
+        if isinstance(cause, HfHubHTTPError) and cause.response is not None:
+            status = cause.response.status_code
+            reason = REFUSED.get(status, f"Hugging Face answered with HTTP status {status}; start it again later")
+        elif isinstance(cause, httpx2.HTTPError):
+            why = f"cannot be reached or does not answer ({type(cause).__name__}); start it again later"
+            reason = f"{hub.endpoint()} {why}"
+        else:
+            raise
+        raise LaunchError(reason) from error
 
 
 def _repository(api: Any, name: str) -> str:
@@ -251,30 +266,4 @@ def _repository(api: Any, name: str) -> str:
         raise LaunchError(f"Repository {name[:100]!r}: use letters, digits, `-`, `_` and `.`, as OWNER/NAME") from error
     if "/" in name:
         return name
-    user = _tried(api.whoami, lambda _: None)["name"]
-    return f"{user}/{name}"
-
-
-def _tried(call: Callable[[], Any], say: Callable[[str], None]) -> Any:
-    """The result of a request to the hub, tried again after errors that may pass. Raises LaunchError."""
-    from httpx2 import HTTPError
-    from huggingface_hub.errors import HfHubHTTPError
-
-    for number in range(1, TRIES_COUNT + 1):
-        try:
-            return call()
-        except (HTTPError, RuntimeError) as error:  # of an upload: "Error while uploading", raised from the real error
-            cause = error.__cause__ if type(error) is RuntimeError else error
-            if isinstance(cause, HfHubHTTPError) and cause.response is not None:
-                status = cause.response.status_code
-                reason = REFUSED.get(status, f"Hugging Face answered with HTTP status {status}")
-                if status < 500 and status != 429:
-                    raise LaunchError(reason) from error
-            elif isinstance(cause, HTTPError):
-                reason = f"{hub.endpoint()} cannot be reached or does not answer ({type(cause).__name__})"
-            else:
-                raise
-        if number < TRIES_COUNT:
-            say(f"{reason}; trying again ({number + 1} of {TRIES_COUNT})")
-            time.sleep(PAUSE_S * 2 ** (number - 1))
-    raise LaunchError(f"{reason}; start it again later")
+    return f"{api.whoami()['name']}/{name}"
