@@ -19,7 +19,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -157,22 +157,13 @@ def hand_on(source: Path, folder: Path) -> None:
         _write(folder, found)
 
 
-def forget(folder: Path) -> None:
-    """Remove the result of the last rehearsal."""
-    (folder / FILE).unlink(missing_ok=True)
-
-
 def _write(folder: Path, found: Rehearsal) -> None:
     atomic_write(folder / FILE, json.dumps(asdict(found), ensure_ascii=False))
 
 
-def rehearse(
-    folder: Path, limit_s: float = LIMIT_S, progress: Callable[[Stage], None] = lambda stage: None
-) -> Rehearsal:
-    """Rehearse the run in `folder`. Changes HANGPROOF_DATA of this process while it works, so call it in a process of its own.
-
-    Args:
-        progress: called with each stage when it begins and when it has ended.
+def rehearse(folder: Path, limit_s: float = LIMIT_S) -> Rehearsal:
+    """Rehearse the run in `folder`, and print its stages. Changes HANGPROOF_DATA of this process while it works, so call it
+    in a process of its own.
 
     Raises LaunchError: it cannot be tried (a GPU is in use, no images). runs.files.RunError: the run is wrong.
     """
@@ -191,7 +182,7 @@ def rehearse(
     _write(folder, found)
     try:
         with scratch() as run:
-            Work(folder, found, progress, until_s, run).rehearse(_reduced(spec, files, pictures[:IMAGES], source))
+            Work(folder, found, until_s, run).rehearse(_reduced(spec, files, pictures[:IMAGES], source))
         found.state = FAILED if found.problem else PASSED
         if source is not own:  # of a draft, the page knows how many images there are
             found.forecast = forecast.of(found.measured, spec, counts(source), captions_of(pictures))
@@ -215,10 +206,8 @@ def rehearse(
 
 def captions_of(images: list[Path]) -> list[str]:
     """The caption of the first image, which is the sample prompt where there is no other."""
-    for path in images[:1]:
-        with contextlib.suppress(OSError, ValueError):
-            return [path.with_suffix(".txt").read_text(encoding="utf-8")]
-    return []
+    texts = [path.with_suffix(".txt") for path in images[:1]]
+    return [text.read_text(encoding="utf-8", errors="replace") for text in texts if text.is_file()]
 
 
 def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source: Path) -> RunSpec:
@@ -229,7 +218,9 @@ def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source
     data, control, more = datasets_dir() / NAME, datasets_dir().parent / "control", {}
     for number, path in enumerate(images):
         copy = data / f"{number}-{path.name}"
-        link_image(path, copy)
+        data.mkdir(parents=True, exist_ok=True)
+        for file in filter(Path.is_file, (path, path.with_suffix(".txt"))):
+            shutil.copyfile(file, copy.with_suffix(file.suffix))
         if spec.control_dir:
             inside = Path(spec.control_dir).expanduser().absolute() / path.parent.relative_to(source)
             control.mkdir(exist_ok=True)
@@ -248,26 +239,15 @@ def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source
         sample_every_n_steps=STEPS if prompts else 0,
         # Each image fills all batches of all steps, also alone in its bucket.
         repeats=(STEPS + 1) * spec.batch_size * spec.gradient_accumulation * world(spec),
+        trackers="" if spec.trackers == "trackio" else spec.trackers,  # which the monitor would start
     )  # fmt: skip
-
-
-def link_image(path: Path, copy: Path) -> None:
-    """Put an image and its caption at `copy`, without copying where the disk allows it."""
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    for file in (path, path.with_suffix(".txt")):
-        if file.is_file():
-            try:
-                os.link(file, copy.with_suffix(file.suffix))
-            except OSError:
-                shutil.copyfile(file, copy.with_suffix(file.suffix))
 
 
 class Work:
     """A rehearsal under way in the folder `run`: follows the phases of the trainer, and measures."""
 
-    def __init__(self, folder: Path, found: Rehearsal, progress: Callable[[Stage], None], until_s: float, run: Path):
-        self.folder, self.found, self.progress = folder, found, progress
-        self.until_s, self.run = until_s, run
+    def __init__(self, folder: Path, found: Rehearsal, until_s: float, run: Path):
+        self.folder, self.found, self.until_s, self.run = folder, found, until_s, run
         self.now: Stage | None = None
         self._since_s = 0.0
 
@@ -386,7 +366,11 @@ class Work:
             self._tell(changed)
 
     def _tell(self, stage: Stage) -> None:
-        self.progress(stage)
+        """Print a stage that begins or has ended, and keep the result as it is."""
+        if stage.state == RUNNING:
+            print(f"{stage.title} …", flush=True)
+        elif stage.state in (DONE, FAILED):
+            print(f"{stage.title}: {stage.state}, {stage.took_s:.1f} s", flush=True)
         with contextlib.suppress(OSError):  # a full disk, or the draft was deleted: the rehearsal says so at its end
             _write(self.folder, self.found)
 
@@ -420,7 +404,7 @@ def run(args: argparse.Namespace) -> int:
     end_on_sigterm()
     if args.limit <= 0:
         raise LaunchError("--limit must be a number of seconds")
-    found = rehearse(find(args), args.limit, _print)
+    found = rehearse(find(args), args.limit)
     lines = ["", *(forecast.lines(found.forecast) if found.state == PASSED else failure_lines(found))]
     report(args, "\n".join(lines), asdict(found))
     return 0 if found.state == PASSED else 1
@@ -433,11 +417,3 @@ def failure_lines(found: Rehearsal) -> list[str]:
         f"Failed at “{problem.get('stage', '')}”: {problem.get('title', '').rstrip('.')}.",
         *filter(None, (problem.get("text", ""), problem.get("change", ""))),
     ]
-
-
-def _print(stage: Stage) -> None:
-    """A line for each stage that ended, or begins."""
-    if stage.state == RUNNING:
-        print(f"{stage.title} …", flush=True)
-    elif stage.state in (DONE, FAILED):
-        print(f"{stage.title}: {stage.state}, {stage.took_s:.1f} s", flush=True)

@@ -58,7 +58,7 @@ def _prepare(folder: Path, draft_id: str) -> None:
     if wrong or reviewed.spec is None:
         raise RunError([Fault("", form.shown(fault)) for fault in wrong] or OUT_OF_DATE)
     folder.mkdir(parents=True, exist_ok=True)
-    rehearse.forget(folder)
+    (folder / rehearse.FILE).unlink(missing_ok=True)
     data = folder / rehearse.DATASET
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir()

@@ -20,7 +20,7 @@ def test_a_rehearsal_writes_a_job_of_its_own_steps(data, clean, monkeypatch):
     tried.at.state = rehearse.State.COMPLETED
     monkeypatch.setattr(rehearse, "Trial", lambda run, until_s, on_phase: tried)
     run.mkdir()
-    work = rehearse.Work(folder, rehearse.Rehearsal(stages=stages), lambda stage: None, math.inf, run)
+    work = rehearse.Work(folder, rehearse.Rehearsal(stages=stages), math.inf, run)
     assert work._try(runs.load(folder).changed(name=rehearse.NAME, max_train_steps=2)) is tried
     made = job.load(run)
     assert made is not None and made.run_spec().max_train_steps == 2
