@@ -35,7 +35,7 @@ HEAD = """# Trains {name} in a container. Written by `python -m launch docker`; 
 def document(spec: RunSpec, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """The compose file as a dict."""
     # The number of this user has no name in the image, and libraries ask for one.
-    variables = {"HOME": "/tmp", "USER": "hangproof", "HF_HOME": f"{DATA}/cache", **travel.variables(spec, args)}
+    variables = {"HOME": "/tmp", "USER": "hangproof", "HF_HOME": f"{DATA}/cache", **travel.variables(spec)}
     given = [*(f"{name}={value}" for name, value in variables.items()), *travel.secrets(spec, args)]
     service: dict[str, Any] = {
         "image": args.image, "container_name": travel.name_there(spec), "command": ["train", spec.slug],
@@ -48,7 +48,7 @@ def document(spec: RunSpec, folder: Path, args: argparse.Namespace) -> dict[str,
     if hasattr(os, "getuid"):
         service["user"] = f"{os.getuid()}:{os.getgid()}"  # the files stay this user's
     if travel.needed_gb(spec):
-        device = {"driver": "nvidia", "count": args.gpu or spec.gpus, "capabilities": ["gpu"]}
+        device = {"driver": "nvidia", "count": spec.gpus, "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
     literal = json.loads(json.dumps(service).replace("$", "$$"))  # compose fills in variables
     return {"name": travel.name_there(spec), "services": {"train": literal}}
@@ -86,11 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_options(
         parser,
         ("--image NAME", IMAGE, f"the image (default: {IMAGE})"),
-        *travel.VARIABLES,
+        travel.SECRET,
         ("--submit", False, "also start the container"),
-    )
-    parser.add_argument(
-        "--gpu", default="", choices=["all"], help="every GPU of this machine; else as many as the run uses"
     )
 
 

@@ -112,7 +112,7 @@ def body(spec: "RunSpec", args: argparse.Namespace, gpu: str) -> dict[str, Any]:
         "HANGPROOF_START_STORE": travel.address(spec),
         "HANGPROOF_STOP_POD": args.stop,
         "HANGPROOF_ALLOWED_HOSTS": HOSTS,
-        **travel.variables(spec, args),
+        **travel.variables(spec),
         **{name: secret(name) for name in names},
     }
     if args.volume:
@@ -122,7 +122,7 @@ def body(spec: "RunSpec", args: argparse.Namespace, gpu: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": travel.name_there(spec),
         "image": args.image,
-        "cloud": "COMMUNITY" if args.community else "SECURE",
+        "cloud": "SECURE",
         "gpu": {"id": gpu, "count": spec.gpus, "minCudaVersion": travel.CUDA},
         "disk": CONTAINER_DISK_GB,
         "mounts": mounts,
@@ -207,7 +207,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--image NAME", ..., image),
         ("--volume ID", "", "a network volume; without it, a disk that only this pod has"),
         ("--data-center ID", "", "where the pod is to be, such as that of the volume"),
-        ("--community", False, "community cloud: cheaper, without network volumes"),
     )
     parser.add_argument(
         "--stop", choices=("1", "always", ""), default="1",
@@ -227,8 +226,6 @@ def run(args: argparse.Namespace) -> int:
     names = travel.gpu_names(spec, args)
     if not names:
         raise LaunchError(f"{spec.model} trains on a CPU; rent a GPU for it with --gpu NAME, or train it here")
-    if args.community and args.volume:
-        raise LaunchError("--volume: network volumes are in the secure cloud only; leave out --community")
     path = folder / FILE
     atomic_write(path, json.dumps(body(spec, args, names[0]), ensure_ascii=False, indent=2) + "\n")
     answer: dict[str, Any] = {}

@@ -67,7 +67,7 @@ def document(spec: RunSpec, args: argparse.Namespace) -> dict[str, Any]:
         resources["image_id"] = f"docker:{args.image}"
     found: dict[str, Any] = {"name": travel.name_there(spec), "resources": resources, "num_nodes": spec.nodes}
     found |= {} if args.image else {"workdir": str(ROOT)}  # SkyPilot leaves out what .gitignore names
-    if envs := travel.variables(spec, args):
+    if envs := travel.variables(spec):
         found["envs"] = envs
     if secrets := travel.secrets(spec, args):
         found["secrets"] = dict.fromkeys(secrets)

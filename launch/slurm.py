@@ -42,18 +42,6 @@ PLACES = (
 PRIVATE = tuple(f"HANGPROOF_{name}" for name in ("AUTH", "RUN", "TOKEN", "ATTEMPT", "HEARTBEAT", "RESUME", "QUIET"))
 
 
-ASKED = (
-    "nodes",
-    "gpus",
-    "kind",
-    "cpus",
-    "partition",
-    "time",
-    "account",
-    "mem",
-)  # what the job asks Slurm for, as reported
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     add_run(parser)
@@ -82,14 +70,19 @@ def run(args: argparse.Namespace) -> int:
     complete(spec, args)
     with explained(f"write {SCRIPT}"):
         atomic_write(script, render(folder, spec, args), executable=True)
-    asked = {name: getattr(args, name) for name in ASKED}
-    value: dict[str, Any] = {"folder": str(folder), "script": str(script), "job": None, **asked}
+    value: dict[str, Any] = {
+        "script": str(script),
+        "job": None,
+        "nodes": args.nodes,
+        "gpus": args.gpus,
+        "kind": args.kind,
+    }
     if not args.submit:
         return report(args, f"{script}\nsubmit it with: sbatch {quote(str(script))}", value)
     job, already = submit(folder, spec)
     text = f"already queued or running as job {job}" if already else f"submitted as job {job}"
     output = folder / f"slurm-{job}.log"
-    return report(args, f"{folder.name}: {text}; its output: {output}", {**value, "job": job, "already": already})
+    return report(args, f"{folder.name}: {text}; its output: {output}", {**value, "job": job})
 
 
 def complete(spec: RunSpec | None, args: argparse.Namespace) -> None:

@@ -87,7 +87,7 @@ def assert_documented(request: dict) -> None:
     """The body has the shape that RunPod documents."""
     assert all(isinstance(request[key], SCHEMA[key]) for key in request), request
     assert {"name", "image", "gpu"} <= set(request) and set(request["gpu"]) == {"id", "count", "minCudaVersion"}
-    assert request["cloud"] in ("SECURE", "COMMUNITY") and len(request["mounts"]) == 1
+    assert request["cloud"] == "SECURE" and len(request["mounts"]) == 1
     assert all(isinstance(key, str) and isinstance(value, str) for key, value in request["env"].items())
     assert len(request["env"]) <= 50
 
@@ -148,13 +148,11 @@ def test_runpods_final_refusals_are_not_repeated(remote, monkeypatch, status, te
     assert len(double.requests) == 1 and "bogus" in str(caught.value) and KEY not in str(caught.value)
 
 
-def test_a_pod_needs_a_key_and_a_gpu_and_the_right_cloud(remote, monkeypatch):
+def test_a_pod_needs_a_key(remote, monkeypatch):
     monkeypatch.delenv("RUNPOD_API_KEY")
     with provider((201, POD)) as double:
         with pytest.raises(LaunchError, match="RUNPOD_API_KEY is not set"):
             submitted(remote, double, monkeypatch)
-        with pytest.raises(LaunchError, match="secure cloud only"):
-            submitted(remote, double, monkeypatch, "--community", "--volume", "v")
         assert double.requests == []
 
 
