@@ -47,33 +47,32 @@ class Fleet:
 
     def __init__(self) -> None:
         self.stores: dict[str, Store] = {}
+        self.error = ""  # of the last reading as a whole
         self.reading: Subjob | None = None
-        self._read_s: float | None = None  # the end of the last reading, monotonic
+        self.read_s: float | None = None  # the end of the last reading, monotonic
         self._lock = threading.Lock()
 
     def look(self) -> dict[str, Store]:
         """What is known of each store, by address. Takes what was read since the last look, and reads when it is due."""
-        addresses = _addresses()
         with self._lock:
-            self.stores = {address: self.stores.get(address) or Store() for address in addresses}
             if self.reading is not None and self.reading.done():
                 self._take(self.reading)
-                self.reading, self._read_s = None, time.monotonic()
+                self.reading, self.read_s = None, time.monotonic()
             for store in self.stores.values():
                 for run, asking in store.stops.items():
                     if isinstance(asking, Subjob) and asking.done():
                         failed = f"The stop could not be requested: {_reason(asking)}"
                         store.stops[run] = failed if asking.error else REQUESTED
-                        self._read_s = None
-            due = self._read_s is None or time.monotonic() - self._read_s >= REFRESH_S
-            if addresses and due and self.reading is None:
+                        self.read_s = None
+            due = self.read_s is None or time.monotonic() - self.read_s >= REFRESH_S
+            if due and self.reading is None:
                 self.reading = Subjob(python("launch", "fleet", "--json"), READ_S)
             return {address: replace(store, stops={**store.stops}) for address, store in self.stores.items()}
 
     def refresh(self) -> None:
         """Read every store again at the next look."""
         with self._lock:
-            self._read_s = None
+            self.read_s = None
 
     def stop(self, address: str, slug: str) -> None:
         """Request a stop through the store."""
@@ -86,26 +85,21 @@ class Fleet:
     def _take(self, job: Subjob) -> None:
         """Keep the answer of a process that has ended; the runs that were read before stay when a store failed."""
         try:
-            answers = {one["store"]: one for one in json.loads(job.text().strip().splitlines()[-1])}
+            answers = {str(one["store"]): one for one in json.loads(job.text().strip().splitlines()[-1])}
         except (ValueError, IndexError, KeyError, TypeError, RecursionError):
-            answers = {address: {"error": _reason(job)} for address in self.stores}
-        for address in self.stores.keys() & answers.keys():
-            store, answer = self.stores[address], answers[address]
-            store.error = str(answer.get("error"))
+            self.error = _reason(job)
+            return
+        self.error, self.stores = "", {address: self.stores.get(address) or Store() for address in answers}
+        for address, store in self.stores.items():
+            store.error = str(answers[address]["error"])
             if not store.error:
-                store.runs = [one for one in answer.get("runs", ()) if isinstance(one, dict) and "slug" in one]
+                store.runs = [one for one in answers[address]["runs"] if isinstance(one, dict) and "slug" in one]
                 store.read_at = datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _reason(job: Subjob) -> str:
     lines = [line for line in job.text().strip().splitlines() if line[:1] not in "[{"]
     return (lines[-1].removeprefix("launch fleet: ") if lines else job.error)[:500]
-
-
-def _addresses() -> list[str]:
-    from launch.fleet import stores
-
-    return stores()
 
 
 FLEET = Fleet()
@@ -124,12 +118,16 @@ def change_stores(action: str, address: str) -> None:
         {"add": fleet.add, "remove": fleet.remove}[action](address)
     except LaunchError as error:
         raise RunError(str(error)) from error
+    if action == "add":
+        FLEET.stores.setdefault(address.strip(), Store())
+    else:
+        FLEET.stores.pop(address.strip(), None)
     FLEET.refresh()
 
 
 def stop_far(store: str, run: str) -> None:
     """Request the stop of a run through its store. RunError: the store is not in the list."""
-    if store not in _addresses():
+    if store not in FLEET.stores:
         raise RunError(f"The store {store[:200]!r} is not in the list. Add it, then try again")
     FLEET.stop(store, run)
 
@@ -145,8 +143,9 @@ def html() -> str:
     """Each store with its runs. All text is another machine's, so all of it goes through `esc`."""
     from launch.fleet import added
 
-    own = added()
-    return "".join(_store(address, store, address in own) for address, store in FLEET.look().items()) or NOTHING
+    own, stores = added(), FLEET.look()
+    shown = "".join(_store(address, store, address in own) for address, store in stores.items())
+    return fold.note(FLEET.error, True) + shown or (fold.note("Reading…") if FLEET.read_s is None else NOTHING)
 
 
 def _store(address: str, store: Store, added: bool) -> str:
