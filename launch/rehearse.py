@@ -16,7 +16,6 @@ A program that goes on, such as the page's server, starts the command as a proce
 import argparse
 import contextlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -27,9 +26,9 @@ from typing import Any
 from guards import checkpoint
 from launch import forecast
 from launch.common import LaunchError, add_run, find, report
-from launch.trial import ENCODING, NAME, POLL_S, Trial, end_on_sigterm, scratch
+from launch.trial import ENCODING, LOCK, NAME, POLL_S, Trial, end_on_sigterm, scratch
 from monitor.diagnose import causes
-from monitor.process import platform
+from monitor.process.locks import is_held
 from monitor.run_folder import RunFolder
 from monitor.state import State
 from runs import job as jobs
@@ -39,7 +38,7 @@ from runs.dataset import counts, images_in
 from runs.files import atomic_write
 from runs.folders import with_sample_interval
 from runs.manage import size_text
-from runs.paths import datasets_dir
+from runs.paths import data_root, datasets_dir
 from runs.spec import RunSpec, dumps, load, save
 
 FILE, DATASET = "rehearsal.json", "dataset"
@@ -79,15 +78,13 @@ class Rehearsal:
     """A rehearsal as its file holds it. state: RUNNING, PASSED, FAILED or CANCELLED; `read` also returns LOST.
 
     digest: of the settings that were rehearsed. measured: see `launch/forecast.py`. problem: {"stage", "title", "text",
-    "change", "log"}, {} where it passed. pid, start: the process. Times are Unix time.
+    "change", "log"}, {} where it passed. Times are Unix time.
     """
 
     state: str = RUNNING
     digest: str = ""
     began_s: float = 0.0
     took_s: float = 0.0
-    pid: int = 0
-    start: float = 0.0
     stages: list[Stage] = field(default_factory=list)
     measured: dict[str, Any] = field(default_factory=dict)
     problem: dict[str, str] = field(default_factory=dict)
@@ -114,7 +111,7 @@ def read(folder: Path) -> Rehearsal | None:
     try:
         values = json.loads((folder / FILE).read_text(encoding="utf-8"))
         found = Rehearsal(**{**values, "stages": [Stage(**stage) for stage in values["stages"]]})
-        if found.state == RUNNING and not platform.alive(int(found.pid), float(found.start)):
+        if found.state == RUNNING and not is_held(data_root() / LOCK):
             found.state = LOST
     except FileNotFoundError:
         return None
@@ -144,16 +141,9 @@ def ask_once(folder: Path, spec: RunSpec) -> str:
 
 
 def hand_on(source: Path, folder: Path) -> None:
-    """Keep the result of a draft's rehearsal with the run that was made from it, when it has the settings that were rehearsed.
-
-    The run's spec has values that the draft left open, such as the sample prompt, hence its own digest.
-    """
+    """Keep the result of a draft's rehearsal with the run that was made from it, when it has the settings that were rehearsed."""
     found = read(source)
-    if found is None or found.state not in (PASSED, FAILED) or not (source / "run.toml").is_file():
-        return
-    rehearsed, made = load(source), load(folder)
-    if digest(rehearsed.changed(prompts=made.prompts, sample_every_n_steps=made.sample_every_n_steps)) == digest(made):
-        found.digest = digest(made)
+    if found is not None and found.state in (PASSED, FAILED) and found.digest == digest(load(folder)):
         _write(folder, found)
 
 
@@ -167,40 +157,38 @@ def rehearse(folder: Path, limit_s: float = LIMIT_S) -> Rehearsal:
 
     Raises LaunchError: it cannot be tried (a GPU is in use, no images). runs.files.RunError: the run is wrong.
     """
-    made, me = jobs.load(folder), platform.process_info(os.getpid())
+    made = jobs.load(folder)
     spec = made.run_spec() if made else load(folder)
     own = folder / DATASET
     source = own if own.is_dir() else datasets_dir() / spec.slug
     pictures = images_in(source)
     if not pictures:
         raise LaunchError(f"{source} has no images; add some, then rehearse the run")
-    found = Rehearsal(
-        digest=digest(spec), began_s=time.time(), pid=os.getpid(), start=me.start if me else 0.0,
-        stages=[Stage(key, title) for key, (title, _) in STAGES.items()],
-    )  # fmt: skip
+    stages = [Stage(key, title) for key, (title, _) in STAGES.items()]
+    found = Rehearsal(digest=digest(spec), began_s=time.time(), stages=stages)
     until_s, files = time.monotonic() + limit_s, model_files(spec)
-    _write(folder, found)
-    try:
-        with scratch() as run:
+    with scratch() as run:
+        _write(folder, found)
+        try:
             Work(folder, found, until_s, run).rehearse(_reduced(spec, files, pictures[:IMAGES], source))
-        found.state = FAILED if found.problem else PASSED
-        if source is not own:  # of a draft, the page knows how many images there are
-            found.forecast = forecast.of(found.measured, spec, counts(source), captions_of(pictures))
-    except (SystemExit, KeyboardInterrupt):
-        found.state = CANCELLED
-        raise
-    except BaseException as error:  # what cannot be tried is a result too, for whoever reads only the file
-        found.state = FAILED
-        start = {"stage": "Start", "title": "It could not be tried", "text": str(error)}
-        found.problem = {**start, "change": "", "log": ""}
-        raise
-    finally:
-        found.took_s = round(time.time() - found.began_s, 1)
-        for stage in found.stages:
-            if stage.state in (WAITING, RUNNING):
-                stage.state = SKIPPED
-        if folder.is_dir():
-            _write(folder, found)
+            found.state = FAILED if found.problem else PASSED
+            if source is not own:  # of a draft, the page knows how many images there are
+                found.forecast = forecast.of(found.measured, spec, counts(source), captions_of(pictures))
+        except (SystemExit, KeyboardInterrupt):
+            found.state = CANCELLED
+            raise
+        except BaseException as error:  # what cannot be tried is a result too, for whoever reads only the file
+            found.state = FAILED
+            start = {"stage": "Start", "title": "It could not be tried", "text": str(error)}
+            found.problem = {**start, "change": "", "log": ""}
+            raise
+        finally:
+            found.took_s = round(time.time() - found.began_s, 1)
+            for stage in found.stages:
+                if stage.state in (WAITING, RUNNING):
+                    stage.state = SKIPPED
+            if folder.is_dir():
+                _write(folder, found)
     return found
 
 

@@ -27,13 +27,15 @@ from monitor.attempt import Attempt
 from monitor.detect.progress import HUNG, SUSPECT, Observation, Verdict
 from monitor.diagnose.collect import Evidence
 from monitor.process import platform, tree
-from monitor.process.locks import LOCK, Lock
+from monitor.process.locks import LOCK as WATCHED
+from monitor.process.locks import Lock
 from monitor.run_folder import RunFolder
 from monitor.state import State, Transition
 from monitor.supervisor import Supervisor
 from runs.paths import data_root
 
 SCRATCH, NAME = ".scratch", "rehearsal"  # the data folder in that of the user; the run in it
+LOCK = ".scratch.lock"  # held while it is used
 STALLED_S = 20.0  # without progress, and with evidence, it hangs
 POLL_S = 0.05
 KILL_S = 5.0
@@ -60,7 +62,7 @@ def scratch() -> Iterator[Path]:
     of this process name them meanwhile. LaunchError: another process uses it."""
     root, models, before = data_root() / SCRATCH, data_root() / "models.toml", dict(os.environ)
     run = root / "outputs" / NAME
-    lock, watched = Lock(root.with_suffix(".lock")), Lock(run / LOCK)
+    lock, watched = Lock(data_root() / LOCK), Lock(run / WATCHED)
     if not lock.acquire():
         raise LaunchError("another run is being rehearsed; try again when that has ended")
     try:
