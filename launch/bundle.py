@@ -150,23 +150,28 @@ def write(path: Path, top: str, files: list[tuple[str, bytes | Path]]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+OPTIONS = (
+    (
+        "--wheels FOLDER",
+        "",
+        "add these wheels, from which train.sh makes its environment without a network (pip download -r requirements.txt -d FOLDER)",
+    ),
+    ("--models", False, "add the files of the base model, for kohya's trainers (large)"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN and options."""
     common.add_run(parser)
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file (default: RUN.zip in this folder)")
-    wheels = "add these wheels, from which train.sh makes its environment without a network (pip download -r requirements.txt -d FOLDER)"
-    common.add_options(
-        parser,
-        ("--wheels FOLDER", "", wheels),
-        ("--models", False, "add the files of the base model, for kohya's trainers"),
-    )
+    parser.add_argument("-o", "--output", default="", metavar="FILE", help="the file (default: RUN.zip in this folder)")
+    common.add_options(parser, *OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the bundle."""
     folder = common.find(args)
     spec = runs.load(folder)
-    path = (args.output or Path(f"{spec.slug}.zip")).absolute()
+    path = Path(args.output or f"{spec.slug}.zip").absolute()
     with explained(f"write {path}"):
         files = list(entries(spec, Path(args.wheels) if args.wheels else None, args.models))
         write(path, spec.slug, files)

@@ -80,15 +80,17 @@ def submit(path: Path, secrets: list[str]) -> None:
         raise LaunchError("docker did not start the container; see its message above")
 
 
+OPTIONS = (
+    ("--image NAME", IMAGE, "the image that the project's Dockerfile builds"),
+    travel.SECRET,
+    ("--submit", False, "also start the container"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN and options."""
     common.add_run(parser)
-    common.add_options(
-        parser,
-        ("--image NAME", IMAGE, f"the image (default: {IMAGE})"),
-        travel.SECRET,
-        ("--submit", False, "also start the container"),
-    )
+    common.add_options(parser, *OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:

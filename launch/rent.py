@@ -193,21 +193,24 @@ def stop(pod: str, own_key: str) -> str:
     return f"pod {pod} stops; its disk is kept, and a start continues where it was"
 
 
+OPTIONS = (
+    *travel.RENTED,
+    (
+        "--image NAME",
+        ...,
+        "built from the Dockerfile and pushed where the machine can pull it, such as docker.io/ME/hangproof:1",
+    ),
+    ("--volume ID", "", "a network volume; without it, a disk that only this pod has"),
+    ("--data-center ID", "", "where the pod is to be, such as that of the volume"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN and options; `stop-pod` has none."""
     if parser.prog.endswith(" stop-pod"):
         return
     common.add_run(parser)
-    image = (
-        "the image where that machine finds it, such as docker.io/ME/hangproof:1; build and push it once (Dockerfile)"
-    )
-    common.add_options(
-        parser,
-        *travel.RENTED,
-        ("--image NAME", ..., image),
-        ("--volume ID", "", "a network volume; without it, a disk that only this pod has"),
-        ("--data-center ID", "", "where the pod is to be, such as that of the volume"),
-    )
+    common.add_options(parser, *OPTIONS)
     parser.add_argument(
         "--stop", choices=("1", "always", ""), default="1",
         help="the machine stops itself when nothing is left to train; `always`: also after your own stop; empty: never",
