@@ -63,17 +63,16 @@ def folder(monkeypatch, tmp_path):
 
 
 def _publish(folder, repo="me/cat", public=False, replace_card=False, **options):
-    lines = []
-    return publish.publish(folder, repo, public, replace_card, {**NOTHING, **options}, lines.append), lines
+    return publish.publish(folder, repo, public, replace_card, {**NOTHING, **options})
 
 
-def test_the_lora_its_card_and_its_samples_are_published_privately_in_one_commit(hub, folder, tmp_path):
-    result, lines = _publish(folder)
+def test_the_lora_its_card_and_its_samples_are_published_privately_in_one_commit(hub, folder, tmp_path, capsys):
+    result = _publish(folder)
     repo = hub.repositories["me/cat"]
     assert repo.private and len(repo.commits) == 1
     assert set(repo.files) == {"README.md", "My-cat.safetensors", "images/sample-01.png", "images/sample-02.png"}
     assert result["url"].endswith("/me/cat") and publish.published(folder) == result
-    assert not (folder / ".publish").exists() and lines[-1].startswith("Sending ")
+    assert not (folder / ".publish").exists() and "\nSending 4 files" in capsys.readouterr().out
     assert repo.files["images/sample-01.png"] == next((folder / "sample").glob("*000040_00_*")).read_bytes()
     path = tmp_path / "published.safetensors"
     path.write_bytes(repo.files["My-cat.safetensors"])
