@@ -9,12 +9,9 @@ script is.
 import argparse
 import os
 import re
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-
-import tomlkit
 
 import presets
 import runs
@@ -62,8 +59,6 @@ def entries(spec: RunSpec, wheels: Path | None, models: bool) -> Iterator[tuple[
     yield f"outputs/{spec.slug}/run.toml", dumps(carried).encode()
     job = portable_job(spec, dumps(carried).encode())
     yield f"outputs/{spec.slug}/job.json", jobs.dumps(job).encode("utf-8", "surrogateescape")
-    yield f"outputs/{spec.slug}/dataset.toml", tomlkit.dumps(job.dataset).encode()
-    yield f"outputs/{spec.slug}/sample_prompts.txt", job.prompts.encode()
     folders = [(datasets_dir() / spec.slug, f"datasets/{spec.slug}")]
     if spec.control_dir:
         folders.append((Path(spec.control_dir).expanduser().absolute(), _control(spec)))
@@ -132,17 +127,14 @@ def requirements() -> str:
 
 
 def write(path: Path, top: str, files: list[tuple[str, bytes | Path]]) -> None:
-    """Write the ZIP, completely or not at all. Programs stay executable where unzip keeps that."""
+    """Write the ZIP, completely or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
+        with zipfile.ZipFile(temporary, "w", strict_timestamps=False) as archive:
             for name, source in files:
-                stored = Path(name).suffix.lower() in PACKED
-                kind = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+                kind = zipfile.ZIP_STORED if Path(name).suffix.lower() in PACKED else zipfile.ZIP_DEFLATED
                 if isinstance(source, bytes):
-                    info = zipfile.ZipInfo(f"{top}/{name}", time.localtime()[:6])
-                    info.external_attr = (0o100755 if name == "train.sh" else 0o100644) << 16
-                    archive.writestr(info, source, kind)
+                    archive.writestr(f"{top}/{name}", source, kind)
                 else:
                     archive.write(source, f"{top}/{name}", kind)
         os.replace(temporary, path)
