@@ -75,44 +75,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0: it finished after one recovery, with a LoRA that diffusers loads (with --no-wait: it was started)."""
+    began_s, folder = time.monotonic(), create()
     if args.no_wait:
-        folder = create()
         start_monitor(folder)
         return report(args, "", {"run": folder.name, "folder": str(folder)})
-    good, answer = drill()
-    report(args, "", answer)
+    show(folder)
+    status, lora = read_status(folder) or {}, folder / f"{folder.name}.safetensors"
+    loads, planned = lora.exists() and loads_in_diffusers(lora), status.get("planned_steps")
+    good = loads and (status.get("state"), status.get("restarts"), status.get("step")) == ("completed", 1, planned)
+    print(f"LoRA: {lora} ({'diffusers loads it' if loads else 'diffusers cannot load it'})")
+    if not good:
+        print(f"launch drill: the run ended as {status.get('state')}; read {folder / 'monitor.log'}", file=sys.stderr)
+    first = read_json(folder / "incidents" / "0001" / "incident.json") or {}
+    values = {
+        "run": folder.name, "folder": str(folder), "state": status.get("state"), "steps": status.get("step"),
+        "planned_steps": planned, "restarts": status.get("restarts"), "wall_s": round(time.monotonic() - began_s, 1),
+        **{name: first.get(name) for name in ("detect_s", "recover_s", "steps_repeated")},
+        "lora": str(lora) if lora.exists() else None, "loads_in_diffusers": loads,
+    }  # fmt: skip
+    report(args, "", values)
     return 0 if good else 1
 
 
-def drill() -> tuple[bool, dict[str, Any]]:
-    """Train a demo run and show what its monitor does: whether all went well, and what happened. Ctrl-C reaches the monitor."""
-    began_s, folder = time.monotonic(), create()
+def show(folder: Path) -> None:
+    """Train the demo run, and show what its monitor does. Ctrl-C reaches the monitor."""
     command = python("monitor", "run", str(folder))
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, encoding="utf-8", errors="replace") as monitor:
         for line in monitor.stderr or ():
             kind, _, message = line.partition(" ")[2].partition(": ")
             if kind in SHOWN:
                 print(f"{SHOWN[kind]}: {message.rstrip()}", flush=True)
-    answer = summary(folder, time.monotonic() - began_s)
-    good = answer["state"] == "completed" and answer["restarts"] == 1 and answer["steps"] == answer["planned_steps"]
-    if answer["lora"]:
-        loads = "diffusers loads it" if answer["loads_in_diffusers"] else "diffusers cannot load it"
-        print(f"LoRA: {answer['lora']} ({loads})")
-    if not good or not answer["loads_in_diffusers"]:
-        print(f"launch drill: the run ended as {answer['state']}; read {folder / 'monitor.log'}", file=sys.stderr)
-    return good and answer["loads_in_diffusers"], answer
-
-
-def summary(folder: Path, wall_s: float) -> dict[str, Any]:
-    """What happened, as the run's files tell it."""
-    status, lora = read_status(folder) or {}, folder / f"{folder.name}.safetensors"
-    first = read_json(folder / "incidents" / "0001" / "incident.json") or {}
-    return {
-        "run": folder.name, "folder": str(folder), "state": status.get("state"), "steps": status.get("step"),
-        "planned_steps": status.get("planned_steps"), "restarts": status.get("restarts"), "wall_s": round(wall_s, 1),
-        **{name: first.get(name) for name in ("detect_s", "recover_s", "steps_repeated")},
-        "lora": str(lora) if lora.exists() else None, "loads_in_diffusers": lora.exists() and loads_in_diffusers(lora),
-    }  # fmt: skip
 
 
 def loads_in_diffusers(lora: Path) -> bool:

@@ -39,7 +39,7 @@ LOCK = ".scratch.lock"  # held while it is used
 STALLED_S = 20.0  # without progress, and with evidence, it hangs
 POLL_S = 0.05
 KILL_S = 5.0
-QUEUE_S = 5.0  # for the driver to list its GPUs
+QUEUE_S = 30.0  # for the driver to list its GPUs
 MEMORY_S = 0.5  # between two readings
 ENCODING = ("cache_latents", "cache_text", "hash")
 
