@@ -9,6 +9,7 @@ script is.
 import argparse
 import os
 import re
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,14 +128,16 @@ def requirements() -> str:
 
 
 def write(path: Path, top: str, files: list[tuple[str, bytes | Path]]) -> None:
-    """Write the ZIP, completely or not at all."""
+    """Write the ZIP, completely or not at all. Programs stay executable where unzip keeps that."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with zipfile.ZipFile(temporary, "w", strict_timestamps=False) as archive:
             for name, source in files:
                 kind = zipfile.ZIP_STORED if Path(name).suffix.lower() in PACKED else zipfile.ZIP_DEFLATED
                 if isinstance(source, bytes):
-                    archive.writestr(f"{top}/{name}", source, kind)
+                    info = zipfile.ZipInfo(f"{top}/{name}", time.localtime()[:6])
+                    info.external_attr = (0o100755 if name == "train.sh" else 0o100644) << 16
+                    archive.writestr(info, source, kind)
                 else:
                     archive.write(source, f"{top}/{name}", kind)
         os.replace(temporary, path)

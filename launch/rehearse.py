@@ -283,10 +283,11 @@ class Work:
             return self._fail("sample", "No sample was drawn", silent, "")
         caches = [*data.rglob("*.npz"), *data.rglob("*.safetensors"), *(run / "cache").rglob("*")]
         steps, states = trial.intervals, max(1, len(checkpoint.states(run, NAME)))
+        took_s = {stage.key: stage.took_s or POLL_S for stage in self.found.stages}  # too short to be seen: one look
         self.found.measured = measured = {
-            "load_s": self.found.stage("load").took_s, "cache_s": self.found.stage("cache").took_s,
+            "load_s": took_s["load"], "cache_s": took_s["cache"],
             "image_s": trial.image_s(), "step_s": steps[-1] if steps else 0.0,
-            "sample_s": self._seconds("sample") if drawn else None, "save_s": self._seconds("save") / states,
+            "sample_s": took_s["sample"] if drawn else None, "save_s": took_s["save"] / states,
             "state_bytes": _bytes(*state.rglob("*")), "lora_bytes": _bytes(run / f"{NAME}.safetensors"),
             "cache_bytes": _bytes(*caches), "images": len(images_in(data)), **trial.memory,
         }  # fmt: skip
@@ -306,7 +307,7 @@ class Work:
             self._fail(now, "It took too long", trial.at.message, "Read the end of the log below.")
         else:
             cause, said = causes.match(evidence), evidence.verdict().text if evidence.kind == "hang" else ""
-            stage = now if self._resuming else _stage_of(evidence.phase)
+            stage = now if now == "resume" else _stage_of(evidence.phase)
             text = " ".join(filter(None, (cause.explanation, said)))
             self._fail(stage, cause.title, text, what_to_change(spec, cause) or "Read the end of the log below.")
 
@@ -324,17 +325,9 @@ class Work:
 
     # The stages -----------------------------------------------------------------------------------------------------------
 
-    @property
-    def _resuming(self) -> bool:
-        return self.now is not None and self.now.key == "resume"
-
     def _on_phase(self, phase: str, at_s: float) -> None:
-        if not self._resuming:
+        if self.now is None or self.now.key != "resume":
             self._enter(_stage_of(phase), at_s)
-
-    def _seconds(self, key: str) -> float:
-        """What a stage took that must have happened; one too short to be seen took at most one interval of looking."""
-        return self.found.stage(key).took_s or POLL_S
 
     def _enter(self, key: str | None, at_s: float | None = None) -> None:
         """The stage `key` began at `at_s` (monotonic; by default now); the one before has ended. musubi-tuner loads and encodes twice."""

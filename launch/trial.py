@@ -2,7 +2,7 @@
 
 The rehearsal uses it. Decision: a subclass of the monitor's own `Supervisor`, instead of a second loop that watches.
 What fails is found, explained and killed exactly as in the run itself, and a resume is the monitor's own start from the
-newest checkpoint. Only four things differ: a failure ends the attempt; the limits are short (`LIMITS`); without
+newest checkpoint. Only four things differ: a failure ends the attempt; the limits are short; without
 evidence nothing hangs, because a compiler may take its time; and nobody is notified.
 
 It runs in a data folder of its own on the disk of the runs, which is removed. What a killed process left there is killed
@@ -19,10 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import tomlkit
-
 from launch.common import LaunchError
-from monitor import config, recovery
+from monitor import recovery
 from monitor.attempt import Attempt
 from monitor.detect.progress import HUNG, SUSPECT, Observation, Verdict
 from monitor.diagnose.collect import Evidence
@@ -30,6 +28,7 @@ from monitor.process import platform, tree
 from monitor.process.locks import LOCK as WATCHED
 from monitor.process.locks import Lock
 from monitor.run_folder import RunFolder
+from monitor.standby import Standby
 from monitor.state import State, Transition
 from monitor.supervisor import Supervisor
 from runs.paths import data_root
@@ -37,30 +36,18 @@ from runs.paths import data_root
 SCRATCH, NAME = ".scratch", "rehearsal"  # the data folder in that of the user; the run in it
 LOCK = ".scratch.lock"  # held while it is used
 STALLED_S = 20.0  # without progress, and with evidence, it hangs
-POLL_S = 0.05
+POLL_S, TREE_S = 0.05, 1.0  # between two looks at the run, and at its processes
 KILL_S = 5.0
 QUEUE_S = 30.0  # for the driver to list its GPUs
 MEMORY_S = 0.5  # between two readings
 ENCODING = ("cache_latents", "cache_text", "hash")
 
 
-def limits() -> dict[str, Any]:
-    """The monitor's limits of a trial, as a file that HANGPROOF_LIMITS names."""
-    phase = {"floor_s": STALLED_S, "ceiling_s": STALLED_S}
-    return {
-        "allow_below_guards": True,
-        "standby": False,
-        "phases": dict.fromkeys(config.load(environ={}).phases, phase),
-        "watch": {"poll_min_s": POLL_S, "poll_max_s": POLL_S, "tree_s": 1.0},
-        "restart": {"snapshots_bytes": 0},
-    }
-
-
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """The folder of the run to try, in a data folder with the user's own base models; HANGPROOF_DATA and HANGPROOF_LIMITS
-    of this process name them meanwhile. LaunchError: another process uses it."""
-    root, models, before = data_root() / SCRATCH, data_root() / "models.toml", dict(os.environ)
+    """The folder of the run to try, in a data folder with the user's own base models, which HANGPROOF_DATA of this process
+    names meanwhile. LaunchError: another process uses it."""
+    root, models, before = data_root() / SCRATCH, data_root() / "models.toml", os.environ.get("HANGPROOF_DATA")
     run = root / "outputs" / NAME
     lock, watched = Lock(data_root() / LOCK), Lock(run / WATCHED)
     if not lock.acquire():
@@ -70,13 +57,11 @@ def scratch() -> Iterator[Path]:
         watched.acquire()  # else its trainer would count as one that nobody watches
         if models.is_file():
             shutil.copyfile(models, root / "models.toml")
-        (root / "limits.toml").write_text(tomlkit.dumps(limits()), encoding="utf-8")
-        os.environ |= {"HANGPROOF_DATA": str(root), "HANGPROOF_LIMITS": str(root / "limits.toml")}
+        os.environ["HANGPROOF_DATA"] = str(root)
         yield run
     finally:
-        for name in ("HANGPROOF_DATA", "HANGPROOF_LIMITS"):
-            os.environ.pop(name, None)
-            os.environ |= {name: before[name]} if name in before else {}
+        os.environ.pop("HANGPROOF_DATA", None)
+        os.environ |= {"HANGPROOF_DATA": before} if before is not None else {}
         watched.release()
         clear(run)
         lock.release(remove=True)
@@ -109,6 +94,12 @@ class Trial(Supervisor):
         """until_s: when its time is over. on_phase: called with each phase that the first rank enters, and when. Both monotonic."""
         super().__init__(RunFolder(run), False, None, ())
         self.folder.on_event = lambda kind, message: None
+        for phase in self.config.phases.values():
+            phase.floor_s = phase.ceiling_s = STALLED_S
+        watch = self.config.watch
+        watch.poll_min_s, watch.poll_max_s, watch.tree_s = POLL_S, POLL_S, TREE_S
+        self.config.restart.snapshots_bytes = self.config.standby.tries_count = 0
+        self.run.standby = Standby(self.folder, self.config.standby, self.config.end)
         self.until_s, self._on_phase = until_s, on_phase
         self.evidence: Evidence | None = None
         self.busy = ""
