@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from doctor_machine import ask
-from launch.short_run import owner_alive
 from monitor.process import platform, tree
 from runs.files import RunError
 
@@ -40,12 +39,11 @@ def orphans() -> list[dict[str, Any]]:
     """
     now, found = platform.now(), []
     for process, folder in tree.unwatched():
-        if not owner_alive(folder):  # a rehearsal: no monitor watches those
-            found.append({
-                "pid": process.pid, "start": process.start, "name": process.name, "run": folder.name,
-                "age_s": round(max(0.0, now.boot_s - _started_s(process)), 1),
-                "memory_bytes": platform.private_bytes(process.pid),
-            })  # fmt: skip
+        found.append({
+            "pid": process.pid, "start": process.start, "name": process.name, "run": folder.name,
+            "age_s": round(max(0.0, now.boot_s - _started_s(process)), 1),
+            "memory_bytes": platform.private_bytes(process.pid),
+        })  # fmt: skip
     return sorted(found, key=lambda one: (-one["age_s"], one["pid"]))
 
 

@@ -14,8 +14,6 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import tomlkit
-
 import presets
 import runs
 from launch import common
@@ -62,8 +60,6 @@ def entries(spec: RunSpec, wheels: Path | None, models: bool) -> Iterator[tuple[
     yield f"outputs/{spec.slug}/run.toml", dumps(carried).encode()
     job = portable_job(spec, dumps(carried).encode())
     yield f"outputs/{spec.slug}/job.json", jobs.dumps(job).encode("utf-8", "surrogateescape")
-    yield f"outputs/{spec.slug}/dataset.toml", tomlkit.dumps(job.dataset).encode()
-    yield f"outputs/{spec.slug}/sample_prompts.txt", job.prompts.encode()
     folders = [(datasets_dir() / spec.slug, f"datasets/{spec.slug}")]
     if spec.control_dir:
         folders.append((Path(spec.control_dir).expanduser().absolute(), _control(spec)))
@@ -135,10 +131,9 @@ def write(path: Path, top: str, files: list[tuple[str, bytes | Path]]) -> None:
     """Write the ZIP, completely or not at all. Programs stay executable where unzip keeps that."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
+        with zipfile.ZipFile(temporary, "w", strict_timestamps=False) as archive:
             for name, source in files:
-                stored = Path(name).suffix.lower() in PACKED
-                kind = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+                kind = zipfile.ZIP_STORED if Path(name).suffix.lower() in PACKED else zipfile.ZIP_DEFLATED
                 if isinstance(source, bytes):
                     info = zipfile.ZipInfo(f"{top}/{name}", time.localtime()[:6])
                     info.external_attr = (0o100755 if name == "train.sh" else 0o100644) << 16
@@ -150,23 +145,28 @@ def write(path: Path, top: str, files: list[tuple[str, bytes | Path]]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+OPTIONS = (
+    (
+        "--wheels FOLDER",
+        "",
+        "add these wheels, from which train.sh makes its environment without a network (pip download -r requirements.txt -d FOLDER)",
+    ),
+    ("--models", False, "add the files of the base model, for kohya's trainers (large)"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN and options."""
     common.add_run(parser)
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file (default: RUN.zip in this folder)")
-    wheels = "add these wheels, from which train.sh makes its environment without a network (pip download -r requirements.txt -d FOLDER)"
-    common.add_options(
-        parser,
-        ("--wheels FOLDER", "", wheels),
-        ("--models", False, "add the files of the base model, for kohya's trainers"),
-    )
+    parser.add_argument("-o", "--output", default="", metavar="FILE", help="the file (default: RUN.zip in this folder)")
+    common.add_options(parser, *OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the bundle."""
     folder = common.find(args)
     spec = runs.load(folder)
-    path = (args.output or Path(f"{spec.slug}.zip")).absolute()
+    path = Path(args.output or f"{spec.slug}.zip").absolute()
     with explained(f"write {path}"):
         files = list(entries(spec, Path(args.wheels) if args.wheels else None, args.models))
         write(path, spec.slug, files)

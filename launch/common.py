@@ -22,19 +22,23 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 def add_options(parser: argparse.ArgumentParser, *rows: tuple[str, Any, str]) -> None:
     """Add options, each as (`--name METAVAR`, default, help): a number's default says its type.
 
-    False: a switch. []: can be repeated. ...: required.
+    False: a switch. []: can be repeated. ...: required. int: a number, None where it is not given.
     """
     for words, default, text in rows:
         name, _, metavar = words.partition(" ")
+        text = text.replace("%", "%%")
         if default is False:
             parser.add_argument(name, action="store_true", help=text)
         elif default == []:
             parser.add_argument(name, action="append", default=[], metavar=metavar, help=f"{text}; can be repeated")
-        elif default is ...:
-            parser.add_argument(name, required=True, metavar=metavar, help=text)
+        elif default in (..., int):
+            kind = int if default is int else str
+            parser.add_argument(name, required=default is ..., type=kind, metavar=metavar, help=text)
         else:
-            kind = type(default) if isinstance(default, int | float) else str
-            parser.add_argument(name, default=default, type=kind, metavar=metavar, help=text)
+            number = isinstance(default, int | float)
+            parser.add_argument(
+                name, default=default, type=type(default) if number else str, metavar=metavar, help=text
+            )
 
 
 def find(args: argparse.Namespace) -> Path:

@@ -35,7 +35,7 @@ HEAD = """# Trains {name} in a container. Written by `python -m launch docker`; 
 def document(spec: RunSpec, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """The compose file as a dict."""
     # The number of this user has no name in the image, and libraries ask for one.
-    variables = {"HOME": "/tmp", "USER": "hangproof", "HF_HOME": f"{DATA}/cache", **travel.variables(spec, args)}
+    variables = {"HOME": "/tmp", "USER": "hangproof", "HF_HOME": f"{DATA}/cache", **travel.variables(spec)}
     given = [*(f"{name}={value}" for name, value in variables.items()), *travel.secrets(spec, args)]
     service: dict[str, Any] = {
         "image": args.image, "container_name": travel.name_there(spec), "command": ["train", spec.slug],
@@ -48,7 +48,7 @@ def document(spec: RunSpec, folder: Path, args: argparse.Namespace) -> dict[str,
     if hasattr(os, "getuid"):
         service["user"] = f"{os.getuid()}:{os.getgid()}"  # the files stay this user's
     if travel.needed_gb(spec):
-        device = {"driver": "nvidia", "count": args.gpu or spec.gpus, "capabilities": ["gpu"]}
+        device = {"driver": "nvidia", "count": spec.gpus, "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
     literal = json.loads(json.dumps(service).replace("$", "$$"))  # compose fills in variables
     return {"name": travel.name_there(spec), "services": {"train": literal}}
@@ -80,18 +80,17 @@ def submit(path: Path, secrets: list[str]) -> None:
         raise LaunchError("docker did not start the container; see its message above")
 
 
+OPTIONS = (
+    ("--image NAME", IMAGE, "the image that the project's Dockerfile builds"),
+    travel.SECRET,
+    ("--submit", False, "also start the container"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN and options."""
     common.add_run(parser)
-    common.add_options(
-        parser,
-        ("--image NAME", IMAGE, f"the image (default: {IMAGE})"),
-        *travel.VARIABLES,
-        ("--submit", False, "also start the container"),
-    )
-    parser.add_argument(
-        "--gpu", default="", choices=["all"], help="every GPU of this machine; else as many as the run uses"
-    )
+    common.add_options(parser, *OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:

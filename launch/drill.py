@@ -2,13 +2,11 @@
 reason, kill, restart, end.
 
 It is always a run of its own, with the tiny model and example photos: a real run is never frozen. The freeze comes from
-the fault injector of the benchmarks; all else is what any run has, so the drill proves it. The command prints the run's
-events as they happen; the page shows it as any run, with the incident.
+the fault injector of the benchmarks; all else is what any run has, so the drill proves it. The command shows what the
+run's monitor says about the freeze; the page shows it as any run, with the incident.
 """
 
 import argparse
-import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -19,10 +17,10 @@ from typing import Any
 
 import runs
 from launch.common import report
-from monitor.cli.commands import ask_to_end
 from monitor.cli.commands import launch as start_monitor
-from monitor.run_folder import EVENTS, read_json
-from monitor.state import FINAL, read_status
+from monitor.process.subjob import ROOT, python
+from monitor.run_folder import read_json
+from monitor.state import read_status
 from runs.examples import TRIGGER, write_examples
 from runs.paths import models_dir
 
@@ -30,7 +28,6 @@ NAME = "demo"
 # The standby attempt needs a few seconds to import what it needs: a run that freezes earlier recovers more slowly.
 STEPS, FREEZE_AT, SAVE_EVERY = 100, 72, 5
 PACE_S = 0.1
-WAIT_S = 600.0
 SETTINGS: dict[str, Any] = {
     "model": "tiny-flux", "backend": "diffusers", "tier": "16G", "resolution": 64, "mixed_precision": "no", "repeats": 1,
     "max_train_steps": STEPS, "save_every_n_steps": SAVE_EVERY, "sample_every_n_steps": STEPS, "trigger": TRIGGER,
@@ -51,15 +48,10 @@ print(len(pipeline.get_list_adapters()["transformer"]))
 SHOWN = {"hang": "Detected", "crash": "Crashed", "killed": "Killed", "restarted": "Restarted", "progress": "Trains on"}
 
 
-def start() -> Path:
-    """Create the demo run, and start it with the freeze in it: the process that loads the images stops answering.
+def create() -> Path:
+    """Create the demo run; what this process starts freezes it: the process that loads the images stops answering.
 
-    Changes the environment of this process.
-
-    Returns:
-        The run's folder; it trains in the background.
-
-    Raises RunError: it cannot be created. MonitorError: it cannot be started.
+    Raises RunError: it cannot be created.
     """
     spec = runs.make({"name": runs.free_name(NAME), **SETTINGS})
     with tempfile.TemporaryDirectory() as photos:
@@ -69,30 +61,8 @@ def start() -> Path:
         "HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_FAULT": "worker_sleeps",
         "HANGPROOF_FAULT_STEP": str(FREEZE_AT), "HANGPROOF_PACE_S": f"{PACE_S:g}",
     }  # fmt: skip
-    start_monitor(folder)
+    print(f"The demo run trains in {folder}; it freezes at step {FREEZE_AT}.", flush=True)
     return folder
-
-
-def _events(folder: Path) -> list[dict[str, Any]]:
-    """The events of a run; a line that is not one, as the last one of a killed monitor, is left out."""
-    found = []
-    with contextlib.suppress(OSError):
-        for line in (folder / EVENTS).read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
-    return [value for value in found if isinstance(value, dict) and "kind" in value]
-
-
-def times(events: list[dict[str, Any]]) -> dict[str, float]:
-    """Seconds from the freeze to each event of SHOWN, its first. The detection says how long before it the last progress was."""
-    hang = next((event for event in events if event["kind"] in ("hang", "crash")), None)
-    if hang is None:
-        return {}
-    froze_s, found = hang["mono_s"] - (hang.get("since_s") or 0.0), dict[str, float]()
-    for event in events:
-        if event["kind"] in SHOWN and event["mono_s"] >= hang["mono_s"]:
-            found.setdefault(event["kind"], round(event["mono_s"] - froze_s, 1))
-    return found
 
 
 # The command ------------------------------------------------------------------------------------------------------------------
@@ -105,55 +75,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0: it finished after one recovery, with a LoRA that diffusers loads (with --no-wait: it was started)."""
+    began_s, folder = time.monotonic(), create()
     if args.no_wait:
-        folder = start()
-        print(f"The demo run trains in {folder}; it freezes at step {FREEZE_AT}.", flush=True)
+        start_monitor(folder)
         return report(args, "", {"run": folder.name, "folder": str(folder)})
-    good, answer = drill()
-    report(args, "", answer)
+    show(folder)
+    status, lora = read_status(folder) or {}, folder / f"{folder.name}.safetensors"
+    loads, planned = lora.exists() and loads_in_diffusers(lora), status.get("planned_steps")
+    good = loads and (status.get("state"), status.get("restarts"), status.get("step")) == ("completed", 1, planned)
+    print(f"LoRA: {lora} ({'diffusers loads it' if loads else 'diffusers cannot load it'})")
+    if not good:
+        print(f"launch drill: the run ended as {status.get('state')}; read {folder / 'monitor.log'}", file=sys.stderr)
+    first = read_json(folder / "incidents" / "0001" / "incident.json") or {}
+    values = {
+        "run": folder.name, "folder": str(folder), "state": status.get("state"), "steps": status.get("step"),
+        "planned_steps": planned, "restarts": status.get("restarts"), "wall_s": round(time.monotonic() - began_s, 1),
+        **{name: first.get(name) for name in ("detect_s", "recover_s", "steps_repeated")},
+        "lora": str(lora) if lora.exists() else None, "loads_in_diffusers": loads,
+    }  # fmt: skip
+    report(args, "", values)
     return 0 if good else 1
 
 
-def drill() -> tuple[bool, dict[str, Any]]:
-    """Start a drill and show its stages until it ends: whether all went well, and what happened. Ctrl-C stops the run."""
-    began_s, folder = time.monotonic(), start()
-    print(f"The demo run trains in {folder}; it freezes at step {FREEZE_AT}.", flush=True)
-    shown = set[str]()
-    try:
-        while time.monotonic() - began_s < WAIT_S:
-            ended, events = (read_status(folder) or {}).get("state") in FINAL, _events(folder)
-            for kind, at_s in times(events).items():
-                if kind not in shown:
-                    shown.add(kind)
-                    message = next(str(event["message"]) for event in events if event["kind"] == kind)
-                    print(f"{SHOWN[kind]} ({at_s:.1f} s after the freeze): {message}", flush=True)
-            if ended:
-                break
-            time.sleep(0.25)
-    except KeyboardInterrupt:
-        ask_to_end(folder, {"now": True})
-        raise
-    answer = summary(folder, time.monotonic() - began_s)
-    good = answer["state"] == "completed" and answer["restarts"] == 1 and answer["steps"] == answer["planned_steps"]
-    if answer["lora"]:
-        loads = "diffusers loads it" if answer["loads_in_diffusers"] else "diffusers cannot load it"
-        print(f"LoRA: {answer['lora']} ({loads})")
-    if not good or not answer["loads_in_diffusers"]:
-        print(f"launch drill: the run ended as {answer['state']}; read {folder / 'monitor.log'}", file=sys.stderr)
-    return good and answer["loads_in_diffusers"], answer
-
-
-def summary(folder: Path, wall_s: float) -> dict[str, Any]:
-    """What happened, as the run's files tell it."""
-    status, lora = read_status(folder) or {}, folder / f"{folder.name}.safetensors"
-    first = read_json(folder / "incidents" / "0001" / "incident.json") or {}
-    return {
-        "run": folder.name, "folder": str(folder), "state": status.get("state"), "steps": status.get("step"),
-        "planned_steps": status.get("planned_steps"), "restarts": status.get("restarts"), "wall_s": round(wall_s, 1),
-        **{name: first.get(name) for name in ("detect_s", "recover_s", "steps_repeated")},
-        "lora": str(lora) if lora.exists() else None, "loads_in_diffusers": lora.exists() and loads_in_diffusers(lora),
-        "times": times(_events(folder)),
-    }  # fmt: skip
+def show(folder: Path) -> None:
+    """Train the demo run, and show what its monitor does. Ctrl-C reaches the monitor."""
+    command = python("monitor", "run", str(folder))
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, encoding="utf-8", errors="replace") as monitor:
+        for line in monitor.stderr or ():
+            kind, _, message = line.partition(" ")[2].partition(": ")
+            if kind in SHOWN:
+                print(f"{SHOWN[kind]}: {message.rstrip()}", flush=True)
 
 
 def loads_in_diffusers(lora: Path) -> bool:

@@ -4,8 +4,8 @@ Decision: of each run in a store two small files are read: its status, and the c
 lease; its checkpoints are not even listed. All that comes from a store is hostile until it has been checked: sizes are
 bounded, and only known values are taken over.
 
-The stores are those of the runs on this machine, and those in `stores.json` of the data folder; addresses hold no secret. A
-page reads each store with a process of its own (`--store ADDRESS`), so that one that hangs stops nothing else.
+The stores are those of the runs on this machine, and those in `stores.json` of the data folder; addresses hold no secret. All
+are read at the same time, and a store gets one call to answer: whoever looks again asks again.
 """
 
 import argparse
@@ -15,25 +15,23 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
-import tomllib
-
 from launch.common import LaunchError, add_options, report
 from launch.store import lease
 from launch.store.places import Limits, NotFound, Place, StoreError, one_line, open_place
 from monitor.phrases import duration
 from monitor.process import platform
+from monitor.run_folder import read_spec
 from monitor.state import FINAL, State
 from runs.files import atomic_write, explained
 from runs.paths import MAX_SLUG, data_root, list_runs
 
-LIMITS = Limits(call_s=15.0, tries=2)
+LIMITS = Limits(call_s=10.0, tries=1)
 STORES = "stores.json"
 MOST_RUNS = 100  # of one store, the newest
 MOST_STORES = 50
 THREADS = 8  # calls to one store at the same time
 STATUS_BYTES = 256 << 10
 SLUG = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_-]{{0,{MAX_SLUG - 1}}}")
-STORE_LINE = re.compile(rb"^[ \t]*[\"']?store[\"']?[ \t]*=", re.M)
 STATES = {state.value for state in State}
 WORDS = ("name", "message", "reason", "phase")
 NUMBERS = ("step", "planned_steps", "epoch", "loss", "step_s", "eta_s", "restarts", "incidents", "elapsed_s")
@@ -44,16 +42,9 @@ NUMBERS = ("step", "planned_steps", "epoch", "loss", "step_s", "eta_s", "restart
 
 def stores() -> list[str]:
     """The addresses of all known stores: of the runs on this machine, then those that were added."""
-    found = {}
-    for folder in list_runs():
-        try:
-            text = (folder / "run.toml").read_bytes()
-            address = tomllib.loads(text.decode("utf-8-sig")).get("store") if STORE_LINE.search(text) else ""
-        except (OSError, ValueError):
-            continue
-        if isinstance(address, str) and address.strip():
-            found[address.strip()] = True
-    return [*found, *(address for address in added() if address not in found)][:MOST_STORES]
+    own = (read_spec(folder).get("store") for folder in list_runs())
+    addresses = [address.strip() for address in own if isinstance(address, str)]
+    return [*dict.fromkeys(filter(None, [*addresses, *added()]))][:MOST_STORES]
 
 
 def added() -> list[str]:
@@ -72,7 +63,7 @@ def add(address: str) -> None:
     """
     address, known = address.strip(), added()
     open_place(address)
-    if address not in known and len(known) >= MOST_STORES:
+    if len({*known, address}) > MOST_STORES:
         raise LaunchError(f"{MOST_STORES} stores are known already; remove one first")
     _write([*dict.fromkeys([*known, address])])
 

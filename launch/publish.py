@@ -1,15 +1,15 @@
 """`python -m launch publish RUN --repo OWNER/NAME`: put a run's LoRA on Hugging Face, with a card and its samples.
 
 Private unless `--public`. The token is the hub library's own login; it is in no file, log or address of ours. The
-hidden folder `.publish` of the run holds exactly what is sent; the library sends it as one commit, and not again what
-the hub has already. Every request has a time limit. Xet is off: its transfers have no limit that we can set.
+library sends everything as one commit, and not again what the hub has already. The LoRA is a copy in the hidden folder
+`.publish` of the run, with complete metadata and without paths of this machine. Every request has a time limit. Xet is off: its transfers have no limit that we can set.
 """
 
 import argparse
+import contextlib
 import json
 import shutil
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,11 @@ from monitor.run_folder import read_json
 from runs import evolution, model_card
 from runs.files import atomic_write, explained
 from runs.paths import datasets_dir
-from runs.spec import RunSpec
 
 FOLDER = ".publish"
 RESULT = "published.json"
 SAMPLES = 6
 REQUEST_S = 60.0  # for one read or write of a connection
-TRIES_COUNT, PAUSE_S = 3, 2.0  # of each call; the library itself repeats the requests of an upload
 IMAGE_BYTES = 20_000_000
 README = "README.md"
 NO_WRITE = "Hugging Face refuses: the token may not write there; log in with a token that may write to this account"
@@ -36,28 +34,29 @@ REFUSED = {
     401: NO_WRITE,
     403: NO_WRITE,
     404: "Hugging Face knows no such account or repository, or the token may not see it; check the name",
-    429: "Hugging Face limits the number of requests",
+    429: "Hugging Face limits the number of requests; start it again later",
 }
 OURS = "hangproof"  # the tag by which a card is known as ours
+
+
+OPTIONS = (
+    ("--repo OWNER/NAME", "", "repository; default: your account and the run's name"),
+    ("--lora FILE", "", "one of the run's LoRA files; default: the final one"),
+    ("--public", False, "everyone can see the repository; default: private"),
+    ("--title TEXT", "", "title of the card; default: the run's name"),
+    ("--description TEXT", "", "text of the card (Markdown)"),
+    ("--base-model ID", None, "hub id of the base model; default: known from the run"),
+    ("--licence KEY", "", f"one of {', '.join(model_card.licences())}; default: the base model's"),
+    ("--samples N", SAMPLES, f"most sample images on the card (default {SAMPLES})"),
+    ("--replace-card", False, "replace a card that somebody wrote by hand"),
+    ("--preview", False, "print the card and end; nothing is sent"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line."""
     common.add_run(parser)
-    licences = ", ".join(model_card.licences())
-    common.add_options(
-        parser,
-        ("--repo OWNER/NAME", "", "repository; default: your account and the run's name"),
-        ("--lora FILE", "", "one of the run's LoRA files; default: the final one"),
-        ("--public", False, "everyone can see the repository; default: private"),
-        ("--title TEXT", "", "title of the card; default: the run's name"),
-        ("--description TEXT", "", "text of the card (Markdown)"),
-        ("--base-model ID", None, "hub id of the base model; default: known from the run"),
-        ("--licence KEY", "", f"one of {licences}; default: the base model's"),
-        ("--samples N", SAMPLES, f"most sample images on the card (default {SAMPLES})"),
-        ("--replace-card", False, "replace a card that somebody wrote by hand"),
-        ("--preview", False, "print the card and end; nothing is sent"),
-    )
+    common.add_options(parser, *OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.preview:
         text = preview(folder, options)
         return common.report(args, text, {"card": text})
-    result = publish(folder, args.repo, args.public, args.replace_card, options, lambda line: print(line, flush=True))
+    result = publish(folder, args.repo, args.public, args.replace_card, options)
     return common.report(args, f"Published: {result['url']}", result)
 
 
@@ -88,29 +87,20 @@ def choices(folder: Path) -> dict[str, Any]:
 
 def published(folder: Path) -> dict[str, Any] | None:
     """What was published of a run last: {"repo", "url", "commit", "lora", "private", "utc"}; None for nothing."""
-    value = read_json(folder / RESULT) or {}
-    keys = {"repo": str, "url": str, "commit": str, "lora": str, "private": bool, "utc": str}
-    return value if all(isinstance(value.get(key), kind) for key, kind in keys.items()) else None
+    value = read_json(folder / RESULT)
+    return value if value and value.keys() >= {"repo", "url", "commit", "lora", "private", "utc"} else None
 
 
 def preview(folder: Path, options: dict[str, Any]) -> str:
     """The card as Markdown. Raises LaunchError, RunError."""
-    spec = runs.load(folder)
-    return _card_text(spec, *_chosen(folder, spec, options))
+    return _chosen(folder, options)[2]
 
 
-def publish(
-    folder: Path,
-    repo: str,
-    public: bool,
-    replace_card: bool,
-    options: dict[str, Any],
-    say: Callable[[str], None],
-) -> dict[str, Any]:
-    """Send a run's LoRA, card and samples to the hub; what `published` returns.
+def publish(folder: Path, repo: str, public: bool, replace_card: bool, options: dict[str, Any]) -> dict[str, Any]:
+    """Send a run's LoRA, card and samples to the hub, and print what is done; what `published` returns.
 
     Args:
-        repo: OWNER/NAME, NAME, or "" for the run's name. options: see `add_arguments`. say: called with each line of progress.
+        repo: OWNER/NAME, NAME, or "" for the run's name. options: see `OPTIONS`.
 
     Raises LaunchError: not logged in, refused, no connection, a card that somebody else wrote. RunError: the run has no
     such LoRA, or it is damaged.
@@ -121,68 +111,64 @@ def publish(
         raise LaunchError(
             "You are not logged in to Hugging Face; log in with a token that may write (on the page: Hugging Face account; or `hf auth login`)"
         )
-    api, spec, private = _api(), runs.load(folder), not public
-    name = _repository(api, repo or spec.slug)
-    target = prepare(folder, {**options, "repo": name})
-    say(f"Repository {name} ({'private' if private else 'public'})")
-    url = str(_tried(lambda: api.create_repo(name, private=private, exist_ok=True), say))
-    seen = _tried(lambda: api.model_info(name), say)
-    if bool(seen.private) != private:
-        now = "private" if seen.private else "public"
-        raise LaunchError(f"{name} exists and is {now}; change that on {url}/settings, or choose another name")
-    files = [sibling.rfilename for sibling in seen.siblings or []]
-    if README in files and OURS not in (seen.tags or []) and not replace_card:
-        raise LaunchError(
-            f"{name} has a card that Hangproof did not write; choose to replace it, or choose another name"
-        )
-    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
-    say(f"Sending {size / 1e6:.1f} MB")
-    message = "Publish the LoRA with its card and samples"
-    done = _tried(lambda: api.upload_folder(repo_id=name, folder_path=target, commit_message=message), say)
+    from huggingface_hub import CommitOperationAdd
+
+    private, slug = not public, folder.name
+    with _hub() as api:
+        name = _repository(api, repo or slug)
+        files = prepare(folder, {**options, "repo": name})
+        print(f"Repository {name} ({'private' if private else 'public'})", flush=True)
+        url = str(api.create_repo(name, private=private, exist_ok=True))
+        seen = api.model_info(name)
+        if bool(seen.private) != private:
+            now = "private" if seen.private else "public"
+            raise LaunchError(f"{name} exists and is {now}; change that on {url}/settings, or choose another name")
+        known = [sibling.rfilename for sibling in seen.siblings or []]
+        if README in known and OURS not in (seen.tags or []) and not replace_card:
+            raise LaunchError(
+                f"{name} has a card that Hangproof did not write; choose to replace it, or choose another name"
+            )
+        size = (folder / FOLDER / f"{slug}.safetensors").stat().st_size
+        print(f"Sending {len(files)} files, the LoRA with {size / 1e6:.1f} MB", flush=True)
+        added = [CommitOperationAdd(path, source) for path, source in files.items()]
+        done = api.create_commit(name, added, commit_message="Publish the LoRA with its card and samples")
     result = {
         "repo": name,
         "url": url,
         "commit": str(done.oid),
-        "lora": options.get("lora") or f"{spec.slug}.safetensors",
+        "lora": options.get("lora") or f"{slug}.safetensors",
         "private": private,
         "utc": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     atomic_write(folder / RESULT, json.dumps(result, ensure_ascii=False))
-    shutil.rmtree(target)
+    shutil.rmtree(folder / FOLDER)
     return result
 
 
 # What is sent -----------------------------------------------------------------------------------------------------------
 
 
-def prepare(folder: Path, options: dict[str, Any]) -> Path:
-    """The folder with exactly what is sent, in `.publish` of the run. Raises LaunchError, RunError."""
-    spec = runs.load(folder)
-    lora, card = _chosen(folder, spec, options)
-    name = f"{spec.slug}.safetensors"
+def prepare(folder: Path, options: dict[str, Any]) -> dict[str, bytes | Path]:
+    """What is sent, by name in the repository: contents or path. Raises LaunchError, RunError."""
+    lora, card, text = _chosen(folder, options)
+    spec, name = runs.load(folder), f"{folder.name}.safetensors"
+    complete = folder / FOLDER / name
     captions = runs.read_captions(spec.slug).values() if (datasets_dir() / spec.slug).is_dir() else ()
-    target = folder / FOLDER
-    with explained(f"prepare the files in {target}"):
-        shutil.rmtree(target, ignore_errors=True)
-        (target / "images").mkdir(parents=True)
+    with explained(f"prepare {complete}"):
+        complete.parent.mkdir(exist_ok=True)
         metadata, table, begin = model_card.read_metadata(lora.path)
-        complete = model_card.completed_metadata(metadata, spec, card, name, captions)
-        with lora.path.open("rb") as source, (target / name).open("wb") as copy:
-            copy.write(model_card.header(complete, table))
+        header = model_card.header(model_card.completed_metadata(metadata, spec, card, name, captions), table)
+        with lora.path.open("rb") as source, complete.open("wb") as copy:
+            copy.write(header)
             source.seek(begin)
             shutil.copyfileobj(source, copy, 1 << 20)
-        for number, (path, _) in enumerate(card.samples, 1):
-            shutil.copyfile(path, target / model_card.sample_name(number, path))
-        (target / README).write_text(_card_text(spec, lora, card), encoding="utf-8", newline="\n")
-    return target
+    samples = {model_card.sample_name(number, path): path for number, (path, _) in enumerate(card.samples, 1)}
+    return {README: text.encode(), name: complete, **samples}
 
 
-def _card_text(spec: RunSpec, lora: evolution.Lora, card: model_card.Card) -> str:
-    count = len(runs.images_in(datasets_dir() / spec.slug))
-    return model_card.readme(spec, lora, f"{spec.slug}.safetensors", card, count)
-
-
-def _chosen(folder: Path, spec: RunSpec, options: dict[str, Any]) -> tuple[evolution.Lora, model_card.Card]:
+def _chosen(folder: Path, options: dict[str, Any]) -> tuple[evolution.Lora, model_card.Card, str]:
+    """The LoRA, its card, and that as Markdown. Raises LaunchError: there is no such LoRA or licence; RunError."""
+    spec = runs.load(folder)
     loras, wanted = _loras(folder), options.get("lora") or ""
     lora = next((one for one in loras if wanted in ("", one.path.name)), None)
     if lora is None:
@@ -210,7 +196,8 @@ def _chosen(folder: Path, spec: RunSpec, options: dict[str, Any]) -> tuple[evolu
         samples=tuple(pictures),
         repo=options.get("repo") or "",
     )
-    return lora, card
+    count = len(runs.images_in(datasets_dir() / spec.slug))
+    return lora, card, model_card.readme(spec, lora, f"{spec.slug}.safetensors", card, count)
 
 
 def _loras(folder: Path) -> list[evolution.Lora]:
@@ -226,10 +213,13 @@ def _loras(folder: Path) -> list[evolution.Lora]:
 # Sending ----------------------------------------------------------------------------------------------------------------
 
 
-def _api() -> Any:
-    """The hub's client with a limit on every wait: its own has none (huggingface_hub/utils/_http.py)."""
+@contextlib.contextmanager
+def _hub() -> Iterator[Any]:
+    """The hub's client with a limit on every wait: its own has none (huggingface_hub/utils/_http.py). LaunchError: it refuses,
+    or does not answer."""
     import httpx2
     import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils._http import default_client_factory
 
     def client() -> httpx2.Client:
@@ -239,7 +229,20 @@ def _api() -> Any:
 
     huggingface_hub.constants.HF_HUB_DISABLE_XET = True  # its variable counts only before the first import
     huggingface_hub.set_client_factory(client)
-    return huggingface_hub.HfApi(endpoint=hub.endpoint(), token=hub.token())
+    try:
+        yield huggingface_hub.HfApi(endpoint=hub.endpoint(), token=hub.token())
+    except (HfHubHTTPError, httpx2.HTTPError, RuntimeError) as error:
+        # An upload raises a RuntimeError from the real error.
+        cause = error.__cause__ if type(error) is RuntimeError else error
+        if isinstance(cause, HfHubHTTPError) and cause.response is not None:
+            status = cause.response.status_code
+            reason = REFUSED.get(status, f"Hugging Face answered with HTTP status {status}; start it again later")
+        elif isinstance(cause, httpx2.HTTPError):
+            why = f"cannot be reached or does not answer ({type(cause).__name__}); start it again later"
+            reason = f"{hub.endpoint()} {why}"
+        else:
+            raise
+        raise LaunchError(reason) from error
 
 
 def _repository(api: Any, name: str) -> str:
@@ -251,30 +254,4 @@ def _repository(api: Any, name: str) -> str:
         raise LaunchError(f"Repository {name[:100]!r}: use letters, digits, `-`, `_` and `.`, as OWNER/NAME") from error
     if "/" in name:
         return name
-    user = _tried(api.whoami, lambda _: None)["name"]
-    return f"{user}/{name}"
-
-
-def _tried(call: Callable[[], Any], say: Callable[[str], None]) -> Any:
-    """The result of a request to the hub, tried again after errors that may pass. Raises LaunchError."""
-    from httpx2 import HTTPError
-    from huggingface_hub.errors import HfHubHTTPError
-
-    for number in range(1, TRIES_COUNT + 1):
-        try:
-            return call()
-        except (HTTPError, RuntimeError) as error:  # of an upload: "Error while uploading", raised from the real error
-            cause = error.__cause__ if type(error) is RuntimeError else error
-            if isinstance(cause, HfHubHTTPError) and cause.response is not None:
-                status = cause.response.status_code
-                reason = REFUSED.get(status, f"Hugging Face answered with HTTP status {status}")
-                if status < 500 and status != 429:
-                    raise LaunchError(reason) from error
-            elif isinstance(cause, HTTPError):
-                reason = f"{hub.endpoint()} cannot be reached or does not answer ({type(cause).__name__})"
-            else:
-                raise
-        if number < TRIES_COUNT:
-            say(f"{reason}; trying again ({number + 1} of {TRIES_COUNT})")
-            time.sleep(PAUSE_S * 2 ** (number - 1))
-    raise LaunchError(f"{reason}; start it again later")
+    return f"{api.whoami()['name']}/{name}"

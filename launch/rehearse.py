@@ -2,14 +2,13 @@
 
 Decision: the run itself is rehearsed, not a model of it. Its script is rendered from its spec with a few numbers
 reduced (two steps, one sample, one checkpoint), and the real trainer runs it on the real base model and two of its
-images; then the checkpoint is resumed for one more step. What fails at three in the morning fails here, within minutes.
-The second image shows what each further one costs. It all happens in a data folder of its own on the same disk, which
-is removed: the run's outputs are not touched.
+images, under the real monitor (`launch/trial.py`); then the monitor resumes the checkpoint for one more step. What fails
+at three in the morning fails here, within minutes. The second image shows what each further one costs. It all happens
+in a data folder of its own on the same disk, which is removed: the run's outputs are not touched.
 
-RUN may also be a folder with `run.toml`, `images.json` (the number of images by folder) and `dataset/` (some of them):
-the page rehearses a draft that way, before there is a run. The result is `rehearsal.json` in that folder, replaced at
-each change, so that whoever reads it sees the progress. `launch/forecast.py` computes from it when the complete run
-will end.
+RUN may also be a folder with `run.toml` and `dataset/` (some of its images): the page rehearses a draft that way, before
+there is a run. The result is `rehearsal.json` in that folder, replaced at each change, so that whoever reads it sees the
+progress. `launch/forecast.py` computes from it when the complete run will end.
 
 A program that goes on, such as the page's server, starts the command as a process: SIGTERM ends it with all that it has started.
 """
@@ -17,36 +16,35 @@ A program that goes on, such as the page's server, starts the command as a proce
 import argparse
 import contextlib
 import json
-import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from guards import checkpoint
-from launch import forecast, short_run
+from launch import forecast
 from launch.common import LaunchError, add_run, find, report
-from launch.short_run import ENCODING, Meter
-from monitor.process import platform
-from monitor.resume import script
+from launch.trial import ENCODING, LOCK, NAME, POLL_S, Trial, end_on_sigterm, scratch
+from monitor.diagnose import causes
+from monitor.process.locks import is_held
 from monitor.run_folder import RunFolder
+from monitor.state import State
 from runs import job as jobs
-from runs import pin
+from runs import mitigate, pin
 from runs.command import model_files, samples, world
 from runs.dataset import counts, images_in
 from runs.files import atomic_write
-from runs.folders import with_sample_interval, write_attempt
+from runs.folders import with_sample_interval
 from runs.manage import size_text
-from runs.paths import datasets_dir, outputs_dir
+from runs.paths import data_root, datasets_dir
 from runs.spec import RunSpec, dumps, load, save
 
-FILE, COUNTS, DATASET = "rehearsal.json", "images.json", "dataset"
-NAME = "rehearsal"
+FILE, DATASET = "rehearsal.json", "dataset"
 IMAGES, STEPS = 2, 2
 LIMIT_S = 1800.0  # for all stages
-PROBLEMS_S = 30.0  # to look for missing model files
+LOG_BYTES, LOG_CHARACTERS = 65536, 3000  # of the log's end: read, and shown
 WAITING, RUNNING, DONE, FAILED, SKIPPED = "waiting", "running", "done", "failed", "skipped"
 PASSED, CANCELLED, LOST = "passed", "cancelled", "lost"
 # stage: (its title, the phases of guards/heartbeat.py that belong to it)
@@ -80,15 +78,13 @@ class Rehearsal:
     """A rehearsal as its file holds it. state: RUNNING, PASSED, FAILED or CANCELLED; `read` also returns LOST.
 
     digest: of the settings that were rehearsed. measured: see `launch/forecast.py`. problem: {"stage", "title", "text",
-    "change", "log"}, {} where it passed. pid, start: the process. Times are Unix time.
+    "change", "log"}, {} where it passed. Times are Unix time.
     """
 
     state: str = RUNNING
     digest: str = ""
     began_s: float = 0.0
     took_s: float = 0.0
-    pid: int = 0
-    start: float = 0.0
     stages: list[Stage] = field(default_factory=list)
     measured: dict[str, Any] = field(default_factory=dict)
     problem: dict[str, str] = field(default_factory=dict)
@@ -115,7 +111,7 @@ def read(folder: Path) -> Rehearsal | None:
     try:
         values = json.loads((folder / FILE).read_text(encoding="utf-8"))
         found = Rehearsal(**{**values, "stages": [Stage(**stage) for stage in values["stages"]]})
-        if found.state == RUNNING and not platform.alive(int(found.pid), float(found.start)):
+        if found.state == RUNNING and not is_held(data_root() / LOCK):
             found.state = LOST
     except FileNotFoundError:
         return None
@@ -127,11 +123,11 @@ def read(folder: Path) -> Rehearsal | None:
 def objection(folder: Path, spec: RunSpec) -> str:
     """Why the run should not be started unasked: its last rehearsal failed with these settings. "" for no objection."""
     found = read(folder)
-    tried = found is not None and any(stage.state == FAILED for stage in found.stages)
-    if found is None or not tried or found.state != FAILED or found.digest != digest(spec):
+    if found is None or found.state != FAILED or found.digest != digest(spec):
         return ""
-    title = found.problem.get("title", "").rstrip(".")
-    return f"The rehearsal failed at “{found.problem.get('stage', '')}”" + (f": {title}." if title else ".")
+    if all(stage.state != FAILED for stage in found.stages):  # it could not be tried
+        return ""
+    return f"The rehearsal failed at “{found.problem['stage']}”: {found.problem['title'].rstrip('.')}."
 
 
 def ask_once(folder: Path, spec: RunSpec) -> str:
@@ -145,102 +141,74 @@ def ask_once(folder: Path, spec: RunSpec) -> str:
 
 
 def hand_on(source: Path, folder: Path) -> None:
-    """Keep the result of a draft's rehearsal with the run that was made from it, when it has the settings that were rehearsed.
-
-    The run's spec has values that the draft left open, such as the sample prompt, hence its own digest.
-    """
+    """Keep the result of a draft's rehearsal with the run that was made from it, when it has the settings that were rehearsed."""
     found = read(source)
-    if found is None or found.state not in (PASSED, FAILED) or not (source / "run.toml").is_file():
-        return
-    rehearsed, made = load(source), load(folder)
-    if digest(rehearsed.changed(prompts=made.prompts, sample_every_n_steps=made.sample_every_n_steps)) == digest(made):
-        found.digest = digest(made)
+    if found is not None and found.state in (PASSED, FAILED) and found.digest == digest(load(folder)):
         _write(folder, found)
-
-
-def forget(folder: Path) -> None:
-    """Remove the result of the last rehearsal."""
-    (folder / FILE).unlink(missing_ok=True)
 
 
 def _write(folder: Path, found: Rehearsal) -> None:
     atomic_write(folder / FILE, json.dumps(asdict(found), ensure_ascii=False))
 
 
-def rehearse(
-    folder: Path, limit_s: float = LIMIT_S, progress: Callable[[Stage], None] = lambda stage: None
-) -> Rehearsal:
-    """Rehearse the run in `folder`. Changes HANGPROOF_DATA of this process while it works, so call it in a process of its own.
-
-    Args:
-        progress: called with each stage when it begins and when it has ended.
+def rehearse(folder: Path, limit_s: float = LIMIT_S) -> Rehearsal:
+    """Rehearse the run in `folder`, and print its stages. Changes HANGPROOF_DATA of this process while it works, so call it
+    in a process of its own.
 
     Raises LaunchError: it cannot be tried (a GPU is in use, no images). runs.files.RunError: the run is wrong.
     """
-    made, me = jobs.load(folder), platform.process_info(os.getpid())
+    made = jobs.load(folder)
     spec = made.run_spec() if made else load(folder)
     own = folder / DATASET
     source = own if own.is_dir() else datasets_dir() / spec.slug
     pictures = images_in(source)
     if not pictures:
         raise LaunchError(f"{source} has no images; add some, then rehearse the run")
-    found = Rehearsal(
-        digest=digest(spec), began_s=time.time(), pid=os.getpid(), start=me.start if me else 0.0,
-        stages=[Stage(key, title) for key, (title, _) in STAGES.items()],
-    )  # fmt: skip
-    until_s = time.monotonic() + limit_s
-    _write(folder, found)
-    try:
-        with short_run.gpus_of(f"rehearsal of {spec.name}", spec.gpus) as queue:
-            files = model_files(spec)
-            with short_run.scratch(NAME) as root:
-                work = Work(folder, found, progress, until_s, queue.handles())
-                work.rehearse(_reduced(spec, files, pictures[:IMAGES], source, root))
-        found.state = FAILED if found.problem else PASSED
-        found.forecast = forecast.of(found.measured, spec, counts_of(folder, spec), captions_of(pictures))
-    except (SystemExit, KeyboardInterrupt):
-        found.state = CANCELLED
-        raise
-    except BaseException as error:  # what cannot be tried is a result too, for whoever reads only the file
-        found.state = FAILED
-        start = {"stage": "Start", "title": "It could not be tried", "text": str(error)}
-        found.problem = {**start, "change": "", "log": ""}
-        raise
-    finally:
-        found.took_s = round(time.time() - found.began_s, 1)
-        for stage in found.stages:
-            if stage.state in (WAITING, RUNNING):
-                stage.state = SKIPPED
-        if folder.is_dir():
-            _write(folder, found)
+    stages = [Stage(key, title) for key, (title, _) in STAGES.items()]
+    found = Rehearsal(digest=digest(spec), began_s=time.time(), stages=stages)
+    until_s, files = time.monotonic() + limit_s, model_files(spec)
+    with scratch() as run:
+        _write(folder, found)
+        try:
+            Work(folder, found, until_s, run).rehearse(_reduced(spec, files, pictures[:IMAGES], source))
+            found.state = FAILED if found.problem else PASSED
+            if source is not own:  # of a draft, the page knows how many images there are
+                found.forecast = forecast.of(found.measured, spec, counts(source), captions_of(pictures))
+        except (SystemExit, KeyboardInterrupt):
+            found.state = CANCELLED
+            raise
+        except BaseException as error:  # what cannot be tried is a result too, for whoever reads only the file
+            found.state = FAILED
+            start = {"stage": "Start", "title": "It could not be tried", "text": str(error)}
+            found.problem = {**start, "change": "", "log": ""}
+            raise
+        finally:
+            found.took_s = round(time.time() - found.began_s, 1)
+            for stage in found.stages:
+                if stage.state in (WAITING, RUNNING):
+                    stage.state = SKIPPED
+            if folder.is_dir():
+                _write(folder, found)
     return found
-
-
-def counts_of(folder: Path, spec: RunSpec) -> Mapping[str, int]:
-    """The number of images of the run by folder of its data set."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        given = json.loads((folder / COUNTS).read_text(encoding="utf-8"))
-        return {str(name): int(number) for name, number in given.items()}
-    return counts(datasets_dir() / spec.slug)
 
 
 def captions_of(images: list[Path]) -> list[str]:
     """The caption of the first image, which is the sample prompt where there is no other."""
-    for path in images[:1]:
-        with contextlib.suppress(OSError, ValueError):
-            return [path.with_suffix(".txt").read_text(encoding="utf-8")]
-    return []
+    texts = [path.with_suffix(".txt") for path in images[:1]]
+    return [text.read_text(encoding="utf-8", errors="replace") for text in texts if text.is_file()]
 
 
-def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source: Path, root: Path) -> RunSpec:
+def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source: Path) -> RunSpec:
     """The spec of the first attempt, with its images in place: the same settings, two steps on one machine, a sample and a checkpoint.
 
     Nothing is uploaded or copied to a store.
     """
-    data, control, more = datasets_dir() / NAME, root / "control", {}
+    data, control, more = datasets_dir() / NAME, datasets_dir().parent / "control", {}
     for number, path in enumerate(images):
         copy = data / f"{number}-{path.name}"
-        short_run.link_image(path, copy)
+        data.mkdir(parents=True, exist_ok=True)
+        for file in filter(Path.is_file, (path, path.with_suffix(".txt"))):
+            shutil.copyfile(file, copy.with_suffix(file.suffix))
         if spec.control_dir:
             inside = Path(spec.control_dir).expanduser().absolute() / path.parent.relative_to(source)
             control.mkdir(exist_ok=True)
@@ -259,153 +227,107 @@ def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source
         sample_every_n_steps=STEPS if prompts else 0,
         # Each image fills all batches of all steps, also alone in its bucket.
         repeats=(STEPS + 1) * spec.batch_size * spec.gradient_accumulation * world(spec),
+        trackers="" if spec.trackers == "trackio" else spec.trackers,  # which the monitor would start
     )  # fmt: skip
 
 
 class Work:
-    """A rehearsal under way: follows the phases of the trainer, and measures."""
+    """A rehearsal under way in the folder `run`: follows the phases of the trainer, and measures."""
 
-    def __init__(
-        self,
-        folder: Path,
-        found: Rehearsal,
-        progress: Callable[[Stage], None],
-        until_s: float,
-        inherit: tuple[int, ...],
-    ):
-        self.folder, self.found, self.progress = folder, found, progress
-        self.until_s, self.inherit = until_s, inherit
-        self.meter = Meter(self._on_phase)
+    def __init__(self, folder: Path, found: Rehearsal, until_s: float, run: Path):
+        self.folder, self.found, self.until_s, self.run = folder, found, until_s, run
         self.now: Stage | None = None
         self._since_s = 0.0
 
     def rehearse(self, spec: RunSpec) -> None:
         """Run all stages; the first that fails ends it."""
-        try:
-            run = outputs_dir() / spec.slug
-            if self._check(run, spec) and (state := self._train(run, spec)):
-                self._resume(run, spec, state)
-        finally:
-            self._enter(None)
-            self.meter.close()
-
-    def _check(self, run: Path, spec: RunSpec) -> bool:
         self._enter("check")
-        run.mkdir(parents=True)
-        save(run, spec)
-        pin.write(run, jobs.made(self._job(run, spec), dumps(spec).encode()))
-        if problems := script.start_problems(RunFolder(run), PROBLEMS_S, time.sleep):
-            change = "Correct this, then rehearse again."
-            return self._fail("It cannot be started", "; ".join(problems), change, "")
-        return True
+        trial = self._try(spec)
+        if trial is not None and self._measure(spec, trial):
+            self._enter("resume")
+            longer = spec.changed(max_train_steps=STEPS + 1, sample_every_n_steps=0, prompts=[])
+            resumed = self._try(longer)
+            if resumed is not None and (resumed.run.state.resumed_step, resumed.furthest()) != (STEPS, STEPS + 1):
+                text = f"It trained to step {resumed.furthest()} from step {resumed.run.state.resumed_step}; steps {STEPS} to {STEPS + 1} were expected."
+                self._fail("resume", "The checkpoint was not continued", text, "")
 
-    def _job(self, run: Path, spec: RunSpec) -> jobs.Job:
+    def _try(self, spec: RunSpec) -> Trial | None:
+        """The attempt once it has trained to its end; None where it failed, which is then the result."""
+        save(self.run, spec)
+        pin.write(self.run, jobs.made(self._job(spec), dumps(spec).encode()))
+        trial = Trial(self.run, self.until_s, self._on_phase)
+        trial.run_until_final()
+        if trial.busy:
+            raise LaunchError(trial.busy)
+        if trial.at.state is not State.COMPLETED:
+            self._explain(spec, trial)
+            return None
+        self._enter(None)
+        return trial
+
+    def _job(self, spec: RunSpec) -> jobs.Job:
         """The job of the rehearsal: that of the run, where it has one, with the few steps and images of `spec`."""
-        job, own = jobs.resolve(spec, run), jobs.load(self.folder)
+        job, own = jobs.resolve(spec, self.run), jobs.load(self.folder)
         if own is None:
             return job
         patch = jobs.difference(jobs.resolve(own.run_spec(), self.folder), job)
         return replace(own.patched(patch), dataset=job.dataset, platform=job.platform, places=job.places)
 
-    def _train(self, run: Path, spec: RunSpec) -> Path | None:
-        """Train, draw and save; the checkpoint, None where a stage failed."""
-        self._enter("load")
-        ended = short_run.run(run, self._left_s(), self.meter.see, self.inherit)
-        self._enter(None)
-        if not self._judge(spec, ended):
-            return None
-        state, lora = checkpoint.newest_valid(run, NAME), run / f"{NAME}.safetensors"
-        drawn = [*(run / "sample").glob("*")]
-        seen, measured = checkpoint.verify_lora(lora), self.found.measured
-        silent = "The trainer reported no error."
+    def _measure(self, spec: RunSpec, trial: Trial) -> bool:
+        """Keep what the first attempt took; False where it left no checkpoint or no sample, which is then the result."""
+        run, data, silent = self.run, datasets_dir() / NAME, "The trainer reported no error."
+        state, drawn = checkpoint.newest_valid(run, NAME), [*(run / "sample").glob("*")]
         if state is None:
-            self._fail("No checkpoint was saved", silent, "", ended.log, "save")
-        elif not seen.usable:
-            self._fail("The LoRA is missing or damaged", "; ".join((*seen.problems, seen.error)), "", ended.log, "save")
-        elif spec.sample_every_n_steps and not drawn:
-            self._fail("No sample was drawn", silent, "", ended.log, "sample")
-        if self.found.problem or state is None:
-            return None
-        data = datasets_dir() / NAME  # or wherever the trainer put its caches
+            return self._fail("save", "No checkpoint was saved", silent, "")
+        if spec.sample_every_n_steps and not drawn:
+            return self._fail("sample", "No sample was drawn", silent, "")
         caches = [*data.rglob("*.npz"), *data.rglob("*.safetensors"), *(run / "cache").rglob("*")]
-        steps, states = self.meter.intervals, max(1, len(checkpoint.states(run, NAME)))
-        measured |= {
-            "load_s": self.found.stage("load").took_s, "cache_s": self.found.stage("cache").took_s,
-            "image_s": self.meter.image_s(), "step_s": steps[-1] if steps else 0.0,
-            "sample_s": self._seconds("sample") if drawn else None, "save_s": self._seconds("save") / states,
-            "state_bytes": _bytes(*state.rglob("*")), "lora_bytes": lora.stat().st_size, "cache_bytes": _bytes(*caches),
-            "images": len(images_in(data)), **self.meter.memory,
+        steps, states = trial.intervals, max(1, len(checkpoint.states(run, NAME)))
+        took_s = {stage.key: stage.took_s or POLL_S for stage in self.found.stages}  # too short to be seen: one look
+        self.found.measured = measured = {
+            "load_s": took_s["load"], "cache_s": took_s["cache"],
+            "image_s": trial.image_s(), "step_s": steps[-1] if steps else 0.0,
+            "sample_s": took_s["sample"] if drawn else None, "save_s": took_s["save"] / states,
+            "state_bytes": _bytes(*state.rglob("*")), "lora_bytes": _bytes(run / f"{NAME}.safetensors"),
+            "cache_bytes": _bytes(*caches), "images": len(images_in(data)), **trial.memory,
         }  # fmt: skip
-        texts = {
-            "train": f"{measured['step_s']:.3g} s for the second step",
-            "sample": "" if drawn else "Samples are off in this run",
-            "save": f"LoRA {size_text(measured['lora_bytes'])}, checkpoint {size_text(measured['state_bytes'])}",
-        }
-        for key, text in texts.items():
-            self.found.stage(key).text = text
+        self.found.stage("train").text = f"{measured['step_s']:.3g} s for the second step"
+        sizes = f"LoRA {size_text(measured['lora_bytes'])}, checkpoint {size_text(measured['state_bytes'])}"
+        self.found.stage("save").text = sizes
         if not drawn:
-            self.found.stage("sample").state = SKIPPED
-        return state
+            self.found.stage("sample").state, self.found.stage("sample").text = SKIPPED, "Samples are off in this run"
+        return True
 
-    def _resume(self, run: Path, spec: RunSpec, state: Path) -> None:
-        self._enter("resume")
-        longer = spec.changed(max_train_steps=STEPS + 1, sample_every_n_steps=0, prompts=[])
-        save(run, longer)
-        program = write_attempt(run, self._job(run, longer), 2, state)
-        ended = short_run.run(run, self._left_s(), self.meter.see, self.inherit, 2, program, state)
-        if not self._judge(spec, ended):
-            return
-        if ended.steps != STEPS + 1:
-            text = f"It trained to step {ended.steps}; after a resume at step {STEPS}, step {STEPS + 1} was expected."
-            self._fail("The checkpoint was not continued", text, "", ended.log)
-            return
+    def _explain(self, spec: RunSpec, trial: Trial) -> None:
+        """Why the attempt did not complete, as its monitor found."""
+        now, evidence = self.now.key if self.now else "check", trial.evidence
+        if trial.attempt is None:
+            self._fail(now, "It cannot be started", trial.at.message, "Correct this, then rehearse again.")
+        elif evidence is None:
+            self._fail(now, "It took too long", trial.at.message, "Read the end of the log below.")
+        else:
+            cause, said = causes.match(evidence), evidence.verdict().text if evidence.kind == "hang" else ""
+            stage = now if now == "resume" else _stage_of(evidence.phase)
+            text = " ".join(filter(None, (cause.explanation, said)))
+            self._fail(stage, cause.title, text, what_to_change(spec, cause) or "Read the end of the log below.")
+
+    def _fail(self, stage: str, title: str, text: str, change: str) -> bool:
         self._enter(None)
-
-    def _judge(self, spec: RunSpec, ended: short_run.Result) -> bool:
-        """Whether the attempt trained; else its failure is recorded."""
-        if ended.outcome == short_run.TRAINS:
-            return True
-        stage = "resume" if self._resuming else self._stage_of(ended.phase)
-        cause, stopped = ended.cause, "It stopped there and used no time of the processor."
-        title = cause.title if cause else "It took too long"
-        parts = (stopped * (ended.outcome == short_run.HANGS), cause.explanation if cause else "", ended.text)
-        text = " ".join(filter(None, parts))
-        change = short_run.what_to_change(spec, ended) or "Read the end of the log below."
-        return self._fail(title, text, change, ended.log, stage)
-
-    def _fail(self, title: str, text: str, change: str, log: str, stage: str = "") -> bool:
-        self._enter(None)
-        failed = self.found.stage(stage) if stage else next(s for s in reversed(self.found.stages) if s.state == DONE)
+        failed = self.found.stage(stage)
         failed.state, failed.text = FAILED, title
-        order = list(STAGES)
-        for later in self.found.stages[order.index(failed.key) + 1 :]:
+        for later in self.found.stages[self.found.stages.index(failed) + 1 :]:
             later.state = SKIPPED
-        tail = "\n".join(line for line in log.replace("\r", "\n").splitlines() if line.strip())[-3000:]
+        log = RunFolder(self.run).log_tail(0, LOG_BYTES).replace("\r", "\n")
+        tail = "\n".join(line for line in log.splitlines() if line.strip())[-LOG_CHARACTERS:]
         self.found.problem = {"stage": failed.title, "title": title, "text": text, "change": change, "log": tail}
         self._tell(failed)
         return False
 
-    # What is seen ---------------------------------------------------------------------------------------------------------
-
-    def _stage_of(self, phase: str) -> str:
-        return next((key for key, (_, phases) in STAGES.items() if phase in phases), "load")
-
-    @property
-    def _resuming(self) -> bool:
-        return self.now is not None and self.now.key == "resume"
+    # The stages -----------------------------------------------------------------------------------------------------------
 
     def _on_phase(self, phase: str, at_s: float) -> None:
-        if not self._resuming:
-            self._enter(self._stage_of(phase), at_s)
-
-    def _seconds(self, key: str) -> float:
-        """What a stage took that must have happened; one too short to be seen took at most one interval of looking."""
-        return self.found.stage(key).took_s or short_run.POLL_S
-
-    def _left_s(self) -> float:
-        return max(1.0, self.until_s - time.monotonic())
-
-    # The stages -----------------------------------------------------------------------------------------------------------
+        if self.now is None or self.now.key != "resume":
+            self._enter(_stage_of(phase), at_s)
 
     def _enter(self, key: str | None, at_s: float | None = None) -> None:
         """The stage `key` began at `at_s` (monotonic; by default now); the one before has ended. musubi-tuner loads and encodes twice."""
@@ -414,22 +336,35 @@ class Work:
             if before.key == key:
                 return
             before.took_s = round(before.took_s + max(0.0, at_s - self._since_s), 4)
-            if before.state == RUNNING:
-                before.state = DONE
+            before.state = DONE
         self.now, self._since_s = (self.found.stage(key) if key else None), at_s
         if self.now is not None:
             self.now.state = RUNNING
-            order = list(STAGES)
-            for earlier in self.found.stages[: order.index(self.now.key)]:
+            for earlier in self.found.stages[: self.found.stages.index(self.now)]:
                 if earlier.state == WAITING:  # too short to be seen
                     earlier.state = DONE
         for changed in filter(None, (before, self.now)):
             self._tell(changed)
 
     def _tell(self, stage: Stage) -> None:
-        self.progress(stage)
+        """Print a stage that begins or has ended, and keep the result as it is."""
+        if stage.state == RUNNING:
+            print(f"{stage.title} …", flush=True)
+        elif stage.state in (DONE, FAILED):
+            print(f"{stage.title}: {stage.state}, {stage.took_s:.1f} s", flush=True)
         with contextlib.suppress(OSError):  # a full disk, or the draft was deleted: the rehearsal says so at its end
             _write(self.folder, self.found)
+
+
+def _stage_of(phase: str) -> str:
+    return next((key for key, (_, phases) in STAGES.items() if phase in phases), "load")
+
+
+def what_to_change(spec: RunSpec, cause: causes.Cause) -> str:
+    """What a person can do about it, as sentences: the cause's advice, and the first setting that helps against it."""
+    changes = (mitigate.apply(spec, name) for name in cause.ladder)
+    sentence = next((sentence for changed, sentence in changes if changed != spec and sentence), "")
+    return f"{cause.advice} {f'Change this setting: {sentence}.' if sentence else ''}".strip()
 
 
 def _bytes(*paths: Path) -> int:
@@ -447,10 +382,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0: it passed. 1: it failed; the text says where and why."""
-    short_run.end_on_sigterm()
+    end_on_sigterm()
     if args.limit <= 0:
         raise LaunchError("--limit must be a number of seconds")
-    found = rehearse(find(args), args.limit, _print)
+    found = rehearse(find(args), args.limit)
     lines = ["", *(forecast.lines(found.forecast) if found.state == PASSED else failure_lines(found))]
     report(args, "\n".join(lines), asdict(found))
     return 0 if found.state == PASSED else 1
@@ -463,11 +398,3 @@ def failure_lines(found: Rehearsal) -> list[str]:
         f"Failed at “{problem.get('stage', '')}”: {problem.get('title', '').rstrip('.')}.",
         *filter(None, (problem.get("text", ""), problem.get("change", ""))),
     ]
-
-
-def _print(stage: Stage) -> None:
-    """A line for each stage that ended, or begins."""
-    if stage.state == RUNNING:
-        print(f"{stage.title} …", flush=True)
-    elif stage.state in (DONE, FAILED):
-        print(f"{stage.title}: {stage.state}, {stage.took_s:.1f} s", flush=True)

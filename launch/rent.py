@@ -8,8 +8,8 @@ fills in: `{{ RUNPOD_SECRET_NAME }}` (console, Secrets). One request asks for on
 of --gpu one after the other, as that page describes: 400 and 403 mean the next one, 402 the end.
 
 Exactly one pod is rented, whatever becomes of the answer: its name ends in characters that no other has, and where the
-answer is lost, `GET /v2/pods` says by the name whether there is a pod. The key never appears in a URL, a log or an
-error, and a redirect is not followed with it.
+answer is lost, `GET /v2/pods` says by the name whether there is a pod. No request is repeated blindly. The key never
+appears in a URL, a log or an error, and a redirect is not followed with it.
 """
 
 import argparse
@@ -18,8 +18,7 @@ import os
 import re
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
@@ -38,116 +37,51 @@ CONTAINER_DISK_GB = 30
 KEY = "RUNPOD_API_KEY"
 HOSTS = "*.proxy.runpod.net"
 TIMEOUT_S = 30.0
-PATIENCE_S = 120.0  # for all tries of one request
-PAUSE_S = 1.0  # before the second try; doubled each time
-MAX_PAUSE_S = 30.0
-STOP_S = 300.0  # for all tries of stopping a pod
-LOOKS_COUNT = 3  # at the list of pods for one whose creation nobody confirmed
+LOOKS_COUNT, LOOK_S = 5, 3.0  # at the list of pods for one whose creation nobody confirmed
 
 
 class ApiError(LaunchError):
-    """RunPod refused. `status`: of HTTP, 0 without an answer; `lost`: the answer was lost, or never came;
-    `wait_s`: RunPod asks to wait this long."""
+    """RunPod refused. `status`: of HTTP, 0 without an answer; `unknown`: it may have done what was asked, because the
+    answer was lost, or a server on the way failed."""
 
-    def __init__(self, message: str, status: int = 0, lost: bool = False, wait_s: float = 0.0):
+    def __init__(self, message: str, status: int = 0, unknown: bool = False):
         super().__init__(message)
-        self.status, self.lost, self.wait_s = status, lost, wait_s
-
-    @property
-    def unknown(self) -> bool:
-        """Whether RunPod may have done what was asked: the answer was lost, or a server on the way failed."""
-        return self.lost or self.status >= 500
+        self.status, self.unknown = status, unknown
 
 
-@dataclass(frozen=True)
-class Api:
-    """RunPod's API. url: https, or plain http on loopback; key: of the account or of one pod."""
+def call(own_key: str, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The JSON answer to one request; {} for an empty one. A proxy of the environment is used, but never for loopback.
 
-    url: str
-    key: str
-    pause_s: float = PAUSE_S
-    patience_s: float = PATIENCE_S
-    sleep: Callable[[float], None] = time.sleep
+    own_key: of the account or of one pod. Raises ApiError.
+    """
+    import httpx
 
-    def call(
-        self,
-        method: str,
-        path: str,
-        body: dict[str, Any] | None = None,
-        find: Callable[[], dict[str, Any] | None] | None = None,
-    ) -> dict[str, Any]:
-        """The JSON answer to a request, which is repeated while RunPod is busy or does not answer; {} for an empty one.
-
-        find: for a request that must not be carried out twice: what it made, where its answer was lost.
-
-        Raises ApiError: RunPod refused, or did not answer within `patience_s`.
-        """
-        until_s, pause_s = time.monotonic() + self.patience_s, self.pause_s
-        while True:
-            try:
-                return self.once(method, path, body)
-            except ApiError as error:
-                if error.status != 429 and not error.unknown:
-                    raise
-                why = error
-            for _ in range(LOOKS_COUNT if why.unknown else 0):  # a new pod may be listed late
-                if find is None:
-                    break
-                self.sleep(pause_s)
-                pause_s = min(2 * pause_s, MAX_PAUSE_S)
-                try:
-                    if found := find():
-                        return found
-                except ApiError as error:
-                    text = f"{why}; the list of pods cannot be read either ({error})"
-                    raise ApiError(text, lost=True) from error
-            wait_s = max(pause_s, why.wait_s)
-            if time.monotonic() + wait_s > until_s:
-                raise why
-            self.sleep(wait_s)
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
-
-    def once(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        """The answer to one request. A proxy of the environment is used, but never for loopback. Raises ApiError."""
-        import httpx
-
-        parts = urllib.parse.urlsplit(self.url)
-        loopback = parts.hostname in ("127.0.0.1", "localhost", "::1")
-        if parts.scheme != "https" and not loopback:
-            raise ApiError(f"{self.url}: the key is sent over https only; fix the address")
-        headers = {"Authorization": f"Bearer {self.key}", "Accept": "application/json", "User-Agent": "hangproof"}
-        try:
-            with httpx.Client(timeout=TIMEOUT_S, trust_env=not loopback, follow_redirects=False) as client:
-                reply = client.request(method, self.url + path, json=body, headers=headers)
-        except httpx.HTTPError as error:
-            message = f"RunPod does not answer ({method} {path}: {error or type(error).__name__}); check the network"
-            if method != "GET":
-                message += " and the console: the request may have been carried out"
-            raise ApiError(message, lost=True) from None
-        if not reply.is_success:
-            raise self._refused(method, path, reply)
-        try:
-            value = json.loads(reply.content or b"{}")
-        except ValueError:
-            raise ApiError("the answer is not JSON; a proxy may stand in between") from None
-        return value if isinstance(value, dict) else {"items": value}
-
-    def _refused(self, method: str, path: str, reply: Any) -> ApiError:
-        status, why = reply.status_code, " ".join(reply.text.replace(self.key or "\0", "…").split())[:500]
+    url = os.environ.get(URL_VARIABLE, "").rstrip("/") or URL
+    parts = urllib.parse.urlsplit(url)
+    loopback = parts.hostname in ("127.0.0.1", "localhost", "::1")
+    if parts.scheme != "https" and not loopback:
+        raise ApiError(f"{url}: the key is sent over https only; fix the address")
+    headers = {"Authorization": f"Bearer {own_key}", "Accept": "application/json", "User-Agent": "hangproof"}
+    try:
+        with httpx.Client(timeout=TIMEOUT_S, trust_env=not loopback, follow_redirects=False) as client:
+            reply = client.request(method, url + path, json=body, headers=headers)
+    except httpx.HTTPError as error:
+        message = f"RunPod does not answer ({method} {path}: {error or type(error).__name__}); check the network"
+        raise ApiError(message, unknown=True) from None
+    if not reply.is_success:
+        status, why = reply.status_code, " ".join(reply.text.replace(own_key or "\0", "…").split())[:500]
         what = {
             401: "RunPod does not accept the key; make a new one in its console",
             402: "RunPod: the balance of the account is too low",
             403: f"RunPod: the key may not do this ({method} {path}); make one with write access",
             429: "RunPod: too many requests; try again in a minute",
         }.get(status, f"RunPod refused {method} {path}")
-        after = reply.headers.get("Retry-After", "")
-        wait_s = min(float(after), MAX_PAUSE_S) if after.isdigit() else 0.0
-        return ApiError(f"{what} (HTTP {status}{': ' + why if why else ''})", status, wait_s=wait_s)
-
-
-def address() -> str:
-    """The address of the API."""
-    return os.environ.get(URL_VARIABLE, "").rstrip("/") or URL
+        raise ApiError(f"{what} (HTTP {status}{': ' + why if why else ''})", status, unknown=status >= 500)
+    try:
+        value = json.loads(reply.content or b"{}")
+    except ValueError:
+        raise ApiError("the answer is not JSON; a proxy may stand in between", unknown=True) from None
+    return value if isinstance(value, dict) else {"items": value}
 
 
 def key() -> str:
@@ -178,7 +112,7 @@ def body(spec: "RunSpec", args: argparse.Namespace, gpu: str) -> dict[str, Any]:
         "HANGPROOF_START_STORE": travel.address(spec),
         "HANGPROOF_STOP_POD": args.stop,
         "HANGPROOF_ALLOWED_HOSTS": HOSTS,
-        **travel.variables(spec, args),
+        **travel.variables(spec),
         **{name: secret(name) for name in names},
     }
     if args.volume:
@@ -188,7 +122,7 @@ def body(spec: "RunSpec", args: argparse.Namespace, gpu: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": travel.name_there(spec),
         "image": args.image,
-        "cloud": "COMMUNITY" if args.community else "SECURE",
+        "cloud": "SECURE",
         "gpu": {"id": gpu, "count": spec.gpus, "minCudaVersion": travel.CUDA},
         "disk": CONTAINER_DISK_GB,
         "mounts": mounts,
@@ -198,7 +132,7 @@ def body(spec: "RunSpec", args: argparse.Namespace, gpu: str) -> dict[str, Any]:
     return found | ({"dataCenterIds": [args.data_center]} if args.data_center else {})
 
 
-def create(api: Api, spec: "RunSpec", args: argparse.Namespace, names: list[str]) -> dict[str, Any]:
+def create(account: str, spec: "RunSpec", args: argparse.Namespace, names: list[str]) -> dict[str, Any]:
     """The pod, on the first GPU that RunPod has: exactly one, also where the answer is lost or a proxy answers with an error.
 
     Raises LaunchError: it has none, the balance is too low, the request is wrong, or nobody knows whether there is a
@@ -207,15 +141,10 @@ def create(api: Api, spec: "RunSpec", args: argparse.Namespace, names: list[str]
     refused, own = None, f"{travel.name_there(spec, 50)}-{token_hex(4)}"  # no other pod has this name
     for name in names:
         try:
-            request = {**body(spec, args, name), "name": own}
-            return api.call(
-                "POST", "/v2/pods", request, lambda: next((p for p in pods(api) if p.get("name") == own), None)
-            )
+            return call(account, "POST", "/v2/pods", {**body(spec, args, name), "name": own})
         except ApiError as error:
             if error.unknown:
-                raise LaunchError(
-                    f"{error}. Look for the pod {own} in RunPod's console before you try again: if it is there, it costs money"
-                ) from error
+                return _find(account, own, error)
             if error.status not in (400, 403):
                 raise
             refused = error
@@ -224,12 +153,22 @@ def create(api: Api, spec: "RunSpec", args: argparse.Namespace, names: list[str]
     )
 
 
-def pods(api: Api) -> list[dict[str, Any]]:
-    """The pods of the account. ApiError: the answer holds no list, so it says nothing about a pod."""
-    found = next((value for value in api.call("GET", "/v2/pods").values() if isinstance(value, list)), None)
-    if found is None:
-        raise ApiError("the answer is no list of pods")
-    return [one for one in found if isinstance(one, dict)]
+def _find(account: str, name: str, lost: ApiError) -> dict[str, Any]:
+    """The pod of this name, which a request may have made before its answer was lost. LaunchError: it is not listed."""
+    why = str(lost)
+    for _ in range(LOOKS_COUNT):  # a new pod may be listed late
+        time.sleep(LOOK_S)
+        try:
+            answer = call(account, "GET", "/v2/pods")
+        except ApiError as error:
+            why = f"{lost}; the list of pods cannot be read either ({error})"
+            continue
+        pods = next((value for value in answer.values() if isinstance(value, list)), [])
+        if found := next((pod for pod in pods if isinstance(pod, dict) and pod.get("name") == name), None):
+            return found
+    raise LaunchError(
+        f"{why}. Look for the pod {name} in RunPod's console before you try again: if it is there, it costs money"
+    )
 
 
 def own_pod(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
@@ -243,10 +182,10 @@ def own_pod(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
 def stop(pod: str, own_key: str) -> str:
     """Stop the pod; a sentence that says so. RunPod then kills this process. (docs.runpod.io, "Trigger a pod state transition".)
 
-    Raises LaunchError: RunPod refused, or did not answer for five minutes; the pod runs on and costs money.
+    Raises LaunchError: RunPod refused, or did not answer; the pod runs on and costs money.
     """
     try:
-        Api(address(), own_key, patience_s=STOP_S).call("POST", f"/v2/pods/{pod}/action", {"action": "stop"})
+        call(own_key, "POST", f"/v2/pods/{pod}/action", {"action": "stop"})
     except ApiError as error:
         if error.status == 409:
             return f"pod {pod} is stopping already"
@@ -254,22 +193,24 @@ def stop(pod: str, own_key: str) -> str:
     return f"pod {pod} stops; its disk is kept, and a start continues where it was"
 
 
+OPTIONS = (
+    *travel.RENTED,
+    (
+        "--image NAME",
+        ...,
+        "built from the Dockerfile and pushed where the machine can pull it, such as docker.io/ME/hangproof:1",
+    ),
+    ("--volume ID", "", "a network volume; without it, a disk that only this pod has"),
+    ("--data-center ID", "", "where the pod is to be, such as that of the volume"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN and options; `stop-pod` has none."""
     if parser.prog.endswith(" stop-pod"):
         return
     common.add_run(parser)
-    image = (
-        "the image where that machine finds it, such as docker.io/ME/hangproof:1; build and push it once (Dockerfile)"
-    )
-    common.add_options(
-        parser,
-        *travel.RENTED,
-        ("--image NAME", ..., image),
-        ("--volume ID", "", "a network volume; without it, a disk that only this pod has"),
-        ("--data-center ID", "", "where the pod is to be, such as that of the volume"),
-        ("--community", False, "community cloud: cheaper, without network volumes"),
-    )
+    common.add_options(parser, *OPTIONS)
     parser.add_argument(
         "--stop", choices=("1", "always", ""), default="1",
         help="the machine stops itself when nothing is left to train; `always`: also after your own stop; empty: never",
@@ -288,15 +229,13 @@ def run(args: argparse.Namespace) -> int:
     names = travel.gpu_names(spec, args)
     if not names:
         raise LaunchError(f"{spec.model} trains on a CPU; rent a GPU for it with --gpu NAME, or train it here")
-    if args.community and args.volume:
-        raise LaunchError("--volume: network volumes are in the secure cloud only; leave out --community")
     path = folder / FILE
     atomic_write(path, json.dumps(body(spec, args, names[0]), ensure_ascii=False, indent=2) + "\n")
     answer: dict[str, Any] = {}
     if args.submit:
-        api = Api(address(), key())
+        account = key()
         print(travel.upload(folder, travel.address(spec)))
-        answer = create(api, spec, args, names)
+        answer = create(account, spec, args, names)
     made = str(answer.get("id", ""))
     secrets = ["HANGPROOF_AUTH", *travel.secrets(spec, args)]
     if made:

@@ -14,14 +14,16 @@ Variables, all optional; the files of `python -m launch docker|runpod` set them:
 """
 
 import argparse
-import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,8 +40,7 @@ from runs.paths import ROOT, datasets_dir, outputs_dir, slug
 
 POLL_S = 1.0
 PAGE_PAUSE_S = 5.0  # before the page is started again
-FETCH_PAUSE_S = 30.0  # before the run is fetched again
-FETCH_TRIES = 20
+PAUSE_S, TRIES = 30.0, 20  # before the run is fetched again, and how often
 GRACE_S = 60.0  # from the end of the last run to the stop of the pod
 IDLE_S = 1800.0  # the same for a pod whose run had ended before it started: somebody may be looking at the results
 STOP_AGAIN_S = 300.0  # between two tries to stop a pod whose provider refuses
@@ -48,24 +49,10 @@ STOP_POD, STOP_AFTER = "HANGPROOF_STOP_POD", "HANGPROOF_STOP_AFTER_S"
 PRIVATE = ("HANGPROOF_AUTH",)  # for the page only, not for the trainings
 
 
-@dataclass(frozen=True)
-class Observed:
-    """The runs at one moment: the state of each that was ever started, and the names of those that are under way."""
-
-    states: Mapping[str, str]
-    under_way: frozenset[str]
-
-
-def observe() -> Observed:
-    """Read every run's status.json."""
-    states, under_way = {}, set()
-    for folder in all_folders():
-        status = read_status(folder)
-        if status is not None:
-            states[folder.name] = str(status.get("state"))
-            if status["alive"]:
-                under_way.add(folder.name)
-    return Observed(states, frozenset(under_way))
+def observe() -> tuple[dict[str, str], set[str]]:
+    """(the state of each run that was ever started, the names of those that are under way), from every run's status.json."""
+    statuses = {folder.name: status for folder in all_folders() if (status := read_status(folder)) is not None}
+    return {name: str(s.get("state")) for name, s in statuses.items()}, {n for n, s in statuses.items() if s["alive"]}
 
 
 @dataclass
@@ -78,21 +65,17 @@ class Idle:
     seen: set[str] = field(default_factory=set)  # runs that were under way since this process started
     since_s: float | None = None
 
-    def reason(self, now: Observed, now_s: float, waiting: bool) -> str:
+    def reason(self, states: Mapping[str, str], under_way: AbstractSet[str], now_s: float, waiting: bool) -> str:
         """Why the pod is to be stopped now; "" for not now.
 
         Args:
-            waiting: a run is still being fetched or started.
+            states, under_way: what `observe` returns. waiting: a run is still being fetched or started.
         """
-        self.seen |= now.under_way
-        ended = {name: now.states.get(name, "") for name in self.seen}
-        if not self.rule or waiting or now.under_way:
-            self.since_s = None
-            return ""
-        if any(state not in FINAL for state in ended.values()):
-            self.since_s = None  # its monitor is being replaced
-            return ""
-        if self.rule != "always" and {State.STOPPED, State.PAUSED} & {*ended.values()}:
+        self.seen |= under_way
+        ended = {name: states.get(name, "") for name in self.seen}
+        replaced = any(state not in FINAL for state in ended.values())  # a monitor, which is being replaced
+        stopped = self.rule != "always" and {State.STOPPED, State.PAUSED} & {*ended.values()}
+        if not self.rule or waiting or under_way or replaced or stopped:
             self.since_s = None
             return ""
         self.since_s = now_s if self.since_s is None else self.since_s
@@ -110,13 +93,12 @@ class Container:
         self.environ = dict(environ)
         self.quiet = {key: value for key, value in environ.items() if key not in PRIVATE}
         self.run_name, self.store = environ.get(STARTED, ""), environ.get(STORE, "")
-        self.idle = Idle(_rule(environ.get(STOP_POD, "")), _seconds(environ.get(STOP_AFTER, ""), GRACE_S))
+        self.idle = _idle(environ)
         self.pod = rent.own_pod(environ)
         self.page: subprocess.Popen[bytes] | None = None
         self.page_at_s = 0.0
-        self.task: subprocess.Popen[bytes] | None = None  # the first of `tasks`
-        self.tasks: list[tuple[str, list[str]]] = []
-        self.task_at_s, self.tries = 0.0, 0
+        self.task: subprocess.Popen[bytes] | None = None  # of `_bring`
+        self.bringing = threading.Thread(target=self._bring, daemon=True)
         self.stop_at_s = 0.0
         self.signals: list[int] = []
 
@@ -128,10 +110,9 @@ class Container:
         if self.idle.rule and self.pod is None:
             say(f"{STOP_POD} is set, but this is no pod of RunPod; the machine is not stopped")
         subprocess.run([*_python("monitor"), "resume-all"], cwd=ROOT, env=self.quiet, check=False)
-        self.tasks = self._tasks()
+        self.bringing.start()
         while not self.signals:
             self._keep_page()
-            self._keep_task()
             self._stop_when_idle()
             time.sleep(POLL_S)
         return self.leave()
@@ -152,40 +133,32 @@ class Container:
 
     # ---- the run that this container was made for ----
 
-    def _tasks(self) -> list[tuple[str, list[str]]]:
-        """What brings the run here, in order: (its name, the command)."""
-        if not self.run_name:
-            return []
-        known = (outputs_dir() / slug(self.run_name) / "run.toml").is_file()
-        fetch = ("fetch", [*_python("launch"), "store", "restore", self.store, self.run_name])
-        return [
-            *([] if known or not self.store else [fetch]),
-            ("prepare", [*_python("launch"), "train", "--prepare", self.run_name]),
-            ("start", [*_python("monitor"), "start", self.run_name]),
-        ]
-
-    def _keep_task(self) -> None:
+    def _bring(self) -> None:
         """Fetch the run from its store, write its script for this machine, fetch its base model, then start its monitor.
 
         A network that fails is tried again, but not for ever.
         """
-        if self.task is not None:
-            code = self.task.poll()
-            if code is None:
-                return
-            self.task, name = None, self.tasks[0][0]
-            if code == 0:
-                self.tries = 0
-                del self.tasks[0]
+        if not self.run_name:
+            return
+        known = (outputs_dir() / slug(self.run_name) / "run.toml").is_file()
+        tasks = [  # its name, how often it is tried, the command
+            ("fetch", TRIES, [*_python("launch"), "store", "restore", self.store, self.run_name]),
+            ("prepare", TRIES, [*_python("launch"), "train", "--prepare", self.run_name]),
+            ("start", 1, [*_python("monitor"), "start", self.run_name]),
+        ]
+        for name, tries, command in tasks[known or not self.store :]:
+            for number in range(tries):
+                time.sleep(PAUSE_S * bool(number))
+                self.task = subprocess.Popen(command, cwd=ROOT, env=self.quiet)
+                code = self.task.wait()
+                if self.signals:
+                    return
+                if code == 0:
+                    break
             else:
-                self.tries += 1
-                self.task_at_s = time.monotonic() + FETCH_PAUSE_S
-                if name == "start" or self.tries >= FETCH_TRIES:
-                    say(f"{self.run_name}: cannot {name}; see the message above")
-                    self.idle.failed = f"{self.run_name} cannot {name}"
-                    self.tasks.clear()
-        if self.tasks and time.monotonic() >= self.task_at_s:
-            self.task = subprocess.Popen(self.tasks[0][1], cwd=ROOT, env=self.quiet)
+                say(f"{self.run_name}: cannot {name}; see the message above")
+                self.idle.failed = f"{self.run_name} cannot {name}"
+                return
 
     # ---- the end ----
 
@@ -193,7 +166,7 @@ class Container:
         now_s = time.monotonic()
         if not self.idle.rule or self.pod is None or now_s < self.stop_at_s:
             return
-        if reason := self.idle.reason(observe(), now_s, bool(self.tasks)):
+        if reason := self.idle.reason(*observe(), now_s, self.bringing.is_alive()):
             self.stop_at_s = now_s + STOP_AGAIN_S
             for line in endings(self.idle.seen):
                 say(line)
@@ -264,22 +237,14 @@ def endings(names: set[str]) -> list[str]:
     return lines
 
 
-def _rule(text: str) -> str:
-    """A value of HANGPROOF_STOP_POD: "" for never, "1" or "always". Raises LaunchError."""
-    if text not in ("", "0", "1", "always"):
-        raise LaunchError(f"{STOP_POD}={text}: write 1, always, or 0 for never")
-    return text.replace("0", "")
-
-
-def _seconds(text: str, default: float) -> float:
-    """A number of seconds in a variable. Raises LaunchError."""
-    try:
-        value = float(text or default)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise LaunchError(f"{STOP_AFTER}={text}: write a number of seconds")
-    return value
+def _idle(environ: Mapping[str, str]) -> Idle:
+    """What the variables say about the stop of the pod. Raises LaunchError."""
+    rule, after = environ.get(STOP_POD, ""), environ.get(STOP_AFTER, "")
+    if rule not in ("", "0", "1", "always"):
+        raise LaunchError(f"{STOP_POD}={rule}: write 1, always, or 0 for never")
+    if not re.fullmatch(r"(\d+(\.\d*)?)?", after):
+        raise LaunchError(f"{STOP_AFTER}={after}: write a number of seconds")
+    return Idle(rule.replace("0", ""), float(after or GRACE_S))
 
 
 def say(text: str) -> None:

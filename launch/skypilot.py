@@ -67,7 +67,7 @@ def document(spec: RunSpec, args: argparse.Namespace) -> dict[str, Any]:
         resources["image_id"] = f"docker:{args.image}"
     found: dict[str, Any] = {"name": travel.name_there(spec), "resources": resources, "num_nodes": spec.nodes}
     found |= {} if args.image else {"workdir": str(ROOT)}  # SkyPilot leaves out what .gitignore names
-    if envs := travel.variables(spec, args):
+    if envs := travel.variables(spec):
         found["envs"] = envs
     if secrets := travel.secrets(spec, args):
         found["secrets"] = dict.fromkeys(secrets)
@@ -132,23 +132,29 @@ def submit(path: Path, name: str, secrets: list[str]) -> None:
         raise LaunchError("SkyPilot did not accept the job; see its message above")
 
 
+OPTIONS = (
+    (
+        "--infra CLOUD",
+        "",
+        "the cloud and region, as SkyPilot names them, such as aws/us-east-1; without it, the cheapest of yours",
+    ),
+    *travel.RENTED,
+    (
+        "--image NAME",
+        "",
+        "an image of the Dockerfile, built with --build-arg USER_ID=0, because SkyPilot needs root in it; "
+        "without it, the job sets itself up",
+    ),
+    ("--on-demand", False, "no spot machines"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN and options; `launch vast` is the same on machines of Vast.ai."""
-    infra = "vast" if parser.prog.endswith(" vast") else ""
     common.add_run(parser)
-    where = f"(default: {infra})" if infra else "; without it, the cheapest of yours"
-    common.add_options(
-        parser,
-        ("--infra CLOUD", infra, f"the cloud and region, as SkyPilot names them, such as aws/us-east-1 {where}"),
-        *travel.RENTED,
-        (
-            "--image NAME",
-            "",
-            "an image of the Dockerfile, built with --build-arg USER_ID=0, because SkyPilot needs root in it; "
-            "without it, the job sets itself up",
-        ),
-        ("--on-demand", False, "no spot machines"),
-    )
+    common.add_options(parser, *OPTIONS)
+    if parser.prog.endswith(" vast"):
+        parser.set_defaults(infra="vast")
 
 
 def run(args: argparse.Namespace) -> int:

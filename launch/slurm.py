@@ -42,35 +42,27 @@ PLACES = (
 PRIVATE = tuple(f"HANGPROOF_{name}" for name in ("AUTH", "RUN", "TOKEN", "ATTEMPT", "HEARTBEAT", "RESUME", "QUIET"))
 
 
-ASKED = (
-    "nodes",
-    "gpus",
-    "kind",
-    "cpus",
-    "partition",
-    "time",
-    "account",
-    "mem",
-)  # what the job asks Slurm for, as reported
+OPTIONS = (
+    ("--submit", False, "submit the script with sbatch, and print the job's number"),
+    ("--partition NAME", "", "without it the cluster's default"),
+    ("--time LIMIT", "", "such as 8:00:00 or 1-12; the job is requeued at its end"),
+    ("--account NAME", "", "account to charge"),
+    (
+        "--gpus N",
+        int,
+        "GPUs of each node, by default those that the run uses; 0 where the cluster does not name its GPUs",
+    ),
+    ("--gpus-type TYPE", "", "type of GPU, as `sinfo -o %G` names it; without it any"),
+    ("--cpus N", 0, "processor cores of each node; by default one for each process"),
+    ("--nodes N", 1, "nodes, for a script of your own; run.toml says it for others"),
+    ("--mem SIZE", "", "memory of each node, such as 64G; without it the cluster's default"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     add_run(parser)
-    add_options(
-        parser,
-        ("--submit", False, "submit the script with sbatch, and print the job's number"),
-        ("--partition NAME", "", "partition; without it the cluster's default"),
-        ("--time LIMIT", "", "time limit, as 8:00:00 or 1-12; the job is requeued at its end"),
-        ("--account NAME", "", "account to charge"),
-        ("--cpus N", 0, "processor cores of each node; by default one for each process"),
-        ("--nodes N", 1, "nodes, for a script of your own; run.toml says it for others"),
-        ("--mem SIZE", "", "memory of each node, as 64G; without it the cluster's default"),
-    )
-    kind = "type of GPU, as sinfo -o %%G names it; without it any"
-    parser.add_argument("--gpus-type", dest="kind", default="", metavar="TYPE", help=kind)
-    gpus = "GPUs of each node (default: those that the run uses); 0 to ask for none"
-    parser.add_argument("--gpus", type=int, metavar="N", help=gpus)
+    add_options(parser, *OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,21 +74,26 @@ def run(args: argparse.Namespace) -> int:
     complete(spec, args)
     with explained(f"write {SCRIPT}"):
         atomic_write(script, render(folder, spec, args), executable=True)
-    asked = {name: getattr(args, name) for name in ASKED}
-    value: dict[str, Any] = {"folder": str(folder), "script": str(script), "job": None, **asked}
+    value: dict[str, Any] = {
+        "script": str(script),
+        "job": None,
+        "nodes": args.nodes,
+        "gpus": args.gpus,
+        "kind": args.gpus_type,
+    }
     if not args.submit:
         return report(args, f"{script}\nsubmit it with: sbatch {quote(str(script))}", value)
     job, already = submit(folder, spec)
     text = f"already queued or running as job {job}" if already else f"submitted as job {job}"
     output = folder / f"slurm-{job}.log"
-    return report(args, f"{folder.name}: {text}; its output: {output}", {**value, "job": job, "already": already})
+    return report(args, f"{folder.name}: {text}; its output: {output}", {**value, "job": job})
 
 
 def complete(spec: RunSpec | None, args: argparse.Namespace) -> None:
     """Set the nodes, and the GPUs and processor cores of each, as the run needs them. Raises LaunchError: a value is wrong."""
     processes, workers = (spec.gpus, spec.workers) if spec else (1, 0)
     args.nodes = spec.nodes if spec else args.nodes
-    on_cpu = spec is not None and not needed_gb(spec) and not args.kind
+    on_cpu = spec is not None and not needed_gb(spec) and not args.gpus_type
     args.gpus = args.gpus if args.gpus is not None else 0 if on_cpu else processes
     args.cpus = args.cpus or processes * (1 + workers)
     if min(args.gpus, args.cpus, args.nodes - 1) < 0:
@@ -112,7 +109,7 @@ def render(folder: Path, spec: RunSpec | None, args: argparse.Namespace) -> str:
         "nodes": str(args.nodes),
         "ntasks-per-node": "1",
         "cpus-per-task": str(args.cpus or ""),
-        "gpus-per-node": ":".join(filter(None, (args.kind, str(args.gpus)))) if args.gpus else "",
+        "gpus-per-node": ":".join(filter(None, (args.gpus_type, str(args.gpus)))) if args.gpus else "",
         **{name: getattr(args, name) for name in ("mem", "partition", "account", "time")},
         "signal": f"B:TERM@{NOTICE_S}",
         "dependency": "singleton",

@@ -20,7 +20,7 @@ from launch.common import LaunchError
 from monitor import config
 from monitor.process.locks import LOCK, is_held
 from presets.estimate import estimate
-from runs.env_file import is_secret, read
+from runs.env_file import read
 from runs.files import atomic_write
 
 if TYPE_CHECKING:
@@ -41,14 +41,13 @@ LEASE_S = 120.0  # a lease whose holder died expires within less
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
-VARIABLES: tuple[tuple[str, Any, str], ...] = (
-    ("--secret NAME", [], "another variable that is secret, such as WANDB_API_KEY; only its name is written"),
-    ("--env NAME=VALUE", [], "a variable that is not secret"),
-)
+SECRET: tuple[str, Any, str] = (
+    "--secret NAME", [], "another variable that is secret, such as WANDB_API_KEY; only its name is written"
+)  # fmt: skip
 RENTED: tuple[tuple[str, Any, str], ...] = (  # the options that the commands for rented machines share
     ("--gpu NAMES", "", "the GPU as the provider names it, or several with commas between: the first that it has"),
     ("--disk GB", DISK_GB, f"disk for the base model and the run (default: {DISK_GB})"),
-    *VARIABLES,
+    SECRET,
     ("--submit", False, "also start it there; this costs money"),
 )
 
@@ -124,21 +123,10 @@ def environment(folder: Path, secrets: list[str]) -> dict[str, str]:
     return found
 
 
-def variables(spec: "RunSpec", args: argparse.Namespace) -> dict[str, str]:
-    """The variables that are no secret. Raises LaunchError: --env has another form, or names a secret."""
+def variables(spec: "RunSpec") -> dict[str, str]:
+    """The variables that are no secret."""
     found = {name: os.environ[name] for name in STORE_SETTINGS if os.environ.get(name)}
-    found |= {NEEDS_GPU: "1"} if needed_gb(spec) else {}
-    secret = secrets(spec, args)
-    for text in args.env:
-        name, equals, value = text.partition("=")
-        if not equals or not VARIABLE.fullmatch(name):
-            raise LaunchError(f"--env {name}: write NAME=VALUE")
-        if name in secret or is_secret(name, value):
-            raise LaunchError(
-                f"--env {name}: this is a secret, so its value is not written; set it where the secrets are"
-            )
-        found[name] = value
-    return found
+    return found | ({NEEDS_GPU: "1"} if needed_gb(spec) else {})
 
 
 def fetches_files(spec: "RunSpec") -> bool:

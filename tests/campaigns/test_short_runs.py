@@ -17,9 +17,9 @@ import tiny_sd_scripts
 from monitor_helpers import wait_for
 from short_run_helpers import HANGS, drilled, hang_at, hang_in, launched, listing, nothing_runs, states, tiny_run
 
-from launch import rehearse, short_run
+from launch import rehearse, trial
 from launch.rehearse import DONE, FAILED, PASSED
-from launch.short_run import SCRATCH
+from launch.trial import SCRATCH
 from runs.paths import ROOT
 
 pytestmark = pytest.mark.usefixtures("one_cpu")
@@ -53,17 +53,18 @@ def test_a_cancelled_one_and_a_killed_one_leave_no_process(data, monkeypatch):
         found = rehearse.read(folder)
         assert found is not None and found.state == ("cancelled" if number == signal.SIGTERM else "lost")
         if number == signal.SIGTERM:
-            assert nothing_runs(data) and not (data / short_run.SCRATCH).exists()
+            assert nothing_runs(data) and not (data / SCRATCH).exists()
     assert trains(data)  # nobody was left to end it
-    assert len(short_run.sweep(data / short_run.SCRATCH)) == 1
-    assert nothing_runs(data) and not list((data / short_run.SCRATCH).iterdir())
+    with trial.scratch():
+        assert nothing_runs(data)
+    assert not (data / SCRATCH).exists()
 
 
 def trains(data: Path) -> bool:
     """Whether a trainer works in the scratch folder."""
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "trainer" in words and any(str(data / short_run.SCRATCH) in word for word in words):
+        if "trainer" in words and any(str(data / SCRATCH) in word for word in words):
             return True
     return False
 

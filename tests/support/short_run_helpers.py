@@ -80,24 +80,24 @@ def hang_in(stage: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rehearse a run that hangs in this stage: it fails there, says so, and leaves nothing."""
     from dataclasses import asdict
 
-    from launch import rehearse, short_run
+    from launch import rehearse, trial
 
     hang_at(monkeypatch, *HANGS[stage], FAULT_EVERY="1" if stage == "resume" else "0")
-    monkeypatch.setattr(short_run, "QUIET_S", 3.0)
+    monkeypatch.setattr(trial, "STALLED_S", 3.0)
     found = asdict(rehearse.rehearse(tiny_run(data)))
     assert (found["state"], states(found)[stage]) == (rehearse.FAILED, rehearse.FAILED), found
     order = list(states(found))
     assert {states(found)[later] for later in order[order.index(stage) + 1 :]} <= {rehearse.SKIPPED}
     assert found["problem"]["stage"] == rehearse.STAGES[stage][0] and "step_sleeps" in found["problem"]["text"], found
-    assert nothing_runs(data) and not (data / short_run.SCRATCH).exists()
+    assert nothing_runs(data) and not (data / trial.SCRATCH).exists()
 
 
 def drilled(data: Path) -> None:
     """A drill freezes, recovers, finishes, and leaves nothing but its run."""
     code, found, said = launched("drill", "--json")
     assert code == 0, said[-5000:]
-    times = [found["times"][name] for name in ("hang", "killed", "restarted", "progress")]
-    assert found["state"] == "completed" and times == sorted(times) and times[0] > 0
+    shown = [said.index(f"\n{word}: ") for word in ("Detected", "Killed", "Restarted", "Trains on")]
+    assert found["state"] == "completed" and shown == sorted(shown) and found["recover_s"] > found["detect_s"] > 0
     assert (found["restarts"], found["steps"], found["loads_in_diffusers"]) == (1, found["planned_steps"], True)
     incident = json.loads(Path(found["folder"], "incidents", "0001", "incident.json").read_text())
     assert incident["cause"] == "worker_stuck" and nothing_runs(data)

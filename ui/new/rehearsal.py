@@ -6,14 +6,13 @@ they change, it is shown as out of date, and Start no longer asks because of it.
 """
 
 import contextlib
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gradio as gr
 
-from runs.files import Fault, RunError, atomic_write
+from runs.files import Fault, RunError
 from ui import jobs
 from ui.dataset import draft
 from ui.dataset.images import OUT_OF_DATE
@@ -49,7 +48,7 @@ def start(draft_id: str) -> None:
 
 
 def _prepare(folder: Path, draft_id: str) -> None:
-    """Write what is rehearsed: the spec, the number of images, and the first of them as a run would get them."""
+    """Write what is rehearsed: the spec, and the first images as a run would get them."""
     from launch import rehearse
     from runs.dataset import ingest
     from runs.spec import save
@@ -59,12 +58,11 @@ def _prepare(folder: Path, draft_id: str) -> None:
     if wrong or reviewed.spec is None:
         raise RunError([Fault("", form.shown(fault)) for fault in wrong] or OUT_OF_DATE)
     folder.mkdir(parents=True, exist_ok=True)
-    rehearse.forget(folder)
+    (folder / rehearse.FILE).unlink(missing_ok=True)
     data = folder / rehearse.DATASET
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir()
     ingest(draft.sources(draft_id)[: rehearse.IMAGES], data)
-    atomic_write(folder / rehearse.COUNTS, json.dumps(reviewed.images))
     save(folder, run_starts.as_run(draft_id, reviewed.spec))
 
 

@@ -1,8 +1,8 @@
 """The third tab: runs on other machines, read from their stores.
 
-Each store is read by a process of its own (`python -m launch fleet --store …`), again and again while somebody looks at
-the tab: each look takes the answers that have come and starts what is due. The page shows what was read last, and how
-old that is, and never waits: a store that is slow, hangs or fails costs only its own part.
+A process of its own reads all stores (`python -m launch fleet`), again and again while somebody looks at the tab: each
+look takes the answer that has come and starts what is due. The page shows what was read last, and how old that is, and
+never waits: a store that is slow or fails costs only its own part.
 """
 
 import json
@@ -22,17 +22,16 @@ from ui.run import cards, fold, view
 from ui.run.fold import QUIET
 
 TICK_S = 2.0
-REFRESH_S = 20.0  # between two readings of a store
-STORE_S = 90.0  # for one reading; the process has shorter limits of its own
+REFRESH_S = 20.0  # between two readings
+READ_S = 90.0  # for one reading; the process has shorter limits of its own
 STOP_S = 60.0
-AT_ONCE = 6  # processes
 MOST_ADDRESS = 500  # characters
 REQUESTED = "Stop requested"
 
 
 @dataclass
 class Store:
-    """What is known of one store. read_at: when `runs` was read, in UTC; tried_s: the end of the last try, monotonic.
+    """What is known of one store. read_at: when `runs` was read, in UTC.
 
     stops: by run, the process that requests its stop, then what came of it.
     """
@@ -40,8 +39,6 @@ class Store:
     runs: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
     read_at: str = ""
-    tried_s: float | None = None
-    job: Subjob | None = None
     stops: dict[str, Subjob | str] = field(default_factory=dict)
 
 
@@ -50,76 +47,59 @@ class Fleet:
 
     def __init__(self) -> None:
         self.stores: dict[str, Store] = {}
+        self.error = ""  # of the last reading as a whole
+        self.reading: Subjob | None = None
+        self.read_s: float | None = None  # the end of the last reading, monotonic
         self._lock = threading.Lock()
 
     def look(self) -> dict[str, Store]:
-        """What is known of each store, by address. Takes what was read since the last look, and reads what is due."""
-        addresses = _addresses()
+        """What is known of each store, by address. Takes what was read since the last look, and reads when it is due."""
         with self._lock:
-            self.stores = {address: self.stores.get(address) or Store() for address in addresses}
+            if self.reading is not None and self.reading.done():
+                self._take(self.reading)
+                self.reading, self.read_s = None, time.monotonic()
             for store in self.stores.values():
-                _collect(store)
-            self._begin()
+                for run, asking in store.stops.items():
+                    if isinstance(asking, Subjob) and asking.done():
+                        failed = f"The stop could not be requested: {_reason(asking)}"
+                        store.stops[run] = failed if asking.error else REQUESTED
+                        self.read_s = None
+            due = self.read_s is None or time.monotonic() - self.read_s >= REFRESH_S
+            if due and self.reading is None:
+                self.reading = Subjob(python("launch", "fleet", "--json"), READ_S)
             return {address: replace(store, stops={**store.stops}) for address, store in self.stores.items()}
 
     def refresh(self) -> None:
         """Read every store again at the next look."""
         with self._lock:
-            for store in self.stores.values():
-                store.tried_s = None
+            self.read_s = None
 
     def stop(self, address: str, slug: str) -> None:
         """Request a stop through the store."""
         with self._lock:
             stops = self.stores.setdefault(address, Store()).stops
             if not isinstance(stops.get(slug), Subjob):
-                stops[slug] = Subjob(
-                    python("launch", "fleet", f"--store={address}", f"--stop={slug}", "--json"), STOP_S
-                )
+                words = python("launch", "fleet", f"--store={address}", f"--stop={slug}", "--json")
+                stops[slug] = Subjob(words, STOP_S)
 
-    def _begin(self) -> None:
-        now_s, free = time.monotonic(), AT_ONCE - sum(store.job is not None for store in self.stores.values())
+    def _take(self, job: Subjob) -> None:
+        """Keep the answer of a process that has ended; the runs that were read before stay when a store failed."""
+        try:
+            answers = {str(one["store"]): one for one in json.loads(job.text().strip().splitlines()[-1])}
+        except (ValueError, IndexError, KeyError, TypeError, RecursionError):
+            self.error = _reason(job)
+            return
+        self.error, self.stores = "", {address: self.stores.get(address) or Store() for address in answers}
         for address, store in self.stores.items():
-            due = store.tried_s is None or now_s - store.tried_s >= REFRESH_S
-            if free > 0 and store.job is None and due:
-                free -= 1
-                store.job = Subjob(python("launch", "fleet", f"--store={address}", "--json"), STORE_S)
-
-
-def _collect(store: Store) -> None:
-    """Take the answers of the store's processes that have ended."""
-    if store.job is not None and store.job.done():
-        job, store.job, store.tried_s = store.job, None, time.monotonic()
-        _take(store, job)
-    for run, asking in store.stops.items():
-        if isinstance(asking, Subjob) and asking.done():
-            store.stops[run] = f"The stop could not be requested: {_reason(asking)}" if asking.error else REQUESTED
-            store.tried_s = None
-
-
-def _take(store: Store, job: Subjob) -> None:
-    """Keep the answer of a process that has ended; an old one stays when the store failed."""
-    try:
-        (answer,) = json.loads(job.text().strip().splitlines()[-1])
-        runs, error = answer["runs"], str(answer["error"])
-    except (ValueError, IndexError, KeyError, TypeError, RecursionError):
-        store.error = _reason(job)
-        return
-    store.error = error
-    if not error:
-        store.runs = [one for one in runs if isinstance(one, dict) and "slug" in one]
-        store.read_at = datetime.now(UTC).isoformat(timespec="seconds")
+            store.error = str(answers[address]["error"])
+            if not store.error:
+                store.runs = [one for one in answers[address]["runs"] if isinstance(one, dict) and "slug" in one]
+                store.read_at = datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _reason(job: Subjob) -> str:
     lines = [line for line in job.text().strip().splitlines() if line[:1] not in "[{"]
     return (lines[-1].removeprefix("launch fleet: ") if lines else job.error)[:500]
-
-
-def _addresses() -> list[str]:
-    from launch.fleet import stores
-
-    return stores()
 
 
 FLEET = Fleet()
@@ -138,12 +118,16 @@ def change_stores(action: str, address: str) -> None:
         {"add": fleet.add, "remove": fleet.remove}[action](address)
     except LaunchError as error:
         raise RunError(str(error)) from error
+    if action == "add":
+        FLEET.stores.setdefault(address.strip(), Store())
+    else:
+        FLEET.stores.pop(address.strip(), None)
     FLEET.refresh()
 
 
 def stop_far(store: str, run: str) -> None:
     """Request the stop of a run through its store. RunError: the store is not in the list."""
-    if store not in _addresses():
+    if store not in FLEET.stores:
         raise RunError(f"The store {store[:200]!r} is not in the list. Add it, then try again")
     FLEET.stop(store, run)
 
@@ -159,15 +143,16 @@ def html() -> str:
     """Each store with its runs. All text is another machine's, so all of it goes through `esc`."""
     from launch.fleet import added
 
-    own = added()
-    return "".join(_store(address, store, address in own) for address, store in FLEET.look().items()) or NOTHING
+    own, stores = added(), FLEET.look()
+    shown = "".join(_store(address, store, address in own) for address, store in stores.items())
+    return fold.note(FLEET.error, True) + shown or (fold.note("Reading…") if FLEET.read_s is None else NOTHING)
 
 
 def _store(address: str, store: Store, added: bool) -> str:
     if store.read_at:
         state = f"read {cards.local_time(datetime.fromisoformat(store.read_at))}"
     else:
-        state = "" if store.error else "Reading…" if store.job else "Waiting…"
+        state = "" if store.error else "Reading…"
     head = f'<strong>{esc(address)}</strong><span class="hp-hint">{state}</span>'
     if added:
         head += press("Remove", "remove", label=f"Remove {address} from this list", store=address)

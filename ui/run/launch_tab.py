@@ -6,6 +6,7 @@ up when this part is opened, not when the page is: the page's config stays small
 into its server.
 """
 
+import importlib
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from urllib.parse import quote
 import gradio as gr
 
 import runs
+from launch.__main__ import COMMANDS
 from runs.files import RunError
 from runs.manage import size_text
 from ui import jobs, served
@@ -27,86 +29,71 @@ from ui.run.fold import QUIET, Jobs
 
 MINUTES = 60.0
 TEXT_BYTES = 200_000  # of a file that is shown; a longer one is only a download
-MOST_FILES = 20
 VALUE = re.compile(r"[^\x00-\x1f\x7f]{0,300}")
 
 
 @dataclass(frozen=True)
-class Option:
-    """An option of a command. kind: text, switch, or words (one option for each word)."""
-
-    flag: str
-    label: str
-    hint: str = ""
-    kind: str = "text"
-    required: bool = False
-
-
-@dataclass(frozen=True)
 class Place:
-    """Where a run can go. needs: a program (or a variable, in capitals) without which it cannot be submitted from here."""
+    """Where a run can go. needs: a program (or a variable, in capitals) without which it cannot be submitted from here.
+
+    labels: of the command's options (OPTIONS of its module) that the page shows.
+    """
 
     label: str
     about: str
-    needs: str = ""
-    options: tuple[Option, ...] = ()
+    needs: str
+    labels: dict[str, str]
+
+    def options(self, kind: str) -> list[tuple[str, str, Any, str]]:
+        """(flag, label, default, help) of each option that the page shows."""
+        module = importlib.import_module(COMMANDS[kind][0])
+        rows = {words.partition(" ")[0]: (default, text) for words, default, text in module.OPTIONS}
+        return [(flag, label, *rows[flag]) for flag, label in self.labels.items()]
 
 
-GPU = Option("--gpu", "GPU", "As the provider names it; several with commas: the first that it has")
-DISK = Option("--disk", "Disk in GB")
-IMAGE = Option("--image", "Container image", "Empty: the one that the project's Dockerfile builds")
-OWN_IMAGE = Option(
-    "--image", "Container image", "Built from the Dockerfile and pushed where the machine can pull it", required=True
-)
-SECRET = Option(
-    "--secret", "Names of secret variables", "Only names, such as WANDB_API_KEY; the values stay here", "words"
-)
+SECRET = {"--secret": "Names of secret variables"}
+RENTED = {"--gpu": "GPU", "--disk": "Disk in GB", **SECRET}
 PLACES: dict[str, Place] = {
     "slurm": Place(
         "Slurm cluster",
         "A script for sbatch. Slurm starts the job again after a pre-emption, and it continues from its checkpoint.",
         "sbatch",
-        (
-            Option("--partition", "Partition"),
-            Option("--time", "Time limit", "Such as 8:00:00 or 1-12"),
-            Option("--account", "Account"),
-            Option(
-                "--gpus", "GPUs of each node", "Empty: as many as the run uses. 0: the cluster does not name its GPUs"
-            ),
-            Option("--gpus-type", "Type of GPU", "As `sinfo -o %G` names it"),
-            Option("--mem", "Memory of each node", "Such as 64G"),
-        ),
+        {
+            "--partition": "Partition", "--time": "Time limit", "--account": "Account", "--gpus": "GPUs of each node",
+            "--gpus-type": "Type of GPU", "--mem": "Memory of each node",
+        },
     ),
     "skypilot": Place(
         "SkyPilot (any cloud)",
         "A managed job on spot machines. It moves to another machine when one is taken away.",
         "sky",
-        (GPU, DISK, SECRET, Option("--on-demand", "No spot machines", kind="switch")),
+        {**RENTED, "--on-demand": "No spot machines"},
     ),
     "docker": Place(
         "Docker",
         "The command that trains this run in a container on this machine, or on one that shares its disk.",
         "docker",
-        (IMAGE, SECRET),
+        {"--image": "Container image", **SECRET},
     ),
     "runpod": Place(
         "RunPod",
         "A pod that fetches the run from its store, trains it, and stops itself when it is finished.",
         "RUNPOD_API_KEY",
-        (GPU, DISK, OWN_IMAGE, SECRET),
+        {**RENTED, "--image": "Container image"},
     ),
     "vast": Place(
         "Vast.ai",
         "SkyPilot's managed job on spot machines of Vast.ai. It moves to another machine when one is taken away.",
         "sky",
-        (GPU, DISK, SECRET, Option("--on-demand", "No spot machines", kind="switch")),
+        {**RENTED, "--on-demand": "No spot machines"},
     ),
     "bundle": Place(
         "One file (ZIP)",
         "The run, its images and Hangproof in one archive. Unpack it anywhere with Python, and run train.sh, or train.bat on Windows.",
-        options=(Option("--models", "Add the files of the base model (large)", kind="switch"),),
+        "",
+        {"--models": "Add the files of the base model"},
     ),
-}
+}  # fmt: skip
 ALIVE = ("starting", "running", "suspect", "slow", "stopping")
 
 
@@ -154,7 +141,7 @@ def write_files(folder: Path, kind: str, options: object, submit: bool = False) 
     """Start the command that writes the files for a place and, with `submit`, starts the run there. RunError: it cannot."""
     if kind not in PLACES:
         raise RunError(OUT_OF_DATE)
-    words = arguments(PLACES[kind], options)
+    words = arguments(kind, options)
     if submit and (reason := missing(PLACES[kind])):
         raise RunError(reason)
     if kind == "bundle":
@@ -163,22 +150,23 @@ def write_files(folder: Path, kind: str, options: object, submit: bool = False) 
     jobs.start(folder, job_of(kind), command, limit_s=60 * MINUTES)
 
 
-def arguments(place: Place, given: object) -> list[str]:
+def arguments(kind: str, given: object) -> list[str]:
     """The options of a command from what was typed. RunError: not an option of this place, or not one line."""
-    if not isinstance(given, dict) or not given.keys() <= {option.flag for option in place.options}:
+    place = PLACES[kind]
+    if not isinstance(given, dict) or not given.keys() <= place.labels.keys():
         raise RunError(OUT_OF_DATE)
     words = []
-    for option in place.options:
-        text = given.get(option.flag, "")
-        if option.kind == "switch":
-            words += [option.flag] * (text is True)
+    for flag, label, default, _ in place.options(kind):
+        text = given.get(flag, "")
+        if default is False:
+            words += [flag] * (text is True)
             continue
         if not isinstance(text, str) or not VALUE.fullmatch(text):
-            raise RunError(f"{option.label}: Use one line of at most 300 characters")
-        if option.required and not text.strip():
-            raise RunError(f"{option.label}: Enter a value")
-        values = text.split() if option.kind == "words" else [text.strip()]
-        words += [f"{option.flag}={value}" for value in values if value]  # with =, a value is never another option
+            raise RunError(f"{label}: Use one line of at most 300 characters")
+        if default is ... and not text.strip():
+            raise RunError(f"{label}: Enter a value")
+        values = text.split() if default == [] else [text.strip()]
+        words += [f"{flag}={value}" for value in values if value]  # with =, a value is never another option
     return words
 
 
@@ -195,14 +183,6 @@ def cancel(folder: Path, name: str) -> None:
     jobs.cancel(folder, name)
 
 
-def rank_lines(folder: Path) -> list[str]:
-    """The rank report of a run under way, from the heartbeats alone: no process is disturbed."""
-    from monitor.cli.commands import rank_report
-
-    found = rank_report(folder)
-    return list(found["lines"]) if found else []
-
-
 def rehearsal_verdict(values: Any) -> dict[str, Any] | None:
     """The result of a rehearsal: {"good", "text"}; None without one."""
     from launch import forecast, rehearse
@@ -216,42 +196,18 @@ def rehearsal_verdict(values: Any) -> dict[str, Any] | None:
     return {"good": good, "text": "\n".join(lines)}
 
 
-def written(folder: Path, values: Any) -> list[dict[str, Any]]:
-    """The files of the run's folder that a command's JSON names: name, size, and their text or their address."""
-    root, found = folder.resolve(), []
-    for text in _strings(values):
-        path = Path(text)
-        try:
-            real = path.resolve(strict=True)
-            size = real.stat().st_size
-            if not path.is_absolute() or not real.is_file() or not real.is_relative_to(root):
-                continue
-        except (OSError, ValueError, RuntimeError):
-            continue
-        name = real.relative_to(root).as_posix()
-        one: dict[str, Any] = {"name": name, "size": size, "text": None, "url": ""}
-        if real.suffix.lower() in served.DOWNLOADS:
-            one["url"] = file_url(real)
-        if size <= TEXT_BYTES and (content := _text(real)) is not None:
-            one["text"] = content
-        if one not in found and (one["url"] or one["text"] is not None):
-            found.append(one)
-    return found[:MOST_FILES]
-
-
-def _text(path: Path) -> str | None:
+def written(folder: Path, values: Any) -> dict[str, Any] | None:
+    """The file that a command's JSON names, if it is one of the run's folder: its name, size, and text or address."""
+    named = (values.get("file") or values.get("script")) if isinstance(values, dict) else None
     try:
-        content = path.read_text(encoding="utf-8")
+        root, path = folder.resolve(), Path(str(named)).resolve(strict=True)
+        name, size = path.relative_to(root).as_posix(), path.stat().st_size
+        data = path.read_bytes() if size <= TEXT_BYTES else b"\0"
     except (OSError, ValueError):
         return None
-    return None if "\0" in content else content
-
-
-def _strings(values: Any, depth: int = 0) -> list[str]:
-    if isinstance(values, str):
-        return [values]
-    inner = list(values.values()) if isinstance(values, dict) else values if isinstance(values, list) else []
-    return [text for one in inner[:100] for text in _strings(one, depth + 1)] if depth < 4 else []
+    text = data.decode("utf-8", "replace") if b"\0" not in data else None
+    url = file_url(path) if path.suffix.lower() in served.DOWNLOADS else ""
+    return {"name": name, "size": size, "text": text, "url": url} if url or text is not None else None
 
 
 # The part of the page ---------------------------------------------------------------------------------------------------
@@ -283,7 +239,8 @@ def result(folder: Path, name: str) -> str:
         lines = "".join(f"<p>{esc(line)}</p>" for line in errors.strip().splitlines()[-ERROR_LINES:])
         parts.append(f'<div class="hp-problem hp-bad" role="alert">{lines}</div>')
     if name.startswith("launch-"):
-        parts += map(_file, written(folder, values))
+        file = written(folder, values)
+        parts += [_file(file)] if file else []
     if text := "\n".join(filter(None, (printed.strip(), errors.strip() if busy else ""))):
         parts.append(_region("hp-log", "Output", text))
     return f'<div class="hp-job">{"".join(parts)}</div>'
@@ -302,8 +259,11 @@ def _region(kind: str, label: str, text: str) -> str:
 
 
 def _ranks(folder: Path) -> str:
-    lines = rank_lines(folder) if _trains(view.read(folder)) else []
-    return _region("hp-text", "Rank report", "\n".join(lines)) if lines else ""
+    """The rank report of a run under way, from the heartbeats alone: no process is disturbed."""
+    from monitor.cli.commands import rank_report
+
+    found = rank_report(folder) if _trains(view.read(folder)) else None
+    return _region("hp-text", "Rank report", "\n".join(found["lines"])) if found else ""
 
 
 def _trains(shown: "view.View") -> bool:
@@ -360,15 +320,12 @@ def _place(folder: Path, kind: str, place: Place, followed: Jobs) -> gr.Column:
         gr.HTML(f'<p class="hp-hint">{esc(place.about)}</p>', apply_default_css=False)
         fields: list[Any] = []
         with gr.Row(elem_classes="hp-fields"):
-            for option in place.options:
-                if option.kind == "switch":
-                    fields.append(gr.Checkbox(label=option.label, info=option.hint or None, interactive=True))
+            for _, label, default, text in place.options(kind):
+                info = text[:1].upper() + text[1:]
+                if default is False:
+                    fields.append(gr.Checkbox(label=label, info=info, interactive=True))
                 else:
-                    fields.append(
-                        gr.Textbox(
-                            label=option.label, info=option.hint or None, lines=1, max_length=300, interactive=True
-                        )
-                    )
+                    fields.append(gr.Textbox(label=label, info=info, lines=1, max_length=300, interactive=True))
         with gr.Row(elem_classes="hp-actions"):
             write = gr.Button("Write the files", variant="primary", elem_id=f"write-{kind}", min_width=140, scale=0)
             submit = gr.Button(
@@ -384,8 +341,7 @@ def _place(folder: Path, kind: str, place: Place, followed: Jobs) -> gr.Column:
         problem, asked = gr.HTML(apply_default_css=False), gr.State(False)
 
         def begin(*values: Any, submit: bool = False) -> None:
-            options = {option.flag: value for option, value in zip(place.options, values, strict=True)}
-            write_files(folder, kind, options, submit)
+            write_files(folder, kind, dict(zip(place.labels, values, strict=True)), submit)
 
         _add(followed, write, folder, job_of(kind), begin, fields)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,90 +13,67 @@ from provider_server import KEY, Provider, provider
 
 from launch import rent, travel
 from launch.common import LaunchError
-from launch.rent import Api, ApiError
+from launch.rent import ApiError
 
 
 @dataclass
 class Cloud:
-    """Creates a machine for each request, answers as `faults` says (then properly), and lists what it created."""
+    """Creates a machine for a request, answers as `fault` says, and lists what it created."""
 
-    faults: list[str]  # "502", "503 refused" (nothing created), "drop", "429"
+    fault: str = ""  # "502", "503 refused" (nothing created), "drop"
     listing: str = "ok"  # or "broken"
     late: int = 0  # the list shows a machine only after so many looks
     machines: list[dict] = field(default_factory=list)
     creations: int = 0
     looks: int = 0
-    url: str = ""
 
     def answer(self, request: Request) -> tuple[int, object] | None:
         if request.method == "GET":
             self.looks += 1
             if self.listing == "broken":
                 return 401, {"detail": "no"}
-            shown = self.machines if self.looks > self.late else []
-            return 200, shown
+            return 200, self.machines if self.looks > self.late else []
         self.creations += 1
-        fault = self.faults.pop(0) if self.faults else ""
-        if fault in ("429", "503 refused"):
-            return int(fault[:3]), {"detail": "busy"}
+        if self.fault == "503 refused":
+            return 503, {"detail": "busy"}
         made = {"id": str(100 + len(self.machines)), "name": request.json.get("name")}
         self.machines.append(made)
-        if fault == "drop":
+        if self.fault == "drop":
             return None
-        return (502, "<html>bad gateway</html>") if fault else (201, made)
+        return (502, "<html>bad gateway</html>") if self.fault else (201, made)
 
 
-@contextlib.contextmanager
-def served(cloud: Cloud) -> Iterator[Cloud]:
-    with answering(cloud.answer) as server:
-        cloud.url = server.url
-        yield cloud
+@pytest.fixture
+def rented(clean, monkeypatch):
+    """Rents a machine of a Cloud; its number."""
+    monkeypatch.setattr(rent, "LOOK_S", 0.01)
 
+    def rented(cloud: Cloud) -> str:
+        with answering(cloud.answer) as server:
+            monkeypatch.setenv("HANGPROOF_RUNPOD_URL", server.url)
+            return str(rent.create(KEY, a_spec(), arguments(rent, "--image", "me/h:1"), ["L4"])["id"])
 
-def rented(cloud: Cloud, patience_s: float = 20.0) -> str:
-    """The number of the machine that the command gets."""
-    api = Api(cloud.url, KEY, pause_s=0.01, patience_s=patience_s)
-    return str(rent.create(api, a_spec(), arguments(rent, "--image", "me/h:1"), ["L4"])["id"])
+    return rented
 
 
 @pytest.mark.parametrize("fault", ["502", "drop"])
 @pytest.mark.parametrize("late", [0, 2])
-def test_one_machine_is_rented_when_its_creation_is_not_confirmed(fault, late, clean):
-    with served(Cloud([fault], late=late)) as cloud:
-        number = rented(cloud)
-    assert [one["id"] for one in cloud.machines] == [number] == ["100"], "it is found, and no second one is made"
-    assert cloud.creations == 1
+def test_one_machine_is_rented_when_its_creation_is_not_confirmed(fault, late, rented):
+    cloud = Cloud()
+    before = rented(cloud)
+    cloud.fault, cloud.late = fault, late
+    assert rented(cloud) == "101" != before, "it is found, and that of the same run before is another one"
+    assert len(cloud.machines) == cloud.creations == 2, "no second one is made"
 
 
-def test_a_creation_that_failed_is_repeated_after_a_look(clean):
-    with served(Cloud(["503 refused", "429"])) as cloud:
+@pytest.mark.parametrize(
+    ("fault", "listing", "text"), [("502", "broken", "cannot be read"), ("503 refused", "ok", "HTTP 503")]
+)
+def test_an_unknown_machine_is_named_and_none_is_made_again(fault, listing, text, rented):
+    cloud = Cloud(fault, listing)
+    with pytest.raises(LaunchError, match=f"{text}.*Look for the pod hangproof-.*console.*costs money"):
         rented(cloud)
-    assert cloud.creations == 3 and len(cloud.machines) == 1
-    assert cloud.looks == 3, "after the 503; a 429 says that nothing was made"
-
-
-def test_an_unknown_machine_is_named_where_the_list_cannot_be_read(clean):
-    with served(Cloud(["502"], listing="broken")) as cloud:
-        with pytest.raises(LaunchError) as caught:
-            rented(cloud)
-    (one,) = cloud.machines
-    name = one["name"]
-    assert name in str(caught.value) and "console" in str(caught.value) and "costs money" in str(caught.value)
-    assert name.startswith("hangproof-") and cloud.creations == 1
-
-
-def test_a_provider_that_fails_for_long_names_the_machine_to_look_for(clean):
-    with served(Cloud(["503 refused"] * 1000)) as cloud:
-        with pytest.raises(LaunchError, match="HTTP 503.*Look for the pod hangproof-"):
-            rented(cloud, patience_s=0.5)
-
-
-def test_another_machine_of_the_same_run_is_not_taken_for_the_new_one(clean):
-    with served(Cloud([])) as cloud:
-        first = rented(cloud)
-        cloud.faults = ["502"]
-        assert rented(cloud) != first
-    assert len(cloud.machines) == 2
+    assert cloud.creations == 1
 
 
 GPUS = ["NVIDIA RTX 2000 Ada Generation", "NVIDIA RTX A4000", "NVIDIA L4"]
@@ -112,7 +87,7 @@ def assert_documented(request: dict) -> None:
     """The body has the shape that RunPod documents."""
     assert all(isinstance(request[key], SCHEMA[key]) for key in request), request
     assert {"name", "image", "gpu"} <= set(request) and set(request["gpu"]) == {"id", "count", "minCudaVersion"}
-    assert request["cloud"] in ("SECURE", "COMMUNITY") and len(request["mounts"]) == 1
+    assert request["cloud"] == "SECURE" and len(request["mounts"]) == 1
     assert all(isinstance(key, str) and isinstance(value, str) for key, value in request["env"].items())
     assert len(request["env"]) <= 50
 
@@ -173,39 +148,25 @@ def test_runpods_final_refusals_are_not_repeated(remote, monkeypatch, status, te
     assert len(double.requests) == 1 and "bogus" in str(caught.value) and KEY not in str(caught.value)
 
 
-def test_a_pod_needs_a_key_and_a_gpu_and_the_right_cloud(remote, monkeypatch):
+def test_a_pod_needs_a_key(remote, monkeypatch):
     monkeypatch.delenv("RUNPOD_API_KEY")
     with provider((201, POD)) as double:
         with pytest.raises(LaunchError, match="RUNPOD_API_KEY is not set"):
             submitted(remote, double, monkeypatch)
-        with pytest.raises(LaunchError, match="secure cloud only"):
-            submitted(remote, double, monkeypatch, "--community", "--volume", "v")
         assert double.requests == []
 
 
-def api(double: Provider, **more) -> Api:
-    return Api(double.url, KEY, pause_s=0.01, **more)
+def test_the_key_goes_only_where_it_belongs(monkeypatch):
+    def asked(url: str, text: str) -> None:
+        monkeypatch.setenv("HANGPROOF_RUNPOD_URL", url)
+        with pytest.raises(ApiError, match=text) as caught:
+            rent.call(KEY, "GET", "/v2/pods")
+        assert KEY not in str(caught.value)
 
-
-def test_passing_faults_are_tried_again():
-    busy = {"title": "Too Many Requests", "status": 429, "detail": "rate limit exceeded for the minute window"}
-    with provider((429, busy, {"Retry-After": "0"}), (503, "down"), (0, ""), (200, {"id": "p"})) as double:
-        assert api(double).call("POST", "/v2/pods/p/action", {"action": "stop"}) == {"id": "p"}
-        assert len(double.requests) == 4
-
-
-def test_the_key_goes_only_where_it_belongs():
     with provider((200, {})) as thief, provider((307, "", {"Location": f"{thief.url}/steal"})) as double:
-        with pytest.raises(ApiError, match="HTTP 307"):
-            api(double).call("GET", "/v2/pods")
+        asked(double.url, "HTTP 307")
         assert thief.requests == []
-    with pytest.raises(ApiError, match="https only"):
-        Api("http://api.runpod.io", KEY).call("GET", "/v2/pods")
-    with provider((400, {"detail": f"bad key {KEY}"})) as double, pytest.raises(ApiError) as caught:
-        api(double).call("GET", "/v2/pods")
-    assert KEY not in str(caught.value)
-
-
-def test_an_answer_that_is_no_json_is_reported():
-    with provider((200, "<html>captive portal</html>")) as double, pytest.raises(ApiError, match="not JSON"):
-        api(double).call("GET", "/v2/pods")
+    asked("http://api.runpod.io", "https only")
+    for answer, text in (((400, {"detail": f"bad key {KEY}"}), "bad key"), ((200, "<html>captive"), "not JSON")):
+        with provider(answer) as double:
+            asked(double.url, text)

@@ -21,8 +21,7 @@ def test_it_holds_what_trains_and_nothing_else(data, tmp_path):
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["file"] == str(tmp_path / "a.zip") and said["bytes"] == (tmp_path / "a.zip").stat().st_size
     with zipfile.ZipFile(tmp_path / "a.zip") as archive:
-        found = {info.filename.removeprefix("my-lora/"): info for info in archive.infolist()}
-    names = set(found)
+        names = {name.removeprefix("my-lora/") for name in archive.namelist()}
     assert {"train.sh", "requirements.txt", "outputs/my-lora/run.toml", "monitor/supervisor.py"} <= names
     assert {"monitor/config.toml", "launch/train.py", "trainer/loop.py"} <= names
     tops = {name.partition("/")[0] for name in names}
@@ -30,7 +29,6 @@ def test_it_holds_what_trains_and_nothing_else(data, tmp_path):
     assert sum(name.startswith("datasets/my-lora/") for name in names) == 6  # three images with captions
     text = bundle.requirements()
     assert "torch==" in text and "gradio" not in text
-    assert {name for name, info in found.items() if info.external_attr >> 16 & 0o111} == {"train.sh", "start.sh"}
     assert [path.name for path in tmp_path.glob("*.zip*")] == ["a.zip"], "no temporary file is left"
 
 

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from launch.common import LaunchError
-from launch.serve import GRACE_S, IDLE_S, Container, Idle, Observed, endings
+from launch.serve import GRACE_S, IDLE_S, Container, Idle, endings
 
 
-def runs(**states: str) -> Observed:
+def runs(**states: str) -> tuple[dict[str, str], set[str]]:
     """Runs by state; those in capitals are under way."""
-    return Observed({n: s.lower() for n, s in states.items()}, frozenset(n for n, s in states.items() if s.isupper()))
+    return {n: s.lower() for n, s in states.items()}, {n for n, s in states.items() if s.isupper()}
 
 
 TRAINS = (0.0, runs(a="RUNNING"))
@@ -36,15 +36,15 @@ NEXT_STARTS = runs(a="completed", b="STARTING")
 )
 def test_when_a_pod_stops(rule, moments, stops):
     idle = Idle(rule)
-    *before, last = [bool(idle.reason(now, at_s, False)) for at_s, now in moments]
+    *before, last = [bool(idle.reason(*now, at_s, False)) for at_s, now in moments]
     assert not any(before) and last == stops
 
 
 def test_a_pod_waits_for_its_run_and_stops_a_minute_after_it_could_not_be_started():
     idle = Idle("1", failed="cat cannot start")
-    assert not idle.reason(runs(), 0.0, True) and not idle.reason(runs(), -1e6, True)
-    assert not idle.reason(runs(), 0.0, False)
-    assert "cat cannot start" in idle.reason(runs(), GRACE_S + 1, False)
+    assert not idle.reason(*runs(), 0.0, True) and not idle.reason(*runs(), -1e6, True)
+    assert not idle.reason(*runs(), 0.0, False)
+    assert "cat cannot start" in idle.reason(*runs(), GRACE_S + 1, False)
 
 
 def test_a_wrong_variable_is_reported():

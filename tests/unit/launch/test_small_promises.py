@@ -14,15 +14,14 @@ from runs import job
 
 
 def test_a_rehearsal_writes_a_job_of_its_own_steps(data, clean, monkeypatch):
-    folder = a_run(data)
+    folder, run = a_run(data), data / "outputs" / rehearse.NAME
     stages = [rehearse.Stage(key, title) for key, (title, _) in rehearse.STAGES.items()]
-    work = rehearse.Work(folder, rehearse.Rehearsal(stages=stages), lambda stage: None, math.inf, ())
-    monkeypatch.setattr(rehearse.script, "start_problems", lambda run, limit_s, pause: [])
-    run = data / "outputs" / rehearse.NAME
-    try:
-        assert work._check(run, runs.load(folder).changed(name=rehearse.NAME, max_train_steps=2))
-    finally:
-        work.meter.close()
+    tried = Mock(busy="")
+    tried.at.state = rehearse.State.COMPLETED
+    monkeypatch.setattr(rehearse, "Trial", lambda run, until_s, on_phase: tried)
+    run.mkdir()
+    work = rehearse.Work(folder, rehearse.Rehearsal(stages=stages), math.inf, run)
+    assert work._try(runs.load(folder).changed(name=rehearse.NAME, max_train_steps=2)) is tried
     made = job.load(run)
     assert made is not None and made.run_spec().max_train_steps == 2
     assert str(run) in (run / runs.script_name()).read_text()

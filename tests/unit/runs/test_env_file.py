@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import zipfile
 from pathlib import Path
@@ -181,8 +180,8 @@ def test_a_secret_leaves_with_nothing_that_is_shared(made, data, tmp_path, monke
     lease.release()
     assert any(path.is_file() for path in (out / "store").rglob("*"))
     form_of_card = {"lora": "", "title": "", "description": "", "licence": "mit", "base_model": None, "samples": 0}
-    (out / "published").mkdir()
-    shutil.copytree(publish.prepare(made, form_of_card), out / "published", dirs_exist_ok=True)
+    for name, content in publish.prepare(made, form_of_card).items():
+        (out / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
     shown = view.read(made)
     texts = [
         runs.dumps(loaded), repr(loaded), json.dumps(loaded.public()), json.dumps(compare.settings(shown)),
@@ -333,8 +332,6 @@ def test_docker_gets_the_values_from_the_private_file(data, tmp_path, monkeypatc
     first, *words = (tmp_path / "words").read_text().splitlines()
     text = (data / "outputs" / "cat" / "docker.yaml").read_text()
     assert first == VALUE and VALUE not in [*words, text] and "- WANDB_API_KEY\n" in text and VALUE not in text
-    done = call("launch", "docker", "cat", "--env", f"MY_TOKEN={VALUE}", **env)
-    assert done.returncode == 1 and "this is a secret" in done.stderr and VALUE not in done.stderr
 
 
 def test_a_report_names_a_secret_that_the_trainer_printed(data):

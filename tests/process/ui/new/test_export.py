@@ -22,10 +22,10 @@ def test_a_draft_is_exported_with_its_script_data_set_and_images(filled):
     path = exported()
     with zipfile.ZipFile(path) as archive:
         names = {name.removeprefix("cat/") for name in archive.namelist()}
-        assert {"train.sh", "train.bat", "README.txt", "outputs/cat/dataset.toml", "outputs/cat/run.toml"} <= names
+        assert {"train.sh", "train.bat", "README.txt", "outputs/cat/run.toml"} <= names
         assert {"datasets/cat/a.png", "datasets/cat/b.png", "datasets/cat/a.txt"} <= names
         assert len(archive.read("cat/README.txt").decode().strip().splitlines()) == 3
-        assert 'image_dir = "./datasets/cat"' in archive.read("cat/outputs/cat/dataset.toml").decode()
+        assert '"image_dir": "./datasets/cat"' in archive.read("cat/outputs/cat/job.json").decode()
         assert "# mine" in archive.read("cat/outputs/cat/run.toml").decode()
         assert archive.read("cat/train.bat").count(b"\r\n") > 10
         assert archive.getinfo("cat/train.sh").external_attr >> 16 & 0o111
@@ -50,7 +50,7 @@ def test_a_run_is_exported_as_a_zip_that_the_page_sends(data, tmp_path):
     folder = runs.create(runs.make(FORM), [photo(tmp_path / "a.png", 1)])
     launch_tab.write_files(folder, "bundle", {})
     until(lambda: jobs.read(folder, "launch-bundle").state == "done", "the ZIP")
-    (file,) = launch_tab.written(folder, jobs.output(folder, "launch-bundle")[1])
+    file = launch_tab.written(folder, jobs.output(folder, "launch-bundle")[1])
     assert file["name"] == "cat.zip" and served.find(str(folder / "cat.zip"))[1] == "application/zip"
     with zipfile.ZipFile(folder / "cat.zip") as archive:
         assert archive.testzip() is None and {"cat/train.sh", "cat/train.bat"} <= set(archive.namelist())

@@ -1,6 +1,5 @@
 """The lower part of a run: where its time went, the files for other places, and what the ranks do."""
 
-import argparse
 import importlib
 
 import pytest
@@ -67,33 +66,24 @@ def test_the_state_of_the_store_is_a_sentence(data, store, text):
 
 
 @pytest.mark.parametrize("kind", launch_tab.PLACES)
-def test_each_place_is_a_command_that_has_its_options(kind):
-    parser = argparse.ArgumentParser()
-    importlib.import_module(COMMANDS[kind][0]).add_arguments(parser)
-    known = {text: action for action in parser._actions for text in action.option_strings}
-    place = launch_tab.PLACES[kind]
-    assert bool(place.needs) == ("--submit" in known)
-    for option in place.options:
-        assert option.flag in known, f"{kind} has no {option.flag}"
-        assert (known[option.flag].nargs == 0) == (option.kind == "switch")
-        assert isinstance(known[option.flag], argparse._AppendAction) == (option.kind == "words")
-    required = {text for text, action in known.items() if action.required}
-    assert required == {option.flag for option in place.options if option.required}
+def test_each_place_shows_options_of_its_command_and_asks_for_the_required_ones(kind):
+    module = importlib.import_module(COMMANDS[kind][0])
+    assert len(launch_tab.PLACES[kind].options(kind)) == len(launch_tab.PLACES[kind].labels)
+    assert bool(launch_tab.PLACES[kind].needs) == ("--submit" in [row[0] for row in module.OPTIONS])
+    required = {words.partition(" ")[0] for words, default, _ in module.OPTIONS if default is ...}
+    assert required <= launch_tab.PLACES[kind].labels.keys()
 
 
 def test_a_typed_value_is_never_another_option():
-    place = launch_tab.PLACES["slurm"]
-    assert launch_tab.arguments(place, {"--partition": "--submit", "--time": " "}) == ["--partition=--submit"]
+    assert launch_tab.arguments("slurm", {"--partition": "--submit", "--time": " "}) == ["--partition=--submit"]
     typed = {"--secret": "A  B", "--on-demand": True, "--gpu": "L4"}
-    assert launch_tab.arguments(launch_tab.PLACES["skypilot"], typed) == [
-        "--gpu=L4",
-        "--secret=A",
-        "--secret=B",
-        "--on-demand",
-    ]
+    words = ["--gpu=L4", "--secret=A", "--secret=B", "--on-demand"]
+    assert launch_tab.arguments("skypilot", typed) == words
     for wrong in ({"--submit": "1"}, {"--time": "a\nb"}, {"--time": "x" * 301}, {"--time": 7}, ["--time"], None):
         with pytest.raises(runs.RunError):
-            launch_tab.arguments(place, wrong)
+            launch_tab.arguments("slurm", wrong)
+    with pytest.raises(runs.RunError, match="Container image: Enter a value"):
+        launch_tab.arguments("runpod", {})
 
 
 def test_jobs_that_are_none_of_ours_start_and_end_nothing(data):
@@ -123,16 +113,20 @@ def test_only_files_of_the_run_are_shown(data, tmp_path):
     (folder / "big.zip").write_bytes(b"\0" * 300_000)
     (tmp_path / "secret.txt").write_text("secret")
     (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
-    paths = [str(folder / name) for name in ("plan.yaml", "big.zip", "link.txt", "missing", "..")]
-    said = {"file": paths[0], "all": [*paths, "/etc/passwd", "plan.yaml", "a\0b"], "n": {"a": [1, None]}}
-    found = [(one["name"], one["text"], bool(one["url"])) for one in launch_tab.written(folder, said)]
-    assert found == [("plan.yaml", "a: 1\n", False), ("big.zip", None, True)]
+    found = launch_tab.written(folder, {"script": str(folder / "plan.yaml")})
+    assert found is not None and (found["name"], found["text"], found["url"]) == ("plan.yaml", "a: 1\n", "")
+    found = launch_tab.written(folder, {"file": str(folder / "big.zip")})
+    assert found is not None and (found["name"], found["text"], bool(found["url"])) == ("big.zip", None, True)
     assert served.find(str(folder / "big.zip")) is not None
+    for other in (folder / "link.txt", folder / "missing", folder, "..", "/etc/passwd", "plan.yaml", "a\0b", None):
+        assert launch_tab.written(folder, {"file": other and str(other)}) is None
+    assert launch_tab.written(folder, [1]) is None
 
 
 def test_the_rank_report_of_a_run_that_does_not_train_is_empty(data, monkeypatch):
-    folder = make_run(data)
-    assert launch_tab.rank_lines(folder) == [] and launch_tab._ranks(folder) == ""
     report = lambda folder: {"lines": [f"all ranks of {folder.name} train"]}  # noqa: E731
     monkeypatch.setattr("monitor.cli.commands.rank_report", report)
-    assert launch_tab.rank_lines(folder) == ["all ranks of my-cat train"]
+    folder = make_run(data)
+    assert launch_tab._ranks(folder) == ""
+    monkeypatch.setattr(launch_tab, "_trains", lambda shown: True)
+    assert "all ranks of my-cat train" in launch_tab._ranks(folder)
