@@ -9,6 +9,7 @@ Credentials come from the environment and the library's own files, and are never
 """
 
 import copy
+import hashlib
 import importlib
 import os
 import random
@@ -110,14 +111,12 @@ class Place:
             )
         return data
 
-    def get(self, name: str, path: Path, size: int, on_bytes: Callable[[bytes], None] = lambda data: None) -> None:
-        """Write a file of `size` bytes to `path` (replaced, not fsynced). The caller compares its hash.
-
-        on_bytes: called with each piece, in order.
+    def get(self, name: str, path: Path, size: int) -> str:
+        """Write a file of `size` bytes to `path` (replaced, not fsynced); the SHA-256 of what arrived, for the caller to compare.
 
         Raises NotFound, Refused, Unavailable; StoreError: another size. OSError: `path` cannot be written.
         """
-        key = self._key(name)
+        key, digest = self._key(name), hashlib.sha256()
         found = self._call(f"look up {name}", lambda tick: self.files.size(key))
         if found != size:
             raise StoreError(f"{self.address}/{name} has {found} bytes instead of {size}; it is not used")
@@ -130,11 +129,11 @@ class Place:
                 data = self._call(f"read {name}", lambda tick, read=read: read(), more_s=length / SLOWEST)  # type: ignore[misc]
                 if not data:
                     raise StoreError(f"{self.address}/{name} ends after {at} of {size} bytes; it is not used")
-                data = data[: size - at]
                 file.write(data)
-                on_bytes(data)
+                digest.update(data)
                 at += len(data)
                 self._pace.spend(len(data))
+        return digest.hexdigest()
 
     def put(self, name: str, source: bytes | Path) -> None:
         """Write or replace a file. Raises Refused, Unavailable. FileNotFoundError: the local file is gone."""
