@@ -21,8 +21,8 @@ import tomllib
 
 from guards import checkpoint
 from launch.common import plain_files
-from launch.store.copies import each_manifest, manifest_names
-from launch.store.manifest import FILES, RENDERED, STATE, Manifest, Member, Memory, newest_state
+from launch.store.copies import each_manifest
+from launch.store.manifest import RENDERED, STATE, Manifest, Member, Memory, newest_state
 from launch.store.places import Place, StoreError, Unavailable
 from monitor.run_folder import read_json
 from runs.files import atomic_write, explained, fsync_folder
@@ -30,12 +30,8 @@ from runs.paths import datasets_dir, outputs_dir
 
 SPEC, JOB = "run/run.toml", "run/job.json"
 MONITOR = "run/monitor.json"
-FORGOTTEN = (
-    "current",
-    "failure",
-    "shutdown",
-    "queued_at_s",
-)  # of monitor.json: processes and clocks of another machine
+# Of monitor.json: processes and clocks of another machine.
+FORGOTTEN = ("current", "failure", "shutdown", "queued_at_s")
 ENDED = ("completed", "failed", "stopped", "paused", "preempted")  # states of monitor.json that stay as they are
 MAY_DIFFER = (  # fields of a spec that may differ between two copies of one run
     *("store", "price_per_hour", "spend_limit", "save_dir", "control_dir", "environment", "secrets"),
@@ -101,9 +97,7 @@ class Restored:
 
     def _fetch_newest(self, has_run: bool) -> tuple[Manifest | None, dict[str, Member]]:
         """The newest manifest whose contents arrive undamaged, and its files that are to be written."""
-        names = manifest_names(self.place)
-        files = self.place.list(FILES) if names else {}
-        for _, manifest, why in each_manifest(self.place, self.run, names, files):
+        for _, manifest, why in each_manifest(self.place, self.run):
             if manifest and not why:
                 try:
                     self._check_same_run(manifest, has_run)
