@@ -35,11 +35,7 @@ from monitor.process import platform
 from runs.paths import datasets_dir
 
 KEPT_MANIFESTS = 2
-SMALL, GROWING = (
-    8 << 20,
-    64 << 20,
-)  # bytes; up to this a file is read once, hashed and sent from memory; logs grow meanwhile
-FILE_HANDLES = "/proc/self/fd"
+SMALL = 64 << 20  # bytes; up to this a file is read once, hashed and sent from memory: logs grow meanwhile
 
 
 class NotHeld(StoreError):
@@ -52,22 +48,17 @@ def manifest_names(place: Place) -> list[str]:
     return sorted(names, key=lambda name: order_of(name) or (0, 0), reverse=True)
 
 
-def read_manifest(place: Place, name: str, run: str) -> Manifest:
-    """A manifest of the store. Raises StoreError: it is missing, damaged, or that of another run."""
-    return parse(place.read(name, MAX_BYTES), name, run)
-
-
-def each_manifest(
-    place: Place, run: str, names: list[str], files: dict[str, int]
-) -> Iterator[tuple[str, Manifest | None, str]]:
-    """(name, manifest, why it cannot be used) of these manifests. `files`: the listing of the store's contents.
+def each_manifest(place: Place, run: str) -> Iterator[tuple[str, Manifest | None, str]]:
+    """(name, manifest, why it cannot be used) of a run's manifests in the store, newest first.
 
     None: it is damaged. "": all that it names is listed with its size; the hashes are compared by a restore only.
     Raises Unavailable.
     """
+    names = manifest_names(place)
+    files = place.list(FILES) if names else {}
     for name in names:
         try:
-            manifest = read_manifest(place, name, run)
+            manifest = parse(place.read(name, MAX_BYTES), name, run)
         except Unavailable:
             raise
         except StoreError as error:
@@ -79,8 +70,7 @@ def each_manifest(
 
 def newest_manifest(place: Place, run: str) -> Manifest | None:
     """The newest manifest whose contents are all listed with their sizes; None without one. Raises StoreError."""
-    found = each_manifest(place, run, manifest_names(place), place.list(FILES))
-    return next((manifest for _, manifest, why in found if not why), None)
+    return next((manifest for _, manifest, why in each_manifest(place, run) if not why), None)
 
 
 def _missing(manifest: Manifest, files: dict[str, int]) -> list[str]:
@@ -149,13 +139,11 @@ class Copier:
         if self._is_unchanged(now):
             return found
         self._check_lease()
-        data, self._number = now.dumps(), now.number
-        if not self.place.create(now.name, data):
+        self._number = now.number
+        if not self.place.create(now.name, now.dumps()):
             raise NotHeld(
                 f"{now.name} exists in {self.place.address}: another process writes this run; nothing was written"
             )
-        if self.place.read(now.name, MAX_BYTES) != data:
-            raise Unavailable(f"{self.place.address} lost {now.name} that it had confirmed; it is written again")
         self.last = found.manifest = now
         return found
 
@@ -165,27 +153,27 @@ class Copier:
         Raises NotHeld, Refused, Unavailable: something is left, which the next call deletes.
         """
         self._check_lease()
-        files, names = self.place.list(FILES), manifest_names(self.place)
-        needed, kept, complete = set[str](), list[str](), 0
-        for name, manifest, why in each_manifest(self.place, self.folder.name, names, files):
+        names = manifest_names(self.place)
+        needed, kept, complete = set[str](), set[str](), 0
+        for name, manifest, why in each_manifest(self.place, self.folder.name):
             if (order_of(name) or (0, 0))[0] > self.lease.number:
                 raise NotHeld(
                     f"{self.place.address}: {name} was written by a later holder of the lease; nothing was deleted"
                 )
-            kept.append(name)
+            kept.add(name)
             needed |= {member.blob for member in manifest.files.values()} if manifest else set()
             complete += not why
             if complete == KEPT_MANIFESTS:
                 break
         else:
             return 0
-        old = [name for name in names if name not in kept]
-        unused = [name for name in self._before if name in files and name not in needed]
-        for batch in (old, unused):  # manifests first: one without its contents would only cost time
-            for at in range(0, len(batch), 100):
-                self._check_lease()
-                self.place.delete(batch[at : at + 100])
-        return len(old) + len(unused)
+        stored = self.place.list(FILES)
+        unused = [name for name in names if name not in kept]  # first: one without its contents would only cost time
+        unused += [name for name in self._before if name in stored and name not in needed]
+        for name in unused:
+            self._check_lease()
+            self.place.delete([name])
+        return len(unused)
 
     # Parts ----------------------------------------------------------------------------------------------------------
 
@@ -243,26 +231,21 @@ class Copier:
 
     def _send_file(self, local: Local, stored: dict[str, int], may_grow: bool) -> Local | None:
         """Send one file; returns it as it was sent, None when it changed meanwhile. Raises OSError of the local file."""
-        with open(local.path, "rb") as file:
-            status = os.fstat(file.fileno())
-            if status.st_size <= (GROWING if may_grow else SMALL):
-                data = file.read()
-                sha256 = hashlib.sha256(data).hexdigest()
-                if sha256 != local.sha256 and not may_grow:
-                    return None
-                now = Local.of(local.path, sha256, len(data), key_of(status))
-                if stored.get(now.blob) != now.size:
-                    self.place.put(now.blob, data)
-                return now
-            if key_of(status) != local.key:
+        if local.size <= SMALL:
+            data = local.path.read_bytes()
+            sha256 = hashlib.sha256(data).hexdigest()
+            if sha256 != local.sha256 and not may_grow:
                 return None
-            # The open file, not its name: the trainer may replace or delete the name meanwhile.
-            handle = Path(FILE_HANDLES) / str(file.fileno())
-            self.place.put(local.blob, handle if handle.exists() else local.path)
-            if key_of(os.fstat(file.fileno())) != local.key:
-                self.place.delete([local.blob])
-                return None
-            return local
+            now = Local.of(local.path, sha256, len(data), local.key)
+            if stored.get(now.blob) != now.size:
+                self.place.put(now.blob, data)
+            return now
+        self.place.put(local.blob, local.path)
+        with contextlib.suppress(FileNotFoundError):
+            if key_of(os.lstat(local.path)) == local.key:
+                return local
+        self.place.delete([local.blob])
+        return None
 
 
 def _rank(name: str) -> int:

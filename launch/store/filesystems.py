@@ -1,11 +1,11 @@
 """The file systems that keep a store, each by fsspec: a folder, sftp://, s3://, gs://, az://, hf://buckets/OWNER/NAME.
 
 PROTOCOLS has a row for each. A call here is one attempt: it neither repeats nor limits itself, which `places.Place`
-does. It may raise OSError (FileNotFoundError: no such name; FileExistsError: only from `create`) and `failures`.
+does. FileNotFoundError: no such name. FileExistsError: only from `create`. Any other error of a library is a failed call.
 
 A file is visible completely or not at all. An object store shows an object when its upload is complete; elsewhere a
 file is written under a hidden name, and renamed. `create` is one atomic request where the protocol has one
-(`conditional`), so that only one of several machines can win. Azure's library and the hub's buckets have none, and some
+(all but WHOLE), so that only one of several machines can win. Azure's library and the hub's buckets have none, and some
 servers that speak S3 ignore the condition: two machines may both create a file there, which a lease looks for
 afterwards.
 
@@ -17,14 +17,12 @@ auth login`.
 import contextlib
 import errno
 import os
-import pkgutil
 import posixpath
 import re
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -46,46 +44,18 @@ Meter = Callable[[int], None]
 """Called with the number of bytes that were moved; waits where that was too fast. A call that calls it has not stalled."""
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """How fsspec reaches a kind of place. package: the library. conditional: whether it can create a file that must not exist.
-
-    errors: the classes of the library's errors that are no OSError, as MODULE:CLASS.
-    """
-
-    package: str
-    conditional: bool
-    options: dict[str, Any] = field(default_factory=dict)
-    errors: tuple[str, ...] = ()
-    reading: dict[str, Any] = field(default_factory=dict)  # arguments of `cat_file`
-
-
 _NEW = {"skip_instance_cache": True}
 _NO_CACHE = {**_NEW, "use_listings_cache": False}
 _S3 = {"connect_timeout": CONNECT_S, "read_timeout": READ_S, "retries": {"mode": "standard", "max_attempts": 2}}
-_HTTP = "aiohttp:ClientError"
-PROTOCOLS = {
-    "file": Protocol("fsspec", True, {**_NEW, "auto_mkdir": True}),
-    "sftp": Protocol("paramiko", True, errors=("paramiko:SSHException",)),
-    "s3": Protocol(
-        *("s3fs", True, {"config_kwargs": _S3, **_NO_CACHE}),
-        ("botocore.exceptions:BotoCoreError", "botocore.exceptions:ClientError", _HTTP),
-    ),
-    "gs": Protocol(
-        *("gcsfs", True, {"timeout": READ_S, **_NO_CACHE}),
-        ("gcsfs.retry:HttpError", "google.auth.exceptions:GoogleAuthError", _HTTP),
-    ),
-    "az": Protocol("adlfs", False, {"anon": False, **_NO_CACHE}, ("azure.core.exceptions:AzureError", _HTTP)),
-    "hf": Protocol(
-        *("huggingface_hub", False, _NEW),
-        (
-            *("huggingface_hub.errors:EntryNotFoundError", "httpx2:HTTPError", "builtins:RuntimeError"),
-            *("hf_xet:XetAuthenticationError", "hf_xet:XetObjectNotFoundError"),
-        ),
-        {"cache_type": "none"},  # else 5 MB more are read than asked for
-    ),
+PROTOCOLS: dict[str, tuple[str, dict[str, Any]]] = {  # scheme: the library, and the arguments of fsspec's file system
+    "file": ("fsspec", {**_NEW, "auto_mkdir": True}),
+    "sftp": ("paramiko", {}),
+    "s3": ("s3fs", {"config_kwargs": _S3, **_NO_CACHE}),
+    "gs": ("gcsfs", {"timeout": READ_S, **_NO_CACHE}),
+    "az": ("adlfs", {"anon": False, **_NO_CACHE}),
+    "hf": ("huggingface_hub", _NEW),
 }
-WHOLE = ("az", "hf")  # send a file as a whole: `put` waits for its bandwidth first, then its meter is silent
+WHOLE = ("az", "hf")  # have no conditional write, and send a file as a whole: `put` waits for its bandwidth first
 EXISTS = ("PreconditionFailed", "ConditionNotMet", "ResourceExists", "BlobAlreadyExists")
 REFUSALS = (  # what an error and its causes say (class and text), and why repeating the call cannot help
     ("BadHostKeyException", "the host has another key than in known_hosts; find out why before you replace it"),
@@ -116,10 +86,8 @@ class Files:
 
     def __init__(self, scheme: str, options: dict[str, Any] | None = None):
         self.scheme = scheme
-        self.protocol = PROTOCOLS[scheme]
-        self.options = self.protocol.options | (options or {})
-        self.streams = scheme not in WHOLE
-        self.failures: tuple[type[Exception], ...] = (OSError, *map(_class, self.protocol.errors))
+        self.options = PROTOCOLS[scheme][1] | (options or {})
+        self.conditional = self.streams = scheme not in WHOLE
         self._idle: list[Any] = []
         self._lock = threading.Lock()
 
@@ -146,11 +114,12 @@ class Files:
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """At most `length` bytes of a file from byte `start`; fewer only at its end."""
+        more = {"cache_type": "none"} if self.scheme == "hf" else {}  # else 5 MB more are read than asked for
         with self.session() as fs:
             end = min(_size(fs, name), start + length)
             if start >= end:
                 return b""
-            return bytes(fs.cat_file(name, start=start, end=end, **self.protocol.reading))
+            return bytes(fs.cat_file(name, start=start, end=end, **more))
 
     def put(self, name: str, source: bytes | str, meter: Meter) -> None:
         """Replace a file by bytes, or by the contents of the file at the path `source`."""
@@ -180,14 +149,14 @@ class Files:
             target.close()
         except BaseException:
             target.closed = True  # else its destructor completes the upload with what has arrived
-            with contextlib.suppress(*self.failures):
+            with contextlib.suppress(Exception):
                 target.discard()
             raise
 
     def create(self, name: str, data: bytes) -> None:
         """Write a file that does not exist. Without `conditional`, two callers may both succeed. Raises FileExistsError."""
         with self.session() as fs:
-            if not self.protocol.conditional:
+            if not self.conditional:
                 with contextlib.suppress(FileNotFoundError):
                     fs.info(name)
                     raise FileExistsError(errno.EEXIST, "exists already", name)
@@ -195,7 +164,7 @@ class Files:
                 return
             try:
                 fs.pipe_file(name, data, mode="create")
-            except self.failures as error:
+            except Exception as error:
                 if any(word in _text(error) for word in EXISTS):
                     raise FileExistsError(errno.EEXIST, "exists already", name) from error
                 raise
@@ -224,11 +193,6 @@ class Files:
         """Delete a file; one that does not exist is ignored."""
         with contextlib.suppress(FileNotFoundError), self.session() as fs:
             fs.rm_file(name)
-
-    def refusal(self, error: Exception) -> str:
-        """Why repeating the call cannot help, and what to do; "" where it may help."""
-        text = _text(error)
-        return next((why for words, why in REFUSALS if re.search(words, text, re.IGNORECASE)), "")
 
     def reset(self) -> None:
         """Drop connections after a failure. These libraries connect anew by themselves."""
@@ -294,7 +258,7 @@ class Tree(Files):
             try:
                 self._fill(target, data, lambda count: None)
             except BaseException:
-                with contextlib.suppress(EOFError, *self.failures):
+                with contextlib.suppress(Exception):
                     fs.rm_file(name)
                 raise
 
@@ -310,7 +274,7 @@ class Tree(Files):
                     raise OSError(errno.EIO, "another size arrived than was sent", name)
                 yield fs, temporary
             finally:
-                with contextlib.suppress(EOFError, *self.failures):
+                with contextlib.suppress(Exception):
                     fs.rm_file(temporary)
         if self.scheme == "file":
             fsync_folder(Path(folder))
@@ -344,7 +308,7 @@ class Tree(Files):
             changed_s = changed.timestamp() if isinstance(changed, datetime) else changed
             hidden = row["type"] == "file" and posixpath.basename(row["name"])[0] == "."
             if hidden and changed_s < time.time() - LEFT_S:
-                with contextlib.suppress(*self.failures):  # tried again by the next listing
+                with contextlib.suppress(Exception):  # tried again by the next listing
                     self.delete(row["name"])
         return found
 
@@ -359,7 +323,7 @@ class Bucket(Files):
         """A file system of its own for each call, because it remembers what it has listed."""
         try:
             yield self.connect()
-        except self.failures as error:
+        except Exception as error:
             if type(error).__name__.endswith(("EntryNotFoundError", "BucketNotFoundError")):
                 raise FileNotFoundError(errno.ENOENT, "no such file") from error
             raise
@@ -419,12 +383,10 @@ def blocks(source: bytes | str) -> Iterator[bytes]:
             yield block
 
 
-def _class(name: str) -> type[Exception]:
-    try:
-        found: type[Exception] = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError):
-        return OSError  # another version of the library names it differently
-    return found
+def refusal(error: Exception) -> str:
+    """Why repeating the call cannot help, and what to do; "" where it may help."""
+    text = _text(error)
+    return next((why for words, why in REFUSALS if re.search(words, text, re.IGNORECASE)), "")
 
 
 def _text(error: BaseException) -> str:

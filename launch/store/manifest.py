@@ -45,12 +45,8 @@ RUN_FILES = (  # of a run's folder, as regular expressions of relative paths; SL
     r"SLUG(-step\d{6,12}|-\d{6})?\.safetensors",
     r"SLUG(-step\d{8}|-\d{6})?-state/.+",
 )
-RENDERED = (
-    "dataset.toml",
-    "sample_prompts.txt",
-    "train.sh",
-    "train.bat",
-)  # restored by rendering the job on that machine
+# Restored by rendering the job on that machine.
+RENDERED = ("dataset.toml", "sample_prompts.txt", "train.sh", "train.bat")
 
 
 @dataclass(frozen=True)
@@ -199,9 +195,8 @@ class Memory:
         values = read_json(self.path) or {}
         known = values.get("files")
         self.store = str(values.get("store") or "")  # the address that the folder was pushed to or restored from
-        self.hashed_bytes = 0  # read and hashed by this object
         self._known: dict[str, list[Any]] = known if isinstance(known, dict) else {}
-        self._used: dict[str, list[Any]] = {}
+        self._saved: dict[str, list[Any]] = {}
 
     def local(self, path: Path) -> Local:
         """The file with its hash; read only when it has changed. Raises OSError, also for a link or a special file."""
@@ -209,28 +204,24 @@ class Memory:
             status = os.lstat(path)
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(f"{path}: a link or a special file; it is not copied")
-            key, name = key_of(status), str(path)
-            row = self._used.get(name) or self._known.get(name)
+            key, row = key_of(status), self._known.get(str(path))
             if row is not None and tuple(row[:3]) == key:
-                self._used[name] = row
                 return Local.of(path, str(row[3]), key[0], key)
             with open(path, "rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
                 size = file.tell()
-            self.hashed_bytes += size
             if key_of(os.lstat(path)) == key and size == key[0]:
                 if time.time() - status.st_mtime > RACE_S:
-                    self._used[name] = [*key, sha256]
+                    self._known[str(path)] = [*key, sha256]
                 return Local.of(path, sha256, size, key)
         raise OSError(f"{path}: it changes while it is read")
 
     def save(self, store: str) -> None:
-        """Keep the hashes of the files that were used since the last call, and the store's address. Raises OSError."""
-        known = self._used or self._known
-        if known != self._known or store != self.store:
-            self._known, self.store = known, store
+        """Keep the hashes of the files that are still there, and the store's address. Raises OSError."""
+        known = {name: row for name, row in self._known.items() if os.path.exists(name)}
+        if known != self._saved or store != self.store:
             atomic_write(self.path, json.dumps({"store": store, "files": known}))
-        self._used = {}
+            self._known, self._saved, self.store = known, dict(known), store
 
 
 class Contents:

@@ -9,6 +9,7 @@ Credentials come from the environment and the library's own files, and are never
 """
 
 import copy
+import hashlib
 import importlib
 import os
 import random
@@ -16,6 +17,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 from launch.common import LaunchError
-from launch.store.filesystems import PROTOCOLS, Files, Meter, files
+from launch.store.filesystems import PROTOCOLS, Files, Meter, files, refusal
 
 T = TypeVar("T")
 PIECE = (
@@ -83,7 +85,7 @@ class Place:
     @property
     def conditional(self) -> bool:
         """Whether `create` succeeds for only one of several callers."""
-        return self.files.protocol.conditional
+        return self.files.conditional
 
     def under(self, name: str) -> "Place":
         """The folder `name` of this place."""
@@ -110,14 +112,12 @@ class Place:
             )
         return data
 
-    def get(self, name: str, path: Path, size: int, on_bytes: Callable[[bytes], None] = lambda data: None) -> None:
-        """Write a file of `size` bytes to `path` (replaced, not fsynced). The caller compares its hash.
-
-        on_bytes: called with each piece, in order.
+    def get(self, name: str, path: Path, size: int) -> str:
+        """Write a file of `size` bytes to `path` (replaced, not fsynced); the SHA-256 of what arrived, for the caller to compare.
 
         Raises NotFound, Refused, Unavailable; StoreError: another size. OSError: `path` cannot be written.
         """
-        key = self._key(name)
+        key, digest = self._key(name), hashlib.sha256()
         found = self._call(f"look up {name}", lambda tick: self.files.size(key))
         if found != size:
             raise StoreError(f"{self.address}/{name} has {found} bytes instead of {size}; it is not used")
@@ -130,11 +130,11 @@ class Place:
                 data = self._call(f"read {name}", lambda tick, read=read: read(), more_s=length / SLOWEST)  # type: ignore[misc]
                 if not data:
                     raise StoreError(f"{self.address}/{name} ends after {at} of {size} bytes; it is not used")
-                data = data[: size - at]
                 file.write(data)
-                on_bytes(data)
+                digest.update(data)
                 at += len(data)
                 self._pace.spend(len(data))
+        return digest.hexdigest()
 
     def put(self, name: str, source: bytes | Path) -> None:
         """Write or replace a file. Raises Refused, Unavailable. FileNotFoundError: the local file is gone."""
@@ -204,8 +204,7 @@ class Place:
 
         gone: a local file whose absence is the caller's to handle. more_s: beyond `call_s`, for the bytes of one piece.
         """
-        limits, wait = self.limits, self.limits.first_wait_s
-        failures: tuple[type[Exception], ...] = (OSError, EOFError, *self.files.failures)
+        limits, wait_s = self.limits, self.limits.first_wait_s
         for attempt in range(1, limits.tries + 1):
             try:
                 return _bounded(
@@ -215,11 +214,11 @@ class Place:
                 )
             except FileExistsError:
                 raise
-            except failures as error:
+            except Exception as error:
                 absent = isinstance(error, FileNotFoundError)
                 if absent and gone and not os.path.exists(gone):
                     raise
-                if why := self.files.refusal(error):
+                if why := refusal(error):
                     raise Refused(f"cannot {what} in {self.address}: {why} ({short(error)})") from error
                 if absent:
                     raise NotFound(f"cannot {what}: {self.address} has no such file") from error
@@ -227,8 +226,8 @@ class Place:
                 if attempt == limits.tries:
                     times = f" {attempt} times" if attempt > 1 else ""
                     raise Unavailable(f"cannot {what} in {self.address}: failed{times}: {short(error)}") from error
-            time.sleep(wait * random.uniform(0.5, 1.0))
-            wait = min(2 * wait, limits.longest_wait_s)
+            time.sleep(wait_s * random.uniform(0.5, 1.0))
+            wait_s = min(2 * wait_s, limits.longest_wait_s)
         raise AssertionError("tries is at least 1")
 
 
@@ -270,10 +269,8 @@ def _bounded(work: Callable[[Callable[[], None]], T], idle_s: float, what: str) 
     The thread of a call that hangs is abandoned: nothing can interrupt a read of a dead mount. It is a daemon, so that
     the process can end.
     """
-    moved = [time.monotonic()]
-    result: list[T] = []
-    failed: list[BaseException] = []
-    done = threading.Event()
+    moved, abandoned = [time.monotonic()], threading.Event()
+    result: Future[T] = Future()
 
     def tick() -> None:
         if abandoned.is_set():
@@ -282,21 +279,16 @@ def _bounded(work: Callable[[Callable[[], None]], T], idle_s: float, what: str) 
 
     def run() -> None:
         try:
-            result.append(work(tick))
+            result.set_result(work(tick))
         except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
-            failed.append(error)
-        finally:
-            done.set()
+            result.set_exception(error)
 
-    abandoned = threading.Event()
     threading.Thread(target=run, daemon=True, name=f"store: {what[:60]}").start()
-    while not done.wait(max(0.01, moved[0] + idle_s - time.monotonic())):
-        if time.monotonic() - moved[0] >= idle_s:
-            abandoned.set()
-            raise TimeoutError(f"no answer within {round(idle_s, 1):g} s")
-    if failed:
-        raise failed[0]
-    return result[0]
+    while (left_s := moved[0] + idle_s - time.monotonic()) > 0:
+        if wait([result], left_s).done:
+            return result.result()
+    abandoned.set()
+    raise TimeoutError(f"no answer within {round(idle_s, 1):g} s")
 
 
 # Opening a place ------------------------------------------------------------------------------------------------------
@@ -328,7 +320,7 @@ def open_place(address: str, limits: Limits | None = None) -> Place:
     body = rest.strip("/")
     if any(part in ("", ".", "..") for part in body.split("/")) or "\\" in body:
         raise StoreError(f"{address!r}: write the address without . and .. and with single slashes")
-    package = PROTOCOLS[scheme].package
+    package = PROTOCOLS[scheme][0]
     try:
         importlib.import_module(package)
     except ImportError as error:

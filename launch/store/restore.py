@@ -1,7 +1,7 @@
 """Restores a run from its store: into an empty folder, or into one that is behind.
 
 Everything is fetched to a hidden folder first, and each hash is compared. A manifest with a damaged or missing file is
-passed over for the one before it. Then the files are renamed into the run's folder, `run.toml` last: a folder without
+passed over for the one before it. Then files and whole states are renamed into the run's folder, `run.toml` last: a folder without
 it is no run, so a restore that is killed is simply repeated, and keeps what it had fetched.
 
 This machine's newer work wins: where its newest complete state is as far as the store's, nothing of the run is changed.
@@ -9,12 +9,10 @@ What is rendered from the run's job (the script, the data-set file) holds paths,
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,9 @@ from typing import Any
 import tomllib
 
 from guards import checkpoint
-from launch.store.copies import each_manifest, manifest_names
-from launch.store.manifest import FILES, RENDERED, Manifest, Member, Memory, newest_state
+from launch.common import plain_files
+from launch.store.copies import each_manifest
+from launch.store.manifest import RENDERED, STATE, Manifest, Member, Memory, newest_state
 from launch.store.places import Place, StoreError, Unavailable
 from monitor.run_folder import read_json
 from runs.files import atomic_write, explained, fsync_folder
@@ -31,12 +30,8 @@ from runs.paths import datasets_dir, outputs_dir
 
 SPEC, JOB = "run/run.toml", "run/job.json"
 MONITOR = "run/monitor.json"
-FORGOTTEN = (
-    "current",
-    "failure",
-    "shutdown",
-    "queued_at_s",
-)  # of monitor.json: processes and clocks of another machine
+# Of monitor.json: processes and clocks of another machine.
+FORGOTTEN = ("current", "failure", "shutdown", "queued_at_s")
 ENDED = ("completed", "failed", "stopped", "paused", "preempted")  # states of monitor.json that stay as they are
 MAY_DIFFER = (  # fields of a spec that may differ between two copies of one run
     *("store", "price_per_hour", "spend_limit", "save_dir", "control_dir", "environment", "secrets"),
@@ -71,46 +66,45 @@ def restore(
 
 
 class Restored:
-    """One restore, and what it did. The fetched contents are in `staging` under their SHA-256."""
+    """One restore, and what it did. What is fetched lies in `.restore-RUN` beside its folder, under the name it will have."""
 
     def __init__(self, place: Place, run: str, folder: Path, data: Path, on_progress: Callable[[int, int], None]):
         self.place, self.run, self.folder, self.data = place, run, folder, data
         self.on_progress = on_progress
-        self.staging = folder.parent / f".restore-{run}"
+        self.staging = {"run": folder.parent / f".restore-{run}", "data": data.parent / f".restore-{run}"}
         self.memory = Memory(folder)
         self.manifest: Manifest | None = None  # None: the store has none that is complete
         self.step = -1  # of the newest state in the folder now; -1 without one
         self.files = self.fetched_bytes = 0  # that were written; that were fetched
         self.damaged: set[str] = set()  # SHA-256 of contents that the store holds damaged; for `Copier`
         self.notes: list[str] = []
-        self.uses = Counter[str]()  # of fetched contents, by SHA-256
 
     def go(self) -> None:
         """See `restore`."""
         has_run = (self.folder / "run.toml").is_file()
         self.step = newest_state(self.folder, self.memory)
-        self.manifest, members = self._fetch_newest(has_run)
+        self.manifest, wanted = self._fetch_newest(has_run)
         if self.manifest is None:
             return
-        self._install(self.manifest, members)
+        self._install(wanted, has_run)
         self.step = newest_state(self.folder, self.memory)
         with contextlib.suppress(OSError):
             self.memory.save(self.place.address)
-        shutil.rmtree(self.staging, ignore_errors=True)
+        for staging in self.staging.values():
+            shutil.rmtree(staging, ignore_errors=True)
 
     # Choose and fetch -----------------------------------------------------------------------------------------------
 
     def _fetch_newest(self, has_run: bool) -> tuple[Manifest | None, dict[str, Member]]:
         """The newest manifest whose contents arrive undamaged, and its files that are to be written."""
-        names = manifest_names(self.place)
-        files = self.place.list(FILES) if names else {}
-        for _, manifest, why in each_manifest(self.place, self.run, names, files):
+        for _, manifest, why in each_manifest(self.place, self.run):
             if manifest and not why:
                 try:
                     self._check_same_run(manifest, has_run)
-                    members = self._wanted(manifest, has_run)
-                    self._fetch(members)
-                    return manifest, members
+                    wanted = self._wanted(manifest, has_run)
+                    self._fetch(wanted)
+                    self._check_states(manifest, wanted)
+                    return manifest, wanted
                 except (Unavailable, _Conflict):
                     raise
                 except StoreError as error:
@@ -126,7 +120,7 @@ class Restored:
         if member.size > SPEC_BYTES:
             raise StoreError(f"{manifest.name}: its run.toml has {member.size} bytes; it is not used")
         self._fetch({SPEC: member})
-        own, stored = _read_toml(self.folder / "run.toml"), _read_toml(self._staged(member))
+        own, stored = _read_toml(self.folder / "run.toml"), _read_toml(self._staged(SPEC))
         keys = (own.keys() | stored.keys()) - {*MAY_DIFFER}
         if differing := sorted(key for key in keys if own.get(key) != stored.get(key)):
             raise _Conflict(
@@ -135,12 +129,14 @@ class Restored:
             )
 
     def _wanted(self, manifest: Manifest, has_run: bool) -> dict[str, Member]:
-        """The files of a manifest that this machine lacks."""
+        """The files of a manifest that this machine lacks; a state is wanted as a whole."""
         behind = not has_run or manifest.step > self.step
         parts = ("run/", "data/") if behind else () if self.data.is_dir() else ("data/",)
         wanted = {name: member for name, member in manifest.files.items() if name.startswith(parts)}
         left = {f"run/{name}" for name in RENDERED if SPEC in manifest.files}
+        in_states = set[str]()
         for state, names in manifest.states().items():
+            in_states |= {*names}
             if wanted and checkpoint.verify(self.folder / state).usable:
                 left |= {*names}
         own = self.folder / "run.toml"
@@ -149,7 +145,7 @@ class Restored:
         return {
             name: member
             for name, member in wanted.items()
-            if name not in left and not self._has(self._target(name), member)
+            if name not in left and (name in in_states or not self._has(self._target(name), member))
         }
 
     def _has(self, path: Path, member: Member) -> bool:
@@ -160,39 +156,51 @@ class Restored:
             return False
 
     def _fetch(self, members: dict[str, Member]) -> None:
-        """Fetch contents to the staging folder; those that an earlier restore fetched are kept.
+        """Fetch files to the staging folders; those that an earlier restore fetched are kept.
 
         Raises StoreError: contents are damaged. Unavailable. OSError: this machine's disk.
         """
-        self.staging.mkdir(exist_ok=True)
-        todo = {m.sha256: m for m in members.values() if not self._has(self._staged(m), m)}
-        total, done = sum(m.size for m in todo.values()), 0
-        free = shutil.disk_usage(self.staging).free
+        for staging in self.staging.values():
+            staging.mkdir(parents=True, exist_ok=True)
+        todo = {name: member for name, member in members.items() if not self._has(self._staged(name), member)}
+        total, done = sum(member.size for member in todo.values()), 0
+        free = shutil.disk_usage(self.staging["run"]).free
         if total > free:
             raise _Conflict(
-                f"{self.staging.parent} has {free / 1e6:.0f} MB free and the run needs {total / 1e6:.0f} MB; "
+                f"{self.folder.parent} has {free / 1e6:.0f} MB free and the run needs {total / 1e6:.0f} MB; "
                 f"free {(total - free) / 1e6:.0f} MB"
             )
-        for member in todo.values():
+        for name, member in todo.items():
             self.on_progress(done, total)
-            path, digest = self._staged(member), hashlib.sha256()
-            try:
-                self.place.get(member.blob, path, member.size, digest.update)
-                if digest.hexdigest() != member.sha256:
-                    self.damaged.add(member.sha256)
-                    raise StoreError(
-                        f"{self.place.address}/{member.blob} is damaged: its contents do not have this SHA-256"
-                    )
-            except BaseException:
-                path.unlink(missing_ok=True)
-                raise
+            path = self._staged(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if self.place.get(member.blob, path, member.size) != member.sha256:
+                path.unlink()
+                self.damaged.add(member.sha256)
+                raise StoreError(
+                    f"{self.place.address}/{member.blob} is damaged: its contents do not have this SHA-256"
+                )
+            os.utime(path, (time.time(), member.changed_s))
             checkpoint.fsync_path(path)
             done += member.size
             self.fetched_bytes += member.size
         self.on_progress(done, total)
 
-    def _staged(self, member: Member) -> Path:
-        return self.staging / member.sha256
+    def _check_states(self, manifest: Manifest, wanted: dict[str, Member]) -> None:
+        """Compare each fetched state with its guard file, after what an earlier restore left in it is gone."""
+        for state, names in manifest.states().items():
+            if not wanted.keys() & {*names}:
+                continue
+            folder = self.staging["run"] / state
+            for path in plain_files(folder):
+                if f"run/{state}/{path.relative_to(folder).as_posix()}" not in names:
+                    path.unlink()
+            if problems := checkpoint.problems(folder):
+                raise StoreError(f"{manifest.name}: {state} is not a complete state: {problems[0]}")
+
+    def _staged(self, name: str) -> Path:
+        where, _, path = name.partition("/")
+        return self.staging[where] / path
 
     # Install --------------------------------------------------------------------------------------------------------
 
@@ -201,68 +209,35 @@ class Restored:
         where, _, path = name.partition("/")
         return (self.folder if where == "run" else self.data) / path
 
-    def _install(self, manifest: Manifest, members: dict[str, Member]) -> None:
-        """Rename the fetched files to their places: data and logs, states as whole folders, what is rendered, `run.toml`."""
-        self.uses.update(member.sha256 for member in manifest.files.values())
-        states = {name: state for state, names in manifest.states().items() for name in names if name in members}
-        for name in members:
-            if name not in states and name not in (SPEC, MONITOR):
-                self._write(self._target(name), members[name])
-        for state in sorted(set(states.values())):
-            self._install_state(state, manifest)
-        if MONITOR in members:
-            self._write(self._target(MONITOR), members[MONITOR])
-            _forget_processes(self._target(MONITOR))
-        if SPEC in members:
-            self._render(members[SPEC], JOB in members)
-            self._write(self._target(SPEC), members[SPEC])
-        elif members and (self.folder / "run.toml").is_file():
-            self._render(None, JOB in members)
+    def _install(self, wanted: dict[str, Member], has_run: bool) -> None:
+        """Move what was fetched to its place: data and logs, states as whole folders, what is rendered, `run.toml`."""
+        states = {f"run/{match['state']}" for name in wanted if (match := STATE.fullmatch(name.removeprefix("run/")))}
+        in_states = tuple(f"{state}/" for state in states)
+        for name in wanted:
+            if not name.startswith(in_states) and name not in (SPEC, MONITOR):
+                self._move(name)
+        for state in sorted(states):
+            if self._target(state).exists():
+                checkpoint.set_aside(self._target(state), "the store has a complete one of this name")
+            self._move(state)
+        if MONITOR in wanted:
+            _forget_processes(self._staged(MONITOR))
+            self._move(MONITOR)
+        if SPEC in wanted or (wanted and has_run):
+            self._render(SPEC in wanted, JOB in wanted)
+        if SPEC in wanted:
+            self._move(SPEC)
+        self.files = len(wanted)
         fsync_folder(self.folder.parent)
 
-    def _install_state(self, state: str, manifest: Manifest) -> None:
-        """Build a state beside its place and rename it: a killed restore leaves a hidden folder, which the trainer removes."""
-        final = self.folder / state
-        temporary = self.folder / f".{state}.{os.getpid()}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
-        for name in manifest.states()[state]:
-            member = manifest.files[name]
-            relative = name.removeprefix(f"run/{state}/")
-            if self._has(self._staged(member), member):
-                self._write(temporary / relative, member)
-            else:  # it was here already, with this hash
-                (temporary / relative).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(final / relative, temporary / relative)
-        if problems := checkpoint.problems(temporary):
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise StoreError(f"{manifest.name}: {state} is not a complete state: {problems[0]}")
-        if final.exists():
-            checkpoint.set_aside(final, "the store has a complete one of this name")
-        os.replace(temporary, final)
-        fsync_folder(self.folder)
-
-    def _write(self, target: Path, member: Member) -> None:
-        """Put fetched contents at `target`: complete, on the disk, with their time of change.
-
-        They are linked, or copied where several files have them or links are not possible.
-        """
+    def _move(self, name: str) -> None:
+        """Rename a fetched file or state into place; where that is another disk it is copied, and a kill repeats that."""
+        target = self._target(name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        staged, temporary = self._staged(member), target.with_name(f".{member.sha256}.tmp")
-        temporary.unlink(missing_ok=True)
-        linked = False
-        if self.uses[member.sha256] == 1:
-            with contextlib.suppress(OSError):
-                os.link(staged, temporary)
-                linked = True
-        if not linked:
-            shutil.copyfile(staged, temporary)
-        os.utime(temporary, (time.time(), member.changed_s))
-        checkpoint.fsync_path(temporary)
-        os.replace(temporary, target)
+        shutil.move(self._staged(name), target)
         fsync_folder(target.parent)
-        self.files += 1
 
-    def _render(self, member: Member | None, fetched_job: bool) -> None:
+    def _render(self, fetched_spec: bool, fetched_job: bool) -> None:
         """Write the script and the data-set file for this machine, from the run's job.
 
         A run of an earlier version has no job: it is made from the fetched `run.toml` or the folder's own. Raises
@@ -273,14 +248,10 @@ class Restored:
         from runs.pin import place
         from runs.spec import load
 
-        source = self.folder
-        if member is not None:
-            source = self.staging / "spec"
-            source.mkdir(exist_ok=True)
-            shutil.copyfile(self._staged(member), source / "run.toml")
+        source = self.staging["run"] if fetched_spec else self.folder
         self.folder.mkdir(exist_ok=True)
         if (self.folder / FILE).is_file():
-            place(self.folder, own_spec=fetched_job and member is None)
+            place(self.folder, own_spec=fetched_job and not fetched_spec)
         else:
             render(self.folder, load(source), (source / "run.toml").read_bytes())
 

@@ -175,9 +175,7 @@ ERROR, XML = (
 def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> Iterator[Server]:
     """A bucket on a moto server at `port`. botocore's own retries, which wait for seconds, are off."""
     faults = Faults()
-    monkeypatch.setitem(
-        PROTOCOLS["s3"].options["config_kwargs"], "retries", {"mode": "standard", "total_max_attempts": 1}
-    )
+    monkeypatch.setitem(PROTOCOLS["s3"][1]["config_kwargs"], "retries", {"mode": "standard", "total_max_attempts": 1})
     with running(Proxy(port, faults)) as proxy:
         for name, value in {
             "AWS_ACCESS_KEY_ID": "test",
