@@ -174,7 +174,6 @@ def estimate(args: argparse.Namespace) -> int:
     }
     for stage, gigabytes in result["stages_gb"].items():
         print(f"{stage:10} {gigabytes:6.1f} GB" + ("  ← peak" if stage == result["peak_stage"] else ""))
-    print("of it: " + ", ".join(f"{part} {gigabytes:.2f}" for part, gigabytes in result["parts_gb"].items()))
     enough = [tier for tier, is_enough in result["tiers"].items() if is_enough]
     print(f"tiers with enough memory: {', '.join(enough) or 'none'} ({result['note']})")
     if "seconds" in result:

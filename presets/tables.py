@@ -17,22 +17,35 @@ import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 FAMILIES = Path(__file__).with_name("families")
-MODEL_KEYS = {
-    "name": str,
-    "note": str,
-    "family": str,
-    "repo": str,
-    "licence": str,
-    "gated": bool,
-    "generated": bool,
-    "control": bool,
-    "backends": list,
-    "files": dict,
-    "flags": dict,
-    "settings": dict,
-    "shape": dict,
+MODEL: dict[str, Any] = {
+    "name": "",
+    "note": "",
+    "family": "",
+    "repo": "",
+    "licence": "unknown",
+    "gated": False,
+    "generated": False,
+    "control": False,
+    "backends": [],
+    "files": {},
+    "flags": {},
+    "settings": {},
+    "shape": {},
 }
-FILE_TABLES = ("models", "downloads")  # in a family's file, beside what is about the family itself
+"""The keys of a model, with what a model has that does not say it; a value has the same type."""
+FAMILY: dict[str, Any] = {"settings": {}, "sample": {}, "files": {}, "text_encoders": 0, "download_bytes": 0}
+TRAINER: dict[str, Any] = {
+    "needs": [],
+    "too_small": "",
+    "precisions": [],
+    "memory": {},
+    "flags": {},
+    "activations_gb": 0.0,
+    "text_gb": 0.0,
+}
+FIGURES = ("needs_gb", "weights_gb", "note", "basis")  # of a tier, beside its flags
+BITS = {"nf4": "4 bits", "int8": "8 bits (int8)"}
+OPTIMIZERS = {"adamw8bit": "8-bit AdamW", "adafactor": "Adafactor"}
 SHARD = re.compile(r"(?P<stem>.*)-00001-of-(?P<count>\d{5})\.safetensors")
 
 
@@ -112,41 +125,84 @@ def sanity() -> dict:
 
 @functools.cache
 def _families() -> dict[str, dict]:
-    full = {}
-    for name, table in _family_files().items():
-        family = {"settings": {}, "sample": {}, "shape": {}, "parts": {}, "download_bytes": 0, "settings_source": ""}
-        family |= {key: value for key, value in table.items() if key not in FILE_TABLES}
-        trainers = {
-            key: {**table["backends"].get(own.get("like"), {}), **own} for key, own in table["backends"].items()
-        }
-        empty: dict[str, Any] = {
-            "too_small": "",
-            "memory": {},
-            "flags": {},
-            "cache": [],
-            "precisions": [],
-            "activations_gb": 0.0,
-        }
-        family["backends"] = {key: _in_full({**empty, **own}) for key, own in trainers.items()}
-        full[name] = family
-    return fixed(full)
+    return fixed({name: _family(table) for name, table in _family_files().items()})
 
 
-def _in_full(trainer: dict) -> dict:
-    """A trainer's table with the flags that its names of sets stand for (defaults.toml), in their place."""
+def _family(table: dict) -> dict:
+    """A family with every key: {name, settings, sample, speed, files, parts, backends, …}."""
+    family = {**FAMILY, **{key: value for key, value in table.items() if key not in ("models", "downloads")}}
+    numbers = ["", *(f"_{number}" for number in range(2, family["text_encoders"] + 1))]
+    network = ["config.json", "diffusion_pytorch_model"]
+    family["parts"] = {
+        **{family.get("network", "transformer"): network, "vae": network},
+        **{f"text_encoder{number}": ["config.json", "model"] for number in numbers},
+        **{f"tokenizer{number}": ["tokenizer_config.json"] for number in numbers},
+        "scheduler": ["scheduler_config.json"],
+    }
+    pixels = family["settings"].get("resolution", _table("defaults.toml")["run"]["resolution"])
+    own = {name: {**table["backends"].get(given.get("like"), {}), **given} for name, given in table["backends"].items()}
+    return {**family, "backends": {name: _trainer(name, given, pixels) for name, given in own.items()}}
+
+
+def _trainer(name: str, given: dict, pixels: int) -> dict:
+    """A trainer's table of a family with every key, its sets of flags written out, and the commands that make its caches."""
+    full = {**TRAINER, **_table("defaults.toml")["backends"][name].get("usual", {}), **given}
+    full |= {key: _in_full(full[key]) for key in ("memory", "flags")}
+    full["tiers"] = {tier: _tier(row, full, pixels) for tier, row in full["tiers"].items()}
+    start = full["script"].removesuffix("train_network.py")
+    captions = {"batch_size": 1, **full.get("cache_text_flags", {})}
+    full["cache"] = [
+        {"script": f"{start}cache_{what}.py", "phase": phase, "takes": full[key], "flags": flags}
+        for key, what, phase, flags in (
+            ("cache_latents", "latents", "the images", {}),
+            ("cache_text", "text_encoder_outputs", "the captions", captions),
+        )
+        if key in full
+    ]
+    return full
+
+
+def _tier(row: dict, trainer: dict, pixels: int) -> dict:
+    """A tier: {flags, note, needs_gb, training_gb, weights_gb, basis}; what the user reads is made of its flags and figures."""
+    flags = _in_full({key: value for key, value in row.items() if key not in FIGURES})
+    flags.setdefault("optimizer_type", "adamw8bit")
+    every, text_gb = {**trainer["memory"], **flags}, trainer["text_gb"]
+    fp8 = any(flag in every for flag in ("fp8_base", "fp8_scaled"))
+    bits = BITS.get(every.get("quantize", ""), "8 bits" if fp8 else "16 bits")
+    blocks = f"of its {trainer['blocks']} blocks" if "blocks" in trainer else "of its blocks"
+    how = f"{OPTIMIZERS[every['optimizer_type']]} optimizer"
+    if count := every.get("blocks_to_stream"):
+        how = f"{count} {blocks} copied to the GPU for each use"
+    elif count := every.get("blocks_to_swap"):
+        ram = f" ({trainer['ram_gb']} GB needed)" if "ram_gb" in trainer else ""
+        how = f"{count} {blocks} swapped to main memory{ram}: slower, and every wait for a block has a time limit"
+    note = f"Model in {bits}, {how}" + "; texts are encoded on the processor" * ("text_encoder_cpu" in every)
+    basis = f"estimated: its text encoders take {text_gb:g} GB while captions are encoded"
+    if "weights_gb" in row:
+        where = "on the GPU" if "blocks_to_swap" in every else f"in {bits}"
+        basis = f"estimated: {row['weights_gb']:g} GB of weights {where}, {trainer['activations_gb']:g} GB for an image of {pixels} "
+        basis += "pixels, the LoRA and its optimizer"
+    return {
+        "flags": flags,
+        "note": row.get("note", note),
+        "needs_gb": max(text_gb, row["needs_gb"]),
+        "training_gb": row["needs_gb"],
+        "weights_gb": row.get("weights_gb", 0.0),
+        "basis": row.get("basis", basis),
+    }
+
+
+def _in_full(flags: dict) -> dict:
+    """Flags with those that a name of a set stands for (defaults.toml), in its place."""
     sets = _table("defaults.toml")["flag_sets"]
-
-    def full(flags: dict) -> dict:
-        return {name: item for flag, value in flags.items() for name, item in sets.get(flag, {flag: value}).items()}
-
-    tiers = {name: {**tier, "flags": full(tier["flags"])} for name, tier in trainer["tiers"].items()}
-    return {**trainer, "memory": full(trainer["memory"]), "flags": full(trainer["flags"]), "tiers": tiers}
+    return {name: item for flag, value in flags.items() for name, item in sets.get(flag, {flag: value}).items()}
 
 
 def families() -> dict[str, dict]:
-    """Model families by name, as in families/NAME.toml: {name, backends, settings, sample, speed, shape, parts, …}.
+    """Model families by name, as in families/NAME.toml: {name, backends, settings, sample, speed, parts, …}.
 
-    `backends`: by trainer {script, network_module, needs, memory, flags, cache, tiers, …}.
+    `backends`: by trainer {script, network_module, needs, memory, flags, cache, tiers, …}. parts: the model in diffusers'
+    layout, folder: [its configuration file, prefix of its weight files].
     """
     return _families()
 
@@ -189,18 +245,15 @@ def downloads() -> dict[str, dict]:
 
     Of a model in several files (`NAME-00001-of-00004.safetensors`) the table has the first; the others follow from it.
     """
-    found: dict[str, dict] = {}
-    for file in _family_files().values():
-        found |= file.get("downloads", {})
     own = data_root() / "models.toml"
-    found |= read_toml(own).get("downloads", {}) if own.is_file() else {}
+    tables = [*_family_files().values(), read_toml(own) if own.is_file() else {}]
     out = {}
-    for name, source in found.items():
-        names = shards(name)
+    for name, source in ((name, one) for table in tables for name, one in table.get("downloads", {}).items()):
+        names, path = shards(name), source.get("path", name)
+        path += name if path.endswith("/") else ""
         for number, shard in enumerate(names, 1):
-            of = f"-{number:05d}-of-"
-            path = source.get("path", name)
-            out[shard] = {**source, "path": path.replace("-00001-of-", of) if len(names) > 1 else path}
+            of = f"-{number:05d}-of-" if len(names) > 1 else "-00001-of-"
+            out[shard] = {**source, "path": path.replace("-00001-of-", of)}
             if "size" in source:
                 out[shard]["size"] = source["size"] // len(names)
     return out
@@ -220,32 +273,23 @@ def _complete(key: str, model: dict, origin: str) -> dict:
     if not isinstance(model, dict):
         raise PresetError(f"{where} is not a table; write it like the models in presets/families/flux.toml")
     for name, value in model.items():
-        if name not in MODEL_KEYS:
-            raise PresetError(f"{where}: unknown key {name!r}; use one of {', '.join(MODEL_KEYS)}")
-        if not isinstance(value, MODEL_KEYS[name]):
-            raise PresetError(f"{where}: {name} must be a {MODEL_KEYS[name].__name__}, not {value!r}")
+        if name not in MODEL:
+            raise PresetError(f"{where}: unknown key {name!r}; use one of {', '.join(MODEL)}")
+        if not isinstance(value, type(MODEL[name])):
+            raise PresetError(f"{where}: {name} must be a {type(MODEL[name]).__name__}, not {value!r}")
     known = _families()
-    usual = next(iter(known))
-    family = known.get(model.get("family", usual))
+    full = {**copy.deepcopy(MODEL), "name": key, "family": next(iter(known)), **copy.deepcopy(model)}
+    family = known.get(full["family"])
     if family is None:
         raise PresetError(f"{where}: unknown family {model['family']!r}; use one of {', '.join(known)}")
     loads = {name: trainer["loads"] for name, trainer in _table("defaults.toml")["backends"].items()}
-    full = {
-        "name": key,
-        "note": "",
-        "family": usual,
-        "repo": "",
-        "licence": "unknown",
-        "gated": False,
-        "generated": False,
-        "control": False,
-        "backends": [name for name in loads if name in family["backends"] and model.get(loads[name])],
-        "files": {},
-        "flags": {},
-        "shape": {},
-        **copy.deepcopy(model),
-        "settings": {**family["settings"], **model.get("settings", {})},
-    }
+    if "backends" not in model:
+        full["backends"] = [name for name in loads if name in family["backends"] and full[loads[name]]]
+    if full["files"]:
+        needs = [flag for trainer in family["backends"].values() for flag in trainer["needs"]]
+        files = {**family["files"], **full["files"]}
+        full["files"] = {flag: files[flag] for flag in (*filter(files.get, needs), *files)}
+    full["settings"] = {**family["settings"], **full["settings"]}
     unknown = [name for name in full["backends"] if name not in loads]
     if unknown or not full["backends"]:
         raise PresetError(
