@@ -242,8 +242,8 @@ def _position(t: Training, rule: str, changes: list[Change]) -> int:
     for change in changes:
         known = t.flags.get(change.flag)
         if known and known.words:
-            return t.command.words[known.words[0]].span[0]
-    return t.command.words[t.script].span[0]
+            return t.command.words[known.words[0]].start
+    return t.command.words[t.script].start
 
 
 def as_json(findings: list[Finding]) -> list[dict]:

@@ -9,7 +9,6 @@ the value None.
 import bisect
 import functools
 import re
-import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -251,42 +250,20 @@ class Bash:
         """The words that a written word expands to; None when their number is unknown."""
         written = self.text[item.start : item.end]
         array = re.fullmatch(r'("?)\$\{(\w+)\[([@*])\]\}"?', written)
+        values = item.fields
         if array and array[2] in self.arrays:
-            return self._of_array(item, array[2], bool(array[1]), array[3])
-        if item.splits:
-            return None
-        if len(item.fields) == 1:
-            value = item.fields[0]
-            return [Word(None if UNKNOWN in value else value, item.start, item.end, shape=value)]
-        return [_copied(item, value) for value in item.fields]
-
-    def _of_array(self, use: _Item, name: str, quoted: bool, kind: str) -> list[Word] | None:
-        """The words of an array. Where the script uses it once, each word is edited in the array itself."""
-        items = self.arrays[name]
-        if any(item.splits for item in items) or (quoted and kind == "*" and len(items) != 1):
-            return None
-        values = [value for item in items for value in item.fields]
-        if not quoted:  # bash splits each item again
-            if any(re.search(rf"[*?\[~{{{UNKNOWN}]", value) for value in values):
+            items = self.arrays[array[2]]
+            values = [value for one in items for value in one.fields]
+            if any(one.splits for one in items) or (array[1] and array[3] == "*" and len(items) != 1):
                 return None
-            return [_copied(use, part) for value in values for part in value.split()]
-        once = self.text.count(f"${{{name}[") == 1 and len(values) == len(items)
-        out = []
-        for item in items:
-            written = self.text[item.start : item.end]
-            if len(item.fields) == 1 and (once or not re.search(r"[$`]", written)):
-                shape, place = item.fields[0], (item.start, item.end) if once else None
-                value = None if UNKNOWN in shape else shape
-                out.append(Word(value, use.start, use.end, once, shape, place, written))
-            else:
-                out += [_copied(use, value) for value in item.fields]
-        return out
-
-
-def _copied(use: _Item, value: str) -> Word:
-    """A word that stands elsewhere in the script, where `use` has it."""
-    known = UNKNOWN not in value
-    return Word(value if known else None, use.start, use.end, False, value, raw=shlex.quote(value) if known else None)
+            if not array[1]:  # bash splits each item again
+                if any(re.search(rf"[*?\[~{{{UNKNOWN}]", value) for value in values):
+                    return None
+                values = [part for value in values for part in value.split()]
+        elif item.splits:
+            return None
+        alone = not array and len(values) == 1
+        return [Word(None if UNKNOWN in value else value, item.start, item.end, alone, value) for value in values]
 
 
 def _literal(written: str) -> str:

@@ -2,16 +2,36 @@
 
 import itertools
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from presets.reader import commands, dialect
+from presets import windows
+from presets.shell import Bash
 from presets.syntax import Command
 from presets.tables import PresetError, _table, read_toml
 
 MODULES = ("trainer", "sd_scripts_patches")
 FLAG = re.compile(r"--[A-Za-z]")
+
+
+def dialect(name: str, text: str) -> str:
+    """The language of a script: `cmd` for batch files, `ps` for PowerShell, else `sh`."""
+    if name.lower().endswith(".ps1"):
+        return "ps"
+    batch = name.lower().endswith((".bat", ".cmd")) or re.match(r"\s*@?echo off", text, re.IGNORECASE)
+    return "cmd" if batch else "sh"
+
+
+def commands(text: str, language: str) -> list[Command]:
+    """The commands of a script, in order."""
+    return {"cmd": windows.batch, "ps": windows.powershell}.get(language, lambda text: Bash(text).commands())(text)
+
+
+def quote(value: str, language: str) -> str:
+    """A value as a word of the language; PowerShell is only read."""
+    return windows.quote(value) if language == "cmd" else shlex.quote(value)
 
 
 @dataclass

@@ -108,7 +108,7 @@ def _known(values: list[str | None] | None) -> list[str] | None:
 
 def _split(text: str, t: Training) -> tuple[str, str]:
     """The text up to the training script's name, and the rest: its flags and what follows."""
-    end = t.command.words[t.script].span[1]
+    end = t.command.words[t.script].end
     return text[:end], text[end:]
 
 
@@ -180,7 +180,7 @@ def _line(text: str, at: int) -> int:
 
 def _own(text: str, t: Training, wanted: Training) -> list[Problem]:
     """Whether the command is that of this run: its trainer, its folder, its data set."""
-    line, found = _line(text, t.command.words[t.script].span[0]), []
+    line, found = _line(text, t.command.words[t.script].start), []
     mine, ours = (one.command.words[one.script].shape.replace("\\", "/").rpartition("/")[2] for one in (t, wanted))
     if mine != ours:
         what = f"The script starts {mine}, but the form's base model and trainer need {ours}"
@@ -199,7 +199,7 @@ def _own(text: str, t: Training, wanted: Training) -> list[Problem]:
         value, right = t.text(flag), wanted.text(flag)
         if value != right and (t.has(flag) or not t.opaque):
             known = t.flags.get(flag)
-            where = _line(text, t.command.words[known.words[0]].span[0]) if known and known.words else line
+            where = _line(text, t.command.words[known.words[0]].start) if known and known.words else line
             what = f"--{flag} is {value}, not {right}" if value else f"--{flag} is missing"
             advice = f"Hangproof looks for the run's files there: set --{flag} {right}"
             found.append(Problem("error", where, what, advice, f"--{flag}"))

@@ -21,8 +21,8 @@ import runs
 from presets import schema
 from presets.estimate import disk, estimate, table_time
 from presets.lint import lint
-from presets.reader import commands
 from presets.tables import _table
+from presets.training import commands
 from runs.command import commands as commands_of
 from runs.flags import check_extra, known_flags, table_faults
 from runs.paths import CHECKOUTS, datasets_dir
