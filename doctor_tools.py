@@ -105,9 +105,11 @@ def lint_script(text: object, name: object = "train.sh") -> dict[str, Any]:
 
 def judge_script(text: str, name: str, base: Path) -> dict[str, Any]:
     """The answer of `lint_script`, without its limit; {"error"} where there is no training command."""
+    from dataclasses import asdict
+
     import presets
     from presets.fix import describe, fix
-    from presets.lint import as_json, lint
+    from presets.lint import lint
     from presets.training import trainings
 
     try:
@@ -124,7 +126,7 @@ def judge_script(text: str, name: str, base: Path) -> dict[str, Any]:
             result = fix(text, name, base)
             fixed = result.text if result.text != text else ""
             changes = [describe(change) for _, _, change in result.changes]
-        return {"findings": as_json(findings), "fixed": fixed, "changes": changes, "note": note}
+        return {"findings": [asdict(finding) for finding in findings], "fixed": fixed, "changes": changes, "note": note}
     except presets.PresetError as error:
         return {"error": str(error)}
 

@@ -77,20 +77,19 @@ def lint(args: argparse.Namespace) -> int:
     from dataclasses import asdict, replace
 
     from presets.fix import describe, fix
-    from presets.lint import as_json
     from presets.lint import lint as find
-    from presets.training import mounted, trainings
+    from presets.training import trainings
 
-    (text, name, base), mounts = _source(args.script), mounted()
-    if not trainings(text, name, base, mounts):
+    text, name, base = _source(args.script)
+    if not trainings(text, name, base):
         raise presets.PresetError(
             f"{args.script}: no training command found; lint checks scripts that start kohya's sd-scripts "
             "(flux_train_network.py, …) or `-m trainer`"
         )
-    fixed = fix(text, name, base, mounts) if args.fix else None
+    fixed = fix(text, name, base) if args.fix else None
     now = fixed.text if fixed else text
     # What is left after --fix has to be fixed by hand.
-    findings = [replace(f, fixable=f.fixable and not fixed) for f in find(now, name, base, mounts)]
+    findings = [replace(f, fixable=f.fixable and not fixed) for f in find(now, name, base)]
     # With `--fix -`, standard output is the script and nothing else.
     out = sys.stderr if fixed and args.script == "-" else sys.stdout
     if fixed and args.script == "-":
@@ -114,7 +113,7 @@ def lint(args: argparse.Namespace) -> int:
     if args.json:
         result = {
             "clean": not findings,
-            "findings": as_json(findings),
+            "findings": [asdict(finding) for finding in findings],
             "fixed": fixed.fixed if fixed else [],
             "changes": [{"rule": r, "command": i + 1, **asdict(c), "text": describe(c)} for r, i, c in changes],
         }
@@ -170,7 +169,7 @@ def estimate(args: argparse.Namespace) -> int:
     run = read_toml(path)
     result = {
         **of(run),
-        **(whole(run, images, _measured(path.parent)) if (images := _images(path.parent.name)) else {}),
+        **(whole(run, images) if (images := _images(path.parent.name)) else {}),
     }
     for stage, gigabytes in result["stages_gb"].items():
         print(f"{stage:10} {gigabytes:6.1f} GB" + ("  ← peak" if stage == result["peak_stage"] else ""))
@@ -199,15 +198,6 @@ def _images(slug: str) -> dict[str, int]:
         if count:
             found["" if folder == root else folder.name] = count
     return found
-
-
-def _measured(folder: Path) -> float | None:
-    """Seconds of a step of the run itself, where it has trained."""
-    try:
-        status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-        return float(status["step_s"]) if status["step"] >= 10 and status["step_s"] else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 if __name__ == "__main__":

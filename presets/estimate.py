@@ -19,9 +19,9 @@ from presets.tables import (
     find_model,
     models,
     smallest_tier,
-    tier_entry,
     tier_flags,
     tier_problem,
+    tier_row,
     tiers,
     trainer_of,
 )
@@ -52,9 +52,8 @@ def estimate(run: Mapping[str, Any]) -> dict:
     """
     key, run, flags, shape = _settled(run)
     usual, trainer = {**defaults()["run"], **models()[key]["settings"]}, trainer_of(key, run["backend"])
-    row = tiers_of(key, run["backend"])[run["tier"]]
-    if row["needs_gb"] is None:
-        row = tiers_of(key, run["backend"])[smallest_tier(key, run["backend"])]
+    row = tier_row(key, run["backend"], run["tier"])
+    row = row or trainer["tiers"][smallest_tier(key, run["backend"])]
     stages = {"training": GENERATED_GB}
     if not models()[key]["generated"]:
         size = run["batch_size"] * run["resolution"] ** 2 / (usual["batch_size"] * usual["resolution"] ** 2)
@@ -89,17 +88,13 @@ def tiers_of(model: str, backend: str | None = None) -> dict[str, dict]:
     """
     key = find_model(model)
     backend = backend or backend_of(key)
-    entry, trainer, out = models()[key], trainer_of(key, backend), {}
+    trainer, out = trainer_of(key, backend), {}
     for name, tier in tiers().items():
-        row = {**tier, "source": trainer["source"], "flags": {}, "needs_gb": None, "basis": trainer["too_small"]}
-        own = tier_entry(entry, trainer, name)
-        if own is None:
-            problem = tier_problem(key, backend, name)
-            out[name] = {**row, "note": problem, "problem": problem}
-            continue
-        out[name] = {**row, **copy.deepcopy(own), "problem": ""}
-        if entry["generated"]:
-            out[name] |= {"needs_gb": GENERATED_GB, "basis": NOTE}
+        problem, row = tier_problem(key, backend, name), tier_row(key, backend, name)
+        row = row or {"flags": {}, "note": problem, "needs_gb": None, "basis": trainer["too_small"]}
+        if models()[key]["generated"]:
+            row = {**row, "needs_gb": GENERATED_GB, "basis": NOTE}
+        out[name] = {**tier, "source": trainer["source"], **copy.deepcopy(row), "problem": problem}
     return out
 
 
@@ -147,11 +142,11 @@ def samples_s(run: Mapping[str, Any], prompts: int, step_s: float, steps: int) -
     return steps // every * prompts * run["sample_steps"] * one_image_s / 3 if every else 0.0
 
 
-def whole(run: Mapping[str, Any], images: Mapping[str, int], step_s: float | None = None) -> dict[str, Any]:
+def whole(run: Mapping[str, Any], images: Mapping[str, int]) -> dict[str, Any]:
     """Time, disk space and cost of a complete run.
 
     Args:
-        images: their number by folder. step_s: seconds of a step as measured; None: those of the table.
+        images: their number by folder.
 
     Returns:
         {"steps", "seconds", "time_source", "disk_bytes": {part: bytes}, "cost": None without a price}
@@ -167,13 +162,13 @@ def whole(run: Mapping[str, Any], images: Mapping[str, int], step_s: float | Non
         share=run.get("validation_split", 0.0),
         backend=run["backend"],
     )
-    table_s, start_s, source = table_time(run)
+    step_s, start_s, source = table_time(run)
     prompts = len(run.get("prompts") or []) or 1
-    seconds = start_s + steps * (step_s or table_s) + samples_s(run, prompts, step_s or table_s, steps)
+    seconds = start_s + steps * step_s + samples_s(run, prompts, step_s, steps)
     return {
         "steps": steps,
         "seconds": round(seconds),
-        "time_source": "measured in this run" if step_s else source,
+        "time_source": source,
         "disk_bytes": disk(run, sum(images.values()), steps),
         "cost": cost(run, seconds),
     }

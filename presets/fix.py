@@ -38,7 +38,7 @@ class Fixed:
     changes: list[tuple[str, int, lint.Change]] = field(default_factory=list)  # rule, index of the command, change
 
 
-def fix(text: str, name: str = "train.sh", base: Path | None = None, mounts: str = "", only: str = "") -> Fixed:
+def fix(text: str, name: str = "train.sh", base: Path | None = None, only: str = "") -> Fixed:
     """The script with every finding fixed that can be fixed automatically; it trains the same.
 
     Args: as presets.training.trainings.
@@ -50,21 +50,19 @@ def fix(text: str, name: str = "train.sh", base: Path | None = None, mounts: str
     out = Fixed(text)
     impossible: set[tuple[str, int]] = set()
     for _ in range(MAX_ROUNDS):
-        found = [
-            (r, i, c) for i, t in enumerate(trainings(out.text, name, base, mounts)) for r, c in lint.check(t) if c
-        ]
+        found = [(r, i, c) for i, t in enumerate(trainings(out.text, name, base)) for r, c in lint.check(t) if c]
         rule, index, changes = next(
             (one for one in found if one[:2] not in impossible and only in ("", one[0])), ("", 0, [])
         )
         if not rule:
-            left = {finding.id for finding in lint.lint(out.text, name, base, mounts)}
-            before = [finding.id for finding in lint.lint(text, name, base, mounts)]
+            left = {finding.id for finding in lint.lint(out.text, name, base)}
+            before = [finding.id for finding in lint.lint(text, name, base)]
             out.fixed = [rule for rule in dict.fromkeys(before) if rule not in left]
             return out
         new = out.text
         try:
             for change in changes:
-                new = _apply(new, trainings(new, name, base, mounts)[index], change)
+                new = _apply(new, trainings(new, name, base)[index], change)
         except _Impossible:
             impossible.add((rule, index))
             continue

@@ -1,17 +1,16 @@
 """Reads the tables: tiers, trainers, families, models (built-in and the user's), defaults.
 
 A family is one file, `families/NAME.toml`: what trains it, its flags by VRAM tier, its models and their files. Nothing
-else in the project names a family. Tables are read once, are the same objects for all, and cannot be changed.
+else in the project names a family. Tables are read once, and are the same objects for all: a caller changes a copy.
 The user's `models.toml` is read again when it changes, because the page stays open while it is edited.
 """
 
-import copy
 import difflib
 import functools
 import os
 import re
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import tomllib
 
@@ -49,23 +48,6 @@ OPTIMIZERS = {"adamw8bit": "8-bit AdamW", "adafactor": "Adafactor"}
 SHARD = re.compile(r"(?P<stem>.*)-00001-of-(?P<count>\d{5})\.safetensors")
 
 
-class Table(dict[str, Any]):
-    """A dict that cannot be changed: all callers share it. A copy of it is a plain dict."""
-
-    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
-        raise TypeError("the tables of presets cannot be changed; make a copy first, such as {**table}")
-
-    __setitem__ = __delitem__ = __ior__ = pop = popitem = clear = update = setdefault = _refuse
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        return {key: copy.deepcopy(value, memo) for key, value in self.items()}
-
-
-def fixed(value: Any) -> Any:
-    """The same, with each dict in it as a Table."""
-    return Table({key: fixed(one) for key, one in value.items()}) if isinstance(value, dict) else value
-
-
 class PresetError(ValueError):
     """A table is invalid. The message says what is wrong, in which file, and what to do."""
 
@@ -92,7 +74,7 @@ def read_toml(path: Path) -> dict:
 
 @functools.cache
 def _table(name: str) -> dict:
-    return fixed(read_toml(Path(__file__).with_name(name)))
+    return read_toml(Path(__file__).with_name(name))
 
 
 @functools.cache
@@ -125,7 +107,7 @@ def sanity() -> dict:
 
 @functools.cache
 def _families() -> dict[str, dict]:
-    return fixed({name: _family(table) for name, table in _family_files().items()})
+    return {name: _family(table) for name, table in _family_files().items()}
 
 
 def _family(table: dict) -> dict:
@@ -149,6 +131,9 @@ def _trainer(name: str, given: dict, pixels: int) -> dict:
     full = {**TRAINER, **_table("defaults.toml")["backends"][name].get("usual", {}), **given}
     full |= {key: _in_full(full[key]) for key in ("memory", "flags")}
     full["tiers"] = {tier: _tier(row, full, pixels) for tier, row in full["tiers"].items()}
+    row, full["by_tier"] = None, {}  # a tier without a row takes that of the next smaller one, None where there is none
+    for tier in _table("tiers.toml")["tiers"]:
+        row = full["by_tier"][tier] = full["tiers"].get(tier, row)
     start = full["script"].removesuffix("train_network.py")
     captions = {"batch_size": 1, **full.get("cache_text_flags", {})}
     full["cache"] = [
@@ -237,7 +222,7 @@ def _models(path: Path, stamp: tuple[int, int] | None) -> dict[str, dict]:
     }
     own = read_toml(path).get("models", {}) if stamp else {}
     table |= {key: (model, str(path)) for key, model in own.items()}
-    return fixed({key: _complete(key, model, origin) for key, (model, origin) in table.items()})
+    return {key: _complete(key, model, origin) for key, (model, origin) in table.items()}
 
 
 def downloads() -> dict[str, dict]:
@@ -278,7 +263,7 @@ def _complete(key: str, model: dict, origin: str) -> dict:
         if not isinstance(value, type(MODEL[name])):
             raise PresetError(f"{where}: {name} must be a {type(MODEL[name]).__name__}, not {value!r}")
     known = _families()
-    full = {**copy.deepcopy(MODEL), "name": key, "family": next(iter(known)), **copy.deepcopy(model)}
+    full = {**MODEL, "name": key, "family": next(iter(known)), **model}
     family = known.get(full["family"])
     if family is None:
         raise PresetError(f"{where}: unknown family {model['family']!r}; use one of {', '.join(known)}")
@@ -324,42 +309,36 @@ def trainer_of(model: str, backend: str) -> dict:
     return _families()[entry["family"]]["backends"][backend]
 
 
-def tier_entry(model: dict, trainer: dict, tier: str) -> dict | None:
-    """A trainer's table of a tier: the tier's own, else that of the next smaller one; None where none is small enough.
+def tier_row(model: str, backend: str, tier: str) -> dict | None:
+    """A trainer's row of a tier for a model; None where the tier cannot hold it. Raises PresetError.
 
     A model that is generated for tests fits everywhere.
     """
-    order = list(_table("tiers.toml")["tiers"])
-    listed = [name for name in order if name in trainer["tiers"]]
-    fitting = [name for name in listed if order.index(name) <= order.index(tier)]
-    if not fitting and not model["generated"]:
-        return None
-    return trainer["tiers"][fitting[-1] if fitting else listed[0]]
+    entry, by_tier = _model(model), trainer_of(model, backend)["by_tier"]
+    return by_tier[tier] or (next(filter(None, by_tier.values())) if entry["generated"] else None)
 
 
 def tier_problem(model: str, backend: str, tier: str) -> str:
     """Why a tier cannot hold a model and which tiers can, as a sentence; "" where it can. Raises PresetError."""
-    entry, trainer = _model(model), trainer_of(model, backend)
-    if tier_entry(entry, trainer, tier) is not None:
+    if tier_row(model, backend, tier):
         return ""
-    return f"{entry['name']} does not fit: {trainer['too_small']}; choose {smallest_tier(model, backend)} or more"
+    why = f"{trainer_of(model, backend)['too_small']}; choose {smallest_tier(model, backend)} or more"
+    return f"{_model(model)['name']} does not fit: {why}"
 
 
 def tier_flags(model: str, backend: str, tier: str) -> dict[str, Any]:
-    """The flags that the VRAM choice sets: those of every tier, then the tier's own; {} where the tier cannot hold it.
+    """The flags that the VRAM choice sets: those of every tier, then the tier's own; {} where it cannot hold the model.
 
     Raises:
         PresetError: there is no such model, or the trainer cannot train it.
     """
-    trainer = trainer_of(model, backend)
-    entry = tier_entry(_model(model), trainer, tier)
-    return {} if entry is None else {**trainer["memory"], **entry["flags"]}
+    row = tier_row(model, backend, tier)
+    return {**trainer_of(model, backend)["memory"], **row["flags"]} if row else {}
 
 
 def smallest_tier(model: str, backend: str) -> str:
     """The smallest tier that a trainer's table of a model's family has. Raises PresetError."""
-    listed = trainer_of(model, backend)["tiers"]
-    return next(name for name in _table("tiers.toml")["tiers"] if name in listed)
+    return next(name for name, row in trainer_of(model, backend)["by_tier"].items() if row)
 
 
 def _model(key: str) -> dict:

@@ -18,7 +18,7 @@ from pathlib import Path
 from presets import PresetError, lint
 from presets.fix import fix as fix_script
 from presets.fix import set_flags
-from presets.training import Training, mounted, trainings
+from presets.training import Training, trainings
 from runs.files import Fault, RunError
 
 MAX_BYTES = 64_000  # of a script; one with 500 flags has 20 kB
@@ -160,8 +160,8 @@ def problems(text: str, generated: str, platform: str = sys.platform) -> list[Pr
         return [Problem("error", line, "The script contains a NUL character", "Remove it")]
     found = _syntax(text, platform)
     try:
-        trained = trainings(text, name(platform), Path(), mounted())
-        findings = lint.lint(text, name(platform), Path(), mounted())
+        trained = trainings(text, name(platform), Path())
+        findings = lint.lint(text, name(platform), Path())
     except (PresetError, RecursionError, ValueError) as error:
         return [*found, Problem("error", 1, f"The script cannot be read: {error}", "Correct it")]
     if len(trained) != 1:
@@ -244,7 +244,7 @@ def fix(text: str, wanted: str, generated: str, platform: str = sys.platform) ->
             new, refused = set_flags(text, {wanted[2:]: [right or ""]}, name(platform))
             if not refused:
                 return new
-        elif wanted in (done := fix_script(text, name(platform), mounts=mounted(), only=wanted)).fixed:
+        elif wanted in (done := fix_script(text, name(platform), only=wanted)).fixed:
             return done.text
     except PresetError as error:
         raise RunError(f"{error}") from error

@@ -1,6 +1,5 @@
 """The tables, and the flags that are read from the trainers' sources."""
 
-import copy
 import json
 from pathlib import Path
 
@@ -9,22 +8,6 @@ from runs_helpers import call
 
 import presets
 from presets import schema
-
-
-def test_a_caller_cannot_change_the_tables():
-    presets.tiers_of("flux-dev", "sd-scripts")["12G"]["flags"]["blocks_to_swap"] = 18
-    for table in (
-        presets.trainer_of("flux-dev", "sd-scripts")["flags"],
-        presets.models()["flux-dev"]["files"],
-        presets.defaults()["run"],
-    ):
-        with pytest.raises(TypeError, match="make a copy first"):
-            table.clear()
-        with pytest.raises(TypeError, match="make a copy first"):
-            table |= {"x": 1}
-        assert type(copy.deepcopy(table)) is dict and type({**table}) is dict and type(table | {}) is dict
-    assert "blocks_to_swap" not in presets.tiers_of("flux-dev", "sd-scripts")["12G"]["flags"]
-    assert presets.trainer_of("flux-dev", "sd-scripts")["flags"] and presets.models()["flux-dev"]["files"]
 
 
 def test_every_model_file_can_be_downloaded_or_is_generated():
