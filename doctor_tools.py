@@ -108,7 +108,7 @@ def judge_script(text: str, name: str, base: Path) -> dict[str, Any]:
     from dataclasses import asdict
 
     import presets
-    from presets.fix import describe, fix
+    from presets.fix import fix
     from presets.lint import lint
     from presets.training import trainings
 
@@ -125,7 +125,7 @@ def judge_script(text: str, name: str, base: Path) -> dict[str, Any]:
         elif findings:
             result = fix(text, name, base)
             fixed = result.text if result.text != text else ""
-            changes = [describe(change) for _, _, change in result.changes]
+            changes = [change.text for _, _, change in result.changes]
         return {"findings": [asdict(finding) for finding in findings], "fixed": fixed, "changes": changes, "note": note}
     except presets.PresetError as error:
         return {"error": str(error)}

@@ -76,7 +76,7 @@ def lint(args: argparse.Namespace) -> int:
     """Print the findings of a script; with --fix, fix them first and print the changes."""
     from dataclasses import asdict, replace
 
-    from presets.fix import describe, fix
+    from presets.fix import fix
     from presets.lint import lint as find
     from presets.training import trainings
 
@@ -104,7 +104,7 @@ def lint(args: argparse.Namespace) -> int:
     several = len({index for _, index, _ in changes}) > 1
     for rule, index, change in changes:
         command = f" (training command {index + 1})" if several else ""
-        print(f"{args.script}: fixed {rule}{command}: {describe(change)}", file=out)
+        print(f"{args.script}: fixed {rule}{command}: {change.text}", file=out)
     for finding in findings:
         print(f"{args.script}:{finding.line}: {finding.id} ({finding.level}): {finding.why}", file=out)
         print(f"    {finding.fix}", file=out)
@@ -115,7 +115,7 @@ def lint(args: argparse.Namespace) -> int:
             "clean": not findings,
             "findings": [asdict(finding) for finding in findings],
             "fixed": fixed.fixed if fixed else [],
-            "changes": [{"rule": r, "command": i + 1, **asdict(c), "text": describe(c)} for r, i, c in changes],
+            "changes": [{"rule": r, "command": i + 1, **asdict(c), "text": c.text} for r, i, c in changes],
         }
         print(json.dumps(result, ensure_ascii=False), file=out)
     return 1 if findings else 0
@@ -150,9 +150,8 @@ def _replace(script: Path, text: str) -> None:
         os.replace(new, path)
     except OSError as error:
         new.unlink(missing_ok=True)
-        raise presets.PresetError(
-            f"{script}: cannot be replaced: {error.strerror}; the script is unchanged. Check the folder's permissions and free space"
-        ) from error
+        advice = "the script is unchanged. Check the folder's permissions and free space"
+        raise presets.PresetError(f"{script}: cannot be replaced: {error.strerror}; {advice}") from error
 
 
 def estimate(args: argparse.Namespace) -> int:

@@ -16,15 +16,6 @@ from presets.training import Training, program, quote, trainings
 MAX_ROUNDS = 200  # more than rules × flags: stops a fix that brings its own finding back
 
 
-DESCRIBED = {
-    "Drop": "removed --{flag}",
-    "Set": "set {set}",
-    "Guard": "the script is started with -m sd_scripts_patches",
-    "Unmark": "removed the byte order mark",
-    "Newlines": "the line endings are Unix line endings (LF)",
-}
-
-
 class _Impossible(Exception):
     """A change cannot be made in this script."""
 
@@ -71,30 +62,6 @@ def fix(text: str, name: str = "train.sh", base: Path | None = None, only: str =
         out.text = new
         out.changes += [(rule, index, change) for change in changes]
     raise PresetError(f"{name}: the automatic fixes undo each other; fix the findings by hand")
-
-
-def describe(change: lint.Change) -> str:
-    """One line for a user: what a change does to the script."""
-    return DESCRIBED[change.kind].format(**vars(change), set=" ".join((f"--{change.flag}", *change.values)))
-
-
-def _line_start(text: str, at: int) -> int:
-    start = text.rfind("\n", 0, at) + 1
-    return start + text.startswith("\ufeff", start)
-
-
-def _line_before(text: str, t: Training) -> int:
-    """The position for a line before the command.
-
-    Raises:
-        _Impossible: no line can be added there.
-    """
-    start = _line_start(text, t.command.start)
-    before = text[:start].rstrip()
-    same_line = text[start : t.command.start].strip(" \t@")
-    if before.endswith(("\\", "^", "`", "&&", "||", "|")) or (same_line if t.language == "sh" else ")" in same_line):
-        raise _Impossible
-    return start
 
 
 def _apply(text: str, t: Training, change: lint.Change) -> str:
@@ -194,13 +161,9 @@ def _guard(text: str, t: Training) -> str:
     runner = ["-m", "sd_scripts_patches"] if t.script > t.launcher else ["python", "-m", "sd_scripts_patches"]
     word = words[t.script]
     edits = _edits(text, t, {t.script: [*runner, text[word.start : word.end]]})
-    newline = "\r\n" if "\r\n" in text else "\n"
-    line_start = _line_start(text, t.command.start)
-    before = text[line_start : t.command.start]
-    indent = before[: len(before) - len(before.lstrip(" \t"))]
     if t.language == "cmd":
-        start = _line_before(text, t)
-        return _splice(text, [*edits, (start, start, f'{indent}set "PYTHONPATH={ROOT};%PYTHONPATH%"{newline}')])
+        at = words[0].start
+        return _splice(text, [*edits, (at, at, f'set "PYTHONPATH={ROOT};%PYTHONPATH%" && ')])
     index = program(t.command)
     if words[index].value == "sudo" and not words[index + 1].shape.startswith("-"):
         index += 1  # sudo does not pass the variables of its caller on

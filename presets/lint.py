@@ -24,6 +24,17 @@ class Change:
     flag: str = ""
     values: tuple[str, ...] = ()
 
+    @property
+    def text(self) -> str:
+        """One line for a user: what it does to the script."""
+        others = {
+            "Drop": f"removed --{self.flag}",
+            "Guard": "the script is started with -m sd_scripts_patches",
+            "Unmark": "removed the byte order mark",
+            "Newlines": "the line endings are Unix line endings (LF)",
+        }
+        return others.get(self.kind) or f"set {' '.join((f'--{self.flag}', *self.values))}"
+
 
 Fix = list[Change] | None
 GUARD = Change("Guard")

@@ -43,7 +43,7 @@ def test_a_command_of_another_trainer_is_refused_and_left_alone(tmp_path):
 
 def batch_words(text: str) -> list[str]:
     """What the last command of a batch file starts, read independently of presets.windows; its variables are PYTHONPATH's alone."""
-    return cmd_words(re.sub(r"\^\r?(\n|\Z)", "", text).rstrip().rpartition("\n")[2])
+    return cmd_words(re.sub(r"\^\r?(\n|\Z)", "", text).rstrip().rpartition(" && ")[2])
 
 
 def parsed(text: str, file: str) -> list[list[str]]:
