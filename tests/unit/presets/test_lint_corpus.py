@@ -4,14 +4,12 @@ Each script is fixed and run in bash; it must start the same programs with the s
 that lint reports. Batch files and PowerShell scripts are compared by the parser, because neither interpreter is here.
 """
 
-import io
 import re
 from pathlib import Path
 
 import pytest
 from cmd_words import cmd_words
 from lint_corpus import CORPUS, Started, announced, corpus_text, fluxgym, hold, lint, stand_ins
-from runs_helpers import call
 
 from presets.training import trainings
 
@@ -159,10 +157,3 @@ def test_a_link_to_a_script_stays_a_link(tmp_path):
     (tmp_path / "link.sh").symlink_to("real.sh")
     assert lint(tmp_path / "link.sh", "--fix")[0] == 0
     assert (tmp_path / "link.sh").is_symlink() and "blocks_to_swap" not in (tmp_path / "real.sh").read_text()
-
-
-def test_a_script_on_standard_input_comes_back_without_the_report(monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{T} --seed 1 \\\n\n  --lr 3\n"))
-    done = call("presets", "lint", "-", "--fix")
-    assert done.returncode == 1 and "cut-off" in done.stderr and "fixed unguarded" in done.stderr
-    assert done.stdout.startswith("PYTHONPATH=") and done.stdout.endswith("--lr 3\n") and "cut-off" not in done.stdout
