@@ -139,17 +139,6 @@ def cache_in_memory(t: Training) -> Fix:
     return [_set(f"{f}_to_disk") for f in flags if t.has(f) and t.lacks(f"{f}_to_disk")] or None
 
 
-def collective_timeout(t: Training) -> Fix:
-    def above_one(option: str) -> bool:
-        value = t.launch.get(option) or ""
-        return value.isdigit() and int(value) > 1
-
-    several = "multi_gpu" in t.launch or any(
-        map(above_one, ("num_processes", "num_machines", "nproc_per_node", "nnodes"))
-    )
-    return [_set("ddp_timeout", "60")] if several and t.lacks("ddp_timeout") else None
-
-
 def _when(holds: Callable[[Training], bool], *changes: Change) -> Callable[[Training], Fix]:
     """A rule that always has the same changes; without any, only a person can fix it."""
     return lambda t: list(changes) if holds(t) else None
@@ -173,7 +162,6 @@ CHECKS: dict[str, Callable[[Training], Fix]] = {
     "many-workers": many_workers,
     "unguarded": _when(lambda t: not t.module, GUARD),
     "cache-in-memory": cache_in_memory,
-    "collective-timeout": collective_timeout,
 }
 
 

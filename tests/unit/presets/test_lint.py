@@ -58,7 +58,6 @@ FAULTS = {
         GOOD.replace("--cache_latents_to_disk", "").replace("--cache_text_encoder_outputs_to_disk", ""),
         {"cache_latents_to_disk", "cache_text_encoder_outputs_to_disk"}, set(),
     ),
-    "collective-timeout": (GOOD.replace("processes 1", "processes 2 --multi_gpu"), {"ddp_timeout"}, set()),
 }  # fmt: skip
 
 
