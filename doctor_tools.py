@@ -103,9 +103,11 @@ def lint_script(text: object, name: object = "train.sh") -> dict[str, Any]:
 
 def judge_script(text: str, name: str, base: Path) -> dict[str, Any]:
     """The answer of `lint_script`, without its limit; {"error"} where there is no training command."""
+    from dataclasses import asdict
+
     import presets
-    from presets.fix import describe, fix
-    from presets.lint import as_json, lint
+    from presets.fix import fix
+    from presets.lint import lint
     from presets.training import trainings
 
     try:
@@ -121,8 +123,8 @@ def judge_script(text: str, name: str, base: Path) -> dict[str, Any]:
         elif findings:
             result = fix(text, name, base)
             fixed = result.text if result.text != text else ""
-            changes = [describe(change) for _, _, change in result.changes]
-        return {"findings": as_json(findings), "fixed": fixed, "changes": changes, "note": note}
+            changes = [change.text for _, _, change in result.changes]
+        return {"findings": [asdict(finding) for finding in findings], "fixed": fixed, "changes": changes, "note": note}
     except presets.PresetError as error:
         return {"error": str(error)}
 

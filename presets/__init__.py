@@ -5,7 +5,6 @@ of the project, and only the standard library until `lint` or `schema` is import
 """
 
 from presets.estimate import tiers_of
-from presets.rules import loader_settings, platform_rules
 from presets.tables import (
     ROOT,
     PresetError,

@@ -18,10 +18,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="list VRAM tiers, model families and base models")
     lint = commands.add_parser("lint", help="find what is known to hang or fail in a training script")
-    lint.add_argument(
-        "script",
-        help="a bash script, batch file (.bat) or PowerShell script (.ps1); - reads a bash script from standard input",
-    )
+    lint.add_argument("script", help="a bash script, batch file (.bat) or PowerShell script (.ps1)")
     lint.add_argument(
         "--fix",
         action="store_true",
@@ -76,66 +73,53 @@ def lint(args: argparse.Namespace) -> int:
     """Print the findings of a script; with --fix, fix them first and print the changes."""
     from dataclasses import asdict, replace
 
-    from presets.fix import describe, fix
-    from presets.lint import as_json
+    from presets.fix import Fixed, fix
     from presets.lint import lint as find
-    from presets.training import mounted, trainings
+    from presets.training import trainings
 
-    (text, name, base), mounts = _source(args.script), mounted()
-    if not trainings(text, name, base, mounts):
+    path = Path(args.script)
+    text, name, base = _text(path), path.name, path.absolute().parent
+    if not trainings(text, name, base):
         raise presets.PresetError(
-            f"{args.script}: no training command found; lint checks scripts that start kohya's sd-scripts "
+            f"{path}: no training command found; lint checks scripts that start kohya's sd-scripts "
             "(flux_train_network.py, …) or `-m trainer`"
         )
-    fixed = fix(text, name, base, mounts) if args.fix else None
-    now = fixed.text if fixed else text
+    fixed = fix(text, name, base) if args.fix else Fixed(text)
     # What is left after --fix has to be fixed by hand.
-    findings = [replace(f, fixable=f.fixable and not fixed) for f in find(now, name, base, mounts)]
-    # With `--fix -`, standard output is the script and nothing else.
-    out = sys.stderr if fixed and args.script == "-" else sys.stdout
-    if fixed and args.script == "-":
-        print(now, end="")
-    elif fixed and now != text:
-        _replace(Path(args.script), now)
-        sys.stdout.writelines(
-            line if line.endswith("\n") else f"{line}\n"
-            for line in difflib.unified_diff(text.splitlines(True), now.splitlines(True), name, f"{name} (fixed)")
-        )
-    changes = fixed.changes if fixed else []
-    several = len({index for _, index, _ in changes}) > 1
-    for rule, index, change in changes:
-        command = f" (training command {index + 1})" if several else ""
-        print(f"{args.script}: fixed {rule}{command}: {describe(change)}", file=out)
+    findings = [replace(one, fixable=one.fixable and not args.fix) for one in find(fixed.text, name, base)]
+    if fixed.text != text:
+        _replace(path, fixed.text)
+        lines = text.splitlines(), fixed.text.splitlines()
+        print(*difflib.unified_diff(*lines, name, f"{name} (fixed)", lineterm=""), sep="\n")
+    for rule, _, change in fixed.changes:
+        print(f"{path}: fixed {rule}: {change.text}")
     for finding in findings:
-        print(f"{args.script}:{finding.line}: {finding.id} ({finding.level}): {finding.why}", file=out)
-        print(f"    {finding.fix}", file=out)
-    if not findings and args.script != "-":
-        print(f"{args.script}: no problems found")
+        print(f"{path}:{finding.line}: {finding.id} ({finding.level}): {finding.why}\n    {finding.fix}")
+    if not findings:
+        print(f"{path}: no problems found")
     if args.json:
+        changes = [{"rule": r, "command": i + 1, **asdict(c), "text": c.text} for r, i, c in fixed.changes]
         result = {
             "clean": not findings,
-            "findings": as_json(findings),
-            "fixed": fixed.fixed if fixed else [],
-            "changes": [{"rule": r, "command": i + 1, **asdict(c), "text": describe(c)} for r, i, c in changes],
+            "findings": [asdict(one) for one in findings],
+            "fixed": fixed.fixed,
+            "changes": changes,
         }
-        print(json.dumps(result, ensure_ascii=False), file=out)
+        print(json.dumps(result, ensure_ascii=False))
     return 1 if findings else 0
 
 
-def _source(script: str) -> tuple[str, str, Path]:
-    """The script's text, its name, and the folder of its relative paths."""
-    if script == "-":
-        return sys.stdin.read(), "train.sh", Path.cwd()
-    path = Path(script)
+def _text(path: Path) -> str:
+    """A script's text; PowerShell's may be UTF-16."""
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise presets.PresetError(f"{script}: {error.strerror}; check the path") from error
-    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        if path.suffix.lower() != ".ps1":
-            raise presets.PresetError(f"{script}: UTF-16 text, which bash and cmd cannot run; save the file as UTF-8")
-        return content.decode("utf-16", "replace"), path.name, path.absolute().parent
-    return content.decode("utf-8", "surrogateescape"), path.name, path.absolute().parent
+        raise presets.PresetError(f"{path}: {error.strerror}; check the path") from error
+    if content[:2] not in (b"\xff\xfe", b"\xfe\xff"):
+        return content.decode("utf-8", "surrogateescape")
+    if path.suffix.lower() != ".ps1":
+        raise presets.PresetError(f"{path}: UTF-16 text, which bash and cmd cannot run; save the file as UTF-8")
+    return content.decode("utf-16", "replace")
 
 
 def _replace(script: Path, text: str) -> None:
@@ -151,9 +135,8 @@ def _replace(script: Path, text: str) -> None:
         os.replace(new, path)
     except OSError as error:
         new.unlink(missing_ok=True)
-        raise presets.PresetError(
-            f"{script}: cannot be replaced: {error.strerror}; the script is unchanged. Check the folder's permissions and free space"
-        ) from error
+        advice = "the script is unchanged. Check the folder's permissions and free space"
+        raise presets.PresetError(f"{script}: cannot be replaced: {error.strerror}; {advice}") from error
 
 
 def estimate(args: argparse.Namespace) -> int:
@@ -163,26 +146,19 @@ def estimate(args: argparse.Namespace) -> int:
     from presets.tables import read_toml
 
     given, outputs = Path(args.run), presets.data_root() / "outputs"
-    candidates = [given, given / "run.toml", outputs / args.run / "run.toml"]
-    path = next((candidate for candidate in candidates if candidate.is_file()), None)
+    path = next((one for one in (given, given / "run.toml", outputs / given / "run.toml") if one.is_file()), None)
     if path is None:
         raise presets.PresetError(f"no run {args.run!r} in {outputs}; give the name or folder of a run, or a run.toml")
     run = read_toml(path)
-    result = {
-        **of(run),
-        **(whole(run, images, _measured(path.parent)) if (images := _images(path.parent.name)) else {}),
-    }
+    images = _images(path.parent.name)
+    result = {**of(run), **(whole(run, images) if images else {})}
     for stage, gigabytes in result["stages_gb"].items():
         print(f"{stage:10} {gigabytes:6.1f} GB" + ("  ← peak" if stage == result["peak_stage"] else ""))
-    print("of it: " + ", ".join(f"{part} {gigabytes:.2f}" for part, gigabytes in result["parts_gb"].items()))
     enough = [tier for tier, is_enough in result["tiers"].items() if is_enough]
     print(f"tiers with enough memory: {', '.join(enough) or 'none'} ({result['note']})")
-    if "seconds" in result:
+    if images:
         parts = ", ".join(f"{name} {count / 1e9:.2f}" for name, count in result["disk_bytes"].items())
-        hours = (
-            f"{result['seconds'] / 3600:.1f} h" if result["seconds"] >= 3600 else f"{result['seconds'] / 60:.0f} min"
-        )
-        print(f"time: about {hours} for {result['steps']:,} steps ({result['time_source']})")
+        print(f"time: about {result['seconds'] / 3600:.1f} h for {result['steps']:,} steps ({result['time_source']})")
         print(f"disk: about {sum(result['disk_bytes'].values()) / 1e9:.2f} GB ({parts})")
         if result["cost"] is not None:
             print(f"cost: about {result['cost']:.2f} at {run['price_per_hour']:g} per hour")
@@ -200,15 +176,6 @@ def _images(slug: str) -> dict[str, int]:
         if count:
             found["" if folder == root else folder.name] = count
     return found
-
-
-def _measured(folder: Path) -> float | None:
-    """Seconds of a step of the run itself, where it has trained."""
-    try:
-        status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-        return float(status["step_s"]) if status["step"] >= 10 and status["step_s"] else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 if __name__ == "__main__":

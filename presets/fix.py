@@ -1,6 +1,6 @@
 """Apply the changes that lint proposes: replace the words concerned and keep every other byte of the script.
 
-The script is parsed again after each change, so that no change depends on the positions of another.
+Only words that stand alone in the command are changed: what comes from a variable or an array is left to a person. The script is parsed again after each change, so that no change depends on the positions of another.
 """
 
 import itertools
@@ -10,20 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from presets import lint
-from presets.reader import quote
 from presets.tables import ROOT, PresetError, _table
-from presets.training import Training, program, trainings
+from presets.training import Training, program, quote, trainings
 
 MAX_ROUNDS = 200  # more than rules × flags: stops a fix that brings its own finding back
-
-
-DESCRIBED = {
-    "Drop": "removed --{flag}",
-    "Set": "set {set}",
-    "Guard": "the script is started with -m sd_scripts_patches",
-    "Unmark": "removed the byte order mark",
-    "Newlines": "the line endings are Unix line endings (LF)",
-}
 
 
 class _Impossible(Exception):
@@ -39,7 +29,7 @@ class Fixed:
     changes: list[tuple[str, int, lint.Change]] = field(default_factory=list)  # rule, index of the command, change
 
 
-def fix(text: str, name: str = "train.sh", base: Path | None = None, mounts: str = "", only: str = "") -> Fixed:
+def fix(text: str, name: str = "train.sh", base: Path | None = None, only: str = "") -> Fixed:
     """The script with every finding fixed that can be fixed automatically; it trains the same.
 
     Args: as presets.training.trainings.
@@ -51,17 +41,19 @@ def fix(text: str, name: str = "train.sh", base: Path | None = None, mounts: str
     out = Fixed(text)
     impossible: set[tuple[str, int]] = set()
     for _ in range(MAX_ROUNDS):
-        step = _next(out.text, name, base, mounts, impossible, only)
-        if step is None:
-            left = {finding.id for finding in lint.lint(out.text, name, base, mounts)}
-            found = [finding.id for finding in lint.lint(text, name, base, mounts)]
-            out.fixed = [rule for rule in dict.fromkeys(found) if rule not in left]
+        found = [(r, i, c) for i, t in enumerate(trainings(out.text, name, base)) for r, c in lint.check(t) if c]
+        rule, index, changes = next(
+            (one for one in found if one[:2] not in impossible and only in ("", one[0])), ("", 0, [])
+        )
+        if not rule:
+            left = {finding.id for finding in lint.lint(out.text, name, base)}
+            before = [finding.id for finding in lint.lint(text, name, base)]
+            out.fixed = [rule for rule in dict.fromkeys(before) if rule not in left]
             return out
-        rule, index, changes = step
         new = out.text
         try:
             for change in changes:
-                new = _apply(new, trainings(new, name, base, mounts)[index], change)
+                new = _apply(new, trainings(new, name, base)[index], change)
         except _Impossible:
             impossible.add((rule, index))
             continue
@@ -70,38 +62,6 @@ def fix(text: str, name: str = "train.sh", base: Path | None = None, mounts: str
         out.text = new
         out.changes += [(rule, index, change) for change in changes]
     raise PresetError(f"{name}: the automatic fixes undo each other; fix the findings by hand")
-
-
-def describe(change: lint.Change) -> str:
-    """One line for a user: what a change does to the script."""
-    return DESCRIBED[change.kind].format(**vars(change), set=" ".join((f"--{change.flag}", *change.values)))
-
-
-def _next(text: str, name: str, base: Path | None, mounts: str, impossible: set[tuple[str, int]], only: str):
-    for index, training in enumerate(trainings(text, name, base, mounts)):
-        for rule, changes in lint.check(training):
-            if changes and (rule, index) not in impossible and only in ("", rule):
-                return rule, index, changes
-    return None
-
-
-def _line_start(text: str, at: int) -> int:
-    start = text.rfind("\n", 0, at) + 1
-    return start + text.startswith("\ufeff", start)
-
-
-def _line_before(text: str, t: Training) -> int:
-    """The position for a line before the command.
-
-    Raises:
-        _Impossible: no line can be added there.
-    """
-    start = _line_start(text, t.command.start)
-    before = text[:start].rstrip()
-    same_line = text[start : t.command.start].strip(" \t@")
-    if before.endswith(("\\", "^", "`", "&&", "||", "|")) or (same_line if t.language == "sh" else ")" in same_line):
-        raise _Impossible
-    return start
 
 
 def _apply(text: str, t: Training, change: lint.Change) -> str:
@@ -130,39 +90,23 @@ def _splice(text: str, edits: list[Edit]) -> str:
 
 
 def _edits(text: str, t: Training, replaced: dict[int, list[str]]) -> list[Edit]:
-    """The edits that replace some words by others (or by none). Words of the same variable are then all written out.
-
-    Raises:
-        _Impossible: a word of such a variable has no known value.
-    """
+    """The edits that replace some words by others, or by none. Raises _Impossible: one of them does not stand alone."""
     words = t.command.words
-    spans: dict[tuple[int, int], list[int]] = {}
-    for i, word in enumerate(words):
-        spans.setdefault(word.span, []).append(i)
-    out: list[Edit] = []
-    for (start, end), members in spans.items():
-        if not any(i in replaced for i in members):
-            continue
-        parts: list[str] = []
-        for i in members:
-            kept = text[start:end] if words[i].alone else words[i].raw
-            if kept is None and i not in replaced:
-                raise _Impossible
-            parts += replaced.get(i, [kept or ""])
-        out.append((start, end, " ".join(parts)) if parts else _removal(text, start, end, t.language))
-    return out
+    if not all(words[i].alone for i in replaced):
+        raise _Impossible
+    return [
+        (words[i].start, words[i].end, " ".join(new))
+        if new
+        else _removal(text, words[i].start, words[i].end, t.language)
+        for i, new in replaced.items()
+    ]
 
 
 def _removal(text: str, start: int, end: int, language: str) -> Edit:
-    """Remove a word with the spaces and line continuations before it, or with its line if it is alone there."""
+    """Remove a word with the spaces and line continuations before it."""
     mark = r"\^" if language == "cmd" else r"\\"
-    begin = re.search(rf"(?:[ \t]|{mark}\r?\n)*$", text[:start])
-    at = begin.start() if begin else start
-    rest = re.compile(r"[ \t]*\r?\n").match(text, end)
-    if at and text[at - 1] == "\n" and rest:
-        return at, rest.end(), ""  # an item of an array
-    keep = " " if text[end : end + 1] in ("<", ">") else ""
-    return (start if at == 0 or text[at - 1] in "\n(" else at), end, keep
+    before = re.search(rf"(?:[ \t]|{mark}\r?\n)*$", text[:start])
+    return before.start() if before else start, end, " " if text[end : end + 1] in ("<", ">") else ""
 
 
 def _mentions(t: Training, flag: str) -> list[list[int]]:
@@ -216,17 +160,10 @@ def _guard(text: str, t: Training) -> str:
     words = t.command.words
     runner = ["-m", "sd_scripts_patches"] if t.script > t.launcher else ["python", "-m", "sd_scripts_patches"]
     word = words[t.script]
-    shown = text[slice(*word.span)] if word.alone else word.raw
-    if shown is None:
-        raise _Impossible
-    edits = _edits(text, t, {t.script: [*runner, shown]})
-    newline = "\r\n" if "\r\n" in text else "\n"
-    line_start = _line_start(text, t.command.start)
-    before = text[line_start : t.command.start]
-    indent = before[: len(before) - len(before.lstrip(" \t"))]
+    edits = _edits(text, t, {t.script: [*runner, text[word.start : word.end]]})
     if t.language == "cmd":
-        start = _line_before(text, t)
-        return _splice(text, [*edits, (start, start, f'{indent}set "PYTHONPATH={ROOT};%PYTHONPATH%"{newline}')])
+        at = words[0].start
+        return _splice(text, [*edits, (at, at, f'set "PYTHONPATH={ROOT};%PYTHONPATH%" && ')])
     index = program(t.command)
     if words[index].value == "sudo" and not words[index + 1].shape.startswith("-"):
         index += 1  # sudo does not pass the variables of its caller on
@@ -252,12 +189,11 @@ def set_flags(text: str, wanted: dict[str, list[str] | None], name: str = "train
         found = trainings(text, name)
         if len(found) != 1:
             raise PresetError(f"{name}: has {len(found)} training commands, not one")
-        command, known = found[0].command, found[0].flags.get(flag)
+        known = found[0].flags.get(flag)
         words = [*known.earlier, *known.words] if known else []
-        if known and (not known.words or command.unclosed or not all(command.words[i].alone for i in words)):
-            refused.append(flag)  # its words come from a variable or the config file
-            continue
         try:
+            if known and (not words or found[0].command.unclosed):  # the config file sets it
+                raise _Impossible
             text = _splice(text, _written(text, found[0], flag, values, words))
         except _Impossible:
             refused.append(flag)

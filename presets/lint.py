@@ -4,9 +4,8 @@ A check examines one training command. It returns None when nothing is wrong, ot
 list when only a person can). A fix never changes what is learned: no learning rate, step count, data or precision.
 """
 
-import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from presets.tables import _table
@@ -24,6 +23,17 @@ class Change:
     kind: str
     flag: str = ""
     values: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """One line for a user: what it does to the script."""
+        others = {
+            "Drop": f"removed --{self.flag}",
+            "Guard": "the script is started with -m sd_scripts_patches",
+            "Unmark": "removed the byte order mark",
+            "Newlines": "the line endings are Unix line endings (LF)",
+        }
+        return others.get(self.kind) or f"set {' '.join((f'--{self.flag}', *self.values))}"
 
 
 Fix = list[Change] | None
@@ -63,15 +73,9 @@ def is_flux(t: Training) -> bool:
     return t.module == "trainer" or file_name(t.command.words[t.script].shape) == "flux_train_network.py"
 
 
-def has_bounded_swap(t: Training) -> bool:
-    """Whether the guards limit the time of every wait of the script's block swap, as they do for musubi-tuner."""
-    return file_name(t.command.words[t.script].shape) in _table("lint.toml")["guarded_scripts"]
-
-
 def block_swap(t: Training) -> Fix:
-    if not t.has("blocks_to_swap") or t.number("blocks_to_swap") == 0:
-        return None
-    if has_bounded_swap(t):
+    bounded = file_name(t.command.words[t.script].shape) in _table("lint.toml")["guarded_scripts"]  # by the guards
+    if bounded or not t.has("blocks_to_swap") or t.number("blocks_to_swap") == 0:
         return None
     saves_memory = is_flux(t) and trains_single_blocks(t) and not t.has("split_mode")
     return [*_drop("blocks_to_swap"), *([_set("split_mode")] if saves_memory else [])]
@@ -112,16 +116,18 @@ def no_state(t: Training) -> Fix:
     return changes
 
 
+def _workers(t: Training) -> float | None:
+    """The number of loader workers; None where it is not known."""
+    return 8 if t.lacks("max_data_loader_n_workers") else t.number("max_data_loader_n_workers")
+
+
 def many_workers(t: Training) -> Fix:
-    workers = 8 if t.lacks("max_data_loader_n_workers") else t.number("max_data_loader_n_workers")
+    workers = _workers(t) if t.language == "sh" else None
     return [_set("max_data_loader_n_workers", "2")] if workers is not None and workers > 2 else None
 
 
 def windows_workers(t: Training) -> Fix:
-    if t.language == "sh":
-        return None
-    workers = 8 if t.lacks("max_data_loader_n_workers") else t.number("max_data_loader_n_workers")
-    if not workers and not t.has("persistent_data_loader_workers"):
+    if t.language == "sh" or not (_workers(t) or t.has("persistent_data_loader_workers")):
         return None
     return [_set("max_data_loader_n_workers", "0"), *_drop("persistent_data_loader_workers")]
 
@@ -133,55 +139,9 @@ def cache_in_memory(t: Training) -> Fix:
     return [_set(f"{f}_to_disk") for f in flags if t.has(f) and t.lacks(f"{f}_to_disk")] or None
 
 
-def on_network(path: str | None, t: Training) -> bool:
-    """Whether a path is known to be on a network file system: by /proc/mounts, or because it is a UNC path."""
-    if not path:
-        return False
-    if re.match(r"\\\\[^\\]|//[^/]", path):
-        return True
-    full = Path(path) if t.language != "sh" else (t.base / path).absolute()
-    kind, longest = "", -1
-    for line in t.mounts.splitlines():
-        parts = line.split()
-        if len(parts) < 3:
-            continue
-        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m.group(1), 8)), parts[1])
-        if (full == Path(point) or Path(point) in full.parents) and len(point) >= longest:
-            kind, longest = parts[2], len(point)
-    return kind in _table("lint.toml")["network_file_systems"]
-
-
-def collective_timeout(t: Training) -> Fix:
-    def above_one(option: str) -> bool:
-        value = t.launch.get(option) or ""
-        return value.isdigit() and int(value) > 1
-
-    several = "multi_gpu" in t.launch or any(
-        map(above_one, ("num_processes", "num_machines", "nproc_per_node", "nnodes"))
-    )
-    return [_set("ddp_timeout", "60")] if several and t.lacks("ddp_timeout") else None
-
-
-DATA_PATHS = ("train_data_dir", "dataset_config", "reg_data_dir", "in_json", "conditioning_data_dir")
-SAMPLES = ("sample_every_n_steps", "sample_every_n_epochs", "sample_at_first")
-# What a script without the guards must not do: waits that only they limit.
-UNGUARDED: dict[str, Callable[[Training], bool]] = {
-    "sampling": lambda t: any(t.has(f) and t.number(f) != 0 for f in SAMPLES),
-    "tracker": lambda t: t.text("log_with") in ("wandb", "all"),
-    "upload": lambda t: t.has("huggingface_repo_id") or t.has("async_upload"),
-    "resume": lambda t: t.has("resume"),
-    "network-data": lambda t: any(on_network(t.text(path), t) for path in DATA_PATHS),
-    "unguarded": lambda t: True,
-}
-
-
 def _when(holds: Callable[[Training], bool], *changes: Change) -> Callable[[Training], Fix]:
     """A rule that always has the same changes; without any, only a person can fix it."""
     return lambda t: list(changes) if holds(t) else None
-
-
-def _unguarded(waits: Callable[[Training], bool]) -> Callable[[Training], Fix]:
-    return _when(lambda t: not t.module and waits(t), GUARD)
 
 
 # In the order in which they are fixed: specific rules first, so that each finding names its own reason.
@@ -200,21 +160,17 @@ CHECKS: dict[str, Callable[[Training], Fix]] = {
     ),
     "windows-workers": windows_workers,
     "many-workers": many_workers,
-    **{name: _unguarded(waits) for name, waits in UNGUARDED.items()},
+    "unguarded": _when(lambda t: not t.module, GUARD),
     "cache-in-memory": cache_in_memory,
-    "network-output": _when(lambda t: on_network(t.text("output_dir"), t)),
-    "collective-timeout": collective_timeout,
 }
 
 
 def check(t: Training) -> list[tuple[str, list[Change]]]:
     """The rules that a training command breaks, each with the changes that fix it."""
-    found = [(name, changes) for name, rule in CHECKS.items() if (changes := rule(t)) is not None]
-    windows = any(name == "windows-workers" for name, _ in found)
-    return [(name, changes) for name, changes in found if not (windows and name == "many-workers")]
+    return [(name, changes) for name, rule in CHECKS.items() if (changes := rule(t)) is not None]
 
 
-def lint(text: str, name: str = "train.sh", base: Path | None = None, mounts: str = "") -> list[Finding]:
+def lint(text: str, name: str = "train.sh", base: Path | None = None) -> list[Finding]:
     """All findings in a script, in the order of its commands.
 
     Args: as presets.training.trainings.
@@ -230,7 +186,7 @@ def lint(text: str, name: str = "train.sh", base: Path | None = None, mounts: st
             fix=rules[rule]["fix"],
             fixable=bool(changes) and t.language != "ps",
         )
-        for t in trainings(text, name, base, mounts)
+        for t in trainings(text, name, base)
         for rule, changes in check(t)
     ]
 
@@ -242,10 +198,5 @@ def _position(t: Training, rule: str, changes: list[Change]) -> int:
     for change in changes:
         known = t.flags.get(change.flag)
         if known and known.words:
-            return t.command.words[known.words[0]].span[0]
-    return t.command.words[t.script].span[0]
-
-
-def as_json(findings: list[Finding]) -> list[dict]:
-    """Findings as plain values."""
-    return [asdict(finding) for finding in findings]
+            return t.command.words[known.words[0]].start
+    return t.command.words[t.script].start

@@ -1,27 +1,28 @@
 """Reads flags, types, choices, defaults and help of a trainer's argument parser, without its environment.
 
-Importing sd-scripts' parser needs torch, many seconds and its complete environment; the page has none of these. But the
-functions that fill the parser need almost nothing of what their files import. So each name of a source file is made when
-it is first used: a function is compiled, a constant computed, a module of the checkout read the same way. Whatever is not
-in the checkout or in the standard library, and every class, is a stand-in that takes part in anything and does nothing.
-The script's `setup_parser`, or where it has none (musubi-tuner) its `main`, then runs up to `parse_args`. The result is
-kept by the commit of the checkout.
+The trainer's own code fills its parser, in a process of its own (`python -m presets.schema`). That needs almost nothing of
+what the code imports, such as torch, which takes seconds: whatever is neither in the checkout nor in the standard library
+is a stand-in that takes part in anything and does nothing. The script's `setup_parser`, or where it has none
+(musubi-tuner) its `main`, runs up to `parse_args`. The result is kept by the commit of the checkout.
 """
 
 import argparse
-import ast
-import builtins
 import copy
-import importlib
+import json
+import runpy
+import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any, NoReturn
 
-from presets.tables import PresetError
+from presets.tables import ROOT, PresetError
 
 TYPES = {"int": "int", "float": "float", "int_or_float": "float", "int_or_ratio": "float"}
+DUMP_S = 60.0
 
 
 def of_parser(parser: argparse.ArgumentParser) -> dict[str, dict]:
@@ -63,19 +64,15 @@ def flags_of(checkout: Path, script: str = "flux_train_network.py") -> dict[str,
         raise PresetError(f"{path} does not exist; run ./start.sh {name}, or set {variable}")
     key = (path, commit(checkout), path.stat().st_mtime_ns)
     if key[1] is None or key not in _known:
-        names = _Checkout(root).names(path)
-        if entry not in names.nodes:
-            raise PresetError(f"{path}: no function {entry}; this version is not supported, run ./start.sh {name}")
+        words = [sys.executable, "-m", "presets.schema", str(root.absolute()), str(path.absolute()), entry]
         try:
-            parser = names[entry]()
-        except _Parsing as parsing:
-            parser = parsing.args[0]
-        except PresetError:
-            raise
-        except (Exception, SystemExit) as error:  # it is the trainer's own code
-            text = f"{path}: {entry} failed ({error}); run ./start.sh {name} for the tested version"
-            raise PresetError(text) from error
-        _known[key] = of_parser(parser)
+            done = subprocess.run(words, cwd=ROOT, capture_output=True, timeout=DUMP_S, check=False)
+            answer = json.loads(done.stdout.splitlines()[-1])
+        except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
+            answer = f"{entry} failed ({error})"
+        if isinstance(answer, str):
+            raise PresetError(f"{path}: {answer}; run ./start.sh {name} for the tested version")
+        _known[key] = answer
     return copy.deepcopy(_known[key])
 
 
@@ -100,122 +97,73 @@ def commit(checkout: Path) -> str | None:
     return None
 
 
-class _Parsing(BaseException):
-    """The parser has all its flags."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def parse_args(self, *_: object, **__: object) -> NoReturn:
-        raise _Parsing(self)
+# In the process of its own -----------------------------------------------------------------------------------------------
 
 
 class _Anything:
     """Stands for what the checkout takes from elsewhere."""
 
-    def __getattr__(self, name: str) -> "_Anything":
-        if name.startswith("__"):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in ("__name__", "__version__"):
             raise AttributeError(name)
         return self
 
-    def __call__(self, *_: object, **__: object) -> "_Anything":
+    def __call__(self, *_: object, **__: object) -> Any:
         return self
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
-    def __deepcopy__(self, _: object) -> "_Anything":
-        return self
+    def __mro_entries__(self, bases: object) -> tuple[()]:
+        return ()  # as a base class it adds nothing
 
-    __getitem__ = __add__ = __radd__ = __or__ = __ror__ = __call__
+    __getitem__ = __add__ = __radd__ = __sub__ = __mul__ = __rmul__ = __truediv__ = __or__ = __ror__ = __call__
+    __lt__ = __le__ = __gt__ = __ge__ = __deepcopy__ = __enter__ = __exit__ = __call__
 
 
 ANYTHING = _Anything()
-ARGPARSE = SimpleNamespace(**{**vars(argparse), "ArgumentParser": _Parser})
 
 
-class _Checkout:
-    """The source files of a checkout."""
+class _StandIns(MetaPathFinder, Loader):
+    """Finds every module that is neither in the checkout nor in the standard library."""
 
     def __init__(self, root: Path):
         self.root = root
-        self.files: dict[Path, _Names] = {}
 
-    def names(self, path: Path) -> "_Names":
-        """The names of a file."""
-        if path not in self.files:
-            self.files[path] = _Names(self, path)
-        return self.files[path]
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        top = self.root / name.partition(".")[0]
+        here = top.is_dir() or top.with_suffix(".py").is_file() or top.name in sys.stdlib_module_names
+        return None if here else ModuleSpec(name, self, is_package=True)
 
-    def module(self, dotted: str) -> Any:
-        """What `import DOTTED` gives: a module of the checkout or of the standard library, else a stand-in."""
-        path = self.root.joinpath(*dotted.split("."))
-        file = next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
-        if file or path.is_dir():
-            return _Module(self, dotted, self.names(file) if file else {})
-        if dotted == "argparse":
-            return ARGPARSE
-        return importlib.import_module(dotted) if dotted.split(".")[0] in sys.stdlib_module_names else ANYTHING
-
-    def import_(
-        self, dotted: str, _globals: object = None, _locals: object = None, names: Any = (), level: int = 0
-    ) -> Any:
-        """As `__import__`, for an import inside a function."""
-        return self.module(dotted if names else dotted.split(".")[0]) if not level else ANYTHING
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)["__getattr__"] = lambda name: getattr(ANYTHING, name)
 
 
-class _Module:
-    """A module of the checkout."""
-
-    def __init__(self, checkout: _Checkout, dotted: str, names: Any):
-        self._checkout, self._dotted, self._names = checkout, dotted, names
-
-    def __getattr__(self, name: str) -> Any:
-        known = isinstance(self._names, _Names) and name in self._names.nodes
-        return self._names[name] if known else self._checkout.module(f"{self._dotted}.{name}")
+class _Parsing(BaseException):
+    """The parser has all its flags."""
 
 
-class _Names(dict[str, Any]):
-    """The names of a source file; the globals of its functions."""
+def _give_away(parser: argparse.ArgumentParser, *_: object, **__: object) -> NoReturn:
+    raise _Parsing(parser)
 
-    def __init__(self, checkout: _Checkout, path: Path):
-        super().__init__(__builtins__={**vars(builtins), "__import__": checkout.import_}, __name__=path.stem)
-        self.checkout, self.path = checkout, path
-        try:
-            tree = ast.parse(path.read_bytes(), filename=str(path))
-        except (OSError, SyntaxError, ValueError) as error:
-            raise PresetError(
-                f"{path} cannot be parsed as Python ({error}); restore the file with `git checkout`"
-            ) from error
-        self.nodes: dict[str, ast.AST | tuple[str, str]] = {}  # of an import: the module, and the name in it
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom):
-                self.nodes |= {one.asname or one.name: (node.module or "", one.name) for one in node.names}
-            elif isinstance(node, ast.Import):
-                tops = [(one.asname, one.name if one.asname else one.name.split(".")[0]) for one in node.names]
-                self.nodes |= {name or top: (top, "") for name, top in tops}
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                self.nodes[node.name] = node
-            elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                self.nodes |= {one.id: node.value for one in targets if isinstance(one, ast.Name)}
 
-    def __missing__(self, name: str) -> Any:
-        if name not in self.nodes and hasattr(builtins, name):
-            raise KeyError(name)
-        self[name] = ANYTHING  # for a name that is computed from itself
-        self[name] = self._made(self.nodes.get(name))
-        return self[name]
+def dump(root: str, path: str, entry: str) -> dict[str, dict] | str:
+    """The flags of a script, as `of_parser`, or what is wrong with it. It changes this process: see above."""
+    sys.meta_path.insert(0, _StandIns(Path(root)))
+    sys.path[:0] = [root, str(Path(path).parent)]
+    setattr(argparse.ArgumentParser, "parse_args", _give_away)  # noqa: B010 - mypy: it is a method
+    try:
+        names = runpy.run_path(path)
+        if entry not in names:
+            return f"no function {entry}; this version is not supported"
+        return of_parser(names[entry]())
+    except _Parsing as parsing:
+        return of_parser(parsing.args[0])
+    except SyntaxError as error:
+        return f"cannot be parsed as Python ({error}); restore the file with `git checkout`"
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the trainer's own code
+        return f"{entry} failed ({error})"
 
-    def _made(self, node: ast.AST | tuple[str, str] | None) -> Any:
-        if isinstance(node, tuple):
-            module = self.checkout.module(node[0])
-            return getattr(module, node[1], ANYTHING) if node[1] else module
-        if isinstance(node, ast.FunctionDef):
-            node.decorator_list = []
-            future = ast.parse("from __future__ import annotations").body  # no annotation is computed
-            exec(compile(ast.Module([*future, node], []), str(self.path), "exec"), self)
-            return self[node.name]
-        if isinstance(node, ast.expr):
-            return eval(compile(ast.Expression(node), str(self.path), "eval"), self)
-        return ANYTHING
+
+if __name__ == "__main__":
+    print("\n" + json.dumps(dump(*sys.argv[1:]), default=str))

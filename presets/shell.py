@@ -9,7 +9,6 @@ the value None.
 import bisect
 import functools
 import re
-import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,6 +29,13 @@ NAME = re.compile(r"[A-Za-z_]\w*")
 ANSI = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "E": "\x1b", "f": "\f", "v": "\v"}
 PARSE_S = 10.0
 PIECE = 1 << 16  # bytes that the parser gets at a time
+UNQUOTED = re.compile(
+    r"""'(?P<single>[^']*)'? | \$'(?P<ansi>(?:\\.|[^'\\])*)'? | \\(?:\r?\n(?P<gap>)|(?P<escaped>.)) | (?P<quote>") | (?P<plain>.)""",
+    re.DOTALL | re.VERBOSE,
+)
+IN_QUOTES = re.compile(
+    r"""\\(?:\n(?P<gap>)|(?P<escaped>[$`"\\])) | (?P<quote>") | (?P<plain>.)""", re.DOTALL | re.VERBOSE
+)
 ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|[uU]([0-9a-fA-F]{1,8})|(.?))", re.DOTALL)
 
 
@@ -59,7 +65,7 @@ def _parse(text: bytes) -> "Node":
 class _Item:
     """A word as written: the words that it becomes, its position, and whether their number is unknown."""
 
-    fields: list[str]
+    fields: Fields
     start: int
     end: int
     splits: bool = False
@@ -164,7 +170,7 @@ class Bash:
             item = self._item(group)
             found = self._expand(item)
             command.opaque = command.opaque or found is None
-            shape = " ".join(item.fields)
+            shape = " ".join(item.fields.words)
             value = None if UNKNOWN in shape else shape
             command.words += [Word(value, item.start, item.end, shape=shape)] if found is None else found
 
@@ -176,53 +182,33 @@ class Bash:
 
     # Values -----------------------------------------------------------------------------------------------------------
 
-    def _item(self, nodes: "list[Node]") -> _Item:
-        """The words that nodes without space between them become."""
-        fields, splits = Fields(), False
-        for node in nodes:
-            splits = self._add(node, fields) or splits
-        return _Item(fields.words, nodes[0].start_byte, nodes[-1].end_byte, splits)
+    def _item(self, nodes: "list[Node]", quoted: bool = False) -> _Item:
+        """The words that nodes without space between them become, by the rules of bash's quotes."""
+        at, end = nodes[0].start_byte, nodes[-1].end_byte
+        item, expansions = _Item(Fields(), at, end), dict(_expansions(nodes))
+        while at < end:
+            if stop := expansions.get(at):
+                item.splits = self._expansion(self.text[at:stop], item.fields, quoted) or item.splits
+                at = stop
+                continue
+            piece = (IN_QUOTES if quoted else UNQUOTED).match(self.text, at, end)
+            assert piece is not None, "any character matches"
+            kind, at = piece.lastgroup or "", piece.end()
+            quoted = quoted != (kind == "quote")
+            if kind != "gap":
+                value = "" if kind == "quote" else piece[kind]
+                item.fields.add(ESCAPE.sub(_unescaped, value) if kind == "ansi" else value)
+        return item
 
-    def _add(self, node: "Node", fields: Fields, quoted: bool = False) -> bool:
-        """Add a node's value; True where it may be any number of words."""
-        written = self.text[node.start_byte : node.end_byte]
-        if node.type in EXPANSIONS:
-            name = re.fullmatch(r"\$\{?([A-Za-z_]\w*)\}?", written)
-            value = self.variables.get(name[1]) if name and name[1] not in self.unsure else None
-            if quoted:
-                fields.add(UNKNOWN if value is None else value)
-                return bool(re.fullmatch(r"\$(@|\{@\}|\{\w+\[@\]\})", written))
-            if value is None or re.search(r"[*?\[]", value):
-                fields.add(UNKNOWN if value is None else value)
-                return True
-            fields.split(value)
-        elif node.type == "raw_string":
-            fields.add(written[1:-1])
-        elif node.type == "ansi_c_string":
-            fields.add(ESCAPE.sub(_unescaped, written[2:-1]))
-        elif node.type == "string":
-            return self._string(node, fields)
-        elif node.child_count and node.type in ("concatenation", "variable_assignment", "command_name"):
-            several, at = False, node.start_byte
-            for child in node.children:
-                several = self._add(child, fields) or several
-                at = child.end_byte
-            fields.add(_literal(self.text[at : node.end_byte]))
-            return several
-        else:
-            fields.add(_literal(written))
+    def _expansion(self, written: str, fields: Fields, quoted: bool) -> bool:
+        """Add the value of an expansion; True where it may be any number of words."""
+        name = re.fullmatch(r"\$\{?([A-Za-z_]\w*)\}?", written)
+        value = self.variables.get(name[1]) if name and name[1] not in self.unsure else None
+        if quoted or value is None or re.search(r"[*?\[]", value):
+            fields.add(UNKNOWN if value is None else value)
+            return not quoted or bool(re.fullmatch(r"\$(@|\{@\}|\{\w+\[@\]\})", written))
+        fields.split(value)
         return False
-
-    def _string(self, node: "Node", fields: Fields) -> bool:
-        """As _add, for "…". The parser leaves out some spaces of its text, so what is no expansion is read as written."""
-        several, at = False, node.start_byte + 1
-        fields.add("")
-        for child in (child for child in node.named_children if child.type in EXPANSIONS):
-            fields.add(_in_double_quotes(self.text[at : child.start_byte]))
-            several = self._add(child, fields, quoted=True) or several
-            at = child.end_byte
-        fields.add(_in_double_quotes(self.text[at : node.end_byte - (not node.children[-1].is_missing)]))
-        return several
 
     # Variables --------------------------------------------------------------------------------------------------------
 
@@ -239,10 +225,8 @@ class Bash:
             self.arrays[name] = [*self.arrays.get(name, []), *items] if adds else items
             return
         self.arrays.pop(name, None)
-        fields = Fields()
-        if len(node.children) > 2:
-            self._add(value, fields, quoted=value.type in EXPANSIONS)
-        new = " ".join(fields.words)
+        given = len(node.children) > 2
+        new = " ".join(self._item([value], quoted=value.type in EXPANSIONS).fields.words) if given else ""
         known = UNKNOWN not in new and not self.text.startswith("~", value.start_byte)
         before = self.variables.get(name) if adds else ""
         self.variables[name] = before + new if known and before is not None else None
@@ -251,50 +235,20 @@ class Bash:
         """The words that a written word expands to; None when their number is unknown."""
         written = self.text[item.start : item.end]
         array = re.fullmatch(r'("?)\$\{(\w+)\[([@*])\]\}"?', written)
+        values = item.fields.words
         if array and array[2] in self.arrays:
-            return self._of_array(item, array[2], bool(array[1]), array[3])
-        if item.splits:
-            return None
-        if len(item.fields) == 1:
-            value = item.fields[0]
-            return [Word(None if UNKNOWN in value else value, item.start, item.end, shape=value)]
-        return [_copied(item, value) for value in item.fields]
-
-    def _of_array(self, use: _Item, name: str, quoted: bool, kind: str) -> list[Word] | None:
-        """The words of an array. Where the script uses it once, each word is edited in the array itself."""
-        items = self.arrays[name]
-        if any(item.splits for item in items) or (quoted and kind == "*" and len(items) != 1):
-            return None
-        values = [value for item in items for value in item.fields]
-        if not quoted:  # bash splits each item again
-            if any(re.search(rf"[*?\[~{{{UNKNOWN}]", value) for value in values):
+            items = self.arrays[array[2]]
+            values = [value for one in items for value in one.fields.words]
+            if any(one.splits for one in items) or (array[1] and array[3] == "*" and len(items) != 1):
                 return None
-            return [_copied(use, part) for value in values for part in value.split()]
-        once = self.text.count(f"${{{name}[") == 1 and len(values) == len(items)
-        out = []
-        for item in items:
-            written = self.text[item.start : item.end]
-            if len(item.fields) == 1 and (once or not re.search(r"[$`]", written)):
-                shape, place = item.fields[0], (item.start, item.end) if once else None
-                value = None if UNKNOWN in shape else shape
-                out.append(Word(value, use.start, use.end, once, shape, place, written))
-            else:
-                out += [_copied(use, value) for value in item.fields]
-        return out
-
-
-def _copied(use: _Item, value: str) -> Word:
-    """A word that stands elsewhere in the script, where `use` has it."""
-    known = UNKNOWN not in value
-    return Word(value if known else None, use.start, use.end, False, value, raw=shlex.quote(value) if known else None)
-
-
-def _literal(written: str) -> str:
-    return re.sub(r"\\(\r?\n|(.))", lambda found: found[2] or "", written, flags=re.DOTALL)
-
-
-def _in_double_quotes(written: str) -> str:
-    return re.sub(r'\\(\n|([$`"\\]))', lambda found: found[2] or "", written)
+            if not array[1]:  # bash splits each item again
+                if any(re.search(rf"[*?\[~{{{UNKNOWN}]", value) for value in values):
+                    return None
+                values = [part for value in values for part in value.split()]
+        elif item.splits:
+            return None
+        alone = not array and len(values) == 1
+        return [Word(None if UNKNOWN in value else value, item.start, item.end, alone, value) for value in values]
 
 
 def _unescaped(found: re.Match[str]) -> str:
@@ -302,6 +256,15 @@ def _unescaped(found: re.Match[str]) -> str:
     if other is not None:
         return ANSI.get(other, other)
     return chr(int(octal, 8) if octal else int(byte or point, 16))
+
+
+def _expansions(nodes: "list[Node]") -> Iterator[tuple[int, int]]:
+    """Where the expansions of a word begin and end."""
+    for node in nodes:
+        if node.type in EXPANSIONS:
+            yield node.start_byte, node.end_byte
+        else:
+            yield from _expansions(node.named_children)
 
 
 def _errors(node: "Node") -> Iterator[int]:

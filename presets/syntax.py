@@ -10,8 +10,8 @@ UNKNOWN = "\0"
 class Word:
     """One argument as the program receives it, and where the command has it: text[start:end].
 
-    `value` is None where it cannot be known without running the script. Words that come from one variable share its
-    position; `alone` is False for these, and `raw` is what may be written instead (None: nothing can).
+    `value` is None where it cannot be known without running the script. `alone`: whether this text is this word and no
+    more; words that come from one variable or array share its position.
     """
 
     value: str | None
@@ -19,13 +19,6 @@ class Word:
     end: int
     alone: bool = True
     shape: str = ""  # the value, with a NUL for each part that is unknown
-    place: tuple[int, int] | None = None  # the item of an array that this word comes from, if only this command uses it
-    raw: str | None = None
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """The text to edit in order to change this word."""
-        return self.place or (self.start, self.end)
 
 
 @dataclass

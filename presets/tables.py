@@ -1,56 +1,51 @@
 """Reads the tables: tiers, trainers, families, models (built-in and the user's), defaults.
 
 A family is one file, `families/NAME.toml`: what trains it, its flags by VRAM tier, its models and their files. Nothing
-else in the project names a family. Tables are read once, are the same objects for all, and cannot be changed.
+else in the project names a family. Tables are read once, and are the same objects for all: a caller changes a copy.
 The user's `models.toml` is read again when it changes, because the page stays open while it is edited.
 """
 
-import copy
 import difflib
 import functools
 import os
 import re
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 FAMILIES = Path(__file__).with_name("families")
-MODEL_KEYS = {
-    "name": str,
-    "note": str,
-    "family": str,
-    "repo": str,
-    "licence": str,
-    "gated": bool,
-    "generated": bool,
-    "control": bool,
-    "backends": list,
-    "files": dict,
-    "flags": dict,
-    "settings": dict,
-    "shape": dict,
+MODEL: dict[str, Any] = {
+    "name": "",
+    "note": "",
+    "family": "",
+    "repo": "",
+    "licence": "unknown",
+    "gated": False,
+    "generated": False,
+    "control": False,
+    "backends": [],
+    "files": {},
+    "flags": {},
+    "settings": {},
+    "shape": {},
 }
-FILE_TABLES = ("models", "downloads")  # in a family's file, beside what is about the family itself
+"""The keys of a model, with what a model has that does not say it; a value has the same type."""
+FAMILY: dict[str, Any] = {"settings": {}, "sample": {}, "files": {}, "text_encoders": 0, "download_bytes": 0}
+TRAINER: dict[str, Any] = {
+    "needs": [],
+    "too_small": "",
+    "precisions": [],
+    "memory": {},
+    "flags": {},
+    "activations_gb": 0.0,
+    "text_gb": 0.0,
+}
+FIGURES = ("needs_gb", "weights_gb", "note", "basis")  # of a tier, beside its flags
+BITS = {"nf4": "4 bits", "int8": "8 bits (int8)"}
+OPTIMIZERS = {"adamw8bit": "8-bit AdamW", "adafactor": "Adafactor"}
 SHARD = re.compile(r"(?P<stem>.*)-00001-of-(?P<count>\d{5})\.safetensors")
-
-
-class Table(dict[str, Any]):
-    """A dict that cannot be changed: all callers share it. A copy of it is a plain dict."""
-
-    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
-        raise TypeError("the tables of presets cannot be changed; make a copy first, such as {**table}")
-
-    __setitem__ = __delitem__ = __ior__ = pop = popitem = clear = update = setdefault = _refuse
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        return {key: copy.deepcopy(value, memo) for key, value in self.items()}
-
-
-def fixed(value: Any) -> Any:
-    """The same, with each dict in it as a Table."""
-    return Table({key: fixed(one) for key, one in value.items()}) if isinstance(value, dict) else value
 
 
 class PresetError(ValueError):
@@ -79,7 +74,7 @@ def read_toml(path: Path) -> dict:
 
 @functools.cache
 def _table(name: str) -> dict:
-    return fixed(read_toml(Path(__file__).with_name(name)))
+    return read_toml(Path(__file__).with_name(name))
 
 
 @functools.cache
@@ -112,41 +107,87 @@ def sanity() -> dict:
 
 @functools.cache
 def _families() -> dict[str, dict]:
-    full = {}
-    for name, table in _family_files().items():
-        family = {"settings": {}, "sample": {}, "shape": {}, "parts": {}, "download_bytes": 0, "settings_source": ""}
-        family |= {key: value for key, value in table.items() if key not in FILE_TABLES}
-        trainers = {
-            key: {**table["backends"].get(own.get("like"), {}), **own} for key, own in table["backends"].items()
-        }
-        empty: dict[str, Any] = {
-            "too_small": "",
-            "memory": {},
-            "flags": {},
-            "cache": [],
-            "precisions": [],
-            "activations_gb": 0.0,
-        }
-        family["backends"] = {key: _in_full({**empty, **own}) for key, own in trainers.items()}
-        full[name] = family
-    return fixed(full)
+    return {name: _family(table) for name, table in _family_files().items()}
 
 
-def _in_full(trainer: dict) -> dict:
-    """A trainer's table with the flags that its names of sets stand for (defaults.toml), in their place."""
+def _family(table: dict) -> dict:
+    """A family with every key: {name, settings, sample, speed, files, parts, backends, …}."""
+    family = {**FAMILY, **{key: value for key, value in table.items() if key not in ("models", "downloads")}}
+    numbers = ["", *(f"_{number}" for number in range(2, family["text_encoders"] + 1))]
+    network = ["config.json", "diffusion_pytorch_model"]
+    family["parts"] = {
+        **{family.get("network", "transformer"): network, "vae": network},
+        **{f"text_encoder{number}": ["config.json", "model"] for number in numbers},
+        **{f"tokenizer{number}": ["tokenizer_config.json"] for number in numbers},
+        "scheduler": ["scheduler_config.json"],
+    }
+    pixels = family["settings"].get("resolution", _table("defaults.toml")["run"]["resolution"])
+    own = {name: {**table["backends"].get(given.get("like"), {}), **given} for name, given in table["backends"].items()}
+    return {**family, "backends": {name: _trainer(name, given, pixels) for name, given in own.items()}}
+
+
+def _trainer(name: str, given: dict, pixels: int) -> dict:
+    """A trainer's table of a family with every key, its sets of flags written out, and the commands that make its caches."""
+    full = {**TRAINER, **_table("defaults.toml")["backends"][name].get("usual", {}), **given}
+    full |= {key: _in_full(full[key]) for key in ("memory", "flags")}
+    full["tiers"] = {tier: _tier(row, full, pixels) for tier, row in full["tiers"].items()}
+    row, full["by_tier"] = None, {}  # a tier without a row takes that of the next smaller one, None where there is none
+    for tier in _table("tiers.toml")["tiers"]:
+        row = full["by_tier"][tier] = full["tiers"].get(tier, row)
+    start = full["script"].removesuffix("train_network.py")
+    captions = {"batch_size": 1, **full.get("cache_text_flags", {})}
+    full["cache"] = [
+        {"script": f"{start}cache_{what}.py", "phase": phase, "takes": full[key], "flags": flags}
+        for key, what, phase, flags in (
+            ("cache_latents", "latents", "the images", {}),
+            ("cache_text", "text_encoder_outputs", "the captions", captions),
+        )
+        if key in full
+    ]
+    return full
+
+
+def _tier(row: dict, trainer: dict, pixels: int) -> dict:
+    """A tier: {flags, note, needs_gb, training_gb, weights_gb, basis}; what the user reads is made of its flags and figures."""
+    flags = _in_full({key: value for key, value in row.items() if key not in FIGURES})
+    flags.setdefault("optimizer_type", "adamw8bit")
+    every, text_gb = {**trainer["memory"], **flags}, trainer["text_gb"]
+    fp8 = any(flag in every for flag in ("fp8_base", "fp8_scaled"))
+    bits = BITS.get(every.get("quantize", ""), "8 bits" if fp8 else "16 bits")
+    blocks = f"of its {trainer['blocks']} blocks" if "blocks" in trainer else "of its blocks"
+    how = f"{OPTIMIZERS[every['optimizer_type']]} optimizer"
+    if count := every.get("blocks_to_stream"):
+        how = f"{count} {blocks} copied to the GPU for each use"
+    elif count := every.get("blocks_to_swap"):
+        ram = f" ({trainer['ram_gb']} GB needed)" if "ram_gb" in trainer else ""
+        how = f"{count} {blocks} swapped to main memory{ram}: slower, and every wait for a block has a time limit"
+    note = f"Model in {bits}, {how}" + "; texts are encoded on the processor" * ("text_encoder_cpu" in every)
+    basis = f"estimated: its text encoders take {text_gb:g} GB while captions are encoded"
+    if "weights_gb" in row:
+        where = "on the GPU" if "blocks_to_swap" in every else f"in {bits}"
+        basis = f"estimated: {row['weights_gb']:g} GB of weights {where}, {trainer['activations_gb']:g} GB for an image of {pixels} "
+        basis += "pixels, the LoRA and its optimizer"
+    return {
+        "flags": flags,
+        "note": row.get("note", note),
+        "needs_gb": max(text_gb, row["needs_gb"]),
+        "training_gb": row["needs_gb"],
+        "weights_gb": row.get("weights_gb", 0.0),
+        "basis": row.get("basis", basis),
+    }
+
+
+def _in_full(flags: dict) -> dict:
+    """Flags with those that a name of a set stands for (defaults.toml), in its place."""
     sets = _table("defaults.toml")["flag_sets"]
-
-    def full(flags: dict) -> dict:
-        return {name: item for flag, value in flags.items() for name, item in sets.get(flag, {flag: value}).items()}
-
-    tiers = {name: {**tier, "flags": full(tier["flags"])} for name, tier in trainer["tiers"].items()}
-    return {**trainer, "memory": full(trainer["memory"]), "flags": full(trainer["flags"]), "tiers": tiers}
+    return {name: item for flag, value in flags.items() for name, item in sets.get(flag, {flag: value}).items()}
 
 
 def families() -> dict[str, dict]:
-    """Model families by name, as in families/NAME.toml: {name, backends, settings, sample, speed, shape, parts, …}.
+    """Model families by name, as in families/NAME.toml: {name, backends, settings, sample, speed, parts, …}.
 
-    `backends`: by trainer {script, network_module, needs, memory, flags, cache, tiers, …}.
+    `backends`: by trainer {script, network_module, needs, memory, flags, cache, tiers, …}. parts: the model in diffusers'
+    layout, folder: [its configuration file, prefix of its weight files].
     """
     return _families()
 
@@ -181,7 +222,7 @@ def _models(path: Path, stamp: tuple[int, int] | None) -> dict[str, dict]:
     }
     own = read_toml(path).get("models", {}) if stamp else {}
     table |= {key: (model, str(path)) for key, model in own.items()}
-    return fixed({key: _complete(key, model, origin) for key, (model, origin) in table.items()})
+    return {key: _complete(key, model, origin) for key, (model, origin) in table.items()}
 
 
 def downloads() -> dict[str, dict]:
@@ -189,18 +230,15 @@ def downloads() -> dict[str, dict]:
 
     Of a model in several files (`NAME-00001-of-00004.safetensors`) the table has the first; the others follow from it.
     """
-    found: dict[str, dict] = {}
-    for file in _family_files().values():
-        found |= file.get("downloads", {})
     own = data_root() / "models.toml"
-    found |= read_toml(own).get("downloads", {}) if own.is_file() else {}
+    tables = [*_family_files().values(), read_toml(own) if own.is_file() else {}]
     out = {}
-    for name, source in found.items():
-        names = shards(name)
+    for name, source in ((name, one) for table in tables for name, one in table.get("downloads", {}).items()):
+        names, path = shards(name), source.get("path", name)
+        path += name if path.endswith("/") else ""
         for number, shard in enumerate(names, 1):
-            of = f"-{number:05d}-of-"
-            path = source.get("path", name)
-            out[shard] = {**source, "path": path.replace("-00001-of-", of) if len(names) > 1 else path}
+            of = f"-{number:05d}-of-" if len(names) > 1 else "-00001-of-"
+            out[shard] = {**source, "path": path.replace("-00001-of-", of)}
             if "size" in source:
                 out[shard]["size"] = source["size"] // len(names)
     return out
@@ -220,32 +258,23 @@ def _complete(key: str, model: dict, origin: str) -> dict:
     if not isinstance(model, dict):
         raise PresetError(f"{where} is not a table; write it like the models in presets/families/flux.toml")
     for name, value in model.items():
-        if name not in MODEL_KEYS:
-            raise PresetError(f"{where}: unknown key {name!r}; use one of {', '.join(MODEL_KEYS)}")
-        if not isinstance(value, MODEL_KEYS[name]):
-            raise PresetError(f"{where}: {name} must be a {MODEL_KEYS[name].__name__}, not {value!r}")
+        if name not in MODEL:
+            raise PresetError(f"{where}: unknown key {name!r}; use one of {', '.join(MODEL)}")
+        if not isinstance(value, type(MODEL[name])):
+            raise PresetError(f"{where}: {name} must be a {type(MODEL[name]).__name__}, not {value!r}")
     known = _families()
-    usual = next(iter(known))
-    family = known.get(model.get("family", usual))
+    full = {**MODEL, "name": key, "family": next(iter(known)), **model}
+    family = known.get(full["family"])
     if family is None:
         raise PresetError(f"{where}: unknown family {model['family']!r}; use one of {', '.join(known)}")
     loads = {name: trainer["loads"] for name, trainer in _table("defaults.toml")["backends"].items()}
-    full = {
-        "name": key,
-        "note": "",
-        "family": usual,
-        "repo": "",
-        "licence": "unknown",
-        "gated": False,
-        "generated": False,
-        "control": False,
-        "backends": [name for name in loads if name in family["backends"] and model.get(loads[name])],
-        "files": {},
-        "flags": {},
-        "shape": {},
-        **copy.deepcopy(model),
-        "settings": {**family["settings"], **model.get("settings", {})},
-    }
+    if "backends" not in model:
+        full["backends"] = [name for name in loads if name in family["backends"] and full[loads[name]]]
+    if full["files"]:
+        needs = [flag for trainer in family["backends"].values() for flag in trainer["needs"]]
+        files = {**family["files"], **full["files"]}
+        full["files"] = {flag: files[flag] for flag in (*filter(files.get, needs), *files)}
+    full["settings"] = {**family["settings"], **full["settings"]}
     unknown = [name for name in full["backends"] if name not in loads]
     if unknown or not full["backends"]:
         raise PresetError(
@@ -280,42 +309,36 @@ def trainer_of(model: str, backend: str) -> dict:
     return _families()[entry["family"]]["backends"][backend]
 
 
-def tier_entry(model: dict, trainer: dict, tier: str) -> dict | None:
-    """A trainer's table of a tier: the tier's own, else that of the next smaller one; None where none is small enough.
+def tier_row(model: str, backend: str, tier: str) -> dict | None:
+    """A trainer's row of a tier for a model; None where the tier cannot hold it. Raises PresetError.
 
     A model that is generated for tests fits everywhere.
     """
-    order = list(_table("tiers.toml")["tiers"])
-    listed = [name for name in order if name in trainer["tiers"]]
-    fitting = [name for name in listed if order.index(name) <= order.index(tier)]
-    if not fitting and not model["generated"]:
-        return None
-    return trainer["tiers"][fitting[-1] if fitting else listed[0]]
+    entry, by_tier = _model(model), trainer_of(model, backend)["by_tier"]
+    return by_tier[tier] or (next(filter(None, by_tier.values())) if entry["generated"] else None)
 
 
 def tier_problem(model: str, backend: str, tier: str) -> str:
     """Why a tier cannot hold a model and which tiers can, as a sentence; "" where it can. Raises PresetError."""
-    entry, trainer = _model(model), trainer_of(model, backend)
-    if tier_entry(entry, trainer, tier) is not None:
+    if tier_row(model, backend, tier):
         return ""
-    return f"{entry['name']} does not fit: {trainer['too_small']}; choose {smallest_tier(model, backend)} or more"
+    why = f"{trainer_of(model, backend)['too_small']}; choose {smallest_tier(model, backend)} or more"
+    return f"{_model(model)['name']} does not fit: {why}"
 
 
 def tier_flags(model: str, backend: str, tier: str) -> dict[str, Any]:
-    """The flags that the VRAM choice sets: those of every tier, then the tier's own; {} where the tier cannot hold it.
+    """The flags that the VRAM choice sets: those of every tier, then the tier's own; {} where it cannot hold the model.
 
     Raises:
         PresetError: there is no such model, or the trainer cannot train it.
     """
-    trainer = trainer_of(model, backend)
-    entry = tier_entry(_model(model), trainer, tier)
-    return {} if entry is None else {**trainer["memory"], **entry["flags"]}
+    row = tier_row(model, backend, tier)
+    return {**trainer_of(model, backend)["memory"], **row["flags"]} if row else {}
 
 
 def smallest_tier(model: str, backend: str) -> str:
     """The smallest tier that a trainer's table of a model's family has. Raises PresetError."""
-    listed = trainer_of(model, backend)["tiers"]
-    return next(name for name in _table("tiers.toml")["tiers"] if name in listed)
+    return next(name for name, row in trainer_of(model, backend)["by_tier"].items() if row)
 
 
 def _model(key: str) -> dict:

@@ -2,16 +2,36 @@
 
 import itertools
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from presets.reader import commands, dialect
+from presets import windows
+from presets.shell import Bash
 from presets.syntax import Command
 from presets.tables import PresetError, _table, read_toml
 
 MODULES = ("trainer", "sd_scripts_patches")
 FLAG = re.compile(r"--[A-Za-z]")
+
+
+def dialect(name: str, text: str) -> str:
+    """The language of a script: `cmd` for batch files, `ps` for PowerShell, else `sh`."""
+    if name.lower().endswith(".ps1"):
+        return "ps"
+    batch = name.lower().endswith((".bat", ".cmd")) or re.match(r"\s*@?echo off", text, re.IGNORECASE)
+    return "cmd" if batch else "sh"
+
+
+def commands(text: str, language: str) -> list[Command]:
+    """The commands of a script, in order."""
+    return {"cmd": windows.batch, "ps": windows.powershell}.get(language, lambda text: Bash(text).commands())(text)
+
+
+def quote(value: str, language: str) -> str:
+    """A value as a word of the language; PowerShell is only read."""
+    return windows.quote(value) if language == "cmd" else shlex.quote(value)
 
 
 @dataclass
@@ -35,7 +55,6 @@ class Training:
     launch: dict[str, str | None]  # options of accelerate or torchrun
     opaque: bool  # some words are unknown, so no flag is known to be absent
     config: Path | None = None
-    mounts: str = ""  # /proc/mounts
     base: Path = Path()  # the folder that relative paths start from
     source: str = ""  # the whole script
     cut_at: int | None = None  # where flags follow that the command does not get
@@ -62,29 +81,19 @@ class Training:
         return not self.opaque and flag not in self.flags
 
 
-def mounted() -> str:
-    """The contents of /proc/mounts; "" on a system without it."""
-    try:
-        return Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def trainings(
-    text: str, name: str = "train.sh", base: Path | None = None, mounts: str = "", plain: bool = False
-) -> list[Training]:
+def trainings(text: str, name: str = "train.sh", base: Path | None = None, plain: bool = False) -> list[Training]:
     """The training commands of a script (or of a bare command line).
 
     Args:
         name: the file's name, which decides the dialect. base: the folder that relative paths start from.
-        mounts: the contents of /proc/mounts. plain: also musubi-tuner's scripts where no guarded launcher starts them.
+        plain: also musubi-tuner's scripts where no guarded launcher starts them.
     """
     language = dialect(name, text)
     base = base or Path()
     found = commands(text, language)
     out = []
     for command, following in zip(found, [*found[1:], None][: len(found)], strict=True):
-        if training := _training(command, language, base, mounts, plain):
+        if training := _training(command, language, base, plain):
             training.source = text
             if following and _is_cut_off(text, command, following):
                 training.cut_at, training.opaque = following.start, True
@@ -107,7 +116,7 @@ def file_name(path: str) -> str:
     return PureWindowsPath(path).name if "\\" in path else PurePosixPath(path).name
 
 
-def _training(command: Command, language: str, base: Path, mounts: str, plain: bool) -> Training | None:
+def _training(command: Command, language: str, base: Path, plain: bool) -> Training | None:
     scripts, guarded = _table("lint.toml")["scripts"], _table("lint.toml")["guarded_scripts"]
     script, module = None, ""
     for i, word in enumerate(command.words):
@@ -126,7 +135,7 @@ def _training(command: Command, language: str, base: Path, mounts: str, plain: b
         return None  # `check DIR`, or a module that the launcher runs
     flags = dict(flags_of(command, script + 1))
     before = {f: (v.values[-1] if v.values else "") for f, v in flags_of(command, 0, script)}
-    training = Training(command, language, script, module, flags, before, command.opaque, mounts=mounts, base=base)
+    training = Training(command, language, script, module, flags, before, command.opaque, base=base)
     training.launcher = launcher
     _read_config(training)
     return training

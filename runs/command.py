@@ -43,6 +43,7 @@ LAUNCHED = {
 of 1.6 and 1.15). A script of one process sets it itself and starts the trainer directly: the launcher imports torch, seconds
 at each start, only to start a child, and orphans that child on SIGTERM.
 """
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 NODE, MAIN_ADDRESS, MAIN_PORT = (Variable(f"HANGPROOF_{name}") for name in ("NODE", "MAIN_ADDRESS", "MAIN_PORT"))
 NODE_VARIABLES = {
     NODE: "the number of this machine, 0 for the first",
@@ -99,10 +100,16 @@ def world(spec: "RunSpec") -> int:
     return spec.nodes * spec.gpus
 
 
-def loader(spec: "RunSpec", platform: str) -> dict:
-    """The data loader's settings on a platform, as returned by presets.platform_rules."""
-    persistent = bool(spec.extra.get("persistent_data_loader_workers", True))
-    return presets.platform_rules(platform, presets.loader_settings(spec.workers, persistent))
+def loader(spec: "RunSpec", platform: str) -> dict[str, Any]:
+    """The data loader's settings on a platform: {workers, persistent, env}.
+
+    Windows and macOS start loader workers with spawn: each imports the trainer again, and a second pass over persistent
+    ones has hung. On macOS, BLAS and OpenMP threads have deadlocked with the loader's threads.
+    """
+    workers = 0 if platform.startswith(("win32", "darwin")) else spec.workers
+    persistent = workers > 0 and bool(spec.extra.get("persistent_data_loader_workers", True))
+    env = dict.fromkeys(THREADS, "1") if platform.startswith("darwin") else {}
+    return {"workers": workers, "persistent": persistent, "env": env}
 
 
 def tier_flags(spec: "RunSpec") -> dict[str, Any]:
@@ -156,7 +163,7 @@ def flags(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: s
         out["ddp_timeout"] = presets.defaults()["multi_gpu"]["ddp_timeout"]
     out["resume"] = str(resume) if resume else False
     out |= spec.extra
-    out["persistent_data_loader_workers"] = rules["persistent_workers"]
+    out["persistent_data_loader_workers"] = rules["persistent"]
     return out
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from presets import PresetError, lint
 from presets.fix import fix as fix_script
 from presets.fix import set_flags
-from presets.training import Training, mounted, trainings
+from presets.training import Training, trainings
 from runs.files import Fault, RunError
 
 MAX_BYTES = 64_000  # of a script; one with 500 flags has 20 kB
@@ -108,7 +108,7 @@ def _known(values: list[str | None] | None) -> list[str] | None:
 
 def _split(text: str, t: Training) -> tuple[str, str]:
     """The text up to the training script's name, and the rest: its flags and what follows."""
-    end = t.command.words[t.script].span[1]
+    end = t.command.words[t.script].end
     return text[:end], text[end:]
 
 
@@ -160,8 +160,8 @@ def problems(text: str, generated: str, platform: str = sys.platform) -> list[Pr
         return [Problem("error", line, "The script contains a NUL character", "Remove it")]
     found = _syntax(text, platform)
     try:
-        trained = trainings(text, name(platform), Path(), mounted())
-        findings = lint.lint(text, name(platform), Path(), mounted())
+        trained = trainings(text, name(platform), Path())
+        findings = lint.lint(text, name(platform), Path())
     except (PresetError, RecursionError, ValueError) as error:
         return [*found, Problem("error", 1, f"The script cannot be read: {error}", "Correct it")]
     if len(trained) != 1:
@@ -169,8 +169,9 @@ def problems(text: str, generated: str, platform: str = sys.platform) -> list[Pr
         what, _, advice = (NO_COMMAND if not trained else SEVERAL.format(count=len(trained))).partition(". ")
         return [*found, Problem("error", line, what, advice)]
     found += _own(text, trained[0], only(generated, platform))
-    for one in findings:
-        found.append(Problem(one.level, one.line, one.why, one.fix, one.id if one.fixable else ""))
+    for one in findings:  # a run without the guards is none of Hangproof
+        level = "error" if one.id == "unguarded" else one.level
+        found.append(Problem(level, one.line, one.why, one.fix, one.id if one.fixable else ""))
     return sorted(found, key=lambda one: (one.level != "error", one.line))
 
 
@@ -180,26 +181,16 @@ def _line(text: str, at: int) -> int:
 
 def _own(text: str, t: Training, wanted: Training) -> list[Problem]:
     """Whether the command is that of this run: its trainer, its folder, its data set."""
-    line, found = _line(text, t.command.words[t.script].span[0]), []
+    line, found = _line(text, t.command.words[t.script].start), []
     mine, ours = (one.command.words[one.script].shape.replace("\\", "/").rpartition("/")[2] for one in (t, wanted))
     if mine != ours:
         what = f"The script starts {mine}, but the form's base model and trainer need {ours}"
         found.append(Problem("error", line, what, "Choose the trainer again in step 1, or use the generated script"))
-    elif not t.module:
-        found.append(
-            Problem(
-                "error",
-                line,
-                "The training starts without the guards",
-                "Start it with -m sd_scripts_patches",
-                "unguarded",
-            )
-        )
     for flag in OWN:
         value, right = t.text(flag), wanted.text(flag)
         if value != right and (t.has(flag) or not t.opaque):
             known = t.flags.get(flag)
-            where = _line(text, t.command.words[known.words[0]].span[0]) if known and known.words else line
+            where = _line(text, t.command.words[known.words[0]].start) if known and known.words else line
             what = f"--{flag} is {value}, not {right}" if value else f"--{flag} is missing"
             advice = f"Hangproof looks for the run's files there: set --{flag} {right}"
             found.append(Problem("error", where, what, advice, f"--{flag}"))
@@ -244,7 +235,7 @@ def fix(text: str, wanted: str, generated: str, platform: str = sys.platform) ->
             new, refused = set_flags(text, {wanted[2:]: [right or ""]}, name(platform))
             if not refused:
                 return new
-        elif wanted in (done := fix_script(text, name(platform), mounts=mounted(), only=wanted)).fixed:
+        elif wanted in (done := fix_script(text, name(platform), only=wanted)).fixed:
             return done.text
     except PresetError as error:
         raise RunError(f"{error}") from error

@@ -227,7 +227,7 @@ def settings(lines: list[str], given: Mapping[str, Any]) -> tuple[dict[str, Any]
         out["extra"] = {}
         for key, text in extra.items():
             try:
-                out["extra"][key] = _flag_value(text, known.get(key))
+                out["extra"][key] = flag_value(text, known.get(key))
             except ValueError as error:
                 faults.append(Fault("extra", f"{key}: {error}"))
     return out, faults
@@ -255,7 +255,7 @@ def _list(text: str, split) -> list[str]:
     return split(text)
 
 
-def _flag_value(text: str, entry: dict | None) -> Any:
+def flag_value(text: str, entry: dict | None) -> Any:
     """A flag's value converted to its type; text that cannot be converted stays, and check_extra refuses it."""
     word = SWITCH.get(text.strip().lower())
     if entry is None:

@@ -6,10 +6,10 @@ and false mean that a field is off, as there.
 """
 
 import re
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from presets.training import trainings
 from runs.files import RunError
 from runs.foreign_settings import TABLES, Settings, add_flag, add_value, lines_of, number, shown
 
@@ -43,7 +43,7 @@ def read_gui(out: Settings, label: str, table: Mapping[str, Any]) -> None:
     _rates(out, table)
     _network(out, table)
     _warm_up(out, table)
-    _rest(out, label, table)
+    _rest(out, table)
 
 
 def _flag_of(key: str, on: list[str]) -> str:
@@ -147,7 +147,7 @@ def _warm_up(out: Settings, table: Mapping[str, Any]) -> None:
         add_flag(out, "lr_warmup_steps", [f"{min(share, 99) / 100:g}"])
 
 
-def _rest(out: Settings, label: str, table: Mapping[str, Any]) -> None:
+def _rest(out: Settings, table: Mapping[str, Any]) -> None:
     """Prompts, the image folder, attention, GPUs, and the text field with other flags."""
     attention = table.get("xformers")
     if attention in ("xformers", True):
@@ -163,16 +163,7 @@ def _rest(out: Settings, label: str, table: Mapping[str, Any]) -> None:
     path = table.get("train_data_dir")
     if (isinstance(path, str) and path.strip()) or named:
         out.add_folder(path.strip() if isinstance(path, str) else "", None, named and named[1])
-    if isinstance(text := table.get("additional_parameters"), str) and text.strip():
-        try:
-            words = shlex.split(text)
-        except ValueError as error:
-            raise RunError(f"{label}: additional_parameters: {error}; check its quotes") from error
-        flag: list[str] | None = None
-        for word in words:
-            if word.startswith("--") and len(word) > 2:
-                name, equals, rest = word[2:].partition("=")
-                flag = [rest] if equals else []
-                add_flag(out, name, flag)
-            elif flag is not None:
-                flag.append(word)
+    if isinstance(text := table.get("additional_parameters"), str):
+        for training in trainings(f"train_network.py {text}"):
+            for flag, known in training.flags.items():
+                add_flag(out, flag, [value or "" for value in known.values])

@@ -51,8 +51,7 @@ class Settings:
 
     kind: what they are, for a sentence. script: the training script, "" where no file names one. flags: by name, their
     values ([] for a switch); as a run, those that are not decided yet. labels: how the file writes a flag, where this
-    differs. rows: one for each setting that is decided. As a run: fields of a RunSpec, `extra` included; added: what
-    Hangproof sets, as words.
+    differs. rows: one for each setting that is decided. As a run: fields of a RunSpec, `extra` included.
     """
 
     kind: str = ""
@@ -67,7 +66,6 @@ class Settings:
     gpus: int = 1
     plain: bool = True  # False: a kind of LoRA that Hangproof does not train, so its rank says nothing
     fields: dict[str, Any] = field(default_factory=dict)
-    added: list[str] = field(default_factory=list)
 
     def row(self, flag: str, values: list[str], outcome: str, text: str) -> None:
         """Say what became of a flag."""

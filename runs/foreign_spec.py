@@ -51,7 +51,7 @@ NOT_HERE, BY_HANGPROOF = (
 # What becomes of a flag of this name, whatever its value: its outcome and the reason.
 DECIDED = {flag: ("changed", SDPA) for flag in ("xformers", "mem_eff_attn")}
 DECIDED |= {flag: ("run", OWN_RUN) for flag in RESERVED_FLAGS}
-DECIDED |= {flag: ("run", reason) for flag, reason in BY_HANGPROOF.items() if reason}
+DECIDED |= {flag: ("run", reason) for flag, reason in BY_HANGPROOF.items()}
 DECIDED |= {flag: ("unsupported", reason) for flag, reason in NOT_HERE.items()}
 TRAINER_DEFAULTS = {"rank": 4, "alpha": 1.0}  # sd-scripts library/train_util.py, train_network.py
 STEPS = 1600
@@ -314,7 +314,7 @@ def _resolution(out: Settings) -> None:
 def _extra(out: Settings, given: set[str]) -> None:
     """The flags that are left: those that Hangproof writes anyway, and those that become extra options."""
     from runs.command import flags as ours_of
-    from runs.flags import known_flags
+    from runs.flags import flag_value, known_flags
     from runs.spec import make
 
     basic = make({"name": "my-lora", **{key: out.fields[key] for key in ("model", "backend", "tier")}})
@@ -332,11 +332,13 @@ def _extra(out: Settings, given: set[str]) -> None:
             out.take(flag, "same", "The trainer's default")
         elif flag in _table("lint.toml")["path_flags"] and values and not _exists(values[0]):
             out.take(flag, "unsupported", "This file is not on this machine")
-        elif wrong := _refused(out, flag, value := _typed(values, entry), bool(known)):
-            out.take(flag, "unsupported", wrong)
         else:
-            extra[flag] = value
-            out.take(flag, "flag", "Extra trainer options")
+            several = len(values) > 1 or (entry and entry["nargs"])
+            value = list(values) if several else flag_value(values[0], entry) if values else True
+            wrong = _refused(out, flag, value, bool(known))
+            if not wrong:
+                extra[flag] = value
+            out.take(flag, "unsupported" if wrong else "flag", wrong or "Extra trainer options")
     given |= {row.name.removeprefix("--") for row in out.rows}
     if "optimizer_type" in extra:
         tier = presets.tiers_of(basic.model, basic.backend)[basic.tier]["flags"]
@@ -344,22 +346,6 @@ def _extra(out: Settings, given: set[str]) -> None:
     if extra and not known:
         label = CHECKOUTS[basic.backend].name
         out.notes.append(f"{label} is not installed, so its extra options cannot be checked yet.")
-    needs = presets.trainer_of(basic.model, basic.backend)["needs"]
-    fixed = {
-        *RESERVED_FLAGS,
-        *BY_HANGPROOF,
-        *FIELDS,
-        *needs,
-        *given,
-        *extra,
-        *out.labels,
-        "persistent_data_loader_workers",
-    }
-    out.added = [
-        f"--{flag}" if value is True else f"--{flag} {' '.join(value) if isinstance(value, list) else number(value)}"
-        for flag, value in ours.items()
-        if value is not False and flag not in fixed
-    ]
 
 
 def _refused(out: Settings, flag: str, value: object, known: bool) -> str:
@@ -374,19 +360,3 @@ def _refused(out: Settings, flag: str, value: object, known: bool) -> str:
         faults = list(error.faults)
     said = (one.message.partition(": ") for one in faults if one.field == "extra")
     return next((reason for name, _, reason in said if name == flag), "")
-
-
-def _typed(values: list[str], entry: Mapping[str, Any] | None) -> Any:
-    """The value of an extra option, with the type that the trainer's parser has for it."""
-    if not values:
-        return True
-    if len(values) > 1 or (entry and entry["nargs"]):
-        return list(values)
-    text = values[0]
-    if entry and entry["type"] == "bool":
-        return text.casefold() not in ("false", "0", "no")
-    kind = {"int": int, "float": float}.get(entry["type"] if entry else "", str)
-    try:
-        return kind(text)
-    except ValueError:
-        return text

@@ -18,9 +18,8 @@ from typing import Any
 
 import presets
 from presets import PresetError
-from presets.reader import commands
 from presets.syntax import Command
-from presets.training import file_name, flags_of
+from presets.training import commands, file_name, flags_of
 from runs import custom_script, env_file
 from runs.files import Fault, RunError, atomic_write, checksum, explained
 from runs.job import FILE, Job, dumps, fields, for_platform, is_here, load, made, moved, places, resolve, respecified

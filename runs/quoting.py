@@ -52,4 +52,4 @@ def quote_cmd(value: str) -> str:
         raise RunError(
             f"the value {value!r} contains a line break or control character, which a batch file cannot hold; remove it"
         )
-    return windows.escaped(value)
+    return windows.quote(value)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tomllib
-from hypothesis import reject
 from runs_helpers import call, executable
 
 from presets.tables import ROOT, _table
@@ -158,7 +157,6 @@ def hold(folder: Path, programs: Path, text: str, name: str = "train.sh", **env:
     path.write_bytes(fixed.encode("utf-8", "surrogateescape"))
     exit_after, after = run(path, programs, **env)
     count = len(trainings(text, name, folder))
-    _skip_hidden(text, name, folder, before, value["changes"])
     expected, number = [], 0
     for started in before:
         script = script_of(started.words)
@@ -169,18 +167,6 @@ def hold(folder: Path, programs: Path, text: str, name: str = "train.sh", **env:
     assert after == expected
     assert exit_after == exit_before
     return value | {"started": after, "text": fixed}
-
-
-def _skip_hidden(text: str, name: str, folder: Path, before: list[Started], changes: list[dict]) -> None:
-    """A changed flag that is also in a variable that only bash knows: lint cannot change that mention."""
-    found = trainings(text, name, folder)
-    flags = {change["flag"] for change in changes if change.get("flag")}
-    if not any(t.opaque for t in found):
-        return
-    for flag in flags:
-        written = max(sum(bool(re.match(rf"--{flag}(=|$)", w.shape)) for w in t.command.words) for t in found)
-        if any(len(_mentions(started.words, flag)) > written for started in before):
-            reject()
 
 
 # The optimizer flags of each tier: github.com/cocktailpeanut/fluxgym app.py:420 at 678add2 (gen_sh).

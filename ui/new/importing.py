@@ -60,7 +60,7 @@ def read_files(draft_id: str, files: list[tuple[str, str]]) -> dict[str, Any]:
     """What some configuration files of another trainer would change; nothing is changed.
 
     Returns:
-        {kind, values: the form's values by field, changes, rows: [{name, value, outcome, text}], added, notes,
+        {kind, values: the form's values by field, changes, rows: [{name, value, outcome, text}], notes,
         folders: [{path, images, problem}]}
 
     Raises:
@@ -77,7 +77,6 @@ def read_files(draft_id: str, files: list[tuple[str, str]]) -> dict[str, Any]:
         "values": values,
         "changes": changes(values, now),
         "rows": [{"name": r.name, "value": r.value, "outcome": r.outcome, "text": r.text} for r in found.rows],
-        "added": found.added,
         "notes": found.notes,
         "folders": [_folder(one.path) for one in found.folders if one.path][:20],
     }
@@ -286,9 +285,8 @@ def _outcomes(result: dict[str, Any]) -> str:
     )
     parts = [f'<p class="hp-note">{esc(note)}</p>' for note in result["notes"]]
     parts.append(f"<h4>What becomes of each setting</h4>{loud}")
-    if quiet or result["added"]:
-        adds = f"<p>Hangproof adds: {esc(' '.join(result['added']))}</p>" if result["added"] else ""
-        parts.append(f"<details><summary>More that Hangproof sets the same way</summary>{quiet}{adds}</details>")
+    if quiet:
+        parts.append(f"<details><summary>More that Hangproof sets the same way</summary>{quiet}</details>")
     for one in result["folders"]:
         count = one["problem"] or f"{one['images']} image{'s' * (one['images'] != 1)} with their captions"
         parts.append(f"<p><code>{esc(one['path'])}</code> {esc(count)}</p>")

@@ -17,26 +17,11 @@ def test_a_table_estimate_grows_with_resolution_batch_and_rank():
     for more in ({"resolution": 1536}, {"batch_size": 2}, {"rank": 128}, {"tier": "20G"}):
         assert estimate({"model": "z-image", "tier": "12G", **more})["peak_gb"] > base["peak_gb"], more
     assert estimate({"model": "z-image", "tier": "12G", "resolution": 512})["peak_gb"] < base["peak_gb"]
+    assert estimate({"tier": "20G", "mixed_precision": "no"})["peak_gb"] > 40 > estimate({"tier": "20G"})["peak_gb"]
+    assert estimate({"tier": "12G", "extra": {"text_encoder_cpu": True}})["peak_stage"] == "training"
     for name, tier in presets.tiers_of("flux-dev").items():
         result = estimate({"tier": name})
         assert tier["problem"] or (result["tiers"][name] and result["peak_gb"] <= tier["vram_gb"])
-
-
-def test_what_needs_more_memory_is_estimated_higher():
-    def training(**fields) -> float:
-        return estimate(fields)["stages_gb"]["training"]
-
-    base = training(tier="20G")
-    for more in (
-        {"resolution": 1024}, {"batch_size": 4}, {"rank": 128}, {"mixed_precision": "no"}, {"extra": {"fp8_base": False}},
-        {"extra": {"gradient_checkpointing": False}}, {"extra": {"optimizer_type": "AdamW"}, "rank": 64},
-        {"extra": {"cache_text_encoder_outputs": False, "cache_text_encoder_outputs_to_disk": False}},
-    ):  # fmt: skip
-        assert training(tier="20G", **more) > base, more
-    assert training(tier="12G") < training(tier="16G") < base + 0.1
-    assert training(tier="20G", extra={"blocks_to_swap": 18}) < base
-    parts = estimate({"tier": "20G"})
-    assert sum(parts["parts_gb"].values()) == pytest.approx(parts["stages_gb"]["training"], abs=0.1)
 
 
 def test_the_command_reads_a_run_by_name_folder_or_file(tmp_path, data):
@@ -88,22 +73,10 @@ MEASURED = {
     ("12G", 512): 6.83,
     ("16G", 512): 13.12,
     ("20G", 512): 13.19,
-    ("nf4", 1024): 9.60,
 }
 
 
-@pytest.mark.parametrize("way, pixels", MEASURED)
-def test_the_estimate_of_full_size_is_a_little_above_what_was_measured(way, pixels):
-    extra, tier = ({"quantize": way}, "16G") if way == "nf4" else ({}, way)
-    run = {"model": "flux-dev", "backend": "diffusers", "tier": tier, "resolution": pixels, "rank": 4, "extra": extra}
-    assert 0.2 <= estimate(run)["stages_gb"]["training"] - (MEASURED[way, pixels] + 0.8) <= 1.0
-
-
-def test_streamed_blocks_and_a_text_encoder_on_the_processor_need_less_memory():
-    def stages(**extra):
-        return estimate({"model": "flux-dev", "backend": "diffusers", "tier": "16G", "extra": extra})["stages_gb"]
-
-    whole = stages()["training"]
-    assert whole - stages(blocks_to_stream=18)["training"] == pytest.approx(16 * 0.1416, abs=0.11)
-    assert stages(blocks_to_stream=57)["training"] < stages(blocks_to_stream=38)["training"]
-    assert stages(text_encoder_cpu=True)["text"] == 1.0 < stages()["text"]
+@pytest.mark.parametrize("tier, pixels", MEASURED)
+def test_the_estimate_of_full_size_is_a_little_above_what_was_measured(tier, pixels):
+    run = {"model": "flux-dev", "backend": "diffusers", "tier": tier, "resolution": pixels, "rank": 4}
+    assert 0.2 <= estimate(run)["stages_gb"]["training"] - (MEASURED[tier, pixels] + 0.8) <= 1.0

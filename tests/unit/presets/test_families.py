@@ -21,8 +21,7 @@ import runs
 from presets import schema
 from presets.estimate import disk, estimate, table_time
 from presets.lint import lint
-from presets.reader import commands
-from presets.tables import _table
+from presets.training import commands
 from runs.command import commands as commands_of
 from runs.flags import check_extra, known_flags, table_faults
 from runs.paths import CHECKOUTS, datasets_dir
@@ -265,22 +264,3 @@ def test_the_real_parsers_take_the_scripts_of_every_family_tier_and_platform(tmp
         assert list(read) == list(live), "the flags, in the parser's order"
         different = [flag for flag, entry in live.items() if any(read[flag][key] != entry[key] for key in entry)]
         assert not different or backend == "musubi", "some of its choices are those of a library"
-
-
-def test_the_flags_called_paths_take_one_value_in_every_script_of_a_checkout():
-    tiny_sd_scripts.need(run=False)
-    if tiny_musubi.why_not():
-        pytest.skip(tiny_musubi.why_not())
-    table = _table("lint.toml")
-    listed = set(table["path_flags"])
-    seen = set()
-    ours, musubi = tiny_sd_scripts.checkout(), tiny_musubi.checkout()
-    rows = [(ours, script, "def setup_parser") for script in table["scripts"]]
-    rows += [(musubi, f"src/musubi_tuner/{script}", "def main") for script in table["guarded_scripts"]]
-    for checkout, script, needs in rows:
-        if (checkout / script).is_file() and needs in (checkout / script).read_text(encoding="utf-8"):
-            flags = schema.flags_of(checkout, script)
-            seen |= listed & set(flags)
-            several = {flag for flag in listed & set(flags) if flags[flag]["nargs"] or flags[flag]["type"] == "bool"}
-            assert not several, script
-    assert seen >= listed - {"ae_path", "controlnet_model_name_or_path", "log_tracker_config"}

@@ -9,7 +9,7 @@ from lint_corpus import run, stand_ins
 from seeds import examples
 
 from presets import PresetError, shell
-from presets.reader import commands, dialect
+from presets.training import commands, dialect
 
 PIECES = [
     "plain", "--flag", "--flag=value", "a b", "it's", 'say "x"', "back\\slash", "$HOME", "`id`", "$(id)", "*", "#", "", "é🦊",

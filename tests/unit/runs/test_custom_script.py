@@ -136,7 +136,7 @@ def of_level(text, *levels):
         (lambda t: t.replace("_dir ", "_dir /elsewhere"), "--output_dir", "--output_dir is /elsewhere", True),
         (lambda t: t.replace("--output_name cat", ""), "flux_train", "--output_name is missing", True),
         (lambda t: t.replace("flux_train", "sdxl_train"), "sdxl_train", "need flux_train_network.py", False),
-        (lambda t: t.replace("-m sd_scripts_patches ", ""), "flux_train", "without the guards", True),
+        (lambda t: t.replace("-m sd_scripts_patches ", ""), "flux_train", "Without guards", True),
         (lambda t: t + "\0", None, "NUL", False),
         (lambda t: t + "#" * 300_000, None, "larger than", False),
     ],
