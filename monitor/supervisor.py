@@ -218,7 +218,7 @@ class Supervisor(Loop):
             self.attach(attempt)
             run.queue.ask(state.queued_at_s)  # the training's shell holds the GPU; later this monitor does
             if living:
-                run.standby.kill_orphans(attempt)
+                start.kill_leftovers(run, attempt)
                 run.store.admitted = run.store.used  # it held the lease when this training began
                 message = f"adopted the running training (attempt {attempt.record.number}, pid {attempt.pid})"
                 self.folder.event("started", message)
