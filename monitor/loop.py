@@ -260,7 +260,7 @@ class Loop:
         if missing := self.flush_store():
             reason = f"{reason}; {missing}"
         self.code, self.run.state.reason = EXIT_CODES[end.state] if end.code is None else end.code, reason
-        self.folder.event(end.state.value, reason)
+        self.folder.event(end.state.value, reason, reached=self.view.step if self.view else 0)
         return replace(end, message=reason)
 
     def flush_store(self) -> str:

@@ -127,7 +127,7 @@ def already_started(run: Run) -> Attempt | None:
     attempt = Attempt.adopt(run.folder, record)
     if attempt is None:
         return None
-    _report_start(run, attempt, "continues", metrics_bytes=run.folder.metrics_size())
+    _report_start(run, attempt, "continues")
     return attempt
 
 
@@ -184,7 +184,7 @@ def _start_attempt(run: Run) -> Attempt | Transition:
     if not rendered.compatible:
         point = _start_over(run, point)
 
-    metrics_bytes = run.folder.metrics_size()
+    trace = run.folder.last_step()
     try:
         limit, spec = run.config.restart.snapshots_bytes, spec_hash(run.folder.folder)
         variables = {} if run.several else snapshots.environment(state.snapshots, spec, limit, point.record)
@@ -208,7 +208,7 @@ def _start_attempt(run: Run) -> Attempt | Transition:
     waited_s = 0.0 if run.started else round(time.monotonic() - run.began_s, 3)
     how = ", which had been started early" if standby else ""
     named = {"changes": state.changes_at_save} if changes else {}
-    _report_start(run, attempt, source, how, metrics_bytes=metrics_bytes, waited_s=waited_s, **named)
+    _report_start(run, attempt, source, how, before=trace, waited_s=waited_s, **named)
     return attempt
 
 
