@@ -122,7 +122,6 @@ def gpus_of(what: str, count: int) -> Iterator[GpuQueue]:
     """The GPUs of this machine that it uses, taken as a run takes them. LaunchError: another run has one of them."""
     queue = GpuQueue(what, {"gpus": count})
     try:
-        queue.ask(None)
         if not queue.acquire():
             raise LaunchError(f"{queue.message}; try again when it is free")
         yield queue

@@ -209,7 +209,6 @@ class Supervisor(Loop):
                     self.folder.log(text)
         if attempt is not None and not fresh:
             self.attach(attempt)
-            run.queue.ask(state.queued_at_s)  # the training's shell holds the GPU; later this monitor does
             if living:
                 start.kill_leftovers(run, attempt)
                 run.store.admitted = run.store.used  # it held the lease when this training began
@@ -230,8 +229,6 @@ class Supervisor(Loop):
         if run.leads and not self.folder.foreign:
             with contextlib.suppress(OSError):  # made while the disk can be written, for the mitigation `save_local`
                 staging.identity(self.folder.folder)
-        run.queue.ask(state.queued_at_s)
-        state.queued_at_s = run.queue.queued_at_s
         return Transition(State.QUEUED, "waiting for a free GPU" if run.queue.devices else "preparing the start")
 
     def queued(self) -> Transition:

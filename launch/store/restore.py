@@ -35,7 +35,6 @@ FORGOTTEN = (
     "current",
     "failure",
     "shutdown",
-    "queued_at_s",
 )  # of monitor.json: processes and clocks of another machine
 ENDED = ("completed", "failed", "stopped", "paused", "preempted")  # states of monitor.json that stay as they are
 MAY_DIFFER = (  # fields of a spec that may differ between two copies of one run
