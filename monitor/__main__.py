@@ -108,7 +108,7 @@ def _child(words: list[str]) -> int:
 
     from monitor.keeper import EXIT_ERROR, final_code
     from monitor.process import platform
-    from monitor.run_folder import STATE, MonitorError, machine_number, own_folder
+    from monitor.run_folder import STATE, AlreadyWatched, MonitorError, machine_number, own_folder
 
     try:
         if sys.platform != "win32":
@@ -132,7 +132,8 @@ def _child(words: list[str]) -> int:
         return supervise(Path(folder), echo, "--checked" in known, int(parent_pid), "--restarted" in known, received)
     except MonitorError as error:
         print(f"monitor: {error}", file=sys.stderr)
-        return EXIT_ERROR if "--restarted" in words else 1  # an earlier start did succeed: the keeper tries again
+        # An earlier start did succeed: the keeper tries again, unless somebody has started another monitor meanwhile.
+        return EXIT_ERROR if "--restarted" in words and not isinstance(error, AlreadyWatched) else 1
     except KeyboardInterrupt:
         return 130
     except Exception:  # noqa: BLE001 - the top of the process: the keeper restarts it

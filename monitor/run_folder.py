@@ -40,6 +40,10 @@ class MonitorError(Exception):
     """A problem that a person can fix: what is wrong, where, and what to do."""
 
 
+class AlreadyWatched(MonitorError):
+    """Another monitor watches the run."""
+
+
 def find(name: str | os.PathLike[str]) -> Path:
     """The folder of a run: any folder with a train script, or a run by its name or slug.
 

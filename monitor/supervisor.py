@@ -29,7 +29,7 @@ from monitor.phrases import PHASES, count
 from monitor.process import platform, tree
 from monitor.process.locks import LOCK, Lock
 from monitor.resume import checkpoints
-from monitor.run_folder import MonitorError, RunFolder, machine_number, wake_queue
+from monitor.run_folder import AlreadyWatched, MonitorError, RunFolder, machine_number, wake_queue
 from monitor.state import (
     EXIT_BUDGET,
     EXIT_DONE,
@@ -65,7 +65,9 @@ def supervise(
     run_folder = RunFolder(folder, echo, machine_number(folder, os.environ))
     lock = Lock(run_folder.own / LOCK)
     if not lock.acquire(patience_s=2.0):
-        raise MonitorError(f"{folder}: another monitor watches this run; see `python -m monitor status {folder.name}`")
+        raise AlreadyWatched(
+            f"{folder}: another monitor watches this run; see `python -m monitor status {folder.name}`"
+        )
     try:
         if done := nothing_left(folder):
             print(f"{folder.name}: {done}", flush=True)
