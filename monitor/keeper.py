@@ -37,23 +37,19 @@ MAX_SILENT_S = 900.0  # the limit doubles while one monitor after another is sil
 SAY_S = 1.0  # for a message, whose stream may be a file on a disk that does not respond
 
 
-def become(folder: str, state: str, checked: bool) -> int:
-    """Replace this process with the keeper of `folder`; on Windows, be it: its exit code.
-
-    state: the file with the run's state. Raises OSError.
-    """
+def become(folder: str, checked: bool) -> int:
+    """Replace this process with the keeper of `folder`; on Windows, be it: its exit code. Raises OSError."""
     from guards.limits import LimitError
     from monitor import config
     from monitor.process.tree import MARKS
 
     for name in MARKS:  # a shell may export them: no process but the training's may look like the training
         os.environ.pop(name, None)
-    options = [*["--checked"] * checked, f"--before={_changed_ns(state)}"]
     try:
         silent_s = max(config.load().watch.silent_s, CONFIRM_S)
     except (config.ConfigError, LimitError):
         silent_s = HEALTHY_S  # the monitor says what is wrong with the limits, and ends
-    words = [f"--silent-s={silent_s:g}", *options, folder]
+    words = [f"--silent-s={silent_s:g}", *["--checked"] * checked, folder]
     if sys.platform == "win32":
         return keep(words)
     sys.stdout.flush()
@@ -64,8 +60,7 @@ def become(folder: str, state: str, checked: bool) -> int:
 def keep(words: list[str]) -> int:
     """Run the monitor until it ends by itself; its exit code. 1 when it was killed or failed TRIES_COUNT times in a row.
 
-    words: options, the run's folder. Options: --checked; --silent-s=SECONDS; --before=NS, when the file with the run's
-    state was last changed.
+    words: options, the run's folder. Options: --checked; --silent-s=SECONDS.
     """
     *options, folder = words
     run = os.path.basename(folder)
@@ -126,7 +121,7 @@ def _start_monitor(
     received: signals so far, and `child`: whom to forward the next ones to; a signal may come while no monitor listens.
     """
     words = [*["--checked"] * ("--checked" in options), *["--restarted"] * restarted]
-    words += [*(w for w in options if w.startswith("--before=")), *(f"--received={n}" for n in received)]
+    words += [f"--received={number}" for number in received]
     known = len(received)
     process = _Child([sys.executable, "-m", "monitor", "run", "--child", str(os.getpid())], [*words, folder])
     child[:] = [process]
@@ -206,13 +201,6 @@ class _Child:
         return True
 
 
-def _changed_ns(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0
-
-
 # ---- after a failure ----
 
 
@@ -238,15 +226,3 @@ def _say(run: str, text: str, send: bool = False) -> None:
                 message.write(json.dumps({"kind": "unwatched", "title": run, "body": text}).encode())
     except OSError:  # no process can be started
         print(line, file=sys.stderr, flush=True)
-
-
-def final_code(state: str, before_ns: int) -> int | None:
-    """The exit code of a run that reached its final state since `before_ns`, when `state` was last changed; None: it goes on."""
-    from pathlib import Path
-
-    from monitor.run_folder import read_json
-    from monitor.state import EXIT_CODES, State
-
-    values = read_json(Path(state)) if _changed_ns(state) != before_ns else None
-    ended = {str(state): code for state, code in EXIT_CODES.items() if state is not State.UNKILLABLE}
-    return ended.get(str((values or {}).get("state")))

@@ -126,6 +126,7 @@ class RunState:
     resumed_step: int = 0  # where the current attempt began
     planned: int = 0
     started_at: str | None = None
+    keeper: str = ""  # (pid, start) of the process that restarts the monitor which saved this
     reason: str | None = None
     history: History = field(default_factory=History)
     changes: list[dict[str, Any]] = field(default_factory=list)  # mitigations in force: {"name", "sentence", "patch"}

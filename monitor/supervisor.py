@@ -32,9 +32,11 @@ from monitor.resume import checkpoints
 from monitor.run_folder import AlreadyWatched, MonitorError, RunFolder, machine_number, wake_queue
 from monitor.state import (
     EXIT_BUDGET,
+    EXIT_CODES,
     EXIT_DONE,
     FINAL,
     WATCHED,
+    RunState,
     Shutdown,
     State,
     Transition,
@@ -72,9 +74,16 @@ def supervise(
         if done := nothing_left(folder):
             print(f"{folder.name}: {done}", flush=True)
             return EXIT_DONE
+        parent = platform.process_info(parent_pid) if parent_pid else None
+        keeper, saved = f"{parent.pid} {parent.start}" if parent else "", RunState.load(run_folder)
+        ours = restarted and keeper and saved.keeper == keeper
+        if ours and saved.state in FINAL and saved.state is not State.UNKILLABLE:
+            return EXIT_CODES[saved.state]  # the monitor before this one saved it, and was killed afterwards
         if not restarted:
             run_folder.clear_stop_request(before_s=began_s)  # meant for a monitor of before
-        return Supervisor(run_folder, checked, parent_pid, received).run_until_final()
+        supervisor = Supervisor(run_folder, checked, parent_pid, received)
+        supervisor.run.state.keeper = keeper
+        return supervisor.run_until_final()
     except (config.ConfigError, limits.LimitError) as error:
         raise MonitorError(str(error)) from error
     finally:
