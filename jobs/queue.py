@@ -1,9 +1,8 @@
 """The queue: runs that wait for the machine's GPU, in an order that people change.
 
-Decision: `outputs/.queue.json` holds the order; whoever changes it holds a file lock for that moment. The next run is
-started by a process (worker.py) that lives while runs wait and holds a lock that dies with it. The page, each command
-of the queue, `resume-all` and each monitor that ends start that process when it is missing, so a kill of any of them
-costs nothing.
+Decision: `outputs/.queue.json` holds the order; whoever changes it holds a file lock for that moment. Nothing waits for
+the next run's turn: each monitor that ends, the page, each command of the queue and `resume-all` start a process
+(worker.py) that starts what can start now, and ends. So a kill of any of them costs nothing.
 
 An entry with a `problem` could not be started: it stays, and does not keep the others waiting. A sweep is one entry
 with several runs, which are started one after another. gpu/queue.py is below this: it keeps two runs off one GPU,
@@ -15,8 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,8 +26,6 @@ from monitor.run_folder import QUEUE as FILE
 from monitor.run_folder import MonitorError, RunFolder, read_json, wake_queue
 
 FILE_LOCK, WORKER_LOCK = ".queue.lock", ".queue-worker.lock"  # in outputs/
-WORKER_SILENT_S = 300.0  # a start of several runs may take minutes
-KILL_WAIT_S = 2.0
 LOCK_S = 10.0  # for others that change the queue
 MOST = 200  # entries
 NO_GPU = "cpu"  # what runs without a GPU wait for: one of the queue at a time
@@ -224,37 +219,25 @@ def busy(folder: Path) -> list[str]:
     return [other.name for other in under_way() if other != folder and wanted & set(devices_of(other))]
 
 
+def blockers(folder: Path) -> list[Path]:
+    """The runs under way that a run waits for: itself, or those that use its GPU."""
+    return [folder] if is_held(folder / LOCK) else [outputs() / other for other in busy(folder)]
+
+
 # ---- the process that starts the next one ----
-
-
-def worker_mark() -> str:
-    """What the queue's process writes into its lock: (pid, start time) and when it looked last, in monotonic seconds."""
-    own = platform.process_info(os.getpid())
-    return f"{os.getpid()} {own.start if own else 0.0} {time.monotonic()}"
-
-
-def end_silent_worker() -> bool:
-    """Kill a process of the queue that does not look any more, for example because it was stopped; whether it is gone."""
-    try:
-        pid, start, looked_s = (outputs() / WORKER_LOCK).read_text(encoding="utf-8").split()
-        if time.monotonic() - float(looked_s) < WORKER_SILENT_S:
-            return False
-        platform.send(int(pid), float(start), getattr(signal, "SIGKILL", signal.SIGTERM))
-    except (OSError, ValueError):
-        return False  # it writes just now, or is of an earlier version
-    until_s = time.monotonic() + KILL_WAIT_S
-    while is_held(outputs() / WORKER_LOCK) and time.monotonic() < until_s:
-        time.sleep(0.05)
-    return not is_held(outputs() / WORKER_LOCK)
-
-
-def ensure_worker() -> bool:
-    """Start the queue's process when runs wait and none works; whether one was started. Never raises."""
-    if not anyone_waits() or (is_held(outputs() / WORKER_LOCK) and not end_silent_worker()):
-        return False
-    return wake_queue()
 
 
 def anyone_waits() -> bool:
     """Whether a run waits that can be started."""
     return any(not entry.problem for entry in read().entries)
+
+
+def next_can_start() -> bool:
+    """Whether the first run that waits waits for no other."""
+    first = next((entry for entry in read().entries if not entry.problem), None)
+    return first is not None and not blockers(outputs() / first.next_run)
+
+
+def ensure_worker() -> bool:
+    """Start the queue's process where a run can start and none works; whether one was started. Never raises."""
+    return next_can_start() and not is_held(outputs() / WORKER_LOCK) and wake_queue()

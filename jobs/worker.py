@@ -15,7 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from jobs import queue
-from jobs.queue import Entry, Queue, anyone_waits, busy, changing, end_silent_worker, ensure_worker, find_entry, outputs
+from jobs.queue import (
+    Entry,
+    Queue,
+    anyone_waits,
+    blockers,
+    busy,
+    changing,
+    ensure_worker,
+    find_entry,
+    next_can_start,
+    outputs,
+)
 from monitor.cli import requests
 from monitor.cli.commands import START_S, ask_to_end, launch
 from monitor.gpu.queue import devices
@@ -99,34 +110,27 @@ def cancel(run: str) -> list[str]:
 # ---- starting the next one ----
 
 
-def advance() -> list[Path]:
-    """Start what can start now, in order; the runs that the first one waits for, [] when nothing waits.
+def advance() -> None:
+    """Start what can start now, in order.
 
     Raises MonitorError: another process keeps the queue. OSError: it cannot be written.
     """
-    while True:
-        name, blockers = _take()
-        if name is None:
-            return blockers
+    while name := _take():
         problem = _start(outputs() / name)
         with changing() as held:
             entries = [_started(entry, name, problem) for entry in held[0].entries]
             held[0] = Queue(tuple(entry for entry in entries if entry is not None))
 
 
-def _take() -> tuple[str | None, list[Path]]:
-    """The next run that can start, noted in the file as taken; or None, and the runs that it waits for."""
+def _take() -> str:
+    """The next run that can start, noted in the file as taken; "" for none."""
     with changing() as held:
         now = held[0]
         entries = [entry for one in now.entries if (entry := _current(one, now)) is not None]
-        first = next((one for one in entries if not one.problem), None)
-        name, blockers = None, list[Path]()
-        if first is not None:
-            folder = outputs() / first.next_run
-            blockers = [folder] if is_held(folder / LOCK) else [outputs() / other for other in busy(folder)]
-            name = None if blockers else first.next_run
-        held[0] = Queue(tuple(entries), name or "", time.time() if name else 0.0)
-        return name, blockers
+        first = next((one.next_run for one in entries if not one.problem), "")
+        name = "" if first and blockers(outputs() / first) else first
+        held[0] = Queue(tuple(entries), name, time.time() if name else 0.0)
+        return name
 
 
 def _current(entry: Entry, now: Queue) -> Entry | None:
@@ -181,39 +185,17 @@ def _started(entry: Entry, name: str, problem: str) -> Entry | None:
 
 
 def work() -> int:
-    """Start runs until none waits; at once 0 where another process does it."""
+    """Start what can start now; at once 0 where another process does it."""
     lock = Lock(outputs() / queue.WORKER_LOCK)
-    while anyone_waits() and (lock.acquire() or (end_silent_worker() and lock.acquire())):
+    # A run that was added between the last look and the release of the lock found it held: look once more.
+    while next_can_start() and lock.acquire():
         try:
-            _work(lock)
-        finally:
-            lock.release()
-        # A run that was added between the last look and the release of the lock found it held: look once more.
-    return 0
-
-
-def _work(lock: Lock) -> None:
-    """Start what can start; look again when the queue has changed or one of the runs that are waited for has ended.
-
-    lock: its file says when this process looked last, for `queue.ensure_worker`.
-    """
-    while anyone_waits():
-        lock.write(queue.worker_mark())
-        stamp, blockers = _stamp(), list[Path]()
-        try:
-            blockers = advance()
-            stamp = _stamp()
+            advance()
         except Exception:  # noqa: BLE001 - the top of the loop: logged, and tried again
             _log(traceback.format_exc())
             time.sleep(POLL_S)
-        while blockers and stamp == _stamp() and all(is_held(folder / LOCK) for folder in blockers):
-            lock.write(queue.worker_mark())
-            time.sleep(POLL_S)
-
-
-def _stamp() -> int:
-    with contextlib.suppress(OSError):
-        return (outputs() / queue.FILE).stat().st_mtime_ns
+        finally:
+            lock.release()
     return 0
 
 

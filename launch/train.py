@@ -10,7 +10,6 @@ import os
 import runs
 from launch import common, travel
 from monitor.process.locks import LOCK, is_held
-from monitor.run_folder import STATE
 from runs import weights
 
 
@@ -28,10 +27,10 @@ def run(args: argparse.Namespace) -> int:
 
     folder = common.find(args)
     if is_held(folder / LOCK):  # another monitor watches it, which `become` reports
-        return 0 if args.prepare else become(os.fspath(folder), os.fspath(folder / STATE), False)
+        return 0 if args.prepare else become(os.fspath(folder), False)
     spec = runs.pinned(folder).run_spec()
     if travel.fetches_files(spec) and weights.problems(spec):  # a run may use files in other places
         runs.fetch_model(spec.model)
     if args.prepare:
         return common.report(args, f"{folder}: ready", {"folder": str(folder)})
-    return become(os.fspath(folder), os.fspath(folder / STATE), False)
+    return become(os.fspath(folder), False)

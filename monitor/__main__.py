@@ -32,7 +32,7 @@ def _command(words: list[str]) -> int:
     """What a person types."""
     import argparse
 
-    from monitor.run_folder import STATE, MonitorError, find, machine_number, own_folder
+    from monitor.run_folder import MonitorError, find, machine_number, own_folder
 
     top = argparse.ArgumentParser(prog="python -m monitor", description="Supervise training runs.")
     choices = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -85,9 +85,8 @@ def _command(words: list[str]) -> int:
         from monitor.keeper import become
 
         folder = find(args.run)
-        own = own_folder(folder, machine_number(folder, os.environ))
-        own.mkdir(parents=True, exist_ok=True)
-        return become(str(folder), str(own / STATE), args.checked)
+        own_folder(folder, machine_number(folder, os.environ)).mkdir(parents=True, exist_ok=True)
+        return become(str(folder), args.checked)
     except (MonitorError, OSError) as error:
         print(f"monitor: {error}", file=sys.stderr)
         return 1
@@ -98,17 +97,16 @@ def _command(words: list[str]) -> int:
 def _child(words: list[str]) -> int:
     """The monitor. `words`: the keeper's pid, options, the folder.
 
-    Options: --beat=DESCRIPTOR to beat into, --checked, --restarted, --before=NS (see keeper.py), --received=SIGNAL for
-    each so far.
+    Options: --beat=DESCRIPTOR to beat into, --checked, --restarted, --received=SIGNAL for each so far.
     """
     import contextlib
     import signal
     import traceback
     from pathlib import Path
 
-    from monitor.keeper import EXIT_ERROR, final_code
+    from monitor.keeper import EXIT_ERROR
     from monitor.process import platform
-    from monitor.run_folder import STATE, MonitorError, machine_number, own_folder
+    from monitor.run_folder import AlreadyWatched, MonitorError
 
     try:
         if sys.platform != "win32":
@@ -123,16 +121,14 @@ def _child(words: list[str]) -> int:
         if "--beat" in known:
             platform.begin_beats(int(known["--beat"]))
         echo = "HANGPROOF_QUIET" not in os.environ
-        state = own_folder(Path(folder), machine_number(Path(folder), os.environ)) / STATE
-        if "--restarted" in known and (code := final_code(str(state), int(known.get("--before", 0)))) is not None:
-            return code
         from monitor.supervisor import supervise
 
         received = [int(word.partition("=")[2]) for word in options if word.startswith("--received=")]
         return supervise(Path(folder), echo, "--checked" in known, int(parent_pid), "--restarted" in known, received)
     except MonitorError as error:
         print(f"monitor: {error}", file=sys.stderr)
-        return EXIT_ERROR if "--restarted" in words else 1  # an earlier start did succeed: the keeper tries again
+        # An earlier start did succeed: the keeper tries again, unless somebody has started another monitor meanwhile.
+        return EXIT_ERROR if "--restarted" in words and not isinstance(error, AlreadyWatched) else 1
     except KeyboardInterrupt:
         return 130
     except Exception:  # noqa: BLE001 - the top of the process: the keeper restarts it

@@ -37,23 +37,19 @@ MAX_SILENT_S = 900.0  # the limit doubles while one monitor after another is sil
 SAY_S = 1.0  # for a message, whose stream may be a file on a disk that does not respond
 
 
-def become(folder: str, state: str, checked: bool) -> int:
-    """Replace this process with the keeper of `folder`; on Windows, be it: its exit code.
-
-    state: the file with the run's state. Raises OSError.
-    """
+def become(folder: str, checked: bool) -> int:
+    """Replace this process with the keeper of `folder`; on Windows, be it: its exit code. Raises OSError."""
     from guards.limits import LimitError
     from monitor import config
     from monitor.process.tree import MARKS
 
     for name in MARKS:  # a shell may export them: no process but the training's may look like the training
         os.environ.pop(name, None)
-    options = [*["--checked"] * checked, f"--before={_changed_ns(state)}"]
     try:
         silent_s = max(config.load().watch.silent_s, CONFIRM_S)
     except (config.ConfigError, LimitError):
         silent_s = HEALTHY_S  # the monitor says what is wrong with the limits, and ends
-    words = [f"--silent-s={silent_s:g}", *options, state, folder]
+    words = [f"--silent-s={silent_s:g}", *["--checked"] * checked, folder]
     if sys.platform == "win32":
         return keep(words)
     sys.stdout.flush()
@@ -64,10 +60,9 @@ def become(folder: str, state: str, checked: bool) -> int:
 def keep(words: list[str]) -> int:
     """Run the monitor until it ends by itself; its exit code. 1 when it was killed or failed TRIES_COUNT times in a row.
 
-    words: options, the file with the run's state, the run's folder. Options: --checked; --silent-s=SECONDS;
-    --before=NS, when that file was last changed.
+    words: options, the run's folder. Options: --checked; --silent-s=SECONDS.
     """
-    *options, state, folder = words
+    *options, folder = words
     run = os.path.basename(folder)
     limits = [word.partition("=")[2] for word in options if word.startswith("--silent-s=")]
     base_s = float(limits[0]) if limits else HEALTHY_S
@@ -103,11 +98,9 @@ def keep(words: list[str]) -> int:
                 child.clear()
                 continue
             child.clear()
-            while code == EXIT_ERROR and _is_watched(state):
-                time.sleep(1.0)  # somebody has started another monitor meanwhile
             if 0 <= code != EXIT_ERROR:
                 return code
-            how = f"was killed by {_signal_name(-code)}" if code < 0 else "failed"
+            how = f"was killed by signal {-code}" if code < 0 else "failed"
         healthy = time.monotonic() - began_s >= HEALTHY_S
         failures = 1 if healthy else failures + 1
         if failures >= TRIES_COUNT:
@@ -128,7 +121,7 @@ def _start_monitor(
     received: signals so far, and `child`: whom to forward the next ones to; a signal may come while no monitor listens.
     """
     words = [*["--checked"] * ("--checked" in options), *["--restarted"] * restarted]
-    words += [*(w for w in options if w.startswith("--before=")), *(f"--received={n}" for n in received)]
+    words += [f"--received={number}" for number in received]
     known = len(received)
     process = _Child([sys.executable, "-m", "monitor", "run", "--child", str(os.getpid())], [*words, folder])
     child[:] = [process]
@@ -208,13 +201,6 @@ class _Child:
         return True
 
 
-def _changed_ns(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0
-
-
 # ---- after a failure ----
 
 
@@ -240,37 +226,3 @@ def _say(run: str, text: str, send: bool = False) -> None:
                 message.write(json.dumps({"kind": "unwatched", "title": run, "body": text}).encode())
     except OSError:  # no process can be started
         print(line, file=sys.stderr, flush=True)
-
-
-def _is_watched(state: str) -> bool:
-    """Whether a living monitor holds the lock beside the file with the state (monitor.json: monitor.lock).
-
-    True when unknown, because then another start is the worse mistake.
-    """
-    try:
-        from pathlib import Path
-
-        from monitor.process.locks import is_held
-
-        return is_held(Path(state).with_suffix(".lock"))
-    except (ImportError, OSError, MemoryError):
-        return True
-
-
-def final_code(state: str, before_ns: int) -> int | None:
-    """The exit code of a run that reached its final state since `before_ns`, when `state` was last changed; None: it goes on."""
-    from pathlib import Path
-
-    from monitor.run_folder import read_json
-    from monitor.state import EXIT_CODES, State
-
-    values = read_json(Path(state)) if _changed_ns(state) != before_ns else None
-    ended = {str(state): code for state, code in EXIT_CODES.items() if state is not State.UNKILLABLE}
-    return ended.get(str((values or {}).get("state")))
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -1,7 +1,7 @@
 """The ledger of a run: hours by state, steps trained twice, money, and what recovery saved.
 
-A pure function of the run's files, computed where it is shown. It reads `events.jsonl` and, of a `metrics.jsonl` that
-can have 150 MB, the last step of each attempt: each start of an attempt records how long that file was.
+A pure function of `events.jsonl` and the status, computed where it is shown. Each interval between two events goes to
+the state that the first of them began; the event of a start names the last trace of an attempt whose end nobody saw.
 
 Every moment between a start and an end belongs to one state:
 
@@ -20,25 +20,22 @@ and machines, and for lines that earlier versions wrote without the monotonic ti
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import tomllib
 
 from monitor.phrases import count
 from monitor.process import platform
 from monitor.process.locks import LOCK, is_held
-from monitor.run_folder import EVENTS, METRICS, STATUS, read_json
-from runs.metrics_lines import count_of, is_count, json_objects, last_step
+from monitor.run_folder import EVENTS, STATUS, read_json
+from runs.metrics_lines import count_of, is_count, json_objects
 
 STATES = ("training", "loading", "waiting", "recovering", "lost")
 ENDED = ("completed", "failed", "stopped", "paused", "unkillable")  # events: the run has ended, and a pause follows
 MAX_EVENTS_BYTES = 64 << 20  # a file that came from a store can have any size
-_PRICE = re.compile(rb"^price_per_hour[ \t]*=[ \t]*([0-9]+(?:\.[0-9]+)?)[ \t]*(?:#.*)?\r?$", re.M)
 
 
 @dataclass
@@ -133,22 +130,19 @@ def read(folder: Path, status: dict[str, Any] | None = None) -> Ledger:
     text = b""
     with contextlib.suppress(OSError), open(folder / EVENTS, "rb") as file:
         text = file.read(MAX_EVENTS_BYTES)
-    metrics: BinaryIO | None = None
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            metrics = stack.enter_context(open(folder / METRICS, "rb", buffering=0))
-        found = of_events(json_objects(text), metrics, status)
-    found.price_per_hour = price(folder)
-    return found
+    reading = _Reading()
+    for event in json_objects(text):
+        reading.event(event)
+    reading.finish(status)
+    reading.ledger.price_per_hour = price(folder)
+    return reading.ledger
 
 
 def price(folder: Path) -> float:
-    """`price_per_hour` of `run.toml`; 0.0 without one. tomllib takes a millisecond, and a page lists 1,000 runs."""
+    """`price_per_hour` of `run.toml`; 0.0 without one."""
     try:
-        text = (folder / "run.toml").read_bytes()
-        if (match := _PRICE.search(text)) is not None:
-            return float(match[1])
-        return _number(tomllib.loads(text.decode("utf-8-sig")).get("price_per_hour")) if b"price_per" in text else 0.0
+        text = (folder / "run.toml").read_text(encoding="utf-8-sig")
+        return _number(tomllib.loads(text).get("price_per_hour")) if "price_per_hour" in text else 0.0
     except (OSError, ValueError):
         return 0.0
 
@@ -167,191 +161,128 @@ class Stamp:
         return max(0.0, later.mono_s - self.mono_s if same else later.utc_s - self.utc_s)
 
 
-@dataclass
-class Attempt:
-    """One start of the training. Positions are seconds since the first event."""
-
-    start: float
-    stamp: Stamp
-    resumed: int  # the step that it began at
-    lines: tuple[int, int] | None  # its part of metrics.jsonl, in bytes
-    last_step: int
-    trained_s: float = 0.0
-
-
-def of_events(events: list[dict[str, Any]], metrics: BinaryIO | None, status: dict[str, Any]) -> Ledger:
-    """The ledger of a run with these events; `status` is its status.json plus "alive"."""
-    reading = _Reading(metrics)
-    for number, event in enumerate(events):
-        stamp = _stamp(event)
-        if stamp is not None:
-            reading.event(event, stamp, _next_offset(events, number))
-    reading.finish(status)
-    return reading.ledger
-
-
 class _Reading:
-    """Goes through the events once. `mark`: the position up to which the time belongs to a state."""
+    """Goes through the events once."""
 
-    def __init__(self, metrics: BinaryIO | None):
-        self.metrics = metrics
+    def __init__(self) -> None:
         self.ledger = Ledger()
-        self.now, self.mark = 0.0, 0.0
-        self.state = ""  # what the time goes to from `mark` on; "": a pause that is not part of the run
+        self.last: Stamp | None = None  # up to here, the time belongs to a state
+        self.state = ""  # what the time after it belongs to; "": a pause that is not part of the run
         self.paid = True  # the run has a machine
-        self.seen = 0.0  # the position of the last event before this one, on the machine of the attempt
-        self.last: Stamp | None = None  # of the last event
         self.pending = 0  # failures that no later step has answered yet
-        self.attempt: Attempt | None = None  # the one that runs
-        self.before: Attempt | None = None  # the one before
-        self.step_total, self.step_time = 0, 0.0
+        self.runs = False  # an attempt does, and of it or the one before: where it began, its last step, training time
+        self.resumed = self.step = 0
+        self.trained_s = self.step_time = 0.0
+        self.step_total = 0
 
-    def until(self, position: float, state: str = "") -> None:
-        """The time up to `position` belongs to `state`, or to the current one."""
-        taken, state = max(0.0, position - self.mark), state or self.state
-        self.mark += taken
+    def take(self, seconds: float, state: str, paid: bool = True) -> None:
+        """This much time belongs to a state."""
         if state:
-            self.ledger.seconds[state] += taken
-            self.ledger.unpaid_s += 0.0 if self.paid else taken
-        if state == "training" and self.attempt is not None:
-            self.attempt.trained_s += taken
+            self.ledger.seconds[state] += seconds
+            self.ledger.unpaid_s += 0.0 if paid else seconds
+        if state == "training":
+            self.trained_s += seconds
 
-    def event(self, event: dict[str, Any], stamp: Stamp, next_offset: int | None) -> None:
-        kind, attempt = event.get("kind"), self.attempt
-        here = attempt is None or attempt.stamp.boot == stamp.boot
-        if self.last is not None and attempt is not None and self.last.boot != stamp.boot:
-            self.now, self.last = self.newest(attempt, self.now, self.last)
-        if here:
-            self.seen = self.now
-        self.now += self.last.until(stamp) if self.last else 0.0
-        self.last = stamp
-        if kind in ENDED and not here:
-            self.vanished(self.now, paid=False)
-        if kind in ("started", "restarted") and is_count(event.get("attempt")):
-            self.starts(event, stamp, next_offset)
-        elif kind in ENDED or kind == "preempted":
-            self.ends(kind)
-        elif kind == "backoff" and self.state == "recovering" and attempt is None:
-            self.until(self.now)
-            self.state = "waiting"
-        elif attempt is not None and kind in ("hang", "crash") and "step" in event:
-            attempt.last_step = max(attempt.last_step, count_of(event["step"]))
-            self.until(self.now - max(0.0, _number(event.get("since_s"))))
-            self.until(self.now, "lost")
+    def event(self, event: dict[str, Any]) -> None:
+        """Give the time since the last event to its state, and begin the next state."""
+        kind, stamp = event.get("kind"), _stamp(event)
+        started = kind in ("started", "restarted") and is_count(event.get("attempt"))
+        failed = kind in ("hang", "crash") and "step" in event and self.runs
+        ends = kind in ENDED or kind == "preempted"
+        if self.runs and (failed or ends or kind in ("phase", "checkpoint")):
+            self.step = max(self.step, count_of(event.get("step")), count_of(event.get("reached")))
+        waits = kind == "backoff" and self.state == "recovering" and not self.runs
+        trains = self.runs and event.get("phase") in ("first_step", "step") and kind == "phase"
+        if stamp is None or not (started or failed or ends or waits or trains):
+            return
+        same = self.last is None or self.last.boot == stamp.boot
+        passed = self.last.until(stamp) if self.last is not None else 0.0
+        if started:
+            self.starts(event, stamp, passed, same)
+        elif failed:
+            lost = min(passed, max(0.0, _number(event.get("since_s"))))
+            self.take(passed - lost, self.state)
+            self.take(lost, "lost")
             self.close(failed=True)
             self.state = "recovering"
-        elif attempt is not None and kind in ("phase", "checkpoint"):
-            attempt.last_step = max(attempt.last_step, count_of(event.get("step")))
-            if event.get("phase") in ("first_step", "step"):
-                self.until(self.now)
-                self.state = "training"
-
-    def newest(self, attempt: Attempt, position: float, stamp: Stamp) -> tuple[float, Stamp]:
-        """(position, stamp) of the attempt's last line of metrics.jsonl where that is newer than this position.
-
-        The trainer runs on the machine, and in the boot, of its attempt's start.
-        """
-        line = self.last_line(attempt)
-        written = _stamp({**line, "boot": attempt.stamp.boot})
-        at = attempt.start + attempt.stamp.until(written) if written is not None else 0.0
-        return (at, written) if written is not None and at > position else (position, stamp)
-
-    def last_line(self, attempt: Attempt) -> dict[str, Any]:
-        """The attempt's last step in metrics.jsonl; {} for none."""
-        if self.metrics is None or attempt.lines is None:
-            return {}
-        return last_step(self.metrics, *attempt.lines) or {}
-
-    def vanished(self, until: float, paid: bool) -> None:
-        """Nobody saw the end of the attempt; the next trace of the run is at `until`."""
-        attempt = self.attempt
-        if attempt is None:
-            return
-        self.until(min(self.newest(attempt, self.seen, attempt.stamp)[0], until))
-        self.paid = paid
-        self.until(until, "lost")
-        self.paid = True
-        self.close(failed=True)
-
-    def starts(self, event: dict[str, Any], stamp: Stamp, next_offset: int | None) -> None:
-        """An attempt starts."""
-        queued = self.now - max(0.0, _number(event.get("waited_s")))  # the monitor came then, and waited for a GPU
-        if self.attempt is not None:
-            self.vanished(queued, paid=bool(stamp.boot) and self.attempt.stamp.boot == stamp.boot)
-        elif not self.now:  # before the first event, positions are negative
-            self.mark = queued
+        elif self.runs and ends and not same:
+            self.take(passed, "lost", paid=False)
+            self.close(failed=True)
         else:
-            self.until(self.now if self.state and self.paid else queued)
+            self.take(passed, self.state, self.paid)
+            self.state = "waiting" if waits else "training" if trains else self.state
+        self.last = stamp
+        if ends:
+            if self.runs:
+                self.close(failed=kind == "preempted", completed=kind == "completed")
+            self.paid = kind != "preempted"
+            self.state = "" if self.paid else "waiting"
+            if self.paid:
+                self.pending = 0  # what the user starts later is no recovery
+
+    def starts(self, event: dict[str, Any], stamp: Stamp, passed: float, same: bool) -> None:
+        """An attempt starts, `passed` seconds after the last event. same: in the boot of that."""
+        waited = max(0.0, _number(event.get("waited_s")))  # the monitor came then, and waited for a GPU
+        known = event.get("before")  # the last trace of what ran before
+        if self.runs and self.last is not None:  # nobody saw its end
+            trace = _stamp({**known, "boot": self.last.boot}) if isinstance(known, dict) else None
+            seen = self.last.until(trace) if trace is not None else 0.0
+            self.step = max(self.step, count_of(known.get("step")) if isinstance(known, dict) and seen else 0)
+            self.take(seen, self.state)
+            left = trace.until(stamp) if trace is not None and seen else passed
+            self.take(max(0.0, left - waited), "lost", paid=bool(stamp.boot) and same)
+            self.close(failed=True)
+        elif self.last is not None:
+            waited = min(waited, passed)
+            self.take(passed - waited, self.state, self.paid)
         self.paid = True
-        self.until(self.now, "waiting")
-        resumed, begin = count_of(event.get("step")), event.get("metrics_bytes")
-        if self.before is not None:
-            self.repeat(self.before, resumed)
+        self.take(waited, "waiting")
+        resumed = count_of(event.get("step"))
+        self.repeat(resumed)
         if self.pending:
             self.ledger.kept_steps += resumed
-        lines = (count_of(begin), next_offset if next_offset is not None else self.size()) if is_count(begin) else None
-        self.attempt = Attempt(self.now, stamp, resumed, lines, last_step=resumed)
+        self.runs, self.resumed, self.step, self.trained_s = True, resumed, resumed, 0.0
         self.state = "recovering" if self.pending else "loading"
-
-    def size(self) -> int:
-        return os.fstat(self.metrics.fileno()).st_size if self.metrics is not None else 0
-
-    def ends(self, kind: str) -> None:
-        """The run reaches a final state."""
-        self.until(self.now)
-        if self.attempt is not None:
-            self.close(failed=kind == "preempted", completed=kind == "completed")
-        self.paid = kind != "preempted"
-        self.state = "" if self.paid else "waiting"
-        if self.paid:
-            self.pending = 0  # what the user starts later is no recovery
 
     def close(self, failed: bool, completed: bool = False) -> None:
         """The attempt is over."""
-        assert self.attempt is not None
-        self.tally(self.attempt, completed)
-        self.before, self.attempt = self.attempt, None
-        if failed:
-            self.ledger.failures += 1
-            self.pending += 1
+        self.tally(completed)
+        self.runs = False
+        self.ledger.failures += failed
+        self.pending += failed
 
-    def tally(self, attempt: Attempt, completed: bool = False) -> None:
+    def tally(self, completed: bool = False) -> None:
         """Count the attempt's steps so far."""
-        attempt.last_step = max(attempt.last_step, count_of(self.last_line(attempt).get("step")))
-        self.ledger.steps = max(self.ledger.steps, attempt.last_step)
-        if attempt.trained_s:
-            self.step_total += attempt.last_step - attempt.resumed
-            self.step_time += attempt.trained_s
-        if self.pending and (completed or attempt.last_step > attempt.resumed):
+        self.ledger.steps = max(self.ledger.steps, self.step)
+        if self.trained_s:
+            self.step_total += self.step - self.resumed
+            self.step_time += self.trained_s
+        if self.pending and (completed or self.step > self.resumed):
             self.ledger.recovered += self.pending
             self.pending = 0
 
-    def repeat(self, attempt: Attempt, resumed: int) -> None:
-        """The next attempt resumes at `resumed`: what `attempt` trained after that step was lost."""
-        lost, made = attempt.last_step - resumed, attempt.last_step - attempt.resumed
-        self.before = None
+    def repeat(self, resumed: int) -> None:
+        """The next attempt resumes at `resumed`: what was trained after that step was lost."""
+        lost, made = self.step - resumed, self.step - self.resumed
         if lost > 0:
             self.ledger.repeated += lost
-            moved = min(attempt.trained_s * min(1.0, lost / max(made, 1)), self.ledger.seconds["training"])
+            moved = min(self.trained_s * min(1.0, lost / max(made, 1)), self.ledger.seconds["training"])
             self.ledger.seconds["training"] -= moved
             self.ledger.seconds["lost"] += moved
 
     def finish(self, status: dict[str, Any]) -> None:
-        """The time from the last event to now, or to the last trace of a run that is not watched."""
-        alive = bool(status.get("alive"))
+        """The time from the last event to now, or to the last status of a run that is not watched."""
         moment = platform.now()
-        now = Stamp(moment.wall_s, moment.mono_s, platform.boot_id()[:8])
-        end = now if alive else _stamp({"t": status.get("updated_at")})
-        if self.last is None:
-            if alive and (began := _stamp({"t": status.get("started_at")})) is not None:
-                self.until(began.until(now), "waiting")  # for a GPU, since the start
-            return
-        position = self.now + (self.last.until(end) if end is not None else 0.0)
-        if self.attempt is not None:
-            self.until(position if alive else self.newest(self.attempt, position, self.last)[0])
-            self.tally(self.attempt)
-        elif self.paid:
-            self.until(position)
+        end: Stamp | None = Stamp(moment.wall_s, moment.mono_s, platform.boot_id()[:8])
+        if not status.get("alive"):
+            end = _stamp({**status, "t": status.get("updated_at"), "mono_s": status.get("updated_mono_s")})
+        began = self.last or (_stamp({"t": status.get("started_at")}) if status.get("alive") else None)
+        if end is not None and began is not None and self.paid:
+            # Without an event, it waits for a GPU since its start.
+            self.take(began.until(end), self.state if self.last is not None else "waiting")
+        if self.runs:
+            self.step = max(self.step, count_of(status.get("step")) if self.state == "training" else 0)
+            self.tally()
         if self.step_total:
             self.ledger.step_s = self.step_time / self.step_total
 
@@ -372,11 +303,3 @@ def _stamp(line: dict[str, Any]) -> Stamp | None:
     boot, mono = line.get("boot"), line.get("mono_s")
     known = isinstance(boot, str) and isinstance(mono, int | float)
     return Stamp(utc_s, _number(mono), str(boot) if known else "")
-
-
-def _next_offset(events: list[dict[str, Any]], number: int) -> int | None:
-    """Where the lines of the next attempt begin in metrics.jsonl; None for the last attempt."""
-    if events[number].get("kind") not in ("started", "restarted"):
-        return None
-    later = (e["metrics_bytes"] for e in events[number + 1 :] if is_count(e.get("metrics_bytes")))
-    return next(later, None)

@@ -76,7 +76,6 @@ class Loop:
                 try:
                     self.write_status()
                     self.waker.sleep(self.poll_s())
-                    platform.reap()
                     self.enter(self.turn())
                     self.failing_since = None
                 except start.Interrupted:
@@ -103,7 +102,6 @@ class Loop:
                 signal.signal(getattr(signal, name), received)
         if hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        platform.become_subreaper()
 
     def enter(self, new: Transition) -> None:
         """Change the state. A recovery and a start save themselves what they commit, so here only an end is saved."""
@@ -260,7 +258,7 @@ class Loop:
         if missing := self.flush_store():
             reason = f"{reason}; {missing}"
         self.code, self.run.state.reason = EXIT_CODES[end.state] if end.code is None else end.code, reason
-        self.folder.event(end.state.value, reason)
+        self.folder.event(end.state.value, reason, reached=self.view.step if self.view else 0)
         return replace(end, message=reason)
 
     def flush_store(self) -> str:

@@ -108,7 +108,8 @@ def _open_incident(run: Run, attempt: Attempt, evidence: Evidence, progress_s: f
     """Name the cause and write the incident; from here on a killed monitor can continue it."""
     cause, now = causes.match(evidence), platform.now()
     since_s = round(max(0.0, now.mono_s - progress_s), 3)
-    known = {"phase": evidence.phase, "step": evidence.step, "since_s": since_s}
+    reached = max((rank["step"] for rank in evidence.ranks), default=evidence.step)
+    known = {"phase": evidence.phase, "step": evidence.step, "reached": reached, "since_s": since_s}
     run.folder.event(evidence.kind, f"{cause.title}: {_summary(evidence)}", **known)
     if run.incident is not None:
         run.incident.close(run.folder, "the restart after it failed as well", now.utc)

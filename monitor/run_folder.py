@@ -40,6 +40,10 @@ class MonitorError(Exception):
     """A problem that a person can fix: what is wrong, where, and what to do."""
 
 
+class AlreadyWatched(MonitorError):
+    """Another monitor watches the run."""
+
+
 def find(name: str | os.PathLike[str]) -> Path:
     """The folder of a run: any folder with a train script, or a run by its name or slug.
 
@@ -196,11 +200,21 @@ class RunFolder:
 
     def log_size(self) -> int:
         """Size of training.log in bytes, 0 when it cannot be read."""
-        return _size(self._training_log)
+        try:
+            return os.stat(self._training_log).st_size
+        except OSError:
+            return 0
 
-    def metrics_size(self) -> int:
-        """Size of metrics.jsonl in bytes, 0 when it cannot be read."""
-        return _size(os.path.join(self.folder, METRICS))
+    def last_step(self) -> dict[str, Any]:
+        """The last step in metrics.jsonl and when it was: "step", "t", "mono_s"; {} for none."""
+        from runs.metrics_lines import last_step  # of no use to a run that never starts again
+
+        try:
+            with open(self.folder / METRICS, "rb", buffering=0) as file:
+                found = last_step(file, 0, file.seek(0, os.SEEK_END)) or {}
+        except OSError:
+            return {}
+        return {key: found[key] for key in ("step", "t", "mono_s") if key in found}
 
     def mark_log(self, text: str) -> None:
         """Add a heading of the monitor to training.log; nothing where it cannot be written."""
@@ -245,13 +259,6 @@ class RunFolder:
             append_text(path, line)
         except OSError as error:
             print_line(f"monitor: cannot write {path}: {error.strerror or error}")
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
 
 
 def _utc() -> str:

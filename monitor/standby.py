@@ -5,15 +5,15 @@ steps, the monitor starts the next attempt's script with a stand-in for the stat
 trains fails, it gets the state in a message and goes on; when the failure changes the script, or it is not at the gate
 yet, a cold start follows.
 
-Decision: it is an `Attempt` from the beginning, with a token and a private folder of its own, so that everything that
-watches, adopts and kills attempts works for it once it is released. Until then only this file knows it. It holds the
-reading end of a pipe whose writing end only the monitor has: however the monitor dies, the standby ends by itself.
+Decision: it is an `Attempt` from the beginning, so that everything that watches, adopts and kills attempts works for it
+once it is released. Until then only this file knows it. It holds the reading end of a pipe whose writing end only the
+monitor has: however the monitor dies, the standby ends by itself.
 """
 
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from monitor import config
 from monitor.attempt import Attempt
 from monitor.detect.progress import Observation
 from monitor.diagnose import collect
-from monitor.process import platform, tree
+from monitor.process import platform
 from monitor.resume.script import STAND_IN
 from monitor.run_folder import TRAINING_LOG, RunFolder
 
@@ -41,9 +41,7 @@ def never(folder: RunFolder, limits: config.Section) -> str:
         "only Linux has what it needs": not platform.LINUX,
         "the script is not one of Hangproof's": folder.foreign,
         "the script was edited, and what it does before the training is not known": "edited" in spec,
-        "several processes train together, and their launcher starts them": (
-            int(spec.get("gpus", 1)) * int(spec.get("nodes", 1)) > 1
-        ),
+        "several processes train together": int(spec.get("gpus", 1)) * int(spec.get("nodes", 1)) > 1,
         "the script copies its results when it ends": bool(spec.get("save_dir")),
     }
     return next((reason for reason, applies in reasons.items() if applies), "")
@@ -69,7 +67,7 @@ class Standby:
         return self.attempt is not None and not self.ready
 
     def tick(self, view: Observation, trains: Attempt, text: str, inherit: tuple[int, ...]) -> None:
-        """Start the standby, or look after it. Called while the run makes progress.
+        """Start the standby, or look after it. Called while the run makes progress; OSError: it cannot be killed.
 
         Args:
             trains: the attempt that trains. text: the next attempt's script with the stand-in, "" while that is not
@@ -77,20 +75,20 @@ class Standby:
         """
         now_s, before = view.now_s, self.ready
         self.ready = self.attempt is not None and (self.attempt.heartbeats / gate.READY).exists()
-        if self.attempt is not None and text not in ("", self._text):
-            self.drop("the next attempt's script has changed")
-        elif now_s < self._next_s and (before or not self.ready):
+        if now_s < self._next_s and self.ready == before:
             return
-        elif self.attempt is not None:
-            self._look_after(self.attempt, now_s)
-        elif self._tries and text and max((b.count for b in view.beats), default=0) >= self.limits.steps_count:
+        self._next_s = now_s + LOOK_S
+        stepped = max((b.count for b in view.beats), default=0) >= self.limits.steps_count
+        if self.attempt is not None:
+            self._look_after(self.attempt, text, now_s)
+        elif self._tries and text and stepped:
             self._begin(trains, text, inherit, now_s)
 
     def _begin(self, trains: Attempt, text: str, inherit: tuple[int, ...], now_s: float) -> None:
         used = sum(platform.private_bytes(pid) for pid in trains.tree.members)
-        self._next_s, self._begun_s, self._text = now_s + LOOK_S, now_s, text
         if self._is_short(min(used, AT_MOST_BYTES) + self.limits.reserve_bytes, now_s):
             return
+        self._begun_s, self._text = now_s, text
         reader, self._writer = os.pipe()
         try:
             self.attempt = attempt = Attempt.prepare(self.folder, trains.record.number + 1, platform.now(), {})
@@ -100,23 +98,25 @@ class Standby:
             variables = {gate.VARIABLE: str(reader), gate.STAND_IN: stand_in, gate.NO_CONTEXT: "1"}
             attempt.spawn(script, attempt.heartbeats / OUTPUT, variables, (*inherit, reader))
         except OSError as error:
-            self._failed(f"it cannot be started: {error.strerror or error}", now_s)
+            self._failed(f"it cannot be started: {error.strerror or error}")
         finally:
             os.close(reader)
 
-    def _look_after(self, attempt: Attempt, now_s: float) -> None:
+    def _look_after(self, attempt: Attempt, text: str, now_s: float) -> None:
         """Is it alive, and is there memory for it? Short of memory, the kernel kills it and not the training."""
-        self._next_s = now_s + LOOK_S
-        members = attempt.tree.refresh()
+        members = self.pids()
         for pid in members:
             platform.kill_first(pid, True)
-        self._bytes = sum(platform.private_bytes(pid) for pid in members)
+        self._bytes = sum(map(platform.private_bytes, members))
         if not members:
-            self._failed(_ended(attempt), now_s)
+            lines = _output(attempt).decode("utf-8", "replace").strip().splitlines()
+            self._failed(f"it ended by itself: {lines[-1][:300] if lines else 'without a message'}")
         elif not self.ready and now_s - self._begun_s >= self.limits.start_s:
-            self._failed(f"its imports took more than {self.limits.start_s:g} s", now_s)
+            self._failed(f"its imports took more than {self.limits.start_s:g} s")
         elif self._is_short(self.limits.reserve_bytes // 2, now_s):
             self.drop(self.off)
+        elif text not in ("", self._text):
+            self.drop("the next attempt's script has changed")
 
     def _is_short(self, needed: int, now_s: float) -> bool:
         """Whether less memory is free than that; then the next try waits."""
@@ -127,41 +127,50 @@ class Standby:
         self.off = f"memory is short: {free / 1e9:.1f} GB free, {needed / 1e9:.1f} GB needed"
         return True
 
-    def _failed(self, reason: str, now_s: float) -> None:
-        """It could not be started, or died: tried again, a few times in a row."""
-        self._tries, self._next_s = self._tries - 1, now_s + LOOK_S
+    def _failed(self, reason: str) -> None:
+        """It could not be started, or died: tried again at the next look, a few times in a row."""
+        self._tries -= 1
         self.drop(reason if self._tries else f"{reason} ({self.limits.tries_count} times)")
 
-    def take(self, number: int, script: Path, resume: Path | None) -> Attempt | None:
-        """The standby when it waits for exactly this script; else it is dropped. OSError: it cannot be killed."""
-        if (attempt := self.attempt) is None:
-            return None
-        text = self._text.replace(str(self.folder.folder / STAND_IN), str(resume))
-        if resume is None or attempt.record.number != number:
-            reason = "the training starts over" if resume is None else "another attempt came between"
-        elif text.rstrip() != script.read_text("utf-8", "surrogateescape").rstrip():
-            reason = "the failure changes the script"
-        elif not attempt.tree.refresh():
-            reason = _ended(attempt)
-        elif not (attempt.heartbeats / gate.READY).exists():
-            reason = "it has not imported everything yet"
-        else:
-            attempt.record = replace(
-                attempt.record,
-                log_start=self.folder.log_size(),
-                started_s=time.monotonic(),
-                oom_kills=collect.oom_kills(),
-            )
-            return attempt
-        self.drop(reason)
-        return None
-
-    def release(self, attempt: Attempt, script: Path, resume: Path, variables: Mapping[str, str]) -> bool:
-        """Let it train; False when it does not answer, and was killed. OSError: it cannot be killed.
+    def release(
+        self,
+        number: int,
+        script: Path,
+        resume: Path | None,
+        variables: Mapping[str, str],
+        save: Callable[[Attempt], None],
+    ) -> Attempt | None:
+        """Let it train if it waits for exactly this script; else, and where it does not answer, it is killed.
 
         Args:
-            script: the script that it stands for; variables: more of its environment.
+            variables: more of its environment. save: writes its record, so that a later monitor can adopt it.
+
+        Raises:
+            OSError: it cannot be killed, or saved.
         """
+        attempt, passed = self.attempt, False
+        if attempt is None or resume is None:
+            self.drop("the training starts over")
+            return None
+        text = self._text.replace(str(self.folder.folder / STAND_IN), str(resume)).rstrip()
+        if (number, script.read_text("utf-8", "surrogateescape").rstrip()) != (attempt.record.number, text):
+            self.drop("the failure changes the script")
+        elif not self.pids() or not (attempt.heartbeats / gate.READY).exists():
+            self.drop("it has not imported everything yet")
+        else:
+            log_start, kills = self.folder.log_size(), collect.oom_kills()
+            attempt.record = replace(attempt.record, log_start=log_start, started_s=time.monotonic(), oom_kills=kills)
+            save(attempt)
+            passed = self._open_gate(attempt, script, resume, variables)
+            if not passed:
+                self.drop(f"it did not go on within {self.limits.gate_s:g} s")
+        if passed:
+            self.attempt, self._tries = None, self.limits.tries_count
+            self._close_pipe()
+        return attempt if passed else None
+
+    def _open_gate(self, attempt: Attempt, script: Path, resume: Path, variables: Mapping[str, str]) -> bool:
+        """Tell it to go on; whether it does."""
         until_s, passed = time.monotonic() + self.limits.gate_s, attempt.heartbeats / gate.PASSED
         environment = {**variables, "HANGPROOF_RESUME": str(resume)}
         with contextlib.suppress(OSError):  # it died a moment ago
@@ -171,38 +180,25 @@ class Standby:
             os.write(self._writer, gate.message(str(resume), environment, str(self.folder.folder / TRAINING_LOG)))
             while not passed.exists() and time.monotonic() < until_s:
                 platform.sleep(0.02)
-        if not passed.exists():
-            self.drop(f"it did not go on within {self.limits.gate_s:g} s")
-            return False
-        self.attempt, self._tries = None, self.limits.tries_count
-        self._close_pipe()
-        return True
+        return passed.exists()
 
     def drop(self, reason: str) -> None:
         """Kill the standby, if there is one. OSError: it cannot be killed."""
-        attempt, self.attempt, self.off = self.attempt, None, reason
+        attempt, self.attempt = self.attempt, None
         self._close_pipe()
-        if attempt is None:
-            return
-        self.folder.log(f"the standby attempt is dropped: {reason}")
-        result = attempt.kill(0.0, self.end.kill_wait_s)
-        attempt.close()
-        if result.survivors:
-            raise OSError("the standby attempt cannot be killed")
+        if attempt is not None:
+            self.off = reason
+            self.folder.log(f"the standby attempt is dropped: {reason}")
+            survivors = attempt.kill(0.0, self.end.kill_wait_s).survivors
+            attempt.close()
+            if survivors:
+                raise OSError("the standby attempt cannot be killed")
 
     def close(self) -> None:
         """The run has ended, or its monitor does."""
         self._tries = 0
-        if self.attempt is not None:
-            with contextlib.suppress(OSError):
-                self.drop("the run has ended")
-
-    def kill_orphans(self, trains: Attempt) -> None:
-        """Kill what a killed monitor left of its standby: one that hangs on its way to the gate. OSError: unknown."""
-        ours = f"{tree.TOKEN}={trains.record.token}".encode()
-        left = [p for p in tree.with_environment(tree.RUN, str(self.folder.folder)) if p.pid not in trains.tree.members]
-        members = {p.pid: p for p in left if ours not in platform.environ_of(p.pid)}
-        tree.kill(tree.Tree("", members=members), 0.0, self.end.kill_wait_s)
+        with contextlib.suppress(OSError):
+            self.drop("the run has ended")
 
     def pids(self) -> set[int]:
         """Its processes: none of them is a leftover."""
@@ -226,8 +222,3 @@ def _output(attempt: Attempt) -> bytes:
         return (attempt.heartbeats / OUTPUT).read_bytes()
     except OSError:
         return b""
-
-
-def _ended(attempt: Attempt) -> str:
-    lines = _output(attempt).decode("utf-8", "replace").strip().splitlines()
-    return f"it ended by itself: {lines[-1][:300] if lines else 'without a message'}"

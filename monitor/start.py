@@ -127,7 +127,7 @@ def already_started(run: Run) -> Attempt | None:
     attempt = Attempt.adopt(run.folder, record)
     if attempt is None:
         return None
-    _report_start(run, attempt, "continues", metrics_bytes=run.folder.metrics_size())
+    _report_start(run, attempt, "continues")
     return attempt
 
 
@@ -184,11 +184,13 @@ def _start_attempt(run: Run) -> Attempt | Transition:
     if not rendered.compatible:
         point = _start_over(run, point)
 
-    metrics_bytes = run.folder.metrics_size()
+    trace = run.folder.last_step()
     try:
         limit, spec = run.config.restart.snapshots_bytes, spec_hash(run.folder.folder)
         variables = {} if run.several else snapshots.environment(state.snapshots, spec, limit)
-        standby = _release_standby(run, number, rendered, point, variables)
+        standby = run.standby.release(
+            number, rendered.script, point.path, variables, lambda attempt: _record(run, attempt)
+        )
         attempt = standby or _start_cold(run, number, rendered, point, variables)
     except OSError:
         state.current = None
@@ -206,7 +208,7 @@ def _start_attempt(run: Run) -> Attempt | Transition:
     waited_s = 0.0 if run.started else round(time.monotonic() - run.began_s, 3)
     how = ", which had been started early" if standby else ""
     named = {"changes": state.changes_at_save} if changes else {}
-    _report_start(run, attempt, source, how, metrics_bytes=metrics_bytes, waited_s=waited_s, **named)
+    _report_start(run, attempt, source, how, before=trace, waited_s=waited_s, **named)
     return attempt
 
 
@@ -229,16 +231,10 @@ def start_tracker(folder: RunFolder) -> None:
         folder.log(f"trackio could not be started: {error.strerror or error}; the run continues without it")
 
 
-def _release_standby(
-    run: Run, number: int, rendered: script.Rendered, point: ResumePoint, variables: dict[str, str]
-) -> Attempt | None:
-    """Let the standby attempt train; None without one that fits, and then it is gone. OSError: it cannot be killed."""
-    found = run.standby.take(number, rendered.script, point.path)
-    if found is None or point.path is None:
-        return None
-    run.state.current = found.record
+def _record(run: Run, attempt: Attempt) -> None:
+    """Write what a later monitor needs to adopt this attempt."""
+    run.state.current = attempt.record
     run.state.save(run.folder)
-    return found if run.standby.release(found, rendered.script, point.path, variables) else None
 
 
 def _start_cold(
@@ -247,8 +243,7 @@ def _start_cold(
     """Start the script. OSError: it cannot be started, and nothing runs."""
     # Recorded before it starts: a monitor that is killed in between leaves a training that the next one can find.
     attempt = Attempt.prepare(run.folder, number, platform.now(), collect.oom_kills())
-    run.state.current = attempt.record
-    run.state.save(run.folder)
+    _record(run, attempt)
     try:
         attempt.start(rendered.script, point.path, run.queue.handles(), variables)
     except OSError:
@@ -368,18 +363,18 @@ def adopt_restored(run: Run) -> str:
     return ""
 
 
-def kill_leftovers(run: Run) -> None:
-    """Kill every process that an earlier attempt of this run left.
+def kill_leftovers(run: Run, living: Attempt | None = None) -> None:
+    """Kill every process that an earlier attempt of this run left, and the standby of a killed monitor. living: is spared.
 
     Raises:
         Unkillable: one lives on.
         OSError: the processes of this machine cannot be read; then nothing may be started.
     """
     left = {p.pid: p for p in tree.with_environment(tree.RUN, str(run.folder.folder))}
-    recorded = Attempt.adopt(run.folder, run.state.current) if run.state.current else None
+    recorded = Attempt.adopt(run.folder, run.state.current) if run.state.current and living is None else None
     left |= recorded.tree.members if recorded else {}
-    waiting = run.standby.pids()
-    left = {pid: process for pid, process in left.items() if pid not in waiting}
+    spared = run.standby.pids() | set(living.tree.refresh() if living else ())
+    left = {pid: process for pid, process in left.items() if pid not in spared}
     if not left:
         return
     names = ", ".join(f"{p.name} ({p.pid})" for p in left.values())

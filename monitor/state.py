@@ -107,7 +107,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Shutdown:
-    """A requested end. `ending` is stopped, paused, preempted, spent, or changed (a restart follows); `gone_by_s` (monotonic) is set by the first SIGTERM."""
+    """A requested end. `ending` is stopped, paused, preempted or spent; `gone_by_s` (monotonic) is set by the first SIGTERM."""
 
     ending: str
     now: bool = False
@@ -126,6 +126,7 @@ class RunState:
     resumed_step: int = 0  # where the current attempt began
     planned: int = 0
     started_at: str | None = None
+    keeper: str = ""  # (pid, start) of the process that restarts the monitor which saved this
     reason: str | None = None
     history: History = field(default_factory=History)
     changes: list[dict[str, Any]] = field(default_factory=list)  # mitigations in force: {"name", "sentence", "patch"}
@@ -139,7 +140,6 @@ class RunState:
     failure: Failure | None = None  # set from the detection of a failure until its restart is decided
     open_incident: str = ""  # the last incident, until a new step closes it
     shutdown: Shutdown | None = None
-    queued_at_s: float | None = None  # when the run queued for its GPU (seconds since boot)
     spec_hash: str = ""
     edit_reported: bool = False  # that run.toml says something else than the job
     snapshots: str = ""  # the folder of the snapshots in memory, "" for none
@@ -185,7 +185,7 @@ class RunState:
     def renew(self, spec_hash: str) -> None:
         """The user starts a finished run again: the allowance is full; changes stay unless the run was made again."""
         self.history, self.open_incident = History(), ""
-        self.reason = self.queued_at_s = self.current = self.failure = self.shutdown = None
+        self.reason = self.current = self.failure = self.shutdown = None
         if spec_hash != self.spec_hash:
             self.changes, self.cause_counts, self.pace = [], {}, {}
         self.spec_hash = spec_hash

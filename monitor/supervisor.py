@@ -29,12 +29,14 @@ from monitor.phrases import PHASES, count
 from monitor.process import platform, tree
 from monitor.process.locks import LOCK, Lock
 from monitor.resume import checkpoints
-from monitor.run_folder import MonitorError, RunFolder, machine_number, wake_queue
+from monitor.run_folder import AlreadyWatched, MonitorError, RunFolder, machine_number, wake_queue
 from monitor.state import (
     EXIT_BUDGET,
+    EXIT_CODES,
     EXIT_DONE,
     FINAL,
     WATCHED,
+    RunState,
     Shutdown,
     State,
     Transition,
@@ -65,14 +67,23 @@ def supervise(
     run_folder = RunFolder(folder, echo, machine_number(folder, os.environ))
     lock = Lock(run_folder.own / LOCK)
     if not lock.acquire(patience_s=2.0):
-        raise MonitorError(f"{folder}: another monitor watches this run; see `python -m monitor status {folder.name}`")
+        raise AlreadyWatched(
+            f"{folder}: another monitor watches this run; see `python -m monitor status {folder.name}`"
+        )
     try:
         if done := nothing_left(folder):
             print(f"{folder.name}: {done}", flush=True)
             return EXIT_DONE
+        parent = platform.process_info(parent_pid) if parent_pid else None
+        keeper, saved = f"{parent.pid} {parent.start}" if parent else "", RunState.load(run_folder)
+        ours = restarted and keeper and saved.keeper == keeper
+        if ours and saved.state in FINAL and saved.state is not State.UNKILLABLE:
+            return EXIT_CODES[saved.state]  # the monitor before this one saved it, and was killed afterwards
         if not restarted:
             run_folder.clear_stop_request(before_s=began_s)  # meant for a monitor of before
-        return Supervisor(run_folder, checked, parent_pid, received).run_until_final()
+        supervisor = Supervisor(run_folder, checked, parent_pid, received)
+        supervisor.run.state.keeper = keeper
+        return supervisor.run_until_final()
     except (config.ConfigError, limits.LimitError) as error:
         raise MonitorError(str(error)) from error
     finally:
@@ -114,8 +125,6 @@ class Supervisor(Loop):
         if unknown or (not numbers and request is None):
             return None  # what an earlier monitor left must be known before it can be stopped
         shutdown = new = self.run.state.shutdown
-        if new is not None and new.ending == "changed":  # its restart gives way to an end
-            new = None
         if signal.SIGTERM in numbers:
             new = new or Shutdown("preempted")
             if new.gone_by_s is None:
@@ -150,7 +159,7 @@ class Supervisor(Loop):
         if not self.attempt.request_stop() or not stepped:
             wait_s = min(wait_s, NO_STEP_SAVE_S)
         preempted = shutdown.ending == "preempted"
-        then = {"paused": "pausing", "changed": "restarting"}.get(shutdown.ending, "stopping")
+        then = "pausing" if shutdown.ending == "paused" else "stopping"
         message = "the machine is needed: saving a checkpoint" if preempted else f"saving a checkpoint, then {then}"
         message = f"the spend limit is reached: {message}" if shutdown.ending == "spent" else message
         self.folder.event("stopping", message)
@@ -175,11 +184,6 @@ class Supervisor(Loop):
     def left(self) -> Transition:
         """Stopped or preempted, with what is kept."""
         shutdown = self.run.state.shutdown or Shutdown("stopped")
-        if shutdown.ending == "changed":
-            if self.attempt is not None:
-                self.attempt.close()
-            self.run.state.shutdown = self.run.state.current = self.attempt = None
-            return Transition(State.BACKOFF, "restarting with the changed run", time.monotonic())
         start.keep_newest(self.run, self.pause_at_end)
         newest = checkpoints.newest(self.run.state_folders())
         where = f"step {self.furthest()}" + (f"; checkpoint: {newest.name}" if newest else ", without a checkpoint")
@@ -216,9 +220,8 @@ class Supervisor(Loop):
                     self.folder.log(text)
         if attempt is not None and not fresh:
             self.attach(attempt)
-            run.queue.ask(state.queued_at_s)  # the training's shell holds the GPU; later this monitor does
             if living:
-                run.standby.kill_orphans(attempt)
+                start.kill_leftovers(run, attempt)
                 run.store.admitted = run.store.used  # it held the lease when this training began
                 message = f"adopted the running training (attempt {attempt.record.number}, pid {attempt.pid})"
                 self.folder.event("started", message)
@@ -237,8 +240,6 @@ class Supervisor(Loop):
         if run.leads and not self.folder.foreign:
             with contextlib.suppress(OSError):  # made while the disk can be written, for the mitigation `save_local`
                 staging.identity(self.folder.folder)
-        run.queue.ask(state.queued_at_s)
-        state.queued_at_s = run.queue.queued_at_s
         return Transition(State.QUEUED, "waiting for a free GPU" if run.queue.devices else "preparing the start")
 
     def queued(self) -> Transition:
@@ -328,9 +329,7 @@ class Supervisor(Loop):
             self.folder.log(f"timers reset: {verdict.reset}")
         if verdict.kind == OVER:
             return self.script_ended(attempt)
-        if (changes := self.slowdown.poll(attempt, view, self.watch, verdict)) is not None:
-            self.run.state.changes = changes
-            return self.shut_down(Shutdown("changed"))
+        self.slowdown.poll(attempt, view, self.watch, verdict)
         if verdict.kind == HUNG:
             return self.hung(attempt, view, verdict)
         if verdict.kind == SUSPECT:

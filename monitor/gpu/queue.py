@@ -1,7 +1,7 @@
-"""One run a GPU, first come first served, without a dispatcher: tickets and locks that die with their holders.
+"""One run a GPU, without a dispatcher: locks that die with their holders.
 
-A run that waits holds a ticket, a locked file named by the time it was queued. The holder of the oldest ticket may take
-the GPU's lock. The training's shell inherits that lock, so a GPU stays taken while a killed monitor's training lives.
+A run that waits tries again and again; which of several goes first, the queue decides (jobs/queue.py), where people see
+and change it. The training's shell inherits the lock, so a GPU stays taken while a killed monitor's training lives.
 `HANGPROOF_GPUS` names the GPUs to lock ("" for none); else `CUDA_VISIBLE_DEVICES`; else the first, where there is one.
 
 The files are in one folder for all accounts of the machine, whatever TMPDIR says, and have the GPU's UUID in their
@@ -20,10 +20,9 @@ from typing import Any
 
 from monitor.gpu import nvml
 from monitor.process import platform
-from monitor.process.locks import Lock, remove_unheld
+from monitor.process.locks import Lock
 
 NAME_BYTES = 200  # of the run that has a GPU; another account may have written anything
-PATIENCE_S = 2.0  # for a ticket: another run may be about to remove the file as a dead one's
 
 
 def devices(spec: dict[str, Any]) -> list[str]:
@@ -71,7 +70,7 @@ def lock_names(devices: Sequence[str], gpus: Sequence[Mapping[str, Any]]) -> dic
 
 
 class GpuQueue:
-    """A run's place in the queues of its GPUs."""
+    """The GPUs of a run, from the first attempt to get them."""
 
     def __init__(
         self, name: str, spec: dict[str, Any], listed: Callable[[], Sequence[Mapping[str, Any]] | None] = tuple
@@ -79,17 +78,10 @@ class GpuQueue:
         """listed: the driver's list of GPUs; None: it has not answered yet."""
         self.name = name
         self._listed = listed
-        self._paths: dict[str, Path] = {}  # device -> its lock, without the ending
+        self._paths: dict[str, Path] = {}  # device -> its lock
         self.devices = sorted(devices(spec))
-        self.queued_at_s = 0.0  # since boot
         self.message = ""
-        self._tickets: dict[str, Lock] = {}
         self._locks: list[Lock] = []
-
-    def ask(self, queued_at_s: float | None) -> None:
-        """Queue for each GPU; `queued_at_s` (seconds since boot) keeps the place of a monitor that was killed."""
-        now_s = platform.now().boot_s
-        self.queued_at_s = queued_at_s if queued_at_s is not None and queued_at_s <= now_s else now_s
 
     @property
     def held(self) -> bool:
@@ -103,7 +95,7 @@ class GpuQueue:
             self.message = self._take()
         except OSError as error:
             why = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-            self.message = f"waiting for GPU {', '.join(self.devices)}: its queue is not usable: {why}"
+            self.message = f"waiting for GPU {', '.join(self.devices)}: its lock is not usable: {why}"
         return self.held
 
     def _take(self) -> str:
@@ -113,19 +105,10 @@ class GpuQueue:
             if gpus is None:
                 return f"waiting for GPU {', '.join(self.devices)}: the driver has not listed its GPUs yet"
             for name, device in sorted(lock_names(self.devices, gpus).items()):
-                self._paths[device] = shared_folder() / f"hangproof-gpu.{re.sub(r'[^A-Za-z0-9_-]', '_', name)}"
-        for name, path in self._paths.items():
-            place = path.with_name(f"{path.name}.{self.queued_at_s:020.6f}-{os.getpid()}.ticket")
-            if not self._tickets.setdefault(name, Lock(place, shared=True)).acquire(PATIENCE_S):
-                return f"waiting for GPU {name}: its queue is busy"
-        for name, path in self._paths.items():
-            others = path.parent.glob(f"{path.name}.*.ticket")
-            earlier = [other for other in others if other.name < self._tickets[name].path.name]
-            waiting = sum(not remove_unheld(other, shared=True) for other in earlier)
-            if waiting:
-                return f"waiting for GPU {name}: {waiting} {'run' if waiting == 1 else 'runs'} queued before"
+                file_name = f"hangproof-gpu.{re.sub(r'[^A-Za-z0-9_-]', '_', name)}.lock"
+                self._paths[device] = shared_folder() / file_name
         with contextlib.ExitStack() as taken:
-            locks = [Lock(path.with_name(f"{path.name}.lock"), shared=True) for path in self._paths.values()]
+            locks = [Lock(path, shared=True) for path in self._paths.values()]
             for name, lock in zip(self._paths, locks, strict=True):
                 if not lock.acquire():
                     return f"waiting for GPU {name}: {_holder(lock.path)} uses it"
@@ -133,7 +116,6 @@ class GpuQueue:
                 lock.write(self.name)
             taken.pop_all()
             self._locks = locks
-        self._drop_tickets()
         return ""
 
     def handles(self) -> tuple[int, ...]:
@@ -141,16 +123,10 @@ class GpuQueue:
         return () if platform.WINDOWS else tuple(lock.handle for lock in self._locks)
 
     def release(self) -> None:
-        """Give the GPUs and the places in the queues back."""
+        """Give the GPUs back."""
         for lock in self._locks:
             lock.release()
         self._locks = []
-        self._drop_tickets()
-
-    def _drop_tickets(self) -> None:
-        for ticket in self._tickets.values():
-            ticket.release(remove=True)
-        self._tickets = {}
 
 
 def _holder(path: Path) -> str:

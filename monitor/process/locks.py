@@ -1,8 +1,8 @@
 """OS file locks: one monitor a run, one run a GPU. The kernel releases them when the holder dies, by SIGKILL too.
 
 A killed holder leaves a pid file behind, and a reused pid makes it look alive; hence `flock` (Windows:
-`msvcrt.locking`). A lock file is only removed by whoever holds its lock, and `acquire` checks that the file it locked
-is still at the path: else two processes could hold locks on two files of one name.
+`msvcrt.locking`). A run's folder can be deleted with the lock file in it, so `acquire` checks that the file it locked is
+still at the path: else two processes could hold locks on two files of one name.
 """
 
 import contextlib
@@ -62,19 +62,12 @@ class Lock:
             os.lseek(self.handle, 0, os.SEEK_SET)
             os.write(self.handle, text.encode())
 
-    def release(self, remove: bool = False) -> None:
-        """Release the lock, when it is held. remove: delete the file too."""
-        if self._handle is None:
-            return
-        handle, self._handle = self._handle, None
-        with contextlib.suppress(OSError):
-            if remove and sys.platform != "win32":
-                self.path.unlink()
-        with contextlib.suppress(OSError):
-            os.close(handle)
-        with contextlib.suppress(OSError):  # Windows removes no file that is open: here, or in another process
-            if remove and sys.platform == "win32":
-                self.path.unlink()
+    def release(self) -> None:
+        """Release the lock, when it is held."""
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            with contextlib.suppress(OSError):
+                os.close(handle)
 
 
 def _open_shared(path: Path) -> int:
@@ -137,17 +130,3 @@ def is_held(path: Path) -> bool:
             os.close(handle)
     except OSError as error:
         return error.errno != errno.ENOENT
-
-
-def remove_unheld(path: Path, shared: bool = False) -> bool:
-    """Remove the lock file of a dead process; False when a living one holds it, or when that cannot be read.
-
-    shared: see `Lock`; the file of another account stays where it is.
-    """
-    lock = Lock(path, shared)
-    try:
-        removed = lock.acquire()
-    except OSError:
-        return False
-    lock.release(remove=True)
-    return removed

@@ -50,7 +50,7 @@ def test_kills_lose_nothing_and_start_nothing_twice(data, number):
             for victim in victims[:1]:
                 victim.kill()
                 done += 1
-        elif not processes(data, "work"):
+        if not processes(data, "work"):
             command("resume-all")  # what a reboot, or the page, does
     assert all(weight(folder) == undisturbed(40) for folder in folders)
     for folder in folders:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -76,16 +77,16 @@ def test_it_is_dropped_where_it_would_train_something_else_and_when_memory_becom
     folder, pids, dropped = standby.folder.folder, standby.pids(), []
     state, script = folder / "toy-step00000010-state", folder / "train.attempt-2.sh"
     script.write_text(text.replace(str(folder / STAND_IN), str(state)))
-    assert standby.take(2, script, state) is standby.attempt
     with monkeypatch.context() as patch:
         patch.setattr(standby, "drop", dropped.append)
-        assert standby.take(3, script, state) is standby.take(2, script, None) is None
+        assert standby.release(3, script, state, {}, Mock()) is standby.release(2, script, None, {}, Mock()) is None
         script.write_text(script.read_text().replace("--max_train_steps", "--lowered 1 --max_train_steps"))
-        assert standby.take(2, script, state) is None
-    assert dropped == ["another attempt came between", "the training starts over", "the failure changes the script"]
+        assert standby.release(2, script, state, {}, Mock()) is None
+    changed = "the failure changes the script"
+    assert dropped == [changed, "the training starts over", changed]
 
     monkeypatch.setattr("guards.memory.available_bytes", lambda: 1 << 20)
-    standby._look_after(standby.attempt, time.monotonic())
+    standby._look_after(standby.attempt, text, time.monotonic())
     assert standby.summary()["state"] == "none" and "memory is short" in standby.summary()["reason"]
     assert pids and not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
 
@@ -104,7 +105,8 @@ def test_a_run_whose_standby_failed_is_not_tried_again_at_once(alone, monkeypatc
     standby, trains, text = alone
     begun: list[float] = []
     monkeypatch.setattr(standby, "_begin", lambda trains, text, inherit, now_s: begun.append(now_s))
-    standby._failed("it was killed", 100.0)
+    standby._next_s = 100.0 + LOOK_S
+    standby._failed("it was killed")
     for now_s in (100.0 + LOOK_S - 0.1, 100.0 + LOOK_S):
         standby.tick(SimpleNamespace(now_s=now_s, beats=[SimpleNamespace(count=9)]), trains, text, ())
     assert begun == [100.0 + LOOK_S]

@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +11,8 @@ from hypothesis import strategies as st
 from seeds import examples
 
 from monitor import ledger
-from monitor.ledger import STATES
-from runs import metrics_lines
+from monitor.ledger import ENDED, STATES
+from monitor.run_folder import RunFolder
 
 
 @dataclass
@@ -42,6 +41,8 @@ class World:
         return {"t": at.replace("+00:00", "Z"), "mono_s": round(self.mono_s, 3)}
 
     def event(self, kind: str, **more) -> None:
+        if kind in (*ENDED, "preempted", "hang", "crash"):
+            more["reached"] = self.step
         with (self.folder / "events.jsonl").open("a") as file:
             file.write(json.dumps({**self.stamp(), "kind": kind, "message": "", **more, "boot": self.boot}) + "\n")
 
@@ -57,10 +58,10 @@ class World:
 
     def starts(self, kind: str = "started", waited: float = 0.0) -> None:
         self.attempt += 1
-        metrics = self.folder / "metrics.jsonl"
-        size = metrics.stat().st_size if metrics.exists() else 0
         self.step = self.saved
-        self.event(kind, attempt=self.attempt, step=self.saved, metrics_bytes=size, waited_s=waited)
+        self.event(
+            kind, attempt=self.attempt, step=self.saved, before=RunFolder(self.folder).last_step(), waited_s=waited
+        )
 
     def trains(self, steps: int, step_s: float, every: int) -> None:
         self.recovered, self.pending = self.recovered + self.pending, 0
@@ -97,7 +98,9 @@ class World:
         self.boot, self.mono_s = f"boot-{self.machines}", 3.0 * self.machines
 
     def status(self, **values) -> dict:
-        now = {**self.stamp(), "updated_at": self.stamp()["t"], "alive": False, **values}
+        stamp = self.stamp()
+        now = {"updated_at": stamp["t"], "updated_mono_s": stamp["mono_s"], "boot": self.boot, "step": self.step}
+        now |= {"alive": False, **values}
         (self.folder / "status.json").write_text(json.dumps(now))
         return now
 
@@ -170,38 +173,18 @@ def test_a_run_that_is_under_way_is_counted_up_to_now(world, monkeypatch):
     world.check(world.read(state="recovering", alive=True))
 
 
-@pytest.mark.parametrize("missing", [(), ("mono_s", "boot", "metrics_bytes", "waited_s")], ids=["metrics", "clocks"])
-def test_without_metrics_or_clocks_the_phases_of_the_events_are_used(world, missing):
-    """The metrics of another machine may not be in the store, and earlier versions wrote only the UTC."""
+def test_without_clocks_the_utc_is_used(world):
+    """Earlier versions wrote only that."""
     world.starts()
     world.passes(10, "loading")
     world.trains(20, 1.0, every=10)
     world.event("checkpoint", step=20)
     world.event("completed")
     path = world.folder / "events.jsonl"
+    missing = ("mono_s", "boot", "waited_s", "before")
     old = [{k: v for k, v in json.loads(line).items() if k not in missing} for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(event) + "\n" for event in old))
-    (world.folder / "metrics.jsonl").unlink()
     world.check(world.read(state="completed"))
-
-
-def test_a_long_metrics_file_is_not_read(world, monkeypatch):
-    world.starts()
-    world.passes(10, "loading")
-    world.trains(20_000, 0.5, every=1000)
-    world.fails(9)
-    world.event("hang", phase="step", step=20_000, since_s=9.0)
-    world.saved, world.since_saved = 11_000, 4500.0  # the newer checkpoints are damaged
-    world.loses()
-    world.starts("restarted")
-    world.passes(10, "recovering")
-    world.trains(100, 0.5, every=100_000)
-    world.event("completed")
-    size = (world.folder / "metrics.jsonl").stat().st_size
-    reads = Mock(side_effect=metrics_lines.read_bytes)
-    monkeypatch.setattr(metrics_lines, "read_bytes", reads)
-    world.check(world.read(state="completed"))
-    assert size > 2_000_000 and sum(call.args[2] for call in reads.call_args_list) < 500_000
 
 
 def test_damaged_and_hostile_lines_cost_only_themselves(world):
@@ -212,8 +195,6 @@ def test_damaged_and_hostile_lines_cost_only_themselves(world):
         file.write(b'{"t": "2026-01-01T00:00:00Z", "kind": "started", "attempt": -1, "step": 1e999}\n')
         file.write(b'{"t": "9999-99-99", "kind": 7}\n')
         file.write(b'{"t": "2026-01-01T00:00:00Z", "kind": "hang", "step": 1, "since_s": 1' + b"0" * 400 + b"}\n")
-    with (world.folder / "metrics.jsonl").open("ab") as file:
-        file.write(b'{"kind": "step", "step": "many"}\n{"kind": "step", "step": 1}\n{"kind": "ste')
     (world.folder / "run.toml").write_bytes(b"price_per_hour = 'much'\n\xff")
     found = world.read(state="running")
     assert min(found.seconds.values()) >= 0 and json.dumps(found.values(), allow_nan=False)

@@ -24,15 +24,22 @@ def test_the_process_ends_after_the_run(tmp_path):
     assert [logged.kwargs["step"] for logged in tracker.log.call_args_list] == [1, 2, 3]
 
 
-def test_the_known_values_of_each_new_step_are_logged():
+def fed(folder, lines: list[bytes]) -> list:
+    """What is logged of these lines."""
+    (folder / "metrics.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+    (folder / trackio_feed.STATE).unlink(missing_ok=True)
+    tracker = Mock()
+    trackio_feed.feed(folder, tracker, poll_s=0.0, end_s=0.0)
+    return [(call.kwargs["step"], *call.args) for call in tracker.log.call_args_list]
+
+
+def test_the_known_values_of_each_new_step_are_logged(tmp_path):
     lines = [
         {"kind": "gpu", "gpu": 0, "power_w": 200},
         {"kind": "step", "step": 1, "loss": 1.0},
         {"kind": "step", "step": 2, "loss": None, "lr": 0.1},
     ]
-    encoded = [json.dumps(line).encode() for line in lines]
-    assert list(trackio_feed.entries(encoded, 0)) == [(1, {"loss": 1.0}), (2, {"lr": 0.1})]
-    assert list(trackio_feed.entries(encoded, 1)) == [(2, {"lr": 0.1})]
+    assert fed(tmp_path, [json.dumps(line).encode() for line in lines]) == [(1, {"loss": 1.0}), (2, {"lr": 0.1})]
 
 
 def test_no_trainer_gets_the_option(data, tmp_path):
@@ -43,6 +50,6 @@ def test_no_trainer_gets_the_option(data, tmp_path):
 
 @settings(max_examples=40)
 @given(st.lists(st.binary(max_size=80), max_size=20))
-def test_no_line_can_break_it(noise):
+def test_no_line_can_break_it(tmp_path_factory, noise):
     lines = [*noise, b'{"kind":"step","step":7,"loss":0.5}']
-    assert list(trackio_feed.entries(lines, 0))[-1] == (7, {"loss": 0.5})
+    assert fed(tmp_path_factory.mktemp("run"), lines)[-1] == (7, {"loss": 0.5})

@@ -30,7 +30,7 @@ def run(home, tmp_path) -> Path:
     for name in ("sample/a_000010_00.png", "incidents/0001/report.md", "cache/latent.safetensors"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(os.urandom(100))
-    state = {"version": 2, "state": "running", "attempt": 3, "current": {"root": [1, 2]}, "queued_at_s": 5}
+    state = {"version": 2, "state": "running", "attempt": 3, "current": {"root": [1, 2]}}
     (folder / "monitor.json").write_text(json.dumps(state))
     for name in ("training.log", ".hidden", "train.attempt-2.sh", "wandb/x", f"{folder.name}-step00000099-state/half"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ def test_an_empty_machine_gets_the_run_as_it_was(run, place, other, tmp_path):
     assert files_of(datasets_dir() / run.name) == images
     assert [path.name for path in outputs.iterdir()] == [run.name], "nothing is left of the fetching"
     saved = json.loads((outputs / run.name / "monitor.json").read_text())
-    assert saved == {"version": 2, "state": "opening", "attempt": 3, "current": None, "queued_at_s": None}
+    assert saved == {"version": 2, "state": "opening", "attempt": 3, "current": None}
     script = (outputs / run.name / runs.script_name()).read_text()
     assert str(outputs / run.name) in script and str(tmp_path / "home") not in script
     assert str(datasets_dir() / run.name) in (outputs / run.name / "dataset.toml").read_text()

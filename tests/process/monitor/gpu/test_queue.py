@@ -1,4 +1,4 @@
-"""Runs that want the same GPU: first come, first served, by locks that go with their holders."""
+"""Runs that want the same GPU: one at a time, by locks that go with their holders."""
 
 import errno
 import os
@@ -16,37 +16,31 @@ from run_facts import members, status, step_of, trainers
 from benchmarks.trial import TOKEN, kill_all
 from monitor.gpu import queue
 from monitor.gpu.queue import GpuQueue
-from monitor.process import locks, platform
+from monitor.process import locks
 
 GPU = {"HANGPROOF_GPUS": "0"}
 
 
 @pytest.mark.slow
-def test_runs_train_one_after_another_and_the_gpu_stays_with_a_training_whose_monitor_is_killed(tmp_path):
-    """Status says who waits for whom, and the place of a stopped run goes to the next."""
-    names, env = ("first", "second", "third"), {**GPU, "HANGPROOF_DATA": str(tmp_path), TOKEN: str(tmp_path)}
-    first, second, third = folders = [
-        toy_run(tmp_path / "outputs" / name, steps=5000 if name == "first" else 20, pace=0.03) for name in names
+def test_a_gpu_stays_with_a_training_whose_monitor_is_killed_and_goes_to_a_run_that_waits(tmp_path):
+    env = {**GPU, "HANGPROOF_DATA": str(tmp_path), TOKEN: str(tmp_path)}
+    first, second = folders = [
+        toy_run(tmp_path / "outputs" / name, steps=steps, pace=0.03)
+        for name, steps in (("first", 5000), ("second", 20))
     ]
     processes = []
     try:
         for folder in folders:
             processes.append(monitor(folder, **env))
             wait_for(lambda f=folder: "GPU 0" in status(f)["message"] or step_of(f) > 3)
-        assert [status(f)["state"] for f in folders] == ["running", "queued", "queued"]
-        shown = cli(first, "status", **env)
-        assert "second: queued, step 0. waiting for GPU 0: the run 'first' uses it" in shown
-        assert "third: queued, step 0. waiting for GPU 0: 1 run queued before" in shown
-        stop(second, **env)
-        assert finish(processes[1])[0] == 3
-        assert status(second)["state"] == "stopped" and events(second, "started") == []
-        wait_for(lambda: "'first' uses it" in status(third)["message"])
+        assert [status(f)["state"] for f in folders] == ["running", "queued"]
+        assert "second: queued, step 0. waiting for GPU 0: the run 'first' uses it" in cli(first, "status", **env)
         kill_monitor(processes[0], first)
-        before = status(third)["updated_at"]
-        wait_for(lambda: status(third)["updated_at"] > before and members(first))
-        assert status(third)["state"] == "queued" and trainers(first)
+        before = status(second)["updated_at"]
+        wait_for(lambda: status(second)["updated_at"] > before and members(first))
+        assert status(second)["state"] == "queued" and trainers(first) and events(second, "started") == []
         stop(first, "--now", "--wait", "120", **env)
-        assert finish(processes[2])[0] == 0
+        assert finish(processes[1])[0] == 0
     finally:
         kill_all(str(tmp_path), lambda: [monitored.poll() for monitored in processes])
         for monitored in processes:
@@ -76,9 +70,8 @@ def gpus(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_LOCKS", str(tmp_path))
     made = []
 
-    def queued(name, since_s=None, listed=None):
+    def queued(name, listed=None):
         made.append(GpuQueue(name, {}, *([listed] if listed else [])))
-        made[-1].ask(since_s)
         return made[-1]
 
     yield queued
@@ -86,19 +79,14 @@ def gpus(tmp_path, monkeypatch):
         one.release()
 
 
-def test_the_oldest_ticket_gets_the_gpus_and_all_of_them(gpus):
-    first, second, third = queues = [gpus(name) for name in ("first", "second", "third")]
+def test_one_run_gets_the_gpus_and_all_of_them(gpus):
+    first, second = gpus("first"), gpus("second")
     assert not first.held
-    for one in queues:
-        one.acquire()
-    assert (first.held, second.held, third.held) == (True, False, False)
+    assert first.acquire() and not second.acquire()
     assert len(first.handles()) == 2 and second.handles() == ()
     assert second.message == "waiting for GPU 0: the run 'first' uses it"
-    assert third.message == "waiting for GPU 0: 1 run queued before"
     first.release()
-    assert not third.acquire() and second.acquire() and second.message == ""
-    second.release()
-    assert third.acquire()
+    assert second.acquire() and second.message == ""
 
 
 def test_a_run_that_gets_one_of_its_gpus_gives_it_back_until_it_gets_all(gpus, monkeypatch):
@@ -110,16 +98,6 @@ def test_a_run_that_gets_one_of_its_gpus_gives_it_back_until_it_gets_all(gpus, m
     assert both.acquire()
 
 
-def test_a_place_is_kept_by_the_time_it_was_queued(gpus):
-    now_s = platform.now().boot_s
-    late, early, holder = gpus("late", now_s + 1000), gpus("early", now_s - 5), gpus("holder")
-    assert now_s <= late.queued_at_s <= now_s + 60, "a time of the boot before, or of a clock that was ahead"
-    holder.ask(now_s - 9)
-    assert holder.acquire() and not early.acquire() and not late.acquire()
-    holder.release()
-    assert not late.acquire() and early.acquire()
-
-
 @pytest.mark.parametrize("call", ["open", "fstat"])
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.EIO, errno.EACCES])
 def test_a_queue_that_cannot_be_written_is_a_message_until_it_can(gpus, monkeypatch, number, call):
@@ -128,7 +106,7 @@ def test_a_queue_that_cannot_be_written_is_a_message_until_it_can(gpus, monkeypa
         context.setattr(locks.os, call, broken)
         one = gpus("one")
         assert not one.acquire() and not one.held
-    assert one.message == f"waiting for GPU 0, 1: its queue is not usable: {os.strerror(number)}"
+    assert one.message == f"waiting for GPU 0, 1: its lock is not usable: {os.strerror(number)}"
     assert one.acquire() and one.message == ""
     other = gpus("other")
     assert not other.acquire()
@@ -177,7 +155,7 @@ def test_an_index_and_its_uuid_exclude_each_other_whatever_tmpdir_is(tmp_path, m
         queues[-1].acquire()
     assert [one.held for one in queues] == [True, False, False, True]
     assert queues[1].message == f"waiting for GPU {A}: the run 'run 0' uses it"
-    assert queues[2].message == "waiting for GPU GPU-aaaa: 1 run queued before"
+    assert queues[2].message == "waiting for GPU GPU-aaaa: the run 'run 0' uses it"
     queues[0].release()
     assert queues[1].acquire()
 
@@ -208,7 +186,6 @@ from monitor.gpu.queue import GpuQueue
 os.umask(0o077)
 os.setgid(65534); os.setuid(65534)
 queue = GpuQueue(sys.argv[1], {})
-queue.ask(None)
 print(queue.acquire(), queue.message, flush=True)
 sys.stdin.readline()
 """
@@ -234,7 +211,7 @@ def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to
     assert mine.acquire(), mine.message
     theirs = other("theirs")
     assert theirs.stdout.readline() == "False waiting for GPU 0: the run 'mine' uses it\n"
-    theirs.kill()  # its ticket stays there
+    theirs.kill()
     theirs.communicate()
     mine.release()
     assert mine.acquire()
@@ -247,7 +224,7 @@ def test_a_link_where_a_lock_should_be_is_refused_and_what_it_leads_to_is_unharm
         path = tmp_path / "hangproof-gpu.0.lock"
         link(path)
         one = gpus("one")
-        assert not one.acquire() and "its queue is not usable" in one.message and str(path) in one.message
+        assert not one.acquire() and "its lock is not usable" in one.message and str(path) in one.message
         one.release()
         path.unlink()
     assert (tmp_path / "mine").read_text() == "precious"
@@ -260,9 +237,7 @@ from monitor.gpu.queue import GpuQueue
 name, folder = sys.argv[1], Path(sys.argv[2])
 for _ in range(20):
     queue = GpuQueue(name, {})
-    queue.ask(None)
     while not queue.acquire():
-        assert len(queue._tickets) == 1 and all(t.path.exists() for t in queue._tickets.values()), "its ticket is lost"
         time.sleep(random.uniform(0, 0.003))
     assert all(type(handle) is int for handle in queue.handles())
     os.close(os.open(folder / "in use", os.O_CREAT | os.O_EXCL))
@@ -284,7 +259,7 @@ while not Path(sys.argv[1], "over").exists():
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="os.getuid")
 def test_runs_that_queue_and_probe_all_the_time_share_a_gpu_and_a_free_one_is_taken_at_once(tmp_path, gpus):
-    """Real processes: each gets all its turns, never two at once, and no ticket is lost."""
+    """Real processes: each gets all its turns, never two at once."""
     probes, results = [start(PROBES, tmp_path) for _ in range(2)], []
     try:
         runs = [start(RUNS, f"run {i}", tmp_path, env={**GPU, "HANGPROOF_LOCKS": str(tmp_path)}) for i in range(4)]
