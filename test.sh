@@ -37,15 +37,11 @@ case "${1:-}" in
     "") set -- -m "(unit or process or network) and not slow or journey" ;;
     all) shift && set -- -m "not campaigns" "$@" ;;
 esac
-HANGPROOF_FAILURES=$(mktemp -u "${TMPDIR:-/tmp}/hangproof-failures-XXXXXX")
-export HANGPROOF_FAILURES
-trap 'rm -f "$HANGPROOF_FAILURES"' EXIT
-
 # Three files at a time, because most tests wait for processes. A file is not split, because its tests share fixtures that are slow to set up.
 code=0
 .venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@" || code=$?
-if [ "$code" = 1 ] && [ -s "$HANGPROOF_FAILURES" ]; then
+if [ "$code" = 1 ]; then
     echo "Hangproof: the failed tests run once more, alone. A test that passes now is FLAKY, which is a fault of its own: the run fails" >&2
-    .venv/bin/python -m pytest --last-failed --last-failed-no-failures none --maxfail 5 "$@" || true
+    HANGPROOF_SECOND_RUN=1 .venv/bin/python -m pytest --last-failed --last-failed-no-failures none --maxfail 5 "$@" || true
 fi
 exit "$code"

@@ -35,21 +35,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks import toy_loop
+from benchmarks import toy_loop, trial
 from benchmarks.report import CannotMeasure, Report, say
-from benchmarks.trial import (
-    FINAL,
-    Job,
-    limits_toml,
-    living,
-    ours,
-    read_end,
-    read_lines,
-    read_object,
-    started,
-    toy_environment,
-    waits,
-)
+from benchmarks.trial import FINAL, Job, read_end, read_lines, read_object
 from runs.paths import ROOT
 
 SHIM = ROOT / "benchmarks" / "chaos_shim"
@@ -91,9 +79,9 @@ Place = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Trial:
-    """What is done to the monitor: SIGKILL `kill_after_s` after the training's start, or an error at a place, or nothing.
+    """What is done to the monitor: SIGKILL `kill_after_s` after the training's start, an error at a place, or nothing.
 
-    The error occurs at call number `call`, counted from the training's start or the monitor's, and for `for_s` from there.
+    The error occurs at call number `call`, counted from the training's start or the monitor's, and for `for_s` after.
     """
 
     name: str
@@ -160,7 +148,7 @@ def judge(outcome: Outcome, stretch: float = 1.0) -> list[str]:
     return found
 
 
-def play(trial: Trial, keep: Path | None = None, shim: Path = SHIM, stretch: float = 1.0) -> Outcome:
+def play(one: Trial, keep: Path | None = None, shim: Path = SHIM, stretch: float = 1.0) -> Outcome:
     """Run the trial. Its folder is kept in `keep` when a promise was broken; nothing else of it is left.
 
     `stretch`: how much slower than two free cores this machine is; the limits in seconds are multiplied by it.
@@ -168,28 +156,28 @@ def play(trial: Trial, keep: Path | None = None, shim: Path = SHIM, stretch: flo
     begun_s, token = time.monotonic(), secrets.token_hex(8)
     work = Path(tempfile.gettempdir()) / f"chaos-{token}"
     work.mkdir()
-    outcome = Outcome(trial)
+    outcome = Outcome(one)
     try:
-        job = ours(work, JOURNEYS[trial.journey].steps, EVERY)
+        job = trial.ours(work, JOURNEYS[one.journey].steps, EVERY)
         job.cwd = work  # where Python puts temporary files when every folder for them fails
-        with started(job, environment(trial, work, token, shim), token) as process:
+        with trial.started(job, environment(one, work, token, shim), token) as process:
             wait(process, token, job, outcome, stretch)
             observe(outcome, job)
         outcome.violations = judge(outcome, stretch)
         outcome.seconds = round(time.monotonic() - begun_s, 1)
         if outcome.violations and keep is not None:
             names = lambda folder, found: [n for n in found if (Path(folder) / n).is_socket()]  # noqa: E731
-            shutil.copytree(work, keep / f"{trial.name}-{token[:4]}", symlinks=True, ignore=names)
+            shutil.copytree(work, keep / f"{one.name}-{token[:4]}", symlinks=True, ignore=names)
         return outcome
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def environment(trial: Trial, work: Path, token: str, shim: Path) -> dict[str, str]:
+def environment(one: Trial, work: Path, token: str, shim: Path) -> dict[str, str]:
     """The monitor's environment: limits of a short run, the shim first on PYTHONPATH, temporary files of its own."""
-    toy = toy_environment(work, JOURNEYS[trial.journey].faults)
+    toy = trial.toy_environment(work, JOURNEYS[one.journey].faults)
     (work / "chaos").mkdir()
-    (work / "limits.toml").write_text(limits_toml(LIMITS), encoding="utf-8")
+    (work / "limits.toml").write_text(trial.limits_toml(LIMITS), encoding="utf-8")
     (work / "notify.toml").write_text('urls = ["json://127.0.0.1:9/"]\non = ["nothing"]\n', encoding="utf-8")
     (work / "notify.toml").chmod(0o600)
     return {
@@ -202,14 +190,14 @@ def environment(trial: Trial, work: Path, token: str, shim: Path) -> dict[str, s
         "CHAOS_ROOT": str(ROOT),
         "CHAOS_FOLDER": str(work / "chaos"),
         "CHAOS_LEDGER": toy["TOY_LEDGER"],
-        "CHAOS_FAULT": json.dumps(vars(trial)) if trial.place else "",
+        "CHAOS_FAULT": json.dumps(vars(one)) if one.place else "",
     }
 
 
 def wait(process: subprocess.Popen[bytes], token: str, job: Job, outcome: Outcome, stretch: float) -> None:
-    """Until keeper and monitor have ended; the user's stop and the kill happen on the way. Then a living trainer is observed."""
-    trial, begun_s, started_s = outcome.trial, time.monotonic(), 0.0
-    stop_at, kill_after_s = JOURNEYS[trial.journey].stop_at, trial.kill_after_s
+    """Until keeper and monitor have ended; stop and kill happen on the way. Then a living trainer is observed."""
+    begun_s, started_s = time.monotonic(), 0.0
+    stop_at, kill_after_s = JOURNEYS[outcome.trial.journey].stop_at, outcome.trial.kill_after_s
     watch = Watch(job.folder / "status.json", outcome)
     while process.poll() is None or left(token, " monitor run"):  # a monitor may outlive its keeper
         now_s, lines = time.monotonic(), read_lines(job.log.parent / "ledger.jsonl")
@@ -255,7 +243,7 @@ class Watch:
 
 def left(token: str, words: str) -> list[int]:
     """The trial's living processes with these words in their command, but for standby attempts."""
-    return [pid for pid, command in living(token).items() if words in command and not waits(pid)]
+    return [pid for pid, command in trial.living(token).items() if words in command and not trial.waits(pid)]
 
 
 def kill_monitor(folder: Path) -> bool:
@@ -334,25 +322,25 @@ def measure(args: argparse.Namespace) -> Report:
         if o.state != JOURNEYS[name].ends
     ]
     draw, errors = random.Random(args.seed), trials(journeys, args.seed)
-    places = {trial.place for trial in errors}
+    places = {one.place for one in errors}
     number = KILLS
     if args.short is not None:
         draw.shuffle(errors)
-        errors, number = list({trial.place: trial for trial in errors}.values())[: args.short], args.short // 4
+        errors, number = list({one.place: one for one in errors}.values())[: args.short], args.short // 4
     todo = errors + kills(number, args.seed, max(1.0, journeys["hang"].seconds - 1.5))
     draw.shuffle(todo)
     say(f"{len(places)} places, {len(errors)} trials with errors, {number} kills")
     stretch = max(1.0, *(o.seconds / FREE_S for o in journeys.values()))
 
-    def one(trial: Trial) -> Outcome:
-        outcome = play(trial, args.keep, stretch=stretch)
+    def played(one: Trial) -> Outcome:
+        outcome = play(one, args.keep, stretch=stretch)
         if outcome.violations:
             last = outcome.output.strip().splitlines()[-4:]
-            say("\n".join([f"VIOLATION {trial}: {outcome.violations}: {outcome.state!r}: {outcome.message}", *last]))
+            say("\n".join([f"VIOLATION {one}: {outcome.violations}: {outcome.state!r}: {outcome.message}", *last]))
         return outcome
 
     with ThreadPoolExecutor(PARALLEL) as pool:
-        outcomes = list(pool.map(one, todo))
+        outcomes = list(pool.map(played, todo))
     broken += [f"{o.trial} ({o.trial.name}): {'; '.join(o.violations)}" for o in outcomes if o.violations]
     tested = [o for o in outcomes if o.trial.place]
     kinds = ("violation" if o.violations else o.state if o.state in FINAL else "refused to start" for o in outcomes)

@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from flaky_report import pytest_configure  # noqa: F401 - a hook
 from hypothesis import HealthCheck, settings
 from ui_helpers import browsing, serving, without_its_loop
 from ui_page import a_tab
@@ -53,11 +52,13 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """One line for each reason to skip, however many tests share it."""
+    """One line for each reason to skip, however many tests share it, and for each test that failed in the first run only."""
     reports = terminalreporter.stats.get("skipped", [])
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} {'test' if count == 1 else 'tests'} did not run: {reason}")
+    for report in terminalreporter.stats.get("passed", []) if os.environ.get("HANGPROOF_SECOND_RUN") else []:
+        terminalreporter.write_line(f"FLAKY {report.nodeid}: failed in the full run, passed alone", yellow=True)
 
 
 @pytest.hookimpl(wrapper=True)
