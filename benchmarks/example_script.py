@@ -1,4 +1,4 @@
-"""Runs an example script of diffusers unchanged, as a process, with the random numbers and LoRA layers of the built-in trainer.
+"""Runs an example script of diffusers unchanged, with the random numbers and LoRA layers of the built-in trainer.
 
     python benchmarks/example_script.py SCRIPT SEED RESULT FLAGS…
 
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
 
 
 def torchvision_for_images_of_the_right_size() -> None:
-    """What the scripts import from torchvision, which has no build for the processor alone: an image becomes numbers."""
+    """What the scripts import from torchvision, which has no build for the CPU: an image becomes numbers."""
 
     def same(*_: Any, **__: Any) -> Any:
         return lambda image: image

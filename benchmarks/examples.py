@@ -21,11 +21,21 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.report import CannotMeasure, Report, ratio, say, tests_support
+from benchmarks.report import CannotMeasure, Report, ratio, say
 from runs.paths import ROOT
 
 SCRIPTS = {"flux": "train_dreambooth_lora_flux.py", "sdxl": "train_dreambooth_lora_sdxl.py"}
 CAPTION, SIZE, RANK, RATE, SEED, T5_TOKENS, DECAY = "a photo of a cat", 64, 4, 1e-3, 42, 64, 1e-4
+# Both train with these; report_to: all of the trackers that are installed, which are none.
+SCRIPT_FLAGS = f"""
+resolution={SIZE} train_batch_size=1 num_train_epochs=1 rank={RANK} learning_rate={RATE} adam_weight_decay={DECAY}
+lr_scheduler=constant lr_warmup_steps=0 checkpointing_steps=1000000 seed={SEED} report_to=all
+"""
+TRAINER_FLAGS = f"""
+output_name=ours network_dim={RANK} network_alpha={RANK} learning_rate={RATE} optimizer_type=adamw seed={SEED}
+t5xxl_max_token_length={T5_TOKENS} guidance_scale=1 timestep_sampling=sigma discrete_flow_shift=1 weighting_scheme=none
+model_prediction_type=raw max_data_loader_n_workers=0
+"""
 COMPARED = 20  # losses
 FIRST = 5  # steps that warm up, whose time does not count
 CLOSE = 1e-5  # relative
@@ -38,7 +48,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkout", type=Path, default=Path(checkout), help="a checkout of diffusers (DIFFUSERS_DIR)")
     parser.add_argument("--family", choices=SCRIPTS, default="flux")
     parser.add_argument(
-        "--model", type=Path, help="a model in diffusers' layout; default: a tiny one with random weights"
+        "--model", type=Path, help="a model in diffusers' layout; default for flux: a tiny one with random weights"
     )
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
@@ -94,12 +104,13 @@ def training_time(steps: list[dict]) -> float:
 
 
 def tiny_model(family: str, folder: Path) -> Path:
-    if family == "flux":
-        from trainer import tiny_flux
+    """A tiny FLUX.1. Raises CannotMeasure for another family."""
+    if family != "flux":
+        raise CannotMeasure(f"--family {family} needs --model FOLDER, a model in diffusers' layout")
+    from trainer import tiny_flux
 
-        tiny_flux.make(folder / "model")
-        return folder / "model"
-    return tests_support("tiny_pipelines").make("StableDiffusionXLPipeline", folder / "model")
+    tiny_flux.make(folder / "model")
+    return folder / "model"
 
 
 def one_image(folder: Path) -> None:
@@ -112,27 +123,22 @@ def one_image(folder: Path) -> None:
     Image.fromarray(pixels).save(folder / "cat.png")
 
 
+def words_of(text: str) -> dict[str, str]:
+    """The flags of a table above."""
+    return dict(word.split("=") for word in text.split())
+
+
 def run_script(script: Path, family: str, model: Path, folder: Path, steps: int) -> list[dict]:
     """The steps of the example script: `loss`, `step_s`, and the clock `mono_s` of each."""
     result = folder / "result.json"
     flags: dict[str, object] = {
+        **words_of(SCRIPT_FLAGS),
         "pretrained_model_name_or_path": model,
         "instance_data_dir": folder / "images of theirs",
         "instance_prompt": CAPTION,
         "output_dir": folder / "theirs",
-        "resolution": SIZE,
-        "train_batch_size": 1,
         "repeats": steps,
         "max_train_steps": steps,
-        "num_train_epochs": 1,
-        "rank": RANK,
-        "learning_rate": RATE,
-        "adam_weight_decay": DECAY,
-        "lr_scheduler": "constant",
-        "lr_warmup_steps": 0,
-        "checkpointing_steps": 10**6,
-        "seed": SEED,
-        "report_to": "all",  # of the trackers that are installed: none
     }
     if family == "flux":
         flags |= {"max_sequence_length": T5_TOKENS, "guidance_scale": 1, "weighting_scheme": "none", "lora_alpha": RANK}
@@ -151,23 +157,11 @@ def run_trainer(model: Path, folder: Path, steps: int) -> list[dict]:
         encoding="utf-8",
     )
     flags: dict[str, object] = {
+        **words_of(TRAINER_FLAGS),
         "pretrained_model_name_or_path": model,
         "dataset_config": config,
         "output_dir": output,
-        "output_name": "ours",
         "max_train_steps": steps,
-        "network_dim": RANK,
-        "network_alpha": RANK,
-        "learning_rate": RATE,
-        "optimizer_type": "adamw",
-        "seed": SEED,
-        "t5xxl_max_token_length": T5_TOKENS,
-        "guidance_scale": 1,
-        "timestep_sampling": "sigma",
-        "discrete_flow_shift": 1,
-        "weighting_scheme": "none",
-        "model_prediction_type": "raw",
-        "max_data_loader_n_workers": 0,
     }
     words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
     (output / "metrics.jsonl").unlink(missing_ok=True)

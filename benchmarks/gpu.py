@@ -13,8 +13,8 @@ Parts, each by itself:
     kohya      sd-scripts on tiny weights, guarded and plain: losses, time of a step
     snapshots  what copies of 100 MB and 500 MB from the GPU cost a step
 
---only: of each part, the measurements with these names. --seconds: no measurement begins later than that, and `left_out`
-names those. Figures appear as they are measured, too.
+--only: of each part, the measurements with these names. --seconds: no measurement begins later than that, and
+`left_out` names those. Figures appear as they are measured, too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import gpu_model, overhead
-from benchmarks.report import CannotMeasure, Report, say, tests_support
+from benchmarks import tiny_flux as tiny
+from benchmarks.report import CannotMeasure, Report, say
 from benchmarks.trial import Job, make_toy, read_end, read_lines, started
 from presets.estimate import estimate
 from runs.machine import read_driver
@@ -163,7 +164,7 @@ def environment(folder: Path, data: Path, supervised: bool) -> dict[str, str]:
 
 
 def run(folder: Path, data: Path, supervised: bool = False, more: dict[str, str] | None = None) -> dict[str, Any]:
-    """Train a run to its end, with or without the monitor. more: variables of it. Raises: Failed with the end of its log."""
+    """Train a run to its end, with or without the monitor. more: its variables. Raises: Failed, with its log's end."""
     command = ["bash", str(folder / "train.sh")]
     if supervised:
         command = [sys.executable, "-m", "monitor", "run", str(folder)]
@@ -258,7 +259,7 @@ def size(bench: Bench) -> None:
 
 
 def full_size(data: Path, caches: Path, limit_gb: float, pixels: int, fields: dict[str, Any]) -> dict[str, Any]:
-    """A run of the full model in so much memory (0: all). Text encoders and VAE work in the first run of a size alone."""
+    """A run of the full model in so much memory (0: all). Encoders and VAE work in the first run of a size alone."""
     model = Path(fields["extra"]["pretrained_model_name_or_path"])
     if not model.exists():
         gpu_model.make(model)
@@ -303,7 +304,6 @@ def kohya(bench: Bench) -> None:
 
 
 def plain_and_patched(folder: Path) -> dict[str, Any]:
-    tiny = tests_support("tiny_sd_scripts")
     must(not tiny.why_not(), tiny.why_not())
     more = {"CUDA_VISIBLE_DEVICES": "0"}
     both = overhead.take_turns(tiny.workdir(), folder, STEPS["kohya"], False, more=more, mixed_precision="bf16")
@@ -349,10 +349,12 @@ for name in ("without", "as chosen", "each step"):
                     every.append(number)
             took.append(time.monotonic() - began)
         took = sorted(took[20:])
-        out[name] = {"p50_ms": round(1e3 * statistics.median(took), 2), "p99_ms": round(1e3 * took[98], 2), "mean_ms": round(1e3 * statistics.mean(took), 2), "taken": len(every)}
+        spread = {"p50_ms": statistics.median(took), "p99_ms": took[98], "mean_ms": statistics.mean(took)}
+        out[name] = {key: round(1e3 * value, 2) for key, value in spread.items()} | {"taken": len(every)}
         if memory is not None:
             memory.wait()
-            out[name] |= {"off": memory.off, "failed": memory._failed, "valid": len(snapshots.headers(ring)), "costs_ms": [round(1e3 * cost, 2) for cost in memory._costs]}
+            costs_ms = [round(1e3 * cost, 2) for cost in memory._costs]
+            out[name] |= {"off": memory.off, "failed": memory._failed, "valid": len(snapshots.headers(ring)), "costs_ms": costs_ms}
 print(json.dumps(out))
 """
 

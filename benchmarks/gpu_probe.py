@@ -4,7 +4,7 @@
 
     HANGPROOF_GPU_BYTES   the process may allocate no more, as if the card were smaller
     HANGPROOF_GPU_EXACT   1: deterministic algorithms alone
-    HANGPROOF_GPU_RECORD  a file that gets a line of JSON for each phase that ends, and for each step: the most memory allocated
+    HANGPROOF_GPU_RECORD  a file that gets a line of JSON for each phase that ends and each step: its peak memory
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def endless_synchronize(heartbeat: Heartbeat) -> None:
 
 
 def stuck_copy(heartbeat: Heartbeat) -> None:
-    """A copy from pinned memory on a stream of its own, behind a kernel there that never ends; its event is waited for."""
+    """A copy from pinned memory on a stream of its own, behind a kernel that never ends; its event is waited for."""
     import torch
 
     with torch.cuda.stream(torch.cuda.Stream()):

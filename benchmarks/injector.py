@@ -30,6 +30,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,10 +152,10 @@ def orphaned(_: Heartbeat) -> None:
     os.kill(os.getppid(), signal.SIGKILL)
 
 
-def zombie(_: Heartbeat) -> None:
+def zombie(heartbeat: Heartbeat) -> None:
     """The launcher is stopped, then this process is killed: nothing reaps it."""
     os.kill(os.getppid(), signal.SIGSTOP)
-    _signal_self(signal.SIGKILL)
+    signal_self(signal.SIGKILL, heartbeat)
 
 
 def shouts(_: Heartbeat) -> None:
@@ -214,26 +215,16 @@ def loader_workers() -> list[int]:
     return [pid for pid in children if os.readlink(f"/proc/{pid}/exe") == mine]
 
 
-def _signal_worker(number: signal.Signals) -> Callable[[Heartbeat], None]:
-    def fault(_: Heartbeat) -> None:
-        for pid in loader_workers()[:1]:  # none: the run was changed to do without workers
-            os.kill(pid, number)
-
-    fault.__doc__ = f"A worker of the data loader gets {number.name}."
-    return fault
+def signal_worker(number: signal.Signals, _: Heartbeat) -> None:
+    """A worker of the data loader gets the signal."""
+    for pid in loader_workers()[:1]:  # none: the run was changed to do without workers
+        os.kill(pid, number)
 
 
-def _signal_self(number: signal.Signals) -> None:
+def signal_self(number: signal.Signals, _: Heartbeat) -> None:
+    """This process gets the signal."""
     os.kill(os.getpid(), number)
     time.sleep(1)
-
-
-def _kill(number: signal.Signals) -> Callable[[Heartbeat], None]:
-    def fault(_: Heartbeat) -> None:
-        _signal_self(number)
-
-    fault.__doc__ = f"This process gets {number.name}."
-    return fault
 
 
 _BY_NAME = (
@@ -244,12 +235,12 @@ _BY_NAME = (
 FAULTS: dict[str, Callable[[Heartbeat], None]] = {
     **{fault.__name__: fault for fault in _BY_NAME},
     "slow_once": slow,
-    "sigstop": _kill(signal.SIGSTOP),
-    "sigkill": _kill(signal.SIGKILL),
-    "segv": _kill(signal.SIGSEGV),
-    "abort": _kill(signal.SIGABRT),
-    "worker_stopped": _signal_worker(signal.SIGSTOP),
-    "worker_killed": _signal_worker(signal.SIGKILL),
+    "sigstop": partial(signal_self, signal.SIGSTOP),
+    "sigkill": partial(signal_self, signal.SIGKILL),
+    "segv": partial(signal_self, signal.SIGSEGV),
+    "abort": partial(signal_self, signal.SIGABRT),
+    "worker_stopped": partial(signal_worker, signal.SIGSTOP),
+    "worker_killed": partial(signal_worker, signal.SIGKILL),
     **injector_files.FAULTS,
 }
 PREPARE = {"worker_sleeps": prepare_worker_sleeps, "kill_in_save": injector_files.prepare_kill_in_save}

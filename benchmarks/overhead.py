@@ -32,7 +32,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.report import CannotMeasure, Report, tests_support
+from benchmarks import tiny_flux as tiny
+from benchmarks.report import CannotMeasure, Report
 from benchmarks.trial import ours, read_end, read_lines, read_object, started, toy_environment
 from runs.paths import ROOT
 
@@ -111,8 +112,6 @@ def take_turns(
 
     more: variables of both, changed: flags of both. The losses of each are in `folder`/NAME.losses.
     """
-    tiny = tests_support("tiny_sd_scripts")
-
     folder.mkdir()
     (folder / "turns.py").write_text(TURNS, encoding="utf-8")
     images = folder / "images" / f"{-(-steps // 10)}_thing"  # ten images, repeated so that one epoch is enough
@@ -122,7 +121,7 @@ def take_turns(
     running = []
     for number, name in enumerate(SIDES):
         (folder / name).mkdir()
-        env = tiny.environment(
+        env = tiny.installation().environment(
             work,
             TINY_FAULTS=f"library.train_util={folder / 'turns.py'}",
             TURNS_STEPS=str(steps),
@@ -184,7 +183,6 @@ def compare(plain: list[float], patched: list[float]) -> dict[str, float]:
 
 def real_loop(steps: int) -> dict[str, Any]:
     """Two rounds of turns on the tiny FLUX, or {"skipped": reason}."""
-    tiny = tests_support("tiny_sd_scripts")
     missing = tiny.why_not() or ("" if hasattr(os, "mkfifo") else "no FIFOs on this platform")
     if missing:
         return {"skipped": missing}

@@ -5,7 +5,6 @@ A pair is one measurement of ours and one of another, in turns on the same machi
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import statistics
@@ -13,8 +12,6 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
-
-from runs.paths import ROOT
 
 
 @dataclass(frozen=True)
@@ -42,13 +39,6 @@ def machine() -> dict[str, object]:
         "cores": os.cpu_count(),
         "load": [round(value, 1) for value in load] if load else None,
     }
-
-
-def tests_support(name: str) -> Any:
-    """A module of the tests' helpers: tiny weights and checkouts to train them with."""
-    if (folder := str(ROOT / "tests/support")) not in sys.path:
-        sys.path.append(folder)
-    return importlib.import_module(name)
 
 
 def ratio(pairs: Iterable[tuple[float | None, float | None]]) -> dict[str, float] | None:

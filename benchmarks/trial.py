@@ -125,7 +125,7 @@ def ours(work: Path, steps: int, every: int, limits: str = "") -> Job:
 
 
 def toy_environment(work: Path, faults: str = "", step_s: float = STEP_S) -> dict[str, str]:
-    """The variables of `toy_loop.py`, and a folder for temporary files (sockets, locks, heartbeats) of this run alone."""
+    """The variables of `toy_loop.py`, and a folder for temporary files (sockets, locks) of this run alone."""
     for name in ("tmp", "injected"):
         (work / name).mkdir()
     return {

@@ -5,8 +5,8 @@ alternates. The time is a user's: from the start of the process to the complete 
 of the pairs' ratios, because seconds depend on the machine. CPU seconds depend less on its load.
 
 Then WATCHED runs train: a thread holds their locks and writes what a monitor and a trainer write, each second. Their
-pages are open in a real browser, and the CPU time of the server is counted, not the browser's. Last, a page opens a run of
-LONG_STEPS logged steps: the time is the user's, from the click on the run to its chart.
+pages are open in a real browser, and the CPU time of the server is counted, not the browser's. Last, a page opens a run
+of LONG_STEPS logged steps: the time is the user's, from the click on the run to its chart.
 """
 
 from __future__ import annotations

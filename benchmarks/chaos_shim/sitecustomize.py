@@ -1,9 +1,8 @@
 """Makes one call of the monitor fail. Python imports this at its start, from the first folder of PYTHONPATH.
 
 Decision: the monitor has no hook for this. Before any of its modules is imported, every built-in function of the
-modules through which a Python program reaches the operating system is replaced by a wrapper; so are `open`, the
-methods of the files that it returns, of sockets and of directory listings. What is wrapped is found by walking those
-modules.
+modules through which a Python program reaches the operating system is replaced by a wrapper; so are `open` and the
+methods of the files that it returns, and of sockets. What is wrapped is found by walking those modules.
 
 A place is (function, file and line of the innermost calling frame in monitor/ or guards/). Calls from the import
 machinery are left alone. Only the process that watches is changed: not its helpers, not the training.
@@ -18,14 +17,10 @@ machinery are left alone. Only the process that watches is changed: not its help
 import sys
 
 
-def _watches(argv):
-    """Is this process `python -m monitor run …`?"""
-    return any(argv[i : i + 3] == ["-m", "monitor", "run"] for i in range(len(argv)))
-
-
 def _install():
     import _io
     import _posixsubprocess
+    import _pyio
     import _signal
     import _socket
     import builtins
@@ -46,29 +41,26 @@ def _install():
         "WEXITSTATUS WTERMSIG WSTOPSIG",
         "time": "gmtime localtime asctime ctime mktime strftime strptime tzset get_clock_info",
         "signal": "valid_signals strsignal default_int_handler",
-        "socket": "ntohs ntohl htons htonl inet_aton inet_ntoa inet_pton inet_ntop CMSG_LEN CMSG_SPACE",
+        "socket": "ntohs ntohl htons htonl inet_aton inet_ntoa inet_pton inet_ntop CMSG_LEN CMSG_SPACE fileno gettimeout "
+        "getblocking",
+        "file": "fileno readable writable seekable tell isatty",
     }
-    root = os.environ["CHAOS_ROOT"].rstrip("/")
-    folder = os.environ["CHAOS_FOLDER"]
-    ledger = os.environ["CHAOS_LEDGER"]
+    root, folder = os.environ["CHAOS_ROOT"].rstrip("/"), os.environ["CHAOS_FOLDER"]
     fault = json.loads(os.environ.get("CHAOS_FAULT") or "null")
     target = tuple(fault["place"]) if fault else None
-    fired_file = f"{folder}/fired"
     codes, counts = {}, {}
-    real_open, real_stat, monotonic, get_frame = os.open, os.stat, time.monotonic, sys._getframe
-    write, close = os.write, os.close
-    strerror = os.strerror
     state = {"started": False, "looked_s": -1.0, "until_s": None, "calls": 0}
     project = (f"{root}/monitor/", f"{root}/guards/")
+    # What this file itself calls is not wrapped.
+    real_open, stat, monotonic, strerror, get_frame = io.open, os.stat, time.monotonic, os.strerror, sys._getframe
 
     def append(name, record):
-        handle = real_open(f"{folder}/{name}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        write(handle, (json.dumps(record) + "\n").encode())
-        close(handle)
+        with real_open(f"{folder}/{name}", "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
 
     def exists(path):
         try:
-            real_stat(path)
+            stat(path)
         except OSError:
             return False
         return True
@@ -78,27 +70,22 @@ def _install():
             now_s = monotonic()
             if now_s - state["looked_s"] > 0.02:
                 state["looked_s"] = now_s
-                state["started"] = exists(ledger)
+                state["started"] = exists(os.environ["CHAOS_LEDGER"])
         return state["started"]
+
+    def kind_of(file):
+        if file.startswith(project):
+            return file[len(root) + 1 :]
+        return "import" if file.startswith("<frozen importlib") else "other"
 
     def place_of(name):
         """The place of this call, or None."""
         frame = get_frame(2)
         while frame is not None:
             code = frame.f_code
-            kind = codes.get(code)
-            if kind is None:
-                file = code.co_filename
-                kind = "other"
-                if file.startswith(project):
-                    kind = file[len(root) + 1 :]
-                elif file.startswith("<frozen importlib"):
-                    kind = "import"
-                codes[code] = kind
-            if kind == "import":
-                return None
+            kind = codes.get(code) or codes.setdefault(code, kind_of(code.co_filename))
             if kind != "other":
-                return name, kind, frame.f_lineno
+                return None if kind == "import" else (name, kind, frame.f_lineno)
             frame = frame.f_back
         return None
 
@@ -106,13 +93,10 @@ def _install():
         key = (place, started())
         number = counts[key] = counts.get(key, 0) + 1
         if number & (number - 1) == 0:
-            line = {"place": place, "started": key[1], "calls": number, "t": monotonic(), "pid": os.getpid()}
-            append(f"places-{os.getpid()}.jsonl", line)
+            append(f"places-{os.getpid()}.jsonl", {"place": place, "started": key[1], "calls": number})
 
-    def fails_now(place):
-        """Is this the call that fails?"""
-        if place != target:
-            return False
+    def fails_now():
+        """Is this call of the target the one that fails?"""
         if state["until_s"] is not None:
             return monotonic() < state["until_s"]
         if not fault["from_start"] and not started():
@@ -120,23 +104,20 @@ def _install():
         state["calls"] += 1
         if state["calls"] < fault["call"]:
             return False
-        if exists(fired_file):  # by the monitor that this one replaces
-            with real_file(fired_file, "rb") as file:
+        if exists(f"{folder}/fired"):  # by the monitor that this one replaces
+            with real_open(f"{folder}/fired", "rb") as file:
                 state["until_s"] = json.loads(file.readline())["t"] + fault["for_s"]
             return fault["for_s"] > 0 and monotonic() < state["until_s"]
         state["until_s"] = monotonic() + fault["for_s"]
-        append("fired", {"place": place, "t": monotonic(), "pid": os.getpid()})
+        append("fired", {"t": monotonic()})
         return True
 
     def check(name):
         """Called by each wrapper first. The error to raise, or None."""
         place = place_of(name)
-        if place is None:
-            return None
-        if target is None:
+        if place is not None and target is None:
             record(place)
-            return None
-        if fails_now(place):
+        elif place is not None and place == target and fails_now():
             return OSError(fault["errno"], f"{strerror(fault['errno'])} (chaos)")
         return None
 
@@ -153,7 +134,6 @@ def _install():
 
         call.__name__ = call.__qualname__ = getattr(function, "__name__", name)
         call.__doc__ = function.__doc__
-        call.__wrapped__ = function
         return call
 
     def wrap_module(label, *modules):
@@ -169,92 +149,42 @@ def _install():
                     setattr(module, name, made[value])
         return made
 
-    def methods(label, base, pure_methods):
+    def methods(label, base):
         """A subclass of a built-in type whose own methods that reach the operating system go through `check`."""
-        names = [n for n, v in vars(base).items() if callable(v) and not n.startswith("_") and n not in pure_methods]
+        left_alone = pure[label].split()
+        names = [n for n, v in vars(base).items() if callable(v) and not n.startswith("_") and n not in left_alone]
         changed = {name: wrapped(f"{label}.{name}", getattr(base, name)) for name in names}
         return type(base.__name__, (base,), {**changed, "__module__": base.__module__})
 
-    real_file = io.open
-    file_type = methods("file", _io.FileIO, {"fileno", "readable", "writable", "seekable", "tell"})
-
-    def chaos_open(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
+    def chaos_open(*args, **kwargs):
         error = check("open")
         if error is not None:
             raise error
-        if place_of("open") is None or not isinstance(mode, str):
-            return real_file(file, mode, buffering, encoding, errors, newline, closefd, opener)
-        # What io.open does, on a raw file of the type above.
-        kinds = set(mode)
-        binary, updating = "b" in kinds, "+" in kinds
-        raw_mode = "".join(c for c in mode if c in "rwxa+")
-        raw = file_type(file, raw_mode, closefd, opener)
-        if buffering == 0 and binary:
-            return raw
-        line_buffering = buffering == 1 and not binary
-        size = buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE
-        try:
-            if updating:
-                buffer = io.BufferedRandom(raw, size)
-            elif kinds & set("wxa"):
-                buffer = io.BufferedWriter(raw, size)
-            else:
-                buffer = io.BufferedReader(raw, size)
-            if binary:
-                return buffer
-            text = io.TextIOWrapper(buffer, io.text_encoding(encoding), errors, newline, line_buffering)
-            text.mode = mode
-            return text
-        except BaseException:
-            raw.close()
-            raise
+        return (real_open if place_of("open") is None else _pyio.open)(*args, **kwargs)
 
-    class Listing:
-        """What os.scandir returns; the reading of the folder goes through `check` too."""
-
-        def __init__(self, found):
-            self.close = found.close
-            self._next = wrapped("os.scandir.next", found.__next__)
-
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            return self._next()
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            self.close()
-
+    # _pyio.open is io.open in Python: with io's own buffers on a raw file whose methods are wrapped.
+    _pyio.FileIO = methods("file", _io.FileIO)
+    for name in ("BufferedRandom", "BufferedReader", "BufferedWriter", "TextIOWrapper"):
+        setattr(_pyio, name, getattr(io, name))
     made = wrap_module("os", os)
-    scandir = os.scandir
-    made[scandir.__wrapped__] = os.scandir = lambda path=".": Listing(scandir(path))
     for name in ("supports_dir_fd", "supports_effective_ids", "supports_fd", "supports_follow_symlinks"):
         known = getattr(os, name)
         known |= {made[function] for function in list(known) if function in made}
     wrap_module("time", time)
     wrap_module("signal", _signal, *([sys.modules["signal"]] if "signal" in sys.modules else []))
-    wrap_module("fcntl", fcntl)
-    wrap_module("select", select)
-    wrap_module("process", _posixsubprocess)
-    wrap_module("socket", _socket)
-    _socket.socket = methods("socket", _socket.socket, {"fileno", "gettimeout", "getblocking"})
+    for label, module in (("fcntl", fcntl), ("select", select), ("process", _posixsubprocess), ("socket", _socket)):
+        wrap_module(label, module)
+    _socket.socket = methods("socket", _socket.socket)
     mmap.mmap = type("mmap", (mmap.mmap,), {"__new__": wrapped("mmap", mmap.mmap.__new__), "__module__": "mmap"})
     io.open = builtins.open = _io.open = chaos_open
     for name, handle in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is not None:
-            raw = file_type(handle, "w", closefd=False)
-            raw.name = f"<{name}>"
-            out = io.TextIOWrapper(
-                io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=stream.line_buffering
-            )
-            out.mode = "w"
+            buffering = 1 if stream.line_buffering else -1
+            out = _pyio.open(handle, "w", buffering, stream.encoding, stream.errors, closefd=False)
             setattr(sys, name, out)
             setattr(sys, f"__{name}__", out)
 
 
-if _watches(sys.orig_argv):
+if any(sys.orig_argv[i : i + 3] == ["-m", "monitor", "run"] for i in range(len(sys.orig_argv))):
     _install()

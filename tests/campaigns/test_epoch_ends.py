@@ -2,8 +2,8 @@
 
 A case is an undisturbed run and one that is ended ten times: by SIGKILL after a save by steps, a save by epochs or a
 snapshot in memory, and by a pause; at each of them before, at and after an epoch's end, in an order that the seed
-shuffles. All losses, the learning rates and the LoRA are compared. The runs of a family are forked from one process
-that has done its imports.
+shuffles. All losses, the learning rates and the LoRA are compared. Runs are forked from a process that has
+done their imports.
 
 The campaign: all families of a checkout, gradient accumulation 1 and 2, loaders without workers, with new ones each
 epoch, and with workers that stay. HANGPROOF_SEED repeats an order of the kills.
@@ -20,17 +20,16 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import kohya_nursery
 import pytest
 import resume_helpers
 import tiny_families
 import tiny_musubi
 import tiny_sd_scripts
 import trainer_helpers
-from nursery import Nursery
 from seeds import seed
 
-from guards import checkpoint, gate, snapshot_files, snapshots
-from runs.paths import ROOT
+from guards import checkpoint, snapshot_files, snapshots
 from sd_scripts_patches import trainer_state
 from trainer import tiny_flux
 
@@ -44,31 +43,14 @@ WORKERS = {
 }
 LOADING = [(1, "none"), (1, "stay"), (2, "new"), (2, "stay")]
 """Gradient accumulation, and workers: new ones each epoch, or those of the first one."""
-GATED = """
-import importlib, sys
-sys.path.append({tests!r})
-def wait(arguments):
-    import nursery
-    for name in {imports!r}:
-        importlib.import_module(name)
-    return nursery.serve()
-module.wait = wait
-"""
-"""guards/gate.py in the nursery: where a process that was started early waits, each run is forked."""
-
-
 BATCHES = 5  # of an epoch
 Run = Callable[[Path, dict, dict], subprocess.CompletedProcess]
 """Of a family of a trainer: run(out, flags, variables) trains into `out`."""
 
 
-def forked(command: list[str], environment: dict[str, str], cwd: Path, work: Path, *imports: str) -> Callable:
-    """Return f(argv, variables), which forks a run of one of kohya's trainers. imports: what its script has not imported there."""
-    (work / "gated.py").write_text(GATED.format(tests=str(ROOT / "tests/support"), imports=imports), encoding="utf-8")
-    environment["TINY_FAULTS"] = f"{environment.get('TINY_FAULTS', '')};guards.gate={work / 'gated.py'}"
-    environment["TINY_BLOCKS"] = "2,4"  # a run has only these variables, and imports of the models come later
-    nursery = Nursery(command, {**environment, gate.VARIABLE: "0", gate.STAND_IN: "-"}, cwd)
-    return lambda argv, variables: nursery.run(argv, environment | variables)
+def forked(command: list[str], environment: dict[str, str], cwd: Path) -> Callable:
+    """Return f(argv, variables), which runs one of kohya's trainers, forked from its nursery."""
+    return lambda argv, variables: kohya_nursery.run([*command, *argv], environment | variables, cwd, 500)
 
 
 def switches(flags: dict[str, object]) -> tuple[list[str], dict[str, str]]:
@@ -89,8 +71,7 @@ def sd_scripts(name: str) -> Run:
         images = tiny_sd_scripts.copy_of(work, Path(tempfile.mkdtemp(dir=work)))  # its caches are made once
         off = dict.fromkeys(("save_every_n_steps", "sample_every_n_steps", "sample_prompts"))
         make = functools.partial(tiny_families.arguments, name, work, images, **off)
-    network = tiny_families.FAMILIES[name].network if name != "flux" else "networks.lora_flux"
-    fork = forked(command, environment, tiny_sd_scripts.checkout(), work, "library.train_util", network)
+    fork = forked(command, environment, tiny_sd_scripts.checkout())
 
     def run(out: Path, flags: dict, variables: dict):
         words, values = switches(flags)
@@ -105,9 +86,8 @@ def sd_scripts(name: str) -> Run:
 def musubi(name: str) -> Run:
     work = tiny_musubi.workdir(name, 5)
     config = tiny_musubi.cached(work, Path(tempfile.mkdtemp(dir=work)), family=name)
-    script = tiny_musubi.trainer(name)
-    command, environment = tiny_musubi.command(script), tiny_musubi.environment(work)
-    fork = forked(command, environment, tiny_musubi.checkout(), work, f"musubi_tuner.{script.removesuffix('.py')}")
+    command, environment = tiny_musubi.command(tiny_musubi.trainer(name)), tiny_musubi.environment(work)
+    fork = forked(command, environment, tiny_musubi.checkout())
 
     def run(out: Path, flags: dict, variables: dict):
         words, values = switches(flags)

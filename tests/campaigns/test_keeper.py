@@ -8,25 +8,26 @@ import signal
 import threading
 import time
 
+import faults
 import psutil
 import pytest
+from fault_actions import unfreeze
 from monitor_helpers import clean_up, events, finish, monitor, started, stop, toy_run, wait_for
 from run_facts import status, step_of, trainers, weight
 from toys import undisturbed
 
-from benchmarks import faults, scenario
 from monitor.state import read_status
 
 SILENT = "[watch]\nsilent_s = 6\n"
-MISSING = faults.missing({"needs": ["linux", "root", "fsfreeze", "mkfs.ext4", "loop"]})
+MISSING = faults.missing("linux", "root", "fsfreeze", "mkfs.ext4", "loop")
 
 
 @pytest.fixture
 def disk(tmp_path):
     """A disk that stops to respond once it is frozen; a run wants 64 MB free."""
-    at = scenario.loop_disk(tmp_path / "disk", 256 << 20)
-    yield at
-    scenario.run("umount", "--lazy", str(at))
+    faults.loop_disk(tmp_path / "disk", 256 << 20)
+    yield tmp_path / "disk"
+    faults.run("umount", "--lazy", str(tmp_path / "disk"))
 
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -42,18 +43,18 @@ def test_a_frozen_disk_is_reported_at_once_and_the_run_goes_on_when_it_thaws(dis
         stuck = psutil.Process(status(folder)["monitor_pid"])
         said = []
         reader = threading.Thread(target=lambda: said.extend(iter(process.stderr.readline, "")), daemon=True)
-        scenario.run("fsfreeze", "--freeze", str(disk))
+        faults.run("fsfreeze", "--freeze", str(disk))
         reader.start()
         wait_for(lambda: any("cannot be killed" in line for line in said), what="it is reported")
         assert "Nothing watches the training" in said[-1], said
         assert stuck.status() == psutil.STATUS_DISK_SLEEP and len(trainers(folder)) == 1
         assert read_status(folder)["age_s"] > 10, "it can still be read, and says how old it is"
-        scenario.unfreeze(disk)
+        unfreeze(disk)
         assert process.wait(180) == 0, said
         assert status(folder)["state"] == "completed" and weight(folder) == undisturbed(200)
         assert len(events(folder, "started")) == 2, "started once, adopted once"
     finally:
-        scenario.unfreeze(disk)
+        unfreeze(disk)
         clean_up(folder)
         process.kill()
         reader.join()

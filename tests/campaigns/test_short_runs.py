@@ -9,11 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import faults_sd_scripts
 import musubi_helpers
 import psutil
 import pytest
-import tiny_sd_scripts
+import tiny_runs
 from monitor_helpers import wait_for
 from short_run_helpers import HANGS, drilled, hang_at, hang_in, launched, listing, nothing_runs, states, tiny_run
 
@@ -86,9 +85,8 @@ def test_a_rank_that_stops_is_named(data, monkeypatch):
 
 
 def test_sd_scripts_are_rehearsed_with_their_own_script(data):
-    tiny_sd_scripts.need()
-    folder = faults_sd_scripts.create(data, {"name": "of sd-scripts", "max_train_steps": 100})
-    _, found, said = launched("rehearse", folder, **faults_sd_scripts.environment(data))
+    folder = tiny_runs.sd_scripts(data, name="of sd-scripts", max_train_steps=100)
+    _, found, said = launched("rehearse", folder, **tiny_runs.sd_scripts_environment(data))
     assert found["state"] == PASSED, said[-5000:]
     assert found["measured"]["step_s"] > 0 and found["forecast"]["steps"] == 100
 

@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import scenario, toy_loop
+import tiny_runs
+
+from benchmarks import toy_loop
 from benchmarks.trial import TOKEN, kill_all, make_toy, read_lines, read_object, toy_launcher
 from guards import checkpoint
 from runs.paths import ROOT
@@ -53,7 +55,7 @@ def toy(steps: int, every: int, step_s: float = 0.05) -> Training:
 
     def environment(data: Path) -> dict[str, str]:
         more = {"TOY_LEDGER": str(data / "ledger.jsonl"), "TOY_STEP_S": str(step_s)}
-        return scenario.environment(data, TRAINER_PYTHON=toy_launcher(data), **more)
+        return tiny_runs.environment(data, TRAINER_PYTHON=toy_launcher(data), **more)
 
     def trained(data: Path) -> list[int]:
         return [line["step"] for line in read_lines(data / "ledger.jsonl") if line["what"] == "step"]
@@ -69,24 +71,24 @@ def tiny(steps: int, every: int, step_s: float = 0.3) -> Training:
     changed = {"max_train_steps": steps, "save_every_n_steps": every}
 
     def create(data: Path, fields: dict[str, Any]) -> Path:
-        return scenario.create(data, 0, {**changed, **fields})
+        return tiny_runs.create(data, **{**changed, **fields})
 
     def environment(data: Path) -> dict[str, str]:
         data.mkdir(parents=True, exist_ok=True)
         if not (data / "models").exists():  # no part of a run: another machine downloads it
-            shutil.copytree(scenario.reference(0, changed).data / "models", data / "models")
+            shutil.copytree(tiny_runs.undisturbed(**changed).data / "models", data / "models")
         more = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_PACE_S": str(step_s)}
-        return scenario.environment(data, **more)
+        return tiny_runs.environment(data, **more)
 
     def trained(data: Path) -> list[int]:
-        found = read_lines(data / "outputs" / scenario.NAME / "metrics.jsonl")
+        found = read_lines(data / "outputs" / tiny_runs.NAME / "metrics.jsonl")
         restored = read_object(data / "restored.json").get("metrics", 0)
         return [line["step"] for line in found[restored:] if line["kind"] == "step"]
 
     def expected() -> str:
-        return scenario.reference(0, changed).sha256
+        return tiny_runs.undisturbed(**changed).outcome["lora"]
 
-    return Training(scenario.NAME, every, step_s, 1_000_000, create, expected, environment, trained)
+    return Training(tiny_runs.NAME, every, step_s, 1_000_000, create, expected, environment, trained)
 
 
 def enter_processes() -> tuple[str, ...]:
@@ -207,4 +209,4 @@ class Machine:
     def lora(self) -> str:
         """The SHA-256 of the finished LoRA, "" without one."""
         path = self.folder / f"{self.training.name}.safetensors"
-        return scenario.sha256(path) if path.exists() else ""
+        return tiny_runs.sha256(path) if path.exists() else ""

@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import kohya_nursery
 import tiny_sd_scripts as tiny
-from tiny_flux import write_images, write_tokenizers
+
+from benchmarks import tiny_flux
+from benchmarks.tiny_flux import write_images, write_tokenizers
 
 SHRINK = Path(__file__).with_name("tiny_shrink.py")
 IMAGES, STEPS, EPOCHS, STATE_EVERY, SAMPLE_EVERY = 5, 10, 2, 3, 5
@@ -409,10 +410,8 @@ def _workdir(made_by: Path, name: str) -> Path:
     (work / "sizes.json").write_text(json.dumps(FAMILIES[name].sizes), encoding="utf-8")
     for module, code in FAMILIES[name].extra.items():
         (work / f"{module}.py").write_text(code, encoding="utf-8")
-    line = [str(tiny.python()), __file__, str(made_by), str(work), name]
-    done = kohya_nursery.run(line, environment(name, work), made_by, 300)
-    if done.returncode:
-        raise RuntimeError(f"the tiny models of {name} were not made:\n{done.stdout}")
+    made = environment(name, work)
+    tiny_flux.make_files(tiny.installation(), work, __file__, name, **made)
     return work
 
 

@@ -1,7 +1,7 @@
-"""kohya's real musubi-tuner on a CPU, with tiny models: tiny_zimage.py on the checkout of the tests.
+"""kohya's real musubi-tuner on a CPU, with tiny models: no file of the checkout is changed.
 
-That file runs Z-Image. The other families are rows of `FAMILIES` here, and their models are made small by
-tiny_musubi_models.py. Tests call `why_not()` (the reason to skip, or ""), `workdir(family)` for weights, images and
+A family is a row of `FAMILIES` here; its models are made small, and its encoders replaced, by tiny_musubi_models.py as
+their modules are imported. Tests call `why_not()` (the reason to skip, or ""), `workdir(family)` for weights, images and
 caches (made once per session), `caching(...)` for both caching commands, and `arguments(work, ...)` with `command(...)`
 for training.
 
@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import kohya_nursery
-import tiny_flux as tiny
 import tiny_sd_scripts  # noqa: F401 - it settles which interpreters serve
-import tiny_zimage as row
-from tiny_flux import losses
 
+from benchmarks import tiny_flux as tiny
+from benchmarks.tiny_flux import losses
 from sd_scripts_patches.install import venv_python
 
 __all__ = ["losses"]
@@ -51,11 +50,12 @@ class Family:
     control: bool = False
 
 
+_ZIMAGE = tuple(f"zimage.zimage_{name}" for name in ("config", "model", "autoencoder", "utils"))
 _QWEN = ("qwen_image.qwen_image_model", "qwen_image.qwen_image_utils")
 _WAN = ("wan.configs", "wan.modules.model", "wan.modules.vae", "wan.modules.t5")
 _FLUX = ("flux.flux_models", "flux.flux_utils")
 FAMILIES = {
-    Z_IMAGE: Family("networks.lora_zimage", "zi"),
+    Z_IMAGE: Family("networks.lora_zimage", "zi", _ZIMAGE),
     "flux_2": Family("networks.lora_flux_2", "f2k4b", ("flux_2.flux2_utils",), common={"model_version": "klein-base-4b"}),
     "qwen_image": Family("networks.lora_qwen_image", "qi", _QWEN),
     "wan": Family(
@@ -68,8 +68,9 @@ FAMILIES = {
     ),
 }  # fmt: skip
 SITE = f"""
-import gc, importlib
+import importlib
 gc.disable()  # imports alone make a third of a start's time out of it
+AFTER = {{"musubi_tuner.utils.train_utils": [record_losses]}}
 if {str(TESTS)!r} not in sys.path:
     sys.path.append({str(TESTS)!r})
 
@@ -82,14 +83,21 @@ def change(name):
 for name in {sorted({name for family in FAMILIES.values() for name in family.modules})!r}:
     AFTER["musubi_tuner." + name] = [change(name)]
 """
-"""Added to Z-Image's sitecustomize. torch is imported when the first of these modules is."""
-TORCHVISION = {
-    "__init__.py": "from . import transforms, utils\n",
-    "transforms/__init__.py": "from . import functional\n",
-    "transforms/functional.py": "",
-    "utils.py": "def make_grid(images, nrow=8):\n    return images[0]\n",
+"""The middle of sitecustomize. torch is imported when the first of these modules is."""
+STAND_INS = {
+    "torchvision": {
+        "__init__.py": "from . import transforms, utils\n",
+        "transforms/__init__.py": "from . import functional\n",
+        "transforms/functional.py": "",
+        "utils.py": "def make_grid(images, nrow=8):\n    return images[0]\n",
+    },
+    "av": {"__init__.py": '__version__ = "0.0"\n'},
 }
-"""Stands in for it: what Wan needs besides Z-Image's."""
+FLAGS = """
+vae=tiny output_name=tiny network_dim=4 optimizer_type=adamw learning_rate=1e-3 lr_scheduler=cosine mixed_precision=bf16
+timestep_sampling=shift discrete_flow_shift=2.0 weighting_scheme=none seed=42 max_data_loader_n_workers=0
+"""
+"""bf16: samples are drawn in it and fail otherwise."""
 
 
 def checkout() -> Path:
@@ -152,16 +160,16 @@ def arguments(work: Path, config: Path, out: Path, *more: str, family=Z_IMAGE, *
     """Return arguments of a training script. `changed` replaces or adds flags (None removes one)."""
     flags = FAMILIES[family]
     given: dict[str, str | None] = {
-        "text_encoder": None,
+        **dict(word.split("=") for word in FLAGS.split()),
         **{name: str(work / f"{name}.safetensors") for name in flags.weights},
         **flags.common,
         **flags.text,
         **flags.train,
         "dataset_config": str(config),
         "network_module": flags.network,
-        "mixed_precision": "bf16",
+        "output_dir": str(out),
     }
-    return row.arguments(work, out, *more, **{**given, **changed})
+    return tiny.command_line({**given, **changed}, "--sdpa", *more)
 
 
 def dataset(folder: Path, images: Path, batch_size: int = 1, family: str = Z_IMAGE) -> Path:
@@ -186,8 +194,8 @@ def workdir(family: str = Z_IMAGE, images: int = 7) -> Path:
     work = Path(tempfile.mkdtemp(prefix="tiny-musubi-"))
     atexit.register(shutil.rmtree, work, ignore_errors=True)
     write_site(work)
-    other = [str(python()), str(TESTS / "tiny_musubi_models.py"), str(checkout()), str(work), family, str(images)]
-    _checked(installation().maker(work, images) if family == Z_IMAGE else other, environment(work))
+    models = str(TESTS / "tiny_musubi_models.py")
+    tiny.make_files(installation(), work, models, family, str(images), PYTHONPATH=environment(work)["PYTHONPATH"])
     shutil.copytree(work / "images", work / "control", ignore=shutil.ignore_patterns("*.txt"))
     config = dataset(work, work / "images", family=family)
     for script, args in caching(config, family=family).items():
@@ -203,15 +211,8 @@ def cached(work: Path, folder: Path, batch_size: int = 1, family: str = Z_IMAGE)
 
 
 def write_site(work: Path) -> None:
-    """Write WORK/site: that of Z-Image, and what the other families need."""
-    installation().write_site(work)
-    text = row.site()
-    start = text.rindex(tiny.FINDER)
-    (work / "site/sitecustomize.py").write_text(text[:start] + SITE + text[start:], encoding="utf-8")
-    for name, content in TORCHVISION.items() if installation().lacks("torchvision") else ():
-        path = work / "site/torchvision" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
+    """Write WORK/site of musubi-tuner."""
+    installation().write_site(work, tiny.SHARED + SITE + tiny.FINDER, STAND_INS)
 
 
 def _checked(line: list[str], env: dict[str, str]) -> None:

@@ -1,6 +1,6 @@
 """Shrinks the families of musubi-tuner as they are imported, and makes their weights. Runs in its processes only.
 
-Z-Image is shrunk by tiny_zimage.py; this is the same for the other families. Sizes change, and the
+Sizes change, and the
 encoders are replaced: a VAE and a text encoder read the images and captions once, before training, and their weights
 are large. Each replacement computes its result from the pixels or the words alone, so a cache that is made again is the
 same.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,8 @@ Change = Callable[[ModuleType], None]
 
 WIDTH, HEADS, LAYERS, TOKENS, TEXT = 64, 2, 2, 16, 48
 """Of every transformer: width, attention heads, blocks; of every text: tokens, width."""
+SIZES = ((64, 64), (96, 48), (48, 96))
+"""Width and height of the images in turn: three buckets."""
 TEXT_LAYERS = 2  # Krea 2 gets the states of several layers of its text encoder
 if not torch.cuda.is_available():
     torch.cuda.current_device = lambda: 0  # asked for while Wan's text encoder is imported, GPU or not
@@ -44,6 +47,12 @@ class Vae(torch.nn.Module):
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.interpolate(latents[:, :3].float(), scale_factor=self.factor)
+
+
+class ZImageVae(Vae):
+    def encode(self, pixels: torch.Tensor) -> Any:
+        latents = super().encode(pixels)
+        return types.SimpleNamespace(mode=lambda: latents)
 
 
 class QwenImageVae(Vae):
@@ -112,6 +121,17 @@ def _set(**names: object) -> Change:
     return lambda module: vars(module).update(names)
 
 
+def _z_image(module: ModuleType) -> None:
+    names = ("N_HEADS", "N_KV_HEADS", "N_LAYERS", "N_REFINER_LAYERS", "CAP_FEAT_DIM", "DIM")
+    for name, value in zip(names, (HEADS, HEADS, 2 * LAYERS, 1, TEXT, WIDTH), strict=True):
+        setattr(module, f"DEFAULT_TRANSFORMER_{name}", value)
+    module.ROPE_AXES_DIMS = [8, 12, 12]
+
+
+def _slow_z_image(module: ModuleType) -> None:
+    sys.modules["sitecustomize"].pause_before(module.ZImageTransformer2DModel)
+
+
 def _flux_2(module: ModuleType) -> None:
     sizes = {"depth": LAYERS, "depth_single_blocks": LAYERS, "axes_dim": [8] * 4, "context_in_dim": TEXT}
     for info in module.FLUX2_MODEL_INFO.values():
@@ -178,6 +198,15 @@ def _krea2(module: ModuleType) -> None:
 
 _QWEN = {"num_layers": LAYERS, "attention_head_dim": WIDTH // HEADS, "num_attention_heads": HEADS}
 AFTER: dict[str, list[Change]] = {
+    "zimage.zimage_config": [_z_image],
+    "zimage.zimage_model": [_slow_z_image],
+    "zimage.zimage_autoencoder": [_set(load_autoencoder_kl=_always(ZImageVae))],
+    "zimage.zimage_utils": [
+        _set(
+            load_qwen3=_always(lambda: (None, TextEncoder())),
+            get_text_embeds=lambda _, __, prompts: _with_mask(prompts),
+        )
+    ],
     "flux_2.flux2_utils": [_flux_2],
     "qwen_image.qwen_image_model": [
         _sizes("QwenImageTransformer2DModel", axes_dims_rope=(8, 12, 12), joint_attention_dim=TEXT, **_QWEN),
@@ -198,6 +227,12 @@ AFTER: dict[str, list[Change]] = {
     "flux.flux_utils": [_kontext_encoders],
 }
 """Module of musubi_tuner → its changes."""
+
+
+def _make_z_image() -> Any:
+    from musubi_tuner.zimage import zimage_model
+
+    return zimage_model.create_model("torch", False, torch.float32)
 
 
 def _make_flux_2() -> Any:
@@ -234,6 +269,7 @@ def _make_kontext() -> Any:
 
 
 _TRANSFORMERS: dict[str, Callable[[], Any]] = {
+    "zimage": _make_z_image,
     "flux_2": _make_flux_2,
     "qwen_image": _make_qwen_image,
     "wan": _make_wan,
@@ -242,14 +278,15 @@ _TRANSFORMERS: dict[str, Callable[[], Any]] = {
 }
 
 
-DTYPES = {"wan": torch.float32}
+DTYPES = {"wan": torch.float32, "zimage": torch.float32}
 """Of the weights on a processor, whose autocast knows no float32; bfloat16 for the other families."""
 
 
 def make(checkout: Path, work: Path, family: str, images: int) -> None:
     """Write weights, images and prompts to `work`. There are two files of weights, of which most families use the first."""
-    import tiny_zimage as tiny
     from safetensors.torch import save_file
+
+    from benchmarks import tiny_flux as tiny
 
     sys.path.insert(0, str(checkout / "src"))
     for seed, file in enumerate(("dit", "dit_high_noise"), 1):
@@ -263,7 +300,7 @@ def make(checkout: Path, work: Path, family: str, images: int) -> None:
         save_file(
             {name: values(name, tuple(value.shape)) for name, value in state.items()}, work / f"{file}.safetensors"
         )
-    tiny.write_images(work / "images", images, tiny.SIZES, seed=3)
+    tiny.write_images(work / "images", images, SIZES, seed=3)
     (work / "prompts.txt").write_text("a thing --w 64 --h 64 --s 2 --d 1\n", encoding="utf-8")
 
 

@@ -7,11 +7,11 @@ import functools
 import re
 import subprocess
 
+import faults
 import pytest
 from runs_helpers import call
 
 import hangproof
-from benchmarks import faults
 from monitor import config, state
 from runs.fields import reference
 from runs.paths import ROOT

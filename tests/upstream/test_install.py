@@ -17,7 +17,7 @@ def test_a_training_script_starts_or_what_it_lacks_is_named(key, tmp_path, monke
     if reason := tiny.why_not():
         pytest.skip(reason)
     installed, trainer = tiny.installation(), TRAINERS[key]
-    installed.write_site(tmp_path)
+    tiny.write_site(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))  # what stands in for packages without a build for the CPU
     environment = installed.python.parent.parent
     assert install.starts(installed.checkout, environment, trainer) == ""

@@ -1,6 +1,6 @@
 """A rendered script of musubi-tuner runs its three commands on the real trainer (Z-Image, tiny weights).
 
-A second start, and kills in each command: tests/campaigns/test_runs_musubi.py.
+Kills in each command are rows of tests/campaigns/faults.toml.
 """
 
 import tiny_musubi as tiny

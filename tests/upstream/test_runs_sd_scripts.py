@@ -2,21 +2,31 @@
 
 from pathlib import Path
 
+import pytest
+import resume_helpers
 import tiny_sd_scripts
 from runs_helpers import pictures, run_script, spec
 
 import runs
 
+MARKS = {  # text that only this tier's script has
+    "12G": ("--split_mode", "train_blocks=single", "adafactor"),
+    "16G": ("adafactor", "constant_with_warmup"),
+    "20G": ("AdamW",),
+}
 
-def test_a_rendered_script_trains(newest, tmp_path, monkeypatch):
-    """Of the 12G tier; the other tiers are rendered by the page and run there (tests/campaigns/page/test_sd_scripts.py)."""
+
+@pytest.mark.parametrize("tier", MARKS)
+def test_a_rendered_script_trains(tier, newest, tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
     (tmp_path / "data").mkdir()
     work = tiny_sd_scripts.workdir()
     named = {"pretrained_model_name_or_path": "flux", "clip_l": "clip_l", "t5xxl": "t5xxl", "ae": "ae"}
     paths = {flag: str(work / f"{name}.safetensors") for flag, name in named.items()}
+    if tier == "20G":  # its own optimizer needs bitsandbytes
+        paths["optimizer_type"] = "AdamW"
     wanted = spec(
-        name="tiny it's 12G", backend="sd-scripts", tier="12G", resolution=64, max_train_steps=4, save_every_n_steps=2,
+        name=f"tiny it's {tier}", backend="sd-scripts", tier=tier, resolution=64, max_train_steps=4, save_every_n_steps=2,
         prompts=["a thing"], sample_every_n_steps=4, sample_steps=1,
         extra={**paths, "tokenizer_cache_dir": str(work / "tokenizers"), "t5xxl_max_token_length": 32},
     )  # fmt: skip
@@ -30,6 +40,11 @@ def test_a_rendered_script_trains(newest, tmp_path, monkeypatch):
     for name in (slug, f"{slug}-step00000002"):
         assert (folder / f"{name}.safetensors").is_file() and (folder / f"{name}-state").is_dir()
     assert len(list((folder / "sample").glob("*.png"))) == 1
-    assert "Block swap enabled" not in log and "split" in log.lower()
+    script = (folder / "train.sh").read_text(encoding="utf-8")
+    assert all(mark in script for mark in MARKS[tier]) and ("--split_mode" in script) == (tier == "12G")
+    assert "Block swap enabled" not in log and ("split" in log.lower() or tier != "12G")
+    keys = resume_helpers.tensors(folder / f"{slug}.safetensors")
+    assert any("single_blocks" in key for key in keys)
+    assert any("double_blocks" in key for key in keys) == (tier != "12G")
     images = runs.images_in(tmp_path / "data" / "datasets" / slug)
     assert len(images) == 2 and all(Path(p).with_suffix(".txt").is_file() for p in images)

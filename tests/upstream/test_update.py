@@ -3,7 +3,6 @@
 import patches_helpers as helpers
 import pytest
 import tiny_sd_scripts as tiny
-from tiny_flux import losses
 
 TOLERANCE = 0.001  # of a loss; other versions of PyTorch round differently, by about 0.00001 within these steps
 
@@ -17,6 +16,6 @@ def test_both_versions_learn_the_same_from_the_same_tiny_weights(tmp_path, monke
         arguments = tiny.arguments(work, tmp_path / "out", max_train_steps="20")
         result = helpers.train(work, arguments, TINY_LOSSES=str(file))
         assert result.code == 0, result.log[-3000:]
-        found.append([loss for *_, loss in losses(file)])
+        found.append([loss for *_, loss in tiny.losses(file)])
     assert len(found) == 2 and len(found[0]) == 20
     assert found[1] == pytest.approx(found[0], rel=TOLERANCE)

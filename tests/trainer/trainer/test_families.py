@@ -43,7 +43,7 @@ def data(work):
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_a_run_that_is_killed_gives_the_bytes_of_one_that_is_not(work, data, made, pipeline):
-    """Killed in the middle of its second epoch. With five kills: tests/campaigns/test_families_built_in.py."""
+    """Killed in the middle of its second epoch."""
     settings = {"max_train_steps": 8, "save_every_n_steps": 2, "save_state": True, "gradient_checkpointing": True}
     prompts = {"sample_prompts": work["folder"] / "prompts.txt", "sample_every_n_steps": 8}
     whole, killed = (work["folder"] / f"{pipeline}-{name}" for name in ("whole", "killed"))

@@ -1,15 +1,15 @@
 """kohya's real FLUX trainer on a CPU in about ten seconds: tiny models with random weights, no file of it changed.
 
-This file holds what all trainers share (`Installation`) and the row of sd-scripts; tiny_zimage.py is musubi-tuner's. A row
-is a module with SOURCE (the folder of the trainer's modules), STAND_INS (packages that may be missing), and the functions
-`site`, `arguments` and `make`. `write_site` and `make` write the files, `environment` and `arguments` describe a run. The
-models are small because `PYTHONPATH` holds a `sitecustomize` that changes sd-scripts' model tables right after the module
-that defines them has been imported. Only sizes change; the code is sd-scripts' own.
-Two things are left out for speed: the automatic garbage collection (and that of objects made by imports), and
-bitsandbytes when no 8-bit optimizer is used. torchvision, which sd-scripts imports and which has no CPU build for every
-platform, is replaced by the few functions used when it is missing.
+The models are small because `PYTHONPATH` holds a `sitecustomize` that changes sd-scripts' model tables right after the
+module that defines them has been imported. Only sizes change; the code is sd-scripts' own. `Installation`, SHARED and
+FINDER also serve the other trainers and families of the tests (tests/support/tiny_families.py, tiny_musubi.py). Two
+things are left out for speed: the automatic garbage collection (and that of objects made by imports), and bitsandbytes
+when no 8-bit optimizer is used. torchvision, which sd-scripts imports and which has no CPU build for every platform, is
+replaced by the few functions used when it is missing.
 
-Run in the trainer's environment, `python tests/support/tiny_flux.py CHECKOUT WORKDIR IMAGES` makes the files.
+Callers ask `why_not()`, then `workdir()` for weights, tokenizers and images (made once per process), and
+`arguments(work, out)` with `command(…)`. In sd-scripts' environment, `python benchmarks/tiny_flux.py CHECKOUT WORKDIR
+IMAGES` makes the files.
 
 Switches (environment of the training process): TINY_STEP_S seconds added to each forward pass of the model ·
 TINY_LOSSES=FILE one JSON line `[epoch, micro-step, loss]` for each recorded loss · TINY_FAULTS="module=file[;…]" run
@@ -18,21 +18,23 @@ FILE with the name `module` bound to that module once it is imported.
 
 from __future__ import annotations
 
-import importlib
+import atexit
+import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sd_scripts_patches import trainers
+from sd_scripts_patches.install import venv_python
 from sd_scripts_patches.trainers import ROOT, TRAINERS, Trainer
 
-SCRIPT, SOURCE = "flux_train_network.py", ""
-ROWS = {"sd-scripts": "tiny_flux", "musubi": "tiny_zimage"}
+SCRIPT = "flux_train_network.py"
 WIDTH = {"hidden": 64, "heads": 2, "axes": [8, 12, 12], "clip": 32, "t5": 64, "vocabulary": 1000, "mlp": 2.0}
 
 SHARED = """
@@ -79,7 +81,7 @@ sys.meta_path.insert(0, Finder(AFTER.__contains__, run_steps))
 """The end of each SITE: runs the functions of AFTER, and faults, right after their module."""
 
 SITE = '''
-"""Shrinks sd-scripts' FLUX when it is imported; see tests/support/tiny_flux.py."""
+"""Shrinks sd-scripts' FLUX when it is imported; see benchmarks/tiny_flux.py."""
 WIDTH = json.loads(%(width)r)
 gc.disable()
 
@@ -88,8 +90,9 @@ def shrink_transformer(module):
     double, single = (int(n) for n in os.environ["TINY_BLOCKS"].split(","))
     for config in module.configs.values():
         config.params = dataclasses.replace(
-            config.params, hidden_size=WIDTH["hidden"], num_heads=WIDTH["heads"], axes_dim=WIDTH["axes"], mlp_ratio=WIDTH["mlp"],
-            vec_in_dim=WIDTH["clip"], context_in_dim=WIDTH["t5"], depth=double, depth_single_blocks=single)
+            config.params, hidden_size=WIDTH["hidden"], num_heads=WIDTH["heads"], axes_dim=WIDTH["axes"],
+            mlp_ratio=WIDTH["mlp"], vec_in_dim=WIDTH["clip"], context_in_dim=WIDTH["t5"], depth=double,
+            depth_single_blocks=single)
         config.ae_params = dataclasses.replace(config.ae_params, ch=32, ch_mult=[1] * 4, num_res_blocks=1)
     pause_before(module.Flux)
 
@@ -97,11 +100,11 @@ def shrink_text_encoders(module):
     import transformers
     def clip(**given):
         return transformers.CLIPTextConfig(
-            hidden_size=WIDTH["clip"], intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=WIDTH["vocabulary"],
-            max_position_embeddings=77, bos_token_id=998, eos_token_id=999, pad_token_id=999)
+            hidden_size=WIDTH["clip"], intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+            vocab_size=WIDTH["vocabulary"], max_position_embeddings=77, bos_token_id=998, eos_token_id=999, pad_token_id=999)
     def t5(**given):
-        given.update(d_model=WIDTH["t5"], d_ff=64, d_kv=16, num_heads=4, num_layers=2, num_decoder_layers=2, vocab_size=WIDTH["vocabulary"])
-        return transformers.T5Config(**given)
+        sizes = dict(d_model=WIDTH["t5"], d_ff=64, d_kv=16, num_heads=4, num_layers=2, num_decoder_layers=2)
+        return transformers.T5Config(**{**given, **sizes, "vocab_size": WIDTH["vocabulary"]})
     module.CLIPConfig, module.T5Config = clip, t5
 
 def collect_only_what_is_new(module):
@@ -112,7 +115,9 @@ def collect_only_what_is_new(module):
         return clean(device)
     module.clean_memory_on_device = clean_memory_on_device
 
-AFTER = {"library.device_utils": [collect_only_what_is_new], "library.flux_models": [shrink_transformer], "library.flux_utils": [shrink_text_encoders], "library.train_util": [record_losses], "library.logging_util": [record_losses]}
+AFTER = {"library." + name: [step] for name, step in {
+    "device_utils": collect_only_what_is_new, "flux_models": shrink_transformer, "flux_utils": shrink_text_encoders,
+    "train_util": record_losses, "logging_util": record_losses}.items()}
 
 if not any("8bit" in word.lower() for word in sys.orig_argv):
     sys.modules["bitsandbytes"] = None  # "not installed": it takes a fifth of the import time and is not used here
@@ -172,26 +177,6 @@ class Installation:
         """The trainer that the checkout holds; sd-scripts when it holds none."""
         return trainers.of(self.checkout) or TRAINERS["sd-scripts"]
 
-    @property
-    def row(self) -> Any:
-        """The module that trains it on tiny weights; see the top of this file."""
-        return importlib.import_module(ROWS[self.trainer.key])
-
-    @property
-    def source(self) -> Path:
-        """The folder from which its modules are named."""
-        return self.checkout / self.row.SOURCE
-
-    def home(self, symbol: str, module: str = "library.train_util") -> str:
-        """Return the module of this checkout that defines `symbol`, which was in `module` in the version first guarded.
-
-        Raises patch.Incompatible when it is not there.
-        """
-        from sd_scripts_patches import locate
-        from sd_scripts_patches.patch import Target
-
-        return locate.locate(Target(module, symbol), self.source).module
-
     def environment(self, work: Path, **extra: str) -> dict[str, str]:
         """Return the environment variables of a training process on the tiny models; `extra` wins."""
         path = os.pathsep.join([str(work / "site"), str(ROOT)])
@@ -204,31 +189,90 @@ class Installation:
         launcher = ["-m", "sd_scripts_patches"] if patched else []
         return [str(self.python), *launcher, str(self.checkout / (script or self.trainer.script)), *args]
 
-    def maker(self, work: Path, images: int) -> list[str]:
-        """Return the command line that writes weights, tokenizers, images and prompts to `work`."""
-        return [str(self.python), __file__, str(self.checkout), str(work), str(images)]
-
     def lacks(self, package: str) -> bool:
         """Return True when the environment has no such package. Nothing is imported."""
         probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
         clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         return subprocess.run([str(self.python), "-c", probe], env=clean, check=False, timeout=60).returncode != 0
 
-    def write_site(self, work: Path) -> None:
-        """Write WORK/site: sitecustomize, and replacements of packages that are missing."""
+    def write_site(self, work: Path, customize: str, stand_ins: dict[str, dict[str, str]]) -> None:
+        """Write WORK/site: the text of sitecustomize, and replacements of packages that are missing."""
         site = work / "site"
         site.mkdir(parents=True, exist_ok=True)
-        (site / "sitecustomize.py").write_text(self.row.site(), encoding="utf-8")
-        for package, files in self.row.STAND_INS.items():
+        (site / "sitecustomize.py").write_text(customize, encoding="utf-8")
+        for package, files in stand_ins.items():
             for name, text in files.items() if self.lacks(package) else ():
                 target = site / package / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(text, encoding="utf-8")
 
 
-def site(width: dict[str, Any] = WIDTH) -> str:
-    """Return the text of sitecustomize. width: the sizes of the models."""
-    return SHARED + SITE % {"width": json.dumps(width)} + FINDER
+def checkout() -> Path:
+    """Return the sd-scripts checkout: $SD_SCRIPTS_DIR, else sd-scripts/ in the project."""
+    return Path(os.environ.get("SD_SCRIPTS_DIR") or ROOT / "sd-scripts")
+
+
+def python() -> Path:
+    """Return the interpreter of its environment: in $SD_SCRIPTS_VENV, else .venv-sd-scripts/."""
+    return venv_python(Path(os.environ.get("SD_SCRIPTS_VENV") or ROOT / ".venv-sd-scripts"))
+
+
+def installation() -> Installation:
+    """Return both."""
+    return Installation(checkout(), python())
+
+
+def why_not(run: bool = True) -> str:
+    """Return one line that says what is missing, or "". run=False: only the checkout is needed."""
+    if not (checkout() / SCRIPT).is_file():
+        return "no sd-scripts checkout: set SD_SCRIPTS_DIR or run ./start.sh sd-scripts"
+    if run and not python().is_file():
+        return f"no sd-scripts environment ({python()} is missing): set SD_SCRIPTS_VENV or run ./start.sh sd-scripts"
+    return ""
+
+
+def command(*args: str, patched: bool = True, script: str = SCRIPT) -> list[str]:
+    """Return the command line that runs a script of the checkout, with or without the patches."""
+    return installation().command(*args, patched=patched, script=script)
+
+
+def workdir(images: int = 10, blocks: str = "2,4") -> Path:
+    """Return a folder with weights, tokenizers, images and site/, made once per process and checkout. Treat it as
+    read-only: write caches and outputs elsewhere."""
+    return _workdir(checkout(), images, blocks)
+
+
+@functools.lru_cache(maxsize=8)
+def _workdir(made_by: Path, images: int, blocks: str) -> Path:
+    work = Path(tempfile.mkdtemp(prefix="tiny-sd-"))
+    atexit.register(shutil.rmtree, work, ignore_errors=True)
+    write_site(work)
+    make_files(installation(), work, __file__, str(images), TINY_BLOCKS=blocks)
+    return work
+
+
+def make_files(found: Installation, work: Path, program: str, *args: str, **variables: str) -> None:
+    """Run PROGRAM CHECKOUT WORK ARGS, which makes tiny models, in a trainer's environment. RuntimeError: it failed."""
+    line = [str(found.python), program, str(found.checkout), str(work), *args]
+    env, stream = found.environment(work, **variables), subprocess.PIPE
+    done = subprocess.run(
+        line, env=env, cwd=found.checkout, stdout=stream, stderr=subprocess.STDOUT, text=True, timeout=300, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"tiny models were not made:\n{done.stdout[-3000:]}")
+
+
+def write_site(work: Path) -> None:
+    """Write WORK/site of sd-scripts."""
+    installation().write_site(work, SHARED + SITE % {"width": json.dumps(WIDTH)} + FINDER, STAND_INS)
+
+
+FLAGS = """
+output_name=tiny resolution=64,64 caption_extension=.txt network_module=networks.lora_flux network_dim=4
+optimizer_type=AdamW learning_rate=1e-3 lr_scheduler=cosine loss_type=l2 train_batch_size=1 mixed_precision=no
+save_precision=float timestep_sampling=shift discrete_flow_shift=3.1582 model_prediction_type=raw guidance_scale=1.0
+t5xxl_max_token_length=32 seed=42 max_data_loader_n_workers=0
+"""
 
 
 def arguments(work: Path, out: Path, *more: str, **changed: str | None) -> list[str]:
@@ -237,6 +281,7 @@ def arguments(work: Path, out: Path, *more: str, **changed: str | None) -> list[
     `changed` replaces or adds flags by name (None removes one); `more` is appended.
     """
     flags: dict[str, str | None] = {
+        **dict(word.split("=") for word in FLAGS.split()),
         "pretrained_model_name_or_path": f"{work}/flux.safetensors",
         "clip_l": f"{work}/clip_l.safetensors",
         "t5xxl": f"{work}/t5xxl.safetensors",
@@ -244,25 +289,6 @@ def arguments(work: Path, out: Path, *more: str, **changed: str | None) -> list[
         "tokenizer_cache_dir": f"{work}/tokenizers",
         "train_data_dir": f"{work}/images",
         "output_dir": str(out),
-        "output_name": "tiny",
-        "resolution": "64,64",
-        "caption_extension": ".txt",
-        "network_module": "networks.lora_flux",
-        "network_dim": "4",
-        "optimizer_type": "AdamW",
-        "learning_rate": "1e-3",
-        "lr_scheduler": "cosine",
-        "loss_type": "l2",
-        "train_batch_size": "1",
-        "mixed_precision": "no",
-        "save_precision": "float",
-        "timestep_sampling": "shift",
-        "discrete_flow_shift": "3.1582",
-        "model_prediction_type": "raw",
-        "guidance_scale": "1.0",
-        "t5xxl_max_token_length": "32",
-        "seed": "42",
-        "max_data_loader_n_workers": "0",
     }
     switches = ("network_train_unet_only", "sdpa", "cache_latents", "cache_text_encoder_outputs", "console_log_simple")
     return command_line({**flags, **changed}, *(f"--{switch}" for switch in switches), *more)
@@ -321,7 +347,7 @@ def write_images(folder: Path, count: int, sizes: Sequence[tuple[int, int]] = ((
 
 
 def make(checkout: Path, work: Path, images: int) -> None:
-    """Write weights, tokenizers, images and prompts to `work`. Runs in sd-scripts' environment with work/site on the path."""
+    """Write weights, tokenizers, images and prompts to `work`. Runs in sd-scripts' environment, with work/site."""
     import torch
     import transformers
     from safetensors.torch import save_file
@@ -348,5 +374,4 @@ def make(checkout: Path, work: Path, images: int) -> None:
 
 
 if __name__ == "__main__":
-    found = Installation(Path(sys.argv[1]), Path(sys.executable))
-    found.row.make(found.checkout, Path(sys.argv[2]), int(sys.argv[3]))
+    make(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,419 @@
+"""What is done to a run from outside, by the name in the row's `action`: watch, by default.
+
+An action starts the run's monitor. When it returns, the row's slow steps end, and `faults.play` waits for the end of the
+last monitor that it started. It asserts what only it can see on the way: which processes lived, how long something took.
+Those of a standby attempt begin alike: steps are slow (the row's `slow`) until one waits at its gate, however long that
+takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from monitor_helpers import events
+from run_facts import status
+
+from benchmarks.injector import INJECTED
+from benchmarks.injector_files import fill
+from benchmarks.trial import read_end, read_object, with_pids
+from monitor.process import platform
+from runs.files import atomic_write
+
+if TYPE_CHECKING:
+    from faults import Scenario
+
+PREEMPTED_WITHIN_S = 40.0  # 25 on a machine that has nothing else to do
+COMMAND_S = 120.0  # for a command of the monitor, on a loaded machine
+LITTLE_KB = 100_000  # of memory: less than snapshots and a standby leave to others
+
+
+def watch(scenario: Scenario) -> None:
+    scenario.monitor()
+
+
+# ---- clocks ----
+
+
+def clock(scenario: Scenario) -> None:
+    """The wall clock jumps by the row's `jump_s`: in the middle of the run, or while a standby waits."""
+    scenario.monitor()
+    if "recovery" in scenario.row.get("needs", []):
+        scenario.until_ready()
+    else:
+        scenario.until_step(14)
+    move_clock(scenario, wall=scenario.row["jump_s"])
+
+
+def move_clock(scenario: Scenario, **offsets_s: float) -> None:
+    atomic_write(Path(scenario.environment["FAULTS_CLOCK"]), json.dumps(offsets_s))
+
+
+def suspend(scenario: Scenario) -> None:
+    """Every process stops for four seconds, in which the boot clock advances by an hour."""
+    scenario.monitor()
+    scenario.until_step(20)
+    everyone = list(scenario.ours())
+    for pid in everyone:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(4.0)
+    move_clock(scenario, boot=scenario.row["jump_s"], wall=scenario.row["jump_s"])
+    for pid in everyone:
+        os.kill(pid, signal.SIGCONT)
+
+
+# ---- what the monitor runs with ----
+
+
+def full_pipe(scenario: Scenario) -> None:
+    """Nobody reads the monitor's output, and the pipe is full from the start."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, True)
+    scenario.monitor(stderr=writer, stdout=writer)
+    os.close(writer)
+    scenario.finish()
+    os.close(reader)
+
+
+def py_spy(scenario: Scenario) -> None:
+    """The monitor's interpreter is of a copy of our environment, whose py-spy is the row's script, or missing."""
+    real, fake = Path(sys.prefix), scenario.root / "python"
+    (fake / "bin").mkdir(parents=True)
+    for name in ("lib", "lib64", "pyvenv.cfg"):
+        if (real / name).exists():
+            (fake / name).symlink_to(real / name)
+    scenario.python = str(fake / "bin" / "python")
+    os.symlink(os.path.realpath(sys.executable), scenario.python)
+    if "py_spy" in scenario.row:
+        path = fake / "bin" / "py-spy"
+        path.write_text(f"#!/bin/sh\ntouch '{scenario.root}/py-spy-used'\n{scenario.row['py_spy']}\n", encoding="utf-8")
+        path.chmod(0o755)
+    folders = [p for p in scenario.environment["PATH"].split(os.pathsep) if not (Path(p) / "py-spy").exists()]
+    scenario.environment["PATH"] = os.pathsep.join(folders)
+    scenario.monitor()
+
+
+# ---- monitors that are killed, replaced or doubled ----
+
+
+def second_monitor(scenario: Scenario) -> None:
+    """While one monitor watches, another is started, in the foreground and detached."""
+    first = scenario.monitor()
+    scenario.until_step(6)
+    assert scenario.command("run").wait(COMMAND_S) != 0, "`monitor run` beside a living monitor ended with code 0"
+    scenario.command("start").wait(COMMAND_S)
+    assert first.poll() is None, "the first monitor ended before the one beside it did"
+    assert len(scenario.trainers()) == 1, f"expected one trainer, found: {scenario.ours()}"
+
+
+def sigkill_monitor(scenario: Scenario) -> None:
+    """The monitor and its keeper are killed; the training continues; a second monitor adopts it and starts nothing."""
+    scenario.monitor()
+    scenario.until_step(8)
+    before = scenario.trainers()
+    scenario.kill_monitor()
+    scenario.until_step(scenario.steps()[-1]["step"] + 2)
+    scenario.monitor()
+    scenario.until("a second `started` event", lambda: len(events(scenario.folder, "started")) > 1)
+    finish_same_attempt(scenario, before)
+
+
+def sigkill_below_keeper(scenario: Scenario) -> None:
+    """The monitor is killed; its keeper replaces it, and the new one starts nothing."""
+    scenario.monitor()
+    scenario.until_step(8)
+    before = scenario.trainers()
+    replaced_monitor(scenario)
+    finish_same_attempt(scenario, before)
+
+
+def replaced_monitor(scenario: Scenario) -> None:
+    """SIGKILL to the monitor; wait for the one that its keeper starts."""
+    killed = status(scenario.folder)["monitor_pid"]
+    os.kill(killed, signal.SIGKILL)
+    scenario.until("another monitor", lambda: status(scenario.folder)["monitor_pid"] != killed)
+
+
+def finish_same_attempt(scenario: Scenario, before: list[int]) -> None:
+    now = scenario.trainers()
+    assert before and now == before, f"the trainer was {before}, and under the new monitor it is {now}"
+    scenario.go()
+    scenario.finish()
+    assert {step["attempt"] for step in scenario.steps()} == {1}, "another attempt was started beside a living training"
+
+
+def sigkill_in_recovery(scenario: Scenario) -> None:
+    """The monitor is killed while it recovers from a hang; its keeper replaces it."""
+    scenario.monitor()
+    scenario.until("the recovery", lambda: status(scenario.folder)["state"] == "recovering")
+    os.kill(status(scenario.folder)["monitor_pid"], signal.SIGKILL)
+
+
+def sigkill_both(scenario: Scenario) -> None:
+    """The monitor is killed, later the trainer too: nobody saw how it ended."""
+    scenario.monitor()
+    scenario.until_step(8)
+    scenario.kill_monitor()
+    scenario.go()
+    scenario.until("the end of the trainer", lambda: not scenario.trainers())
+    scenario.monitor()
+
+
+def pid_reuse(scenario: Scenario) -> None:
+    """Monitor and training are killed, and innocent processes get their pids before a new monitor starts."""
+    first = scenario.monitor()
+    scenario.until_step(12)
+    pids = [first.pid, *scenario.ours()]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    first.wait()
+    scenario.go()
+    scenario.until("the end of all processes", lambda: not scenario.ours())
+    innocent = with_pids(pids)
+    try:
+        scenario.monitor()
+        scenario.finish()
+        ended = [popen.pid for popen in innocent if popen.poll() is not None]
+        assert innocent and not ended, f"innocent processes were killed: {ended} of {len(innocent)}"
+    finally:
+        for popen in innocent:
+            popen.kill()
+            popen.wait(10)
+
+
+# ---- disks ----
+
+
+def unfreeze(frozen: Path) -> None:
+    """Let a frozen file system take writes again; does nothing when it is not frozen."""
+    if frozen.is_dir():
+        subprocess.run(["fsfreeze", "--unfreeze", str(frozen)], check=False, capture_output=True, timeout=60)
+
+
+def frozen_disk(scenario: Scenario) -> None:
+    """Until the disk is unfrozen the run is not restarted; where it stays frozen, the monitor gives up."""
+    scenario.monitor()
+
+    def reported() -> bool:
+        texts = [status(scenario.folder).get("message") or "", *(e["message"] for e in events(scenario.folder))]
+        return any("cannot be killed" in text for text in texts)
+
+    scenario.until("the message that it cannot be killed", reported)
+    if scenario.row["expect"]["state"] == "unkillable":
+        scenario.finish()
+    deadline = time.monotonic() + (0.0 if scenario.code >= 0 else 3.0)
+    while time.monotonic() < deadline:
+        begun = {pid for pid in scenario.trainers() if (p := platform.process_info(pid)) and p.state != "D"}
+        alone = status(scenario.folder)["attempt"] == 1 and not begun
+        assert alone, f"a second writer was started while the first could not be killed: {scenario.ours()}"
+        time.sleep(0.1)
+    unfreeze(scenario.root / "frozen")
+
+
+def disk_full(scenario: Scenario) -> None:
+    """Once the failure is noticed, space is freed."""
+    scenario.monitor()
+    scenario.until("the crash", lambda: events(scenario.folder, "crash"))
+    time.sleep(1.0)
+    (scenario.data / "ballast").unlink()
+
+
+# ---- the machine and the user ----
+
+
+def preempted(scenario: Scenario, more_at_s: tuple[float, ...] = ()) -> None:
+    """Send SIGTERM now, and again after these seconds; the monitor leaves preempted in time."""
+    begun_s, monitor = time.monotonic(), scenario.monitors[-1]
+    monitor.send_signal(signal.SIGTERM)
+    for at_s in more_at_s:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            monitor.wait(max(0.0, begun_s + at_s - time.monotonic()))
+        monitor.send_signal(signal.SIGTERM)
+    scenario.finish()
+    took_s = time.monotonic() - begun_s
+    assert scenario.code == 5 and took_s < PREEMPTED_WITHIN_S, f"SIGTERM: code {scenario.code} after {took_s:.1f} s"
+    assert status(scenario.folder)["state"] == "preempted"
+    assert not scenario.ours(), f"SIGTERM: still running: {scenario.ours()}"
+
+
+def sigterm_machine(scenario: Scenario) -> None:
+    """Pre-emption: the monitor gets SIGTERM; later the run is resumed."""
+    scenario.monitor()
+    scenario.until_step(14)
+    preempted(scenario)
+    last = scenario.steps()[-1]["step"]
+    scenario.go()
+    scenario.monitor()
+    scenario.finish()
+    repeated = [step["step"] for step in scenario.steps() if step["attempt"] > 1 and step["step"] <= last]
+    assert not repeated, f"the checkpoint at the stop was not used: steps {repeated} were trained again"
+
+
+def three_sigterms(scenario: Scenario) -> None:
+    """SIGTERM three times while a step hangs, so no checkpoint can be saved: the deadline counts from the first."""
+    scenario.monitor()
+    log = scenario.folder / "training.log"
+    scenario.until("the hang", lambda: scenario.steps() and INJECTED in read_end(log, 100_000))
+    preempted(scenario, (4.0, 8.0))
+
+
+def stop(scenario: Scenario) -> None:
+    assert scenario.command("stop").wait(COMMAND_S) == 0, "`monitor stop` failed"
+
+
+def stop_then_sigterm(scenario: Scenario) -> None:
+    """`monitor stop`, then SIGTERM while the stop is under way: the user's stop is what counts."""
+    monitor = scenario.monitor()
+    scenario.until_step(14)
+    stop(scenario)
+    scenario.until("the stop", lambda: status(scenario.folder)["state"] == "stopping")
+    monitor.send_signal(signal.SIGTERM)
+    scenario.finish()
+    scenario.go()
+    assert scenario.command("resume-all", folder="--json").wait(COMMAND_S) == 0
+    assert not scenario.trainers(), f"`monitor resume-all` restarted a run that the user had stopped: {scenario.ours()}"
+
+
+def stop_in_backoff(scenario: Scenario) -> None:
+    """`monitor stop` while the run waits for its restart."""
+    scenario.monitor()
+    scenario.until("the second failure's backoff", lambda: events(scenario.folder, "backoff"))
+    stop(scenario)
+
+
+class Second:
+    """Another run of the scenario's name, in a data root of its own."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        other = scenario.root / "other"
+        self.scenario, self.folder = scenario, scenario.new_run(other)
+        self.environment = {**scenario.environment, "HANGPROOF_DATA": str(other)}
+
+    def monitor(self) -> subprocess.Popen[bytes]:
+        return self.scenario.command("run", folder=self.folder, env=self.environment)
+
+    def status(self) -> dict:
+        return read_object(self.folder / "status.json")
+
+    def completes(self, monitor: subprocess.Popen[bytes], restarts: int) -> None:
+        monitor.wait(240)
+        found = self.status()
+        assert (found["state"], found["restarts"]) == ("completed", restarts), f"the second run: {found}"
+        assert self.scenario.trainer.outcome(self.folder) == self.scenario.undisturbed.outcome
+
+
+def two_runs(scenario: Scenario) -> None:
+    """Two runs on the same GPU are started together."""
+    scenario.environment["HANGPROOF_GPUS"] = f"scenario-{scenario.token}"
+    other = Second(scenario)
+    first = scenario.monitor()
+    scenario.until("the first run's trainer", scenario.trainers)
+    second = other.monitor()
+    queued = lambda: other.status().get("state") == "queued"  # noqa: E731
+    scenario.until("the second run to be queued", queued)
+    scenario.go()
+    while first.poll() is None and queued():
+        time.sleep(0.1)
+    early = first.poll() is None and status(scenario.folder)["state"] != "completed"
+    assert not early, f"the second run is {other.status()['state']} while the first trains"
+    scenario.finish()
+    other.completes(second, restarts=0)
+
+
+def two_runs_one_machine(scenario: Scenario) -> None:
+    """Two runs of one name train at the same time, and the fault occurs in both."""
+    other = Second(scenario)
+    scenario.monitor()
+    second = other.monitor()
+    scenario.until_ready()
+    scenario.until("the standby of the other run", lambda: (other.status()["standby"] or {})["state"] == "ready")
+    scenario.go()
+    other.completes(second, restarts=1)
+
+
+# ---- snapshots in memory and the standby attempt ----
+
+
+def standby_waits(scenario: Scenario) -> None:
+    """The fault occurs while a standby waits."""
+    scenario.monitor()
+    scenario.until_ready()
+
+
+def standby_killed(scenario: Scenario) -> None:
+    """The standby gets SIGKILL while it waits; the training never notices, and the next one stands in at the fault."""
+    scenario.monitor()
+    first = scenario.until_ready()
+    for pid in scenario.trainers(at_gate=True):
+        os.kill(pid, signal.SIGKILL)
+    scenario.until_ready(but=first)
+
+
+def standby_hung(scenario: Scenario) -> None:
+    """The standby is stopped at its gate, so it does not answer when it is needed."""
+    scenario.monitor()
+    scenario.until_ready()
+    waiting = scenario.trainers(at_gate=True)
+    assert waiting, "no process waited at the gate, so nothing was tested"
+    for pid in waiting:
+        os.kill(pid, signal.SIGSTOP)
+
+
+def monitor_killed_while_standby_starts(scenario: Scenario) -> None:
+    """SIGKILL to the monitor as soon as a standby is under way; its keeper replaces it, and another standby waits."""
+    scenario.monitor()
+    started = scenario.until("a standby that starts", lambda: scenario.standby().get("pid"))
+    left = scenario.trainers(at_gate=True)
+    training = [pid for pid in scenario.trainers() if pid not in left]
+    replaced_monitor(scenario)
+    scenario.until("the end of the dead monitor's standby", lambda: not set(left) & set(scenario.ours()))
+    scenario.until_ready(but=started)
+    now = scenario.trainers()
+    assert training and set(training) <= set(now), f"the trainer was {training}, and under the new monitor it is {now}"
+
+
+def until_snapshot(scenario: Scenario, key: str = "step") -> None:
+    """Wait until there is one (`step`), or the sentence why there are none (`off`)."""
+    scenario.until(f"snapshots: {key}", lambda: (status(scenario.folder).get("snapshots") or {})[key])
+
+
+def memory_short(scenario: Scenario) -> None:
+    """Memory becomes short: the standby and the snapshots give theirs back, and say so; then the training is killed."""
+    scenario.monitor()
+    scenario.until_ready()
+    until_snapshot(scenario)
+    path = Path(scenario.environment["FAULTS_MEMINFO"])
+    atomic_write(path, f"MemTotal: 999999 kB\nMemAvailable: {LITTLE_KB} kB\n")
+    scenario.until("the standby's end", lambda: "memory is short" in scenario.standby()["reason"])
+    off = lambda: "MB of memory left" in status(scenario.folder)["snapshots"]["off"]  # noqa: E731
+    scenario.until("the snapshots' end", off)
+    waiting = scenario.trainers(at_gate=True)
+    assert not waiting, f"the standby is off and still lives: {waiting}"
+
+
+def shm_full(scenario: Scenario) -> None:
+    """Another program fills the file system of the snapshots, to the last block, before the training starts."""
+    fill(Path(scenario.environment["HANGPROOF_SHM"]))
+    scenario.monitor()
+    until_snapshot(scenario, "off")
+    scenario.until_ready()
+
+
+def shm_fills(scenario: Scenario) -> None:
+    """Another program fills the file system of the snapshots, to the last block, while the training writes them."""
+    scenario.monitor()
+    scenario.until_ready()
+    until_snapshot(scenario)
+    fill(Path(scenario.environment["HANGPROOF_SHM"]))

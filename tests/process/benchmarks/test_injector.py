@@ -1,0 +1,66 @@
+"""Faults are injected as they are named, and a second writer is noticed. tests/campaigns/test_faults.py plays the rows of the matrix."""
+
+import children
+import fault_actions
+import faults
+import tomllib
+
+from benchmarks import injector
+from guards.heartbeat import PHASES
+from monitor.state import FINAL
+from runs.paths import ROOT
+
+ROWS = faults.table()
+
+
+def test_each_row_of_the_matrix_names_what_exists():
+    text = (ROOT / "monitor" / "diagnose" / "causes.toml").read_text(encoding="utf-8")
+    known = {cause["name"] for cause in tomllib.loads(text)["cause"]} | {"any"}
+    for name, row in ROWS.items():
+        causes = row["expect"]["incidents"]
+        assert isinstance(causes, int) or {cause for one in causes for cause in one.split("|")} <= known, name
+        assert callable(getattr(fault_actions, row.get("action", "watch"))), name
+        assert row["fault"] and {"inject", "action", "script"} & set(row), name
+        if "inject" in row:
+            assert row["inject"]["fault"] in injector.FAULTS and row["inject"]["phase"] in PHASES, name
+            low, high = row["inject"]["step"]
+            assert low <= faults.fault_step(row, 7) == faults.fault_step(row, 7) <= high, name
+        assert "shim" not in row or (faults.SHIMS / row["shim"]).is_dir(), name
+        assert row["expect"]["state"] in FINAL, name
+
+
+def test_without_recovery_a_row_turns_both_off_and_keeps_its_own_limits():
+    row = faults.without_recovery(ROWS["stop_in_backoff"])
+    assert row["limits"] == {"restart": {"backoff_first_s": 60, "snapshots_bytes": 0}, "standby": {"tries_count": 0}}
+    assert "snapshots_bytes" not in ROWS["stop_in_backoff"]["limits"]["restart"]
+    bad = faults.without_recovery(ROWS["truncated_checkpoint"])["expect"]
+    assert bad["set_aside"] == ["truncated"] and bad["memory"] is False
+
+
+HELD = "import time; from benchmarks import injector; injector.claim(); print('held', flush=True); time.sleep(600)"
+
+
+def test_a_second_writer_is_reported_and_one_that_has_died_is_none(tmp_path):
+    """What each row of the matrix is checked for; forked workers and the next attempt are no second writer."""
+    made = []
+
+    def held(attempt: int, run: str = "/a"):
+        where = {injector.WRITERS: tmp_path, "HANGPROOF_RUN": run, "HANGPROOF_ATTEMPT": attempt}
+        made.append(children.start(HELD, **where))
+        assert made[-1].stdout.readline() == "held\n"
+        return made[-1]
+
+    try:
+        first, _ = held(1), held(1, "/b")
+        assert injector.doubled(tmp_path) == []
+        first.kill()
+        first.wait()
+        second = held(2)
+        assert injector.doubled(tmp_path) == []
+        third = held(3)
+        (report,) = injector.doubled(tmp_path)
+        assert f"process {third.pid} (attempt 3) trains while process {second.pid} (attempt 2) trains /a" in report
+    finally:
+        for one in made:
+            one.kill()
+            one.communicate()
