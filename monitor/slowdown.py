@@ -1,8 +1,9 @@
 """A run that is slow without being stuck: when it begins and ends, why, and the one change that may help.
 
-Decision: nothing here ends, delays or changes a run. `detect/pace.py` decides that the steps are slow, `diagnose/slow.py`
-names the cause from what the machine did meanwhile, and this file collects both, once every two seconds of steps. Where
-a change of the run may help, it is offered in the report.
+Decision: nothing here ends or delays a run. `detect/pace.py` decides that the steps are slow, `diagnose/slow.py` names
+the cause from what the machine did meanwhile, and this file collects both, once every two seconds of steps. A change of
+the run is made only where `[slow]` of config.toml allows it, once in a run: from a saved state, and it is taken back if
+the steps are not faster.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor.attempt import Attempt
-from monitor.detect.pace import OVER, Pace
+from monitor.detect.pace import MIN_STEPS, OVER, Pace
 from monitor.detect.progress import Observation, Verdict, Watch
 from monitor.diagnose import slow
 from monitor.diagnose.slow import Amounts, Reading
@@ -29,7 +30,9 @@ MOST_S = 120.0  # of the slow time that its figures cover; at least a window
 OLD_WINDOWS = 3  # amounts are those of the usual pace once they are this old
 FADE = 0.98  # what the usual amounts keep at each reading
 UNEXPLAINED_WINDOWS, UNEXPLAINED = 3, 3.0  # without a cause: so long, and so many times the usual step
+GAIN = 0.8  # a change is kept if a step takes less than this share of before
 REHEARSAL = "rehearsal.json"  # launch/rehearse.py
+Changes = list[dict[str, str]]
 
 
 class Slowdown:
@@ -68,7 +71,7 @@ class Slowdown:
         return [change["name"] for change in self.run.state.changes]
 
     def known(self) -> dict[str, Any]:
-        """What a later monitor needs: {"usual_s", "changes": with which that was}."""
+        """What a later monitor needs: {"usual_s", "changes", "tried": the change that was tried, "slow_s" before it}."""
         usual = {"usual_s": self._pace.usual_s, "changes": self._names()} if self._pace.usual_s else {}
         return {**(self.run.state.pace if self._known is None else self._known), **usual}
 
@@ -76,15 +79,15 @@ class Slowdown:
         """The slow time as a clause for a report; "" for none."""
         return f"{self.found['title']}: {self.found['explanation']}".rstrip(".") if self.found else ""
 
-    def poll(self, attempt: Attempt, view: Observation, watch: Watch, verdict: Verdict) -> None:
-        """Take one look."""
+    def poll(self, attempt: Attempt, view: Observation, watch: Watch, verdict: Verdict) -> Changes | None:
+        """Take one look. Changes: the run is to be saved and restarted with these instead of those in force."""
         steps, watch.new_steps = watch.new_steps, []
         beat = min(view.beats, key=lambda b: b.rank, default=None)
         now_s = view.now_s
         if beat is None or beat.pid in view.stopped or verdict.reset:
             self._pace.forget()
             self._reading = None
-            return
+            return None
         if self._pid and beat.pid != self._pid:  # another stage of the script: it has a pace of its own
             self._pace = Pace(self._window_s)
             self._begin()
@@ -100,6 +103,8 @@ class Slowdown:
             self._from_s = now_s - max(self._window_s, self._pace.window_s + under_way_s)
         if in_step and self._read(attempt, (beat.pid, beat.phase_s), beat.waited_s, now_s):
             self._explain(attempt, beat.step, under_way_s, now_s)
+        without = self._tried(under_way_s)
+        return without if without is not None or not (self.found and steps) else self._change()
 
     def _read(self, attempt: Attempt, visit: tuple[int, float], waited_s: float, now_s: float) -> bool:
         """Take a reading, if it is time; True when there is one more pair."""
@@ -159,13 +164,11 @@ class Slowdown:
             "busiest": slow.busiest(self._before, ours),
         }
         known = slow.sentences(row, {**figures, "quota_cores": slow.quota_cores(self._visit[0])}, names)
-        if offer := self._offer(row.get("ladder", [])):
-            known["advice"] += f" One change that may help: {offer}."
         step_s = self._pace.now_s(under_way_s)
         usual_s = round(self._pace.usual_s, 3) if self._since_s is not None else None
         pace = f"A step takes {step_s:.2g} s" + (f" instead of {usual_s:.2g} s" if usual_s else "")
         self.found = {
-            "cause": row["name"], **known, "since": platform.now().utc, "step": step,
+            "cause": row["name"], **known, "ladder": row.get("ladder", []), "since": platform.now().utc, "step": step,
             "step_s": round(step_s, 3), "usual_s": usual_s, "pace": pace,
         }  # fmt: skip
         rounded = {name: round(value, 3) for name, value in sorted(figures.items())}
@@ -181,16 +184,45 @@ class Slowdown:
         self.run.folder.event("slowdown_over", f"{why}{lost}", cause=self.found["cause"], lost_s=round(lost_s, 1))
         self.found = {}
 
-    def _offer(self, ladder: list[str]) -> str:
-        """The first change of the ladder that changes something in this run, as a clause; "" for none."""
-        if not ladder or self.run.several or self.run.folder.foreign:
-            return ""
-        folder, changes, limit_s = self.run.folder, self.run.state.changes, self.run.config.check.render_s
+    def _change(self) -> Changes | None:
+        """The changes with one more that helps against this cause; None where none is allowed or left."""
+        state, config = self.run.state, self.run.config
+        known = self._known
+        if not config.slow.changes_count or known is None or known.get("tried") or self.run.several:
+            return None
+        if not self.found["ladder"]:
+            return None
         try:
-            return str(script.next_change(folder, ladder, changes, limit_s, self.run.pause).get("sentence", ""))
+            change = script.next_change(
+                self.run.folder, self.found["ladder"], state.changes, config.check.render_s, self.run.pause
+            )
         except (MonitorError, OSError) as error:
-            folder.log(f"no change against the slowdown: {error}")
-            return ""
+            self.run.folder.log(f"no change against the slowdown: {error}")
+            change = {}
+        known |= {"tried": change.get("name") or "none", "slow_s": self.found["step_s"]}
+        if not change:
+            return None
+        patch = {name: value for name, value in change["patch"].items() if name != "spec"}
+        self.run.folder.event("mitigated", change["sentence"], change=change["name"], patch=patch)
+        return [*state.changes, change]
+
+    def _tried(self, under_way_s: float) -> Changes | None:
+        """Judge the change that was tried, once enough steps are known; the changes without it if it did not help."""
+        known = self._known or {}
+        before_s, tried = float(known.get("slow_s", 0.0)), known.get("tried")
+        if not before_s or tried not in self._names() or self._pace.steps < MIN_STEPS:
+            return None
+        step_s = self._pace.now_s(under_way_s)
+        known.pop("slow_s")
+        if step_s < GAIN * before_s:
+            self.run.folder.event(
+                "slowdown_over", f"a step takes {step_s:.2g} s instead of {before_s:.2g} s since the change", cause=""
+            )
+            return None
+        self.run.folder.event(
+            "reverted", f"the change is taken back: a step takes {step_s:.2g} s with it, {before_s:.2g} s without"
+        )
+        return [change for change in self.run.state.changes if change["name"] != tried]
 
 
 def _rehearsed_s(folder: Path) -> float:

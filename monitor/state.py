@@ -107,7 +107,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Shutdown:
-    """A requested end. `ending` is stopped, paused, preempted or spent; `gone_by_s` (monotonic) is set by the first SIGTERM."""
+    """A requested end. `ending` is stopped, paused, preempted, spent, or changed (a restart follows); `gone_by_s` (monotonic) is set by the first SIGTERM."""
 
     ending: str
     now: bool = False

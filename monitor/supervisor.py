@@ -125,6 +125,8 @@ class Supervisor(Loop):
         if unknown or (not numbers and request is None):
             return None  # what an earlier monitor left must be known before it can be stopped
         shutdown = new = self.run.state.shutdown
+        if new is not None and new.ending == "changed":  # its restart gives way to an end
+            new = None
         if signal.SIGTERM in numbers:
             new = new or Shutdown("preempted")
             if new.gone_by_s is None:
@@ -159,7 +161,7 @@ class Supervisor(Loop):
         if not self.attempt.request_stop() or not stepped:
             wait_s = min(wait_s, NO_STEP_SAVE_S)
         preempted = shutdown.ending == "preempted"
-        then = "pausing" if shutdown.ending == "paused" else "stopping"
+        then = {"paused": "pausing", "changed": "restarting"}.get(shutdown.ending, "stopping")
         message = "the machine is needed: saving a checkpoint" if preempted else f"saving a checkpoint, then {then}"
         message = f"the spend limit is reached: {message}" if shutdown.ending == "spent" else message
         self.folder.event("stopping", message)
@@ -184,6 +186,11 @@ class Supervisor(Loop):
     def left(self) -> Transition:
         """Stopped or preempted, with what is kept."""
         shutdown = self.run.state.shutdown or Shutdown("stopped")
+        if shutdown.ending == "changed":
+            if self.attempt is not None:
+                self.attempt.close()
+            self.run.state.shutdown = self.run.state.current = self.attempt = None
+            return Transition(State.BACKOFF, "restarting with the changed run", time.monotonic())
         start.keep_newest(self.run, self.pause_at_end)
         newest = checkpoints.newest(self.run.state_folders())
         where = f"step {self.furthest()}" + (f"; checkpoint: {newest.name}" if newest else ", without a checkpoint")
@@ -329,7 +336,9 @@ class Supervisor(Loop):
             self.folder.log(f"timers reset: {verdict.reset}")
         if verdict.kind == OVER:
             return self.script_ended(attempt)
-        self.slowdown.poll(attempt, view, self.watch, verdict)
+        if (changes := self.slowdown.poll(attempt, view, self.watch, verdict)) is not None:
+            self.run.state.changes = changes
+            return self.shut_down(Shutdown("changed"))
         if verdict.kind == HUNG:
             return self.hung(attempt, view, verdict)
         if verdict.kind == SUSPECT:

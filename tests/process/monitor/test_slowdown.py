@@ -1,4 +1,4 @@
-"""A slow run under the real monitor: it is reported, and goes on."""
+"""A slow run under the real monitor: it is reported, and goes on. tests/campaigns/test_slowdown.py changes one."""
 
 import sys
 
