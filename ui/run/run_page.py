@@ -215,7 +215,7 @@ def render(selected: str, seen: str, search: str = "", closing: bool = True) -> 
     found = view.incidents(shown.folder) if shown else []
     loras = view.loras(shown.folder) if shown else []
     evolved = view.evolution(shown.folder) if shown and loras else Evolution()
-    parts = {
+    parts: dict[str, Any] = {
         "list": cards.run_list(everything, selected, search or ""),
         "head": cards.head(shown, selected),
         "loras": cards.loras(shown, loras, evolved, evolution.marks(shown.folder, loras) if shown else {}),
@@ -228,7 +228,7 @@ def render(selected: str, seen: str, search: str = "", closing: bool = True) -> 
     }
     out = []
     for name, value in parts.items():
-        out.append(_unless_known(known, name, value if isinstance(value, str) else repr(value), value))
+        out.append(_unless_known(known, name, value if isinstance(value, str) else value["revision"], value))
     for name, change in _buttons(shown).items():
         out.append(_unless_known(known, name, repr(change), gr.update(**change)))
     return [selected, json.dumps(known), *out, *[gr.update(open=False) if closing else gr.skip()] * FOLDS]
