@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ui import health, scripts, served, thumbs
+from ui import health, scripts, served
 from ui.login import PAGES, READS, Login
 from ui.run import downloads
 
@@ -58,7 +58,6 @@ ROUTES: dict[str, set[str]] = {
     f"{served.PREFIX}*": READS,
     f"{scripts.PREFIX}*": READS,
     f"{downloads.PREFIX}*": READS,
-    f"{thumbs.PREFIX}*": READS,
     "/login": {"POST", *READS},
     "/logout": {"POST"},
     "/api": READS,
@@ -268,8 +267,6 @@ class Guard:
             return scripts.respond(request)
         if path.startswith(downloads.PREFIX):
             return await downloads.respond(request)
-        if path.startswith(thumbs.PREFIX):
-            return await thumbs.respond(request)
         return await served.respond(request) if path.startswith(served.PREFIX) else None
 
     def _unknown_host(self, request: Request) -> str:

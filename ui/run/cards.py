@@ -17,7 +17,7 @@ from runs.manage import size_text
 from ui.dataset.images import file_url
 from ui.html import duration, esc, markdown, number, per_step
 from ui.run import downloads
-from ui.run.evolution import thumb_url
+from ui.run.evolution import versioned
 from ui.run.view import Incident, View
 
 if TYPE_CHECKING:
@@ -374,7 +374,7 @@ def _lora(lora: Lora, samples: Sequence[Sample], mark: str) -> str:
     title = f"Final LoRA · {at}" if lora.final and at != name else at[:1].upper() + at[1:] if at != name else name
     thumbs = "".join(
         f'<a class="hp-thumb" target="_blank" href="{esc(file_url(sample.path))}" '
-        f'title="{esc(sample.at)}"><img loading="lazy" src="{esc(thumb_url(sample.path))}" '
+        f'title="{esc(sample.at)}"><img loading="lazy" decoding="async" src="{esc(versioned(sample.path))}" '
         f'alt="Sample of prompt {sample.prompt + 1}, {esc(sample.at)}"></a>'
         for sample in samples
     )
