@@ -58,7 +58,7 @@ def test_guesses_from_many_addresses_slow_down_but_lock_nobody_out():
     throttle.succeeded("198.51.100.7")
     for number in range(20_000):
         throttle.failed(f"10.{number // 65536}.{number // 256 % 256}.{number % 256}")
-    assert len(throttle.addresses) <= MAX_ADDRESSES
+    assert len(throttle.failures) <= MAX_ADDRESSES
     assert 0 < throttle.wait_s("203.0.113.9") <= ALL_WAITS.most_s  # a new address waits a little
     assert throttle.wait_s("198.51.100.7") == 0  # the owner's does not, and is still known
     clock.now += ALL_WAITS.most_s
