@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runs.evolution import SUFFIX, Evolution, Lora, Losses, read_lora, read_prompts, read_samples, table
-from ui.run.readers import Stamp, stamp
+from ui.run.readers import kept, stamp
 
 SAMPLES, PROMPTS, METRICS = "sample", "sample_prompts.txt", "metrics.jsonl"
 
@@ -19,7 +19,6 @@ class Artifacts:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._loras: dict[str, tuple[Stamp, Lora | None]] = {}
         self._losses = Losses(folder / METRICS)
         self._made_of: tuple[Any, ...] = ()
         self._evolution = Evolution()
@@ -30,15 +29,12 @@ class Artifacts:
             names = [name for name in os.listdir(self.folder) if name.endswith(SUFFIX) and name[0] != "."]
         except OSError:
             return []
-        known, self._loras = self._loras, {}
-        for name in names:
-            now = stamp(self.folder / name)
-            before = known.get(name)
-            self._loras[name] = (
-                before if before and before[0] == now else (now, read_lora(self.folder / name, now.size))
-            )
-        found = [lora for _, lora in self._loras.values() if lora is not None]
+        loras = (self._lora(self.folder / name) for name in names)
+        found = [lora for lora in loras if lora is not None]
         return sorted(found, key=lambda one: (one.final, one.step or 0, one.epoch or 0, one.path.name), reverse=True)
+
+    def _lora(self, path: Path) -> Lora | None:
+        return kept("lora", path, [path], lambda: read_lora(path, stamp(path).size))
 
     def evolution(self) -> Evolution:
         """The snapshots, with the samples and losses of each."""

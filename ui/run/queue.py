@@ -19,26 +19,20 @@ from ui import scripts
 from ui.dataset.images import OUT_OF_DATE, file_url
 from ui.html import duration, esc, press
 from ui.run import view
-from ui.run.readers import Stamp, stamp
+from ui.run.readers import kept
 
 if TYPE_CHECKING:
     import gradio as gr
 
 CHECK_S = 10.0  # between two looks whether the queue's process is there
-KEPT = 500
 SWEEPS = 4  # shown below the queue
 _checked_s = -1e9
-_known: tuple[Stamp, queue.Queue] | None = None
-_lengths: dict[Path, tuple[Stamp, float | None]] = {}  # run's folder -> stamp of run.toml, seconds of the whole run
 
 
 def entries() -> tuple[queue.Entry, ...]:
     """The entries of the queue; the file is read again only after it changed."""
-    global _known
-    now = stamp(queue.outputs() / queue.FILE)
-    if _known is None or _known[0] != now:
-        _known = now, queue.read()
-    return _known[1].entries
+    file = queue.outputs() / queue.FILE
+    return kept("queue", file, [file], queue.read).entries
 
 
 def html(everything: list[view.View]) -> str:
@@ -120,13 +114,8 @@ def _left_s(shown: view.View) -> float | None:
     step, planned, step_s = (shown.number(key) for key in ("step", "planned_steps", "step_s"))
     if planned and step_s:
         return max(0.0, planned - (step or 0)) * step_s
-    now = stamp(shown.folder / "run.toml")
-    known = _lengths.get(shown.folder)
-    if known is None or known[0] != now:
-        if len(_lengths) > KEPT:
-            _lengths.clear()
-        known = _lengths[shown.folder] = now, _estimate(shown)
-    return known[1]
+    spec = shown.folder / "run.toml"
+    return kept("length", spec, [spec], lambda: _estimate(shown))
 
 
 def _estimate(shown: view.View) -> float | None:

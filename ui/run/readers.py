@@ -7,9 +7,10 @@ import os
 import re
 import time
 from collections import deque
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from runs.env_file import masking
 from runs.growing import LINE_BYTES, Added
@@ -24,6 +25,8 @@ TRACEBACK = "Traceback (most recent call last):"
 COLOUR = re.compile(r"\x1b\[[0-9;]{0,40}m")
 LOG_BYTES = 2 << 20  # of a log that is opened, its last ones
 YOUNG_NS = 2_000_000_000
+KEPT = 20_000  # values
+T = TypeVar("T")
 
 
 class Stamp(NamedTuple):
@@ -46,6 +49,21 @@ def stamp(path: str | os.PathLike[str]) -> Stamp:
     except OSError:
         return Stamp(0, 0, 0)
     return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+_kept: dict[Hashable, tuple[tuple[Stamp, ...], Any]] = {}  # the ones used last are at the end
+
+
+def kept(name: str, key: Path, files: Iterable[Path], make: Callable[[], T]) -> T:
+    """What `make` returns, made again only after one of the `files` that it reads has changed."""
+    stamps = tuple(map(stamp, files))
+    known = _kept.pop((name, key), None)
+    if known is None or known[0] != stamps:
+        known = stamps, make()
+    _kept[name, key] = known
+    while len(_kept) > KEPT:
+        _kept.pop(next(iter(_kept)), None)
+    return known[1]
 
 
 # The log --------------------------------------------------------------------------------------------------------------

@@ -5,13 +5,14 @@ the view. The page asks every second, with hundreds of runs and a `metrics.jsonl
 again only after it changed, and a growing file is read from where the last read ended (ui/run/readers.py).
 """
 
+import functools
 import json
 import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +24,7 @@ from runs import env_file, manage
 from runs.evolution import Evolution, Lora
 from ui.run.artifacts import Artifacts
 from ui.run.metrics import Metrics
-from ui.run.readers import Log, LogTail, Stamp, stamp
+from ui.run.readers import Log, LogTail, Stamp, kept, stamp
 
 if TYPE_CHECKING:
     from monitor.ledger import Ledger
@@ -126,9 +127,6 @@ def moment(text: object) -> datetime | None:
 
 # The list -------------------------------------------------------------------------------------------------------------
 
-_views: dict[
-    Path, tuple[tuple[Stamp, ...], View]
-] = {}  # run's folder -> stamps of the files that it is read from, view
 _lock = threading.Lock()  # two open tabs poll in two threads
 
 
@@ -137,16 +135,18 @@ def read(folder: Path) -> View:
     from monitor.process.locks import LOCK, is_held
     from monitor.state import with_age
 
-    stamps = tuple(stamp(folder / name) for name in ("run.toml", "status.json", manage.LABEL))
-    known = _views.get(folder)
-    view = known[1] if known is not None and known[0] == stamps else _read(folder)
+    files = [folder / name for name in ("run.toml", "status.json", manage.LABEL)]
+    view = kept("view", folder, files, lambda: _read(folder))
     state = view.status.get("state")
-    alive = isinstance(state, str) and state not in FINAL and is_held(folder / LOCK)
-    stale = with_age({**view.status, "alive": alive})["stale"] if alive else ""
-    if alive != view.alive or stale != view.stale:
-        view = View(view.folder, view.name, {**view.status, "alive": alive, "stale": stale}, view.problem, view.spec)
-    _views[folder] = (stamps, view)
-    return view
+    if not isinstance(state, str) or state in FINAL or not is_held(folder / LOCK):
+        return view
+    return _watched(view, with_age({**view.status, "alive": True})["stale"])
+
+
+@functools.lru_cache(maxsize=1000)
+def _watched(view: View, stale: str) -> View:
+    """The view of a run whose monitor lives."""
+    return replace(view, status={**view.status, "alive": True, "stale": stale})
 
 
 def _read(folder: Path) -> View:
@@ -191,12 +191,7 @@ def read_all() -> list[View]:
             continue
         found.append((created, name, folder))
     with _lock:
-        views = [read(folder) for _, _, folder in sorted(found, reverse=True)]
-        if len(_views) > 2 * len(found) + 100:  # runs were deleted
-            kept = {view.folder for view in views}
-            for folder in [folder for folder in _views if folder not in kept]:
-                del _views[folder]
-    return views
+        return [read(folder) for _, _, folder in sorted(found, reverse=True)]
 
 
 # The selected run -------------------------------------------------------------------------------------------------------
@@ -210,26 +205,6 @@ class Reader:
         self.metrics = Metrics(folder / "metrics.jsonl")
         self.tail = LogTail(folder / "training.log")
         self.artifacts = Artifacts(folder)
-        self._incidents: dict[str, tuple[Stamp, Stamp, Incident]] = {}
-
-    def incidents(self) -> list[Incident]:
-        """Hangs and crashes, newest first."""
-        found = []
-        try:
-            names = sorted((n for n in os.listdir(self.folder / "incidents") if n[:1].isdigit()), reverse=True)
-        except OSError:
-            return []
-        for name in names:
-            path = self.folder / "incidents" / name
-            stamps = stamp(path / "incident.json"), stamp(path / "report.md")
-            known = self._incidents.get(name)
-            if known is None or known[:2] != stamps:
-                incident = _incident(path)
-                if incident is None:
-                    continue  # not written completely yet; the next read finds it
-                known = self._incidents[name] = (*stamps, incident)
-            found.append(known[2])
-        return found
 
 
 def _incident(path: Path) -> Incident | None:
@@ -258,7 +233,17 @@ def _with_reader(folder: Path, use: Callable[[Reader], T]) -> T:
 
 def incidents(folder: Path) -> list[Incident]:
     """Hangs and crashes, newest first."""
-    return _with_reader(folder, Reader.incidents)
+    try:
+        names = sorted((n for n in os.listdir(folder / "incidents") if n[:1].isdigit()), reverse=True)
+    except OSError:
+        return []
+    paths = [folder / "incidents" / name for name in names]
+    found = (_kept_incident(path) for path in paths)
+    return [one for one in found if one is not None]  # None: not written completely yet
+
+
+def _kept_incident(path: Path) -> Incident | None:
+    return kept("incident", path, [path / "incident.json", path / "report.md"], lambda: _incident(path))
 
 
 LEDGER_S = 5.0  # a run under way changes all the time, and nobody watches its ledger by the second
