@@ -41,7 +41,7 @@ DOWNLOADS = {
     ".zip": ZIP,
 }
 # The hidden folders whose images the page shows: those of a draft. `.uploads` is not among them.
-# The ZIPs that the page made of drafts (ui/new/export_job.py).
+# The ZIPs that the page made of drafts (ui/new/export.py).
 EXPORT = re.compile(r"\.drafts/[0-9a-f]{24}/export/[A-Za-z0-9_-]+\.zip")
 DRAFT = re.compile(r"\.drafts/[0-9a-f]{24}/[A-Za-z0-9_-]+/.*")
 KINDS = {"outputs": {**IMAGES, **DOWNLOADS}, "datasets": IMAGES}

@@ -20,6 +20,7 @@ from ui.dataset import bulk_fold, caption_fold, doctor_fold, draft, drafts, imag
 from ui.html import esc
 from ui.new import (
     estimates,
+    export,
     fetch,
     flags,
     form,
@@ -141,7 +142,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         )
         plan = gr.HTML(elem_id="plan", apply_default_css=False)
         propose = gr.Button(visible=False, elem_id="propose", size="sm")
-        script_editor.build(draft_id, shown)
+        script_editor.build(draft_id, shown, export.draw)
         problem = gr.HTML(elem_id="problem", apply_default_css=False)
         sweep.build(draft_id)
         rehearsal.build(draft_id)

@@ -234,7 +234,7 @@ def test_a_template_and_an_export_of_a_draft_name_secrets_only(data):
     (one,) = [one for one in templates.listing() if one["own"]]
     values = templates.values_of(one["key"], draft_settings.current(draft_id))
     assert values["flags"] == 'rank=8\nsecrets=["WANDB_API_KEY"]\n'
-    assert call("ui.new.export_job", draft_id).returncode == 0
+    assert call("ui.new.export", draft_id).returncode == 0
     assert outside(data) == []
     assert list((data / "datasets" / ".drafts").rglob("*.zip"))
 
