@@ -36,17 +36,10 @@ Line = tuple[str, str]  # its level, its text with a terminal's colours
 
 
 def first_error(shown: "view.View | None") -> str:
-    """What went wrong, as the log of a run that failed says it, and how many lines are not shown; markup."""
-    if shown is None or not shown.status.get("state"):
+    """What went wrong, as the log of a run that failed says it, as markup."""
+    if shown is None or shown.state not in ERROR_STATES or not (error := view.log(shown.folder).error):
         return ""
-    log = view.log(shown.folder)
-    text = ""
-    if log.error and shown.state in ERROR_STATES:
-        text = f'<p class="hp-first-error" data-testid="first-error">{esc(log.error[:2000])}</p>'
-    if log.hidden:
-        path = f"outputs/{esc(shown.folder.name)}/{NAME}"
-        text += f'<p class="hp-none hp-hidden-lines">{log.hidden} lines of the launcher hidden; they are in {path}.</p>'
-    return text
+    return f'<p class="hp-first-error" data-testid="first-error">{esc(error[:2000])}</p>'
 
 
 def tail(folder: Path) -> list[Line]:

@@ -21,7 +21,6 @@ HEADER = re.compile(r"=== (\S+) attempt (\d+): ")  # monitor/attempt.py writes i
 USAGE_ERROR = re.compile(r"(?:\S+: )?error: \S")
 EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): \S")
 LAUNCHER_ERRORS = ("subprocess.CalledProcessError:", "torch.distributed.")
-TRACEBACK = "Traceback (most recent call last):"
 COLOUR = re.compile(r"\x1b\[[0-9;]{0,40}m")
 LOG_BYTES = 2 << 20  # of a log that is opened, its last ones
 YOUNG_NS = 2_000_000_000
@@ -71,13 +70,12 @@ def kept(name: str, key: Path, files: Iterable[Path], make: Callable[[], T]) -> 
 
 @dataclass(frozen=True, eq=False)
 class Log:
-    """The end of a log: its lines with a terminal's colour codes. hidden: lines of the launcher's tracebacks, left out.
+    """The end of a log: its lines with a terminal's colour codes.
 
     `error`: the line of the last attempt that says what went wrong, "" without one: a usage error, else the first exception.
     """
 
     lines: tuple[str, ...] = ()
-    hidden: int = 0
     error: str = ""
 
 
@@ -90,7 +88,7 @@ class LogTail:
 
     def _begin(self) -> None:
         self._partial = b""
-        self._lines: deque[tuple[str, str]] = deque(maxlen=LOG_LINES)  # (line, the line with colours)
+        self._lines: deque[str] = deque(maxlen=LOG_LINES)
         self._usage = self._exception = ""
         self._log: Log | None = None
 
@@ -108,7 +106,10 @@ class LogTail:
         # Of a progress bar only the last state is kept: it can grow for hours without a line end.
         end = len(partial.rstrip(b"\r"))
         self._partial = partial[partial.rfind(b"\r", 0, end) + 1 :][-LINE_BYTES:]
-        self._log = self._drawn(masked(self._partial))
+        end_of_log = [*self._lines, styled_line(masked(self._partial))]
+        while end_of_log and not end_of_log[-1]:
+            end_of_log.pop()
+        self._log = Log(tuple(end_of_log[-LOG_LINES:]), self._usage or self._exception)
         return self._log
 
     def _take(self, data: bytes) -> None:
@@ -119,30 +120,7 @@ class LogTail:
             self._usage = line
         elif not self._exception and EXCEPTION.match(line) and not line.startswith(LAUNCHER_ERRORS):
             self._exception = line
-        self._lines.append((line, styled_line(data)))
-
-    def _drawn(self, partial: bytes) -> Log:
-        lines = [*self._lines, (plain_line(partial), styled_line(partial))][-LOG_LINES:]
-        kept: list[str] = []
-        hidden = index = 0
-        while index < len(lines):
-            end = _launcher_block([line for line, _ in lines], index)
-            hidden += end - index
-            if end == index:
-                kept.append(lines[index][1])
-            index = max(end, index + 1)
-        while kept and not kept[-1]:
-            kept.pop()
-        return Log(tuple(kept), hidden, self._usage or self._exception)
-
-
-def _launcher_block(lines: list[str], start: int) -> int:
-    """The end of the traceback that begins at `start` where it only says that the launcher's child failed; else `start`."""
-    end = start + 1
-    while end < len(lines) and lines[end][:1] in (" ", "\t"):
-        end += 1
-    ours = lines[start] == TRACEBACK and end < len(lines) and lines[end].startswith(LAUNCHER_ERRORS)
-    return end + 1 if ours else start
+        self._lines.append(styled_line(data))
 
 
 def plain_line(line: bytes) -> str:

@@ -334,7 +334,7 @@ def on_queue(event: gr.EventData) -> str:
     action, run = pressed(event, "do"), pressed(event, "run")
     try:
         if action == "table":
-            return f'<div class="hp-problem hp-info">{queue.table(run)}</div>'
+            return f'<div class="hp-problem hp-info">{queue.table_of(run)}</div>'
         said = queue.act(action, run)
     except runs.RunError as error:
         return notice(str(error).splitlines(), "bad")
