@@ -8,7 +8,6 @@ from runs.files import RunError
 from ui import jobs
 from ui.run import actions, calls, charts, control, evolution, log_view, queue, view
 
-TITLE = "Runs"
 MOST_LINES = 2000
 
 
@@ -128,20 +127,3 @@ def run_log(run: str, text: str = "", level: str = "", lines: int = 200) -> list
     found = log_view.find(folder, text, level)[0] if text or level else log_view.tail(folder)
     shown = [line for _, line in found]
     return shown[-max(1, min(lines, MOST_LINES)) :]
-
-
-ACTIONS = (
-    list_runs,
-    run_status,
-    start_run,
-    stop_run,
-    pause_run,
-    sample_now,
-    save_now,
-    train_longer,
-    delete_run,
-    run_files,
-    run_samples,
-    run_charts,
-    run_log,
-)
