@@ -9,11 +9,9 @@ from typing import Any
 import gradio as gr
 
 import runs
-from runs.paths import ROOT
 from runs.quoting import quote, quote_cmd
 from sd_scripts_patches import compatibility, registry, versions
 from sd_scripts_patches.trainers import TRAINERS, Trainer
-from sd_scripts_patches.versions import VersionError
 from ui.html import esc
 from ui.run.fold import QUIET
 
@@ -83,8 +81,7 @@ def note(found: Status) -> str:
     """What changed, what fits it, and the way back, as HTML; "" when nothing changed."""
     if not found.before:
         return ""
-    trainer, folder = found.trainer, found.trainer.checkout
-    now, before = (f"<code>{one[:8]}</code>{esc(_described(folder, one))}" for one in (found.now, found.before))
+    trainer, now, before = found.trainer, f"<code>{found.now[:8]}</code>", f"<code>{found.before[:8]}</code>"
     if found.used:
         says = f"<strong>{esc(trainer.name)} was changed</strong> since your last run with it. It used {before}; now it is {now}."
     else:
@@ -93,29 +90,16 @@ def note(found: Status) -> str:
             f"Tested: {before} ({esc(trainer.version)})."
         )
     return (
-        f'<p class="hp-hint" data-testid="trainer-changed">{says} {esc(_check(folder, found.now))} Rehearse the run before you '
-        f"start it. {_way_back(found)}</p>"
+        f'<p class="hp-hint" data-testid="trainer-changed">{says} {esc(_check(trainer.checkout, found.now))} Rehearse the run before '
+        f"you start it. To go back while no run trains with it: in a terminal, in the Hangproof folder, run "
+        f"<code>{esc(command_back(trainer.key, found.before))}</code>.</p>"
     )
 
 
-def _way_back(found: Status) -> str:
-    """The command that puts the old version back; it refuses where a file of the checkout was changed by hand."""
-    key = found.trainer.key
-    command = f"<code>{esc(command_back(key, found.before))}</code>"
-    text = f"To go back while no run trains with it: in a terminal, in the Hangproof folder, run {command}"
-    if versions.needs_differ(found.trainer.checkout, found.before, found.now):
-        start = r".\start.bat" if sys.platform == "win32" else "./start.sh"
-        text += f", then <code>{start} {key}</code>, because the old version lists other requirements"
-    return f"{text}."
-
-
 def command_back(key: str, commit: str, platform: str = sys.platform) -> str:
-    """The command for a terminal in the Hangproof folder, with the interpreter of this page."""
-    python = Path(sys.executable)
-    if python.is_relative_to(ROOT):
-        python = python.relative_to(ROOT)
-    words = (str(python), "-m", "sd_scripts_patches.versions", key, commit)
-    return " ".join(map(quote_cmd if platform == "win32" else quote, words))
+    """The command that puts the old version and its requirements back. It refuses where a file was changed by hand."""
+    quoted, start = (quote_cmd, r".\start.bat") if platform == "win32" else (quote, "./start.sh")
+    return f"{quoted(sys.executable)} -m sd_scripts_patches.versions {key} {commit} && {start} {key}"
 
 
 @functools.lru_cache(maxsize=4)
@@ -129,11 +113,3 @@ def _check(checkout: Path, now: str) -> str:
     if not waits:
         return f"All {len(findings)} guards fit this version."
     return f"Not guarded in this version: {'; '.join(waits)}. A run that needs one of them does not start."
-
-
-def _described(checkout: Path, commit: str) -> str:
-    """Date and subject of a commit in brackets, "" when the checkout does not have it."""
-    try:
-        return f" ({versions.git(checkout, 'log', '-1', '--format=%cs, %s', commit).strip()[:100]})"
-    except VersionError:
-        return ""

@@ -8,7 +8,6 @@ import pytest
 import record_shapes
 from checkout_helpers import commit, used
 
-from runs.paths import ROOT
 from sd_scripts_patches import versions
 from ui.new import trainer_checks
 from ui.run import control, run_page
@@ -69,14 +68,13 @@ def test_what_fits_a_version_is_said_by_its_check(data, checkout):
 
 
 @pytest.mark.parametrize(
-    ("platform", "interpreter", "shown"),
+    ("platform", "interpreter", "shown", "start"),
     [
-        ("linux", str(ROOT / ".venv/bin/python"), ".venv/bin/python"),
-        ("linux", "/opt/my env/bin/python", "'/opt/my env/bin/python'"),
-        ("win32", r"C:\hangproof\.venv\Scripts\python.exe", r"C:\hangproof\.venv\Scripts\python.exe"),
+        ("linux", "/opt/my env/bin/python", "'/opt/my env/bin/python'", "./start.sh"),
+        ("win32", r"C:\hangproof\.venv\python.exe", r"C:\hangproof\.venv\python.exe", r".\start.bat"),
     ],
 )
-def test_the_command_back_names_the_pages_own_interpreter(platform, interpreter, shown, monkeypatch):
+def test_the_command_back_names_the_pages_own_interpreter(platform, interpreter, shown, start, monkeypatch):
     monkeypatch.setattr(sys, "executable", interpreter)
     command = trainer_checks.command_back("sd-scripts", "1" * 40, platform)
-    assert command == f"{shown} -m sd_scripts_patches.versions sd-scripts {'1' * 40}"
+    assert command == f"{shown} -m sd_scripts_patches.versions sd-scripts {'1' * 40} && {start} sd-scripts"
