@@ -121,7 +121,9 @@ def build() -> RunPage:
             parts["log"] = part("log")
             folds.append(log_view.build(selected))
             folds.append(
-                fold.build("Rename or delete", "manage-fold", selected, lambda of: _manage(of, selected, notice, again))
+                fold.build(
+                    "Rename or delete", "manage-fold", selected, lambda of: _manage(of, selected, notice, folds[-1], again)
+                )
             )
     outputs = [selected, seen, *(parts[name] for name in PARTS), halt, go, total, copy, *folds]
 
@@ -138,7 +140,7 @@ def build() -> RunPage:
     return RunPage(selected, confirmed, timer, notice, copy, outputs)
 
 
-def _manage(folder: Path, selected: gr.State, said: gr.HTML, again: dict[str, Any]) -> None:
+def _manage(folder: Path, selected: gr.State, said: gr.HTML, itself: gr.Accordion, again: dict[str, Any]) -> None:
     """The fold that renames or deletes a run that does not train. again: shows the list as it is afterwards."""
     shown = view.read(folder)
     if shown.running:
@@ -173,11 +175,12 @@ def _manage(folder: Path, selected: gr.State, said: gr.HTML, again: dict[str, An
             freed = manage.delete(folder.name, jobs.idle, images)
             queue.follow_delete(folder.name)
         except runs.RunError as error:
-            return [gr.skip(), notice([str(error)], "bad")]
-        return ["", notice([f"Deleted {folder.name}. This freed {manage.size_text(freed)}."])]
+            return [gr.skip(), notice([str(error)], "bad"), gr.skip()]
+        said = notice([f"Deleted {folder.name}. This freed {manage.size_text(freed)}."])
+        return ["", said, gr.update(open=False)]  # also where no other run is left to be selected
 
     gr.on([rename.click, name.submit], on_rename, name, said, **QUIET).then(**again)
-    delete.click(on_delete, with_images, [selected, said], **QUIET).then(**again)
+    delete.click(on_delete, with_images, [selected, said, itself], **QUIET).then(**again)
 
 
 BUTTONS = ("stop", "go", "total", "copy")
