@@ -173,10 +173,10 @@ def head(view: View | None, selected: str = "") -> str:
     ]
     resume = "start over" if view.checkpoint is None else f"continue from the checkpoint at step {view.checkpoint:,}"
     meaning = meaning.format(start=view.start_label, resume=resume)
-    ready = (snapshots(view), standby(view)) if running else ()
+    ready = snapshots(view) if running else ""
     old = f"These {view.stale}." if view.stale else ""
     why = slow(view) if running else ""
-    lines = [text for text in (view.problem, old, why, message, meaning, store(view), *ready) if text]
+    lines = [text for text in (view.problem, old, why, message, meaning, store(view), ready) if text]
     rows += [f'<p class="hp-say" data-testid="message">{esc(text)}</p>' for text in dict.fromkeys(lines)]
     if status.get("state"):
         rows.append(f'<dl class="hp-facts">{"".join(_fact(*fact) for fact in facts(view, running))}</dl>')
@@ -226,20 +226,6 @@ def snapshots(view: View) -> str:
     return (
         f"Snapshot in memory: step {step:,} ({size_text(known.get('bytes') or 0)}, {often}). A restart resumes from it."
     )
-
-
-def standby(view: View) -> str:
-    """Whether the next attempt has been started early, or why not; "" before the first one."""
-    known = view.status.get("standby")
-    if not isinstance(known, dict):
-        return ""
-    size = size_text(known["memory_bytes"]) if isinstance(known.get("memory_bytes"), int) else "0 kB"
-    if known.get("state") == "ready":
-        return f"Standby attempt: ready ({size} of memory). A restart does not wait for Python and its libraries."
-    if known.get("state") == "starting":
-        return "Standby attempt: starting."
-    reason = known.get("reason")
-    return f"No standby attempt: {reason}. A restart starts Python and its libraries again." if reason else ""
 
 
 # State of the ledger: (label, colour class, explanation).

@@ -89,7 +89,7 @@ def lines_of(metrics: Metrics, planned: float, incidents: list["view.Incident"])
     lines.insert(1, {"key": "val_loss", "label": "Validation loss", "unit": "", **points(held_x, held_out["val_loss"])})
     for index, samples in sorted(metrics.gpus.items()):
         t = rising(samples["t_s"])
-        at_step = np.interp(t - began_s, x["time"], x["step"]) if steps.length else np.full(len(t), math.nan)
+        at_step = np.interp(t - began_s, x["time"], x["step"]) if len(seconds) else np.full(len(t), math.nan)
         gpu_x = {"step": at_step, "time": t - began_s}
         name = f"{index}: {metrics.gpu_names[index]}" if len(metrics.gpus) > 1 else metrics.gpu_names[index]
         for key, (label, unit, divisor) in GPU_LINES.items():
@@ -168,8 +168,8 @@ def marks(metrics: Metrics, x: X, incidents: list["view.Incident"]) -> list[dict
 
 def table_of(metrics: Metrics, x: X) -> str:
     """At most TABLE_ROWS steps, evenly spread, as markup."""
-    steps = metrics.steps
-    rows = np.unique(np.linspace(0, steps.length - 1, TABLE_ROWS).astype(int)) if steps.length else []
+    steps, count = metrics.steps, len(x["step"])
+    rows = np.unique(np.linspace(0, count - 1, TABLE_ROWS).astype(int)) if count else []
     cells = [
         (f"{steps['step'][n]:,.0f}", duration(x["time"][n]), *(number(steps[key][n]) for key in STEP_LINES))
         for n in rows

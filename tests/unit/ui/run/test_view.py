@@ -170,17 +170,14 @@ def test_an_incident_shows_the_change_and_its_cost_and_the_latest_comes_first(da
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "text"),
+    ("value", "text"),
     [
-        ("standby", {"state": "ready", "memory_bytes": 153_000_000, "reason": ""}, "Standby attempt: ready (153.0 MB"),
-        ("standby", {"state": "starting", "pid": 7, "memory_bytes": 0, "reason": ""}, "Standby attempt: starting."),
-        ("standby", {"state": "none", "memory_bytes": 0, "reason": "1.0 GB free"}, "No standby attempt: 1.0 GB free."),
-        ("snapshots", {"step": 1200, "bytes": 98_000_000, "every": 3, "off": ""}, "step 1,200 (98.0 MB, every 3"),
-        ("snapshots", {"step": None, "bytes": 0, "every": 0, "off": "full"}, "Snapshots in memory are off: full."),
+        ({"step": 1200, "bytes": 98_000_000, "every": 3, "off": ""}, "step 1,200 (98.0 MB, every 3"),
+        ({"step": None, "bytes": 0, "every": 0, "off": "full"}, "Snapshots in memory are off: full."),
     ],
-)  # fmt: skip
-def test_the_page_shows_the_standby_attempt_and_the_snapshots_or_why_there_are_none(data, key, value, text):
-    shown = {"state": "running", "alive": True, "step": 40, "planned_steps": 100, key: value}
+)
+def test_the_page_shows_the_snapshots_or_why_there_are_none(data, value, text):
+    shown = {"state": "running", "alive": True, "step": 40, "planned_steps": 100, "snapshots": value}
     assert text in cards.head(view.View(data / "outputs" / "r", "r", shown))
 
 
