@@ -33,7 +33,6 @@ from ui.new import (
     script_editor,
     settings,
     sweep,
-    trainer_checks,
     try_it,
 )
 from ui.run import fold
@@ -62,13 +61,12 @@ START = """async (draft) => {
 class NewLora:
     """The components of the tab that the rest of the page uses.
 
-    loaded: set once the page has its draft. begun: events after which the states of `build` hold the run that was started.
+    begun: events after which the states of `build` hold the run that was started.
     """
 
     fields: list[gr.components.Component]
     images: gr.HTML
     problem: gr.HTML
-    loaded: gr.State
     begun: list[Any]
 
 
@@ -87,7 +85,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         draft_id: has the draft of this browser. started, messages: get the folder's name of a run that was started, and
             what its page says.
     """
-    loaded, parts = gr.State(False), dict[str, Any].fromkeys(form.KEYS)
+    parts = dict[str, Any].fromkeys(form.KEYS)
     threading.Thread(target=this_machine, daemon=True).start()  # the driver answers before the first page asks
     with gr.Row(elem_classes="hp-try"):
         try_note = gr.HTML(try_it.INTRO, elem_id="try-note", apply_default_css=False)
@@ -103,7 +101,6 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         fetching = gr.Timer(FETCH_TICK_S, active=False)
         of_model = [note, choice_notes, parts["control_dir"], fetch_button, fetching]
         fold.opened("Which model fits my GPU?", "models-fold", draft_id, lambda _: _models())
-        trainer_checks.build(parts["backend"], loaded)
         hub_login.build(draft_id)
         with gr.Row(elem_classes="hp-fields"):
             for one in fields.LENGTH:
@@ -159,7 +156,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         try_button.click(try_it.start, None, [try_note, started, messages], **QUIET),
         go.click(start, [draft_id, unsent], [problem, started, messages], js=START, **QUIET),
     ]
-    return NewLora(form_fields, shown, problem, loaded, begun)
+    return NewLora(form_fields, shown, problem, begun)
 
 
 def _unseen(elem_id: str, **script: str) -> gr.HTML:

@@ -21,7 +21,7 @@ from runs.evolution import Evolution
 from ui import jobs, scripts
 from ui.dataset import draft, images
 from ui.html import esc, pressed
-from ui.new import form, script_editor, trainer_checks
+from ui.new import form, script_editor
 from ui.run import (
     actions,
     calls,
@@ -36,6 +36,7 @@ from ui.run import (
     publish,
     queue,
     samples,
+    trainer_checks,
     view,
 )
 from ui.run.fold import QUIET
@@ -122,7 +123,10 @@ def build() -> RunPage:
             folds.append(log_view.build(selected))
             folds.append(
                 fold.build(
-                    "Rename or delete", "manage-fold", selected, lambda of: _manage(of, selected, notice, folds[-1], again)
+                    "Rename or delete",
+                    "manage-fold",
+                    selected,
+                    lambda of: _manage(of, selected, notice, folds[-1], again),
                 )
             )
     outputs = [selected, seen, *(parts[name] for name in PARTS), halt, go, total, copy, *folds]
