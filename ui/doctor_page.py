@@ -129,10 +129,6 @@ def _button(label: str, primary: bool = False, width: int = 150, **more: Any) ->
     return gr.Button(label, variant="primary" if primary else "secondary", scale=0, min_width=width, **more)
 
 
-def _alert(text: object = "") -> str:
-    return f'<p class="hp-job-note" role="alert">{esc(text)}.</p>' if text else ""
-
-
 def _listed(status: str, title: str, text: str, action: str) -> str:
     mark = f'<span class="hp-finding-mark">{VERDICTS[status]}</span>'
     more = f"<p>{esc(action)}</p>" if action else ""
@@ -161,12 +157,7 @@ def _state(job: jobs.Job, found: list[dict[str, str]]) -> str:
     if job.state == "running":
         return f"Looking for {duration(round(job.seconds))}…"
     count = {status: sum(one["status"] == status for one in found) for status in VERDICTS}
-    words = [
-        f"{count[status]} {word}{'s' * (count[status] != 1)}"
-        for status, word in (("note", "warning"), ("failed", "problem"))
-    ]
-    summary = f"{count['ok']} OK, {', '.join(words)}" if found else ""
-    return f"Cancelled. {summary}" if job.state == "cancelled" else summary
+    return f"{count['ok']} OK · warnings: {count['note']} · problems: {count['failed']}" if found else ""
 
 
 def look() -> tuple[bool, str]:
@@ -176,10 +167,12 @@ def look() -> tuple[bool, str]:
         return False, ""
     busy, problem = job.state == "running", ""
     if job.state == "failed" and not any(one["status"] == "failed" for one in found):
-        problem = jobs.reason(_folder(), JOB).rstrip(".")
+        problem = jobs.reason(_folder(), JOB)
     items = [_listed(one["status"], _title(one["name"]), one["text"], one["action"]) for one in found]
     copied = f'<label id="doctor-report">Report to copy<textarea class="hp-doctor-text" rows="6" readonly>{esc(report(found))}</textarea></label>'
-    return busy, fold.note(_state(job, found)) + _alert(problem) + _list(items) + (copied if items and not busy else "")
+    return busy, fold.note(_state(job, found)) + fold.note(problem, True) + _list(items) + (
+        copied if items and not busy else ""
+    )
 
 
 def _machine() -> None:
@@ -206,29 +199,15 @@ def _left() -> list[tuple[str, str]]:
 
 
 def _left_over() -> None:
-    choices = _left()
-    none = "None. Every trainer that runs is watched."
-    chosen = gr.Radio(choices, label="Process to end", visible=bool(choices), interactive=True)
-    with gr.Row(elem_classes="hp-actions"):
-        again = _button("Look again")
-        end = _button("End the process", visible=bool(choices))
-        sure = _button(
-            "End it now? Steps since its last checkpoint are lost", width=420, visible=False, elem_classes="hp-danger"
-        )
-    note = _html("" if choices else f'<p class="hp-job-state">{none}</p>')
-
     def draw(said: str = "") -> list[Any]:
         choices = _left()
-        text = said if choices else f"{said} {none}"
         there = gr.update(visible=bool(choices))
-        return [
-            gr.update(choices=choices, value=None, visible=bool(choices)), there, gr.update(visible=False),
-            f'<p class="hp-job-state" role="status">{esc(text.strip())}</p>',
-        ]  # fmt: skip
+        text = said if choices else f"{said} None. Every trainer that runs is watched."
+        radio = gr.update(choices=choices, value=None, visible=bool(choices))
+        return [radio, there, gr.update(visible=False), fold.note(text.strip())]
 
     def ask(value: str | None) -> list[Any]:
-        text = "" if value else "Choose a process first."
-        return [gr.update(visible=bool(value)), f'<p class="hp-job-state" role="status">{text}</p>']
+        return [gr.update(visible=bool(value)), fold.note("" if value else "Choose a process first.")]
 
     def kill(value: str) -> list[Any]:
         try:
@@ -236,9 +215,16 @@ def _left_over() -> None:
         except RunError as error:
             return draw(f"{error}.")
 
-    outputs = [chosen, end, sure, note]
+    choices = _left()
+    chosen = gr.Radio(choices, label="Process to end", visible=bool(choices), interactive=True)
+    with gr.Row(elem_classes="hp-actions"):
+        again, end = _button("Look again"), _button("End the process", visible=bool(choices))
+        sure = _button(
+            "End it now? Steps since its last checkpoint are lost", width=420, visible=False, elem_classes="hp-danger"
+        )
+    outputs = [chosen, end, sure, _html(draw()[-1])]
     again.click(draw, None, outputs, **QUIET)
-    end.click(ask, chosen, [sure, note], **QUIET)
+    end.click(ask, chosen, outputs[2:], **QUIET)
     sure.click(kill, chosen, outputs, **QUIET)
 
 
@@ -259,7 +245,7 @@ def _explain() -> None:
         try:
             yield explain(number)
         except RunError as error:
-            yield _alert(error)
+            yield fold.note(f"{error}.", True)
 
     gr.on([go.click, pid.submit], on_go, pid, shown, **QUIET)
 
@@ -282,7 +268,7 @@ def _lint() -> None:
         try:
             found = doctor_tools.lint_script(script, name)
         except RunError as error:
-            return [_alert(error), gr.update(visible=False)]
+            return [fold.note(f"{error}.", True), gr.update(visible=False)]
         items = [
             _listed(
                 "failed" if one["level"] == "error" else "note",

@@ -163,13 +163,13 @@ def _draw(folder: Path) -> None:
         try:
             lines, share = find(folder, text, level or "")
         except RunError as error:
-            return [gr.skip(), _say(error, "alert"), *[gr.skip()] * 3]
+            return [gr.skip(), fold.note(error, True), *[gr.skip()] * 3]
         count = "1 line" if len(lines) == 1 else f"{len(lines):,} lines"
         least = "the last " if len(lines) == MOST_FOUND else ""
         where = (
             "" if share == 1 else f" in the last {size_text(SEARCHED_BYTES)} of the log; all of it is in the download"
         )
-        return [markup(lines), _say(f"{least}{count} found{where}"), False, gr.Timer(active=False), None]
+        return [markup(lines), fold.note(f"{least}{count} found{where}"), False, gr.Timer(active=False), None]
 
     timer.tick(on_tick, drawn, [pane, drawn, file], key="log-tick", **QUIET)
     gr.on([query.change, level.input], on_search, [query, level], outputs, trigger_mode="always_last", **QUIET)
@@ -181,7 +181,3 @@ def _link(folder: Path) -> str:
     size = view.stamp(folder / NAME).size
     address = esc(file_url(folder / NAME))
     return f'<a class="hp-button" href="{address}" download="{NAME}">Download ({size_text(size)})</a>' if size else ""
-
-
-def _say(text: object, role: str = "status") -> str:
-    return f'<p class="hp-log-status" role="{role}">{esc(text)}</p>'

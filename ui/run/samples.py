@@ -121,7 +121,7 @@ def _draw(folder: Path) -> None:
         try:
             evolution.pick(folder, None if step == NO_MARK else step, found)
         except RunError as error:
-            return _problem(error)
+            return fold.note(error, True)
         return summary(found, folder)
 
     def on_tick(known: list[Picture], prompt: int) -> list[Any]:
@@ -162,7 +162,3 @@ def _first_and_last(found: Evolution, everything: list[Picture]) -> tuple[str, s
     """The first and the last picture of the first prompt; None without pictures."""
     of_one = pictures(found, min(prompts(found), default=ALL)) or everything
     return (of_one[0][0], of_one[-1][0]) if of_one else None
-
-
-def _problem(error: RunError) -> str:
-    return f'<div class="hp-problem hp-bad" role="alert"><p>{esc(error)}</p></div>'
