@@ -9,7 +9,6 @@ import functools
 import json
 import os
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,16 +20,17 @@ import tomllib
 
 import runs
 from runs import env_file, manage
-from runs.evolution import Evolution, Lora
-from ui.run.artifacts import Artifacts
+from runs.evolution import SUFFIX, Evolution, Lora, Losses, read_lora, read_prompts, read_samples, table
 from ui.run.metrics import Metrics
-from ui.run.readers import Log, LogTail, Stamp, kept, stamp
+from ui.run.readers import Log, LogTail, kept, stamp
 
 if TYPE_CHECKING:
     from monitor.ledger import Ledger
 
 FINAL = ("completed", "failed", "stopped", "paused", "preempted", "unkillable")
 STOP_REQUEST = "stop.request"  # in a run's folder, until the monitor has read it (monitor/run_folder.py)
+SAMPLES, PROMPTS, METRICS = "sample", "sample_prompts.txt", "metrics.jsonl"
+LEDGER_S = 5.0  # a run under way changes all the time, and nobody watches its ledger by the second
 READ_RUNS = 8  # runs whose losses, log and incidents stay in memory
 T = TypeVar("T")
 
@@ -175,15 +175,14 @@ def _read(folder: Path) -> View:
 
 def read_all() -> list[View]:
     """All runs, newest first. The order does not change while runs progress, so that a click hits the intended run."""
-    found = []
+    found, outputs = [], runs.outputs_dir()
     try:
-        with os.scandir(runs.outputs_dir()) as entries:
-            names = [entry.name for entry in entries]
+        names = os.listdir(outputs)
     except OSError:
         names = []
-    names = [name for name in names if not name.startswith(".")]
-    outputs = runs.outputs_dir()
     for name in names:
+        if name.startswith("."):
+            continue
         folder = outputs / name
         try:
             created = os.stat(folder / "run.toml").st_mtime
@@ -202,9 +201,21 @@ class Reader:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.metrics = Metrics(folder / "metrics.jsonl")
+        self.metrics = Metrics(folder / METRICS)
         self.tail = LogTail(folder / "training.log")
-        self.artifacts = Artifacts(folder)
+        self._losses = Losses(folder / METRICS)
+        self._made_of: tuple[Any, ...] = ()
+        self._evolution = Evolution()
+
+    def evolution(self) -> Evolution:
+        """The snapshots."""
+        found, stamps = loras(self.folder), [stamp(self.folder / name) for name in (SAMPLES, PROMPTS, METRICS)]
+        if (*stamps, *found) != self._made_of or any(one.young for one in stamps):
+            self._losses.update()
+            prompts, samples = read_prompts(self.folder / PROMPTS), read_samples(self.folder / SAMPLES)
+            self._evolution = table(prompts, samples, found, self._losses)
+            self._made_of = (*stamps, *found)
+        return self._evolution
 
 
 def _incident(path: Path) -> Incident | None:
@@ -246,26 +257,13 @@ def _kept_incident(path: Path) -> Incident | None:
     return kept("incident", path, [path / "incident.json", path / "report.md"], lambda: _incident(path))
 
 
-LEDGER_S = 5.0  # a run under way changes all the time, and nobody watches its ledger by the second
-_ledgers: dict[Path, tuple[tuple[Stamp, ...], float, "Ledger"]] = {}  # stamps of what it is made of, when, ledger
-
-
 def ledger(view: View) -> "Ledger":
     """Where the time of a run went; at most LEDGER_S old."""
     from monitor.ledger import read as read_ledger
 
-    folder, now_s = view.folder, time.monotonic()
-    known = _ledgers.get(folder)
-    if known is not None and view.running and now_s - known[1] < LEDGER_S:
-        return known[2]
-    stamps = tuple(stamp(folder / name) for name in ("events.jsonl", "metrics.jsonl", "status.json", "run.toml"))
-    if known is not None and known[0] == stamps and not view.running:
-        return known[2]
-    found = read_ledger(folder, view.status)
-    if len(_ledgers) > READ_RUNS:
-        _ledgers.clear()
-    _ledgers[folder] = stamps, now_s, found
-    return found
+    files = [view.folder / name for name in ("events.jsonl", METRICS, "status.json", "run.toml")]
+    make = functools.partial(read_ledger, view.folder, view.status)
+    return kept("ledger", view.folder, files, make, LEDGER_S if view.running else 0.0)
 
 
 def with_metrics(folder: Path, use: Callable[[Metrics], T]) -> T:
@@ -279,13 +277,27 @@ def log(folder: Path) -> Log:
 
 
 def loras(folder: Path) -> list[Lora]:
-    """The complete LoRA files: the final one first, then the newest first."""
-    return _with_reader(folder, lambda reader: reader.artifacts.loras())
+    """The complete LoRA files: the final one first, then the newest first.
+
+    The trainers write to a hidden name and rename, and safetensors refuses a file that is shorter than its header says,
+    which covers scripts of the user's own.
+    """
+    try:
+        paths = [folder / name for name in os.listdir(folder) if name.endswith(SUFFIX) and name[0] != "."]
+    except OSError:
+        return []
+    loras = (kept("lora", path, [path], functools.partial(_lora, path)) for path in paths)
+    found = [lora for lora in loras if lora is not None]
+    return sorted(found, key=lambda one: (one.final, one.step or 0, one.epoch or 0, one.path.name), reverse=True)
+
+
+def _lora(path: Path) -> Lora | None:
+    return read_lora(path, stamp(path).size)
 
 
 def evolution(folder: Path) -> Evolution:
-    """The snapshots of a run; read again only after a file changed."""
-    return _with_reader(folder, lambda reader: reader.artifacts.evolution())
+    """The snapshots of a run, with the samples and losses of each; read again only after a file changed."""
+    return _with_reader(folder, Reader.evolution)
 
 
 def stop_requested(folder: Path) -> bool:
