@@ -44,13 +44,12 @@ PROGRAM = re.compile(r"^(?:launch(?: [a-z]+)?|runs): ")  # how our commands begi
 class Job:
     """A command. state: running, done, failed, cancelled, or lost (its process is gone without a result).
 
-    seconds: how long it has run, or took. stamp: changes when there is something new to show.
+    seconds: how long it has run, or took.
     """
 
     name: str
     state: str
     seconds: float
-    stamp: str
 
 
 def start(
@@ -129,10 +128,9 @@ def read(folder: Path, name: str) -> Job | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError):
-        return Job(name, "lost", 0.0, "")
+        return Job(name, "lost", 0.0)
     seconds = (float(ended) if isinstance(ended, int | float) else time.time()) - began
-    size = sum(_size(path.with_suffix(suffix)) for suffix in (".out", ".err"))
-    return Job(name, state, max(0.0, seconds), f"{began:.3f}-{state}-{size}")
+    return Job(name, state, max(0.0, seconds))
 
 
 @contextlib.contextmanager
@@ -190,13 +188,6 @@ def cancel(folder: Path, name: str) -> None:
             return  # its process ends it, and says so
         _kill(values["token"], GRACE_S)
         _end_with(path, values, "cancelled", None)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _tail(path: Path) -> str:
