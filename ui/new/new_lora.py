@@ -166,36 +166,29 @@ def _unseen(elem_id: str, **script: str) -> gr.HTML:
 
 def _head(parts: dict[str, Any]) -> None:
     values = form.defaults()
-    tiers = [(tier["label"], key) for key, tier in presets.tiers().items()]
+    radios = {
+        "tier": ("Memory of the GPU you train on", [(tier["label"], key) for key, tier in presets.tiers().items()]),
+        "backend": (
+            "Chosen to suit the base model; if unsure, keep it",
+            [(label, key) for key, label in form.BACKENDS.items()],
+        ),
+    }
     with gr.Row(elem_classes="hp-fields"):
-        parts["name"] = gr.Textbox(
-            label="Name", info="Name of the LoRA and its folder", placeholder="my-cat", elem_id="name", max_lines=1
-        )
-        parts["trigger"] = gr.Textbox(
-            label="Trigger word",
-            info="The word you type in a prompt to use this LoRA",
-            placeholder="mycat",
-            elem_id="trigger",
-            max_lines=1,
-        )
+        for key, info, example in (
+            ("name", "Name of the LoRA and its folder", "my-cat"),
+            ("trigger", "The word you type in a prompt to use this LoRA", "mycat"),
+        ):
+            parts[key] = gr.Textbox(label=form.LABELS[key], info=info, placeholder=example, elem_id=key, max_lines=1)
         parts["model"] = gr.Dropdown(
             form.model_choices(),
             value=values["model"],
-            label="Base model",
+            label=form.LABELS["model"],
             info="The model you will use the LoRA with",
             elem_id="model",
         )
     with gr.Row(elem_classes="hp-fields"):
-        parts["tier"] = gr.Radio(
-            tiers, value=values["tier"], label="VRAM", info="Memory of the GPU you train on", elem_id="tier"
-        )
-        parts["backend"] = gr.Radio(
-            [(label, key) for key, label in form.BACKENDS.items()],
-            value=values["backend"],
-            label="Trainer",
-            info="Chosen to suit the base model; if unsure, keep it",
-            elem_id="backend",
-        )
+        for key, (info, choices) in radios.items():
+            parts[key] = gr.Radio(choices, value=values[key], label=form.LABELS[key], info=info, elem_id=key)
 
 
 def _component(one: fields.Field, **more: Any) -> gr.components.Component:
