@@ -254,7 +254,6 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None, token: str | N
     from ui.login import Login
     from ui.mount import mounted
     from ui.security import Guard, Hosts, Limits
-    from ui.streams import Streams
 
     hosts = Hosts(args.listen, allowed_hosts(args))
     upload = defaults()["images"]["max_upload_mb"] * 1_000_000
@@ -270,7 +269,7 @@ def build(args: argparse.Namespace, auth: tuple[str, str] | None, token: str | N
         head=page.PAGE_HEAD,
     )
     login = Login(token, auth, datasets_dir() / ".logins.json", args.port) if auth or token else None
-    api = OnDemand(Streams(app), lambda: api_app(upload, f"http://127.0.0.1:{args.port}" if args.mcp else "", token))
+    api = OnDemand(app, lambda: api_app(upload, f"http://127.0.0.1:{args.port}" if args.mcp else "", token))
     return Guard(api, hosts, Limits(upload), login, args.mcp)
 
 

@@ -1,12 +1,11 @@
 """The tab "Doctor": is this machine ready, what is left over, what does a process wait for, and is a script known to hang?
 
-The lines are those of `./start.sh doctor`, from the same command. It runs in the background (ui/jobs.py), so the server
-imports no torch, waits for no driver, and a reload shows what was found. The components are made when the tab is opened
-and not with the page, so that they cost a visit nothing.
+Each part shows what a command of ours prints, so the page and a terminal say the same. The examination runs in the
+background (ui/jobs.py): the server imports no torch, waits for no driver, and a reload shows what was found. The
+components are made when the tab is opened and not with the page, so that they cost a visit nothing.
 """
 
 import json
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,7 @@ from ui.run.fold import DRAWN, QUIET
 
 FOLDER, JOB = ".doctor", "doctor"  # the folder, in the data folder, has what the command printed
 QUICK_S, FULL_S, EXPLAIN_S = 600.0, 3600.0, 60.0
-VERDICTS = {"ok": "OK", "note": "Warning", "failed": "Problem"}
-CLASSES = {"ok": "done", "note": "warn", "failed": "bad"}
+MOST_TEXT = 100_000  # characters of the stacks of a process
 SHELLS = [("bash (Linux, macOS)", "train.sh"), ("batch (Windows)", "train.bat"), ("PowerShell (Windows)", "train.ps1")]
 ABOUT_DRILL = (
     "It trains a toy model on example photos and freezes it in the middle. You see how the hang is detected, explained and "
@@ -44,36 +42,11 @@ def examine(full: bool = False) -> None:
     Raises:
         RunError: it looks already, or cannot be started.
     """
-    words = ["doctor", "--lines", *([] if full else ["--quick"])]
-    jobs.start(_folder(), JOB, words, FULL_S if full else QUICK_S)
-
-
-def findings() -> list[dict[str, str]]:
-    """What the last examination has found so far: {"name", "status": ok, note or failed, "text", "action"}."""
-    # jobs.output takes a last line that is JSON for the command's result; here each line is one.
-    path = _folder() / jobs.FOLDER / f"{JOB}.out"
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-    return [found for line in lines if (found := _finding(line)) is not None]
-
-
-def _finding(line: str) -> dict[str, str] | None:
-    try:
-        values = json.loads(line)
-        status = values["status"] if values["status"] in VERDICTS else "note"
-        return {**{key: str(values[key]) for key in ("name", "text", "action")}, "status": status}
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def report(found: list[dict[str, str]]) -> str:
-    """The findings as a text to copy, without secrets."""
-    lines = [f"{VERDICTS[one['status']]:<8} {one['name']}: {one['text']}" for one in found]
-    actions = [f"\n{'':<8} → {one['action']}" if one["action"] else "" for one in found]
-    return doctor_tools.without_secrets("\n".join(map("".join, zip(lines, actions, strict=True))))
+    jobs.start(_folder(), JOB, ["doctor", *([] if full else ["--quick"])], FULL_S if full else QUICK_S)
 
 
 def explain(pid: object) -> str:
-    """What a process does and waits for, with the stack of every thread where it can be had, as markup. Takes about three seconds.
+    """What a process does and waits for, with the stack of every thread where it can be had. Takes about three seconds.
 
     Raises:
         RunError: no number, no such process, another user's, or no answer.
@@ -86,25 +59,11 @@ def explain(pid: object) -> str:
         process = checked(pid.strip() if isinstance(pid, str) else pid)
     except MonitorError as error:
         raise RunError(str(error)) from error
-    job = Subjob(python("monitor", "diagnose", str(process.pid), "--json"), EXPLAIN_S)
+    job = Subjob(python("monitor", "diagnose", str(process.pid)), EXPLAIN_S)
     job.wait(time.sleep)
-    answer = job.answer()
-    if answer is None or "process" not in answer:
-        raise RunError((job.error or "There is no answer").removeprefix("monitor: "))
-    signals, stacks = answer.get("signals") or {}, answer.get("stacks") or {}
-    parts = [f"<p>{esc(line)}</p>" for line in answer["process"]["lines"]]
-    if signs := [*signals.get("stuck", ()), *signals.get("slow", ())]:
-        parts.append(f'<p class="hp-verdict hp-warn">It looks stuck or slow: {esc("; ".join(signs))}.</p>')
-    if not stacks:
-        note = "Its stacks could not be read in time. Try again when the machine is less busy."
-        parts.append(f'<p class="hp-hint">{note}</p>')
-    if cause := answer.get("explanation"):
-        text = f"If it is a training: {cause} {answer.get('advice') or ''}"
-        parts.append(f'<p class="hp-hint">{esc(text)}</p>')
-    for one, text in stacks.items():
-        title = f"Stacks of process {one}"
-        parts.append(f"<h4>{esc(title)}</h4>{_printed(title, str(text)[:20_000])}")
-    return "".join(parts)
+    if job.error:
+        raise RunError(job.text().strip().removeprefix("monitor: ") or job.error)
+    return job.text().strip()[:MOST_TEXT]
 
 
 # What is shown --------------------------------------------------------------------------------------------------------------
@@ -129,57 +88,22 @@ def _button(label: str, primary: bool = False, width: int = 150, **more: Any) ->
     return gr.Button(label, variant="primary" if primary else "secondary", scale=0, min_width=width, **more)
 
 
-def _alert(text: object = "") -> str:
-    return f'<p class="hp-job-note" role="alert">{esc(text)}.</p>' if text else ""
-
-
-def _listed(status: str, title: str, text: str, action: str) -> str:
-    mark = f'<span class="hp-finding-mark">{VERDICTS[status]}</span>'
-    more = f"<p>{esc(action)}</p>" if action else ""
-    return (
-        f'<li class="hp-finding hp-{CLASSES[status]}" data-status="{status}">{mark}'
-        f"<div><strong>{esc(title)}</strong><span>{esc(text)}</span>{more}</div></li>"
-    )
-
-
-def _list(items: list[str]) -> str:
-    return f'<ul class="hp-findings-list">{"".join(items)}</ul>' if items else ""
-
-
 def _printed(label: str, text: str) -> str:
-    """A text that scrolls, and that the keyboard reaches."""
-    return f'<pre class="hp-doctor-text" role="region" tabindex="0" aria-label="{esc(label)}">{esc(text)}</pre>'
-
-
-def _title(name: str) -> str:
-    """The name of a finding with a capital; a trainer's own name, such as sd-scripts, stays as it is."""
-    return name[:1].upper() + name[1:] if re.match(r"built-in |[a-z]+( |$)", name) else name
-
-
-def _state(job: jobs.Job, found: list[dict[str, str]]) -> str:
-    """What an examination does, or how much it found, in one line."""
-    if job.state == "running":
-        return f"Looking for {duration(round(job.seconds))}…"
-    count = {status: sum(one["status"] == status for one in found) for status in VERDICTS}
-    words = [
-        f"{count[status]} {word}{'s' * (count[status] != 1)}"
-        for status, word in (("note", "warning"), ("failed", "problem"))
-    ]
-    summary = f"{count['ok']} OK, {', '.join(words)}" if found else ""
-    return f"Cancelled. {summary}" if job.state == "cancelled" else summary
+    """A text that scrolls, and that the keyboard reaches; "" without text."""
+    region = f'<pre class="hp-doctor-text" role="region" tabindex="0" aria-label="{esc(label)}">{esc(text)}</pre>'
+    return region if text else ""
 
 
 def look() -> tuple[bool, str]:
-    """(whether an examination runs, what it has found as markup)."""
-    job, found = jobs.read(_folder(), JOB), findings()
+    """(whether an examination runs, what it has found, without secrets, as markup)."""
+    job = jobs.read(_folder(), JOB)
     if job is None:
         return False, ""
-    busy, problem = job.state == "running", ""
-    if job.state == "failed" and not any(one["status"] == "failed" for one in found):
-        problem = jobs.reason(_folder(), JOB).rstrip(".")
-    items = [_listed(one["status"], _title(one["name"]), one["text"], one["action"]) for one in found]
-    copied = f'<label id="doctor-report">Report to copy<textarea class="hp-doctor-text" rows="6" readonly>{esc(report(found))}</textarea></label>'
-    return busy, fold.note(_state(job, found)) + _alert(problem) + _list(items) + (copied if items and not busy else "")
+    text = doctor_tools.without_secrets(jobs.output(_folder(), JOB)[0].strip())
+    if job.state == "running":
+        return True, fold.note(f"Looking for {duration(round(job.seconds))}…") + _printed("Report", text)
+    problem = "" if text else jobs.reason(_folder(), JOB)
+    return False, fold.note(problem, True) + _printed("Report", text)
 
 
 def _machine() -> None:
@@ -206,29 +130,15 @@ def _left() -> list[tuple[str, str]]:
 
 
 def _left_over() -> None:
-    choices = _left()
-    none = "None. Every trainer that runs is watched."
-    chosen = gr.Radio(choices, label="Process to end", visible=bool(choices), interactive=True)
-    with gr.Row(elem_classes="hp-actions"):
-        again = _button("Look again")
-        end = _button("End the process", visible=bool(choices))
-        sure = _button(
-            "End it now? Steps since its last checkpoint are lost", width=420, visible=False, elem_classes="hp-danger"
-        )
-    note = _html("" if choices else f'<p class="hp-job-state">{none}</p>')
-
     def draw(said: str = "") -> list[Any]:
         choices = _left()
-        text = said if choices else f"{said} {none}"
         there = gr.update(visible=bool(choices))
-        return [
-            gr.update(choices=choices, value=None, visible=bool(choices)), there, gr.update(visible=False),
-            f'<p class="hp-job-state" role="status">{esc(text.strip())}</p>',
-        ]  # fmt: skip
+        text = said if choices else f"{said} None. Every trainer that runs is watched."
+        radio = gr.update(choices=choices, value=None, visible=bool(choices))
+        return [radio, there, gr.update(visible=False), fold.note(text.strip())]
 
     def ask(value: str | None) -> list[Any]:
-        text = "" if value else "Choose a process first."
-        return [gr.update(visible=bool(value)), f'<p class="hp-job-state" role="status">{text}</p>']
+        return [gr.update(visible=bool(value)), fold.note("" if value else "Choose a process first.")]
 
     def kill(value: str) -> list[Any]:
         try:
@@ -236,9 +146,16 @@ def _left_over() -> None:
         except RunError as error:
             return draw(f"{error}.")
 
-    outputs = [chosen, end, sure, note]
+    choices = _left()
+    chosen = gr.Radio(choices, label="Process to end", visible=bool(choices), interactive=True)
+    with gr.Row(elem_classes="hp-actions"):
+        again, end = _button("Look again"), _button("End the process", visible=bool(choices))
+        sure = _button(
+            "End it now? Steps since its last checkpoint are lost", width=420, visible=False, elem_classes="hp-danger"
+        )
+    outputs = [chosen, end, sure, _html(draw()[-1])]
     again.click(draw, None, outputs, **QUIET)
-    end.click(ask, chosen, [sure, note], **QUIET)
+    end.click(ask, chosen, outputs[2:], **QUIET)
     sure.click(kill, chosen, outputs, **QUIET)
 
 
@@ -257,9 +174,9 @@ def _explain() -> None:
     def on_go(number: str) -> Any:
         yield '<p class="hp-hint" role="status">Looking twice, two seconds apart…</p>'
         try:
-            yield explain(number)
+            yield _printed(f"Process {number}", explain(number))
         except RunError as error:
-            yield _alert(error)
+            yield fold.note(f"{error}.", True)
 
     gr.on([go.click, pid.submit], on_go, pid, shown, **QUIET)
 
@@ -282,19 +199,14 @@ def _lint() -> None:
         try:
             found = doctor_tools.lint_script(script, name)
         except RunError as error:
-            return [_alert(error), gr.update(visible=False)]
-        items = [
-            _listed(
-                "failed" if one["level"] == "error" else "note",
-                f"Line {one['line']}: {one['id']}",
-                one["why"],
-                one["fix"],
-            )
+            return [fold.note(f"{error}.", True), gr.update(visible=False)]
+        lines = [
+            f"Line {one['line']}: {one['id']} ({one['level']})\n  {one['why']}\n  → {one['fix']}"
             for one in found["findings"]
         ]
         note = f'<p class="hp-hint">{esc(found["note"])}</p>' if found["note"] else ""
-        none = '<p class="hp-verdict hp-done">No problems found.</p>'
-        return [(_list(items) or none) + note, gr.update(visible=bool(found["fixed"]), value=found["fixed"])]
+        shown = _printed("Problems of the script", "\n".join(lines)) or fold.note("No problems found.")
+        return [shown + note, gr.update(visible=bool(found["fixed"]), value=found["fixed"])]
 
     go.click(on_go, [text, kind], [shown, fixed], **QUIET)
 

@@ -9,7 +9,6 @@ One answer serves all requests of TTL_S seconds, and a disk that does not respon
 import asyncio
 import json
 import os
-import threading
 import time
 
 from starlette.responses import JSONResponse, Response
@@ -28,16 +27,9 @@ NO_ANSWER = "The data folders do not respond."
 UNWATCHED = "A run is under way, but its monitor is dead."
 
 
-class _Latest:
-    """The last answer, the thread that finds the next one, and since when each run has had no monitor."""
-
-    def __init__(self) -> None:
-        self.text, self.at_s = FINE, -TTL_S
-        self.began_s: float | None = None
-        self.unwatched: dict[str, float] = {}
-
-
-_latest = _Latest()
+_unwatched: dict[str, float] = {}  # since when a run has had no monitor
+_asked: asyncio.Future[str] | None = None
+_asked_s = 0.0
 
 
 def fault(unwatched: dict[str, float], now_s: float) -> str:
@@ -64,19 +56,14 @@ def _without_monitor(name: str) -> bool:
     return state not in FINAL and (folder / SCRIPT).is_file() and not is_held(folder / LOCK)
 
 
-def _refresh() -> None:
-    now_s = time.monotonic()
-    _latest.text = fault(_latest.unwatched, now_s) or FINE
-    _latest.at_s, _latest.began_s = time.monotonic(), None
-
-
 async def respond() -> Response:
     """The answer to a request: {"status"} with 200 or 503."""
-    now_s = time.monotonic()
-    if now_s - _latest.at_s >= TTL_S and _latest.began_s is None:
-        _latest.began_s = now_s
-        threading.Thread(target=_refresh, name="health", daemon=True).start()
-    while (began_s := _latest.began_s) is not None and time.monotonic() - began_s < DISK_S:
-        await asyncio.sleep(0.01)
-    text = _latest.text if _latest.began_s is None else NO_ANSWER
+    global _asked, _asked_s
+    if _asked is None or (_asked.done() and time.monotonic() - _asked_s >= TTL_S):
+        _asked_s = time.monotonic()
+        _asked = asyncio.ensure_future(asyncio.to_thread(fault, _unwatched, _asked_s))
+    try:
+        text = await asyncio.wait_for(asyncio.shield(_asked), DISK_S) or FINE
+    except TimeoutError:
+        text = NO_ANSWER
     return JSONResponse({"status": text}, 200 if text == FINE else 503, {"cache-control": "no-store"})

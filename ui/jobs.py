@@ -5,9 +5,9 @@ files in `.jobs/` of the folder that it is about, and `NAME.json` says what runs
 that is opened later or by another server, reads them. `python -m ui.jobs` is that process: it starts the command, ends
 it after its time limit, and writes the result.
 
-Decision: who runs is never kept in memory. Of the commands of one name one runs at a time: a start holds the file lock
-`NAME.start` until the process of the command has said that it runs, and that process holds `NAME.lock` until it ends. A command whose process was killed still counts: its process number and start time are
-on disk.
+Decision: who runs is never kept in memory. A command runs while somebody holds the file lock `NAME.lock`: its starter
+takes it, and its process and the command inherit it. So of the commands of one name one runs at a time, whoever starts
+them, and a command whose process was killed still counts. Windows hands no lock on: there, its process takes it again.
 """
 
 import contextlib
@@ -25,19 +25,17 @@ from pathlib import Path
 from typing import Any
 
 from monitor.process import platform, tree
-from monitor.process.locks import Lock
+from monitor.process.locks import Lock, is_held
 from monitor.process.subjob import ROOT, helper_environment, python
 from runs.files import RunError, atomic_write
 
 FOLDER = ".jobs"
-TOKEN = "HANGPROOF_JOB"  # in the environment of a command and of all that it starts
+TOKEN = "HANGPROOF_JOB"  # in the environment of a command's process and of all that it starts
 BUSY = "It is running already"
 OUTPUT_BYTES = 256 << 10  # of a command's output, from its end
-START_S = 60.0  # until the process has said that it runs
 GRACE_S = 20.0  # from SIGTERM to SIGKILL: a rehearsal ends its ranks first
 KILL_S = 5.0  # from SIGKILL until the process is gone
-HANDOVER_S = 5.0  # from the end of a command until its process has exited
-TAKEN = 75  # exit code: another process holds the lock. Its starter was killed before it had seen the process begin
+HANDOVER_S = 5.0  # from the end of a command until its process has exited; until its process has the lock, on Windows
 POLL_S = 0.1
 PROGRAM = re.compile(r"^(?:launch(?: [a-z]+)?|runs): ")  # how our commands begin their errors
 
@@ -46,13 +44,12 @@ PROGRAM = re.compile(r"^(?:launch(?: [a-z]+)?|runs): ")  # how our commands begi
 class Job:
     """A command. state: running, done, failed, cancelled, or lost (its process is gone without a result).
 
-    seconds: how long it has run, or took. stamp: changes when there is something new to show.
+    seconds: how long it has run, or took.
     """
 
     name: str
     state: str
     seconds: float
-    stamp: str
 
 
 def start(
@@ -72,52 +69,36 @@ def start(
         RunError: a command of this name runs already, or it cannot be started; whatever `prepare` raises.
     """
     jobs, token = folder / FOLDER, secrets.token_hex(8)
+    lock = Lock(jobs / f"{name}.lock")
     try:
-        jobs.mkdir(parents=True, exist_ok=True)
-        with _starting(jobs / f"{name}.start"):
-            if running(folder, name):
-                raise RunError(BUSY)
-            prepare()
+        if running(folder, name) or not lock.acquire(HANDOVER_S):
+            raise RunError(BUSY)
+        prepare()
+        with (jobs / f"{name}.out").open("wb") as out, (jobs / f"{name}.err").open("wb") as err:
+            started = {"words": words, "token": token, "began_s": time.time(), "state": "running"}
+            atomic_write(jobs / f"{name}.json", json.dumps(started))
+            inherited = [] if sys.platform == "win32" else [lock.handle]
+            if not inherited:
+                lock.release()
             process = subprocess.Popen(
-                python("ui.jobs", str(jobs), name, token, f"{limit_s:g}", *words),
+                python("ui.jobs", str(jobs), name, f"{limit_s:g}", *map(str, inherited or [-1]), *words),
                 cwd=ROOT,
-                env={**helper_environment(), "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"},
+                env={**helper_environment(), TOKEN: token, "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                pass_fds=inherited,
                 **platform.detached(),
             )
             _children.append(process)
-            until = time.monotonic() + START_S
-            while (_values(jobs, name) or {}).get("token") != token:
-                if process.poll() == TAKEN:
-                    raise RunError(BUSY)
-                if process.poll() is not None:
-                    raise RunError(f"{words[0]} ended at once with exit code {process.returncode}")
-                if time.monotonic() > until:
-                    process.kill()
-                    raise RunError(f"{words[0]} did not start within {START_S:.0f} s; try again")
-                time.sleep(0.02)
     except OSError as error:
         raise RunError(f"{words[0]} cannot be started: {error.strerror or error}") from error
-    for old in [one for one in _children if one.poll() is not None]:  # none stays a zombie for long
-        with contextlib.suppress(ValueError):
-            _children.remove(old)
+    finally:
+        lock.release()
+    _children[:] = [one for one in _children if one.poll() is None]  # none stays a zombie for long
 
 
 _children: list["subprocess.Popen[bytes]"] = []
-
-
-@contextlib.contextmanager
-def _starting(path: Path) -> Iterator[None]:
-    """Keep other threads, processes and servers from starting a command of this name."""
-    lock = Lock(path)
-    if not lock.acquire(START_S):
-        raise RunError(BUSY)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def running(folder: Path, name: str) -> bool:
@@ -126,41 +107,30 @@ def running(folder: Path, name: str) -> bool:
     return job is not None and job.state == "running"
 
 
-def _values(jobs: Path, name: str) -> dict[str, Any] | None:
-    """What `NAME.json` says; None where there is none, {} where it is damaged."""
-    try:
-        found = json.loads((jobs / f"{name}.json").read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError):
-        return {}
-
-
-def _alive(values: dict[str, Any]) -> bool:
-    """Whether the process of a command lives, or the command itself: a process that was killed leaves it running."""
-    if values.get("boot", platform.boot_id()) != platform.boot_id():
-        return False
-    found = [(values["pid"], values["start"]), *([tuple(values["command"])] if values.get("command") else [])]
-    if any(platform.alive(int(pid), start) for pid, start in found):
-        return True
-    return not values.get("command") and bool(tree.with_environment(TOKEN, values["token"]))
+def _values(path: Path) -> dict[str, Any]:
+    """What a `NAME.json` says. OSError, ValueError: there is none, or it is damaged."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged")
+    return found
 
 
 def read(folder: Path, name: str) -> Job | None:
     """The last command of this name; None when there was none."""
-    values = _values(folder / FOLDER, name)
-    if values is None:
-        return None
+    path = folder / FOLDER / f"{name}.json"
     try:
-        state, began, ended = values["state"], float(values["began_s"]), values.get("ended_s")
-        if state == "running" and not _alive(values):
-            state, ended = "lost", began
+        values = _values(path)
+        if values["state"] == "running" and not is_held(path.with_suffix(".lock")):
+            values = _values(path)  # its process writes the result before it lets the lock go
+            values["state"] = "lost" if values["state"] == "running" else values["state"]
+        state, began = str(values["state"]), float(values["began_s"])
+        ended = began if state == "lost" else values.get("ended_s")
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, KeyError, TypeError):
-        return Job(name, "lost", 0.0, "")
+        return Job(name, "lost", 0.0)
     seconds = (float(ended) if isinstance(ended, int | float) else time.time()) - began
-    size = sum(_size(folder / FOLDER / f"{name}{suffix}") for suffix in (".out", ".err"))
-    return Job(name, str(state), max(0.0, seconds), f"{began:.3f}-{state}-{size}")
+    return Job(name, state, max(0.0, seconds))
 
 
 @contextlib.contextmanager
@@ -209,21 +179,15 @@ def reason(folder: Path, name: str, otherwise: str = "It ended without a result.
 
 def cancel(folder: Path, name: str) -> None:
     """End a command that runs, and all that it started; nothing when it does not run."""
-    values = _values(folder / FOLDER, name)
+    if not running(folder, name):
+        return
+    path = folder / FOLDER / f"{name}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        if not values or values["state"] != "running" or not _alive(values):
-            return
-        if platform.send(int(values["pid"]), values["start"], signal.SIGTERM):
+        values = _values(path)
+        if "pid" in values and platform.send(int(values["pid"]), values["start"], signal.SIGTERM):
             return  # its process ends it, and says so
         _kill(values["token"], GRACE_S)
-        _end_with(folder / FOLDER / f"{name}.json", values, "cancelled", None)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+        _end_with(path, values, "cancelled", None)
 
 
 def _tail(path: Path) -> str:
@@ -239,51 +203,32 @@ def _tail(path: Path) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """The process of one command: `JOBS NAME TOKEN LIMIT_S MODULE ARGUMENTS…`."""
-    jobs, name, token, limit_s, *words = argv
+    """The process of one command: `JOBS NAME LIMIT_S LOCK MODULE ARGUMENTS…`. LOCK: the inherited descriptor, or -1."""
+    jobs, name, limit_s, handle, *words = argv
     path, cancelled = Path(jobs) / f"{name}.json", []
     signal.signal(signal.SIGTERM, lambda *_: cancelled.append(True))
-    lock = Lock(Path(jobs) / f"{name}.lock")
-    if not lock.acquire(HANDOVER_S):
-        return TAKEN
-    values: dict[str, Any] = {
-        "words": words,
-        "token": token,
-        "boot": platform.boot_id(),
-        "pid": os.getpid(),
-        "start": _start_of(os.getpid()),
-        "began_s": time.time(),
-        "state": "running",
-    }
-    with path.with_suffix(".out").open("wb") as out, path.with_suffix(".err").open("wb") as err:
-        atomic_write(path, json.dumps(values))
-        began_s = time.monotonic()
-        environment = {**os.environ, TOKEN: token}
-        try:
-            process = subprocess.Popen(
-                python(*words), cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
-            )
-        except OSError as error:
-            err.write(str(error).encode())
-            code: int | None = None
-        else:
-            values["command"] = [process.pid, _start_of(process.pid)]
-            atomic_write(path, json.dumps(values))
-            while (code := process.poll()) is None and not cancelled:
-                if time.monotonic() - began_s > float(limit_s):
-                    err.write(f"ended: it took longer than {float(limit_s):.0f} s\n".encode())
-                    break
-                time.sleep(POLL_S)
-            if code is None:
-                _end(process, token)
+    inherited = [int(handle)] if int(handle) >= 0 else []
+    if not inherited and not Lock(path.with_suffix(".lock")).acquire(HANDOVER_S):
+        return 1
+    me = platform.process_info(os.getpid())
+    values = {**_values(path), "pid": os.getpid(), "start": me.start if me else 0.0}
+    atomic_write(path, json.dumps(values))
+    began_s, code = time.monotonic(), None
+    try:
+        process = subprocess.Popen(python(*words), cwd=ROOT, pass_fds=inherited)
+    except OSError as error:
+        print(error, file=sys.stderr)
+    else:
+        while (code := process.poll()) is None and not cancelled:
+            if time.monotonic() - began_s > float(limit_s):
+                print(f"ended: it took longer than {float(limit_s):.0f} s", file=sys.stderr)
+                break
+            time.sleep(POLL_S)
+        if code is None:
+            _end(process, values["token"])
     state = "cancelled" if cancelled and code is None else "done" if code == 0 else "failed"
     _end_with(path, values, state, code)
     return 0
-
-
-def _start_of(pid: int) -> float:
-    found = platform.process_info(pid)
-    return found.start if found else 0.0
 
 
 def _end_with(path: Path, values: dict[str, Any], state: str, code: int | None) -> None:

@@ -17,11 +17,10 @@ import secrets
 import sys
 import time
 from base64 import b64encode
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers
@@ -48,8 +47,7 @@ NO_TOKEN = (
 CHALLENGE = {"www-authenticate": "Bearer"}
 
 
-@dataclass(frozen=True)
-class Waits:
+class Waits(NamedTuple):
     """How long wrong passwords delay the next try: nothing for the first `free`, then `first_s`, doubled up to `most_s`.
 
     The count starts over after `forget_s` without a wrong password.
@@ -63,70 +61,49 @@ class Waits:
 
 ADDRESS_WAITS = Waits(free=3, first_s=1, most_s=300, forget_s=1800)
 ALL_WAITS = Waits(free=30, first_s=0.5, most_s=5, forget_s=300)  # short: an attack must not lock the owner out
+ALL = ""  # the key of all addresses together
 MAX_ADDRESSES = 1000
 
 
-@dataclass
-class Tries:
-    """The wrong passwords of an address, or of all together. trusted: it has logged in before."""
-
-    waits: Waits
-    failures: int = 0
-    last: float = 0.0
-    trusted: bool = False
-
-    def wait_s(self, now: float) -> float:
-        """Seconds until the next try; 0 when it may be now."""
-        counted = self.failures - self.waits.free
-        if counted <= 0:
-            return 0.0
-        wait_s = min(self.waits.most_s, self.waits.first_s * 2.0 ** min(counted - 1, 60))
-        return max(0.0, self.last + wait_s - now)
-
-    def failed(self, now: float) -> None:
-        """Count a wrong password."""
-        self.failures = 1 if now - self.last > self.waits.forget_s else self.failures + 1
-        self.last = now
-
-
 class Throttle:
-    """Counts wrong passwords for each address and for all together.
-
-    An address that has logged in before does not wait for the wrong passwords of others. An IPv6 address counts as its
-    /64, because one machine has all addresses of it.
-    """
+    """Counts wrong passwords for each network and for all together. One that has logged in does not wait for the others."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.addresses: OrderedDict[str, Tries] = OrderedDict()  # the one used last is at the end
-        self.all = Tries(ALL_WAITS)
+        self.failures: dict[
+            str, tuple[int, float]
+        ] = {}  # network: how many, when the last one was; the newest at the end
+        self.trusted: set[str] = set()
 
     def wait_s(self, address: str) -> float:
         """Seconds until this address may try again; 0 when it may try now."""
-        now, own = self.clock(), self.addresses.get(_network(address), Tries(ADDRESS_WAITS))
-        return own.wait_s(now) if own.trusted else max(own.wait_s(now), self.all.wait_s(now))
+        network = _network(address)
+        own_s = self._wait_s(network, ADDRESS_WAITS)
+        return own_s if network in self.trusted else max(own_s, self._wait_s(ALL, ALL_WAITS))
 
     def failed(self, address: str) -> None:
         """Count a wrong password."""
-        for tries in (self._tries(address), self.all):
-            tries.failed(self.clock())
+        for key, waits in ((_network(address), ADDRESS_WAITS), (ALL, ALL_WAITS)):
+            count, last = self.failures.pop(key, (0, 0.0))
+            self.failures[key] = (1 if self.clock() - last > waits.forget_s else count + 1, self.clock())
+        if len(self.failures) > MAX_ADDRESSES:
+            del self.failures[next(iter(self.failures))]
 
     def succeeded(self, address: str) -> None:
         """Forget the wrong passwords of an address that has logged in, and trust it."""
-        tries = self._tries(address)
-        tries.failures, tries.trusted = 0, True
+        self.failures.pop(_network(address), None)
+        self.trusted.add(_network(address))
 
-    def _tries(self, address: str) -> Tries:
-        key = _network(address)
-        tries = self.addresses.setdefault(key, Tries(ADDRESS_WAITS))
-        self.addresses.move_to_end(key)
-        while len(self.addresses) > MAX_ADDRESSES:
-            untrusted = (one for one, old in self.addresses.items() if not old.trusted and one != key)
-            del self.addresses[next(untrusted, next(iter(self.addresses)))]
-        return tries
+    def _wait_s(self, key: str, waits: Waits) -> float:
+        count, last = self.failures.get(key, (0, 0.0))
+        if count <= waits.free:
+            return 0.0
+        wait_s = min(waits.most_s, waits.first_s * 2.0 ** min(count - waits.free - 1, 60))
+        return max(0.0, last + wait_s - self.clock())
 
 
 def _network(address: str) -> str:
+    """What counts as one address: all of an IPv6 /64, because one machine has all of them."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -141,25 +118,19 @@ class Sessions:
 
     def __init__(self, file: Path, credentials: tuple[str, str], now: Callable[[], float] = time.time) -> None:
         self.file, self.credentials, self.now = file, credentials, now
-        self.expiry = self._read()  # hash: UTC seconds
-
-    def _read(self) -> dict[str, float]:
+        self.expiry: dict[str, float] = {}  # hash: UTC seconds
         try:
-            read = json.loads(self.file.read_text(encoding="utf-8"))
-            return {str(key): float(end) for key, end in read.items()}
+            self.expiry = {str(key): float(end) for key, end in json.loads(file.read_text(encoding="utf-8")).items()}
         except FileNotFoundError:
-            return {}
+            pass
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            print(f"hangproof: {self.file} cannot be read ({error}); everyone must log in again", file=sys.stderr)
-            return {}
+            print(f"hangproof: {file} cannot be read ({error}); everyone must log in again", file=sys.stderr)
 
     def start(self) -> str:
         """A new session's token."""
         token = secrets.token_urlsafe(32)
-        self.expiry = {key: end for key, end in self.expiry.items() if end > self.now()}
-        while len(self.expiry) >= MAX_SESSIONS:
-            del self.expiry[min(self.expiry, key=lambda key: self.expiry[key])]
-        self.expiry[self._hash(token)] = self.now() + SESSION_S
+        newest = sorted(self.expiry.items(), key=lambda one: one[1])[1 - MAX_SESSIONS :]
+        self.expiry = {**dict(newest), self._hash(token): self.now() + SESSION_S}
         self._write()
         return token
 

@@ -171,7 +171,7 @@ def build(login: bool = False) -> gr.Blocks:
             js=new_lora.DRAFT,
             **QUIET,
         ).then(None, [draft_id, *new.fields], new.fields, js=new_lora.RESTORE, **QUIET).then(
-            lambda: True, None, new.loaded, js=run_page.OPENED, **QUIET
+            None, None, None, js=run_page.OPENED, **QUIET
         )
         run.copy.click(
             run_page.copy_to_new_lora,

@@ -89,8 +89,8 @@ def links() -> str:
 
 @cache
 def again() -> str:
-    """The script that loads the page again when one of its files does not arrive, as an element of the page's head."""
-    return f"<script>{_read('again.js')}</script>"
+    """The scripts of the page's head: one loads the page again when a file of it does not arrive, one keeps its stream of answers."""
+    return f"<script>{_read('again.js')}{_read('run/stream.js')}</script>"
 
 
 def loader(name: str, *events: str) -> str:

@@ -11,8 +11,6 @@ import ipaddress
 import re
 import secrets
 import socket
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -22,13 +20,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ui import health, scripts, served, thumbs
+from ui import health, scripts, served
 from ui.login import PAGES, READS, Login
 from ui.run import downloads
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
-ADDRESSES_S = 10.0  # how long the list of this machine's addresses is kept
 
 API = "/gradio_api/"
 
@@ -58,7 +55,6 @@ ROUTES: dict[str, set[str]] = {
     f"{served.PREFIX}*": READS,
     f"{scripts.PREFIX}*": READS,
     f"{downloads.PREFIX}*": READS,
-    f"{thumbs.PREFIX}*": READS,
     "/login": {"POST", *READS},
     "/logout": {"POST"},
     "/api": READS,
@@ -104,10 +100,8 @@ class Limits:
 class Hosts:
     """The names under which this server may be opened."""
 
-    def __init__(self, listen: bool, extra: tuple[str, ...] = (), clock: Callable[[], float] = time.monotonic) -> None:
-        self.listen, self.extra, self.clock = listen, extra, clock
-        self.own: frozenset[str] = frozenset()
-        self.read_at = -ADDRESSES_S
+    def __init__(self, listen: bool, extra: tuple[str, ...] = ()) -> None:
+        self.listen, self.extra = listen, extra
 
     def allowed(self, host: str) -> bool:
         """Whether the Host header names this server."""
@@ -116,16 +110,11 @@ class Hosts:
             return False
         if name in LOOPBACK or any(_matches(name, pattern) for pattern in self.extra):
             return True
-        return self.listen and name in self._machine()
-
-    def _machine(self) -> frozenset[str]:
-        if self.clock() - self.read_at >= ADDRESSES_S:  # addresses change while the server runs
-            self.own, self.read_at = machine_names(), self.clock()
-        return self.own
+        return self.listen and name in machine_names()
 
 
 def machine_names() -> frozenset[str]:
-    """The names and addresses of this machine."""
+    """The names and addresses of this machine, which can change while the server runs."""
     import psutil
 
     name = socket.gethostname().lower()
@@ -256,21 +245,18 @@ class Guard:
         path = request.scope["path"]
         if path == "/healthz":
             return await health.respond()
+        if path == "/api":
+            return RedirectResponse("api/", 307)
         if self.login and path == "/login":
             return await self.login.respond(request)
         if self.login and path == "/api/login":
             return await self.login.respond_to_program(request)
-        if path == "/api":
-            return RedirectResponse("api/", 307)
         if self.login and path == "/logout":
             return self.login.log_out(request)
         if path.startswith(scripts.PREFIX):
             return scripts.respond(request)
-        if path.startswith(downloads.PREFIX):
-            return await downloads.respond(request)
-        if path.startswith(thumbs.PREFIX):
-            return await thumbs.respond(request)
-        return await served.respond(request) if path.startswith(served.PREFIX) else None
+        sender = next((one for one in (downloads, served) if path.startswith(one.PREFIX)), None)
+        return await sender.respond(request) if sender else None
 
     def _unknown_host(self, request: Request) -> str:
         port = (request.scope.get("server") or ("", 7860))[1]

@@ -11,7 +11,6 @@ import stat
 from pathlib import Path
 
 import anyio
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 
@@ -41,7 +40,7 @@ DOWNLOADS = {
     ".zip": ZIP,
 }
 # The hidden folders whose images the page shows: those of a draft. `.uploads` is not among them.
-# The ZIPs that the page made of drafts (ui/new/export_job.py).
+# The ZIPs that the page made of drafts (ui/new/export.py).
 EXPORT = re.compile(r"\.drafts/[0-9a-f]{24}/export/[A-Za-z0-9_-]+\.zip")
 DRAFT = re.compile(r"\.drafts/[0-9a-f]{24}/[A-Za-z0-9_-]+/.*")
 KINDS = {"outputs": {**IMAGES, **DOWNLOADS}, "datasets": IMAGES}
@@ -78,7 +77,7 @@ async def respond(request: Request) -> Response:
     if found is None:
         return PlainTextResponse("There is no such file, or Hangproof does not send this kind of file.", 404)
     path, content_type, status = found
-    image = content_type.startswith("image/")
+    image, known = content_type.startswith("image/"), request.headers.get("if-none-match", "")
     # An address with the version that the file has now: what the browser got stays right.
     same = request.query_params.get("v") == f"{status.st_mtime_ns:x}"
     response = FileResponse(
@@ -89,12 +88,7 @@ async def respond(request: Request) -> Response:
         content_disposition_type="inline" if image else "attachment",
         headers={"cache-control": "private, max-age=31536000, immutable" if image and same else "private, no-cache"},
     )
-    if unchanged(request.headers, response.headers["etag"]):
+    if response.headers["etag"] in (tag.strip().removeprefix("W/") for tag in known.split(",")):
         kept = {key: response.headers[key] for key in ("etag", "cache-control", "last-modified")}
         return Response(status_code=304, headers=kept)
     return response
-
-
-def unchanged(headers: Headers, etag: str) -> bool:
-    """Whether the client has this version already."""
-    return etag in [tag.strip().removeprefix("W/") for tag in headers.get("if-none-match", "").split(",")]

@@ -26,14 +26,12 @@ def edit(text):
     return text.replace("set -eu\n", "set -eu\n# mine\n", 1)
 
 
-def exported():
+def exported() -> Path:
     """The ZIP of the draft, once its job has ended."""
-    from ui_page import until
-
+    from ui import jobs
     from ui.new import export
 
     export.start(DRAFT)
-    until(lambda: export.status(DRAFT)["state"] != "running", "the ZIP")
-    found = export.status(DRAFT)
-    assert found["state"] == "done", found
-    return Path(found["file"])
+    job, folder = jobs.wait(export.folder_of(DRAFT), export.JOB, 90), export.folder_of(DRAFT)
+    assert job is not None and job.state == "done", jobs.output(folder, export.JOB)
+    return Path(jobs.output(folder, export.JOB)[1]["file"])

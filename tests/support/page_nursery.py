@@ -34,8 +34,7 @@ def imports() -> None:
     import ui.login
     import ui.mount
     import ui.page
-    import ui.security
-    import ui.streams  # noqa: F401
+    import ui.security  # noqa: F401
 
 
 def main() -> int:

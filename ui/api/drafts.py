@@ -10,7 +10,6 @@ from ui.dataset import bulk, captioning, doctor, draft, drafts, images, imports,
 from ui.new import form, run_starts
 from ui.new import settings as of_draft
 
-TITLE = "Drafts"
 PAGE = 100  # images of one answer
 MOST_LISTED = 1000
 
@@ -171,25 +170,3 @@ def _known(draft_id: str) -> str:
     if not draft.is_id(draft_id) or not draft.folder(draft_id).is_dir():
         raise RunError(f"There is no draft {str(draft_id)[:100]!r}; new_draft makes one")
     return draft_id
-
-
-ACTIONS = (
-    new_draft,
-    list_drafts,
-    set_settings,
-    review_draft,
-    list_images,
-    add_images,
-    add_folder,
-    import_status,
-    set_caption,
-    edit_captions,
-    remove_images,
-    undo,
-    check_images,
-    image_report,
-    write_captions,
-    caption_status,
-    cancel_captions,
-    start_draft,
-)

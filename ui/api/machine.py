@@ -4,8 +4,6 @@ from typing import Any
 
 import presets
 
-TITLE = "Models"
-
 
 def list_models() -> list[dict[str, Any]]:
     """The base models: key, name, trainers, licence."""
@@ -18,6 +16,3 @@ def list_models() -> list[dict[str, Any]]:
 def list_tiers() -> list[dict[str, Any]]:
     """The VRAM tiers."""
     return [{"key": key, **one} for key, one in presets.tiers().items()]
-
-
-ACTIONS = (list_models, list_tiers)

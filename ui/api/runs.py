@@ -4,10 +4,10 @@ from typing import Any
 
 import runs
 from runs import manage
+from runs.files import RunError
 from ui import jobs
 from ui.run import actions, calls, charts, control, evolution, log_view, queue, view
 
-TITLE = "Runs"
 MOST_LINES = 2000
 
 
@@ -105,8 +105,20 @@ def run_samples(run: str) -> dict[str, Any]:
 
 def run_charts(run: str, axis: str = "step") -> dict[str, Any]:
     """The lines of the charts: loss, learning rate, GPU use, memory, power, temperature. axis: "step" or "time"."""
-    found = charts.lines_of_run(calls.folder_of(run), axis)
-    return {key: value for key, value in found.items() if key != "table"}
+    if axis not in ("step", "time"):
+        raise RunError(f"There is no axis {axis[:100]!r}; use step or time")
+    found = charts.value(view.read(calls.folder_of(run)))
+    lines, marks = (
+        [{"x": one[axis], **{key: value for key, value in one.items() if key not in ("step", "time")}} for one in part]
+        for part in (found.get("lines", []), found.get("marks", []))
+    )
+    return {
+        "revision": found["revision"],
+        "axis": axis,
+        "lines": lines,
+        "marks": marks,
+        "share": found.get("share", 1.0),
+    }
 
 
 def run_log(run: str, text: str = "", level: str = "", lines: int = 200) -> list[str]:
@@ -115,20 +127,3 @@ def run_log(run: str, text: str = "", level: str = "", lines: int = 200) -> list
     found = log_view.find(folder, text, level)[0] if text or level else log_view.tail(folder)
     shown = [line for _, line in found]
     return shown[-max(1, min(lines, MOST_LINES)) :]
-
-
-ACTIONS = (
-    list_runs,
-    run_status,
-    start_run,
-    stop_run,
-    pause_run,
-    sample_now,
-    save_now,
-    train_longer,
-    delete_run,
-    run_files,
-    run_samples,
-    run_charts,
-    run_log,
-)

@@ -32,14 +32,31 @@ from gradio_client import Client
 token = Path("~/.config/hangproof/token").expanduser().read_text()
 client = Client("http://127.0.0.1:7860/api/", headers={"Authorization": f"Bearer {token}"})
 """
+ABOUT = f"""# {TITLE}
+
+From images to a LoRA with named endpoints; the page and the commands do the rest (docs/api.md). With Python:
+
+```py
+{CLIENT}for run in client.predict(api_name="/list_runs"):
+    print(run["name"], run["state"], run["step"])
+```
+
+An action that cannot be done raises an error that says what to do. The link “Use via API” below lists the endpoints, each with
+its types, for Python, JavaScript and curl.
+"""
 MCP_MISSING = "--mcp needs the package mcp; install it with: .venv/bin/python -m pip install 'gradio[mcp]=={version}'"
 
 
-def endpoints() -> dict[str, dict[str, Callable[..., Any]]]:
-    """The functions of each group by name."""
+def endpoints() -> dict[str, Callable[..., Any]]:
+    """The public functions of ui/api/runs.py, drafts.py and machine.py by name."""
     from ui.api import drafts, machine, runs
 
-    return {module.TITLE: {one.__name__: checked(one) for one in module.ACTIONS} for module in (runs, drafts, machine)}
+    own = (one for module in (runs, drafts, machine) for one in vars(module).values() if _is_of(one, module.__name__))
+    return {one.__name__: checked(one) for one in own}
+
+
+def _is_of(one: object, module: str) -> bool:
+    return inspect.isfunction(one) and one.__module__ == module and not one.__name__.startswith("_")
 
 
 def build() -> "gr.Blocks":
@@ -47,38 +64,10 @@ def build() -> "gr.Blocks":
     import gradio as gr
 
     with gr.Blocks(title=TITLE, analytics_enabled=False) as blocks:
-        gr.Markdown(document(endpoints()))
-        for group in endpoints().values():
-            for name, function in group.items():
-                gr.api(_answering(function), api_name=name, api_description=inspect.getdoc(function), queue=True)
+        gr.Markdown(ABOUT)
+        for name, function in endpoints().items():
+            gr.api(_answering(function), api_name=name, api_description=inspect.getdoc(function), queue=True)
     return blocks
-
-
-def document(groups: dict[str, dict[str, Callable[..., Any]]]) -> str:
-    """The endpoints as Markdown: the page that a browser shows under /api/."""
-    parts = [
-        f"# {TITLE}",
-        "From images to a LoRA with named endpoints; the page and the commands do the rest (docs/api.md). With Python:",
-        f"```py\n{CLIENT}"
-        'for run in client.predict(api_name="/list_runs"):\n    print(run["name"], run["state"], run["step"])\n```',
-        "An action that cannot be done raises an error that says what to do. The link “Use via API” below shows "
-        "each endpoint with its types, for Python, JavaScript and curl.",
-    ]
-    for title, group in groups.items():
-        rows = [f"| `{name}({_arguments(function)})` | {_summary(function)} |" for name, function in group.items()]
-        parts.append(f"## {title}\n\n| endpoint | what it does |\n|---|---|\n" + "\n".join(rows))
-    return "\n\n".join(parts)
-
-
-def _arguments(function: Callable[..., Any]) -> str:
-    shown = []
-    for one in inspect.signature(function).parameters.values():
-        shown.append(one.name if one.default is one.empty else f"{one.name}={one.default!r}")
-    return ", ".join(shown)
-
-
-def _summary(function: Callable[..., Any]) -> str:
-    return " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split()).replace("|", "\\|")
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,7 +83,7 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
-            raise RunError(f"{function.__name__}({_arguments(function)}): {where}: {first['msg']}") from error
+            raise RunError(f"{function.__name__}{inspect.signature(function)}: {where}: {first['msg']}") from error
 
     return call
 

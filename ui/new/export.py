@@ -1,54 +1,127 @@
-"""Export of a draft as a ZIP that trains elsewhere, before there is a run.
+"""Export of a draft as a ZIP that trains elsewhere, before there is a run: a button beside the script.
 
-A process of its own makes it (ui/new/export_job.py, started by ui/jobs.py), so it outlives the page's server; any page
-reads here what it does and where its file is.
+`python -m ui.new.export DRAFT` writes it, in the background (ui/jobs.py). It creates the run in a private data folder,
+with the form's settings, the edited script and the draft's images, packs it as `launch bundle` does, and removes the
+rest. The base model need not be here: the other machine fetches it.
 """
 
+import json
+import os
+import shutil
+import sys
+import tempfile
 from pathlib import Path
-from typing import Any
 
-from runs.files import RunError
+import presets
+import runs
+from presets import data_root
+from runs.files import RunError, explained
+from runs.manage import size_text
 from ui import jobs
 from ui.dataset import draft
+from ui.dataset.images import file_url
+from ui.html import duration, esc
+from ui.new import form, run_starts, settings
 
-JOB, FOLDER = "export", "export"
+JOB = "export"
 LIMIT_S = 3600.0
+FLUSH = "async (...values) => { await hangproof.flush(); await hangproof.flushScript(); return values; }"
+
+
+def folder_of(draft_id: str) -> Path:
+    """The folder of a draft's ZIP."""
+    return draft.folder(draft_id) / "export"
 
 
 def start(draft_id: str) -> None:
     """Start to write the ZIP in the background. RunError: one is being written already."""
-    jobs.start(folder_of(draft_id), JOB, ["ui.new.export_job", draft_id], LIMIT_S)
+    jobs.start(folder_of(draft_id), JOB, ["ui.new.export", draft_id], LIMIT_S)
 
 
-def cancel(draft_id: str) -> None:
-    """End the export, if one is being written."""
-    jobs.cancel(draft.folder(draft_id) / FOLDER, JOB)
+def look(draft_id: str) -> tuple[bool, str]:
+    """(whether the ZIP is being packed, the last export as markup)."""
+    from ui.run import fold
 
-
-def folder_of(draft_id: str) -> Path:
-    """The folder of a draft's ZIP. RunError: it cannot be made."""
-    folder = draft.folder(draft_id) / FOLDER
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{folder} cannot be made: {error.strerror}; check the disk") from error
-    return folder
-
-
-def status(draft_id: str) -> dict[str, Any]:
-    """The last export: {state: none, running, done, failed, cancelled or lost; seconds, file, bytes, error}."""
-    folder = draft.folder(draft_id) / FOLDER
+    folder = folder_of(draft_id)
     job = jobs.read(folder, JOB)
-    if job is None:
-        return {"state": "none"}
-    answer: dict[str, Any] = {"state": job.state, "seconds": round(job.seconds)}
-    if job.state == "done":
-        _, found, _ = jobs.output(folder, JOB)
-        path = Path(str(found["file"])) if isinstance(found, dict) and "file" in found else None
-        if path is None or path.parent != folder or not path.is_file():
-            return {"state": "none"}
-        return {**answer, "file": str(path), "bytes": path.stat().st_size}
-    if job.state == "failed":
-        lines = jobs.output(folder, JOB)[2].strip().splitlines()
-        answer["error"] = "\n".join(line.removeprefix("export: ") for line in lines[-6:]) or "The export failed"
-    return answer
+    if job is None or job.state == "cancelled":
+        return False, ""
+    if job.state == "running":
+        return True, fold.note(f"Packing the ZIP for {duration(job.seconds)}…")
+    found = jobs.output(folder, JOB)[1]
+    if job.state != "done" or not isinstance(found, dict):
+        return False, fold.note(f"Not exported: {jobs.reason(folder, JOB)}", True)
+    path = Path(found["file"])
+    if not path.is_file():
+        return False, ""
+    link = f'<a class="hp-link" data-testid="export-link" href="{esc(file_url(path))}" download="{esc(path.name)}">Download {esc(path.name)}</a>'
+    text = f"{link} ({size_text(found['bytes'])}). Unpack it and run train.sh or train.bat."
+    return False, f'<p class="hp-hint" role="status">{text}</p>'
+
+
+def draw(draft_id: str) -> None:
+    """The button, and what it does."""
+    import gradio as gr
+
+    from ui.run import fold
+
+    go = gr.Button("Export (ZIP)", size="sm", scale=0, min_width=150, elem_id="export-zip")
+    packing = fold.Jobs()
+    packing.add(
+        go,
+        lambda: start(draft_id),
+        lambda: look(draft_id),
+        lambda: jobs.cancel(folder_of(draft_id), JOB),
+        JOB,
+        js=FLUSH,
+    )
+    packing.follow()
+
+
+def write(draft_id: str) -> Path:
+    """Write the ZIP of a draft, completely or not at all, in place of earlier ones; its path.
+
+    Raises:
+        RunError: a field is invalid, there are no images, or the disk does not take it.
+    """
+    from launch import bundle
+    from launch.common import LaunchError
+
+    spec = run_starts.as_run(draft_id, form.spec_of(settings.current(draft_id)))
+    sources = draft.sources(draft_id)
+    if not sources:
+        raise RunError("Add at least one image in step 2; the ZIP holds the data set")
+    folder = folder_of(draft_id)
+    path = folder / f"{spec.slug}.zip"
+    own_models = data_root() / "models.toml"
+    folder.mkdir(parents=True, exist_ok=True)
+    with explained("write the ZIP"), tempfile.TemporaryDirectory(dir=folder, prefix=".work-") as work:
+        if own_models.is_file():
+            shutil.copyfile(own_models, Path(work) / own_models.name)
+        os.environ["HANGPROOF_DATA"] = work  # of this process, which ends with it
+        try:
+            runs.create(spec, sources)
+            bundle.write(path, spec.slug, list(bundle.entries(spec, None, False)))
+        except LaunchError as error:
+            raise RunError(str(error)) from error
+    for old in folder.glob("*.zip"):
+        if old != path:
+            old.unlink(missing_ok=True)
+    return path
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0: the last line of the output is {"file", "bytes"}. 1: the reason is on standard error."""
+    try:
+        if len(argv) != 1 or not draft.is_id(argv[0]):
+            raise RunError("usage: python -m ui.new.export DRAFT")
+        path = write(argv[0])
+    except (RunError, presets.PresetError) as error:
+        print("; ".join(str(error).splitlines()), file=sys.stderr)
+        return 1
+    print(json.dumps({"file": str(path), "bytes": path.stat().st_size}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

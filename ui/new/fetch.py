@@ -1,7 +1,7 @@
 """Download a base model's files from the page: `python -m runs fetch-model` as a separate process.
 
-It runs in the background (ui/jobs.py); the file locks of a download show one that was started in a console. Partial
-downloads are kept, so a later page or a second click continues.
+It runs in the background (ui/jobs.py), and waits for one that was started in a console. Partial downloads are kept, so a
+later page or a second click continues.
 """
 
 from collections.abc import Mapping
@@ -34,20 +34,8 @@ def start(key: str) -> None:
 
 
 def running(key: str) -> bool:
-    """Whether a process is downloading a file of this model."""
-    from filelock import FileLock, Timeout
-
-    if jobs.running(runs.models_dir(), _job(key)):
-        return True
-    for path in runs.missing_files(key).values():
-        lock = path.with_name(f".{path.name}.lock")
-        if lock.exists():
-            try:
-                with FileLock(str(lock), timeout=0):
-                    continue
-            except Timeout:
-                return True
-    return False
+    """Whether the page is downloading this model's files."""
+    return jobs.running(runs.models_dir(), _job(key))
 
 
 def progress_html(key: str) -> str:

@@ -5,8 +5,8 @@ message, and never goes back to the browser.
 """
 
 import re
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from guards import hub
@@ -43,7 +43,7 @@ def store(token: str) -> str:
     """Check a token with the hub and store it; returns the user's name.
 
     Raises:
-        LoginError: the token is not valid, or the hub does not answer; nothing was stored.
+        LoginError: the token is not valid, or the hub does not answer within ANSWER_S; nothing was stored.
     """
     token = (token or "").strip()
     if not re.fullmatch(r"[\x21-\x7e]{8,200}", token):
@@ -52,31 +52,33 @@ def store(token: str) -> str:
         raise LoginError(
             "HF_HUB_OFFLINE is set, so Hangproof cannot contact Hugging Face; unset it and restart Hangproof."
         )
+    from httpx2 import HTTPError  # the HTTP library of huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
 
-    def check_and_store() -> str:
-        import huggingface_hub
+    pool = ThreadPoolExecutor(1)  # the library itself waits without an end; app.py exits without waiting for a thread
+    try:
+        return pool.submit(_check_and_store, token).result(ANSWER_S)
+    except HfHubHTTPError as error:
+        known = {401: "Hugging Face does not know this token. Create a new one and copy it completely."}
+        status = error.response.status_code
+        raise LoginError(
+            known.get(status, f"{hub.endpoint()} answered with HTTP status {status}; try again later.")
+        ) from None
+    except (HTTPError, TimeoutError) as error:
+        raise LoginError(f"{hub.endpoint()} cannot be reached ({type(error).__name__}); check the network.") from None
+    except OSError as error:
+        raise LoginError(f"The token cannot be stored ({error.strerror}): {error.filename}") from None
+    except (ValueError, KeyError, TypeError):  # an organization's token, or not the hub's answer
+        raise LoginError("Hugging Face does not accept this token. Use a token of your own account.") from None
+    finally:
+        pool.shutdown(wait=False)
 
-        huggingface_hub.login(token=token, skip_if_logged_in=False)
-        return str(huggingface_hub.whoami(cache=True)["name"])
 
-    return _answer(check_and_store)
+def _check_and_store(token: str) -> str:
+    import huggingface_hub
 
-
-def user() -> str:
-    """The name of the stored token's user; "" without a token.
-
-    Raises:
-        LoginError: the hub refuses the token, or does not answer.
-    """
-    if not hub.token() or hub.offline():
-        return ""
-
-    def ask() -> str:
-        import huggingface_hub
-
-        return str(huggingface_hub.whoami(cache=True)["name"])
-
-    return _answer(ask)
+    huggingface_hub.login(token=token, skip_if_logged_in=False)
+    return str(huggingface_hub.whoami(cache=True)["name"])
 
 
 def forget() -> None:
@@ -103,43 +105,6 @@ def forget() -> None:
         raise LoginError("You are logged in by the variable HF_TOKEN; unset it and restart Hangproof.") from error
 
 
-def _answer(ask: Callable[[], str]) -> str:
-    """The result of a call to the hub, within ANSWER_S. The library itself waits without an end."""
-    from httpx2 import HTTPError  # the HTTP library of huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
-
-    found: list[str] = []
-    failed = [LoginError(f"{hub.endpoint()} did not answer within {ANSWER_S:.0f} s; check the network and try again.")]
-
-    def call() -> None:
-        try:
-            found.append(ask())
-        except HfHubHTTPError as error:
-            failed[:] = [LoginError(_refused(error.response.status_code))]
-        except HTTPError as error:
-            failed[:] = [LoginError(f"{hub.endpoint()} cannot be reached ({type(error).__name__}); check the network.")]
-        except OSError as error:
-            failed[:] = [LoginError(f"The token cannot be stored ({error.strerror}): {error.filename}")]
-        except (ValueError, KeyError, TypeError):  # an organization's token, or not the hub's answer
-            failed[:] = [LoginError("Hugging Face does not accept this token. Use a token of your own account.")]
-
-    # In a daemon thread, because name resolution has no timeout; a stuck thread blocks nothing.
-    asking = threading.Thread(target=call, daemon=True)
-    asking.start()
-    asking.join(ANSWER_S)
-    if found:
-        return found[0]
-    raise failed[0]
-
-
-def _refused(status: int) -> str:
-    if status == 401:
-        return "Hugging Face does not know this token. Create a new one and copy it completely."
-    if status == 429:
-        return "Hugging Face received too many logins; try again in a few minutes."
-    return f"{hub.endpoint()} answered with HTTP status {status}; try again later."
-
-
 def status_html(name: str = "", error: str = "") -> str:
     """Who is logged in, or how to log in, as HTML."""
     problem = f'<p class="hp-hint hp-warn" role="alert" data-testid="hub-error">{esc(error)}</p>' if error else ""
@@ -159,7 +124,7 @@ def build(draft_id: "gr.BrowserState") -> None:
 def _draw() -> None:
     import gradio as gr
 
-    status, asking = gr.HTML(status_html(), elem_id="hub-status", apply_default_css=False), gr.Timer(0.1)
+    status = gr.HTML(status_html(), elem_id="hub-status", apply_default_css=False)
     known = bool(hub.token())
     token = gr.Textbox(
         type="password", label="Access token", placeholder="hf_…", max_lines=1, elem_id="hub-token", interactive=True,
@@ -185,15 +150,6 @@ def _draw() -> None:
         forget()
         return ""
 
-    def ask() -> list[Any]:
-        """Whose the stored token is: only the hub knows, and it can be slow."""
-        try:
-            said = status_html(user())
-        except LoginError as error:
-            said = status_html(error=str(error))
-        return [said, gr.Timer(active=False)]
-
-    asking.tick(ask, None, [status, asking], key="hub-tick", **QUIET)
     for event in (
         gr.on([log_in.click, token.submit], lambda token: act(lambda: store(token)), token, outputs, **QUIET),
         log_out.click(lambda: act(on_log_out), None, outputs, **QUIET),

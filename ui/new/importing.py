@@ -22,7 +22,6 @@ from ui.run.fold import QUIET
 if TYPE_CHECKING:
     from runs.foreign_settings import Settings
 
-QUIET_OUTCOMES = ("same", "run")  # they change nothing
 ERRORS = (RunError, presets.PresetError)
 TEXT = 300  # characters of a value that is shown
 
@@ -61,7 +60,7 @@ def read_files(draft_id: str, files: list[tuple[str, str]]) -> dict[str, Any]:
 
     Returns:
         {kind, values: the form's values by field, changes, rows: [{name, value, outcome, text}], notes,
-        folders: [{path, images, problem}]}
+        folders: [{path, problem}]}
 
     Raises:
         RunError: the files cannot be imported; the message says why.
@@ -102,27 +101,14 @@ def form_values(found: "Settings", now: Mapping[str, Any]) -> dict[str, Any]:
     return {key: given[key] for key in form.KEYS if key in keys}
 
 
-def _folder(path: str) -> dict[str, Any]:
-    """An image folder that a file names: how many images are there, or why none are."""
-    from runs.pictures import is_image_name
+def _folder(path: str) -> dict[str, str]:
+    """An image folder that a file names, and why it cannot be added, or ""."""
     from ui.dataset import imports
 
     try:
-        folder = imports.given_folder(path)
-        count = sum(is_image_name(one) for one in _names(folder))
+        return {"path": str(imports.given_folder(path)), "problem": ""}
     except (RunError, OSError) as error:
-        return {"path": path, "images": 0, "problem": str(error)}
-    return {"path": str(folder), "images": count, "problem": "" if count else "No images in this folder"}
-
-
-def _names(folder: Path) -> list[Path]:
-    """The files of a folder and of its folders, at most 20,000."""
-    found = []
-    for one in sorted(folder.iterdir()):
-        found += list(one.iterdir()) if one.is_dir() and not one.name.startswith(".") else [one]
-        if len(found) > 20_000:
-            break
-    return found
+        return {"path": path, "problem": str(error)}
 
 
 # The fold ----------------------------------------------------------------------------------------------------------------
@@ -274,20 +260,12 @@ def given_files(text: str, paths: list[str] | None) -> list[tuple[str, str]]:
 
 
 def _outcomes(result: dict[str, Any]) -> str:
-    """What becomes of each setting of an import, as markup: what changes nothing is folded."""
+    """What becomes of each setting of an import, as markup."""
     order = [*OUTCOMES]
     rows = sorted(result["rows"], key=lambda row: order.index(row["outcome"]))
-    heads = ["Setting", "Value", "", "Where it goes, or why not"]
-    cells = [(r["outcome"], [r["name"], r["value"], OUTCOMES[r["outcome"]], r["text"]]) for r in rows]
-    loud, quiet = (
-        table("Settings", heads, [row for outcome, row in cells if (outcome in QUIET_OUTCOMES) == folded])
-        for folded in (False, True)
-    )
+    cells = [(row["name"], row["value"], OUTCOMES[row["outcome"]], row["text"]) for row in rows]
+    shown = table("Settings", ["Setting", "Value", "", "Where it goes, or why not"], cells)
     parts = [f'<p class="hp-note">{esc(note)}</p>' for note in result["notes"]]
-    parts.append(f"<h4>What becomes of each setting</h4>{loud}")
-    if quiet:
-        parts.append(f"<details><summary>More that Hangproof sets the same way</summary>{quiet}</details>")
-    for one in result["folders"]:
-        count = one["problem"] or f"{one['images']} image{'s' * (one['images'] != 1)} with their captions"
-        parts.append(f"<p><code>{esc(one['path'])}</code> {esc(count)}</p>")
+    parts.append(f"<h4>What becomes of each setting</h4>{shown}")
+    parts += [f"<p><code>{esc(one['path'])}</code> {esc(one['problem'])}</p>" for one in result["folders"]]
     return "".join(parts)

@@ -43,12 +43,12 @@ def html(values: Mapping[str, Any], spec: "runs.RunSpec | None") -> str:
     lines.append(machine_line(this_machine(backend), model, smallest))
     if chosen["problem"]:
         lines.append(
-            f'<span class="hp-warn">{esc(chosen["label"])} is too small. Choose {esc(smallest)} or more.</span>'
+            f'<span class="hp-warn">{esc(chosen["label"])} is too small: {esc(chosen["basis"])}. Choose {esc(smallest)} or more.</span>'
         )
     else:
-        lines.append(f"{esc(chosen['label'])}: {esc(chosen['note'])}.")
-    steps = _next_steps(spec) if spec is not None else []
-    return _paragraphs(lines) + memory_html(rows, tier, smallest) + _paragraphs(steps)
+        needs = f"It uses {chosen['needs_gb']:g} GB with the model's usual settings ({chosen['basis']})."
+        lines.append(f"{esc(chosen['label'])}: {esc(chosen['note'])}. {esc(needs)}")
+    return _paragraphs([*lines, *(_next_steps(spec) if spec is not None else [])])
 
 
 def licence(model: Mapping[str, Any]) -> str:
@@ -78,24 +78,6 @@ def of_choices(values: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]
             for name, row in presets.tiers_of(key, backend).items()
         }
     return {"backend": trainers, "tier": tiers}
-
-
-def memory_html(rows: Mapping[str, Mapping[str, Any]], chosen: str, smallest: str) -> str:
-    """What the model needs with each VRAM choice and where the figure comes from, as HTML; equal choices share a line."""
-    groups: dict[str, list[str]] = {}
-    for name, row in rows.items():
-        if row["problem"]:
-            text = f"too small: {row['basis']}. Choose {smallest} or more."
-        else:
-            text = f"uses {row['needs_gb']:g} GB ({row['basis']})"
-        groups.setdefault(text, []).append(name)
-    lines = []
-    for text, names in groups.items():
-        labels = ", ".join(rows[name]["label"] for name in names)
-        here = ' class="hp-here-tier"' if chosen in names else ""
-        lines.append(f"<li{here}><strong>{esc(labels)}</strong>: {esc(text)}</li>")
-    head = "GPU memory with the model's usual settings"
-    return f'<div class="hp-hint hp-memory" data-testid="memory"><p>{head}</p><ul>{"".join(lines)}</ul></div>'
 
 
 def _paragraphs(lines: Iterable[str]) -> str:

@@ -1,15 +1,15 @@
 """The table of all base models: what each needs with each VRAM choice, its trainer and its licence.
 
-Made from the tables when it is opened, because it is larger than the rest of the form. On a narrow screen each row is a card.
+Made from the tables when it is opened, because it is larger than the rest of the form.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import presets
 from runs.machine import Machine
-from ui.html import esc
-from ui.new import form, model_note
+from ui.html import table
+from ui.new import form
 
 INTRO = (
     "GPU memory that each model uses with its usual settings. Where the figure is smaller than the choice, the rest stays "
@@ -18,27 +18,12 @@ INTRO = (
 
 
 def html(machine: Machine) -> str:
-    """The table as HTML, with the choice that suits this machine's GPU marked."""
-    tiers, own = presets.tiers(), own_tier(machine)
-    heads = "".join(
-        f'<th scope="col"{_mark(name == own)}>{esc(tier["label"])}{" (your GPU)" * (name == own)}</th>'
-        for name, tier in tiers.items()
-    )
-    models, families = presets.models(), presets.families()
-    groups: dict[str, list[str]] = {}
-    for _, key in form.model_choices():
-        rows = [_row(models[key], trainers, needs, own) for trainers, needs in by_trainer(key)]
-        groups.setdefault(models[key]["family"], []).extend(rows)
-    body = "".join(
-        f'<tbody><tr class="hp-family"><th scope="rowgroup" colspan="{len(tiers) + 2}">{esc(families[family]["name"])}</th>'
-        f"</tr>{''.join(rows)}</tbody>"
-        for family, rows in groups.items()
-    )
-    head = f'<tr><th scope="col">Base model</th><th scope="col">Trainer</th>{heads}</tr>'
-    return (
-        f'<p class="hp-hint">{INTRO}</p><div class="hp-models" role="region" aria-label="Base models and the GPU memory they '
-        f'use" tabindex="0"><table data-testid="models"><thead>{head}</thead>{body}</table></div>'
-    )
+    """The table as HTML; the head of the choice that suits this machine's GPU says so."""
+    own = own_tier(machine)
+    tiers = [f"{tier['label']}{' (your GPU)' * (name == own)}" for name, tier in presets.tiers().items()]
+    rows = (row for _, key in form.model_choices() for row in rows_of(key))
+    shown = table("Base models and the GPU memory they use", ["Base model", "Trainer", *tiers, "Licence"], rows)
+    return f'<p class="hp-hint">{INTRO}</p><div data-testid="models">{shown}</div>'
 
 
 def own_tier(machine: Machine) -> str:
@@ -49,39 +34,15 @@ def own_tier(machine: Machine) -> str:
     return held[-1] if held else ""
 
 
-def by_trainer(key: str) -> list[tuple[list[str], dict[str, dict[str, Any]]]]:
-    """[(trainers, their tiers)] of a model. Trainers that need the same share an entry."""
-    found: list[tuple[list[str], dict[str, dict[str, Any]]]] = []
+def rows_of(key: str) -> Iterator[list[str]]:
+    """The rows of a model. Trainers that need the same share one."""
+    model, needs = presets.models()[key], dict[tuple[str, ...], list[str]]()
     for backend in presets.backends_of(key):
-        rows = presets.tiers_of(key, backend)
-        same = [trainers for trainers, others in found if _needs(others) == _needs(rows)]
-        if same:
-            same[0].append(backend)
-        else:
-            found.append(([backend], rows))
-    return found
+        cells = tuple(_needs(row) for row in presets.tiers_of(key, backend).values())
+        needs.setdefault(cells, []).append(form.BACKENDS[backend])
+    for cells, trainers in needs.items():
+        yield [model["name"], " or ".join(trainers), *cells, model["licence"]]
 
 
-def _needs(rows: Mapping[str, Mapping[str, Any]]) -> list[Any]:
-    return [row["needs_gb"] for row in rows.values()]
-
-
-def _row(model: Mapping[str, Any], trainers: list[str], rows: Mapping[str, Mapping[str, Any]], own: str) -> str:
-    smallest = next(row for row in rows.values() if not row["problem"])
-    cells = []
-    for name, row in rows.items():
-        if row["problem"]:
-            text = f'<span class="hp-unfit">too small: needs&nbsp;{smallest["vram_gb"]:g}&nbsp;GB</span>'
-        else:
-            text = f"{row['needs_gb']:g} GB"
-        cells.append(f'<td{_mark(name == own)} data-label="{esc(row["label"])}">{text}</td>')
-    about = f"{esc(model['note'] or 'Your own model, from models.toml.')} Licence: {model_note.licence(model)}."
-    names = " or ".join(f"<span>{esc(form.BACKENDS[one])}</span>" for one in trainers)
-    return (
-        f'<tr><th scope="row">{esc(model["name"])}<span>{about}</span></th><td data-label="Trainer">{names}</td>'
-        f"{''.join(cells)}</tr>"
-    )
-
-
-def _mark(own: bool) -> str:
-    return ' class="hp-own-gpu"' * own
+def _needs(row: dict[str, Any]) -> str:
+    return "too small" if row["problem"] else f"{row['needs_gb']:g} GB"

@@ -20,6 +20,7 @@ from ui.dataset import bulk_fold, caption_fold, doctor_fold, draft, drafts, imag
 from ui.html import esc
 from ui.new import (
     estimates,
+    export,
     fetch,
     flags,
     form,
@@ -32,7 +33,6 @@ from ui.new import (
     script_editor,
     settings,
     sweep,
-    trainer_checks,
     try_it,
 )
 from ui.run import fold
@@ -61,13 +61,12 @@ START = """async (draft) => {
 class NewLora:
     """The components of the tab that the rest of the page uses.
 
-    loaded: set once the page has its draft. begun: events after which the states of `build` hold the run that was started.
+    begun: events after which the states of `build` hold the run that was started.
     """
 
     fields: list[gr.components.Component]
     images: gr.HTML
     problem: gr.HTML
-    loaded: gr.State
     begun: list[Any]
 
 
@@ -86,7 +85,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         draft_id: has the draft of this browser. started, messages: get the folder's name of a run that was started, and
             what its page says.
     """
-    loaded, parts = gr.State(False), dict[str, Any].fromkeys(form.KEYS)
+    parts = dict[str, Any].fromkeys(form.KEYS)
     threading.Thread(target=this_machine, daemon=True).start()  # the driver answers before the first page asks
     with gr.Row(elem_classes="hp-try"):
         try_note = gr.HTML(try_it.INTRO, elem_id="try-note", apply_default_css=False)
@@ -102,7 +101,6 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         fetching = gr.Timer(FETCH_TICK_S, active=False)
         of_model = [note, choice_notes, parts["control_dir"], fetch_button, fetching]
         fold.opened("Which model fits my GPU?", "models-fold", draft_id, lambda _: _models())
-        trainer_checks.build(parts["backend"], loaded)
         hub_login.build(draft_id)
         with gr.Row(elem_classes="hp-fields"):
             for one in fields.LENGTH:
@@ -141,7 +139,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         )
         plan = gr.HTML(elem_id="plan", apply_default_css=False)
         propose = gr.Button(visible=False, elem_id="propose", size="sm")
-        script_editor.build(draft_id, shown)
+        script_editor.build(draft_id, shown, export.draw)
         problem = gr.HTML(elem_id="problem", apply_default_css=False)
         sweep.build(draft_id)
         rehearsal.build(draft_id)
@@ -158,7 +156,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         try_button.click(try_it.start, None, [try_note, started, messages], **QUIET),
         go.click(start, [draft_id, unsent], [problem, started, messages], js=START, **QUIET),
     ]
-    return NewLora(form_fields, shown, problem, loaded, begun)
+    return NewLora(form_fields, shown, problem, begun)
 
 
 def _unseen(elem_id: str, **script: str) -> gr.HTML:
@@ -168,36 +166,29 @@ def _unseen(elem_id: str, **script: str) -> gr.HTML:
 
 def _head(parts: dict[str, Any]) -> None:
     values = form.defaults()
-    tiers = [(tier["label"], key) for key, tier in presets.tiers().items()]
+    radios = {
+        "tier": ("Memory of the GPU you train on", [(tier["label"], key) for key, tier in presets.tiers().items()]),
+        "backend": (
+            "Chosen to suit the base model; if unsure, keep it",
+            [(label, key) for key, label in form.BACKENDS.items()],
+        ),
+    }
     with gr.Row(elem_classes="hp-fields"):
-        parts["name"] = gr.Textbox(
-            label="Name", info="Name of the LoRA and its folder", placeholder="my-cat", elem_id="name", max_lines=1
-        )
-        parts["trigger"] = gr.Textbox(
-            label="Trigger word",
-            info="The word you type in a prompt to use this LoRA",
-            placeholder="mycat",
-            elem_id="trigger",
-            max_lines=1,
-        )
+        for key, info, example in (
+            ("name", "Name of the LoRA and its folder", "my-cat"),
+            ("trigger", "The word you type in a prompt to use this LoRA", "mycat"),
+        ):
+            parts[key] = gr.Textbox(label=form.LABELS[key], info=info, placeholder=example, elem_id=key, max_lines=1)
         parts["model"] = gr.Dropdown(
             form.model_choices(),
             value=values["model"],
-            label="Base model",
+            label=form.LABELS["model"],
             info="The model you will use the LoRA with",
             elem_id="model",
         )
     with gr.Row(elem_classes="hp-fields"):
-        parts["tier"] = gr.Radio(
-            tiers, value=values["tier"], label="VRAM", info="Memory of the GPU you train on", elem_id="tier"
-        )
-        parts["backend"] = gr.Radio(
-            [(label, key) for key, label in form.BACKENDS.items()],
-            value=values["backend"],
-            label="Trainer",
-            info="Chosen to suit the base model; if unsure, keep it",
-            elem_id="backend",
-        )
+        for key, (info, choices) in radios.items():
+            parts[key] = gr.Radio(choices, value=values[key], label=form.LABELS[key], info=info, elem_id=key)
 
 
 def _component(one: fields.Field, **more: Any) -> gr.components.Component:

@@ -7,24 +7,23 @@ and the person chooses. Only the run's name and folder follow the form.
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import gradio as gr
+from typing import TYPE_CHECKING, Any
 
 import presets
 import runs
 from runs import custom_script, env_file, pin
 from runs.files import Fault, RunError, atomic_write, explained
-from runs.manage import size_text
 from ui import scripts
 from ui.dataset import calls, draft
-from ui.dataset.images import OUT_OF_DATE, file_url
+from ui.dataset.images import OUT_OF_DATE
 from ui.html import esc, press, pressed
-from ui.new import export, form, settings
-from ui.run import fold
-from ui.run.fold import QUIET
+from ui.new import form, settings
+
+if TYPE_CHECKING:
+    import gradio as gr
 
 FILE = "script.json"
 STALE = "The settings changed after you edited the script. Open “The script” and choose which of both is used"
@@ -220,9 +219,11 @@ FORGET = (
 FLUSH = "async (...values) => { await hangproof.flush(); await hangproof.flushScript(); return values; }"
 
 
-def build(draft_id: gr.BrowserState, images: Any) -> None:
-    """The fold. images: the component whose event `script` says that something of the draft changed."""
-    fold.opened("The script", "script-fold", draft_id, lambda name: _draw(name, images))
+def build(draft_id: "gr.BrowserState", images: Any, more: Callable[[str], None]) -> None:
+    """The fold. images: the component whose event `script` says that something of the draft changed. more: draws more buttons."""
+    from ui.run import fold
+
+    fold.opened("The script", "script-fold", draft_id, lambda name: _draw(name, images, more))
 
 
 def _now(draft_id: str) -> Shown:
@@ -232,7 +233,12 @@ def _now(draft_id: str) -> Shown:
         return Shown("".join(f"# {line}\n" for line in str(error).splitlines()), False, False, [], [])
 
 
-def _draw(draft_id: str, images: Any) -> None:
+def _draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
+    import gradio as gr
+
+    from ui.run import fold
+    from ui.run.fold import QUIET
+
     now = _now(draft_id)
     editing = gr.State(now.edited)
     code = gr.Code(
@@ -252,20 +258,10 @@ def _draw(draft_id: str, images: Any) -> None:
         keep = gr.Button("Keep mine", visible=bool(now.changed), elem_id="keep-script", **small)
         merge = gr.Button("Apply the changes to mine", visible=bool(now.changed), elem_id="merge-script", **small)
         back = gr.Button(DISCARD, visible=now.edited, elem_id="discard-script", **small)
-        pack = gr.Button("Export (ZIP)", interactive=now.ready, elem_id="export-zip", **small)
+        more(draft_id)
     note = gr.HTML(apply_default_css=False)
     about = scripts.drawn("buttons", "script-tools", "act", value=_about(now))
-    packing = fold.Jobs()
-    packing.add(
-        pack,
-        lambda: export.start(draft_id),
-        lambda: _exported(draft_id),
-        lambda: export.cancel(draft_id),
-        "export",
-        js=FLUSH,
-    )
-    packing.follow()
-    parts = [code, editing, edit, keep, merge, back, pack, about]
+    parts = [code, editing, edit, keep, merge, back, about]
 
     def draw(text: str | None = "", editing: bool = False) -> list[Any]:
         """Updates of `parts`. text: what the editor shows; None: it has a text that is not stored yet."""
@@ -278,7 +274,6 @@ def _draw(draft_id: str, images: Any) -> None:
             gr.update(visible=not editing, interactive=now.ready),
             *[gr.update(visible=bool(now.changed))] * 2,
             gr.update(visible=editing, value=DISCARD),
-            gr.update(interactive=now.ready),
             _about(now),
         ]
 
@@ -293,7 +288,7 @@ def _draw(draft_id: str, images: Any) -> None:
     def on_discard(label: str) -> list[Any]:
         if label == SURE:
             return acted(discard)
-        return [*[gr.skip()] * 5, SURE, *[gr.skip()] * 3]
+        return [*[gr.skip()] * 5, SURE, *[gr.skip()] * 2]
 
     def on_fix(event: gr.EventData) -> list[Any]:
         return acted(fix, pressed(event, "fix"))
@@ -330,18 +325,3 @@ def _about(now: Shown) -> str:
             f'<div class="hp-script-diff" tabindex="0" role="group">{lines}</div>'
         )
     return f'<div class="hp-script-tools">{"".join(parts)}</div>'
-
-
-def _exported(draft_id: str) -> tuple[bool, str]:
-    """(whether the ZIP is being packed, the last export as markup)."""
-    found = export.status(draft_id)
-    if found["state"] == "none":
-        return False, ""
-    if found["state"] == "running":
-        return True, fold.note(f"Packing the ZIP for {found['seconds']} s…")
-    if found["state"] != "done":
-        return False, fold.note(f"Not exported: {found.get('error') or 'it ended without a result. Try again'}", True)
-    path = Path(found["file"])
-    link = f'<a class="hp-link" data-testid="export-link" href="{esc(file_url(path))}" download="{esc(path.name)}">Download {esc(path.name)}</a>'
-    text = f"{link} ({size_text(found['bytes'])}). Unpack it and run train.sh or train.bat."
-    return False, f'<p class="hp-hint" role="status">{text}</p>'

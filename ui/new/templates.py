@@ -1,10 +1,9 @@
 """Templates: the form's settings under a name, without images, name and trigger word. Built-in ones are in presets/templates.toml.
 
 One file each in the data folder's `templates/`, named by a digest of the template's name, so that no name is a path. A
-template replaces another one only on purpose: a lock makes the question and the answer one act.
+template replaces another one only on purpose.
 """
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import presets
-from monitor.process.locks import Lock
 from runs import env_file
 from runs.files import RunError, atomic_write, explained
 from runs.paths import data_root
@@ -22,7 +20,6 @@ from ui.new import form
 LEFT_OUT = ("name", "trigger", "control_dir")  # of one LoRA, not of a kind of LoRA
 MAX_NAME, MAX_BYTES, MAX_TEMPLATES = 80, 200_000, 1000
 EXISTS = "A template named “{name}” exists already. Replace it, or choose another name"
-LOCK_S = 10.0
 
 
 def folder() -> Path:
@@ -113,26 +110,19 @@ def save(name: object, values: Mapping[str, Any], replace: bool = False) -> dict
         raise RunError(f"The settings have more than {MAX_BYTES // 1000} kB; shorten the prompts")
     with explained("save the template"):
         folder().mkdir(parents=True, exist_ok=True)
-        lock = Lock(folder() / ".lock")
-        if not lock.acquire(LOCK_S):
-            raise RunError(f"Another window has been saving a template for {LOCK_S:.0f} s; try again")
         try:
-            if path.exists() and not replace:
-                raise RunError(EXISTS.format(name=text))
-            atomic_write(path, content)
-        finally:
-            lock.release()
+            path.touch(exist_ok=replace)  # of two windows, one makes the file
+        except FileExistsError:
+            raise RunError(EXISTS.format(name=text)) from None
+        atomic_write(path, content)
     return {"key": path.stem, "name": text}
 
 
-def delete(key: object) -> dict[str, Any]:
-    """Delete a template; returns what was in it."""
-    path, one = _of_key(key), {}
-    with contextlib.suppress(RunError):
-        one = _read(path)
+def delete(key: object) -> None:
+    """Delete a template."""
+    path = _of_key(key)
     with explained("delete the template"):
         path.unlink(missing_ok=True)
-    return one
 
 
 def values_of(key: object, current: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 The actions are the monitor's commands as functions, so the command line and the page do the same.
 """
 
+import contextlib
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from ui import scripts
 from ui.dataset.images import OUT_OF_DATE
 from ui.html import esc, press
 from ui.run import queue, view
-from ui.run.readers import Stamp, stamp
+from ui.run.readers import kept
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -32,9 +33,7 @@ ACTIONS = {
     "cancel": ("Leave the queue", "", "The run and its files stay."),
 }  # fmt: skip
 SHOWN_S = 120.0  # an answer to a request stays so long
-KEPT_RUNS = 20
 EVENT_BYTES = 64 << 10
-_answers: dict[Path, tuple[Stamp, dict[str, Any] | None]] = {}  # run's folder -> stamp of its events, its last answer
 
 
 def possible(shown: "view.View | None") -> list[str]:
@@ -77,7 +76,10 @@ def _note(shown: "view.View", busy: tuple[str, ...]) -> str:
         return f"{ACTIONS[action][0]}: requested. It is done when the current step is complete."
     if position := _position(shown.folder):
         return f"Waits in the queue, position {position}."
-    answer = _last_answer(shown.folder) if shown.running else None
+    if not shown.running:
+        return ""
+    events = shown.folder / EVENTS
+    answer = kept("answer", events, [events], lambda: _last_answer(events))
     if answer is None or (datetime.now(UTC) - answer["at"]).total_seconds() > SHOWN_S:
         return ""
     return f"{answer['message'][:1].upper()}{answer['message'][1:]}."
@@ -88,33 +90,21 @@ def _position(folder: Path) -> int:
     return next((n for n, one in enumerate(queue.entries(), 1) if folder.name in (one.run, *one.sweep)), 0)
 
 
-def _last_answer(folder: Path) -> dict[str, Any] | None:
+def _last_answer(events: Path) -> dict[str, Any] | None:
     """The newest answer to a request of this run: {"at", "message"}."""
-    path = folder / EVENTS
-    now = stamp(path)
-    known = _answers.get(folder)
-    if known is not None and known[0] == now:
-        return known[1]
-    found = None
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - EVENT_BYTES))
+        with events.open("rb") as file:
+            file.seek(max(0, events.stat().st_size - EVENT_BYTES))
             lines = file.read(EVENT_BYTES).splitlines()
     except OSError:
-        lines = []
+        return None
     mark = f'"kind": "{step_requests.EVENT}"'.encode()
     for line in reversed([line for line in lines if mark in line]):
-        try:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
             event = json.loads(line)
             at = datetime.fromisoformat(event["t"]).astimezone(UTC)
-            found = {"at": at, "message": str(event["message"])[:300]}
-            break
-        except (ValueError, KeyError, TypeError):
-            continue
-    if len(_answers) >= KEPT_RUNS:
-        _answers.clear()
-    _answers[folder] = now, found
-    return found
+            return {"at": at, "message": str(event["message"])[:300]}
+    return None
 
 
 def act(folder: Path, action: str) -> dict[str, Any]:

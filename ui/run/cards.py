@@ -17,7 +17,7 @@ from runs.manage import size_text
 from ui.dataset.images import file_url
 from ui.html import duration, esc, markdown, number, per_step
 from ui.run import downloads
-from ui.run.evolution import thumb_url
+from ui.run.evolution import versioned
 from ui.run.view import Incident, View
 
 if TYPE_CHECKING:
@@ -173,10 +173,10 @@ def head(view: View | None, selected: str = "") -> str:
     ]
     resume = "start over" if view.checkpoint is None else f"continue from the checkpoint at step {view.checkpoint:,}"
     meaning = meaning.format(start=view.start_label, resume=resume)
-    ready = (snapshots(view), standby(view)) if running else ()
+    ready = snapshots(view) if running else ""
     old = f"These {view.stale}." if view.stale else ""
     why = slow(view) if running else ""
-    lines = [text for text in (view.problem, old, why, message, meaning, store(view), *ready) if text]
+    lines = [text for text in (view.problem, old, why, message, meaning, store(view), ready) if text]
     rows += [f'<p class="hp-say" data-testid="message">{esc(text)}</p>' for text in dict.fromkeys(lines)]
     if status.get("state"):
         rows.append(f'<dl class="hp-facts">{"".join(_fact(*fact) for fact in facts(view, running))}</dl>')
@@ -226,20 +226,6 @@ def snapshots(view: View) -> str:
     return (
         f"Snapshot in memory: step {step:,} ({size_text(known.get('bytes') or 0)}, {often}). A restart resumes from it."
     )
-
-
-def standby(view: View) -> str:
-    """Whether the next attempt has been started early, or why not; "" before the first one."""
-    known = view.status.get("standby")
-    if not isinstance(known, dict):
-        return ""
-    size = size_text(known["memory_bytes"]) if isinstance(known.get("memory_bytes"), int) else "0 kB"
-    if known.get("state") == "ready":
-        return f"Standby attempt: ready ({size} of memory). A restart does not wait for Python and its libraries."
-    if known.get("state") == "starting":
-        return "Standby attempt: starting."
-    reason = known.get("reason")
-    return f"No standby attempt: {reason}. A restart starts Python and its libraries again." if reason else ""
 
 
 # State of the ledger: (label, colour class, explanation).
@@ -374,7 +360,7 @@ def _lora(lora: Lora, samples: Sequence[Sample], mark: str) -> str:
     title = f"Final LoRA · {at}" if lora.final and at != name else at[:1].upper() + at[1:] if at != name else name
     thumbs = "".join(
         f'<a class="hp-thumb" target="_blank" href="{esc(file_url(sample.path))}" '
-        f'title="{esc(sample.at)}"><img loading="lazy" src="{esc(thumb_url(sample.path))}" '
+        f'title="{esc(sample.at)}"><img loading="lazy" decoding="async" src="{esc(versioned(sample.path))}" '
         f'alt="Sample of prompt {sample.prompt + 1}, {esc(sample.at)}"></a>'
         for sample in samples
     )

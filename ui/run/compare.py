@@ -65,14 +65,14 @@ def losses(one: "view.View") -> list[tuple[str, float, float]]:
     """(name of the run, step, loss) of at most MOST_POINTS steps."""
 
     def read(metrics: Metrics) -> dict[str, list[float]]:
-        x = metrics.steps["step"]
-        return points(x, metrics.steps["loss"], *((float(x[0]), float(x[-1])) if len(x) else (0.0, 0.0)), MOST_POINTS)
+        steps = metrics.steps["step"]
+        return points({"step": steps, "time": steps}, metrics.steps["loss"], MOST_POINTS)
 
     for _ in range(MOST_UPDATES):
         if view.with_metrics(one.folder, lambda metrics: metrics.share) >= 1:
             break
     found = view.with_metrics(one.folder, read)
-    return [(one.name, step, loss) for step, loss in zip(found["x"], found["mean"], strict=True)]
+    return [(one.name, step, loss) for step, loss in zip(found["step"], found["mean"], strict=True)]
 
 
 def settings(one: "view.View") -> dict[str, str]:

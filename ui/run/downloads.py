@@ -5,7 +5,6 @@ known before, so that the browser shows the progress. LoRAs do not compress, so 
 LoRA is sent by ui/served.py, which continues an interrupted download (Range).
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 PREFIX = "/downloads/"
 SUFFIX = ".zip"
 EXTRAS = ("run.toml", "train.sh", "train.bat", "dataset.toml", "sample_prompts.txt")  # how the LoRAs were made
-CHUNK_BYTES = 1 << 20
 
 
 def address(folder: Path) -> str:
@@ -56,18 +54,6 @@ def archive(folder: Path) -> "ZipStream":
     return stream
 
 
-def pieces(stream: "ZipStream") -> Iterator[bytes]:
-    """The archive in pieces of about CHUNK_BYTES."""
-    waiting = bytearray()
-    for data in stream:
-        waiting += data
-        if len(waiting) >= CHUNK_BYTES:
-            yield bytes(waiting)
-            waiting.clear()
-    if waiting:
-        yield bytes(waiting)
-
-
 async def respond(request: Request) -> Response:
     """The archive that a request names; 404 with the reason where there is none."""
     name = unquote(request.scope["path"].removeprefix(PREFIX))
@@ -85,4 +71,4 @@ async def respond(request: Request) -> Response:
     }
     if request.method == "HEAD":
         return Response(headers=headers, media_type="application/zip")
-    return StreamingResponse(pieces(stream), headers=headers, media_type="application/zip")
+    return StreamingResponse(stream, headers=headers, media_type="application/zip")

@@ -36,17 +36,10 @@ Line = tuple[str, str]  # its level, its text with a terminal's colours
 
 
 def first_error(shown: "view.View | None") -> str:
-    """What went wrong, as the log of a run that failed says it, and how many lines are not shown; markup."""
-    if shown is None or not shown.status.get("state"):
+    """What went wrong, as the log of a run that failed says it, as markup."""
+    if shown is None or shown.state not in ERROR_STATES or not (error := view.log(shown.folder).error):
         return ""
-    log = view.log(shown.folder)
-    text = ""
-    if log.error and shown.state in ERROR_STATES:
-        text = f'<p class="hp-first-error" data-testid="first-error">{esc(log.error[:2000])}</p>'
-    if log.hidden:
-        path = f"outputs/{esc(shown.folder.name)}/{NAME}"
-        text += f'<p class="hp-none hp-hidden-lines">{log.hidden} lines of the launcher hidden; they are in {path}.</p>'
-    return text
+    return f'<p class="hp-first-error" data-testid="first-error">{esc(error[:2000])}</p>'
 
 
 def tail(folder: Path) -> list[Line]:
@@ -170,13 +163,13 @@ def _draw(folder: Path) -> None:
         try:
             lines, share = find(folder, text, level or "")
         except RunError as error:
-            return [gr.skip(), _say(error, "alert"), *[gr.skip()] * 3]
+            return [gr.skip(), fold.note(error, True), *[gr.skip()] * 3]
         count = "1 line" if len(lines) == 1 else f"{len(lines):,} lines"
         least = "the last " if len(lines) == MOST_FOUND else ""
         where = (
             "" if share == 1 else f" in the last {size_text(SEARCHED_BYTES)} of the log; all of it is in the download"
         )
-        return [markup(lines), _say(f"{least}{count} found{where}"), False, gr.Timer(active=False), None]
+        return [markup(lines), fold.note(f"{least}{count} found{where}"), False, gr.Timer(active=False), None]
 
     timer.tick(on_tick, drawn, [pane, drawn, file], key="log-tick", **QUIET)
     gr.on([query.change, level.input], on_search, [query, level], outputs, trigger_mode="always_last", **QUIET)
@@ -188,7 +181,3 @@ def _link(folder: Path) -> str:
     size = view.stamp(folder / NAME).size
     address = esc(file_url(folder / NAME))
     return f'<a class="hp-button" href="{address}" download="{NAME}">Download ({size_text(size)})</a>' if size else ""
-
-
-def _say(text: object, role: str = "status") -> str:
-    return f'<p class="hp-log-status" role="{role}">{esc(text)}</p>'

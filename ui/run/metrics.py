@@ -27,32 +27,17 @@ STEP = ("step", "t_s", "loss", "lr", "step_s")
 GPU = ("t_s", "utilization", "memory_used", "power_w", "temperature")
 
 
-class Table:
-    """Columns of numbers that grow together."""
+Columns = dict[str, np.ndarray]
 
-    def __init__(self, names: tuple[str, ...]):
-        self.names = names
-        self.length = 0
-        self._columns: dict[str, np.ndarray] = {name: np.empty(256, np.float64) for name in names}
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._columns[name][: self.length]
+def nothing(names: tuple[str, ...]) -> Columns:
+    """Columns without a row."""
+    return {name: np.empty(0) for name in names}
 
-    def add(self, rows: dict[str, np.ndarray]) -> None:
-        """Append rows, given by column."""
-        more = len(rows[self.names[0]])
-        for name in self.names:
-            column = self._columns[name]
-            if self.length + more > len(column):
-                column = np.empty(max(self.length + more, 2 * len(column)), np.float64)
-                column[: self.length] = self._columns[name][: self.length]
-                self._columns[name] = column
-            column[self.length : self.length + more] = rows[name]
-        self.length += more
 
-    def cut(self, length: int) -> None:
-        """Keep the first `length` rows."""
-        self.length = min(self.length, length)
+def joined(one: Columns, more: Columns) -> Columns:
+    """The rows of both."""
+    return {name: np.concatenate([column, more[name]]) for name, column in one.items()}
 
 
 @dataclass(frozen=True)
@@ -76,8 +61,8 @@ class Metrics:
 
     def _begin(self) -> None:
         self._attempt: int | None = None
-        self.steps = Table(STEP)
-        self.gpus: dict[int, Table] = {}
+        self.steps = nothing(STEP)
+        self.gpus: dict[int, Columns] = {}
         self.gpu_names: dict[int, str] = {}
         self.gpu_memory: dict[int, float] = {}  # bytes
         self.restarts: list[Restart] = []
@@ -106,10 +91,9 @@ class Metrics:
                 self._validation[one["step"]] = float(times([one.get("t")])[0]), number(one.get("val_loss"))
             index = one.get("gpu")
             if one.get("kind") == "gpu" and type(index) is int and 0 <= index < MOST_GPUS:
-                table = self.gpus.setdefault(index, Table(GPU))
                 rows = {name: np.array([number(one.get(name))]) for name in GPU}
                 rows["t_s"] = times([one.get("t")])
-                table.add(rows)
+                self.gpus[index] = joined(self.gpus.get(index) or nothing(GPU), rows)
                 self.gpu_names[index] = str(one.get("name") or self.gpu_names.get(index, ""))[:100]
                 self.gpu_memory[index] = number(one.get("memory_total"))
 
@@ -117,7 +101,7 @@ class Metrics:
         rows = {name: numbers([one.get(name) for one in found]) for name in ("step", "loss", "lr", "step_s")}
         rows["t_s"] = times([one.get("t") for one in found])
         attempts = [one.get("attempt") for one in found]
-        begin, last = 0, self.steps["step"][-1] if self.steps.length else -1.0
+        begin, last = 0, self.steps["step"][-1] if len(self.steps["step"]) else -1.0
         first = self._attempt if self._attempt is not None else attempts[0]
         if (
             type(first) is int
@@ -125,18 +109,18 @@ class Metrics:
             and (np.diff(rows["step"], prepend=last) > 0).all()
         ):
             self._attempt = first
-            self.steps.add(rows)
+            self.steps = joined(self.steps, rows)
             return
         for index, step in enumerate(rows["step"].tolist()):
             attempt = attempts[index] if type(attempts[index]) is int else self._attempt
             if step <= last or (attempt != self._attempt and self._attempt is not None):
-                self.steps.add({name: column[begin:index] for name, column in rows.items()})
-                begin = index
-                self.steps.cut(int(np.searchsorted(self.steps["step"], step)))
+                known = joined(self.steps, {name: column[begin:index] for name, column in rows.items()})
+                begin, kept = index, int(np.searchsorted(known["step"], step))
+                self.steps = {name: column[:kept] for name, column in known.items()}
                 if len(self.restarts) < MOST_RESTARTS:
                     self.restarts.append(Restart(int(step), float(rows["t_s"][index])))
             last, self._attempt = step, attempt
-        self.steps.add({name: column[begin:] for name, column in rows.items()})
+        self.steps = joined(self.steps, {name: column[begin:] for name, column in rows.items()})
 
     def validation(self) -> dict[str, np.ndarray]:
         """The loss of the held-out images in the order of the steps: columns step, t_s and val_loss."""

@@ -3,6 +3,7 @@
 const COLOURS = ["--hp-good", "--hp-busy", "--hp-bad", "--hp-warn", "--hp-line-4", "--hp-idle"];
 const ROUND_STEPS = Array.from({ length: 24 }, (_, k) => [1, 2, 5][k % 3] * 10 ** Math.floor(k / 3));
 const ROUND_TIMES = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, ...ROUND_STEPS.map((days) => days * 86400)];
+const LEAST = { step: 4, time: 1 }; // the shortest range
 const COLUMNS = 4; // of a line: highest, lowest, mean, smoothed
 const shortNumber = (value) => {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
@@ -37,11 +38,18 @@ function valueRange(lines) {
   return [low, sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * 0.995))]];
 }
 
-/** A chart of `count` lines. onCursor(): the cursor has moved; onRange([from, to] or null): another range is to be shown; onMark(mark). */
-function plot({ label, unit, count, main, onCursor, onRange, onMark }) {
+/** The points of a line within a range. */
+function cut({ x, mean, low, high, ...line }, [from, to]) {
+  const kept = x.flatMap((at, n) => (at >= from && at <= to ? [n] : []));
+  const of = (values) => (values.length ? kept.map((n) => values[n]) : []);
+  return { ...line, x: of(x), mean: of(mean), low: of(low), high: of(high) };
+}
+
+/** A chart of `count` lines. onCursor(x or null): the cursor has moved; onRange([from, to] or null): another range is to be shown. */
+function plot({ label, unit, count, main, onCursor, onRange }) {
   const node = make("div", `hp-chart ${main ? "hp-main-chart" : ""}`);
   node.tabIndex = 0;
-  let shown = { lines: [], axis: "step", range: [0, 1] };
+  let shown = { lines: [], axis: "step", all: [0, 1], data: [0, 1], range: [0, 1] };
   let marks = [];
   const layer = make("div", "hp-marks");
   const colour = (name) => getComputedStyle(node).getPropertyValue(name).trim();
@@ -54,17 +62,23 @@ function plot({ label, unit, count, main, onCursor, onRange, onMark }) {
     bands.push({ series: [series.length, series.length + 1], fill: () => `${stroke()}29` });
     series.push({ ...common, width: 0 }, { ...common, width: 0 }, { ...common, stroke: () => `${stroke()}80`, width: 1 }, { ...common, stroke, width: 2 });
   }
-  const place = () => {
+  const placeMarks = () => {
     for (const { x, node: mark } of marks) {
       mark.hidden = x < shown.range[0] || x > shown.range[1];
       mark.style.left = `${chart.valToPos(x, "x")}px`;
     }
   };
+  // A range within the values, or everything where it is too small or has all of them.
+  const show = (from, to) => {
+    const [low, high] = [Math.max(from, shown.all[0]), Math.min(to, shown.all[1])];
+    if (high - low >= LEAST[shown.axis]) onRange(low > shown.all[0] || high < shown.all[1] ? [low, high] : null);
+  };
   const select = () => {
     const { left, width } = chart.select;
-    if (width > 6) onRange([chart.posToVal(left, "x"), chart.posToVal(left + width, "x")]);
+    if (width > 6) show(chart.posToVal(left, "x"), chart.posToVal(left + width, "x"));
     chart.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
   };
+  const cursor = () => (chart.cursor.left >= 0 ? chart.posToVal(chart.cursor.left, "x") : null);
   const size = () => ({ width: Math.max(200, node.clientWidth), height: main ? 240 : 170 });
   const yRange = () => {
     const [low, high] = valueRange(shown.lines);
@@ -76,7 +90,7 @@ function plot({ label, unit, count, main, onCursor, onRange, onMark }) {
       series,
       bands,
       legend: { show: false },
-      scales: { x: { time: false }, y: { range: () => (shown.lines.length ? yRange() : [0, 1]) } },
+      scales: { x: { time: false }, y: { range: () => (shown.lines.some(({ x }) => x.length) ? yRange() : [0, 1]) } },
       axes: [
         {
           ...axisLine,
@@ -97,7 +111,7 @@ function plot({ label, unit, count, main, onCursor, onRange, onMark }) {
         bind: { dblclick: () => () => onRange(null), mousemove: (_, __, move) => move }, // also over a mark
         points: { show: (_, at) => at % COLUMNS === 0 },
       },
-      hooks: { draw: [place], setCursor: [onCursor], setSelect: [select] },
+      hooks: { draw: [placeMarks], setCursor: [() => onCursor(cursor())], setSelect: [select] },
     },
     [[], ...series.slice(1).map(() => [])],
     node
@@ -105,19 +119,15 @@ function plot({ label, unit, count, main, onCursor, onRange, onMark }) {
   chart.over.append(layer);
   new ResizeObserver(() => chart.setSize(size())).observe(node);
 
-  const moveTo = (x) => chart.setCursor({ left: chart.valToPos(x, "x"), top: 10 }, true, true);
+  const moveTo = (x) => chart.setCursor({ left: chart.valToPos(Math.min(Math.max(x, shown.range[0]), shown.range[1]), "x"), top: 10 }, true, true);
   node.addEventListener("keydown", (event) => {
-    const [begin, end] = shown.range;
-    const x = chart.cursor.left >= 0 ? chart.posToVal(chart.cursor.left, "x") : shown.data[1];
-    const step = (end - begin) / 50;
-    const zoom = (share) => onRange([x - (end - begin) * share, x + (end - begin) * share]);
+    const x = cursor() ?? shown.data[1];
+    const span = shown.range[1] - shown.range[0];
     const keys = {
-      ArrowLeft: () => moveTo(Math.max(begin, x - step)),
-      ArrowRight: () => moveTo(Math.min(end, x + step)),
-      Home: () => moveTo(begin),
-      End: () => moveTo(end),
-      "+": () => zoom(0.25),
-      "-": () => zoom(1),
+      ArrowLeft: () => moveTo(x - span / 50),
+      ArrowRight: () => moveTo(x + span / 50),
+      "+": () => show(x - span / 4, x + span / 4),
+      "-": () => show(x - span, x + span),
       Escape: () => onRange(null),
     };
     if (!keys[event.key] || event.target !== node) return;
@@ -126,17 +136,17 @@ function plot({ label, unit, count, main, onCursor, onRange, onMark }) {
   });
   node.addEventListener("blur", () => chart.setCursor({ left: -10, top: -10 }, true, true));
 
-  const mark = (one) => {
-    const found = make(one.incident ? "a" : "span", "hp-mark", { title: one.label });
-    if (one.incident) {
-      found.href = `#incident-${one.incident}`;
-      found.setAttribute("aria-label", `Incident ${one.incident}: ${one.label}`);
-      found.addEventListener("click", (event) => {
+  const mark = ({ x, label, incident }) => {
+    const made = make(incident ? "a" : "span", "hp-mark", { title: label });
+    if (incident) {
+      made.href = `#incident-${incident}`;
+      made.setAttribute("aria-label", `Incident ${incident}: ${label}`);
+      made.addEventListener("click", (event) => {
         event.preventDefault();
-        onMark(one);
+        openIncident(incident);
       });
     }
-    return { x: one.x, node: found };
+    return { x, node: made };
   };
   let drawnMarks = "";
   return {
@@ -144,31 +154,37 @@ function plot({ label, unit, count, main, onCursor, onRange, onMark }) {
     count,
     label,
     unit,
-    /** Draw `now`: {lines, axis, range, data: [from, to] with values, marks, smooth, top: the least value at the top}. */
+    /** Draw `now`: {lines, axis, all, data and range: [from, to], marks, smooth, top: the least value at the top}. */
     show(now) {
-      shown = now;
-      const last = now.lines.map((line) => `${line.name ? line.name + ": " : ""}${shortNumber(line.mean.at(-1))}${unit && " " + unit}`);
+      shown = { ...now, lines: now.lines.map((line) => cut(line, now.range)) };
+      const last = shown.lines.map((line) => `${line.name ? line.name + ": " : ""}${shortNumber(line.mean.at(-1))}${unit && " " + unit}`);
+      const [from, to] = [Math.max(now.range[0], now.data[0]), Math.min(now.range[1], now.data[1])];
       // An image has nothing inside that can be focused.
       node.setAttribute("role", now.marks.some((one) => one.incident) ? "group" : "img");
-      node.setAttribute("aria-label", `${label}, ${position(now.axis, now.data[0])} to ${position(now.axis, now.data[1])}. Last value ${last.join("; ")}`);
+      node.setAttribute("aria-label", `${label}, ${position(now.axis, from)} to ${position(now.axis, to)}. Last value ${last.join("; ")}`);
       if (drawnMarks !== JSON.stringify(now.marks)) {
         drawnMarks = JSON.stringify(now.marks);
         marks = now.marks.map(mark);
         layer.replaceChildren(...marks.map((one) => one.node));
       }
-      const none = (line) => line.x.map(() => null);
       const columns = ({ high, low, mean }) => [high, low, mean, now.smooth ? smoothed(mean, now.smooth) : mean];
-      const full = (line) => columns(line).map((values) => (values.length ? values : none(line)));
-      chart.setData(uPlot.join(now.lines.map((line) => [line.x, ...full(line)])), false);
+      const full = (line) => columns(line).map((values) => (values.length ? values : line.x.map(() => null)));
+      chart.setData(uPlot.join(shown.lines.map((line) => [line.x, ...full(line)])), false);
       chart.setScale("x", { min: now.range[0], max: now.range[1] });
     },
-    /** Where the cursor is; null where it is not on the chart. */
-    cursor: () => (chart.cursor.left >= 0 ? chart.posToVal(chart.cursor.left, "x") : null),
-    /** [name of the line, its value at the cursor], for each line that has one. */
-    values() {
-      const x = chart.posToVal(chart.cursor.left, "x");
+    /** [name of the line, its value at x], for each line. */
+    values(x) {
       const nearest = (xs) => xs.reduce((best, one, n) => (Math.abs(one - x) < Math.abs(xs[best] - x) ? n : best), 0);
       return shown.lines.map((line) => [line.name, line.mean[nearest(line.x)]]);
     },
   };
+}
+function openIncident(number) {
+  const report = document.getElementById(`incident-${number}`);
+  if (!report) return;
+  const details = report.querySelector("details");
+  if (details) details.open = true;
+  report.scrollIntoView({ block: "start" });
+  report.tabIndex = -1;
+  report.focus();
 }

@@ -3,7 +3,6 @@
 `python -m launch publish` does it, in a process of its own (ui/jobs.py) that outlives the page.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import gradio as gr
 
 from launch import publish
 from launch.common import LaunchError
-from runs.files import RunError, atomic_write, explained
+from runs.files import RunError
 from ui import jobs
 from ui.html import duration, esc
 from ui.new.hub_login import linked
@@ -19,7 +18,6 @@ from ui.run import fold
 from ui.run.fold import QUIET
 
 JOB = "publish"
-TYPED = ".publish-form.json"  # in the run's folder: what was typed and not published yet
 LIMIT_S = 6 * 3600.0
 MOST_SAMPLES = 12
 NO_TOKEN = (
@@ -78,22 +76,6 @@ def progress(folder: Path) -> tuple[bool, str]:
     )
 
 
-def typed(folder: Path) -> dict[str, str]:
-    """What was typed into the form for a run, by field: it is there again after a reload, and in another browser."""
-    try:
-        found = json.loads((folder / TYPED).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return {key: text for key, text in found.items() if isinstance(text, str)} if isinstance(found, dict) else {}
-
-
-def keep_typed(folder: Path, values: dict[str, Any]) -> None:
-    """Keep what was typed. Whether the LoRA is to be public is asked anew each time. Raises RunError: the disk does not take it."""
-    if folder.is_dir():  # the run may have been deleted by another browser
-        with explained("keep what was typed"):
-            atomic_write(folder / TYPED, json.dumps({key: text or "" for key, text in values.items()}))
-
-
 def build(selected: gr.State) -> gr.Accordion:
     """Build the part; `selected` has the name of the run."""
     return fold.build("Publish on Hugging Face", "publish-fold", selected, _form)
@@ -106,13 +88,12 @@ def _form(folder: Path) -> None:
         return
     if not known["token"]:
         fold.say(NO_TOKEN)
-    before, old = known["published"] or {}, typed(folder)
+    before = known["published"] or {}
 
     # interactive=True: Gradio finds out by the page's first config which fields can be edited, and these are not in it.
     def text(key: str, value: str, label: str, info: str, lines: int = 1) -> gr.Textbox:
         most = {"max_lines": 1} if lines == 1 else {"lines": lines}
-        shown = old.get(key, value)
-        return gr.Textbox(shown, label=label, info=info, interactive=True, elem_id=f"publish-{key}", **most)
+        return gr.Textbox(value, label=label, info=info, interactive=True, elem_id=f"publish-{key}", **most)
 
     def choice(key: str, options: list[tuple[str, str]], value: str | None, label: str, info: str) -> gr.Dropdown:
         return gr.Dropdown(options, value=value, label=label, info=info, interactive=True, elem_id=f"publish-{key}")
@@ -122,11 +103,10 @@ def _form(folder: Path) -> None:
 
     files = [(f"{one['name']} ({one['at']}, {one['bytes'] / 1e6:.1f} MB)", one["name"]) for one in known["loras"]]
     licences = [(label, key) for key, label in known["licences"].items()]
-    licence_now = old["licence"] if old.get("licence") in known["licences"] else known["licence"] or None
     with gr.Row(elem_classes="hp-fields"):
         repo = text("repo", before.get("repo", folder.name), "Repository", "A name, or OWNER/NAME for an organization")
         lora = choice("lora", files, known["loras"][0]["name"], "LoRA", "The file that is published")
-        licence = choice("licence", licences, licence_now, "Licence", "Usually that of the base model")
+        licence = choice("licence", licences, known["licence"] or None, "Licence", "Usually that of the base model")
     with gr.Row(elem_classes="hp-fields"):
         title = text("title", known["title"], "Title", "The card's heading")
         about = "Its Hugging Face id, OWNER/NAME; the card links to it"
@@ -153,7 +133,6 @@ def _form(folder: Path) -> None:
         visible=False, label="The card", lines=12, max_lines=30, interactive=False, elem_id="publish-card"
     )
     options = [lora, title, description, base_model, licence, samples]
-    texts = {"repo": repo, "title": title, "base_model": base_model, "description": description, "licence": licence}
 
     def on_send(repo: str, public: bool, replace: bool, *values: Any) -> None:
         start(folder, repo or "", bool(public), bool(replace), dict(zip(OPTIONS, values, strict=True)))
@@ -164,15 +143,6 @@ def _form(folder: Path) -> None:
         except RunError as error:
             return [gr.update(visible=False), fold.note(error, True)]
 
-    def on_typed(*values: Any) -> Any:
-        try:
-            keep_typed(folder, dict(zip(texts, values, strict=True)))
-        except RunError as error:
-            return fold.note(error, True)
-        return gr.skip()
-
-    typed_in = [one.input for one in texts.values()]
-    gr.on(typed_in, on_typed, [*texts.values()], said, trigger_mode="always_last", **QUIET)
     look.click(on_look, options, [card, said], **QUIET)
     sending, inputs = fold.Jobs(), [repo, public, replace, *options]
     sending.add(send, on_send, lambda: progress(folder), lambda: jobs.cancel(folder, JOB), "publish", inputs)

@@ -7,7 +7,6 @@ missing, so an open page is one more that keeps the queue going.
 import contextlib
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import runs
@@ -16,29 +15,23 @@ from monitor.run_folder import MonitorError
 from runs import sweep
 from runs.files import RunError
 from ui import scripts
-from ui.dataset.images import OUT_OF_DATE, file_url
-from ui.html import duration, esc, press
+from ui.dataset.images import OUT_OF_DATE
+from ui.html import duration, esc, press, table
 from ui.run import view
-from ui.run.readers import Stamp, stamp
+from ui.run.readers import kept
 
 if TYPE_CHECKING:
     import gradio as gr
 
 CHECK_S = 10.0  # between two looks whether the queue's process is there
-KEPT = 500
 SWEEPS = 4  # shown below the queue
 _checked_s = -1e9
-_known: tuple[Stamp, queue.Queue] | None = None
-_lengths: dict[Path, tuple[Stamp, float | None]] = {}  # run's folder -> stamp of run.toml, seconds of the whole run
 
 
 def entries() -> tuple[queue.Entry, ...]:
     """The entries of the queue; the file is read again only after it changed."""
-    global _known
-    now = stamp(queue.outputs() / queue.FILE)
-    if _known is None or _known[0] != now:
-        _known = now, queue.read()
-    return _known[1].entries
+    file = queue.outputs() / queue.FILE
+    return kept("queue", file, [file], queue.read).entries
 
 
 def html(everything: list[view.View]) -> str:
@@ -120,13 +113,8 @@ def _left_s(shown: view.View) -> float | None:
     step, planned, step_s = (shown.number(key) for key in ("step", "planned_steps", "step_s"))
     if planned and step_s:
         return max(0.0, planned - (step or 0)) * step_s
-    now = stamp(shown.folder / "run.toml")
-    known = _lengths.get(shown.folder)
-    if known is None or known[0] != now:
-        if len(_lengths) > KEPT:
-            _lengths.clear()
-        known = _lengths[shown.folder] = now, _estimate(shown)
-    return known[1]
+    spec = shown.folder / "run.toml"
+    return kept("length", spec, [spec], lambda: _estimate(shown))
 
 
 def _estimate(shown: view.View) -> float | None:
@@ -192,46 +180,31 @@ def making_room(paused: list[str]) -> str:
     return f"Pausing {', '.join(paused)} first." if paused else ""
 
 
-LOSSES = (("final_loss", "Final loss"), ("best_loss", "Best loss"), ("val_loss", "Validation"))
+LOSSES = {"final_loss": "Final loss", "best_loss": "Best loss", "val_loss": "Validation"}
 
 
-def table(name: str) -> str:
+def table_of(name: str) -> str:
     """The runs of a sweep with what came out of each, as markup. RunError: there is no such sweep."""
     found = sweep.find(name)
     rows = sweep.table(found)
-    losses = [(key, text) for key, text in LOSSES if key != "val_loss" or any(row[key] is not None for row in rows)]
-    lowest = {}
-    for key, _ in losses:
-        known = [row[key] for row in rows if row[key] is not None]
-        lowest[key] = min(known) if len(known) > 1 else None
+    losses = {key: title for key, title in LOSSES.items() if any(row[key] is not None for row in rows)}
+    lowest = {key: min(row[key] for row in rows if row[key] is not None) for key in losses}
+
+    def loss(row: dict[str, Any], key: str) -> str:
+        return "–" if row[key] is None else f"{row[key]:.4f}{' (lowest)' if row[key] == lowest[key] else ''}"
+
     titles = [field[:1].upper() + field[1:].replace("_", " ") for field in found.fields]
-    head = "".join(
-        f'<th scope="col">{esc(t)}</th>' for t in [*titles, "State", "Steps", *dict(losses).values(), "Time", "LoRA"]
-    )
-    body = ""
+    cells = []
     for row in rows:
-        cells = [f"<td>{esc(row['values'][field])}</td>" for field in found.fields]
-        cells += [f"<td>{esc(row['state'])}</td><td>{row['steps']}</td>"]
-        for key, _ in losses:
-            best = row[key] is not None and row[key] == lowest[key]
-            text = "–" if row[key] is None else f"{row[key]:.4f}{' (lowest)' if best else ''}"
-            cells.append(f'<td class="{"hp-best" if best else ""}">{text}</td>')
-        cells += [f"<td>{duration(row['seconds'])}</td><td>{_download(row)}</td>"]
-        body += f"<tr>{''.join(cells)}</tr>"
+        values = [row["values"][field] for field in found.fields]
+        shown = [loss(row, key) for key in losses]
+        cells.append([row["run"], *values, row["state"], row["steps"], *shown, duration(row["seconds"])])
+    heads = ["Run", *titles, "State", "Steps", *losses.values(), "Time"]
     return (
         f"<h3>{esc(name)}</h3>"
         '<p class="hp-say">Losses are means of up to 50 steps: the last ones, and those with the lowest mean.</p>'
-        f'<div class="hp-table-scroll" tabindex="0" role="region" aria-label="Runs of {esc(name)}">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        + table(f"Runs of {name}", heads, cells)
     )
-
-
-def _download(row: dict[str, Any]) -> str:
-    if not row["lora"]:
-        return ""
-    path = Path(row["lora"])
-    label = f"Download the LoRA of {row['run']}"
-    return f'<a class="hp-button" href="{esc(file_url(path))}" download="{esc(path.name)}" aria-label="{esc(label)}">Download</a>'
 
 
 def build() -> "gr.HTML":

@@ -7,9 +7,10 @@ import os
 import re
 import time
 from collections import deque
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from runs.env_file import masking
 from runs.growing import LINE_BYTES, Added
@@ -20,10 +21,11 @@ HEADER = re.compile(r"=== (\S+) attempt (\d+): ")  # monitor/attempt.py writes i
 USAGE_ERROR = re.compile(r"(?:\S+: )?error: \S")
 EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): \S")
 LAUNCHER_ERRORS = ("subprocess.CalledProcessError:", "torch.distributed.")
-TRACEBACK = "Traceback (most recent call last):"
 COLOUR = re.compile(r"\x1b\[[0-9;]{0,40}m")
 LOG_BYTES = 2 << 20  # of a log that is opened, its last ones
 YOUNG_NS = 2_000_000_000
+KEPT = 20_000  # values
+T = TypeVar("T")
 
 
 class Stamp(NamedTuple):
@@ -48,18 +50,34 @@ def stamp(path: str | os.PathLike[str]) -> Stamp:
     return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
+_kept: dict[
+    Hashable, tuple[tuple[Stamp, ...], float, Any]
+] = {}  # stamps, when, value; the ones used last are at the end
+
+
+def kept(name: str, key: Path, files: Iterable[Path], make: Callable[[], T], every_s: float = 0.0) -> T:
+    """What `make` returns, made again only after one of the `files` that it reads has changed, and not within `every_s`."""
+    stamps, now_s = tuple(map(stamp, files)), time.monotonic()
+    known = _kept.pop((name, key), None)
+    if known is None or (known[0] != stamps and now_s - known[1] >= every_s):
+        known = stamps, now_s, make()
+    _kept[name, key] = known
+    while len(_kept) > KEPT:
+        _kept.pop(next(iter(_kept)), None)
+    return known[2]
+
+
 # The log --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Log:
-    """The end of a log: its lines with a terminal's colour codes. hidden: lines of the launcher's tracebacks, left out.
+    """The end of a log: its lines with a terminal's colour codes.
 
     `error`: the line of the last attempt that says what went wrong, "" without one: a usage error, else the first exception.
     """
 
     lines: tuple[str, ...] = ()
-    hidden: int = 0
     error: str = ""
 
 
@@ -72,7 +90,7 @@ class LogTail:
 
     def _begin(self) -> None:
         self._partial = b""
-        self._lines: deque[tuple[str, str]] = deque(maxlen=LOG_LINES)  # (line, the line with colours)
+        self._lines: deque[str] = deque(maxlen=LOG_LINES)
         self._usage = self._exception = ""
         self._log: Log | None = None
 
@@ -90,7 +108,10 @@ class LogTail:
         # Of a progress bar only the last state is kept: it can grow for hours without a line end.
         end = len(partial.rstrip(b"\r"))
         self._partial = partial[partial.rfind(b"\r", 0, end) + 1 :][-LINE_BYTES:]
-        self._log = self._drawn(masked(self._partial))
+        end_of_log = [*self._lines, styled_line(masked(self._partial))]
+        while end_of_log and not end_of_log[-1]:
+            end_of_log.pop()
+        self._log = Log(tuple(end_of_log[-LOG_LINES:]), self._usage or self._exception)
         return self._log
 
     def _take(self, data: bytes) -> None:
@@ -101,30 +122,7 @@ class LogTail:
             self._usage = line
         elif not self._exception and EXCEPTION.match(line) and not line.startswith(LAUNCHER_ERRORS):
             self._exception = line
-        self._lines.append((line, styled_line(data)))
-
-    def _drawn(self, partial: bytes) -> Log:
-        lines = [*self._lines, (plain_line(partial), styled_line(partial))][-LOG_LINES:]
-        kept: list[str] = []
-        hidden = index = 0
-        while index < len(lines):
-            end = _launcher_block([line for line, _ in lines], index)
-            hidden += end - index
-            if end == index:
-                kept.append(lines[index][1])
-            index = max(end, index + 1)
-        while kept and not kept[-1]:
-            kept.pop()
-        return Log(tuple(kept), hidden, self._usage or self._exception)
-
-
-def _launcher_block(lines: list[str], start: int) -> int:
-    """The end of the traceback that begins at `start` where it only says that the launcher's child failed; else `start`."""
-    end = start + 1
-    while end < len(lines) and lines[end][:1] in (" ", "\t"):
-        end += 1
-    ours = lines[start] == TRACEBACK and end < len(lines) and lines[end].startswith(LAUNCHER_ERRORS)
-    return end + 1 if ours else start
+        self._lines.append(styled_line(data))
 
 
 def plain_line(line: bytes) -> str:

@@ -21,7 +21,7 @@ from runs.evolution import Evolution
 from ui import jobs, scripts
 from ui.dataset import draft, images
 from ui.html import esc, pressed
-from ui.new import form, script_editor, trainer_checks
+from ui.new import form, script_editor
 from ui.run import (
     actions,
     calls,
@@ -36,6 +36,7 @@ from ui.run import (
     publish,
     queue,
     samples,
+    trainer_checks,
     view,
 )
 from ui.run.fold import QUIET
@@ -121,7 +122,12 @@ def build() -> RunPage:
             parts["log"] = part("log")
             folds.append(log_view.build(selected))
             folds.append(
-                fold.build("Rename or delete", "manage-fold", selected, lambda of: _manage(of, selected, notice, again))
+                fold.build(
+                    "Rename or delete",
+                    "manage-fold",
+                    selected,
+                    lambda of: _manage(of, selected, notice, folds[-1], again),
+                )
             )
     outputs = [selected, seen, *(parts[name] for name in PARTS), halt, go, total, copy, *folds]
 
@@ -138,7 +144,7 @@ def build() -> RunPage:
     return RunPage(selected, confirmed, timer, notice, copy, outputs)
 
 
-def _manage(folder: Path, selected: gr.State, said: gr.HTML, again: dict[str, Any]) -> None:
+def _manage(folder: Path, selected: gr.State, said: gr.HTML, itself: gr.Accordion, again: dict[str, Any]) -> None:
     """The fold that renames or deletes a run that does not train. again: shows the list as it is afterwards."""
     shown = view.read(folder)
     if shown.running:
@@ -173,11 +179,12 @@ def _manage(folder: Path, selected: gr.State, said: gr.HTML, again: dict[str, An
             freed = manage.delete(folder.name, jobs.idle, images)
             queue.follow_delete(folder.name)
         except runs.RunError as error:
-            return [gr.skip(), notice([str(error)], "bad")]
-        return ["", notice([f"Deleted {folder.name}. This freed {manage.size_text(freed)}."])]
+            return [gr.skip(), notice([str(error)], "bad"), gr.skip()]
+        said = notice([f"Deleted {folder.name}. This freed {manage.size_text(freed)}."])
+        return ["", said, gr.update(open=False)]  # also where no other run is left to be selected
 
     gr.on([rename.click, name.submit], on_rename, name, said, **QUIET).then(**again)
-    delete.click(on_delete, with_images, [selected, said], **QUIET).then(**again)
+    delete.click(on_delete, with_images, [selected, said, itself], **QUIET).then(**again)
 
 
 BUTTONS = ("stop", "go", "total", "copy")
@@ -215,7 +222,7 @@ def render(selected: str, seen: str, search: str = "", closing: bool = True) -> 
     found = view.incidents(shown.folder) if shown else []
     loras = view.loras(shown.folder) if shown else []
     evolved = view.evolution(shown.folder) if shown and loras else Evolution()
-    parts = {
+    parts: dict[str, Any] = {
         "list": cards.run_list(everything, selected, search or ""),
         "head": cards.head(shown, selected),
         "loras": cards.loras(shown, loras, evolved, evolution.marks(shown.folder, loras) if shown else {}),
@@ -228,7 +235,7 @@ def render(selected: str, seen: str, search: str = "", closing: bool = True) -> 
     }
     out = []
     for name, value in parts.items():
-        out.append(_unless_known(known, name, value if isinstance(value, str) else repr(value), value))
+        out.append(_unless_known(known, name, value if isinstance(value, str) else value["revision"], value))
     for name, change in _buttons(shown).items():
         out.append(_unless_known(known, name, repr(change), gr.update(**change)))
     return [selected, json.dumps(known), *out, *[gr.update(open=False) if closing else gr.skip()] * FOLDS]
@@ -334,7 +341,7 @@ def on_queue(event: gr.EventData) -> str:
     action, run = pressed(event, "do"), pressed(event, "run")
     try:
         if action == "table":
-            return f'<div class="hp-problem hp-info">{queue.table(run)}</div>'
+            return f'<div class="hp-problem hp-info">{queue.table_of(run)}</div>'
         said = queue.act(action, run)
     except runs.RunError as error:
         return notice(str(error).splitlines(), "bad")

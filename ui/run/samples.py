@@ -1,4 +1,4 @@
-"""The part "Samples" of a run: its pictures by prompt and step, two of them over each other, and a blind vote on its LoRAs.
+"""The part "Samples" of a run: its pictures by prompt and step, two of them over each other, and the mark of the best LoRA.
 
 Gradio's own components show the pictures. Their addresses are those of the page's own route (ui/served.py), which sends
 nothing outside the data folders; a picture that it would not send is left out.
@@ -13,8 +13,8 @@ from runs.evolution import Evolution, best
 from runs.files import RunError
 from runs.paths import outputs_dir
 from ui import served
-from ui.html import esc, number, table
-from ui.run import blind_vote, fold, view
+from ui.html import esc, number
+from ui.run import evolution, fold, view
 from ui.run.fold import QUIET
 
 TICK_S = 5.0
@@ -25,11 +25,6 @@ COLUMNS, WIDEST = 4, 6  # of the gallery
 PLAIN: dict[str, Any] = {"interactive": False, "buttons": ["fullscreen"]}
 GALLERY: dict[str, Any] = {"label": "Samples", "show_label": False, "height": "auto", **PLAIN}
 NO_SAMPLES = "This run has no samples yet. They are drawn where “Sample prompts” has a prompt and “Generate samples every N steps” is not 0."
-NO_VOTE = (
-    "A blind vote compares LoRAs by samples of the same step, and fewer than two have some. Save LoRAs and draw samples at the "
-    "same steps: set “Save a checkpoint every N steps” and “Generate samples every N steps” to the same number."
-)
-SIDES = (("left", "Left"), ("equal", "Equal"), ("right", "Right"))
 Picture = tuple[str, str]  # path, caption
 
 
@@ -69,22 +64,9 @@ def summary(found: Evolution, folder: Path) -> str:
     lines = [] if found.others or prompts(found) else [NO_SAMPLES]
     if (lowest := best(found.validation)) is not None:
         lines.append(f"Lowest validation loss: {number(lowest[1], 3)} at step {lowest[0]:,}.")
-    if (picked := blind_vote.picked(folder)) is not None:
+    if (picked := evolution.picked(folder)) is not None:
         lines.append(f"Picked: the LoRA of step {picked:,}.")
     return "".join(f'<p class="hp-say">{esc(line)}</p>' for line in lines)
-
-
-def result(ballot: blind_vote.Ballot) -> str:
-    """The count of votes as a table."""
-    if not ballot.votes:
-        return '<p class="hp-say">No votes yet.</p>'
-    rows = [(f"Step {step:,}", f"{won:g}", seen) for step, won, seen in blind_vote.wins(ballot)]
-    left = blind_vote.ENOUGH - len(ballot.votes)
-    more = f"After {left} more, the one at the top is picked." if left > 0 else "The one at the top is picked."
-    return (
-        f"<p class='hp-say'>Votes: {len(ballot.votes)}. {more} Mark another one below where you know better.</p>"
-        + table("Votes", ["LoRA", "Won", "Compared"], rows)
-    )
 
 
 def _draw(folder: Path) -> None:
@@ -114,11 +96,9 @@ def _draw(folder: Path) -> None:
                 for label, value in zip(("Left", "Right"), pair or (None, None), strict=True)
             )
         slider = gr.ImageSlider(pair, type="filepath", label="Left and right", elem_id="samples-slider", **PLAIN)
-    with gr.Tab("Vote", elem_id="samples-vote"):
-        _vote(folder, head, timer)
     best = gr.Dropdown(
         _loras(found),
-        value=blind_vote.read(folder).pick or NO_MARK,
+        value=evolution.picked(folder) or NO_MARK,
         label="Best LoRA",
         info="Marked as picked in the list of LoRAs",
         interactive=True,
@@ -139,9 +119,9 @@ def _draw(folder: Path) -> None:
     def on_best(step: int) -> str:
         found = view.evolution(folder)
         try:
-            blind_vote.pick(folder, None if step == NO_MARK else step, found)
+            evolution.pick(folder, None if step == NO_MARK else step, found)
         except RunError as error:
-            return _problem(error)
+            return fold.note(error, True)
         return summary(found, folder)
 
     def on_tick(known: list[Picture], prompt: int) -> list[Any]:
@@ -159,56 +139,13 @@ def _draw(folder: Path) -> None:
     timer.tick(on_tick, [known, prompt], [known, gallery, prompt, one, two, best, head], key="samples-tick", **QUIET)
 
 
-def _vote(folder: Path, head: gr.HTML, timer: gr.Timer) -> None:
-    asked, question, sides, counted = _next(folder)
-    pair = gr.State(asked)
-    text = gr.HTML(question, elem_id="vote-prompt", apply_default_css=False)
-    shown = gr.Gallery(sides, columns=2, elem_id="vote-pair", object_fit="contain", **GALLERY)
-    with gr.Row(elem_classes="hp-actions"):
-        buttons = [(side, gr.Button(label, elem_id=f"vote-for-{side}", min_width=90)) for side, label in SIDES]
-    with gr.Accordion("Result of the vote", open=False, elem_id="vote-result-fold"):
-        table = gr.HTML(counted, elem_id="vote-result", apply_default_css=False)
-        again = gr.Button("Start over", size="sm", elem_id="vote-reset")
-    outputs = [pair, text, shown, table]
-
-    def store(**line: Any) -> list[Any]:
-        try:
-            blind_vote.append(folder, **line)
-        except RunError as error:
-            return [*[gr.skip()] * 4, _problem(error)]
-        return [*_next(folder), summary(view.evolution(folder), folder)]
-
-    for side, button in buttons:
-
-        def on_choice(pair: blind_vote.Pair | None, side: str = side) -> list[Any]:
-            if pair is None:
-                return [gr.skip()] * 5
-            return store(kind="vote", choice=side, prompt=pair.prompt, left=pair.left, right=pair.right)
-
-        button.click(on_choice, pair, [*outputs, head], **QUIET)
-    again.click(lambda: store(kind="reset"), None, [*outputs, head], **QUIET)
-    timer.tick(lambda pair: [gr.skip()] * 4 if pair else _next(folder), pair, outputs, key="vote-tick", **QUIET)
-
-
-def _next(folder: Path) -> list[Any]:
-    """The next pair or None, the question, its pictures, and the count of votes."""
-    found, ballot = view.evolution(folder), blind_vote.read(folder)
-    pair = blind_vote.next_pair(found, ballot)
-    if pair is None:
-        return [None, f'<p class="hp-say">{esc(NO_VOTE)}</p>', [], result(ballot)]
-    paths = {one.step: each.path for one in found.snapshots for each in one.samples if each.prompt == pair.prompt}
-    sides = [(sent(paths[step]), caption) for step, caption in ((pair.left, "Left"), (pair.right, "Right"))]
-    question = f'<p class="hp-say">Which one is better? {esc(prompts(found)[pair.prompt])}</p>'
-    return [pair, question, [each for each in sides if each[0]], result(ballot)]
-
-
 def _choices(shown: list[Picture]) -> list[Picture]:
     return [(caption, path) for path, caption in shown]
 
 
 def _loras(found: Evolution) -> list[tuple[str, int]]:
     saved = [one.step for one in found.snapshots if one.lora is not None and one.step]
-    return [("The one that the vote names", NO_MARK), *((f"Step {step:,}", step) for step in saved)]
+    return [("None", NO_MARK), *((f"Step {step:,}", step) for step in saved)]
 
 
 def _count(shown: list[Picture]) -> str:
@@ -225,7 +162,3 @@ def _first_and_last(found: Evolution, everything: list[Picture]) -> tuple[str, s
     """The first and the last picture of the first prompt; None without pictures."""
     of_one = pictures(found, min(prompts(found), default=ALL)) or everything
     return (of_one[0][0], of_one[-1][0]) if of_one else None
-
-
-def _problem(error: RunError) -> str:
-    return f'<div class="hp-problem hp-bad" role="alert"><p>{esc(error)}</p></div>'

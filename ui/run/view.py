@@ -5,13 +5,13 @@ the view. The page asks every second, with hundreds of runs and a `metrics.jsonl
 again only after it changed, and a growing file is read from where the last read ended (ui/run/readers.py).
 """
 
+import functools
 import json
 import os
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,16 +20,17 @@ import tomllib
 
 import runs
 from runs import env_file, manage
-from runs.evolution import Evolution, Lora
-from ui.run.artifacts import Artifacts
+from runs.evolution import SUFFIX, Evolution, Lora, Losses, read_lora, read_prompts, read_samples, table
 from ui.run.metrics import Metrics
-from ui.run.readers import Log, LogTail, Stamp, stamp
+from ui.run.readers import Log, LogTail, kept, stamp
 
 if TYPE_CHECKING:
     from monitor.ledger import Ledger
 
 FINAL = ("completed", "failed", "stopped", "paused", "preempted", "unkillable")
 STOP_REQUEST = "stop.request"  # in a run's folder, until the monitor has read it (monitor/run_folder.py)
+SAMPLES, PROMPTS, METRICS = "sample", "sample_prompts.txt", "metrics.jsonl"
+LEDGER_S = 5.0  # a run under way changes all the time, and nobody watches its ledger by the second
 READ_RUNS = 8  # runs whose losses, log and incidents stay in memory
 T = TypeVar("T")
 
@@ -126,9 +127,6 @@ def moment(text: object) -> datetime | None:
 
 # The list -------------------------------------------------------------------------------------------------------------
 
-_views: dict[
-    Path, tuple[tuple[Stamp, ...], View]
-] = {}  # run's folder -> stamps of the files that it is read from, view
 _lock = threading.Lock()  # two open tabs poll in two threads
 
 
@@ -137,16 +135,18 @@ def read(folder: Path) -> View:
     from monitor.process.locks import LOCK, is_held
     from monitor.state import with_age
 
-    stamps = tuple(stamp(folder / name) for name in ("run.toml", "status.json", manage.LABEL))
-    known = _views.get(folder)
-    view = known[1] if known is not None and known[0] == stamps else _read(folder)
+    files = [folder / name for name in ("run.toml", "status.json", manage.LABEL)]
+    view = kept("view", folder, files, lambda: _read(folder))
     state = view.status.get("state")
-    alive = isinstance(state, str) and state not in FINAL and is_held(folder / LOCK)
-    stale = with_age({**view.status, "alive": alive})["stale"] if alive else ""
-    if alive != view.alive or stale != view.stale:
-        view = View(view.folder, view.name, {**view.status, "alive": alive, "stale": stale}, view.problem, view.spec)
-    _views[folder] = (stamps, view)
-    return view
+    if not isinstance(state, str) or state in FINAL or not is_held(folder / LOCK):
+        return view
+    return _watched(view, with_age({**view.status, "alive": True})["stale"])
+
+
+@functools.lru_cache(maxsize=1000)
+def _watched(view: View, stale: str) -> View:
+    """The view of a run whose monitor lives."""
+    return replace(view, status={**view.status, "alive": True, "stale": stale})
 
 
 def _read(folder: Path) -> View:
@@ -175,15 +175,14 @@ def _read(folder: Path) -> View:
 
 def read_all() -> list[View]:
     """All runs, newest first. The order does not change while runs progress, so that a click hits the intended run."""
-    found = []
+    found, outputs = [], runs.outputs_dir()
     try:
-        with os.scandir(runs.outputs_dir()) as entries:
-            names = [entry.name for entry in entries]
+        names = os.listdir(outputs)
     except OSError:
         names = []
-    names = [name for name in names if not name.startswith(".")]
-    outputs = runs.outputs_dir()
     for name in names:
+        if name.startswith("."):
+            continue
         folder = outputs / name
         try:
             created = os.stat(folder / "run.toml").st_mtime
@@ -191,12 +190,7 @@ def read_all() -> list[View]:
             continue
         found.append((created, name, folder))
     with _lock:
-        views = [read(folder) for _, _, folder in sorted(found, reverse=True)]
-        if len(_views) > 2 * len(found) + 100:  # runs were deleted
-            kept = {view.folder for view in views}
-            for folder in [folder for folder in _views if folder not in kept]:
-                del _views[folder]
-    return views
+        return [read(folder) for _, _, folder in sorted(found, reverse=True)]
 
 
 # The selected run -------------------------------------------------------------------------------------------------------
@@ -207,29 +201,21 @@ class Reader:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.metrics = Metrics(folder / "metrics.jsonl")
+        self.metrics = Metrics(folder / METRICS)
         self.tail = LogTail(folder / "training.log")
-        self.artifacts = Artifacts(folder)
-        self._incidents: dict[str, tuple[Stamp, Stamp, Incident]] = {}
+        self._losses = Losses(folder / METRICS)
+        self._made_of: tuple[Any, ...] = ()
+        self._evolution = Evolution()
 
-    def incidents(self) -> list[Incident]:
-        """Hangs and crashes, newest first."""
-        found = []
-        try:
-            names = sorted((n for n in os.listdir(self.folder / "incidents") if n[:1].isdigit()), reverse=True)
-        except OSError:
-            return []
-        for name in names:
-            path = self.folder / "incidents" / name
-            stamps = stamp(path / "incident.json"), stamp(path / "report.md")
-            known = self._incidents.get(name)
-            if known is None or known[:2] != stamps:
-                incident = _incident(path)
-                if incident is None:
-                    continue  # not written completely yet; the next read finds it
-                known = self._incidents[name] = (*stamps, incident)
-            found.append(known[2])
-        return found
+    def evolution(self) -> Evolution:
+        """The snapshots."""
+        found, stamps = loras(self.folder), [stamp(self.folder / name) for name in (SAMPLES, PROMPTS, METRICS)]
+        if (*stamps, *found) != self._made_of or any(one.young for one in stamps):
+            self._losses.update()
+            prompts, samples = read_prompts(self.folder / PROMPTS), read_samples(self.folder / SAMPLES)
+            self._evolution = table(prompts, samples, found, self._losses)
+            self._made_of = (*stamps, *found)
+        return self._evolution
 
 
 def _incident(path: Path) -> Incident | None:
@@ -258,29 +244,26 @@ def _with_reader(folder: Path, use: Callable[[Reader], T]) -> T:
 
 def incidents(folder: Path) -> list[Incident]:
     """Hangs and crashes, newest first."""
-    return _with_reader(folder, Reader.incidents)
+    try:
+        names = sorted((n for n in os.listdir(folder / "incidents") if n[:1].isdigit()), reverse=True)
+    except OSError:
+        return []
+    paths = [folder / "incidents" / name for name in names]
+    found = (_kept_incident(path) for path in paths)
+    return [one for one in found if one is not None]  # None: not written completely yet
 
 
-LEDGER_S = 5.0  # a run under way changes all the time, and nobody watches its ledger by the second
-_ledgers: dict[Path, tuple[tuple[Stamp, ...], float, "Ledger"]] = {}  # stamps of what it is made of, when, ledger
+def _kept_incident(path: Path) -> Incident | None:
+    return kept("incident", path, [path / "incident.json", path / "report.md"], lambda: _incident(path))
 
 
 def ledger(view: View) -> "Ledger":
     """Where the time of a run went; at most LEDGER_S old."""
     from monitor.ledger import read as read_ledger
 
-    folder, now_s = view.folder, time.monotonic()
-    known = _ledgers.get(folder)
-    if known is not None and view.running and now_s - known[1] < LEDGER_S:
-        return known[2]
-    stamps = tuple(stamp(folder / name) for name in ("events.jsonl", "metrics.jsonl", "status.json", "run.toml"))
-    if known is not None and known[0] == stamps and not view.running:
-        return known[2]
-    found = read_ledger(folder, view.status)
-    if len(_ledgers) > READ_RUNS:
-        _ledgers.clear()
-    _ledgers[folder] = stamps, now_s, found
-    return found
+    files = [view.folder / name for name in ("events.jsonl", METRICS, "status.json", "run.toml")]
+    make = functools.partial(read_ledger, view.folder, view.status)
+    return kept("ledger", view.folder, files, make, LEDGER_S if view.running else 0.0)
 
 
 def with_metrics(folder: Path, use: Callable[[Metrics], T]) -> T:
@@ -294,13 +277,27 @@ def log(folder: Path) -> Log:
 
 
 def loras(folder: Path) -> list[Lora]:
-    """The complete LoRA files: the final one first, then the newest first."""
-    return _with_reader(folder, lambda reader: reader.artifacts.loras())
+    """The complete LoRA files: the final one first, then the newest first.
+
+    The trainers write to a hidden name and rename, and safetensors refuses a file that is shorter than its header says,
+    which covers scripts of the user's own.
+    """
+    try:
+        paths = [folder / name for name in os.listdir(folder) if name.endswith(SUFFIX) and name[0] != "."]
+    except OSError:
+        return []
+    loras = (kept("lora", path, [path], functools.partial(_lora, path)) for path in paths)
+    found = [lora for lora in loras if lora is not None]
+    return sorted(found, key=lambda one: (one.final, one.step or 0, one.epoch or 0, one.path.name), reverse=True)
+
+
+def _lora(path: Path) -> Lora | None:
+    return read_lora(path, stamp(path).size)
 
 
 def evolution(folder: Path) -> Evolution:
-    """The snapshots of a run; read again only after a file changed."""
-    return _with_reader(folder, lambda reader: reader.artifacts.evolution())
+    """The snapshots of a run, with the samples and losses of each; read again only after a file changed."""
+    return _with_reader(folder, Reader.evolution)
 
 
 def stop_requested(folder: Path) -> bool:

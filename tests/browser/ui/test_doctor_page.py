@@ -32,12 +32,11 @@ def test_the_doctor_shows_the_machine_explains_a_process_and_checks_a_script(tab
     try:
         tab.goto(f"{bare_server.url}/?tab=doctor")
         machine = tab.locator("#doctor-machine")
-        report = machine.locator("#doctor-report textarea")
-        report.wait_for()  # it looks by itself when it is opened
-        rows = {row.locator("strong").inner_text(): row for row in machine.locator(".hp-finding").all()}
-        assert {"Python", "GPU", "Memory", "Disk speed of runs", "Built-in trainer PyTorch", "sd-scripts"} <= {*rows}
-        assert rows["Python"].get_attribute("data-status") == "ok" and "./start.sh" in rows["sd-scripts"].inner_text()
-        assert f"(pid {process.pid}) of the run left-over" in machine.inner_text()
+        report = machine.get_by_role("region", name="Report")  # it looks by itself when it is opened
+        report.get_by_text("musubi-tuner: not installed").or_(report.get_by_text("Ready.")).first.wait_for()
+        for text in ("ok      Python: ", "GPU: ", "disk speed of runs: ", "built-in trainer PyTorch: ", "sd-scripts: "):
+            assert text in report.inner_text(), text
+        assert f"(pid {process.pid}) of the run left-over" in report.inner_text()
 
         left = tab.locator("#doctor-orphans")
         left.get_by_role("radio", name=f"process {process.pid}: run left-over").check()
@@ -53,8 +52,8 @@ def test_the_doctor_shows_the_machine_explains_a_process_and_checks_a_script(tab
         why.get_by_label("Process number").fill(str(bare_server.process.pid))
         why.get_by_role("button", name="Explain").click()
         why.get_by_text(f"Process {bare_server.process.pid} (", exact=False).wait_for()
-        stacks = why.get_by_role("region", name=f"Stacks of process {bare_server.process.pid}")
-        stacks.or_(why.get_by_text("Its stacks could not be read in time", exact=False)).wait_for()  # a busy machine
+        region = why.get_by_role("region", name=f"Process {bare_server.process.pid}")
+        region.get_by_text("Its parent is", exact=False).wait_for()
 
         lint = tab.locator("#doctor-lint")
         lint.locator("textarea").first.fill("echo '<img src=x onerror=alert(1)>'")
@@ -64,7 +63,7 @@ def test_the_doctor_shows_the_machine_explains_a_process_and_checks_a_script(tab
         lint.get_by_role("button", name="Check the script").click()
         fixed = lint.locator("#doctor-fixed textarea")
         fixed.wait_for()
-        assert lint.locator(".hp-finding").count() >= 2
+        assert lint.get_by_role("region").inner_text().count("Line ") >= 2
         assert "flux_train_network.py" in fixed.input_value() and "blocks_to_swap" not in fixed.input_value()
 
         assert tab.get_by_role("button", name="Start the drill").is_enabled()

@@ -186,16 +186,15 @@ def test_wrong_passwords_slow_down_also_many_at_the_same_time(tmp_path):
 def test_nothing_is_sent_without_a_login(listening):
     page = listening.data / "outputs" / "x.txt"
     page.write_text("hidden")
-    write_run(listening.data, "cat")
     paths = f"/config /theme.css /assets/x.js /static/x /gradio_api/file={page} /gradio_api/info /healthz /api/config"
-    paths += " /thumbs/cat/x.png /thumbs/"
+    paths += " /downloads/cat.zip"
     name, basic = f"hangproof-{listening.port}", "Basic bWU6d3Jvbmc="
     for path in paths.split():
         for headers in ({}, {"Cookie": f"{name}=wrong"}, {"Cookie": f"{name}="}, {"Authorization": basic}):
             assert ask(listening, "GET", path, **headers)[0] == 401, path
     for path in ["upload", "queue/join", "component_server", "run/predict"]:
         assert ask(listening, "POST", f"/gradio_api/{path}", "{}")[0] == 401, path
-    for path in ("/logout", "/thumbs/cat/x.png"):
+    for path in ("/logout", "/downloads/cat.zip"):
         assert ask(listening, "POST", path, "{}")[0] == 401
     status, headers, _ = ask(listening, "GET", "/?run=mine")
     assert status == 303 and headers["Location"] == "login?next=run%3Dmine"

@@ -45,7 +45,7 @@ def every_route(tmp_path_factory) -> dict[str, set[str]]:
         on_demand = guard.app
         assert on_demand._api is None, "a page that nobody asked for the API does not build it"
         found: dict[str, set[str]] = {}
-        for one in (on_demand.app.app, on_demand.make()):
+        for one in (on_demand.app, on_demand.make()):
             for path, methods in routes(one):
                 found.setdefault(path, set()).update(methods)
     for path in (*security.ROUTES, security.MCP):  # our own answers are no routes of Gradio's

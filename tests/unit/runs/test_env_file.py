@@ -162,7 +162,7 @@ def test_a_secret_leaves_with_nothing_that_is_shared(made, data, tmp_path, monke
     loaded = runs.load(made)
     save_file({"transformer.a.lora_A.weight": np.ones((4, 8), np.float32)}, made / "cat.safetensors", {"ss_steps": "4"})
     with open(out / "all.zip", "wb") as file:
-        file.writelines(downloads.pieces(downloads.archive(made)))
+        file.writelines(downloads.archive(made))
     assert call("launch", "bundle", "cat", "-o", out / "bundle.zip").returncode == 0
     with zipfile.ZipFile(out / "bundle.zip") as archive:
         assert "WANDB_API_KEY" in archive.read("cat/README.txt").decode()
@@ -233,7 +233,7 @@ def test_a_template_and_an_export_of_a_draft_name_secrets_only(data):
     (one,) = [one for one in templates.listing() if one["own"]]
     values = templates.values_of(one["key"], draft_settings.current(draft_id))
     assert values["flags"] == 'rank=8\nsecrets=["WANDB_API_KEY"]\n'
-    assert call("ui.new.export_job", draft_id).returncode == 0
+    assert call("ui.new.export", draft_id).returncode == 0
     assert outside(data) == []
     assert list((data / "datasets" / ".drafts").rglob("*.zip"))
 

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import math
 
 import pytest
 from draft_helpers import filled
@@ -15,7 +14,8 @@ from ui import jobs
 from ui.dataset import bulk, draft, images
 from ui.new import script_editor
 from ui.page import build
-from ui.run import charts, control
+from ui.run import control
+from ui.run.calls import folder_of
 
 HOSTILE = st.text(st.sampled_from("ab(){}[]*+?|^$\\.,<>&/\n\0é\ud83d💥 1"), max_size=12)
 KEYS = (
@@ -45,7 +45,7 @@ def calls() -> list:
     """The functions of the whole page: a new one cannot be forgotten."""
     found = [call for block in build().blocks.values() for call in getattr(block, "server_fns", [])]
     names = {call.__name__ for call in found}
-    assert {"image_action", "chart_data", "save_script"} <= names
+    assert {"image_action", "save_script"} <= names
     return found + [functools.partial(act, name) for name in ACTIONS]
 
 
@@ -91,12 +91,9 @@ def test_any_call_of_a_browser_is_answered_and_changes_no_other_caption_and_no_o
 
 
 NAMES = ("", ".", "..", "../x", "/etc", ".hidden", "my-run/..", "my-run/../my-run")
-NO_RUN = [None, [], {}, *({"run": name} for name in (3, *NAMES, "gone", "\0", "x" * 5000))]
+NO_RUN = [None, [], 3, *NAMES, "gone", "\0", "x" * 5000]
 NO_DRAFT = [None, [], "x", {}, {"draft": 3}, {"draft": "../x", "id": "f", "text": "t"}]
 REFUSED = [
-    *((charts.chart_data, sent) for sent in NO_RUN),
-    (charts.chart_data, {"run": "my-run", "axis": "loss"}),
-    *((charts.chart_data, {"run": "my-run", "from": value}) for value in ("1", True, 1e99, math.nan, [1])),
     *(
         (functools.partial(act, name), sent)
         for name in ("list_images", "save_caption", "clear_images")
@@ -104,6 +101,14 @@ REFUSED = [
     ),
     *((script_editor.save_script, sent) for sent in (*NO_DRAFT, {"do": "start"})),
 ]
+
+
+@pytest.mark.parametrize("name", NO_RUN)
+def test_only_the_name_of_a_run_names_its_folder(place, name):
+    with pytest.raises(RunError, match=r".{10}"):
+        folder_of(name)
+
+
 # Values that are wrong for a draft that exists.
 OF_A_DRAFT = [(script_editor.save_script, {}), (script_editor.save_script, {"text": 3})]
 

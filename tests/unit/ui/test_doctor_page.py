@@ -58,16 +58,16 @@ def test_a_pasted_script_is_judged_or_refused_and_nothing_is_written(text, name)
     json.dumps(answer)
 
 
-@pytest.mark.parametrize("text", [5, None, "", "x" * 300_000])
-def test_what_is_no_script_is_refused(text):
+@pytest.mark.parametrize(
+    ("act", "value"),
+    [
+        *((doctor_tools.lint_script, text) for text in (5, None, "", "x" * 300_000)),
+        *((doctor_page.explain, pid) for pid in ({"a": 1}, None, "0; rm -rf /", "999999999999")),
+    ],
+)
+def test_what_is_no_script_and_what_is_no_process_is_refused(act, value):
     with pytest.raises(RunError):
-        doctor_tools.lint_script(text)
-
-
-@pytest.mark.parametrize("pid", [{"a": 1}, None, "0; rm -rf /", "999999999999"])
-def test_what_is_no_process_is_refused(pid):
-    with pytest.raises(RunError):
-        doctor_page.explain(pid)
+        act(value)
 
 
 def test_a_report_has_no_home_no_token_and_no_password():

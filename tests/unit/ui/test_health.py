@@ -17,7 +17,7 @@ def fresh(data, monkeypatch):
     """Both folders, and no answer that is kept from another test."""
     for name in ("outputs", "datasets"):
         (data / name).mkdir()
-    monkeypatch.setattr(health, "_latest", health._Latest())
+    monkeypatch.setattr(health, "_asked", None)
 
 
 def many(count: int) -> list:
@@ -61,10 +61,10 @@ def test_many_requests_cost_one_reading_also_of_a_disk_that_does_not_respond(mon
     calls, real = [], health.fault
     monkeypatch.setattr(health, "fault", lambda *given: calls.append(1) or real(*given))
     assert {answer.status_code for answer in many(100)} == {200} and len(calls) == 1
-    monkeypatch.setattr(health, "_latest", health._Latest())
+    monkeypatch.setattr(health, "_asked", None)
     stuck, calls = threading.Event(), []
     monkeypatch.setattr(health, "DISK_S", 0.2)
-    monkeypatch.setattr(health, "fault", lambda *_: calls.append(1) or (stuck.wait(60) and ""))
+    monkeypatch.setattr(health, "fault", lambda *_: calls.append(1) or (stuck.wait(1) and ""))
     try:
         answers = many(20)
         assert {answer.status_code for answer in answers} == {503} and len(calls) == 1

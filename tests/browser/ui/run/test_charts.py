@@ -50,29 +50,3 @@ def test_the_charts_zoom_name_their_values_and_open_incidents(page, server):
         file.write(line(1901, 2.0, 2, 120))
     page.locator("#run-charts").scroll_into_view_if_needed()
     page.get_by_role("group", name="Loss, step 1 to step 1,901").wait_for()
-
-
-def test_a_question_that_gets_no_answer_is_asked_again(page, server):
-    """A run that has ended changes no more: nothing else makes the chart ask."""
-    folder = write_run(server.data, "no answer", state="completed", planned_steps=50)
-    (folder / "metrics.jsonl").write_text("".join(line(s, 1 / s, 1, s) for s in range(1, 51)))
-    dropped = []
-
-    def once(route):
-        posted = route.request.post_data or ""
-        if "chart_data" in posted and folder.name in posted and len(dropped) < wanted:
-            dropped.append(posted)
-            route.abort()
-        else:
-            route.continue_()
-
-    wanted = 1
-    page.route("**/component_server/**", once)
-    page.set_viewport_size({"width": 1280, "height": 2000})  # charts that are not on the screen do not ask
-    show_run(page, server, folder.name)
-    page.get_by_role("img", name="Loss, step 1 to step 50").wait_for()
-    assert len(dropped) == 1
-    wanted = 2
-    page.get_by_label("Time", exact=True).check()
-    page.get_by_role("img", name="Loss, 0 s to 49 s").wait_for()
-    assert len(dropped) == 2

@@ -16,7 +16,7 @@ from ui_requests import PASSWORD
 
 from presets import PresetError
 from runs.files import RunError
-from ui.api.server import document, endpoints
+from ui.api.server import endpoints
 
 TINY = {"name": "by api", "model": "tiny-flux", "backend": "diffusers", "trigger": "cat", "prompts": "a cat", "rank": 4}
 TINY |= {"max_train_steps": 4000, "sample_every_n_steps": 2, "save_every_n_steps": 2, "resolution": 64, "workers": 0}
@@ -48,14 +48,10 @@ def call(client, name, *values, **named):
 @pytest.mark.slow
 def test_each_endpoint_is_documented_and_has_plain_types(client):
     known = client.view_api(return_format="dict", print_info=False)["named_endpoints"]
-    names = [name for group in endpoints().values() for name in group]
-    assert len(names) == len(set(names)) and set(known) == {f"/{name}" for name in names}
-    text = document(endpoints())
-    for group in endpoints().values():
-        for name, function in group.items():
-            assert inspect.getdoc(function), name
-            assert f"`{name}(" in text
-            assert all(one.annotation is not one.empty for one in inspect.signature(function).parameters.values()), name
+    assert set(known) == {f"/{name}" for name in endpoints()} and 25 < len(known) < 40
+    for name, function in endpoints().items():
+        assert inspect.getdoc(function), name
+        assert all(one.annotation is not one.empty for one in inspect.signature(function).parameters.values()), name
 
 
 @pytest.mark.slow
@@ -110,7 +106,7 @@ JSON = st.recursive(
     lambda one: st.lists(one, max_size=3) | st.dictionaries(st.text(max_size=10), one, max_size=3),
     max_leaves=6,
 )
-HARMLESS = [name for group in endpoints().values() for name in group if name != "start_draft"]
+HARMLESS = [name for name in endpoints() if name != "start_draft"]
 
 
 @pytest.mark.slow
@@ -119,7 +115,7 @@ HARMLESS = [name for group in endpoints().values() for name in group if name != 
 def test_any_value_gets_an_answer_or_a_sentence_and_nothing_is_written_elsewhere(name, values, known, place):
     """What the endpoints are called with by the server: any JSON."""
     draft, elsewhere = place
-    function = next(group[name] for group in endpoints().values() if name in group)
+    function = endpoints()[name]
     most = len(inspect.signature(function).parameters)
     given_values = ([draft] if known else []) + values
     try:

@@ -11,7 +11,7 @@ import runs
 from runs.files import RunError
 from ui import jobs, served
 from ui.dataset import draft
-from ui.new import export, export_job, script_editor
+from ui.new import export, script_editor
 from ui.run import launch_tab
 
 pytestmark = pytest.mark.slow
@@ -31,19 +31,20 @@ def test_a_draft_is_exported_with_its_script_data_set_and_images(filled):
         assert archive.getinfo("cat/train.sh").external_attr >> 16 & 0o111
     assert served.find(str(path))[1] == "application/zip"
     assert served.find(str(path.parent / ".jobs" / "export.json")) is None
+    assert 'download="cat.zip"' in export.look(DRAFT)[1]
     assert not [one for one in path.parent.glob(".work*")], "no working folder is left"
     assert not (runs.outputs_dir() / "cat").exists()
 
 
-def test_an_export_that_cannot_be_made_says_why(data, capsys):
+def test_an_export_that_cannot_be_made_says_why(data):
     draft.save_fields(DRAFT, {**FORM, "rank": 0})
-    assert export_job.main([DRAFT]) == 1 and "rank" in capsys.readouterr().err.lower()
-    jobs.start(export.folder_of(DRAFT), export.JOB, ["json.tool", "no-such-file"], 60)  # any program that fails
-    assert jobs.wait(export.folder_of(DRAFT), export.JOB, 60).state == export.status(DRAFT)["state"] == "failed"
-    assert "no-such-file" in export.status(DRAFT)["error"]
+    export.start(DRAFT)
+    assert jobs.wait(export.folder_of(DRAFT), export.JOB, 60).state == "failed"
+    busy, shown = export.look(DRAFT)
+    assert not busy and "Not exported: rank: " in shown
     draft.save_fields(DRAFT, {"rank": 4})
     with pytest.raises(RunError, match="at least one image"):
-        export_job.write(DRAFT)
+        export.write(DRAFT)
 
 
 def test_a_run_is_exported_as_a_zip_that_the_page_sends(data, tmp_path):

@@ -21,7 +21,7 @@ def test_an_import_names_each_change_of_the_form_and_its_image_folders(filled, t
     assert {key: by_key[key]["after"] for key in expected} == expected
     assert "noise_offset=0.1" in by_key["flags"]["after"]
     assert "name" not in by_key and answer["values"]["epochs"] == 5
-    assert answer["folders"] == [{"path": str(tmp_path / "there"), "images": 1, "problem": ""}]
+    assert answer["folders"] == [{"path": str(tmp_path / "there"), "problem": ""}]
     assert draft.form(DRAFT) == {key: FORM[key] for key in FORM}, "nothing is changed before it is used"
     spec = form.parse({**settings.current(DRAFT), **answer["values"], "flags": ""})[0]
     assert (spec.rank, spec.epochs, spec.model) == (24, 5, "flux-dev")

@@ -86,9 +86,7 @@ def test_no_line_of_metrics_can_break_the_charts(tmp_path_factory, found):
     read = metrics.Metrics(path).update()
     steps = read.steps["step"].tolist()
     assert steps == sorted(set(steps)) and all(0 <= s <= metrics.MAX_STEP for s in steps)
-    for axis in charts.AXES:
-        answer = charts.lines_of(read, axis, None, None, 0, [])
-        json.dumps(answer, allow_nan=False)
+    json.dumps(charts.lines_of(read, 0, []), allow_nan=False)
 
 
 @given(st.binary(max_size=300))
@@ -101,8 +99,8 @@ def test_a_damaged_line_costs_only_itself(noise):
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000), st.integers(1, 50))
 def test_points_keep_the_extremes_and_the_mean(values, buckets):
     x, y = np.arange(1.0, len(values) + 1), np.array(values)
-    found = charts.points(x, y, 1.0, float(len(values)), buckets)
-    assert len(found["x"]) <= max(buckets, min(buckets, len(values))) and found["x"] == sorted(found["x"])
+    found = charts.points({"step": x, "time": x}, y, buckets)
+    assert len(found["step"]) <= buckets and found["step"] == sorted(found["step"]) == found["time"]
     low, high = (found[key] or found["mean"] for key in ("low", "high"))
     near = lambda a, b: math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-9)  # noqa: E731
     assert near(min(low), min(values)) and near(max(high), max(values))
@@ -112,48 +110,52 @@ def test_points_keep_the_extremes_and_the_mean(values, buckets):
     ) or any(abs(v) < 1e-3 for v in values)
 
 
-def test_a_range_shows_more_of_the_line(data):
+@pytest.fixture
+def shown(data, monkeypatch):
+    """The value of a run's charts after these lines were written."""
+    monkeypatch.setattr(charts, "_made", {})
+
+    def show(folder: Path, text: list[str]) -> dict:
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.writelines(text)
+        return charts.value(view.read(folder))
+
+    return show
+
+
+def test_a_long_run_has_few_points_over_steps_and_over_time(data, shown):
     folder = write_run(data, planned_steps=5000)
-    (folder / "metrics.jsonl").write_text("".join(line(s, s / 1000, second=s / 10) for s in range(1, 3001)))
-    everything = charts.chart_data({"run": folder.name})
-    assert everything["all"] == [1.0, 5000.0] and everything["range"] == [1.0, 5000.0]
-    loss = everything["lines"][0]
-    assert loss["key"] == "loss" and len(loss["x"]) <= charts.BUCKETS and loss["high"][-1] == 3.0
-    part = charts.chart_data({"run": folder.name, "from": 100, "to": 200})
-    assert part["lines"][0]["x"] == list(range(100, 201)) and part["lines"][0]["low"] == []
-    by_time = charts.chart_data({"run": folder.name, "axis": "time"})
-    assert by_time["all"] == [0.0, pytest.approx(299.9)]
-    rows = everything["table"].split("<tr>")[2:]
+    found = shown(folder, [line(s, s / 1000, second=s / 10) for s in range(1, 3001)])
+    assert found["all"] == {"step": [1.0, 5000.0], "time": [0.0, pytest.approx(299.9)]}
+    assert found["data"]["step"] == [1.0, 3000.0]
+    loss = found["lines"][0]
+    assert loss["key"] == "loss" and len(loss["step"]) == len(loss["time"]) == charts.BUCKETS and loss["high"][-1] == 3
+    rows = found["table"].split("<tr>")[2:]
     assert len(rows) == charts.TABLE_ROWS and "<td>0 s</td><td>0.001</td>" in rows[0]
+    assert shown(folder, []) is found, "nothing was added"
+    assert shown(folder, [line(3001)])["revision"] != found["revision"]
+    assert charts.value(None)["run"] == ""
 
 
-def test_restarts_and_incidents_are_marked_once(data):
+def test_restarts_and_incidents_are_marked_once(data, shown):
     folder = write_run(data)
+    write_incident(folder, "0001", step=25, resumed_from=20)
     text = [line(s, attempt=1, second=s) for s in range(1, 26)]
     text += [line(s, attempt=2, second=60 + s) for s in range(21, 30)]
     text += [line(s, attempt=3, second=120 + s) for s in range(30, 33)]
-    (folder / "metrics.jsonl").write_text("".join(text))
-    write_incident(folder, "0001", step=25, resumed_from=20)
-    marks = charts.chart_data({"run": folder.name})["marks"]
-    assert [(mark["x"], mark["incident"]) for mark in marks] == [(25.0, "0001"), (30.0, "")]
+    marks = shown(folder, text)["marks"]
+    assert [(mark["step"], mark["incident"]) for mark in marks] == [(25.0, "0001"), (30.0, "")]
     assert marks[0]["label"] == "hung after step 25" and marks[1]["label"] == "continued at step 30"
+    assert marks[1]["time"] == pytest.approx(149)
 
 
-def test_each_gpu_has_its_lines_on_both_axes(data):
+def test_each_gpu_has_its_lines_on_both_axes(data, shown):
     folder = write_run(data)
     gpu = {"kind": "gpu", "name": "Card", "utilization": 97, "memory_used": 8e9, "memory_total": 12e9, "power_w": 210.5}
     gpu["temperature"] = 64
     text = [line(s, second=s) for s in range(1, 100)]
     text += [json.dumps({**gpu, "gpu": g, "t": f"2026-11-22T12:00:{s:02d}Z"}) + "\n" for s in (10, 40) for g in (0, 1)]
-    (folder / "metrics.jsonl").write_text("".join(text))
-    lines = charts.chart_data({"run": folder.name})["lines"]
-    shown = {(one["key"], one.get("name")): one for one in lines}
-    assert shown[("memory_used", "1: Card")]["mean"] == [8.0, 8.0] and shown[("memory_used", "1: Card")]["top"] == 12.0
-    assert shown[("power_w", "0: Card")]["x"] == [10.0, 40.0]
-    # A restart repeats the steps from 31 on: what was measured meanwhile has no step.
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.writelines(line(s, attempt=2, second=200 + s) for s in range(31, 60))
-    lines = charts.chart_data({"run": folder.name})["lines"]
-    assert "power_w" not in {one["key"] for one in lines}  # one point is no line
-    by_time = {one["key"]: one for one in charts.chart_data({"run": folder.name, "axis": "time"})["lines"]}
-    assert by_time["temperature"]["x"] == [9.0, 39.0]
+    lines = {(one["key"], one.get("name")): one for one in shown(folder, text)["lines"]}
+    assert lines[("memory_used", "1: Card")]["mean"] == [8.0, 8.0] and lines[("memory_used", "1: Card")]["top"] == 12.0
+    power = lines[("power_w", "0: Card")]
+    assert (power["step"], power["time"]) == ([10.0, 40.0], [9.0, 39.0])

@@ -68,7 +68,7 @@ def test_an_archive_holds_the_complete_loras_and_nothing_from_elsewhere(data):
     lora_file(data / "elsewhere.safetensors", 1)
     os.symlink(data / "elsewhere.safetensors", folder / "link.safetensors")
     stream = downloads.archive(folder)
-    whole = b"".join(downloads.pieces(stream))
+    whole = b"".join(stream)
     assert len(whole) == len(downloads.archive(folder))
     with zipfile.ZipFile(io.BytesIO(whole)) as archive:
         assert archive.testzip() is None

@@ -22,7 +22,7 @@ def test_the_last_drill_is_shown_with_a_link_to_its_run(tmp_path, monkeypatch, s
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
     if there:
         write_run(tmp_path, "demo")
-    monkeypatch.setattr(jobs, "read", lambda folder, name: jobs.Job(name, state, 1.0, ""))
+    monkeypatch.setattr(jobs, "read", lambda folder, name: jobs.Job(name, state, 1.0))
     monkeypatch.setattr(jobs, "output", lambda folder, name: ([], answer, "launch drill: no space is left"))
     found, markup = drill.look()
     assert found is busy

@@ -98,7 +98,7 @@ def test_what_a_job_says_is_text(data, monkeypatch):
     folder = make_run(data)
     mark = "<i onclick=x>"
     (folder / "plan.yaml").write_text(mark)
-    monkeypatch.setattr("ui.jobs.read", lambda folder, name: jobs.Job(name, "failed", 3.0, ""))
+    monkeypatch.setattr("ui.jobs.read", lambda folder, name: jobs.Job(name, "failed", 3.0))
     values = {"launch-slurm": {"file": str(folder / "plan.yaml")}}
     values |= {"rehearse": {"state": "failed", "problem": {"text": mark}}}
     monkeypatch.setattr("ui.jobs.output", lambda folder, name: (mark, values[name], mark))

@@ -1,11 +1,14 @@
 """The pictures of a run: in order, with any text, and only those that the page sends."""
 
+import json
 import shutil
 
 import pytest
-from ui_helpers import photos, write_run
+from ui_helpers import lora_file, photos, write_run
 
-from ui.run import samples, view
+from runs.files import RunError
+from ui.api.runs import run_samples
+from ui.run import evolution, samples, view
 
 HOSTILE = "a dog </p><img src=x onerror=alert(1)>"
 
@@ -45,7 +48,35 @@ def test_pictures_outside_the_folder_and_other_files_are_left_out(folder, tmp_pa
 def test_texts_stay_texts_and_a_run_without_samples_says_how_to_get_them(folder, data):
     empty = write_run(data, "empty")
     assert "“Sample prompts”" in samples.summary(view.evolution(empty), empty)
-    assert samples._next(empty)[0] is None and "fewer than two" in samples._next(empty)[1]
     assert samples.summary(view.evolution(folder), folder) == ""
     (folder / "metrics.jsonl").write_text('{"kind": "validation", "step": 16, "val_loss": 0.25}\n')
     assert "0.25 at step 16" in samples.summary(view.evolution(folder), folder)
+
+
+def test_the_api_has_each_saved_step_and_the_last_mark_counts(folder):
+    for step in (8, 16, 24):
+        lora_file(folder / f"my-cat-step{step:08}.safetensors", step)
+    lines = [{"kind": "step", "step": step, "epoch": 1, "loss": 0.5} for step in range(1, 25)]
+    lines += [{"kind": "validation", "step": step, "epoch": 1, "val_loss": 1 / step} for step in (8, 16)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = run_samples("my-cat")
+    assert (found["run"], found["name"], found["picked"]) == ("my-cat", "my cat", None)
+    assert found["best"] == {"step": 16, "val_loss": 0.0625}
+    assert [one["prompt"] for one in found["prompts"]] == ["a cat", HOSTILE]
+    one = found["snapshots"][1]
+    assert (one["step"], one["loss"], one["val_loss"]) == (16, 0.5, 0.0625) and one["time"].endswith("+00:00")
+    assert one["lora"]["name"] == "my-cat-step00000016.safetensors" and one["lora"]["size"] > 100
+    assert (one["samples"][0]["prompt"], one["samples"][0]["seed"]) == ("a cat", 42)
+
+    evolved = view.evolution(folder)
+    evolution.pick(folder, 8, evolved)
+    with (folder / evolution.FILE).open("a") as file:
+        file.write('{"kind": "pick", "st')  # a power cut
+    assert evolution.picked(folder) == 8
+    evolution.pick(folder, 24, evolved)
+    assert run_samples("my-cat")["picked"] == 24
+    assert evolution.marks(folder, view.loras(folder)) == {"my-cat-step00000024.safetensors": "picked"}
+    evolution.pick(folder, None, evolved)
+    assert evolution.picked(folder) is None
+    with pytest.raises(RunError, match="There is no LoRA of step 9; use one of 8, 16, 24"):
+        evolution.pick(folder, 9, evolved)
