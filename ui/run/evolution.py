@@ -1,23 +1,14 @@
-"""The snapshots of a run as plain values, for the API, and the LoRA that a person marked as the best.
+"""The snapshots of a run as plain values, for the API, and the addresses of its pictures."""
 
-A mark is a line of `votes.jsonl` in the run's folder; the last one counts.
-"""
-
-import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from guards.metrics import utc_now
-from runs.evolution import Evolution, Lora, Sample, Snapshot, best
-from runs.files import RunError, explained
-from runs.metrics_lines import entries
+from runs.evolution import Lora, Sample, Snapshot, best
 from ui.dataset.images import file_url
-from ui.run import view
+from ui.run import blind_vote, view
 from ui.run.readers import stamp
-
-FILE = "votes.jsonl"
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -25,7 +16,7 @@ def summary(folder: Path) -> dict[str, Any]:
     status, found = view.read(folder), view.evolution(folder)
     texts = {one.number: one.text for one in found.prompts}
     seeds = {one.number: one.seed for one in found.prompts}
-    chosen, lowest = picked(folder), best(found.validation)
+    picked, lowest = blind_vote.picked(folder), best(found.validation)
 
     def sample(one: Sample) -> dict[str, Any]:
         text = texts.get(one.prompt) or f"Prompt {one.prompt + 1}"
@@ -40,7 +31,7 @@ def summary(folder: Path) -> dict[str, Any]:
             "time": None if one.time is None else datetime.fromtimestamp(one.time, UTC).isoformat(timespec="seconds"),
             "loss": _short(one.loss),
             "val_loss": _short(one.val_loss),
-            "picked": one.step is not None and one.step == chosen,
+            "picked": one.step is not None and one.step == picked,
             "best": lowest is not None and one.step == lowest[0],
             "lora": _lora(one.lora),
             "samples": [sample(each) for each in one.samples],
@@ -56,7 +47,7 @@ def summary(folder: Path) -> dict[str, Any]:
         "validation": [{"step": step, "val_loss": _short(value)} for step, value in found.validation],
         "best": None if lowest is None else {"step": lowest[0], "val_loss": _short(lowest[1])},
         "others": [{"name": one.path.name, "url": versioned(one.path)} for one in found.others],
-        "picked": chosen,
+        "picked": picked,
     }
 
 
@@ -75,33 +66,8 @@ def versioned(path: Path) -> str:
     return f"{file_url(path)}?v={stamp(path).mtime_ns:x}"
 
 
-def pick(folder: Path, step: int | None, found: Evolution) -> None:
-    """Mark the LoRA of a step as the best; None removes the mark.
-
-    Raises:
-        RunError: there is no LoRA of this step, or the mark could not be stored.
-    """
-    steps = [one.step for one in found.snapshots if one.lora is not None and one.step is not None]
-    if step is not None and step not in steps:
-        known = f"use one of {', '.join(map(str, steps))}" if steps else "the run has saved none yet"
-        raise RunError(f"There is no LoRA of step {str(step)[:40]}; {known}")
-    line = json.dumps({"t": utc_now(), "kind": "pick", "step": step})
-    with explained("store the mark"), (folder / FILE).open("a", encoding="utf-8") as file:
-        file.write(f"\n{line}\n")  # the line before may be torn
-
-
-def picked(folder: Path) -> int | None:
-    """The step that a person marked as the best; None without a mark."""
-    try:
-        lines = (folder / FILE).read_bytes().splitlines()
-    except OSError:
-        return None
-    steps = [one.get("step") for one in entries(lines) if one.get("kind") == "pick"]
-    return steps[-1] if steps and type(steps[-1]) is int else None
-
-
 def marks(folder: Path, loras: Sequence[Lora]) -> dict[str, str]:
     """The word beside a LoRA by file name: which one is picked."""
-    step = picked(folder)
+    step = blind_vote.picked(folder)
     name = next((one.path.name for one in loras if step is not None and one.step == step), None)
     return {name: "picked"} if name else {}

@@ -1,4 +1,4 @@
-"""The part "Samples" of a run: its pictures by prompt and step, two of them over each other, and the mark of the best LoRA.
+"""The part "Samples" of a run: its pictures by prompt and step, two of them over each other, and a blind vote on its LoRAs.
 
 Gradio's own components show the pictures. Their addresses are those of the page's own route (ui/served.py), which sends
 nothing outside the data folders; a picture that it would not send is left out.
@@ -13,8 +13,8 @@ from runs.evolution import Evolution, best
 from runs.files import RunError
 from runs.paths import outputs_dir
 from ui import served
-from ui.html import esc, number
-from ui.run import evolution, fold, view
+from ui.html import esc, number, table
+from ui.run import blind_vote, fold, view
 from ui.run.fold import QUIET
 
 TICK_S = 5.0
@@ -25,6 +25,10 @@ COLUMNS, WIDEST = 4, 6  # of the gallery
 PLAIN: dict[str, Any] = {"interactive": False, "buttons": ["fullscreen"]}
 GALLERY: dict[str, Any] = {"label": "Samples", "show_label": False, "height": "auto", **PLAIN}
 NO_SAMPLES = "This run has no samples yet. They are drawn where “Sample prompts” has a prompt and “Generate samples every N steps” is not 0."
+NO_VOTE = (
+    "A blind vote compares LoRAs by samples of the same step, and fewer than two have some. Save LoRAs and draw samples at the "
+    "same steps: set “Save a checkpoint every N steps” and “Generate samples every N steps” to the same number."
+)
 Picture = tuple[str, str]  # path, caption
 
 
@@ -64,7 +68,7 @@ def summary(found: Evolution, folder: Path) -> str:
     lines = [] if found.others or prompts(found) else [NO_SAMPLES]
     if (lowest := best(found.validation)) is not None:
         lines.append(f"Lowest validation loss: {number(lowest[1], 3)} at step {lowest[0]:,}.")
-    if (picked := evolution.picked(folder)) is not None:
+    if (picked := blind_vote.picked(folder)) is not None:
         lines.append(f"Picked: the LoRA of step {picked:,}.")
     return "".join(f'<p class="hp-say">{esc(line)}</p>' for line in lines)
 
@@ -96,9 +100,11 @@ def _draw(folder: Path) -> None:
                 for label, value in zip(("Left", "Right"), pair or (None, None), strict=True)
             )
         slider = gr.ImageSlider(pair, type="filepath", label="Left and right", elem_id="samples-slider", **PLAIN)
+    with gr.Tab("Vote", elem_id="samples-vote"):
+        _vote(folder, head, timer)
     best = gr.Dropdown(
         _loras(found),
-        value=evolution.picked(folder) or NO_MARK,
+        value=blind_vote.marked(folder) or NO_MARK,
         label="Best LoRA",
         info="Marked as picked in the list of LoRAs",
         interactive=True,
@@ -119,7 +125,7 @@ def _draw(folder: Path) -> None:
     def on_best(step: int) -> str:
         found = view.evolution(folder)
         try:
-            evolution.pick(folder, None if step == NO_MARK else step, found)
+            blind_vote.mark(folder, None if step == NO_MARK else step, found)
         except RunError as error:
             return fold.note(error, True)
         return summary(found, folder)
@@ -139,13 +145,56 @@ def _draw(folder: Path) -> None:
     timer.tick(on_tick, [known, prompt], [known, gallery, prompt, one, two, best, head], key="samples-tick", **QUIET)
 
 
+def _vote(folder: Path, head: gr.HTML, timer: gr.Timer) -> None:
+    """The tab that asks which of two samples is better, and the count of the answers."""
+    asked, question, sides, counted = _next(folder)
+    pair = gr.State(asked)
+    text = gr.HTML(question, elem_id="vote-prompt", apply_default_css=False)
+    shown = gr.Gallery(sides, columns=2, elem_id="vote-pair", object_fit="contain", **GALLERY)
+    with gr.Row(elem_classes="hp-actions"):
+        buttons = {
+            side: gr.Button(side.capitalize(), elem_id=f"vote-for-{side}", min_width=90) for side in blind_vote.POINTS
+        }
+    result = gr.HTML(counted, elem_id="vote-result", apply_default_css=False)
+    outputs = [pair, text, shown, result]
+    for side, button in buttons.items():
+
+        def on_vote(pair: tuple[int, int, int] | None, side: str = side) -> list[Any]:
+            if pair is None:
+                return [gr.skip()] * 5
+            try:
+                blind_vote.vote(folder, blind_vote.Pair(*pair), side)
+            except RunError as error:
+                return [*[gr.skip()] * 4, fold.note(error, True)]
+            return [*_next(folder), summary(view.evolution(folder), folder)]
+
+        button.click(on_vote, pair, [*outputs, head], **QUIET)
+    timer.tick(lambda pair: [gr.skip()] * 4 if pair else _next(folder), pair, outputs, key="vote-tick", **QUIET)
+
+
+def _next(folder: Path) -> list[Any]:
+    """The next pair or None, the question, its pictures, and the count of votes."""
+    found, votes = view.evolution(folder), blind_vote.votes(folder)
+    pair = blind_vote.next_pair(found, votes)
+    rows = [(f"Step {step:,}", f"{won:g}", seen) for step, won, seen in blind_vote.wins(votes)]
+    left = blind_vote.ENOUGH - len(votes)
+    counted = f"Votes: {len(votes)}. " + (f"After {left} more, the best one is picked." if left > 0 else "")
+    result = f'<p class="hp-say">{counted}</p>' + table("Votes", ["LoRA", "Won", "Compared"], rows)
+    if pair is None:
+        return [None, f'<p class="hp-say">{esc(NO_VOTE)}</p>', [], result]
+    paths = {one.step: each.path for one in found.snapshots for each in one.samples if each.prompt == pair.prompt}
+    sides = [(sent(paths[step]), caption) for step, caption in ((pair.left, "Left"), (pair.right, "Right"))]
+    question = f'<p class="hp-say">Which one is better? {esc(prompts(found)[pair.prompt])}</p>'
+    return [pair, question, [each for each in sides if each[0]], result]
+
+
 def _choices(shown: list[Picture]) -> list[Picture]:
     return [(caption, path) for path, caption in shown]
 
 
 def _loras(found: Evolution) -> list[tuple[str, int]]:
     saved = [one.step for one in found.snapshots if one.lora is not None and one.step]
-    return [("None", NO_MARK), *((f"Step {step:,}", step) for step in saved)]
+    return [("The one that wins the vote", NO_MARK), *((f"Step {step:,}", step) for step in saved)]
 
 
 def _count(shown: list[Picture]) -> str:

@@ -1,16 +1,16 @@
-"""The samples of a run in a real browser: by prompt and step, two compared, and the mark of the best LoRA."""
+"""The samples of a run in a real browser: by prompt and step, two compared, and a vote that names the best LoRA."""
 
 import shutil
 
 from ui_helpers import lora_file, photos, write_run
 from ui_page import assert_accessible, until
 
-from ui.run import evolution
+from ui.run import blind_vote
 
 HOSTILE = "a <b>dog</b><img src=x onerror=alert(1)>"
 
 
-def test_samples_are_shown_and_compared_and_the_best_lora_is_marked(tab, server):
+def test_samples_are_shown_compared_and_voted_on(tab, server):
     folder = write_run(server.data, "my cat", state="completed", step=24, planned_steps=24)
     (folder / "sample").mkdir()
     (folder / "sample_prompts.txt").write_text(f"a cat\n{HOSTILE}\n")
@@ -45,9 +45,21 @@ def test_samples_are_shown_and_compared_and_the_best_lora_is_marked(tab, server)
     tab.get_by_role("option", name="Step 16 · a cat").click()
     until(lambda: any("_000016_00_" in one.get_attribute("src") for one in sides.all()), "the other picture")
 
+    for _ in range(blind_vote.ENOUGH - 1):  # in another browser
+        blind_vote.vote(folder, blind_vote.Pair(0, 24, 8), "left")
+    tab.get_by_role("tab", name="Vote").click()
     lora = tab.get_by_test_id("lora").filter(has_text="picked")
+    shown = tab.locator("#vote-pair img")
+    until(lambda: shown.count() == 2, "the pair")
+    steps = [one.get_attribute("src").split("_0000")[1][:2] for one in shown.all()]
+    side = "left" if steps[0] > steps[1] else "right"
+    tab.locator(f"#vote-for-{side}").click()
+    until(lambda: f"Votes: {blind_vote.ENOUGH}." in tab.locator("#vote-result").text_content(), "the next pair")
+    pair, choice = blind_vote.votes(folder)[-1]
+    assert choice == side and [f"{pair.left:02}", f"{pair.right:02}"] == steps
+    lora.filter(has_text="Step 24").wait_for()
     assert_accessible(tab, "#samples-fold")
     tab.locator("#samples-best input").click()
     tab.get_by_role("option", name="Step 16", exact=True).click()
     lora.filter(has_text="Step 16").wait_for()
-    assert lora.count() == 1 and evolution.picked(folder) == 16
+    assert lora.count() == 1 and blind_vote.picked(folder) == 16

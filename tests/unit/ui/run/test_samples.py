@@ -8,7 +8,7 @@ from ui_helpers import lora_file, photos, write_run
 
 from runs.files import RunError
 from ui.api.runs import run_samples
-from ui.run import evolution, samples, view
+from ui.run import blind_vote, evolution, samples, view
 
 HOSTILE = "a dog </p><img src=x onerror=alert(1)>"
 
@@ -69,14 +69,14 @@ def test_the_api_has_each_saved_step_and_the_last_mark_counts(folder):
     assert (one["samples"][0]["prompt"], one["samples"][0]["seed"]) == ("a cat", 42)
 
     evolved = view.evolution(folder)
-    evolution.pick(folder, 8, evolved)
-    with (folder / evolution.FILE).open("a") as file:
+    blind_vote.mark(folder, 8, evolved)
+    with (folder / blind_vote.FILE).open("a") as file:
         file.write('{"kind": "pick", "st')  # a power cut
-    assert evolution.picked(folder) == 8
-    evolution.pick(folder, 24, evolved)
+    assert blind_vote.picked(folder) == 8
+    blind_vote.mark(folder, 24, evolved)
     assert run_samples("my-cat")["picked"] == 24
     assert evolution.marks(folder, view.loras(folder)) == {"my-cat-step00000024.safetensors": "picked"}
-    evolution.pick(folder, None, evolved)
-    assert evolution.picked(folder) is None
+    blind_vote.mark(folder, None, evolved)
+    assert blind_vote.picked(folder) is None
     with pytest.raises(RunError, match="There is no LoRA of step 9; use one of 8, 16, 24"):
-        evolution.pick(folder, 9, evolved)
+        blind_vote.mark(folder, 9, evolved)
