@@ -64,7 +64,7 @@ def scratch() -> Iterator[Path]:
         os.environ |= {"HANGPROOF_DATA": before} if before is not None else {}
         watched.release()
         clear(run)
-        lock.release(remove=True)
+        lock.release()
 
 
 def clear(run: Path) -> None:
@@ -120,8 +120,7 @@ class Trial(Supervisor):
                 self.attempt.close()
 
     def listen(self) -> None:
-        """SIGTERM and Ctrl-C end this process: there is nothing to save."""
-        platform.become_subreaper()
+        """Nothing: SIGTERM and Ctrl-C end this process, because there is nothing to save."""
 
     def turn(self) -> Transition:
         """A turn of the monitor, while there is time."""
