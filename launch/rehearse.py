@@ -304,7 +304,8 @@ class Work:
         if trial.attempt is None:
             self._fail(now, "It cannot be started", trial.at.message, "Correct this, then rehearse again.")
         elif evidence is None:
-            self._fail(now, "It took too long", trial.at.message, "Read the end of the log below.")
+            title = "It took too long" if time.monotonic() >= self.until_s else "It ended early"
+            self._fail(now, title, trial.at.message, "Read the end of the log below.")
         else:
             cause, said = causes.match(evidence), evidence.verdict().text if evidence.kind == "hang" else ""
             stage = now if now == "resume" else _stage_of(evidence.phase)
