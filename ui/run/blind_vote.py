@@ -69,8 +69,8 @@ def votes(folder: Path) -> list[tuple[Pair, str]]:
     """The votes of a run. A line that is damaged or incomplete is left out."""
     found = []
     for entry in _lines(folder, "vote"):
-        numbers = [entry.get(key) for key in Pair._fields]
-        if all(type(number) is int for number in numbers) and entry.get("choice") in POINTS:
+        numbers = [number for key in Pair._fields if type(number := entry.get(key)) is int]
+        if len(numbers) == len(Pair._fields) and entry.get("choice") in POINTS:
             found.append((Pair(*numbers), entry["choice"]))
     return found
 
