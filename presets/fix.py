@@ -113,7 +113,7 @@ def _mentions(t: Training, flag: str) -> list[list[int]]:
     """The words of each mention of a flag with its own value. What follows may be other flags in a variable, so it stays."""
     count = 1 if flag in _table("lint.toml")["switches"] else 2
     mentions: list[list[int]] = []
-    for i in t.flags[flag].earlier + t.flags[flag].words:
+    for i in t.flags[flag].words:
         shape = t.command.words[i].shape
         if shape == f"--{flag}" or shape.startswith(f"--{flag}="):
             mentions.append([i])
@@ -122,11 +122,11 @@ def _mentions(t: Training, flag: str) -> list[list[int]]:
     return mentions
 
 
-def _written(text: str, t: Training, flag: str, values: list[str] | None, words: list[int] | None = None) -> list[Edit]:
+def _written(text: str, t: Training, flag: str, values: list[str] | None, whole: bool = False) -> list[Edit]:
     """The edits that set a flag where it is, or at the end of the command where it is not; None removes it.
 
     Args:
-        words: those to replace; None: each mention of the flag with its own value.
+        whole: replace all words after the flag; else each mention of the flag with its own value.
 
     Raises:
         _Impossible: the config file sets it, and the command line cannot turn it off; or the command has an open quote.
@@ -134,8 +134,9 @@ def _written(text: str, t: Training, flag: str, values: list[str] | None, words:
     new = [] if values is None else [f"--{flag}", *(quote(value, t.language) for value in values)]
     known = t.flags.get(flag)
     if known and known.words:
-        gone = [i for mention in _mentions(t, flag) for i in mention] if words is None else words
-        return _edits(text, t, {**{i: [] for i in gone}, known.words[0]: new})
+        mentions = _mentions(t, flag)
+        gone = known.words if whole else [i for mention in mentions for i in mention]
+        return _edits(text, t, {**{i: [] for i in gone}, mentions[-1][0]: new})
     if values is None or (known and not values):  # a switch of the config file is on
         if known and values is None:
             raise _Impossible
@@ -190,11 +191,10 @@ def set_flags(text: str, wanted: dict[str, list[str] | None], name: str = "train
         if len(found) != 1:
             raise PresetError(f"{name}: has {len(found)} training commands, not one")
         known = found[0].flags.get(flag)
-        words = [*known.earlier, *known.words] if known else []
         try:
-            if known and (not words or found[0].command.unclosed):  # the config file sets it
+            if known and (not known.words or found[0].command.unclosed):  # the config file sets it
                 raise _Impossible
-            text = _splice(text, _written(text, found[0], flag, values, words))
+            text = _splice(text, _written(text, found[0], flag, values, whole=True))
         except _Impossible:
             refused.append(flag)
     return text, refused

@@ -175,16 +175,12 @@ def lint(text: str, name: str = "train.sh", base: Path | None = None) -> list[Fi
 
     Args: as presets.training.trainings.
     """
-    rules = _table("lint.toml")["rules"]
     return [
         Finding(
             id=rule,
-            level=rules[rule]["level"],
             line=text.count("\n", 0, _position(t, rule, changes)) + 1,
-            why=rules[rule]["why"],
-            source=rules[rule]["source"],
-            fix=rules[rule]["fix"],
             fixable=bool(changes) and t.language != "ps",
+            **_table("lint.toml")["rules"][rule],
         )
         for t in trainings(text, name, base)
         for rule, changes in check(t)

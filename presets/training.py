@@ -36,11 +36,11 @@ def quote(value: str, language: str) -> str:
 
 @dataclass
 class Flag:
-    """The values of a flag (None: unknown) and the indices of its words; no words where a config file sets it."""
+    """The values of a flag (None: unknown), those of its last mention, and the indices of the words of all mentions; no
+    words where a config file sets it."""
 
     values: list[str | None]
     words: list[int] = field(default_factory=list)
-    earlier: list[int] = field(default_factory=list)  # words of earlier mentions, which this one overrides
 
 
 @dataclass
@@ -181,8 +181,8 @@ def flags_of(command: Command, start: int, end: int | None = None) -> Iterator[t
         if FLAG.match(shape) and (value is not None or "=" in shape.partition("\0")[0]):
             name, equals, rest = shape[2:].partition("=")
             name = name.replace("-", "_") if end is not None else name
-            earlier = [*found[name].earlier, *found[name].words] if name in found else []
-            flag = found[name] = Flag([None if value is None else rest] if equals else [], [i], earlier)
+            before = found[name].words if name in found else []
+            flag = found[name] = Flag([None if value is None else rest] if equals else [], [*before, i])
         elif flag is not None:
             flag.values.append(value)
             flag.words.append(i)

@@ -1,7 +1,5 @@
 """Cost, time and disk of a run, beside its memory."""
 
-import pytest
-
 import runs
 from presets.estimate import whole
 from ui.new import estimates
@@ -16,4 +14,4 @@ def test_cost_time_and_disk_are_beside_memory(data):
     assert "samples" in text and "Cost" not in estimates.html(spec.changed(price_per_hour=0), {"": 20})
     found = whole(spec.model_dump(), {"": 18, "2_more": 1})
     assert found["steps"] == runs.planned_steps(spec, {"": 18, "2_more": 1})
-    assert found["seconds"] == pytest.approx(whole(spec.model_dump(), {"": 18, "2_more": 1}, 1.0)["seconds"], rel=5)
+    assert found["seconds"] > found["steps"] and "RTX 4090" in found["time_source"]
