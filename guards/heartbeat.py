@@ -53,6 +53,8 @@ _ABOUT = 5422  # bytes: what is left of SIZE
 _PHASE_INDEX = {name: i for i, name in enumerate(PHASES)}
 _STEP = _PHASE_INDEX["step"]
 _POINT_INDEX = {name: i for i, name in enumerate(startup.NAMES)}
+WAITS = "waiting for rank"
+"""Begins the note of a rank that waits for another one."""
 POINT = "check point "
 """Begins the name that `inject` is called with at a check point."""
 

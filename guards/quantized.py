@@ -24,6 +24,7 @@ from typing import Any
 
 FOLDER = ".hangproof-cache"
 SUFFIX = ".safetensors"
+THREAD = "hangproof-float8"
 RESERVE = 8 << 30  # bytes of the disk that stay free: caches, samples and checkpoints come there too
 END = 1 << 16  # bytes at each end of a file that are part of its hash
 ENTRY = 400  # bytes that the header of the copy has for each tensor
@@ -62,7 +63,6 @@ class Copy:
         self._entries: dict[str, Any] = {}
         self._at = 0
         self._room = 0
-        self._thread: threading.Thread | None = None
 
     @property
     def temporary(self) -> Path:
@@ -103,13 +103,7 @@ class Copy:
     def finish(self) -> None:
         """All tensors are there: the file is completed in a thread, because a disk may need long for it."""
         if self._file is not None:
-            self._thread = threading.Thread(target=self._complete, name="hangproof-float8", daemon=True)
-            self._thread.start()
-
-    def wait(self) -> None:
-        """Until the file is complete, or is not to be."""
-        if self._thread is not None:
-            self._thread.join()
+            threading.Thread(target=self._complete, name=THREAD, daemon=True).start()
 
     def give_up(self) -> None:
         """Remove what was written so far."""

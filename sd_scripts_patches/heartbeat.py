@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from guards import crash, turns
-from guards.heartbeat import REQUEST_STOP
+from guards import crash
+from guards.heartbeat import REQUEST_STOP, WAITS
 from guards.step_requests import KINDS
 from sd_scripts_patches import batch_seeds, hooks, session, snapshots, timeouts
 from sd_scripts_patches import exit as exit_patch
@@ -68,10 +68,7 @@ def at_point(before: str = "", after: str = "", phase: str = "", then: str = "")
 
     def begins(original: Callable, *args: Any, **kwargs: Any) -> Any:
         beat = session.heartbeat()
-        if before == "tokenizer":
-            turns.reach_in_turn(beat, before)
-        else:
-            beat.reach(before)
+        beat.reach(before)
         with session.phase(phase) if phase else contextlib.nullcontext():
             result = original(*args, **kwargs)
         if then:
@@ -212,7 +209,7 @@ class TrainingLoop:
             follow_up(step)
         saves = getattr(self.args, "save_every_n_steps", None)
         if self.beat.rank and saves and step % saves == 0:  # until its next step is complete
-            self.beat.phase("save", note=f"{turns.WAITS} 0, which saves")
+            self.beat.phase("save", note=f"{WAITS} 0, which saves")
         self.step_start_s = time.monotonic()
 
     def record_validation(self) -> None:
@@ -243,7 +240,7 @@ class TrainingLoop:
             return
         main = self.accelerator.is_main_process
         if not main and {"save", "state"} & {*self.requests.now}:
-            self.beat.phase("save", note=f"{turns.WAITS} 0, which saves")
+            self.beat.phase("save", note=f"{WAITS} 0, which saves")
         self.requests.finish(self.step, main)
         several = self.accelerator.num_processes > 1
         if not (self.stop if several else self.beat.request == REQUEST_STOP):

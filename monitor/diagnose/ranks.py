@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from guards import startup
-from guards.heartbeat import Beat
-from guards.turns import WAITS
+from guards.heartbeat import WAITS, Beat
 from monitor.detect import stacks as dumps
 from monitor.phrases import PHASES, count, duration, printable
 
@@ -33,7 +32,7 @@ STEPS = ("first_step", "step")
 FAILED = ("failed", "deadline")  # outcomes
 MIN_SILENCE_S = 0.5  # one rank must be silent this much longer than the others to be the one that they wait for
 WAITING = ("distributed_c10d.py:*", "c10d_logger.py:*", "rendezvous.py:*", "*:wait_for_everyone", "*:barrier",
-           "*:all_reduce", "*:all_gather*", "*:broadcast*", "turns.py:*")  # fmt: skip
+           "*:all_reduce", "*:all_gather*", "*:broadcast*")  # fmt: skip
 """Innermost frames of a rank that waits for the others."""
 MAYBE_WAITING = ("graph.py:_engine_run_backward", "*:synchronize")
 """Innermost frames behind which native code computes, or waits for the others' gradients."""

@@ -1,17 +1,13 @@
-"""The check points of a starting rank in its heartbeat, what it says about its environment, and who goes first."""
+"""The check points of a starting rank in its heartbeat, what it says about its environment."""
 
 import ast
 import os
 import time
 
 import children
-import pytest
-from monitor_helpers import wait_for
 
-from guards import heartbeat, startup, turns
+from guards import startup
 from guards.heartbeat import Heartbeat, path_of, read
-
-HUNDRED_S = 100
 
 
 def test_a_reader_sees_when_each_check_point_was_reached_and_how_long_it_took(tmp_path):
@@ -87,55 +83,3 @@ def test_a_large_environment_fits(tmp_path, monkeypatch):
     beat = read(path_of(tmp_path, 0))
     assert beat.step == 1 and startup.read_about(beat.about)["host"] == os.uname().nodename
     assert len(startup.read_about(beat.about)["environment"]) >= 5
-
-
-SECOND = """
-import sys, time
-from guards import turns
-from guards.heartbeat import Heartbeat
-beat = Heartbeat.from_env()
-print("waits", flush=True)
-turns.reach_in_turn(beat, "tokenizer")
-print("has passed", beat.point, flush=True)
-"""
-
-
-@pytest.fixture
-def second(tmp_path):
-    """Rank 1 of a machine, as a process of its own that wants the tokenizers."""
-
-    def start(**extra):
-        world = {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2}
-        process = children.start(SECOND, HANGPROOF_HEARTBEAT=tmp_path, **world, **extra)
-        started.append(process)
-        assert process.stdout.readline() == "waits\n"
-        return process
-
-    started = []
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def test_tokenizers_are_fetched_by_the_first_rank_of_a_machine(tmp_path, second):
-    old = Heartbeat(path_of(tmp_path, 0))  # the caching command of before: it passed the tokenizers and ended
-    old.reach("tokenizer")
-    old.reach("data")
-    old.end("done")
-    process = second()
-    note = f"{turns.WAITS} 0 at check point 3"
-    wait_for(lambda: any(b.rank == 1 and note in b.note for b in heartbeat.read_all(tmp_path)), HUNDRED_S, note)
-    first = Heartbeat(path_of(tmp_path, 0), world=2)
-    first.reach("tokenizer")
-    time.sleep(0.3)
-    assert process.poll() is None
-    first.reach("data")
-    assert process.stdout.readline() == "has passed tokenizer\n"
-    assert process.wait(HUNDRED_S) == 0
-
-
-def test_the_wait_for_the_first_rank_ends(tmp_path, second):
-    process = second(HANGPROOF_BARRIER_TIMEOUT_S="0.5")
-    assert process.wait(HUNDRED_S) == 75

@@ -7,8 +7,7 @@ import pytest
 from monitor_evidence import beat, frames, hang, proc, scope
 
 from guards import startup
-from guards.heartbeat import Heartbeat, path_of, read
-from guards.turns import WAITS
+from guards.heartbeat import WAITS, Heartbeat, path_of, read
 from monitor.diagnose import collect, ranks
 from monitor.process import platform
 
