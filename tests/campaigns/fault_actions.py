@@ -1,9 +1,9 @@
 """What is done to a run from outside, by the name in the row's `action`: watch, by default.
 
-An action starts the run's monitor. When it returns, the row's slow steps end, and `faults.play` waits for the end of the
-last monitor that it started. It asserts what only it can see on the way: which processes lived, how long something took.
-Those of a standby attempt begin alike: steps are slow (the row's `slow`) until one waits at its gate, however long that
-takes.
+An action starts the run's monitor. When it returns, the row's slow steps end, and `faults.play` waits for the end of
+the last monitor that it started. It asserts what only it can see on the way: which processes lived, how long something
+took. Those of a standby attempt begin alike: steps are slow (the row's `slow`) until one waits at its gate, however
+long that takes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from run_facts import status
 
 from benchmarks.injector import INJECTED
 from benchmarks.injector_files import fill
-from benchmarks.trial import read_end, read_object, with_pids
+from benchmarks.trial import read_end, read_object
 from monitor.process import platform
 from runs.files import atomic_write
 
@@ -191,6 +191,21 @@ def pid_reuse(scenario: Scenario) -> None:
         for popen in innocent:
             popen.kill()
             popen.wait(10)
+
+
+def with_pids(pids: list[int]) -> list[subprocess.Popen[bytes]]:
+    """Innocent processes that sleep, with these pids of dead ones. Only root may choose."""
+    innocent = []
+    for pid in pids:
+        for _ in range(100):
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+            popen = subprocess.Popen(["sleep", "86400"], stdin=subprocess.DEVNULL)
+            if popen.pid == pid:
+                innocent.append(popen)
+                break
+            popen.kill()
+            popen.wait(10)
+    return innocent
 
 
 # ---- disks ----
