@@ -24,6 +24,7 @@ from run_facts import status
 from benchmarks.injector import INJECTED
 from benchmarks.injector_files import fill
 from benchmarks.trial import read_end, read_object
+from monitor.cli.commands import line
 from monitor.process import platform
 from runs.files import atomic_write
 
@@ -432,3 +433,27 @@ def shm_fills(scenario: Scenario) -> None:
     scenario.until_ready()
     until_snapshot(scenario)
     fill(Path(scenario.environment["HANGPROOF_SHM"]))
+
+
+def standby_starts(scenario: Scenario) -> None:
+    scenario.monitor()
+    scenario.until("a standby that starts", lambda: scenario.standby().get("pid"))
+
+
+def standby_is_killed_first(scenario: Scenario) -> None:
+    """The kernel's score of a standby is the highest; what it uses is said; the training's is everybody's."""
+    scenario.monitor()
+    scenario.until_ready()
+    scores = {pid: Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in scenario.ours()}
+    waiting, training = scenario.trainers(at_gate=True), scenario.trainers()
+    assert waiting and {scores[pid] for pid in waiting} == {"1000"}, scores
+    assert training and "1000" not in {scores[pid] for pid in training}, scores
+    found = status(scenario.folder)
+    assert found["standby"]["memory_bytes"] > 20e6, "torch is in it"
+    assert "next attempt ready (" in line(scenario.folder, {**found, "alive": True})
+
+
+def stop_with_standby(scenario: Scenario) -> None:
+    scenario.monitor()
+    scenario.until_ready()
+    stop(scenario)
