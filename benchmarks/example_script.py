@@ -3,8 +3,8 @@
     python benchmarks/example_script.py SCRIPT SEED RESULT FLAGS…
 
 What the script draws at random is drawn as the trainer draws it: the noise and noise level of each step, and the first
-weights of the LoRA, which also gets the trainer's layers. The loss of each step, and its time from the noise to the new
-weights, are written to RESULT as JSON. The images must have the size they are trained in: nothing here resizes them.
+weights of the LoRA, which also gets the trainer's layers. The loss of each step and when it began are written to RESULT
+as JSON. The images must have the size they are trained in: nothing here resizes them.
 """
 
 import json
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
     steps: list[dict[str, float]] = []
     draw_as_the_trainer(int(seed), steps)
     place_the_lora(family, int(told["--rank"]), int(seed))
-    record_the_rest(steps)
+    record_losses(steps)
     sys.argv = [script, *flags]
     runpy.run_path(script, run_name="__main__")
     Path(result).write_text(json.dumps(steps), encoding="utf-8")
@@ -95,22 +95,17 @@ def place_the_lora(family: families.Family, rank: int, seed: int) -> None:
     PeftAdapterMixin.add_adapter = add
 
 
-def record_the_rest(steps: list[dict[str, float]]) -> None:
-    """The loss of the latest step, and the seconds until its gradients are cleared."""
+def record_losses(steps: list[dict[str, float]]) -> None:
+    """The loss of the latest step."""
     from accelerate import Accelerator
-    from accelerate.optimizer import AcceleratedOptimizer
 
-    backward, zero_grad = Accelerator.backward, AcceleratedOptimizer.zero_grad
+    backward = Accelerator.backward
 
     def recorded(accelerator: Any, loss: torch.Tensor, **more: Any) -> None:
         backward(accelerator, loss, **more)
         steps[-1]["loss"] = loss.item()
 
-    def ended(optimizer: Any, set_to_none: bool | None = None) -> None:
-        zero_grad(optimizer, set_to_none)
-        steps[-1]["step_s"] = time.monotonic() - steps[-1]["mono_s"]
-
-    Accelerator.backward, AcceleratedOptimizer.zero_grad = recorded, ended
+    Accelerator.backward = recorded
 
 
 if __name__ == "__main__":

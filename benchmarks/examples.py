@@ -5,8 +5,7 @@
 Both train one image with the same noise, noise levels and first weights, in full precision. In turns, each round is a
 run of both. Limits: a loss is not further from the script's than 1e-5 of it, and the time from a step to the next is
 not longer. The script for FLUX.1 encodes text and image in each step, that for SDXL the image; the trainer has both
-cached. `without_encoding` compares the trainer's whole step with the script's time from the noise to the new weights
-alone, and has no limit.
+cached.
 """
 
 from __future__ import annotations
@@ -77,13 +76,11 @@ def report(rounds: list[tuple[list[dict], list[dict]]]) -> Report:
     losses = [(a["loss"], b["loss"]) for a, b in zip(ours, theirs, strict=True)][:COMPARED]
     furthest = max(abs(a - b) / abs(b) for a, b in losses)
     times = ratio((step_time(ours), step_time(theirs)) for ours, theirs in rounds)
-    bare = ratio((training_time(ours), training_time(theirs)) for ours, theirs in rounds)
     assert times is not None
     figures = {
         "losses": [[round(a, 7), round(b, 7)] for a, b in losses],
         "largest_relative_difference": furthest,
         "step_time_ratio": times,
-        "without_encoding": bare,
         "step_s": [[round(step_time(one), 5) for one in both] for both in rounds],
     }
     exceeded = [f"a loss differs by {furthest:.1e} of the script's, the limit is {CLOSE}"] if furthest > CLOSE else []
@@ -96,11 +93,6 @@ def step_time(steps: list[dict]) -> float:
     """The median of the seconds from one step to the next."""
     at_s = [step["mono_s"] for step in steps[FIRST:]]
     return statistics.median(after - before for before, after in itertools.pairwise(at_s))
-
-
-def training_time(steps: list[dict]) -> float:
-    """The median of what each step took by itself, in seconds."""
-    return statistics.median(step["step_s"] for step in steps[FIRST:])
 
 
 def tiny_model(family: str, folder: Path) -> Path:
@@ -129,7 +121,7 @@ def words_of(text: str) -> dict[str, str]:
 
 
 def run_script(script: Path, family: str, model: Path, folder: Path, steps: int) -> list[dict]:
-    """The steps of the example script: `loss`, `step_s`, and the clock `mono_s` of each."""
+    """The steps of the example script: `loss` and the clock `mono_s` of each."""
     result = folder / "result.json"
     flags: dict[str, object] = {
         **words_of(SCRIPT_FLAGS),
@@ -149,7 +141,7 @@ def run_script(script: Path, family: str, model: Path, folder: Path, steps: int)
 
 
 def run_trainer(model: Path, folder: Path, steps: int) -> list[dict]:
-    """The steps of the built-in trainer: `loss`, `step_s`, and the clock `mono_s` of each."""
+    """The steps of the built-in trainer: `loss` and the clock `mono_s` of each."""
     config, output = folder / "dataset.toml", folder / "ours"
     config.write_text(
         f'[[datasets]]\nresolution = {SIZE}\nbatch_size = 1\n[[datasets.subsets]]\nimage_dir = "{folder / "images of ours"}"\n'

@@ -21,6 +21,7 @@ goodput of that contender is then an upper bound that depends on the limit.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -272,12 +273,7 @@ def compare(results: dict[str, dict]) -> dict[str, float | None]:
 
     found: dict[str, float | None] = {}
     for other in ("ft_launcher", "torchrun"):
-        for key, rank in (
-            ("hang_to_step", "p50"),
-            ("hang_to_step", "p95"),
-            ("crash_to_step", "p50"),
-            ("crash_to_step", "p95"),
-        ):
+        for key, rank in itertools.product(("hang_to_step", "crash_to_step"), ("p50", "p95")):
             mine, theirs = of("ours", f"{key}_s", rank), of(other, f"{key}_s", rank)
             found[f"{key}_{rank}_of_{other}"] = round(mine / theirs, 3) if mine and theirs else None
         mine, theirs = of("ours", "goodput", ""), of(other, "goodput", "")

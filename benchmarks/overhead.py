@@ -101,12 +101,7 @@ SIDES = ("plain", "patched")
 
 
 def take_turns(
-    work: Path,
-    folder: Path,
-    steps: int,
-    second_first: bool,
-    more: dict[str, str] | None = None,
-    **changed: str,
+    work: Path, folder: Path, steps: int, second_first: bool, more: dict[str, str] | None = None, **changed: str
 ) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
     """(wall, processor) seconds of each step of the plain and the patched training, which alternate.
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from guards import gate
 from monitor.process import platform
@@ -55,25 +56,15 @@ _environment = threading.RLock()
 
 def clean_environment(**more: str) -> dict[str, str]:
     """This process's environment without our variables and those of trials."""
-    with _environment:
-        inherited = dict(os.environ)
-    kept = {k: v for k, v in inherited.items() if not k.startswith(("HANGPROOF_", "TOY_", "TINY_", "PYTHONPATH"))}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HANGPROOF_", "TOY_", "TINY_", "PYTHONPATH"))}
     return {**kept, **more}
 
 
 @contextlib.contextmanager
 def data_root(data: Path) -> Iterator[None]:
     """`runs` uses this data root inside the block; one at a time, because the environment belongs to the process."""
-    with _environment:
-        before = os.environ.get("HANGPROOF_DATA")
-        os.environ["HANGPROOF_DATA"] = str(data)
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["HANGPROOF_DATA"]
-            else:
-                os.environ["HANGPROOF_DATA"] = before
+    with _environment, mock.patch.dict(os.environ, HANGPROOF_DATA=str(data)):
+        yield
 
 
 def photos(folder: Path, number: int = 6, size: int = 64) -> Path:
@@ -140,32 +131,22 @@ def toy_environment(work: Path, faults: str = "", step_s: float = STEP_S) -> dic
 @contextlib.contextmanager
 def started(job: Job, environment: dict[str, str], token: str = "") -> Iterator[subprocess.Popen[bytes]]:
     """The job's process, in a session of its own; its output goes to the job's log. Afterwards nothing of it lives."""
-    token = token or secrets.token_hex(8)
-    process = begin(job, environment, token)
-    try:
-        yield process
-    finally:
-        finish(process, token)
-
-
-def begin(job: Job, environment: dict[str, str], token: str) -> subprocess.Popen[bytes]:
-    """Start it, for `finish`."""
     job.folder.mkdir(parents=True, exist_ok=True)
+    token = token or secrets.token_hex(8)
     fixed = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", TOKEN: token}
     env = clean_environment(**{**fixed, **environment, **job.environment})
     with open(job.log, "ab") as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             job.command, cwd=job.cwd or job.folder.parent, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
         )  # fmt: skip
-
-
-def finish(process: subprocess.Popen[bytes], token: str) -> None:
-    """Kill what is left of it: its process group, then every process with the token."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(30)
-    kill_all(token)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+        kill_all(token)
 
 
 def living(token: str) -> dict[int, str]:
@@ -197,21 +178,6 @@ def kill_all(token: str, meanwhile: Callable[[], None] = lambda: None, timeout_s
         if not left or time.monotonic() > until_s:
             return left
         time.sleep(0.05)
-
-
-def with_pids(pids: list[int]) -> list[subprocess.Popen[bytes]]:
-    """Innocent processes that sleep, with these pids of dead ones. Only root may choose."""
-    innocent = []
-    for pid in pids:
-        for _ in range(100):
-            Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
-            popen = subprocess.Popen(["sleep", "86400"], stdin=subprocess.DEVNULL)
-            if popen.pid == pid:
-                innocent.append(popen)
-                break
-            popen.kill()
-            popen.wait(10)
-    return innocent
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -31,6 +31,7 @@ GENERATED_GB = 1.0  # of a model that is generated for tests
 PNG_BYTES = 2.0  # of a pixel of a generated image
 OPTIMIZER_BYTES = {"adafactor": 0.1, "adamw8bit": 2, "adamw": 8, "lion8bit": 1, "lion": 4, "prodigy": 16}
 OPTIMIZER_BYTES |= {"adamwschedulefree": 8, "sgd": 4}
+WEIGHT_BYTES = {"nf4": 0.57}  # of a quantized weight, its scale included; the others have 8 bits
 TEXT_TOKENS, TEXT_WIDTH = 512, 4096  # of FLUX.1
 NOTE = "an estimate; actual use differs by 1–2 GB with the driver and other programs on the GPU"
 
@@ -51,7 +52,8 @@ def estimate(run: Mapping[str, Any]) -> dict:
         PresetError: there is no such base model.
     """
     key, run, flags, shape = _settled(run)
-    usual, trainer = {**defaults()["run"], **models()[key]["settings"]}, trainer_of(key, run["backend"])
+    _, usual, usual_flags, _ = _settled({name: run[name] for name in ("model", "backend", "tier") if name in run})
+    trainer = trainer_of(key, run["backend"])
     row = tier_row(key, run["backend"], run["tier"])
     row = row or trainer["tiers"][smallest_tier(key, run["backend"])]
     stages = {"training": GENERATED_GB}
@@ -60,8 +62,7 @@ def estimate(run: Mapping[str, Any]) -> dict:
         lora = shape["lora_sides"] * (run["rank"] - usual["rank"]) * (8 + _optimizer_bytes(flags)) / GB
         stages = {"text": 0.0 if flags.get("text_encoder_cpu") else trainer["text_gb"]}
         stages["training"] = row["training_gb"] + trainer["activations_gb"] * (size - 1) + lora
-        if run["mixed_precision"] == "no" and not flags.get("quantize"):  # 4 bytes of a weight, and no fp8
-            stages["training"] += row["weights_gb"] * (3 if flags.get("fp8_base") or flags.get("fp8_scaled") else 1)
+        stages["training"] += row["weights_gb"] * (_weight_bytes(run, flags) / _weight_bytes(usual, usual_flags) - 1)
     stages = {name: round(value, 1) for name, value in stages.items() if value}
     peak = max(stages, key=lambda name: stages[name])
     return {
@@ -199,6 +200,15 @@ def disk(run: Mapping[str, Any], images: int, steps: int = 0) -> dict[str, float
         "caches": images * (latent + text),
         "samples": pictures * run["resolution"] ** 2 * PNG_BYTES,
     }
+
+
+def _weight_bytes(run: Mapping[str, Any], flags: Mapping[str, Any]) -> float:
+    """Bytes of a weight of the base model."""
+    if quantize := flags.get("quantize"):
+        return WEIGHT_BYTES.get(quantize, 1)
+    if run["mixed_precision"] == "no":
+        return 4
+    return 1 if flags.get("fp8_base") or flags.get("fp8_scaled") else 2
 
 
 def _optimizer_bytes(flags: Mapping[str, Any]) -> float:

@@ -1,9 +1,9 @@
 """What is done to a run from outside, by the name in the row's `action`: watch, by default.
 
-An action starts the run's monitor. When it returns, the row's slow steps end, and `faults.play` waits for the end of the
-last monitor that it started. It asserts what only it can see on the way: which processes lived, how long something took.
-Those of a standby attempt begin alike: steps are slow (the row's `slow`) until one waits at its gate, however long that
-takes.
+An action starts the run's monitor. When it returns, the row's slow steps end, and `faults.play` waits for the end of
+the last monitor that it started. It asserts what only it can see on the way: which processes lived, how long something
+took. Those of a standby attempt begin alike: steps are slow (the row's `slow`) until one waits at its gate, however
+long that takes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from run_facts import status
 
 from benchmarks.injector import INJECTED
 from benchmarks.injector_files import fill
-from benchmarks.trial import read_end, read_object, with_pids
+from benchmarks.trial import read_end, read_object
+from monitor.cli.commands import line
 from monitor.process import platform
 from runs.files import atomic_write
 
@@ -191,6 +192,21 @@ def pid_reuse(scenario: Scenario) -> None:
         for popen in innocent:
             popen.kill()
             popen.wait(10)
+
+
+def with_pids(pids: list[int]) -> list[subprocess.Popen[bytes]]:
+    """Innocent processes that sleep, with these pids of dead ones. Only root may choose."""
+    innocent = []
+    for pid in pids:
+        for _ in range(100):
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+            popen = subprocess.Popen(["sleep", "86400"], stdin=subprocess.DEVNULL)
+            if popen.pid == pid:
+                innocent.append(popen)
+                break
+            popen.kill()
+            popen.wait(10)
+    return innocent
 
 
 # ---- disks ----
@@ -417,3 +433,27 @@ def shm_fills(scenario: Scenario) -> None:
     scenario.until_ready()
     until_snapshot(scenario)
     fill(Path(scenario.environment["HANGPROOF_SHM"]))
+
+
+def standby_starts(scenario: Scenario) -> None:
+    scenario.monitor()
+    scenario.until("a standby that starts", lambda: scenario.standby().get("pid"))
+
+
+def standby_is_killed_first(scenario: Scenario) -> None:
+    """The kernel's score of a standby is the highest; what it uses is said; the training's is everybody's."""
+    scenario.monitor()
+    scenario.until_ready()
+    scores = {pid: Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in scenario.ours()}
+    waiting, training = scenario.trainers(at_gate=True), scenario.trainers()
+    assert waiting and {scores[pid] for pid in waiting} == {"1000"}, scores
+    assert training and "1000" not in {scores[pid] for pid in training}, scores
+    found = status(scenario.folder)
+    assert found["standby"]["memory_bytes"] > 20e6, "torch is in it"
+    assert "next attempt ready (" in line(scenario.folder, {**found, "alive": True})
+
+
+def stop_with_standby(scenario: Scenario) -> None:
+    scenario.monitor()
+    scenario.until_ready()
+    stop(scenario)

@@ -1,8 +1,8 @@
 """The fault matrix: a fault is a row of faults.toml, and `play` plays one on a real run.
 
-The monitor, the launcher and the trainer are real; the model is tiny, at 50 ms a step. The same seed injects at the same
-step. The row says when and what is done, from inside (benchmarks/injector.py) or from outside (fault_actions.py), and
-what must be seen afterwards in the monitor's own files (`check`); no code here knows a fault by name.
+The monitor, the launcher and the trainer are real; the model is tiny, at 50 ms a step. The same seed injects at the
+same step. The row says when and what is done, from inside (benchmarks/injector.py) or from outside (fault_actions.py),
+and what must be seen afterwards in the monitor's own files (`check`); no code here knows a fault by name.
 
 The caches and the model of the undisturbed run are copied, so that a run starts in five seconds instead of eight.
 """

@@ -2,9 +2,9 @@
 
     python -m pytest -s tests/campaigns/test_faults.py [-k step_sleeps]          45 minutes on two free cores
 
-HANGPROOF_SEED chooses the steps. Each row of the built-in trainer is played twice: with snapshots in memory and the standby
-attempt, and with both turned off (`-k off`, `-k "not off"`). Rows that are about them are played once. HANGPROOF_SLACK_S=5, on
-an idle machine, also requires that each hang is declared as soon as its row says.
+HANGPROOF_SEED chooses the steps. Each row of the built-in trainer is played twice: with snapshots in memory and the
+standby attempt, and with both turned off (`-k off`, `-k "not off"`). Rows that are about them are played once.
+HANGPROOF_SLACK_S=5, on an idle machine, also requires that each hang is declared as soon as its row says.
 """
 
 import os

@@ -14,13 +14,13 @@ import secrets
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tiny_runs
+from monitor_helpers import wait_for
 
 from benchmarks import toy_loop
 from benchmarks.trial import TOKEN, kill_all, make_toy, read_lines, read_object, toy_launcher
@@ -183,17 +183,8 @@ class Machine:
             raise RuntimeError(f"still running after {timeout_s:.0f} s: {state}\n{self.output()[-3000:]}") from None
 
     def until(self, met: Callable[[], Any], what: str, timeout_s: float = START_S) -> Any:
-        """Wait until `met()` is true; its value. RuntimeError: the command ended first, or the time is over."""
-        assert self.process is not None
-        until_s = time.monotonic() + timeout_s
-        while True:
-            ended = self.process.poll() is not None
-            if value := met():
-                return value
-            if ended or time.monotonic() > until_s:
-                how = f"the command ended with {self.process.poll()}" if ended else f"not within {timeout_s:.0f} s"
-                raise RuntimeError(f"waited for {what}: {how}\n{self.output()[-3000:]}")
-            time.sleep(0.005)
+        """Wait until `met()` is true; its value. AssertionError: the time is over."""
+        return wait_for(met, timeout_s, what)
 
     def output(self) -> str:
         """What its commands printed."""

@@ -1,6 +1,6 @@
 """The standby attempt: the next attempt is started early, and is dropped where it would train something else.
 
-tests/campaigns/test_standby.py has its deaths and hangs.
+tests/campaigns/faults.toml has its deaths and hangs.
 """
 
 import os

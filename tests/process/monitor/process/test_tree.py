@@ -13,9 +13,9 @@ from unittest.mock import Mock
 
 import children
 import pytest
+from fault_actions import with_pids
 from monitor_helpers import wait_for
 
-from benchmarks.trial import with_pids
 from guards import reading
 from monitor.process import locks, platform, tree
 from monitor.process.locks import Lock, is_held
