@@ -12,7 +12,7 @@ hold only a period
 after it was created: by then the earlier holder has seen it, or its own period is over. (Leases by time are from Gray
 and Cheriton, 1989; fencing numbers as in Kleppmann, "How to do distributed locking", 2016.) No wait is needed after a
 claim that was released, or whose process is known to be dead: it ran on this machine since the same boot, and its
-process ID is gone.
+process ID is gone. A process that replaces one beside a training that runs on takes on the claim of that one.
 
 Where a place has no conditional write, two machines can create one number. Each reads its claim again after `settle_s`,
 and the one whose claim was replaced gives way. One whose request takes longer than that is seen at the next renewal

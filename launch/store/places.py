@@ -28,9 +28,8 @@ from launch.common import LaunchError
 from launch.store.filesystems import PROTOCOLS, Files, Meter, files, refusal
 
 T = TypeVar("T")
-PIECE = (
-    8 << 20
-)  # bytes that one reading call fetches; a file system that streams sends no more without calling its meter
+# Bytes that one reading call fetches; a file system that streams sends no more without calling its meter.
+PIECE = 8 << 20
 SLOWEST = 50_000.0  # bytes a second of a line that is still used: what a piece may take beyond the limit of a call
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}(?:/[A-Za-z0-9_][A-Za-z0-9._-]{0,199}){0,7}")
 
