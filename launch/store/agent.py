@@ -22,7 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ POLL_S = 0.5  # between two readings of the run's folder
 RETRY_S, RETRY_MAX_S = 2.0, 60.0  # after a failed copy
 REQUEST, REQUEST_BYTES = "requests/stop.json", 4096
 STATUS_BYTES = 4 << 20
-SMALL = Limits(call_s=10.0, tries=2)  # of calls that the next one repeats anyway
+SMALL = {"call_s": 10.0, "tries": 2, "bytes_per_s": 0.0}  # of calls that the next one repeats anyway
 REFUSE_PERIODS = 0.5  # a living holder is watched so long: one that is just ending gives the lease back
 RELEASE_SHARE = 0.6  # of the time to release the lease: for the copy under way
 NICE = 10
@@ -59,38 +59,18 @@ class Superseded(Exception):
     """A copy was cut short by an order."""
 
 
-def holder_between(place: Place, before: int, now: int) -> str:
-    """Who held the lease between the leases `before` and `now` of one run; "" for nobody. Raises StoreError.
-
-    before: 0 where it is not known. A claim that was never held does not count: the run's own agent was killed while it
-    claimed. One that is no longer listed does.
-    """
-    if not before:
-        return ""
-    names = {number: name for name, number in lease.claims_of(place.list(lease.FOLDER)).items()}
-    for number in range(before + 1, now):
-        if number not in names:
-            return "another machine"
-        claim = lease.parse_claim(place.read(names[number], 1 << 16))
-        if claim is not None and (claim.held or claim.released):
-            return claim.owner.text()
-    return ""
-
-
 class Report:
     """`store.json`: what the monitor and people see. Safe for several threads; replaced when a value changes."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, owner: str):
+        """owner: the ID with which this process claims the lease, for the one that replaces it beside the same training."""
         self._path = folder / STORE
-        before = (read_json(self._path) or {}).get("number")
-        self.lease_before = before if isinstance(before, int) else 0  # the lease that this run held last, 0 for none
-        self._values: dict[str, Any] = {"version": 1, "pid": os.getpid(), "number": self.lease_before}
-        self._values |= asdict(StoreView())
+        self._values: dict[str, Any] = {"version": 1, "pid": os.getpid(), "owner": owner, **asdict(StoreView())}
         self._lock = threading.Lock()
         self._write()
 
     def set(self, **values: object) -> None:
-        """Change values of a StoreView, or the number of the lease; nothing after a state that ends the run here."""
+        """Change values of a StoreView; nothing after a state that ends the run here."""
         with self._lock:
             if self._values["lease"] not in ENDING and any(self._values[key] != value for key, value in values.items()):
                 self._values |= values
@@ -104,17 +84,26 @@ class Report:
 
 
 class Agent:
-    """The agent of the run in `folder`. `place`: the run's folder in the store; `small`: the same over a connection of
-    its own, which no long copy disturbs. `adopted`: the training runs already."""
+    """The agent of the run in `folder`. `place`: the run's folder in the store; `small`: the same with
+    limits of its own, so that no long copy delays it. `adopted`: the training runs already."""
 
-    def __init__(self, folder: Path, place: Place, small: Place, report: Report, limits: config.Section, adopted: bool):
+    def __init__(
+        self,
+        folder: Path,
+        place: Place,
+        small: Place,
+        claims: lease.Lease,
+        report: Report,
+        limits: config.Section,
+        adopted: bool,
+    ):
         self.folder = folder
         self.place = place
         self.small = small
         self.report = report
         self.limits = limits
         self.adopted = adopted
-        self.lease = lease.Lease(small, period_s=limits.lease_s)
+        self.lease = claims
         self.folders = result_folders(folder)
         self.held = threading.Event()  # for the first time
         self.wake = threading.Event()  # the copying thread has something to do
@@ -175,46 +164,42 @@ class Agent:
         small_s, sent = -1e9, b""
         while not self.released.is_set():
             state, now_s = self.lease.poll(), time.monotonic()
-            reachable = not self.lease.error
-            if state == lease.HELD and not self.held.is_set():
-                try:
-                    before = self.report.lease_before if self.adopted else 0
-                    holder = holder_between(self.small, before, self.lease.number)
-                except StoreError:
-                    self.released.wait(POLL_S)
-                    continue
-                if holder:
-                    self.lose(holder)
-                    return
-                self.report.set(message="the lease is held", number=self.lease.number)
-                with contextlib.suppress(StoreError, ValueError, AttributeError, RecursionError):
-                    self.discard_old_request()
-                self.held.set()
+            holder, reachable = self.lease.holder, not self.lease.error
             if state == lease.HELD:
+                if not self.held.is_set():
+                    self.report.set(message="the lease is held")
+                    with contextlib.suppress(StoreError, ValueError, AttributeError, RecursionError):
+                        self.discard_old_request()
+                    self.held.set()
                 self.report.set(lease=LeaseState.HELD, holder="", reachable=reachable)
-            elif state == lease.LOST:
-                self.lose(self.lease.holder)
-                return
+                if reachable and now_s - small_s >= self.limits.status_s:
+                    small_s = now_s
+                    with contextlib.suppress(StoreError):
+                        self.fetch_request()
+                        sent = self.send_status(sent)
             elif state == lease.UNREACHABLE:
                 self.report.set(reachable=False, error=self.lease.error)
+            elif state == lease.LOST:
+                self.lose(holder)
+                return
             else:
                 alive = self.lease.seen_alive and state == lease.WAITING
                 watched_s = (watched_s or now_s) if alive else None
                 if watched_s and self.adopted:
-                    self.lose(self.lease.holder)
+                    self.lose(holder)
                     return
                 if watched_s and now_s - watched_s >= REFUSE_PERIODS * self.limits.lease_s:
-                    message = (
-                        f"{self.lease.holder} trains this run. Stop it there, or wait until it ends, then start it here"
-                    )
-                    self.report.set(lease=LeaseState.REFUSED, holder=self.lease.holder, message=message)
+                    message = f"{holder} trains this run. Stop it there, or wait until it ends, then start it here"
+                    self.report.set(lease=LeaseState.REFUSED, holder=holder, message=message)
                     return
-                self.report_waiting(reachable)
-            if state == lease.HELD and reachable and now_s - small_s >= self.limits.status_s:
-                small_s = now_s
-                with contextlib.suppress(StoreError):
-                    self.fetch_request()
-                    sent = self.send_status(sent)
+                waiting, message = LeaseState.CONNECTING, f"connecting to {self.place.address}"
+                if holder and reachable:
+                    left = f"its lease expires within {lease.WATCH * self.limits.lease_s:.0f} s if it is not"
+                    waiting = LeaseState.WAITING
+                    message = f"{holder} holds the lease of this run; finding out if it is alive, {left}"
+                self.report.set(
+                    lease=waiting, holder=holder, reachable=reachable, message=message, error=self.lease.error
+                )
             pause_s = self.limits.lease_s / (4 if state in (lease.HELD, lease.UNREACHABLE) else 20)
             self.released.wait(min(pause_s, self.limits.status_s))
 
@@ -222,18 +207,6 @@ class Agent:
         """Another machine trains this run, or did since this one held the lease: the monitor ends the training here."""
         message = f"{holder} took the lease of this run, so it was stopped here; what is newer there is fetched at the next start"
         self.report.set(lease=LeaseState.LOST, ready=False, holder=holder, message=message)
-
-    def report_waiting(self, reachable: bool) -> None:
-        """Say why the lease is not held yet."""
-        holder, error = self.lease.holder, self.lease.error
-        state, message = LeaseState.CONNECTING, f"connecting to {self.place.address}"
-        if holder and reachable:
-            left = f"its lease expires within {lease.WATCH * self.limits.lease_s:.0f} s if it is not"
-            state, message = (
-                LeaseState.WAITING,
-                f"{holder} holds the lease of this run; finding out if it is alive, {left}",
-            )
-        self.report.set(lease=state, holder=holder, reachable=reachable, message=message, error=error)
 
     def discard_old_request(self) -> None:
         """Remove a stop that was requested when the run had ended already: whoever starts it now does not mean that."""
@@ -274,15 +247,13 @@ class Agent:
         while not self.held.wait(POLL_S):
             if self.final:
                 return
-        damaged = set[str]()
-        if not self.adopted:
-            found = self.retried_restore()
-            if found is None:
-                return
-            damaged = found
+        damaged = set[str]() if self.adopted else self.retried_restore()
+        if damaged is None:
+            return
         self.report.set(ready=True, message="the lease is held")
         self.copier = Copier(self.place, self.folder, self.lease, damaged)
-        seen, shown, done, noted = "", "", 0, set[str]()
+        seen = shown = list[tuple[str, int]]()
+        done, noted = 0, set[str]()
         wait_s, next_s, copied_s = RETRY_S, 0.0, -1e9
         while True:
             order, final = wanted = self.orders, self.final
@@ -360,18 +331,14 @@ class Agent:
 
     # ---- the run's folder ----
 
-    def signature(self) -> str:
+    def signature(self) -> list[tuple[str, int]]:
         """Changes with each new complete state and LoRA."""
-        parts = []
+        found = []
         for folder in self.folders:
-            with contextlib.suppress(OSError), os.scandir(folder) as entries:
-                for entry in entries:
-                    name = entry.name
-                    if name[0] != "." and name.endswith(("-state", ".safetensors")):
-                        with contextlib.suppress(OSError):
-                            path = os.path.join(entry.path, checkpoint.GUARD) if name.endswith("-state") else entry.path
-                            parts.append(f"{name} {os.stat(path).st_mtime_ns}")
-        return "\n".join(sorted(parts))
+            for path in [*folder.glob(f"[!.]*-state/{checkpoint.GUARD}"), *folder.glob("[!.]*.safetensors")]:
+                with contextlib.suppress(OSError):
+                    found.append((str(path), path.stat().st_mtime_ns))
+        return sorted(found)
 
     def pending(self) -> str:
         """What the store lacks: "the checkpoint of step 120, the LoRA"; "" for neither."""
@@ -392,9 +359,8 @@ class Agent:
 def run(folder: Path, adopted: bool) -> int:
     """Be the agent of the run in `folder`; the exit code. The reason of a refusal is in store.json."""
     for name in ("SIGTERM", "SIGINT", "SIGHUP"):
-        if hasattr(
-            signal, name
-        ):  # a machine that is taken away signals every process: the monitor decides what is copied
+        # A machine that is taken away signals every process: the monitor decides what is copied.
+        if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
         os.nice(NICE)
@@ -402,21 +368,26 @@ def run(folder: Path, adopted: bool) -> int:
     if not lock.acquire(patience_s=LOCK_S):
         print(f"store: {folder}: another process copies this run", file=sys.stderr)
         return EXIT_FAILED
-    report = Report(folder)
+    owner = lease.this_owner()
+    before = (read_json(folder / STORE) or {}).get("owner") if adopted else None
+    if isinstance(before, str):
+        owner = replace(owner, id=before)
+    report = Report(folder, owner.id)
     address = str(read_spec(folder).get("store") or "")
     limits = config.load().store
     try:
         place = open_place(address, Limits(bytes_per_s=limits.bandwidth_bytes)).under(folder.name)
-        small = open_place(address, SMALL).under(folder.name)
     except StoreError as error:
         return _unusable(report, error)
+    small = place.limited(**SMALL)
     try:
         small.list(lease.FOLDER)
     except Refused as error:
         return _unusable(report, error)
     except StoreError as error:  # perhaps it answers later: `keep_lease` goes on
         report.set(error=str(error))
-    code = Agent(folder, place, small, report, limits, adopted).serve()
+    claims = lease.Lease(small, owner, limits.lease_s, resumes=isinstance(before, str))
+    code = Agent(folder, place, small, claims, report, limits, adopted).serve()
     sys.stderr.flush()
     os._exit(code)  # a thread may hang in a call to a dead store
 

@@ -12,7 +12,7 @@ hold only a period
 after it was created: by then the earlier holder has seen it, or its own period is over. (Leases by time are from Gray
 and Cheriton, 1989; fencing numbers as in Kleppmann, "How to do distributed locking", 2016.) No wait is needed after a
 claim that was released, or whose process is known to be dead: it ran on this machine since the same boot, and its
-process ID is gone.
+process ID is gone. A process that replaces one beside a training that runs on takes on the claim of that one.
 
 Where a place has no conditional write, two machines can create one number. Each reads its claim again after `settle_s`,
 and the one whose claim was replaced gives way. One whose request takes longer than that is seen at the next renewal
@@ -163,8 +163,10 @@ class Lease:
         settle_s: float | None = None,
         clock: Callable[[], float] = boot_clock,
         dead: Callable[[Owner], bool] = is_dead,
+        resumes: bool = False,
     ):
-        """settle_s: how long a claim is left before it is read again; by default a 30th of the period, or a sixth where
+        """resumes: an earlier process of this run, which is gone, held the lease with the owner's ID: its claim is taken on,
+        and a claim of anyone else means that the lease is lost. settle_s: how long a claim is left before it is read again; by default a 30th of the period, or a sixth where
         the place has no conditional write. clock: seconds; its zero does not matter."""
         # Not less than a connection takes on a busy machine: it is made anew after a failure. `valid` does not depend on it.
         self.place = place.limited(call_s=max(3.0, period_s / 6), tries=3, first_wait_s=period_s / 240)
@@ -173,6 +175,7 @@ class Lease:
         self.settle_s = period_s / (30 if place.conditional else 6) if settle_s is None else settle_s
         self.clock = clock
         self.dead = dead
+        self.resumes = resumes
         self.number = 0  # of the own claim
         self.holder = ""  # who holds the lease, or who took it
         self.error = ""  # of the last poll
@@ -181,7 +184,6 @@ class Lease:
         self._valid_until = float("-inf")
         self._beat = 0
         self._hold_from = 0.0  # when a claim may begin to hold
-        self._wait_s = 0.0  # the wait of the own claim
         # The claim that counts, its bytes, and since when it is so.
         self._seen: tuple[str, bytes, float] = ("", b"", 0.0)
 
@@ -200,9 +202,7 @@ class Lease:
         try:
             if self._state == WAITING:
                 self._watch()
-            if self._state == CLAIMED:
-                self._confirm()
-            elif self._state == HELD:
+            if self._state in (CLAIMED, HELD):
                 self._renew()
         except StoreError as error:
             self.error = str(error)
@@ -235,7 +235,11 @@ class Lease:
         claim = parse_claim(data)
         watch_s = WATCH * max(self.period_s, claim.period_s if claim else 0.0)
         if claim is not None and claim.owner.id == self.owner.id:
-            self._claimed(top, watch_s)  # an earlier call created it after all
+            self._beat = claim.beat  # an earlier call created it after all, or an earlier process
+            self._claimed(top, 0.0 if self.resumes else watch_s)
+            return
+        if claim is not None and self.resumes:
+            self._lose()
             return
         if (name, data) != self._seen[:2]:
             self.seen_alive = bool(self._seen[0])
@@ -253,37 +257,30 @@ class Lease:
             self._claimed(number, 0.0 if at_once else watch_s)
 
     def _claimed(self, number: int, wait_s: float) -> None:
-        self.number, self._state, self._wait_s = number, CLAIMED, max(wait_s, self.settle_s)
-        self._hold_from = self.clock() + self._wait_s
-
-    def _confirm(self) -> None:
-        """Hold the lease when the claim has waited long enough and none comes before it."""
-        began = self.clock()
-        if not self._is_own() or self._highest() > self.number:
-            self._give_way()
-            return
-        if began < self._hold_from:
-            self._write()  # so that another watcher does not take this claim for a dead one
-            return
-        self._write(held=True)
-        if self._highest() > self.number:
-            self._give_way()
-            return
-        self._state, self.holder = HELD, self.owner.text()
-        self._valid_until = began + self.period_s
-        old = [name for name, n in claims_of(self.place.list(FOLDER)).items() if n <= self.number - KEPT_CLAIMS]
-        self.place.delete(old)
+        self.number, self._state = number, CLAIMED
+        self._hold_from = self.clock() + max(wait_s, self.settle_s)
 
     def _renew(self) -> None:
-        began = self.clock()
-        if not self._is_own(missing=self.valid()):
-            self._lose()
-            return
-        self._write(held=True)
-        if self._highest() > self.number:
-            self._lose()
-            return
-        self._valid_until = began + self.period_s
+        """Write the own claim again. It holds from then on, if it has waited long enough and none came after it.
+
+        One that still waits is written, too, so that another watcher does not take it for a dead one.
+        """
+        began, held = self.clock(), self._state == HELD
+        holds = held or began >= self._hold_from
+        is_own = self._is_own()
+        if is_own:
+            self._write(held=holds)
+        if not is_own or self._highest() > self.number:
+            if held:
+                self._lose()
+            else:
+                self._state, self._seen = WAITING, ("", b"", 0.0)
+        elif holds:
+            self._state, self.holder = HELD, self.owner.text()
+            self._valid_until = began + self.period_s
+            if not held:
+                claims = claims_of(self.place.list(FOLDER))
+                self.place.delete(name for name, number in claims.items() if number <= self.number - KEPT_CLAIMS)
 
     # Parts ----------------------------------------------------------------------------------------------------------
 
@@ -298,21 +295,14 @@ class Lease:
         except NotFound:
             return b""
 
-    def _is_own(self, missing: bool = False) -> bool:
-        """Whether the own claim is still there. A store may lose what it had confirmed: with `missing` it is created again."""
-        name = name_of(self.number)
-        data = self._read(name)
-        if not data and missing:
-            claim = Claim(self.number, self.owner, self._beat, True, False, self.period_s)
-            return self.place.create(name, claim.dumps())
-        claim_now = parse_claim(data)
-        return claim_now is not None and claim_now.owner.id == self.owner.id
+    def _is_own(self) -> bool:
+        """Whether the own claim is still there. A store may lose what it had confirmed: one that holds is written again."""
+        data = self._read(name_of(self.number))
+        claim = parse_claim(data)
+        return self.valid() if not data else claim is not None and claim.owner.id == self.owner.id
 
     def _highest(self) -> int:
         return max(claims_of(self.place.list(FOLDER)).values(), default=0)
-
-    def _give_way(self) -> None:
-        self._state, self._seen = WAITING, ("", b"", 0.0)
 
     def _lose(self) -> None:
         self._state, self._valid_until = LOST, float("-inf")

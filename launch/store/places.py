@@ -28,9 +28,8 @@ from launch.common import LaunchError
 from launch.store.filesystems import PROTOCOLS, Files, Meter, files, refusal
 
 T = TypeVar("T")
-PIECE = (
-    8 << 20
-)  # bytes that one reading call fetches; a file system that streams sends no more without calling its meter
+# Bytes that one reading call fetches; a file system that streams sends no more without calling its meter.
+PIECE = 8 << 20
 SLOWEST = 50_000.0  # bytes a second of a line that is still used: what a piece may take beyond the limit of a call
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}(?:/[A-Za-z0-9_][A-Za-z0-9._-]{0,199}){0,7}")
 
@@ -97,6 +96,8 @@ class Place:
         """This place with other limits of time and repetition (fields of `Limits`)."""
         place = copy.copy(self)
         place.limits = replace(self.limits, **limits)  # type: ignore[arg-type]
+        if "bytes_per_s" in limits:
+            place._pace = _Pace(place.limits.bytes_per_s)
         return place
 
     def read(self, name: str, most_bytes: int = 16 << 20) -> bytes:

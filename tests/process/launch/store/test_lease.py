@@ -354,3 +354,13 @@ def test_old_claims_are_removed(place):
         assert mine.acquire(limit_s=10)
         mine.release()
     assert [name[-8:-5] for name in place.list("lease")] == ["005", "006", "007"]
+
+
+def test_a_replaced_process_takes_its_claim_on_and_stops_where_another_machine_claimed_meanwhile(place):
+    first = lease(place)
+    assert first.acquire(limit_s=10)
+    second = lease(place, owner=first.owner, resumes=True)
+    assert second.acquire(limit_s=1) and second.number == 1
+    place.create("lease/000002.json", Claim(2, replace(this_owner(), host="other"), released=True).dumps())
+    third = lease(place, owner=first.owner, resumes=True)
+    assert third.poll() == LOST and "other (process" in third.holder
