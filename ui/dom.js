@@ -20,11 +20,3 @@ const live = (tag, cls, role) => {
   node.setAttribute("role", role);
   return node;
 };
-// A box with scroll bars that the keyboard reaches.
-const region = (cls, label) => {
-  const node = make("div", cls);
-  node.tabIndex = 0;
-  node.setAttribute("role", "region");
-  node.setAttribute("aria-label", label);
-  return node;
-};

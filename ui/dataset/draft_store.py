@@ -51,12 +51,6 @@ SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS content (part TEXT, key TEXT, value TEXT NOT NULL, PRIMARY KEY (part, key));
 PRAGMA user_version = {VERSION};
 """
-FROM_1 = """
-INSERT INTO content SELECT 'images', key, json_set(value, '$.position', position) FROM images;
-INSERT INTO content SELECT 'texts', key, json_set(value, '$.position', position) FROM texts;
-INSERT INTO content SELECT 'meta', key, value FROM meta WHERE key IN ('form', 'kept', 'refused');
-DROP TABLE images; DROP TABLE texts; DROP TABLE meta; DROP TABLE steps;
-"""
 OUT_OF_DATE = "This page is out of date; reload it"
 MAX_CAPTION = 20_000  # characters
 HISTORY_STEPS = 100
@@ -89,8 +83,10 @@ class DraftFile:
                 self.db.execute("PRAGMA journal_mode=WAL")  # stays a rollback journal where shared memory is missing
                 self.db.execute("PRAGMA synchronous=FULL")
                 found = self.db.execute("PRAGMA user_version").fetchone()[0]
-                if found < VERSION:
-                    self.db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {FROM_1 if found == 1 else ''} COMMIT;")
+                if found not in (0, VERSION):
+                    raise sqlite3.DatabaseError("another version of Hangproof wrote it")
+                if not found:
+                    self.db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} COMMIT;")
                 self.inode = path.stat().st_ino
                 self.refresh()
         except BaseException:

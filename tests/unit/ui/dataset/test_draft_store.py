@@ -1,7 +1,6 @@
 """A draft's file: what was stored is there after a kill, and two processes lose nothing."""
 
 import contextlib
-import json
 import os
 import random
 import sqlite3
@@ -10,10 +9,11 @@ import sys
 import time
 
 import pytest
-from draft_helpers import entry, filled, texts
+from draft_helpers import filled, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runs.files import RunError
 from ui.dataset import bulk, draft, draft_store, drafts
 from ui.dataset.draft_store import in_order, placed
 from ui.new import new_lora
@@ -90,19 +90,13 @@ def test_ten_thousand_images_are_changed_in_a_moment(mine):
     assert len(draft.items(mine)) == 9999
 
 
-def test_a_draft_of_the_version_before_keeps_its_images_captions_and_settings(mine):
-    draft.folder(mine).mkdir(parents=True)
-    with contextlib.closing(sqlite3.connect(draft.folder(mine) / draft_store.NAME)) as db:
-        for table in draft_store.PARTS:
-            db.execute(f"CREATE TABLE {table} (key TEXT, position REAL, revision INTEGER, value TEXT)")
-        db.executescript("CREATE TABLE meta (key TEXT, value TEXT); CREATE TABLE steps (n); PRAGMA user_version = 1")
-        for n, place in enumerate((2.0, 3.0, 1.0)):
-            db.execute("INSERT INTO images VALUES (?, ?, 1, ?)", (f"{n:024x}", place, json.dumps(entry(n, f"é {n}"))))
-        db.execute("INSERT INTO meta VALUES ('form', ?), ('done', '7')", (json.dumps({"name": "x"}),))
-        db.commit()
-    assert texts(mine) == ["é 2", "é 0", "é 1"] and draft.form(mine) == {"name": "x"} and not draft.undo(mine)
-    draft.set_caption(mine, f"{0:024x}", "new")
-    assert draft.undo(mine) and texts(mine) == ["é 2", "é 0", "é 1"]
+def test_a_draft_of_another_version_is_refused_and_stays(mine):
+    path = draft.folder(mine) / draft_store.NAME
+    path.parent.mkdir(parents=True)
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        file.execute("PRAGMA user_version = 1")
+    with pytest.raises(RunError, match="another version of Hangproof wrote it"):
+        draft.items(mine)
 
 
 def test_a_full_disk_stores_nothing_and_says_so(mine, monkeypatch):
