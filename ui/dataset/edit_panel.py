@@ -99,10 +99,10 @@ def _draw(draft_id: str, image_id: str, edited: gr.State) -> None:
                     ]
                 with gr.Row(elem_classes="hp-actions"):
                     typed, whole = gr.Button("Crop to these", **small), gr.Button("Use the whole image", **small)
-            with gr.Tab("Mask") as painting:
+            with gr.Tab("Mask"):
                 fold.say(_note(draft_id))
                 canvas = gr.ImageEditor(
-                    {**image_edit.canvas(draft_id, item), "layers": []},  # a layer needs a canvas that is shown
+                    image_edit.canvas(draft_id, item),
                     type="pil",
                     format="png",
                     sources=(),
@@ -152,10 +152,6 @@ def _draw(draft_id: str, image_id: str, edited: gr.State) -> None:
     def on_save(value: dict[str, Any] | None, seen: list[Any]) -> str:
         return done(image_edit.mask, image_edit.painted(value["layers"] if value else []), seen[0])
 
-    def on_painting() -> Any:
-        shown = draft.item(draft_id, image_id)
-        return image_edit.canvas(draft_id, shown) if shown.mask else gr.skip()
-
     def on_upload(path: str) -> str:
         if Path(path).stat().st_size > masks.MAX_BYTES:
             return fold.note(f"{Path(path).name}: the file is too large for a mask; export it smaller", True)
@@ -174,6 +170,5 @@ def _draw(draft_id: str, image_id: str, edited: gr.State) -> None:
         upload.upload(on_upload, upload, note, **QUIET),
     ):
         event.then(**refresh).then(None, None, None, js=settings.SHOW_NEW, **QUIET)
-    painting.select(on_painting, None, canvas, **QUIET)
     timer.tick(**refresh, key="edit-tick")
     close.click(None, edited, edited, js=CLOSED, **QUIET)
