@@ -143,7 +143,6 @@ class Page(gr.Blocks):
 
 def build(login: bool = False) -> gr.Blocks:
     """Build the page, with a log-out button where it needs a `login`; nothing runs until it is launched."""
-    gr.set_static_paths([runs.datasets_dir()])  # Gradio makes no copies of a draft's images in its cache
     with Page(title="Hangproof", analytics_enabled=False, delete_cache=(3600, 86400)) as page:
         draft_id = gr.BrowserState(None, storage_key="hangproof-draft", secret="hangproof")
         started = gr.State("")

@@ -130,7 +130,7 @@ def check_images(draft_id: str) -> dict[str, Any]:
 
 
 def image_report(draft_id: str) -> dict[str, Any]:
-    """What is wrong with the images and captions, by kind."""
+    """What is wrong with the images and captions, by kind; and the buckets."""
     return doctor.report(_known(draft_id))
 
 

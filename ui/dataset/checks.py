@@ -6,9 +6,10 @@ All of it comes from the draft's items, so that a finding and the warning on a c
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ui.dataset.bucket_preview import Plan, Slot
 from ui.dataset.draft import Item
 
 # Found by trying: photos and the same photos blurred by 2 pixels, darkened and brightened (tests/unit/ui/dataset/test_checks.py).
@@ -17,6 +18,8 @@ LEAST_CONTRAST = 30.0  # variance of the brightness below which sharpness says n
 DARK_HIGH, DARK_MEAN = 70, 30  # of 255: 95 of 100 pixels and the mean of a picture that is too dark are below
 BRIGHT_LOW, BRIGHT_MEAN = 200, 225  # 5 of 100 pixels and the mean of a picture that is too bright are above
 MOST_CONTRAST = 600.0  # variance of the brightness of both; stars at night and lines on paper have more
+ENLARGED = 1.1  # an image that is enlarged more than this to be trained
+LEAST_KEPT = 0.85  # share of a picture that its bucket keeps
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,8 @@ class Kind:
 
 
 # The words of a title that differ for one image.
-ONE = {"images": "image", "photos": "photo", "captions": "caption", "copies": "a copy"}
-ONE |= {"are": "is", "have": "has", "lack": "lacks", "their": "its"}
+ONE = {"images": "image", "photos": "photo", "captions": "caption", "copies": "a copy", "buckets": "a bucket"}
+ONE |= {"are": "is", "have": "has", "lose": "loses", "lack": "lacks", "their": "its"}
 REMOVE = ("Remove", "Remove them")
 KINDS = {
     "damaged": Kind(
@@ -59,6 +62,11 @@ KINDS = {
         "Remove all but the best",
     ),
     "small": Kind("images are too small to learn from", "The LoRA learns their blocks and noise.", *REMOVE),
+    "enlarged": Kind(
+        "images are enlarged to be trained",
+        "They have fewer pixels than the resolution in step 1. Use larger originals, or a lower resolution.",
+        *REMOVE,
+    ),
     "blurred": Kind(
         "images may be blurred", "The LoRA learns the blur. Keep those that are meant to be soft.", *REMOVE
     ),
@@ -69,6 +77,18 @@ KINDS = {
         "A program rotated the pixels and left the camera's mark, so that they are rotated twice.",
         "Rotate",
         "Rotate them",
+    ),
+    "cropped": Kind(
+        "images lose much of their picture",
+        "No bucket has their shape, so the trainer cuts off both ends. Crop them here to choose the part yourself.",
+        "Crop",
+        "Crop them as the trainer would",
+    ),
+    "lonely": Kind(
+        "images are in buckets smaller than a batch",
+        "Their batches have fewer images than the others, so these images count more.",
+        "Crop",
+        "Crop them to the nearest full bucket",
     ),
     "changed": Kind(
         "images are converted before the training",
@@ -105,13 +125,19 @@ class Finding:
 Findings = dict[str, list[Finding]]
 
 
-def findings(items: Sequence[Item], damaged: list[Finding], trigger: str = "") -> Findings:
-    """All findings by kind, in the order of KINDS; kinds without any are left out. damaged: those of the files."""
+def findings(items: Sequence[Item], damaged: list[Finding], trigger: str = "", plan: Plan | None = None) -> Findings:
+    """All findings by kind, in the order of KINDS; kinds without any are left out.
+
+    Args:
+        damaged: those of the files. plan: where each image is trained; None while the form has errors.
+    """
+    slots = plan.slots if plan else {}
     found: Findings = {
         "damaged": damaged,
         **_copies(items),
         "sideways": [Finding(i.id) for i in items if "sideways" in i.warnings],
-        **_pixels(items),
+        **_pixels(items, slots),
+        "lonely": _lonely(plan),
         "changed": [Finding(item.id, item.changes) for item in items if item.changes],
         **_captions(items, trigger),
     }
@@ -159,13 +185,18 @@ def is_blurred(item: Item) -> bool:
     return bool(looks) and looks["contrast"] >= LEAST_CONTRAST and looks["sharpness"] < LEAST_SHARPNESS
 
 
-def _pixels(items: Sequence[Item]) -> Findings:
-    found: Findings = {kind: [] for kind in ("small", "blurred", "dark", "bright")}
+def _pixels(items: Sequence[Item], slots: Mapping[str, Slot]) -> Findings:
+    found: Findings = {kind: [] for kind in ("small", "enlarged", "blurred", "dark", "bright", "cropped")}
     for item in items:
-        looks = item.looks
+        looks, slot = item.looks, slots.get(item.id)
         width, height = item.trained_size
         if "small" in item.warnings:
             found["small"].append(Finding(item.id, f"{width} × {height} pixels"))
+        elif slot and slot.scale > ENLARGED:
+            found["enlarged"].append(Finding(item.id, f"{width} × {height} pixels, enlarged {slot.scale:.1f} times"))
+        if slot and slot.kept < LEAST_KEPT:
+            bucket = f"{slot.bucket[0]} × {slot.bucket[1]}"
+            found["cropped"].append(Finding(item.id, f"{bucket} keeps {slot.kept * 100:.0f} % of {width} × {height}"))
         if is_blurred(item):
             found["blurred"].append(Finding(item.id))
         if not looks or looks["contrast"] > MOST_CONTRAST:
@@ -176,6 +207,17 @@ def _pixels(items: Sequence[Item]) -> Findings:
         if looks["low"] > BRIGHT_LOW and looks["mean"] > BRIGHT_MEAN:
             found["bright"].append(Finding(item.id, brightness))
     return found
+
+
+def _lonely(plan: Plan | None) -> list[Finding]:
+    if plan is None:
+        return []
+    return [
+        Finding(one, f"{bucket.size[0]} × {bucket.size[1]}: {bucket.shown} of {plan.batch_size} for a batch")
+        for bucket in plan.buckets
+        if bucket.shown < plan.batch_size
+        for one in bucket.images
+    ]
 
 
 # Captions --------------------------------------------------------------------------------------------------------------

@@ -1,21 +1,27 @@
-""" "Check images" in step 2: what is wrong with the images and captions, each with a fix.
+""" "Check images" in step 2: what is wrong with the images and captions, each with a fix, and the buckets they are trained in.
 
 All of it is computed from the draft each time something changed: the pixels were measured when the images were dropped
 (draft_images.looks_of). Each fix is one step that undo takes back.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import presets
+import runs
 from runs.files import RunError
-from ui.dataset import checks, draft, draft_store
+from ui.dataset import bucket_preview, checks, draft, draft_store
+from ui.dataset.bucket_preview import Bucket, Plan
 from ui.dataset.checks import KINDS, Finding, Findings
 from ui.dataset.draft import Item
+from ui.dataset.draft_images import Entry
 
 PAGE = 24
-REMOVED_BY = ("damaged", "duplicate", "near", "small", "blurred", "dark", "bright")
+MOST_BUCKETS = 200
+REMOVED_BY = ("damaged", "duplicate", "near", "small", "enlarged", "blurred", "dark", "bright")
+BUCKETS = "buckets"  # beside the kinds of findings
 MOST_KEPT = 4  # drafts whose findings are kept
 
 
@@ -25,6 +31,8 @@ class Report:
 
     items: dict[str, Item]
     findings: Findings
+    plan: Plan | None
+    plan_error: str
 
 
 _reports: OrderedDict[str, tuple[Any, Report]] = OrderedDict()
@@ -32,12 +40,14 @@ _reports: OrderedDict[str, tuple[Any, Report]] = OrderedDict()
 
 def examine(draft_id: str, again: bool = False) -> Report:
     """The findings of a draft, computed where the draft has changed, or `again`. Raises RunError: the draft cannot be read."""
-    items, trigger = draft.items(draft_id), draft.trigger(draft_id)
+    state, items = draft_store.read(draft_id), draft.items(draft_id)
     known = _reports.get(draft_id)
-    if known is not None and not again and known[0][0] is items and known[0][1] == trigger:
+    if known is not None and not again and known[0][0] is items and known[0][1] is state["form"]:
         return known[1]
-    report = Report({item.id: item for item in items}, checks.findings(items, _damaged(draft_id), trigger))
-    _reports[draft_id] = (items, trigger), report
+    plan, error = _plan(draft_id, items)
+    found = checks.findings(items, _damaged(draft_id), draft.trigger(draft_id), plan)
+    report = Report({item.id: item for item in items}, found, plan, error)
+    _reports[draft_id] = (items, state["form"]), report
     while len(_reports) > MOST_KEPT:
         _reports.popitem(last=False)
     return report
@@ -55,6 +65,19 @@ def _damaged(draft_id: str) -> list[Finding]:
         if size != entry["bytes"]:
             found.append(Finding(key, "its file was changed since you added it; remove it and add it again"))
     return found
+
+
+def _plan(draft_id: str, items: list[Item]) -> tuple[Plan | None, str]:
+    """The buckets with the settings of step 1; or why there are none."""
+    from ui.new import form, settings
+
+    try:
+        spec, faults = form.parse({**settings.current(draft_id), "name": "my-lora"})
+        if spec is None:
+            return None, f"{form.shown(faults[0])} (step 1)"
+        return bucket_preview.plan(spec, items), ""
+    except (runs.RunError, presets.PresetError) as error:
+        return None, str(error)
 
 
 # Actions ---------------------------------------------------------------------------------------------------------------
@@ -83,20 +106,64 @@ def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
     if kind in REMOVED_BY:
         draft.remove(draft_id, ids)
         return f"Removed {draft_store.count(len(ids), 'image')}."
-    rotates = kind == "sideways"
-    change = draft.upright if rotates else draft.with_trigger(draft.trigger(draft_id))
-    text = "rotation" if rotates else "trigger word"
-    number = draft.change_images(draft_id, ids, lambda _, entry: change(entry), f"{text} of {{}}")
+    change, text = _change(draft_id, report, kind)
+    number = draft.change_images(draft_id, ids, change, f"{text} of {{}}")
+    if not number:
+        raise RunError("No bucket with enough images is near; add images, or set the batch size to 1")
     return f"{text[:1].upper()}{text[1:]} of {draft_store.count(number, 'image')}."
+
+
+Change = Callable[[str, Entry], dict[str, Any] | None]
+
+
+def _change(draft_id: str, report: Report, kind: str) -> tuple[Change, str]:
+    """What a fix changes of an image's entry (None: nothing), and what undo calls it."""
+    if kind in ("no_caption", "no_trigger"):
+        make = draft.with_trigger(draft.trigger(draft_id))
+        return lambda key, entry: make(entry), "trigger word"
+    if kind == "sideways":
+        return lambda key, entry: draft.upright(entry), "rotation"
+    own = {key: slot.bucket for key, slot in (report.plan.slots if report.plan else {}).items()}
+    sizes = own if kind == "cropped" else _full_bucket(report)
+
+    def crop(key: str, entry: Entry) -> dict[str, Any] | None:
+        size = sizes.get(key)
+        return None if size is None else {"crop": list(bucket_preview.crop_for(report.items[key], size[0] / size[1]))}
+
+    return crop, "crop"
+
+
+def _full_bucket(report: Report) -> dict[str, tuple[int, int]]:
+    """For each image of a bucket smaller than a batch, the bucket with enough images whose shape is nearest."""
+    found: dict[str, tuple[int, int]] = {}
+    if report.plan is None:
+        return found
+    for bucket in report.plan.buckets:
+        full = [
+            one.size
+            for one in report.plan.buckets
+            if one.shown >= report.plan.batch_size and one.folder == bucket.folder and one.size != bucket.size
+        ]
+        if bucket.shown < report.plan.batch_size and full:
+            aspect = bucket.size[0] / bucket.size[1]
+            nearest = min(full, key=lambda size: max(size[0] / size[1] / aspect, aspect / (size[0] / size[1])))
+            found |= dict.fromkeys(bucket.images, nearest)
+    return found
 
 
 # What the page and the API show --------------------------------------------------------------------------------------------
 
 
 def report(draft_id: str) -> dict[str, Any]:
-    """The findings by kind with their numbers. Raises RunError: the draft cannot be read."""
+    """The findings by kind with their numbers, and the buckets. Raises RunError: the draft cannot be read."""
     found = examine(draft_id)
-    return {"total": len(found.items), "kinds": [_heading(kind, len(some)) for kind, some in found.findings.items()]}
+    return {
+        "total": len(found.items),
+        "kinds": [_heading(kind, len(some)) for kind, some in found.findings.items()],
+        "buckets": [_bucket(n, one, found.plan) for n, one in enumerate(_buckets(found))],
+        "plan_error": found.plan_error,
+        "resolution": found.plan.resolution if found.plan else 0,
+    }
 
 
 def _heading(kind: str, number: int) -> dict[str, Any]:
@@ -104,3 +171,25 @@ def _heading(kind: str, number: int) -> dict[str, Any]:
     fix_all = (one.fix_them if number > 1 else "") or one.fix
     shown = {"kind": kind, "title": one.title(number), "about": one.about, "count": number}
     return {**shown, "fix_all": fix_all, "fix_one": one.fix if number > 1 else "", "write": one.write}
+
+
+def _buckets(report: Report) -> list[Bucket]:
+    return list(report.plan.buckets)[:MOST_BUCKETS] if report.plan else []
+
+
+def _bucket(number: int, bucket: Bucket, plan: Plan | None) -> dict[str, Any]:
+    return {
+        "number": number,
+        "size": list(bucket.size),
+        "folder": bucket.folder,
+        "images": len(bucket.images),
+        "shown": bucket.shown,
+        "few": bool(plan and bucket.shown < plan.batch_size),
+    }
+
+
+def pictures(report: Report, kind: str, bucket: int = 0) -> list[Finding]:
+    """The images of a finding, or of the bucket with this number (`kind` BUCKETS)."""
+    if kind == BUCKETS and 0 <= bucket < len(buckets := _buckets(report)):
+        return [Finding(key) for key in buckets[bucket].images]
+    return report.findings.get(kind, [])

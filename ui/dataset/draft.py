@@ -347,6 +347,20 @@ def clear(draft_id: str) -> None:
         edit.state |= {"images": {}, "texts": {}}
 
 
+def move(draft_id: str, image_id: str, before_id: str | None) -> None:
+    """Move an image before another one, or to the end. Raises RunError: one of them was removed."""
+    with draft_store.change(draft_id) as edit:
+        entry = _entry(edit.state, image_id)
+        if before_id is not None:
+            _entry(edit.state, before_id)
+        edit.label = f"place of {entry['file']}"
+        if before_id == image_id:
+            return
+        order = [key for key in edit.state["images"] if key != image_id]
+        order.insert(len(order) if before_id is None else order.index(before_id), image_id)
+        edit.state["images"] = {key: edit.state["images"][key] for key in order}
+
+
 def use_trigger(draft_id: str, id: str) -> None:
     """Set the trigger word as an image's caption. Raises RunError: the image was removed, or there is no trigger word."""
     change_image(draft_id, id, with_trigger(trigger(draft_id)), "caption of {}")

@@ -14,7 +14,6 @@ const WARNINGS = {
 };
 const CAPTION_HINT = "Describe the image. If this is empty, the trigger word is used.";
 const nameOf = (item) => (item.folder && !item.file.startsWith(item.folder) ? `${item.folder}/${item.file}` : item.file);
-const itemOf = (id) => state().items.find((one) => one.id === id);
 
 // Captions ----------------------------------------------------------------------------------------------------------
 let pause = null;
@@ -25,39 +24,53 @@ function typed(item, text) {
   pause = setTimeout(flush, 500);
 }
 function mark(id, text) {
+  editor.mark(id, text);
   const card = cards.get(id);
   if (!card) return;
   card.saved.textContent = text;
   card.saved.classList.toggle("hp-not-saved", text === "not saved");
 }
-/** Send one caption until what was typed last is stored. Returns whether it is. */
-async function sendCaption(id) {
-  for (let text; (text = hangproof.unsavedText("caption", id)) !== undefined; ) {
-    mark(id, "…");
-    const answer = await ask("save_caption", { id, text });
-    if (answer?.ok !== true) {
-      mark(id, "not saved");
-      if (answer?.removed) setAside(id, text);
-      else if (answer) hangproof.refuse(answer.error);
-      else hangproof.lost();
-      return false;
-    }
-    hangproof.confirmed("caption", id, text);
-    const item = itemOf(id);
+const captionKind = {
+  call: (id, text) => ["save_caption", { id, text }],
+  begun: (id) => mark(id, "…"),
+  stored(id, text, answer) {
+    const item = state().items.find((one) => one.id === id);
     if (item) item.caption = text;
     if (hangproof.unsavedText("caption", id) === undefined) mark(id, "saved");
     showHistory(answer.history);
+  },
+  refused(id, text, answer) {
+    mark(id, "not saved");
+    if (answer?.removed) setAside(id, text);
+    else if (answer) hangproof.refuse(answer.error);
+  },
+};
+/** Send one caption or mask until what was typed last is stored. Returns whether it is. */
+async function sendKept(kind, id) {
+  const { call, begun, stored, refused } = kind === "mask" ? editor.maskKind : captionKind;
+  for (let value; (value = hangproof.unsavedText(kind, id)) !== undefined; ) {
+    begun(id);
+    const answer = await ask(...call(id, value));
+    if (answer?.ok !== true) {
+      refused(id, value, answer);
+      if (!answer) hangproof.lost();
+      return false;
+    }
+    hangproof.confirmed(kind, id, value);
+    stored(id, value, answer);
     hangproof.tellOthers();
   }
   return true;
 }
-/** Send every caption that is not stored. Returns whether all of them are. */
+/** Send every caption and mask that is not stored. Returns whether all of them are. */
 async function flush() {
   clearTimeout(pause);
+  const kept = ["caption", "mask"].flatMap((kind) => hangproof.unsaved(kind).map(([id]) => [kind, id]));
   const results = await Promise.all(
-    hangproof.unsaved("caption").map(([id]) => {
-      if (!saving.has(id)) saving.set(id, sendCaption(id).finally(() => saving.delete(id)));
-      return saving.get(id);
+    kept.map(([kind, id]) => {
+      const key = `${kind}/${id}`;
+      if (!saving.has(key)) saving.set(key, sendKept(kind, id).finally(() => saving.delete(key)));
+      return saving.get(key);
     })
   );
   return results.every(Boolean);
@@ -85,9 +98,10 @@ function cardOf(item) {
   const card = make("article", "hp-card");
   card.dataset.file = item.file;
   card.dataset.id = item.id;
-  const open = make("button", "hp-open-picture", { type: "button", ariaLabel: "Enlarge " + name });
-  open.addEventListener("click", () => enlarge(item.id));
-  const image = open.appendChild(make("img", "", { loading: "lazy", alt: name }));
+  const picture = make("div", "hp-picture", { draggable: true });
+  const open = make("button", "hp-open-picture", { type: "button", ariaLabel: "Open " + name });
+  open.addEventListener("click", () => editor.open(item.id));
+  const image = open.appendChild(make("img", "", { loading: "lazy", draggable: false, alt: name, src: item.thumb }));
   const pick = make("input", "hp-pick", { type: "checkbox", ariaLabel: "Select " + name });
   let range = false; // with Shift, by mouse or by the space bar
   pick.addEventListener("keydown", (event) => (range = event.shiftKey));
@@ -99,11 +113,13 @@ function cardOf(item) {
     const index = [...grid.children].indexOf(card);
     if (await removeImages([item.id])) focusCard(index);
   });
-  const edit = iconButton("✎", "Edit " + name, "hp-edit", () => trigger("edit", { id: item.id }));
+  const earlier = iconButton("‹", "Move earlier: " + name, "hp-earlier", () => moveBy(item.id, -1));
+  const later = iconButton("›", "Move later: " + name, "hp-later", () => moveBy(item.id, 1));
   const tags = make("span", "hp-tags");
-  const picture = make("div", "hp-picture", [open, pick, edit, remove, tags]);
+  picture.append(open, pick, earlier, later, remove, tags);
+  draggable(picture, card, item.id);
   const file = make("span", "hp-file", { textContent: name, title: name });
-  const size = make("span", "hp-size");
+  const size = make("span", "hp-size", `${item.width} × ${item.height}`);
   const saved = make("span", "hp-saved", { ariaLive: "polite" });
   const warnings = make("ul", "hp-warnings");
   const text = make("textarea", "", { rows: 3, placeholder: CAPTION_HINT, ariaLabel: "Caption of " + name });
@@ -111,26 +127,27 @@ function cardOf(item) {
   // After the click that took the focus: what it was aimed at must not move under it.
   text.addEventListener("blur", () => flush().then(() => setTimeout(() => redraw(item.id), 250)));
   card.append(picture, make("div", "hp-card-line", [file, saved, size]), warnings, text);
-  return { card, text, saved, warnings, pick, image, size, tags, edit, thumb: "" };
+  return { card, text, saved, warnings, pick, image, size, tags, earlier, later, picture };
 }
 /** Show what is known of one image: its caption has changed, and so may what is said about it. */
 function redraw(id) {
   const one = cards.get(id);
-  const item = itemOf(id);
+  const item = state().items.find((found) => found.id === id);
   if (one && item) update(one, item);
 }
-/** What a card says of the edits of its image, such as "cropped · mask · ×3"; "" for none. */
-const editsText = (item) => [item.crop && "cropped", item.mask && "mask", item.weight > 1 && `×${item.weight}`].filter(Boolean).join(" · ");
 function update(one, item) {
   const waits = hangproof.unsavedText("caption", item.id);
   const text = waits ?? item.caption;
   if (one.text.value !== text) one.text.value = text;
   if (waits === undefined && one.saved.textContent !== "saved") mark(item.id, ""); // another tab has stored it
-  if (waits !== undefined && !saving.has(item.id) && hangproof.trouble()) mark(item.id, "not saved");
-  if (one.thumb !== item.thumb) one.image.src = one.thumb = item.thumb;
+  if (waits !== undefined && !saving.has(`caption/${item.id}`) && hangproof.trouble()) mark(item.id, "not saved");
+  if (one.image.getAttribute("src") !== item.thumb) one.image.src = item.thumb;
   one.size.textContent = `${item.width} × ${item.height}`;
   one.tags.textContent = editsText(item);
   one.pick.checked = selected.has(item.id);
+  const whole = !isFiltered();
+  one.picture.draggable = whole;
+  one.earlier.hidden = one.later.hidden = !whole;
   const codes = item.warnings.filter((code) => code !== "no_caption");
   if (!text.trim()) codes.push("no_caption");
   if (one.warnings.dataset.codes === codes.join()) return;
@@ -143,13 +160,37 @@ function warningOf(item, code) {
   act.ariaLabel = `${fix}: ${nameOf(item)}`;
   return make("li", "", [message + " ", act]);
 }
-/** Show an image as wide as the page, above its caption; and small again. */
-async function enlarge(id) {
-  const { card, image } = cards.get(id);
-  if (!card.classList.toggle("hp-large")) return;
-  const answer = await look("large", { id });
-  if (answer) image.src = answer.url;
-  card.scrollIntoView({ block: "nearest" });
+
+// Order -------------------------------------------------------------------------------------------------------------
+const MOVED = "application/x-hangproof-image";
+async function moveBy(id, step) {
+  if (!(await change("move_image", { id, step }))) return;
+  cards.get(id)?.[step < 0 ? "earlier" : "later"].focus(); // its page is shown, so the focus stays with the image
 }
-/** The panel of an image was closed: the focus goes back to its card. */
-hangproof.focusCard = (id) => (cards.get(id)?.edit || zone).focus();
+function draggable(picture, card, id) {
+  picture.addEventListener("dragstart", (event) => {
+    event.dataTransfer.setData(MOVED, id);
+    event.dataTransfer.effectAllowed = "move";
+  });
+  const isAfter = (event) => {
+    const box = card.getBoundingClientRect();
+    return event.clientX > box.left + box.width / 2;
+  };
+  card.addEventListener("dragover", (event) => {
+    if (!event.dataTransfer.types.includes(MOVED)) return;
+    event.preventDefault();
+    card.classList.toggle("hp-before", !isAfter(event));
+    card.classList.toggle("hp-after", isAfter(event));
+  });
+  const clear = () => card.classList.remove("hp-before", "hp-after");
+  card.addEventListener("dragleave", clear);
+  card.addEventListener("drop", (event) => {
+    clear();
+    const moved = event.dataTransfer.getData(MOVED);
+    if (!moved) return;
+    event.preventDefault();
+    event.stopPropagation();
+    if (moved !== id) change("move_image", { id: moved, beside: id, after: isAfter(event) });
+  });
+}
+

@@ -3,18 +3,18 @@
 Each edit is a field of the image that undo knows; runs/dataset.py applies them when a run's data set is written.
 """
 
-from collections.abc import Iterable
+import base64
+import binascii
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import presets
 from runs import masks
 from runs.dataset import MAX_WEIGHT
-from runs.files import RunError, explained
+from runs.files import RunError
 from runs.pictures import opened, turned, valid_crop
 from ui.dataset import draft, draft_images
-
-PAINT, PAINT_OPACITY = (217, 0, 255), 0.6  # of what is ignored: a colour that photos hardly have
-COLOUR = ("rgb(217, 0, 255)", PAINT_OPACITY)
+from ui.dataset.calls import Text
 
 
 def rotate(draft_id: str, id: str, turns: int) -> None:
@@ -40,11 +40,11 @@ def crop(draft_id: str, id: str, crop: Any) -> None:
     draft.change_image(draft_id, id, lambda _: {"crop": part and list(part)}, "crop of {}")
 
 
-def weigh(draft_id: str, id: str, weight: Any) -> None:
-    """Repeat an image `weight` times as often as the others. Raises RunError: it was removed; not a number from 1 to 10."""
+def weigh(draft_id: str, ids: list[str], weight: Any) -> None:
+    """Repeat images `weight` times as often as the others. Raises RunError: they were removed; not a number from 1 to 10."""
     if isinstance(weight, bool) or not isinstance(weight, int) or not 1 <= weight <= MAX_WEIGHT:
         raise RunError(f"The weight is a whole number from 1 to {MAX_WEIGHT}")
-    draft.change_image(draft_id, id, lambda _: {"weight": weight}, "weight of {}")
+    draft.change_images(draft_id, ids, lambda *_: {"weight": weight}, "weight of {}", needed=True)
 
 
 def mask(draft_id: str, image_id: str, content: bytes | None, turn: int | None = None, name: str = "The mask") -> None:
@@ -66,43 +66,47 @@ def mask(draft_id: str, image_id: str, content: bytes | None, turn: int | None =
         drawn = turned(masks.read(content, name, shape), -turn % 4)
         if drawn.getextrema() == (255, 255):
             drawn = None
+    _set_mask(draft_id, item, drawn)
 
-    def make(entry: draft.Entry) -> draft.Entry:  # under the draft's lock, as the deletion of unneeded masks is
+
+def _set_mask(draft_id: str, item: draft.Item, drawn: Any) -> None:
+    """Store a mask, or none, as one step. The file is written under the draft's lock: unneeded masks are deleted under it."""
+
+    def make(entry: draft.Entry) -> draft.Entry:
         place = draft.masks_dir(draft_id)
         return {"mask": None if drawn is None else draft_images.store_mask(drawn, place)}
 
-    draft.change_image(draft_id, image_id, make, "mask of {}")
+    draft.change_image(draft_id, item.id, make, "mask of {}")
 
 
-def painted(layers: Iterable[Any]) -> bytes | None:
-    """What was painted over an image, in layers of RGBA, as the PNG of a mask; None for nothing."""
-    from PIL import ImageChops
+def mask_from_transparency(draft_id: str, id: str) -> None:
+    """Make the transparent part of a dropped image its mask; a run gets the image on white, and ignores what was
+    transparent. Raises RunError: the image was removed, or it has no transparency."""
+    item = draft.item(draft_id, id)
+    found = transparency(draft_id, item)
+    if found is None:
+        raise RunError(f"{item.file} has no transparency; paint the mask or upload one")
+    _set_mask(draft_id, item, found)
 
-    found: Any = None
-    for layer in layers:
-        alpha = layer.convert("RGBA").getchannel("A")
-        found = alpha if found is None else ImageChops.lighter(found, alpha.resize(found.size))
-    if found is None or not found.getbbox():
+
+def transparency(draft_id: str, item: draft.Item) -> Any:
+    """The alpha channel of a dropped image as a mask, upright and not rotated; None where nothing is transparent."""
+    from PIL import Image, ImageOps
+
+    with opened(draft.original(draft_id, item.id), item.file) as image:
+        if not image.has_transparency_data:
+            return None
+        alpha = ImageOps.exif_transpose(image).convert("RGBA").getchannel("A")
+    alpha.thumbnail((masks.MAX_SIDE, masks.MAX_SIDE), Image.Resampling.BOX)
+    return None if alpha.getextrema() == (255, 255) else alpha
+
+
+def shown_mask(draft_id: str, image_id: str) -> bytes | None:
+    """The mask of an image as a PNG, rotated as the image is shown; None for none. Raises RunError: it cannot be read."""
+    item = draft.item(draft_id, image_id)
+    if not item.mask:
         return None
-    return masks.png(found.point(lambda value: 255 - min(255, round(value / PAINT_OPACITY))))
-
-
-def canvas(draft_id: str, item: draft.Item) -> dict[str, Any]:
-    """Files of an image as it is shown, and of its mask as a layer of paint, for gr.ImageEditor. Raises RunError: one
-    cannot be read or written."""
-    from PIL import Image
-
-    background, layers = draft.large(draft_id, item.id), []
-    if item.mask:
-        with opened(background, item.file) as large:
-            layer = Image.new("RGBA", large.size, PAINT)
-        mask = turned(masks.opened(draft.masks_dir(draft_id) / item.mask, item.file), item.turn).resize(layer.size)
-        layer.putalpha(mask.point(lambda value: round((255 - value) * PAINT_OPACITY)))
-        path = background.with_name(f"{item.id}-paint-{item.turn}-{item.mask}")
-        with explained("store the mask"):
-            layer.save(path, "PNG")
-        layers = [str(path)]
-    return {"background": str(background), "layers": layers, "composite": None}
+    return masks.png(turned(masks.opened(draft.masks_dir(draft_id) / item.mask), item.turn))
 
 
 def start_notes(items: Iterable[draft.Item], backend: str, pairs: bool) -> list[str]:
@@ -132,3 +136,40 @@ def mask_note(backend: object) -> tuple[str, bool]:
         return "The trainer leaves the marked part out of its loss: the LoRA does not learn it.", True
     note = f"The trainer chosen in step 1, {known[name]['label']}, cannot use masks: it trains the whole image."
     return f"{note} Crop the image instead.", False
+
+
+# What the large view sends ---------------------------------------------------------------------------------------------
+
+
+def _mask(draft_id: str, id: str, png: str | None = None, turn: int | None = None, name: Text = "") -> None:
+    shown = name[:80] or "The mask"
+    if png is not None and len(png) > masks.MAX_BYTES * 4 // 3 + 8:
+        raise RunError(f"{shown}: the file is too large for a mask; export it smaller")
+    try:
+        content = None if png is None else base64.b64decode(png, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RunError(draft.OUT_OF_DATE) from error
+    mask(draft_id, id, content, turn, shown)
+
+
+EDITS: dict[str, Callable[..., None]] = {
+    "rotate": rotate,
+    "set_upright": set_upright,
+    "crop": crop,
+    "weight": weigh,
+    "mask": _mask,
+    "transparency": mask_from_transparency,
+}
+
+
+def details(draft_id: str, item: draft.Item, backend: str) -> dict[str, Any]:
+    """What the large view shows of an image beside its card: the mask as base64, what the trainer does with it, and
+    whether the image has transparency that can be its mask."""
+    drawn, opaque = shown_mask(draft_id, item.id), item.file.lower().endswith((".jpg", ".jpeg", ".bmp"))
+    note, used = mask_note(backend)
+    return {
+        "mask": base64.b64encode(drawn).decode() if drawn else "",
+        "note": note,
+        "uses_masks": used,
+        "transparent": not opaque and transparency(draft_id, item) is not None,
+    }

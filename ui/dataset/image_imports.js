@@ -8,7 +8,7 @@ const ownPath = { placeholder: "/home/me/photos", autocomplete: "off", spellchec
 const importPath = make("input", "hp-text", ownPath);
 const importStart = make("button", "hp-button", { textContent: "Import", type: "submit" });
 importForm.append(
-  make("label", "hp-labelled", ["Folder on the server", importPath]),
+  editorField("Folder on the server", importPath),
   importStart,
   make("p", "hp-bulk-hint", "Images in the folder and its subfolders are added with their captions. The folder is only read.")
 );

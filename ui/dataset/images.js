@@ -136,7 +136,7 @@ async function step(way) {
   if (answer && answer.message) showNotes([answer.message], "good", true);
 }
 document.addEventListener("keydown", (event) => {
-  const way = element.offsetParent && travelKey(event);
+  const way = element.offsetParent && !dialog.open && travelKey(event);
   if (way) step(way);
 });
 /** "undo" or "redo" for its keys beside a text field, else "". */
@@ -148,6 +148,7 @@ function travelKey(event) {
   return key === "y" || event.shiftKey ? "redo" : "undo";
 }
 function showHistory(labels) {
+  editor.drawHistory(labels);
   [undo, redo].forEach((one, n) => {
     const label = (labels || [])[n] || "";
     one.disabled = !label;
@@ -166,6 +167,7 @@ async function removeImages(ids) {
   if (!(await change("remove_images", { ids }))) return false;
   for (const id of ids) {
     hangproof.forget("caption", id);
+    hangproof.forget("mask", id);
     selected.delete(id);
   }
   drawSelection();
@@ -238,6 +240,7 @@ function draw() {
   showHistory(history);
   drawSelection();
   followImports();
+  editor.refresh();
   showCaptioning();
   if (draft && draft !== adopted) {
     adopted = draft;
@@ -277,7 +280,7 @@ zone.addEventListener("keydown", (event) => {
   }
 });
 // Anywhere on the page: beside the zone, the browser would open the file in place of the page.
-const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
+const hasFiles = (event) => event.dataTransfer?.types.includes("Files") && !event.dataTransfer.types.includes(MOVED);
 for (const name of ["dragenter", "dragover"]) {
   window.addEventListener(name, (event) => {
     if (!hasFiles(event)) return;

@@ -20,6 +20,7 @@ from ui.dataset import calls, captioning, draft, drafts, image_edit, imports, se
 from ui.dataset.calls import Text
 from ui.dataset.draft import OUT_OF_DATE
 from ui.dataset.selection import Query
+from ui.new import settings
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -67,6 +68,17 @@ def listing(draft_id: str, page: int = 0, query: Query | None = None, size: int 
         "captioning": captioning.running(draft_id),
         "items": _cards(draft_id, images, shown),
     }
+
+
+def opened(draft_id: str, id: str) -> dict[str, Any]:
+    """What the large view shows of an image; {"item": None} when it was removed."""
+    images = draft.items(draft_id)
+    item = next((one for one in images if one.id == id), None)
+    if item is None:
+        return {"item": None}
+    (card,) = _cards(draft_id, images, [item])
+    details = image_edit.details(draft_id, item, settings.current(draft_id)["backend"])
+    return {"item": card, "url": file_url(draft.large(draft_id, id)), **details}
 
 
 def listed_again(draft_id: str, shown: object) -> dict[str, Any]:
@@ -118,6 +130,21 @@ def save_caption(draft_id: str, id: str, text: Text) -> dict[str, Any]:
     """Store the caption of one image."""
     draft.set_caption(draft_id, id, text)
     return {"history": draft.history(draft_id)}
+
+
+def move_image(
+    draft_id: str, id: str, data: dict, step: int | None = None, beside: str = "", after: bool = False
+) -> dict[str, Any]:
+    """Move an image one place (`step`), or before or after another one (`beside`, `after`); shows the page it is then on."""
+    order = [item.id for item in draft.items(draft_id)]
+    if id not in order:
+        raise RunError("This image was removed in another tab")
+    old = order.index(id)
+    order.remove(id)
+    new = order.index(beside) + after if beside in order else old + (step or 0)
+    new = min(max(new, 0), len(order))
+    draft.move(draft_id, id, order[new] if new < len(order) else None)
+    return {"page": new // _size_of(data)}
 
 
 class Upload(TypedDict):
@@ -181,7 +208,7 @@ def dismiss_imports(draft_id: str, ids: list[str]) -> dict[str, Any]:
 
 # Name: what it does and returns. Its parameters are the browser's values of these names (calls.py).
 READS: dict[str, Callable[..., dict[str, Any] | None]] = {
-    "large": lambda draft_id, id: {"url": file_url(draft.large(draft_id, id))},
+    "open": opened,
     "ids": find_ids,
     "save_caption": save_caption,
     "recent_drafts": lambda draft_id: {"drafts": drafts.recent(draft_id)},
@@ -194,22 +221,23 @@ CHANGES: dict[str, Callable[..., dict[str, Any] | None]] = {
     "remove_images": draft.remove,
     "clear_images": draft.clear,
     "use_trigger": draft.use_trigger,
+    "move_image": move_image,
     "undo": lambda draft_id: {"message": draft.undo(draft_id) or "There is nothing to undo."},
     "redo": lambda draft_id: {"message": draft.redo(draft_id) or "There is nothing to redo."},
     "add_images": add_images,
     "import_folder": import_folder,
     "cancel_imports": lambda draft_id: {"imports": imports.cancel(draft_id)},
-    "set_upright": image_edit.set_upright,
+    **image_edit.EDITS,
 }
 
 
 def images_view(more: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = ()) -> "gr.HTML":
     """The component. Events: `insert` (add the trigger word to all captions); `show` (settings that changed), `chosen`
     (another model, VRAM or trainer) and `review` (anything changed) are those of ui/new/fields.js; `changed` (images,
-    or which of them are selected) is that of image_tools.js; `edit` (the pencil of a card) that of image_cards.js.
+    or which of them are selected) is that of image_tools.js.
 
     Args:
         more: calls of the other parts of its script.
     """
-    events = ("insert", "show", "chosen", "review", "script", "changed", "edit")
+    events = ("insert", "show", "chosen", "review", "script", "changed")
     return scripts.component("images", "images", image_action, *more, events=events)

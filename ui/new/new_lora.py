@@ -16,7 +16,7 @@ import runs
 from runs import fields
 from runs.machine import this_machine
 from ui import scripts
-from ui.dataset import bulk_fold, caption_fold, doctor_fold, draft, drafts, edit_panel, images
+from ui.dataset import bulk_fold, caption_fold, doctor_fold, draft, drafts, images
 from ui.html import esc
 from ui.new import (
     estimates,
@@ -52,7 +52,7 @@ START = """async (draft) => {
   const script = !await hangproof.flushScript();
   hangproof.starting();
   await hangproof.flush();
-  const kept = hangproof.unsaved('caption').length;
+  const kept = hangproof.unsaved('caption').length + hangproof.unsaved('mask').length;
   return [draft, { kept, script, fields: hangproof.unsaved('field').length, waiting: hangproof.kept() }];
 }"""
 
@@ -127,7 +127,6 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
             "10 to 30 varied images make a good LoRA. A caption describes what its image shows.",
         )
         shown = images.images_view([settings.save_settings, script_editor.save_script])
-        edit_panel.build(draft_id, shown)
         bulk_fold.build(draft_id, lambda: shown)
         doctor_fold.build(draft_id)
         caption_fold.build(draft_id)
@@ -315,7 +314,7 @@ def check_everything_arrived(sent: object) -> None:
 
 NOT_ARRIVED = {
     "fields": "Settings not saved: {}; the note at the top of the page says why. Press Start again when it is gone",
-    "kept": "Captions not saved: {}; correct the captions marked 'not saved', then press Start again",
+    "kept": "Captions or masks not saved: {}; correct the captions marked 'not saved', then press Start again",
     "script": "The edited script is not saved; the note at the top of the page says why. Press Start again when it is gone",
     "waiting": "Files not uploaded yet: {}; wait until they are, then press Start again",
 }

@@ -106,6 +106,11 @@ class Campaign:
         except PlaywrightError:
             pass  # the page was just being reloaded, or the server is dead and the page says that the file was not uploaded
 
+    def reorder(self) -> None:
+        cards = self.cards()
+        if len(cards) > 1:
+            self.press(f".hp-card[data-id='{self.random.choice(cards)}'] .hp-later")
+
     def start(self) -> None:
         self.press("#start")
         self.type_field()
@@ -122,7 +127,7 @@ class Campaign:
             return []
 
     def act(self) -> None:
-        actions = (self.type_caption,) * 6 + (self.type_field,) * 3 + (self.drop,) * 2 + (self.start,)
+        actions = (self.type_caption,) * 6 + (self.type_field,) * 3 + (self.drop,) * 2 + (self.reorder, self.start)
         self.random.choice(actions)()
         for page in self.tabs:  # Start opens the run's page
             try:

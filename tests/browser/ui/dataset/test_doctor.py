@@ -1,5 +1,7 @@
 """Check images in a real browser: each finding is fixed and undone, by pointer and keyboard; axe-core at 390 pixels."""
 
+import re
+
 from draft_helpers import photo
 from PIL import Image
 from ui_page import assert_accessible, caption, drop, open_page, saved, until
@@ -26,7 +28,7 @@ def test_images_are_checked_fixed_and_the_fixes_undone(tab, server, tmp_path):
     with Image.open(files[0]) as first:
         first.save(folder / "copy.png", compress_level=1)
         first.point(lambda value: value * 0.05).save(folder / "dark.png")
-        photo(folder / "little.png", 50, size=(40, 30))
+        first.resize((2000, 300)).save(folder / "wide.png")
         first.convert("CMYK").save(folder / "<b>cmyk.jpg")
     open_page(tab, server)
     drop(tab, *sorted(folder.iterdir()), count=7)
@@ -38,7 +40,7 @@ def test_images_are_checked_fixed_and_the_fixes_undone(tab, server, tmp_path):
         return check.locator("#check-pictures")
 
     check.locator("button.label-wrap").first.click()
-    found = {"duplicate", "dark", "small", "changed", "no_caption"}
+    found = {"duplicate", "dark", "cropped", "changed", "no_caption"}
     until(lambda: found <= set(headings(tab)), "the findings")
     assert headings(tab)["duplicate"] == "1 image is a copy of another one"
     choose("duplicate").locator("figure[data-file='copy.png'], figure[data-file='0.png']").first.wait_for()
@@ -50,25 +52,26 @@ def test_images_are_checked_fixed_and_the_fixes_undone(tab, server, tmp_path):
     until(lambda: "duplicate" in headings(tab), "undo brings it back")
     tab.get_by_test_id("image-count").get_by_text("7 images").wait_for()
     # One image, by keyboard.
-    choose("small")
-    tab.get_by_role("button", name="Remove: little.png").press("Enter")
-    until(lambda: "small" not in headings(tab), "the image is removed")
+    choose("cropped").locator(".hp-part").wait_for()
+    tab.get_by_role("button", name="Crop: wide.png").press("Enter")
+    until(lambda: "cropped" not in headings(tab), "the image is cropped")
     # An edit of a card changes the findings.
-    assert headings(tab)["no_caption"].startswith("6 images")
+    assert headings(tab)["no_caption"].startswith("7 images")
     caption(tab, "1.png").fill("a caption of mine")
     saved(tab, "1.png")
-    until(lambda: headings(tab).get("no_caption", "").startswith("5 images"), "the findings follow the cards")
+    until(lambda: headings(tab).get("no_caption", "").startswith("6 images"), "the findings follow the cards")
     choose("changed").get_by_text("CMYK becomes RGB").wait_for()
+    choose("buckets").get_by_text(re.compile("% kept|all of it is trained")).first.wait_for()
     choose("no_caption")
     check.get_by_role("button", name="Write captions…").click()
-    tab.get_by_text("5 selected", exact=True).wait_for()
+    tab.get_by_text("6 selected", exact=True).wait_for()
     tab.locator("#write-captions").wait_for()
     tab.set_viewport_size({"width": 390, "height": 800})
     assert_accessible(tab, "#image-check")
     assert check.locator("b").count() == 0
     # All of it is stored: after a reload, the same is found.
     tab.reload()
-    tab.get_by_test_id("image-count").get_by_text("6 images").wait_for()
+    tab.get_by_test_id("image-count").get_by_text("7 images").wait_for()
     check.locator("button.label-wrap").first.click()
     until(lambda: {"duplicate", "dark", "changed", "no_caption"} <= set(headings(tab)), "the findings after a reload")
-    assert "small" not in headings(tab)
+    assert "cropped" not in headings(tab)

@@ -1,95 +1,173 @@
-"""The panel of one image: rotation, weight, crop and mask, by pointer and keyboard, and the image as wide as the page."""
+"""The large view of an image: caption, rotation, crop, mask and weight, stored at once, and what a run gets of them."""
+
+import re
 
 import pytest
-from draft_helpers import item_of, mask_of, top_ignored
-from ui_helpers import photos
-from ui_page import assert_accessible, captions, drop, field, has_focus, open_page, serious, until
+from draft_helpers import item_of, mask_of, photo, top_ignored
+from ui_helpers import photos, serving
+from ui_page import PATIENCE_S, a_tab, drop, field, has_focus, open_page, serious, serving_again, until
 
 from ui.dataset import draft
 
 
-def test_one_image_is_enlarged_cropped_masked_rotated_and_repeated(tab, server, tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(server.data))
-    open_page(tab, server)
-    drop(tab, *photos("coffee.png", "rocket.jpg"), count=2)
-    mine = tab.evaluate("hangproof.draft()")
+def test_the_large_view_edits_by_keyboard_and_pointer_and_survives_a_killed_server(browser, data, tmp_path):
+    small = [photo(tmp_path / f"t{n:02}.png", n, size=(300, 200)) for n in range(12)]
+    with serving(data) as server, a_tab(browser) as page:
+        open_page(page, server)
+        drop(page, *photos("coffee.png"), *small, count=13)
+        mine = page.evaluate("hangproof.draft()")
 
-    def now() -> draft.Item:
-        return item_of(mine, "coffee.png")
+        def now(file: str = "coffee.png") -> draft.Item:
+            return item_of(mine, file)
 
-    def drag(part, *points: tuple[float, float]) -> None:
-        part.scroll_into_view_if_needed()
-        box = part.bounding_box()
-        places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
-        tab.mouse.move(*places[0])
-        tab.mouse.down()
-        for place in places[1:]:
-            tab.mouse.move(*place, steps=5)
-        tab.mouse.up()
+        def changed(what: str) -> None:
+            """Wait until another mask is stored than the last time."""
+            until(lambda: now().mask not in masks, what)
+            masks.append(now().mask)
 
-    # as wide as the page, with its caption; the caption stays when it is small again
-    card = tab.locator(".hp-card[data-file='coffee.png']")
-    tab.get_by_label("Enlarge coffee.png").press("Enter")
-    until(lambda: "-1600-" in card.locator("img").get_attribute("src"), "the large picture")
-    card.locator("textarea").fill("a cup, coffee, saucer")
-    tab.get_by_label("Enlarge coffee.png").press("Enter")
-    until(lambda: now().caption == "a cup, coffee, saucer", "the caption is stored")
-    assert captions(tab)["coffee.png"] == "a cup, coffee, saucer"
+        # opened, browsed over both pages and closed by keyboard; the focus returns to the card that was shown last
+        page.get_by_label("Open coffee.png").press("Enter")
+        view = page.locator("dialog.hp-editor[open]")
+        view.get_by_text("1 of 13").wait_for()
+        caption = view.get_by_label("Caption", exact=True)
+        caption.fill("a cup, coffee, saucer")
+        view.get_by_text("21 characters, about 6 tokens").wait_for()
+        view.get_by_text("saved", exact=True).wait_for()
+        assert now().caption == "a cup, coffee, saucer"
+        assert page.locator(".hp-card[data-file='coffee.png'] textarea").input_value() == "a cup, coffee, saucer"
+        caption.press("PageDown")
+        view.get_by_text("2 of 13").wait_for()
+        page.keyboard.press("Escape")
+        view.wait_for(state="detached")
+        has_focus(page, "aria-label", "Open t00.png")
+        page.get_by_label("Open t10.png").click()
+        for key, place in (("Right", 13), ("Right", 13), ("Left", 12)):
+            page.keyboard.press(f"Arrow{key}")
+            view.get_by_text(f"{place} of 13").wait_for()
+        page.keyboard.press("Escape")
 
-    # crop by pointer and by number
-    tab.get_by_label("Edit coffee.png").press("Enter")
-    panel = tab.locator("#image-edit")
-    picture = panel.locator("#edit-crop img")
-    picture.wait_for()
-    drag(picture, (0.25, 0.25), (0.75, 0.75))
-    until(lambda: now().crop is not None, "the drawn crop is stored")
-    assert now().crop == pytest.approx((0.25, 0.25, 0.75, 0.75), abs=0.01)
-    card.locator(".hp-tags", has_text="cropped").wait_for()
-    until(lambda: panel.get_by_label("Width", exact=True).input_value() in ("299", "300", "301"), "the size in pixels")
-    panel.get_by_label("Width", exact=True).fill("900")
-    panel.get_by_label("Width", exact=True).press("Enter")
-    panel.get_by_text("The crop has no area inside the image").wait_for()
-    panel.get_by_label("Width", exact=True).fill("200")
-    panel.get_by_label("Width", exact=True).press("Enter")
-    until(lambda: now().trained_size[0] == 200, "the typed size is stored")
-    tab.set_viewport_size({"width": 390, "height": 800})
-    assert_accessible(tab, "#image-edit")
-    tab.set_viewport_size({"width": 1280, "height": 900})
+        # an image that no longer fits the filter stays open; a removed one is followed by the next
+        page.get_by_label("Show", exact=True).select_option("no_caption")
+        page.get_by_test_id("image-count").get_by_text("12 shown").wait_for()
+        page.get_by_label("Open t09.png").click()
+        caption.fill("it leaves the filter now")
+        view.get_by_text("saved", exact=True).wait_for()
+        view.get_by_role("button", name="Rotate right").click()
+        view.get_by_role("heading", name="t09.png · 200 × 300").wait_for()
+        caption.press("PageDown")
+        view.get_by_role("heading", name="t10.png").wait_for()
+        view.get_by_role("button", name="Remove image").click()
+        view.get_by_role("heading", name="t11.png").wait_for()
+        view.get_by_text("10 of 10").wait_for()
+        page.keyboard.press("Escape")
+        page.get_by_label("Show", exact=True).select_option("All images")
 
-    # mask by pointer and from a file; it is shown again
-    panel.get_by_role("tab", name="Mask").click()
-    drag(panel.locator("#edit-mask canvas").first, (0.45, 0.5), (0.55, 0.5))
-    panel.get_by_role("button", name="Save the mask").click()
-    until(lambda: now().mask is not None, "the painted mask is stored")
-    painted = mask_of(mine, now())
-    height, width = painted.shape
-    assert (height, width) == (400, 600) and painted[height // 2, width // 2] == 0 and painted[0, 0] == 255
-    assert serious(tab, "#image-edit") == []
-    for size, said in (((50, 50), "mask.png: the mask has 50 × 50 pixels and the image 600 × 400"), ((60, 40), "")):
-        (tmp_path / "mask.png").write_bytes(top_ignored(*size))
-        panel.locator("#mask-upload + input, #mask-upload input, input[type=file]").last.set_input_files(
-            str(tmp_path / "mask.png")
-        )
-        if said:
-            panel.get_by_text(said).wait_for()
-    until(lambda: mask_of(mine, now()).shape == (40, 60), "the file is the mask")
-    panel.get_by_role("button", name="Save the mask").click()
-    until(lambda: mask_of(mine, now()).shape == (400, 600), "it was shown, and is saved as it was shown")
-    assert not mask_of(mine, now())[:180].any() and (mask_of(mine, now())[220:] > 250).all()
+        # crop by number fields and by pointer
+        page.get_by_label("Open coffee.png").click()
+        view.get_by_role("button", name="Crop", exact=True).press("Enter")
+        view.get_by_label("Ratio", exact=True).select_option("1:1")
+        until(lambda: now().crop is not None, "the square is stored")
+        assert now().trained_size == (400, 400)
+        view.get_by_label("Width", exact=True).fill("300")
+        view.get_by_label("Width", exact=True).press("Enter")
+        until(lambda: now().trained_size == (300, 300), "the typed size is stored")
+        frame = page.locator(".hp-edit-frame")
+        box = frame.bounding_box()
+        view.get_by_label("Ratio", exact=True).select_option("")
+        view.get_by_role("button", name="Use the whole image").click()
+        until(lambda: now().crop is None, "the whole image is stored")
 
-    # rotation turns crop and mask; the weight changes the plan
-    crop = now().crop
-    panel.get_by_role("button", name="Rotate right").click()
-    until(lambda: now().turn == 1, "the rotation is stored")
-    assert now().crop == pytest.approx((1 - crop[3], crop[0], 1 - crop[1], crop[2]), abs=1e-5)
-    panel.get_by_label("Weight").click()
-    tab.get_by_role("option", name="3", exact=True).click()
-    until(lambda: now().weight == 3, "the weight is stored")
-    # The proposed repeats follow the weight, a moment later.
-    uses = lambda: 4 * int(field(tab, "repeats").input_value())  # noqa: E731 - one image, and one three times
-    until(lambda: f"shown {uses()} times" in tab.locator("#plan").inner_text(), "the weight is in the plan")
-    panel.get_by_role("button", name="Remove the mask").click()
-    until(lambda: now().mask is None, "the mask is removed")
-    panel.get_by_role("button", name="Close").press("Enter")
-    panel.wait_for(state="detached")
-    has_focus(tab, "aria-label", "Edit coffee.png")
+        def drag(*points: tuple[float, float]) -> None:
+            places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
+            page.mouse.move(*places[0])
+            page.mouse.down()
+            for place in places[1:]:
+                page.mouse.move(*place, steps=2)
+            page.mouse.up()
+
+        drag((0.25, 0.25), (0.75, 0.75))
+        until(lambda: now().crop is not None, "the drawn crop is stored")
+        assert now().crop == pytest.approx((0.25, 0.25, 0.75, 0.75), abs=0.01)
+        drag((0.5, 0.5), (0.5, 0.6))  # moves it
+        until(lambda: now().crop[3] > 0.8, "the moved crop is stored")
+        drag((0.75, 0.85), (0.9, 0.95))  # its corner
+        until(lambda: now().crop[2] > 0.85, "the resized crop is stored")
+        page.locator(".hp-card[data-file='coffee.png'] .hp-tags", has_text="cropped").wait_for()
+
+        # mask by pointer, keyboard and file
+        masks = [None]
+        view.get_by_role("button", name="Mask", exact=True).click()
+        drag((0.3, 0.5), (0.7, 0.5))
+        changed("the stroke is stored")
+        painted = mask_of(mine, now())
+        height, width = painted.shape
+        assert painted[height // 2, width // 2] == 0 and painted[0, 0] == 255
+        frame.focus()
+        for _ in range(4):
+            page.keyboard.press("Shift+ArrowUp")
+        page.keyboard.press("Space")
+        changed("the dab is stored")
+        assert (mask_of(mine, now()) == 0).sum() > (painted == 0).sum()
+        view.get_by_role("button", name="Eraser", exact=True).click()
+        drag((0.3, 0.5), (0.7, 0.5))
+        changed("the erased stroke is stored")
+        assert mask_of(mine, now())[height // 2, width // 2] == 255
+        view.get_by_role("button", name="Invert", exact=True).click()
+        changed("the inverted mask is stored")
+        assert mask_of(mine, now())[height // 2, width // 2] == 0
+        file = tmp_path / "mask.png"
+        file.write_bytes(top_ignored(50, 50))
+        page.get_by_test_id("mask-picker").set_input_files(str(file))
+        view.get_by_text("mask.png: the mask has 50 × 50 pixels and the image 600 × 400").wait_for()
+        file.write_bytes(top_ignored(60, 40))
+        page.get_by_test_id("mask-picker").set_input_files(str(file))
+        changed("the file is the mask")
+        view.get_by_role("button", name=re.compile("^Undo")).click()
+        until(lambda: now().mask == masks[-2], "the file is undone")
+        view.get_by_role("button", name=re.compile("^Redo")).click()
+        until(lambda: now().mask == masks[-1], "the file is back")
+
+        # rotation turns crop and mask; the weight changes the plan
+        crop = now().crop
+        view.get_by_role("button", name="Rotate right").click()
+        until(lambda: now().turn == 1, "the rotation is stored")
+        assert now().crop == pytest.approx((1 - crop[3], crop[0], 1 - crop[1], crop[2]), abs=1e-5)
+        weight = view.get_by_label("Weight")
+        weight.fill("3")
+        weight.press("Enter")
+        until(lambda: now().weight == 3, "the weight is stored")
+        # The proposed repeats follow the weight, a moment later.
+        uses = lambda: 14 * int(field(page, "repeats").input_value())  # noqa: E731 - 11 images, and one three times
+        until(lambda: f"shown {uses()} times" in page.locator("#plan").inner_text(), "the weight is in the plan")
+
+        # the server is killed; what is painted then is kept in the browser, and the restarted server gets it
+        server.stop(hard=True)
+        box = frame.bounding_box()
+        view.get_by_role("button", name="Brush", exact=True).click()
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.9)
+        view.get_by_text("The mask is not stored yet").wait_for()
+        before = now()
+        assert (before.turn, before.weight, before.caption) == (1, 3, "a cup, coffee, saucer")
+        with serving_again([page], data, server.port) as again:
+            until(lambda: now().mask != before.mask, "the kept mask is stored", 2 * PATIENCE_S)
+            after = now()
+            assert (after.turn, after.crop, after.weight) == (1, before.crop, 3)
+            page.set_viewport_size({"width": 390, "height": 800})
+            open_page(page, again)
+            page.locator(".hp-card[data-file='coffee.png'] .hp-tags", has_text="cropped · mask · ×3").wait_for()
+            page.get_by_label("Open coffee.png").click()
+            view.get_by_role("button", name="Mask", exact=True).click()
+            until(lambda: page.evaluate(INK) > 0, "the stored mask is on the canvas")
+            assert page.evaluate("document.querySelector('.hp-editor').scrollWidth") <= 390
+            assert serious(page, ".hp-editor") == []
+            view.get_by_role("button", name="Clear", exact=True).click()
+            until(lambda: now().mask is None, "the mask is cleared")
+            page.errors.clear()  # of the time without a server
+
+
+# The part of the mask's canvas that is painted.
+INK = """() => {
+  const canvas = document.querySelector(".hp-mask-canvas");
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  return data.filter((value, n) => n % 4 === 3 && value > 0).length;
+}"""

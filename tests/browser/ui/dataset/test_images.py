@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from draft_helpers import photo
 from PIL import Image
-from ui_page import PATIENCE_S, a_tab, caption, captions, drop, field, open_page, saved, until
+from ui_page import PATIENCE_S, a_tab, caption, captions, drop, field, has_focus, open_page, saved, until
 
 from ui.dataset import draft
 
@@ -139,6 +139,17 @@ def test_captions_stay_with_their_images_and_each_change_can_be_undone_and_redon
     assert captions(tab) == after and tab.title() == "Hangproof"
     assert field(tab, "name").input_value() == HOSTILE and field(tab, "trigger").input_value() == "tok"
     undo.get_by_text("Undo: trigger word", exact=False).wait_for()  # the history is on disk
+
+    # Order, by keyboard and by dragging.
+    tab.get_by_label("Move later: chelsea.png").press("Enter")
+    until(lambda: names(tab) == ["coffee.png", "chelsea.png", "rocket.png"], "moved later")
+    has_focus(tab, "title", "Move later: chelsea.png")  # press again to move on
+    tab.get_by_label("Move earlier: rocket.png").press("Enter")
+    until(lambda: names(tab) == ["coffee.png", "rocket.png", "chelsea.png"], "moved earlier")
+    source, target = (card(tab, name).locator(".hp-picture") for name in ("chelsea.png", "coffee.png"))
+    source.drag_to(target, target_position={"x": 20, "y": 60})
+    until(lambda: names(tab) == ["chelsea.png", "coffee.png", "rocket.png"], "dragged to the front")
+    assert captions(tab) == after
 
     # A warning on a card is fixed with one click.
     Image.open(tmp_path / "coffee.png").resize((298, 199)).save(tmp_path / "copy.png")

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import skimage.data
-from draft_helpers import camera_exif, drop, item, item_of
+from draft_helpers import camera_exif, drop, item, item_of, photo
 from PIL import Image, ImageFilter
 
 import runs
 from runs.pictures import check_image
-from ui.dataset import checks, doctor, draft, draft_images, draft_store
+from ui.dataset import bucket_preview, checks, doctor, doctor_fold, draft, draft_images, draft_store
 
 
 def shot(name: str) -> Image.Image:
@@ -29,7 +29,7 @@ def test_a_photo_is_fine_and_its_blurred_dark_and_bright_versions_are_not(tmp_pa
         path = tmp_path / f"x.{save.get('format', 'png').lower()}"
         image.save(path, **save)
         looks = draft_images.measured(path, path.name, tmp_path / "copy")["looks"]
-        kinds = checks._pixels([item("x", *image.size, looks=looks)])
+        kinds = checks._pixels([item("x", *image.size, looks=looks)], {})
         return [kind for kind, some in kinds.items() if some]
 
     image = shot(name)
@@ -93,6 +93,7 @@ EXPECTED = {
     "blurred": ["blurred.png"],
     "dark": ["dark.png"],
     "bright": ["bright.png"],
+    "cropped": ["wide.png"],
     "changed": ["cmyk.jpg"],
 }
 
@@ -100,7 +101,7 @@ EXPECTED = {
 def test_each_finding_is_fixed_by_one_step_that_undo_takes_back(full):
     kinds = found(full)
     assert {kind: kinds.get(kind) for kind in EXPECTED} == EXPECTED
-    assert kinds["no_caption"]
+    assert kinds["no_caption"] and "wide.png" in kinds["lonely"]
     for kind in kinds:
         if not checks.KINDS[kind].fix:
             continue
@@ -163,13 +164,47 @@ def test_captions(captions, kinds):
     assert {kind: [int(one.id) for one in some] for kind, some in got.items()} == kinds
 
 
+def test_images_of_buckets_smaller_than_a_batch_go_to_the_nearest_full_one(mine, tmp_path):
+    square = [photo(tmp_path / f"{number}.png", number, size=(640, 640)) for number in range(4)]
+    drop(mine, *square, photo(tmp_path / "tall.png", 9, size=(640, 760)))
+    draft.save_fields(mine, {"batch_size": 4, "repeats": 1, "resolution": 512})
+    assert found(mine)["lonely"] == ["tall.png"]
+    doctor.fix(mine, "lonely")
+    assert "lonely" not in found(mine)
+    plan = doctor.examine(mine).plan
+    assert [(one.size, one.shown) for one in plan.buckets] == [((512, 512), 5)]
+    draft.save_fields(mine, {"batch_size": 64})
+    with pytest.raises(runs.RunError, match="batch size to 1"):
+        doctor.fix(mine, "lonely")
+
+
+def test_only_a_cropped_image_is_shown_with_the_part_that_is_kept(mine, tmp_path):
+    drop(mine, photo(tmp_path / "wide.png", 1, size=(2400, 300)), photo(tmp_path / "tiny.png", 2, size=(64, 64)))
+    draft.save_fields(mine, {"resolution": 512})
+    assert found(mine)["cropped"] == ["wide.png"] and found(mine)["small"] == ["tiny.png"]
+    assert "hp-part" in doctor_fold._pictures(mine, "cropped", 0, 9)
+    assert "hp-part" not in doctor_fold._pictures(mine, "small", 0, 9)
+    buckets = [doctor_fold._pictures(mine, doctor.BUCKETS, number, 9) for number in range(2)]
+    shown = {"hp-part" in one: one for one in buckets}
+    assert "wide.png" in shown[True] and "% kept" in shown[True]
+    assert "tiny.png" in shown[False] and "all of it is trained" in shown[False]
+
+
+def test_an_error_in_step_1_is_named_where_the_buckets_would_be(full):
+    draft.save_fields(full, {"resolution": 7})
+    answer = doctor.report(full)
+    assert answer["buckets"] == [] and "Resolution" in answer["plan_error"]
+
+
 def test_10_000_images_are_judged_in_a_second():
     known = {"contrast": 900, "mean": 90, "low": 10, "high": 200}
     looks = [{"pixels": f"{n // 2}", "sharpness": n % 7 / 100, **known} for n in range(10_000)]
     items = [
         item(f"{n}", 500 + n % 900, 700, caption="ohwx" if n % 3 else "", looks=one) for n, one in enumerate(looks)
     ]
+    spec = runs.make({"name": "x", "batch_size": 4})
     began = time.process_time()
-    got = checks.findings(items, [], "ohwx")
+    plan = bucket_preview.plan(spec, items)
+    got = checks.findings(items, [], "ohwx", plan)
     assert sum(map(len, got.values())) > 2_000
     assert time.process_time() - began < 5, "0.2 s on a quiet machine"

@@ -229,6 +229,11 @@ class Walk(RuleBasedStateMachine):
         self.change(subsets.move, [self.one(which).id], name, None)
 
     @precondition(lambda self: draft.items(self.mine))
+    @rule(which=st.integers(0, 99), before=st.none() | st.integers(0, 99))
+    def order(self, which: int, before: int | None) -> None:
+        self.change(draft.move, self.one(which).id, None if before is None else self.one(before).id)
+
+    @precondition(lambda self: draft.items(self.mine))
     @rule(which=st.integers(0, 99))
     def remove(self, which: int) -> None:
         self.change(draft.remove, [self.one(which).id])

@@ -61,11 +61,11 @@ def test_a_change_of_another_process_is_seen_and_can_be_undone_here(mine):
     assert texts(mine) == ["a", "b", "c"]
     code = (
         f"from ui.dataset import draft; draft.set_caption({mine!r}, {ids[0]!r}, 'other'); "
-        f"draft.remove({mine!r}, [{ids[1]!r}])"
+        f"draft.move({mine!r}, {ids[2]!r}, {ids[0]!r}); draft.remove({mine!r}, [{ids[1]!r}])"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert texts(mine) == ["other", "c"]
-    for wanted in (["other", "b", "c"], ["a", "b", "c"]):
+    assert texts(mine) == ["c", "other"]
+    for wanted in (["c", "other", "b"], ["other", "b", "c"], ["a", "b", "c"]):
         draft.undo(mine)
         assert texts(mine) == wanted
 
@@ -126,6 +126,16 @@ def test_positions_sort_into_every_order_that_follows(orders):
     for order in orders:
         table = placed({key: table.get(key, {}) for key in order})
         assert list(in_order(table)) == list(table) == order
+
+
+def test_an_image_that_is_moved_to_the_same_place_again_and_again_stays_in_order(mine):
+    ids = filled(mine, *"abcd")
+    for _ in range(60):
+        draft.move(mine, ids[3], ids[1])
+        draft.move(mine, ids[2], ids[3])
+        draft.move(mine, ids[3], ids[2])
+    draft_store.close(draft.folder(mine) / draft_store.NAME)
+    assert texts(mine) == ["a", "d", "c", "b"]
 
 
 def test_drafts_that_no_page_opened_for_sixty_days_are_deleted(data):

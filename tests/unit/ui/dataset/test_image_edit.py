@@ -1,5 +1,9 @@
 """Rotation, crop, mask and weight of an image, stored at once, and what a run gets of them."""
 
+import base64
+import io
+import re
+
 import numpy as np
 import pytest
 from draft_helpers import camera_exif, drop, item_of, mask_of, photo, run_of, top_ignored
@@ -11,7 +15,7 @@ from strategies import ANY_VALUE
 import runs
 from runs import dataset
 from runs.masks import png
-from ui.dataset import draft, draft_store, image_edit
+from ui.dataset import draft, draft_store, image_edit, images
 from ui.new import form
 
 
@@ -21,7 +25,7 @@ def test_edits_are_undone_and_never_change_the_dropped_file(mine, tmp_path):
     before = draft.original(mine, item.id).read_bytes()
     image_edit.crop(mine, item.id, [0.25, 0, 0.75, 1])
     assert draft.thumb(mine, item_of(mine, "a.png")).is_file()
-    image_edit.weigh(mine, item.id, 4)
+    image_edit.weigh(mine, [item.id], 4)
     image_edit.mask(mine, item.id, top_ignored(400, 300))
     image_edit.rotate(mine, item.id, 1)
     after = item_of(mine, "a.png")
@@ -68,27 +72,13 @@ def test_a_mask_is_drawn_on_the_rotated_image(mine, tmp_path, turn):
         image_edit.rotate(mine, item.id, turn)
     shape = (80, 60) if turn % 2 == 0 else (60, 80)
     image_edit.mask(mine, item.id, top_ignored(*shape))
-    shown = ignored(mine)
-    assert shown.shape == shape[::-1] and (shown[: shape[1] // 2 - 1] > 250).all() and not shown[-1].any()
+    shown = Image.open(io.BytesIO(image_edit.shown_mask(mine, item.id)))
+    assert shown.size == shape and not np.asarray(shown)[: shape[1] // 2 - 1].any() and np.asarray(shown)[-1].all()
     image_edit.rotate(mine, item.id, 1)
     image_edit.mask(mine, item.id, top_ignored(*shape), turn=turn)  # drawn before the rotation arrived
     image_edit.rotate(mine, item.id, -1)
-    assert (ignored(mine) == shown).all()
-    layers = image_edit.canvas(mine, item_of(mine, "a.png"))["layers"]
-    before = mask_of(mine, item_of(mine, "a.png"))
-    image_edit.mask(mine, item.id, image_edit.painted([Image.open(one) for one in layers]), turn)
-    assert np.abs(mask_of(mine, item_of(mine, "a.png")).astype(int) - before).max() <= 2, "what is not painted stays"
-
-
-def ignored(draft_id: str) -> np.ndarray:
-    """What the panel shows as painted over the only image, from 0 to 255."""
-    (path,) = image_edit.canvas(draft_id, draft.items(draft_id)[0])["layers"]
-    with Image.open(path) as layer:
-        return np.asarray(layer.getchannel("A")) / image_edit.PAINT_OPACITY
-
-
-def test_nothing_painted_is_no_mask():
-    assert image_edit.painted([]) is None and image_edit.painted([Image.new("RGBA", (8, 8))]) is None
+    again = Image.open(io.BytesIO(image_edit.shown_mask(mine, item.id)))
+    assert again.tobytes() == shown.tobytes()
 
 
 def test_a_white_mask_is_no_mask_and_unused_masks_are_deleted(mine, tmp_path, monkeypatch):
@@ -105,14 +95,19 @@ def test_a_white_mask_is_no_mask_and_unused_masks_are_deleted(mine, tmp_path, mo
             assert (draft.masks_dir(mine) / name).is_file()
 
 
-def test_an_image_with_transparency_is_its_own_mask(mine, tmp_path):
+def test_the_transparent_part_of_an_image_can_be_its_mask(mine, tmp_path):
     cut_out = Image.new("RGBA", (64, 48), (200, 10, 10, 255))
     cut_out.paste((0, 0, 0, 0), (0, 0, 64, 24))
     cut_out.save(tmp_path / "cut.png")
-    drop(mine, tmp_path / "cut.png")
-    image_edit.mask(mine, item_of(mine, "cut.png").id, (tmp_path / "cut.png").read_bytes())
+    drop(mine, tmp_path / "cut.png", photo(tmp_path / "whole.png", 1))
+    cut, whole = item_of(mine, "cut.png"), item_of(mine, "whole.png")
+    assert [image_edit.details(mine, item, "diffusers")["transparent"] for item in (cut, whole)] == [True, False]
+    image_edit.rotate(mine, cut.id, 1)
+    image_edit.mask_from_transparency(mine, cut.id)
     mask = mask_of(mine, item_of(mine, "cut.png"))
     assert not mask[:24].any() and mask[24:].all()
+    with pytest.raises(runs.RunError, match=r"whole\.png has no transparency"):
+        image_edit.mask_from_transparency(mine, whole.id)
 
 
 def test_a_run_and_a_copy_of_it_have_the_edits(data, mine, tmp_path):
@@ -122,8 +117,7 @@ def test_a_run_and_a_copy_of_it_have_the_edits(data, mine, tmp_path):
     draft.set_caption(mine, first, "a caption")
     image_edit.crop(mine, second, [0, 0, 0.5, 1])
     image_edit.mask(mine, third, top_ignored(128, 128))
-    image_edit.weigh(mine, first, 3)
-    image_edit.weigh(mine, fourth, 3)
+    image_edit.weigh(mine, [first, fourth], 3)
     image_edit.mask(mine, fourth, top_ignored(128, 128))
     expected = draft.counts(mine)
     run_of(mine, repeats=5)
@@ -164,22 +158,26 @@ def test_a_run_of_a_trainer_without_masks_says_so_and_its_copy_has_them(data, mi
     assert [bool(item.mask) for item in draft.items(other)] == [True, False]
 
 
+WHAT = st.sampled_from([*image_edit.EDITS, "", "__class__"]) | ANY_VALUE
+KEYS = st.sampled_from(["turns", "crop", "weight", "png", "turn", "name"])
+
+
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(["crop", "weigh", "rotate"]), ANY_VALUE, st.booleans())
-def test_whatever_is_sent_is_an_edit_or_an_error(mine, tmp_path, what, sent, known):
+@given(WHAT, st.dictionaries(KEYS, ANY_VALUE, max_size=6), st.booleans())
+def test_whatever_the_browser_sends_is_an_edit_or_an_error(mine, tmp_path, what, sent, known):
     if not draft.items(mine):
         drop(mine, photo(tmp_path / "a.png", size=(64, 48)))
     item = draft.items(mine)[0]
-    try:
-        getattr(image_edit, what)(
-            mine, item.id if known else "../../etc", sent if what != "rotate" else hash(str(sent))
-        )
-    except runs.RunError as error:
-        assert str(error) and draft.items(mine)[0] == item
+    key = item.id if known else "../../etc"
+    answer = images.image_action({"draft": mine, "action": what, "id": key, "ids": [key], **sent})
+    if answer["ok"] is not True:
+        assert answer["error"] and draft.items(mine)[0] == item
         return
     after = draft.items(mine)[0]
     assert known and after.weight in range(1, 11) and after.turn in range(4)
     assert after.crop is None or all(0 <= one <= 1 for one in after.crop)
+    assert after.mask is None or (draft.masks_dir(mine) / after.mask).is_file()
+    assert sorted(path.name for path in draft.folder(mine).parent.iterdir()) == [mine]
 
 
 def test_a_mask_that_is_no_mask_is_refused_with_its_name(mine, tmp_path):
@@ -190,6 +188,6 @@ def test_a_mask_that_is_no_mask_is_refused_with_its_name(mine, tmp_path):
         (png(Image.new("L", (48, 64))), "same shape"),
         (png(Image.new("L", (64, 48)))[:-30], "damaged"),
     ):
-        with pytest.raises(runs.RunError, match=f"^<b>m.png: .*{expected}"):
-            image_edit.mask(mine, item.id, content, name="<b>m.png")
+        sent = {"id": item.id, "action": "mask", "png": base64.b64encode(content).decode(), "name": "<b>m.png"}
+        assert re.match(f"<b>m.png: .*{expected}", images.image_action({"draft": mine, **sent})["error"])
     assert draft.items(mine)[0] == item
