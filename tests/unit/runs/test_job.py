@@ -92,7 +92,7 @@ def test_a_bundle_trains_what_the_run_trained(tmp_path, data, monkeypatch):
     packed = dict(bundle.entries(runs.load(folder), None, models=False))
     there = tmp_path / "there" / "outputs" / folder.name
     there.mkdir(parents=True)
-    for name in ("run.toml", "job.json", "dataset.toml"):
+    for name in ("run.toml", "job.json"):
         content = packed[f"outputs/{folder.name}/{name}"]
         assert isinstance(content, bytes) and str(tmp_path).encode() not in content and b"/mnt" not in content
         (there / name).write_bytes(content)
