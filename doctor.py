@@ -104,14 +104,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="./start.sh doctor", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="do not start the trainers")
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
-    parser.add_argument("--lines", action="store_true", help=argparse.SUPPRESS)  # for the page: a line of JSON each
     options = parser.parse_args(argv)
     found = []
     for finding in findings(options.quick):
         found.append(finding)
-        if options.lines:
-            print(json.dumps(asdict(finding), ensure_ascii=False), flush=True)
-        elif not options.json:
+        if not options.json:
             print(f"{finding.status:<7} {finding.name}: {finding.text}", flush=True)
             if finding.action:
                 print(f"{'':<7} → {finding.action}", flush=True)

@@ -137,16 +137,6 @@ def go_back(checkout: Path, trainer: Trainer, wanted: str) -> None:
         )
 
 
-def needs_differ(checkout: Path, one: str, other: str) -> bool:
-    """Return True when two commits list other requirements; False also when one of them is not there."""
-    try:
-        return bool(
-            git(checkout, "diff", "--name-only", one, other, "--", "requirements.txt", "pyproject.toml").strip()
-        )
-    except VersionError:
-        return False
-
-
 def git(checkout: Path, *words: str, limit_s: float = GIT_LIMIT_S) -> str:
     """Return the output of a git command in a checkout. Raises VersionError with git's last line."""
     command = ["git", "-C", str(checkout), *words]

@@ -101,11 +101,3 @@ def test_an_old_commit_that_is_not_there_is_fetched_and_history_stays_whole(chec
     versions.go_back(clone, trainer, old)
     assert versions.commit(clone) == old
     assert (git(clone, "rev-parse", "--is-shallow-repository") == "true") == bool(depth)
-
-
-def test_other_requirements_are_noticed(checkout):
-    folder, old, new = checkout
-    assert versions.needs_differ(folder, old, new) is False
-    (folder / "requirements.txt").write_text("another\n")
-    commit(folder, "third")
-    assert versions.needs_differ(folder, old, "HEAD") is True and versions.needs_differ(folder, "f" * 40, old) is False
