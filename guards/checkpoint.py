@@ -133,13 +133,13 @@ def write_guard(
 
     in_memory: (bytes, CRC-32) of each file. For a folder that is gone after a power cut, and gets its name after this.
     """
-    folder, files = Path(folder), {}
     if in_memory is not None:
         files = {name: {"size": size, "crc32": str(check)} for name, (size, check) in in_memory.items()}
         guard = {"version": VERSION, "step": step, "epoch": epoch, **extra, "files": files}
-        with open(folder / GUARD, "wb") as file:
+        with open(f"{folder}/{GUARD}", "wb", buffering=0) as file:
             file.write(json.dumps(guard).encode())
         return
+    folder, files = Path(folder), {}
     for path in _files(folder):
         fsync_path(path)
         name = path.relative_to(folder).as_posix()

@@ -192,7 +192,7 @@ def complete(
     folder: Path, content: Plan, mapped: mmap.mmap | None, step: int, epoch: int, about: Mapping[str, Any]
 ) -> None:
     """Write what is not TENSORS (`mapped`), the guard file last: the snapshot counts from here on. Raises OSError."""
-    with open(folder / FILES, "wb") as file:
+    with open(f"{folder}/{FILES}", "wb", buffering=0) as file:  # a Path for each would cost as much as the writing
         file.write(content.rest)
     files = {FILES: content.rest} | ({TENSORS: mapped} if mapped is not None else {})
     checks = {name: (len(data), zlib.crc32(data)) for name, data in files.items()}

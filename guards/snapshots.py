@@ -97,6 +97,7 @@ class Snapshots:
         off: str = "",
     ) -> None:
         self.folder = folder
+        self._next = Path(folder or os.devnull, NEXT)
         self.off = off
         self.limit_bytes = limit_bytes
         self.every = 1
@@ -200,17 +201,16 @@ class Snapshots:
 
     def _begin(self, slot: _Slot, plan: Plan) -> bool:
         """Make the folder NEXT, from the snapshot in `slot` where its tensors fit; False: there is no new memory in it."""
-        assert self.folder is not None
         if slot.folder is not None and slot.layout is plan.layout:
-            os.replace(slot.folder, self.folder / NEXT)
+            os.replace(slot.folder, self._next)
             slot.folder, slot.step = None, -1
             return False
         self._forget(slot)
         if problem := self._no_room(plan.bytes, any(tensor.is_cuda for tensor in plan.tensors)):
             raise SnapshotError(problem)
-        (self.folder / NEXT).mkdir()
+        self._next.mkdir()
         if plan.tensors:
-            slot.mapped = snapshot_files.create(self.folder / NEXT, plan.layout)
+            slot.mapped = snapshot_files.create(self._next, plan.layout)
             slot.tensors = snapshot_files.tensors_in(slot.mapped, plan.layout)
         slot.layout = plan.layout
         return True
@@ -311,9 +311,10 @@ class Snapshots:
             last.synchronize()
             gpu_s = first.elapsed_time(last) / 1e3
             _copy_bytes(pinned, job.slot.mapped, job.plan.layout)
-        snapshot_files.complete(self.folder / NEXT, job.plan, job.slot.mapped, job.step, job.epoch, job.about)
-        os.replace(self.folder / NEXT, self.folder / job.name)
-        job.slot.folder, job.slot.step = self.folder / job.name, job.step
+        snapshot_files.complete(self._next, job.plan, job.slot.mapped, job.step, job.epoch, job.about)
+        folder = self.folder / job.name
+        os.replace(self._next, folder)
+        job.slot.folder, job.slot.step = folder, job.step
         if self._resumed:  # there is a newer snapshot
             shutil.rmtree(self.folder / RESUMED, ignore_errors=True)
             self._resumed = False
@@ -356,7 +357,7 @@ class Snapshots:
         assert self.folder is not None
         if slot.folder is not None:
             shutil.rmtree(slot.folder, ignore_errors=True)
-        shutil.rmtree(self.folder / NEXT, ignore_errors=True)
+        shutil.rmtree(self._next, ignore_errors=True)
         slot.folder, slot.step, slot.layout, slot.mapped, slot.tensors = None, -1, None, None, []
 
 

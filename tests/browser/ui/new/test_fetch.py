@@ -18,6 +18,8 @@ backends = ["sd-scripts"]
 [models.mine.files]
 pretrained_model_name_or_path = "my-flux.safetensors"
 ae = "my-ae.safetensors"
+clip_l = "my-ae.safetensors"
+t5xxl = "my-ae.safetensors"
 [downloads."my-flux.safetensors"]
 repo = "me/model"
 path = "flux.safetensors"
