@@ -109,7 +109,7 @@ class Attempt:
             files = [str(self.heartbeats / name) for name in ("exit", "pid")]
             command = ["bash", "-c", _WRAPPER, "hangproof", str(script), *files]
         with open(output, "ab") as log:
-            self._popen = subprocess.Popen(
+            self._popen = platform.popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -76,6 +76,7 @@ class Loop:
                 try:
                     self.write_status()
                     self.waker.sleep(self.poll_s())
+                    platform.reap()
                     self.enter(self.turn())
                     self.failing_since = None
                 except start.Interrupted:
@@ -102,6 +103,7 @@ class Loop:
                 signal.signal(getattr(signal, name), received)
         if hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        platform.become_subreaper()
 
     def enter(self, new: Transition) -> None:
         """Change the state. A recovery and a start save themselves what they commit, so here only an end is saved."""

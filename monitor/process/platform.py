@@ -17,6 +17,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from guards.reading import moved_bytes, read_bytes
 
 LINUX = sys.platform.startswith("linux")
 WINDOWS = sys.platform == "win32"
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _GONE = (errno.ENOENT, errno.ESRCH, errno.EPERM)  # EPERM: another user's, hidden by `hidepid` or by the system
 _STATES = {"running": "R", "stopped": "T", "zombie": "Z", "disk-sleep": "D"}  # psutil.STATUS_*
 T = TypeVar("T")
@@ -220,6 +222,47 @@ def kill_first(pid: int, first: bool) -> None:
         own = read_bytes("/proc/self/oom_score_adj") if LINUX else b""
         if LINUX:  # whoever raised its score may lower it again, without any privilege: proc(5)
             Path(f"/proc/{pid}/oom_score_adj").write_bytes(b"1000" if first else own)
+
+
+def become_subreaper() -> None:
+    """Make the kernel reparent the training's orphans to us, so that they can be seen and reaped. Linux only."""
+    if LINUX:
+        import ctypes
+
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+_children: dict[int, subprocess.Popen[bytes]] = {}  # of `popen`
+_starting = threading.Lock()  # a child that ends at once must be known before it is reaped
+
+
+def popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """`subprocess.Popen` for a process that calls `reap`, which must know whose exit code somebody waits for."""
+    with _starting:
+        child: subprocess.Popen[bytes] = subprocess.Popen(command, **options)
+        for pid in [pid for pid, known in _children.items() if known.returncode is not None]:
+            del _children[pid]
+        _children[child.pid] = child
+        return child
+
+
+def reap() -> None:
+    """Collect the exit status of every dead child, so that none stays a zombie: a subreaper gets all orphans of the training.
+
+    The status of a child of `popen` is kept for whoever waits for it. Linux only: elsewhere nobody adopts orphans.
+    """
+    if not LINUX or not _starting.acquire(blocking=False):
+        return
+    try:
+        while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            child = _children.pop(dead.si_pid, None)
+            if child is None or child.returncode is not None or child.poll() is None:
+                os.waitpid(dead.si_pid, os.WNOHANG)
+    except ChildProcessError:
+        pass  # there is no child
+    finally:
+        _starting.release()
 
 
 def detached() -> dict[str, Any]:

@@ -39,7 +39,7 @@ def helper(
     command: list[str], out: IO[bytes] | int, stdin: IO[bytes] | int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
     """Start a helper in a session of its own, which prints into the file `out`. OSError: it cannot be started."""
-    return subprocess.Popen(
+    return platform.popen(
         command,
         bufsize=0,
         stdin=stdin,

@@ -1,5 +1,6 @@
 """Who watches the watcher: a monitor that is stuck is replaced, what it shows is called old, and it touches nothing foreign."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -75,12 +76,33 @@ def test_nothing_that_a_shell_with_our_variables_started_is_killed_nor_the_keepe
         foreign.wait()
 
 
-def test_neither_the_keeper_nor_the_monitor_looks_like_a_training(folder):
-    toy_run(folder, **SHORT)
-    process = started(folder, HANGPROOF_RUN=str(folder), HANGPROOF_TOKEN="f" * 32)
+ORPHANS = """
+def fault(step):
+    # A grandchild that outlives its parent for a moment: nobody but the subreaper can wait for it.
+    subprocess.run(["sh", "-c", "sleep 0.0$(($$ % 9)) & :"])
+"""
+
+
+def zombies(pid: int) -> list[int]:
+    found = []
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.status() == psutil.STATUS_ZOMBIE:
+                found.append(child.pid)
+    return found
+
+
+def test_no_orphan_of_the_training_stays_a_zombie(folder):
+    toy_run(folder, ORPHANS, steps=5000, pace=0.02, every=1000)
+    process = started(folder, 30, HANGPROOF_RUN=str(folder), HANGPROOF_TOKEN="f" * 32)
     for one in (process.pid, status(folder)["monitor_pid"]):
-        assert not [name for name in psutil.Process(one).environ() if name in tree.MARKS]
-    assert finish(process)[0] == 0
+        exported = psutil.Process(one).environ()
+        assert not [name for name in exported if name in tree.MARKS], "it does not look like a training"
+    os.kill(trainers(folder)[0], signal.SIGSTOP)  # no new ones
+    wait_for(lambda: not zombies(status(folder)["monitor_pid"]), what="all are collected")
+    process.send_signal(signal.SIGINT)
+    os.kill(trainers(folder)[0], signal.SIGCONT)
+    finish(process)
 
 
 def test_a_run_that_fails_under_a_monitor_that_was_replaced_ends_as_failed(folder):

@@ -165,6 +165,26 @@ def test_a_signal_is_sent_where_there_is_no_pidfd(monkeypatch, child, number):
 
 
 @linux
+def test_an_exit_code_that_somebody_waits_for_survives_the_reaping_of_orphans():
+    """In a process of its own, which adopts orphans as the monitor does."""
+    code = """
+import subprocess, sys, time
+from monitor.process import platform
+platform.become_subreaper()
+known = platform.popen(["sh", "-c", "exit 7"])
+subprocess.run(["sh", "-c", "for i in 1 2 3 4 5; do sleep 0.1 & done"])
+until = time.monotonic() + 60
+while len(platform._children) or len([p for p in platform.scan().values() if p.ppid == platform.os.getpid()]):
+    assert time.monotonic() < until, platform.scan()
+    time.sleep(0.05)
+    platform.reap()
+print(known.wait())
+"""
+    done = children.run(code)
+    assert done.stdout == "7\n", done.stderr
+
+
+@linux
 def test_an_environment_that_cannot_be_read_is_not_an_empty_one(monkeypatch, child):
     path = f"/{child.pid}/environ"
     for number in (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM):
