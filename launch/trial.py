@@ -120,7 +120,8 @@ class Trial(Supervisor):
                 self.attempt.close()
 
     def listen(self) -> None:
-        """Nothing: SIGTERM and Ctrl-C end this process, because there is nothing to save."""
+        """SIGTERM and Ctrl-C end this process: there is nothing to save."""
+        platform.become_subreaper()
 
     def turn(self) -> Transition:
         """A turn of the monitor, while there is time."""
