@@ -70,7 +70,7 @@ class Hub(Double):
             return status, b"", {"X-Error-Code": code} if code else {}
         if path.startswith("/cdn/"):
             return self.contents(path.removeprefix("/cdn/"), request)
-        if path.startswith("/api/models/"):
+        if path.startswith("/api/models/") and "/revision/" in path:
             return 200, {"sha": COMMIT, "siblings": [self.row(name) for name in self.files]}
         if "/resolve/" in path:
             return self.resolve(path.split("/resolve/", 1)[1].split("/", 1)[1], request)
