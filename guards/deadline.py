@@ -14,6 +14,7 @@ a parent process cannot unpickle makes the parent hang.
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import sys
 import threading
@@ -26,7 +27,7 @@ from guards.heartbeat import Heartbeat
 
 T = TypeVar("T")
 POLL_S = 0.5  # between two calls of `waiting`
-WATCH_POLL_S = 0.1  # between two looks at all deadlines
+WATCH_POLL_S = 0.1  # between two looks at all deadlines, at most
 
 _heartbeat: Heartbeat | None = None
 
@@ -57,7 +58,8 @@ _thread: threading.Thread | None = None
 def _watch() -> None:
     """The thread that looks for deadlines that have expired."""
     while True:
-        time.sleep(WATCH_POLL_S)
+        left_s = min(list(_open.values()), default=math.inf) - time.monotonic()
+        time.sleep(min(max(left_s, 0.0), WATCH_POLL_S))  # to the moment: torch's own limits may be the same
         now_s = time.monotonic()
         for deadline, expires_s in list(_open.items()):
             if expires_s <= now_s and _open.pop(deadline, None) is not None:

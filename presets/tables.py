@@ -155,7 +155,7 @@ def _tier(row: dict, trainer: dict, pixels: int) -> dict:
     fp8 = any(flag in every for flag in ("fp8_base", "fp8_scaled"))
     bits = BITS.get(every.get("quantize", ""), "8 bits" if fp8 else "16 bits")
     blocks = f"of its {trainer['blocks']} blocks" if "blocks" in trainer else "of its blocks"
-    how = f"{OPTIMIZERS[every['optimizer_type']]} optimizer"
+    how = f"{OPTIMIZERS.get(every['optimizer_type'], every['optimizer_type'])} optimizer"
     if count := every.get("blocks_to_stream"):
         how = f"{count} {blocks} copied to the GPU for each use"
     elif count := every.get("blocks_to_swap"):

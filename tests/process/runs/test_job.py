@@ -1,7 +1,6 @@
 """Every attempt of a real run is its job.json, whatever the tables or run.toml say since."""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -78,10 +77,9 @@ class Program:
         return words
 
     def update(self) -> None:
-        """Another version: each tier has another optimizer."""
-        for path in (self.root / "presets" / "families").glob("*.toml"):
-            text = re.sub(r'optimizer_type = "\w+"', 'optimizer_type = "prodigy"', path.read_text())
-            path.write_text(re.sub(r"optimizer_args = \[.*\]", "optimizer_args = []", text))
+        """Another version: tiers have another optimizer."""
+        path = self.root / "presets" / "tables.py"
+        path.write_text(path.read_text().replace('"optimizer_type", "adamw8bit"', '"optimizer_type", "prodigy"'))
 
 
 def test_neither_an_update_nor_an_edit_after_a_crash_changes_an_attempt_until_the_run_is_made_again(tmp_path):
