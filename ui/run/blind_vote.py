@@ -36,7 +36,13 @@ def _lines(folder: Path, kind: str) -> list[dict[str, Any]]:
         lines = (folder / FILE).read_bytes().splitlines()
     except OSError:
         return []
-    return [entry for entry in entries(lines) if entry.get("kind") == kind]
+    found: list[dict[str, Any]] = []
+    for entry in entries(lines):
+        if entry.get("kind") == "reset":  # of an earlier version, which had a button for it
+            found.clear()
+        elif entry.get("kind") == kind:
+            found.append(entry)
+    return found
 
 
 def _append(folder: Path, **values: Any) -> None:
