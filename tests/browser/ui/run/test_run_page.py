@@ -102,6 +102,9 @@ def test_stop_answers_at_once_and_says_why_it_fails(page, server, held):
     button.get_by_text("Stop", exact=True).wait_for()
     (folder / "train.sh").write_text("")
     until(button.is_enabled, "it can be tried again")
+    for _ in range(2):  # ticks, so that none is under way that was sent before the button's new state
+        with page.expect_response("**/run/predict*"):
+            pass
     waiting = []
     page.route("**/queue/join*", lambda route: waiting.append(route))
     button.click()
