@@ -233,8 +233,9 @@ def read_status(folder: str | Path) -> dict[str, Any] | None:
     A run in no final state that is not watched was left by a killed monitor or a reboot: `python -m monitor start RUN`
     (or `resume-all`) continues it.
     """
+    alive = is_held(Path(folder) / LOCK)  # first: a monitor that ends now writes the last status before it lets go
     values = read_json(Path(folder) / STATUS)
-    return None if values is None else with_age({**values, "alive": is_held(Path(folder) / LOCK)})
+    return None if values is None else with_age({**values, "alive": alive})
 
 
 def with_age(status: dict[str, Any]) -> dict[str, Any]:
