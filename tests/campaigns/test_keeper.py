@@ -72,7 +72,7 @@ def test_a_keeper_that_has_replaced_a_monitor_watches_the_next_one_too(folder):
     wait_for(lambda: status(folder)["monitor_pid"] not in seen and status(folder)["state"] == "running")
     stop(folder, "--now")
     code, _, err = finish(process)
-    assert code == 3 and "was killed by SIGKILL; restarting" in err and f"(pid {seen[1]}) has not responded" in err
+    assert code == 3 and "was killed by signal 9; restarting" in err and f"(pid {seen[1]}) has not responded" in err
     assert len(events(folder, "started")) == 3 and trainers(folder) == []
 
 
