@@ -129,7 +129,12 @@ def _take() -> str:
         entries = [entry for one in now.entries if (entry := _current(one, now)) is not None]
         first = next((one.next_run for one in entries if not one.problem), "")
         name = "" if first and blockers(outputs() / first) else first
-        held[0] = Queue(tuple(entries), name, time.time() if name else 0.0)
+        if name:
+            held[0] = Queue(tuple(entries), name, time.time())
+        elif any(now.taken == one.next_run for one in entries):  # its monitor may still come: the note stays
+            held[0] = replace(now, entries=tuple(entries))
+        else:
+            held[0] = Queue(tuple(entries))
         return name
 
 

@@ -67,6 +67,18 @@ def test_what_was_started_before_a_kill_is_not_started_again(data):
     assert len(starts(other)) == 1
 
 
+def test_a_look_at_a_busy_gpu_keeps_the_note_of_what_is_being_started(data):
+    run, other = made(data, "run", "other")
+    queue.add(run)
+    assert worker._take() == "run"  # the process that took it was killed here, before the monitor had its lock
+    lock = Lock(other / LOCK)
+    assert lock.acquire()
+    assert worker._take() == "" and queue.read().taken == "run"
+    (run / "status.json").write_text("{}")  # the monitor's first act
+    lock.release()
+    assert worker._take() == "" and queue.read() == queue.Queue()
+
+
 def test_many_who_change_the_queue_at_once_lose_nothing(data):
     names = [f"run-{n}" for n in range(12)]
     for folder in made(data, *names):
