@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from guards import socket_folder
+from presets import disks
 from runs.machine import this_machine
 from runs.paths import ROOT, data_root, datasets_dir, models_dir, outputs_dir
 
@@ -31,9 +31,6 @@ LEAST_SHM_BYTES = (
 DISK_BYTES, DISK_S = 64 << 20, 20.0
 SLOW_MB_S, SLOW_FSYNC_S = 50.0, 0.5
 VERSIONS_S = 90.0  # a first import of torch from a slow disk
-NETWORK = re.compile(
-    r"nfs\d?|cifs|smb\d?|smbfs|9p|ceph|lustre|gpfs|beegfs|glusterfs|afs|fuse\.(?!fuseblk|lxcfs|gvfsd)\S+", re.I
-)
 # In the trainer's own interpreter, from nothing of ours; -I: no PYTHONPATH, no current folder
 ASK_VERSIONS = """
 import importlib.metadata as m, json, multiprocessing, platform
@@ -214,19 +211,13 @@ def folders() -> Iterator[Finding]:
 
 def file_system(name: str, folder: Path) -> Iterator[Finding]:
     """The kind of file system that a folder is on."""
-    import psutil
-
-    real = folder.resolve()
-    inside = [disk for disk in psutil.disk_partitions(all=True) if real.is_relative_to(disk.mountpoint)]
-    if not inside:
-        return
-    disk = max(reversed(inside), key=lambda one: len(one.mountpoint))  # of two at one place, the later is on top
-    if NETWORK.fullmatch(disk.fstype):
+    kind, mount = disks.file_system(folder.resolve())
+    if disks.NETWORK.fullmatch(kind):
         fix = "A network disk can stall for minutes. Keep images on a local one, and set save_dir to a local folder."
-        where = f"{folder} is on a network file system ({disk.fstype}, at {disk.mountpoint})"
+        where = f"{folder} is on a network file system ({kind}, at {mount})"
         yield Finding(f"file system of {name}", NOTE, where, fix)
-    else:
-        yield Finding(f"file system of {name}", OK, f"{disk.fstype}, at {disk.mountpoint}")
+    elif kind:
+        yield Finding(f"file system of {name}", OK, f"{kind}, at {mount}")
 
 
 def disk_speed(name: str, folder: Path) -> Finding:

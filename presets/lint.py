@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from presets.disks import is_network
 from presets.tables import _table
 from presets.training import Training, file_name, trainings
 
@@ -139,6 +140,14 @@ def cache_in_memory(t: Training) -> Fix:
     return [_set(f"{f}_to_disk") for f in flags if t.has(f) and t.lacks(f"{f}_to_disk")] or None
 
 
+def network_disk(t: Training) -> Fix:
+    """The guards bound each read; what is being saved to a disk that stops answering is lost all the same."""
+    paths = (
+        ("output_dir",) if t.module else ("output_dir", "train_data_dir", "reg_data_dir", "dataset_config", "in_json")
+    )
+    return [] if any(is_network(t.base.absolute() / (t.text(flag) or "")) for flag in paths if t.text(flag)) else None
+
+
 def _when(holds: Callable[[Training], bool], *changes: Change) -> Callable[[Training], Fix]:
     """A rule that always has the same changes; without any, only a person can fix it."""
     return lambda t: list(changes) if holds(t) else None
@@ -162,6 +171,7 @@ CHECKS: dict[str, Callable[[Training], Fix]] = {
     "many-workers": many_workers,
     "unguarded": _when(lambda t: not t.module, GUARD),
     "cache-in-memory": cache_in_memory,
+    "network-disk": network_disk,
 }
 
 

@@ -170,9 +170,8 @@ class Bash:
             item = self._item(group)
             found = self._expand(item)
             command.opaque = command.opaque or found is None
-            shape = " ".join(item.fields.words)
-            value = None if UNKNOWN in shape else shape
-            command.words += [Word(value, item.start, item.end, shape=shape)] if found is None else found
+            whole = Word(" ".join(item.fields.words), item.start, item.end)
+            command.words += [whole] if found is None else found
 
     def _of_redirection(self, node: "Node") -> bool:
         """Whether a word is the number before a redirection, such as that of 2>&1."""
@@ -248,7 +247,7 @@ class Bash:
         elif item.splits:
             return None
         alone = not array and len(values) == 1
-        return [Word(None if UNKNOWN in value else value, item.start, item.end, alone, value) for value in values]
+        return [Word(value, item.start, item.end, alone) for value in values]
 
 
 def _unescaped(found: re.Match[str]) -> str:

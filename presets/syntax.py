@@ -10,15 +10,19 @@ UNKNOWN = "\0"
 class Word:
     """One argument as the program receives it, and where the command has it: text[start:end].
 
-    `value` is None where it cannot be known without running the script. `alone`: whether this text is this word and no
-    more; words that come from one variable or array share its position.
+    `shape` has a NUL for each part that cannot be known without running the script. `alone`: whether this text is this
+    word and no more; words that come from one variable or array share its position.
     """
 
-    value: str | None
+    shape: str
     start: int
     end: int
     alone: bool = True
-    shape: str = ""  # the value, with a NUL for each part that is unknown
+
+    @property
+    def value(self) -> str | None:
+        """None where a part of it is unknown."""
+        return None if UNKNOWN in self.shape else self.shape
 
 
 @dataclass

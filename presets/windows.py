@@ -117,7 +117,7 @@ def _runtime_words(line: list[Char]) -> list[Command]:
     for number, (value, begin, stop) in enumerate(words):  # words from one variable share a part of the text
         others = words[max(0, number - 1) : number] + words[number + 1 : number + 2]
         alone = all(stop <= other[1] or other[2] <= begin for other in others)
-        found.append(Word(None if UNKNOWN in value else value, begin, stop, alone, value))
+        found.append(Word(value, begin, stop, alone))
     return [Command(found, opaque, inside)] if found else []
 
 
@@ -142,8 +142,7 @@ def powershell(text: str) -> list[Command]:
         kind = piece.lastgroup or "" if piece else "end"
         if kind in ("skip", "end", "into") and fields.words:
             if not target:
-                value = "".join(fields.words)
-                command.words.append(Word(None if UNKNOWN in value else value, begin, at, shape=value))
+                command.words.append(Word("".join(fields.words), begin, at))
             fields, target = Fields(), False
         if piece is None or kind == "end":
             out += [command] if command.words else []

@@ -205,7 +205,7 @@ def _plain(text: str) -> str:
 
 def _lint(out: Settings, script: str) -> None:
     """Drop or change what is known to hang."""
-    command = Command([Word(script, 0, 0, shape=script)])
+    command = Command([Word(script, 0, 0)])
     flags = {flag: Flag(list(values)) for flag, values in out.flags.items() if flag != "config_file"}
     module, rules = "trainer" if script == "trainer" else "sd_scripts_patches", _table("lint.toml")["rules"]
     for rule, changes in lint.check(Training(command, "sh", 0, module, flags, {}, opaque=False)):

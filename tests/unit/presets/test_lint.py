@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from lint_corpus import fluxgym
@@ -68,7 +69,7 @@ def test_a_good_script_is_clean_and_left_alone():
 
 def test_every_rule_has_a_reason_a_source_a_fix_and_a_test():
     rules = presets.tables._table("lint.toml")["rules"]
-    assert set(rules) == set(CHECKS) == {*FAULTS, "cut-off"}
+    assert set(rules) == set(CHECKS) == {*FAULTS, "cut-off", "network-disk"}
     for rule in rules.values():
         assert rule["level"] in ("fail", "hang", "loss", "waste") and rule["why"] and rule["source"] and rule["fix"]
 
@@ -104,6 +105,25 @@ def test_what_is_absent_has_its_default_and_what_cannot_be_known_is_not_called_a
     assert ids(f'{guarded} "$@"\n') == ids(f"{guarded} --config_file gone.toml", base=tmp_path) == set()
     assert ids('python flux_train_network.py --blocks_to_swap "$N" "$@"') == {"block-swap", "unguarded"}
     assert "block-swap" not in ids("python flux_train_network.py --blocks_to_swap 0 $X")
+
+
+@pytest.mark.parametrize(
+    ("script", "paths", "found"),
+    [
+        (UNGUARDED, "--train_data_dir '/share/my cats'", True),
+        (GOOD, "--train_data_dir '/share/my cats'", False),  # the guards bound its reads
+        (GOOD, "--output_dir cats/out", True),  # in the folder of the script
+        (GOOD, "--output_dir /share2/out", False),
+        (GOOD, '--output_dir "$OUT"', False),
+    ],
+)
+def test_a_network_disk_is_named_and_left_to_a_person(script, paths, found, monkeypatch):
+    mounts = {"/": "ext4", "/share": "nfs4"}
+    table = [SimpleNamespace(mountpoint=at, fstype=kind) for at, kind in mounts.items()]
+    monkeypatch.setattr("psutil.disk_partitions", lambda all: table)
+    text = plus(paths, script)
+    (*_, last) = lint(text, base=Path("/share")) or [None]
+    assert (last is not None and last.id == "network-disk" and not last.fixable) == found
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
