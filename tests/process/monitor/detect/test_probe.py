@@ -33,7 +33,7 @@ def sample(
 
 
 def one(state: str = "S", cpu: float = 0.0, **more) -> ProcessSample:
-    return ProcessSample(state, "python", cpu, more.pop("faults", 0), **more)
+    return ProcessSample(1, 10.0, 0, state, "python", cpu, more.pop("faults", 0), **more)
 
 
 def compare(first: Sample, second: Sample, **more) -> Signals:
@@ -95,9 +95,10 @@ def test_samples_of_living_processes_tell_a_sleeper_from_a_spinner():
         for child in children.values():
             child.stdout.readline()
         keys = {name: (c.pid, platform.process_info(c.pid).start) for name, c in children.items()}
-        first = {name: probe.take([key], {}) for name, key in keys.items()}
+        first = {name: probe.take([key], probe.Missing()) for name, key in keys.items()}
         time.sleep(0.5)
-        found = {n: probe.compare(first[n], probe.take([keys[n]], {}), [keys[n][0]], enough_cpu=True) for n in keys}
+        second = {name: probe.take([key], probe.Missing()) for name, key in keys.items()}
+        found = {n: probe.compare(first[n], second[n], [keys[n][0]], enough_cpu=True) for n in keys}
     finally:
         for child in children.values():
             child.kill()
@@ -166,7 +167,7 @@ def test_a_file_of_proc_that_cannot_be_read_is_named_as_missing_evidence(monkeyp
     assert all(moved >= 0 and at_work_s >= 0 for moved, at_work_s in found.newest.disks.values())
     if path.startswith("/") or code == errno.EACCES:
         shown = path if path.startswith("/") else f"/proc/PID/{path}"
-        assert f"{shown}: not available ({os.strerror(code)})" in found.missing
+        assert f"{shown}: {os.strerror(code)}" in found.missing
 
 
 @pytest.mark.skipif(not platform.LINUX, reason="/proc is Linux's")
@@ -178,7 +179,7 @@ def test_a_proc_of_another_shape_is_missing_evidence(monkeypatch, sleeper, tmp_p
         return io.StringIO(text) if str(path) in ("/proc/vmstat", "/proc/diskstats") else real(path, *args, **kwargs)
 
     monkeypatch.setattr(io, "open", open_)
-    assert any("not available" in sentence for sentence in gathered(sleeper, tmp_path).missing)
+    assert any("unknown format" in sentence for sentence in gathered(sleeper, tmp_path).missing)
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.ENOSPC, errno.ENOMEM, errno.EACCES])
@@ -218,6 +219,6 @@ def test_a_process_that_exits_between_two_readings_is_not_missing_evidence(tmp_p
     child = subprocess.Popen(["true"])
     key = child.pid, platform.process_info(child.pid).start
     child.wait()
-    missing: probe.Missing = {}
+    missing = probe.Missing()
     assert probe.take([key], missing).processes == {}
     assert not any("PID" in sentence for sentence in missing)

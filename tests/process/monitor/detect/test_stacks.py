@@ -43,10 +43,10 @@ def key(child: subprocess.Popen) -> tuple[int, float]:
 
 def test_names_and_places_are_read_from_faulthandler_and_from_py_spy():
     text = frames("threading.py:wait", "loop.py:one_step")
-    assert stacks.names(text) == ["threading.py:wait", "loop.py:one_step"]
+    assert [frame.name for frame in stacks.frames(text)] == ["threading.py:wait", "loop.py:one_step"]
     assert stacks.where(text) == "wait (threading.py:1)"
     spy = 'Thread 7 (idle): "MainThread"\n    wait (threading.py:327)\n    one_step (trainer/loop.py:80)\n'
-    assert stacks.names(spy) == ["threading.py:wait", "loop.py:one_step"]
+    assert [frame.name for frame in stacks.frames(spy)] == ["threading.py:wait", "loop.py:one_step"]
     assert stacks.where(spy) == "wait (threading.py:327)"
     assert stacks.where("py-spy is not installed") == ""
     other = 'Thread 0x00007e (most recent call first):\n  File "/x/selectors.py", line 415 in select\n\n'
