@@ -70,7 +70,7 @@ class Attempt:
         if record.root is None:  # the monitor was killed while it started the script
             with contextlib.suppress(OSError, ValueError):
                 process = platform.process_info(int((attempt.heartbeats / "pid").read_text()))
-                if process is not None and record.token.encode() in platform.environ_of(process.pid):
+                if process is not None and record.token in platform.environ_of(process.pid).values():
                     attempt._set_root(process)
         attempt.tree.refresh()
         return attempt

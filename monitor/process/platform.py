@@ -117,16 +117,16 @@ def alive(pid: int, start: float) -> bool:
     return found is not None and found.start == start and not found.dead
 
 
-def environ_of(pid: int) -> bytes:
-    """Its environment, as NUL-separated `key=value`; b"" when it is gone or not ours. OSError: it cannot be read now."""
+def environ_of(pid: int) -> dict[str, str]:
+    """The environment that it was started with; {} when it is gone or not ours. OSError: it cannot be read now."""
     try:
         if LINUX:
-            return read_bytes(f"/proc/{pid}/environ")
-        variables = _psutil(pid, lambda process: process.environ())
-        return "\0".join(f"{key}={value}" for key, value in variables.items()).encode("utf-8", "replace")
+            words = os.fsdecode(read_bytes(f"/proc/{pid}/environ")).split("\0")
+            return dict(word.split("=", 1) for word in words if "=" in word)
+        return _psutil(pid, lambda process: dict(process.environ()))
     except OSError as error:
         if error.errno in (*_GONE, errno.EACCES):
-            return b""
+            return {}
         raise
 
 
