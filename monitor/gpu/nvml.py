@@ -204,8 +204,7 @@ def take(nvml: ModuleType, shared: SharedMemory | None = None) -> list[dict[str,
     """One reading of every GPU. Values that a GPU does not support are left out."""
     values: dict[str, Callable[[Any], object]] = {
         "name": nvml.nvmlDeviceGetName,
-        "uuid": lambda handle: nvml.nvmlDeviceGetUUID(handle),
-        "mig": lambda handle: _mig(nvml, handle),
+        "uuid": nvml.nvmlDeviceGetUUID,
         "utilization": lambda handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
         "temperature": lambda handle: nvml.nvmlDeviceGetTemperature(handle, 0),
         "power_w": lambda handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
@@ -227,15 +226,6 @@ def take(nvml: ModuleType, shared: SharedMemory | None = None) -> list[dict[str,
             gpu |= {"shared": shared.bytes} if shared.bytes is not None else {}
         found.append(gpu)
     return found
-
-
-def _mig(nvml: ModuleType, handle: Any) -> list[str]:
-    """The UUIDs of the parts that a GPU is divided into, [] for a whole one."""
-    parts = []
-    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if nvml.nvmlDeviceGetMigMode(handle)[0] else 0):
-        with contextlib.suppress(nvml.NVMLError):  # fewer parts than there may be
-            parts.append(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)))
-    return parts
 
 
 def _throttle(reasons: int) -> str:
