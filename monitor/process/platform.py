@@ -26,7 +26,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from guards.reading import boot_id as boot_id
-from guards.reading import moved_bytes, read_bytes
+from guards.reading import read_bytes
 
 LINUX = sys.platform.startswith("linux")
 WINDOWS = sys.platform == "win32"
@@ -137,12 +137,6 @@ def command_of(pid: int) -> str:
             return read_bytes(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode("utf-8", "replace").strip()
         return " ".join(_psutil(pid, lambda process: process.cmdline()))
     return ""
-
-
-def io_bytes(pid: int) -> int:
-    """Bytes that a process has passed through read and write calls, and those of a disk again, which move within a long
-    call; 0 where that is not known."""
-    return moved_bytes(str(pid)) or 0  # gone, not ours, or not Linux
 
 
 def private_bytes(pid: int) -> int:
