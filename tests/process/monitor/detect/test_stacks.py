@@ -19,22 +19,11 @@ GUARDED = "import sys, time; from guards import crash; crash.enable_stacks(sys.a
 
 
 @pytest.fixture
-def guarded(tmp_path):
+def guarded(tmp_path, spawn):
     """A process of ours that writes its stacks on SIGUSR2."""
-    child = subprocess.Popen([sys.executable, "-c", GUARDED, str(tmp_path)], stdout=subprocess.PIPE)
-    assert child.stdout.readline() == b"ready\n"
-    yield child
-    child.kill()
-    child.communicate()
-
-
-@pytest.fixture
-def child():
-    """A process that has no handler for any signal."""
-    process = subprocess.Popen(["sleep", "60"])
-    yield process
-    process.kill()
-    process.wait()
+    child = spawn(sys.executable, "-c", GUARDED, str(tmp_path))
+    assert child.stdout.readline() == "ready\n"
+    return child
 
 
 def key(child: subprocess.Popen) -> tuple[int, float]:

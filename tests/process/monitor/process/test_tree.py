@@ -23,32 +23,6 @@ MARK = f"test-{os.getpid()}"  # the token: another run of these tests has anothe
 OURS = {tree.TOKEN: MARK}
 
 
-@pytest.fixture
-def spawn():
-    """Starts a process with these variables, `sleep 60` by default, in a session of its own; each is killed at the end."""
-    made = []
-
-    def start(*command: str, **env: str) -> subprocess.Popen:
-        made.append(
-            subprocess.Popen(command or ("sleep", "60"), env=os.environ | env, text=True, stdout=subprocess.PIPE,
-                             start_new_session=True)
-        )  # fmt: skip
-        for name, value in env.items() if sys.platform.startswith("linux") else ():  # in mid-exec there is none
-            wait_for(lambda name=name, value=value: platform.environ_of(made[-1].pid).get(name) == value)
-        return made[-1]
-
-    yield start
-    for process in made:
-        process.kill()
-        process.communicate()
-
-
-@pytest.fixture
-def child(spawn):
-    """A process that does nothing."""
-    return spawn()
-
-
 def start_of(process: subprocess.Popen) -> float:
     return platform.process_info(process.pid).start
 
@@ -122,15 +96,6 @@ def test_a_process_that_cannot_be_read_is_not_dead(monkeypatch, child, number):
 
 
 @linux
-def test_a_process_that_can_be_read_only_later_is_killed_then(monkeypatch, child):
-    members = {child.pid: platform.process_info(child.pid)}
-    failing(monkeypatch, "", errno.EMFILE, time.monotonic() + 0.5)
-    result = tree.kill(tree.Tree("", members=members), grace_s=30, kill_wait_s=60)
-    assert result.survivors == ()
-    assert child.wait(60) == -signal.SIGTERM, "it is sent as soon as it can be"
-
-
-@linux
 def test_a_process_number_that_is_used_again_is_never_hit(monkeypatch, child, request):
     """The process dies after it was found alive and before the signal is sent, and another one gets its number."""
     start, alive, others = start_of(child), platform.alive, []
@@ -196,15 +161,6 @@ def test_an_environment_that_cannot_be_read_is_not_an_empty_one(monkeypatch, chi
 
 
 @linux
-def test_a_token_that_could_not_be_read_is_read_at_the_next_refresh(monkeypatch, spawn):
-    process, found = spawn(**OURS), tree.Tree(MARK)
-    with monkeypatch.context() as context:
-        failing(context, "/environ", errno.EMFILE)
-        assert found.refresh() == {}
-    assert list(found.refresh()) == [process.pid]
-
-
-@linux
 def test_processes_are_found_by_the_token_they_inherited_and_killed(spawn):
     shell = spawn("bash", "-c", "trap 'echo term' TERM; (trap '' TERM; exec sleep 61) & while :; do wait; done", **OURS)
     found = tree.Tree(MARK, (shell.pid, start_of(shell)))
@@ -254,26 +210,31 @@ def test_a_signal_that_fails_does_not_protect_the_other_processes(monkeypatch, n
 
 
 @linux
-def test_the_known_processes_are_killed_when_the_machine_cannot_be_listed(monkeypatch, spawn):
+@pytest.mark.parametrize("what", ["every file, for a moment", "the list"])
+def test_the_known_processes_are_killed_although_the_machine_cannot_be_read(monkeypatch, spawn, what):
     children, found = [spawn(**OURS) for _ in range(2)], tree.Tree(MARK)
     assert len(found.refresh()) == 2
-
-    broken = Mock(side_effect=error(errno.EMFILE))
-    monkeypatch.setattr(platform, "scan", broken)
-    result = tree.kill(found, grace_s=30, kill_wait_s=5)
+    if what == "the list":
+        monkeypatch.setattr(platform, "scan", Mock(side_effect=error(errno.EMFILE)))
+    else:
+        failing(monkeypatch, "", errno.EMFILE, time.monotonic() + 0.5)
+    result = tree.kill(found, grace_s=30, kill_wait_s=60)
     assert len(result.killed) == 2 and result.survivors == ()
-    assert [process.wait(30) for process in children] == [-signal.SIGTERM] * 2
+    assert [process.wait(60) for process in children] == [-signal.SIGTERM] * 2, "it is sent as soon as it can be"
 
 
 @linux
-@pytest.mark.parametrize("early", [{}, {"HOME": "/root"}], ids=["in mid-exec", "before its exec"])
-def test_a_process_that_was_seen_before_its_exec_was_over_is_found(monkeypatch, early, spawn):
+@pytest.mark.parametrize(
+    "early", [error(errno.EMFILE), {}, {"HOME": "/root"}], ids=["no descriptor", "in exec", "before"]
+)
+def test_a_token_that_cannot_be_read_yet_is_read_at_the_next_refresh(monkeypatch, early, spawn):
     """Until exec is over, /proc shows the parent's environment, then for a moment none at all."""
-    pid, found, environ = spawn(**OURS).pid, tree.Tree(MARK), platform.environ_of
+    process, found, environ = spawn(**OURS), tree.Tree(MARK), platform.environ_of
     with monkeypatch.context() as patched:
-        patched.setattr(platform, "environ_of", lambda one: early if one == pid else environ(one))
-        assert pid not in found.refresh()
-    assert pid in found.refresh()
+        answer = Mock(side_effect=[early])
+        patched.setattr(platform, "environ_of", lambda pid: answer() if pid == process.pid else environ(pid))
+        assert found.refresh() == {}
+    assert list(found.refresh()) == [process.pid]
 
 
 @linux
