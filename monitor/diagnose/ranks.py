@@ -279,14 +279,14 @@ class Group:
         done = [r for r in others if r["outcome"] in ENDED]
         waiting = [r for r in others if r not in done and self.waits(r)]
         rest = [r for r in others if r not in waiting and r not in done]
-        parts = []
-        if waiting:
-            parts.append(f"{_names(waiting)} wait{'s' * (len(waiting) == 1)} for it{self._in_what(waiting)}")
-        if rest:
-            at = _and(sorted({place(r) for r in rest}))
-            parts.append(f"{_names(rest)} {'is' if len(rest) == 1 else 'are'} at {at}")
-        if done:
-            parts.append(f"{_names(done)} {'has' if len(done) == 1 else 'have'} ended")
+        clauses = (
+            (waiting, "waits", "wait", f"for it{self._in_what(waiting)}"),
+            (rest, "is", "are", f"at {_and(sorted({place(r) for r in rest}))}"),
+            (done, "has", "have", "ended"),
+        )
+        parts = [
+            f"{_names(some)} {one if len(some) == 1 else many} {what}" for some, one, many, what in clauses if some
+        ]
         return f"{never}{', while ' if never else '; '}{_and(parts)}."
 
     def _in_what(self, waiting: list[Rank]) -> str:

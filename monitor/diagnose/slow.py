@@ -8,9 +8,10 @@ time inside steps counts: what a sample, a save or a validation does to the mach
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import string
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,29 +157,27 @@ def figures(slow: Amounts, usual: Amounts) -> dict[str, float]:
 def match(found: Mapping[str, float], alone: bool = False) -> dict[str, Any] | None:
     """The first row that holds; the last one holds always. alone: of those that need no usual pace, None for none of them."""
     for row in TABLE:
-        above, below = row.get("above", {}), row.get("below", {})
-        if alone and not row.get("alone"):
-            continue
-        if all(found.get(n, float("-inf")) > v for n, v in above.items()) and all(
-            found.get(n, float("inf")) < v for n, v in below.items()
-        ):
+        above = all(found.get(name, -math.inf) > limit for name, limit in row.get("above", {}).items())
+        below = all(found.get(name, math.inf) < limit for name, limit in row.get("below", {}).items())
+        if above and below and (row.get("alone") or not alone):
             return row
     return None
 
 
+class _Filled(string.Formatter):
+    """Fills in texts; a value that is not known reads "?"."""
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return kwargs.get(str(key), "?")
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return value if isinstance(value, str) else format(value, format_spec)
+
+
 def sentences(row: Mapping[str, Any], found: Mapping[str, float], names: Mapping[str, str]) -> dict[str, str]:
-    """{"title", "explanation", "advice"} of a row with its figures; a figure that is not known reads "?"."""
-
-    values: dict[str, float | str] = {**found, **names}
-
-    def filled(text: str) -> str:
-        parts = []
-        for literal, name, form, _ in string.Formatter().parse(text):
-            value = values.get(name, "?") if name else ""
-            parts += [literal, value if isinstance(value, str) else format(value, form or "")]
-        return "".join(parts)
-
-    return {key: filled(row[key]) for key in ("title", "explanation", "advice")}
+    """{"title", "explanation", "advice"} of a row with its figures."""
+    filled = _Filled()
+    return {key: filled.vformat(row[key], (), {**found, **names}) for key in ("title", "explanation", "advice")}
 
 
 def scan() -> dict[int, ProcessInfo]:
