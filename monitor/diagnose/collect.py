@@ -18,6 +18,7 @@ from typing import Any
 
 from guards import startup
 from guards.heartbeat import Beat
+from guards.reading import read_text
 from monitor.detect import probe
 from monitor.detect import stacks as dumps
 from monitor.detect.probe import Missing
@@ -266,12 +267,8 @@ def host_facts(scope: Scope, missing: Missing) -> dict[str, int]:
 
 def oom_kills() -> dict[str, int]:
     """Processes that the kernel has killed for lack of memory, by the file that counts them; {} where none can be read."""
-    found: dict[str, int] = {}
-    for path in OOM_COUNTERS:
-        with contextlib.suppress(OSError):
-            for number in re.findall(r"^oom_kill (\d+)$", Path(path).read_text(), re.M):
-                found[path] = int(number)
-    return found
+    found = {path: re.search(r"^oom_kill (\d+)$", read_text(path), re.M) for path in OOM_COUNTERS}
+    return {path: int(match[1]) for path, match in found.items() if match}
 
 
 def kernel_lines(since_boot_s: float, missing: Missing) -> list[str]:
