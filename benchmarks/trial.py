@@ -151,18 +151,18 @@ def started(job: Job, environment: dict[str, str], token: str = "") -> Iterator[
 
 def living(token: str) -> dict[int, str]:
     """Living processes with this token: pid -> command line."""
-    needle, found = f"{TOKEN}={token}".encode(), {}
+    found = {}
     for pid, process in platform.scan().items():
-        if not process.dead and needle in platform.environ_of(pid).split(b"\0"):
+        if not process.dead and platform.environ_of(pid).get(TOKEN) == token:
             found[pid] = platform.command_of(pid)
     return found
 
 
 def waits(pid: int) -> bool:
     """Whether it is a standby attempt that has not passed the gate: it has imported a trainer and is none yet."""
-    found = dict(word.partition(b"=")[::2] for word in platform.environ_of(pid).split(b"\0"))
-    folder = Path(os.fsdecode(found.get(gate.FOLDER.encode(), b"")))
-    return gate.VARIABLE.encode() in found and not (folder / gate.PASSED).exists()
+    found = platform.environ_of(pid)
+    folder = Path(found.get(gate.FOLDER, ""))
+    return gate.VARIABLE in found and not (folder / gate.PASSED).exists()
 
 
 def kill_all(token: str, meanwhile: Callable[[], None] = lambda: None, timeout_s: float = 20.0) -> dict[int, str]:

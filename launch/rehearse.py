@@ -307,7 +307,7 @@ class Work:
             title = "It took too long" if time.monotonic() >= self.until_s else "It ended early"
             self._fail(now, title, trial.at.message, "Read the end of the log below.")
         else:
-            cause, said = causes.match(evidence), evidence.verdict().text if evidence.kind == "hang" else ""
+            cause, said = causes.match(evidence), evidence.group().verdict().text if evidence.kind == "hang" else ""
             stage = now if now == "resume" else _stage_of(evidence.phase)
             text = " ".join(filter(None, (cause.explanation, said)))
             self._fail(stage, cause.title, text, what_to_change(spec, cause) or "Read the end of the log below.")

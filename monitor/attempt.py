@@ -18,6 +18,7 @@ from typing import Any
 
 from guards import heartbeat, snapshot_files, snapshots
 from guards.heartbeat import Beat
+from guards.reading import moved_bytes
 from monitor.detect.progress import Observation
 from monitor.diagnose.collect import ExitStatus, Scope
 from monitor.process import platform
@@ -70,7 +71,7 @@ class Attempt:
         if record.root is None:  # the monitor was killed while it started the script
             with contextlib.suppress(OSError, ValueError):
                 process = platform.process_info(int((attempt.heartbeats / "pid").read_text()))
-                if process is not None and record.token.encode() in platform.environ_of(process.pid):
+                if process is not None and record.token in platform.environ_of(process.pid).values():
                     attempt._set_root(process)
         attempt.tree.refresh()
         return attempt
@@ -195,7 +196,7 @@ class Attempt:
         self._sampled_s = now_s
         before, log_before = self._sample, self._log_bytes
         members = self.tree.refresh()
-        self._sample = {pid: (process.cpu_s, platform.io_bytes(pid)) for pid, process in members.items()}
+        self._sample = {pid: (process.cpu_s, moved_bytes(str(pid)) or 0) for pid, process in members.items()}
         self._log_bytes = self.folder.log_size()
         both = self._sample.keys() & before.keys()
         cpu_s = sum(self._sample[pid][0] - before[pid][0] for pid in both)

@@ -157,7 +157,7 @@ class Slowdown:
         self, attempt: Attempt, row: dict[str, Any], figures: dict[str, float], step: int, under_way_s: float
     ) -> None:
         ours = attempt.tree.members.keys()
-        gpus = self._reading.gpus if self._reading is not None else ()
+        gpus = self._reading.gpu if self._reading is not None else ()
         names = {
             "foreign_name": slow.foreign(gpus, ours),
             "throttle": next((g["throttle"] for g in gpus if g.get("throttle")), ""),

@@ -197,7 +197,7 @@ class StatusWriter:
 
     def _note_gpus(self, now: Moment, readings: tuple[dict[str, Any], ...]) -> None:
         for i, reading in enumerate(readings):
-            values = {k: v for k, v in reading.items() if k not in ("pids", "spill", "uuid", "mig", "use")}
+            values = {k: v for k, v in reading.items() if k not in ("pids", "spill", "uuid", "use")}
             try:
                 append_line(self.run.folder.own / METRICS, {"kind": "gpu", "t": now.utc, "gpu": i, **values})
             except OSError as error:

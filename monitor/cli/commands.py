@@ -299,7 +299,7 @@ def diagnose(args: argparse.Namespace) -> Answer:
 def rank_report(folder: Path) -> dict[str, Any] | None:
     """The rank report of the attempt that runs now, from the heartbeats alone: cheap, no process is asked for its stacks.
 
-    Returns `ranks.as_json` with "lines", the same as text; None where nothing runs or no rank has started. The verdict
+    Returns `Group.as_json` with "lines", the same as text; None where nothing runs or no rank has started. The verdict
     accuses a rank only while the monitor suspects or has found a hang.
     """
     from guards import heartbeat
@@ -309,10 +309,10 @@ def rank_report(folder: Path) -> dict[str, Any] | None:
     beats = heartbeat.read_all(record.heartbeats) if record else []
     if not beats:
         return None
-    found = collect.rank_facts(beats, platform.now())
+    group = ranks.Group(collect.rank_facts(beats, platform.now()))
     state = (read_status(folder) or {}).get("state")
-    said = ranks.verdict(found, {}, stuck=state in ("suspect", "recovering"))
-    return ranks.as_json(found, said) | {"lines": ranks.lines(found, said, {})}
+    said = group.verdict(stuck=state in ("suspect", "recovering"))
+    return group.as_json(said) | {"lines": group.lines(said)}
 
 
 def metrics(args: argparse.Namespace) -> Answer:

@@ -34,7 +34,6 @@ class Durations:
     def __init__(self, known: Mapping[str, float] | None = None):
         self._prior = dict(known or {})
         self._recent: deque[float] = deque(maxlen=RECENT)
-        self._usual = self._median = 0.0
         self.seen = 0
         self.longest = self._prior.get("longest", 0.0)
 
@@ -46,8 +45,6 @@ class Durations:
             self.seen += 1
             if self.seen > WARM_UP:
                 self.longest = max(self.longest, value)
-        if self._recent:
-            self._usual, self._median = OF_HIGHEST * max(self._recent), _median(self._recent)
 
     def restarted(self) -> Durations:
         """An estimator for another loop or process: it has its own pace, and the longest still counts."""
@@ -57,23 +54,21 @@ class Durations:
         """What the next attempt or run needs, as plain numbers; {} when nothing is known."""
         if self.seen == 0:
             return dict(self._prior)
-        n = self.seen + self._prior.get("n", 0)
-        return {"n": n, "usual": self._usual, "longest": self.longest, "median": self._median}
+        n, usual_s = self.seen + self._prior.get("n", 0), OF_HIGHEST * max(self._recent)
+        return {"n": n, "usual": usual_s, "longest": self.longest, "median": _median(self._recent)}
 
     @property
     def median(self) -> float:
         """Seconds of the usual one, 0.0 while unknown."""
-        return self._median if self.seen else self._prior.get("median", 0.0)
+        return self.known().get("median", 0.0)
 
     def budget(self, phase: Section, watch: Section) -> float:
         """T: seconds without progress after which the work is hung, given evidence. The ceiling while too little is known."""
         before = self._prior.get("n", 0)
-        if self.seen >= watch.min_sample_count:
-            wanted = max(self._usual, OF_MEDIAN * self._median, OF_LONGEST * self.longest)
-        elif before >= watch.min_sample_count:
-            wanted = max(self._prior["usual"], OF_MEDIAN * self._prior["median"], OF_LONGEST * self.longest) * OF_PRIOR
-        else:
+        if max(self.seen, before) < watch.min_sample_count:
             return phase.ceiling_s
+        known, factor = (self.known(), 1) if self.seen >= watch.min_sample_count else (self._prior, OF_PRIOR)
+        wanted = factor * max(known["usual"], OF_MEDIAN * known["median"], OF_LONGEST * self.longest)
         floor_s = phase.floor_s
         if self.seen + before < watch.warm_sample_count:
             floor_s = max(floor_s, min(watch.warmup_floor_s, phase.ceiling_s))

@@ -23,6 +23,7 @@ from monitor.config import Config
 from monitor.detect import stacks
 from monitor.detect.progress import Signals, Verdict
 from monitor.process import platform
+from monitor.process.platform import ProcessInfo
 from monitor.process.tree import Tree
 
 MAX_WORKERS = 4  # whose stacks are taken, beside those of the ranks
@@ -43,22 +44,39 @@ T = TypeVar("T")
 Key = tuple[int, float]  # (pid, start) of a process
 Disks = dict[str, tuple[int, float]]  # name -> (sectors moved, seconds busy)
 Gpu = dict[str, Any]  # readings of one device: "utilization", "memory_used", "memory_total", "throttle"…
-Missing = dict[str, None]  # sentences on what could not be read: an ordered set
+
+
+class Missing(list[str]):
+    """Sentences on what could not be read, and why; each once."""
+
+    def note(self, sentence: str) -> None:
+        if sentence not in self:
+            self.append(sentence)
+
+    def read(self, what: str, read: Callable[[], T]) -> T | None:
+        """read(), or None and a sentence."""
+        try:
+            return read()
+        except (OSError, ValueError, LookupError) as error:
+            self.note(f"{what}: {getattr(error, 'strerror', None) or f'unknown format ({error})'}")
+            return None
+
+    def proc(self, path: str, parse: Callable[[str], T]) -> T | None:
+        """The parsed text of a file of /proc."""
+        file = Path("/proc", path)
+        what = re.sub(r"\d+", "PID", str(file))
+        return self.read(what, lambda: parse(file.read_text("utf-8", "replace"))) if platform.LINUX else None
 
 
 @dataclass(frozen=True)
-class ProcessSample:
+class ProcessSample(ProcessInfo):
     """One process in a sample. Bytes since its start; `io_known` is False where they cannot be read."""
 
-    state: str
-    name: str
-    cpu_s: float
-    faults: int
     disk_bytes: int = 0
     copied_bytes: int = 0
     io_known: bool = True
     starved_s: float = 0.0  # the main thread was runnable and had no core
-    wchan: str = ""
+    wchan: str = ""  # the kernel function where it waits
 
 
 @dataclass(frozen=True)
@@ -73,26 +91,16 @@ class Sample:
     stacks: str = ""  # of the ranks, as one text without addresses
 
 
-def _try(missing: Missing, what: str, read: Callable[[], T]) -> T | None:
-    """read(), or None and a sentence in `missing`."""
-    try:
-        return read()
-    except (OSError, ValueError, LookupError) as error:
-        missing[f"{what}: not available ({getattr(error, 'strerror', None) or error})"] = None
-        return None
-
-
-def _proc(missing: Missing, path: str, parse: Callable[[str], T]) -> T | None:
-    """The parsed text of a file of /proc."""
-    file = Path("/proc", path)
-    what = re.sub(r"\d+", "PID", str(file))
-    return _try(missing, what, lambda: parse(file.read_text("utf-8", "replace"))) if platform.LINUX else None
-
-
-def _io(text: str) -> tuple[int, int, bool]:
-    """Bytes to and from a disk, bytes through read and write calls, and that they are known."""
+def _io(text: str) -> dict[str, Any]:
+    """The bytes of a ProcessSample."""
     value = {name: int(number) for name, _, number in (line.partition(":") for line in text.splitlines())}
-    return value["read_bytes"] + value["write_bytes"], value["rchar"] + value["wchar"], True
+    moved, copied = value["read_bytes"] + value["write_bytes"], value["rchar"] + value["wchar"]
+    return {"disk_bytes": moved, "copied_bytes": copied}
+
+
+def _wchan(text: str) -> str:
+    """The kernel function, "" for a process that runs."""
+    return text.strip() if text.strip() != "0" else ""
 
 
 def _swapped(text: str) -> int:
@@ -109,23 +117,26 @@ def _disks(text: str) -> Disks:
     return found
 
 
-def take(keys: Iterable[Key], missing: Missing, gpu: tuple[Gpu, ...] = (), stacks_text: str = "") -> Sample:
-    """A sample of these processes now. Nothing here can block on them. Adds to `missing`, never raises."""
+def processes(keys: Iterable[Key], missing: Missing) -> dict[Key, ProcessSample]:
+    """Those of these processes that live, now. Nothing here can block on them. Adds to `missing`, never raises."""
     found: dict[Key, ProcessSample] = {}
     for pid, start in keys:
-        info = _try(missing, f"process {pid}", partial(platform.process_info, pid))
+        info = missing.read(f"process {pid}", partial(platform.process_info, pid))
         if info is not None and info.start == start:
-            disk, copied, io_known = _proc(missing, f"{pid}/io", _io) or (0, 0, False)
-            starved_s = _proc(missing, f"{pid}/schedstat", lambda text: int(text.split()[1]) / 1e9) or 0.0
-            wchan = _proc(missing, f"{pid}/wchan", str.strip) or ""
-            found[pid, start] = ProcessSample(
-                info.state, info.name, info.cpu_s, info.major_faults, disk, copied, io_known, starved_s, wchan
-            )
-    swapped, disks = _proc(missing, "vmstat", _swapped) or 0, _proc(missing, "diskstats", _disks) or {}
-    return Sample(time.monotonic(), found, swapped, disks, gpu, stacks_text)
+            io = missing.proc(f"{pid}/io", _io) or {"io_known": False}
+            starved_s = missing.proc(f"{pid}/schedstat", lambda text: int(text.split()[1]) / 1e9) or 0.0
+            wchan = missing.proc(f"{pid}/wchan", _wchan) or ""
+            found[pid, start] = ProcessSample(**vars(info), **io, starved_s=starved_s, wchan=wchan)
+    return found
 
 
-def _growths(first: Sample, second: Sample, attribute: str, pids: Collection[int] | None = None) -> list[float]:
+def take(keys: Iterable[Key], missing: Missing, gpu: tuple[Gpu, ...] = (), stacks_text: str = "") -> Sample:
+    """A sample of these processes, the machine and these GPUs, now. Adds to `missing`, never raises."""
+    swapped, disks = missing.proc("vmstat", _swapped) or 0, missing.proc("diskstats", _disks) or {}
+    return Sample(time.monotonic(), processes(keys, missing), swapped, disks, gpu, stacks_text)
+
+
+def growths(first: Sample, second: Sample, attribute: str, pids: Collection[int] | None = None) -> list[float]:
     """Growth of an attribute of each process that is in both samples; of these pids only."""
     both = [k for k in second.processes if k in first.processes and (pids is None or k[0] in pids)]
     return [getattr(second.processes[k], attribute) - getattr(first.processes[k], attribute) for k in both]
@@ -143,7 +154,7 @@ def compare(first: Sample, second: Sample, ranks: Collection[int], enough_cpu: b
         return Signals()
 
     def rate(attribute: str) -> float:
-        return sum(_growths(first, second, attribute)) / elapsed
+        return sum(growths(first, second, attribute)) / elapsed
 
     stopped = [(pid, new.name) for (pid, _), (old, new) in both.items() if old.state in "Tt" and new.state in "Tt"]
     stuck = [f"{name} (pid {pid}) is stopped by a signal" for pid, name in stopped]
@@ -169,9 +180,9 @@ def compare(first: Sample, second: Sample, ranks: Collection[int], enough_cpu: b
             stuck.append("the GPU is idle")
     if moving:
         slow.append(f"reading and writing files at {max(disk, copied) / 1e6:.1f} MB/s")
-    if (second.swapped_pages - first.swapped_pages) / elapsed >= PAGES_S and rate("faults") >= FAULTS_S:
+    if (second.swapped_pages - first.swapped_pages) / elapsed >= PAGES_S and rate("major_faults") >= FAULTS_S:
         slow.append("the machine is swapping: its memory is full")
-    starved = max(_growths(first, second, "starved_s", ranks), default=0.0) / elapsed
+    starved = max(growths(first, second, "starved_s", ranks), default=0.0) / elapsed
     if starved >= STARVED and not enough_cpu:
         slow.append(f"other programs keep the processor busy: the training waited for a core {starved:.0%} of the time")
     for i, gpu in busy_gpus.items():
@@ -206,7 +217,7 @@ class Probe:
         self.signals = Signals()
         self.dumps: dict[int, str] = {}
         self.spy = stacks.PySpy(config.check.py_spy_s)
-        self.missing: Missing = {}
+        self.missing = Missing()
         self._heartbeats = heartbeats
         self._dump_s = config.check.stack_dump_s
         self._gpu = gpu
@@ -219,7 +230,7 @@ class Probe:
 
     def begin(self, beats: Sequence[Beat], full: bool) -> None:
         """Take the first sample. full: with stacks (a signal to the processes) and py-spy."""
-        _try(self.missing, "the list of processes", self.tree.refresh)
+        self.missing.read("the list of processes", self.tree.refresh)
         self._samples = [self._take(beats, full)]
 
     def due(self, verdict: Verdict, now_s: float) -> bool:
@@ -234,7 +245,7 @@ class Probe:
         # The oldest sample with stacks: the longer the time between the two, the more "the same" proves.
         first = next((s for s in earlier if s.stacks or not last.stacks), earlier[0])
         ranks = [b.pid for b in beats]
-        cpu_s = max(_growths(self._samples[0], last, "cpu_s", ranks), default=0.0)
+        cpu_s = max(growths(self._samples[0], last, "cpu_s", ranks), default=0.0)
         self.signals = compare(first, last, ranks, enough_cpu=cpu_s >= budget_s)
         self._samples.append(last)
         del self._samples[1:-3]
@@ -266,8 +277,8 @@ class Probe:
             self.dumps.update(found)
             text = "".join(stacks.comparable(found.get(pid, "")) for pid, _ in ranks)
             for pid in (pid for pid, _ in ranks if pid not in found):
-                self.missing[f"stacks of process {pid}: no answer to SIGUSR2 within {self._dump_s:g} s"] = None
+                self.missing.note(f"stacks of process {pid}: no answer to SIGUSR2 within {self._dump_s:g} s")
             for pid, start in asked:
                 self.spy.begin(pid, start)
-        gpu = _try(self.missing, "GPU readings", self._gpu) or ()
+        gpu = self.missing.read("GPU readings", self._gpu) or ()
         return take(self.tree.keys(), self.missing, gpu, text)

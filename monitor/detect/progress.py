@@ -34,8 +34,6 @@ SUSPEND_S = 2.0  # a boot clock this far ahead of the monotonic clock means that
 AWAKE_S = 1.0  # an observation may be this late and still count in full
 SLOW_FACTOR = 8  # a slow run that moves is left alone for this many T, or for the ceiling where that is longer
 MAX_LOOPS = 100  # loops of one phase visit without a new highest count; sd-scripts runs two for each data set
-IDLE_RATE = 0.05  # activity a second up to which a script is idle: a launcher that polls its workers uses 1 % of a core
-WINDOW_S = 1.0  # least time over which this rate is measured: CPU time grows in ticks of 10 ms
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class Observation:
     signals: Signals = Signals()
     stopped: frozenset[int] = frozenset()  # pids of the ranks that a signal has stopped
     ranks_gone: bool = False  # there were ranks, and no rank's process lives
-    activity: float = 0.0  # grows while the script's remaining processes do anything
+    activity: float = 0.0  # grows while the script's remaining processes are at work
     dead: frozenset[int] = frozenset()  # pids of beats whose process does not live; once it is done, nothing watches it
     ended: bool = False  # neither the script nor a rank is alive on this machine
 
@@ -128,7 +126,6 @@ class Watch:
     _log_at: float = 0.0  # the same on the awake clock
     _gone_at: float | None = None  # all ranks are gone since then
     _active_at: float = 0.0  # last activity of a script without ranks
-    _window_at: float = 0.0  # `_activity` was noted
     _activity: float = 0.0
 
     def learned(self) -> dict[str, dict[str, float]]:
@@ -283,13 +280,8 @@ class Watch:
         """All ranks are gone. OVER once the rest of the script is idle or has worked for too long without a new rank."""
         watch, now = self.config.watch, self._clock_s
         begins, self._gone_at = self._gone_at is None, now if self._gone_at is None else self._gone_at
-        # A sum over processes shrinks when one exits: that is activity too.
-        grown = seen.activity - self._activity
-        active = begins or not 0 <= grown <= IDLE_RATE * max(now - self._window_at, WINDOW_S)
-        if active:
-            self._active_at = now
-        if active or now - self._window_at >= WINDOW_S:
-            self._window_at, self._activity = now, seen.activity
+        if begins or seen.activity != self._activity:
+            self._active_at, self._activity = now, seen.activity
         first = min(seen.beats, key=lambda b: b.rank)
         idle, gone = now - self._active_at, now - self._gone_at
         limit = watch.script_idle_s if first.outcome == "done" else watch.launcher_s

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from guards.crash import stacks_path
 from monitor.process import platform
@@ -89,19 +89,26 @@ def comparable(text: str) -> str:
     return _ADDRESS.sub("", text).strip()
 
 
-def _frames(text: str) -> list[re.Match[str]]:
+class Frame(NamedTuple):
+    """One frame of a stack; as text `wait (threading.py:327)`."""
+
+    function: str
+    path: str
+    line: int
+
+    @property
+    def name(self) -> str:
+        """`threading.py:wait`: what the causes are matched on."""
+        return f"{Path(self.path).name}:{self.function}"
+
+    def __str__(self) -> str:
+        return f"{self.function} ({Path(self.path).name}:{self.line})"
+
+
+def frames(text: str) -> list[Frame]:
+    """Every frame of a dump or of py-spy's output, in order."""
     matches = (_FRAME.match(line) or _SPY_FRAME.match(line) for line in text.splitlines())
-    return [match for match in matches if match]
-
-
-def names(text: str) -> list[str]:
-    """`file.py:function` of every frame of a dump or of py-spy's output, in order: what the causes are matched on."""
-    return [f"{Path(frame['file']).name}:{frame['name']}" for frame in _frames(text)]
-
-
-def places(text: str) -> list[tuple[str, str, int]]:
-    """(function, file, line) of every frame of a dump or of py-spy's output, in order."""
-    return [(frame["name"], frame["file"], int(frame["line"])) for frame in _frames(text)]
+    return [Frame(match["name"], match["file"], int(match["line"])) for match in matches if match]
 
 
 def main_thread(text: str) -> str:
@@ -116,9 +123,8 @@ def main_thread(text: str) -> str:
 
 
 def where(text: str) -> str:
-    """`function (file.py:line)` of the main thread's innermost frame, "" when it is not there."""
-    frames = _frames(main_thread(text))
-    return next((f"{frame['name']} ({Path(frame['file']).name}:{frame['line']})" for frame in frames), "")
+    """The main thread's innermost frame, "" when it is not there."""
+    return next(map(str, frames(main_thread(text))), "")
 
 
 class PySpy:

@@ -51,6 +51,7 @@ class Cause:
 def match(evidence: Evidence) -> Cause:
     """The probable cause: the first row that matches, its texts filled in from the evidence."""
     row, late, where = row_of(evidence), evidence.late(), evidence.where()
+    line = _line(row["match"].get("log", []), evidence)
     values = {
         "phase": PHASES.get(evidence.phase, evidence.phase),
         "note": evidence.note.rstrip(". ") or "no message was recorded",
@@ -61,8 +62,8 @@ def match(evidence: Evidence) -> Cause:
         "behind": f"rank {late['rank']} was late ({PHASES.get(late['phase'], late['phase'])}, step {late['step']})"
         if late
         else "the evidence does not show which one was late",
-        "error": _error(row["match"].get("log", []), evidence).rstrip(". "),
-        "line": _line(row["match"].get("log", []), evidence).rstrip(". "),
+        "line": line.rstrip(". "),
+        "error": re.sub(r"^(\S+: |.* launch: )?error: ", "", line).rstrip(". "),  # argparse: `train.py: error: …`
         "where": f" The main thread was in {where}." if where else "",
         "worker": evidence.worker(),
         "kernel": next((line.rstrip(".") for line in evidence.kernel if "Xid" in line), "no line"),
@@ -77,7 +78,7 @@ def row_of(evidence: Evidence) -> dict[str, Any]:
     late = evidence.late()
     if late is not None and BARRIER in evidence.note:  # it gave up waiting for the late rank, which is judged as hung
         evidence = replace(evidence, kind="hang", outcome="", note=late["note"])
-    frames = [name for text in evidence.rank_stacks() for name in stacks.names(stacks.main_thread(text))]
+    frames = [frame.name for text in evidence.rank_stacks() for frame in stacks.frames(stacks.main_thread(text))]
     texts = {"note": f"{evidence.note} {evidence.ended}", "log": "\n".join(log_lines(evidence.log_tail))}
     # A launcher reports the exit code of its child; its own is often 1.
     launchers = re.findall(r"returned non-zero exit status (\d+)|exitcode\s*: (\d+)", texts["log"])
@@ -126,12 +127,6 @@ def _found(patterns: list[str], text: str) -> bool:
 
 
 def _line(patterns: list[str], evidence: Evidence) -> str:
-    """The last line of the log that shows this cause, as it stands there."""
-    lines = (line.strip() for line in log_lines(evidence.log_tail))
-    return next((line[:400] for line in reversed(list(lines)) if _found(patterns, line)), "the log is empty")
-
-
-def _error(patterns: list[str], evidence: Evidence) -> str:
     """The line of the log that shows this cause; else the last error, the rank's note, or the last line."""
     lines = [line.strip() for line in log_lines(evidence.log_tail)]
     # A launcher reports the exit of its child as an exception of its own; the child's is the one to show.
@@ -145,7 +140,7 @@ def _error(patterns: list[str], evidence: Evidence) -> str:
     died = re.search(r"died with <Signals\.(\w+)|returned non-zero exit status (\d+)", line)
     if died and line.startswith(_LAUNCHER):  # without the complete command
         return f"its launcher reports {died[1] or f'exit code {died[2]}'}"
-    return re.sub(r"^(\S+: |.* launch: )?error: ", "", line[:400])  # argparse: `train.py: error: …`
+    return line[:400]
 
 
 def _shortened(line: str) -> str:

@@ -2,8 +2,7 @@
 
 Reads only /proc, the kernel's counters and files of the monitor; stacks are collected beforehand (`detect/probe.py`).
 What cannot be read (no /proc/meminfo on gVisor, no permission for the kernel log, an I/O error) is named in
-`Evidence.missing`
-and never an exception: evidence explains a failure, but the restart does not depend on it.
+`Evidence.missing` and never an exception: evidence explains a failure, but the restart does not depend on it.
 """
 
 from __future__ import annotations
@@ -12,14 +11,17 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from guards import startup
 from guards.heartbeat import Beat
+from guards.reading import read_text
+from monitor.detect import probe
 from monitor.detect import stacks as dumps
+from monitor.detect.probe import Missing
 from monitor.detect.progress import Verdict
 from monitor.diagnose import ranks as of_ranks
 from monitor.diagnose.ranks import BARRIER, Rank
@@ -109,7 +111,7 @@ class Evidence:
     gpu_note: str = ""
     host: dict[str, int] = field(default_factory=dict)
     kernel: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)  # what could not be read, and why
+    missing: Missing = field(default_factory=Missing)
 
     def where(self) -> str:
         """The innermost frame of the main thread of the rank in question, "" when not known."""
@@ -122,17 +124,13 @@ class Evidence:
         pids = [r["pid"] for r in ranks] or self.stacks
         return [self.stacks[pid] for pid in pids if pid in self.stacks]
 
+    def group(self) -> of_ranks.Group:
+        """The ranks with their stacks, and which of them a signal has stopped."""
+        return of_ranks.Group(self.ranks, self.stacks, (p["pid"] for p in self.processes if p["state"] in ("T", "t")))
+
     def late(self) -> Rank | None:
-        """The rank that the others wait for, None where the evidence does not tell (`ranks.culprit`)."""
-        return of_ranks.culprit(self.ranks, self.stacks, self.stopped())
-
-    def stopped(self) -> list[int]:
-        """The pids of the processes that a signal has stopped."""
-        return [p["pid"] for p in self.processes if p["state"] in ("T", "t")]
-
-    def verdict(self, stuck: bool = True) -> of_ranks.Finding:
-        """The rank report's verdict: which rank is stuck, and where."""
-        return of_ranks.verdict(self.ranks, self.stacks, self.stopped(), stuck)
+        """The rank that the others wait for, None where the evidence does not tell."""
+        return self.group().culprit()
 
     def worker(self) -> str:
         """Where a loader worker waits, as a sentence; "" when no worker's stack is known."""
@@ -221,73 +219,67 @@ def _alive(beat: Beat) -> bool | None:
     return None
 
 
-def process_facts(members: dict[int, ProcessInfo], trainers: list[int], missing: list[str]) -> list[dict[str, Any]]:
+def process_facts(members: dict[int, ProcessInfo], trainers: list[int], missing: Missing) -> list[dict[str, Any]]:
     """The processes of a run; `trainers` are the pids of its ranks.
 
     `state` is the kernel's letter, "" once the process has exited; `wchan` is the kernel function where it waits.
     """
+    living = probe.processes(((pid, known.start) for pid, known in members.items()), missing)
     found = []
     for pid, known in sorted(members.items()):
-        fresh = platform.process_info(pid)
-        alive = fresh is not None and fresh.start == known.start
-        latest, wchan = fresh if fresh is not None and alive else known, ""
-        if alive and platform.LINUX:
-            with _reading("wait channels", missing):
-                wchan = Path(f"/proc/{pid}/wchan").read_text()
+        fresh = living.get((pid, known.start))
+        latest = fresh or known
         found.append({
-            "pid": pid, "ppid": latest.ppid, "name": latest.name, "state": latest.state if alive else "",
-            "wchan": "" if wchan == "0" else wchan, "cpu_s": round(latest.cpu_s, 2), "trainer": pid in trainers,
-            "command": platform.command_of(pid)[:300] if alive else "",
+            "pid": pid, "ppid": latest.ppid, "name": latest.name, "state": fresh.state if fresh else "",
+            "wchan": fresh.wchan if fresh else "", "cpu_s": round(latest.cpu_s, 2), "trainer": pid in trainers,
+            "command": platform.command_of(pid)[:300] if fresh else "",
         })  # fmt: skip
     return found
 
 
-def host_facts(scope: Scope, missing: list[str]) -> dict[str, int]:
-    """Bytes of memory (of the machine, of the cgroup) and of the disk of the run, and new kills for lack of memory."""
-    found: dict[str, int] = {}
-    with _reading("memory of the machine", missing):
-        if platform.LINUX:
-            lines = re.findall(r"^(MemTotal|MemAvailable):\s*(\d+) kB$", Path(MEMINFO).read_text(), re.M)
-            found = {name: int(value) * 1024 for name, value in lines}
-        else:
-            import psutil
+def _memory() -> dict[str, int]:
+    """Bytes of memory of the machine."""
+    if platform.LINUX:
+        lines = re.findall(r"^(MemTotal|MemAvailable):\s*(\d+) kB$", Path(MEMINFO).read_text(), re.M)
+        return {name: int(value) * 1024 for name, value in lines}
+    import psutil
 
-            usage = psutil.virtual_memory()
-            found = {"MemTotal": usage.total, "MemAvailable": usage.available}
+    usage = psutil.virtual_memory()
+    return {"MemTotal": usage.total, "MemAvailable": usage.available}
+
+
+def host_facts(scope: Scope, missing: Missing) -> dict[str, int]:
+    """Bytes of memory (of the machine, of the cgroup) and of the disk of the run, and new kills for lack of memory."""
+    found = missing.read("memory of the machine", _memory) or {}
     for name, key in (("memory.max", "cgroup_limit"), ("memory.current", "cgroup_used")):
         with contextlib.suppress(OSError, ValueError):  # no cgroup, or "max": no limit
             found[key] = int(Path(CGROUP, name).read_text())
-    with _reading("free disk space", missing):
-        disk = shutil.disk_usage(scope.folder)
+    if disk := missing.read("free disk space", lambda: shutil.disk_usage(scope.folder)):
         found |= {"disk_free": disk.free, "disk_total": disk.total}
     before, after = scope.oom_kills_before, oom_kills()
     both = [path for path in OOM_COUNTERS if path in before and path in after]
     if both:  # the same counter twice: that of a cgroup starts at 0 with its container
         found["oom_kills"] = max(0, after[both[0]] - before[both[0]])
     elif platform.LINUX:
-        missing.append("processes killed for lack of memory: no counter could be compared")
+        missing.note("processes killed for lack of memory: no counter could be compared")
     return found
 
 
 def oom_kills() -> dict[str, int]:
     """Processes that the kernel has killed for lack of memory, by the file that counts them; {} where none can be read."""
-    found: dict[str, int] = {}
-    for path in OOM_COUNTERS:
-        with contextlib.suppress(OSError):
-            for number in re.findall(r"^oom_kill (\d+)$", Path(path).read_text(), re.M):
-                found[path] = int(number)
-    return found
+    found = {path: re.search(r"^oom_kill (\d+)$", read_text(path), re.M) for path in OOM_COUNTERS}
+    return {path: int(match[1]) for path, match in found.items() if match}
 
 
-def kernel_lines(since_boot_s: float, missing: list[str]) -> list[str]:
+def kernel_lines(since_boot_s: float, missing: Missing) -> list[str]:
     """Kernel log lines about a GPU, memory or disk fault since `since_boot_s` seconds after boot."""
-    found: list[str] = []
-    if not platform.LINUX:
-        return found
-    with (
-        _reading("kernel log", missing),
-        open(KMSG, "rb", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as log,
-    ):
+    found = missing.read("kernel log", lambda: _kernel_log(since_boot_s)) if platform.LINUX else []
+    return (found or [])[-KERNEL_LINES:]
+
+
+def _kernel_log(since_boot_s: float) -> list[str]:
+    found = []
+    with open(KMSG, "rb", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as log:
         for _ in range(KERNEL_RECORDS):
             try:
                 record = log.read(8192)  # one record, None at the end
@@ -299,15 +291,4 @@ def kernel_lines(since_boot_s: float, missing: list[str]) -> list[str]:
             _, _, since_us, *_ = head.split(",")
             if int(since_us) / 1e6 >= since_boot_s and any(word in text for word in KERNEL_FAULTS):
                 found.append(text.splitlines()[0])
-    return found[-KERNEL_LINES:]
-
-
-@contextlib.contextmanager
-def _reading(what: str, missing: list[str]) -> Iterator[None]:
-    """Name in `missing`, once, what cannot be read and why, instead of an error."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"unknown format ({error})"
-        if f"{what}: {reason}" not in missing:
-            missing.append(f"{what}: {reason}")
+    return found

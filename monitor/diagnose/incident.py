@@ -18,9 +18,9 @@ from typing import Any
 
 from guards.reading import read_text
 from monitor.detect.progress import Signals
-from monitor.diagnose import ranks
 from monitor.diagnose.causes import Cause, log_lines
 from monitor.diagnose.collect import LORA_DAMAGED, Evidence
+from monitor.diagnose.ranks import UNKNOWN
 from monitor.phrases import PHASES, STATES, count, duration, moment, printable
 from monitor.process import platform
 from monitor.run_folder import RunFolder, read_json
@@ -81,6 +81,7 @@ class Incident:
             parts = re.split(rf"^{_PROCESS}(\d+)\n", read_text(path / "stacks.txt"), flags=re.M)
             stacks = {int(pid): stack.strip() for pid, stack in zip(parts[1::2], parts[2::2], strict=True)}
             evidence = Evidence(**values["evidence"], stacks=stacks, log_tail=read_text(path / "log_tail.txt"))
+            evidence.ranks = [UNKNOWN | rank for rank in evidence.ranks]
             incident = cls(path, evidence, Cause(**values["diagnosis"]), **known)
             if values["boot_id"] != platform.boot_id():  # a monotonic time of before the reboot: only the UTC is left
                 now = platform.now()
@@ -106,7 +107,7 @@ class Incident:
         values |= {
             "id": self.number, "kind": e.kind, "phase": e.phase, "step": e.step, "cause": cause.name, "title": cause.title,
             "explanation": cause.explanation, "diagnosis": values["cause"], "boot_id": platform.boot_id(),
-            "verdict": vars(e.verdict()),
+            "verdict": vars(e.group().verdict()),
         }  # fmt: skip
         once = {
             "stacks.txt": "".join(f"{_PROCESS}{pid}\n{text.strip()}\n\n" for pid, text in stacks.items()),
@@ -145,9 +146,10 @@ def report(incident: Incident, name: str) -> str:
 
 def _ranks(e: Evidence) -> list[str]:
     """The rank report as a section; none for a single process that had started, and where no check points are known."""
-    if len(e.ranks) < 2 and all(r.get("count") for r in e.ranks):
+    if len(e.ranks) < 2 and all(r["count"] for r in e.ranks):
         return []
-    lines = ranks.lines(e.ranks, e.verdict(), e.stacks)
+    group = e.group()
+    lines = group.lines(group.verdict())
     return ["## Ranks\n\n" + "\n".join(f"    {line}".rstrip() for line in lines)] if lines else []
 
 
@@ -217,7 +219,7 @@ def _details(e: Evidence) -> list[str]:
     """The state of every rank, process and device, a line each."""
     lines = []
     for r in e.ranks:
-        if r.get("missing"):
+        if r["missing"]:
             lines.append(f"Rank {r['rank']} has not started")
             continue
         who = f"Rank {r['rank']}" if len(e.ranks) > 1 else "Trainer"
@@ -268,12 +270,13 @@ def describe(name: str, evidence: Evidence, signals: Signals, cause: Cause) -> t
         lines.insert(1, f"{phase}, step {evidence.step}. Last progress: {duration(evidence.stalled_s)} ago.")
     if stuck:
         lines.append(f"Likely cause if it is stuck: {cause.title}. {cause.explanation} {cause.advice}".rstrip())
-    said = evidence.verdict(stuck)
-    if report := ranks.lines(evidence.ranks, said, evidence.stacks):
+    group = evidence.group()
+    said = group.verdict(stuck)
+    if report := group.lines(said):
         lines += ["", *report, ""]
     lines += [f"  {line}" for line in _details(evidence)]
     lines += [f"\nStacks of {pid}:\n{text.strip()}" for pid, text in evidence.stacks.items()]
     found: dict[str, Any] = {"name": name, "summary": summary, "where": evidence.where(), "signals": asdict(signals)}
-    found["rank_report"] = ranks.as_json(evidence.ranks, said) if evidence.ranks else None
+    found["rank_report"] = group.as_json(said) if evidence.ranks else None
     known = {"cause": cause.name, "explanation": f"{cause.title}. {cause.explanation}", "advice": cause.advice}
     return "\n".join(lines), asdict(evidence) | found | (known if stuck else dict.fromkeys(known))

@@ -8,9 +8,10 @@ time inside steps counts: what a sample, a save or a validation does to the mach
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import string
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import tomllib
 
 from guards import memory
 from guards.reading import read_text
-from monitor.detect import probe
+from monitor.detect.probe import Missing, ProcessSample, Sample, growths, take
 from monitor.process import platform
 from monitor.process.platform import ProcessInfo
 from monitor.process.tree import Tree
@@ -35,21 +36,18 @@ Amounts = dict[str, tuple[float, float]]  # name -> (amount, seconds in which it
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Counters at one moment, all of them only growing, and the GPUs as they are."""
+class Reading(Sample):
+    """A sample with more counters at that moment, all of them only growing."""
 
-    at_s: float
-    sample: probe.Sample
     quotas: dict[str, tuple[int, int]] = field(default_factory=dict)  # cgroup -> (periods, of them throttled)
     busy_s: float = 0.0  # of all cores together
     waited_s: float = 0.0  # for the data loader
-    gpus: tuple[dict[str, Any], ...] = ()
 
 
 def read(tree: Tree, pid: int, waited_s: float, gpus: Iterable[dict[str, Any]]) -> Reading:
     """A reading now. pid: the training's process, whose cgroups count. Never raises, and waits for nothing."""
-    sample = probe.take(tree.keys(), {})
-    return Reading(sample.at_s, sample, quotas(pid), _busy_s(), waited_s, tuple(gpus))
+    sample = take(tree.keys(), Missing(), tuple(gpus))
+    return Reading(**vars(sample), quotas=quotas(pid), busy_s=_busy_s(), waited_s=waited_s)
 
 
 def quotas(pid: int) -> dict[str, tuple[int, int]]:
@@ -86,27 +84,25 @@ def _busy_s() -> float:
 
 def between(first: Reading, second: Reading, ours: Collection[int]) -> Amounts:
     """What happened between two readings of the same steps. ours: the pids of the run."""
-    old, new, seconds = first.sample, second.sample, second.at_s - first.at_s
-    both = [(old.processes[key], process) for key, process in new.processes.items() if key in old.processes]
-    cpu_s = sum(b.cpu_s - a.cpu_s for a, b in both)
+    seconds, cpu_s = second.at_s - first.at_s, sum(growths(first, second, "cpu_s"))
     changes = [(b[0] - a[0], b[1] - a[1]) for path, b in second.quotas.items() if (a := first.quotas.get(path))]
     found = {
-        "starved": max((b.starved_s - a.starved_s for a, b in both), default=0.0),
-        "faults": float(sum(b.faults - a.faults for a, b in both)),
-        "read_mb_s": sum(b.disk_bytes - a.disk_bytes for a, b in both) / 1e6,
-        "blocked": seconds * any(_for_files(process) for process in new.processes.values()),
-        "swap": float(new.swapped_pages - old.swapped_pages),
+        "starved": max(growths(first, second, "starved_s"), default=0.0),
+        "faults": float(sum(growths(first, second, "major_faults"))),
+        "read_mb_s": sum(growths(first, second, "disk_bytes")) / 1e6,
+        "blocked": seconds * any(map(_for_files, second.processes.values())),
+        "swap": float(second.swapped_pages - first.swapped_pages),
         "loader": second.waited_s - first.waited_s,
         "others": max(0.0, second.busy_s - first.busy_s - cpu_s) / (os.cpu_count() or 1),
         "quota": seconds * max((throttled / periods for periods, throttled in changes if periods), default=0.0),
     }
-    gpus = [_gpu(gpu, ours) for gpu in second.gpus]
+    gpus = [_gpu(gpu, ours) for gpu in second.gpu]
     worst = max(gpus, key=lambda g: (g["hot"], g["foreign"], g["memory_share"]), default={})
     found |= {name: value * seconds for name, value in worst.items()}
     return {name: (value, seconds) for name, value in found.items()}
 
 
-def _for_files(process: probe.ProcessSample) -> bool:
+def _for_files(process: ProcessSample) -> bool:
     """Whether the process waits for a disk, a network file system or FUSE."""
     waits = process.wchan.lstrip("_")
     return waits.startswith(NETWORK_WAITS) or (process.state == "D" and not waits.startswith(OTHER_WAITS))
@@ -161,29 +157,27 @@ def figures(slow: Amounts, usual: Amounts) -> dict[str, float]:
 def match(found: Mapping[str, float], alone: bool = False) -> dict[str, Any] | None:
     """The first row that holds; the last one holds always. alone: of those that need no usual pace, None for none of them."""
     for row in TABLE:
-        above, below = row.get("above", {}), row.get("below", {})
-        if alone and not row.get("alone"):
-            continue
-        if all(found.get(n, float("-inf")) > v for n, v in above.items()) and all(
-            found.get(n, float("inf")) < v for n, v in below.items()
-        ):
+        above = all(found.get(name, -math.inf) > limit for name, limit in row.get("above", {}).items())
+        below = all(found.get(name, math.inf) < limit for name, limit in row.get("below", {}).items())
+        if above and below and (row.get("alone") or not alone):
             return row
     return None
 
 
+class _Filled(string.Formatter):
+    """Fills in texts; a value that is not known reads "?"."""
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return kwargs.get(str(key), "?")
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return value if isinstance(value, str) else format(value, format_spec)
+
+
 def sentences(row: Mapping[str, Any], found: Mapping[str, float], names: Mapping[str, str]) -> dict[str, str]:
-    """{"title", "explanation", "advice"} of a row with its figures; a figure that is not known reads "?"."""
-
-    values: dict[str, float | str] = {**found, **names}
-
-    def filled(text: str) -> str:
-        parts = []
-        for literal, name, form, _ in string.Formatter().parse(text):
-            value = values.get(name, "?") if name else ""
-            parts += [literal, value if isinstance(value, str) else format(value, form or "")]
-        return "".join(parts)
-
-    return {key: filled(row[key]) for key in ("title", "explanation", "advice")}
+    """{"title", "explanation", "advice"} of a row with its figures."""
+    filled = _Filled()
+    return {key: filled.vformat(row[key], (), {**found, **names}) for key in ("title", "explanation", "advice")}
 
 
 def scan() -> dict[int, ProcessInfo]:

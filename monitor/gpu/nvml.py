@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from guards.reading import read_json, read_text
 from monitor.process.platform import WINDOWS, drop_private, private_folder, sleep
 from monitor.process.subjob import Subjob, python
 
@@ -89,12 +91,9 @@ def present() -> bool:
 
 def model() -> str:
     """The first GPU's model as the driver's files name it, "" without one. Does not call the driver."""
-    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        with contextlib.suppress(OSError):
-            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-                if line.startswith("Model:"):
-                    return line.partition(":")[2].strip()
-    return "gpu" if present() else ""
+    texts = (read_text(path) for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")))
+    models = (match[1] for text in texts if (match := re.search(r"^Model:\s*(.*\S)", text, re.M)))
+    return next(models, "gpu" if present() else "")
 
 
 class Gpus:
@@ -123,10 +122,8 @@ class Gpus:
 
     def _reading(self) -> dict[str, Any]:
         """The helper's newest: at_s (monotonic), gpus, error. Empty without one."""
-        reading: dict[str, Any] = {"at_s": -math.inf, "gpus": (), "error": ""}
-        with contextlib.suppress(OSError, ValueError):
-            reading |= json.loads((self._folder / FILE).read_text(encoding="utf-8")) if self._folder else {}
-        return reading
+        newest = read_json(self._folder / FILE) if self._folder else None
+        return {"at_s": -math.inf, "gpus": (), "error": "", **(newest or {})}
 
     def _request(self) -> None:
         """Have a reading taken now."""
@@ -204,8 +201,7 @@ def take(nvml: ModuleType, shared: SharedMemory | None = None) -> list[dict[str,
     """One reading of every GPU. Values that a GPU does not support are left out."""
     values: dict[str, Callable[[Any], object]] = {
         "name": nvml.nvmlDeviceGetName,
-        "uuid": lambda handle: nvml.nvmlDeviceGetUUID(handle),
-        "mig": lambda handle: _mig(nvml, handle),
+        "uuid": nvml.nvmlDeviceGetUUID,
         "utilization": lambda handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
         "temperature": lambda handle: nvml.nvmlDeviceGetTemperature(handle, 0),
         "power_w": lambda handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
@@ -227,15 +223,6 @@ def take(nvml: ModuleType, shared: SharedMemory | None = None) -> list[dict[str,
             gpu |= {"shared": shared.bytes} if shared.bytes is not None else {}
         found.append(gpu)
     return found
-
-
-def _mig(nvml: ModuleType, handle: Any) -> list[str]:
-    """The UUIDs of the parts that a GPU is divided into, [] for a whole one."""
-    parts = []
-    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if nvml.nvmlDeviceGetMigMode(handle)[0] else 0):
-        with contextlib.suppress(nvml.NVMLError):  # fewer parts than there may be
-            parts.append(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)))
-    return parts
 
 
 def _throttle(reasons: int) -> str:

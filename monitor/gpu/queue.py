@@ -51,21 +51,16 @@ def shared_folder() -> Path:
 def lock_names(devices: Sequence[str], gpus: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The names of the devices' locks, each with its device: the UUID where the driver lists it, else the device's own name.
 
-    A device is an index, a UUID or the beginning of one, as in `CUDA_VISIBLE_DEVICES`. A GPU that is divided (MIG)
-    stands for the first of its parts, which is all that CUDA uses of it.
+    A device is an index, a UUID or the beginning of one, as in `CUDA_VISIBLE_DEVICES`.
 
     Args:
         gpus: the driver's list (nvml.take), in its order.
     """
-    known: dict[str, str] = {}  # what a device may be called -> the name of its lock
-    for index, gpu in enumerate(gpus):
-        parts = gpu.get("mig") or [gpu["uuid"]] if "uuid" in gpu else []
-        known |= {str(uuid): str(uuid) for uuid in parts}
-        known |= {str(name): str(parts[0]) for name in (gpu.get("uuid"), index) if parts}
+    uuids = {str(index): str(gpu["uuid"]) for index, gpu in enumerate(gpus) if "uuid" in gpu}
     found: dict[str, str] = {}
     for device in devices:
-        begins = {name for uuid, name in known.items() if uuid.startswith(device) and not device.isdigit()}
-        found.setdefault(known.get(device) or (begins.pop() if len(begins) == 1 else device), device)
+        begins = [uuid for uuid in uuids.values() if uuid.startswith(device)]
+        found.setdefault(uuids.get(device) or (begins[0] if len(begins) == 1 else device), device)
     return found
 
 
@@ -89,13 +84,12 @@ class GpuQueue:
 
     def acquire(self) -> bool:
         """Take all GPUs, or none yet; then `message` says what the run waits for. Call it again until it is True."""
-        if self.held:
-            return True
-        try:
-            self.message = self._take()
-        except OSError as error:
-            why = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-            self.message = f"waiting for GPU {', '.join(self.devices)}: its lock is not usable: {why}"
+        if not self.held:
+            try:
+                self.message = self._take()
+            except OSError as error:
+                why = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+                self.message = f"waiting for GPU {', '.join(self.devices)}: its lock is not usable: {why}"
         return self.held
 
     def _take(self) -> str:
@@ -108,14 +102,14 @@ class GpuQueue:
                 file_name = f"hangproof-gpu.{re.sub(r'[^A-Za-z0-9_-]', '_', name)}.lock"
                 self._paths[device] = shared_folder() / file_name
         with contextlib.ExitStack() as taken:
-            locks = [Lock(path, shared=True) for path in self._paths.values()]
-            for name, lock in zip(self._paths, locks, strict=True):
+            locks = {name: Lock(path, shared=True) for name, path in self._paths.items()}
+            for name, lock in locks.items():
                 if not lock.acquire():
                     return f"waiting for GPU {name}: {_holder(lock.path)} uses it"
                 taken.callback(lock.release)
                 lock.write(self.name)
             taken.pop_all()
-            self._locks = locks
+            self._locks = list(locks.values())
         return ""
 
     def handles(self) -> tuple[int, ...]:

@@ -13,12 +13,11 @@ import functools
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -27,10 +26,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from guards.reading import boot_id as boot_id
-from guards.reading import moved_bytes, read_bytes
+from guards.reading import read_bytes
 
 LINUX = sys.platform.startswith("linux")
 WINDOWS = sys.platform == "win32"
+PRIVATE = "hangproof-"  # begins the names of private folders
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _GONE = (errno.ENOENT, errno.ESRCH, errno.EPERM)  # EPERM: another user's, hidden by `hidepid` or by the system
 _STATES = {"running": "R", "stopped": "T", "zombie": "Z", "disk-sleep": "D"}  # psutil.STATUS_*
@@ -117,16 +117,16 @@ def alive(pid: int, start: float) -> bool:
     return found is not None and found.start == start and not found.dead
 
 
-def environ_of(pid: int) -> bytes:
-    """Its environment, as NUL-separated `key=value`; b"" when it is gone or not ours. OSError: it cannot be read now."""
+def environ_of(pid: int) -> dict[str, str]:
+    """The environment that it was started with; {} when it is gone or not ours. OSError: it cannot be read now."""
     try:
         if LINUX:
-            return read_bytes(f"/proc/{pid}/environ")
-        variables = _psutil(pid, lambda process: process.environ())
-        return "\0".join(f"{key}={value}" for key, value in variables.items()).encode("utf-8", "replace")
+            words = os.fsdecode(read_bytes(f"/proc/{pid}/environ")).split("\0")
+            return dict(word.split("=", 1) for word in words if "=" in word)
+        return _psutil(pid, lambda process: dict(process.environ()))
     except OSError as error:
         if error.errno in (*_GONE, errno.EACCES):
-            return b""
+            return {}
         raise
 
 
@@ -137,12 +137,6 @@ def command_of(pid: int) -> str:
             return read_bytes(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode("utf-8", "replace").strip()
         return " ".join(_psutil(pid, lambda process: process.cmdline()))
     return ""
-
-
-def io_bytes(pid: int) -> int:
-    """Bytes that a process has passed through read and write calls, and those of a disk again, which move within a long
-    call; 0 where that is not known."""
-    return moved_bytes(str(pid)) or 0  # gone, not ours, or not Linux
 
 
 def private_bytes(pid: int) -> int:
@@ -233,18 +227,14 @@ def become_subreaper() -> None:
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-_children: dict[int, subprocess.Popen[bytes]] = {}  # of `popen`
-_starting = threading.Lock()  # a child that ends at once must be known before it is reaped
+_children: weakref.WeakValueDictionary[int, subprocess.Popen[bytes]] = weakref.WeakValueDictionary()  # of `popen`
 
 
 def popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    """`subprocess.Popen` for a process that calls `reap`, which must know whose exit code somebody waits for."""
-    with _starting:
-        child: subprocess.Popen[bytes] = subprocess.Popen(command, **options)
-        for pid in [pid for pid, known in _children.items() if known.returncode is not None]:
-            del _children[pid]
-        _children[child.pid] = child
-        return child
+    """`subprocess.Popen` for a thread that calls `reap`, which must know whose exit code somebody waits for."""
+    child: subprocess.Popen[bytes] = subprocess.Popen(command, **options)
+    _children[child.pid] = child
+    return child
 
 
 def reap() -> None:
@@ -252,17 +242,11 @@ def reap() -> None:
 
     The status of a child of `popen` is kept for whoever waits for it. Linux only: elsewhere nobody adopts orphans.
     """
-    if not LINUX or not _starting.acquire(blocking=False):
-        return
-    try:
-        while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-            child = _children.pop(dead.si_pid, None)
+    with contextlib.suppress(ChildProcessError):  # there is none
+        while LINUX and (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            child = _children.get(dead.si_pid)
             if child is None or child.returncode is not None or child.poll() is None:
                 os.waitpid(dead.si_pid, os.WNOHANG)
-    except ChildProcessError:
-        pass  # there is no child
-    finally:
-        _starting.release()
 
 
 def detached() -> dict[str, Any]:
@@ -330,35 +314,18 @@ class Waker:
                 self._wakes.get_nowait()
 
 
-def private_base(parent: Path | None = None) -> Path:
-    """This user's folder in `parent` (default: the temporary files), made when missing.
-
-    OSError: it is not ours alone; says what to do.
-    """
-    user = os.getuid() if sys.platform != "win32" else os.environ.get("USERNAME", "user")
-    path = (parent or Path(tempfile.gettempdir())) / f"hangproof-{user}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        problem = f"is not a directory (owner: user {found.st_uid})"
-    elif WINDOWS:
-        return path  # the temporary files there are the user's own
-    elif found.st_uid != user:
-        problem = f"belongs to user {found.st_uid}, not to you (user {user})"
-    elif found.st_mode & 0o002:
-        problem = f"is yours (user {user}), but every user can write to it"
-    else:
-        path.chmod(0o700)
-        return path
-    raise OSError(errno.EPERM, f"{path} {problem}; remove it, or set TMPDIR to a folder of your own")
-
-
 def private_folder(slug: str, parent: Path | None = None) -> Path:
-    """A new folder for us alone on local disk (a run's own folder may be on a network). OSError: see `private_base`."""
-    return Path(tempfile.mkdtemp(prefix=f"{slug[:40]}-", dir=private_base(parent)))
+    """A new folder for us alone: in `parent`, or on local disk, because a run's own folder may be on a network. OSError."""
+    return Path(tempfile.mkdtemp(prefix=f"{PRIVATE}{slug[:40]}-", dir=parent))
+
+
+def private_folders(parent: Path) -> list[Path]:
+    """All that this user's processes have made there. OSError."""
+    found = [path for path in parent.glob(f"{PRIVATE}*") if path.is_dir() and not path.is_symlink()]
+    return [path for path in found if WINDOWS or path.stat().st_uid == os.getuid()]
 
 
 def drop_private(path: Path) -> None:
     """Remove a folder that `private_folder` made."""
-    if path.parent.name.startswith("hangproof-"):
+    if path.name.startswith(PRIVATE):
         shutil.rmtree(path, ignore_errors=True)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from guards.reading import moved_bytes
 from monitor.process import platform
 from monitor.process.tree import MARKS
 
@@ -73,7 +74,7 @@ class Subjob:
         self._text = ""
         self._done = False
         self._began_s = self._moved_s = time.monotonic()
-        self._bytes = 0
+        self._bytes: int | None = None
         self._out: IO[bytes] | None = None
         self._popen: subprocess.Popen[bytes] | None = None
         try:
@@ -109,7 +110,7 @@ class Subjob:
         """The limit that it exceeds, "" for none."""
         assert self._popen is not None
         now_s = time.monotonic()
-        if self.standstill_s < math.inf and (moved := platform.io_bytes(self._popen.pid)) != self._bytes:
+        if self.standstill_s < math.inf and (moved := moved_bytes(str(self._popen.pid))) != self._bytes:
             self._bytes, self._moved_s = moved, now_s
         if now_s - self._began_s > self.timeout_s:
             return f"{self.timeout_s:g} s"

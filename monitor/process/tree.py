@@ -23,7 +23,7 @@ TOKEN = "HANGPROOF_TOKEN"
 RUN = "HANGPROOF_RUN"
 MACHINE = "HANGPROOF_NODE"
 MARKS = (TOKEN, RUN, "HANGPROOF_ATTEMPT", "HANGPROOF_HEARTBEAT", "HANGPROOF_RESUME")  # of a training alone
-_TOKEN_BYTES = len(TOKEN) + 1 + 32  # "TOKEN=" and the random digits that each attempt gets
+_TOKEN_DIGITS = 32  # random, for each attempt
 
 
 @dataclass
@@ -33,15 +33,13 @@ class Tree:
     token: str
     root: tuple[int, float] | None = None
     members: dict[int, ProcessInfo] = field(default_factory=dict)
-    # Processes whose environment was read: pid -> (start, name). The name, because exec changes both.
-    _read: dict[int, tuple[float, str]] = field(default_factory=dict)
 
     def refresh(self) -> dict[int, ProcessInfo]:
         """Scan the machine; returns the living members, which are `members` too. OSError: /proc cannot be read."""
         everything = platform.scan()
         known = [*self.keys(), *([self.root] if self.root else [])]
         ours = {pid for pid, start in known if pid in everything and everything[pid].start == start}
-        ours |= self._by_token(everything)
+        ours |= {pid for pid, process in everything.items() if self.token and not process.dead and self._marks(pid)}
         while children := {p.pid for p in everything.values() if p.ppid in ours} - ours:
             ours |= children
         found = [everything[pid] for pid in ours - {os.getpid(), os.getppid(), 0, 1}]
@@ -49,21 +47,11 @@ class Tree:
         self.members = {p.pid: p for p in sorted(found, key=lambda p: (p.start, p.pid)) if not p.dead}
         return self.members
 
-    def _by_token(self, everything: dict[int, ProcessInfo]) -> set[int]:
-        found: set[int] = set()
-        needle = f"{TOKEN}={self.token}".encode()
-        for pid, process in everything.items() if self.token else ():
-            known = (process.start, process.name)
-            if self._read.get(pid) != known and not process.dead:
-                with contextlib.suppress(OSError):  # not readable now: the next refresh reads it
-                    environment = platform.environ_of(pid)
-                    if needle in environment.split(b"\0"):
-                        found.add(pid)
-                    # Empty in the middle of an exec, and always for a process of the kernel: read twice before it is believed.
-                    again = self._read.get(pid, (0.0, ""))[0] == process.start
-                    self._read[pid] = known if environment or again else (process.start, "")
-        self._read = {pid: known for pid, known in self._read.items() if pid in everything}
-        return found
+    def _marks(self, pid: int) -> bool:
+        """Does its environment carry the token? False for now in the middle of an exec, and where it cannot be read."""
+        with contextlib.suppress(OSError):
+            return platform.environ_of(pid).get(TOKEN) == self.token
+        return False
 
     def keys(self) -> list[tuple[int, float]]:
         """(pid, start) of every member."""
@@ -167,21 +155,12 @@ def _values(name: str) -> list[tuple[ProcessInfo, str]]:
     and what it starts is not ours to kill. Of a run on several machines, those of another one are left out: two may be
     nodes of one host.
     """
-    prefix, token = f"{name}=".encode(), f"{TOKEN}=".encode()
-    found = []
+    found, first = [], "0"  # the number of the first machine, or the only one
     for pid, process in platform.scan().items():
         if pid == os.getpid() or process.dead:
             continue
-        entries = platform.environ_of(pid).split(b"\0")
-        if name == RUN and not any(e.startswith(token) and len(e) == _TOKEN_BYTES for e in entries):
-            continue
-        if name == RUN and _machine(entries) != (os.environ.get(MACHINE) or "0"):
-            continue
-        found += [(process, os.fsdecode(e.removeprefix(prefix))) for e in entries if e.startswith(prefix)]
+        known = platform.environ_of(pid)
+        here = (known.get(MACHINE) or first) == (os.environ.get(MACHINE) or first)
+        if name in known and (name != RUN or (here and len(known.get(TOKEN, "")) == _TOKEN_DIGITS)):
+            found.append((process, known[name]))
     return found
-
-
-def _machine(entries: list[bytes]) -> str:
-    """Which of a run's machines a process belongs to, by its environment: "0" is the first, or the only one."""
-    prefix = f"{MACHINE}=".encode()
-    return next((os.fsdecode(e.removeprefix(prefix)) for e in entries if e.startswith(prefix)), "") or "0"

@@ -80,7 +80,7 @@ def _namespace() -> str:
 
 def sweep() -> None:
     """Remove the folders of runs that are gone: deleted, or with another folder, or none, in their monitor.json. OSError."""
-    for folder in platform.private_base(place()).iterdir():
+    for folder in platform.private_folders(place()):
         try:
             name, _, namespace = (folder / OWNER).read_text(encoding="utf-8").partition("\n")
             silent_s = time.monotonic() - os.stat(folder / OWNER).st_mtime

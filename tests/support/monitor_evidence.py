@@ -7,6 +7,7 @@ from pathlib import Path
 
 from guards.heartbeat import Beat
 from monitor.diagnose.collect import Evidence, Scope
+from monitor.diagnose.ranks import UNKNOWN
 
 
 def crash(log: str = "", **values) -> Evidence:
@@ -25,10 +26,7 @@ def frames(*names: str, main: bool = True) -> str:
 
 
 def rank(number: int, step: int = 5, phase: str = "step", silent: float = 9.0) -> dict:
-    return {
-        "rank": number, "pid": 100 + number, "phase": phase, "step": step, "done": 0, "total": 0, "note": "",
-        "outcome": "running", "silent_s": silent,
-    }  # fmt: skip
+    return UNKNOWN | {"rank": number, "pid": 100 + number, "phase": phase, "step": step, "silent_s": silent}
 
 
 def proc(pid: int, state: str, trainer: bool = False, ppid: int = 1, wchan: str = "") -> dict:

@@ -12,8 +12,8 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from monitor_evidence import beat
 
-from guards.heartbeat import Beat
 from monitor import config
 from monitor.detect import probe, stacks
 from monitor.detect.probe import ProcessSample, Sample
@@ -33,7 +33,7 @@ def sample(
 
 
 def one(state: str = "S", cpu: float = 0.0, **more) -> ProcessSample:
-    return ProcessSample(state, "python", cpu, more.pop("faults", 0), **more)
+    return ProcessSample(1, 10.0, 0, state, "python", cpu, more.pop("faults", 0), **more)
 
 
 def compare(first: Sample, second: Sample, **more) -> Signals:
@@ -85,23 +85,17 @@ def test_a_process_that_waits_for_a_core_is_not_asleep_and_not_slow_once_it_had_
     assert compare(RUNS, BUSY, enough_cpu=True).slow == ()
 
 
-def test_samples_of_living_processes_tell_a_sleeper_from_a_spinner():
+def test_samples_of_living_processes_tell_a_sleeper_from_a_spinner(spawn):
     ready = "print('ready', flush=True)\n"
     programs = {"sleeps": f"import time\n{ready}time.sleep(600)", "spins": f"{ready}while True: pass"}
-    children = {
-        name: subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for name, code in programs.items()
-    }
-    try:
-        for child in children.values():
-            child.stdout.readline()
-        keys = {name: (c.pid, platform.process_info(c.pid).start) for name, c in children.items()}
-        first = {name: probe.take([key], {}) for name, key in keys.items()}
-        time.sleep(0.5)
-        found = {n: probe.compare(first[n], probe.take([keys[n]], {}), [keys[n][0]], enough_cpu=True) for n in keys}
-    finally:
-        for child in children.values():
-            child.kill()
-            child.communicate()
+    children = {name: spawn(sys.executable, "-c", code) for name, code in programs.items()}
+    for child in children.values():
+        child.stdout.readline()
+    keys = {name: (c.pid, platform.process_info(c.pid).start) for name, c in children.items()}
+    first = {name: probe.take([key], probe.Missing()) for name, key in keys.items()}
+    time.sleep(0.5)
+    second = {name: probe.take([key], probe.Missing()) for name, key in keys.items()}
+    found = {n: probe.compare(first[n], second[n], [keys[n][0]], enough_cpu=True) for n in keys}
     assert any("no CPU time used" in s for s in found["sleeps"].stuck)
     assert found["spins"].stuck == found["spins"].slow == ()
 
@@ -129,23 +123,16 @@ def failing_open(monkeypatch, paths: tuple[str, ...], code: int) -> None:
 
 
 @pytest.fixture
-def sleeper(tmp_path):
+def sleeper(tmp_path, spawn):
     """A sleeping process of a run: its tree and a beat with its pid."""
-    child = subprocess.Popen(["sleep", "600"], env=os.environ | {TOKEN: str(tmp_path)})
-    tree = Tree(str(tmp_path), (child.pid, platform.process_info(child.pid).start))
-    beat = Beat(
-        rank=0, world=1, pid=child.pid, request=0, phase="step", outcome="running", step=1, planned=9, epoch=0, done=0,
-        total=0, count=1, loss=0.0, lr=0.0, beat_s=0.0, phase_s=0.0, step_s=0.0, started_s=0.0, note="", intervals=(),
-    )  # fmt: skip
-    yield tree, beat
-    child.kill()
-    child.wait()
+    child = spawn(**{TOKEN: str(tmp_path)})
+    return Tree(str(tmp_path), (child.pid, platform.process_info(child.pid).start)), beat(0, 1, pid=child.pid)
 
 
-def gathered(sleeper, heartbeats: Path) -> probe.Probe:
+def gathered(sleeper, heartbeats: Path, gpu=lambda: ()) -> probe.Probe:
     """A probe that has gone through its life, with the evidence it could read."""
     tree, beat = sleeper
-    found = probe.Probe(tree, heartbeats, CONFIG, lambda: ())
+    found = probe.Probe(tree, heartbeats, CONFIG, gpu)
     assert found.due(Verdict(SUSPECT, stalled_s=1.0, budget_s=2.0), time.monotonic()) is False
     found.begin([beat], full=True)
     found.poll()
@@ -166,7 +153,7 @@ def test_a_file_of_proc_that_cannot_be_read_is_named_as_missing_evidence(monkeyp
     assert all(moved >= 0 and at_work_s >= 0 for moved, at_work_s in found.newest.disks.values())
     if path.startswith("/") or code == errno.EACCES:
         shown = path if path.startswith("/") else f"/proc/PID/{path}"
-        assert f"{shown}: not available ({os.strerror(code)})" in found.missing
+        assert f"{shown}: {os.strerror(code)}" in found.missing
 
 
 @pytest.mark.skipif(not platform.LINUX, reason="/proc is Linux's")
@@ -178,7 +165,7 @@ def test_a_proc_of_another_shape_is_missing_evidence(monkeypatch, sleeper, tmp_p
         return io.StringIO(text) if str(path) in ("/proc/vmstat", "/proc/diskstats") else real(path, *args, **kwargs)
 
     monkeypatch.setattr(io, "open", open_)
-    assert any("not available" in sentence for sentence in gathered(sleeper, tmp_path).missing)
+    assert any("unknown format" in sentence for sentence in gathered(sleeper, tmp_path).missing)
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.ENOSPC, errno.ENOMEM, errno.EACCES])
@@ -203,21 +190,16 @@ def test_py_spy_that_cannot_be_started_says_why(monkeypatch, sleeper, tmp_path):
     assert os.strerror(errno.ENOMEM) in found.texts()[sleeper[1].pid]
 
 
-def test_gpu_readings_that_fail_are_missing_evidence(sleeper, tmp_path):
-    fails = Mock(side_effect=OSError(errno.ENODEV, "no driver"))
-    found = probe.Probe(sleeper[0], tmp_path, CONFIG, fails)
-    found.begin([sleeper[1]], full=False)
-    assert any("no driver" in sentence for sentence in found.missing)
-
-
-def test_a_rank_without_a_stack_is_named(sleeper, tmp_path):
-    assert any(f"stacks of process {sleeper[1].pid}" in s for s in gathered(sleeper, tmp_path).missing)
+def test_gpu_readings_that_fail_and_a_rank_without_a_stack_are_missing_evidence(sleeper, tmp_path):
+    found = gathered(sleeper, tmp_path, Mock(side_effect=OSError(errno.ENODEV, "no driver")))
+    assert "GPU readings: no driver" in found.missing
+    assert any(sentence.startswith(f"stacks of process {sleeper[1].pid}: no answer") for sentence in found.missing)
 
 
 def test_a_process_that_exits_between_two_readings_is_not_missing_evidence(tmp_path):
     child = subprocess.Popen(["true"])
     key = child.pid, platform.process_info(child.pid).start
     child.wait()
-    missing: probe.Missing = {}
+    missing = probe.Missing()
     assert probe.take([key], missing).processes == {}
     assert not any("PID" in sentence for sentence in missing)

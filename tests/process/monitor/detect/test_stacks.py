@@ -19,22 +19,11 @@ GUARDED = "import sys, time; from guards import crash; crash.enable_stacks(sys.a
 
 
 @pytest.fixture
-def guarded(tmp_path):
+def guarded(tmp_path, spawn):
     """A process of ours that writes its stacks on SIGUSR2."""
-    child = subprocess.Popen([sys.executable, "-c", GUARDED, str(tmp_path)], stdout=subprocess.PIPE)
-    assert child.stdout.readline() == b"ready\n"
-    yield child
-    child.kill()
-    child.communicate()
-
-
-@pytest.fixture
-def child():
-    """A process that has no handler for any signal."""
-    process = subprocess.Popen(["sleep", "60"])
-    yield process
-    process.kill()
-    process.wait()
+    child = spawn(sys.executable, "-c", GUARDED, str(tmp_path))
+    assert child.stdout.readline() == "ready\n"
+    return child
 
 
 def key(child: subprocess.Popen) -> tuple[int, float]:
@@ -43,10 +32,10 @@ def key(child: subprocess.Popen) -> tuple[int, float]:
 
 def test_names_and_places_are_read_from_faulthandler_and_from_py_spy():
     text = frames("threading.py:wait", "loop.py:one_step")
-    assert stacks.names(text) == ["threading.py:wait", "loop.py:one_step"]
+    assert [frame.name for frame in stacks.frames(text)] == ["threading.py:wait", "loop.py:one_step"]
     assert stacks.where(text) == "wait (threading.py:1)"
     spy = 'Thread 7 (idle): "MainThread"\n    wait (threading.py:327)\n    one_step (trainer/loop.py:80)\n'
-    assert stacks.names(spy) == ["threading.py:wait", "loop.py:one_step"]
+    assert [frame.name for frame in stacks.frames(spy)] == ["threading.py:wait", "loop.py:one_step"]
     assert stacks.where(spy) == "wait (threading.py:327)"
     assert stacks.where("py-spy is not installed") == ""
     other = 'Thread 0x00007e (most recent call first):\n  File "/x/selectors.py", line 415 in select\n\n'

@@ -60,14 +60,12 @@ def test_a_reading_has_what_the_gpu_supports(gpus, tmp_path, monkeypatch):
     assert one._reading()["at_s"] < first + 9, "each read requests the next reading"
 
 
-def test_the_parts_of_a_divided_gpu_are_listed_and_the_list_is_waited_for(gpus, driver):
-    (driver / "mig").touch()
+def test_the_list_of_gpus_is_waited_for(gpus, driver):
     (driver / "hangs").touch()
     one = gpus()
     assert one.listed() is None, "the driver has not answered yet"
     (driver / "hangs").unlink()
-    wait_for(one.listed)
-    assert [(gpu["uuid"], gpu["mig"]) for gpu in one.listed()] == [("GPU-0", ["MIG-0", "MIG-1"])]
+    assert [gpu["uuid"] for gpu in wait_for(one.listed)] == ["GPU-0"]
 
 
 def test_without_a_gpu_there_is_no_helper(monkeypatch, tmp_path):

@@ -121,7 +121,7 @@ def test_a_full_disk_only_costs_the_name_of_the_holder(gpus, monkeypatch):
 
 
 A, B, C = "GPU-aaaa1111-0", "GPU-bbbb2222-0", "GPU-bbbb3333-0"
-LISTED = ({"uuid": A}, {"uuid": B, "mig": ["MIG-1", "MIG-2"]}, {"uuid": C})
+LISTED = ({"uuid": A}, {"uuid": B}, {"uuid": C})
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,7 @@ LISTED = ({"uuid": A}, {"uuid": B, "mig": ["MIG-1", "MIG-2"]}, {"uuid": C})
         (A, {A: A}),
         ("GPU-aaaa", {A: "GPU-aaaa"}),
         (f"0,{A}", {A: "0"}),  # one GPU, named twice
-        ("1", {"MIG-1": "1"}),  # CUDA uses the first part of a divided GPU
-        (B, {"MIG-1": B}),
-        ("MIG-2", {"MIG-2": "MIG-2"}),
+        ("MIG-2", {"MIG-2": "MIG-2"}),  # a part of a divided GPU
         ("GPU-bbbb", {"GPU-bbbb": "GPU-bbbb"}),  # of two GPUs
         ("7", {"7": "7"}),
         ("test", {"test": "test"}),

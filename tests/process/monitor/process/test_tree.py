@@ -6,9 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from dataclasses import replace
 from unittest.mock import Mock
 
 import children
@@ -23,32 +21,6 @@ from monitor.process.locks import Lock, is_held
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 MARK = f"test-{os.getpid()}"  # the token: another run of these tests has another one
 OURS = {tree.TOKEN: MARK}
-
-
-@pytest.fixture
-def spawn():
-    """Starts a process with these variables, `sleep 60` by default, in a session of its own; each is killed at the end."""
-    made = []
-
-    def start(*command: str, **env: str) -> subprocess.Popen:
-        made.append(
-            subprocess.Popen(command or ("sleep", "60"), env=os.environ | env, text=True, stdout=subprocess.PIPE,
-                             start_new_session=True)
-        )  # fmt: skip
-        for name, value in env.items() if sys.platform.startswith("linux") else ():  # in mid-exec there is none
-            wait_for(lambda text=f"{name}={value}": text.encode() in platform.environ_of(made[-1].pid))
-        return made[-1]
-
-    yield start
-    for process in made:
-        process.kill()
-        process.communicate()
-
-
-@pytest.fixture
-def child(spawn):
-    """A process that does nothing."""
-    return spawn()
 
 
 def start_of(process: subprocess.Popen) -> float:
@@ -124,15 +96,6 @@ def test_a_process_that_cannot_be_read_is_not_dead(monkeypatch, child, number):
 
 
 @linux
-def test_a_process_that_can_be_read_only_later_is_killed_then(monkeypatch, child):
-    members = {child.pid: platform.process_info(child.pid)}
-    failing(monkeypatch, "", errno.EMFILE, time.monotonic() + 0.5)
-    result = tree.kill(tree.Tree("", members=members), grace_s=30, kill_wait_s=60)
-    assert result.survivors == ()
-    assert child.wait(60) == -signal.SIGTERM, "it is sent as soon as it can be"
-
-
-@linux
 def test_a_process_number_that_is_used_again_is_never_hit(monkeypatch, child, request):
     """The process dies after it was found alive and before the signal is sent, and another one gets its number."""
     start, alive, others = start_of(child), platform.alive, []
@@ -174,7 +137,7 @@ platform.become_subreaper()
 known = platform.popen(["sh", "-c", "exit 7"])
 subprocess.run(["sh", "-c", "for i in 1 2 3 4 5; do sleep 0.1 & done"])
 until = time.monotonic() + 60
-while len(platform._children) or len([p for p in platform.scan().values() if p.ppid == platform.os.getpid()]):
+while [p for p in platform.scan().values() if p.ppid == platform.os.getpid()]:
     assert time.monotonic() < until, platform.scan()
     time.sleep(0.05)
     platform.reap()
@@ -190,20 +153,11 @@ def test_an_environment_that_cannot_be_read_is_not_an_empty_one(monkeypatch, chi
     for number in (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM):
         with monkeypatch.context() as context:
             failing(context, path, number)
-            assert platform.environ_of(child.pid) == b""
+            assert platform.environ_of(child.pid) == {}
     failing(monkeypatch, path, errno.EIO)
     for read in (lambda: platform.environ_of(child.pid), lambda: tree.with_environment(tree.RUN, "/x"), tree.orphans):
         with pytest.raises(OSError):
             read()
-
-
-@linux
-def test_a_token_that_could_not_be_read_is_read_at_the_next_refresh(monkeypatch, spawn):
-    process, found = spawn(**OURS), tree.Tree(MARK)
-    with monkeypatch.context() as context:
-        failing(context, "/environ", errno.EMFILE)
-        assert found.refresh() == {}
-    assert list(found.refresh()) == [process.pid]
 
 
 @linux
@@ -256,28 +210,31 @@ def test_a_signal_that_fails_does_not_protect_the_other_processes(monkeypatch, n
 
 
 @linux
-def test_the_known_processes_are_killed_when_the_machine_cannot_be_listed(monkeypatch, spawn):
+@pytest.mark.parametrize("what", ["every file, for a moment", "the list"])
+def test_the_known_processes_are_killed_although_the_machine_cannot_be_read(monkeypatch, spawn, what):
     children, found = [spawn(**OURS) for _ in range(2)], tree.Tree(MARK)
     assert len(found.refresh()) == 2
-
-    broken = Mock(side_effect=error(errno.EMFILE))
-    monkeypatch.setattr(platform, "scan", broken)
-    result = tree.kill(found, grace_s=30, kill_wait_s=5)
+    if what == "the list":
+        monkeypatch.setattr(platform, "scan", Mock(side_effect=error(errno.EMFILE)))
+    else:
+        failing(monkeypatch, "", errno.EMFILE, time.monotonic() + 0.5)
+    result = tree.kill(found, grace_s=30, kill_wait_s=60)
     assert len(result.killed) == 2 and result.survivors == ()
-    assert [process.wait(30) for process in children] == [-signal.SIGTERM] * 2
+    assert [process.wait(60) for process in children] == [-signal.SIGTERM] * 2, "it is sent as soon as it can be"
 
 
 @linux
-@pytest.mark.parametrize("early", [b"", b"HOME=/root\0"], ids=["in mid-exec", "before its exec"])
-def test_a_process_that_was_seen_before_its_exec_was_over_is_found(monkeypatch, early, spawn):
-    """Until exec is over, /proc shows the parent's environment under the parent's name, then for a moment none at all."""
-    pid, found, scan, environ = spawn(**OURS).pid, tree.Tree(MARK), platform.scan, platform.environ_of
-    name = "python" if early else "sleep"
+@pytest.mark.parametrize(
+    "early", [error(errno.EMFILE), {}, {"HOME": "/root"}], ids=["no descriptor", "in exec", "before"]
+)
+def test_a_token_that_cannot_be_read_yet_is_read_at_the_next_refresh(monkeypatch, early, spawn):
+    """Until exec is over, /proc shows the parent's environment, then for a moment none at all."""
+    process, found, environ = spawn(**OURS), tree.Tree(MARK), platform.environ_of
     with monkeypatch.context() as patched:
-        patched.setattr(platform, "environ_of", lambda one: early if one == pid else environ(one))
-        patched.setattr(platform, "scan", lambda: (all_ := scan()) | {pid: replace(all_[pid], name=name)})
-        assert pid not in found.refresh()
-    assert pid in found.refresh()
+        answer = Mock(side_effect=[early])
+        patched.setattr(platform, "environ_of", lambda pid: answer() if pid == process.pid else environ(pid))
+        assert found.refresh() == {}
+    assert list(found.refresh()) == [process.pid]
 
 
 @linux
@@ -310,43 +267,19 @@ def test_the_boot_id_does_not_depend_on_the_wall_clock(monkeypatch):
     assert platform.boot_id() == "", "unknown off Linux"
 
 
-@pytest.fixture
-def scratch(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path / f"hangproof-{os.getuid() if hasattr(os, 'getuid') else os.environ.get('USERNAME', 'user')}"
-
-
-def test_the_private_folder_is_ours_alone(scratch):
-    assert platform.private_base() == scratch and scratch.stat().st_mode & 0o777 == 0o700
-    scratch.chmod(0o755)
-    folder = platform.private_folder("a run")
-    assert scratch.stat().st_mode & 0o777 == 0o700 and folder.parent == scratch
-    platform.drop_private(folder)
-    assert not folder.exists()
-
-
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners of files")
-def test_a_private_folder_that_somebody_else_made_is_refused(scratch, tmp_path, monkeypatch):
+def test_a_private_folder_is_ours_alone_and_listed_without_what_others_made(tmp_path, monkeypatch):
+    folder = platform.private_folder("a run", tmp_path)
+    assert folder.stat().st_mode & 0o777 == 0o700
     (tmp_path / "elsewhere").mkdir()
-    scratch.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match=f"{scratch} is not a directory.*TMPDIR"):
-        platform.private_folder("run")
-    assert not list((tmp_path / "elsewhere").iterdir())
-    scratch.unlink()
-    scratch.mkdir()
-    scratch.chmod(0o777)
-    with pytest.raises(OSError, match=f"{scratch} is yours.*every user can write.*TMPDIR"):
-        platform.private_folder("run")
-    scratch.chmod(0o700)
-    if os.getuid() == 0:
-        os.chown(scratch, 12345, 12345)
-        owner = 12345
-    else:
-        owner = os.getuid()
-        monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-        scratch.rename(scratch.with_name(f"hangproof-{owner + 1}"))
-    with pytest.raises(OSError, match=f"belongs to user {owner}.*TMPDIR"):
-        platform.private_folder("run")
+    (tmp_path / "hangproof-link").symlink_to(tmp_path / "elsewhere")
+    assert platform.private_folders(tmp_path) == [folder]
+    platform.drop_private(tmp_path / "elsewhere")
+    with monkeypatch.context() as another:
+        another.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+        assert platform.private_folders(tmp_path) == []
+    platform.drop_private(folder)
+    assert not folder.exists() and (tmp_path / "elsewhere").exists()
 
 
 @linux

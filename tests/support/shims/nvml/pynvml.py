@@ -1,7 +1,7 @@
 """A stand-in for the NVIDIA management library, first on the PYTHONPATH of whoever asks it: one idle GPU.
 
 How it fails is the word in FAULTS_NVML, or a file of that name beside a copy of this one: `absent`, `fails`, `lost`,
-`hangs`; `mig` divides the GPU, and a file `pids` names the processes on it. FAULTS_NVML_GIB: its memory, 24.
+`hangs`; a file `pids` names the processes on it. FAULTS_NVML_GIB: its memory, 24.
 FAULTS_NVML_USED: a file that is made when it is called. FAULTS_NVML_VALUES: a JSON file of values that replace those
 below. FAULTS_NVML_WSL=1: the driver of WSL.
 """
@@ -54,7 +54,7 @@ def nvmlDeviceGetCount():
 READ = {
     "nvmlDeviceGetHandleByIndex": lambda index: index,
     "nvmlDeviceGetName": lambda _: "Stand-in",
-    "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}" if isinstance(handle, int) else handle,
+    "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
     "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(
         used=int(_values()["used_gib"] * (1 << 30)), total=int(os.environ.get("FAULTS_NVML_GIB", "24")) << 30
     ),
@@ -62,7 +62,6 @@ READ = {
     "nvmlDeviceGetPowerUsage": lambda _: int(_values()["power_w"] * 1000),
     "nvmlDeviceGetEnforcedPowerLimit": lambda _: int(_values()["limit_w"] * 1000),
     "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: _values()["throttle"],
-    "nvmlDeviceGetMaxMigDeviceCount": lambda _: 7,
 }
 
 
@@ -70,18 +69,6 @@ def __getattr__(name):
     if name not in READ:
         raise AttributeError(name)
     return READ[name]
-
-
-def nvmlDeviceGetMigMode(_):
-    if not _is("mig"):
-        raise NVMLError("not supported")
-    return [1, 1]
-
-
-def nvmlDeviceGetMigDeviceHandleByIndex(_, index):
-    if index > 1:
-        raise NVMLError("not found")
-    return f"MIG-{index}"
 
 
 def nvmlDeviceGetComputeRunningProcesses(_):

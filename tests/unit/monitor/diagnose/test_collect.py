@@ -10,6 +10,7 @@ import pytest
 from monitor_evidence import beat, frames, scope
 
 from guards.crash import stacks_path
+from monitor.detect.probe import Missing
 from monitor.detect.progress import Verdict
 from monitor.diagnose import causes, collect, ranks
 from monitor.process import platform
@@ -130,7 +131,7 @@ def test_a_living_process_is_described_without_heartbeats(tmp_path):
     finally:
         process.kill()
         process.wait()
-    gone = collect.process_facts(known, [process.pid], [])
+    gone = collect.process_facts(known, [process.pid], Missing())
     assert gone[0]["state"] == "" and gone[0]["command"] == ""
 
 
@@ -161,7 +162,7 @@ def test_a_kernel_record_of_a_fault_is_kept_if_it_is_new(tmp_path, monkeypatch):
     record = tmp_path / "kmsg"
     monkeypatch.setattr(collect, "KMSG", str(record))
     record.write_text("4,812,9000000,-;NVRM: Xid (PCI:0000:01:00): 79, pid=71\n SUBSYSTEM=pci\n")
-    missing = []
+    missing = Missing()
     assert collect.kernel_lines(8.0, missing) == ["NVRM: Xid (PCI:0000:01:00): 79, pid=71"]
     assert collect.kernel_lines(10.0, missing) == [] == missing
 

@@ -23,120 +23,104 @@ def starting(number: int, *passed: str, world: int = 4, **values) -> dict:
          "spent_s": 1.0}
         for i, name in enumerate(passed)
     ]  # fmt: skip
-    return {
-        "rank": number, "world": world, "local_rank": number, "pid": 100 + number, "phase": "load", "step": 0,
-        "planned": 40, "done": 0, "total": 0, "note": "", "outcome": "running", "point": passed[-1] if passed else "",
-        "count": 0, "silent_s": 5.0, "point_ago_s": 5.0, "points": points, "host": "h", "device": "cpu",
-        "backend": "gloo", "environment": {"RANK": str(number), "WORLD_SIZE": str(world)}, "alive": True, **values,
+    known = {
+        "rank": number, "world": world, "local_rank": number, "pid": 100 + number, "phase": "load", "planned": 40,
+        "point": passed[-1] if passed else "", "silent_s": 5.0, "point_ago_s": 5.0, "points": points, "host": "h",
+        "device": "cpu", "backend": "gloo", "environment": {"RANK": str(number), "WORLD_SIZE": str(world)}, "alive": True,
     }  # fmt: skip
+    return ranks.UNKNOWN | known | values
 
 
 def training(number: int, step: int = 90, **values) -> dict:
     return starting(number, *startup.NAMES[:11], step=step, count=step, phase="step") | values
 
 
-def verdict(group: list[dict], *stacks: str, **more):
+def verdict(group: list[dict], *stacks: str, stopped=(), **more):
     """The verdict on ranks with these stacks, in the order of their numbers; "" is a missing one."""
-    return ranks.verdict(group, {100 + n: text for n, text in enumerate(stacks) if text}, **more)
-
-
-def test_the_rank_that_never_reached_a_check_point_is_named_with_what_the_others_do():
-    group = [starting(n, *FLOW[: 6 if n == 1 else 7]) for n in range(4)]
-    said = verdict(group, BARRIER_STACK, frames("models.py:load", "setup.py:build"), BARRIER_STACK, BARRIER_STACK)
-    assert (said.kind, said.rank, said.point, said.number) == ("rank", 1, "model", 4)
-    assert said.text == (
-        "Rank 1 stopped at check point 4 (base model) and never reached the next one, 3 (tokenizers and text encoders), while "
-        "ranks 0, 2 and 3 wait for it in a barrier. It is in load (models.py:1)."
-    )
-    assert "disk" in said.advice
-    assert verdict([starting(0, *FLOW[:8]), starting(1, *FLOW[:8]), starting(2, *FLOW[:5])]).rank == 2, "no stacks"
-
-
-def test_all_ranks_at_one_check_point_are_one_verdict():
-    said = verdict([starting(n, *FLOW[:9]) for n in range(4)], *[frames("loader.py:read")] * 4)
-    assert (said.kind, said.rank, said.number) == ("all", None, 9)
-    assert said.text == "All 4 ranks stopped at check point 9 (data loader and optimizer)."
-    assert said.advice == ranks.ADVICE["loader"]
-
-
-def test_a_rank_that_has_not_ended_a_step_is_named_and_a_waiter_is_not():
-    loads = frames("npz.py:load", "loop.py:one_step")
-    said = verdict([training(n) for n in range(4)], REDUCE_STACK, REDUCE_STACK, loads, REDUCE_STACK)
-    assert (said.kind, said.rank, said.step, said.point) == ("rank", 2, 90, "")
-    assert said.text.startswith("Rank 2 has not ended step 91; ranks 0, 1 and 3 wait for it in a collective operation.")
+    return ranks.Group(group, {100 + n: text for n, text in enumerate(stacks) if text}, stopped).verdict(**more)
 
 
 LOADS = frames("queues.py:get", "dataloader.py:_try_get_data")
 INSIDE = frames("hang.py:sleep", "distributed_c10d.py:all_reduce")
 BACKWARD = frames("graph.py:_engine_run_backward")
-
-
-@pytest.mark.parametrize(
-    ("stacks", "rank"),
-    [
-        pytest.param((REDUCE_STACK, INSIDE), 1, id="hangs inside a collective"),
-        pytest.param((REDUCE_STACK, BARRIER_STACK, REDUCE_STACK), 1, id="is in another collective"),
-        pytest.param((REDUCE_STACK, BARRIER_STACK), None, id="one of two: either may be the wrong one"),
-        pytest.param((BACKWARD, LOADS), 1, id="a backward pass may wait, a loader does not"),
-        pytest.param((BACKWARD, BACKWARD), None, id="both may wait"),
-    ],
-)
-def test_the_rank_that(stacks, rank):
-    assert verdict([training(n) for n in range(len(stacks))], *stacks).rank == rank
-
-
 GAVE_UP = {"outcome": "deadline", "note": "waited 1800 s for all 2 ranks at a barrier"}
+THREE, EARLY = [training(n) for n in range(3)], [starting(n, *FLOW[:4], world=3) for n in (0, 1)]
+SAVING = [training(0, phase="save"), training(1), training(2, phase="save", note=f"{WAITS} 0")]
+NOTES = [training(0), *(training(n, phase="save", note=f"{WAITS} 0") for n in (1, 2))]
+ENDED = [training(0, phase="end", outcome="done", point="finished"), training(1, phase="end", point="finished")]
+WAIT = (REDUCE_STACK,) * 3
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "rank"),
-    [
-        ({}, {"step": 89}, 1),
-        ({}, {"phase": "save"}, 1),
-        ({"silent_s": 5.0}, {"silent_s": 9.0}, 1),
-        ({"silent_s": 9.0}, {"silent_s": 9.1}, None),
-        ({"phase": "save"}, {"phase": "end", "outcome": "done"}, 0),
-        ({}, GAVE_UP, 0),
-        ({"outcome": "done"}, {"outcome": "done"}, None),
-    ],
-)
-def test_without_stacks_the_late_one_is_behind_or_saves_or_has_been_silent_longest(first, second, rank):
-    assert verdict([training(0, **first), training(1, **second)]).rank == rank
+def two(first: dict, second: dict) -> list[dict]:
+    return [training(0, **first), training(1, **second)]
 
 
-def test_all_ranks_in_the_same_collective_point_at_the_network():
-    said = verdict([training(n) for n in range(3)], *[REDUCE_STACK] * 3)
-    assert (said.kind, said.rank) == ("collective", None)
-    assert "All 3 ranks wait in a collective operation (all_reduce) at step 91" in said.text and "NCCL" in said.advice
-    assert verdict([training(0), training(1, step=89)], REDUCE_STACK, REDUCE_STACK).rank == 1, "it is a step behind"
+# The ranks, their stacks, the one that is named, the beginning of the verdict, and a part of its advice.
+VERDICTS = {
+    "one never reached a check point": (
+        [starting(n, *FLOW[: 6 if n == 1 else 7]) for n in range(4)],
+        (BARRIER_STACK, frames("models.py:load", "setup.py:build"), BARRIER_STACK, BARRIER_STACK), 1,
+        "Rank 1 stopped at check point 4 (base model) and never reached the next one, 3 (tokenizers and text encoders), while "
+        "ranks 0, 2 and 3 wait for it in a barrier. It is in load (models.py:1).", "disk"),
+    "the same without stacks": ([starting(n, *FLOW[: (8, 8, 5)[n]]) for n in range(3)], (), 2, "Rank 2 stopped", ""),
+    "all at one check point": (
+        [starting(n, *FLOW[:9]) for n in range(4)], (frames("loader.py:read"),) * 4, None,
+        "All 4 ranks stopped at check point 9 (data loader and optimizer).", ranks.ADVICE["loader"]),
+    "one has not ended a step": (
+        [training(n) for n in range(4)], (REDUCE_STACK, REDUCE_STACK, frames("npz.py:load", "loop.py:one_step"), REDUCE_STACK),
+        2, "Rank 2 has not ended step 91; ranks 0, 1 and 3 wait for it in a collective operation.", "batch"),
+    "hangs inside a collective": (THREE[:2], (REDUCE_STACK, INSIDE), 1, "", ""),
+    "is in another collective": (THREE, (REDUCE_STACK, BARRIER_STACK, REDUCE_STACK), 1, "", ""),
+    "one of two: either may be the wrong one": (THREE[:2], (REDUCE_STACK, BARRIER_STACK), None, "", ""),
+    "a backward pass may wait, a loader does not": (THREE[:2], (BACKWARD, LOADS), 1, "", ""),
+    "both may wait": (THREE[:2], (BACKWARD, BACKWARD), None, "", ""),
+    "a step behind": (two({}, {"step": 89}), (), 1, "", ""),
+    "a step behind, and it waits": (two({}, {"step": 89}), WAIT[:2], 1, "", ""),
+    "saves while the other trains": (two({}, {"phase": "save"}), (), 1, "", ""),
+    "silent for longest": (two({"silent_s": 5.0}, {"silent_s": 9.0}), (), 1, "", ""),
+    "silent for as long": (two({"silent_s": 9.0}, {"silent_s": 9.1}), (), None, "", ""),
+    "the other is done": (two({"phase": "save"}, {"phase": "end", "outcome": "done"}), (), 0, "", ""),
+    "the other gave up": (two({}, GAVE_UP), (), 0, "", ""),
+    "both are done": (two({"outcome": "done"}, {"outcome": "done"}), (), None, "", ""),
+    "all in the same collective": (
+        THREE, WAIT, None, "All 3 ranks wait in a collective operation (all_reduce) at step 91, and none", "NCCL"),
+    "a save that hangs is not called collective": (
+        SAVING, (frames("checkpoint.py:fsync"), REDUCE_STACK, REDUCE_STACK), 0,
+        "Rank 0 hangs: saving a checkpoint after step 90", ""),
+    "the same without its stack, and rank 2 says that it waits": (SAVING, ("", REDUCE_STACK), 0, "Rank 0 hangs", ""),
+    "it said that it waits for a save, and hangs in the next step": (
+        NOTES, (REDUCE_STACK, frames("npz.py:load"), REDUCE_STACK), 1,
+        "Rank 1 has not ended step 91; ranks 0 and 2 wait for it", ""),
+    "is gone": (
+        [*THREE[:2], {**THREE[2], "alive": False}], WAIT, 2,
+        "The process of rank 2 (pid 102) is gone; it was at step 91; ranks 0 and 1", "kernel's log"),
+    "failed": (
+        [THREE[0], {**THREE[1], "outcome": "failed", "note": "ValueError: no."}, THREE[2]], WAIT, 1,
+        "Rank 1 failed at step 91: ValueError: no; ranks 0 and 2 wait for it", ""),
+    "never started": (
+        [*EARLY, *ranks.missing(EARLY)], (BARRIER_STACK, BARRIER_STACK), 2,
+        "Rank 2 has not started; ranks 0 and 1 wait for it in a barrier.", "launcher"),
+    "the other has finished": (
+        ENDED, ("", frames("loop.py:end_workers")), 1,
+        "Rank 1 stopped at check point 12 (end of training); rank 0 has ended.", "tracker"),
+    "one process": (
+        [starting(0, *FLOW[:5], world=1)], (frames("wandb.py:init"),), 0,
+        "The training stopped at check point 8 (experiment tracker), in init (wandb.py:1).", "WANDB_MODE=offline"),
+}  # fmt: skip
 
 
-def test_a_save_that_hangs_on_rank_0_is_not_called_collective():
-    group = [training(0, phase="save"), training(1), training(2, phase="save", note=f"{WAITS} 0")]
-    said = verdict(group, frames("checkpoint.py:fsync"), REDUCE_STACK, REDUCE_STACK)
-    assert (said.rank, said.phase) == (0, "save")
-    assert "Rank 0 hangs: saving a checkpoint after step 90" in said.text
-    assert verdict(group, "", REDUCE_STACK).rank == 0, "its stack is missing, and rank 2 says that it waits"
+@pytest.mark.parametrize("what", VERDICTS)
+def test_the_verdict_where(what):
+    group, stacks, rank, text, advice = VERDICTS[what]
+    said = verdict(group, *stacks)
+    assert said.rank == rank and said.text.startswith(text) and advice in said.advice, said
 
 
-def test_a_rank_that_said_it_waits_for_a_save_can_be_the_one_that_hangs_in_the_next_step():
-    group = [training(0), training(1, phase="save", note=f"{WAITS} 0"), training(2, phase="save", note=f"{WAITS} 0")]
-    said = verdict(group, REDUCE_STACK, frames("npz.py:load"), REDUCE_STACK)
-    assert said.rank == 1 and said.text.startswith("Rank 1 has not ended step 91; ranks 0 and 2 wait for it")
-
-
-def test_a_rank_that_is_stopped_gone_or_never_started_is_named_first():
-    group, stacks = [training(n) for n in range(3)], [REDUCE_STACK] * 3
-    halted = verdict(group, *stacks, stopped=[101])
-    assert (halted.rank, "kill -CONT 101" in halted.advice) == (1, True)
-    gone = verdict([*group[:2], {**group[2], "alive": False}], *stacks)
-    assert gone.rank == 2 and "is gone; it was at step 91" in gone.text
-    failed = verdict([group[0], {**group[1], "outcome": "failed", "note": "ValueError: no."}, group[2]], *stacks)
-    assert failed.rank == 1
-    assert failed.text.startswith("Rank 1 failed at step 91: ValueError: no; ranks 0 and 2 wait for it"), failed.text
-    early = [starting(n, *FLOW[:4], world=3) for n in (0, 1)]
-    said = verdict([*early, *ranks.missing(early)], BARRIER_STACK, BARRIER_STACK)
-    assert said.rank == 2 and said.text.startswith("Rank 2 has not started; ranks 0 and 1 wait for it in a barrier.")
+def test_a_rank_that_a_signal_has_stopped_is_named_and_a_run_that_moves_is_no_accusation():
+    halted = verdict(THREE, *WAIT, stopped=[101])
+    assert halted.rank == 1 and "kill -CONT 101" in halted.advice
+    moves = verdict(THREE[:2], stuck=False)
+    assert (moves.rank, moves.text) == (None, "No sign of a hang: ranks 0 and 1 at step 91.")
 
 
 def test_only_ranks_that_should_be_on_this_machine_are_missing():
@@ -148,32 +132,12 @@ def test_only_ranks_that_should_be_on_this_machine_are_missing():
     assert ranks.missing([]) == ranks.missing([starting(0, "arguments", world=1)]) == []
 
 
-def test_a_finished_rank_is_not_waited_for_and_the_last_check_point_has_a_name():
-    ended = training(0, phase="end", outcome="done", point="finished")
-    last = training(1, phase="end", point="finished")
-    said = verdict([ended, last], "", frames("loop.py:end_workers"))
-    assert (said.rank, said.point, said.number) == (1, "finished", 12)
-    assert said.text.startswith("Rank 1 stopped at check point 12 (end of training); rank 0 has ended.")
-
-
-def test_one_process_stops_at_a_check_point_too():
-    said = verdict([starting(0, *FLOW[:5], world=1)], frames("wandb.py:init"))
-    assert (said.kind, said.rank, said.number) == ("one", 0, 8)
-    assert said.text == "The training stopped at check point 8 (experiment tracker), in init (wandb.py:1)."
-    assert "WANDB_MODE=offline" in said.advice
-
-
-def test_a_run_that_moves_is_no_accusation():
-    said = verdict([training(0), training(1)], stuck=False)
-    assert (said.kind, said.rank, said.text) == ("progress", None, "No sign of a hang: ranks 0 and 1 at step 91.")
-
-
 def test_the_text_has_the_table_the_check_points_the_stacks_and_the_environment():
     group = [starting(0, *FLOW[:7]), starting(1, *FLOW[:6]), *ranks.missing([starting(0, "data", world=3)])[1:]]
     group[1]["points"][3]["spent_s"] = 4.25
     group[0]["environment"]["NCCL_DEBUG"] = "\x1b[31mINFO\n"
-    stacks = {100: BARRIER_STACK, 101: frames("models.py:load", "setup.py:build")}
-    text = ranks.lines(group, ranks.verdict(group[:2], stacks), stacks)
+    whole = ranks.Group(group, {100: BARRIER_STACK, 101: frames("models.py:load", "setup.py:build")})
+    text = whole.lines(verdict(group[:2], BARRIER_STACK, frames("models.py:load")))
     assert text[0].startswith("Rank 1 stopped at check point 4")
     rows = {line[:2].strip(): line.split() for line in text if line[:2].strip().isdigit()}
     assert [len(rows), rows["7"][-3:], rows["4"][-3:]] == [12, ["1.0", "4.2*", "-"], ["1.0", ">1.0", "-"]]
@@ -183,7 +147,7 @@ def test_the_text_has_the_table_the_check_points_the_stacks_and_the_environment(
     assert "Rank 2: did not start" in text
     assert "    device=cpu" in text and "    rank 1: RANK=1" in text and "    rank 0: RANK=0, NCCL_DEBUG=INFO" in text
     assert not any("\x1b" in line or "\n" in line for line in text)
-    assert ranks.lines([{**training(0), "points": []}], ranks.verdict([training(0)], {}), {}) == []
+    assert ranks.Group([{**training(0), "points": []}]).lines(verdict([training(0)])) == []
 
 
 def test_a_record_becomes_a_rank_of_the_report(tmp_path, monkeypatch):
@@ -201,12 +165,12 @@ def test_a_record_becomes_a_rank_of_the_report(tmp_path, monkeypatch):
     first, second = mine["points"]
     assert (first["name"], second["name"], second["number"]) == ("arguments", "data", 6)
     assert first["at"][:4] == now.utc[:4] and 0.01 <= first["spent_s"] < 60 and 0 <= second["spent_s"] < 60
-    said = ranks.verdict(found, {})
-    assert json.loads(json.dumps(ranks.as_json(found, said)))["verdict"]["rank"] == 0
+    group = ranks.Group(found)
+    assert json.loads(json.dumps(group.as_json(group.verdict())))["verdict"]["rank"] == 0
 
 
 def test_the_incident_of_a_group_holds_the_report(tmp_path):
     found = collect.of_process(scope(tmp_path, beat(0), beat(1)), 100, (), {})
     assert found.late() is None
     evidence = hang(ranks=[training(0), training(1)], processes=[proc(101, "T", trainer=True)])
-    assert evidence.late()["rank"] == 1 and evidence.verdict().rank == 1
+    assert evidence.late()["rank"] == 1 and evidence.group().verdict().rank == 1

@@ -9,7 +9,7 @@ from runs_helpers import spec
 
 from guards import heartbeat, memory
 from monitor.cli import commands
-from monitor.detect.probe import ProcessSample, Sample
+from monitor.detect.probe import ProcessSample
 from monitor.diagnose import slow
 from monitor.gpu import nvml
 from runs import job, mitigate
@@ -55,8 +55,10 @@ def test_every_cause_has_a_series_and_its_row_in_the_documents():
 
 
 def reading(at_s: float, **gpu) -> slow.Reading:
-    sample = Sample(at_s, {(7, 1.0): ProcessSample("S", "python", at_s, 0)})
-    return slow.Reading(at_s, sample, {"/a": (int(10 * at_s), int(4 * at_s))}, 2 * at_s, 0.5 * at_s, (gpu,))
+    process = ProcessSample(7, 1.0, 1, "S", "python", at_s, 0)
+    quotas = {"/a": (int(10 * at_s), int(4 * at_s))}
+    counters = {"quotas": quotas, "busy_s": 2 * at_s, "waited_s": 0.5 * at_s}
+    return slow.Reading(at_s, {(7, 1.0): process}, gpu=(gpu,), **counters)
 
 
 def test_two_readings_give_shares_of_the_time_between_them():
@@ -67,7 +69,7 @@ def test_two_readings_give_shares_of_the_time_between_them():
     assert found["quota"] == pytest.approx(0.4) and found["loader"] == pytest.approx(0.5)
     assert (found["memory_share"], found["foreign"], found["foreign_use"]) == (0.95, 1.0, 40.0)
     assert (found["hot"], found["braked"]) == (1.0, 0.0)
-    hidden = dataclasses.replace(second, gpus=({**second.gpus[0], "pids": [9]},))  # a container: numbers of the host
+    hidden = dataclasses.replace(second, gpu=({**second.gpu[0], "pids": [9]},))  # a container: numbers of the host
     assert slow.figures(slow.add([slow.between(first, hidden, [7])]), {})["foreign"] == 0
 
 

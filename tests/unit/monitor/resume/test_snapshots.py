@@ -147,7 +147,7 @@ def test_a_run_that_ends_or_is_gone_leaves_nothing_in_memory(run):
     ours.sweep()
     assert ring.exists() and not lost.exists()
     ours.drop(str(ring))
-    assert not ring.exists() and list(platform.private_base(ours.place()).iterdir()) == []
+    assert not ring.exists() and platform.private_folders(ours.place()) == []
 
 
 def test_the_snapshots_of_another_container_that_shares_the_memory_stay(run):
