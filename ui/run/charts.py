@@ -81,12 +81,13 @@ def lines_of(metrics: Metrics, planned: float, incidents: list["view.Incident"])
         "time": seconds if np.isfinite(seconds).all() else steps["step"],
     }  # a file without times
     data = {axis: [float(at[0]), float(at[-1])] if len(at) else [0.0, 0.0] for axis, at in x.items()}
-    held_out = metrics.validation()
-    held_x = {"step": held_out["step"], "time": rising(held_out["t_s"]) - began_s}
+    held_out = [(step, *values) for step, values in sorted(metrics.validation.items())]
+    held_step, held_t_s, held_loss = np.array(held_out, np.float64).reshape(-1, 3).T
+    held_x = {"step": held_step, "time": rising(held_t_s) - began_s}
     lines: list[dict[str, Any]] = [
         {"key": key, "label": label, "unit": unit, **points(x, steps[key])} for key, (label, unit) in STEP_LINES.items()
     ]
-    lines.insert(1, {"key": "val_loss", "label": "Validation loss", "unit": "", **points(held_x, held_out["val_loss"])})
+    lines.insert(1, {"key": "val_loss", "label": "Validation loss", "unit": "", **points(held_x, held_loss)})
     for index, samples in sorted(metrics.gpus.items()):
         t = rising(samples["t_s"])
         at_step = np.interp(t - began_s, x["time"], x["step"]) if len(seconds) else np.full(len(t), math.nan)
@@ -160,9 +161,9 @@ def marks(metrics: Metrics, x: X, incidents: list["view.Incident"]) -> list[dict
         known.add(one.fields.get("resumed_from"))
         kind = {"hang": "hung", "crash": "crashed"}.get(str(one.fields.get("kind")), "failed")
         out.append(mark(step, f"{kind} after step {step:,}", one.number))
-    for restart in metrics.restarts:
-        if restart.step - 1 not in known:
-            out.append(mark(restart.step, f"continued at step {restart.step:,}"))
+    for step in metrics.restarts[-MOST_MARKS:]:
+        if step - 1 not in known:
+            out.append(mark(step, f"continued at step {step:,}"))
     return sorted(out, key=lambda one: one["step"])[-MOST_MARKS:]
 
 

@@ -18,7 +18,7 @@ from ui.run import charts, metrics, view
 
 
 def losses(folder: Path) -> dict[int, float]:
-    return view.with_metrics(folder, lambda found: found.losses())
+    return view.with_metrics(folder, lambda found: dict(zip(found.steps["step"], found.steps["loss"], strict=True)))
 
 
 def test_metrics_are_read_from_where_the_last_read_ended(data):
@@ -61,7 +61,7 @@ def test_a_restart_replaces_the_steps_that_it_repeats(data):
     assert losses(folder) == {**dict.fromkeys(range(1, 21), 1.0), **dict.fromkeys(range(21, 24), 2.0)}
     with (folder / "metrics.jsonl").open("a") as file:  # stopped at a checkpoint, and continued: no step is repeated
         file.write("".join(line(s, 3.0, 3, 120 + s) for s in range(24, 27)))
-    found = view.with_metrics(folder, lambda one: (list(one.steps["step"]), [r.step for r in one.restarts]))
+    found = view.with_metrics(folder, lambda one: (list(one.steps["step"]), one.restarts))
     assert found == (list(range(1, 27)), [21, 24])
 
 
