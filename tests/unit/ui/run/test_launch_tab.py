@@ -1,12 +1,15 @@
 """The lower part of a run: where its time went, the files for other places, and what the ranks do."""
 
 import importlib
+import json
+from dataclasses import asdict
 
 import pytest
 from ledger_helpers import write_history
 from ui_helpers import photos, write_run
 
 import runs
+from launch import rehearse
 from launch.__main__ import COMMANDS
 from ui import jobs, served
 from ui.run import cards, launch_tab, view
@@ -75,32 +78,27 @@ def test_each_place_shows_options_of_its_command_and_asks_for_the_required_ones(
 
 
 def test_a_typed_value_is_never_another_option():
-    assert launch_tab.arguments("slurm", {"--partition": "--submit", "--time": " "}) == ["--partition=--submit"]
-    typed = {"--secret": "A  B", "--on-demand": True, "--gpu": "L4"}
-    words = ["--gpu=L4", "--secret=A", "--secret=B", "--on-demand"]
-    assert launch_tab.arguments("skypilot", typed) == words
-    for wrong in ({"--submit": "1"}, {"--time": "a\nb"}, {"--time": "x" * 301}, {"--time": 7}, ["--time"], None):
-        with pytest.raises(runs.RunError):
-            launch_tab.arguments("slurm", wrong)
+    def words(kind: str, **typed) -> list[str]:
+        return launch_tab.arguments(kind, [typed.get(label) for label in launch_tab.PLACES[kind].labels.values()])
+
+    assert words("slurm", Partition="--submit", Account=" ") == ["--partition=--submit"]
+    typed = {"Names of secret variables": "A  B", "No spot machines": True, "GPU": "L4"}
+    assert words("skypilot", **typed) == ["--gpu=L4", "--secret=A", "--secret=B", "--on-demand"]
+    for wrong in ("a\nb", "x" * 301, "a\0b"):
+        with pytest.raises(runs.RunError, match="Account: Use one line"):
+            words("slurm", Account=wrong)
     with pytest.raises(runs.RunError, match="Container image: Enter a value"):
-        launch_tab.arguments("runpod", {})
-
-
-def test_jobs_that_are_none_of_ours_start_and_end_nothing(data):
-    folder = make_run(data)
-    for call in (lambda: launch_tab.write_files(folder, "rm", {}), lambda: launch_tab.cancel(folder, "../rehearse")):
-        with pytest.raises(runs.RunError):
-            call()
-    assert not list((data / "outputs").glob("*/.jobs/*")) and launch_tab.result(folder, "rehearse") == ""
+        words("runpod")
 
 
 def test_what_a_job_says_is_text(data, monkeypatch):
     folder = make_run(data)
+    assert launch_tab.result(folder, "rehearse") == ""
     mark = "<i onclick=x>"
     (folder / "plan.yaml").write_text(mark)
+    (folder / rehearse.FILE).write_text(json.dumps(asdict(rehearse.Rehearsal("failed", problem={"text": mark}))))
     monkeypatch.setattr("ui.jobs.read", lambda folder, name: jobs.Job(name, "failed", 3.0))
-    values = {"launch-slurm": {"file": str(folder / "plan.yaml")}}
-    values |= {"rehearse": {"state": "failed", "problem": {"text": mark}}}
+    values = {"launch-slurm": {"file": str(folder / "plan.yaml")}, "rehearse": {}}
     monkeypatch.setattr("ui.jobs.output", lambda folder, name: (mark, values[name], mark))
     for name in values:
         shown = launch_tab.result(folder, name)
@@ -111,16 +109,28 @@ def test_only_files_of_the_run_are_shown(data, tmp_path):
     folder = make_run(data)
     (folder / "plan.yaml").write_text("a: 1\n")
     (folder / "big.zip").write_bytes(b"\0" * 300_000)
+    (folder / "data.bin").write_bytes(b"\0")
     (tmp_path / "secret.txt").write_text("secret")
     (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
-    found = launch_tab.written(folder, {"script": str(folder / "plan.yaml")})
-    assert found is not None and (found["name"], found["text"], found["url"]) == ("plan.yaml", "a: 1\n", "")
-    found = launch_tab.written(folder, {"file": str(folder / "big.zip")})
-    assert found is not None and (found["name"], found["text"], bool(found["url"])) == ("big.zip", None, True)
+    shown = launch_tab.written(folder, {"script": str(folder / "plan.yaml")})
+    assert (
+        "<pre>a: 1\n</pre>" in shown
+        and 'href="data:text/plain;charset=utf-8,a%3A%201%0A" download="plan.yaml"' in shown
+    )
+    shown = launch_tab.written(folder, {"file": str(folder / "big.zip")})
+    assert 'href="gradio_api/file=' in shown and "<pre>" not in shown
     assert served.find(str(folder / "big.zip")) is not None
-    for other in (folder / "link.txt", folder / "missing", folder, "..", "/etc/passwd", "plan.yaml", "a\0b", None):
-        assert launch_tab.written(folder, {"file": other and str(other)}) is None
-    assert launch_tab.written(folder, [1]) is None
+    for other in ("link.txt", "missing", ".", "data.bin"):
+        assert launch_tab.written(folder, {"file": str(folder / other)}) == ""
+    for value in (
+        {"file": "/etc/passwd"},
+        {"file": ".."},
+        {"file": "plan.yaml"},
+        {"file": "a\0b"},
+        {"file": None},
+        [1],
+    ):
+        assert launch_tab.written(folder, value) == ""
 
 
 def test_the_rank_report_of_a_run_that_does_not_train_is_empty(data, monkeypatch):
