@@ -6,7 +6,6 @@ missing, so an open page is one more that keeps the queue going.
 
 import contextlib
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import runs
@@ -15,7 +14,6 @@ from monitor.run_folder import MonitorError
 from runs import sweep
 from runs.files import RunError
 from ui import scripts
-from ui.dataset.images import OUT_OF_DATE
 from ui.html import duration, esc, press, table
 from ui.run import view
 from ui.run.readers import kept
@@ -130,54 +128,10 @@ def _estimate(shown: view.View) -> float | None:
     return planned * step_s if step_s else None
 
 
-@contextlib.contextmanager
-def explained() -> Iterator[None]:
-    """Errors of the queue and of the monitor as a RunError."""
-    try:
-        yield
-    except MonitorError as error:
-        raise RunError(str(error)) from error
-    except OSError as error:
-        raise RunError(f"This cannot be written: {error.strerror or error}. Free some space, then try again") from error
-
-
 def follow_delete(run: str) -> None:
     """A run is deleted: it leaves the queue. One that stays there is not started, because its folder is gone."""
     with contextlib.suppress(MonitorError, OSError):
         queue.forget(run)
-
-
-MOVES = {"up": -1, "down": 1, "retry": 0}
-
-
-def act(action: str, run: str) -> str:
-    """What a button of the queue does: up, down, retry, now or cancel; what to say about it.
-
-    Raises:
-        RunError: the run does not wait, or the queue cannot be written.
-    """
-    from jobs import worker
-
-    order = [one.run for one in entries()]
-    if run not in order:
-        raise RunError(f"{run}: it no longer waits in the queue")
-    with explained():
-        if action in MOVES:
-            to = order.index(run) + 1 + MOVES[action]
-            queue.move(run, to)
-            queue.ensure_worker()
-            return f"{run}: position {to} of {len(order)}"
-        if action == "cancel":
-            worker.cancel(run)
-            return f"{run} left the queue. The run and its files stay."
-        if action == "now":
-            return making_room(worker.run_now(run))
-    raise RunError(OUT_OF_DATE)
-
-
-def making_room(paused: list[str]) -> str:
-    """What to say of the runs that are paused for another one."""
-    return f"Pausing {', '.join(paused)} first." if paused else ""
 
 
 LOSSES = {"final_loss": "Final loss", "best_loss": "Best loss", "val_loss": "Validation"}

@@ -24,7 +24,6 @@ from ui.html import esc, pressed
 from ui.new import form, script_editor
 from ui.run import (
     actions,
-    calls,
     cards,
     charts,
     compare,
@@ -136,8 +135,8 @@ def build() -> RunPage:
     timer.tick(queue=False, **again)
     search.input(trigger_mode="always_last", **again)
     parts["list"].pick(pick, search, [*outputs, notice, confirmed], **QUIET)
-    parts["actions"].act(on_action, selected, notice, **QUIET).then(**again)
-    parts["queue"].act(on_queue, None, notice, **QUIET).then(**again)
+    for name in ("actions", "queue"):
+        parts[name].act(on_press, selected, notice, **QUIET).then(**again)
     halt.click(None, None, halt, js=STOPPING, **QUIET)
     halt.click(stop, shown[:2], [notice, seen], **QUIET).then(**again)
     go.click(start, [selected, total], notice, **QUIET).then(**again)
@@ -326,23 +325,13 @@ def pick(search: str, event: gr.EventData) -> tuple[Any, ...]:
     return (*render(str(event.run), "", search), "", "")
 
 
-def on_action(selected: str, event: gr.EventData) -> str:
-    """A button beside Start was pressed: what to say."""
-    try:
-        answer = actions.act(calls.folder_of(selected), pressed(event, "do"))
-    except runs.RunError as error:
-        return notice(str(error).splitlines(), "bad")
-    said = queue.making_room(answer.get("paused", []))
-    return notice([said] if said else [])
-
-
-def on_queue(event: gr.EventData) -> str:
-    """A button of the queue was pressed: what to say, or the table of a sweep."""
-    action, run = pressed(event, "do"), pressed(event, "run")
+def on_press(selected: str, event: gr.EventData) -> str:
+    """A button beside Start or one of the queue was pressed: what to say, or the table of a sweep."""
+    run, action = pressed(event, "run") or selected, pressed(event, "do")
     try:
         if action == "table":
             return f'<div class="hp-problem hp-info">{queue.table_of(run)}</div>'
-        said = queue.act(action, run)
+        said = actions.act(run, action).get("message")
     except runs.RunError as error:
         return notice(str(error).splitlines(), "bad")
     return notice([said] if said else [])
