@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -17,7 +18,7 @@ import gradio as gr
 from monitor.process.subjob import Subjob, python
 from runs.files import RunError
 from ui import scripts
-from ui.html import duration, esc, number, press, pressed
+from ui.html import esc, press, pressed
 from ui.run import cards, fold, view
 from ui.run.fold import QUIET
 
@@ -166,24 +167,12 @@ def _store(address: str, store: Store, added: bool) -> str:
 
 
 def _run(run: dict[str, Any], store: str, stop: Subjob | str | None) -> str:
+    shown = view.View(Path(run["slug"]), run["name"], {**run, "checkpoint": {"step": run.get("checkpoint_step")}})
     colour, state, _ = cards.STATES.get(run.get("state", ""), ("idle", "Unknown", ""))
-    ended = run.get("state") in view.FINAL
-    updated = view.moment(run.get("updated_at"))
-    facts = []
-    if "step" in run:
-        planned = f" of {run['planned_steps']:,.0f}" if run.get("planned_steps") else ""
-        facts.append(("Step", f"{run['step']:,.0f}{planned}"))
-    if "loss" in run:
-        facts.append(("Loss", number(run["loss"], 3)))
-    if run.get("checkpoint_step"):
-        facts.append(("Last checkpoint", f"step {run['checkpoint_step']:,.0f}"))
-    if run.get("eta_s") and not ended:
-        facts.append(("Time left", duration(run["eta_s"])))
-    if "restarts" in run:
-        facts.append(("Restarts", f"{run['restarts']:,.0f}"))
-    rows = "".join(f"<div><dt>{name}</dt><dd>{esc(value)}</dd></div>" for name, value in facts)
-    if updated:
-        rows += f"<div><dt>Last update</dt><dd>{cards.local_time(updated)}</dd></div>"
+    ended, updated = run.get("state") in view.FINAL, shown.time("updated_at")
+    facts = [("Step", cards.steps(shown), ""), *cards.facts(shown, not ended)]
+    if updated and not ended:
+        facts.append(("Last update", cards.local_time(updated), ""))
     lines = [run.get("reason") or run.get("message") or ""]
     if run.get("holder"):
         lines.append(f"{'Trained' if run.get('held') else 'Last trained'} by {run['holder']}.")
@@ -193,15 +182,13 @@ def _run(run: dict[str, Any], store: str, stop: Subjob | str | None) -> str:
     said = "".join(f"<p>{esc(line)}</p>" for line in lines if line)
     if not ended:
         asked = bool(run.get("stop_requested")) or isinstance(stop, Subjob) or stop == REQUESTED
-        label = f"Stop {run['name']}"
-        text = REQUESTED if asked else "Stop"
-        said += (
-            f"<div>{press(text, 'stop', label=label, off=asked, store=store, run=run['slug'], testid='far-stop')}</div>"
-        )
+        text, label = REQUESTED if asked else "Stop", f"Stop {run['name']}"
+        button = press(text, "stop", label=label, off=asked, store=store, run=run["slug"], testid="far-stop")
+        said += f"<div>{button}</div>"
     return (
         f'<article class="hp-section hp-far" data-run="{esc(run["slug"])}"><header><strong>{esc(run["name"])}</strong>'
         f'<span class="hp-pill hp-{colour}" data-testid="far-state">{state}</span></header>'
-        f'<dl class="hp-facts">{rows}</dl>{said}</article>'
+        f"{cards.fact_list(facts)}{said}</article>"
     )
 
 

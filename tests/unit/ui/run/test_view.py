@@ -13,7 +13,7 @@ from ui_helpers import lora_file, photos, write_incident, write_run
 from monitor.process import platform
 from monitor.process.locks import LOCK, Lock
 from ui import html
-from ui.run import cards, evolution, log_view, readers, run_page, view
+from ui.run import cards, evolution, log_view, run_page, view
 
 HOSTILE = "\"><img src=x onerror=alert(1)><script>alert(2)</script>'${7*7}{{7*7}}`&amp;\x1b[31m\u202e💥"
 
@@ -207,7 +207,7 @@ def test_the_log_reads_as_it_looked_on_a_terminal_with_its_colours(data):
     end = b"\n\xff\xfe bytes\x00\x07\n\x1b]0;title\x07\x1b[2Kend\n"
     (folder / "training.log").write_bytes(b"\x1b[1;32mINFO\x1b[0m start\r\n" + bar + end)
     coloured = ("\x1b[1;32mINFO\x1b[0m start", "\x1b[32msteps: 100%\x1b[0m")
-    assert view.log(folder).lines == (*coloured, "\ufffd\ufffd bytes", "end")
+    assert [line for _, line in log_view.tail(folder)] == [*coloured, "\ufffd\ufffd bytes", "end"]
     shown = log_view.markup(log_view.tail(folder))
     assert '<span class="hp-sgr-c2">steps: 100%</span>' in shown and "\x1b" not in shown
 
@@ -215,8 +215,8 @@ def test_the_log_reads_as_it_looked_on_a_terminal_with_its_colours(data):
 def test_only_the_end_of_a_long_log_is_read(data):
     folder = write_run(data)
     (folder / "training.log").write_text("".join(f"line {n}\n" for n in range(100_000)))
-    tail = view.log(folder).lines
-    assert tail[-1] == "line 99999" and len(tail) == readers.LOG_LINES
+    tail = log_view.tail(folder)
+    assert tail[-1] == ("", "line 99999") and len(tail) == log_view.SHOWN
 
 
 def sample(folder, name: str):
@@ -235,11 +235,11 @@ def test_every_complete_lora_is_listed_with_its_samples_the_final_one_first(data
     (folder / "notes.safetensors").write_text("I am text")
     sample(folder, "r_000100_00_20260101120000_42.png")
     sample(folder, "r_e000004_00_20260101120000_42.png")
-    found, evolved = view.loras(folder), view.evolution(folder)
+    found = view.loras(folder)
     assert [one.path.name for one in found] == ["r.safetensors", "r-000004.safetensors", "r-step00000100.safetensors"]
     assert [(one.final, one.step, one.epoch) for one in found] == [(True, 500, 5), (False, 400, 4), (False, 100, 1)]
-    drawn = {one.path.name: [s.at for s in cards.samples_of(one, evolved)] for one in found}
-    assert [*drawn.values()] == [[], ["epoch 4"], ["step 100"]]
+    drawn = harmless(lora_cards(folder)).attributes["alt"]
+    assert drawn == ["Sample of prompt 1, epoch 4", "Sample of prompt 1, step 100"]
     (folder / "r-step00000300.safetensors").write_bytes(whole)
     assert len(view.loras(folder)) == 4
     tags = harmless(lora_cards(folder))
@@ -275,25 +275,26 @@ def test_a_usage_error_leads_the_log(data):
     header = "=== 2026-11-22T00:20:00.000Z attempt 1: train.sh, from the start\n"
     error = "__main__.py: error: argument --optimizer_type: invalid choice: 'prodigy' (choose from adamw, sgd)"
     (folder / "training.log").write_text(header + "usage: …\n" + error + "\n" + OWN + LAUNCHER)
-    assert view.log(folder).error == error
+    assert log_view.error_of(folder) == error
     assert html.esc(error) in log_view.first_error(view.read(folder))
     with (folder / "training.log").open("a") as file:
         file.write(header.replace("attempt 1", "attempt 2") + OWN + LAUNCHER)
-    assert view.log(folder).error == "RuntimeError: CUDA out of memory"  # of the last attempt, not the launcher's
+    assert log_view.error_of(folder) == "RuntimeError: CUDA out of memory"  # of the last attempt, not the launcher's
     (folder / "status.json").write_text('{"state": "stopped", "step": 3}')
     assert error not in log_view.first_error(view.read(folder))
 
 
-def test_the_log_is_read_from_where_the_last_read_ended(data):
+def test_a_log_that_grows_or_begins_again_is_read_again_and_no_other(data):
     folder = write_run(data)
     path = folder / "training.log"
     whole = b"caf\xc3\xa9\n" + b"".join(b"steps: %d%%\r" % n for n in range(5)) + b"\n\x1b[31mred\x1b[0m\nend\n"
     for end in range(len(whole) + 1):
         path.write_bytes(b"") if end == 0 else path.open("ab").write(whole[end - 1 : end])
-        last = view.log(folder)
-    assert last.lines == ("café", "steps: 4%", "\x1b[31mred\x1b[0m", "end") and view.log(folder) is last
+        last = log_view.tail(folder)
+    assert [line for _, line in last] == ["café", "steps: 4%", "\x1b[31mred\x1b[0m", "end"]
+    assert log_view.tail(folder) is last
     path.write_text("new\n")
-    assert view.log(folder).lines == ("new",)
+    assert log_view.tail(folder) == [("", "new")]
 
 
 # Figures -----------------------------------------------------------------------------------------------------------
