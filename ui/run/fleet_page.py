@@ -8,7 +8,7 @@ never waits: a store that is slow or fails costs only its own part.
 import json
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,20 +27,16 @@ REFRESH_S = 20.0  # between two readings
 READ_S = 90.0  # for one reading; the process has shorter limits of its own
 STOP_S = 60.0
 MOST_ADDRESS = 500  # characters
-REQUESTED = "Stop requested"
 
 
 @dataclass
 class Store:
-    """What is known of one store. read_at: when `runs` was read, in UTC.
-
-    stops: by run, the process that requests its stop, then what came of it.
-    """
+    """What is known of one store. read_at: when `runs` was read, in UTC. stops: by run, the process that requests its stop."""
 
     runs: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
     read_at: str = ""
-    stops: dict[str, Subjob | str] = field(default_factory=dict)
+    stops: dict[str, Subjob] = field(default_factory=dict)
 
 
 class Fleet:
@@ -59,16 +55,12 @@ class Fleet:
             if self.reading is not None and self.reading.done():
                 self._take(self.reading)
                 self.reading, self.read_s = None, time.monotonic()
-            for store in self.stores.values():
-                for run, asking in store.stops.items():
-                    if isinstance(asking, Subjob) and asking.done():
-                        failed = f"The stop could not be requested: {_reason(asking)}"
-                        store.stops[run] = failed if asking.error else REQUESTED
-                        self.read_s = None
+            for stop in (stop for store in self.stores.values() for stop in store.stops.values()):
+                stop.done()
             due = self.read_s is None or time.monotonic() - self.read_s >= REFRESH_S
             if due and self.reading is None:
                 self.reading = Subjob(python("launch", "fleet", "--json"), READ_S)
-            return {address: replace(store, stops={**store.stops}) for address, store in self.stores.items()}
+            return {**self.stores}
 
     def refresh(self) -> None:
         """Read every store again at the next look."""
@@ -79,7 +71,7 @@ class Fleet:
         """Request a stop through the store."""
         with self._lock:
             stops = self.stores.setdefault(address, Store()).stops
-            if not isinstance(stops.get(slug), Subjob):
+            if slug not in stops or stops[slug].done():
                 words = python("launch", "fleet", f"--store={address}", f"--stop={slug}", "--json")
                 stops[slug] = Subjob(words, STOP_S)
 
@@ -106,8 +98,8 @@ def _reason(job: Subjob) -> str:
 FLEET = Fleet()
 
 
-def change_stores(action: str, address: str) -> None:
-    """Add or remove ("add", "remove") the address of a store, and read the stores again. RunError: it cannot be one."""
+def add_store(address: str) -> None:
+    """Add the address of a store, and read the stores again. RunError: it cannot be one."""
     from launch import fleet
     from launch.common import LaunchError
 
@@ -116,13 +108,19 @@ def change_stores(action: str, address: str) -> None:
     if len(address) > MOST_ADDRESS or not address.isprintable():
         raise RunError("This is not the address of a store")
     try:
-        {"add": fleet.add, "remove": fleet.remove}[action](address)
+        fleet.add(address)
     except LaunchError as error:
         raise RunError(str(error)) from error
-    if action == "add":
-        FLEET.stores.setdefault(address.strip(), Store())
-    else:
-        FLEET.stores.pop(address.strip(), None)
+    FLEET.stores.setdefault(address.strip(), Store())
+    FLEET.refresh()
+
+
+def remove_store(address: str) -> None:
+    """Remove a store from the list. RunError: the list cannot be written."""
+    from launch import fleet
+
+    fleet.remove(address)
+    FLEET.stores.pop(address, None)
     FLEET.refresh()
 
 
@@ -166,7 +164,7 @@ def _store(address: str, store: Store, added: bool) -> str:
     return f'<section data-store="{esc(address)}">{"".join(parts)}</section>'
 
 
-def _run(run: dict[str, Any], store: str, stop: Subjob | str | None) -> str:
+def _run(run: dict[str, Any], store: str, stop: Subjob | None) -> str:
     shown = view.View(Path(run["slug"]), run["name"], {**run, "checkpoint": {"step": run.get("checkpoint_step")}})
     colour, state, _ = cards.STATES.get(run.get("state", ""), ("idle", "Unknown", ""))
     ended, updated = run.get("state") in view.FINAL, shown.time("updated_at")
@@ -178,11 +176,12 @@ def _run(run: dict[str, Any], store: str, stop: Subjob | str | None) -> str:
         lines.append(f"{'Trained' if run.get('held') else 'Last trained'} by {run['holder']}.")
     if not ended and updated and (datetime.now(UTC) - updated).total_seconds() > STALE_S:
         lines.append("No update for a while: the machine may be gone. Another one can take over from the store.")
-    lines += [run.get("problem") or "", stop if isinstance(stop, str) and stop != REQUESTED else ""]
+    failed = stop is not None and stop.error
+    lines += [run.get("problem") or "", f"The stop could not be requested: {_reason(stop)}" if stop and failed else ""]
     said = "".join(f"<p>{esc(line)}</p>" for line in lines if line)
     if not ended:
-        asked = bool(run.get("stop_requested")) or isinstance(stop, Subjob) or stop == REQUESTED
-        text, label = REQUESTED if asked else "Stop", f"Stop {run['name']}"
+        asked = bool(run.get("stop_requested")) or (stop is not None and not failed)
+        text, label = "Stop requested" if asked else "Stop", f"Stop {run['name']}"
         button = press(text, "stop", label=label, off=asked, store=store, run=run["slug"], testid="far-stop")
         said += f"<div>{button}</div>"
     return (
@@ -198,7 +197,7 @@ def _on_act(event: gr.EventData) -> list[str]:
         if pressed(event, "do") == "stop":
             stop_far(store, pressed(event, "run"))
         else:
-            change_stores("remove", store)
+            remove_store(store)
     except RunError as error:
         return [html(), fold.note(error, True)]
     return [html(), ""]
@@ -206,7 +205,7 @@ def _on_act(event: gr.EventData) -> list[str]:
 
 def _on_add(address: str) -> list[Any]:
     try:
-        change_stores("add", address)
+        add_store(address)
     except RunError as error:
         return [html(), fold.note(error, True), gr.skip()]
     return [html(), "", ""]

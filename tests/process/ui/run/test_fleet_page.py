@@ -63,7 +63,7 @@ def test_a_store_that_hangs_or_fails_delays_nobody(data, tmp_path, silent_server
 @pytest.mark.parametrize("address", ["", " ", "a" * 501, "a\nb", "s3://me:password@bucket"])
 def test_addresses_that_are_none_change_nothing(data, address):
     with pytest.raises(RunError):
-        fleet_page.change_stores("add", address)
+        fleet_page.add_store(address)
     with pytest.raises(RunError, match="not in the list"):
         fleet_page.stop_far(address, "x")
     assert not (data / fleet.STORES).exists()
