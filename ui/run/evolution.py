@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from runs.evolution import Lora, Sample, Snapshot, best
+from runs.evolution import Lora, Prompt, Sample, Snapshot, best
 from ui.dataset.images import file_url
 from ui.run import blind_vote, view
 from ui.run.readers import stamp
@@ -13,15 +13,18 @@ from ui.run.readers import stamp
 
 def summary(folder: Path) -> dict[str, Any]:
     """All snapshots of a run as plain values, with its prompts, its validation and what follows from them."""
-    status, found = view.read(folder), view.evolution(folder)
-    texts = {one.number: one.text for one in found.prompts}
-    seeds = {one.number: one.seed for one in found.prompts}
+    run, found = view.read(folder), view.evolution(folder)
+    known = {one.number: one for one in found.prompts}
+    numbers = sorted({each.prompt for one in found.snapshots for each in one.samples} | set(known))
     picked, lowest = blind_vote.picked(folder), best(found.validation)
 
+    def prompt(number: int) -> dict[str, Any]:
+        one = known.get(number, Prompt(number, "", None))
+        return {"number": number, "prompt": one.text or f"Prompt {number + 1}", "seed": one.seed}
+
     def sample(one: Sample) -> dict[str, Any]:
-        text = texts.get(one.prompt) or f"Prompt {one.prompt + 1}"
-        seed = one.seed if one.seed is not None else seeds.get(one.prompt)
-        return {"number": one.prompt, "prompt": text, "seed": seed, "url": versioned(one.path)}
+        seed = {} if one.seed is None else {"seed": one.seed}
+        return {**prompt(one.prompt), **seed, "url": versioned(one.path)}
 
     def row(one: Snapshot) -> dict[str, Any]:
         return {
@@ -37,12 +40,11 @@ def summary(folder: Path) -> dict[str, Any]:
             "samples": [sample(each) for each in one.samples],
         }
 
-    numbers = sorted({each.prompt for one in found.snapshots for each in one.samples} | set(texts))
     return {
         "run": folder.name,
-        "name": status.name,
-        "state": status.state,
-        "prompts": [{"number": n, "prompt": texts.get(n) or f"Prompt {n + 1}", "seed": seeds.get(n)} for n in numbers],
+        "name": run.name,
+        "state": run.state,
+        "prompts": [prompt(number) for number in numbers],
         "snapshots": [row(one) for one in found.snapshots],
         "validation": [{"step": step, "val_loss": _short(value)} for step, value in found.validation],
         "best": None if lowest is None else {"step": lowest[0], "val_loss": _short(lowest[1])},

@@ -123,12 +123,11 @@ def _draw(folder: Path) -> None:
         return (one, two) if {one, two} <= here else gr.skip()
 
     def on_best(step: int) -> str:
-        found = view.evolution(folder)
         try:
-            blind_vote.mark(folder, None if step == NO_MARK else step, found)
+            blind_vote.mark(folder, None if step == NO_MARK else step)
         except RunError as error:
             return fold.note(error, True)
-        return summary(found, folder)
+        return summary(view.evolution(folder), folder)
 
     def on_tick(known: list[Picture], prompt: int) -> list[Any]:
         found = view.evolution(folder)

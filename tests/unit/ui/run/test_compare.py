@@ -20,7 +20,7 @@ def test_runs_side_by_side(data):
     differ = [["Learning rate", "0.0001", "0.001"], ["Rank", "8", "16"], ["min_snr_gamma", "–", "5"]]
     assert found.settings == differ
     rows = {row[0]: row[1:] for row in found.facts}
-    assert rows["Peak GPU memory"] == ["8.0 GB", "16.0 GB"] and rows["Steps"] == ["60 of 60", "60 of 60"]
+    assert rows["Peak GPU memory"] == ["8.0 GB", "16.0 GB"] and rows["Steps"] == ["60 of 60 steps"] * 2
     assert rows["State"] == ["Completed", "Completed"] and rows["Restarts"] == ["1", "1"]
     assert {run: step for run, step, _ in found.losses} == {"low": 60.0, "high": 60.0}
     assert [caption for _, caption in found.samples] == ["low, step 60: a cat", "high, step 60: a cat"]
