@@ -37,9 +37,9 @@ SHOWN_S = 120.0  # an answer to a request stays so long
 EVENT_BYTES = 64 << 10
 
 
-def possible(shown: "view.View | None") -> list[str]:
+def possible(shown: "view.View") -> list[str]:
     """The actions that the run's state allows."""
-    if shown is None or shown.problem:
+    if shown.problem:
         return []
     state, position = shown.state, _position(shown.folder)
     found = []
@@ -53,9 +53,9 @@ def possible(shown: "view.View | None") -> list[str]:
     return found
 
 
-def html(shown: "view.View | None") -> str:
+def html(shown: "view.View") -> str:
     """The buttons, and what came of the last request."""
-    if shown is None or shown.problem:
+    if shown.problem:
         return ""
     busy = step_requests.waiting(shown.folder) if shown.running else ()
     if shown.running and view.stop_requested(shown.folder):

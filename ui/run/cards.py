@@ -7,8 +7,9 @@ A row of the list and a report are made once for each object that they show, bec
 import functools
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monitor.phrases import count
@@ -142,18 +143,21 @@ def _row(view: View, here: bool) -> str:
     )
 
 
-def head(view: View | None, selected: str = "") -> str:
-    """Name, state, progress and figures of the selected run; without a view, that the run `selected` is gone."""
-    if view is None and selected:
+def no_run(selected: str) -> str:
+    """Why no run is shown: none is selected, or the selected one is gone."""
+    if selected:
         return (
             f'<div class="hp-empty hp-tall" role="status"><strong>The run {esc(repr(selected))} was renamed or deleted</strong>'
             "<p>Choose a run in the list.</p></div>"
         )
-    if view is None:
-        return (
-            '<div class="hp-empty hp-tall"><strong>No run selected</strong>'
-            "<p>A run shows its steps, loss and samples here, and each hang or crash with its recovery.</p></div>"
-        )
+    return (
+        '<div class="hp-empty hp-tall"><strong>No run selected</strong>'
+        "<p>A run shows its steps, loss and samples here, and each hang or crash with its recovery.</p></div>"
+    )
+
+
+def head(view: View) -> str:
+    """Name, state, progress and figures of the selected run."""
     colour, label, meaning = describe_run(view)
     status, running = view.status, view.running
     message = str(status.get("reason") or status.get("message") or "") if view.state != "orphaned" else ""
@@ -246,11 +250,11 @@ LEDGER = {
 }
 
 
-def ledger(view: View | None, found: "Ledger | None") -> str:
+def ledger(view: View, found: "Ledger") -> str:
     """Where the time of the run went, its cost, and what recovery saved."""
     from monitor.ledger import span
 
-    if view is None or found is None or not view.status.get("state") or found.wall_s < 1:
+    if not view.status.get("state") or found.wall_s < 1:
         return ""
     shares = {state: found.seconds[state] / found.wall_s for state in LEDGER}
     bar = "".join(
@@ -327,24 +331,22 @@ def fact_list(found: Iterable[Fact], kind: str = "") -> str:
     return f'<dl class="hp-facts {kind}">{"".join(rows)}</dl>'
 
 
-def loras(view: View | None, found: list[Lora], evolution: Evolution, marks: Mapping[str, str]) -> str:
-    """Every saved LoRA with its step, its samples and a download; the final one first. marks: a word by file name."""
-    if view is None or not found:
-        return ""
+def loras(folder: Path, found: list[Lora], evolution: Evolution, picked: int | None) -> str:
+    """Every saved LoRA with its step, its samples and a download; the final one first. picked: the step of the best one."""
     drawn = {one.at: one.samples for one in evolution.snapshots}
-    rows = "".join(_lora(lora, drawn.get(lora.at, ()), marks.get(lora.path.name, "")) for lora in found)
+    rows = "".join(_lora(lora, drawn.get(lora.at, ()), picked) for lora in found)
     title = "LoRA" if len(found) == 1 else f"{len(found)} LoRAs"
     body = f'<ul class="hp-loras" tabindex="0" aria-label="Saved LoRAs">{rows}</ul>'
     if len(found) > 1:
         size = size_text(sum(lora.size for lora in found))
         body += (
             f'<p class="hp-download-all"><a class="hp-button" data-testid="download-all" download '
-            f'href="{esc(downloads.address(view.folder))}">Download all as ZIP ({size})</a></p>'
+            f'href="{esc(downloads.address(folder))}">Download all as ZIP ({size})</a></p>'
         )
-    return _section(title, body, esc(str(view.folder.absolute())))
+    return _section(title, body, esc(str(folder.absolute())))
 
 
-def _lora(lora: Lora, samples: Sequence[Sample], mark: str) -> str:
+def _lora(lora: Lora, samples: Sequence[Sample], picked: int | None) -> str:
     name, at = lora.path.name, lora.at
     title = f"Final LoRA · {at}" if lora.final and at != name else at[:1].upper() + at[1:] if at != name else name
     thumbs = "".join(
@@ -353,7 +355,7 @@ def _lora(lora: Lora, samples: Sequence[Sample], mark: str) -> str:
         f'alt="Sample of prompt {sample.prompt + 1}, {esc(sample.at)}"></a>'
         for sample in samples
     )
-    pill = f'<span class="hp-mark-pill hp-done">{esc(mark)}</span>' if mark else ""
+    pill = '<span class="hp-mark-pill hp-done">picked</span>' if picked is not None and lora.step == picked else ""
     look, test = ("hp-primary", "download") if lora.final else ("", "download-numbered")
     return (
         f'<li class="hp-lora{" hp-final" if lora.final else ""}" data-testid="lora"><div><strong>{esc(title)}</strong>{pill}'
@@ -363,11 +365,11 @@ def _lora(lora: Lora, samples: Sequence[Sample], mark: str) -> str:
     )
 
 
-def incidents(view: View | None, found: list[Incident]) -> str:
+def incidents(found: list[Incident]) -> str:
     """All hangs and crashes of the run."""
-    if view is None or not found:
-        return ""
-    return _section("Hangs and crashes", "".join(incident(one) for one in found), cost_of_all(found))
+    return (
+        "" if not found else _section("Hangs and crashes", "".join(incident(one) for one in found), cost_of_all(found))
+    )
 
 
 def cost_of_all(found: list[Incident]) -> str:

@@ -140,10 +140,7 @@ def points(x: X, y: np.ndarray, buckets: int = BUCKETS) -> dict[str, list[float]
 
 def rounded(values: np.ndarray) -> list[float]:
     """Numbers with 7 significant digits, which no chart exceeds and which makes the answer a third as long."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        power = 10.0 ** (6 - np.floor(np.log10(np.abs(values))))
-        short = np.round(values * power) / power
-    return np.where(np.isfinite(short), short, values).tolist()
+    return [float(f"{value:.7g}") for value in values.tolist()]
 
 
 def marks(metrics: Metrics, x: X, incidents: list["view.Incident"]) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """The snapshots of a run as plain values, for the API, and the addresses of its pictures."""
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -66,10 +65,3 @@ def _lora(lora: Lora | None) -> dict[str, Any] | None:
 def versioned(path: Path) -> str:
     """The URL of a file with the version that it has now: a browser keeps what it got (ui/served.py)."""
     return f"{file_url(path)}?v={stamp(path).mtime_ns:x}"
-
-
-def marks(folder: Path, loras: Sequence[Lora]) -> dict[str, str]:
-    """The word beside a LoRA by file name: which one is picked."""
-    step = blind_vote.picked(folder)
-    name = next((one.path.name for one in loras if step is not None and one.step == step), None)
-    return {name: "picked"} if name else {}

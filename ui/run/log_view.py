@@ -80,9 +80,9 @@ def _tail(folder: Path) -> list[Line]:
     return [(level_of(line), line) for line in lines] if any(lines) else []
 
 
-def first_error(shown: "view.View | None") -> str:
+def first_error(shown: "view.View") -> str:
     """What went wrong, as the log of a run that failed says it, as markup."""
-    if shown is None or shown.state not in ERROR_STATES:
+    if shown.state not in ERROR_STATES:
         return ""
     folder = shown.folder
     error = kept("error", folder, [folder / NAME], lambda: error_of(folder))

@@ -6,7 +6,7 @@ missing, so an open page is one more that keeps the queue going.
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import runs
 from jobs import queue
@@ -14,7 +14,7 @@ from monitor.run_folder import MonitorError
 from runs import sweep
 from runs.files import RunError
 from ui import scripts
-from ui.html import duration, esc, press, table
+from ui.html import duration, esc, number, press, table
 from ui.run import view
 from ui.run.readers import kept
 
@@ -141,19 +141,14 @@ def table_of(name: str) -> str:
     """The runs of a sweep with what came out of each, as markup. RunError: there is no such sweep."""
     found = sweep.find(name)
     rows = sweep.table(found)
-    losses = {key: title for key, title in LOSSES.items() if any(row[key] is not None for row in rows)}
-    lowest = {key: min(row[key] for row in rows if row[key] is not None) for key in losses}
-
-    def loss(row: dict[str, Any], key: str) -> str:
-        return "–" if row[key] is None else f"{row[key]:.4f}{' (lowest)' if row[key] == lowest[key] else ''}"
-
+    lowest = {key: min(known) for key in LOSSES if (known := [row[key] for row in rows if row[key] is not None])}
     titles = [field[:1].upper() + field[1:].replace("_", " ") for field in found.fields]
     cells = []
     for row in rows:
         values = [row["values"][field] for field in found.fields]
-        shown = [loss(row, key) for key in losses]
-        cells.append([row["run"], *values, row["state"], row["steps"], *shown, duration(row["seconds"])])
-    heads = ["Run", *titles, "State", "Steps", *losses.values(), "Time"]
+        losses = [number(row[key]) + " (lowest)" * (row[key] == low) for key, low in lowest.items()]
+        cells.append([row["run"], *values, row["state"], row["steps"], *losses, duration(row["seconds"])])
+    heads = ["Run", *titles, "State", "Steps", *(LOSSES[key] for key in lowest), "Time"]
     return (
         f"<h3>{esc(name)}</h3>"
         '<p class="hp-say">Losses are means of up to 50 steps: the last ones, and those with the lowest mean.</p>'

@@ -16,19 +16,19 @@ from typing import Any
 import gradio as gr
 
 import runs
+from monitor.phrases import count
 from runs import manage
-from runs.evolution import Evolution
 from ui import jobs, scripts
 from ui.dataset import draft, images
 from ui.html import esc, pressed
 from ui.new import form, script_editor
 from ui.run import (
     actions,
+    blind_vote,
     cards,
     charts,
     compare,
     control,
-    evolution,
     fold,
     launch_tab,
     log_view,
@@ -120,14 +120,11 @@ def build() -> RunPage:
             folds = [build(selected) for build in (samples.build, compare.build, publish.build, launch_tab.build)]
             parts["log"] = part("log")
             folds.append(log_view.build(selected))
-            folds.append(
-                fold.build(
-                    "Rename or delete",
-                    "manage-fold",
-                    selected,
-                    lambda of: _manage(of, selected, notice, folds[-1], again),
-                )
-            )
+
+            def manage(of: Path) -> None:
+                _manage(of, selected, notice, folds[-1], again)
+
+            folds.append(fold.build("Rename or delete", "manage-fold", selected, manage))
     outputs = [selected, seen, *(parts[name] for name in PARTS), halt, go, total, copy, *folds]
 
     shown = [selected, seen, search]
@@ -153,13 +150,12 @@ def _manage(folder: Path, selected: gr.State, said: gr.HTML, itself: gr.Accordio
     with gr.Row(elem_classes="hp-fields"):
         name = gr.Textbox(shown.name, label="New name", lines=1, interactive=True, elem_id="new-name")
         rename = gr.Button("Rename", size="sm", scale=0, min_width=110, elem_id="rename-ok")
-    count = "1 image" if used.images == 1 else f"{used.images:,} images"
     fold.say(
         f"Delete the run {shown.name!r} with its LoRAs, checkpoints, samples and log? This frees "
         f"{manage.size_text(used.run_bytes)}. It cannot be undone."
     )
     with_images = gr.Checkbox(
-        label=f"Also delete its data set: {count} with captions ({manage.size_text(used.images_bytes)})",
+        label=f"Also delete its data set: {count(used.images, 'image')} with captions ({manage.size_text(used.images_bytes)})",
         visible=used.images_bytes > 0,
         interactive=True,
         elem_id="with-images",
@@ -189,7 +185,6 @@ def _manage(folder: Path, selected: gr.State, said: gr.HTML, itself: gr.Accordio
 BUTTONS = ("stop", "go", "total", "copy")
 FOLDS = 6  # samples, comparison, publication, checks, log, and _manage
 TOTALS = {"epochs": "Total epochs", "max_train_steps": "Total steps"}
-UNITS = {"epochs": "epochs", "max_train_steps": "steps"}
 
 
 def _buttons(shown: view.View | None) -> dict[str, dict[str, Any]]:
@@ -218,25 +213,26 @@ def render(selected: str, seen: str, search: str = "", closing: bool = True) -> 
     if shown is None and everything and not selected:  # a selected run that is gone is not replaced by another one
         shown = everything[0]
         selected = shown.folder.name
-    found = view.incidents(shown.folder) if shown else []
-    loras = view.loras(shown.folder) if shown else []
-    evolved = view.evolution(shown.folder) if shown and loras else Evolution()
-    parts: dict[str, Any] = {
-        "list": cards.run_list(everything, selected, search or ""),
-        "head": cards.head(shown, selected),
-        "loras": cards.loras(shown, loras, evolved, evolution.marks(shown.folder, loras) if shown else {}),
-        "incidents": cards.incidents(shown, found),
-        "ledger": cards.ledger(shown, view.ledger(shown) if shown else None),
-        "charts": charts.value(shown),
-        "log": log_view.first_error(shown),
-        "queue": queue.html(everything),
-        "actions": actions.html(shown),
-    }
+    parts: dict[str, Any] = dict.fromkeys(PARTS, "")
+    parts["list"] = cards.run_list(everything, selected, search or "")
+    parts["head"] = cards.head(shown) if shown else cards.no_run(selected)
+    parts["queue"] = queue.html(everything)
+    parts["charts"] = charts.value(shown)
+    if shown is not None:
+        saved, folder = view.loras(shown.folder), shown.folder
+        if saved:
+            parts["loras"] = cards.loras(folder, saved, view.evolution(folder), blind_vote.picked(folder))
+        parts["incidents"] = cards.incidents(view.incidents(folder))
+        parts["ledger"] = cards.ledger(shown, view.ledger(shown))
+        parts["log"] = log_view.first_error(shown)
+        parts["actions"] = actions.html(shown)
+    parts |= {name: gr.update(**change) for name, change in _buttons(shown).items()}
     out = []
     for name, value in parts.items():
-        out.append(_unless_known(known, name, value if isinstance(value, str) else value["revision"], value))
-    for name, change in _buttons(shown).items():
-        out.append(_unless_known(known, name, repr(change), gr.update(**change)))
+        text = value if isinstance(value, str) else str(value.get("revision", value))
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+        out.append(gr.skip() if known.get(name) == digest else value)
+        known[name] = digest
     return [selected, json.dumps(known), *out, *[gr.update(open=False) if closing else gr.skip()] * FOLDS]
 
 
@@ -255,14 +251,6 @@ def _digests(seen: str) -> dict[str, str]:
     except (ValueError, TypeError, RecursionError):
         return {}
     return {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
-
-
-def _unless_known(known: dict[str, str], name: str, text: str, value: Any) -> Any:
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
-    if known.get(name) == digest:
-        return gr.skip()
-    known[name] = digest
-    return value
 
 
 def first_run(name: str) -> str:
@@ -311,13 +299,10 @@ def _train_longer(folder: Path, total: float | None) -> None:
     from monitor.state import nothing_left
 
     field, now = runs.longer(runs.load(folder).model_dump())
-    label = TOTALS[field]
     if total is None or total < now or (total == now and nothing_left(folder)):
-        raise runs.RunError(f"{label}: Already trained for {now} {UNITS[field]}; enter a larger number")
-    try:
-        runs.train_longer(folder, int(total))
-    except runs.RunError as error:
-        raise runs.RunError(str(error).replace(f"{field}:", f"{label}:")) from error
+        unit = TOTALS[field].removeprefix("Total ")
+        raise runs.RunError(f"{TOTALS[field]}: Already trained for {now} {unit}; enter a larger number")
+    runs.train_longer(folder, int(total))
 
 
 def pick(search: str, event: gr.EventData) -> tuple[Any, ...]:
@@ -347,10 +332,7 @@ def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[t
         folder = runs.run_folder(selected)
         spec, unsaved = runs.load(folder), draft.images_not_in_a_run(draft_id)
         if unsaved and confirmed != selected:
-            if unsaved == 1:
-                question = "1 image under New LoRA is not in any run. Click again to replace it and its caption."
-            else:
-                question = f"{unsaved} images under New LoRA are not in any run. Click again to replace them and their captions."
+            question = f"{count(unsaved, 'image')} under New LoRA would be lost, because no run has a copy. Click again to replace them."
             yield notice([question], "warn"), selected, gr.skip(), gr.skip(), gr.skip()
             return
         yield notice(["Copying the images…"], "busy"), "", gr.skip(), gr.skip(), gr.skip()

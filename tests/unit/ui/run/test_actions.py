@@ -44,7 +44,6 @@ def test_what_can_be_done_follows_the_state(folder, data):
     run_queue.add(ended)
     assert allowed(ended) == ["now", "cancel"]
     assert "Waits in the queue, position 1." in actions.html(view.read(ended))
-    assert actions.possible(None) == [] and actions.html(None) == ""
 
 
 def test_a_request_waits_until_the_training_has_answered_it(folder):

@@ -7,7 +7,7 @@ import pytest
 from ui_helpers import lora_file, photos, write_run
 
 from ui.api.runs import run_samples
-from ui.run import blind_vote, evolution, samples, view
+from ui.run import blind_vote, cards, samples, view
 
 HOSTILE = "a dog </p><img src=x onerror=alert(1)>"
 
@@ -73,6 +73,7 @@ def test_the_api_has_each_saved_step_and_the_last_mark_counts(folder):
     assert blind_vote.picked(folder) == 8
     blind_vote.mark(folder, 24)
     assert run_samples("my-cat")["picked"] == 24
-    assert evolution.marks(folder, view.loras(folder)) == {"my-cat-step00000024.safetensors": "picked"}
+    shown = cards.loras(folder, view.loras(folder), view.evolution(folder), blind_vote.picked(folder))
+    assert shown.count(">picked<") == 1 and ">picked<" in shown.partition("my-cat-step00000024.safetensors")[0]
     blind_vote.mark(folder, None)
     assert blind_vote.picked(folder) is None

@@ -121,13 +121,13 @@ def test_a_run_whose_monitor_is_gone_is_not_shown_as_running(data):
 
 
 def lora_cards(folder) -> str:
-    return cards.loras(view.read(folder), view.loras(folder), view.evolution(folder), {})
+    return cards.loras(folder, view.loras(folder), view.evolution(folder), None)
 
 
 def test_a_completed_run_offers_its_lora_and_longer_training(data):
     folder = write_run(data, "done run", state="completed", step=100)
     (folder / "run.toml").write_text('name = "done run"\nepochs = 16\n')
-    assert lora_cards(folder) == ""  # without the file there is no download
+    assert "hp-loras" not in everything(folder)  # without the file there is no download
     lora_file(folder / "done-run.safetensors", 100, values=625_000)
     shown = view.read(folder)
     link = harmless(lora_cards(folder)).attributes
@@ -162,7 +162,7 @@ def test_an_incident_shows_the_change_and_its_cost_and_the_latest_comes_first(da
     write_incident(folder, "0002", report="# Hang\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n**bold**", **fields)
     write_incident(folder, "0010", step=9)
     found = view.incidents(folder)
-    markup = cards.incidents(view.read(folder), found)
+    markup = cards.incidents(found)
     shown = ["Hung after step 41", "Loader worker stuck", "workers 2 → 0", ">2.2 s<", "1 min 11 s", "step 30", ">11<"]
     for text in [*shown, "<strong>bold</strong>", "<td>1</td>"]:
         assert text in markup, text
@@ -183,11 +183,11 @@ def test_the_page_shows_the_snapshots_or_why_there_are_none(data, value, text):
 
 def test_what_all_failures_cost_is_said_in_one_line(data):
     folder = write_run(data)
-    assert "Cost:" not in cards.incidents(view.read(folder), view.incidents(folder))
+    assert "Cost:" not in cards.incidents(view.incidents(folder))
     write_incident(folder, "0001", steps_repeated=1, recover_s=2.5, resumed_from=40, from_memory=True)
     write_incident(folder, "0002", steps_repeated=0, recover_s=71)
     write_incident(folder, "0003")
-    markup = cards.incidents(view.read(folder), view.incidents(folder))
+    markup = cards.incidents(view.incidents(folder))
     assert "Cost: 1 min 14 s until the next new step, 1 step trained twice" in markup
     assert "step 40, in memory" in markup and "Steps trained twice" in markup
 
