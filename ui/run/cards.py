@@ -78,17 +78,15 @@ PHASES = {
 }
 
 
-def describe(state: str) -> tuple[str, str, str]:
-    """Colour class, label and explanation of a state; the label of an unknown state is its name."""
-    return STATES.get(state, ("idle", state, ""))
+def describe(view: View) -> tuple[str, str, str]:
+    """Colour class, label and explanation of a run's state; the label of an unknown state is its name.
 
-
-def describe_run(view: View) -> tuple[str, str, str]:
-    """`describe` for a run: one that uses no GPU does not queue for one, and old figures are shown as such."""
+    A run that uses no GPU does not queue for one, and old figures are shown as such.
+    """
     if view.stale:
         return SILENT
     needs_no_gpu = view.state == "queued" and view.status.get("devices") == []
-    return describe("opening" if needs_no_gpu else view.state)
+    return STATES.get("opening" if needs_no_gpu else view.state, ("idle", view.state, ""))
 
 
 def local_time(when: datetime | None) -> str:
@@ -108,12 +106,12 @@ def local_times(markup: str) -> str:
 def matching(views: list[View], search: str) -> list[View]:
     """The runs whose name or state contains every word of `search`."""
     words = search.casefold().split()
-    return [view for view in views if all(word in _searched(view) for word in words)] if words else views
 
+    def found(view: View) -> bool:
+        text = f"{view.name} {view.folder.name} {describe(view)[1]} {view.state}".casefold()
+        return all(word in text for word in words)
 
-@functools.lru_cache(maxsize=4096)
-def _searched(view: View) -> str:
-    return f"{view.name} {view.folder.name} {describe_run(view)[1]} {view.state}".casefold()
+    return [*filter(found, views)] if words else views
 
 
 def run_list(views: list[View], selected: str, search: str = "") -> str:
@@ -133,7 +131,7 @@ def run_list(views: list[View], selected: str, search: str = "") -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _row(view: View, here: bool) -> str:
-    colour, label, _ = describe_run(view)
+    colour, label, _ = describe(view)
     percent = f"{view.progress:.0%}" if view.status.get("state") and view.state != "completed" else ""
     return (
         f'<button type="button" class="hp-run{" hp-here" if here else ""}" data-run="{esc(view.folder.name)}" '
@@ -158,7 +156,7 @@ def no_run(selected: str) -> str:
 
 def head(view: View) -> str:
     """Name, state, progress and figures of the selected run."""
-    colour, label, meaning = describe_run(view)
+    colour, label, meaning = describe(view)
     status, running = view.status, view.running
     message = str(status.get("reason") or status.get("message") or "") if view.state != "orphaned" else ""
     phase = PHASES.get(str(status.get("phase")), str(status.get("phase") or ""))
@@ -398,8 +396,8 @@ def incident(one: Incident) -> str:
         parts.append(f"<p><b>Changed for the restart:</b> {esc(changed)}</p>")
     elif recovered:
         parts.append("<p><b>Changed for the restart:</b> nothing</p>")
-    if one.report:
-        report = f'<details><summary>Full report</summary><div class="hp-report">{local_times(markdown(one.report))}</div></details>'
+    text = local_times(markdown(one.report))
+    report = f'<details><summary>Full report</summary><div class="hp-report">{text}</div></details>'
     return (
         f'<article class="hp-incident hp-{"done" if recovered else "warn"}" id="incident-{esc(one.number)}" data-testid="incident">'
         f"<header><strong>{esc(title)}</strong><span>{esc(what)} {esc(where)}</span></header>{''.join(parts)}"

@@ -89,7 +89,7 @@ def facts(one: "view.View") -> dict[str, str]:
     ledger = view.ledger(one)
     peak = view.with_metrics(one.folder, peak_memory)
     return {
-        "State": cards.describe_run(one)[1],
+        "State": cards.describe(one)[1],
         "Steps": cards.steps(one) or "–",
         "Last loss": number(one.number("loss"), 3),
         "Time": duration(ledger.wall_s),
@@ -140,7 +140,7 @@ def _draw(folder: Path) -> None:
     name = folder.name
     everything = [one for one in view.read_all() if one.status.get("state")]
     chosen = gr.Dropdown(
-        [(f"{one.name} ({cards.describe_run(one)[1]})", one.folder.name) for one in everything[:LISTED]],
+        [(f"{one.name} ({cards.describe(one)[1]})", one.folder.name) for one in everything[:LISTED]],
         value=[name] if name in (one.folder.name for one in everything) else [],
         multiselect=True,
         max_choices=MOST,

@@ -96,7 +96,6 @@ PLACES: dict[str, Place] = {
         {"--models": "Add the files of the base model"},
     ),
 }  # fmt: skip
-ALIVE = ("starting", "running", "suspect", "slow", "stopping")
 
 
 @dataclass(frozen=True)
@@ -228,12 +227,8 @@ def _ranks(folder: Path) -> str:
     """The rank report of a run under way, from the heartbeats alone: no process is disturbed."""
     from monitor.cli.commands import rank_report
 
-    found = rank_report(folder) if _trains(view.read(folder)) else None
+    found = rank_report(folder) if view.read(folder).running else None
     return _region("hp-text", "Rank report", "\n".join(found["lines"])) if found else ""
-
-
-def _trains(shown: "view.View") -> bool:
-    return shown.running and shown.state in ALIVE
 
 
 # The part of the page ---------------------------------------------------------------------------------------------------
@@ -249,7 +244,7 @@ def build(selected: gr.State) -> gr.Accordion:
 
 def _draw(folder: Path) -> None:
     store = runs.load(folder).store
-    trains, followed = _trains(view.read(folder)), fold.Jobs()
+    trains, followed = view.read(folder).running, fold.Jobs()
 
     def follow(name: str, go: gr.Button, begin: Callable[..., None], inputs: list[Any] | None = None) -> None:
         def look() -> tuple[bool, str]:

@@ -135,7 +135,7 @@ def build() -> RunPage:
     for name in ("actions", "queue"):
         parts[name].act(on_press, selected, notice, **QUIET).then(**again)
     halt.click(None, None, halt, js=STOPPING, **QUIET)
-    halt.click(stop, shown[:2], [notice, seen], **QUIET).then(**again)
+    halt.click(stop, selected, [notice, seen], **QUIET).then(**again)
     go.click(start, [selected, total], notice, **QUIET).then(**again)
     return RunPage(selected, confirmed, timer, notice, copy, outputs)
 
@@ -269,13 +269,12 @@ def notice(lines: list[str], kind: str = "info") -> str:
     return f'<div class="hp-problem hp-{kind}" role="{role}"><ul>{"".join(f"<li>{esc(line)}</li>" for line in lines)}</ul></div>'
 
 
-def stop(selected: str, seen: str) -> tuple[str, Any]:
-    """Stop the selected run: (notice, what the browser shows). The browser has changed the button already (STOPPING)."""
+def stop(selected: str) -> tuple[str, Any]:
+    """Stop the selected run: (notice, what the browser shows: it has changed the button already, STOPPING)."""
     try:
         control.stop(runs.run_folder(selected))
     except runs.RunError as error:
-        kept = {name: digest for name, digest in _digests(seen).items() if name != "stop"}
-        return notice(str(error).splitlines(), "bad"), json.dumps(kept)
+        return notice(str(error).splitlines(), "bad"), ""
     return "", gr.skip()
 
 

@@ -11,6 +11,7 @@ from ui_helpers import photos, write_run
 import runs
 from launch import rehearse
 from launch.__main__ import COMMANDS
+from monitor.process.locks import LOCK, Lock
 from ui import jobs, served
 from ui.run import cards, launch_tab, view
 
@@ -135,7 +136,8 @@ def test_only_files_of_the_run_are_shown(data, tmp_path):
 def test_the_rank_report_of_a_run_that_does_not_train_is_empty(data, monkeypatch):
     report = lambda folder: {"lines": [f"all ranks of {folder.name} train"]}  # noqa: E731
     monkeypatch.setattr("monitor.cli.commands.rank_report", report)
-    folder = make_run(data)
+    folder = write_run(data, "my cat")
     assert launch_tab._ranks(folder) == ""
-    monkeypatch.setattr(launch_tab, "_trains", lambda shown: True)
-    assert "all ranks of my-cat train" in launch_tab._ranks(folder)
+    lock = Lock(folder / LOCK)
+    assert lock.acquire() and "all ranks of my-cat train" in launch_tab._ranks(folder)
+    lock.release()

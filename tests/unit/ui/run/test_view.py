@@ -73,7 +73,7 @@ def test_every_state_has_a_label_and_an_explanation(data, state):
     shown = view.View(folder, "my run", {"state": state, "alive": True, "step": 3, "planned_steps": 9})
     text = cards.head(shown)
     assert "h2" in harmless(text + cards.run_list([shown], folder.name)).tags
-    assert cards.describe(state)[1] in text and "{" not in text
+    assert cards.describe(shown)[1] in text and "{" not in text
 
 
 def test_the_last_progress_is_shown_as_an_age(data):
