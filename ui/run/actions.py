@@ -6,21 +6,17 @@ The actions are the monitor's commands as functions, so the command line and the
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from guards import step_requests
 from jobs import queue as run_queue
 from monitor.run_folder import EVENTS, MonitorError
 from runs.files import RunError
 from runs.metrics_lines import json_objects
-from ui import scripts
 from ui.dataset.images import OUT_OF_DATE
 from ui.html import esc, press
 from ui.run import calls, queue, view
 from ui.run.readers import kept
-
-if TYPE_CHECKING:
-    import gradio as gr
 
 STEPS = ("starting", "running", "suspect", "slow")  # states in which a request is done at the next step
 # action: (label, the label while it is being done, what it does)
@@ -140,8 +136,3 @@ def act(run: str, action: str) -> dict[str, Any]:
     except OSError as error:
         raise RunError(f"This cannot be written: {error.strerror or error}. Free some space, then try again") from error
     raise RunError(OUT_OF_DATE)
-
-
-def build() -> "gr.HTML":
-    """The buttons; the value is that of `html`."""
-    return scripts.drawn("run_actions", "run-actions", "act")

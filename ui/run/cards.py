@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from monitor.phrases import count
+from monitor.phrases import PHASES, count
 from runs.evolution import Evolution, Lora, Sample
 from runs.manage import size_text
 from ui.dataset.images import file_url
@@ -37,11 +37,7 @@ STATES = {
     "opening": ("busy", "Preparing", "The monitor prepares the start."),
     "starting": ("busy", "Starting", "The trainer is starting."),
     "running": ("good", "Training", ""),
-    "suspect": (
-        "warn",
-        "No progress",
-        "No progress for longer than usual. The monitor is checking whether the run hangs.",
-    ),
+    "suspect": ("warn", "No progress", "No progress for longer than usual. The monitor checks whether the run hangs."),
     "slow": ("warn", "Slow", "Training is slower than usual but still makes progress."),
     "recovering": ("warn", "Recovering", "It hung or crashed. The monitor restarts it from the last checkpoint."),
     "backoff": ("warn", "Waiting to restart", "It restarts automatically in a moment."),
@@ -51,31 +47,14 @@ STATES = {
     "stopped": ("idle", "Stopped", "Press {start} to {resume}."),
     "paused": ("idle", "Paused", "Press {start} to {resume}."),
     "preempted": ("idle", "Interrupted", "The machine was shut down or reclaimed. Press {start} to {resume}."),
-    "unkillable": (
-        "bad",
-        "Stuck in the kernel",
-        "The trainer cannot be killed. Restart the machine, then press {start}.",
-    ),
+    "unkillable": ("bad", "Stuck in the kernel", "It cannot be killed. Restart the machine, then press {start}."),
     "orphaned": (
         "warn",
         "Not monitored",
-        "The monitor of this run is gone, for example because the machine restarted. Press {start} to {resume}.",
+        "Its monitor is gone, as after a restart of the machine. Press {start} to {resume}.",
     ),
 }
 SILENT = ("warn", "Monitor does not respond", "Its keeper replaces it. If this stays, check the disk with the run.")
-PHASES = {
-    "import": "loading libraries",
-    "load": "loading the model",
-    "cache_latents": "caching the images",
-    "cache_text": "caching the captions",
-    "hash": "hashing the model file",
-    "first_step": "first step",
-    "step": "training",
-    "validate": "validating",
-    "sample": "generating samples",
-    "save": "saving",
-    "end": "finishing",
-}
 
 
 def describe(view: View) -> tuple[str, str, str]:

@@ -10,17 +10,13 @@ is needed, uses it.
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ui import scripts
 from ui.html import duration, number, table
 from ui.run import view
 from ui.run.metrics import Metrics
-
-if TYPE_CHECKING:
-    import gradio as gr
 
 BUCKETS = 500
 TABLE_ROWS = 20
@@ -74,7 +70,7 @@ def lines_of(metrics: Metrics, planned: float, incidents: list["view.Incident"])
         "name", "step", "time", "mean", "low", "high"}], "marks": [{"step", "time", "label", "incident"}], "table":
         markup, "share": how much of the file was read}; low and high are [] where every point is shown.
     """
-    steps, began_s = metrics.steps, _began(metrics)
+    steps, began_s = metrics.steps, float(metrics.steps["t_s"][np.isfinite(metrics.steps["t_s"])][:1].sum())
     seconds = rising(steps["t_s"]) - began_s
     x = {
         "step": steps["step"],
@@ -106,12 +102,6 @@ def lines_of(metrics: Metrics, planned: float, incidents: list["view.Incident"])
         "table": table_of(metrics, x),
         "share": round(metrics.share, 2),
     }
-
-
-def _began(metrics: Metrics) -> float:
-    known = metrics.steps["t_s"]
-    finite = known[np.isfinite(known)]
-    return float(finite[0]) if len(finite) else 0.0
 
 
 def rising(t_s: np.ndarray) -> np.ndarray:
@@ -173,8 +163,3 @@ def table_of(metrics: Metrics, x: X) -> str:
         for n in rows
     ]
     return table("Values of the charts", ["Step", "Time", "Loss", "Learning rate", "Seconds a step"], cells)
-
-
-def build() -> "gr.HTML":
-    """The component; its value is that of `value`."""
-    return scripts.component("charts", "run-charts")

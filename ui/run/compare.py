@@ -1,7 +1,6 @@
 """Two to six runs side by side: the settings that differ, their losses, their last samples, time, memory and cost."""
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,8 +107,7 @@ def rows(found: list[dict[str, str]]) -> list[list[str]]:
 
 def peak_memory(metrics: Metrics) -> float:
     """The most memory in bytes that a GPU had in use in any sample; 0 without samples."""
-    peaks = [float(np.nanmax(t["memory_used"])) for t in metrics.gpus.values() if np.isfinite(t["memory_used"]).any()]
-    return max((peak for peak in peaks if math.isfinite(peak)), default=0.0)
+    return float(np.nanmax(np.concatenate([[0.0], *(gpu["memory_used"] for gpu in metrics.gpus.values())])))
 
 
 def samples(views: list["view.View"]) -> list[tuple[str, str]]:

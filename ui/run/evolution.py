@@ -35,7 +35,7 @@ def summary(folder: Path) -> dict[str, Any]:
             "val_loss": _short(one.val_loss),
             "picked": one.step is not None and one.step == picked,
             "best": lowest is not None and one.step == lowest[0],
-            "lora": _lora(one.lora),
+            "lora": one.lora and _lora(one.lora),
             "samples": [sample(each) for each in one.samples],
         }
 
@@ -56,9 +56,7 @@ def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
 
 
-def _lora(lora: Lora | None) -> dict[str, Any] | None:
-    if lora is None:
-        return None
+def _lora(lora: Lora) -> dict[str, Any]:
     return {"name": lora.path.name, "size": lora.size, "final": lora.final, "url": file_url(lora.path)}
 
 

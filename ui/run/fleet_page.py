@@ -8,6 +8,7 @@ never waits: a store that is slow or fails costs only its own part.
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -99,18 +100,14 @@ FLEET = Fleet()
 
 
 def add_store(address: str) -> None:
-    """Add the address of a store, and read the stores again. RunError: it cannot be one."""
+    """Add the address of a store, and read the stores again. RunError, LaunchError: it cannot be one."""
     from launch import fleet
-    from launch.common import LaunchError
 
     if not address.strip():
         raise RunError("Enter the address of a store, such as s3://bucket/runs")
     if len(address) > MOST_ADDRESS or not address.isprintable():
         raise RunError("This is not the address of a store")
-    try:
-        fleet.add(address)
-    except LaunchError as error:
-        raise RunError(str(error)) from error
+    fleet.add(address)
     FLEET.stores.setdefault(address.strip(), Store())
     FLEET.refresh()
 
@@ -191,24 +188,25 @@ def _run(run: dict[str, Any], store: str, stop: Subjob | None) -> str:
     )
 
 
-def _on_act(event: gr.EventData) -> list[str]:
-    store = pressed(event, "store")
+def _changed(change: Callable[..., None], *values: str) -> list[str]:
+    """The stores after a change, and why it could not be made."""
     try:
-        if pressed(event, "do") == "stop":
-            stop_far(store, pressed(event, "run"))
-        else:
-            remove_store(store)
-    except RunError as error:
+        change(*values)
+    except fold.ERRORS as error:
         return [html(), fold.note(error, True)]
     return [html(), ""]
 
 
+def _on_act(event: gr.EventData) -> list[str]:
+    store = pressed(event, "store")
+    if pressed(event, "do") == "stop":
+        return _changed(stop_far, store, pressed(event, "run"))
+    return _changed(remove_store, store)
+
+
 def _on_add(address: str) -> list[Any]:
-    try:
-        add_store(address)
-    except RunError as error:
-        return [html(), fold.note(error, True), gr.skip()]
-    return [html(), "", ""]
+    shown, problem = _changed(add_store, address)
+    return [shown, problem, gr.skip() if problem else ""]
 
 
 def _on_refresh() -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import gradio as gr
 
+from launch.common import LaunchError
 from presets import PresetError
 from runs.files import RunError
 from ui.html import esc
@@ -18,7 +19,7 @@ QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 # parts drawn at the same time, one failed with "dictionary changed size during iteration" and stayed empty.
 DRAWN: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 1, "concurrency_id": "drawn parts"}
 
-ERRORS = (RunError, PresetError)
+ERRORS = (RunError, PresetError, LaunchError)  # their messages are for people
 TICK_S, IDLE_S = 1.0, 5.0  # while a command runs, and while none does: somebody else may start one
 Look = Callable[[], tuple[bool, str]]
 

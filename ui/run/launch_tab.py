@@ -96,28 +96,23 @@ PLACES: dict[str, Place] = {
         {"--models": "Add the files of the base model"},
     ),
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Check:
-    """A command about a run, which the page starts. idle: only while the run does not train, because it needs the GPU."""
-
-    package: str
-    limit_s: float
-    title: str
-    about: str
-    button: str
-    idle: bool = True
-
-
-CHECKS: dict[str, Check] = {
-    "diagnose": Check(
-        "monitor", 2 * MINUTES, "What is it doing?", "Each rank's check points and stacks, and which one is stuck.", "Look at the stacks", False
+# Name: (package of the command, its time limit in seconds, title, what it does, label of the button)
+CHECKS = {
+    "diagnose": (
+        "monitor",
+        2 * MINUTES,
+        "What is it doing?",
+        "Each rank's check points and stacks, and which one is stuck.",
+        "Look at the stacks",
     ),
-    "rehearse": Check(
-        "launch", 40 * MINUTES, "Rehearse", "Two steps, a sample, a checkpoint and a resume on the real model, in about two minutes.", "Rehearse"
+    "rehearse": (
+        "launch",
+        40 * MINUTES,
+        "Rehearse",
+        "Two steps, a sample, a checkpoint and a resume on the real model, in about two minutes.",
+        "Rehearse",
     ),
-}  # fmt: skip
+}
 
 
 def missing(place: Place) -> str:
@@ -252,15 +247,15 @@ def _draw(folder: Path) -> None:
 
         followed.add(go, begin, look, lambda: jobs.cancel(folder, name), name, inputs)
 
-    for name, check in CHECKS.items():
+    for name, (package, limit_s, title, about, label) in CHECKS.items():
         if not trains and name == "diagnose" and jobs.read(folder, name) is None:
             continue
-        with gr.Accordion(check.title, open=jobs.running(folder, name), elem_id=f"check-{name}"):
-            _hint(check.about)
-            can = not (trains and check.idle)
-            go = gr.Button(check.button, variant="primary", size="sm", elem_id=f"start-{name}", interactive=can)
-            words = [check.package, name, str(folder), "--json"]
-            follow(name, go, functools.partial(jobs.start, folder, name, words, check.limit_s))
+        with gr.Accordion(title, open=jobs.running(folder, name), elem_id=f"check-{name}"):
+            _hint(about)
+            can = not trains or name == "diagnose"  # a rehearsal needs the GPU
+            go = gr.Button(label, variant="primary", size="sm", elem_id=f"start-{name}", interactive=can)
+            words = [package, name, str(folder), "--json"]
+            follow(name, go, functools.partial(jobs.start, folder, name, words, limit_s))
     with gr.Accordion("Run it elsewhere", open=False, elem_id="check-elsewhere"):
         _hint(f"The run travels by its store, {store}." if store else NO_STORE)
         labels = [(place.label, kind) for kind, place in PLACES.items()]

@@ -72,12 +72,12 @@ def _end(folder: Path) -> list[bytes]:
 
 def tail(folder: Path) -> list[Line]:
     """The end of the log; the same object until the log changes."""
-    return kept("log", folder, [folder / NAME], lambda: _tail(folder))
 
+    def made() -> list[Line]:
+        lines = [styled(line) for line in _end(folder)[-SHOWN:]]
+        return [(level_of(line), line) for line in lines] if any(lines) else []
 
-def _tail(folder: Path) -> list[Line]:
-    lines = [styled(line) for line in _end(folder)[-SHOWN:]]
-    return [(level_of(line), line) for line in lines] if any(lines) else []
+    return kept("log", folder, [folder / NAME], made)
 
 
 def first_error(shown: "view.View") -> str:

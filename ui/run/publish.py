@@ -10,7 +10,6 @@ from typing import Any
 import gradio as gr
 
 from launch import publish
-from launch.common import LaunchError
 from runs.files import RunError
 from ui import jobs
 from ui.html import duration, esc
@@ -32,25 +31,17 @@ def start(folder: Path, options: dict[str, Any]) -> None:
     """Publish a run's LoRA in the background. options: by the name of the command's option.
 
     Raises:
-        RunError: a choice is wrong, nobody is logged in, or it is being published already.
+        LaunchError: a choice is wrong. RunError: nobody is logged in, or it is being published already.
     """
     if not publish.choices(folder)["token"]:
         raise RunError(NO_TOKEN)
-    preview(folder, options)
+    publish.preview(folder, options)
     words = ["launch", "publish", str(folder), "--json"]
     for key, value in options.items():
         flag = f"--{key.replace('_', '-')}"
         text = "" if value is None else str(value).strip()
         words += [flag] * value if isinstance(value, bool) else [f"{flag}={text}"]
     jobs.start(folder, JOB, words, LIMIT_S)
-
-
-def preview(folder: Path, options: dict[str, Any]) -> str:
-    """The card as Markdown. Raises RunError."""
-    try:
-        return publish.preview(folder, options)
-    except LaunchError as error:
-        raise RunError(str(error)) from error
 
 
 def progress(folder: Path) -> tuple[bool, str]:
@@ -124,8 +115,9 @@ def _form(folder: Path) -> None:
 
     def on_look(*values: Any) -> list[Any]:
         try:
-            return [gr.update(visible=True, value=preview(folder, dict(zip(fields, values, strict=True)))), ""]
-        except RunError as error:
+            text = publish.preview(folder, dict(zip(fields, values, strict=True)))
+            return [gr.update(visible=True, value=text), ""]
+        except fold.ERRORS as error:
             return [gr.update(visible=False), fold.note(error, True)]
 
     inputs, sending = [*fields.values()], fold.Jobs()

@@ -6,20 +6,15 @@ missing, so an open page is one more that keeps the queue going.
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
 
 import runs
 from jobs import queue
 from monitor.run_folder import MonitorError
 from runs import sweep
 from runs.files import RunError
-from ui import scripts
 from ui.html import duration, esc, number, press, table
 from ui.run import view
 from ui.run.readers import kept
-
-if TYPE_CHECKING:
-    import gradio as gr
 
 CHECK_S = 10.0  # between two looks whether the queue's process is there
 SWEEPS = 4  # shown below the queue
@@ -154,8 +149,3 @@ def table_of(name: str) -> str:
         '<p class="hp-say">Losses are means of up to 50 steps: the last ones, and those with the lowest mean.</p>'
         + table(f"Runs of {name}", heads, cells)
     )
-
-
-def build() -> "gr.HTML":
-    """The queue; the value is that of `html`."""
-    return scripts.drawn("buttons", "run-queue", "act")

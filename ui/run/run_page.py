@@ -42,18 +42,15 @@ from ui.run.fold import QUIET
 
 TICK_S = 1.0
 COPY = "New LoRA from this run"
-PARTS = (
-    "list",
-    "head",
-    "loras",
-    "incidents",
-    "ledger",
-    "charts",
-    "log",
-    "queue",
-    "actions",
-)
-SCRIPTS = {"head": "run_times", "incidents": "run_times"}  # parts of ui/scripts.py
+PARTS = ("list", "head", "loras", "incidents", "ledger", "charts", "log", "queue", "actions")
+# The script of a part (ui/scripts.py), and the event that it triggers.
+SCRIPTS = {
+    "list": ("run_list", "pick"),
+    "head": ("run_times",),
+    "incidents": ("run_times",),
+    "queue": ("buttons", "act"),
+    "actions": ("run_actions", "act"),
+}
 # The click changes the button before the server hears of it; `refresh` changes it again when the run's state does.
 STOPPING = """() => ({ __type__: 'update', value: 'Stopping…', interactive: false })"""
 SHOW_NOTE = """() => setTimeout(() => {
@@ -86,15 +83,18 @@ def build() -> RunPage:
     seen = gr.Textbox("", visible="hidden", elem_id="run-seen", label="What this page shows")
     timer = gr.Timer(TICK_S, active=False)
 
-    def part(name: str) -> gr.HTML:
+    parts: dict[str, Any] = {}
+
+    def part(name: str) -> None:
         if name in SCRIPTS:
-            return scripts.drawn(SCRIPTS[name], f"run-{name}")
-        return gr.HTML(elem_id=f"run-{name}", js_on_load=None, apply_default_css=False)
+            script, *events = SCRIPTS[name]
+            parts[name] = scripts.drawn(script, f"run-{name}", *events)
+        else:
+            parts[name] = gr.HTML(elem_id=f"run-{name}", js_on_load=None, apply_default_css=False)
 
     def button(label: str, elem_id: str, width: int = 140, **more: Any) -> gr.Button:
         return gr.Button(label, visible=False, elem_id=elem_id, min_width=width, scale=0, **more)
 
-    parts: dict[str, Any] = {}
     with gr.Row(elem_classes="hp-runs"):
         with gr.Column(scale=1, min_width=230, elem_classes="hp-side"):
             search = gr.Textbox(
@@ -104,21 +104,20 @@ def build() -> RunPage:
                 elem_id="run-search",
                 lines=1,
             )
-            parts["queue"] = queue.build()
-            parts["list"] = scripts.drawn("run_list", "run-list", "pick")
+            part("queue")
+            part("list")
         with gr.Column(scale=4, min_width=300, elem_classes="hp-main"):
             notice = gr.HTML(elem_id="run-notice")
-            parts["head"] = part("head")
+            part("head")
             with gr.Row(elem_classes="hp-actions"):
                 total = gr.Number(precision=0, visible=False, elem_id="total", min_width=190, scale=0)
                 go, halt = button("Start", "go", variant="primary"), button("Stop", "stop")
                 copy = button(COPY, "copy", 220)
-            parts["actions"] = actions.build()
-            for name in ("loras", "incidents", "ledger"):
-                parts[name] = part(name)
-            parts["charts"] = charts.build()
+            for name in ("actions", "loras", "incidents", "ledger"):
+                part(name)
+            parts["charts"] = scripts.component("charts", "run-charts")
             folds = [build(selected) for build in (samples.build, compare.build, publish.build, launch_tab.build)]
-            parts["log"] = part("log")
+            part("log")
             folds.append(log_view.build(selected))
 
             def manage(of: Path) -> None:
@@ -250,7 +249,7 @@ def _digests(seen: str) -> dict[str, str]:
         found = json.loads(seen)
     except (ValueError, TypeError, RecursionError):
         return {}
-    return {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def first_run(name: str) -> str:
