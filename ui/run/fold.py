@@ -25,14 +25,14 @@ Look = Callable[[], tuple[bool, str]]
 
 
 def opened(title: str, elem_id: str, source: gr.Component, draw: Callable[[Any], None]) -> gr.Accordion:
-    """Build an accordion whose components `draw(value of source)` makes each time it is opened. It shows a RunError of `draw`."""
+    """Build an accordion whose components `draw(value of source)` makes each time it is opened. It shows an error of `draw`."""
     with gr.Accordion(title, open=False, elem_id=elem_id) as fold:
 
         @gr.render(inputs=[source], triggers=[fold.expand], **DRAWN)
         def _opened(value: Any) -> None:
             try:
                 draw(value)
-            except RunError as error:
+            except ERRORS as error:
                 say(error)
 
     return fold

@@ -9,7 +9,7 @@ from ui_helpers import write_run
 
 from runs import env_file
 from runs.files import RunError
-from ui.run import log_view
+from ui.run import cards, log_view
 
 
 def found(folder, text="", level="") -> list[str]:
@@ -23,6 +23,7 @@ def test_a_search_finds_the_last_lines_in_order(data, monkeypatch):
     (folder / "training.log").write_text("\n".join(lines))
     wanted = [line for line in lines if "Needle" in line]
     assert found(folder, "needle") == wanted and found(folder, "no such text") == []
+    assert [line for _, line in log_view.tail(folder)] == lines[-log_view.SHOWN :]
     monkeypatch.setattr(log_view, "MOST_FOUND", 10)
     assert found(folder, "needle") == wanted[-10:]
     monkeypatch.setattr(log_view, "SEARCHED_BYTES", 100)
@@ -70,6 +71,7 @@ def test_what_a_log_says_is_text_and_its_times_are_elements():
     shown = log_view.markup(lines)
     assert "<img" not in shown and "<b>" not in shown and 'class="hp-sgr-bold hp-sgr-c1">&lt;b&gt;' in shown
     assert '<time datetime="2026-11-22T20:15:38.271Z">' in shown
+    assert cards.local_times('<a title="2026-11-22T00:21:00Z">x</a>') == '<a title="2026-11-22T00:21:00Z">x</a>'
 
 
 @given(st.binary(max_size=400))

@@ -25,23 +25,20 @@ def folder(data):
     return made
 
 
-def test_pictures_are_in_the_order_of_their_steps_with_their_prompts(folder):
-    found = view.evolution(folder)
-    assert samples.prompts(found) == {0: "a cat", 1: HOSTILE}
-    captions = [caption for _, caption in samples.pictures(found)]
-    assert captions[:3] == ["Step 8 · a cat", f"Step 8 · {HOSTILE}", "Step 16 · a cat"] and captions[-1] == "mine.png"
-    assert [caption for _, caption in samples.pictures(found, 0)] == [f"Step {n} · a cat" for n in (8, 16, 24)]
+def test_pictures_are_in_the_order_of_their_steps_and_nothing_from_elsewhere_is_among_them(folder, tmp_path_factory):
+    def captions(prompt: int = samples.ALL) -> list[str]:
+        return [caption for _, caption in samples.pictures(view.evolution(folder), prompt)]
 
-
-def test_pictures_outside_the_folder_and_other_files_are_left_out(folder, tmp_path_factory):
-    outside = tmp_path_factory.mktemp("outside") / "secret.png"
-    shutil.copy(photos("coffee.png")[0], outside)
+    assert samples.prompts(view.evolution(folder)) == {0: "a cat", 1: HOSTILE}
+    assert (
+        captions()[:3] == ["Step 8 · a cat", f"Step 8 · {HOSTILE}", "Step 16 · a cat"] and captions()[-1] == "mine.png"
+    )
+    assert captions(0) == [f"Step {n} · a cat" for n in (8, 16, 24)]
+    outside = shutil.copy(photos("coffee.png")[0], tmp_path_factory.mktemp("outside") / "secret.png")
     (folder / "sample" / "mine.png").unlink()
     (folder / "sample" / "mine.png").symlink_to(outside)
     (folder / "sample" / "cat_000008_00_20260101120000_42.png").unlink()
-    shown = samples.pictures(view.evolution(folder))
-    assert shown[0][1] == f"Step 8 · {HOSTILE}" and len(shown) == 5
-    assert not any("secret" in path or "mine" in path for path, _ in shown)
+    assert captions()[0] == f"Step 8 · {HOSTILE}" and len(captions()) == 5 and "mine.png" not in captions()
 
 
 def test_texts_stay_texts_and_a_run_without_samples_says_how_to_get_them(folder, data):
