@@ -102,7 +102,7 @@ def _last_answer(events: Path) -> tuple[datetime | None, str]:
 def act(run: str, action: str) -> dict[str, Any]:
     """Do what a button says with a run; up, down, retry, now and cancel also with a sweep that waits.
 
-    Returns {"id"} of a request, {"position"} of a run that waits, {"paused": runs that make room}, {"message": what to say}.
+    Returns {"id"} of a request, {"position"} of a run that waits, {"paused": runs that make room}, {"message": for people}.
 
     Raises:
         RunError: it cannot be done; the message says why.

@@ -259,13 +259,14 @@ def ledger(view: View, found: "Ledger") -> str:
 def facts(view: View, running: bool) -> list[Fact]:
     """Figures of a run; those that are not known are left out."""
     stepped, elapsed_s, epoch = bool(view.number("step")), view.number("elapsed_s"), view.number("epoch")
+    saved = view.checkpoint
     progress, started, ended = map(view.time, ("last_progress_at", "started_at", "updated_at"))
     ago_s = max(0.0, (datetime.now(UTC) - progress).total_seconds()) if progress else 0.0
-    ago = "just now" if ago_s < 1.5 else f"{duration(ago_s)} ago"
+    ago = f'<span class="hp-ago">{"just now" if ago_s < 1.5 else f"{duration(ago_s)} ago"}</span>'
     source = "the speed of the last steps" if stepped else "earlier runs of this kind"
     known: list[tuple[object, str, str, str]] = [
         (running, "Time left", duration(view.number("eta_s")), f"Estimated from {source}"),
-        (running and progress, "Last progress", f'<span class="hp-ago">{ago}</span>', "When the last step or item was completed"),
+        (running and progress, "Last progress", ago, "When the last step or item was completed"),
         (elapsed_s is not None, "Elapsed", duration(elapsed_s), "Time since Start, without pauses between two starts"),
         (started, "Started", local_time(started), "When the run was first started"),
         (ended and not running, "Ended", local_time(ended), ""),
@@ -273,8 +274,8 @@ def facts(view: View, running: bool) -> list[Fact]:
         (epoch, "Epoch", f"{epoch or 0:.0f}", ""),
         (True, "Loss", number(view.number("loss"), 3), "Loss of the last step"),
         (True, "Restarts", f"{view.number('restarts') or 0:.0f}", "Automatic restarts after a hang or crash"),
-        (view.checkpoint is not None, "Last checkpoint", f"step {view.checkpoint or 0:,}", "A restart continues from here"),
-    ]  # fmt: skip
+        (saved is not None, "Last checkpoint", f"step {saved or 0:,}", "A restart continues from here"),
+    ]
     return [(label, text, note) for there, label, text, note in known if there]
 
 
@@ -309,7 +310,7 @@ def fact_list(found: Iterable[Fact], kind: str = "") -> str:
 
 
 def loras(folder: Path, found: list[Lora], evolution: Evolution, picked: int | None) -> str:
-    """Every saved LoRA with its step, its samples and a download; the final one first. picked: the step of the best one."""
+    """Every saved LoRA with its step, its samples and a download, the final one first. picked: the best one's step."""
     drawn = {one.at: one.samples for one in evolution.snapshots}
     rows = "".join(_lora(lora, drawn.get(lora.at, ()), picked) for lora in found)
     title = "LoRA" if len(found) == 1 else f"{len(found)} LoRAs"
@@ -344,9 +345,9 @@ def _lora(lora: Lora, samples: Sequence[Sample], picked: int | None) -> str:
 
 def incidents(found: list[Incident]) -> str:
     """All hangs and crashes of the run."""
-    return (
-        "" if not found else _section("Hangs and crashes", "".join(incident(one) for one in found), cost_of_all(found))
-    )
+    if not found:
+        return ""
+    return _section("Hangs and crashes", "".join(map(incident, found)), cost_of_all(found))
 
 
 def cost_of_all(found: list[Incident]) -> str:
@@ -354,7 +355,7 @@ def cost_of_all(found: list[Incident]) -> str:
     spans = [span for one in found if (span := number_of(one.fields, "recover_s")) is not None]
     if not spans:
         return ""
-    steps = int(sum(number_of(one.fields, "steps_repeated") or 0 for one in found))
+    steps = sum(n for one in found if isinstance(n := one.fields.get("steps_repeated"), int))
     return f"Cost: {_short(sum(spans))} until the next new step, {count(steps, 'step')} trained twice"
 
 

@@ -32,7 +32,7 @@ MOST_ADDRESS = 500  # characters
 
 @dataclass
 class Store:
-    """What is known of one store. read_at: when `runs` was read, in UTC. stops: by run, the process that requests its stop."""
+    """What is known of one store. read_at: when `runs` was read, in UTC. stops: by run, what requests its stop."""
 
     runs: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
@@ -69,9 +69,11 @@ class Fleet:
             self.read_s = None
 
     def stop(self, address: str, slug: str) -> None:
-        """Request a stop through the store."""
+        """Request a stop through the store. RunError: the store is not in the list."""
         with self._lock:
-            stops = self.stores.setdefault(address, Store()).stops
+            if address not in self.stores:
+                raise RunError(f"The store {address[:200]!r} is not in the list. Add it, then try again")
+            stops = self.stores[address].stops
             if slug not in stops or stops[slug].done():
                 words = python("launch", "fleet", f"--store={address}", f"--stop={slug}", "--json")
                 stops[slug] = Subjob(words, STOP_S)
@@ -119,13 +121,6 @@ def remove_store(address: str) -> None:
     fleet.remove(address)
     FLEET.stores.pop(address, None)
     FLEET.refresh()
-
-
-def stop_far(store: str, run: str) -> None:
-    """Request the stop of a run through its store. RunError: the store is not in the list."""
-    if store not in FLEET.stores:
-        raise RunError(f"The store {store[:200]!r} is not in the list. Add it, then try again")
-    FLEET.stop(store, run)
 
 
 # The tab ------------------------------------------------------------------------------------------------------------------
@@ -200,7 +195,7 @@ def _changed(change: Callable[..., None], *values: str) -> list[str]:
 def _on_act(event: gr.EventData) -> list[str]:
     store = pressed(event, "store")
     if pressed(event, "do") == "stop":
-        return _changed(stop_far, store, pressed(event, "run"))
+        return _changed(FLEET.stop, store, pressed(event, "run"))
     return _changed(remove_store, store)
 
 

@@ -90,7 +90,7 @@ def first_error(shown: "view.View") -> str:
 
 
 def error_of(folder: Path) -> str:
-    """The line of the last attempt that says what went wrong: a usage error, else the first exception; "" without one."""
+    """The line of the last attempt that says what went wrong: a usage error, else its first exception; or ""."""
     lines = [plain(line) for line in _end(folder)]
     began = max((n for n, line in enumerate(lines) if HEADER.match(line)), default=0)
     usage = [line for line in lines[began:] if USAGE_ERROR.match(line)]

@@ -40,7 +40,7 @@ def joined(one: Columns, more: Columns) -> Columns:
 class Metrics:
     """A run's numbers.
 
-    restarts: the first step of each later attempt. validation: (seconds since 1970, loss of the held-out images) by step.
+    restarts: the first step of each later attempt. validation: (seconds since 1970, loss on held-out images) by step.
     revision: another text when there are others, also after a restart of the server. share: how much of the file was read, 0 to 1.
     """
 
@@ -101,7 +101,7 @@ def _is_step(value: object) -> bool:
 
 
 def numbers(values: list[Any]) -> np.ndarray:
-    """Numbers from a file; NaN for everything else and for absurdly large ones. Columns of floats are read all at once."""
+    """Numbers from a file; NaN for everything else and for absurdly large ones. Floats are read all at once."""
     if {*map(type, values)} != {float}:
         values = [one if type(one) in (int, float) and abs(one) < LARGEST else math.nan for one in values]
     found = np.array(values, np.float64)

@@ -255,9 +255,8 @@ def _digests(seen: str) -> dict[str, str]:
 def first_run(name: str) -> str:
     """The run that a new page selects: the one in its address, else one with a live monitor, else ""."""
     everything = view.read_all()
-    if any(one.folder.name == name for one in everything):
-        return name
-    return next((one.folder.name for one in everything if one.alive and one.state not in view.FINAL), "")
+    found = [one for one in everything if one.folder.name == name] or [one for one in everything if one.running]
+    return found[0].folder.name if found else ""
 
 
 def notice(lines: list[str], kind: str = "info") -> str:
@@ -330,7 +329,7 @@ def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[t
         folder = runs.run_folder(selected)
         spec, unsaved = runs.load(folder), draft.images_not_in_a_run(draft_id)
         if unsaved and confirmed != selected:
-            question = f"{count(unsaved, 'image')} under New LoRA would be lost, because no run has a copy. Click again to replace them."
+            question = f"{count(unsaved, 'image')} under New LoRA would be lost: no run has a copy. Click again to replace them."
             yield notice([question], "warn"), selected, gr.skip(), gr.skip(), gr.skip()
             return
         yield notice(["Copying the images…"], "busy"), "", gr.skip(), gr.skip(), gr.skip()

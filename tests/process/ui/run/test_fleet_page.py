@@ -65,7 +65,7 @@ def test_addresses_that_are_none_change_nothing(data, address):
     with pytest.raises(fold.ERRORS):
         fleet_page.add_store(address)
     with pytest.raises(RunError, match="not in the list"):
-        fleet_page.stop_far(address, "x")
+        fleet_page.FLEET.stop(address, "x")
     assert not (data / fleet.STORES).exists()
 
 
