@@ -11,7 +11,7 @@ import numpy as np
 from runs.files import RunError
 from ui.html import duration, esc, number, per_step, table
 from ui.new import form
-from ui.run import calls, cards, fold, view
+from ui.run import calls, cards, view
 from ui.run.charts import points
 from ui.run.fold import QUIET
 from ui.run.metrics import Metrics
@@ -129,12 +129,8 @@ def samples(views: list["view.View"]) -> list[tuple[str, str]]:
 # The part of the page -------------------------------------------------------------------------------------------------
 
 
-def build(selected: gr.State) -> gr.Accordion:
-    """Build the part; `selected` has the name of the run."""
-    return fold.build("Compare runs", "compare-fold", selected, _draw)
-
-
-def _draw(folder: Path) -> None:
+def draw(folder: Path) -> None:
+    """Make the components of the part."""
     name = folder.name
     everything = [one for one in view.read_all() if one.status.get("state")]
     chosen = gr.Dropdown(

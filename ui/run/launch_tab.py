@@ -232,12 +232,8 @@ ASK, SURE = "Write and submit", "Submit now? It can cost money"
 NO_STORE = "This run has no store. A rented machine loses its disk, so set Store in its run.toml, or in a new LoRA under More settings."
 
 
-def build(selected: gr.State) -> gr.Accordion:
-    """Build the part; `selected` has the name of the run."""
-    return fold.build("Checks and other machines", "checks-fold", selected, _draw)
-
-
-def _draw(folder: Path) -> None:
+def draw(folder: Path) -> None:
+    """Make the components of the part."""
     store = runs.load(folder).store
     trains, followed = view.read(folder).running, fold.Jobs()
 

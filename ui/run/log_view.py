@@ -162,12 +162,8 @@ def _coloured(line: str) -> str:
     return "".join(out)
 
 
-def build(selected: gr.State) -> gr.Accordion:
-    """Build the part; `selected` has the name of the run."""
-    return fold.build("Log", "log-fold", selected, _draw)
-
-
-def _draw(folder: Path) -> None:
+def draw(folder: Path) -> None:
+    """Make the components of the part."""
     with gr.Row(elem_classes="hp-log-bar"):
         query = gr.Textbox(
             label="Search the log",

@@ -61,12 +61,8 @@ def progress(folder: Path) -> tuple[bool, str]:
     )
 
 
-def build(selected: gr.State) -> gr.Accordion:
-    """Build the part; `selected` has the name of the run."""
-    return fold.build("Publish on Hugging Face", "publish-fold", selected, _form)
-
-
-def _form(folder: Path) -> None:
+def draw(folder: Path) -> None:
+    """Make the components of the part."""
     known = publish.choices(folder)
     if not known["loras"]:
         fold.say("This run has no LoRA yet.")

@@ -18,6 +18,7 @@ import gradio as gr
 import runs
 from monitor.phrases import count
 from runs import manage
+from runs.paths import outputs_dir
 from ui import jobs, scripts
 from ui.dataset import draft, images
 from ui.html import esc, pressed
@@ -51,6 +52,14 @@ SCRIPTS = {
     "queue": ("buttons", "act"),
     "actions": ("run_actions", "act"),
 }
+FOLDS = {
+    "samples": ("Samples", samples.draw),
+    "compare": ("Compare runs", compare.draw),
+    "publish": ("Publish on Hugging Face", publish.draw),
+    "checks": ("Checks and other machines", launch_tab.draw),
+    "log": ("Log", log_view.draw),
+}
+ALL_FOLDS = len(FOLDS) + 1  # and the one that `_manage` draws
 # The click changes the button before the server hears of it; `refresh` changes it again when the run's state does.
 STOPPING = """() => ({ __type__: 'update', value: 'Stopping…', interactive: false })"""
 SHOW_NOTE = """() => setTimeout(() => {
@@ -116,9 +125,9 @@ def build() -> RunPage:
             for name in ("actions", "loras", "incidents", "ledger"):
                 part(name)
             parts["charts"] = scripts.component("charts", "run-charts")
-            folds = [build(selected) for build in (samples.build, compare.build, publish.build, launch_tab.build)]
             part("log")
-            folds.append(log_view.build(selected))
+            gr.set_static_paths(outputs_dir())  # Gradio names the samples by their path instead of copying them
+            folds = [fold.build(title, f"{name}-fold", selected, draw) for name, (title, draw) in FOLDS.items()]
 
             def manage(of: Path) -> None:
                 _manage(of, selected, notice, folds[-1], again)
@@ -182,7 +191,6 @@ def _manage(folder: Path, selected: gr.State, said: gr.HTML, itself: gr.Accordio
 
 
 BUTTONS = ("stop", "go", "total", "copy")
-FOLDS = 6  # samples, comparison, publication, checks, log, and _manage
 TOTALS = {"epochs": "Total epochs", "max_train_steps": "Total steps"}
 
 
@@ -232,7 +240,7 @@ def render(selected: str, seen: str, search: str = "", closing: bool = True) -> 
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
         out.append(gr.skip() if known.get(name) == digest else value)
         known[name] = digest
-    return [selected, json.dumps(known), *out, *[gr.update(open=False) if closing else gr.skip()] * FOLDS]
+    return [selected, json.dumps(known), *out, *[gr.update(open=False) if closing else gr.skip()] * ALL_FOLDS]
 
 
 def refresh(selected: str, seen: str, search: str = "") -> list[Any]:
@@ -240,7 +248,7 @@ def refresh(selected: str, seen: str, search: str = "") -> list[Any]:
     out = render(selected, seen, search, closing=False)
     if out[0] == selected:
         return [gr.skip(), *out[1:]]
-    return [*out[:-FOLDS], *[gr.update(open=False)] * FOLDS]  # the first run, where none was selected
+    return [*out[:-ALL_FOLDS], *[gr.update(open=False)] * ALL_FOLDS]  # the first run, where none was selected
 
 
 def _digests(seen: str) -> dict[str, str]:

@@ -359,13 +359,13 @@ def test_a_run_that_is_selected_comes_with_its_folds_closed_and_a_look_at_it_lea
         write_run(data, name)
 
     def folds(out: list) -> list:
-        return [one.get("open") for one in out[-run_page.FOLDS :]]
+        return [one.get("open") for one in out[-run_page.ALL_FOLDS :]]
 
     selected = run_page.render("two", "")
-    assert folds(selected) == [False] * run_page.FOLDS
+    assert folds(selected) == [False] * run_page.ALL_FOLDS
     for seen in (selected[1], run_page.render("one", "")[1], ""):
-        assert folds(run_page.refresh("two", seen)) == [None] * run_page.FOLDS
-    assert folds(run_page.refresh("", "")) == [False] * run_page.FOLDS  # it selects one itself
+        assert folds(run_page.refresh("two", seen)) == [None] * run_page.ALL_FOLDS
+    assert folds(run_page.refresh("", "")) == [False] * run_page.ALL_FOLDS  # it selects one itself
 
 
 def test_a_page_opens_with_the_run_in_its_address_or_a_running_one_and_says_what_to_do_without(data, monkeypatch):
