@@ -60,17 +60,17 @@ def stop_run(run: str) -> dict[str, Any]:
 
 def pause_run(run: str) -> dict[str, Any]:
     """Save a checkpoint and free the GPU; `start_run` continues exactly there."""
-    return actions.act(calls.folder_of(run), "pause")
+    return actions.act(run, "pause")
 
 
 def sample_now(run: str) -> dict[str, Any]:
     """Draw the sample images after the current step. The training is not changed by it."""
-    return actions.act(calls.folder_of(run), "sample")
+    return actions.act(run, "sample")
 
 
 def save_now(run: str) -> dict[str, Any]:
     """Save a checkpoint after the current step."""
-    return actions.act(calls.folder_of(run), "save")
+    return actions.act(run, "save")
 
 
 def train_longer(run: str, total: int) -> dict[str, Any]:

@@ -1,26 +1,22 @@
-"""What can be done with the selected run beside Start and Stop: sample images or a checkpoint now, a pause, a place in the queue.
+"""What can be done with the selected run beside Start and Stop: sample images or a checkpoint now, a pause, a place in the queue;
+and what the buttons of the queue do.
 
 The actions are the monitor's commands as functions, so the command line and the page do the same.
 """
 
-import contextlib
-import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from guards import step_requests
 from jobs import queue as run_queue
-from monitor.run_folder import EVENTS
+from monitor.run_folder import EVENTS, MonitorError
 from runs.files import RunError
-from ui import scripts
+from runs.metrics_lines import json_objects
 from ui.dataset.images import OUT_OF_DATE
 from ui.html import esc, press
-from ui.run import queue, view
+from ui.run import calls, queue, view
 from ui.run.readers import kept
-
-if TYPE_CHECKING:
-    import gradio as gr
 
 STEPS = ("starting", "running", "suspect", "slow")  # states in which a request is done at the next step
 # action: (label, the label while it is being done, what it does)
@@ -32,13 +28,14 @@ ACTIONS = {
     "now": ("Run now", "", "Pauses the run that uses the GPU, trains this one, then goes on with the other."),
     "cancel": ("Leave the queue", "", "The run and its files stay."),
 }  # fmt: skip
+MOVES = {"up": -1, "down": 1, "retry": 0}
 SHOWN_S = 120.0  # an answer to a request stays so long
 EVENT_BYTES = 64 << 10
 
 
-def possible(shown: "view.View | None") -> list[str]:
+def possible(shown: "view.View") -> list[str]:
     """The actions that the run's state allows."""
-    if shown is None or shown.problem:
+    if shown.problem:
         return []
     state, position = shown.state, _position(shown.folder)
     found = []
@@ -52,9 +49,9 @@ def possible(shown: "view.View | None") -> list[str]:
     return found
 
 
-def html(shown: "view.View | None") -> str:
+def html(shown: "view.View") -> str:
     """The buttons, and what came of the last request."""
-    if shown is None or shown.problem:
+    if shown.problem:
         return ""
     busy = step_requests.waiting(shown.folder) if shown.running else ()
     if shown.running and view.stop_requested(shown.folder):
@@ -79,10 +76,10 @@ def _note(shown: "view.View", busy: tuple[str, ...]) -> str:
     if not shown.running:
         return ""
     events = shown.folder / EVENTS
-    answer = kept("answer", events, [events], lambda: _last_answer(events))
-    if answer is None or (datetime.now(UTC) - answer["at"]).total_seconds() > SHOWN_S:
+    at, message = kept("answer", events, [events], lambda: _last_answer(events))
+    if at is None or (datetime.now(UTC) - at).total_seconds() > SHOWN_S:
         return ""
-    return f"{answer['message'][:1].upper()}{answer['message'][1:]}."
+    return f"{message[:1].upper()}{message[1:]}."
 
 
 def _position(folder: Path) -> int:
@@ -90,26 +87,22 @@ def _position(folder: Path) -> int:
     return next((n for n, one in enumerate(queue.entries(), 1) if folder.name in (one.run, *one.sweep)), 0)
 
 
-def _last_answer(events: Path) -> dict[str, Any] | None:
-    """The newest answer to a request of this run: {"at", "message"}."""
+def _last_answer(events: Path) -> tuple[datetime | None, str]:
+    """When the newest request of this run was answered, and how; None without an answer."""
     try:
         with events.open("rb") as file:
-            file.seek(max(0, events.stat().st_size - EVENT_BYTES))
-            lines = file.read(EVENT_BYTES).splitlines()
+            file.seek(max(0, file.seek(0, 2) - EVENT_BYTES))
+            found = json_objects(file.read(EVENT_BYTES))
     except OSError:
-        return None
-    mark = f'"kind": "{step_requests.EVENT}"'.encode()
-    for line in reversed([line for line in lines if mark in line]):
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            event = json.loads(line)
-            at = datetime.fromisoformat(event["t"]).astimezone(UTC)
-            return {"at": at, "message": str(event["message"])[:300]}
-    return None
+        return None, ""
+    answers = [one for one in found if one.get("kind") == step_requests.EVENT] or [{}]
+    return view.moment(answers[-1].get("t")), str(answers[-1].get("message"))[:300]
 
 
-def act(folder: Path, action: str) -> dict[str, Any]:
-    """Do one of: sample, save, pause, queue, now, cancel. Returns {"id"} of a request, {"position"} of a run that waits,
-    {"paused": runs that make room}, or {}.
+def act(run: str, action: str) -> dict[str, Any]:
+    """Do what a button says with a run; up, down, retry, now and cancel also with a sweep that waits.
+
+    Returns {"id"} of a request, {"position"} of a run that waits, {"paused": runs that make room}, {"message": for people}.
 
     Raises:
         RunError: it cannot be done; the message says why.
@@ -117,23 +110,29 @@ def act(folder: Path, action: str) -> dict[str, Any]:
     from jobs import worker
     from monitor.cli import requests
 
-    with queue.explained():
+    try:
         match action:
             case "sample" | "save":
-                return {"id": requests.request(folder, action)}
+                return {"id": requests.request(calls.folder_of(run), action)}
             case "pause":
-                requests.pause(folder)
+                requests.pause(calls.folder_of(run))
+                return {}
             case "queue":
-                return {"position": worker.add(folder)}
+                return {"position": worker.add(calls.folder_of(run))}
             case "now":
-                return {"paused": worker.run_now(folder.name)}
+                paused = worker.run_now(run)
+                return {"paused": paused, "message": f"Pausing {', '.join(paused)} first." if paused else ""}
             case "cancel":
-                run_queue.cancel(folder.name)
-            case _:
-                raise RunError(OUT_OF_DATE)
-    return {}
-
-
-def build() -> "gr.HTML":
-    """The buttons; the value is that of `html`."""
-    return scripts.drawn("run_actions", "run-actions", "act")
+                worker.cancel(run)
+                return {"message": f"{run} left the queue. The run and its files stay."}
+            case "up" | "down" | "retry":
+                order = [one.run for one in queue.entries()]
+                place = order.index(run) + 1 if run in order else 0
+                to = run_queue.move(run, place + MOVES[action])
+                run_queue.ensure_worker()
+                return {"message": f"{run}: position {to} of {len(order)}"}
+    except MonitorError as error:
+        raise RunError(str(error)) from error
+    except OSError as error:
+        raise RunError(f"This cannot be written: {error.strerror or error}. Free some space, then try again") from error
+    raise RunError(OUT_OF_DATE)

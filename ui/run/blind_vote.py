@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from guards.metrics import utc_now
 from runs.evolution import Evolution
-from runs.files import RunError, explained
+from runs.files import explained
 from runs.metrics_lines import entries
 
 FILE = "votes.jsonl"
@@ -58,16 +58,8 @@ def vote(folder: Path, pair: Pair, choice: str) -> None:
     _append(folder, kind="vote", choice=choice, **pair._asdict())
 
 
-def mark(folder: Path, step: int | None, found: Evolution) -> None:
-    """Mark the LoRA of a step as the best; None removes the mark.
-
-    Raises:
-        RunError: there is no LoRA of this step, or the mark could not be stored.
-    """
-    steps = [one.step for one in found.snapshots if one.lora is not None and one.step is not None]
-    if step is not None and step not in steps:
-        known = f"use one of {', '.join(map(str, steps))}" if steps else "the run has saved none yet"
-        raise RunError(f"There is no LoRA of step {str(step)[:40]}; {known}")
+def mark(folder: Path, step: int | None) -> None:
+    """Mark the LoRA of a step as the best; None removes the mark. Raises RunError: it could not be written."""
     _append(folder, kind="pick", step=step)
 
 

@@ -7,22 +7,24 @@ A row of the list and a report are made once for each object that they show, bec
 import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from monitor.phrases import count
+from monitor.phrases import PHASES, count
 from runs.evolution import Evolution, Lora, Sample
 from runs.manage import size_text
 from ui.dataset.images import file_url
 from ui.html import duration, esc, markdown, number, per_step
 from ui.run import downloads
 from ui.run.evolution import versioned
-from ui.run.view import Incident, View
+from ui.run.view import Incident, View, number_of
 
 if TYPE_CHECKING:
     from monitor.ledger import Ledger
 
+Fact = tuple[str, str, str]  # label and value as markup, explanation as text
 LISTED = 100  # runs that the list shows; the search finds the others
 UTC_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
 ERROR_STATES = ("failed", "recovering", "backoff", "unkillable", "orphaned")
@@ -35,11 +37,7 @@ STATES = {
     "opening": ("busy", "Preparing", "The monitor prepares the start."),
     "starting": ("busy", "Starting", "The trainer is starting."),
     "running": ("good", "Training", ""),
-    "suspect": (
-        "warn",
-        "No progress",
-        "No progress for longer than usual. The monitor is checking whether the run hangs.",
-    ),
+    "suspect": ("warn", "No progress", "No progress for longer than usual. The monitor checks whether the run hangs."),
     "slow": ("warn", "Slow", "Training is slower than usual but still makes progress."),
     "recovering": ("warn", "Recovering", "It hung or crashed. The monitor restarts it from the last checkpoint."),
     "backoff": ("warn", "Waiting to restart", "It restarts automatically in a moment."),
@@ -49,48 +47,31 @@ STATES = {
     "stopped": ("idle", "Stopped", "Press {start} to {resume}."),
     "paused": ("idle", "Paused", "Press {start} to {resume}."),
     "preempted": ("idle", "Interrupted", "The machine was shut down or reclaimed. Press {start} to {resume}."),
-    "unkillable": (
-        "bad",
-        "Stuck in the kernel",
-        "The trainer cannot be killed. Restart the machine, then press {start}.",
-    ),
+    "unkillable": ("bad", "Stuck in the kernel", "It cannot be killed. Restart the machine, then press {start}."),
     "orphaned": (
         "warn",
         "Not monitored",
-        "The monitor of this run is gone, for example because the machine restarted. Press {start} to {resume}.",
+        "Its monitor is gone, as after a restart of the machine. Press {start} to {resume}.",
     ),
 }
 SILENT = ("warn", "Monitor does not respond", "Its keeper replaces it. If this stays, check the disk with the run.")
-PHASES = {
-    "import": "loading libraries",
-    "load": "loading the model",
-    "cache_latents": "caching the images",
-    "cache_text": "caching the captions",
-    "hash": "hashing the model file",
-    "first_step": "first step",
-    "step": "training",
-    "validate": "validating",
-    "sample": "generating samples",
-    "save": "saving",
-    "end": "finishing",
-}
 
 
-def describe(state: str) -> tuple[str, str, str]:
-    """Colour class, label and explanation of a state; the label of an unknown state is its name."""
-    return STATES.get(state, ("idle", state, ""))
+def describe(view: View) -> tuple[str, str, str]:
+    """Colour class, label and explanation of a run's state; the label of an unknown state is its name.
 
-
-def describe_run(view: View) -> tuple[str, str, str]:
-    """`describe` for a run: one that uses no GPU does not queue for one, and old figures are shown as such."""
+    A run that uses no GPU does not queue for one, and old figures are shown as such.
+    """
     if view.stale:
         return SILENT
     needs_no_gpu = view.state == "queued" and view.status.get("devices") == []
-    return describe("opening" if needs_no_gpu else view.state)
+    return STATES.get("opening" if needs_no_gpu else view.state, ("idle", view.state, ""))
 
 
-def local_time(when: datetime) -> str:
+def local_time(when: datetime | None) -> str:
     """A time that the browser shows in its own time zone (run_times.js); without the script it is UTC."""
+    if when is None:
+        return "–"
     return f'<time datetime="{when.isoformat()}">{when.astimezone(UTC):%Y-%m-%d %H:%M} UTC</time>'
 
 
@@ -104,12 +85,12 @@ def local_times(markup: str) -> str:
 def matching(views: list[View], search: str) -> list[View]:
     """The runs whose name or state contains every word of `search`."""
     words = search.casefold().split()
-    return [view for view in views if all(word in _searched(view) for word in words)] if words else views
 
+    def found(view: View) -> bool:
+        text = f"{view.name} {view.folder.name} {describe(view)[1]} {view.state}".casefold()
+        return all(word in text for word in words)
 
-@functools.lru_cache(maxsize=4096)
-def _searched(view: View) -> str:
-    return f"{view.name} {view.folder.name} {describe_run(view)[1]} {view.state}".casefold()
+    return [*filter(found, views)] if words else views
 
 
 def run_list(views: list[View], selected: str, search: str = "") -> str:
@@ -129,7 +110,7 @@ def run_list(views: list[View], selected: str, search: str = "") -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _row(view: View, here: bool) -> str:
-    colour, label, _ = describe_run(view)
+    colour, label, _ = describe(view)
     percent = f"{view.progress:.0%}" if view.status.get("state") and view.state != "completed" else ""
     return (
         f'<button type="button" class="hp-run{" hp-here" if here else ""}" data-run="{esc(view.folder.name)}" '
@@ -139,26 +120,28 @@ def _row(view: View, here: bool) -> str:
     )
 
 
-def head(view: View | None, selected: str = "") -> str:
-    """Name, state, progress and figures of the selected run; without a view, that the run `selected` is gone."""
-    if view is None and selected:
+def no_run(selected: str) -> str:
+    """Why no run is shown: none is selected, or the selected one is gone."""
+    if selected:
         return (
             f'<div class="hp-empty hp-tall" role="status"><strong>The run {esc(repr(selected))} was renamed or deleted</strong>'
             "<p>Choose a run in the list.</p></div>"
         )
-    if view is None:
-        return (
-            '<div class="hp-empty hp-tall"><strong>No run selected</strong>'
-            "<p>A run shows its steps, loss and samples here, and each hang or crash with its recovery.</p></div>"
-        )
-    colour, label, meaning = describe_run(view)
+    return (
+        '<div class="hp-empty hp-tall"><strong>No run selected</strong>'
+        "<p>A run shows its steps, loss and samples here, and each hang or crash with its recovery.</p></div>"
+    )
+
+
+def head(view: View) -> str:
+    """Name, state, progress and figures of the selected run."""
+    colour, label, meaning = describe(view)
     status, running = view.status, view.running
     message = str(status.get("reason") or status.get("message") or "") if view.state != "orphaned" else ""
     phase = PHASES.get(str(status.get("phase")), str(status.get("phase") or ""))
     if status.get("phase") != "step" and (items := view.number("phase_total")):
         phase += f", {int(view.number('phase_done') or 0):,} of {int(items):,}"
-    step, planned = view.number("step"), view.number("planned_steps")
-    count = f"{int(step or 0):,} of {int(planned):,} steps" if planned else ("" if not running else "Preparing…")
+    count = steps(view) or ("Preparing…" if running else "")
     rows = [
         f'<div class="hp-head"><h2 data-testid="run-name" data-run="{esc(view.folder.name)}">{esc(view.name)}</h2>'
         f'<span class="hp-pill hp-{colour}" data-testid="state" data-state="{esc(view.state)}">{esc(label)}</span>'
@@ -166,7 +149,7 @@ def head(view: View | None, selected: str = "") -> str:
         + "</div>",
         f'<div class="hp-bar"><i class="hp-{colour}{" hp-moving" if running and not view.progress else ""}" '
         f'style="width:{view.progress:.2%}"></i></div>',
-        f'<div class="hp-barline"><span data-testid="steps" data-step="{int(step or 0)}">{count}</span>'
+        f'<div class="hp-barline"><span data-testid="steps" data-step="{view.number("step") or 0:.0f}">{count}</span>'
         f"<span>{view.progress:.0%}</span></div>"
         if status.get("state")
         else "",
@@ -179,10 +162,16 @@ def head(view: View | None, selected: str = "") -> str:
     lines = [text for text in (view.problem, old, why, message, meaning, store(view), ready) if text]
     rows += [f'<p class="hp-say" data-testid="message">{esc(text)}</p>' for text in dict.fromkeys(lines)]
     if status.get("state"):
-        rows.append(f'<dl class="hp-facts">{"".join(_fact(*fact) for fact in facts(view, running))}</dl>')
+        rows.append(fact_list(facts(view, running)))
         if running and (used := machine(view)):
-            rows.append(f'<dl class="hp-facts hp-machine">{"".join(_fact(*fact) for fact in used)}</dl>')
+            rows.append(fact_list(used, "hp-machine"))
     return f'<div class="hp-sheet">{"".join(rows)}</div>'
+
+
+def steps(view: View) -> str:
+    """How many steps are done; "" while it is not known how many there are."""
+    planned = view.number("planned_steps")
+    return f"{view.number('step') or 0:,.0f} of {planned:,.0f} steps" if planned else ""
 
 
 def slow(view: View) -> str:
@@ -238,11 +227,11 @@ LEDGER = {
 }
 
 
-def ledger(view: View | None, found: "Ledger | None") -> str:
+def ledger(view: View, found: "Ledger") -> str:
     """Where the time of the run went, its cost, and what recovery saved."""
     from monitor.ledger import span
 
-    if view is None or found is None or not view.status.get("state") or found.wall_s < 1:
+    if not view.status.get("state") or found.wall_s < 1:
         return ""
     shares = {state: found.seconds[state] / found.wall_s for state in LEDGER}
     bar = "".join(
@@ -263,58 +252,48 @@ def ledger(view: View | None, found: "Ledger | None") -> str:
     if found.failures:
         text = f"{found.saved()[:1].upper()}{found.saved()[1:]}. The time in which nobody would have noticed is not counted."
         saved = f'<p class="hp-say" data-testid="saved">{esc(text)}</p>'
-    facts_html = "".join(
-        f'<div title="{esc(note)}"><dt>{name}</dt><dd>{esc(text)}</dd></div>' for name, text, note in rows
-    )
-    body = f'<div class="hp-ledger" aria-hidden="true">{bar}</div><dl class="hp-facts">{facts_html}</dl>{saved}'
+    body = f'<div class="hp-ledger" aria-hidden="true">{bar}</div>{fact_list(rows)}{saved}'
     return _section("Time and money" if found.cost is not None else "Time", body, f"{span(found.wall_s)} in all")
 
 
-def facts(view: View, running: bool) -> list[tuple[str, str, str]]:
-    """Figures of a run: (label, value as markup, explanation)."""
-    out = []
-    stepped = bool(view.number("step"))
-    if running:
-        source = "the speed of the last steps" if stepped else "earlier runs of this kind"
-        out.append(("Time left", duration(view.number("eta_s")), f"Estimated from {source}"))
-        since = view.since("last_progress_at")
-        if since is not None:
-            ago = "just now" if since < 1.5 else f"{duration(since)} ago"
-            out.append(
-                ("Last progress", f'<span class="hp-ago">{ago}</span>', "When the last step or item was completed")
-            )
-    if view.number("elapsed_s") is not None:
-        out.append(
-            ("Elapsed", duration(view.number("elapsed_s")), "Time since Start, without pauses between two starts")
-        )
-    if started := view.time("started_at"):
-        out.append(("Started", local_time(started), "When the run was first started"))
-    if not running and (ended := view.time("updated_at")):
-        out.append(("Ended", local_time(ended), ""))
-    if stepped:
-        out.append(("Speed", per_step(view.number("step_s")), "Typical time of a step"))
-    if epoch := view.number("epoch"):
-        out.append(("Epoch", f"{int(epoch)}", ""))
-    out.append(("Loss", number(view.number("loss"), 3), "Loss of the last step"))
-    out.append(("Restarts", f"{int(view.number('restarts') or 0)}", "Automatic restarts after a hang or crash"))
-    if view.checkpoint is not None:
-        out.append(("Last checkpoint", f"step {view.checkpoint:,}", "A restart continues from here"))
-    return out
+def facts(view: View, running: bool) -> list[Fact]:
+    """Figures of a run; those that are not known are left out."""
+    stepped, elapsed_s, epoch = bool(view.number("step")), view.number("elapsed_s"), view.number("epoch")
+    saved = view.checkpoint
+    progress, started, ended = map(view.time, ("last_progress_at", "started_at", "updated_at"))
+    ago_s = max(0.0, (datetime.now(UTC) - progress).total_seconds()) if progress else 0.0
+    ago = f'<span class="hp-ago">{"just now" if ago_s < 1.5 else f"{duration(ago_s)} ago"}</span>'
+    source = "the speed of the last steps" if stepped else "earlier runs of this kind"
+    known: list[tuple[object, str, str, str]] = [
+        (running, "Time left", duration(view.number("eta_s")), f"Estimated from {source}"),
+        (running and progress, "Last progress", ago, "When the last step or item was completed"),
+        (elapsed_s is not None, "Elapsed", duration(elapsed_s), "Time since Start, without pauses between two starts"),
+        (started, "Started", local_time(started), "When the run was first started"),
+        (ended and not running, "Ended", local_time(ended), ""),
+        (stepped, "Speed", per_step(view.number("step_s")), "Typical time of a step"),
+        (epoch, "Epoch", f"{epoch or 0:.0f}", ""),
+        (True, "Loss", number(view.number("loss"), 3), "Loss of the last step"),
+        (True, "Restarts", f"{view.number('restarts') or 0:.0f}", "Automatic restarts after a hang or crash"),
+        (saved is not None, "Last checkpoint", f"step {saved or 0:,}", "A restart continues from here"),
+    ]
+    return [(label, text, note) for there, label, text, note in known if there]
 
 
-def machine(view: View) -> list[tuple[str, str, str]]:
-    """What the run uses of its machine, where the monitor knows it: (label, value as markup, explanation)."""
-    out = []
+def machine(view: View) -> list[Fact]:
+    """What the run uses of its machine, where the monitor knows it."""
+    out: list[Fact] = []
     gpus = view.status.get("gpus")
     known = [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
     for index, gpu in enumerate(known):
         label, name = f"GPU {index}" if len(known) > 1 else "GPU", str(gpu.get("name") or "")
-        if _is_number(gpu.get("utilization")):
-            heat = f" · {gpu['temperature']:.0f} °C" if _is_number(gpu.get("temperature")) else ""
-            out.append((label, f"{gpu['utilization']:.0f} %{heat}", name))
-        if _is_number(gpu.get("memory_used")) and _is_number(gpu.get("memory_total")):
-            used = f"{gpu['memory_used'] / 1e9:.1f} of {gpu['memory_total'] / 1e9:.1f} GB"
-            out.append((f"{label} memory", used, f"{name}: memory in use, by all programs"))
+        busy, heat, used, total = (
+            number_of(gpu, key) for key in ("utilization", "temperature", "memory_used", "memory_total")
+        )
+        if busy is not None:
+            out.append((label, f"{busy:.0f} %" + (f" · {heat:.0f} °C" if heat is not None else ""), name))
+        if used is not None and total is not None:
+            text = f"{used / 1e9:.1f} of {total / 1e9:.1f} GB"
+            out.append((f"{label} memory", text, f"{name}: memory in use, by all programs"))
     if (cores := view.number("cpu_cores")) is not None:
         out.append(("CPU", f"{cores:.1f} of {os.cpu_count() or 1} cores", "Processor cores that the training uses"))
     if memory := view.number("memory_bytes"):
@@ -324,38 +303,28 @@ def machine(view: View) -> list[tuple[str, str, str]]:
     return out
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def fact_list(found: Iterable[Fact], kind: str = "") -> str:
+    """Figures as markup."""
+    rows = (f'<div title="{esc(note)}"><dt>{label}</dt><dd>{text}</dd></div>' for label, text, note in found)
+    return f'<dl class="hp-facts {kind}">{"".join(rows)}</dl>'
 
 
-def _fact(label: str, value: str, note: str) -> str:
-    return f'<div title="{esc(note)}"><dt>{esc(label)}</dt><dd>{value}</dd></div>'
-
-
-def loras(view: View | None, found: list[Lora], evolution: Evolution, marks: Mapping[str, str]) -> str:
-    """Every saved LoRA with its step, its samples and a download; the final one first. marks: a word by file name."""
-    if view is None or not found:
-        return ""
-    rows = "".join(_lora(lora, samples_of(lora, evolution), marks.get(lora.path.name, "")) for lora in found)
+def loras(folder: Path, found: list[Lora], evolution: Evolution, picked: int | None) -> str:
+    """Every saved LoRA with its step, its samples and a download, the final one first. picked: the best one's step."""
+    drawn = {one.at: one.samples for one in evolution.snapshots}
+    rows = "".join(_lora(lora, drawn.get(lora.at, ()), picked) for lora in found)
     title = "LoRA" if len(found) == 1 else f"{len(found)} LoRAs"
     body = f'<ul class="hp-loras" tabindex="0" aria-label="Saved LoRAs">{rows}</ul>'
     if len(found) > 1:
         size = size_text(sum(lora.size for lora in found))
         body += (
             f'<p class="hp-download-all"><a class="hp-button" data-testid="download-all" download '
-            f'href="{esc(downloads.address(view.folder))}">Download all as ZIP ({size})</a></p>'
+            f'href="{esc(downloads.address(folder))}">Download all as ZIP ({size})</a></p>'
         )
-    return _section(title, body, esc(str(view.folder.absolute())))
+    return _section(title, body, esc(str(folder.absolute())))
 
 
-def samples_of(lora: Lora, found: Evolution) -> tuple[Sample, ...]:
-    """The samples of the step at which a LoRA was saved, or of its epoch where no step is known."""
-    wanted = (lora.step, None) if lora.step else (None, lora.epoch)
-    of_moment = ((one, (one.step, None) if one.step else (None, one.epoch)) for one in found.snapshots)
-    return next((one.samples for one, at in of_moment if at == wanted and any(at)), ())
-
-
-def _lora(lora: Lora, samples: Sequence[Sample], mark: str) -> str:
+def _lora(lora: Lora, samples: Sequence[Sample], picked: int | None) -> str:
     name, at = lora.path.name, lora.at
     title = f"Final LoRA · {at}" if lora.final and at != name else at[:1].upper() + at[1:] if at != name else name
     thumbs = "".join(
@@ -364,7 +333,7 @@ def _lora(lora: Lora, samples: Sequence[Sample], mark: str) -> str:
         f'alt="Sample of prompt {sample.prompt + 1}, {esc(sample.at)}"></a>'
         for sample in samples
     )
-    pill = f'<span class="hp-mark-pill hp-done">{esc(mark)}</span>' if mark else ""
+    pill = '<span class="hp-mark-pill hp-done">picked</span>' if picked is not None and lora.step == picked else ""
     look, test = ("hp-primary", "download") if lora.final else ("", "download-numbered")
     return (
         f'<li class="hp-lora{" hp-final" if lora.final else ""}" data-testid="lora"><div><strong>{esc(title)}</strong>{pill}'
@@ -374,16 +343,16 @@ def _lora(lora: Lora, samples: Sequence[Sample], mark: str) -> str:
     )
 
 
-def incidents(view: View | None, found: list[Incident]) -> str:
+def incidents(found: list[Incident]) -> str:
     """All hangs and crashes of the run."""
-    if view is None or not found:
+    if not found:
         return ""
-    return _section("Hangs and crashes", "".join(incident(one) for one in found), cost_of_all(found))
+    return _section("Hangs and crashes", "".join(map(incident, found)), cost_of_all(found))
 
 
 def cost_of_all(found: list[Incident]) -> str:
     """What all failures together have cost, as a phrase; "" before the first recovery."""
-    spans = [one.fields["recover_s"] for one in found if isinstance(one.fields.get("recover_s"), int | float)]
+    spans = [span for one in found if (span := number_of(one.fields, "recover_s")) is not None]
     if not spans:
         return ""
     steps = sum(n for one in found if isinstance(n := one.fields.get("steps_repeated"), int))
@@ -399,7 +368,7 @@ def incident(one: Incident) -> str:
     where = where or (f"while {PHASES.get(phase, phase)}" if phase else "")
     title = str(f.get("title") or f.get("cause") or "Unknown cause").replace("_", " ")
     title = title[:1].upper() + title[1:]
-    recovered = isinstance(f.get("recover_s"), int | float)
+    recovered = number_of(f, "recover_s") is not None
     changed = f.get("changed")
     changed = "; ".join(map(str, changed)) if isinstance(changed, list) else str(changed or "")
     parts = [f"<p>{esc(f['explanation'])}</p>"] if f.get("explanation") else []
@@ -407,30 +376,25 @@ def incident(one: Incident) -> str:
         parts.append(f"<p><b>Changed for the restart:</b> {esc(changed)}</p>")
     elif recovered:
         parts.append("<p><b>Changed for the restart:</b> nothing</p>")
-    if one.report:
-        report = f'<details><summary>Full report</summary><div class="hp-report">{local_times(markdown(one.report))}</div></details>'
+    text = local_times(markdown(one.report))
+    report = f'<details><summary>Full report</summary><div class="hp-report">{text}</div></details>'
     return (
         f'<article class="hp-incident hp-{"done" if recovered else "warn"}" id="incident-{esc(one.number)}" data-testid="incident">'
         f"<header><strong>{esc(title)}</strong><span>{esc(what)} {esc(where)}</span></header>{''.join(parts)}"
-        f'<dl class="hp-facts">{"".join(_fact(a, esc(b), "") for a, b in costs(f))}</dl>'
-        f"{report if one.report else ''}</article>"
+        f"{fact_list(costs(f))}{report if one.report else ''}</article>"
     )
 
 
-def costs(fields: dict[str, Any]) -> list[tuple[str, str]]:
-    """Times and steps that an incident cost: (label, value)."""
-    out = []
-    if isinstance(fields.get("detect_s"), int | float):
-        out.append(("Detected after", _short(fields["detect_s"])))
-    if isinstance(fields.get("recover_s"), int | float):
-        out.append(("Recovered in", _short(fields["recover_s"])))
-    else:
-        out.append(("Recovery", "Not recovered"))
+def costs(fields: dict[str, Any]) -> list[Fact]:
+    """Times and steps that an incident cost."""
+    detect_s, recover_s, repeated = (number_of(fields, key) for key in ("detect_s", "recover_s", "steps_repeated"))
+    out = [("Detected after", _short(detect_s), "")] if detect_s is not None else []
+    out.append(("Recovery", "Not recovered", "") if recover_s is None else ("Recovered in", _short(recover_s), ""))
     if fields.get("resumed_from") is not None:
         source = ", in memory" if fields.get("from_memory") is True else ""
-        out.append(("Resumed from", f"step {fields['resumed_from']}{source}"))
-    if isinstance(fields.get("steps_repeated"), int):
-        out.append(("Steps trained twice", f"{fields['steps_repeated']}"))
+        out.append(("Resumed from", f"step {esc(fields['resumed_from'])}{source}", ""))
+    if repeated is not None:
+        out.append(("Steps trained twice", f"{repeated:.0f}", ""))
     return out
 
 

@@ -10,17 +10,13 @@ is needed, uses it.
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ui import scripts
 from ui.html import duration, number, table
 from ui.run import view
 from ui.run.metrics import Metrics
-
-if TYPE_CHECKING:
-    import gradio as gr
 
 BUCKETS = 500
 TABLE_ROWS = 20
@@ -74,19 +70,20 @@ def lines_of(metrics: Metrics, planned: float, incidents: list["view.Incident"])
         "name", "step", "time", "mean", "low", "high"}], "marks": [{"step", "time", "label", "incident"}], "table":
         markup, "share": how much of the file was read}; low and high are [] where every point is shown.
     """
-    steps, began_s = metrics.steps, _began(metrics)
+    steps, began_s = metrics.steps, float(metrics.steps["t_s"][np.isfinite(metrics.steps["t_s"])][:1].sum())
     seconds = rising(steps["t_s"]) - began_s
     x = {
         "step": steps["step"],
         "time": seconds if np.isfinite(seconds).all() else steps["step"],
     }  # a file without times
     data = {axis: [float(at[0]), float(at[-1])] if len(at) else [0.0, 0.0] for axis, at in x.items()}
-    held_out = metrics.validation()
-    held_x = {"step": held_out["step"], "time": rising(held_out["t_s"]) - began_s}
+    held_out = [(step, *values) for step, values in sorted(metrics.validation.items())]
+    held_step, held_t_s, held_loss = np.array(held_out, np.float64).reshape(-1, 3).T
+    held_x = {"step": held_step, "time": rising(held_t_s) - began_s}
     lines: list[dict[str, Any]] = [
         {"key": key, "label": label, "unit": unit, **points(x, steps[key])} for key, (label, unit) in STEP_LINES.items()
     ]
-    lines.insert(1, {"key": "val_loss", "label": "Validation loss", "unit": "", **points(held_x, held_out["val_loss"])})
+    lines.insert(1, {"key": "val_loss", "label": "Validation loss", "unit": "", **points(held_x, held_loss)})
     for index, samples in sorted(metrics.gpus.items()):
         t = rising(samples["t_s"])
         at_step = np.interp(t - began_s, x["time"], x["step"]) if len(seconds) else np.full(len(t), math.nan)
@@ -105,12 +102,6 @@ def lines_of(metrics: Metrics, planned: float, incidents: list["view.Incident"])
         "table": table_of(metrics, x),
         "share": round(metrics.share, 2),
     }
-
-
-def _began(metrics: Metrics) -> float:
-    known = metrics.steps["t_s"]
-    finite = known[np.isfinite(known)]
-    return float(finite[0]) if len(finite) else 0.0
 
 
 def rising(t_s: np.ndarray) -> np.ndarray:
@@ -139,10 +130,7 @@ def points(x: X, y: np.ndarray, buckets: int = BUCKETS) -> dict[str, list[float]
 
 def rounded(values: np.ndarray) -> list[float]:
     """Numbers with 7 significant digits, which no chart exceeds and which makes the answer a third as long."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        power = 10.0 ** (6 - np.floor(np.log10(np.abs(values))))
-        short = np.round(values * power) / power
-    return np.where(np.isfinite(short), short, values).tolist()
+    return [float(f"{value:.7g}") for value in values.tolist()]
 
 
 def marks(metrics: Metrics, x: X, incidents: list["view.Incident"]) -> list[dict[str, Any]]:
@@ -160,9 +148,9 @@ def marks(metrics: Metrics, x: X, incidents: list["view.Incident"]) -> list[dict
         known.add(one.fields.get("resumed_from"))
         kind = {"hang": "hung", "crash": "crashed"}.get(str(one.fields.get("kind")), "failed")
         out.append(mark(step, f"{kind} after step {step:,}", one.number))
-    for restart in metrics.restarts:
-        if restart.step - 1 not in known:
-            out.append(mark(restart.step, f"continued at step {restart.step:,}"))
+    for step in metrics.restarts[-MOST_MARKS:]:
+        if step - 1 not in known:
+            out.append(mark(step, f"continued at step {step:,}"))
     return sorted(out, key=lambda one: one["step"])[-MOST_MARKS:]
 
 
@@ -175,8 +163,3 @@ def table_of(metrics: Metrics, x: X) -> str:
         for n in rows
     ]
     return table("Values of the charts", ["Step", "Time", "Loss", "Learning rate", "Seconds a step"], cells)
-
-
-def build() -> "gr.HTML":
-    """The component; its value is that of `value`."""
-    return scripts.component("charts", "run-charts")

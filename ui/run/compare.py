@@ -1,7 +1,6 @@
 """Two to six runs side by side: the settings that differ, their losses, their last samples, time, memory and cost."""
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from runs.files import RunError
 from ui.html import duration, esc, number, per_step, table
 from ui.new import form
-from ui.run import calls, cards, fold, view
+from ui.run import calls, cards, view
 from ui.run.charts import points
 from ui.run.fold import QUIET
 from ui.run.metrics import Metrics
@@ -26,12 +25,11 @@ MOST_PROMPTS = 12
 MOST_POINTS = 200
 # Of run.toml: what names a run, what may hold a secret, and what is the same as another line.
 LEFT_OUT = ("name", "environment", "prompts", "version", "created")
-FACTS = ("State", "Steps", "Last loss", "Time", "Speed", "Peak GPU memory", "Restarts", "Cost")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs side by side. facts, settings: [label, value of each run], of the settings those that differ.
+    """Runs side by side. facts, settings: [label, value of each run]; of the settings those that differ.
 
     losses: (run, step, loss). samples: (path, caption) of the last sample of each run, prompt by prompt.
     """
@@ -54,8 +52,8 @@ def compare(names: list[str]) -> Comparison:
     views = [view.read(calls.folder_of(name)) for name in dict.fromkeys(names)]
     return Comparison(
         [one.name for one in views],
-        [list(row) for row in zip(FACTS, *map(facts, views), strict=True)],
-        differences([settings(one) for one in views]),
+        rows([facts(one) for one in views]),
+        [row for row in rows([settings(one) for one in views]) if len(set(row[1:])) > 1],
         [point for one in views for point in losses(one)],
         samples(views),
     )
@@ -76,48 +74,40 @@ def losses(one: "view.View") -> list[tuple[str, float, float]]:
 
 
 def settings(one: "view.View") -> dict[str, str]:
-    """The settings of a run as text, by name; those of `extra` with the trainer's own names."""
+    """The settings of a run as text, by label; those of `extra` with the trainer's own names."""
     spec = {**{key: v for key, v in one.spec.items() if key != "extra"}, **(one.spec.get("extra") or {})}
-    return {key: _text(v)[:MOST_TEXT] for key, v in spec.items() if key not in LEFT_OUT}
+    return {form.LABELS.get(key, key): _text(v)[:MOST_TEXT] for key, v in spec.items() if key not in LEFT_OUT}
 
 
 def _text(found: Any) -> str:
-    if isinstance(found, bool):
-        return "yes" if found else "no"
-    if isinstance(found, float):
-        return f"{found:g}"
-    if isinstance(found, str | int):
-        return str(found)
-    return json.dumps(found, ensure_ascii=False, default=str)
+    return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False, default=str)
 
 
-def differences(found: list[dict[str, str]]) -> list[list[str]]:
-    """[name, value of each run] of the settings that are not the same in all; "–" where a run does not set it."""
-    names = dict.fromkeys(key for one in found for key in one)
-    rows = [[form.LABELS.get(name, name), *(one.get(name, "–") for one in found)] for name in names]
-    return [row for row in rows if len(set(row[1:])) > 1]
-
-
-def facts(one: "view.View") -> list[str]:
-    """The values of FACTS for a run."""
+def facts(one: "view.View") -> dict[str, str]:
+    """What came out of a run."""
     ledger = view.ledger(one)
     peak = view.with_metrics(one.folder, peak_memory)
-    return [
-        cards.describe_run(one)[1],
-        f"{int(one.number('step') or 0):,} of {int(one.number('planned_steps') or 0):,}",
-        number(one.number("loss"), 3),
-        duration(ledger.wall_s),
-        per_step(one.number("step_s")),
-        f"{peak / 1e9:.1f} GB" if peak else "–",
-        f"{int(one.number('restarts') or 0)}",
-        f"{ledger.cost:,.2f}" if ledger.cost is not None else "–",
-    ]
+    return {
+        "State": cards.describe(one)[1],
+        "Steps": cards.steps(one) or "–",
+        "Last loss": number(one.number("loss"), 3),
+        "Time": duration(ledger.wall_s),
+        "Speed": per_step(one.number("step_s")),
+        "Peak GPU memory": f"{peak / 1e9:.1f} GB" if peak else "–",
+        "Restarts": f"{one.number('restarts') or 0:.0f}",
+        "Cost": f"{ledger.cost:,.2f}" if ledger.cost is not None else "–",
+    }
+
+
+def rows(found: list[dict[str, str]]) -> list[list[str]]:
+    """[name, value of each run] for all names; "–" where a run has none."""
+    names = dict.fromkeys(name for one in found for name in one)
+    return [[name, *(one.get(name, "–") for one in found)] for name in names]
 
 
 def peak_memory(metrics: Metrics) -> float:
     """The most memory in bytes that a GPU had in use in any sample; 0 without samples."""
-    peaks = [float(np.nanmax(t["memory_used"])) for t in metrics.gpus.values() if np.isfinite(t["memory_used"]).any()]
-    return max((peak for peak in peaks if math.isfinite(peak)), default=0.0)
+    return float(np.nanmax(np.concatenate([[0.0], *(gpu["memory_used"] for gpu in metrics.gpus.values())])))
 
 
 def samples(views: list["view.View"]) -> list[tuple[str, str]]:
@@ -139,16 +129,12 @@ def samples(views: list["view.View"]) -> list[tuple[str, str]]:
 # The part of the page -------------------------------------------------------------------------------------------------
 
 
-def build(selected: gr.State) -> gr.Accordion:
-    """Build the part; `selected` has the name of the run."""
-    return fold.build("Compare runs", "compare-fold", selected, _draw)
-
-
-def _draw(folder: Path) -> None:
+def draw(folder: Path) -> None:
+    """Make the components of the part."""
     name = folder.name
     everything = [one for one in view.read_all() if one.status.get("state")]
     chosen = gr.Dropdown(
-        [(f"{one.name} ({cards.describe_run(one)[1]})", one.folder.name) for one in everything[:LISTED]],
+        [(f"{one.name} ({cards.describe(one)[1]})", one.folder.name) for one in everything[:LISTED]],
         value=[name] if name in (one.folder.name for one in everything) else [],
         multiselect=True,
         max_choices=MOST,

@@ -6,13 +6,13 @@ stop must work on a full disk.
 Their output goes to a file, not to a pipe: the processes that the monitor starts inherit it and would keep a pipe open.
 """
 
-import os
 import subprocess
-import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import runs
+from monitor.process.subjob import helper, python
 
 START_S = 60  # seconds `monitor start` may take
 STOP_S = 5  # seconds the page waits for `monitor stop`, which continues without the page
@@ -42,18 +42,11 @@ def stop(folder: Path) -> None:
 def _done(words: list[str], wait_s: float) -> bool:
     """Whether a command has ended within a time; it continues without the page. RunError: it failed, with its last lines."""
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *words],
-            cwd=runs.ROOT,
-            env={**os.environ, "PYTHONUTF8": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        process = helper(python(*words), output)
         try:
             code = process.wait(wait_s)
         except subprocess.TimeoutExpired:
+            threading.Thread(target=process.wait, daemon=True).start()  # it is no zombie when it has ended
             return False
         if code:
             output.seek(0)

@@ -35,11 +35,7 @@ def files_of(folder: Path) -> list[Path]:
     """What a run's archive holds: its complete LoRAs and the files that made them. A link that leads elsewhere is left out."""
     known = not env_file.exposed(view.read(folder).spec)  # else the spec is invalid, and its files may hold a secret
     found = [lora.path for lora in view.loras(folder)] + [folder / name for name in EXTRAS if known]
-    return [path for path in found if path.is_file() and path.resolve().parent == folder.resolve() and _sent(path)]
-
-
-def _sent(path: Path) -> bool:
-    return served.find(str(path)) is not None
+    return [path for path in found if path.resolve().parent == folder.resolve() and served.find(str(path))]
 
 
 def archive(folder: Path) -> "ZipStream":

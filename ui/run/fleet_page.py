@@ -8,8 +8,10 @@ never waits: a store that is slow or fails costs only its own part.
 import json
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -17,7 +19,7 @@ import gradio as gr
 from monitor.process.subjob import Subjob, python
 from runs.files import RunError
 from ui import scripts
-from ui.html import duration, esc, number, press, pressed
+from ui.html import esc, press, pressed
 from ui.run import cards, fold, view
 from ui.run.fold import QUIET
 
@@ -26,20 +28,16 @@ REFRESH_S = 20.0  # between two readings
 READ_S = 90.0  # for one reading; the process has shorter limits of its own
 STOP_S = 60.0
 MOST_ADDRESS = 500  # characters
-REQUESTED = "Stop requested"
 
 
 @dataclass
 class Store:
-    """What is known of one store. read_at: when `runs` was read, in UTC.
-
-    stops: by run, the process that requests its stop, then what came of it.
-    """
+    """What is known of one store. read_at: when `runs` was read, in UTC. stops: by run, what requests its stop."""
 
     runs: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
     read_at: str = ""
-    stops: dict[str, Subjob | str] = field(default_factory=dict)
+    stops: dict[str, Subjob] = field(default_factory=dict)
 
 
 class Fleet:
@@ -58,16 +56,12 @@ class Fleet:
             if self.reading is not None and self.reading.done():
                 self._take(self.reading)
                 self.reading, self.read_s = None, time.monotonic()
-            for store in self.stores.values():
-                for run, asking in store.stops.items():
-                    if isinstance(asking, Subjob) and asking.done():
-                        failed = f"The stop could not be requested: {_reason(asking)}"
-                        store.stops[run] = failed if asking.error else REQUESTED
-                        self.read_s = None
+            for stop in (stop for store in self.stores.values() for stop in store.stops.values()):
+                stop.done()
             due = self.read_s is None or time.monotonic() - self.read_s >= REFRESH_S
             if due and self.reading is None:
                 self.reading = Subjob(python("launch", "fleet", "--json"), READ_S)
-            return {address: replace(store, stops={**store.stops}) for address, store in self.stores.items()}
+            return {**self.stores}
 
     def refresh(self) -> None:
         """Read every store again at the next look."""
@@ -75,10 +69,12 @@ class Fleet:
             self.read_s = None
 
     def stop(self, address: str, slug: str) -> None:
-        """Request a stop through the store."""
+        """Request a stop through the store. RunError: the store is not in the list."""
         with self._lock:
-            stops = self.stores.setdefault(address, Store()).stops
-            if not isinstance(stops.get(slug), Subjob):
+            if address not in self.stores:
+                raise RunError(f"The store {address[:200]!r} is not in the list. Add it, then try again")
+            stops = self.stores[address].stops
+            if slug not in stops or stops[slug].done():
                 words = python("launch", "fleet", f"--store={address}", f"--stop={slug}", "--json")
                 stops[slug] = Subjob(words, STOP_S)
 
@@ -105,31 +101,26 @@ def _reason(job: Subjob) -> str:
 FLEET = Fleet()
 
 
-def change_stores(action: str, address: str) -> None:
-    """Add or remove ("add", "remove") the address of a store, and read the stores again. RunError: it cannot be one."""
+def add_store(address: str) -> None:
+    """Add the address of a store, and read the stores again. RunError, LaunchError: it cannot be one."""
     from launch import fleet
-    from launch.common import LaunchError
 
     if not address.strip():
         raise RunError("Enter the address of a store, such as s3://bucket/runs")
     if len(address) > MOST_ADDRESS or not address.isprintable():
         raise RunError("This is not the address of a store")
-    try:
-        {"add": fleet.add, "remove": fleet.remove}[action](address)
-    except LaunchError as error:
-        raise RunError(str(error)) from error
-    if action == "add":
-        FLEET.stores.setdefault(address.strip(), Store())
-    else:
-        FLEET.stores.pop(address.strip(), None)
+    fleet.add(address)
+    FLEET.stores.setdefault(address.strip(), Store())
     FLEET.refresh()
 
 
-def stop_far(store: str, run: str) -> None:
-    """Request the stop of a run through its store. RunError: the store is not in the list."""
-    if store not in FLEET.stores:
-        raise RunError(f"The store {store[:200]!r} is not in the list. Add it, then try again")
-    FLEET.stop(store, run)
+def remove_store(address: str) -> None:
+    """Remove a store from the list. RunError: the list cannot be written."""
+    from launch import fleet
+
+    fleet.remove(address)
+    FLEET.stores.pop(address, None)
+    FLEET.refresh()
 
 
 # The tab ------------------------------------------------------------------------------------------------------------------
@@ -165,64 +156,52 @@ def _store(address: str, store: Store, added: bool) -> str:
     return f'<section data-store="{esc(address)}">{"".join(parts)}</section>'
 
 
-def _run(run: dict[str, Any], store: str, stop: Subjob | str | None) -> str:
+def _run(run: dict[str, Any], store: str, stop: Subjob | None) -> str:
+    shown = view.View(Path(run["slug"]), run["name"], {**run, "checkpoint": {"step": run.get("checkpoint_step")}})
     colour, state, _ = cards.STATES.get(run.get("state", ""), ("idle", "Unknown", ""))
-    ended = run.get("state") in view.FINAL
-    updated = view.moment(run.get("updated_at"))
-    facts = []
-    if "step" in run:
-        planned = f" of {run['planned_steps']:,.0f}" if run.get("planned_steps") else ""
-        facts.append(("Step", f"{run['step']:,.0f}{planned}"))
-    if "loss" in run:
-        facts.append(("Loss", number(run["loss"], 3)))
-    if run.get("checkpoint_step"):
-        facts.append(("Last checkpoint", f"step {run['checkpoint_step']:,.0f}"))
-    if run.get("eta_s") and not ended:
-        facts.append(("Time left", duration(run["eta_s"])))
-    if "restarts" in run:
-        facts.append(("Restarts", f"{run['restarts']:,.0f}"))
-    rows = "".join(f"<div><dt>{name}</dt><dd>{esc(value)}</dd></div>" for name, value in facts)
-    if updated:
-        rows += f"<div><dt>Last update</dt><dd>{cards.local_time(updated)}</dd></div>"
+    ended, updated = run.get("state") in view.FINAL, shown.time("updated_at")
+    facts = [("Step", cards.steps(shown), ""), *cards.facts(shown, not ended)]
+    if updated and not ended:
+        facts.append(("Last update", cards.local_time(updated), ""))
     lines = [run.get("reason") or run.get("message") or ""]
     if run.get("holder"):
         lines.append(f"{'Trained' if run.get('held') else 'Last trained'} by {run['holder']}.")
     if not ended and updated and (datetime.now(UTC) - updated).total_seconds() > STALE_S:
         lines.append("No update for a while: the machine may be gone. Another one can take over from the store.")
-    lines += [run.get("problem") or "", stop if isinstance(stop, str) and stop != REQUESTED else ""]
+    failed = stop is not None and stop.error
+    lines += [run.get("problem") or "", f"The stop could not be requested: {_reason(stop)}" if stop and failed else ""]
     said = "".join(f"<p>{esc(line)}</p>" for line in lines if line)
     if not ended:
-        asked = bool(run.get("stop_requested")) or isinstance(stop, Subjob) or stop == REQUESTED
-        label = f"Stop {run['name']}"
-        text = REQUESTED if asked else "Stop"
-        said += (
-            f"<div>{press(text, 'stop', label=label, off=asked, store=store, run=run['slug'], testid='far-stop')}</div>"
-        )
+        asked = bool(run.get("stop_requested")) or (stop is not None and not failed)
+        text, label = "Stop requested" if asked else "Stop", f"Stop {run['name']}"
+        button = press(text, "stop", label=label, off=asked, store=store, run=run["slug"], testid="far-stop")
+        said += f"<div>{button}</div>"
     return (
         f'<article class="hp-section hp-far" data-run="{esc(run["slug"])}"><header><strong>{esc(run["name"])}</strong>'
         f'<span class="hp-pill hp-{colour}" data-testid="far-state">{state}</span></header>'
-        f'<dl class="hp-facts">{rows}</dl>{said}</article>'
+        f"{cards.fact_list(facts)}{said}</article>"
     )
 
 
-def _on_act(event: gr.EventData) -> list[str]:
-    store = pressed(event, "store")
+def _changed(change: Callable[..., None], *values: str) -> list[str]:
+    """The stores after a change, and why it could not be made."""
     try:
-        if pressed(event, "do") == "stop":
-            stop_far(store, pressed(event, "run"))
-        else:
-            change_stores("remove", store)
-    except RunError as error:
+        change(*values)
+    except fold.ERRORS as error:
         return [html(), fold.note(error, True)]
     return [html(), ""]
 
 
+def _on_act(event: gr.EventData) -> list[str]:
+    store = pressed(event, "store")
+    if pressed(event, "do") == "stop":
+        return _changed(FLEET.stop, store, pressed(event, "run"))
+    return _changed(remove_store, store)
+
+
 def _on_add(address: str) -> list[Any]:
-    try:
-        change_stores("add", address)
-    except RunError as error:
-        return [html(), fold.note(error, True), gr.skip()]
-    return [html(), "", ""]
+    shown, problem = _changed(add_store, address)
+    return [shown, problem, gr.skip() if problem else ""]
 
 
 def _on_refresh() -> str:

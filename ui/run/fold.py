@@ -6,6 +6,7 @@ from typing import Any
 
 import gradio as gr
 
+from launch.common import LaunchError
 from presets import PresetError
 from runs.files import RunError
 from ui.html import esc
@@ -18,20 +19,20 @@ QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 # parts drawn at the same time, one failed with "dictionary changed size during iteration" and stayed empty.
 DRAWN: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 1, "concurrency_id": "drawn parts"}
 
-ERRORS = (RunError, PresetError)
+ERRORS = (RunError, PresetError, LaunchError)  # their messages are for people
 TICK_S, IDLE_S = 1.0, 5.0  # while a command runs, and while none does: somebody else may start one
 Look = Callable[[], tuple[bool, str]]
 
 
 def opened(title: str, elem_id: str, source: gr.Component, draw: Callable[[Any], None]) -> gr.Accordion:
-    """Build an accordion whose components `draw(value of source)` makes each time it is opened. It shows a RunError of `draw`."""
+    """Build an accordion whose components `draw(value of source)` makes each time it is opened. It shows an error of `draw`."""
     with gr.Accordion(title, open=False, elem_id=elem_id) as fold:
 
         @gr.render(inputs=[source], triggers=[fold.expand], **DRAWN)
         def _opened(value: Any) -> None:
             try:
                 draw(value)
-            except RunError as error:
+            except ERRORS as error:
                 say(error)
 
     return fold

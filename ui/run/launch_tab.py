@@ -6,10 +6,12 @@ up when this part is opened, not when the page is: the page's config stays small
 into its server.
 """
 
+import functools
 import importlib
 import os
 import re
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,10 @@ from launch.__main__ import COMMANDS
 from runs.files import RunError
 from runs.manage import size_text
 from ui import jobs, served
-from ui.dataset.images import OUT_OF_DATE, file_url
+from ui.dataset.images import file_url
 from ui.html import duration, esc
 from ui.run import fold, view
-from ui.run.fold import QUIET, Jobs
+from ui.run.fold import QUIET
 
 MINUTES = 60.0
 TEXT_BYTES = 200_000  # of a file that is shown; a longer one is only a download
@@ -94,123 +96,63 @@ PLACES: dict[str, Place] = {
         {"--models": "Add the files of the base model"},
     ),
 }  # fmt: skip
-ALIVE = ("starting", "running", "suspect", "slow", "stopping")
-
-
-@dataclass(frozen=True)
-class Check:
-    """A command about a run, which the page starts. idle: only while the run does not train, because it needs the GPU."""
-
-    package: str
-    limit_s: float
-    title: str
-    about: str
-    button: str
-    idle: bool = True
-
-
-CHECKS: dict[str, Check] = {
-    "diagnose": Check(
-        "monitor", 2 * MINUTES, "What is it doing?", "Each rank's check points and stacks, and which one is stuck.", "Look at the stacks", False
+# Name: (package of the command, its time limit in seconds, title, what it does, label of the button)
+CHECKS = {
+    "diagnose": (
+        "monitor",
+        2 * MINUTES,
+        "What is it doing?",
+        "Each rank's check points and stacks, and which one is stuck.",
+        "Look at the stacks",
     ),
-    "rehearse": Check(
-        "launch", 40 * MINUTES, "Rehearse", "Two steps, a sample, a checkpoint and a resume on the real model, in about two minutes.", "Rehearse"
+    "rehearse": (
+        "launch",
+        40 * MINUTES,
+        "Rehearse",
+        "Two steps, a sample, a checkpoint and a resume on the real model, in about two minutes.",
+        "Rehearse",
     ),
-}  # fmt: skip
-
-
-def job_of(kind: str) -> str:
-    """The name of the job that writes or submits for a place."""
-    return f"launch-{kind}"
+}
 
 
 def missing(place: Place) -> str:
     """Why a run cannot be submitted from this machine; "" where it can be tried."""
-    if place.needs.isupper():
-        return (
-            ""
-            if os.environ.get(place.needs)
-            else f"Set {place.needs} before you start Hangproof to start it from here."
-        )
-    if place.needs and shutil.which(place.needs) is None:
+    if place.needs.isupper() and not os.environ.get(place.needs):
+        return f"Set {place.needs} before you start Hangproof to start it from here."
+    if place.needs and not place.needs.isupper() and shutil.which(place.needs) is None:
         return f"{place.needs} is not installed on this machine. Copy the files to one that has it."
     return ""
 
 
-def write_files(folder: Path, kind: str, options: object, submit: bool = False) -> None:
+def write_files(folder: Path, kind: str, values: Sequence[Any], submit: bool = False) -> None:
     """Start the command that writes the files for a place and, with `submit`, starts the run there. RunError: it cannot."""
-    if kind not in PLACES:
-        raise RunError(OUT_OF_DATE)
-    words = arguments(kind, options)
+    words = arguments(kind, values)
     if submit and (reason := missing(PLACES[kind])):
         raise RunError(reason)
     if kind == "bundle":
         words.append(f"--output={folder / folder.name}.zip")
     command = ["launch", kind, str(folder), *words, *["--submit"] * submit, "--json"]
-    jobs.start(folder, job_of(kind), command, limit_s=60 * MINUTES)
+    jobs.start(folder, f"launch-{kind}", command, limit_s=60 * MINUTES)
 
 
-def arguments(kind: str, given: object) -> list[str]:
-    """The options of a command from what was typed. RunError: not an option of this place, or not one line."""
-    place = PLACES[kind]
-    if not isinstance(given, dict) or not given.keys() <= place.labels.keys():
-        raise RunError(OUT_OF_DATE)
+def arguments(kind: str, values: Sequence[Any]) -> list[str]:
+    """The options of a command from the values of its fields. RunError: one is missing, or not one line."""
     words = []
-    for flag, label, default, _ in place.options(kind):
-        text = given.get(flag, "")
+    for (flag, label, default, _), value in zip(PLACES[kind].options(kind), values, strict=True):
         if default is False:
-            words += [flag] * (text is True)
+            words += [flag] * (value is True)
             continue
-        if not isinstance(text, str) or not VALUE.fullmatch(text):
+        text = str(value or "").strip()
+        if not VALUE.fullmatch(text):
             raise RunError(f"{label}: Use one line of at most 300 characters")
-        if default is ... and not text.strip():
+        if default is ... and not text:
             raise RunError(f"{label}: Enter a value")
-        values = text.split() if default == [] else [text.strip()]
-        words += [f"{flag}={value}" for value in values if value]  # with =, a value is never another option
+        each = text.split() if default == [] else [text]
+        words += [f"{flag}={one}" for one in each if one]  # with =, a value is never another option
     return words
 
 
-def start(folder: Path, name: str) -> None:
-    """Start a check, a key of CHECKS, as the job of its name. RunError: it cannot be started."""
-    check = CHECKS[name]
-    jobs.start(folder, name, [check.package, name, str(folder), "--json"], limit_s=check.limit_s)
-
-
-def cancel(folder: Path, name: str) -> None:
-    """End a job of this part. RunError: there is no such job."""
-    if name not in (*CHECKS, *map(job_of, PLACES)):
-        raise RunError(OUT_OF_DATE)
-    jobs.cancel(folder, name)
-
-
-def rehearsal_verdict(values: Any) -> dict[str, Any] | None:
-    """The result of a rehearsal: {"good", "text"}; None without one."""
-    from launch import forecast, rehearse
-
-    try:
-        found = rehearse.Rehearsal(**values)
-        good = found.state == rehearse.PASSED
-        lines = forecast.lines(found.forecast) if good else rehearse.failure_lines(found)
-    except (TypeError, KeyError, AttributeError, ValueError):
-        return None
-    return {"good": good, "text": "\n".join(lines)}
-
-
-def written(folder: Path, values: Any) -> dict[str, Any] | None:
-    """The file that a command's JSON names, if it is one of the run's folder: its name, size, and text or address."""
-    named = (values.get("file") or values.get("script")) if isinstance(values, dict) else None
-    try:
-        root, path = folder.resolve(), Path(str(named)).resolve(strict=True)
-        name, size = path.relative_to(root).as_posix(), path.stat().st_size
-        data = path.read_bytes() if size <= TEXT_BYTES else b"\0"
-    except (OSError, ValueError):
-        return None
-    text = data.decode("utf-8", "replace") if b"\0" not in data else None
-    url = file_url(path) if path.suffix.lower() in served.DOWNLOADS else ""
-    return {"name": name, "size": size, "text": text, "url": url} if url or text is not None else None
-
-
-# The part of the page ---------------------------------------------------------------------------------------------------
+# What the commands did ---------------------------------------------------------------------------------------------------
 
 STATES = {
     "done": "Finished",
@@ -219,39 +161,57 @@ STATES = {
     "lost": "Ended without a result, for example because the machine restarted",
 }
 ERROR_LINES = 12
-ASK, SURE = "Write and submit", "Submit now? It can cost money"
-NO_STORE = "This run has no store. A rented machine loses its disk, so set Store in its run.toml, or in a new LoRA under More settings."
 
 
 def result(folder: Path, name: str) -> str:
-    """What a job did, as markup: its state, its verdict, its files, what it printed. "" where it was never started."""
+    """What a job did, as markup: its state, its verdict, its file, what it printed. "" where it was never started."""
     job = jobs.read(folder, name)
     if job is None:
         return ""
     printed, values, errors = jobs.output(folder, name)
-    busy = job.state == "running"
+    busy, errors = job.state == "running", errors.strip()
     state = f"Running for {duration(job.seconds)}…" if busy else STATES.get(job.state, job.state)
     parts = [f'<p class="hp-job-state" role="status" data-state="{job.state}">{esc(state)}</p>']
-    found = rehearsal_verdict(values) if name == "rehearse" else None
-    if found:
-        parts.append(f'<p class="hp-verdict hp-{"done" if found["good"] else "bad"}">{esc(found["text"])}</p>')
-    if errors.strip() and job.state not in ("running", "done"):
-        lines = "".join(f"<p>{esc(line)}</p>" for line in errors.strip().splitlines()[-ERROR_LINES:])
+    if name == "rehearse" and not busy:
+        parts.append(_verdict(folder))
+    if errors and job.state not in ("running", "done"):
+        lines = "".join(f"<p>{esc(line)}</p>" for line in errors.splitlines()[-ERROR_LINES:])
         parts.append(f'<div class="hp-problem hp-bad" role="alert">{lines}</div>')
     if name.startswith("launch-"):
-        file = written(folder, values)
-        parts += [_file(file)] if file else []
-    if text := "\n".join(filter(None, (printed.strip(), errors.strip() if busy else ""))):
+        parts.append(written(folder, values))
+    if text := "\n".join(filter(None, (printed.strip(), errors if busy else ""))):
         parts.append(_region("hp-log", "Output", text))
     return f'<div class="hp-job">{"".join(parts)}</div>'
 
 
-def _file(one: dict[str, Any]) -> str:
-    name, text = one["name"], one["text"]
-    address = one["url"] or f"data:text/plain;charset=utf-8,{quote(text)}"
-    link = f'<a class="hp-button" href="{esc(address)}" download="{esc(Path(name).name)}" aria-label="Download {esc(name)}">Download</a>'
-    head = f'<div class="hp-file-head"><strong>{esc(name)}</strong><span>{size_text(one["size"])}</span>{link}</div>'
-    return f'<div class="hp-file">{head}{"" if text is None else _region("hp-text", name, text)}</div>'
+def _verdict(folder: Path) -> str:
+    from launch import forecast, rehearse
+
+    found = rehearse.read(folder)
+    if found is None or found.state not in (rehearse.PASSED, rehearse.FAILED):
+        return ""
+    good = found.state == rehearse.PASSED
+    text = "\n".join(forecast.lines(found.forecast) if good else rehearse.failure_lines(found))
+    return f'<p class="hp-verdict hp-{"done" if good else "bad"}">{esc(text)}</p>'
+
+
+def written(folder: Path, values: Any) -> str:
+    """The file of the run's folder that a command's JSON names, with its text and a download, as markup; "" for any other."""
+    named = (values.get("file") or values.get("script")) if isinstance(values, dict) else None
+    try:
+        path = Path(str(named)).resolve(strict=True)
+        name, size = path.relative_to(folder.resolve()).as_posix(), path.stat().st_size
+        data = path.read_bytes() if size <= TEXT_BYTES else b"\0"
+    except (OSError, ValueError):
+        return ""
+    text = "" if b"\0" in data else data.decode("utf-8", "replace")
+    sent = path.suffix.lower() in served.DOWNLOADS
+    if not text and not sent:
+        return ""
+    address = file_url(path) if sent else f"data:text/plain;charset=utf-8,{quote(text)}"
+    link = f'<a class="hp-button" href="{esc(address)}" download="{esc(path.name)}" aria-label="Download {esc(name)}">Download</a>'
+    head = f'<div class="hp-file-head"><strong>{esc(name)}</strong><span>{size_text(size)}</span>{link}</div>'
+    return f'<div class="hp-file">{head}{_region("hp-text", name, text) if text else ""}</div>'
 
 
 def _region(kind: str, label: str, text: str) -> str:
@@ -262,97 +222,82 @@ def _ranks(folder: Path) -> str:
     """The rank report of a run under way, from the heartbeats alone: no process is disturbed."""
     from monitor.cli.commands import rank_report
 
-    found = rank_report(folder) if _trains(view.read(folder)) else None
+    found = rank_report(folder) if view.read(folder).running else None
     return _region("hp-text", "Rank report", "\n".join(found["lines"])) if found else ""
 
 
-def _trains(shown: "view.View") -> bool:
-    return shown.running and shown.state in ALIVE
+# The part of the page ---------------------------------------------------------------------------------------------------
+
+ASK, SURE = "Write and submit", "Submit now? It can cost money"
+NO_STORE = "This run has no store. A rented machine loses its disk, so set Store in its run.toml, or in a new LoRA under More settings."
 
 
-def build(selected: gr.State) -> gr.Accordion:
-    """Build the part; `selected` has the name of the run."""
-    return fold.build("Checks and other machines", "checks-fold", selected, _draw)
-
-
-def _draw(folder: Path) -> None:
+def draw(folder: Path) -> None:
+    """Make the components of the part."""
     store = runs.load(folder).store
-    trains, followed = _trains(view.read(folder)), Jobs()
-    for key, check in CHECKS.items():
-        if not trains and key == "diagnose" and jobs.read(folder, key) is None:
+    trains, followed = view.read(folder).running, fold.Jobs()
+
+    def follow(name: str, go: gr.Button, begin: Callable[..., None], inputs: list[Any] | None = None) -> None:
+        def look() -> tuple[bool, str]:
+            return jobs.running(folder, name), result(folder, name)
+
+        followed.add(go, begin, look, lambda: jobs.cancel(folder, name), name, inputs)
+
+    for name, (package, limit_s, title, about, label) in CHECKS.items():
+        if not trains and name == "diagnose" and jobs.read(folder, name) is None:
             continue
-        with gr.Accordion(check.title, open=jobs.running(folder, key), elem_id=f"check-{key}"):
-            gr.HTML(f'<p class="hp-hint">{esc(check.about)}</p>', apply_default_css=False)
-            go = gr.Button(
-                check.button,
-                variant="primary",
-                size="sm",
-                elem_id=f"start-{key}",
-                interactive=not (trains and check.idle),
-            )
-            _add(followed, go, folder, key, lambda key=key: start(folder, key))
+        with gr.Accordion(title, open=jobs.running(folder, name), elem_id=f"check-{name}"):
+            _hint(about)
+            can = not trains or name == "diagnose"  # a rehearsal needs the GPU
+            go = gr.Button(label, variant="primary", size="sm", elem_id=f"start-{name}", interactive=can)
+            words = [package, name, str(folder), "--json"]
+            follow(name, go, functools.partial(jobs.start, folder, name, words, limit_s))
     with gr.Accordion("Run it elsewhere", open=False, elem_id="check-elsewhere"):
-        text = f"The run travels by its store, {store}." if store else NO_STORE
-        gr.HTML(f'<p class="hp-hint">{esc(text)}</p>', apply_default_css=False)
-        choice = gr.Radio(
-            [(place.label, kind) for kind, place in PLACES.items()],
-            value="slurm",
-            label="Where",
-            interactive=True,
-            elem_id="place",
-        )
-        groups = [_place(folder, kind, place, followed) for kind, place in PLACES.items()]
+        _hint(f"The run travels by its store, {store}." if store else NO_STORE)
+        labels = [(place.label, kind) for kind, place in PLACES.items()]
+        choice = gr.Radio(labels, value="slurm", label="Where", interactive=True, elem_id="place")
+        groups = []
+        for kind, place in PLACES.items():
+            with gr.Column(visible=kind == "slurm", elem_id=f"place-{kind}") as column:
+                write, fields = _place(folder, kind, place)
+                follow(f"launch-{kind}", write, lambda *values, kind=kind: write_files(folder, kind, values), fields)
+            groups.append(column)
         choice.input(lambda kind: [gr.update(visible=kind == one) for one in PLACES], choice, groups, **QUIET)
     ranks = gr.HTML(_ranks(folder), elem_id="rank-report", apply_default_css=False)
     gr.Timer(fold.TICK_S).tick(lambda: _ranks(folder), None, ranks, key="ranks-tick", **QUIET)
     followed.follow()
 
 
-def _add(followed: Jobs, go: gr.Button, folder: Path, name: str, begin: Any, inputs: list[Any] | None = None) -> None:
-    def look() -> tuple[bool, str]:
-        return jobs.running(folder, name), result(folder, name)
-
-    followed.add(go, begin, look, lambda: cancel(folder, name), name, inputs)
+def _hint(text: str, classes: str = "hp-hint") -> None:
+    gr.HTML(f'<p class="{classes}">{esc(text)}</p>', apply_default_css=False)
 
 
-def _place(folder: Path, kind: str, place: Place, followed: Jobs) -> gr.Column:
-    with gr.Column(visible=kind == "slurm", elem_id=f"place-{kind}") as column:
-        gr.HTML(f'<p class="hp-hint">{esc(place.about)}</p>', apply_default_css=False)
-        fields: list[Any] = []
-        with gr.Row(elem_classes="hp-fields"):
-            for _, label, default, text in place.options(kind):
-                info = text[:1].upper() + text[1:]
-                if default is False:
-                    fields.append(gr.Checkbox(label=label, info=info, interactive=True))
-                else:
-                    fields.append(gr.Textbox(label=label, info=info, lines=1, max_length=300, interactive=True))
-        with gr.Row(elem_classes="hp-actions"):
-            write = gr.Button("Write the files", variant="primary", elem_id=f"write-{kind}", min_width=140, scale=0)
-            submit = gr.Button(
-                ASK,
-                visible=bool(place.needs),
-                interactive=not missing(place),
-                elem_id=f"submit-{kind}",
-                min_width=180,
-                scale=0,
-            )
-        if reason := missing(place):
-            gr.HTML(f'<p class="hp-hint hp-missing">{esc(reason)}</p>', apply_default_css=False)
-        problem, asked = gr.HTML(apply_default_css=False), gr.State(False)
+def _place(folder: Path, kind: str, place: Place) -> tuple[gr.Button, list[Any]]:
+    """The fields of a place and its buttons. Returns the one that writes the files, and the fields."""
+    _hint(place.about)
+    fields: list[Any] = []
+    with gr.Row(elem_classes="hp-fields"):
+        for _, label, default, text in place.options(kind):
+            common: dict[str, Any] = {"label": label, "info": text[:1].upper() + text[1:], "interactive": True}
+            fields.append(gr.Checkbox(**common) if default is False else gr.Textbox(lines=1, max_length=300, **common))
+    reason = missing(place)
+    with gr.Row(elem_classes="hp-actions"):
+        write = gr.Button("Write the files", variant="primary", elem_id=f"write-{kind}", min_width=140, scale=0)
+        submit = gr.Button(
+            ASK, visible=bool(place.needs), interactive=not reason, elem_id=f"submit-{kind}", min_width=180, scale=0
+        )
+    if reason:
+        _hint(reason, "hp-hint hp-missing")
+    problem = gr.HTML(apply_default_css=False)
 
-        def begin(*values: Any, submit: bool = False) -> None:
-            write_files(folder, kind, dict(zip(place.labels, values, strict=True)), submit)
-
-        _add(followed, write, folder, job_of(kind), begin, fields)
-
-    def on_submit(asked: bool, *values: Any) -> list[Any]:
-        if not asked:
-            return [SURE, True, ""]
+    def on_submit(asked: str, *values: Any) -> list[Any]:
+        if asked != SURE:
+            return [SURE, ""]
         try:
-            begin(*values, submit=True)
+            write_files(folder, kind, values, submit=True)
         except RunError as error:
-            return [ASK, False, fold.note(error, True)]
-        return [ASK, False, ""]
+            return [ASK, fold.note(error, True)]
+        return [ASK, ""]
 
-    submit.click(on_submit, [asked, *fields], [submit, asked, problem], **QUIET)
-    return column
+    submit.click(on_submit, [submit, *fields], [submit, problem], **QUIET)
+    return write, fields

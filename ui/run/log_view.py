@@ -4,7 +4,9 @@ A log can have a gigabyte. So no call reads all of it: the end is read as it gro
 SEARCHED_BYTES, and whoever wants more downloads the file.
 """
 
+import itertools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,41 +17,85 @@ from runs.files import RunError
 from runs.manage import size_text
 from ui import scripts
 from ui.dataset.images import OUT_OF_DATE, file_url
-from ui.html import esc
+from ui.html import ANSI, esc
 from ui.run import fold, view
 from ui.run.cards import ERROR_STATES, local_times
 from ui.run.fold import QUIET
-from ui.run.readers import plain_line, styled_line
+from ui.run.readers import LINE_BYTES, kept, last_state, stamp
 
-NAME = "training.log"
+NAME = view.LOG
 TICK_S = 1.0
+SHOWN = 300  # lines of the end
 SEARCHED_BYTES = 4_000_000
 MOST_FOUND = 500
 LONGEST_QUERY = 200
 LONGEST_LINE = 4000  # characters of a line that are shown and searched
+COLOUR = re.compile(r"(\x1b\[[0-9;]{0,40}m)")
+HEADER = re.compile(r"=== (\S+) attempt (\d+): ")  # monitor/attempt.py writes it before each attempt
+USAGE_ERROR = re.compile(r"(?:\S+: )?error: \S")
+EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): \S")
+LAUNCHER_ERRORS = ("subprocess.CalledProcessError:", "torch.distributed.")
 # Without a word's beginning: a terminal's colour code can stand before it.
-ERROR = re.compile(rb"(?i)error\b|exception\b|traceback|fatal\b|critical\b|out of memory|killed\b|nan loss")
-WARNING = re.compile(rb"(?i)warn(?:ing)?\b|deprecat")
+ERROR = re.compile(r"(?i)error\b|exception\b|traceback|fatal\b|critical\b|out of memory|killed\b|nan loss")
+WARNING = re.compile(r"(?i)warn(?:ing)?\b|deprecat")
 KINDS = {"": ("", "warning", "error"), "warning": ("warning", "error"), "error": ("error",)}
 
 Line = tuple[str, str]  # its level, its text with a terminal's colours
 
 
-def first_error(shown: "view.View | None") -> str:
-    """What went wrong, as the log of a run that failed says it, as markup."""
-    if shown is None or shown.state not in ERROR_STATES or not (error := view.log(shown.folder).error):
-        return ""
-    return f'<p class="hp-first-error" data-testid="first-error">{esc(error[:2000])}</p>'
+def styled(line: bytes) -> str:
+    """A line as a terminal shows it. The only control characters left are the codes of colours, which the browser makes
+    styles, and tabs."""
+    text = last_state(line)[:LINE_BYTES].decode("utf-8", "replace").rstrip("\r")
+    text = ANSI.sub(lambda code: code[0] if COLOUR.fullmatch(code[0]) else "", text)
+    if not text.isprintable():
+        parts = COLOUR.split(text)
+        parts[::2] = ["".join(c for c in part if c == "\t" or c.isprintable()) for part in parts[::2]]
+        text = "".join(parts)
+    return text[:LONGEST_LINE]
+
+
+def plain(line: bytes) -> str:
+    """`styled` without the colours."""
+    return COLOUR.sub("", styled(line))
+
+
+def level_of(line: str) -> str:
+    """The level of a line: "error", "warning" or ""."""
+    return "error" if ERROR.search(line) else "warning" if WARNING.search(line) else ""
+
+
+def _end(folder: Path) -> list[bytes]:
+    """The last lines of the log without the values of secrets."""
+    return masking(folder)(view.log_end(folder)).rstrip().split(b"\n")
 
 
 def tail(folder: Path) -> list[Line]:
-    """The end of the log."""
-    return [(level_of(line.encode("utf-8", "replace")), line[:LONGEST_LINE]) for line in view.log(folder).lines]
+    """The end of the log; the same object until the log changes."""
+
+    def made() -> list[Line]:
+        lines = [styled(line) for line in _end(folder)[-SHOWN:]]
+        return [(level_of(line), line) for line in lines] if any(lines) else []
+
+    return kept("log", folder, [folder / NAME], made)
 
 
-def level_of(line: bytes) -> str:
-    """The level of a line: "error", "warning" or ""."""
-    return "error" if ERROR.search(line) else "warning" if WARNING.search(line) else ""
+def first_error(shown: "view.View") -> str:
+    """What went wrong, as the log of a run that failed says it, as markup."""
+    if shown.state not in ERROR_STATES:
+        return ""
+    folder = shown.folder
+    error = kept("error", folder, [folder / NAME], lambda: error_of(folder))
+    return f'<p class="hp-first-error" data-testid="first-error">{esc(error[:2000])}</p>' if error else ""
+
+
+def error_of(folder: Path) -> str:
+    """The line of the last attempt that says what went wrong: a usage error, else its first exception; or ""."""
+    lines = [plain(line) for line in _end(folder)]
+    began = max((n for n, line in enumerate(lines) if HEADER.match(line)), default=0)
+    usage = [line for line in lines[began:] if USAGE_ERROR.match(line)]
+    raised = [line for line in lines[began:] if EXCEPTION.match(line) and not line.startswith(LAUNCHER_ERRORS)]
+    return next(iter(usage + raised), "")
 
 
 def find(folder: Path, text: str, level: str = "") -> tuple[list[Line], float]:
@@ -71,16 +117,14 @@ def find(folder: Path, text: str, level: str = "") -> tuple[list[Line], float]:
             data = masking(folder)(file.read(searched))  # before it is searched: what is hidden is not found either
     except OSError as error:
         raise RunError(f"{NAME} cannot be read: {error.strerror}") from error
-    found: list[Line] = []
-    for line in reversed(data.split(b"\n")):
-        plain = plain_line(line)[:LONGEST_LINE]
-        if plain and text.casefold() in plain.casefold():
-            kind = level_of(plain.encode("utf-8", "replace"))
-            if kind in KINDS[level]:
-                found.append((kind, styled_line(line)[:LONGEST_LINE]))
-        if len(found) == MOST_FOUND:
-            break
-    return found[::-1], searched / size if size else 1.0
+
+    def backwards() -> Iterator[Line]:
+        for line in map(styled, reversed(data.split(b"\n"))):
+            seen = COLOUR.sub("", line)
+            if seen and text.casefold() in seen.casefold() and (kind := level_of(seen)) in KINDS[level]:
+                yield kind, line
+
+    return [*itertools.islice(backwards(), MOST_FOUND)][::-1], searched / size if size else 1.0
 
 
 # The part of the page ---------------------------------------------------------------------------------------------------
@@ -118,12 +162,8 @@ def _coloured(line: str) -> str:
     return "".join(out)
 
 
-def build(selected: gr.State) -> gr.Accordion:
-    """Build the part; `selected` has the name of the run."""
-    return fold.build("Log", "log-fold", selected, _draw)
-
-
-def _draw(folder: Path) -> None:
+def draw(folder: Path) -> None:
+    """Make the components of the part."""
     with gr.Row(elem_classes="hp-log-bar"):
         query = gr.Textbox(
             label="Search the log",
@@ -178,6 +218,6 @@ def _draw(folder: Path) -> None:
 
 
 def _link(folder: Path) -> str:
-    size = view.stamp(folder / NAME).size
+    size = stamp(folder / NAME).size
     address = esc(file_url(folder / NAME))
     return f'<a class="hp-button" href="{address}" download="{NAME}">Download ({size_text(size)})</a>' if size else ""

@@ -6,22 +6,15 @@ missing, so an open page is one more that keeps the queue going.
 
 import contextlib
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
 import runs
 from jobs import queue
 from monitor.run_folder import MonitorError
 from runs import sweep
 from runs.files import RunError
-from ui import scripts
-from ui.dataset.images import OUT_OF_DATE
-from ui.html import duration, esc, press, table
+from ui.html import duration, esc, number, press, table
 from ui.run import view
 from ui.run.readers import kept
-
-if TYPE_CHECKING:
-    import gradio as gr
 
 CHECK_S = 10.0  # between two looks whether the queue's process is there
 SWEEPS = 4  # shown below the queue
@@ -130,54 +123,10 @@ def _estimate(shown: view.View) -> float | None:
     return planned * step_s if step_s else None
 
 
-@contextlib.contextmanager
-def explained() -> Iterator[None]:
-    """Errors of the queue and of the monitor as a RunError."""
-    try:
-        yield
-    except MonitorError as error:
-        raise RunError(str(error)) from error
-    except OSError as error:
-        raise RunError(f"This cannot be written: {error.strerror or error}. Free some space, then try again") from error
-
-
 def follow_delete(run: str) -> None:
     """A run is deleted: it leaves the queue. One that stays there is not started, because its folder is gone."""
     with contextlib.suppress(MonitorError, OSError):
         queue.forget(run)
-
-
-MOVES = {"up": -1, "down": 1, "retry": 0}
-
-
-def act(action: str, run: str) -> str:
-    """What a button of the queue does: up, down, retry, now or cancel; what to say about it.
-
-    Raises:
-        RunError: the run does not wait, or the queue cannot be written.
-    """
-    from jobs import worker
-
-    order = [one.run for one in entries()]
-    if run not in order:
-        raise RunError(f"{run}: it no longer waits in the queue")
-    with explained():
-        if action in MOVES:
-            to = order.index(run) + 1 + MOVES[action]
-            queue.move(run, to)
-            queue.ensure_worker()
-            return f"{run}: position {to} of {len(order)}"
-        if action == "cancel":
-            worker.cancel(run)
-            return f"{run} left the queue. The run and its files stay."
-        if action == "now":
-            return making_room(worker.run_now(run))
-    raise RunError(OUT_OF_DATE)
-
-
-def making_room(paused: list[str]) -> str:
-    """What to say of the runs that are paused for another one."""
-    return f"Pausing {', '.join(paused)} first." if paused else ""
 
 
 LOSSES = {"final_loss": "Final loss", "best_loss": "Best loss", "val_loss": "Validation"}
@@ -187,26 +136,16 @@ def table_of(name: str) -> str:
     """The runs of a sweep with what came out of each, as markup. RunError: there is no such sweep."""
     found = sweep.find(name)
     rows = sweep.table(found)
-    losses = {key: title for key, title in LOSSES.items() if any(row[key] is not None for row in rows)}
-    lowest = {key: min(row[key] for row in rows if row[key] is not None) for key in losses}
-
-    def loss(row: dict[str, Any], key: str) -> str:
-        return "–" if row[key] is None else f"{row[key]:.4f}{' (lowest)' if row[key] == lowest[key] else ''}"
-
+    lowest = {key: min(known) for key in LOSSES if (known := [row[key] for row in rows if row[key] is not None])}
     titles = [field[:1].upper() + field[1:].replace("_", " ") for field in found.fields]
     cells = []
     for row in rows:
         values = [row["values"][field] for field in found.fields]
-        shown = [loss(row, key) for key in losses]
-        cells.append([row["run"], *values, row["state"], row["steps"], *shown, duration(row["seconds"])])
-    heads = ["Run", *titles, "State", "Steps", *losses.values(), "Time"]
+        losses = [number(row[key]) + " (lowest)" * (row[key] == low) for key, low in lowest.items()]
+        cells.append([row["run"], *values, row["state"], row["steps"], *losses, duration(row["seconds"])])
+    heads = ["Run", *titles, "State", "Steps", *(LOSSES[key] for key in lowest), "Time"]
     return (
         f"<h3>{esc(name)}</h3>"
         '<p class="hp-say">Losses are means of up to 50 steps: the last ones, and those with the lowest mean.</p>'
         + table(f"Runs of {name}", heads, cells)
     )
-
-
-def build() -> "gr.HTML":
-    """The queue; the value is that of `html`."""
-    return scripts.drawn("buttons", "run-queue", "act")

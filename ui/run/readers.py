@@ -1,28 +1,15 @@
-"""The log of a run as it grows, and stamps that tell whether a file changed.
-
-A log can be large when it is opened: one read takes READ_BYTES at most (runs/growing.py), so that no tick of the page waits for all of it.
-"""
+"""The end of a log as it grows; stamps that tell whether a file changed, and what is kept of a file until it does."""
 
 import os
-import re
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from runs.env_file import masking
 from runs.growing import LINE_BYTES, Added
-from ui.html import ANSI
 
-LOG_LINES = 300
-HEADER = re.compile(r"=== (\S+) attempt (\d+): ")  # monitor/attempt.py writes it before each attempt
-USAGE_ERROR = re.compile(r"(?:\S+: )?error: \S")
-EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception): \S")
-LAUNCHER_ERRORS = ("subprocess.CalledProcessError:", "torch.distributed.")
-COLOUR = re.compile(r"\x1b\[[0-9;]{0,40}m")
 LOG_BYTES = 2 << 20  # of a log that is opened, its last ones
+LOG_LINES = 1000
 YOUNG_NS = 2_000_000_000
 KEPT = 20_000  # values
 T = TypeVar("T")
@@ -35,11 +22,6 @@ class Stamp(NamedTuple):
     size: int
     mtime_ns: int
 
-    @property
-    def young(self) -> bool:
-        """Changed a moment ago: a further change may have the same stamp, because file systems count in coarse ticks."""
-        return abs(time.time_ns() - self.mtime_ns) < YOUNG_NS
-
 
 def stamp(path: str | os.PathLike[str]) -> Stamp:
     """The stamp of a file or folder."""
@@ -50,16 +32,22 @@ def stamp(path: str | os.PathLike[str]) -> Stamp:
     return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-_kept: dict[
-    Hashable, tuple[tuple[Stamp, ...], float, Any]
-] = {}  # stamps, when, value; the ones used last are at the end
+# Stamps, when, value; the ones used last are at the end.
+_kept: dict[Hashable, tuple[tuple[Stamp, ...], float, Any]] = {}
 
 
-def kept(name: str, key: Path, files: Iterable[Path], make: Callable[[], T], every_s: float = 0.0) -> T:
-    """What `make` returns, made again only after one of the `files` that it reads has changed, and not within `every_s`."""
+def kept(
+    name: str, key: Path, files: Iterable[Path], make: Callable[[], T], every_s: float = 0.0, young: bool = False
+) -> T:
+    """What `make` returns, made again only after one of the `files` that it reads has changed, and not within `every_s`.
+
+    young: also make it again while a file changed a moment ago, because file systems count in coarse ticks: of a folder, a
+    further change may have the same stamp.
+    """
     stamps, now_s = tuple(map(stamp, files)), time.monotonic()
     known = _kept.pop((name, key), None)
-    if known is None or (known[0] != stamps and now_s - known[1] >= every_s):
+    fresh = young and any(abs(time.time_ns() - one.mtime_ns) < YOUNG_NS for one in stamps)
+    if known is None or ((fresh or known[0] != stamps) and now_s - known[1] >= every_s):
         known = stamps, now_s, make()
     _kept[name, key] = known
     while len(_kept) > KEPT:
@@ -67,78 +55,22 @@ def kept(name: str, key: Path, files: Iterable[Path], make: Callable[[], T], eve
     return known[2]
 
 
-# The log --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Log:
-    """The end of a log: its lines with a terminal's colour codes.
-
-    `error`: the line of the last attempt that says what went wrong, "" without one: a usage error, else the first exception.
-    """
-
-    lines: tuple[str, ...] = ()
-    error: str = ""
-
-
-class LogTail:
-    """The last lines of `training.log` as a terminal shows them."""
+class LogEnd:
+    """The last lines of a log, the one that is being written too. Each update reads only what was added."""
 
     def __init__(self, path: Path):
         self._added = Added(path)
-        self._begin()
+        self._end = b""
 
-    def _begin(self) -> None:
-        self._partial = b""
-        self._lines: deque[str] = deque(maxlen=LOG_LINES)
-        self._usage = self._exception = ""
-        self._log: Log | None = None
-
-    def update(self) -> Log:
-        """Read what was added; the same object as before when that is nothing."""
+    def update(self) -> bytes:
+        """The lines as they are now."""
         data, new = self._added.read(LOG_BYTES, skip_to_end=True)
-        if new:
-            self._begin()
-        if not data and self._log is not None:
-            return self._log
-        *lines, partial = (self._partial + data).split(b"\n")
-        masked = masking(self._added.path.parent)
-        for line in lines:
-            self._take(masked(line))
-        # Of a progress bar only the last state is kept: it can grow for hours without a line end.
-        end = len(partial.rstrip(b"\r"))
-        self._partial = partial[partial.rfind(b"\r", 0, end) + 1 :][-LINE_BYTES:]
-        end_of_log = [*self._lines, styled_line(masked(self._partial))]
-        while end_of_log and not end_of_log[-1]:
-            end_of_log.pop()
-        self._log = Log(tuple(end_of_log[-LOG_LINES:]), self._usage or self._exception)
-        return self._log
-
-    def _take(self, data: bytes) -> None:
-        line = plain_line(data)
-        if HEADER.match(line):
-            self._usage = self._exception = ""
-        elif not self._usage and USAGE_ERROR.match(line):
-            self._usage = line
-        elif not self._exception and EXCEPTION.match(line) and not line.startswith(LAUNCHER_ERRORS):
-            self._exception = line
-        self._lines.append(styled_line(data))
+        if data or new:
+            lines = ((b"" if new else self._end) + data).split(b"\n")[-LOG_LINES:]
+            self._end = b"\n".join(last_state(line)[-LINE_BYTES:] for line in lines)
+        return self._end
 
 
-def plain_line(line: bytes) -> str:
-    """A line as a terminal shows it: no escape codes, of a progress bar only its last state."""
-    text = ANSI.sub("", line.decode("utf-8", "replace")).rstrip("\r").rsplit("\r", 1)[-1]
-    return text if text.isprintable() else "".join(c for c in text if c == "\t" or c.isprintable())
-
-
-def styled_line(line: bytes) -> str:
-    """`plain_line` with the codes of a terminal's colours. The browser makes them styles; no other control character is left."""
-    if b"\x1b" not in line:
-        return plain_line(line)
-    text = line.decode("utf-8", "replace").rstrip("\r").rsplit("\r", 1)[-1]
-    codes = [code[0] for code in COLOUR.finditer(text)]
-    parts = COLOUR.split(text)
-    out = [plain_line(parts[0].encode("utf-8", "replace"))]
-    for code, part in zip(codes, parts[1:], strict=True):
-        out += [code, plain_line(part.encode("utf-8", "replace"))]
-    return "".join(out)
+def last_state(line: bytes) -> bytes:
+    """Of a progress bar, which can grow for hours without a line end, what a terminal shows now."""
+    return line[line.rfind(b"\r", 0, len(line.rstrip(b"\r"))) + 1 :]

@@ -16,20 +16,20 @@ from typing import Any
 import gradio as gr
 
 import runs
+from monitor.phrases import count
 from runs import manage
-from runs.evolution import Evolution
+from runs.paths import outputs_dir
 from ui import jobs, scripts
 from ui.dataset import draft, images
 from ui.html import esc, pressed
 from ui.new import form, script_editor
 from ui.run import (
     actions,
-    calls,
+    blind_vote,
     cards,
     charts,
     compare,
     control,
-    evolution,
     fold,
     launch_tab,
     log_view,
@@ -43,18 +43,23 @@ from ui.run.fold import QUIET
 
 TICK_S = 1.0
 COPY = "New LoRA from this run"
-PARTS = (
-    "list",
-    "head",
-    "loras",
-    "incidents",
-    "ledger",
-    "charts",
-    "log",
-    "queue",
-    "actions",
-)
-SCRIPTS = {"head": "run_times", "incidents": "run_times"}  # parts of ui/scripts.py
+PARTS = ("list", "head", "loras", "incidents", "ledger", "charts", "log", "queue", "actions")
+# The script of a part (ui/scripts.py), and the event that it triggers.
+SCRIPTS = {
+    "list": ("run_list", "pick"),
+    "head": ("run_times",),
+    "incidents": ("run_times",),
+    "queue": ("buttons", "act"),
+    "actions": ("run_actions", "act"),
+}
+FOLDS = {
+    "samples": ("Samples", samples.draw),
+    "compare": ("Compare runs", compare.draw),
+    "publish": ("Publish on Hugging Face", publish.draw),
+    "checks": ("Checks and other machines", launch_tab.draw),
+    "log": ("Log", log_view.draw),
+}
+ALL_FOLDS = len(FOLDS) + 1  # and the one that `_manage` draws
 # The click changes the button before the server hears of it; `refresh` changes it again when the run's state does.
 STOPPING = """() => ({ __type__: 'update', value: 'Stopping…', interactive: false })"""
 SHOW_NOTE = """() => setTimeout(() => {
@@ -87,15 +92,18 @@ def build() -> RunPage:
     seen = gr.Textbox("", visible="hidden", elem_id="run-seen", label="What this page shows")
     timer = gr.Timer(TICK_S, active=False)
 
-    def part(name: str) -> gr.HTML:
+    parts: dict[str, Any] = {}
+
+    def part(name: str) -> None:
         if name in SCRIPTS:
-            return scripts.drawn(SCRIPTS[name], f"run-{name}")
-        return gr.HTML(elem_id=f"run-{name}", js_on_load=None, apply_default_css=False)
+            script, *events = SCRIPTS[name]
+            parts[name] = scripts.drawn(script, f"run-{name}", *events)
+        else:
+            parts[name] = gr.HTML(elem_id=f"run-{name}", js_on_load=None, apply_default_css=False)
 
     def button(label: str, elem_id: str, width: int = 140, **more: Any) -> gr.Button:
         return gr.Button(label, visible=False, elem_id=elem_id, min_width=width, scale=0, **more)
 
-    parts: dict[str, Any] = {}
     with gr.Row(elem_classes="hp-runs"):
         with gr.Column(scale=1, min_width=230, elem_classes="hp-side"):
             search = gr.Textbox(
@@ -105,30 +113,26 @@ def build() -> RunPage:
                 elem_id="run-search",
                 lines=1,
             )
-            parts["queue"] = queue.build()
-            parts["list"] = scripts.drawn("run_list", "run-list", "pick")
+            part("queue")
+            part("list")
         with gr.Column(scale=4, min_width=300, elem_classes="hp-main"):
             notice = gr.HTML(elem_id="run-notice")
-            parts["head"] = part("head")
+            part("head")
             with gr.Row(elem_classes="hp-actions"):
                 total = gr.Number(precision=0, visible=False, elem_id="total", min_width=190, scale=0)
                 go, halt = button("Start", "go", variant="primary"), button("Stop", "stop")
                 copy = button(COPY, "copy", 220)
-            parts["actions"] = actions.build()
-            for name in ("loras", "incidents", "ledger"):
-                parts[name] = part(name)
-            parts["charts"] = charts.build()
-            folds = [build(selected) for build in (samples.build, compare.build, publish.build, launch_tab.build)]
-            parts["log"] = part("log")
-            folds.append(log_view.build(selected))
-            folds.append(
-                fold.build(
-                    "Rename or delete",
-                    "manage-fold",
-                    selected,
-                    lambda of: _manage(of, selected, notice, folds[-1], again),
-                )
-            )
+            for name in ("actions", "loras", "incidents", "ledger"):
+                part(name)
+            parts["charts"] = scripts.component("charts", "run-charts")
+            part("log")
+            gr.set_static_paths(outputs_dir())  # Gradio names the samples by their path instead of copying them
+            folds = [fold.build(title, f"{name}-fold", selected, draw) for name, (title, draw) in FOLDS.items()]
+
+            def manage(of: Path) -> None:
+                _manage(of, selected, notice, folds[-1], again)
+
+            folds.append(fold.build("Rename or delete", "manage-fold", selected, manage))
     outputs = [selected, seen, *(parts[name] for name in PARTS), halt, go, total, copy, *folds]
 
     shown = [selected, seen, search]
@@ -136,10 +140,10 @@ def build() -> RunPage:
     timer.tick(queue=False, **again)
     search.input(trigger_mode="always_last", **again)
     parts["list"].pick(pick, search, [*outputs, notice, confirmed], **QUIET)
-    parts["actions"].act(on_action, selected, notice, **QUIET).then(**again)
-    parts["queue"].act(on_queue, None, notice, **QUIET).then(**again)
+    for name in ("actions", "queue"):
+        parts[name].act(on_press, selected, notice, **QUIET).then(**again)
     halt.click(None, None, halt, js=STOPPING, **QUIET)
-    halt.click(stop, shown[:2], [notice, seen], **QUIET).then(**again)
+    halt.click(stop, selected, [notice, seen], **QUIET).then(**again)
     go.click(start, [selected, total], notice, **QUIET).then(**again)
     return RunPage(selected, confirmed, timer, notice, copy, outputs)
 
@@ -154,13 +158,12 @@ def _manage(folder: Path, selected: gr.State, said: gr.HTML, itself: gr.Accordio
     with gr.Row(elem_classes="hp-fields"):
         name = gr.Textbox(shown.name, label="New name", lines=1, interactive=True, elem_id="new-name")
         rename = gr.Button("Rename", size="sm", scale=0, min_width=110, elem_id="rename-ok")
-    count = "1 image" if used.images == 1 else f"{used.images:,} images"
     fold.say(
         f"Delete the run {shown.name!r} with its LoRAs, checkpoints, samples and log? This frees "
         f"{manage.size_text(used.run_bytes)}. It cannot be undone."
     )
     with_images = gr.Checkbox(
-        label=f"Also delete its data set: {count} with captions ({manage.size_text(used.images_bytes)})",
+        label=f"Also delete its data set: {count(used.images, 'image')} with captions ({manage.size_text(used.images_bytes)})",
         visible=used.images_bytes > 0,
         interactive=True,
         elem_id="with-images",
@@ -188,9 +191,7 @@ def _manage(folder: Path, selected: gr.State, said: gr.HTML, itself: gr.Accordio
 
 
 BUTTONS = ("stop", "go", "total", "copy")
-FOLDS = 6  # samples, comparison, publication, checks, log, and _manage
 TOTALS = {"epochs": "Total epochs", "max_train_steps": "Total steps"}
-UNITS = {"epochs": "epochs", "max_train_steps": "steps"}
 
 
 def _buttons(shown: view.View | None) -> dict[str, dict[str, Any]]:
@@ -219,26 +220,27 @@ def render(selected: str, seen: str, search: str = "", closing: bool = True) -> 
     if shown is None and everything and not selected:  # a selected run that is gone is not replaced by another one
         shown = everything[0]
         selected = shown.folder.name
-    found = view.incidents(shown.folder) if shown else []
-    loras = view.loras(shown.folder) if shown else []
-    evolved = view.evolution(shown.folder) if shown and loras else Evolution()
-    parts: dict[str, Any] = {
-        "list": cards.run_list(everything, selected, search or ""),
-        "head": cards.head(shown, selected),
-        "loras": cards.loras(shown, loras, evolved, evolution.marks(shown.folder, loras) if shown else {}),
-        "incidents": cards.incidents(shown, found),
-        "ledger": cards.ledger(shown, view.ledger(shown) if shown else None),
-        "charts": charts.value(shown),
-        "log": log_view.first_error(shown),
-        "queue": queue.html(everything),
-        "actions": actions.html(shown),
-    }
+    parts: dict[str, Any] = dict.fromkeys(PARTS, "")
+    parts["list"] = cards.run_list(everything, selected, search or "")
+    parts["head"] = cards.head(shown) if shown else cards.no_run(selected)
+    parts["queue"] = queue.html(everything)
+    parts["charts"] = charts.value(shown)
+    if shown is not None:
+        saved, folder = view.loras(shown.folder), shown.folder
+        if saved:
+            parts["loras"] = cards.loras(folder, saved, view.evolution(folder), blind_vote.picked(folder))
+        parts["incidents"] = cards.incidents(view.incidents(folder))
+        parts["ledger"] = cards.ledger(shown, view.ledger(shown))
+        parts["log"] = log_view.first_error(shown)
+        parts["actions"] = actions.html(shown)
+    parts |= {name: gr.update(**change) for name, change in _buttons(shown).items()}
     out = []
     for name, value in parts.items():
-        out.append(_unless_known(known, name, value if isinstance(value, str) else value["revision"], value))
-    for name, change in _buttons(shown).items():
-        out.append(_unless_known(known, name, repr(change), gr.update(**change)))
-    return [selected, json.dumps(known), *out, *[gr.update(open=False) if closing else gr.skip()] * FOLDS]
+        text = value if isinstance(value, str) else str(value.get("revision", value))
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+        out.append(gr.skip() if known.get(name) == digest else value)
+        known[name] = digest
+    return [selected, json.dumps(known), *out, *[gr.update(open=False) if closing else gr.skip()] * ALL_FOLDS]
 
 
 def refresh(selected: str, seen: str, search: str = "") -> list[Any]:
@@ -246,7 +248,7 @@ def refresh(selected: str, seen: str, search: str = "") -> list[Any]:
     out = render(selected, seen, search, closing=False)
     if out[0] == selected:
         return [gr.skip(), *out[1:]]
-    return [*out[:-FOLDS], *[gr.update(open=False)] * FOLDS]  # the first run, where none was selected
+    return [*out[:-ALL_FOLDS], *[gr.update(open=False)] * ALL_FOLDS]  # the first run, where none was selected
 
 
 def _digests(seen: str) -> dict[str, str]:
@@ -255,23 +257,14 @@ def _digests(seen: str) -> dict[str, str]:
         found = json.loads(seen)
     except (ValueError, TypeError, RecursionError):
         return {}
-    return {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
-
-
-def _unless_known(known: dict[str, str], name: str, text: str, value: Any) -> Any:
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
-    if known.get(name) == digest:
-        return gr.skip()
-    known[name] = digest
-    return value
+    return found if isinstance(found, dict) else {}
 
 
 def first_run(name: str) -> str:
     """The run that a new page selects: the one in its address, else one with a live monitor, else ""."""
     everything = view.read_all()
-    if any(one.folder.name == name for one in everything):
-        return name
-    return next((one.folder.name for one in everything if one.alive and one.state not in view.FINAL), "")
+    found = [one for one in everything if one.folder.name == name] or [one for one in everything if one.running]
+    return found[0].folder.name if found else ""
 
 
 def notice(lines: list[str], kind: str = "info") -> str:
@@ -282,13 +275,12 @@ def notice(lines: list[str], kind: str = "info") -> str:
     return f'<div class="hp-problem hp-{kind}" role="{role}"><ul>{"".join(f"<li>{esc(line)}</li>" for line in lines)}</ul></div>'
 
 
-def stop(selected: str, seen: str) -> tuple[str, Any]:
-    """Stop the selected run: (notice, what the browser shows). The browser has changed the button already (STOPPING)."""
+def stop(selected: str) -> tuple[str, Any]:
+    """Stop the selected run: (notice, what the browser shows: it has changed the button already, STOPPING)."""
     try:
         control.stop(runs.run_folder(selected))
     except runs.RunError as error:
-        kept = {name: digest for name, digest in _digests(seen).items() if name != "stop"}
-        return notice(str(error).splitlines(), "bad"), json.dumps(kept)
+        return notice(str(error).splitlines(), "bad"), ""
     return "", gr.skip()
 
 
@@ -312,13 +304,10 @@ def _train_longer(folder: Path, total: float | None) -> None:
     from monitor.state import nothing_left
 
     field, now = runs.longer(runs.load(folder).model_dump())
-    label = TOTALS[field]
     if total is None or total < now or (total == now and nothing_left(folder)):
-        raise runs.RunError(f"{label}: Already trained for {now} {UNITS[field]}; enter a larger number")
-    try:
-        runs.train_longer(folder, int(total))
-    except runs.RunError as error:
-        raise runs.RunError(str(error).replace(f"{field}:", f"{label}:")) from error
+        unit = TOTALS[field].removeprefix("Total ")
+        raise runs.RunError(f"{TOTALS[field]}: Already trained for {now} {unit}; enter a larger number")
+    runs.train_longer(folder, int(total))
 
 
 def pick(search: str, event: gr.EventData) -> tuple[Any, ...]:
@@ -326,23 +315,13 @@ def pick(search: str, event: gr.EventData) -> tuple[Any, ...]:
     return (*render(str(event.run), "", search), "", "")
 
 
-def on_action(selected: str, event: gr.EventData) -> str:
-    """A button beside Start was pressed: what to say."""
-    try:
-        answer = actions.act(calls.folder_of(selected), pressed(event, "do"))
-    except runs.RunError as error:
-        return notice(str(error).splitlines(), "bad")
-    said = queue.making_room(answer.get("paused", []))
-    return notice([said] if said else [])
-
-
-def on_queue(event: gr.EventData) -> str:
-    """A button of the queue was pressed: what to say, or the table of a sweep."""
-    action, run = pressed(event, "do"), pressed(event, "run")
+def on_press(selected: str, event: gr.EventData) -> str:
+    """A button beside Start or one of the queue was pressed: what to say, or the table of a sweep."""
+    run, action = pressed(event, "run") or selected, pressed(event, "do")
     try:
         if action == "table":
             return f'<div class="hp-problem hp-info">{queue.table_of(run)}</div>'
-        said = queue.act(action, run)
+        said = actions.act(run, action).get("message")
     except runs.RunError as error:
         return notice(str(error).splitlines(), "bad")
     return notice([said] if said else [])
@@ -358,10 +337,7 @@ def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[t
         folder = runs.run_folder(selected)
         spec, unsaved = runs.load(folder), draft.images_not_in_a_run(draft_id)
         if unsaved and confirmed != selected:
-            if unsaved == 1:
-                question = "1 image under New LoRA is not in any run. Click again to replace it and its caption."
-            else:
-                question = f"{unsaved} images under New LoRA are not in any run. Click again to replace them and their captions."
+            question = f"{count(unsaved, 'image')} under New LoRA would be lost: no run has a copy. Click again to replace them."
             yield notice([question], "warn"), selected, gr.skip(), gr.skip(), gr.skip()
             return
         yield notice(["Copying the images…"], "busy"), "", gr.skip(), gr.skip(), gr.skip()

@@ -11,7 +11,6 @@ import gradio as gr
 
 from runs.evolution import Evolution, best
 from runs.files import RunError
-from runs.paths import outputs_dir
 from ui import served
 from ui.html import esc, number, table
 from ui.run import blind_vote, fold, view
@@ -30,12 +29,6 @@ NO_VOTE = (
     "same steps: set “Save a checkpoint every N steps” and “Generate samples every N steps” to the same number."
 )
 Picture = tuple[str, str]  # path, caption
-
-
-def build(selected: gr.State) -> gr.Accordion:
-    """Build the part; `selected` has the name of the run."""
-    gr.set_static_paths(outputs_dir())  # Gradio names these files by their path instead of copying them
-    return fold.build("Samples", "samples-fold", selected, _draw)
 
 
 def prompts(found: Evolution) -> dict[int, str]:
@@ -73,7 +66,8 @@ def summary(found: Evolution, folder: Path) -> str:
     return "".join(f'<p class="hp-say">{esc(line)}</p>' for line in lines)
 
 
-def _draw(folder: Path) -> None:
+def draw(folder: Path) -> None:
+    """Make the components of the part."""
     found = view.evolution(folder)
     everything, texts = pictures(found), prompts(found)
     head = gr.HTML(summary(found, folder), elem_id="samples-summary", apply_default_css=False)
@@ -123,12 +117,11 @@ def _draw(folder: Path) -> None:
         return (one, two) if {one, two} <= here else gr.skip()
 
     def on_best(step: int) -> str:
-        found = view.evolution(folder)
         try:
-            blind_vote.mark(folder, None if step == NO_MARK else step, found)
+            blind_vote.mark(folder, None if step == NO_MARK else step)
         except RunError as error:
             return fold.note(error, True)
-        return summary(found, folder)
+        return summary(view.evolution(folder), folder)
 
     def on_tick(known: list[Picture], prompt: int) -> list[Any]:
         found = view.evolution(folder)

@@ -9,7 +9,6 @@ import functools
 import json
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -22,14 +21,14 @@ import runs
 from runs import env_file, manage
 from runs.evolution import SUFFIX, Evolution, Lora, Losses, read_lora, read_prompts, read_samples, table
 from ui.run.metrics import Metrics
-from ui.run.readers import Log, LogTail, kept, stamp
+from ui.run.readers import LogEnd, kept, stamp
 
 if TYPE_CHECKING:
     from monitor.ledger import Ledger
 
 FINAL = ("completed", "failed", "stopped", "paused", "preempted", "unkillable")
 STOP_REQUEST = "stop.request"  # in a run's folder, until the monitor has read it (monitor/run_folder.py)
-SAMPLES, PROMPTS, METRICS = "sample", "sample_prompts.txt", "metrics.jsonl"
+SAMPLES, PROMPTS, METRICS, LOG = "sample", "sample_prompts.txt", "metrics.jsonl", "training.log"
 LEDGER_S = 5.0  # a run under way changes all the time, and nobody watches its ledger by the second
 READ_RUNS = 8  # runs whose losses, log and incidents stay in memory
 T = TypeVar("T")
@@ -87,17 +86,11 @@ class View:
 
     def number(self, key: str) -> float | None:
         """A number from status.json; None when it is missing or not a number."""
-        value = self.status.get(key)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return number_of(self.status, key)
 
     def time(self, key: str) -> datetime | None:
         """A time from status.json; None when it is missing or not a time."""
         return moment(self.status.get(key))
-
-    def since(self, key: str, now: datetime | None = None) -> float | None:
-        """Seconds since a time in status.json; None when it is missing or not a time."""
-        then = self.time(key)
-        return max(0.0, ((now or datetime.now(UTC)) - then).total_seconds()) if then else None
 
     @property
     def checkpoint(self) -> int | None:
@@ -114,6 +107,12 @@ class View:
         if self.state == "new":
             return "Start"
         return "Start again" if self.checkpoint is None else "Resume"
+
+
+def number_of(values: dict[str, Any], key: str) -> float | None:
+    """A number among the values of a file; None when it is missing or not a number."""
+    value = values.get(key)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def moment(text: object) -> datetime | None:
@@ -163,10 +162,8 @@ def _read(folder: Path) -> View:
     try:
         value = json.loads((folder / "status.json").read_text(encoding="utf-8"))
         now = value if isinstance(value, dict) else {}
-    except FileNotFoundError:
-        pass  # never started
-    except ValueError:
-        pass  # incomplete: it is replaced within a second
+    except (FileNotFoundError, ValueError):
+        pass  # never started; or incomplete: it is replaced within a second
     except OSError as error:
         problem = f"{folder / 'status.json'} cannot be read: {error}"
     name = manage.label_of(folder) or spec.get("name")
@@ -175,86 +172,84 @@ def _read(folder: Path) -> View:
 
 def read_all() -> list[View]:
     """All runs, newest first. The order does not change while runs progress, so that a click hits the intended run."""
-    found, outputs = [], runs.outputs_dir()
-    try:
-        names = os.listdir(outputs)
-    except OSError:
-        names = []
-    for name in names:
-        if name.startswith("."):
-            continue
-        folder = outputs / name
-        try:
-            created = os.stat(folder / "run.toml").st_mtime
-        except OSError:
-            continue
-        found.append((created, name, folder))
+    outputs = runs.outputs_dir()
+    folders = [outputs / name for name in _names(outputs) if name[0] != "."]
+    created = {folder: stamp(folder / "run.toml").mtime_ns for folder in folders}
+    newest = sorted(filter(created.get, folders), key=lambda folder: (created[folder], folder.name), reverse=True)
     with _lock:
-        return [read(folder) for _, _, folder in sorted(found, reverse=True)]
+        return [read(folder) for folder in newest]
 
 
 # The selected run -------------------------------------------------------------------------------------------------------
 
-
-class Reader:
-    """What the page keeps of one run between two ticks."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.metrics = Metrics(folder / METRICS)
-        self.tail = LogTail(folder / "training.log")
-        self._losses = Losses(folder / METRICS)
-        self._made_of: tuple[Any, ...] = ()
-        self._evolution = Evolution()
-
-    def evolution(self) -> Evolution:
-        """The snapshots."""
-        found, stamps = loras(self.folder), [stamp(self.folder / name) for name in (SAMPLES, PROMPTS, METRICS)]
-        if (*stamps, *found) != self._made_of or any(one.young for one in stamps):
-            self._losses.update()
-            prompts, samples = read_prompts(self.folder / PROMPTS), read_samples(self.folder / SAMPLES)
-            self._evolution = table(prompts, samples, found, self._losses)
-            self._made_of = (*stamps, *found)
-        return self._evolution
+# What grows is read from where the last look ended. The readers are used with the lock.
+_metrics = functools.lru_cache(READ_RUNS)(lambda folder: Metrics(folder / METRICS))
+_losses = functools.lru_cache(READ_RUNS)(lambda folder: Losses(folder / METRICS))
+_log = functools.lru_cache(READ_RUNS)(lambda folder: LogEnd(folder / LOG))
 
 
-def _incident(path: Path) -> Incident | None:
-    try:
-        fields = json.loads((path / "incident.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    try:
-        report = (path / "report.md").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        report = ""
-    return Incident(path.name, fields, report) if isinstance(fields, dict) else None
-
-
-_readers: OrderedDict[Path, Reader] = OrderedDict()
-
-
-def _with_reader(folder: Path, use: Callable[[Reader], T]) -> T:
+def with_metrics(folder: Path, use: Callable[[Metrics], T]) -> T:
+    """What `use` makes of the run's numbers, which are up to date and do not change meanwhile."""
     with _lock:
-        reader = _readers.pop(folder, None) or Reader(folder)
-        _readers[folder] = reader
-        while len(_readers) > READ_RUNS:
-            _readers.popitem(last=False)
-        return use(reader)
+        return use(_metrics(folder).update())
+
+
+def log_end(folder: Path) -> bytes:
+    """The last lines of the training log."""
+    with _lock:
+        return _log(folder).update()
+
+
+def evolution(folder: Path) -> Evolution:
+    """The snapshots of a run, with the samples and losses of each; read again only after a file changed."""
+    found, files = loras(folder), [folder / name for name in (SAMPLES, PROMPTS, METRICS)]
+
+    def made() -> Evolution:
+        losses = _losses(folder)
+        losses.update()
+        return table(read_prompts(folder / PROMPTS), read_samples(folder / SAMPLES), found, losses)
+
+    with _lock:
+        return kept("evolution", folder, [*files, *(one.path for one in found)], made, young=True)
+
+
+def loras(folder: Path) -> list[Lora]:
+    """The complete LoRA files: the final one first, then the newest first.
+
+    The trainers write to a hidden name and rename, and safetensors refuses a file that is shorter than its header says,
+    which covers scripts of the user's own.
+    """
+    paths = [folder / name for name in _names(folder) if name.endswith(SUFFIX) and name[0] != "."]
+    read = (kept("lora", path, [path], functools.partial(read_lora, path, stamp(path).size)) for path in paths)
+    found = [one for one in read if one is not None]
+    return sorted(found, key=lambda one: (one.final, one.step or 0, one.epoch or 0, one.path.name), reverse=True)
 
 
 def incidents(folder: Path) -> list[Incident]:
-    """Hangs and crashes, newest first."""
+    """Hangs and crashes, newest first; one that is not written completely yet is left out."""
+    names = sorted((name for name in _names(folder / "incidents") if name[:1].isdigit()), reverse=True)
+    found = []
+    for path in (folder / "incidents" / name for name in names):
+        files = [path / "incident.json", path / "report.md"]
+        found.append(kept("incident", path, files, functools.partial(_incident, *files)))
+    return [one for one in found if one is not None]
+
+
+def _incident(values: Path, report: Path) -> Incident | None:
     try:
-        names = sorted((n for n in os.listdir(folder / "incidents") if n[:1].isdigit()), reverse=True)
+        fields = json.loads(values.read_text(encoding="utf-8"))
+        text = report.read_text(encoding="utf-8", errors="replace") if report.exists() else ""
+    except (OSError, ValueError):
+        return None
+    return Incident(values.parent.name, fields, text) if isinstance(fields, dict) else None
+
+
+def _names(folder: Path) -> list[str]:
+    """What is in a folder; nothing where it is missing."""
+    try:
+        return os.listdir(folder)
     except OSError:
         return []
-    paths = [folder / "incidents" / name for name in names]
-    found = (_kept_incident(path) for path in paths)
-    return [one for one in found if one is not None]  # None: not written completely yet
-
-
-def _kept_incident(path: Path) -> Incident | None:
-    return kept("incident", path, [path / "incident.json", path / "report.md"], lambda: _incident(path))
 
 
 def ledger(view: View) -> "Ledger":
@@ -264,40 +259,6 @@ def ledger(view: View) -> "Ledger":
     files = [view.folder / name for name in ("events.jsonl", METRICS, "status.json", "run.toml")]
     make = functools.partial(read_ledger, view.folder, view.status)
     return kept("ledger", view.folder, files, make, LEDGER_S if view.running else 0.0)
-
-
-def with_metrics(folder: Path, use: Callable[[Metrics], T]) -> T:
-    """What `use` makes of the run's numbers, which are up to date and do not change meanwhile."""
-    return _with_reader(folder, lambda reader: use(reader.metrics.update()))
-
-
-def log(folder: Path) -> Log:
-    """The end of the training log as a terminal shows it, with its first error."""
-    return _with_reader(folder, lambda reader: reader.tail.update())
-
-
-def loras(folder: Path) -> list[Lora]:
-    """The complete LoRA files: the final one first, then the newest first.
-
-    The trainers write to a hidden name and rename, and safetensors refuses a file that is shorter than its header says,
-    which covers scripts of the user's own.
-    """
-    try:
-        paths = [folder / name for name in os.listdir(folder) if name.endswith(SUFFIX) and name[0] != "."]
-    except OSError:
-        return []
-    loras = (kept("lora", path, [path], functools.partial(_lora, path)) for path in paths)
-    found = [lora for lora in loras if lora is not None]
-    return sorted(found, key=lambda one: (one.final, one.step or 0, one.epoch or 0, one.path.name), reverse=True)
-
-
-def _lora(path: Path) -> Lora | None:
-    return read_lora(path, stamp(path).size)
-
-
-def evolution(folder: Path) -> Evolution:
-    """The snapshots of a run, with the samples and losses of each; read again only after a file changed."""
-    return _with_reader(folder, Reader.evolution)
 
 
 def stop_requested(folder: Path) -> bool:

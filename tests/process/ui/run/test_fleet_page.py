@@ -11,7 +11,7 @@ from ui_page import until
 
 from launch import fleet
 from runs.files import RunError
-from ui.run import fleet_page
+from ui.run import fleet_page, fold
 
 pytestmark = pytest.mark.slow
 
@@ -62,10 +62,10 @@ def test_a_store_that_hangs_or_fails_delays_nobody(data, tmp_path, silent_server
 
 @pytest.mark.parametrize("address", ["", " ", "a" * 501, "a\nb", "s3://me:password@bucket"])
 def test_addresses_that_are_none_change_nothing(data, address):
-    with pytest.raises(RunError):
-        fleet_page.change_stores("add", address)
+    with pytest.raises(fold.ERRORS):
+        fleet_page.add_store(address)
     with pytest.raises(RunError, match="not in the list"):
-        fleet_page.stop_far(address, "x")
+        fleet_page.FLEET.stop(address, "x")
     assert not (data / fleet.STORES).exists()
 
 

@@ -175,7 +175,7 @@ def test_a_draft_is_replaced_only_after_confirmation_and_by_a_run_with_images(da
     drop(other, *photos("rocket.jpg"))
     set_caption(other, "rocket.jpg", "mine alone")
     (question,) = run_page.copy_to_new_lora(folder.name, "", other)
-    assert "1 image under New LoRA is not in any run" in question[0] and question[1] == folder.name
+    assert "1 image under New LoRA would be lost" in question[0] and question[1] == folder.name
     assert captions(other) == {"rocket.jpg": "mine alone"}
     shutil.move(data / "datasets" / folder.name, data / "away")
     *_, failed = run_page.copy_to_new_lora(folder.name, folder.name, other)

@@ -44,12 +44,11 @@ def test_what_can_be_done_follows_the_state(folder, data):
     run_queue.add(ended)
     assert allowed(ended) == ["now", "cancel"]
     assert "Waits in the queue, position 1." in actions.html(view.read(ended))
-    assert actions.possible(None) == [] and actions.html(None) == ""
 
 
 def test_a_request_waits_until_the_training_has_answered_it(folder):
-    made = actions.act(folder, "sample")
-    assert actions.act(folder, "sample")["id"] == made["id"], "it waits already"
+    made = actions.act(folder.name, "sample")
+    assert actions.act(folder.name, "sample")["id"] == made["id"], "it waits already"
     assert "Sample now: requested." in actions.html(view.read(folder))
     step_requests.path_of(folder, "sample").unlink()
     step_requests.append_event(folder, step_requests.EVENT, "1 sample <image>", id=made["id"], done=True)
@@ -58,9 +57,9 @@ def test_a_request_waits_until_the_training_has_answered_it(folder):
 
 
 def test_a_pause_is_asked_of_the_monitor_and_a_wrong_action_is_refused(folder, data):
-    assert actions.act(folder, "pause") == {}
+    assert actions.act(folder.name, "pause") == {}
     assert json.loads((folder / "stop.request").read_text())["pause"] is True
     assert "Pausing…" in actions.html(view.read(folder))
     for run, do in ((folder, "rm"), (write_run(data, "ended", state="stopped"), "save")):
         with pytest.raises(RunError, match=r".{10}"):
-            actions.act(run, do)
+            actions.act(run.name, do)

@@ -1,13 +1,17 @@
 """The lower part of a run: where its time went, the files for other places, and what the ranks do."""
 
 import importlib
+import json
+from dataclasses import asdict
 
 import pytest
 from ledger_helpers import write_history
 from ui_helpers import photos, write_run
 
 import runs
+from launch import rehearse
 from launch.__main__ import COMMANDS
+from monitor.process.locks import LOCK, Lock
 from ui import jobs, served
 from ui.run import cards, launch_tab, view
 
@@ -19,21 +23,18 @@ def make_run(data, name: str = "my cat", **fields):
 
 
 def test_the_card_shows_time_by_state_cost_and_what_recovery_saved(data):
-    folder = write_run(data, "paid", state="completed")
-    write_history(folder, price=3.6)
-    shown = view.read(folder)
-    html = cards.ledger(shown, view.ledger(shown))
-    for text in ("Time and money", "Recovering", "Lost", "10 steps", "1.10", "1 of 1 failure recovered", "not counted"):
-        assert text in html, text
-    free = write_run(data, "free", state="completed")
-    write_history(free)
-    shown = view.read(free)
-    html = cards.ledger(shown, view.ledger(shown))
-    assert "Cost" not in html and "money" not in html
-    assert cards.ledger(None, None) == ""
+    def card(name: str, price: float) -> str:
+        folder = write_run(data, name, state="completed")
+        write_history(folder, price)
+        return cards.ledger(view.read(folder), view.ledger(view.read(folder)))
+
+    shown, free = card("paid", 3.6), card("free", 0)
+    parts = ("Time and money", "Recovering", "Lost", "10 steps", "1.10", "1 of 1 failure recovered", "not counted")
+    assert [text for text in parts if text not in shown] == []
+    assert "Recovering" in free and "Cost" not in free and "money" not in free
 
 
-def test_the_card_reads_again_only_what_changed(data, monkeypatch):
+def test_the_card_reads_again_only_what_changed(data):
     folder = write_run(data, "paid", state="completed")
     write_history(folder)
     first = view.ledger(view.read(folder))
@@ -75,32 +76,27 @@ def test_each_place_shows_options_of_its_command_and_asks_for_the_required_ones(
 
 
 def test_a_typed_value_is_never_another_option():
-    assert launch_tab.arguments("slurm", {"--partition": "--submit", "--time": " "}) == ["--partition=--submit"]
-    typed = {"--secret": "A  B", "--on-demand": True, "--gpu": "L4"}
-    words = ["--gpu=L4", "--secret=A", "--secret=B", "--on-demand"]
-    assert launch_tab.arguments("skypilot", typed) == words
-    for wrong in ({"--submit": "1"}, {"--time": "a\nb"}, {"--time": "x" * 301}, {"--time": 7}, ["--time"], None):
-        with pytest.raises(runs.RunError):
-            launch_tab.arguments("slurm", wrong)
+    def words(kind: str, **typed) -> list[str]:
+        return launch_tab.arguments(kind, [typed.get(label) for label in launch_tab.PLACES[kind].labels.values()])
+
+    assert words("slurm", Partition="--submit", Account=" ") == ["--partition=--submit"]
+    typed = {"Names of secret variables": "A  B", "No spot machines": True, "GPU": "L4"}
+    assert words("skypilot", **typed) == ["--gpu=L4", "--secret=A", "--secret=B", "--on-demand"]
+    for wrong in ("a\nb", "x" * 301, "a\0b"):
+        with pytest.raises(runs.RunError, match="Account: Use one line"):
+            words("slurm", Account=wrong)
     with pytest.raises(runs.RunError, match="Container image: Enter a value"):
-        launch_tab.arguments("runpod", {})
-
-
-def test_jobs_that_are_none_of_ours_start_and_end_nothing(data):
-    folder = make_run(data)
-    for call in (lambda: launch_tab.write_files(folder, "rm", {}), lambda: launch_tab.cancel(folder, "../rehearse")):
-        with pytest.raises(runs.RunError):
-            call()
-    assert not list((data / "outputs").glob("*/.jobs/*")) and launch_tab.result(folder, "rehearse") == ""
+        words("runpod")
 
 
 def test_what_a_job_says_is_text(data, monkeypatch):
     folder = make_run(data)
+    assert launch_tab.result(folder, "rehearse") == ""
     mark = "<i onclick=x>"
     (folder / "plan.yaml").write_text(mark)
+    (folder / rehearse.FILE).write_text(json.dumps(asdict(rehearse.Rehearsal("failed", problem={"text": mark}))))
     monkeypatch.setattr("ui.jobs.read", lambda folder, name: jobs.Job(name, "failed", 3.0))
-    values = {"launch-slurm": {"file": str(folder / "plan.yaml")}}
-    values |= {"rehearse": {"state": "failed", "problem": {"text": mark}}}
+    values = {"launch-slurm": {"file": str(folder / "plan.yaml")}, "rehearse": {}}
     monkeypatch.setattr("ui.jobs.output", lambda folder, name: (mark, values[name], mark))
     for name in values:
         shown = launch_tab.result(folder, name)
@@ -111,22 +107,35 @@ def test_only_files_of_the_run_are_shown(data, tmp_path):
     folder = make_run(data)
     (folder / "plan.yaml").write_text("a: 1\n")
     (folder / "big.zip").write_bytes(b"\0" * 300_000)
+    (folder / "data.bin").write_bytes(b"\0")
     (tmp_path / "secret.txt").write_text("secret")
     (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
-    found = launch_tab.written(folder, {"script": str(folder / "plan.yaml")})
-    assert found is not None and (found["name"], found["text"], found["url"]) == ("plan.yaml", "a: 1\n", "")
-    found = launch_tab.written(folder, {"file": str(folder / "big.zip")})
-    assert found is not None and (found["name"], found["text"], bool(found["url"])) == ("big.zip", None, True)
+    shown = launch_tab.written(folder, {"script": str(folder / "plan.yaml")})
+    assert (
+        "<pre>a: 1\n</pre>" in shown
+        and 'href="data:text/plain;charset=utf-8,a%3A%201%0A" download="plan.yaml"' in shown
+    )
+    shown = launch_tab.written(folder, {"file": str(folder / "big.zip")})
+    assert 'href="gradio_api/file=' in shown and "<pre>" not in shown
     assert served.find(str(folder / "big.zip")) is not None
-    for other in (folder / "link.txt", folder / "missing", folder, "..", "/etc/passwd", "plan.yaml", "a\0b", None):
-        assert launch_tab.written(folder, {"file": other and str(other)}) is None
-    assert launch_tab.written(folder, [1]) is None
+    for other in ("link.txt", "missing", ".", "data.bin"):
+        assert launch_tab.written(folder, {"file": str(folder / other)}) == ""
+    for value in (
+        {"file": "/etc/passwd"},
+        {"file": ".."},
+        {"file": "plan.yaml"},
+        {"file": "a\0b"},
+        {"file": None},
+        [1],
+    ):
+        assert launch_tab.written(folder, value) == ""
 
 
 def test_the_rank_report_of_a_run_that_does_not_train_is_empty(data, monkeypatch):
     report = lambda folder: {"lines": [f"all ranks of {folder.name} train"]}  # noqa: E731
     monkeypatch.setattr("monitor.cli.commands.rank_report", report)
-    folder = make_run(data)
+    folder = write_run(data, "my cat")
     assert launch_tab._ranks(folder) == ""
-    monkeypatch.setattr(launch_tab, "_trains", lambda shown: True)
-    assert "all ranks of my-cat train" in launch_tab._ranks(folder)
+    lock = Lock(folder / LOCK)
+    assert lock.acquire() and "all ranks of my-cat train" in launch_tab._ranks(folder)
+    lock.release()

@@ -9,7 +9,7 @@ from ui_helpers import write_run
 
 from runs import env_file
 from runs.files import RunError
-from ui.run import log_view, readers, view
+from ui.run import cards, log_view
 
 
 def found(folder, text="", level="") -> list[str]:
@@ -23,6 +23,7 @@ def test_a_search_finds_the_last_lines_in_order(data, monkeypatch):
     (folder / "training.log").write_text("\n".join(lines))
     wanted = [line for line in lines if "Needle" in line]
     assert found(folder, "needle") == wanted and found(folder, "no such text") == []
+    assert [line for _, line in log_view.tail(folder)] == lines[-log_view.SHOWN :]
     monkeypatch.setattr(log_view, "MOST_FOUND", 10)
     assert found(folder, "needle") == wanted[-10:]
     monkeypatch.setattr(log_view, "SEARCHED_BYTES", 100)
@@ -49,7 +50,7 @@ def test_a_secret_of_the_run_is_neither_shown_nor_found(data):
     (folder / "training.log").write_text(f"one\nValueError: key {key} is refused\nat 89% key={key}")
     hidden = "ValueError: key (WANDB_API_KEY) is refused"
     assert [text for _, text in log_view.tail(folder)] == ["one", hidden, "at 89% key=(WANDB_API_KEY)"]
-    assert view.log(folder).error == hidden and "0123" not in str(view.log(folder).lines)
+    assert log_view.error_of(folder) == hidden
     assert found(folder, "is refused") == [hidden] == found(folder, level="error")
     assert found(folder, "0123456789") == []
 
@@ -70,13 +71,13 @@ def test_what_a_log_says_is_text_and_its_times_are_elements():
     shown = log_view.markup(lines)
     assert "<img" not in shown and "<b>" not in shown and 'class="hp-sgr-bold hp-sgr-c1">&lt;b&gt;' in shown
     assert '<time datetime="2026-11-22T20:15:38.271Z">' in shown
+    assert cards.local_times('<a title="2026-11-22T00:21:00Z">x</a>') == '<a title="2026-11-22T00:21:00Z">x</a>'
 
 
 @given(st.binary(max_size=400))
 def test_no_bytes_of_a_log_leave_a_control_character_but_colours(noise):
-    shown = readers.styled_line(noise.replace(b"\n", b""))
-    rest = readers.COLOUR.sub("", shown)
-    assert all(character == "\t" or character.isprintable() for character in rest)
+    shown = log_view.plain(noise.replace(b"\n", b""))
+    assert all(character == "\t" or character.isprintable() for character in shown)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from ui_helpers import write_run
 
 from jobs import queue as run_queue
 from runs.files import RunError
-from ui.run import queue, view
+from ui.run import actions, queue, view
 
 MARK = "<i onclick=x>\"'"
 
@@ -40,12 +40,12 @@ def test_the_queue_is_shown_in_order_and_names_are_text(waiting):
 
 
 def test_the_buttons_move_and_cancel(waiting):
-    assert queue.act("up", "three") == "three: position 2 of 3" and order() == ["one", "three", "two"]
-    assert queue.act("down", "one") == "one: position 2 of 3" and order() == ["three", "one", "two"]
-    assert "left the queue" in queue.act("cancel", "one") and order() == ["three", "two"]
-    for action, run in (("up", "one"), ("now", "one"), ("up", ""), ("", "two"), ("delete", "two")):
+    assert actions.act("three", "up") == {"message": "three: position 2 of 3"} and order() == ["one", "three", "two"]
+    assert actions.act("one", "down") == {"message": "one: position 2 of 3"} and order() == ["three", "one", "two"]
+    assert "left the queue" in actions.act("one", "cancel")["message"] and order() == ["three", "two"]
+    for run, action in (("one", "up"), ("one", "now"), ("one", "cancel"), ("", "up"), ("two", ""), ("two", "delete")):
         with pytest.raises(RunError):
-            queue.act(action, run)
+            actions.act(run, action)
     queue.follow_delete("two")
     assert order() == ["three"]
 

@@ -6,9 +6,8 @@ import shutil
 import pytest
 from ui_helpers import lora_file, photos, write_run
 
-from runs.files import RunError
 from ui.api.runs import run_samples
-from ui.run import blind_vote, evolution, samples, view
+from ui.run import blind_vote, cards, samples, view
 
 HOSTILE = "a dog </p><img src=x onerror=alert(1)>"
 
@@ -26,23 +25,20 @@ def folder(data):
     return made
 
 
-def test_pictures_are_in_the_order_of_their_steps_with_their_prompts(folder):
-    found = view.evolution(folder)
-    assert samples.prompts(found) == {0: "a cat", 1: HOSTILE}
-    captions = [caption for _, caption in samples.pictures(found)]
-    assert captions[:3] == ["Step 8 · a cat", f"Step 8 · {HOSTILE}", "Step 16 · a cat"] and captions[-1] == "mine.png"
-    assert [caption for _, caption in samples.pictures(found, 0)] == [f"Step {n} · a cat" for n in (8, 16, 24)]
+def test_pictures_are_in_the_order_of_their_steps_and_nothing_from_elsewhere_is_among_them(folder, tmp_path_factory):
+    def captions(prompt: int = samples.ALL) -> list[str]:
+        return [caption for _, caption in samples.pictures(view.evolution(folder), prompt)]
 
-
-def test_pictures_outside_the_folder_and_other_files_are_left_out(folder, tmp_path_factory):
-    outside = tmp_path_factory.mktemp("outside") / "secret.png"
-    shutil.copy(photos("coffee.png")[0], outside)
+    assert samples.prompts(view.evolution(folder)) == {0: "a cat", 1: HOSTILE}
+    assert (
+        captions()[:3] == ["Step 8 · a cat", f"Step 8 · {HOSTILE}", "Step 16 · a cat"] and captions()[-1] == "mine.png"
+    )
+    assert captions(0) == [f"Step {n} · a cat" for n in (8, 16, 24)]
+    outside = shutil.copy(photos("coffee.png")[0], tmp_path_factory.mktemp("outside") / "secret.png")
     (folder / "sample" / "mine.png").unlink()
     (folder / "sample" / "mine.png").symlink_to(outside)
     (folder / "sample" / "cat_000008_00_20260101120000_42.png").unlink()
-    shown = samples.pictures(view.evolution(folder))
-    assert shown[0][1] == f"Step 8 · {HOSTILE}" and len(shown) == 5
-    assert not any("secret" in path or "mine" in path for path, _ in shown)
+    assert captions()[0] == f"Step 8 · {HOSTILE}" and len(captions()) == 5 and "mine.png" not in captions()
 
 
 def test_texts_stay_texts_and_a_run_without_samples_says_how_to_get_them(folder, data):
@@ -68,15 +64,13 @@ def test_the_api_has_each_saved_step_and_the_last_mark_counts(folder):
     assert one["lora"]["name"] == "my-cat-step00000016.safetensors" and one["lora"]["size"] > 100
     assert (one["samples"][0]["prompt"], one["samples"][0]["seed"]) == ("a cat", 42)
 
-    evolved = view.evolution(folder)
-    blind_vote.mark(folder, 8, evolved)
+    blind_vote.mark(folder, 8)
     with (folder / blind_vote.FILE).open("a") as file:
         file.write('{"kind": "pick", "st')  # a power cut
     assert blind_vote.picked(folder) == 8
-    blind_vote.mark(folder, 24, evolved)
+    blind_vote.mark(folder, 24)
     assert run_samples("my-cat")["picked"] == 24
-    assert evolution.marks(folder, view.loras(folder)) == {"my-cat-step00000024.safetensors": "picked"}
-    blind_vote.mark(folder, None, evolved)
+    shown = cards.loras(folder, view.loras(folder), view.evolution(folder), blind_vote.picked(folder))
+    assert shown.count(">picked<") == 1 and ">picked<" in shown.partition("my-cat-step00000024.safetensors")[0]
+    blind_vote.mark(folder, None)
     assert blind_vote.picked(folder) is None
-    with pytest.raises(RunError, match="There is no LoRA of step 9; use one of 8, 16, 24"):
-        blind_vote.mark(folder, 9, evolved)

@@ -13,7 +13,7 @@ from ui_helpers import lora_file, photos, write_incident, write_run
 from monitor.process import platform
 from monitor.process.locks import LOCK, Lock
 from ui import html
-from ui.run import cards, evolution, log_view, readers, run_page, view
+from ui.run import cards, evolution, log_view, run_page, view
 
 HOSTILE = "\"><img src=x onerror=alert(1)><script>alert(2)</script>'${7*7}{{7*7}}`&amp;\x1b[31m\u202e💥"
 
@@ -73,18 +73,7 @@ def test_every_state_has_a_label_and_an_explanation(data, state):
     shown = view.View(folder, "my run", {"state": state, "alive": True, "step": 3, "planned_steps": 9})
     text = cards.head(shown)
     assert "h2" in harmless(text + cards.run_list([shown], folder.name)).tags
-    assert cards.describe(state)[1] in text and "{" not in text
-
-
-def test_the_last_progress_is_shown_as_an_age(data):
-    folder = write_run(data)
-
-    def shown(at: str) -> str | None:
-        facts = {name: value for name, value, _ in cards.facts(view.View(folder, "r", {"last_progress_at": at}), True)}
-        return re.sub("<[^>]*>", "", facts["Last progress"]) if "Last progress" in facts else None
-
-    assert shown(datetime.now(UTC).isoformat()) == "just now" and shown("not a time") is None
-    assert re.fullmatch("1 min [1-4][0-9] s ago", shown((datetime.now(UTC) - timedelta(seconds=75)).isoformat()))
+    assert cards.describe(shown)[1] in text and "{" not in text
 
 
 def test_old_figures_of_a_monitor_that_does_not_respond_are_called_old(data):
@@ -121,13 +110,13 @@ def test_a_run_whose_monitor_is_gone_is_not_shown_as_running(data):
 
 
 def lora_cards(folder) -> str:
-    return cards.loras(view.read(folder), view.loras(folder), view.evolution(folder), {})
+    return cards.loras(folder, view.loras(folder), view.evolution(folder), None)
 
 
 def test_a_completed_run_offers_its_lora_and_longer_training(data):
     folder = write_run(data, "done run", state="completed", step=100)
     (folder / "run.toml").write_text('name = "done run"\nepochs = 16\n')
-    assert lora_cards(folder) == ""  # without the file there is no download
+    assert "hp-loras" not in everything(folder)  # without the file there is no download
     lora_file(folder / "done-run.safetensors", 100, values=625_000)
     shown = view.read(folder)
     link = harmless(lora_cards(folder)).attributes
@@ -156,17 +145,20 @@ def test_a_broken_status_file_affects_only_its_own_run(data, content):
     assert "good" in run_page.render(good.name, "")[2]
 
 
-def test_an_incident_shows_the_change_and_its_cost_and_the_latest_comes_first(data):
+def test_incidents_show_the_change_and_the_cost_the_latest_first(data):
     folder = write_run(data)
+    write_incident(folder, "0010", step=9)
+    assert "Cost:" not in cards.incidents(view.incidents(folder))
     fields = {"resumed_from": 30, "steps_repeated": 11, "detect_s": 2.25, "recover_s": 71, "changed": "workers 2 → 0"}
     write_incident(folder, "0002", report="# Hang\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n**bold**", **fields)
-    write_incident(folder, "0010", step=9)
+    write_incident(folder, "0001", steps_repeated=1, recover_s=2.5, resumed_from=40, from_memory=True)
     found = view.incidents(folder)
-    markup = cards.incidents(view.read(folder), found)
+    markup = cards.incidents(found)
     shown = ["Hung after step 41", "Loader worker stuck", "workers 2 → 0", ">2.2 s<", "1 min 11 s", "step 30", ">11<"]
-    for text in [*shown, "<strong>bold</strong>", "<td>1</td>"]:
-        assert text in markup, text
-    assert [one.number for one in found] == ["0010", "0002"]
+    shown += ["step 40, in memory", "Steps trained twice", "<strong>bold</strong>", "<td>1</td>"]
+    shown += ["Cost: 1 min 14 s until the next new step, 12 steps trained twice"]
+    assert [text for text in shown if text not in markup] == []
+    assert [one.number for one in found] == ["0010", "0002", "0001"]
 
 
 @pytest.mark.parametrize(
@@ -179,17 +171,6 @@ def test_an_incident_shows_the_change_and_its_cost_and_the_latest_comes_first(da
 def test_the_page_shows_the_snapshots_or_why_there_are_none(data, value, text):
     shown = {"state": "running", "alive": True, "step": 40, "planned_steps": 100, "snapshots": value}
     assert text in cards.head(view.View(data / "outputs" / "r", "r", shown))
-
-
-def test_what_all_failures_cost_is_said_in_one_line(data):
-    folder = write_run(data)
-    assert "Cost:" not in cards.incidents(view.read(folder), view.incidents(folder))
-    write_incident(folder, "0001", steps_repeated=1, recover_s=2.5, resumed_from=40, from_memory=True)
-    write_incident(folder, "0002", steps_repeated=0, recover_s=71)
-    write_incident(folder, "0003")
-    markup = cards.incidents(view.read(folder), view.incidents(folder))
-    assert "Cost: 1 min 14 s until the next new step, 1 step trained twice" in markup
-    assert "step 40, in memory" in markup and "Steps trained twice" in markup
 
 
 def test_a_report_cannot_carry_links_or_pictures():
@@ -207,16 +188,9 @@ def test_the_log_reads_as_it_looked_on_a_terminal_with_its_colours(data):
     end = b"\n\xff\xfe bytes\x00\x07\n\x1b]0;title\x07\x1b[2Kend\n"
     (folder / "training.log").write_bytes(b"\x1b[1;32mINFO\x1b[0m start\r\n" + bar + end)
     coloured = ("\x1b[1;32mINFO\x1b[0m start", "\x1b[32msteps: 100%\x1b[0m")
-    assert view.log(folder).lines == (*coloured, "\ufffd\ufffd bytes", "end")
+    assert [line for _, line in log_view.tail(folder)] == [*coloured, "\ufffd\ufffd bytes", "end"]
     shown = log_view.markup(log_view.tail(folder))
     assert '<span class="hp-sgr-c2">steps: 100%</span>' in shown and "\x1b" not in shown
-
-
-def test_only_the_end_of_a_long_log_is_read(data):
-    folder = write_run(data)
-    (folder / "training.log").write_text("".join(f"line {n}\n" for n in range(100_000)))
-    tail = view.log(folder).lines
-    assert tail[-1] == "line 99999" and len(tail) == readers.LOG_LINES
 
 
 def sample(folder, name: str):
@@ -235,11 +209,11 @@ def test_every_complete_lora_is_listed_with_its_samples_the_final_one_first(data
     (folder / "notes.safetensors").write_text("I am text")
     sample(folder, "r_000100_00_20260101120000_42.png")
     sample(folder, "r_e000004_00_20260101120000_42.png")
-    found, evolved = view.loras(folder), view.evolution(folder)
+    found = view.loras(folder)
     assert [one.path.name for one in found] == ["r.safetensors", "r-000004.safetensors", "r-step00000100.safetensors"]
     assert [(one.final, one.step, one.epoch) for one in found] == [(True, 500, 5), (False, 400, 4), (False, 100, 1)]
-    drawn = {one.path.name: [s.at for s in cards.samples_of(one, evolved)] for one in found}
-    assert [*drawn.values()] == [[], ["epoch 4"], ["step 100"]]
+    drawn = harmless(lora_cards(folder)).attributes["alt"]
+    assert drawn == ["Sample of prompt 1, epoch 4", "Sample of prompt 1, step 100"]
     (folder / "r-step00000300.safetensors").write_bytes(whole)
     assert len(view.loras(folder)) == 4
     tags = harmless(lora_cards(folder))
@@ -256,18 +230,10 @@ def test_without_metadata_a_file_name_says_the_step_or_epoch(data):
 
 # What went wrong --------------------------------------------------------------------------------------------------
 
-LAUNCHER = """Traceback (most recent call last):
-  File "/x/bin/accelerate", line 8, in <module>
-    sys.exit(main())
-             ^^^^^^
-  File "/x/accelerate/commands/launch.py", line 999, in simple_launcher
-    raise subprocess.CalledProcessError(returncode=process.returncode, cmd=cmd)
-subprocess.CalledProcessError: Command '['python', '-m', 'trainer']' returned non-zero exit status 3.
-"""
-OWN = """Traceback (most recent call last):
-  File "/x/trainer/loop.py", line 1, in step
-RuntimeError: CUDA out of memory
-"""
+OWN = 'Traceback (most recent call last):\n  File "/x/trainer/loop.py", line 1\nRuntimeError: CUDA out of memory\n'
+LAUNCHER = (
+    "Traceback (most recent call last):\nsubprocess.CalledProcessError: Command '['python']' returned exit status 3.\n"
+)
 
 
 def test_a_usage_error_leads_the_log(data):
@@ -275,25 +241,26 @@ def test_a_usage_error_leads_the_log(data):
     header = "=== 2026-11-22T00:20:00.000Z attempt 1: train.sh, from the start\n"
     error = "__main__.py: error: argument --optimizer_type: invalid choice: 'prodigy' (choose from adamw, sgd)"
     (folder / "training.log").write_text(header + "usage: …\n" + error + "\n" + OWN + LAUNCHER)
-    assert view.log(folder).error == error
+    assert log_view.error_of(folder) == error
     assert html.esc(error) in log_view.first_error(view.read(folder))
     with (folder / "training.log").open("a") as file:
         file.write(header.replace("attempt 1", "attempt 2") + OWN + LAUNCHER)
-    assert view.log(folder).error == "RuntimeError: CUDA out of memory"  # of the last attempt, not the launcher's
+    assert log_view.error_of(folder) == "RuntimeError: CUDA out of memory"  # of the last attempt, not the launcher's
     (folder / "status.json").write_text('{"state": "stopped", "step": 3}')
     assert error not in log_view.first_error(view.read(folder))
 
 
-def test_the_log_is_read_from_where_the_last_read_ended(data):
+def test_a_log_that_grows_or_begins_again_is_read_again_and_no_other(data):
     folder = write_run(data)
     path = folder / "training.log"
     whole = b"caf\xc3\xa9\n" + b"".join(b"steps: %d%%\r" % n for n in range(5)) + b"\n\x1b[31mred\x1b[0m\nend\n"
     for end in range(len(whole) + 1):
         path.write_bytes(b"") if end == 0 else path.open("ab").write(whole[end - 1 : end])
-        last = view.log(folder)
-    assert last.lines == ("café", "steps: 4%", "\x1b[31mred\x1b[0m", "end") and view.log(folder) is last
+        last = log_view.tail(folder)
+    assert [line for _, line in last] == ["café", "steps: 4%", "\x1b[31mred\x1b[0m", "end"]
+    assert log_view.tail(folder) is last
     path.write_text("new\n")
-    assert view.log(folder).lines == ("new",)
+    assert log_view.tail(folder) == [("", "new")]
 
 
 # Figures -----------------------------------------------------------------------------------------------------------
@@ -315,25 +282,20 @@ def test_the_figures_of_the_machine_are_shown_where_they_are_known(data):
     assert shown["Time left"] == "3 min 20 s" and shown["Loss"] == "0.25"
     assert shown["Speed"] == "9.1 steps/s" and "Speed" not in labels(write_run(data, "none", step=0, step_s=0.11))
     odd = {"gpus": [7, {"utilization": "x"}], "cpu_cores": None, "disk_free": "x", "elapsed_s": None}
-    assert not {"GPU", "CPU", "Memory", "Disk", "Elapsed"} & set(labels(write_run(data, "odd", **odd)))
+    shown = labels(write_run(data, "odd", **odd, last_progress_at="not a time"))
+    assert not {"GPU", "CPU", "Memory", "Disk", "Elapsed", "Last progress"} & set(shown)
+    now = datetime.now(UTC)
+    for seconds, expected in ((0, "just now"), (75, "1 min [1-4][0-9] s ago")):
+        at = (now - timedelta(seconds=seconds)).isoformat()
+        assert re.fullmatch(expected, labels(write_run(data, f"{seconds}", last_progress_at=at))["Last progress"])
 
 
-def test_a_run_without_a_gpu_does_not_wait_for_one(data):
-    folder = write_run(data, state="queued", message="preparing the start", devices=[])
-    shown = view.View(folder, "r", {**view.read(folder).status, "alive": True})
-    text = cards.head(shown) + cards.run_list([shown], "")
-    assert "GPU" not in text and "Preparing" in text
-    waiting = view.View(folder, "r", {**shown.status, "devices": ["0"]})
-    assert "when a GPU is free" in cards.head(waiting)
-
-
-def test_times_are_marked_for_the_browser_to_show_them_in_its_own_zone(data):
-    folder = write_run(data, state="stopped", started_at="2026-11-22T00:20:38.271Z", updated_at="2026-11-22T00:30:38Z")
-    write_incident(folder, report="It hung at 2026-11-22T00:21:00Z.")
-    markup = everything(folder)
-    found = harmless(markup).attributes["datetime"]
-    assert {"2026-11-22T00:20:38.271000+00:00", "2026-11-22T00:21:00Z"} <= set(found)
-    assert cards.local_times('<a title="2026-11-22T00:21:00Z">x</a>') == '<a title="2026-11-22T00:21:00Z">x</a>'
+def test_a_run_without_a_gpu_does_not_wait_for_one(tmp_path):
+    without, waiting = (
+        view.View(tmp_path, "r", {"state": "queued", "alive": True, "devices": devices}) for devices in ([], ["0"])
+    )
+    text = cards.head(without) + cards.run_list([without], "")
+    assert "GPU" not in text and "Preparing" in text and "when a GPU is free" in cards.head(waiting)
 
 
 # Search --------------------------------------------------------------------------------------------------------------
@@ -387,18 +349,8 @@ SPANS = {0: "0 s", 59.4: "59 s", 60: "1 min", 200: "3 min 20 s", 3599: "59 min",
 
 
 def test_time_spans():
-    for seconds, shown in {**SPANS, None: "–", math.nan: "–", -5: "0 s"}.items():
-        assert html.duration(seconds) == shown
-
-
-def test_a_selected_run_that_is_gone_is_not_replaced_by_another_one(data):
-    """A question that is still open, such as whether to delete it, would be about the other one."""
-    write_run(data, "one")
-    out = run_page.refresh("<gone>", "")
-    assert out[0] == {"__type__": "update"}  # keeps the selection
-    head = out[2 + run_page.PARTS.index("head")]
-    assert "&lt;gone&gt;" in head and "was renamed or deleted" in head
-    assert run_page.render("one", "")[0] == "one"
+    assert {seconds: html.duration(seconds) for seconds in SPANS} == SPANS
+    assert [html.duration(seconds) for seconds in (None, math.nan, -5)] == ["–", "–", "0 s"]
 
 
 def test_a_run_that_is_selected_comes_with_its_folds_closed_and_a_look_at_it_leaves_them(data):
@@ -407,18 +359,20 @@ def test_a_run_that_is_selected_comes_with_its_folds_closed_and_a_look_at_it_lea
         write_run(data, name)
 
     def folds(out: list) -> list:
-        return [one.get("open") for one in out[-run_page.FOLDS :]]
+        return [one.get("open") for one in out[-run_page.ALL_FOLDS :]]
 
     selected = run_page.render("two", "")
-    assert folds(selected) == [False] * run_page.FOLDS
+    assert folds(selected) == [False] * run_page.ALL_FOLDS
     for seen in (selected[1], run_page.render("one", "")[1], ""):
-        assert folds(run_page.refresh("two", seen)) == [None] * run_page.FOLDS
-    assert folds(run_page.refresh("", "")) == [False] * run_page.FOLDS  # it selects one itself
+        assert folds(run_page.refresh("two", seen)) == [None] * run_page.ALL_FOLDS
+    assert folds(run_page.refresh("", "")) == [False] * run_page.ALL_FOLDS  # it selects one itself
 
 
 def test_a_page_opens_with_the_run_in_its_address_or_a_running_one_and_says_what_to_do_without(data, monkeypatch):
     parts = run_page.render("", "")
     assert "No runs yet" in parts[2] and "No run selected" in parts[3]
+    gone = run_page.refresh("<gone>", "")  # no other run takes its place, about which a question may still be open
+    assert gone[0] == {"__type__": "update"} and "The run &#x27;&lt;gone&gt;&#x27; was renamed or deleted" in gone[3]
     write_run(data, "old", state="completed")
     write_run(data, "busy")
     assert run_page.first_run("old") == "old"
