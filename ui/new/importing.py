@@ -162,7 +162,7 @@ def _draw(draft_id: str) -> None:
         [], label="Image folder that it names", visible=False, interactive=True, elem_id="import-folder"
     )
     add = gr.Button("Add these images", size="sm", visible=False, elem_id="import-images")
-    asked, found = gr.State(""), gr.State({})
+    found = gr.State({})
     shown = [note, preview, use, place, add, found]
 
     def nothing(text: object = "", bad: bool = False) -> list[Any]:
@@ -181,12 +181,12 @@ def _draw(draft_id: str) -> None:
     def on_template(key: str | None) -> list[Any]:
         own = gr.update(value=DELETE, visible=any(one["key"] == key and one["own"] for one in templates.listing()))
         if not key:
-            return [*nothing(), own, ""]
+            return [*nothing(), own]
         try:
             values = templates.values_of(key, settings.current(draft_id))
-            return [*of_changes("What the template sets", "", values, []), own, ""]
+            return [*of_changes("What the template sets", "", values, []), own]
         except ERRORS as error:
-            return [*nothing(error, True), own, ""]
+            return [*nothing(error, True), own]
 
     def on_save(name: str, replace: bool) -> list[Any]:
         try:
@@ -195,15 +195,15 @@ def _draw(draft_id: str) -> None:
             return [fold.note(error, True), gr.skip(), gr.skip(), gr.skip()]
         return [fold.note(f"Saved as “{saved['name']}”."), gr.update(choices=_choices()), "", False]
 
-    def on_delete(key: str | None, asked: str) -> list[Any]:
-        if asked != key:
-            return [*[gr.skip()] * 6, SURE, key, gr.skip()]
+    def on_delete(key: str | None, label: str) -> list[Any]:
+        if label != SURE:  # choosing another template sets it back
+            return [*[gr.skip()] * 6, SURE, gr.skip()]
         try:
             templates.delete(key)
         except ERRORS as error:
-            return [*nothing(error, True), DELETE, "", gr.skip()]
+            return [*nothing(error, True), DELETE, gr.skip()]
         gone = gr.update(visible=False, value=DELETE)
-        return [*nothing("Deleted."), gone, "", gr.update(choices=_choices(), value=None)]
+        return [*nothing("Deleted."), gone, gr.update(choices=_choices(), value=None)]
 
     def on_read(text: str, paths: list[str] | None) -> list[Any]:
         try:
@@ -222,11 +222,11 @@ def _draw(draft_id: str) -> None:
             return nothing(error, True)
         return nothing(f"{len(values)} field{'s were' if len(values) != 1 else ' was'} changed.")
 
-    template.input(on_template, template, [*shown, delete, asked], js=settings.FLUSH, **QUIET)
+    template.input(on_template, template, [*shown, delete], js=settings.FLUSH, **QUIET)
     gr.on(
         [save.click, name.submit], on_save, [name, replace], [note, template, name, replace], js=settings.FLUSH, **QUIET
     )
-    delete.click(on_delete, [template, asked], [*shown, delete, asked, template], **QUIET)
+    delete.click(on_delete, [template, delete], [*shown, delete, template], **QUIET)
     read.click(on_read, [text, files], shown, js=settings.FLUSH, **QUIET)
     use.click(on_use, found, shown, js=settings.FLUSH, **QUIET).then(None, None, None, js=settings.SYNC, **QUIET)
     add.click(lambda _: fold.note("The images are being added in step 2."), place, note, js=ADD_IMAGES, **QUIET)
