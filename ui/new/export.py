@@ -21,11 +21,10 @@ from ui import jobs
 from ui.dataset import draft
 from ui.dataset.images import file_url
 from ui.html import duration, esc
-from ui.new import form, run_starts, settings
+from ui.new import form, run_starts, script_editor, settings
 
 JOB = "export"
 LIMIT_S = 3600.0
-FLUSH = "async (...values) => { await hangproof.flush(); await hangproof.flushScript(); return values; }"
 
 
 def folder_of(draft_id: str) -> Path:
@@ -73,7 +72,7 @@ def draw(draft_id: str) -> None:
         lambda: look(draft_id),
         lambda: jobs.cancel(folder_of(draft_id), JOB),
         JOB,
-        js=FLUSH,
+        js=script_editor.FLUSH,
     )
     packing.follow()
 

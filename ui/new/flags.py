@@ -12,6 +12,7 @@ import gradio as gr
 
 import presets
 import runs
+from runs.files import RunError
 from runs.paths import CHECKOUTS
 from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec
 from ui.html import esc, table
@@ -36,58 +37,56 @@ NOT_INSTALLED = (
 )
 
 
-def listing(values: dict[str, Any]) -> dict[str, Any]:
-    """The options: {label, problem, flags: [{name, type, choices, default, help, by, value, locked}]}.
+def label_of(values: dict[str, Any]) -> str:
+    """The chosen trainer's name."""
+    return form.BACKENDS.get(values["backend"], "")
 
-    `by` names what sets the option already ("" for nothing) and `value` is that value. A `locked` option is set by a
-    form field, by the VRAM choice or by the run's folder, and cannot be changed in "Extra trainer options".
+
+def rows(values: dict[str, Any]) -> list[tuple[str, str, str, str, str]]:
+    """The options by name: (name, what it does, type, default, what sets it already and where that is changed).
+
+    Raises:
+        RunError, PresetError: the trainer is not installed, or cannot train the model.
     """
+    from runs.command import flags, model_files, tier_flags
     from runs.flags import known_flags  # imports what reads a trainer's source
 
-    label = form.BACKENDS.get(values["backend"], "")
-    shown = {"label": label, "problem": "", "flags": []}
-    try:
-        spec = runs.make({"name": "my-lora", **{key: values[key] for key in ("model", "tier", "backend")}})
-        known = known_flags(spec.backend, presets.models()[spec.model]["family"])
-    except (runs.RunError, presets.PresetError) as error:
-        return {**shown, "problem": str(error)}
+    spec = runs.make({"name": "my-lora", **{key: values[key] for key in ("model", "tier", "backend")}})
+    known = known_flags(spec.backend, presets.models()[spec.model]["family"])
     if not known:
         variable = CHECKOUTS[spec.backend].variable
-        return {**shown, "problem": NOT_INSTALLED.format(label=label, backend=spec.backend, variable=variable)}
-    from runs.command import flags, model_files, tier_flags
+        raise RunError(NOT_INSTALLED.format(label=label_of(values), backend=spec.backend, variable=variable))
+    now, tier, files = flags(spec, runs.outputs_dir() / spec.slug), tier_flags(spec), model_files(spec)
 
-    now = flags(spec, runs.outputs_dir() / spec.slug)
-    tier = tier_flags(spec)
-    files = model_files(spec)
-    return {**shown, "flags": [_row(name, entry, now, tier, files) for name, entry in sorted(known.items())]}
+    def set_by(name: str) -> str:
+        field = FOLLOWS.get(name, ALIASES.get(name, name))
+        if field in form.LABELS and field in RunSpec.model_fields:
+            return f"{form.LABELS[field]}. Change it there"
+        if name in RESERVED_FLAGS:
+            return "the run's folder. Change it there"
+        if name in tier:
+            return f"{form.LABELS['tier']}{_to(now[name])}. Change it there"
+        return f"{form.LABELS['model'] if name in files else 'Hangproof'}{_to(now[name])}" if name in now else ""
+
+    return [
+        (name, brief(one["help"] or ""), _kind(one), _default(one), set_by(name)) for name, one in sorted(known.items())
+    ]
 
 
-def _row(
-    name: str, entry: dict[str, Any], now: dict[str, Any], tier: dict[str, Any], files: dict[str, Any]
-) -> dict[str, Any]:
-    by, value, locked = "", None, True
-    field = FOLLOWS.get(name, ALIASES.get(name, name))
-    if field in form.LABELS and field in RunSpec.model_fields:
-        by = form.LABELS[field]
-    elif name in RESERVED_FLAGS:
-        by = "the run's folder"
-    elif name in tier:
-        by, value = form.LABELS["tier"], now[name]
-    else:
-        locked = False
-        if name in now:
-            by, value = (form.LABELS["model"] if name in files else "Hangproof"), now[name]
+def _kind(entry: dict[str, Any]) -> str:
+    """An option's type, and its choices."""
     kind = TYPES.get(entry["type"], entry["type"])
-    return {
-        "name": name,
-        "type": LISTS.get(kind, f"list of {kind}s") if entry["nargs"] else kind,
-        "choices": ["true", "false"] if entry["type"] == "bool" else [str(one) for one in entry["choices"] or ()],
-        "default": "computed" if entry.get("default_is_computed") else _text(entry["default"]),
-        "help": brief(entry["help"] or ""),
-        "by": by,
-        "value": _text(value),
-        "locked": locked,
-    }
+    kind = LISTS.get(kind, f"list of {kind}s") if entry["nargs"] else kind
+    choices = ["true", "false"] if entry["type"] == "bool" else [str(one) for one in entry["choices"] or ()]
+    return f"{kind}: {', '.join(choices)}" if choices else kind
+
+
+def _default(entry: dict[str, Any]) -> str:
+    return "computed" if entry.get("default_is_computed") else _text(entry["default"]) or "–"
+
+
+def _to(value: object) -> str:
+    return f", to {text}" if (text := _text(value)) else ""
 
 
 def brief(text: str) -> str:
@@ -113,33 +112,22 @@ def build(draft_id: gr.BrowserState, images: Callable[[], Any]) -> None:
     fold.opened("All trainer options", "all-flags-fold", draft_id, lambda name: _draw(name, images()))
 
 
-def markup(found: dict[str, Any], words: str = "") -> str:
-    """The options of `listing` whose name or description has all the words, as a table."""
-    wanted = words.casefold().split()
-    shown = [one for one in found["flags"] if all(word in f"{one['name']} {one['help']}".casefold() for word in wanted)]
-    rows = [(one["name"], one["help"], _kind(one), one["default"] or "–", _set_by(one)) for one in shown]
-    heads = ["Option", "What it does", "Type", "Default", "Set by"]
-    label = f"Options of {found['label']}"
-    none = "" if found["problem"] else fold.note("No option has these words in its name or description.")
-    return f"<h4>{esc(label)}</h4>{fold.note(found['problem'], True)}{table(label, heads, rows) or none}"
-
-
-def _kind(one: dict[str, Any]) -> str:
-    return f"{one['type']}: {', '.join(one['choices'])}" if one["choices"] else str(one["type"])
-
-
-def _set_by(one: dict[str, Any]) -> str:
-    """What sets an option; "" where it is free."""
-    to = f", to {one['value']}" if one["value"] else ""
-    there = ". Change it there" if one["locked"] else ""
-    return f"{one['by']}{to}{there}" if one["by"] else ""
+def markup(values: dict[str, Any], words: str = "") -> str:
+    """The options whose name or description has all the words, as a table; else why there are none."""
+    head, wanted = f"Options of {label_of(values)}", words.casefold().split()
+    try:
+        shown = [one for one in rows(values) if all(word in f"{one[0]} {one[1]}".casefold() for word in wanted)]
+    except fold.ERRORS as error:
+        return f"<h4>{esc(head)}</h4>{fold.note(error, True)}"
+    none = fold.note("No option has these words in its name or description.")
+    return f"<h4>{esc(head)}</h4>{table(head, ['Option', 'What it does', 'Type', 'Default', 'Set by'], shown) or none}"
 
 
 def _draw(draft_id: str, images: Any) -> None:
     def found(words: str = "") -> str:
         try:
-            return markup(listing(settings.current(draft_id)), words)
-        except (runs.RunError, presets.PresetError) as error:
+            return markup(settings.current(draft_id), words)
+        except fold.ERRORS as error:
             return fold.note(error, True)
 
     search = gr.Textbox(

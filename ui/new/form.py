@@ -109,14 +109,11 @@ def review(
         refused = any(fault.field == "extra" for fault in faults)
         findings = [one for one in judge(spec, counts, machine, sizes) if not (refused and one.field == "extra")]
         found = start_faults(spec, ask, named=not missing or missing[0].field != "name")
-        found += _control_folder_faults(spec)
-        if not spec.control_dir:
-            missing += [one for one in found if one.field == "control_dir"]
-            found = [one for one in found if one.field != "control_dir"]
-        if weights.can_be_fetched(spec):  # the model's notes offer the next step; only Start reports it as an error
-            missing += [one for one in found if one.field == "model"]
-            found = [one for one in found if one.field != "model"]
-        faults += found
+        # Only Start reports these as errors: the model's notes offer the next step, and the folder is not named yet.
+        later = {"model"} if weights.can_be_fetched(spec) else set[str]()
+        later |= set() if spec.control_dir else {"control_dir"}
+        missing += [one for one in found if one.field in later]
+        faults += [one for one in found if one.field not in later]
         faults += [finding.fault() for finding in findings if finding.severity == IMPOSSIBLE]
         warnings = [finding.fault() for finding in findings if finding.severity != IMPOSSIBLE]
         warnings += [Fault("extra", env_file.kept_text(spec.secrets))] if spec.secrets else []
@@ -124,12 +121,6 @@ def review(
         warnings += [Fault("images", note) for note in image_edit.start_notes(items, spec.backend, pairs)]
     counted = bucket_preview.by_folder(spec, items) if spec is not None and items else counts
     return Review(values, counts, spec, _in_form(faults), tuple(missing), _in_form(warnings), counted)
-
-
-def _control_folder_faults(spec: "runs.RunSpec") -> list[Fault]:
-    if not spec.control_dir or Path(spec.control_dir).expanduser().is_dir():
-        return []
-    return [Fault("control_dir", f"There is no folder {spec.control_dir}; create it, or correct the path")]
 
 
 def parse(values: dict[str, Any]) -> "tuple[runs.RunSpec | None, list[Fault]]":
@@ -244,6 +235,8 @@ def start_faults(spec: "runs.RunSpec", ask: bool = False, named: bool = True) ->
         samples(spec)
     except runs.RunError as error:
         found += error.faults
+    if spec.control_dir and not Path(spec.control_dir).expanduser().is_dir():
+        found.append(Fault("control_dir", f"There is no folder {spec.control_dir}; create it, or correct the path"))
     return found
 
 

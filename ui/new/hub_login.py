@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from guards import hub
 from ui.html import esc
+from ui.new import settings
 from ui.run import fold
 from ui.run.fold import QUIET
 
@@ -154,4 +155,4 @@ def _draw() -> None:
         gr.on([log_in.click, token.submit], lambda token: act(lambda: store(token)), token, outputs, **QUIET),
         log_out.click(lambda: act(on_log_out), None, outputs, **QUIET),
     ):  # what the model still needs may have changed
-        event.then(None, None, None, js="() => { hangproof.sync(); return []; }", **QUIET)
+        event.then(None, None, None, js=settings.SYNC, **QUIET)

@@ -26,13 +26,13 @@ ERRORS = (RunError, presets.PresetError)
 TEXT = 300  # characters of a value that is shown
 
 
-def changes(values: Mapping[str, Any], now: Mapping[str, Any]) -> list[dict[str, str]]:
-    """What the form would change: {key, label, before, after} for each field with another value."""
-    return [
-        {"key": key, "label": form.LABELS.get(key, key), "before": _shown(key, now[key]), "after": _shown(key, value)}
+def changes(values: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """What the form would change: (shown now, shown then) by field, for each field with another value."""
+    return {
+        key: (_shown(key, now[key]), _shown(key, value))
         for key, value in values.items()
         if key in form.KEYS and not form.same(value, now[key])
-    ]
+    }
 
 
 def _shown(key: str, value: object) -> str:
@@ -55,30 +55,13 @@ def _shown(key: str, value: object) -> str:
 # Import ------------------------------------------------------------------------------------------------------------------
 
 
-def read_files(draft_id: str, files: list[tuple[str, str]]) -> dict[str, Any]:
-    """What some configuration files of another trainer would change; nothing is changed.
-
-    Returns:
-        {kind, values: the form's values by field, changes, rows: [{name, value, outcome, text}], notes,
-        folders: [{path, problem}]}
-
-    Raises:
-        RunError: the files cannot be imported; the message says why.
-    """
+def read_files(files: list[tuple[str, str]]) -> "Settings":
+    """What some configuration files of another trainer set. RunError: they cannot be imported; the message says why."""
     from runs.foreign import read
     from runs.foreign_spec import convert
 
-    now, machine = settings.current(draft_id), this_machine()
-    found = convert(read(files), tier_for(machine) if machine.vram_gb else "")
-    values = form_values(found, now)
-    return {
-        "kind": found.kind,
-        "values": values,
-        "changes": changes(values, now),
-        "rows": [{"name": r.name, "value": r.value, "outcome": r.outcome, "text": r.text} for r in found.rows],
-        "notes": found.notes,
-        "folders": [_folder(one.path) for one in found.folders if one.path][:20],
-    }
+    machine = this_machine()
+    return convert(read(files), tier_for(machine) if machine.vram_gb else "")
 
 
 def form_values(found: "Settings", now: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,14 +84,15 @@ def form_values(found: "Settings", now: Mapping[str, Any]) -> dict[str, Any]:
     return {key: given[key] for key in form.KEYS if key in keys}
 
 
-def _folder(path: str) -> dict[str, str]:
-    """An image folder that a file names, and why it cannot be added, or ""."""
+def folder_problem(path: str) -> str:
+    """Why an image folder that a file names cannot be added; "" where it can."""
     from ui.dataset import imports
 
     try:
-        return {"path": str(imports.given_folder(path)), "problem": ""}
-    except (RunError, OSError) as error:
-        return {"path": path, "problem": str(error)}
+        imports.given_folder(path)
+    except RunError as error:
+        return str(error)
+    return ""
 
 
 # The fold ----------------------------------------------------------------------------------------------------------------
@@ -123,7 +107,7 @@ OUTCOMES = {
     "run": "Set by Hangproof",
 }  # what needs a look comes first
 LONGEST = 1_000_000  # characters of a file or of what is pasted
-MOST_FILES = 20
+MOST_FILES = MOST_FOLDERS = 20
 DELETE, SURE = "Delete this template", "Delete it now? Press again"
 ADD_IMAGES = "(path) => { hangproof.importFolder(path); return path; }"
 
@@ -178,34 +162,31 @@ def _draw(draft_id: str) -> None:
         [], label="Image folder that it names", visible=False, interactive=True, elem_id="import-folder"
     )
     add = gr.Button("Add these images", size="sm", visible=False, elem_id="import-images")
-    asked, found = gr.State(""), gr.State({})
+    found = gr.State({})
     shown = [note, preview, use, place, add, found]
 
     def nothing(text: object = "", bad: bool = False) -> list[Any]:
         return [fold.note(text, bad), "", *[gr.update(visible=False)] * 3, {}]
 
     def of_changes(title: str, more: str, values: dict[str, Any], folders: list[str]) -> list[Any]:
-        rows = changes(values, settings.current(draft_id))
-        shown = table(
-            "What changes",
-            ["Field", "Now", "Then"],
-            [[r["label"], r["before"] or "–", r["after"] or "–"] for r in rows],
-        )
+        found = changes(values, settings.current(draft_id))
+        rows = [[form.LABELS.get(key, key), before or "–", after or "–"] for key, (before, after) in found.items()]
+        shown = table("What changes", ["Field", "Now", "Then"], rows)
         says = f"<h4>What changes in the form</h4>{shown}" if rows else "<p>The form has these settings already.</p>"
         there = gr.update(visible=bool(folders), choices=folders, value=folders[0] if folders else None)
-        wanted = {row["key"]: values[row["key"]] for row in rows}
+        wanted = {key: values[key] for key in found}
         shows = f'<div class="hp-setup-preview"><h3>{esc(title)}</h3>{says}{more}</div>'
         return ["", shows, gr.update(visible=bool(rows)), there, gr.update(visible=bool(folders)), wanted]
 
     def on_template(key: str | None) -> list[Any]:
         own = gr.update(value=DELETE, visible=any(one["key"] == key and one["own"] for one in templates.listing()))
         if not key:
-            return [*nothing(), own, ""]
+            return [*nothing(), own]
         try:
             values = templates.values_of(key, settings.current(draft_id))
-            return [*of_changes("What the template sets", "", values, []), own, ""]
+            return [*of_changes("What the template sets", "", values, []), own]
         except ERRORS as error:
-            return [*nothing(error, True), own, ""]
+            return [*nothing(error, True), own]
 
     def on_save(name: str, replace: bool) -> list[Any]:
         try:
@@ -214,22 +195,23 @@ def _draw(draft_id: str) -> None:
             return [fold.note(error, True), gr.skip(), gr.skip(), gr.skip()]
         return [fold.note(f"Saved as “{saved['name']}”."), gr.update(choices=_choices()), "", False]
 
-    def on_delete(key: str | None, asked: str) -> list[Any]:
-        if asked != key:
-            return [*[gr.skip()] * 6, SURE, key, gr.skip()]
+    def on_delete(key: str | None, label: str) -> list[Any]:
+        if label != SURE:  # choosing another template sets it back
+            return [*[gr.skip()] * 6, SURE, gr.skip()]
         try:
             templates.delete(key)
         except ERRORS as error:
-            return [*nothing(error, True), DELETE, "", gr.skip()]
+            return [*nothing(error, True), DELETE, gr.skip()]
         gone = gr.update(visible=False, value=DELETE)
-        return [*nothing("Deleted."), gone, "", gr.update(choices=_choices(), value=None)]
+        return [*nothing("Deleted."), gone, gr.update(choices=_choices(), value=None)]
 
     def on_read(text: str, paths: list[str] | None) -> list[Any]:
         try:
-            result = read_files(draft_id, given_files(text, paths))
-            folders = [one["path"] for one in result["folders"] if not one["problem"]]
-            title = f"{result['kind'][:1].upper()}{result['kind'][1:]}"
-            return of_changes(title, _outcomes(result), result["values"], folders)
+            result = read_files(given_files(text, paths))
+            folders = {one.path: folder_problem(one.path) for one in result.folders[:MOST_FOLDERS] if one.path}
+            title, more = f"{result.kind[:1].upper()}{result.kind[1:]}", _outcomes(result, folders)
+            values = form_values(result, settings.current(draft_id))
+            return of_changes(title, more, values, [path for path, problem in folders.items() if not problem])
         except ERRORS as error:
             return nothing(error, True)
 
@@ -240,11 +222,11 @@ def _draw(draft_id: str) -> None:
             return nothing(error, True)
         return nothing(f"{len(values)} field{'s were' if len(values) != 1 else ' was'} changed.")
 
-    template.input(on_template, template, [*shown, delete, asked], js=settings.FLUSH, **QUIET)
+    template.input(on_template, template, [*shown, delete], js=settings.FLUSH, **QUIET)
     gr.on(
         [save.click, name.submit], on_save, [name, replace], [note, template, name, replace], js=settings.FLUSH, **QUIET
     )
-    delete.click(on_delete, [template, asked], [*shown, delete, asked, template], **QUIET)
+    delete.click(on_delete, [template, delete], [*shown, delete, template], **QUIET)
     read.click(on_read, [text, files], shown, js=settings.FLUSH, **QUIET)
     use.click(on_use, found, shown, js=settings.FLUSH, **QUIET).then(None, None, None, js=settings.SYNC, **QUIET)
     add.click(lambda _: fold.note("The images are being added in step 2."), place, note, js=ADD_IMAGES, **QUIET)
@@ -259,13 +241,13 @@ def given_files(text: str, paths: list[str] | None) -> list[tuple[str, str]]:
     return [*given, *([("", text)] if (text or "").strip() else [])]
 
 
-def _outcomes(result: dict[str, Any]) -> str:
-    """What becomes of each setting of an import, as markup."""
+def _outcomes(result: "Settings", folders: Mapping[str, str]) -> str:
+    """What becomes of each setting of an import, as markup. folders: those that it names, and why one cannot be added."""
     order = [*OUTCOMES]
-    rows = sorted(result["rows"], key=lambda row: order.index(row["outcome"]))
-    cells = [(row["name"], row["value"], OUTCOMES[row["outcome"]], row["text"]) for row in rows]
+    rows = sorted(result.rows, key=lambda row: order.index(row.outcome))
+    cells = [(row.name, row.value, OUTCOMES[row.outcome], row.text) for row in rows]
     shown = table("Settings", ["Setting", "Value", "", "Where it goes, or why not"], cells)
-    parts = [f'<p class="hp-note">{esc(note)}</p>' for note in result["notes"]]
+    parts = [f'<p class="hp-note">{esc(note)}</p>' for note in result.notes]
     parts.append(f"<h4>What becomes of each setting</h4>{shown}")
-    parts += [f"<p><code>{esc(one['path'])}</code> {esc(one['problem'])}</p>" for one in result["folders"]]
+    parts += [f"<p><code>{esc(path)}</code> {esc(problem)}</p>" for path, problem in folders.items()]
     return "".join(parts)

@@ -5,8 +5,9 @@ The page's script stores each field as it is typed (ui/new/fields.js); the handl
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -153,7 +154,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
     fetch_button.click(fetch_model, draft_id, of_model, **QUIET)
     fetching.tick(poll_fetch, draft_id, of_model, trigger_mode="always_last", **QUIET)
     begun = [
-        try_button.click(try_it.start, None, [try_note, started, messages], **QUIET),
+        try_button.click(try_example, None, [try_note, started, messages], **QUIET),
         go.click(start, [draft_id, unsent], [problem, started, messages], js=START, **QUIET),
     ]
     return NewLora(form_fields, shown, problem, begun)
@@ -320,18 +321,31 @@ NOT_ARRIVED = {
 }
 
 
-def start(draft_id: str, sent: object) -> Iterator[tuple[Any, ...]]:
-    """Create and start the run; yields (problem, folder name of the run or "", messages for its page)."""
-    try:
-        count = len(draft.items(draft_id))
-        busy = problem_html(f"Preparing {count} image{'s' * (count != 1)}…", "Please wait", "busy")
-        yield busy, "", []
+def start(draft_id: str, sent: object) -> Iterator[tuple[str, str, list[str]]]:
+    """Create and start the draft's run; yields as `starting`."""
+
+    def begin() -> tuple[Path, list[str]]:
         check_everything_arrived(sent)
-        folder, messages = run_starts.start(draft_id)
+        return run_starts.start(draft_id)
+
+    yield from starting(problem_html("Preparing the images…", "Please wait", "busy"), begin)
+
+
+def try_example() -> Iterator[tuple[str, str, list[str]]]:
+    """Create and start the example run; yields as `starting`."""
+    yield from starting(try_it.BUSY, try_it.start, try_it.INTRO)
+
+
+def starting(
+    busy: str, begin: Callable[[], tuple[Path, list[str]]], intro: str = ""
+) -> Iterator[tuple[str, str, list[str]]]:
+    """Start a run; yields (`busy`, then `intro` and what is wrong, folder name of the run or "", messages for its page)."""
+    yield busy, "", []
+    try:
+        folder, messages = begin()
     except run_starts.NotStarted as error:
-        yield "", error.folder.name, [f"The run was created but did not start: {error}", *error.messages]
-        return
+        yield intro, error.folder.name, [f"The run was created but did not start: {error}", *error.messages]
     except ERRORS as error:
-        yield problem_html(error), "", []
-        return
-    yield "", folder.name, messages
+        yield f"{intro}{problem_html(error)}", "", []
+    else:
+        yield intro, folder.name, messages

@@ -44,11 +44,16 @@ def start(draft_id: str) -> tuple[Path, list[str]]:
     folder, messages = create(draft_id, spec)
     if rehearsed.is_dir():
         rehearse.hand_on(rehearsed, folder)
+    return begin(folder, [*warnings, *messages])
+
+
+def begin(folder: Path, messages: list[str]) -> tuple[Path, list[str]]:
+    """Start a run that was just created; returns both arguments. Raises NotStarted."""
     try:
         control.start(folder)
     except RunError as error:
-        raise NotStarted(error, folder, [*warnings, *messages]) from error
-    return folder, [*warnings, *messages]
+        raise NotStarted(error, folder, messages) from error
+    return folder, messages
 
 
 def checked(draft_id: str) -> tuple["runs.RunSpec", list[str]]:

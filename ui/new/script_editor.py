@@ -239,43 +239,39 @@ def _draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
     from ui.run import fold
     from ui.run.fold import QUIET
 
+    def parts_of(now: Shown, editing: bool) -> list[dict[str, Any]]:
+        """The properties of the editor, its buttons and the text below it."""
+        return [
+            {"value": now.text, "interactive": editing},
+            {"visible": not editing, "interactive": now.ready},
+            *[{"visible": bool(now.changed)}] * 2,
+            {"visible": editing, "value": DISCARD},
+            {"value": _about(now)},
+        ]
+
     now = _now(draft_id)
+    of_code, of_edit, of_keep, of_merge, of_back, of_about = parts_of(now, now.edited)
     editing = gr.State(now.edited)
-    code = gr.Code(
-        now.text,
-        language="shell",
-        interactive=now.edited,
-        max_lines=24,
-        show_label=False,
-        buttons=["copy"],
-        elem_id="script",
-    )
+    code = gr.Code(language="shell", max_lines=24, show_label=False, buttons=["copy"], elem_id="script", **of_code)
     with gr.Row(elem_classes="hp-actions"):
         small: dict[str, Any] = {"size": "sm", "scale": 0, "min_width": 150}
-        edit = gr.Button(
-            "Edit the script", visible=not now.edited, interactive=now.ready, elem_id="edit-script", **small
-        )
-        keep = gr.Button("Keep mine", visible=bool(now.changed), elem_id="keep-script", **small)
-        merge = gr.Button("Apply the changes to mine", visible=bool(now.changed), elem_id="merge-script", **small)
-        back = gr.Button(DISCARD, visible=now.edited, elem_id="discard-script", **small)
+        edit = gr.Button("Edit the script", elem_id="edit-script", **small, **of_edit)
+        keep = gr.Button("Keep mine", elem_id="keep-script", **small, **of_keep)
+        merge = gr.Button("Apply the changes to mine", elem_id="merge-script", **small, **of_merge)
+        back = gr.Button(elem_id="discard-script", **small, **of_back)
         more(draft_id)
     note = gr.HTML(apply_default_css=False)
-    about = scripts.drawn("buttons", "script-tools", "act", value=_about(now))
-    parts = [code, editing, edit, keep, merge, back, about]
+    about = scripts.drawn("buttons", "script-tools", "act", **of_about)
+    parts = [editing, code, edit, keep, merge, back, about]
 
     def draw(text: str | None = "", editing: bool = False) -> list[Any]:
         """Updates of `parts`. text: what the editor shows; None: it has a text that is not stored yet."""
         now = _now(draft_id)
         editing = editing or now.edited
-        same = text is None or text == now.text
-        return [
-            gr.update(interactive=editing) if same else gr.update(value=now.text, interactive=editing),
-            editing,
-            gr.update(visible=not editing, interactive=now.ready),
-            *[gr.update(visible=bool(now.changed))] * 2,
-            gr.update(visible=editing, value=DISCARD),
-            _about(now),
-        ]
+        of_code, *others = parts_of(now, editing)
+        if text is None or text == now.text:
+            del of_code["value"]
+        return [editing, *(gr.update(**one) for one in (of_code, *others))]
 
     def acted(act: Any, *args: Any) -> list[Any]:
         try:

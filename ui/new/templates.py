@@ -36,14 +36,12 @@ def listing() -> list[dict[str, Any]]:
             found.append({"key": path.stem, "name": one["name"], "about": _about(one), "own": True})
         except RunError as error:
             found.append({"key": path.stem, "name": path.name, "about": str(error), "own": True, "damaged": True})
-    found.sort(key=lambda one: str(one["name"]).casefold())
-    built_in = [{key: one[key] for key in ("key", "name", "about")} | {"own": False} for one in _built_in()]
-    return [*found, *built_in]
+    return [*sorted(found, key=lambda one: str(one["name"]).casefold()), *_built_in()]
 
 
 def _built_in() -> list[dict[str, Any]]:
-    table: list[dict[str, Any]] = presets.tables._table("templates.toml")["template"]
-    return table
+    """The rows of presets/templates.toml, each with its values."""
+    return [{**one, "own": False} for one in presets.tables._table("templates.toml")["template"]]
 
 
 def _about(one: Mapping[str, Any]) -> str:
@@ -136,15 +134,11 @@ def values_of(key: object, current: Mapping[str, Any]) -> dict[str, Any]:
     """
     built_in = next((one for one in _built_in() if one["key"] == key), None)
     if built_in is None:
-        return _existing(_read(_of_key(key))["values"])
-    word = " ".join(str(current.get("trigger") or "").split()) or "your trigger word"
-    values: dict[str, Any] = dict(built_in["values"])
+        values: dict[str, Any] = _read(_of_key(key))["values"]
+        known = form.restored(values)  # without a choice that no longer exists, such as a removed base model
+        return {name: known[name] for name in values}
+    values = dict(built_in["values"])
     if "prompts" in values:
+        word = " ".join(str(current.get("trigger") or "").split()) or "your trigger word"
         values["prompts"] = values["prompts"].strip().replace("{trigger}", word)
     return values
-
-
-def _existing(values: dict[str, Any]) -> dict[str, Any]:
-    """The values without choices that no longer exist, such as a base model that was removed from models.toml."""
-    known = form.restored(values)
-    return {key: known[key] for key in values}

@@ -4,17 +4,16 @@ It creates and starts a run of its own, so that the draft below the button stays
 """
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import presets
 import runs
-from ui.html import esc
-from ui.run import control
+from ui.new import run_starts
 
 LABEL = "Try it in one minute"
 NAME = "first-try"
+BUSY = '<p class="hp-intro" role="status">Preparing the example photos…</p>'
+SAMPLES = "This run uses example photos and a toy model, so its samples are noise. Your own run works the same way."
 INTRO = (
     '<p class="hp-intro"><strong>New here?</strong> Watch a complete run first. It trains Tiny Flux, a toy model, on example '
     'photos. It needs no GPU and no download, and changes nothing below. The <a href="?tab=doctor">hang drill</a> shows how a '
@@ -33,8 +32,8 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def create() -> Path:
-    """Create the example run; returns its folder. Raises RunError, PresetError."""
+def start() -> tuple[Path, list[str]]:
+    """Create the example run and start it; returns as run_starts.start. Raises NotStarted, RunError, PresetError."""
     from runs.examples import TRIGGER, write_examples
 
     spec = runs.make(
@@ -42,24 +41,5 @@ def create() -> Path:
     )
     with tempfile.TemporaryDirectory() as photos:
         write_examples(Path(photos))
-        return runs.create(spec, Path(photos))
-
-
-def start() -> Iterator[tuple[str, str, list[str]]]:
-    """Create and start the example run; yields (text beside the button, folder name of the run or "", messages for its page)."""
-    yield '<p class="hp-intro" role="status">Preparing the example photos…</p>', "", []
-    try:
-        folder = create()
-    except (runs.RunError, presets.PresetError) as error:
-        yield f'{INTRO}<p class="hp-hint hp-warn" role="alert">Not started: {esc(error)}</p>', "", []
-        return
-    try:
-        control.start(folder)
-    except runs.RunError as error:
-        yield INTRO, folder.name, [f"The run was created but did not start: {error}"]
-        return
-    yield (
-        INTRO,
-        folder.name,
-        ["This run uses example photos and a toy model, so its samples are noise. Your own run works the same way."],
-    )
+        folder = runs.create(spec, Path(photos))
+    return run_starts.begin(folder, [SAMPLES])

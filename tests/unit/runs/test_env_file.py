@@ -103,9 +103,9 @@ def by_import(root: Path) -> Path:
         f"  --huggingface_token {OTHER} --pretrained_model_name_or_path flux1-dev.sft --network_module networks.lora_flux\n"
     )
     draft_id = set_up(root)
-    found = importing.read_files(draft_id, [("train.sh", script.read_text())])
+    found = importing.read_files([("train.sh", script.read_text())])
     script.unlink()
-    draft_settings.save(draft_id, found["values"])
+    draft_settings.save(draft_id, importing.form_values(found, draft_settings.current(draft_id)))
     answer = json.dumps(api.review_draft(draft_id))
     assert VALUE not in answer and OTHER not in answer and "kept in a file" in answer
     api.set_settings(draft_id, {**FIELDS, "mixed_precision": "no"})

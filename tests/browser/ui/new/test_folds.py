@@ -28,6 +28,11 @@ def test_settings_come_from_a_template_and_a_file_and_a_sweep_is_planned(tab, se
     own.fill("Mine <img src=x>")
     own.press("Enter")
     tab.locator("#setup").get_by_text("Saved as “Mine <img src=x>”.", exact=True).wait_for()
+    field(tab, "template").click()
+    tab.get_by_role("option", name=re.compile("^Mine")).click()
+    for label in ("Delete this template", "Delete it now? Press again"):
+        tab.get_by_role("button", name=label).click()
+    tab.locator("#setup").get_by_text("Deleted.", exact=True).wait_for()
 
     (tmp_path / "train.sh").write_text(TRAIN)
     tab.locator("#import-files input[type=file]").set_input_files(str(tmp_path / "train.sh"))

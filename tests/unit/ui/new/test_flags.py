@@ -9,8 +9,10 @@ from parser_checkout import parser_checkout
 from ui_helpers import PROJECT
 
 import presets
+from runs.files import RunError
 from runs.flags import known_flags
 from runs.paths import CHECKOUTS
+from ui.html import esc
 from ui.new import flags, form, settings
 
 
@@ -26,53 +28,60 @@ def values(**given) -> dict:
     return {**form.defaults(), "model": "flux-dev", "backend": "sd-scripts", "tier": "12G", **given}
 
 
-def row(name: str, **given) -> dict:
-    return next(flag for flag in flags.listing(values(**given))["flags"] if flag["name"] == name)
+def set_by(**given) -> dict[str, str]:
+    return {name: by for name, *_, by in flags.rows(values(**given))}
 
 
 def test_the_list_shows_what_sets_an_option_and_which_values_are_valid(data, checkout):
-    owners = {flag["name"]: (flag["by"], flag["value"], flag["locked"]) for flag in flags.listing(values())["flags"]}
+    owners = set_by()
     assert list(owners) == sorted(owners)
-    assert owners.pop("ae")[::2] == ("Base model", False)
+    assert owners.pop("ae").startswith("Base model, to ")
     assert owners == {
-        "output_dir": ("the run's folder", "", True),
-        "network_dim": ("Rank", "", True),
-        "split_mode": ("VRAM", "true", True),
-        "optimizer_type": ("VRAM", "adafactor", True),
-        "guidance_scale": ("Hangproof", "1", False),
-        "log_level": ("", "", False),
-        "noise_offset": ("", "", False),
-        "betas": ("", "", False),
+        "output_dir": "the run's folder. Change it there",
+        "network_dim": "Rank. Change it there",
+        "split_mode": "VRAM, to true. Change it there",
+        "optimizer_type": "VRAM, to adafactor. Change it there",
+        "guidance_scale": "Hangproof, to 1",
+        "log_level": "",
+        "noise_offset": "",
+        "betas": "",
     }
-    assert row("split_mode", tier="16G")["by"] == "" and not row("split_mode", tier="16G")["locked"]
-    level = row("log_level")
-    assert level["choices"] == ["DEBUG", "INFO"] and level["help"] == "Set it"
-    assert row("betas")["type"] == "list of numbers" and row("guidance_scale")["default"] == "3.5"
+    assert set_by(tier="16G")["split_mode"] == ""
+    shown = {name: more for name, *more in flags.rows(values())}
+    assert shown["log_level"][:2] == ["Set it", "text: DEBUG, INFO"]
+    assert shown["betas"][1] == "list of numbers" and shown["guidance_scale"][2] == "3.5"
 
 
 def test_the_built_in_trainers_options_are_complete():
-    listed = flags.listing(values(backend="diffusers"))
     known = known_flags("diffusers", "flux")
-    assert {flag["name"] for flag in listed["flags"]} == set(known) and len(known) > 50
+    assert set(set_by(backend="diffusers")) == set(known) and len(known) > 50
 
 
 def test_a_real_checkouts_options_are_complete(data):
     if not (CHECKOUTS["sd-scripts"].path() / "flux_train_network.py").is_file():
         pytest.skip("no sd-scripts checkout: set SD_SCRIPTS_DIR or run ./start.sh sd-scripts")
-    listed = flags.listing(values())["flags"]
+    listed = flags.rows(values())
     assert len(listed) == len(known_flags("sd-scripts", "flux")) > 150
-    assert sum(bool(flags.JAPANESE.search(flag["help"])) for flag in listed) < 10
+    assert sum(bool(flags.JAPANESE.search(row[1])) for row in listed) < 10
 
 
-def test_without_a_checkout_the_message_says_how_to_install_one(data, tmp_path, monkeypatch):
-    monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path / "none"))
-    listed = flags.listing(values())
-    assert listed["flags"] == [] and "Run ./start.sh sd-scripts" in listed["problem"]
-    assert flags.listing(values(model="flux-dev2pro", backend="diffusers"))["problem"]  # an unsupported pair
-    monkeypatch.setenv("MUSUBI_DIR", str(tmp_path / "none"))
-    listed = flags.listing(values(model="z-image", backend="musubi"))
-    assert listed["flags"] == [] and "musubi-tuner is not installed" in listed["problem"]
-    assert "Run ./start.sh musubi (or set MUSUBI_DIR)" in listed["problem"]
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({}, r"Run ./start.sh sd-scripts \(or set SD_SCRIPTS_DIR\)"),
+        ({"model": "flux-dev2pro", "backend": "diffusers"}, "."),  # an unsupported pair
+        (
+            {"model": "z-image", "backend": "musubi"},
+            r"musubi-tuner is not installed.*./start.sh musubi \(or set MUSUBI_DIR",
+        ),
+    ],
+)
+def test_without_a_checkout_the_message_says_how_to_install_one(data, tmp_path, monkeypatch, given, message):
+    for variable in ("SD_SCRIPTS_DIR", "MUSUBI_DIR"):
+        monkeypatch.setenv(variable, str(tmp_path / "none"))
+    with pytest.raises(RunError, match=message) as error:
+        flags.rows(values(**given))
+    assert esc(error.value) in flags.markup(values(**given))
 
 
 @pytest.mark.parametrize("model", [key for key in presets.models() if "musubi" in presets.backends_of(key)])
@@ -80,12 +89,12 @@ def test_musubis_options_are_listed_with_what_the_model_and_the_tier_set(data, m
     if not CHECKOUTS["musubi"].installed():
         pytest.skip("no musubi-tuner checkout: set MUSUBI_DIR or run ./start.sh musubi")
     tier = presets.smallest_tier(model, "musubi")
-    listed = {flag["name"]: flag for flag in flags.listing(values(model=model, backend="musubi", tier=tier))["flags"]}
+    listed = set_by(model=model, backend="musubi", tier=tier)
     assert len(listed) > 100
-    assert listed["dit"]["by"] == "Base model" and listed["network_dim"]["by"] == "Rank"
+    assert listed["dit"].startswith("Base model") and listed["network_dim"] == "Rank. Change it there"
     for name in presets.tier_flags(model, "musubi", tier):
         if name in listed:
-            assert listed[name]["by"] == "VRAM" and listed[name]["locked"], name
+            assert listed[name].startswith("VRAM") and listed[name].endswith("Change it there"), name
 
 
 @pytest.mark.parametrize(
@@ -103,14 +112,13 @@ def test_each_line_is_judged_beside_the_field(mine, checkout, line, expected):
     assert len(texts) == len(expected) and all(any(part in text for text in texts) for part in expected), texts
 
 
-def test_the_table_is_searched_and_says_what_sets_an_option(data, checkout):
-    listed = flags.listing(values())
-    assert flags.markup(listed).count("<tr>") == len(listed["flags"]) + 1
-    found = flags.markup(listed, "NETWORK dim")
+def test_the_table_is_searched_and_says_what_sets_an_option(data, checkout, monkeypatch):
+    assert flags.markup(values()).count("<tr>") == len(flags.rows(values())) + 1
+    found = flags.markup(values(), "NETWORK dim")
     assert found.count("<tr>") == 2 and "Rank. Change it there" in found
-    assert "No option has these words" in flags.markup(listed, "no such option")
-    listed["flags"][0]["help"] = "<img src=x>"
-    assert "<img" not in flags.markup(listed)
+    assert "No option has these words" in flags.markup(values(), "no such option")
+    monkeypatch.setattr(flags, "brief", lambda text: "<img src=x>")
+    assert "<img" not in flags.markup(values())
 
 
 @pytest.mark.slow

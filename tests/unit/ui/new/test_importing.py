@@ -15,13 +15,15 @@ def test_an_import_names_each_change_of_the_form_and_its_image_folders(filled, t
     command = "accelerate launch flux_train_network.py --network_dim 24 --noise_offset 0.1 --max_train_epochs 5"
     (tmp_path / "d.toml").write_text(f"[[datasets]]\n[[datasets.subsets]]\n{text}")
     files = importing.given_files(command, [str(tmp_path / "d.toml")])
-    answer = importing.read_files(DRAFT, files)
-    by_key = {one["key"]: one for one in importing.changes(answer["values"], settings.current(DRAFT))}
+    found, now = importing.read_files(files), settings.current(DRAFT)
+    values = importing.form_values(found, now)
+    after = {key: then for key, (_, then) in importing.changes(values, now).items()}
     expected = {"rank": "24", "model": "FLUX.1-dev", "repeats": "4", "max_train_steps": ""}
-    assert {key: by_key[key]["after"] for key in expected} == expected
-    assert "noise_offset=0.1" in by_key["flags"]["after"]
-    assert "name" not in by_key and answer["values"]["epochs"] == 5
-    assert answer["folders"] == [{"path": str(tmp_path / "there"), "problem": ""}]
+    assert {key: after[key] for key in expected} == expected
+    assert "noise_offset=0.1" in after["flags"] and "name" not in after and values["epochs"] == 5
+    assert [one.path for one in found.folders if one.path] == [str(tmp_path / "there")]
+    assert not importing.folder_problem(str(tmp_path / "there"))
+    assert "there is no such folder" in importing.folder_problem("/nonexistent")
     assert draft.form(DRAFT) == {key: FORM[key] for key in FORM}, "nothing is changed before it is used"
-    spec = form.parse({**settings.current(DRAFT), **answer["values"], "flags": ""})[0]
+    spec = form.parse({**now, **values, "flags": ""})[0]
     assert (spec.rank, spec.epochs, spec.model) == (24, 5, "flux-dev")
