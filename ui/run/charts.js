@@ -33,9 +33,8 @@ function zoom(next) {
   draw();
 }
 function readCursor(x) {
-  const named = (chart, [name, value]) => `${chart.label}${name ? ` (${name})` : ""} ${shortNumber(value)}${chart.unit && " " + chart.unit}`;
-  const parts = x === null ? [] : [...charts.values()].flatMap((chart) => chart.values(x).map((found) => named(chart, found)));
-  readout.textContent = parts.length ? `${position(axis, x)}: ${parts.join(" · ")}` : "";
+  const values = x === null ? [] : [...charts.values()].flatMap((chart) => chart.values());
+  readout.textContent = values.length ? `${position(axis, x)}: ${values.join(" · ")}` : "";
 }
 // One chart for each quantity; the GPUs of a quantity share it. A chart stays while its lines grow: so do the focus and a drag.
 function draw() {
