@@ -20,3 +20,10 @@ const live = (tag, cls, role) => {
   node.setAttribute("role", role);
   return node;
 };
+/** A field with its label above it. */
+const labelled = (text, field) => {
+  const label = make("label", "", text);
+  field.id ||= `hp-field-${random()}`;
+  label.htmlFor = field.id;
+  return make("div", "hp-labelled", [label, field]);
+};

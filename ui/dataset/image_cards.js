@@ -2,7 +2,6 @@
 //
 // A card belongs to one image by its id. Its caption is "saved" only after the server has answered `ok: true`.
 const cards = new Map(); // id → card
-const saving = new Map();
 const selected = new Set();
 const fileOf = new Map(); // id → file, also of images that are no longer shown
 // What is said of an image, the text of the button that fixes it, and the call.
@@ -16,12 +15,9 @@ const CAPTION_HINT = "Describe the image. If this is empty, the trigger word is 
 const nameOf = (item) => (item.folder && !item.file.startsWith(item.folder) ? `${item.folder}/${item.file}` : item.file);
 
 // Captions ----------------------------------------------------------------------------------------------------------
-let pause = null;
-function typed(item, text) {
-  hangproof.keep("caption", item.id, text);
-  mark(item.id, "…");
-  clearTimeout(pause);
-  pause = setTimeout(flush, 500);
+function typeCaption(id, text) {
+  hangproof.typed("caption", id, text);
+  mark(id, "…");
 }
 function mark(id, text) {
   editor.mark(id, text);
@@ -30,8 +26,8 @@ function mark(id, text) {
   card.saved.textContent = text;
   card.saved.classList.toggle("hp-not-saved", text === "not saved");
 }
-const captionKind = {
-  call: (id, text) => ["save_caption", { id, text }],
+hangproof.kinds.caption = {
+  call: (id, text) => ask("save_caption", { id, text }),
   begun: (id) => mark(id, "…"),
   stored(id, text, answer) {
     const item = state().items.find((one) => one.id === id);
@@ -45,36 +41,6 @@ const captionKind = {
     else if (answer) hangproof.refuse(answer.error);
   },
 };
-/** Send one caption or mask until what was typed last is stored. Returns whether it is. */
-async function sendKept(kind, id) {
-  const { call, begun, stored, refused } = kind === "mask" ? editor.maskKind : captionKind;
-  for (let value; (value = hangproof.unsavedText(kind, id)) !== undefined; ) {
-    begun(id);
-    const answer = await ask(...call(id, value));
-    if (answer?.ok !== true) {
-      refused(id, value, answer);
-      if (!answer) hangproof.lost();
-      return false;
-    }
-    hangproof.confirmed(kind, id, value);
-    stored(id, value, answer);
-    hangproof.tellOthers();
-  }
-  return true;
-}
-/** Send every caption and mask that is not stored. Returns whether all of them are. */
-async function flush() {
-  clearTimeout(pause);
-  const kept = ["caption", "mask"].flatMap((kind) => hangproof.unsaved(kind).map(([id]) => [kind, id]));
-  const results = await Promise.all(
-    kept.map(([kind, id]) => {
-      const key = `${kind}/${id}`;
-      if (!saving.has(key)) saving.set(key, sendKept(kind, id).finally(() => saving.delete(key)));
-      return saving.get(key);
-    })
-  );
-  return results.every(Boolean);
-}
 /** The image was removed elsewhere: show the text, so that it can be copied. It is not sent again. */
 function setAside(id, text) {
   hangproof.forget("caption", id);
@@ -123,9 +89,9 @@ function cardOf(item) {
   const saved = make("span", "hp-saved", { ariaLive: "polite" });
   const warnings = make("ul", "hp-warnings");
   const text = make("textarea", "", { rows: 3, placeholder: CAPTION_HINT, ariaLabel: "Caption of " + name });
-  text.addEventListener("input", () => typed(item, text.value));
+  text.addEventListener("input", () => typeCaption(item.id, text.value));
   // After the click that took the focus: what it was aimed at must not move under it.
-  text.addEventListener("blur", () => flush().then(() => setTimeout(() => redraw(item.id), 250)));
+  text.addEventListener("blur", () => hangproof.send().then(() => setTimeout(() => redraw(item.id), 250)));
   card.append(picture, make("div", "hp-card-line", [file, saved, size]), warnings, text);
   return { card, text, saved, warnings, pick, image, size, tags, earlier, later, picture };
 }
@@ -140,7 +106,7 @@ function update(one, item) {
   const text = waits ?? item.caption;
   if (one.text.value !== text) one.text.value = text;
   if (waits === undefined && one.saved.textContent !== "saved") mark(item.id, ""); // another tab has stored it
-  if (waits !== undefined && !saving.has(`caption/${item.id}`) && hangproof.trouble()) mark(item.id, "not saved");
+  if (waits !== undefined && !hangproof.isSending("caption", item.id) && hangproof.trouble()) mark(item.id, "not saved");
   if (one.image.getAttribute("src") !== item.thumb) one.image.src = item.thumb;
   one.size.textContent = `${item.width} × ${item.height}`;
   one.tags.textContent = editsText(item);
@@ -194,3 +160,37 @@ function draggable(picture, card, id) {
   });
 }
 
+// Undo --------------------------------------------------------------------------------------------------------------
+const TEXT_FIELD = "input:not([type=checkbox], [type=radio]), textarea, select, [contenteditable]";
+const histories = [];
+/** Buttons for undo and redo that follow the history. instead: gets the focus of one that is disabled. */
+function historyButtons(instead) {
+  const pair = ["undo", "redo"].map((way) => button("", "hp-quiet", () => step(way)));
+  histories.push({ pair, instead });
+  return pair;
+}
+function showHistory(labels) {
+  for (const { pair, instead } of histories) {
+    pair.forEach((one, n) => {
+      const label = labels[n] || "";
+      if (!label && document.activeElement === one) instead.focus();
+      one.disabled = !label;
+      one.title = label;
+      one.textContent = (n ? "Redo" : "Undo") + (label && `: ${label}`);
+    });
+  }
+}
+async function step(way) {
+  if (!(await hangproof.send())) return;
+  const answer = await change(way, {}, dialog.open ? editor.say : showError);
+  if (!answer?.message) return;
+  if (dialog.open) editor.mark("", answer.message);
+  else showNotes([answer.message], "good", true);
+}
+document.addEventListener("keydown", (event) => {
+  const key = event.key.toLowerCase();
+  if (!element.offsetParent || !(event.ctrlKey || event.metaKey) || event.altKey || !["z", "y"].includes(key)) return;
+  if (event.target.closest(TEXT_FIELD)) return;
+  event.preventDefault();
+  step(key === "y" || event.shiftKey ? "redo" : "undo");
+});

@@ -8,7 +8,7 @@ const ownPath = { placeholder: "/home/me/photos", autocomplete: "off", spellchec
 const importPath = make("input", "hp-text", ownPath);
 const importStart = make("button", "hp-button", { textContent: "Import", type: "submit" });
 importForm.append(
-  editorField("Folder on the server", importPath),
+  labelled("Folder on the server", importPath),
   importStart,
   make("p", "hp-bulk-hint", "Images in the folder and its subfolders are added with their captions. The folder is only read.")
 );
@@ -49,13 +49,13 @@ importBox.append(importText, importBar, importCancel);
 let polling = null;
 let addedBefore = "";
 function followImports() {
-  if (state().importing && polling === null) polling = setTimeout(pollImports, 0);
+  if (state().importing) polling ??= setTimeout(pollImports, POLL_MS);
 }
 async function pollImports() {
   const answer = await ask("imports", {});
-  polling = null;
   if (answer?.ok === true) await drawImports(answer.imports);
-  if (!answer || state().importing) polling ??= setTimeout(pollImports, answer ? POLL_MS : 5 * POLL_MS);
+  polling = null;
+  followImports();
 }
 async function drawImports({ waiting: left, now, finished }) {
   importBox.hidden = !left;
@@ -74,10 +74,8 @@ async function drawImports({ waiting: left, now, finished }) {
     showNotes(finished.flatMap(resultOf), finished.some((one) => one.state === "failed" || one.messages.length) ? "warn" : "good");
     await look("dismiss_imports", { ids: finished.map((one) => one.id) });
     await reload();
-    hangproof.sync();
     hangproof.tellOthers();
   }
-  followImports();
 }
 function resultOf({ name, state: how, added, messages }) {
   const images = `${many(added, "image")} added`;

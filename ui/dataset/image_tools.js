@@ -28,12 +28,11 @@ function chooseFrom(label, options, act) {
   select.addEventListener("change", () => act(select.value));
   return select;
 }
+/** An open list closes when its options are made again, so this is done only for others. */
 function setOptions(select, entries) {
-  const known = [...select.options].map((one) => `${one.value}\n${one.text}`).join("\t");
-  if (known === entries.map(([value, text]) => `${value}\n${text}`).join("\t")) return;
-  const { value } = select;
-  select.replaceChildren(...entries.map(([one, text]) => new Option(text, one)));
-  if (entries.some(([one]) => one === value)) select.value = value;
+  if (select.dataset.options === JSON.stringify(entries)) return;
+  select.dataset.options = JSON.stringify(entries);
+  select.replaceChildren(...entries.map(([value, text]) => new Option(text, value)));
 }
 const filter = chooseFrom("Show", FILTERS, (value) => search({ kind: value }));
 const subsetFilter = chooseFrom("Subset", { [ANY]: "All subsets" }, (value) =>
@@ -41,15 +40,12 @@ const subsetFilter = chooseFrom("Subset", { [ANY]: "All subsets" }, (value) =>
 );
 const compare = chooseFrom("Search by", COMPARISONS, () => searchText.value && searchTyped());
 const searchText = make("input", "hp-text", { type: "search", ariaLabel: "Search captions", placeholder: "Search captions" });
+const searchTyped = () => search({ how: compare.value, text: searchText.value });
 let searching = null;
 searchText.addEventListener("input", () => {
   clearTimeout(searching);
   searching = setTimeout(searchTyped, 250);
 });
-function searchTyped() {
-  clearTimeout(searching);
-  search({ how: compare.value, text: searchText.value });
-}
 /** Show the images that fit, such as those of a subset or with a tag. */
 const search = (wanted) => go({ query: { ...query(), ...wanted }, page: 0 });
 const pageSize = chooseFrom("Images a page", SIZES, (value) => {
@@ -87,13 +83,15 @@ function select(ids, on = true) {
   for (const [id, one] of cards) one.pick.checked = selected.has(id);
   drawSelection();
 }
+function selectOnly(ids) {
+  selected.clear();
+  select(ids);
+}
 async function selectFound(invert) {
   const answer = await look("ids", {});
   if (!answer) return;
-  const chosen = new Set(selected);
-  if (!invert) return select(answer.ids);
-  selected.clear();
-  select(answer.ids.filter((id) => !chosen.has(id)));
+  if (invert) selectOnly(answer.ids.filter((id) => !selected.has(id)));
+  else select(answer.ids);
 }
 const selectPage = button("Select this page", "hp-quiet", () => select(state().items.map((item) => item.id)));
 const selectAll = button("Select all", "hp-quiet", () => selectFound(false));
@@ -103,8 +101,7 @@ const selection = make("span", "hp-selection", [
   chosenCount,
   button("Remove selected", "hp-quiet", async () => (await removeImages([...selected])) && focusCard(0)),
   button("Clear selection", "hp-quiet", () => {
-    selected.clear();
-    select([]);
+    selectOnly([]);
     selectPage.focus();
   }),
 ]);
@@ -116,15 +113,7 @@ function drawSelection() {
   // The fold of edits counts again what they change.
   const { draft, history, total } = state();
   const now = JSON.stringify([draft, history, total, [...selected]]);
-  if (now === counted) return;
+  if (now !== counted) trigger("changed");
   counted = now;
-  trigger("changed");
 }
 let counted = "";
-/** Ctrl+A beside a text field selects all images that are shown. */
-function selectByKey(event) {
-  if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "a") return;
-  if (event.target.closest("textarea")) return;
-  event.preventDefault();
-  selectFound(false);
-}

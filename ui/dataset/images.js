@@ -94,28 +94,21 @@ function show(answer) {
   draw();
   hangproof.sync(); // the plan follows the images and their weights
 }
-/** Show what the server has. Returns whether it answered. */
-async function reload() {
-  const answer = await ask("list_images", {});
-  if (answer?.ok === true) show(answer);
-  else hangproof.lost();
-  return answer?.ok === true;
+/** Show what the server has, one request after the other. Resolves to whether it answered. */
+function reload() {
+  queued ||= reloading.then(async () => {
+    queued = null;
+    const answer = await ask("list_images", {});
+    if (answer?.ok === true) show(answer);
+    else hangproof.lost();
+    return answer?.ok === true;
+  });
+  reloading = queued;
+  return queued;
 }
-
-/** Show what the server stores in the background; a reload that fails is tried again. */
-hangproof.showNew = async () => {
-  unseen = true;
-  if (showing) return;
-  showing = true;
-  while (unseen) {
-    unseen = false;
-    if (await reload()) continue;
-    unseen = true;
-    await new Promise((done) => setTimeout(done, 1000));
-  }
-  showing = false;
-};
-let [unseen, showing] = [false, false];
+let queued = null;
+let reloading = Promise.resolve();
+hangproof.showNew = reload; // what the server stores in the background
 /** Open the captions' fold once where they are being written, such as after the page was loaded again. */
 function showCaptioning() {
   if (!state().captioning || captioningShown) return;
@@ -128,39 +121,11 @@ const openWriter = () => document.querySelector("#caption-writer button.label-wr
 // Toolbar -----------------------------------------------------------------------------------------------------------
 const count = make("span", "hp-count");
 count.dataset.testid = "image-count";
-const undo = button("Undo", "hp-quiet", () => step("undo"));
-const redo = button("Redo", "hp-quiet", () => step("redo"));
-async function step(way) {
-  if (!(await flush())) return;
-  const answer = await change(way, {});
-  if (answer && answer.message) showNotes([answer.message], "good", true);
-}
-document.addEventListener("keydown", (event) => {
-  const way = element.offsetParent && !dialog.open && travelKey(event);
-  if (way) step(way);
-});
-/** "undo" or "redo" for its keys beside a text field, else "". */
-function travelKey(event) {
-  const key = event.key.toLowerCase();
-  if (!(event.ctrlKey || event.metaKey) || event.altKey || !["z", "y"].includes(key)) return "";
-  if (event.target.closest("input:not([type=checkbox], [type=radio]), textarea, select, [contenteditable]")) return "";
-  event.preventDefault();
-  return key === "y" || event.shiftKey ? "redo" : "undo";
-}
-function showHistory(labels) {
-  editor.drawHistory(labels);
-  [undo, redo].forEach((one, n) => {
-    const label = (labels || [])[n] || "";
-    one.disabled = !label;
-    one.title = label;
-    one.textContent = (n ? "Redo" : "Undo") + (label ? `: ${label}` : "");
-  });
-}
 const insert = button("Add trigger word to all captions", "hp-quiet", async () => {
-  if (await flush()) trigger("insert");
+  if (await hangproof.send()) trigger("insert");
 });
 const clear = button("Remove all", "hp-quiet", async () => {
-  if (await flush()) change("clear_images", {});
+  if (await hangproof.send()) change("clear_images", {});
 });
 /** Remove images, and what is kept of them in this browser. Returns whether it was done. */
 async function removeImages(ids) {
@@ -178,14 +143,14 @@ function focusCard(index) {
   const next = grid.children[Math.min(Math.max(index, 0), grid.children.length - 1)];
   (next ? next.querySelector(".hp-remove") : zone).focus();
 }
-bar.append(count, undo, redo, insert, clear);
+bar.append(count, ...historyButtons(zone), insert, clear);
 tools.append(filter, subsetFilter, compare, searchText, selectPage, selectAll, invertSelection, selection);
 
 // Pages -------------------------------------------------------------------------------------------------------------
 /** Show another page or filter; the captions typed last are stored first. */
 async function go(wanted) {
   const mine = ++going;
-  await flush();
+  await hangproof.send();
   const answer = await look("list_images", wanted);
   if (mine !== going) return; // another page is wanted by now
   if (answer?.late) return go(wanted);
@@ -228,8 +193,7 @@ function draw() {
   drawFilters();
   const parts = [many(total, "image")];
   if (isFiltered()) parts.push(`${found.toLocaleString("en")} shown`);
-  if (texts === 1) parts.push("1 caption has no matching image");
-  if (texts > 1) parts.push(`${texts.toLocaleString("en")} captions have no matching image`);
+  if (texts) parts.push(`${many(texts, "caption")} without a matching image`);
   count.textContent = parts.join(" · ");
   count.title = names.join(", ");
   pager.hidden = found <= 12;
@@ -255,14 +219,10 @@ let adopted = "";
 const openRecent = button("Continue a draft", "hp-quiet", async () => {
   const answer = await look("recent_drafts", {});
   if (!answer) return;
-  recent.replaceChildren(
-    ...answer.drafts.map(({ id, name, images, age }) =>
-      button(`${name || "No name"} · ${images === 1 ? "1 image" : `${images} images`} · ${age}`, "hp-quiet", () =>
-        hangproof.openDraft(id)
-      )
-    )
+  const found = answer.drafts.map(({ id, name, images, age }) =>
+    button(`${name || "No name"} · ${many(images, "image")} · ${age}`, "hp-quiet", () => hangproof.openDraft(id))
   );
-  if (!answer.drafts.length) recent.replaceChildren(make("p", "", "There is no other draft."));
+  recent.replaceChildren(...(found.length ? found : [make("p", "", "There is no other draft.")]));
 });
 ways.append(
   button("Choose files", "hp-quiet", () => picker.click()),
@@ -300,27 +260,24 @@ window.addEventListener("drop", (event) => {
 hangproof.selected = () => [...selected];
 hangproof.showImages = search;
 hangproof.writeCaptions = (ids) => {
-  selected.clear();
-  select(ids);
+  selectOnly(ids);
   openWriter();
   document.querySelector("#caption-writer").scrollIntoView();
 };
 // Start and the other buttons wait for this, so that they use what was typed last.
-hangproof.flush = async () => (await Promise.all([flush(), hangproof.sync()])).every(Boolean);
-hangproof.onBack(async () => {
-  await flush();
+hangproof.flush = async () => (await Promise.all([hangproof.send(), hangproof.sync()])).every(Boolean);
+hangproof.on("back", async () => {
+  await hangproof.flush();
   await reload();
-  await hangproof.sync();
 });
-hangproof.onTrouble((found) => {
-  for (const [id] of hangproof.unsaved("caption")) if (found) mark(id, "not saved");
-});
-hangproof.onOthers(async () => {
-  await reload();
-  hangproof.sync();
-});
+hangproof.on("others", reload);
 
-grid.addEventListener("keydown", selectByKey);
+// Ctrl+A beside a text field selects all images that are shown.
+grid.addEventListener("keydown", (event) => {
+  if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "a" || event.target.closest("textarea")) return;
+  event.preventDefault();
+  selectFound(false);
+});
 element.replaceChildren(
   ...[zone, cancelUpload, picker, folderPicker, ways, importForm, importBox, recent, notes, asides, bar, tools, skip, grid, pager]
 );

@@ -25,7 +25,6 @@ from ui.new import form, run_starts, settings
 
 JOB = "export"
 LIMIT_S = 3600.0
-FLUSH = "async (...values) => { await hangproof.flush(); await hangproof.flushScript(); return values; }"
 
 
 def folder_of(draft_id: str) -> Path:
@@ -73,7 +72,7 @@ def draw(draft_id: str) -> None:
         lambda: look(draft_id),
         lambda: jobs.cancel(folder_of(draft_id), JOB),
         JOB,
-        js=FLUSH,
+        js=settings.FLUSH,
     )
     packing.follow()
 

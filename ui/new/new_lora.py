@@ -49,11 +49,11 @@ DRAFT = """async (known) => {
 RESTORE = f"(...values) => hangproof.restore({json.dumps(form.KEYS)}, values)"
 SHOW = "() => hangproof.shown()"
 START = """async (draft) => {
-  const script = !await hangproof.flushScript();
   hangproof.starting();
   await hangproof.flush();
-  const kept = hangproof.unsaved('caption').length + hangproof.unsaved('mask').length;
-  return [draft, { kept, script, fields: hangproof.unsaved('field').length, waiting: hangproof.kept() }];
+  const count = (kind) => hangproof.unsaved(kind).length;
+  const kept = count('caption') + count('mask');
+  return [draft, { kept, script: count('script'), fields: count('field'), waiting: hangproof.kept() }];
 }"""
 
 
