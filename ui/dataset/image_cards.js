@@ -64,7 +64,7 @@ function cardOf(item) {
   const card = make("article", "hp-card");
   card.dataset.file = item.file;
   card.dataset.id = item.id;
-  const picture = make("div", "hp-picture", { draggable: true });
+  const picture = make("div", "hp-picture");
   const open = make("button", "hp-open-picture", { type: "button", ariaLabel: "Open " + name });
   open.addEventListener("click", () => editor.open(item.id));
   const image = open.appendChild(make("img", "", { loading: "lazy", draggable: false, alt: name, src: item.thumb }));
@@ -83,7 +83,6 @@ function cardOf(item) {
   const later = iconButton("›", "Move later: " + name, "hp-later", () => moveBy(item.id, 1));
   const tags = make("span", "hp-tags");
   picture.append(open, pick, earlier, later, remove, tags);
-  draggable(picture, card, item.id);
   const file = make("span", "hp-file", { textContent: name, title: name });
   const size = make("span", "hp-size", `${item.width} × ${item.height}`);
   const saved = make("span", "hp-saved", { ariaLive: "polite" });
@@ -93,7 +92,7 @@ function cardOf(item) {
   // After the click that took the focus: what it was aimed at must not move under it.
   text.addEventListener("blur", () => hangproof.send().then(() => setTimeout(() => redraw(item.id), 250)));
   card.append(picture, make("div", "hp-card-line", [file, saved, size]), warnings, text);
-  return { card, text, saved, warnings, pick, image, size, tags, earlier, later, picture };
+  return { card, text, saved, warnings, pick, image, size, tags, earlier, later };
 }
 /** Show what is known of one image: its caption has changed, and so may what is said about it. */
 function redraw(id) {
@@ -111,9 +110,7 @@ function update(one, item) {
   one.size.textContent = `${item.width} × ${item.height}`;
   one.tags.textContent = editsText(item);
   one.pick.checked = selected.has(item.id);
-  const whole = !isFiltered();
-  one.picture.draggable = whole;
-  one.earlier.hidden = one.later.hidden = !whole;
+  one.earlier.hidden = one.later.hidden = isFiltered();
   const codes = item.warnings.filter((code) => code !== "no_caption");
   if (!text.trim()) codes.push("no_caption");
   if (one.warnings.dataset.codes === codes.join()) return;
@@ -128,36 +125,9 @@ function warningOf(item, code) {
 }
 
 // Order -------------------------------------------------------------------------------------------------------------
-const MOVED = "application/x-hangproof-image";
 async function moveBy(id, step) {
   if (!(await change("move_image", { id, step }))) return;
   cards.get(id)?.[step < 0 ? "earlier" : "later"].focus(); // its page is shown, so the focus stays with the image
-}
-function draggable(picture, card, id) {
-  picture.addEventListener("dragstart", (event) => {
-    event.dataTransfer.setData(MOVED, id);
-    event.dataTransfer.effectAllowed = "move";
-  });
-  const isAfter = (event) => {
-    const box = card.getBoundingClientRect();
-    return event.clientX > box.left + box.width / 2;
-  };
-  card.addEventListener("dragover", (event) => {
-    if (!event.dataTransfer.types.includes(MOVED)) return;
-    event.preventDefault();
-    card.classList.toggle("hp-before", !isAfter(event));
-    card.classList.toggle("hp-after", isAfter(event));
-  });
-  const clear = () => card.classList.remove("hp-before", "hp-after");
-  card.addEventListener("dragleave", clear);
-  card.addEventListener("drop", (event) => {
-    clear();
-    const moved = event.dataTransfer.getData(MOVED);
-    if (!moved) return;
-    event.preventDefault();
-    event.stopPropagation();
-    if (moved !== id) change("move_image", { id: moved, beside: id, after: isAfter(event) });
-  });
 }
 
 // Undo --------------------------------------------------------------------------------------------------------------

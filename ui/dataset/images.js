@@ -161,13 +161,7 @@ let going = 0;
 const back = button("‹ Previous", "hp-quiet", () => go({ page: state().page - 1 }));
 const next = button("Next ›", "hp-quiet", () => go({ page: state().page + 1 }));
 const where = make("span", "");
-const goto = make("input", "hp-text hp-goto", { type: "number", min: 1, ariaLabel: "Go to page", placeholder: "Page" });
-goto.addEventListener("change", () => {
-  const page = Math.round(Number(goto.value)) - 1;
-  goto.value = "";
-  if (page >= 0) go({ page });
-});
-pager.append(back, where, goto, next, pageSize);
+pager.append(back, where, next, pageSize);
 
 // Drawing -----------------------------------------------------------------------------------------------------------
 function draw() {
@@ -198,7 +192,6 @@ function draw() {
   count.title = names.join(", ");
   pager.hidden = found <= 12;
   where.textContent = `Page ${page + 1} of ${pages}`;
-  goto.max = pages;
   back.disabled = page === 0;
   next.disabled = page + 1 >= pages;
   showHistory(history);
@@ -240,7 +233,7 @@ zone.addEventListener("keydown", (event) => {
   }
 });
 // Anywhere on the page: beside the zone, the browser would open the file in place of the page.
-const hasFiles = (event) => event.dataTransfer?.types.includes("Files") && !event.dataTransfer.types.includes(MOVED);
+const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
 for (const name of ["dragenter", "dragover"]) {
   window.addEventListener(name, (event) => {
     if (!hasFiles(event)) return;
@@ -272,12 +265,6 @@ hangproof.on("back", async () => {
 });
 hangproof.on("others", reload);
 
-// Ctrl+A beside a text field selects all images that are shown.
-grid.addEventListener("keydown", (event) => {
-  if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "a" || event.target.closest("textarea")) return;
-  event.preventDefault();
-  selectFound(false);
-});
 element.replaceChildren(
   ...[zone, cancelUpload, picker, folderPicker, ways, importForm, importBox, recent, notes, asides, bar, tools, skip, grid, pager]
 );

@@ -132,16 +132,13 @@ def save_caption(draft_id: str, id: str, text: Text) -> dict[str, Any]:
     return {"history": draft.history(draft_id)}
 
 
-def move_image(
-    draft_id: str, id: str, data: dict, step: int | None = None, beside: str = "", after: bool = False
-) -> dict[str, Any]:
-    """Move an image one place (`step`), or before or after another one (`beside`, `after`); shows the page it is then on."""
+def move_image(draft_id: str, id: str, data: dict, step: int) -> dict[str, Any]:
+    """Move an image by `step` places; shows the page it is then on."""
     order = [item.id for item in draft.items(draft_id)]
     if id not in order:
         raise RunError("This image was removed in another tab")
-    old = order.index(id)
+    new = order.index(id) + step
     order.remove(id)
-    new = order.index(beside) + after if beside in order else old + (step or 0)
     new = min(max(new, 0), len(order))
     draft.move(draft_id, id, order[new] if new < len(order) else None)
     return {"page": new // _size_of(data)}
