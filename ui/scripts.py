@@ -34,7 +34,6 @@ PARTS = {
         "dataset/image_editor",
         "dataset/image_drops",
         "dataset/image_tools",
-        "dataset/image_imports",
         "dataset/images",
     ),
     "choice_notes": ("new/choice_notes",),

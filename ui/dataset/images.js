@@ -6,23 +6,21 @@ const TYPES = "image/*,.heic,.heif,.avif,.zip,.txt,.caption";
 const state = () =>
   props.value || { draft: "", items: [], total: 0, found: 0, page: 0, pages: 1, waiting: [], texts: 0, history: [] };
 
-function chooser(testid) {
-  const input = make("input", "", { type: "file", multiple: true, hidden: true });
-  input.dataset.testid = testid;
-  input.addEventListener("change", () => {
-    chosen(input.files);
-    input.value = "";
-  });
-  return input;
+const picker = make("input", "", { type: "file", multiple: true, hidden: true, accept: TYPES });
+picker.dataset.testid = "image-picker";
+picker.addEventListener("change", () => {
+  chosen(picker.files);
+  [picker.value, picker.webkitdirectory] = ["", false];
+});
+function choose(folder) {
+  picker.webkitdirectory = folder;
+  picker.click();
 }
 const zoneTitle = make("strong", "", DROP_HINT);
 const zoneHint = make("span", "", "JPEG, PNG, WebP, HEIC, AVIF, BMP, GIF, TIFF or ZIP. A .txt file with the same name is the caption.");
 const progress = make("progress", "", { hidden: true, ariaLabel: "Upload" });
-const zone = Object.assign(make("div", "hp-drop", [zoneTitle, zoneHint, progress]), { tabIndex: 0, role: "button" });
-const picker = chooser("image-picker");
-picker.accept = TYPES;
-const folderPicker = chooser("folder-picker");
-folderPicker.webkitdirectory = true;
+const zone = button("", "hp-drop", () => choose(false));
+zone.append(zoneTitle, zoneHint, progress);
 const ways = make("div", "hp-ways");
 const recent = make("div", "hp-recent");
 const notes = live("div", "hp-notes", "status");
@@ -31,12 +29,7 @@ const bar = make("div", "hp-toolbar");
 const tools = make("div", "hp-toolbar hp-tools");
 const grid = make("div", "hp-cards");
 const pager = make("div", "hp-pager");
-const skip = make("a", "hp-skip", "Skip the images");
-skip.href = "#start";
-skip.addEventListener("click", (event) => {
-  event.preventDefault();
-  document.getElementById("start").focus();
-});
+const skip = make("a", "hp-skip", { textContent: "Skip the images", href: "#start" });
 
 const showNotes = (lines, kind, brief) => {
   notes.className = "hp-notes hp-" + kind;
@@ -109,14 +102,7 @@ function reload() {
 let queued = null;
 let reloading = Promise.resolve();
 hangproof.showNew = reload; // what the server stores in the background
-/** Open the captions' fold once where they are being written, such as after the page was loaded again. */
-function showCaptioning() {
-  if (!state().captioning || captioningShown) return;
-  captioningShown = true;
-  openWriter();
-}
-let captioningShown = false;
-const openWriter = () => document.querySelector("#caption-writer button.label-wrap:not(.open)")?.click();
+const openFold = (id) => document.querySelector(`#${id} button.label-wrap:not(.open)`)?.click();
 
 // Toolbar -----------------------------------------------------------------------------------------------------------
 const count = make("span", "hp-count");
@@ -196,9 +182,12 @@ function draw() {
   next.disabled = page + 1 >= pages;
   showHistory(history);
   drawSelection();
-  followImports();
   editor.refresh();
-  showCaptioning();
+  for (const [fold, busy] of Object.entries({ "caption-writer": state().captioning, "import-fold": state().importing })) {
+    if (busy && !openedFolds.has(fold)) openFold(fold); // once, such as after the page was loaded again
+    if (busy) openedFolds.add(fold);
+    else openedFolds.delete(fold);
+  }
   if (draft && draft !== adopted) {
     adopted = draft;
     const size = localStorage["hangproof-page-size"];
@@ -207,6 +196,7 @@ function draw() {
   }
 }
 let adopted = "";
+const openedFolds = new Set();
 
 // Drafts of other browsers ------------------------------------------------------------------------------------------
 const openRecent = button("Continue a draft", "hp-quiet", async () => {
@@ -218,43 +208,29 @@ const openRecent = button("Continue a draft", "hp-quiet", async () => {
   recent.replaceChildren(...(found.length ? found : [make("p", "", "There is no other draft.")]));
 });
 ways.append(
-  button("Choose files", "hp-quiet", () => picker.click()),
-  button("Choose a folder", "hp-quiet", () => folderPicker.click()),
-  openImport,
+  button("Choose files", "hp-quiet", () => choose(false)),
+  button("Choose a folder", "hp-quiet", () => choose(true)),
   openRecent
 );
 
 // Events ------------------------------------------------------------------------------------------------------------
-zone.addEventListener("click", () => picker.click());
-zone.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" || event.key === " ") {
-    event.preventDefault();
-    picker.click();
-  }
-});
 // Anywhere on the page: beside the zone, the browser would open the file in place of the page.
-const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
-for (const name of ["dragenter", "dragover"]) {
+for (const name of ["dragenter", "dragover", "dragleave", "drop"]) {
   window.addEventListener(name, (event) => {
-    if (!hasFiles(event)) return;
+    if (!event.dataTransfer?.types.includes("Files")) return;
     event.preventDefault();
-    zone.classList.add("hp-over");
+    zone.classList.toggle("hp-over", name !== "drop" && (name !== "dragleave" || event.relatedTarget !== null));
+    if (name !== "drop") return;
+    if (!element.offsetParent) document.querySelector("#tabs [role=tab]")?.click();
+    dropped(event.dataTransfer);
   });
 }
-window.addEventListener("dragleave", (event) => event.relatedTarget || zone.classList.remove("hp-over"));
-window.addEventListener("drop", (event) => {
-  if (!hasFiles(event)) return;
-  event.preventDefault();
-  zone.classList.remove("hp-over");
-  if (!element.offsetParent) document.querySelector("#tabs [role=tab]")?.click();
-  dropped(event.dataTransfer);
-});
 
 hangproof.selected = () => [...selected];
 hangproof.showImages = search;
 hangproof.writeCaptions = (ids) => {
   selectOnly(ids);
-  openWriter();
+  openFold("caption-writer");
   document.querySelector("#caption-writer").scrollIntoView();
 };
 // Start and the other buttons wait for this, so that they use what was typed last.
@@ -266,7 +242,7 @@ hangproof.on("back", async () => {
 hangproof.on("others", reload);
 
 element.replaceChildren(
-  ...[zone, cancelUpload, picker, folderPicker, ways, importForm, importBox, recent, notes, asides, bar, tools, skip, grid, pager]
+  ...[zone, cancelUpload, picker, ways, recent, notes, asides, bar, tools, skip, grid, pager]
 );
 watch("value", draw);
 draw();
