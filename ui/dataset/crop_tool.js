@@ -3,27 +3,23 @@
 const CROP_RATIOS = { "": "Any", "1:1": "1:1 square", "3:4": "3:4", "4:3": "4:3", "9:16": "9:16", "16:9": "16:9" };
 const SMALLEST_CROP = 16; // pixels a side
 const CROP_FIELDS = { x: "Left", y: "Top", w: "Width", h: "Height" };
-const CROP_HANDLES = ["move", ...["n", "e", "s", "w", "ne", "nw", "se", "sw"].map((side) => `${side}-resize`)];
+const CROP_HANDLES = ["n", "e", "s", "w", "ne", "nw", "se", "sw"].map((side) => `${side}-resize`);
 
 /** The tool. `frame` has the size of the shown image; `changed(crop)` stores fractions, or null for the whole image. */
 function makeCropTool(frame, changed) {
   let size = [1, 1];
   let rect = { x: 0, y: 0, w: 1, h: 1 }; // in pixels of the image
   let dragging = false;
-  const part = (name, attributes, parts = []) => {
-    const node = make(`cropper-${name}`, "", parts);
-    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-    return node;
-  };
-  const handles = CROP_HANDLES.map((action) => part("handle", action === "move" ? { action, plain: "" } : { action }));
-  const selection = part("selection", { movable: "", resizable: "", precise: "", outlined: "" }, handles);
-  const canvas = part("canvas", { class: "hp-crop", disabled: "" }, [part("handle", { action: "select", plain: "" }), selection]);
+  const handles = CROP_HANDLES.map((action) => `<cropper-handle action="${action}"></cropper-handle>`).join("");
+  const canvas = make("cropper-canvas", "hp-crop", {
+    disabled: true,
+    innerHTML: `<cropper-handle action="select" plain></cropper-handle>
+      <cropper-selection movable resizable precise outlined><cropper-handle action="move" plain></cropper-handle>${handles}</cropper-selection>`,
+  });
+  const selection = canvas.querySelector("cropper-selection");
   const ratio = make("select", "hp-select", Object.entries(CROP_RATIOS).map(([value, text]) => new Option(text, value)));
   const fields = {};
-  for (const key of Object.keys(CROP_FIELDS)) {
-    fields[key] = make("input", "hp-text", { type: "number", step: 1 });
-    fields[key].addEventListener("change", () => typedCrop(key));
-  }
+  for (const key in CROP_FIELDS) fields[key] = make("input", "hp-text", { type: "number", step: 1, onchange: () => typedCrop(key) });
   const isWhole = () => rect.w === size[0] && rect.h === size[1];
   const all = () => ({ x: 0, y: 0, w: size[0], h: size[1] });
   const panel = make("div", "hp-tool-panel", [
@@ -94,7 +90,7 @@ function makeCropTool(frame, changed) {
     },
     activate(on) {
       panel.hidden = !on;
-      canvas.toggleAttribute("disabled", !on);
+      canvas.disabled = !on;
     },
   };
 }

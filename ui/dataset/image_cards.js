@@ -65,8 +65,7 @@ function cardOf(item) {
   card.dataset.file = item.file;
   card.dataset.id = item.id;
   const picture = make("div", "hp-picture");
-  const open = make("button", "hp-open-picture", { type: "button", ariaLabel: "Open " + name });
-  open.addEventListener("click", () => editor.open(item.id));
+  const open = make("button", "hp-open-picture", { type: "button", ariaLabel: "Open " + name, onclick: () => editor.open(item.id) });
   const image = open.appendChild(make("img", "", { loading: "lazy", draggable: false, alt: name, src: item.thumb }));
   const pick = make("input", "hp-pick", { type: "checkbox", ariaLabel: "Select " + name });
   let range = false; // with Shift, by mouse or by the space bar

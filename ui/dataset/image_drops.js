@@ -24,7 +24,10 @@ async function dropped(transfer) {
   const entries = [...transfer.items].filter((one) => one.kind === "file").map((one) => one.webkitGetAsEntry?.());
   upload(entries.length && entries.every(Boolean) ? (await Promise.all(entries.map(filesOf))).flat() : loose);
 }
-const chosen = (files) => upload([...files].map((file) => ({ file, path: file.webkitRelativePath || file.name })));
+function chosen() {
+  upload([...picker.files].map((file) => ({ file, path: file.webkitRelativePath || file.name })));
+  [picker.value, picker.webkitdirectory] = ["", false];
+}
 
 // Upload ------------------------------------------------------------------------------------------------------------
 let uploading = false;

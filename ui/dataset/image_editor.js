@@ -25,7 +25,7 @@ function makeEditor() {
   const previous = iconButton("‹", "Previous image (← or Page Up)", "", () => beside(-1));
   const following = iconButton("›", "Next image (→ or Page Down)", "", () => beside(1));
   const close = iconButton("×", "Close", "hp-editor-close", () => dialog.close());
-  const caption = make("textarea", "", { rows: 5, placeholder: CAPTION_HINT });
+  const caption = make("textarea", "", { rows: 5, placeholder: CAPTION_HINT, onblur: hangproof.send });
   const saved = live("span", "hp-saved", "status");
   const length = make("span");
   caption.addEventListener("input", () => {
@@ -34,17 +34,12 @@ function makeEditor() {
     typeCaption(id, caption.value);
     drawLength();
   });
-  caption.addEventListener("blur", hangproof.send);
   const weight = make("input", "hp-text", { type: "number", min: 1, max: 10, step: 1 });
   weight.addEventListener("change", () => {
     weight.value = Math.min(10, Math.max(1, Math.round(Number(weight.value)) || 1));
     if (Number(weight.value) !== item.weight) store("weight", { ids: [id], weight: Number(weight.value) });
   });
-  const choices = Object.entries(TOOLS).map(([name, text]) => {
-    const one = button(text, "hp-quiet", () => choose(name));
-    one.dataset.tool = name;
-    return one;
-  });
+  const choices = Object.entries(TOOLS).map(([name, text]) => button(text, "hp-quiet", () => choose(name)));
   const message = live("p", "hp-editor-message", "alert");
   const rotate = (text, turns) => button(text, "hp-quiet", () => store("rotate", { id, turns }));
   const last = [...historyButtons(close), button("Remove image", "hp-quiet hp-danger", removeShown)];
@@ -68,7 +63,7 @@ function makeEditor() {
     message.textContent = text || "";
   }
   function choose(name) {
-    for (const one of choices) one.setAttribute("aria-pressed", String(one.dataset.tool === name));
+    for (const one of choices) one.ariaPressed = String(one.textContent === TOOLS[name]);
     stage.dataset.tool = name;
     const masks = { tabindex: 0, role: "application", "aria-label": "The mask: arrow keys move the brush, Space paints" };
     for (const [key, value] of Object.entries(masks)) name === "mask" ? frame.setAttribute(key, value) : frame.removeAttribute(key);

@@ -18,14 +18,12 @@ const COMPARISONS = {
   no_tag: "Does not have the tag",
 };
 const SIZES = { 12: "12 a page", 48: "48 a page", 120: "120 a page" };
-const ANY = "*"; // every subset; a subset's folder can be "", so its value starts with "="
 const many = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 const query = () => state().query || { kind: "", how: "contains", text: "", folder: null };
 const isFiltered = () => Boolean(query().kind || query().text || query().folder !== null);
 function chooseFrom(label, options, act) {
-  const select = make("select", "hp-select", { ariaLabel: label });
+  const select = make("select", "hp-select", { ariaLabel: label, onchange: () => act(select.value) });
   setOptions(select, Object.entries(options));
-  select.addEventListener("change", () => act(select.value));
   return select;
 }
 /** An open list closes when its options are made again, so this is done only for others. */
@@ -35,9 +33,7 @@ function setOptions(select, entries) {
   select.replaceChildren(...entries.map(([value, text]) => new Option(text, value)));
 }
 const filter = chooseFrom("Show", FILTERS, (value) => search({ kind: value }));
-const subsetFilter = chooseFrom("Subset", { [ANY]: "All subsets" }, (value) =>
-  search({ folder: value === ANY ? null : value.slice(1) })
-);
+const subsetFilter = chooseFrom("Subset", { null: "All subsets" }, (value) => search({ folder: JSON.parse(value) }));
 const compare = chooseFrom("Search by", COMPARISONS, () => searchText.value && searchTyped());
 const searchText = make("input", "hp-text", { type: "search", ariaLabel: "Search captions", placeholder: "Search captions" });
 const searchTyped = () => search({ how: compare.value, text: searchText.value });
@@ -52,14 +48,13 @@ const pageSize = chooseFrom("Images a page", SIZES, (value) => {
   localStorage["hangproof-page-size"] = value;
   go({ size: Number(value), page: 0 });
 });
-const subsetName = ({ name, folder }) => name || folder || "No subset";
 function drawFilters() {
   const { subsets = [], size } = state();
   filter.value = query().kind;
   pageSize.value = String(size || 12);
-  const entries = subsets.map((one) => [`=${one.folder}`, `${subsetName(one)} (${one.images.toLocaleString("en")})`]);
-  setOptions(subsetFilter, [[ANY, "All subsets"], ...entries]);
-  subsetFilter.value = query().folder === null ? ANY : `=${query().folder}`;
+  const named = ({ name, folder, images }) => `${name || folder || "No subset"} (${images.toLocaleString("en")})`;
+  setOptions(subsetFilter, [["null", "All subsets"], ...subsets.map((one) => [JSON.stringify(one.folder), named(one)])]);
+  subsetFilter.value = JSON.stringify(query().folder);
   subsetFilter.hidden = subsets.length < 2 && query().folder === null;
   if (document.activeElement !== searchText) {
     searchText.value = query().text;
@@ -93,7 +88,6 @@ async function selectFound(invert) {
   if (invert) selectOnly(answer.ids.filter((id) => !selected.has(id)));
   else select(answer.ids);
 }
-const selectPage = button("Select this page", "hp-quiet", () => select(state().items.map((item) => item.id)));
 const selectAll = button("Select all", "hp-quiet", () => selectFound(false));
 const invertSelection = button("Invert selection", "hp-quiet", () => selectFound(true));
 const chosenCount = live("span", "", "status");
@@ -102,14 +96,13 @@ const selection = make("span", "hp-selection", [
   button("Remove selected", "hp-quiet", async () => (await removeImages([...selected])) && focusCard(0)),
   button("Clear selection", "hp-quiet", () => {
     selectOnly([]);
-    selectPage.focus();
+    selectAll.focus();
   }),
 ]);
 function drawSelection() {
   selection.hidden = !selected.size;
   chosenCount.textContent = `${selected.size.toLocaleString("en")} selected`;
   selectAll.textContent = `Select all ${state().found.toLocaleString("en")}`;
-  selectAll.hidden = invertSelection.hidden = state().pages < 2 && !selected.size;
   // The fold of edits counts again what they change.
   const { draft, history, total } = state();
   const now = JSON.stringify([draft, history, total, [...selected]]);

@@ -6,12 +6,8 @@ const TYPES = "image/*,.heic,.heif,.avif,.zip,.txt,.caption";
 const state = () =>
   props.value || { draft: "", items: [], total: 0, found: 0, page: 0, pages: 1, waiting: [], texts: 0, history: [] };
 
-const picker = make("input", "", { type: "file", multiple: true, hidden: true, accept: TYPES });
+const picker = make("input", "", { type: "file", multiple: true, hidden: true, accept: TYPES, onchange: chosen });
 picker.dataset.testid = "image-picker";
-picker.addEventListener("change", () => {
-  chosen(picker.files);
-  [picker.value, picker.webkitdirectory] = ["", false];
-});
 function choose(folder) {
   picker.webkitdirectory = folder;
   picker.click();
@@ -37,7 +33,7 @@ const showNotes = (lines, kind, brief) => {
   notes.replaceChildren(...lines.map((line) => make("p", "", line)));
 };
 function showProgress(text, part) {
-  if (text !== null) zoneTitle.textContent = text;
+  zoneTitle.textContent = text;
   progress.hidden = part === null;
   if (part !== null) progress.value = part;
 }
@@ -130,7 +126,7 @@ function focusCard(index) {
   (next ? next.querySelector(".hp-remove") : zone).focus();
 }
 bar.append(count, ...historyButtons(zone), insert, clear);
-tools.append(filter, subsetFilter, compare, searchText, selectPage, selectAll, invertSelection, selection);
+tools.append(filter, subsetFilter, compare, searchText, selectAll, invertSelection, selection);
 
 // Pages -------------------------------------------------------------------------------------------------------------
 /** Show another page or filter; the captions typed last are stored first. */

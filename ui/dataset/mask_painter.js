@@ -16,20 +16,13 @@ function makeMaskPainter(frame, { changed, fromImage, refused }) {
   let at = [0.5, 0.5]; // the brush, as fractions of the image
   let erase = false;
   const note = make("p", "hp-hint", "");
-  const size = make("input", "", { type: "range", min: 1, max: 40, value: 10 });
-  size.addEventListener("input", drawCursor);
-  const brush = button("Brush", "hp-quiet", () => choose(false));
-  const eraser = button("Eraser", "hp-quiet", () => choose(true));
-  brush.title = "Mark a part that the training ignores";
-  eraser.title = "Unmark a part, so that it is trained";
-  const file = make("input", "", { type: "file", accept: MASK_TYPE, hidden: true });
+  const size = make("input", "", { type: "range", min: 1, max: 40, value: 10, oninput: drawCursor });
+  const titled = (text, title, act) => Object.assign(button(text, "hp-quiet", act), { title });
+  const brush = titled("Brush", "Mark a part that the training ignores", () => choose(false));
+  const eraser = titled("Eraser", "Unmark a part, so that it is trained", () => choose(true));
+  const file = make("input", "", { type: "file", accept: MASK_TYPE, hidden: true, onchange: readFile });
   file.dataset.testid = "mask-picker";
-  file.addEventListener("change", () => {
-    readFile(file.files[0]);
-    file.value = "";
-  });
-  const transparent = button("Use its transparency", "hp-quiet", fromImage);
-  Object.assign(transparent, { title: "Ignore the transparent part of the image", hidden: true });
+  const transparent = titled("Use its transparency", "Ignore the transparent part of the image", fromImage);
   const upload = button("Upload a mask", "hp-quiet", () => file.click());
   const tools = [brush, eraser, button("Invert", "hp-quiet", invert), button("Clear", "hp-quiet", clear), upload, transparent, file];
   const panel = make("div", "hp-tool-panel", [
@@ -43,8 +36,8 @@ function makeMaskPainter(frame, { changed, fromImage, refused }) {
 
   function choose(value) {
     erase = value;
-    brush.setAttribute("aria-pressed", String(!erase));
-    eraser.setAttribute("aria-pressed", String(erase));
+    brush.ariaPressed = String(!erase);
+    eraser.ariaPressed = String(erase);
   }
   const radius = () => (Number(size.value) / 200) * Math.max(canvas.width, canvas.height);
   function drawCursor() {
@@ -81,7 +74,9 @@ function makeMaskPainter(frame, { changed, fromImage, refused }) {
     context.globalCompositeOperation = "source-over";
     painted();
   }
-  function readFile(one) {
+  function readFile() {
+    const [one] = file.files;
+    file.value = "";
     if (one.size > MASK_FILE_MB * 1e6) return refused(`${one.name}: the file is too large for a mask; export it smaller.`);
     const reader = new FileReader();
     reader.addEventListener("error", () => refused(`${one.name}: the browser cannot read this file.`));

@@ -9,15 +9,14 @@ const section = make("section", "hp-section");
 const note = make("span");
 const axes = make("fieldset", "hp-chart-axes", [make("legend", "hp-visually-hidden", "Horizontal axis")]);
 for (const [key, text] of [["step", "Steps"], ["time", "Time"]]) {
-  const radio = make("input", "", { type: "radio", name: "hp-chart-axis", checked: key === axis });
-  radio.addEventListener("change", () => {
+  const choose = () => {
     axis = key;
     zoom(null);
-  });
+  };
+  const radio = make("input", "", { type: "radio", name: "hp-chart-axis", checked: key === axis, onchange: choose });
   axes.append(make("label", "", [radio, make("span", "", text)]));
 }
-const slider = make("input", "", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0.9" });
-slider.addEventListener("input", () => draw());
+const slider = make("input", "", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0.9", oninput: () => draw() });
 const reset = button("Show everything", "hp-quiet", () => zoom(null));
 const bar = make("div", "hp-chart-bar", [axes, make("label", "hp-chart-smooth", [make("span", "", "Smoothing"), slider]), reset]);
 const readout = live("p", "hp-chart-readout", "status");

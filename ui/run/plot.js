@@ -133,9 +133,10 @@ function plot({ label, unit, count, main, onCursor, onRange }) {
     if (incident) {
       made.href = `#incident-${incident}`;
       made.setAttribute("aria-label", `Incident ${incident}: ${label}`);
-      made.addEventListener("click", (event) => {
-        event.preventDefault();
-        openIncident(incident);
+      made.addEventListener("click", () => {
+        const report = document.getElementById(`incident-${incident}`); // where the link leads, if it is drawn
+        if (report) report.tabIndex = -1; // it gets the focus
+        for (const details of report?.querySelectorAll("details") || []) details.open = true;
       });
     }
     return { x, node: made };
@@ -163,15 +164,10 @@ function plot({ label, unit, count, main, onCursor, onRange }) {
       chart.setScale("x", { min: now.range[0], max: now.range[1] });
     },
     /** The value of each line at the cursor, as text. */
-    values: () => shown.lines.map(({ name }, n) => `${label} ${named(name && `(${name})`, chart.data[COLUMNS * n + 3][chart.cursor.idxs[COLUMNS * n + 3]])}`),
+    values: () =>
+      shown.lines.map(({ name }, n) => {
+        const mean = COLUMNS * n + 3;
+        return `${label} ${named(name && `(${name})`, chart.data[mean][chart.cursor.idxs[mean]])}`;
+      }),
   };
-}
-function openIncident(number) {
-  const report = document.getElementById(`incident-${number}`);
-  if (!report) return;
-  const details = report.querySelector("details");
-  if (details) details.open = true;
-  report.scrollIntoView({ block: "start" });
-  report.tabIndex = -1;
-  report.focus();
 }
