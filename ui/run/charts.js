@@ -7,7 +7,7 @@ let axis = "step";
 
 const section = make("section", "hp-section");
 const note = make("span");
-const axes = make("fieldset", "hp-chart-axes", [make("legend", "hp-visually-hidden", "Horizontal axis")]);
+const axes = make("fieldset", "hp-chart-axes", [make("legend", "hp-spoken", "Horizontal axis")]);
 for (const [key, text] of [["step", "Steps"], ["time", "Time"]]) {
   const choose = () => {
     axis = key;
