@@ -203,11 +203,7 @@ const openRecent = button("Continue a draft", "hp-quiet", async () => {
   );
   recent.replaceChildren(...(found.length ? found : [make("p", "", "There is no other draft.")]));
 });
-ways.append(
-  button("Choose files", "hp-quiet", () => choose(false)),
-  button("Choose a folder", "hp-quiet", () => choose(true)),
-  openRecent
-);
+ways.append(button("Choose a folder", "hp-quiet", () => choose(true)), openRecent);
 
 // Events ------------------------------------------------------------------------------------------------------------
 // Anywhere on the page: beside the zone, the browser would open the file in place of the page.
