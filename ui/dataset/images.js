@@ -26,6 +26,10 @@ const tools = make("div", "hp-toolbar hp-tools");
 const grid = make("div", "hp-cards");
 const pager = make("div", "hp-pager");
 const skip = make("a", "hp-skip", { textContent: "Skip the images", href: "#start" });
+skip.onclick = (event) => {
+  event.preventDefault(); // the page has a base address: the link would load it again
+  document.getElementById("start").focus();
+};
 
 const showNotes = (lines, kind, brief) => {
   notes.className = "hp-notes hp-" + kind;

@@ -133,10 +133,9 @@ function plot({ label, unit, count, main, onCursor, onRange }) {
     if (incident) {
       made.href = `#incident-${incident}`;
       made.setAttribute("aria-label", `Incident ${incident}: ${label}`);
-      made.addEventListener("click", () => {
-        const report = document.getElementById(`incident-${incident}`); // where the link leads, if it is drawn
-        if (report) report.tabIndex = -1; // it gets the focus
-        for (const details of report?.querySelectorAll("details") || []) details.open = true;
+      made.addEventListener("click", (event) => {
+        event.preventDefault(); // the page has a base address: the link would load it again
+        openIncident(incident);
       });
     }
     return { x, node: made };
@@ -170,4 +169,12 @@ function plot({ label, unit, count, main, onCursor, onRange }) {
         return `${label} ${named(name && `(${name})`, chart.data[mean][chart.cursor.idxs[mean]])}`;
       }),
   };
+}
+function openIncident(number) {
+  const report = document.getElementById(`incident-${number}`);
+  if (!report) return;
+  for (const details of report.querySelectorAll("details")) details.open = true;
+  report.scrollIntoView({ block: "start" });
+  report.tabIndex = -1;
+  report.focus();
 }
