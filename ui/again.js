@@ -7,15 +7,14 @@
   const answers = () => fetch("gradio_api/app_id", { cache: "no-store" }).then(() => true, () => false);
   let begun = false;
   const again = async () => {
-    if (begun || (document.body && document.body.classList.contains("hp-open"))) return;
+    if (begun || document.body?.classList.contains("hp-open")) return;
     begun = true;
     const tries = Number(sessionStorage[KEY]) || 0;
-    if (tries >= MOST) {
-      sessionStorage.removeItem(KEY);
+    sessionStorage[KEY] = (tries + 1) % (MOST + 1);
+    if (tries === MOST) {
       document.body.prepend("A file of this page does not arrive. Reload the page; if that does not help, start Hangproof again.");
       return;
     }
-    sessionStorage[KEY] = tries + 1;
     await pause(Math.min(250 * 2 ** tries, 10_000));
     while (!(await answers())) await pause(2000);
     location.reload();

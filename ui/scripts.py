@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 PREFIX = "/scripts/"
-# The script of each component that has one: files of ui/, in this order. All of them can use what dom.js defines.
+# The script of each component that has one: files of ui/, in this order. All of them can use what dom.js and unsaved.js define.
 PARTS = {
-    "header": ("keyboard", "connection"),
+    "header": ("keyboard",),
     "images": (
-        "dataset/unsaved",
+        "vendor/cropper",
         "new/field_marks",
         "new/fields",
         "new/script_text",
@@ -34,7 +34,6 @@ PARTS = {
         "dataset/image_editor",
         "dataset/image_drops",
         "dataset/image_tools",
-        "dataset/image_imports",
         "dataset/images",
     ),
     "choice_notes": ("new/choice_notes",),
@@ -56,7 +55,7 @@ def _read(name: str) -> str:
 @cache
 def source() -> str:
     """The scripts as one module: a function for each part, which gets what Gradio passes to a component's script."""
-    found = [_read("dom.js"), _read("stream_end.js")]
+    found = [_read("dom.js"), _read("unsaved.js")]
     for name, files in PARTS.items():
         body = "".join(_read(f"{file}.js") for file in files)
         found.append(f"export function {name}({{ element, props, server, trigger, watch }}) {{\n{body}}}\n")
@@ -89,8 +88,8 @@ def links() -> str:
 
 @cache
 def again() -> str:
-    """The scripts of the page's head: one loads the page again when a file of it does not arrive, one keeps its stream of answers."""
-    return f"<script>{_read('again.js')}{_read('run/stream.js')}</script>"
+    """The scripts of the page's head: one loads the page again when a file of it does not arrive, one loses none of its answers."""
+    return f"<script>{_read('again.js')}{_read('stream.js')}</script>"
 
 
 def loader(name: str, *events: str) -> str:

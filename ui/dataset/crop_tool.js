@@ -1,156 +1,96 @@
-// The crop in the large view: a rectangle drawn on the image, four number fields, a fixed ratio. Part of the images' script.
+// The crop in the large view: a rectangle that Cropper.js (ui/vendor) draws over the image, four number fields, a fixed ratio. Part of the
+// images' script.
 const CROP_RATIOS = { "": "Any", "1:1": "1:1 square", "3:4": "3:4", "4:3": "4:3", "9:16": "9:16", "16:9": "16:9" };
 const SMALLEST_CROP = 16; // pixels a side
 const CROP_FIELDS = { x: "Left", y: "Top", w: "Width", h: "Height" };
+const CROP_HANDLES = ["n", "e", "s", "w", "ne", "nw", "se", "sw"].map((side) => `${side}-resize`);
 
 /** The tool. `frame` has the size of the shown image; `changed(crop)` stores fractions, or null for the whole image. */
 function makeCropTool(frame, changed) {
   let size = [1, 1];
-  let rect = { x: 0, y: 0, w: 1, h: 1 };
-  let active = false;
-  let drag = null;
-  const box = make("div", "hp-crop-box", ["nw", "ne", "sw", "se"].map((corner) => make("i", `hp-corner hp-${corner}`)));
+  let rect = { x: 0, y: 0, w: 1, h: 1 }; // in pixels of the image
+  let dragging = false;
+  const handles = CROP_HANDLES.map((action) => `<cropper-handle action="${action}"></cropper-handle>`).join("");
+  const canvas = make("cropper-canvas", "hp-crop", {
+    disabled: true,
+    innerHTML: `<cropper-handle action="select" plain></cropper-handle>
+      <cropper-selection movable resizable precise outlined><cropper-handle action="move" plain></cropper-handle>${handles}</cropper-selection>`,
+  });
+  const selection = canvas.querySelector("cropper-selection");
   const ratio = make("select", "hp-select", Object.entries(CROP_RATIOS).map(([value, text]) => new Option(text, value)));
   const fields = {};
-  for (const key of Object.keys(CROP_FIELDS)) {
-    fields[key] = make("input", "hp-text", { type: "number", step: 1 });
-    fields[key].addEventListener("change", () => typed(key));
-  }
+  for (const key in CROP_FIELDS) fields[key] = make("input", "hp-text", { type: "number", step: 1, onchange: () => typedCrop(key) });
+  const isWhole = () => rect.w === size[0] && rect.h === size[1];
   const all = () => ({ x: 0, y: 0, w: size[0], h: size[1] });
-  const whole = button("Use the whole image", "hp-quiet", () => set(all(), true));
   const panel = make("div", "hp-tool-panel", [
     make("p", "hp-hint", "Drag over the image to choose the part to train, or type it in pixels. The original stays."),
-    editorField("Ratio", ratio),
-    make("div", "hp-crop-fields", Object.entries(CROP_FIELDS).map(([key, label]) => editorField(label, fields[key]))),
-    whole,
+    labelled("Ratio", ratio),
+    make("div", "hp-crop-fields", Object.entries(CROP_FIELDS).map(([key, label]) => labelled(label, fields[key]))),
+    button("Use the whole image", "hp-quiet", () => isWhole() || set(all(), true)),
   ]);
 
-  const isWhole = () => rect.w === size[0] && rect.h === size[1];
   const ratioValue = () => (ratio.value ? Number(ratio.value.split(":")[0]) / Number(ratio.value.split(":")[1]) : 0);
-  const between = (value, low, high) => Math.min(Math.max(value, low), Math.max(low, high));
+  const between = (value, low, high) => Math.min(Math.max(value, low), high);
   function draw() {
-    box.hidden = !active && isWhole();
-    box.classList.toggle("hp-active", active);
-    const [left, top, width, height] = ["x", "y", "w", "h"].map((key, n) => `${(100 * rect[key]) / size[n % 2]}%`);
-    Object.assign(box.style, { left, top, width, height });
-    for (const key of Object.keys(fields)) {
-      const field = fields[key];
-      if (document.activeElement !== field || drag) field.value = rect[key];
-      field.min = key === "x" || key === "y" ? 0 : Math.min(SMALLEST_CROP, size[key === "w" ? 0 : 1]);
-      field.max = size[key === "x" || key === "w" ? 0 : 1];
-    }
-    editorDisable(whole, isWhole(), ratio);
+    const scale = frame.clientWidth / size[0];
+    if (isWhole()) selection.$clear(); // the next drag draws a new one
+    else selection.$change(rect.x * scale, rect.y * scale, rect.w * scale, rect.h * scale, NaN, true);
+    for (const [key, field] of Object.entries(fields)) if (document.activeElement !== field) field.value = rect[key];
   }
   function set(next, save) {
-    const least = [Math.min(SMALLEST_CROP, size[0]), Math.min(SMALLEST_CROP, size[1])];
-    const w = between(Math.round(next.w), least[0], size[0]);
-    const h = between(Math.round(next.h), least[1], size[1]);
-    rect = { w, h, x: between(Math.round(next.x), 0, size[0] - w), y: between(Math.round(next.y), 0, size[1] - h) };
+    const [w, h] = [next.w, next.h].map((side, n) => between(Math.round(side), Math.min(SMALLEST_CROP, size[n]), size[n]));
+    rect = { x: between(Math.round(next.x), 0, size[0] - w), y: between(Math.round(next.y), 0, size[1] - h), w, h };
     draw();
-    if (save) {
-      const { x, y } = rect;
-      changed(isWhole() ? null : [x / size[0], y / size[1], (x + w) / size[0], (y + h) / size[1]]);
-    }
+    const { x, y } = rect;
+    if (save) changed(isWhole() ? null : [x / size[0], y / size[1], (x + w) / size[0], (y + h) / size[1]]);
   }
-  /** The largest rectangle of the ratio in the middle of another one. */
-  function fitted(outer, wanted) {
-    if (!wanted) return outer;
-    const w = Math.min(outer.w, outer.h * wanted);
-    const h = w / wanted;
-    return { x: outer.x + (outer.w - w) / 2, y: outer.y + (outer.h - h) / 2, w, h };
+  /** The part of a rectangle that is in the image: its largest middle with the ratio. */
+  function fitted(outer) {
+    const [x, y] = [between(outer.x, 0, size[0]), between(outer.y, 0, size[1])];
+    const [w, h] = [Math.min(outer.x + outer.w, size[0]) - x, Math.min(outer.y + outer.h, size[1]) - y];
+    if (!ratioValue()) return { x, y, w, h };
+    const [across, down] = [Math.min(w, h * ratioValue()), Math.min(h, w / ratioValue())];
+    return { x: x + (w - across) / 2, y: y + (h - down) / 2, w: across, h: down };
   }
-  function typed(key) {
+  function typedCrop(key) {
     const value = Number(fields[key].value);
     if (fields[key].value === "" || !Number.isFinite(value)) return draw();
     const next = { ...rect, [key]: value };
-    const wanted = ratioValue();
-    if (wanted && "wh".includes(key)) {
-      next.w = Math.min(key === "w" ? value : value * wanted, size[0], size[1] * wanted);
-      next.h = next.w / wanted;
-    }
-    if (!wanted && key === "x") next.w = Math.min(next.w, size[0] - between(value, 0, size[0]));
-    if (!wanted && key === "y") next.h = Math.min(next.h, size[1] - between(value, 0, size[1]));
-    set(next, true);
+    if (ratioValue() && key === "w") next.h = value / ratioValue();
+    if (ratioValue() && key === "h") next.w = value * ratioValue();
+    set(fitted(next), true);
     fields[key].value = rect[key];
   }
-  ratio.addEventListener("change", () => ratioValue() && set(fitted(isWhole() ? all() : rect, ratioValue()), true));
+  ratio.addEventListener("change", () => {
+    selection.aspectRatio = ratioValue() || NaN;
+    if (ratioValue()) set(fitted(rect), true);
+  });
 
-  // Dragging
-  const point = (place) => place.map((one, n) => between(one * size[n], 0, size[n]));
-  function spanned([ax, ay], [px, py]) {
-    const wanted = ratioValue();
-    let [w, h] = [Math.abs(px - ax), Math.abs(py - ay)];
-    if (wanted) [w, h] = w / h > wanted ? [h * wanted, h] : [w, w / wanted];
-    return { x: px < ax ? ax - w : ax, y: py < ay ? ay - h : ay, w, h };
-  }
-  function start(place, target) {
-    const at = point(place);
-    const corner = target.closest(".hp-corner");
-    const inside = at[0] > rect.x && at[0] < rect.x + rect.w && at[1] > rect.y && at[1] < rect.y + rect.h;
-    drag = { before: rect, at };
-    if (corner) {
-      const left = corner.matches(".hp-nw, .hp-sw");
-      const top = corner.matches(".hp-nw, .hp-ne");
-      drag.anchor = [left ? rect.x + rect.w : rect.x, top ? rect.y + rect.h : rect.y];
-    } else if (!inside || isWhole()) drag.anchor = at;
-  }
-  function move(place) {
-    if (!drag) return;
-    const at = point(place);
-    const { before, anchor } = drag;
-    drag.moved ||= Math.hypot(at[0] - drag.at[0], at[1] - drag.at[1]) > size[0] / 200;
-    if (!drag.moved) return;
-    if (anchor) set(spanned(anchor, at), false);
-    else set({ ...before, x: before.x + at[0] - drag.at[0], y: before.y + at[1] - drag.at[1] }, false);
-  }
-  function end() {
-    const moved = drag?.moved;
-    drag = null;
-    if (moved) set(rect, true);
-  }
-  onStrokes(frame, () => active, { start, move, end });
-  frame.append(box);
+  // What was drawn beyond the image is cut off; what was moved beyond it comes back.
+  canvas.addEventListener("actionstart", () => (dragging = true));
+  canvas.addEventListener("actionend", () => {
+    dragging = false;
+    if (selection.hidden) return;
+    const scale = size[0] / frame.clientWidth;
+    const [x, y, w, h] = ["x", "y", "width", "height"].map((key) => Math.round(selection[key] * scale));
+    if (w !== rect.w || h !== rect.h) set(fitted({ x, y, w, h }), true);
+    else if (x !== rect.x || y !== rect.y) set({ x, y, w, h }, true);
+  });
+  new ResizeObserver(() => dragging || draw()).observe(frame);
+  frame.append(canvas);
   return {
     panel,
     /** Show the crop of an image with `full` pixels. */
     show(full, crop) {
-      if (drag) return;
+      if (dragging) return;
       size = full;
       const [left, top, right, bottom] = crop || [0, 0, 1, 1];
-      const [x, y] = [Math.round(left * size[0]), Math.round(top * size[1])];
-      rect = { x, y, w: Math.round(right * size[0]) - x, h: Math.round(bottom * size[1]) - y };
-      draw();
+      const [x, y] = [left * size[0], top * size[1]];
+      set({ x, y, w: right * size[0] - x, h: bottom * size[1] - y }, false);
     },
     activate(on) {
-      active = on;
-      draw();
+      panel.hidden = !on;
+      canvas.disabled = !on;
     },
   };
-}
-/** A field with its label above it. */
-function editorField(text, field) {
-  const label = make("label", "", text);
-  field.id ||= `hp-field-${hangproof.random()}`;
-  label.htmlFor = field.id;
-  return make("div", "hp-labelled", [label, field]);
-}
-/** Disable a button or not; the focus goes to another element where it would be lost. */
-function editorDisable(one, off, instead) {
-  if (off && document.activeElement === one) instead.focus();
-  one.disabled = off;
-}
-/** Follow the pointer on the large picture while a tool is active; the tool gets its place as fractions of the picture. */
-function onStrokes(frame, isActive, { start, move, end }) {
-  const place = (event) => {
-    const area = frame.getBoundingClientRect();
-    return [(event.clientX - area.left) / area.width, (event.clientY - area.top) / area.height];
-  };
-  frame.addEventListener("pointerdown", (event) => {
-    if (!isActive() || event.button) return;
-    event.preventDefault();
-    frame.setPointerCapture(event.pointerId);
-    start(place(event), event.target);
-  });
-  frame.addEventListener("pointermove", (event) => isActive() && move(place(event)));
-  for (const name of ["pointerup", "pointercancel"]) frame.addEventListener(name, end);
 }

@@ -2,7 +2,6 @@
 //
 // A card belongs to one image by its id. Its caption is "saved" only after the server has answered `ok: true`.
 const cards = new Map(); // id → card
-const saving = new Map();
 const selected = new Set();
 const fileOf = new Map(); // id → file, also of images that are no longer shown
 // What is said of an image, the text of the button that fixes it, and the call.
@@ -16,12 +15,9 @@ const CAPTION_HINT = "Describe the image. If this is empty, the trigger word is 
 const nameOf = (item) => (item.folder && !item.file.startsWith(item.folder) ? `${item.folder}/${item.file}` : item.file);
 
 // Captions ----------------------------------------------------------------------------------------------------------
-let pause = null;
-function typed(item, text) {
-  hangproof.keep("caption", item.id, text);
-  mark(item.id, "…");
-  clearTimeout(pause);
-  pause = setTimeout(flush, 500);
+function typeCaption(id, text) {
+  hangproof.typed("caption", id, text);
+  mark(id, "…");
 }
 function mark(id, text) {
   editor.mark(id, text);
@@ -30,8 +26,8 @@ function mark(id, text) {
   card.saved.textContent = text;
   card.saved.classList.toggle("hp-not-saved", text === "not saved");
 }
-const captionKind = {
-  call: (id, text) => ["save_caption", { id, text }],
+hangproof.kinds.caption = {
+  call: (id, text) => ask("save_caption", { id, text }),
   begun: (id) => mark(id, "…"),
   stored(id, text, answer) {
     const item = state().items.find((one) => one.id === id);
@@ -45,36 +41,6 @@ const captionKind = {
     else if (answer) hangproof.refuse(answer.error);
   },
 };
-/** Send one caption or mask until what was typed last is stored. Returns whether it is. */
-async function sendKept(kind, id) {
-  const { call, begun, stored, refused } = kind === "mask" ? editor.maskKind : captionKind;
-  for (let value; (value = hangproof.unsavedText(kind, id)) !== undefined; ) {
-    begun(id);
-    const answer = await ask(...call(id, value));
-    if (answer?.ok !== true) {
-      refused(id, value, answer);
-      if (!answer) hangproof.lost();
-      return false;
-    }
-    hangproof.confirmed(kind, id, value);
-    stored(id, value, answer);
-    hangproof.tellOthers();
-  }
-  return true;
-}
-/** Send every caption and mask that is not stored. Returns whether all of them are. */
-async function flush() {
-  clearTimeout(pause);
-  const kept = ["caption", "mask"].flatMap((kind) => hangproof.unsaved(kind).map(([id]) => [kind, id]));
-  const results = await Promise.all(
-    kept.map(([kind, id]) => {
-      const key = `${kind}/${id}`;
-      if (!saving.has(key)) saving.set(key, sendKept(kind, id).finally(() => saving.delete(key)));
-      return saving.get(key);
-    })
-  );
-  return results.every(Boolean);
-}
 /** The image was removed elsewhere: show the text, so that it can be copied. It is not sent again. */
 function setAside(id, text) {
   hangproof.forget("caption", id);
@@ -98,9 +64,8 @@ function cardOf(item) {
   const card = make("article", "hp-card");
   card.dataset.file = item.file;
   card.dataset.id = item.id;
-  const picture = make("div", "hp-picture", { draggable: true });
-  const open = make("button", "hp-open-picture", { type: "button", ariaLabel: "Open " + name });
-  open.addEventListener("click", () => editor.open(item.id));
+  const picture = make("div", "hp-picture");
+  const open = make("button", "hp-open-picture", { type: "button", ariaLabel: "Open " + name, onclick: () => editor.open(item.id) });
   const image = open.appendChild(make("img", "", { loading: "lazy", draggable: false, alt: name, src: item.thumb }));
   const pick = make("input", "hp-pick", { type: "checkbox", ariaLabel: "Select " + name });
   let range = false; // with Shift, by mouse or by the space bar
@@ -117,17 +82,16 @@ function cardOf(item) {
   const later = iconButton("›", "Move later: " + name, "hp-later", () => moveBy(item.id, 1));
   const tags = make("span", "hp-tags");
   picture.append(open, pick, earlier, later, remove, tags);
-  draggable(picture, card, item.id);
   const file = make("span", "hp-file", { textContent: name, title: name });
   const size = make("span", "hp-size", `${item.width} × ${item.height}`);
   const saved = make("span", "hp-saved", { ariaLive: "polite" });
   const warnings = make("ul", "hp-warnings");
   const text = make("textarea", "", { rows: 3, placeholder: CAPTION_HINT, ariaLabel: "Caption of " + name });
-  text.addEventListener("input", () => typed(item, text.value));
+  text.addEventListener("input", () => typeCaption(item.id, text.value));
   // After the click that took the focus: what it was aimed at must not move under it.
-  text.addEventListener("blur", () => flush().then(() => setTimeout(() => redraw(item.id), 250)));
+  text.addEventListener("blur", () => hangproof.send().then(() => setTimeout(() => redraw(item.id), 250)));
   card.append(picture, make("div", "hp-card-line", [file, saved, size]), warnings, text);
-  return { card, text, saved, warnings, pick, image, size, tags, earlier, later, picture };
+  return { card, text, saved, warnings, pick, image, size, tags, earlier, later };
 }
 /** Show what is known of one image: its caption has changed, and so may what is said about it. */
 function redraw(id) {
@@ -140,14 +104,12 @@ function update(one, item) {
   const text = waits ?? item.caption;
   if (one.text.value !== text) one.text.value = text;
   if (waits === undefined && one.saved.textContent !== "saved") mark(item.id, ""); // another tab has stored it
-  if (waits !== undefined && !saving.has(`caption/${item.id}`) && hangproof.trouble()) mark(item.id, "not saved");
+  if (waits !== undefined && !hangproof.isSending("caption", item.id) && hangproof.trouble()) mark(item.id, "not saved");
   if (one.image.getAttribute("src") !== item.thumb) one.image.src = item.thumb;
   one.size.textContent = `${item.width} × ${item.height}`;
   one.tags.textContent = editsText(item);
   one.pick.checked = selected.has(item.id);
-  const whole = !isFiltered();
-  one.picture.draggable = whole;
-  one.earlier.hidden = one.later.hidden = !whole;
+  one.earlier.hidden = one.later.hidden = isFiltered();
   const codes = item.warnings.filter((code) => code !== "no_caption");
   if (!text.trim()) codes.push("no_caption");
   if (one.warnings.dataset.codes === codes.join()) return;
@@ -162,35 +124,42 @@ function warningOf(item, code) {
 }
 
 // Order -------------------------------------------------------------------------------------------------------------
-const MOVED = "application/x-hangproof-image";
 async function moveBy(id, step) {
   if (!(await change("move_image", { id, step }))) return;
   cards.get(id)?.[step < 0 ? "earlier" : "later"].focus(); // its page is shown, so the focus stays with the image
 }
-function draggable(picture, card, id) {
-  picture.addEventListener("dragstart", (event) => {
-    event.dataTransfer.setData(MOVED, id);
-    event.dataTransfer.effectAllowed = "move";
-  });
-  const isAfter = (event) => {
-    const box = card.getBoundingClientRect();
-    return event.clientX > box.left + box.width / 2;
-  };
-  card.addEventListener("dragover", (event) => {
-    if (!event.dataTransfer.types.includes(MOVED)) return;
-    event.preventDefault();
-    card.classList.toggle("hp-before", !isAfter(event));
-    card.classList.toggle("hp-after", isAfter(event));
-  });
-  const clear = () => card.classList.remove("hp-before", "hp-after");
-  card.addEventListener("dragleave", clear);
-  card.addEventListener("drop", (event) => {
-    clear();
-    const moved = event.dataTransfer.getData(MOVED);
-    if (!moved) return;
-    event.preventDefault();
-    event.stopPropagation();
-    if (moved !== id) change("move_image", { id: moved, beside: id, after: isAfter(event) });
-  });
-}
 
+// Undo --------------------------------------------------------------------------------------------------------------
+const TEXT_FIELD = "input:not([type=checkbox], [type=radio]), textarea, select, [contenteditable]";
+const histories = [];
+/** Buttons for undo and redo that follow the history. instead: gets the focus of one that is disabled. */
+function historyButtons(instead) {
+  const pair = ["undo", "redo"].map((way) => button("", "hp-quiet", () => step(way)));
+  histories.push({ pair, instead });
+  return pair;
+}
+function showHistory(labels) {
+  for (const { pair, instead } of histories) {
+    pair.forEach((one, n) => {
+      const label = labels[n] || "";
+      if (!label && document.activeElement === one) instead.focus();
+      one.disabled = !label;
+      one.title = label;
+      one.textContent = (n ? "Redo" : "Undo") + (label && `: ${label}`);
+    });
+  }
+}
+async function step(way) {
+  if (!(await hangproof.send())) return;
+  const answer = await change(way, {}, dialog.open ? editor.say : showError);
+  if (!answer?.message) return;
+  if (dialog.open) editor.mark("", answer.message);
+  else showNotes([answer.message], "good", true);
+}
+document.addEventListener("keydown", (event) => {
+  const key = event.key.toLowerCase();
+  if (!element.offsetParent || !(event.ctrlKey || event.metaKey) || event.altKey || !["z", "y"].includes(key)) return;
+  if (event.target.closest(TEXT_FIELD)) return;
+  event.preventDefault();
+  step(key === "y" || event.shiftKey ? "redo" : "undo");
+});

@@ -1,9 +1,9 @@
 // The large view of one image: its caption, rotation, crop, mask and weight beside it. Part of the images' script.
 //
 // Every change is stored at once, as on the cards. A mask that the server has not stored stays in this browser, as a caption
-// does (unsaved.js). A native dialog keeps the focus inside, and Escape closes it.
+// does (../unsaved.js). A native dialog keeps the focus inside, and Escape closes it.
 const TOOLS = { look: "View", crop: "Crop", mask: "Mask" };
-const dialog = make("dialog", "hp-editor");
+const dialog = make("dialog", "hp-editor", { ariaLabel: "Edit image" });
 const editor = makeEditor();
 
 function makeEditor() {
@@ -17,84 +17,56 @@ function makeEditor() {
   const frame = make("div", "hp-edit-frame", [picture]);
   const stage = make("div", "hp-edit-stage", [frame]);
   const cropTool = makeCropTool(frame, (crop) => store("crop", { id, crop }));
-  const painter = makeMaskPainter(frame, {
-    painted: () => keepMask({ png: painter.png() }),
-    uploaded: (png, name) => keepMask({ png, name }),
-    cleared: () => keepMask({ png: "" }),
-    fromImage: () => store("transparency", { id }),
-    refused: say,
-  });
+  const painter = makeMaskPainter(frame, { changed: keepMask, fromImage: () => store("transparency", { id }), refused: say });
 
   // The side ---------------------------------------------------------------------------------------------------------
   const title = make("h2", "");
   const count = make("span", "hp-hint");
-  const previous = iconButton("‹", "Previous image", "", () => beside(-1));
-  const following = iconButton("›", "Next image", "", () => beside(1));
-  previous.title = "Previous image (← or Page Up)";
-  following.title = "Next image (→ or Page Down)";
+  const previous = iconButton("‹", "Previous image (← or Page Up)", "", () => beside(-1));
+  const following = iconButton("›", "Next image (→ or Page Down)", "", () => beside(1));
   const close = iconButton("×", "Close", "hp-editor-close", () => dialog.close());
-  const caption = make("textarea", "", { rows: 5, placeholder: CAPTION_HINT });
+  const caption = make("textarea", "", { rows: 5, placeholder: CAPTION_HINT, onblur: hangproof.send });
   const saved = live("span", "hp-saved", "status");
   const length = make("span");
   caption.addEventListener("input", () => {
     const card = cards.get(id);
     if (card) card.text.value = caption.value;
-    typed(item, caption.value);
+    typeCaption(id, caption.value);
     drawLength();
   });
-  caption.addEventListener("blur", flush);
   const weight = make("input", "hp-text", { type: "number", min: 1, max: 10, step: 1 });
   weight.addEventListener("change", () => {
-    const value = Math.min(10, Math.max(1, Math.round(Number(weight.value)) || 1));
-    weight.value = value;
-    if (value !== item.weight) store("weight", { ids: [id], weight: value });
+    weight.value = Math.min(10, Math.max(1, Math.round(Number(weight.value)) || 1));
+    if (Number(weight.value) !== item.weight) store("weight", { ids: [id], weight: Number(weight.value) });
   });
-  const weightNote = make("p", "hp-hint", "");
-  const tabs = make("div", "hp-toolbar hp-tool-choice", { role: "group", ariaLabel: "Tool" });
-  const choices = Object.entries(TOOLS).map(([name, text]) => {
-    const one = button(text, "hp-quiet", () => choose(name));
-    one.dataset.tool = name;
-    return one;
-  });
-  const turns = [
-    button("⟲ Rotate left", "hp-quiet", () => store("rotate", { id, turns: -1 })),
-    button("⟳ Rotate right", "hp-quiet", () => store("rotate", { id, turns: 1 })),
-  ];
-  tabs.append(...choices);
-  const travel = ["undo", "redo"].map((way) => button(way === "undo" ? "Undo" : "Redo", "hp-quiet", () => step(way)));
-  const remove = button("Remove image", "hp-quiet hp-danger", removeShown);
+  const choices = Object.entries(TOOLS).map(([name, text]) => button(text, "hp-quiet", () => choose(name)));
   const message = live("p", "hp-editor-message", "alert");
+  const rotate = (text, turns) => button(text, "hp-quiet", () => store("rotate", { id, turns }));
+  const last = [...historyButtons(close), button("Remove image", "hp-quiet hp-danger", removeShown)];
   const side = make("div", "hp-editor-side", [
     make("div", "hp-editor-head", [previous, following, count, close]),
     title,
     message,
-    editorField("Caption", caption),
+    labelled("Caption", caption),
     make("p", "hp-hint", [length, saved]),
-    tabs,
+    make("div", "hp-toolbar hp-tool-choice", choices),
     cropTool.panel,
     painter.panel,
-    make("div", "hp-toolbar", turns),
-    editorField("Weight (1 to 10)", weight),
-    weightNote,
-    make("div", "hp-toolbar hp-editor-last", [...travel, remove]),
+    make("div", "hp-toolbar", [rotate("⟲ Rotate left", -1), rotate("⟳ Rotate right", 1)]),
+    labelled("Weight (1 to 10)", weight),
+    make("p", "hp-hint", "The training shows an image of weight 3 three times as often as one of weight 1."),
+    make("div", "hp-toolbar hp-editor-last", last),
   ]);
   dialog.append(stage, side);
-  dialog.ariaLabel = "Edit image";
-  choose("look");
 
   function say(text) {
     message.textContent = text || "";
   }
   function choose(name) {
-    for (const one of choices) one.setAttribute("aria-pressed", String(one.dataset.tool === name));
-    cropTool.panel.hidden = name !== "crop";
-    painter.panel.hidden = name !== "mask";
+    for (const one of choices) one.ariaPressed = String(one.textContent === TOOLS[name]);
     stage.dataset.tool = name;
-    if (name === "mask") {
-      frame.tabIndex = 0;
-      frame.setAttribute("role", "application");
-      frame.setAttribute("aria-label", "The mask: arrow keys move the brush, Space paints");
-    } else for (const one of ["tabindex", "role", "aria-label"]) frame.removeAttribute(one);
+    const masks = { tabindex: 0, role: "application", "aria-label": "The mask: arrow keys move the brush, Space paints" };
+    for (const [key, value] of Object.entries(masks)) name === "mask" ? frame.setAttribute(key, value) : frame.removeAttribute(key);
     cropTool.activate(name === "crop");
     painter.activate(name === "mask");
   }
@@ -108,63 +80,55 @@ function makeEditor() {
 
   // Edits ------------------------------------------------------------------------------------------------------------
   let line = Promise.resolve(); // one edit after the other, so that the last one stays
-  const crops = new Map(); // image → crops that are not stored yet: the picture has a newer one than the answer to an earlier one
+  let crops = 0; // that are not stored yet: the picture has a newer one than the answer to an earlier one
   /** Send an edit of the shown image. */
   function store(name, data) {
-    const count = (more) => name === "crop" && crops.set(data.id, (crops.get(data.id) || 0) + more);
     say("");
-    count(1);
-    line = line.catch(console.error).then(async () => {
-      const answer = await change(name, data, say);
-      count(-1);
+    if (name === "crop") crops += 1;
+    line = line.then(async () => {
+      const answer = await change(name, data, say).catch(console.error);
+      if (name === "crop") crops -= 1;
       if (!answer) drawItem();
-      else if (dialog.open && !state().items.some((one) => one.id === id)) load();
+      else if (dialog.open && index() < 0) load();
     });
-  }
-  async function step(way) {
-    if (!(await flush())) return;
-    const answer = await change(way, {});
-    if (answer) say("");
-    if (answer?.message) saved.textContent = answer.message;
   }
   function keepMask(value) {
     hangproof.keep("mask", id, { turn: item.turn, ...value });
     saved.textContent = "Storing the mask…";
     shown ||= "painted";
-    flush();
+    hangproof.send();
   }
-  const maskKind = {
-    call: (of, { png, ...rest }) => ["mask", { id: of, png: png || null, ...rest }],
-    begun() {},
-    stored(of, { png, name }, answer) {
+  hangproof.kinds.mask = {
+    call: (of, { png, ...rest }) => ask("mask", { id: of, png: png || null, ...rest }),
+    stored(of, { name }, answer) {
       // What was painted here is on the canvas already; a mask from a file, or from before the page was loaded again, is not.
-      const item = answer.list.items.find((one) => one.id === of);
-      if (shown && of === id && item && png !== undefined && !name) shown = keyOfItem(item);
+      const stored = answer.list.items.find((one) => one.id === of);
+      if (shown && of === id && stored && !name) shown = keyOfItem(stored);
       show(answer);
-      if (of === id) say("");
-      if (of === id) saved.textContent = "Mask stored";
+      if (of !== id) return;
+      say("");
+      saved.textContent = "Mask stored";
     },
     refused(of, value, answer) {
       if (answer) hangproof.forget("mask", of);
       if (of !== id) return;
-      say(answer ? answer.error : "");
+      say(answer?.error);
       saved.textContent = answer ? "" : "The mask is not stored yet; it is kept in this browser.";
       if (answer) load(true);
     },
   };
   async function removeShown() {
-    const index = state().items.findIndex((one) => one.id === id);
+    const before = Math.max(index(), 0);
     if (!(await removeImages([id]))) return;
     const { items } = state();
-    const next = items[Math.min(Math.max(index, 0), items.length - 1)];
-    if (next) open(next.id);
+    if (items.length) open(items[Math.min(before, items.length - 1)].id);
     else dialog.close();
   }
 
   // Showing ----------------------------------------------------------------------------------------------------------
+  const index = () => state().items.findIndex((one) => one.id === id);
   const keyOfItem = (one) => [one.id, one.turn, one.mask].join();
   function drawItem() {
-    if (!item) return;
     const [width, height] = item.full;
     frame.style.setProperty("--w", width);
     frame.style.setProperty("--h", height);
@@ -178,19 +142,7 @@ function makeEditor() {
     if (caption.value !== text) caption.value = text;
     drawLength();
     if (document.activeElement !== weight) weight.value = item.weight;
-    const often = item.weight > 1 ? `${item.weight} times as often as images of weight 1` : "as often as every image of weight 1";
-    weightNote.textContent = `The training shows this image ${often}.`;
-    if ((crops.get(id) || 0) < 2) cropTool.show(item.full, item.crop); // 1: the answer to it is shown
-    drawHistory(state().history);
-  }
-  function drawHistory(labels) {
-    travel.forEach((one, n) => {
-      const label = (labels || [])[n] || "";
-      editorDisable(one, !label, close);
-      one.title = label;
-      const verb = n ? "Redo" : "Undo";
-      one.setAttribute("aria-label", label ? `${verb}: ${label}` : verb);
-    });
+    if (crops < 2) cropTool.show(item.full, item.crop); // 1: the answer to it is shown
   }
   /** Ask for the large picture, the mask and the item itself, which a filter may have taken off the page. */
   async function load(again) {
@@ -201,23 +153,21 @@ function makeEditor() {
     item = answer.item;
     painter.say(answer);
     picture.src = answer.url;
-    const key = keyOfItem(item);
     drawItem();
-    const unsent = hangproof.unsavedText("mask", id);
-    if (shown === key && !again) return;
-    shown = key;
-    await painter.show(item.full, unsent ? unsent.png : answer.mask);
+    if (shown === keyOfItem(item) && !again) return;
+    shown = keyOfItem(item);
+    await painter.show(item.full, (hangproof.unsavedText("mask", id) || { png: answer.mask }).png);
+  }
+  function take() {
+    item = state().items[index()];
+    place = state().page * (state().size || 12) + index();
   }
   function open(wanted) {
-    const index = state().items.findIndex((one) => one.id === wanted);
-    if (index < 0) return;
     id = wanted;
-    item = state().items[index];
-    place = state().page * (state().size || 12) + index;
+    take();
     shown = "";
     say("");
     saved.textContent = "";
-    caption.value = "";
     picture.src = item.thumb;
     painter.show(item.full, "");
     if (!dialog.isConnected) document.body.append(dialog);
@@ -231,11 +181,10 @@ function makeEditor() {
   }
   /** Show the image before or after this one, on the next page of cards where this is the last of its page. */
   async function beside(step) {
-    await flush();
-    const { items, page, pages } = state();
-    let index = items.findIndex((one) => one.id === id);
-    if (index < 0) index = Math.min(place % (state().size || 12), items.length) - (step > 0 ? 1 : 0); // it left the filter
-    let next = items[index + step];
+    await hangproof.send();
+    const { items, page, pages, size } = state();
+    const at = index() < 0 ? Math.min(place % (size || 12), items.length) - (step > 0 ? 1 : 0) : index(); // it left the filter
+    let next = items[at + step];
     if (!next && page + step >= 0 && page + step < pages) {
       await go({ page: page + step });
       next = step > 0 ? state().items[0] : state().items.at(-1);
@@ -243,9 +192,7 @@ function makeEditor() {
     if (next) open(next.id);
   }
   dialog.addEventListener("keydown", (event) => {
-    const travels = travelKey(event);
-    if (travels) return step(travels);
-    const typing = event.target.closest("input:not([type=checkbox], [type=radio]), textarea, select");
+    const typing = event.target.closest(TEXT_FIELD);
     const way = { ArrowLeft: -1, ArrowRight: 1, PageUp: -1, PageDown: 1 }[event.key];
     if (!way || (typing && !event.key.startsWith("Page")) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
@@ -253,27 +200,23 @@ function makeEditor() {
   });
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
   dialog.addEventListener("close", () => {
-    flush();
+    hangproof.send();
     const card = cards.get(id)?.card || grid.firstElementChild;
     (card?.querySelector(".hp-open-picture") || zone).focus();
   });
   return {
     open,
-    maskKind,
-    drawHistory,
+    say,
     /** The cards were drawn again. */
     refresh() {
-      if (!dialog.open) return;
-      const found = state().items.find((one) => one.id === id);
-      if (!found) return;
-      item = found;
-      place = state().page * (state().size || 12) + state().items.indexOf(found);
+      if (!dialog.open || index() < 0) return;
+      take();
       drawItem();
       if (keyOfItem(item) !== shown && !hangproof.unsavedText("mask", id)) load();
     },
-    /** Whether the caption of an image is stored. */
+    /** Whether the caption of an image is stored, or what was undone. */
     mark(of, text) {
-      if (of !== id) return;
+      if (of !== id && of !== "") return;
       saved.textContent = text;
       saved.classList.toggle("hp-not-saved", text === "not saved");
     },

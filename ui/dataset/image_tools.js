@@ -18,52 +18,43 @@ const COMPARISONS = {
   no_tag: "Does not have the tag",
 };
 const SIZES = { 12: "12 a page", 48: "48 a page", 120: "120 a page" };
-const ANY = "*"; // every subset; a subset's folder can be "", so its value starts with "="
 const many = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 const query = () => state().query || { kind: "", how: "contains", text: "", folder: null };
 const isFiltered = () => Boolean(query().kind || query().text || query().folder !== null);
 function chooseFrom(label, options, act) {
-  const select = make("select", "hp-select", { ariaLabel: label });
+  const select = make("select", "hp-select", { ariaLabel: label, onchange: () => act(select.value) });
   setOptions(select, Object.entries(options));
-  select.addEventListener("change", () => act(select.value));
   return select;
 }
+/** An open list closes when its options are made again, so this is done only for others. */
 function setOptions(select, entries) {
-  const known = [...select.options].map((one) => `${one.value}\n${one.text}`).join("\t");
-  if (known === entries.map(([value, text]) => `${value}\n${text}`).join("\t")) return;
-  const { value } = select;
-  select.replaceChildren(...entries.map(([one, text]) => new Option(text, one)));
-  if (entries.some(([one]) => one === value)) select.value = value;
+  if (select.dataset.options === JSON.stringify(entries)) return;
+  select.dataset.options = JSON.stringify(entries);
+  select.replaceChildren(...entries.map(([value, text]) => new Option(text, value)));
 }
 const filter = chooseFrom("Show", FILTERS, (value) => search({ kind: value }));
-const subsetFilter = chooseFrom("Subset", { [ANY]: "All subsets" }, (value) =>
-  search({ folder: value === ANY ? null : value.slice(1) })
-);
+const subsetFilter = chooseFrom("Subset", { null: "All subsets" }, (value) => search({ folder: JSON.parse(value) }));
 const compare = chooseFrom("Search by", COMPARISONS, () => searchText.value && searchTyped());
 const searchText = make("input", "hp-text", { type: "search", ariaLabel: "Search captions", placeholder: "Search captions" });
+const searchTyped = () => search({ how: compare.value, text: searchText.value });
 let searching = null;
 searchText.addEventListener("input", () => {
   clearTimeout(searching);
   searching = setTimeout(searchTyped, 250);
 });
-function searchTyped() {
-  clearTimeout(searching);
-  search({ how: compare.value, text: searchText.value });
-}
 /** Show the images that fit, such as those of a subset or with a tag. */
 const search = (wanted) => go({ query: { ...query(), ...wanted }, page: 0 });
 const pageSize = chooseFrom("Images a page", SIZES, (value) => {
   localStorage["hangproof-page-size"] = value;
   go({ size: Number(value), page: 0 });
 });
-const subsetName = ({ name, folder }) => name || folder || "No subset";
 function drawFilters() {
   const { subsets = [], size } = state();
   filter.value = query().kind;
   pageSize.value = String(size || 12);
-  const entries = subsets.map((one) => [`=${one.folder}`, `${subsetName(one)} (${one.images.toLocaleString("en")})`]);
-  setOptions(subsetFilter, [[ANY, "All subsets"], ...entries]);
-  subsetFilter.value = query().folder === null ? ANY : `=${query().folder}`;
+  const named = ({ name, folder, images }) => `${name || folder || "No subset"} (${images.toLocaleString("en")})`;
+  setOptions(subsetFilter, [["null", "All subsets"], ...subsets.map((one) => [JSON.stringify(one.folder), named(one)])]);
+  subsetFilter.value = JSON.stringify(query().folder);
   subsetFilter.hidden = subsets.length < 2 && query().folder === null;
   if (document.activeElement !== searchText) {
     searchText.value = query().text;
@@ -87,15 +78,16 @@ function select(ids, on = true) {
   for (const [id, one] of cards) one.pick.checked = selected.has(id);
   drawSelection();
 }
+function selectOnly(ids) {
+  selected.clear();
+  select(ids);
+}
 async function selectFound(invert) {
   const answer = await look("ids", {});
   if (!answer) return;
-  const chosen = new Set(selected);
-  if (!invert) return select(answer.ids);
-  selected.clear();
-  select(answer.ids.filter((id) => !chosen.has(id)));
+  if (invert) selectOnly(answer.ids.filter((id) => !selected.has(id)));
+  else select(answer.ids);
 }
-const selectPage = button("Select this page", "hp-quiet", () => select(state().items.map((item) => item.id)));
 const selectAll = button("Select all", "hp-quiet", () => selectFound(false));
 const invertSelection = button("Invert selection", "hp-quiet", () => selectFound(true));
 const chosenCount = live("span", "", "status");
@@ -103,28 +95,18 @@ const selection = make("span", "hp-selection", [
   chosenCount,
   button("Remove selected", "hp-quiet", async () => (await removeImages([...selected])) && focusCard(0)),
   button("Clear selection", "hp-quiet", () => {
-    selected.clear();
-    select([]);
-    selectPage.focus();
+    selectOnly([]);
+    selectAll.focus();
   }),
 ]);
 function drawSelection() {
   selection.hidden = !selected.size;
   chosenCount.textContent = `${selected.size.toLocaleString("en")} selected`;
   selectAll.textContent = `Select all ${state().found.toLocaleString("en")}`;
-  selectAll.hidden = invertSelection.hidden = state().pages < 2 && !selected.size;
   // The fold of edits counts again what they change.
   const { draft, history, total } = state();
   const now = JSON.stringify([draft, history, total, [...selected]]);
-  if (now === counted) return;
+  if (now !== counted) trigger("changed");
   counted = now;
-  trigger("changed");
 }
 let counted = "";
-/** Ctrl+A beside a text field selects all images that are shown. */
-function selectByKey(event) {
-  if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "a") return;
-  if (event.target.closest("textarea")) return;
-  event.preventDefault();
-  selectFound(false);
-}

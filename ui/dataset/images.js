@@ -6,23 +6,17 @@ const TYPES = "image/*,.heic,.heif,.avif,.zip,.txt,.caption";
 const state = () =>
   props.value || { draft: "", items: [], total: 0, found: 0, page: 0, pages: 1, waiting: [], texts: 0, history: [] };
 
-function chooser(testid) {
-  const input = make("input", "", { type: "file", multiple: true, hidden: true });
-  input.dataset.testid = testid;
-  input.addEventListener("change", () => {
-    chosen(input.files);
-    input.value = "";
-  });
-  return input;
+const picker = make("input", "", { type: "file", multiple: true, hidden: true, accept: TYPES, onchange: chosen });
+picker.dataset.testid = "image-picker";
+function choose(folder) {
+  picker.webkitdirectory = folder;
+  picker.click();
 }
 const zoneTitle = make("strong", "", DROP_HINT);
 const zoneHint = make("span", "", "JPEG, PNG, WebP, HEIC, AVIF, BMP, GIF, TIFF or ZIP. A .txt file with the same name is the caption.");
 const progress = make("progress", "", { hidden: true, ariaLabel: "Upload" });
-const zone = Object.assign(make("div", "hp-drop", [zoneTitle, zoneHint, progress]), { tabIndex: 0, role: "button" });
-const picker = chooser("image-picker");
-picker.accept = TYPES;
-const folderPicker = chooser("folder-picker");
-folderPicker.webkitdirectory = true;
+const zone = button("", "hp-drop", () => choose(false));
+zone.append(zoneTitle, zoneHint, progress);
 const ways = make("div", "hp-ways");
 const recent = make("div", "hp-recent");
 const notes = live("div", "hp-notes", "status");
@@ -31,12 +25,11 @@ const bar = make("div", "hp-toolbar");
 const tools = make("div", "hp-toolbar hp-tools");
 const grid = make("div", "hp-cards");
 const pager = make("div", "hp-pager");
-const skip = make("a", "hp-skip", "Skip the images");
-skip.href = "#start";
-skip.addEventListener("click", (event) => {
-  event.preventDefault();
+const skip = make("a", "hp-skip", { textContent: "Skip the images", href: "#start" });
+skip.onclick = (event) => {
+  event.preventDefault(); // the page has a base address: the link would load it again
   document.getElementById("start").focus();
-});
+};
 
 const showNotes = (lines, kind, brief) => {
   notes.className = "hp-notes hp-" + kind;
@@ -44,7 +37,7 @@ const showNotes = (lines, kind, brief) => {
   notes.replaceChildren(...lines.map((line) => make("p", "", line)));
 };
 function showProgress(text, part) {
-  if (text !== null) zoneTitle.textContent = text;
+  zoneTitle.textContent = text;
   progress.hidden = part === null;
   if (part !== null) progress.value = part;
 }
@@ -94,73 +87,31 @@ function show(answer) {
   draw();
   hangproof.sync(); // the plan follows the images and their weights
 }
-/** Show what the server has. Returns whether it answered. */
-async function reload() {
-  const answer = await ask("list_images", {});
-  if (answer?.ok === true) show(answer);
-  else hangproof.lost();
-  return answer?.ok === true;
+/** Show what the server has, one request after the other. Resolves to whether it answered. */
+function reload() {
+  queued ||= reloading.then(async () => {
+    queued = null;
+    const answer = await ask("list_images", {});
+    if (answer?.ok === true) show(answer);
+    else hangproof.lost();
+    return answer?.ok === true;
+  });
+  reloading = queued;
+  return queued;
 }
-
-/** Show what the server stores in the background; a reload that fails is tried again. */
-hangproof.showNew = async () => {
-  unseen = true;
-  if (showing) return;
-  showing = true;
-  while (unseen) {
-    unseen = false;
-    if (await reload()) continue;
-    unseen = true;
-    await new Promise((done) => setTimeout(done, 1000));
-  }
-  showing = false;
-};
-let [unseen, showing] = [false, false];
-/** Open the captions' fold once where they are being written, such as after the page was loaded again. */
-function showCaptioning() {
-  if (!state().captioning || captioningShown) return;
-  captioningShown = true;
-  openWriter();
-}
-let captioningShown = false;
-const openWriter = () => document.querySelector("#caption-writer button.label-wrap:not(.open)")?.click();
+let queued = null;
+let reloading = Promise.resolve();
+hangproof.showNew = reload; // what the server stores in the background
+const openFold = (id) => document.querySelector(`#${id} button.label-wrap:not(.open)`)?.click();
 
 // Toolbar -----------------------------------------------------------------------------------------------------------
 const count = make("span", "hp-count");
 count.dataset.testid = "image-count";
-const undo = button("Undo", "hp-quiet", () => step("undo"));
-const redo = button("Redo", "hp-quiet", () => step("redo"));
-async function step(way) {
-  if (!(await flush())) return;
-  const answer = await change(way, {});
-  if (answer && answer.message) showNotes([answer.message], "good", true);
-}
-document.addEventListener("keydown", (event) => {
-  const way = element.offsetParent && !dialog.open && travelKey(event);
-  if (way) step(way);
-});
-/** "undo" or "redo" for its keys beside a text field, else "". */
-function travelKey(event) {
-  const key = event.key.toLowerCase();
-  if (!(event.ctrlKey || event.metaKey) || event.altKey || !["z", "y"].includes(key)) return "";
-  if (event.target.closest("input:not([type=checkbox], [type=radio]), textarea, select, [contenteditable]")) return "";
-  event.preventDefault();
-  return key === "y" || event.shiftKey ? "redo" : "undo";
-}
-function showHistory(labels) {
-  editor.drawHistory(labels);
-  [undo, redo].forEach((one, n) => {
-    const label = (labels || [])[n] || "";
-    one.disabled = !label;
-    one.title = label;
-    one.textContent = (n ? "Redo" : "Undo") + (label ? `: ${label}` : "");
-  });
-}
 const insert = button("Add trigger word to all captions", "hp-quiet", async () => {
-  if (await flush()) trigger("insert");
+  if (await hangproof.send()) trigger("insert");
 });
 const clear = button("Remove all", "hp-quiet", async () => {
-  if (await flush()) change("clear_images", {});
+  if (await hangproof.send()) change("clear_images", {});
 });
 /** Remove images, and what is kept of them in this browser. Returns whether it was done. */
 async function removeImages(ids) {
@@ -178,14 +129,14 @@ function focusCard(index) {
   const next = grid.children[Math.min(Math.max(index, 0), grid.children.length - 1)];
   (next ? next.querySelector(".hp-remove") : zone).focus();
 }
-bar.append(count, undo, redo, insert, clear);
-tools.append(filter, subsetFilter, compare, searchText, selectPage, selectAll, invertSelection, selection);
+bar.append(count, ...historyButtons(zone), insert, clear);
+tools.append(filter, subsetFilter, compare, searchText, selectAll, invertSelection, selection);
 
 // Pages -------------------------------------------------------------------------------------------------------------
 /** Show another page or filter; the captions typed last are stored first. */
 async function go(wanted) {
   const mine = ++going;
-  await flush();
+  await hangproof.send();
   const answer = await look("list_images", wanted);
   if (mine !== going) return; // another page is wanted by now
   if (answer?.late) return go(wanted);
@@ -196,13 +147,7 @@ let going = 0;
 const back = button("‹ Previous", "hp-quiet", () => go({ page: state().page - 1 }));
 const next = button("Next ›", "hp-quiet", () => go({ page: state().page + 1 }));
 const where = make("span", "");
-const goto = make("input", "hp-text hp-goto", { type: "number", min: 1, ariaLabel: "Go to page", placeholder: "Page" });
-goto.addEventListener("change", () => {
-  const page = Math.round(Number(goto.value)) - 1;
-  goto.value = "";
-  if (page >= 0) go({ page });
-});
-pager.append(back, where, goto, next, pageSize);
+pager.append(back, where, next, pageSize);
 
 // Drawing -----------------------------------------------------------------------------------------------------------
 function draw() {
@@ -228,20 +173,21 @@ function draw() {
   drawFilters();
   const parts = [many(total, "image")];
   if (isFiltered()) parts.push(`${found.toLocaleString("en")} shown`);
-  if (texts === 1) parts.push("1 caption has no matching image");
-  if (texts > 1) parts.push(`${texts.toLocaleString("en")} captions have no matching image`);
+  if (texts) parts.push(`${many(texts, "caption")} without a matching image`);
   count.textContent = parts.join(" · ");
   count.title = names.join(", ");
   pager.hidden = found <= 12;
   where.textContent = `Page ${page + 1} of ${pages}`;
-  goto.max = pages;
   back.disabled = page === 0;
   next.disabled = page + 1 >= pages;
   showHistory(history);
   drawSelection();
-  followImports();
   editor.refresh();
-  showCaptioning();
+  for (const [fold, busy] of Object.entries({ "caption-writer": state().captioning, "import-fold": state().importing })) {
+    if (busy && !openedFolds.has(fold)) openFold(fold); // once, such as after the page was loaded again
+    if (busy) openedFolds.add(fold);
+    else openedFolds.delete(fold);
+  }
   if (draft && draft !== adopted) {
     adopted = draft;
     const size = localStorage["hangproof-page-size"];
@@ -250,79 +196,49 @@ function draw() {
   }
 }
 let adopted = "";
+const openedFolds = new Set();
 
 // Drafts of other browsers ------------------------------------------------------------------------------------------
 const openRecent = button("Continue a draft", "hp-quiet", async () => {
   const answer = await look("recent_drafts", {});
   if (!answer) return;
-  recent.replaceChildren(
-    ...answer.drafts.map(({ id, name, images, age }) =>
-      button(`${name || "No name"} · ${images === 1 ? "1 image" : `${images} images`} · ${age}`, "hp-quiet", () =>
-        hangproof.openDraft(id)
-      )
-    )
+  const found = answer.drafts.map(({ id, name, images, age }) =>
+    button(`${name || "No name"} · ${many(images, "image")} · ${age}`, "hp-quiet", () => hangproof.openDraft(id))
   );
-  if (!answer.drafts.length) recent.replaceChildren(make("p", "", "There is no other draft."));
+  recent.replaceChildren(...(found.length ? found : [make("p", "", "There is no other draft.")]));
 });
-ways.append(
-  button("Choose files", "hp-quiet", () => picker.click()),
-  button("Choose a folder", "hp-quiet", () => folderPicker.click()),
-  openImport,
-  openRecent
-);
+ways.append(button("Choose a folder", "hp-quiet", () => choose(true)), openRecent);
 
 // Events ------------------------------------------------------------------------------------------------------------
-zone.addEventListener("click", () => picker.click());
-zone.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" || event.key === " ") {
-    event.preventDefault();
-    picker.click();
-  }
-});
 // Anywhere on the page: beside the zone, the browser would open the file in place of the page.
-const hasFiles = (event) => event.dataTransfer?.types.includes("Files") && !event.dataTransfer.types.includes(MOVED);
-for (const name of ["dragenter", "dragover"]) {
+for (const name of ["dragenter", "dragover", "dragleave", "drop"]) {
   window.addEventListener(name, (event) => {
-    if (!hasFiles(event)) return;
+    if (!event.dataTransfer?.types.includes("Files")) return;
     event.preventDefault();
-    zone.classList.add("hp-over");
+    zone.classList.toggle("hp-over", name !== "drop" && (name !== "dragleave" || event.relatedTarget !== null));
+    if (name !== "drop") return;
+    if (!element.offsetParent) document.querySelector("#tabs [role=tab]")?.click();
+    dropped(event.dataTransfer);
   });
 }
-window.addEventListener("dragleave", (event) => event.relatedTarget || zone.classList.remove("hp-over"));
-window.addEventListener("drop", (event) => {
-  if (!hasFiles(event)) return;
-  event.preventDefault();
-  zone.classList.remove("hp-over");
-  if (!element.offsetParent) document.querySelector("#tabs [role=tab]")?.click();
-  dropped(event.dataTransfer);
-});
 
 hangproof.selected = () => [...selected];
 hangproof.showImages = search;
 hangproof.writeCaptions = (ids) => {
-  selected.clear();
-  select(ids);
-  openWriter();
+  selectOnly(ids);
+  openFold("caption-writer");
   document.querySelector("#caption-writer").scrollIntoView();
 };
 // Start and the other buttons wait for this, so that they use what was typed last.
-hangproof.flush = async () => (await Promise.all([flush(), hangproof.sync()])).every(Boolean);
-hangproof.onBack(async () => {
-  await flush();
+hangproof.flush = async () => (await Promise.all([hangproof.send(), hangproof.sync()])).every(Boolean);
+hangproof.on("back", async () => {
+  await hangproof.flush();
   await reload();
-  await hangproof.sync();
 });
-hangproof.onTrouble((found) => {
-  for (const [id] of hangproof.unsaved("caption")) if (found) mark(id, "not saved");
-});
-hangproof.onOthers(async () => {
-  await reload();
-  hangproof.sync();
-});
+hangproof.on("others", reload);
 
-grid.addEventListener("keydown", selectByKey);
 element.replaceChildren(
-  ...[zone, cancelUpload, picker, folderPicker, ways, importForm, importBox, recent, notes, asides, bar, tools, skip, grid, pager]
+  ...[zone, cancelUpload, picker, ways, recent, notes, asides, bar, tools, skip, grid, pager]
 );
 watch("value", draw);
 draw();

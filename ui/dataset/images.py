@@ -64,7 +64,7 @@ def listing(draft_id: str, page: int = 0, query: Query | None = None, size: int 
         "texts": len(texts),
         "history": draft.history(draft_id),
         "subsets": subsets.overview(draft_id)[:MAX_SUBSETS],
-        "importing": imports.is_active(draft_id),
+        "importing": bool(imports.waiting(draft_id)),
         "captioning": captioning.running(draft_id),
         "items": _cards(draft_id, images, shown),
     }
@@ -132,16 +132,13 @@ def save_caption(draft_id: str, id: str, text: Text) -> dict[str, Any]:
     return {"history": draft.history(draft_id)}
 
 
-def move_image(
-    draft_id: str, id: str, data: dict, step: int | None = None, beside: str = "", after: bool = False
-) -> dict[str, Any]:
-    """Move an image one place (`step`), or before or after another one (`beside`, `after`); shows the page it is then on."""
+def move_image(draft_id: str, id: str, data: dict, step: int) -> dict[str, Any]:
+    """Move an image by `step` places; shows the page it is then on."""
     order = [item.id for item in draft.items(draft_id)]
     if id not in order:
         raise RunError("This image was removed in another tab")
-    old = order.index(id)
+    new = order.index(id) + step
     order.remove(id)
-    new = order.index(beside) + after if beside in order else old + (step or 0)
     new = min(max(new, 0), len(order))
     draft.move(draft_id, id, order[new] if new < len(order) else None)
     return {"page": new // _size_of(data)}
@@ -196,16 +193,6 @@ def find_ids(draft_id: str, data: dict, between: list[str] | None = None) -> dic
     return {"ids": selection.ids(draft_id, selection.query_of(data), between)}
 
 
-def import_folder(draft_id: str, path: Text) -> dict[str, Any]:
-    """Import a folder on the server."""
-    return {"imports": imports.start_folder(draft_id, path)}
-
-
-def dismiss_imports(draft_id: str, ids: list[str]) -> dict[str, Any]:
-    """Forget results that the page has shown."""
-    return {"imports": imports.dismiss(draft_id, ids)}
-
-
 # Name: what it does and returns. Its parameters are the browser's values of these names (calls.py).
 READS: dict[str, Callable[..., dict[str, Any] | None]] = {
     "open": opened,
@@ -213,8 +200,6 @@ READS: dict[str, Callable[..., dict[str, Any] | None]] = {
     "save_caption": save_caption,
     "recent_drafts": lambda draft_id: {"drafts": drafts.recent(draft_id)},
     "explain_failed_upload": explain_failed_upload,
-    "imports": lambda draft_id: {"imports": imports.status(draft_id)},
-    "dismiss_imports": dismiss_imports,
 }
 CHANGES: dict[str, Callable[..., dict[str, Any] | None]] = {
     "list_images": lambda: None,
@@ -225,8 +210,6 @@ CHANGES: dict[str, Callable[..., dict[str, Any] | None]] = {
     "undo": lambda draft_id: {"message": draft.undo(draft_id) or "There is nothing to undo."},
     "redo": lambda draft_id: {"message": draft.redo(draft_id) or "There is nothing to redo."},
     "add_images": add_images,
-    "import_folder": import_folder,
-    "cancel_imports": lambda draft_id: {"imports": imports.cancel(draft_id)},
     **image_edit.EDITS,
 }
 

@@ -1,7 +1,7 @@
 """Imports into a draft that take long: a folder on the server, and large ZIPs.
 
-An import is a file in the draft's folder `imports/`: what to import, how far it is, and its result, until a page has
-shown that. `python -m ui.dataset.imports DRAFT` works on those that wait, and outlives the server. It adds images in
+An import is a file in the draft's folder `imports/`: what to import, how far it is, and its result, until the next
+one is started. `python -m ui.dataset.imports DRAFT` works on those that wait, and outlives the server. It adds images in
 chunks, each stored as a whole. An import that was killed with its machine continues when a page opens the draft; a kill
 loses at most one chunk, because images that were added are known by their drop. Uploads are linked into a folder of the
 import: Gradio deletes its own when the server stops, and we do after a day.
@@ -87,7 +87,7 @@ def place(draft_id: str) -> Path:
 
 
 def imports(draft_id: str) -> list[Import]:
-    """All imports whose result no page has shown, the oldest first."""
+    """The imports that wait or run, and those that ended since the last one was started; the oldest first."""
     return [Import(path) for path in sorted(place(draft_id).glob("[!.]*.json"))]
 
 
@@ -132,6 +132,9 @@ def start_uploads(draft_id: str, files: list[tuple[Path, str]], drop: str) -> di
 def _start(draft_id: str, spec: dict[str, Any], uploads: list[tuple[Path, str]] | None = None) -> dict[str, Any]:
     with explained("store the import"):
         place(draft_id).mkdir(parents=True, exist_ok=True)
+        for one in imports(draft_id):
+            if one.values["state"] != "waiting":  # its result was shown
+                one.path.unlink(missing_ok=True)
         path = place(draft_id) / f"{time.time_ns()}.json"
         if uploads is not None:
             spec["files"] = _kept(uploads, own_folder(path))
@@ -172,20 +175,15 @@ def ensure(draft_id: str) -> None:
             jobs.start(folder(draft_id), JOB, ["ui.dataset.imports", draft_id], LIMIT_S)
 
 
-def is_active(draft_id: str) -> bool:
-    """Whether the page should ask for the status."""
-    return any(place(draft_id).glob("[!.]*.json"))
-
-
 def status(draft_id: str) -> dict[str, Any]:
     """What the imports do: {"waiting": number, "now": {"name", "phase", "done", "total", "added"} or None, "finished": […]}.
 
-    A result is {"id", "name", "state": "done", "failed" or "cancelled", "added", "messages"}. An import whose process
+    A result is {"name", "state": "done", "failed" or "cancelled", "added", "messages"}. An import whose process
     was killed is started again.
     """
     ensure(draft_id)
     names = ("state", "phase", "name", "messages", *NUMBERS)
-    found = [{"id": one.path.stem, **{name: one.values[name] for name in names}} for one in imports(draft_id)]
+    found = [{name: one.values[name] for name in names} for one in imports(draft_id)]
     left = [one for one in found if one["state"] == "waiting"]
     results = [one for one in found if one["state"] != "waiting"]
     return {"waiting": len(left), "now": left[0] if left else None, "finished": results}
@@ -197,14 +195,6 @@ def cancel(draft_id: str) -> dict[str, Any]:
     jobs.wait(folder(draft_id), JOB, jobs.GRACE_S + jobs.KILL_S)
     for one in waiting(draft_id):  # those that its process had not begun
         one.end("cancelled", [])
-    return status(draft_id)
-
-
-def dismiss(draft_id: str, ids: list[str]) -> dict[str, Any]:
-    """Forget results that a page has shown. Returns the status."""
-    for one in imports(draft_id):
-        if one.path.stem in ids and one.values["state"] != "waiting":
-            one.path.unlink(missing_ok=True)
     return status(draft_id)
 
 

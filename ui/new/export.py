@@ -21,7 +21,7 @@ from ui import jobs
 from ui.dataset import draft
 from ui.dataset.images import file_url
 from ui.html import duration, esc
-from ui.new import form, run_starts, script_editor, settings
+from ui.new import form, run_starts, settings
 
 JOB = "export"
 LIMIT_S = 3600.0
@@ -72,7 +72,7 @@ def draw(draft_id: str) -> None:
         lambda: look(draft_id),
         lambda: jobs.cancel(folder_of(draft_id), JOB),
         JOB,
-        js=script_editor.FLUSH,
+        js=settings.FLUSH,
     )
     packing.follow()
 

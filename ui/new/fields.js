@@ -8,7 +8,6 @@ let names = [];
 const base = {}; // field → the value that is stored, as this page shows it
 const known = {}; // field → the value that the server answered last
 let toShow = {};
-const others = "BroadcastChannel" in window ? new BroadcastChannel("hangproof") : null;
 
 /** Whether a field shows both values alike: some numbers are shown as texts. */
 const alike = (a, b) => hangproof.same(a, b) || String(a ?? "") === String(b ?? "");
@@ -117,14 +116,6 @@ async function exchange() {
   if (Object.keys(sent).length) hangproof.tellOthers();
   return true;
 }
-/** Ask the other tabs of this browser to show what was stored here. */
-hangproof.tellOthers = () => others && others.postMessage(hangproof.draft());
-hangproof.onOthers = (act) => {
-  if (others) others.addEventListener("message", (event) => event.data === hangproof.draft() && act());
-};
-hangproof.onReplaced((kind, key, value) => {
+hangproof.on("replaced", (kind, key, value) => {
   if (kind === "field") base[key] = value; // another tab has a newer one, which `sync` shows
-});
-hangproof.onAdopted((kind) => {
-  if (kind === "field" && names.length) hangproof.sync();
 });

@@ -14,6 +14,7 @@ import runs
 from runs import env_file
 from runs.files import RunError, explained
 from runs.machine import this_machine, tier_for
+from ui.dataset import imports
 from ui.html import esc, table
 from ui.new import form, settings, templates
 from ui.run import fold
@@ -109,7 +110,6 @@ OUTCOMES = {
 LONGEST = 1_000_000  # characters of a file or of what is pasted
 MOST_FILES = MOST_FOLDERS = 20
 DELETE, SURE = "Delete this template", "Delete it now? Press again"
-ADD_IMAGES = "(path) => { hangproof.importFolder(path); return path; }"
 
 
 def build(draft_id: gr.BrowserState) -> None:
@@ -222,6 +222,13 @@ def _draw(draft_id: str) -> None:
             return nothing(error, True)
         return nothing(f"{len(values)} field{'s were' if len(values) != 1 else ' was'} changed.")
 
+    def on_add(path: str) -> str:
+        try:
+            imports.start_folder(draft_id, path)
+        except ERRORS as error:
+            return fold.note(error, True)
+        return fold.note("The images are being added in step 2.")
+
     template.input(on_template, template, [*shown, delete], js=settings.FLUSH, **QUIET)
     gr.on(
         [save.click, name.submit], on_save, [name, replace], [note, template, name, replace], js=settings.FLUSH, **QUIET
@@ -229,7 +236,7 @@ def _draw(draft_id: str) -> None:
     delete.click(on_delete, [template, delete], [*shown, delete, template], **QUIET)
     read.click(on_read, [text, files], shown, js=settings.FLUSH, **QUIET)
     use.click(on_use, found, shown, js=settings.FLUSH, **QUIET).then(None, None, None, js=settings.SYNC, **QUIET)
-    add.click(lambda _: fold.note("The images are being added in step 2."), place, note, js=ADD_IMAGES, **QUIET)
+    add.click(on_add, place, note, **QUIET).then(None, None, None, js=settings.SHOW_NEW, **QUIET)
 
 
 def given_files(text: str, paths: list[str] | None) -> list[tuple[str, str]]:

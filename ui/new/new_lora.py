@@ -17,7 +17,7 @@ import runs
 from runs import fields
 from runs.machine import this_machine
 from ui import scripts
-from ui.dataset import bulk_fold, caption_fold, doctor_fold, draft, drafts, images
+from ui.dataset import bulk_fold, caption_fold, doctor_fold, draft, drafts, images, import_fold
 from ui.html import esc
 from ui.new import (
     estimates,
@@ -50,11 +50,11 @@ DRAFT = """async (known) => {
 RESTORE = f"(...values) => hangproof.restore({json.dumps(form.KEYS)}, values)"
 SHOW = "() => hangproof.shown()"
 START = """async (draft) => {
-  const script = !await hangproof.flushScript();
   hangproof.starting();
   await hangproof.flush();
-  const kept = hangproof.unsaved('caption').length + hangproof.unsaved('mask').length;
-  return [draft, { kept, script, fields: hangproof.unsaved('field').length, waiting: hangproof.kept() }];
+  const count = (kind) => hangproof.unsaved(kind).length;
+  const kept = count('caption') + count('mask');
+  return [draft, { kept, script: count('script'), fields: count('field'), waiting: hangproof.kept() }];
 }"""
 
 
@@ -128,6 +128,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
             "10 to 30 varied images make a good LoRA. A caption describes what its image shows.",
         )
         shown = images.images_view([settings.save_settings, script_editor.save_script])
+        import_fold.build(draft_id)
         bulk_fold.build(draft_id, lambda: shown)
         doctor_fold.build(draft_id)
         caption_fold.build(draft_id)

@@ -209,14 +209,13 @@ LEVELS = {
 MOST_PROBLEMS = 50
 DISCARD, SURE = "Use the generated script", "Discard your script? Press again"
 # What ui/new/script_text.js does with the editor. An editor with a text that is not stored yet keeps it.
-TYPED = "(text) => { hangproof.typedScript(text); return []; }"
+TYPED = "(text) => { if (typeof text === 'string') hangproof.typed('script', 'text', text); return []; }"
 IN_EDITOR = "(text, ...rest) => [hangproof.unsaved('script').length ? null : text, ...rest]"
 # The second press forgets what was typed, once nothing of it is on its way to the server.
 FORGET = (
-    f"async (label) => {{ if (label === '{SURE}') {{ await hangproof.flushScript(); hangproof.forget('script', 'text'); }}"
+    f"async (label) => {{ if (label === '{SURE}') {{ await hangproof.send(); hangproof.forget('script', 'text'); }}"
     " return label; }"
 )
-FLUSH = "async (...values) => { await hangproof.flush(); await hangproof.flushScript(); return values; }"
 
 
 def build(draft_id: "gr.BrowserState", images: Any, more: Callable[[str], None]) -> None:
@@ -293,10 +292,10 @@ def _draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
     code.input(None, code, None, js=TYPED, **QUIET)
     images.script(draw, [code, editing], parts, js=IN_EDITOR, trigger_mode="always_last", **QUIET)
     edit.click(lambda: draw(None, True), None, parts, **QUIET)
-    keep.click(lambda: acted(follow, False), None, changed, js=FLUSH, **QUIET)
-    merge.click(lambda: acted(follow, True), None, changed, js=FLUSH, **QUIET)
+    keep.click(lambda: acted(follow, False), None, changed, js=settings.FLUSH, **QUIET)
+    merge.click(lambda: acted(follow, True), None, changed, js=settings.FLUSH, **QUIET)
     back.click(on_discard, back, changed, js=FORGET, **QUIET)
-    about.act(on_fix, None, changed, js=FLUSH, **QUIET)
+    about.act(on_fix, None, changed, js=settings.FLUSH, **QUIET)
 
 
 def _about(now: Shown) -> str:

@@ -7,17 +7,16 @@ let axis = "step";
 
 const section = make("section", "hp-section");
 const note = make("span");
-const axes = make("fieldset", "hp-chart-axes", [make("legend", "hp-visually-hidden", "Horizontal axis")]);
+const axes = make("fieldset", "hp-chart-axes", [make("legend", "hp-spoken", "Horizontal axis")]);
 for (const [key, text] of [["step", "Steps"], ["time", "Time"]]) {
-  const radio = make("input", "", { type: "radio", name: "hp-chart-axis", checked: key === axis });
-  radio.addEventListener("change", () => {
+  const choose = () => {
     axis = key;
     zoom(null);
-  });
+  };
+  const radio = make("input", "", { type: "radio", name: "hp-chart-axis", checked: key === axis, onchange: choose });
   axes.append(make("label", "", [radio, make("span", "", text)]));
 }
-const slider = make("input", "", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0.9" });
-slider.addEventListener("input", () => draw());
+const slider = make("input", "", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0.9", oninput: () => draw() });
 const reset = button("Show everything", "hp-quiet", () => zoom(null));
 const bar = make("div", "hp-chart-bar", [axes, make("label", "hp-chart-smooth", [make("span", "", "Smoothing"), slider]), reset]);
 const readout = live("p", "hp-chart-readout", "status");
@@ -33,9 +32,8 @@ function zoom(next) {
   draw();
 }
 function readCursor(x) {
-  const named = (chart, [name, value]) => `${chart.label}${name ? ` (${name})` : ""} ${shortNumber(value)}${chart.unit && " " + chart.unit}`;
-  const parts = x === null ? [] : [...charts.values()].flatMap((chart) => chart.values(x).map((found) => named(chart, found)));
-  readout.textContent = parts.length ? `${position(axis, x)}: ${parts.join(" · ")}` : "";
+  const values = x === null ? [] : [...charts.values()].flatMap((chart) => chart.values());
+  readout.textContent = values.length ? `${position(axis, x)}: ${values.join(" · ")}` : "";
 }
 // One chart for each quantity; the GPUs of a quantity share it. A chart stays while its lines grow: so do the focus and a drag.
 function draw() {

@@ -4,7 +4,7 @@ const COLOURS = ["--hp-good", "--hp-busy", "--hp-bad", "--hp-warn", "--hp-line-4
 const ROUND_STEPS = Array.from({ length: 24 }, (_, k) => [1, 2, 5][k % 3] * 10 ** Math.floor(k / 3));
 const ROUND_TIMES = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, ...ROUND_STEPS.map((days) => days * 86400)];
 const LEAST = { step: 4, time: 1 }; // the shortest range
-const COLUMNS = 4; // of a line: highest, lowest, mean, smoothed
+const COLUMNS = 4; // of a line: highest, lowest, mean, smoothed; column 0 of all is where they are
 const shortNumber = (value) => {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
@@ -29,20 +29,10 @@ function smoothed(values, weight) {
     return mean / total;
   });
 }
-function valueRange(lines) {
-  const lows = lines.flatMap((line) => (line.low && line.low.length ? line.low : line.mean));
-  const highs = lines.flatMap((line) => (line.high && line.high.length ? line.high : line.mean));
-  const low = lows.reduce((a, b) => Math.min(a, b), Infinity);
-  // One in 200 of the largest values is cut off: a single spike would flatten the rest of the line.
+// One in 200 of the largest values is cut off: a single spike would flatten the rest of the line.
+function valueRange(lows, highs) {
   const sorted = [...highs].sort((a, b) => a - b);
-  return [low, sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * 0.995))]];
-}
-
-/** The points of a line within a range. */
-function cut({ x, mean, low, high, ...line }, [from, to]) {
-  const kept = x.flatMap((at, n) => (at >= from && at <= to ? [n] : []));
-  const of = (values) => (values.length ? kept.map((n) => values[n]) : []);
-  return { ...line, x: of(x), mean: of(mean), low: of(low), high: of(high) };
+  return [lows.reduce((a, b) => Math.min(a, b), Infinity), sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * 0.995))]];
 }
 
 /** A chart of `count` lines. onCursor(x or null): the cursor has moved; onRange([from, to] or null): another range is to be shown. */
@@ -58,9 +48,9 @@ function plot({ label, unit, count, main, onCursor, onRange }) {
   const bands = [];
   for (let n = 0; n < count; n += 1) {
     const stroke = () => colour(COLOURS[n % COLOURS.length]);
-    const common = { spanGaps: true, points: { show: false } };
+    const points = { show: false };
     bands.push({ series: [series.length, series.length + 1], fill: () => `${stroke()}29` });
-    series.push({ ...common, width: 0 }, { ...common, width: 0 }, { ...common, stroke: () => `${stroke()}80`, width: 1 }, { ...common, stroke, width: 2 });
+    series.push({ points, width: 0 }, { points, width: 0 }, { points, stroke: () => `${stroke()}80`, width: 1 }, { points, stroke, width: 2 });
   }
   const placeMarks = () => {
     for (const { x, node: mark } of marks) {
@@ -80,9 +70,11 @@ function plot({ label, unit, count, main, onCursor, onRange }) {
   };
   const cursor = () => (chart.cursor.left >= 0 ? chart.posToVal(chart.cursor.left, "x") : null);
   const size = () => ({ width: Math.max(200, node.clientWidth), height: main ? 240 : 170 });
-  const yRange = () => {
-    const [low, high] = valueRange(shown.lines);
-    return uPlot.rangeNum(low, Math.max(high, shown.top ?? high), 0.05, true);
+  const yRange = ({ data, series: [{ idxs }] }) => {
+    const inView = (column) => data.filter((_, n) => n % COLUMNS === column).flatMap((line) => line.slice(idxs[0], idxs[1] + 1));
+    const known = (values) => values.filter((value) => value !== undefined);
+    const [low, high] = valueRange(known(inView(2)), known(inView(1)));
+    return high === undefined ? [0, 1] : uPlot.rangeNum(low, Math.max(high, shown.top ?? high), 0.05, true);
   };
   const chart = new uPlot(
     {
@@ -90,7 +82,7 @@ function plot({ label, unit, count, main, onCursor, onRange }) {
       series,
       bands,
       legend: { show: false },
-      scales: { x: { time: false }, y: { range: () => (shown.lines.some(({ x }) => x.length) ? yRange() : [0, 1]) } },
+      scales: { x: { time: false }, y: { range: yRange } },
       axes: [
         {
           ...axisLine,
@@ -142,23 +134,22 @@ function plot({ label, unit, count, main, onCursor, onRange }) {
       made.href = `#incident-${incident}`;
       made.setAttribute("aria-label", `Incident ${incident}: ${label}`);
       made.addEventListener("click", (event) => {
-        event.preventDefault();
+        event.preventDefault(); // the page has a base address: the link would load it again
         openIncident(incident);
       });
     }
     return { x, node: made };
   };
   let drawnMarks = "";
+  const named = (name, value) => [name, shortNumber(value), unit].filter(Boolean).join(" ");
   return {
     node,
     count,
-    label,
-    unit,
     /** Draw `now`: {lines, axis, all, data and range: [from, to], marks, smooth, top: the least value at the top}. */
     show(now) {
-      shown = { ...now, lines: now.lines.map((line) => cut(line, now.range)) };
-      const last = shown.lines.map((line) => `${line.name ? line.name + ": " : ""}${shortNumber(line.mean.at(-1))}${unit && " " + unit}`);
+      shown = now;
       const [from, to] = [Math.max(now.range[0], now.data[0]), Math.min(now.range[1], now.data[1])];
+      const last = now.lines.map(({ name, x, mean }) => named(name, mean[x.findLastIndex((at) => at <= to)]));
       // An image has nothing inside that can be focused.
       node.setAttribute("role", now.marks.some((one) => one.incident) ? "group" : "img");
       node.setAttribute("aria-label", `${label}, ${position(now.axis, from)} to ${position(now.axis, to)}. Last value ${last.join("; ")}`);
@@ -167,23 +158,22 @@ function plot({ label, unit, count, main, onCursor, onRange }) {
         marks = now.marks.map(mark);
         layer.replaceChildren(...marks.map((one) => one.node));
       }
-      const columns = ({ high, low, mean }) => [high, low, mean, now.smooth ? smoothed(mean, now.smooth) : mean];
-      const full = (line) => columns(line).map((values) => (values.length ? values : line.x.map(() => null)));
-      chart.setData(uPlot.join(shown.lines.map((line) => [line.x, ...full(line)])), false);
+      const columns = ({ x, high, low, mean }) => [x, high.length ? high : mean, low.length ? low : mean, mean, smoothed(mean, now.smooth)];
+      chart.setData(uPlot.join(now.lines.map(columns)), false);
       chart.setScale("x", { min: now.range[0], max: now.range[1] });
     },
-    /** [name of the line, its value at x], for each line. */
-    values(x) {
-      const nearest = (xs) => xs.reduce((best, one, n) => (Math.abs(one - x) < Math.abs(xs[best] - x) ? n : best), 0);
-      return shown.lines.map((line) => [line.name, line.mean[nearest(line.x)]]);
-    },
+    /** The value of each line at the cursor, as text. */
+    values: () =>
+      shown.lines.map(({ name }, n) => {
+        const mean = COLUMNS * n + 3;
+        return `${label} ${named(name && `(${name})`, chart.data[mean][chart.cursor.idxs[mean]])}`;
+      }),
   };
 }
 function openIncident(number) {
   const report = document.getElementById(`incident-${number}`);
   if (!report) return;
-  const details = report.querySelector("details");
-  if (details) details.open = true;
+  for (const details of report.querySelectorAll("details")) details.open = true;
   report.scrollIntoView({ block: "start" });
   report.tabIndex = -1;
   report.focus();

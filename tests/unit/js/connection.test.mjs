@@ -1,22 +1,17 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { load } from "./page.mjs";
+import { load, some, storage } from "./page.mjs";
 
-/** The loads and the banner's state of a page whose server answers like this, one look after the other. */
+/** The loads and the states of a page whose server answers like this, one look after the other. kept: something is unsaved. */
 async function looks(answers) {
   let reloads = 0;
   let look;
   const states = [];
-  load(["connection"], [], {
-    element: { isConnected: true, after: () => {} },
-    document: {
-      hidden: false,
-      baseURI: "http://127.0.0.1:7860/",
-      body: { classList: { toggle: (_, on) => states.push(on ? "offline" : "online") } },
-      createElement: () => ({ setAttribute() {}, append() {}, remove() {} }),
-      querySelectorAll: () => [],
-    },
-    window: { dispatchEvent() {}, gradio_config: { app_id: "a" } },
+  const { hangproof } = load(["dom", "unsaved"], ["hangproof"], {
+    document: some({ hidden: false, baseURI: "http://127.0.0.1:7860/", querySelectorAll: () => [] }),
+    window: { gradio_config: { app_id: "a" } },
+    localStorage: storage(),
+    sessionStorage: storage(),
     location: { reload: () => (reloads += 1) },
     setTimeout: (act) => (look = act),
     fetch: async () => {
@@ -25,15 +20,19 @@ async function looks(answers) {
       return typeof next === "number" ? new Response("", { status: next }) : new Response(JSON.stringify({ app_id: next }));
     },
   });
-  while (answers.length) await look();
+  while (answers.length) {
+    await look();
+    states.push(hangproof.trouble());
+  }
   return [reloads, states];
 }
 
 test("a page that is open while its server is started again loads itself again", async () => {
-  assert.deepEqual(await looks(["a", null, "b"]), [1, ["offline", "online"]]);
-  assert.deepEqual(await looks([null, "b"]), [1, ["offline", "online"]]); // before the first look
+  assert.deepEqual(await looks(["a", null, "b"]), [1, ["", "offline", ""]]);
+  assert.deepEqual(await looks([null, "b"]), [1, ["offline", ""]]); // before the first look
 });
 
-test("a server that was away or asks for a login is the same one", async () => {
-  assert.deepEqual(await looks(["a", null, 401, "a", 503, "a"]), [0, ["offline", "online"]]);
+test("the server's answer decides whether it is away or the login has ended", async () => {
+  const answers = ["a", null, "a", 401, 403, 500, "a", 503, "a"];
+  assert.deepEqual(await looks([...answers]), [0, ["", "offline", "", "login", "login", "offline", "", "offline", ""]]);
 });

@@ -2,34 +2,29 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { load } from "./page.mjs";
 
-const base = "http://127.0.0.1:7860/";
 const CLOSE = 'data: {"msg":"close_stream","event_id":null}\n\n';
+const BROKEN = 'data: {"msg":"broken_connection","message":"The connection broke."}\n\n';
 const done = (id) => `data: {"msg":"process_completed","event_id":"${id}","output":{}}\n\n`;
 
-/** A page whose server sends what a test puts into `connections`, one after the other. */
-function open() {
+/** A page whose server sends what a test puts into `connections`, one after the other. status: of the stream; 0 for no answer. */
+function open(status = 200) {
   const connections = [];
   const fetch = async (input) => {
     const url = String(input.url || input);
     if (url.includes("queue/join")) return new Response(JSON.stringify({ event_id: url.split("#")[1] }));
     if (!url.includes("queue/data")) return new Response("other");
+    if (!status) throw new TypeError("Failed to fetch");
+    if (status !== 200) return new Response("refused", { status });
     const body = new TransformStream();
     const writer = body.writable.getWriter();
     connections.push({ send: (text) => writer.write(new TextEncoder().encode(text)), end: () => writer.close(), break: () => writer.abort() });
     return new Response(body.readable);
   };
   const window = { fetch };
-  load(["run/stream"], [], { window, document: { baseURI: base } });
+  load(["stream"], [], { window, document: { baseURI: "http://127.0.0.1:7860/" } });
   return { connections, join: (id) => window.fetch(`gradio_api/queue/join#${id}`), fetch: window.fetch };
 }
-/** The texts of the stream as the client reads them. */
-async function reading(page) {
-  const reader = (await page.fetch("gradio_api/queue/data?session_hash=x")).body.getReader();
-  return async () => {
-    const { value, done: over } = await reader.read();
-    return over ? "end" : new TextDecoder().decode(value);
-  };
-}
+const stream = (page) => page.fetch("gradio_api/queue/data?session_hash=x");
 const until = async (found) => {
   for (let tries = 0; !found(); tries += 1) {
     assert.ok(tries < 200, "it does not happen");
@@ -40,7 +35,8 @@ const until = async (found) => {
 test("an event that is joined while or after Gradio ends its stream is answered in the same one", async () => {
   const page = open();
   await page.join("one");
-  const next = await reading(page);
+  const reader = (await stream(page)).body.getReader();
+  const next = async () => new TextDecoder().decode((await reader.read()).value);
   await page.join("two");
   page.connections[0].send(done("one").slice(0, 20));
   page.connections[0].send(done("one").slice(20) + CLOSE); // it had not heard of "two" yet
@@ -58,13 +54,20 @@ test("an event that is joined while or after Gradio ends its stream is answered 
   await until(() => page.connections.length === 4);
 });
 
-test("a connection that breaks ends the stream, and other requests pass as they are", async () => {
+test("a stream that breaks, or ends between two answers, ends with an error and is closed", async () => {
   for (const how of ["end", "break"]) {
     const page = open();
     await page.join("one");
-    const next = await reading(page);
+    const answer = await stream(page);
+    if (how === "end") page.connections[0].send("data: é\n\n");
     page.connections[0][how]();
-    assert.equal(await next(), "end");
+    assert.equal(await answer.text(), (how === "end" ? "data: é\n\n" : "") + BROKEN + CLOSE);
     assert.equal(await (await page.fetch("gradio_api/app_id")).text(), "other");
   }
+});
+
+test("a server that cannot be reached counts as a broken stream, and one that says no is passed on", async () => {
+  assert.equal(await (await stream(open(0))).text(), BROKEN + CLOSE);
+  const refused = await stream(open(403));
+  assert.deepEqual([refused.status, await refused.text()], [403, "refused"]);
 });

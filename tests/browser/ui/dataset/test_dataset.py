@@ -93,7 +93,7 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
 
     # A folder on the server is imported, and the import is undone.
     folder = photo(tmp_path / "far" / "sky.png", 200).parent
-    tab.get_by_role("button", name="Name a folder on the server").click()
+    tab.get_by_role("button", name="Add a folder on the server").click()
     tab.get_by_label("Folder on the server").fill("/no/such/folder")
     tab.keyboard.press("Enter")
     tab.get_by_text("there is no such folder on the server; check the path").wait_for()

@@ -20,14 +20,10 @@ from ui.dataset.imports import files_of
 pytestmark = pytest.mark.slow
 
 
-def call(draft_id: str, action: str, **values) -> dict:
-    return images.image_action({"draft": draft_id, "action": action, **values})
-
-
 def until_done(draft_id: str) -> list[dict]:
     """The results of all imports."""
-    until(lambda: not call(draft_id, "imports")["imports"]["waiting"], "the imports have ended")
-    return call(draft_id, "imports")["imports"]["finished"]
+    until(lambda: not imports.status(draft_id)["waiting"], "the imports have ended")
+    return imports.status(draft_id)["finished"]
 
 
 def zip_of(path: Path, number: int) -> Path:
@@ -51,7 +47,7 @@ def test_a_folder_on_the_server_is_imported_with_its_captions_and_stays_as_it_is
     (root / "loop").symlink_to(root)
     os.mkfifo(root / "pipe.png")
     before = {path: path.lstat() for path in root.rglob("*")}
-    assert call(mine, "import_folder", path=f" {root} ")["ok"] is True
+    imports.start_folder(mine, f" {root} ")
     (result,) = until_done(mine)
     assert (result["state"], result["added"], result["name"]) == ("done", 12, str(root))
     found = captions(mine)
@@ -68,7 +64,7 @@ def test_a_folder_on_the_server_is_imported_with_its_captions_and_stays_as_it_is
     (root / "img0.png").unlink()
     assert stored.is_file() and draft.undo(mine) == "Undone: adding of 12 images." and draft.redo(mine)
     assert len(draft.items(mine)) == 12
-    assert call(mine, "dismiss_imports", ids=[result["id"]])["imports"]["finished"] == []
+    assert imports.start_folder(mine, str(tmp_path / "set"))["finished"] == [], "a result stays until the next import"
 
 
 def test_an_import_that_is_killed_continues_where_it_stopped_and_adds_nothing_twice(mine, tmp_path):
@@ -93,9 +89,9 @@ def test_a_cancelled_import_keeps_what_it_added_and_does_not_continue(mine, tmp_
     root = photo_folder(tmp_path / "many", 80)
     imports.start_folder(mine, str(root)), imports.start_folder(mine, str(root))
     until(lambda: draft.items(mine), "the first image is added")
-    answer = call(mine, "cancel_imports")
-    assert answer["ok"] and answer["imports"]["waiting"] == 0 and answer["list"]["importing"]
-    states = [one["state"] for one in answer["imports"]["finished"]]
+    answer = imports.cancel(mine)
+    assert answer["waiting"] == 0 and not images.listing(mine)["importing"]
+    states = [one["state"] for one in answer["finished"]]
     number = len(draft.items(mine))
     assert states == ["cancelled", "cancelled"] and 0 < number < 80
     until(lambda: not jobs.running(draft.folder(mine), imports.JOB), "its process has ended")
@@ -111,7 +107,7 @@ def test_a_large_zip_is_imported_in_the_background(mine, tmp_path, monkeypatch):
             archive.writestr(f"3_cat/{n}.txt", f"cat {n}")
         archive.writestr("../escape.png", "x")
     sent = {"path": str(upload(tmp_path / "set.zip")), "name": "set.zip"}
-    answer = call(mine, "add_images", uploads=[sent], drop="one")
+    answer = images.image_action({"draft": mine, "action": "add_images", "uploads": [sent], "drop": "one"})
     assert answer["ok"] and answer["list"]["importing"]
     (result,) = until_done(mine)
     assert (result["state"], result["added"], result["name"]) == ("done", 5, "set.zip")
@@ -162,9 +158,8 @@ def test_an_import_whose_upload_is_gone_has_failed_and_says_what_to_do(mine, tmp
     ],
 )
 def test_a_folder_that_cannot_be_imported_is_explained_at_once(mine, path, message):
-    answer = call(mine, "import_folder", path=path)
     with pytest.raises(RunError, match=message):
-        raise RunError(answer["error"])
+        imports.start_folder(mine, path)
     assert not imports.waiting(mine)
 
 
@@ -173,12 +168,11 @@ def test_a_folder_without_images_and_an_import_whose_process_always_dies_end_wit
     imports.start_folder(mine, str(tmp_path / "empty"))
     (result,) = until_done(mine)
     assert result["state"] == "failed" and "no images in this folder" in result["messages"][0]
-    assert call(mine, "dismiss_imports", ids=[result["id"]])["ok"]
     root = photo(tmp_path / "x/a.png").parent
     spec = {"kind": "folder", "path": str(root), "name": "x", "drop": "d", "attempts": 3}
     (imports.place(mine) / "1.json").write_text(json.dumps(spec))
     assert imports.main([mine]) == 1
-    (result,) = imports.status(mine)["finished"]
+    result = imports.status(mine)["finished"][0]
     assert result["state"] == "failed" and "ended 3 times without a result" in result["messages"][0]
     (imports.place(mine) / "2.json").write_text("{")
     assert imports.main([mine]) == 1 and not imports.waiting(mine)
