@@ -79,6 +79,14 @@ def follow(url: str, headers: dict[str, str], method: str = "GET", read_s: float
         return error
 
 
+class Busy(ConnectionError):
+    """The server cannot answer now. `pause_s`: the seconds that it asks to be left alone, at most LONGEST_PAUSE_S."""
+
+    def __init__(self, status: int, retry_after: str):
+        super().__init__(f"HTTP status {status}")
+        self.pause_s = min(int(retry_after), LONGEST_PAUSE_S) if retry_after.isdecimal() else 0.0
+
+
 class Patience:
     """Retries with growing pauses, until `limit_s` seconds (0: no limit) have brought no progress. `say` reports a wait."""
 
@@ -119,7 +127,7 @@ class Patience:
         if left_s <= 0:
             text = f"no data from {host} for {self.limit_s:.0f} s ({self.reason}){bytes_kept}"
             raise DownloadError("stalled", f"{text}. Check the network and download again{options.hint}") from error
-        end_s = time.monotonic() + min(left_s, self.pause_s)
+        end_s = time.monotonic() + min(left_s, max(self.pause_s, getattr(error, "pause_s", 0.0)))
         while (rest_s := end_s - time.monotonic()) > 0:
             self.report()
             time.sleep(min(rest_s, POLL_S))
@@ -127,11 +135,11 @@ class Patience:
 
 
 def check_status(response: Any, source: Source, options: Options) -> None:
-    """Raises DownloadError for a refusal, with the licence's URL and what to do; ConnectionError for a busy server."""
+    """Raises DownloadError for a refusal, with the licence's URL and what to do; Busy for a busy server."""
     status, code = response.status, response.headers.get("X-Error-Code", "")
     name = f"{source.file} of {source.repo}" if source.file else source.repo
     if status in BUSY or status >= 500:
-        raise ConnectionError(f"HTTP status {status}")
+        raise Busy(status, response.headers.get("Retry-After", ""))
     if status in (401, 403) and code in ("RepoNotFound", "RevisionNotFound"):
         text = f"{source.page} does not exist, or is private; correct the name, or set HF_TOKEN to a token with access"
         raise DownloadError("missing", f"{text}{options.hint}")

@@ -16,7 +16,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -32,8 +32,8 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, R
 """What zipfile and numpy raise for damaged bytes (RuntimeError: a flipped bit turned on encryption or an unknown compression)."""
 
 
-class Archive:
-    """The used part of what `np.load` returns for an npz: members by key, `in`, `files`, a context manager.
+class Archive(Mapping[str, "numpy.ndarray"]):
+    """The used part of what `np.load` returns for an npz: a mapping, `files`, a context manager.
 
     The directory is read when it is opened, each member when it is accessed; every read within `timeout_s`.
     """
@@ -42,7 +42,7 @@ class Archive:
         """Raises TimeoutError, FileNotFoundError, other OSError, or ValueError after a damaged file was renamed."""
         self.path = Path(path)
         self.timeout_s = timeout_s
-        self._zip = self._guarded(self._open, "the directory")
+        self._zip = self._guarded(lambda: zipfile.ZipFile(self.path), "the directory")
         self.files = [name.removesuffix(".npy") for name in self._zip.namelist()]
 
     def __enter__(self) -> Archive:
@@ -51,7 +51,7 @@ class Archive:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __contains__(self, key: str) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self.files
 
     def __iter__(self) -> Iterator[str]:
@@ -65,10 +65,6 @@ class Archive:
         if key not in self.files:
             raise KeyError(f"{self.path}: no {key!r}; it holds {', '.join(self.files)}")
         return self._guarded(lambda: self._read(key), repr(key))
-
-    def keys(self) -> list[str]:
-        """The names of the members."""
-        return self.files
 
     def close(self) -> None:
         """Close the file."""
@@ -91,9 +87,6 @@ class Archive:
             raise ValueError(f"{self.path} is damaged ({part}: {found}); {_set_aside(self.path)}")
         return found[0]
 
-    def _open(self) -> zipfile.ZipFile:
-        return zipfile.ZipFile(self.path)
-
     def _read(self, key: str) -> numpy.ndarray:
         from numpy.lib import format as npy
 
@@ -102,16 +95,14 @@ class Archive:
         return npy.read_array(io.BytesIO(data), allow_pickle=False)
 
 
-def load(
-    path: str | os.PathLike[str], keys: Iterable[str] | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
-) -> dict[str, numpy.ndarray]:
-    """The members of an npz (all, or those in `keys`), read completely and verified; `timeout_s` is for each read.
+def load(path: str | os.PathLike[str], timeout_s: float = DEFAULT_TIMEOUT_S) -> dict[str, numpy.ndarray]:
+    """The members of an npz, read completely and verified; `timeout_s` is for each read.
 
-    Raises TimeoutError with the file's name, ValueError after a damaged file was renamed to `.corrupt`, KeyError for a
-    missing member, FileNotFoundError and other OSError unchanged.
+    Raises TimeoutError with the file's name, ValueError after a damaged file was renamed to `.corrupt`,
+    FileNotFoundError and other OSError unchanged.
     """
     with Archive(path, timeout_s) as archive:
-        return {key: archive[key] for key in (archive.files if keys is None else keys)}
+        return dict(archive)
 
 
 def save(path: str | os.PathLike[str], **arrays: object) -> Path:

@@ -20,13 +20,15 @@ MOVED = ("rchar", "wchar", "read_bytes", "write_bytes")
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """The content of a file. Raises OSError; after three tries where it is a shortage."""
-    for _ in range(TRIES_COUNT - 1):
+    tries_left = TRIES_COUNT
+    while True:
+        tries_left -= 1
         try:
-            return _read(path)
+            with open(path, "rb") as file:
+                return file.read()
         except OSError as error:
-            if error.errno not in SHORTAGES:
+            if not tries_left or error.errno not in SHORTAGES:
                 raise
-    return _read(path)
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
@@ -64,8 +66,3 @@ def boot_id() -> str:
         return read_bytes("/proc/sys/kernel/random/boot_id").decode().strip()
     except OSError:
         return ""
-
-
-def _read(path: str | os.PathLike[str]) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()

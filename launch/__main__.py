@@ -1,6 +1,6 @@
 """`python -m launch COMMAND …`: write a run for another place, submit it there, keep it in a store.
 
-A command is one row of COMMANDS: its module has `add_arguments(parser)` and `run(args) -> int`, and is imported only
+A command is one row of COMMANDS: its module has OPTIONS (`launch.common.add_arguments`) and `run(args) -> int`, and is imported only
 when the command is called, so that a command which sleeps beside a training stays small and an optional library is
 needed only by the command that uses it. `--json` is added here; `launch.common.report` prints what it promises.
 """
@@ -44,7 +44,9 @@ def main(argv: list[str] | None = None) -> int:
     for name, (module, text) in COMMANDS.items():
         command = choices.add_parser(name, help=text, description=text)
         if [name] == words[:1]:
-            importlib.import_module(module).add_arguments(command)
+            from launch.common import add_arguments
+
+            add_arguments(command, importlib.import_module(module))
             command.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     args = top.parse_args(words)
 

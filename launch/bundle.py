@@ -146,6 +146,8 @@ def write(path: Path, top: str, files: list[tuple[str, bytes | Path]]) -> None:
 
 
 OPTIONS = (
+    common.RUN,
+    ("-o --output FILE", "", "the file (default: RUN.zip in this folder)"),
     (
         "--wheels FOLDER",
         "",
@@ -153,13 +155,6 @@ OPTIONS = (
     ),
     ("--models", False, "add the files of the base model, for kohya's trainers (large)"),
 )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN and options."""
-    common.add_run(parser)
-    parser.add_argument("-o", "--output", default="", metavar="FILE", help="the file (default: RUN.zip in this folder)")
-    common.add_options(parser, *OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,10 +1,12 @@
-"""What the commands of `python -m launch` share: the error of a user, the argument RUN, the last line of JSON."""
+"""What the commands of `python -m launch` share: the error of a user, the table of arguments, the last line of JSON."""
 
 import argparse
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from runs.paths import run_folder
@@ -14,31 +16,44 @@ class LaunchError(Exception):
     """An error that a user can fix: what is wrong, where, and what to do."""
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the argument RUN."""
-    parser.add_argument("run", metavar="RUN", help="name, slug or folder of a run")
+Option = tuple[str, Any, str]
+RUN: Option = ("RUN", "", "name, slug or folder of a run")
 
 
-def add_options(parser: argparse.ArgumentParser, *rows: tuple[str, Any, str]) -> None:
-    """Add options, each as (`--name METAVAR`, default, help): a number's default says its type.
+def add_arguments(parser: argparse.ArgumentParser, module: ModuleType) -> None:
+    """Add the arguments of a command: the rows of its module's OPTIONS, or what its `add_arguments` adds."""
+    if hasattr(module, "add_arguments"):
+        module.add_arguments(parser)
+    else:
+        add_options(parser, module.OPTIONS)
 
-    False: a switch. []: can be repeated. ...: required. int: a number, None where it is not given.
+
+def add_options(parser: argparse.ArgumentParser, rows: Iterable[Option]) -> None:
+    """Add arguments from a table.
+
+    A row is (`RUN` or `--name METAVAR`, default, help). A number's default says its type. False: a switch. []: can be
+    repeated. ...: required. int: a number, None where it is not given. A tuple: the choices, the default first.
     """
     for words, default, text in rows:
-        name, _, metavar = words.partition(" ")
+        names = [word for word in words.split() if word.startswith("-")]
+        rest = " ".join(words.split()[len(names) :])
+        metavar: dict[str, Any] = {"metavar": rest} if rest else {}
         text = text.replace("%", "%%")
-        if default is False:
-            parser.add_argument(name, action="store_true", help=text)
+        if not names:
+            parser.add_argument(rest.lower(), metavar=rest, help=text)
+        elif default is False:
+            parser.add_argument(*names, action="store_true", help=text)
         elif default == []:
-            parser.add_argument(name, action="append", default=[], metavar=metavar, help=f"{text}; can be repeated")
-        elif default in (..., int):
-            kind = int if default is int else str
-            parser.add_argument(name, required=default is ..., type=kind, metavar=metavar, help=text)
-        else:
-            number = isinstance(default, int | float)
+            parser.add_argument(*names, action="append", default=[], help=f"{text}; can be repeated", **metavar)
+        elif default is ... or default is int:
             parser.add_argument(
-                name, default=default, type=type(default) if number else str, metavar=metavar, help=text
+                *names, required=default is ..., type=str if default is ... else int, help=text, **metavar
             )
+        elif isinstance(default, tuple):
+            parser.add_argument(*names, default=default[0], choices=default, help=text)
+        else:
+            kind = type(default) if isinstance(default, int | float) else str
+            parser.add_argument(*names, default=default, type=kind, help=text, **metavar)
 
 
 def find(args: argparse.Namespace) -> Path:

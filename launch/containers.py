@@ -81,16 +81,11 @@ def submit(path: Path, secrets: list[str]) -> None:
 
 
 OPTIONS = (
+    common.RUN,
     ("--image NAME", IMAGE, "the image that the project's Dockerfile builds"),
     travel.SECRET,
     ("--submit", False, "also start the container"),
 )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN and options."""
-    common.add_run(parser)
-    common.add_options(parser, *OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:

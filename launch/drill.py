@@ -68,9 +68,7 @@ def create() -> Path:
 # The command ------------------------------------------------------------------------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `python -m launch drill`."""
-    parser.add_argument("--no-wait", action="store_true", help="only start it; the page shows the rest")
+OPTIONS = (("--no-wait", False, "only start it; the page shows the rest"),)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
-from launch.common import LaunchError, add_options, report
+from launch.common import LaunchError, Option, report
 from launch.store import lease
 from launch.store.places import Limits, NotFound, Place, StoreError, one_line, open_place
 from monitor.phrases import duration
@@ -183,16 +183,13 @@ def describe(run: dict[str, Any], now: datetime) -> str:
     return f"{run['slug']}: {run['state']}{steps}{loss}{age}{held}{stopping}{problem}"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
-    add_options(
-        parser,
-        ("--store ADDRESS", [], "read this store only"),
-        ("--add ADDRESS", None, "keep the address of a store"),
-        ("--remove ADDRESS", None, "forget the address of a store; nothing in it changes"),
-        ("--stop RUN", None, "with --store: ask the machine that trains this run to stop it"),
-        ("--now", False, "with --stop: do not wait for a checkpoint"),
-    )
+OPTIONS: tuple[Option, ...] = (
+    ("--store ADDRESS", [], "read this store only"),
+    ("--add ADDRESS", None, "keep the address of a store"),
+    ("--remove ADDRESS", None, "forget the address of a store; nothing in it changes"),
+    ("--stop RUN", None, "with --store: ask the machine that trains this run to stop it"),
+    ("--now", False, "with --stop: do not wait for a checkpoint"),
+)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -40,6 +40,7 @@ OURS = "hangproof"  # the tag by which a card is known as ours
 
 
 OPTIONS = (
+    common.RUN,
     ("--repo OWNER/NAME", "", "repository; default: your account and the run's name"),
     ("--lora FILE", "", "one of the run's LoRA files; default: the final one"),
     ("--public", False, "everyone can see the repository; default: private"),
@@ -51,12 +52,6 @@ OPTIONS = (
     ("--replace-card", False, "replace a card that somebody wrote by hand"),
     ("--preview", False, "print the card and end; nothing is sent"),
 )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line."""
-    common.add_run(parser)
-    common.add_options(parser, *OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -115,7 +110,7 @@ def publish(folder: Path, repo: str, public: bool, replace_card: bool, options: 
 
     private, slug = not public, folder.name
     with _hub() as api:
-        name = _repository(api, repo or slug)
+        name = repo if "/" in repo else f"{api.whoami()['name']}/{repo or slug}"
         files = prepare(folder, {**options, "repo": name})
         print(f"Repository {name} ({'private' if private else 'public'})", flush=True)
         url = str(api.create_repo(name, private=private, exist_ok=True))
@@ -219,7 +214,7 @@ def _hub() -> Iterator[Any]:
     or does not answer."""
     import httpx2
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     from huggingface_hub.utils._http import default_client_factory
 
     def client() -> httpx2.Client:
@@ -231,6 +226,8 @@ def _hub() -> Iterator[Any]:
     huggingface_hub.set_client_factory(client)
     try:
         yield huggingface_hub.HfApi(endpoint=hub.endpoint(), token=hub.token())
+    except HFValidationError as error:
+        raise LaunchError(f"{error} Write it as OWNER/NAME") from error
     except (HfHubHTTPError, httpx2.HTTPError, RuntimeError) as error:
         # An upload raises a RuntimeError from the real error.
         cause = error.__cause__ if type(error) is RuntimeError else error
@@ -243,15 +240,3 @@ def _hub() -> Iterator[Any]:
         else:
             raise
         raise LaunchError(reason) from error
-
-
-def _repository(api: Any, name: str) -> str:
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        raise LaunchError(f"Repository {name[:100]!r}: use letters, digits, `-`, `_` and `.`, as OWNER/NAME") from error
-    if "/" in name:
-        return name
-    return f"{api.whoami()['name']}/{name}"

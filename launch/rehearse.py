@@ -25,7 +25,7 @@ from typing import Any
 
 from guards import checkpoint
 from launch import forecast
-from launch.common import LaunchError, add_run, find, report
+from launch.common import RUN, LaunchError, find, report
 from launch.trial import ENCODING, LOCK, NAME, POLL_S, Trial, end_on_sigterm, scratch
 from monitor.diagnose import causes
 from monitor.process.locks import is_held
@@ -375,10 +375,7 @@ def _bytes(*paths: Path) -> int:
 # The command ------------------------------------------------------------------------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `python -m launch rehearse`."""
-    add_run(parser)
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help=f"seconds for all stages (default: {LIMIT_S:.0f})")
+OPTIONS = (RUN, ("--limit S", LIMIT_S, f"seconds for all stages (default: {LIMIT_S:.0f})"))
 
 
 def run(args: argparse.Namespace) -> int:

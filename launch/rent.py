@@ -194,6 +194,7 @@ def stop(pod: str, own_key: str) -> str:
 
 
 OPTIONS = (
+    common.RUN,
     *travel.RENTED,
     (
         "--image NAME",
@@ -202,19 +203,18 @@ OPTIONS = (
     ),
     ("--volume ID", "", "a network volume; without it, a disk that only this pod has"),
     ("--data-center ID", "", "where the pod is to be, such as that of the volume"),
+    (
+        "--stop",
+        ("1", "always", ""),
+        "the machine stops itself when nothing is left to train; `always`: also after your own stop; empty: never",
+    ),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN and options; `stop-pod` has none."""
-    if parser.prog.endswith(" stop-pod"):
-        return
-    common.add_run(parser)
-    common.add_options(parser, *OPTIONS)
-    parser.add_argument(
-        "--stop", choices=("1", "always", ""), default="1",
-        help="the machine stops itself when nothing is left to train; `always`: also after your own stop; empty: never",
-    )  # fmt: skip
+    """Those of `runpod`; `stop-pod` has none."""
+    if not parser.prog.endswith(" stop-pod"):
+        common.add_options(parser, OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -256,9 +256,7 @@ def _python(module: str) -> list[str]:
     return [sys.executable, "-m", module]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--port."""
-    parser.add_argument("--port", type=int, default=7860, help="port of the page (default: 7860)")
+OPTIONS = (("--port N", 7860, "port of the page (default: 7860)"),)
 
 
 def run(args: argparse.Namespace) -> int:

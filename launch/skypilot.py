@@ -133,6 +133,7 @@ def submit(path: Path, name: str, secrets: list[str]) -> None:
 
 
 OPTIONS = (
+    common.RUN,
     (
         "--infra CLOUD",
         "",
@@ -149,16 +150,10 @@ OPTIONS = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN and options; `launch vast` is the same on machines of Vast.ai."""
-    common.add_run(parser)
-    common.add_options(parser, *OPTIONS)
-    if parser.prog.endswith(" vast"):
-        parser.set_defaults(infra="vast")
-
-
 def run(args: argparse.Namespace) -> int:
-    """Write skypilot.yaml; with --submit, copy the run into its store and start the job."""
+    """Write skypilot.yaml; with --submit, copy the run into its store and start the job. `vast`: on machines of Vast.ai."""
+    if args.command == "vast":
+        args.infra = args.infra or "vast"
     folder = common.find(args)
     spec = runs.load(folder)
     if args.infra.partition("/")[0] == "vast":

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launch.common import LaunchError, add_options, add_run, fill, report
+from launch.common import RUN, LaunchError, fill, report
 from launch.travel import needed_gb
 from monitor.process.locks import LOCK, is_held
 from monitor.run_folder import find
@@ -43,6 +43,7 @@ PRIVATE = tuple(f"HANGPROOF_{name}" for name in ("AUTH", "RUN", "TOKEN", "ATTEMP
 
 
 OPTIONS = (
+    RUN,
     ("--submit", False, "submit the script with sbatch, and print the job's number"),
     ("--partition NAME", "", "without it the cluster's default"),
     ("--time LIMIT", "", "such as 8:00:00 or 1-12; the job is requeued at its end"),
@@ -57,12 +58,6 @@ OPTIONS = (
     ("--nodes N", 1, "nodes, for a script of your own; run.toml says it for others"),
     ("--mem SIZE", "", "memory of each node, such as 64G; without it the cluster's default"),
 )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
-    add_run(parser)
-    add_options(parser, *OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:

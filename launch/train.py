@@ -12,13 +12,7 @@ from launch import common, travel
 from monitor.process.locks import LOCK, is_held
 from runs import weights
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN and --prepare."""
-    common.add_run(parser)
-    parser.add_argument(
-        "--prepare", action="store_true", help="write the script and fetch the base model, but do not train"
-    )
+OPTIONS = (common.RUN, ("--prepare", False, "write the script and fetch the base model, but do not train"))
 
 
 def run(args: argparse.Namespace) -> int:

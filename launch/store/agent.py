@@ -22,7 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from typing import Any
 from guards import checkpoint
 from launch.store import lease
 from launch.store.copies import Copier, NotHeld
+from launch.store.lease import Lease
 from launch.store.manifest import result_folders
 from launch.store.places import Limits, NotFound, Place, Refused, StoreError, Unavailable, open_place
 from launch.store.restore import restore
@@ -83,36 +84,29 @@ class Report:
             checkpoint.atomic_write(self._path, json.dumps(values, ensure_ascii=False), sync=False)
 
 
+@dataclass
 class Agent:
     """The agent of the run in `folder`. `place`: the run's folder in the store; `small`: the same with
     limits of its own, so that no long copy delays it. `adopted`: the training runs already."""
 
-    def __init__(
-        self,
-        folder: Path,
-        place: Place,
-        small: Place,
-        claims: lease.Lease,
-        report: Report,
-        limits: config.Section,
-        adopted: bool,
-    ):
-        self.folder = folder
-        self.place = place
-        self.small = small
-        self.report = report
-        self.limits = limits
-        self.adopted = adopted
-        self.lease = claims
-        self.folders = result_folders(folder)
-        self.held = threading.Event()  # for the first time
-        self.wake = threading.Event()  # the copying thread has something to do
-        self.released = threading.Event()
-        self.orders = 0  # the last order to copy everything
-        self.final = False  # only the end of the run is left to be copied
-        self.request = b""  # the stop that was handed to the monitor
-        self.moved_s = 0.0  # when a restore fetched something last
-        self.copier: Copier | None = None
+    folder: Path
+    place: Place
+    small: Place
+    lease: Lease
+    report: Report
+    limits: config.Section
+    adopted: bool
+    held: threading.Event = field(default_factory=threading.Event)  # for the first time
+    wake: threading.Event = field(default_factory=threading.Event)  # the copying thread has something to do
+    released: threading.Event = field(default_factory=threading.Event)
+    orders: int = 0  # the last order to copy everything
+    final: bool = False  # only the end of the run is left to be copied
+    request: bytes = b""  # the stop that was handed to the monitor
+    moved_s: float = 0.0  # when a restore fetched something last
+    copier: Copier | None = None
+
+    def __post_init__(self) -> None:
+        self.folders = result_folders(self.folder)
 
     # ---- the monitor's orders ----
 
@@ -386,7 +380,7 @@ def run(folder: Path, adopted: bool) -> int:
         return _unusable(report, error)
     except StoreError as error:  # perhaps it answers later: `keep_lease` goes on
         report.set(error=str(error))
-    claims = lease.Lease(small, owner, limits.lease_s, resumes=isinstance(before, str))
+    claims = Lease(small, owner, limits.lease_s, resumes=isinstance(before, str))
     code = Agent(folder, place, small, claims, report, limits, adopted).serve()
     sys.stderr.flush()
     os._exit(code)  # a thread may hang in a call to a dead store

@@ -1,36 +1,63 @@
 """A place that keeps bytes by name: a folder, s3://, gs://, az://, sftp://, or hf://buckets/OWNER/NAME.
 
-`filesystems` does one call; `Place` adds what all need. A name is checked before it is used. A call in which no byte moves for `call_s` has failed, wherever it hangs: it runs in a thread, which is abandoned. A
-failed call is repeated with growing waits. Bytes per second are limited. Files are read in pieces, so that a failure
-repeats a piece and not the file, and so that no more is read than was announced.
+A name is checked before it is used. A call in which no byte moves for `call_s` has failed, wherever it hangs: it runs in
+a thread, which is abandoned. A failed call is repeated with growing waits. Bytes per second are limited. Files are read
+in pieces, so that a failure repeats a piece and not the file, and so that no more is read than was announced.
 
-An upload is visible completely or not at all. `create` never replaces anything: it is what a lease is built on.
+An upload is visible completely or not at all. An object store shows an object when its upload is complete; elsewhere a
+file is written under a hidden name, and renamed. `create` never replaces anything: it is what a lease is built on. It is
+one atomic request where the protocol has one (all but WHOLE), so that only one of several machines can win. Azure's
+library and the hub's buckets have none, and some servers that speak S3 ignore the condition: two machines may both
+create a file there, which a lease looks for afterwards.
+
 Credentials come from the environment and the library's own files, and are never part of an address.
 """
 
+import contextlib
 import copy
+import errno
 import hashlib
 import importlib
 import os
+import posixpath
 import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from launch.common import LaunchError
-from launch.store.filesystems import PROTOCOLS, Files, Meter, files, refusal
+from launch.store.filesystems import (
+    EXISTS,
+    MISSING,
+    PIECE,
+    PROTOCOLS,
+    SHARED,
+    TREES,
+    WHOLE,
+    Meter,
+    connect,
+    fill,
+    open_new,
+    refusal,
+    size_of,
+    stream,
+    text_of,
+)
+from launch.store.limits import Limits, Pace, bounded
+from runs.files import fsync_folder
 
 T = TypeVar("T")
-# Bytes that one reading call fetches; a file system that streams sends no more without calling its meter.
-PIECE = 8 << 20
 SLOWEST = 50_000.0  # bytes a second of a line that is still used: what a piece may take beyond the limit of a call
+LEFT_S = 24 * 3600.0  # a hidden file older than this was left by a killed writer
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}(?:/[A-Za-z0-9_][A-Za-z0-9._-]{0,199}){0,7}")
 
 
@@ -50,17 +77,6 @@ class Unavailable(StoreError):
     """The store did not answer, or failed each time. A later call may succeed."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How long a call may take and how often it is repeated; how many bytes a second puts and gets move together."""
-
-    call_s: float = 30.0  # in which no byte moves
-    tries: int = 8
-    first_wait_s: float = 0.25
-    longest_wait_s: float = 8.0
-    bytes_per_s: float = 0.0  # 0: no limit
-
-
 def check_name(name: str) -> str:
     """The name, if it is one that the store uses: relative, plain characters, no part that starts with a dot.
 
@@ -72,19 +88,25 @@ def check_name(name: str) -> str:
 
 
 class Place:
-    """A place, or a folder of it. Safe to use from several threads."""
+    """A place, or a folder of it. Safe to use from several threads. It connects with the first call."""
 
-    def __init__(self, files: Files, address: str, limits: Limits | None = None, prefix: str = ""):
-        self.files = files
-        self.address = address  # for messages
+    def __init__(
+        self,
+        scheme: str,
+        address: str,
+        prefix: str,
+        limits: Limits | None = None,
+        options: dict[str, Any] | None = None,
+    ):
+        """scheme: of PROTOCOLS. address: for messages. prefix: begins the names there. options: of a connection by SFTP."""
+        self.scheme, self.address, self.prefix = scheme, address, prefix
         self.limits = limits or Limits()
-        self.prefix = prefix
-        self._pace = _Pace(self.limits.bytes_per_s)
-
-    @property
-    def conditional(self) -> bool:
-        """Whether `create` succeeds for only one of several callers."""
-        return self.files.conditional
+        self.options = options or {}
+        self.conditional = scheme not in WHOLE  # `create` succeeds for only one of several callers
+        self._idle: list[Any] = []
+        self._lock = threading.Lock()
+        self._has_bucket = False
+        self._pace = Pace(self.limits.bytes_per_s)
 
     def under(self, name: str) -> "Place":
         """The folder `name` of this place."""
@@ -97,7 +119,7 @@ class Place:
         place = copy.copy(self)
         place.limits = replace(self.limits, **limits)  # type: ignore[arg-type]
         if "bytes_per_s" in limits:
-            place._pace = _Pace(place.limits.bytes_per_s)
+            place._pace = Pace(place.limits.bytes_per_s)
         return place
 
     def read(self, name: str, most_bytes: int = 16 << 20) -> bytes:
@@ -105,8 +127,7 @@ class Place:
 
         Raises NotFound, Refused, Unavailable; StoreError: it is larger than `most_bytes`.
         """
-        key = self._key(name)
-        data = self._call(f"read {name}", lambda tick: self.files.read(key, 0, most_bytes + 1))
+        data = self._read(name, self._key(name), 0, most_bytes + 1)
         if len(data) > most_bytes:
             raise StoreError(
                 f"{self.address}/{name} is larger than {most_bytes} bytes; it was not written by Hangproof"
@@ -119,7 +140,7 @@ class Place:
         Raises NotFound, Refused, Unavailable; StoreError: another size. OSError: `path` cannot be written.
         """
         key, digest = self._key(name), hashlib.sha256()
-        found = self._call(f"look up {name}", lambda tick: self.files.size(key))
+        found = self._call(f"look up {name}", lambda fs, meter: size_of(fs, key))
         if found != size:
             raise StoreError(f"{self.address}/{name} has {found} bytes instead of {size}; it is not used")
         piece = int(min(PIECE, max(PIECE / 32, self._pace.bytes_per_s or PIECE)))  # about a second's worth
@@ -127,8 +148,7 @@ class Place:
             at = 0
             while at < size:
                 length = min(piece, size - at)
-                read = partial(self.files.read, key, at, length)
-                data = self._call(f"read {name}", lambda tick, read=read: read(), more_s=length / SLOWEST)  # type: ignore[misc]
+                data = self._read(name, key, at, length, more_s=length / SLOWEST)
                 if not data:
                     raise StoreError(f"{self.address}/{name} ends after {at} of {size} bytes; it is not used")
                 file.write(data)
@@ -140,15 +160,15 @@ class Place:
     def put(self, name: str, source: bytes | Path) -> None:
         """Write or replace a file. Raises Refused, Unavailable. FileNotFoundError: the local file is gone."""
         key, what = self._key(name), source if isinstance(source, bytes) else os.fspath(source)
+        size = len(what) if isinstance(what, bytes) else os.path.getsize(what)
 
-        def write(tick: Meter) -> None:
+        def work(fs: Any, meter: Meter) -> None:
             if isinstance(what, str):
                 os.stat(what)
-            self.files.put(key, what, tick)
+            self.write(fs, key, what, meter)
 
-        size = len(what) if isinstance(what, bytes) else os.path.getsize(what)
-        unseen = min(size, PIECE) if self.files.streams else size
-        self._call(f"write {name}", write, gone=what if isinstance(what, str) else "", more_s=unseen / SLOWEST)
+        unseen = size if self.scheme in WHOLE else min(size, PIECE)
+        self._call(f"write {name}", work, gone=what if isinstance(what, str) else "", more_s=unseen / SLOWEST)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file that does not exist; False when it exists and holds something else.
@@ -160,7 +180,7 @@ class Place:
         """
         key = self._key(name)
         try:
-            self._call(f"create {name}", lambda tick: self.files.create(key, data))
+            self._call(f"create {name}", lambda fs, meter: self.write_new(fs, key, data))
         except FileExistsError:
             try:
                 return self.read(name) == data
@@ -174,7 +194,7 @@ class Place:
         Raises Refused, Unavailable.
         """
         where = self._key(folder) + "/" if folder else self.prefix
-        found = self._call(f"list {folder or 'files'}", lambda tick: self.files.rows(where, deep=True))
+        found = self._call(f"list {folder or 'files'}", lambda fs, meter: self._rows(fs, where, deep=True))
         sizes = {row["name"]: int(row["size"] or 0) for row in found if row["type"] == "file"}
         cut = len(self.prefix)
         return {
@@ -188,31 +208,35 @@ class Place:
 
         Raises Refused, Unavailable.
         """
-        found = self._call("list folders", lambda tick: self.files.rows(self.prefix, deep=False))
+        found = self._call("list folders", lambda fs, meter: self._rows(fs, self.prefix, deep=False))
         names = {row["name"].rpartition("/")[2] for row in found if row["type"] == "directory"}
         return sorted(name for name in names if NAME.fullmatch(name))
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete files; those that do not exist are ignored. Raises Refused, Unavailable."""
         for key in [self._key(name) for name in names]:
-            self._call("delete files", lambda tick, key=key: self.files.delete(key))  # type: ignore[misc]
+            with contextlib.suppress(NotFound):
+                self._call("delete files", lambda fs, meter, key=key: fs.rm_file(key))  # type: ignore[misc]
+
+    # One call -------------------------------------------------------------------------------------------------------
 
     def _key(self, name: str) -> str:
         return self.prefix + check_name(name)
 
-    def _call(self, what: str, work: Callable[[Meter], T], gone: str = "", more_s: float = 0.0) -> T:
-        """The result of `work`, repeated after failures.
+    def _call(self, what: str, work: Callable[[Any, Meter], T], gone: str = "", more_s: float = 0.0) -> T:
+        """The result of `work(file system, meter)`, repeated after failures.
 
         gone: a local file whose absence is the caller's to handle. more_s: beyond `call_s`, for the bytes of one piece.
         """
+
+        def once(tick: Callable[[], None]) -> T:
+            with self.session() as fs:
+                return work(fs, partial(self._pace.spend, tick=tick))
+
         limits, wait_s = self.limits, self.limits.first_wait_s
         for attempt in range(1, limits.tries + 1):
             try:
-                return _bounded(
-                    lambda tick: work(partial(self._pace.spend, tick=tick)),
-                    limits.call_s + more_s,
-                    f"{what} in {self.address}",
-                )
+                return bounded(once, limits.call_s + more_s, f"{what} in {self.address}")
             except FileExistsError:
                 raise
             except Exception as error:
@@ -223,13 +247,175 @@ class Place:
                     raise Refused(f"cannot {what} in {self.address}: {why} ({short(error)})") from error
                 if absent:
                     raise NotFound(f"cannot {what}: {self.address} has no such file") from error
-                self.files.reset()
+                if self.scheme not in SHARED:  # which connect anew by themselves
+                    self._idle.clear()  # the server may be gone
                 if attempt == limits.tries:
                     times = f" {attempt} times" if attempt > 1 else ""
                     raise Unavailable(f"cannot {what} in {self.address}: failed{times}: {short(error)}") from error
             time.sleep(wait_s * random.uniform(0.5, 1.0))
             wait_s = min(2 * wait_s, limits.longest_wait_s)
         raise AssertionError("tries is at least 1")
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Any]:
+        """A file system of fsspec for one call. One that is not SHARED has no other call, and is dropped when that fails."""
+        is_shared = self.scheme in SHARED
+        with self._lock:
+            fs = self._idle.pop() if self._idle else None
+            if is_shared:
+                fs = fs or connect(self.scheme, self.options)
+                self._idle.append(fs)
+        fs = fs or connect(self.scheme, self.options)
+        fs.invalidate_cache()
+        try:
+            yield fs
+        except Exception as error:
+            absent = isinstance(error, FileNotFoundError) or type(error).__name__.endswith(MISSING)
+            if not is_shared and (absent or isinstance(error, FileExistsError)):
+                self._idle.append(fs)
+            if absent:
+                raise FileNotFoundError(errno.ENOENT, "no such file") from error
+            raise
+        if not is_shared:
+            self._idle.append(fs)
+
+    def _read(self, name: str, key: str, start: int, length: int, more_s: float = 0.0) -> bytes:
+        """At most `length` bytes of a file from byte `start`; fewer only at its end."""
+        more = {"cache_type": "none"} if self.scheme == "hf" else {}  # else 5 MB more are read than asked for
+
+        def work(fs: Any, meter: Meter) -> bytes:
+            end = min(size_of(fs, key), start + length)
+            return bytes(fs.cat_file(key, start=start, end=end, **more)) if start < end else b""
+
+        return self._call(f"read {name}", work, more_s=more_s)
+
+    def _rows(self, fs: Any, prefix: str, deep: bool) -> Sequence[dict[str, Any]]:
+        """What is in a folder, directly or at any depth (then files only), as fsspec lists it; nothing where there is none.
+
+        The names begin as `prefix` does. Removes what killed writers left a day ago.
+        """
+        folder, is_tree = prefix.rstrip("/") or "/", self.scheme in TREES
+        options = {"on_error": "raise"} if is_tree else {}  # what cannot be listed is an error
+        try:
+            found = [*fs.find(folder, detail=True, **options).values()] if deep else fs.ls(folder, detail=True)
+        except FileNotFoundError as error:
+            try:
+                fs.info(folder)
+            except FileNotFoundError:
+                return []
+            raise error  # something in it was deleted meanwhile
+        for row in found if is_tree else ():
+            changed = row["mtime"]  # of SFTP a datetime
+            changed_s = changed.timestamp() if isinstance(changed, datetime) else changed
+            hidden = row["type"] == "file" and posixpath.basename(row["name"])[0] == "."
+            if hidden and changed_s < time.time() - LEFT_S:
+                with contextlib.suppress(Exception):  # tried again by the next listing
+                    fs.rm_file(row["name"])
+        slashes = prefix[: len(prefix) - len(prefix.lstrip("/"))]
+        return [row | {"name": slashes + str(row["name"]).strip("/")} for row in found]
+
+    # Writing --------------------------------------------------------------------------------------------------------
+
+    def write(self, fs: Any, key: str, source: bytes | str, meter: Meter) -> None:
+        """Replace a file by bytes, or by the contents of the file at the path `source`: one attempt."""
+        if self.scheme in TREES:
+            with self._hidden(fs, key, source, meter) as temporary:
+                (os.replace if self.scheme == "file" else fs.mv)(temporary, key)
+            return
+        if self.scheme in WHOLE:
+            meter(len(source) if isinstance(source, bytes) else os.path.getsize(source))
+        if self.scheme == "hf":
+            self._write_to_bucket(key, source)
+            return
+        if isinstance(source, str) and os.path.getsize(source) <= PIECE:
+            source = Path(source).read_bytes()
+        if isinstance(source, bytes):
+            fs.pipe_file(key, source)
+            if self.scheme not in WHOLE:
+                meter(len(source))
+        elif self.scheme in WHOLE:
+            fs.put_file(source, key)
+        else:
+            stream(fs, key, source, meter)
+
+    def _write_to_bucket(self, key: str, source: bytes | str) -> None:
+        """Replace a file on the Hugging Face hub; its bucket is made, private, by the first one.
+
+        The library sends a file as a whole, but no piece that the hub knows.
+        """
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import BucketNotFoundError
+        from huggingface_hub.utils import disable_progress_bars
+
+        disable_progress_bars()
+        api, (_, owner, bucket, path) = HfApi(library_name="hangproof"), key.split("/", 3)
+        if not self._has_bucket:
+            try:
+                api.bucket_info(f"{owner}/{bucket}")
+            except BucketNotFoundError:
+                api.create_bucket(f"{owner}/{bucket}", private=True, exist_ok=True)
+            self._has_bucket = True
+        api.batch_bucket_files(f"{owner}/{bucket}", add=[(source, path)])
+
+    def write_new(self, fs: Any, key: str, data: bytes) -> None:
+        """Write a file that does not exist: one attempt. Raises FileExistsError."""
+        exists = FileExistsError(errno.EEXIST, "exists already", key)
+        if self.scheme in TREES:
+            self._write_new_in_tree(fs, key, data, exists)
+        elif not self.conditional:
+            with contextlib.suppress(FileNotFoundError):
+                fs.info(key)
+                raise exists
+            self.write(fs, key, data, lambda count: None)
+        else:
+            try:
+                fs.pipe_file(key, data, mode="create")
+            except Exception as error:
+                if any(word in text_of(error) for word in EXISTS):
+                    raise exists from error
+                raise
+
+    def _write_new_in_tree(self, fs: Any, key: str, data: bytes, exists: FileExistsError) -> None:
+        """A folder: linked to its name, which fails where the name exists (link(2)), also on NFS, where O_EXCL alone
+        leaves an empty file for a moment. SFTP and file systems without links: opened exclusively; a writer that stops
+        in the middle leaves a short file, which readers take for a damaged one."""
+        if self.scheme == "file":
+            with self._hidden(fs, key, data, lambda count: None) as temporary:
+                try:
+                    fs.link(temporary, key)
+                    return
+                except OSError as error:
+                    if error.errno not in NO_LINKS:
+                        raise
+        try:
+            target = open_new(fs, key, "xb" if self.scheme == "file" else "wxb")
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) or not fs.exists(key):
+                raise
+            # SFTP version 3 has no code for "exists": servers answer "Failure" (draft-ietf-secsh-filexfer-02, 7).
+            raise exists from error
+        try:
+            fill(self.scheme, target, data, lambda count: None)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                fs.rm_file(key)
+            raise
+
+    @contextlib.contextmanager
+    def _hidden(self, fs: Any, key: str, source: bytes | str, meter: Meter) -> Iterator[str]:
+        """A hidden file beside `key` with the contents of `source`; it is gone afterwards."""
+        folder, _, last = key.rpartition("/")
+        temporary = f"{folder}/.{last}.{uuid.uuid4().hex}"
+        try:
+            size = fill(self.scheme, open_new(fs, temporary, "wb"), source, meter)
+            if size_of(fs, temporary) != size:
+                raise OSError(errno.EIO, "another size arrived than was sent", key)
+            yield temporary
+        finally:
+            with contextlib.suppress(Exception):
+                fs.rm_file(temporary)
+        if self.scheme == "file":
+            fsync_folder(Path(folder))
 
 
 def short(error: BaseException) -> str:
@@ -241,55 +427,6 @@ def short(error: BaseException) -> str:
 def one_line(value: object, most: int = 300) -> str:
     """Text of another machine as one printable line."""
     return "".join(c if c.isprintable() else " " for c in str(value)[:most]).strip()
-
-
-class _Pace:
-    """Spreads bytes over time: `spend` returns when the bytes so far fit the limit. Shared by threads."""
-
-    def __init__(self, bytes_per_s: float):
-        self.bytes_per_s = bytes_per_s
-        self._free_s = 0.0  # monotonic: when the bytes so far are paid for
-        self._lock = threading.Lock()
-
-    def spend(self, count: int, tick: Callable[[], None] = lambda: None) -> None:
-        """Wait until `count` more bytes may have been moved; `tick` is called before and meanwhile."""
-        tick()
-        if not self.bytes_per_s or not count:
-            return
-        with self._lock:
-            self._free_s = max(self._free_s, time.monotonic()) + count / self.bytes_per_s
-            until = self._free_s
-        while (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, 1.0))
-            tick()
-
-
-def _bounded(work: Callable[[Callable[[], None]], T], idle_s: float, what: str) -> T:
-    """The result of `work(tick)`. TimeoutError when neither it returned nor `tick` was called for `idle_s`.
-
-    The thread of a call that hangs is abandoned: nothing can interrupt a read of a dead mount. It is a daemon, so that
-    the process can end.
-    """
-    moved, abandoned = [time.monotonic()], threading.Event()
-    result: Future[T] = Future()
-
-    def tick() -> None:
-        if abandoned.is_set():
-            raise TimeoutError(f"{what} was given up")
-        moved[0] = time.monotonic()
-
-    def run() -> None:
-        try:
-            result.set_result(work(tick))
-        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
-            result.set_exception(error)
-
-    threading.Thread(target=run, daemon=True, name=f"store: {what[:60]}").start()
-    while (left_s := moved[0] + idle_s - time.monotonic()) > 0:
-        if wait([result], left_s).done:
-            return result.result()
-    abandoned.set()
-    raise TimeoutError(f"no answer within {round(idle_s, 1):g} s")
 
 
 # Opening a place ------------------------------------------------------------------------------------------------------
@@ -306,7 +443,7 @@ def open_place(address: str, limits: Limits | None = None) -> Place:
         if not address:
             raise StoreError("the store has no address; write a folder, or an address such as s3://bucket/runs")
         folder = Path(address).expanduser().absolute()
-        return Place(files("file"), str(folder), limits, f"{folder.as_posix().rstrip('/')}/")
+        return Place("file", str(folder), f"{folder.as_posix().rstrip('/')}/", limits)
     if scheme == "file":
         return open_place(f"/{rest.lstrip('/')}", limits)
     if scheme not in PROTOCOLS:
@@ -340,4 +477,4 @@ def open_place(address: str, limits: Limits | None = None) -> Place:
         except ValueError as error:
             raise StoreError(f"sftp://{body}: the port is not a number") from error
         root = unquote(parts.path).rstrip("/")
-    return Place(files(scheme, options), f"{scheme}://{body}", limits, f"{root}/")
+    return Place(scheme, f"{scheme}://{body}", f"{root}/", limits, options)

@@ -52,6 +52,7 @@ class Hub(Double):
         self.silent = False
         self.hashes = True
         self.refusal: tuple[int, str] | None = None
+        self.retry_after = ""  # that a refusal asks for
         self.redirect = ""
         self.nap_s = 0.0
         self.lock = threading.Lock()
@@ -67,7 +68,7 @@ class Hub(Double):
             return None
         if self.refusal:
             status, code = self.refusal
-            return status, b"", {"X-Error-Code": code} if code else {}
+            return status, b"", {"X-Error-Code": code, "Retry-After": self.retry_after}
         if path.startswith("/cdn/"):
             return self.contents(path.removeprefix("/cdn/"), request)
         if path.startswith("/api/models/") and "/revision/" in path:

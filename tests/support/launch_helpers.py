@@ -10,6 +10,7 @@ from runs_helpers import pictures, spec
 import presets
 import runs
 from launch import travel
+from launch.common import add_arguments
 
 STORE = "s3://bucket/runs"
 CHOICES = [
@@ -38,7 +39,7 @@ def quick(tmp_path, monkeypatch):
 def arguments(module, *words: str, command: str = "", **values):
     """What the module's command gets. command: where the module has several."""
     parser = argparse.ArgumentParser(prog=f"launch {command}")
-    module.add_arguments(parser)
+    add_arguments(parser, module)
     return argparse.Namespace(
         **{**vars(parser.parse_args(["RUN", *words])), "json": False, "command": command, **values}
     )

@@ -28,7 +28,7 @@ import asyncssh
 import pytest
 from loopback import Answer, Double, Request, running
 
-from launch.store.filesystems import PROTOCOLS, Meter, Tree
+from launch.store.filesystems import PROTOCOLS, Meter
 from launch.store.places import Limits, Place, open_place
 
 KINDS = ("folder", "s3", "sftp", "hub")
@@ -393,12 +393,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 # A folder -------------------------------------------------------------------------------------------------------------
 
 
-class FaultyFolder(Tree):
+class FaultyFolder(Place):
     """A folder on a bad disk: the only kind without a server, so the faults are here."""
 
-    def __init__(self, faults: Faults):
-        super().__init__("file")
-        self.faults = faults
+    faults: Faults
 
     @contextmanager
     def session(self) -> Iterator[Any]:
@@ -407,13 +405,13 @@ class FaultyFolder(Tree):
         with super().session() as fs:
             yield fs
 
-    def put(self, name: str, source: bytes | str, meter: Meter) -> None:
-        self._write(name, source, lambda: super(FaultyFolder, self).put(name, source, meter))
+    def write(self, fs: Any, key: str, source: bytes | str, meter: Meter) -> None:
+        self._faulty(key, source, lambda: super(FaultyFolder, self).write(fs, key, source, meter))
 
-    def create(self, name: str, data: bytes) -> None:
-        self._write(name, data, lambda: super(FaultyFolder, self).create(name, data))
+    def write_new(self, fs: Any, key: str, data: bytes) -> None:
+        self._faulty(key, data, lambda: super(FaultyFolder, self).write_new(fs, key, data))
 
-    def _write(self, name: str, source: bytes | str, work: Callable[[], None]) -> None:
+    def _faulty(self, name: str, source: bytes | str, work: Callable[[], None]) -> None:
         with failing(OSError(errno.ENOSPC, "No space left on device")):
             self.faults.take(len(source) if isinstance(source, bytes) else os.path.getsize(source))
         path = Path(name)
@@ -431,7 +429,9 @@ def folder(tmp_path: Path, _: pytest.MonkeyPatch) -> Iterator[Server]:
     faults, root = Faults(), tmp_path / "folder store"
 
     def wrap(place: Place) -> Place:
-        return Place(FaultyFolder(faults), place.address, place.limits, place.prefix)
+        faulty = FaultyFolder("file", place.address, place.prefix, place.limits)
+        faulty.faults = faults
+        return faulty
 
     yield Server(str(root), faults, wrap)
 

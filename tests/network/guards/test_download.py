@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import children
@@ -165,10 +166,14 @@ def test_https_is_watched_too_and_an_unknown_certificate_is_refused_at_once(tmp_
         hub_request._certificates.cache_clear()
 
 
-def test_a_busy_server_is_asked_again(hub, tmp_path):
-    hub.refusal = (429, "")
+@pytest.mark.parametrize("retry_after", ["", "2", "Fri, 27 Nov 2026 09:00:00 GMT"])
+def test_a_busy_server_is_asked_again_after_as_long_as_it_says(hub, tmp_path, monkeypatch, retry_after):
+    monkeypatch.setattr(hub_request, "LONGEST_PAUSE_S", 5.0)
+    hub.refusal, hub.retry_after, began_s = (429, ""), retry_after, time.monotonic()
     threading.Timer(0.5, lambda: setattr(hub, "refusal", None)).start()
     get(tmp_path / "d" / NAME)
+    if retry_after == "2":
+        assert time.monotonic() - began_s >= 2 and hub_request.Busy(429, "9999").pause_s == 5.0
 
 
 @pytest.mark.parametrize(

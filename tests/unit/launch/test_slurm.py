@@ -13,7 +13,7 @@ from runs_helpers import call, executable, pictures, spec
 
 import runs
 from launch import slurm
-from launch.common import LaunchError
+from launch.common import LaunchError, add_arguments
 
 SHORT = dict(steps=60, pace=0.05, every=20)
 
@@ -21,7 +21,7 @@ SHORT = dict(steps=60, pace=0.05, every=20)
 def rendered(folder, made, *words):
     """The script that the command writes for a run, None for one with a script of its own."""
     parser = argparse.ArgumentParser()
-    slurm.add_arguments(parser)
+    add_arguments(parser, slurm)
     args = parser.parse_args([str(folder), *words])
     slurm.complete(made, args)
     return slurm.render(folder, made, args)

@@ -10,6 +10,7 @@ from launch_helpers import a_run
 import runs
 from launch import rehearse, serve
 from launch.store import filesystems
+from launch.store.places import open_place
 from runs import job
 
 
@@ -49,10 +50,9 @@ def test_a_signal_ends_the_loop_of_the_container(data, monkeypatch):
 
 def test_bytes_and_small_files_are_sent_in_one_call_and_counted(tmp_path):
     (tmp_path / "x").write_bytes(b"file")
-    store, moved, sent = filesystems.Files("s3"), [], Mock()
-    store._idle = [sent]
-    store.put("bucket/bytes", b"bytes", moved.append)
-    store.put("bucket/file", str(tmp_path / "x"), moved.append)
+    place, moved, sent = open_place("s3://bucket"), [], Mock()
+    place.write(sent, "bucket/bytes", b"bytes", moved.append)
+    place.write(sent, "bucket/file", str(tmp_path / "x"), moved.append)
     assert moved == [5, 4]
     assert sent.pipe_file.call_args_list == [call("bucket/bytes", b"bytes"), call("bucket/file", b"file")]
     assert list(filesystems.blocks(b"abc")) == [b"abc"]

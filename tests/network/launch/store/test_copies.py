@@ -66,15 +66,15 @@ def test_a_state_that_is_replaced_while_it_is_sent_is_left_out_whole(run, place,
     copier.push()
     shutil.rmtree(run / f"{run.name}-step00000010-state")
     state, left = add_state(run, 20), [2]
-    put, kind = place.files.put, place.files
+    write = place.write
 
-    def put_and_delete(name, source, meter):
-        put(name, source, meter)
+    def write_and_delete(fs, key, source, meter):
+        write(fs, key, source, meter)
         left[0] -= 1
         if not left[0]:
             shutil.rmtree(state)
 
-    monkeypatch.setattr(kind, "put", put_and_delete)
+    monkeypatch.setattr(place, "write", write_and_delete)
     pushed = copier.push()
     assert any("step00000020-state: not copied" in note for note in pushed.notes)
     log(run, "next")
@@ -203,8 +203,8 @@ def test_a_push_that_is_killed_anywhere_leaves_the_store_with_a_complete_manifes
 
         return write
 
-    for name in ("put", "create"):
-        monkeypatch.setattr(place.files, name, counted(getattr(place.files, name)))
+    for name in ("write", "write_new"):
+        monkeypatch.setattr(place, name, counted(getattr(place, name)))
     for writes in range(8):
         left[0] = writes
         other("home")
@@ -227,13 +227,13 @@ def test_a_link_in_a_run_is_not_copied(run, place, tmp_path):
 
 
 def test_a_log_that_grows_while_it_is_sent_is_stored_as_it_was_read(run, place, monkeypatch):
-    put, kind = place.files.put, place.files
+    write = place.write
 
-    def growing(name, source, meter):
+    def growing(*args):
         log(run, "while it is sent")
-        put(name, source, meter)
+        write(*args)
 
-    monkeypatch.setattr(kind, "put", growing)
+    monkeypatch.setattr(place, "write", growing)
     manifest = Copier(place, run, held(place)).push().manifest
     text = place.read(manifest.files["run/events.jsonl"].blob)
     assert (run / "events.jsonl").read_bytes().startswith(text)

@@ -160,8 +160,8 @@ def test_an_upload_that_is_given_up_leaves_what_was_there(kind, tmp_path, monkey
             if moved[0] > BIG:
                 raise Stop
 
-        with pytest.raises(Stop):
-            place.files.put(f"{place.prefix}files/x", str(tmp_path / "x"), meter)
+        with pytest.raises(Stop), place.session() as fs:
+            place.write(fs, f"{place.prefix}files/x", str(tmp_path / "x"), meter)
         gc.collect()
         assert set(place.list("files")) == {"files/x"} and place.read("files/x") == b"old"
         if kind == "folder":
