@@ -147,8 +147,8 @@ def begin(
         RunError: there is nothing to do, or the disk does not take it.
     """
     chosen = None if only is None else set(only)
-    with draft.locked(draft_id):
-        state, wanted = draft_store.read(draft_id), dict[str, Any]()
+    with draft.locked(draft_id) as file:
+        state, wanted = file.state, dict[str, Any]()
         for key, entry in state["images"].items():
             if chosen is not None and key not in chosen:
                 continue
@@ -163,7 +163,7 @@ def begin(
                 else "Add images first"
             )
         job = {"job": secrets.token_hex(8), "options": options, "overwrite": overwrite, "total": len(wanted)}
-        draft_store.write(draft_id, {**state, "captions": job, "wanted": draft_store.placed(wanted)})
+        file.store({**state, "captions": job, "wanted": draft_store.placed(wanted)})
     return len(wanted)
 
 
@@ -196,8 +196,8 @@ class DraftWork:
         return self.total - len(draft_store.read(self.draft_id)["wanted"]), self.total
 
     def store(self, picture: Picture, caption: str) -> None:
-        with draft.locked(self.draft_id):
-            wanted = dict(draft_store.read(self.draft_id)["wanted"])
+        with draft.locked(self.draft_id) as file:
+            wanted = dict(file.state["wanted"])
             seen = wanted.pop(picture.key, {}).get("seen")
 
             def make(key: str, entry: Entry) -> Entry | None:
@@ -210,7 +210,7 @@ class DraftWork:
             part = (self.counts()[0] - self.part) // STEP_IMAGES
             step = f"captions:{self.job}:{self.part}:{part}"
             draft.change_images(self.draft_id, [picture.key], make, "captions written by a model", merge=step)
-            draft_store.write(self.draft_id, {**draft_store.read(self.draft_id), "wanted": wanted})
+            file.store({**file.state, "wanted": wanted})
 
 
 def draft_work(given: argparse.Namespace) -> tuple[DraftWork, argparse.Namespace]:

@@ -4,7 +4,6 @@ All of it is computed from the draft each time something changed: the pixels wer
 (draft_images.looks_of). Each fix is one step that undo takes back.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,6 @@ PAGE = 24
 MOST_BUCKETS = 200
 REMOVED_BY = ("damaged", "duplicate", "near", "small", "enlarged", "blurred", "dark", "bright")
 BUCKETS = "buckets"  # beside the kinds of findings
-MOST_KEPT = 4  # drafts whose findings are kept
 
 
 @dataclass(frozen=True)
@@ -35,21 +33,15 @@ class Report:
     plan_error: str
 
 
-_reports: OrderedDict[str, tuple[Any, Report]] = OrderedDict()
-
-
 def examine(draft_id: str, again: bool = False) -> Report:
     """The findings of a draft, computed where the draft has changed, or `again`. Raises RunError: the draft cannot be read."""
-    state, items = draft_store.read(draft_id), draft.items(draft_id)
-    known = _reports.get(draft_id)
-    if known is not None and not again and known[0][0] is items and known[0][1] is state["form"]:
-        return known[1]
-    plan, error = _plan(draft_id, items)
-    found = checks.findings(items, _damaged(draft_id), draft.trigger(draft_id), plan)
-    report = Report({item.id: item for item in items}, found, plan, error)
-    _reports[draft_id] = (items, state["form"]), report
-    while len(_reports) > MOST_KEPT:
-        _reports.popitem(last=False)
+    form, items, memory = draft.form(draft_id), draft.items(draft_id), draft_store.memory(draft_id)
+    known_items, known_form, report = memory.get("report", (None, None, None))
+    if report is None or again or known_items is not items or known_form is not form:
+        plan, error = _plan(draft_id, items)
+        found = checks.findings(items, _damaged(draft_id), draft.trigger(draft_id), plan)
+        report = Report({item.id: item for item in items}, found, plan, error)
+        memory["report"] = items, form, report
     return report
 
 
