@@ -29,7 +29,6 @@ LIMIT_S = 14 * 24 * 3600.0
 MOST_FAILURES = 20
 LINE = re.compile(r"[^\x00-\x1f\x7f]{0,500}")
 PROMPT = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f]{0,4000}")
-TEXTS = ("engine", "model", "device", "task", "without", "url", "prompt", "key_variable", "prefix", "suffix", "trigger")
 PLACEHOLDER = "http://127.0.0.1:11434/v1"
 WHICH = ("empty", "model", "all")
 STEP_IMAGES = 500  # captions that undo brings back at once
@@ -84,9 +83,8 @@ def running(draft_id: str) -> bool:
 
 def _check(options: dict[str, Any]) -> None:
     """What can be known before the job starts. Raises RunError."""
-    for name in TEXTS:
-        text = options.get(name, "")
-        if not (PROMPT if name == "prompt" else LINE).fullmatch(text):
+    for name, text in options.items():
+        if isinstance(text, str) and not (PROMPT if name == "prompt" else LINE).fullmatch(text):
             raise RunError("Use at most 500 characters on one line, and at most 4,000 for the instruction")
     for name in ("general", "character"):
         if not 0 < options.get(name, 0.5) <= 1:
