@@ -87,11 +87,11 @@ def items(draft_id: str) -> list[Item]:
         images, small_side = draft_store.read(draft_id)["images"], presets.defaults()["images"]["small_side"]
         memory = draft_store.memory(draft_id)
         if memory.get("small_side") != small_side:
-            memory |= {"small_side": small_side, "images": {}, "items": [], "near": draft_images.Near()}
+            memory |= {"small_side": small_side, "images": {}, "items": []}
         if memory["images"] is not images:
             # A page of twelve cards must not build those of 10,000 images again.
-            near, before = memory["near"].of(images), {item.id: item for item in memory["items"]}
-            found, entries = [], memory["images"]
+            near = draft_images.near_of(tuple((key, entry["hash"]) for key, entry in images.items()))
+            found, entries, before = [], memory["images"], {item.id: item for item in memory["items"]}
             for key, entry in images.items():
                 item, other = before.get(key), near.get(key, "")
                 same = item is not None and entries.get(key) is entry and item.near == other
