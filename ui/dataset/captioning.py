@@ -53,9 +53,8 @@ def start(
     _check(checked(options))
     if running(draft_id):
         raise RunError("Captions are being written already; cancel that first")
-    number: list[int] = []
-    _run(draft_id, lambda: number.append(begin(draft_id, options, which, only, overwrite)))
-    return number[0]
+    _run(draft_id, lambda: begin(draft_id, options, which, only, overwrite))
+    return int(draft_store.read(draft_id)["captions"]["total"])
 
 
 def resume(draft_id: str) -> None:
@@ -77,8 +76,7 @@ def cancel(draft_id: str) -> None:
 
 def running(draft_id: str) -> bool:
     """Whether captions are being written."""
-    job = jobs.read(draft.folder(draft_id), JOB)
-    return job is not None and job.state == "running"
+    return jobs.running(draft.folder(draft_id), JOB)
 
 
 def _check(options: dict[str, Any]) -> None:
