@@ -85,16 +85,16 @@ class DraftFile:
         with self.explained():
             self.db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
+            self.sql("PRAGMA journal_mode=WAL")  # stays a rollback journal where shared memory is missing
+            self.sql("PRAGMA synchronous=FULL")
+            ((found,),) = self.sql("PRAGMA user_version")
             with self.explained():
-                self.db.execute("PRAGMA journal_mode=WAL")  # stays a rollback journal where shared memory is missing
-                self.db.execute("PRAGMA synchronous=FULL")
-                found = self.db.execute("PRAGMA user_version").fetchone()[0]
                 if found not in (*OLDER, VERSION):
                     raise sqlite3.DatabaseError("another version of Hangproof wrote it")
                 if found in OLDER:
                     self.db.executescript(SCHEMA)
-                self.inode = path.stat().st_ino
-                self.refresh()
+            self.inode = path.stat().st_ino
+            self.refresh()
         except BaseException:
             self.db.close()
             raise
@@ -116,24 +116,31 @@ class DraftFile:
                 said = f"cannot store your changes ({self.path}): {error}; {advice}"
             raise RunError(said) from error
 
+    def sql(self, words: str, *values: Any) -> list[tuple[Any, ...]]:
+        """The rows of a statement."""
+        with self.explained():
+            return self.db.execute(words, values).fetchall()
+
+    def sql_for_each(self, words: str, rows: list[tuple[Any, ...]]) -> None:
+        """Do a statement for each row of values."""
+        with self.explained():
+            self.db.executemany(words, rows)
+
     # Reading ---------------------------------------------------------------------------------------------------------
 
     def refresh(self) -> State:
         """The content, read again where another process changed it."""
-        with self.explained():
-            version = self.db.execute("PRAGMA data_version").fetchone()[0]
-            if version == self.version:
-                return self.state
-            rows = self.db.execute("SELECT part, key, value FROM content").fetchall()
-            values = json.loads(f"[{','.join(value for _, _, value in rows)}]")
-            found: dict[str, dict[str, Any]] = {part: {} for part in (*TABLES, "meta")}
-            for (part, key, _), value in zip(rows, values, strict=True):
-                old = self.state[part].get(key) if part in TABLES else None
-                found[part][key] = (
-                    old if old == value else value
-                )  # the same object, so that what was made of it is kept
-            self.state = {**META, **found.pop("meta"), **{table: in_order(one) for table, one in found.items()}}
-            self.version = version
+        ((version,),) = self.sql("PRAGMA data_version")
+        if version == self.version:
+            return self.state
+        rows = self.sql("SELECT part, key, value FROM content")
+        values = json.loads(f"[{','.join(value for _, _, value in rows)}]")
+        found: dict[str, dict[str, Any]] = {part: {} for part in (*TABLES, "meta")}
+        for (part, key, _), value in zip(rows, values, strict=True):
+            old = self.state[part].get(key) if part in TABLES else None
+            found[part][key] = old if old == value else value  # the same object: what was made of it is kept
+        self.state = {**META, **found.pop("meta"), **{table: in_order(one) for table, one in found.items()}}
+        self.version = version
         return self.state
 
     # Writing ---------------------------------------------------------------------------------------------------------
@@ -144,13 +151,11 @@ class DraftFile:
         if self.db.in_transaction:
             yield
             return
-        with self.explained():
-            self.db.execute("BEGIN IMMEDIATE")
+        self.sql("BEGIN IMMEDIATE")
         try:
             self.refresh()
             yield
-            with self.explained():
-                self.db.execute("COMMIT")
+            self.sql("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 self.db.execute("ROLLBACK")
@@ -159,56 +164,53 @@ class DraftFile:
 
     def store(self, state: State) -> None:
         """Store a content, in the transaction that the caller began."""
-        with self.explained():
-            before, self.state = self.state, state
-            for part in (*TABLES, "meta"):
-                old, new = ({key: one[key] for key in META} if part == "meta" else one[part] for one in (before, state))
-                gone = [(part, key) for key in old if key not in new]
-                self.db.executemany("DELETE FROM content WHERE part = ? AND key = ?", gone)
-                rows = [(part, key, json.dumps(value)) for key, value in new.items() if old.get(key) is not value]
-                self.db.executemany("INSERT OR REPLACE INTO content VALUES (?, ?, ?)", rows)
+        before, self.state = self.state, state
+        for part in (*TABLES, "meta"):
+            old, new = ({key: one[key] for key in META} if part == "meta" else one[part] for one in (before, state))
+            gone = [(part, key) for key in old if key not in new]
+            self.sql_for_each("DELETE FROM content WHERE part = ? AND key = ?", gone)
+            rows = [(part, key, json.dumps(value)) for key, value in new.items() if old.get(key) is not value]
+            self.sql_for_each("INSERT OR REPLACE INTO content VALUES (?, ?, ?)", rows)
 
     # The history ------------------------------------------------------------------------------------------------------
 
     def label(self, number: int) -> str:
         """What a step is called; "" where there is no such step."""
-        with self.explained():
-            found = self.db.execute("SELECT label FROM steps WHERE number = ?", (number,)).fetchone()
-        return str(found[0]) if found else ""
+        found = self.sql("SELECT label FROM steps WHERE number = ?", number)
+        return str(found[0][0]) if found else ""
 
     def step(self, number: int) -> Step:
         """What leads to the other side of a step. Raises RunError: it cannot be read."""
+        rows = self.sql("SELECT part, key, value FROM undo WHERE step = ?", number)
         try:
-            with self.explained():
-                rows = self.db.execute("SELECT part, key, value FROM undo WHERE step = ?", (number,))
-                return {(part, key): json.loads(value) for part, key, value in rows}
+            return {(part, key): json.loads(value) for part, key, value in rows}
         except ValueError as error:
             raise RunError(f"The step “{self.label(number)}” cannot be read; this change cannot be undone") from error
 
     def set_step(self, number: int, step: Step) -> None:
         """Store what leads to the other side of a step."""
-        with self.explained():
-            self.db.execute("DELETE FROM undo WHERE step = ?", (number,))
-            rows = [(number, part, key, json.dumps(values)) for (part, key), values in step.items()]
-            self.db.executemany("INSERT INTO undo VALUES (?, ?, ?, ?)", rows)
+        self.sql("DELETE FROM undo WHERE step = ?", number)
+        rows = [(number, part, key, json.dumps(values)) for (part, key), values in step.items()]
+        self.sql_for_each("INSERT INTO undo VALUES (?, ?, ?, ?)", rows)
 
     def add_step(self, after: State, edit: "Edit", merge: str, within_s: float) -> int:
         """Store the step from the content of now to another one. Returns its number, or that of the last one where both
         contents are equal. Args: see `change`."""
         before, step, done = self.state, difference(self.state, after), self.state["done"]
-        with self.explained():
-            last = self.db.execute("SELECT number, merge, at FROM steps ORDER BY number DESC LIMIT 1").fetchone()
-            if merge and last and last[:2] == (done, merge) and 0 <= time.time() - last[2] < within_s:
-                with contextlib.suppress(RunError):  # a step that cannot be read stays as it is
-                    step, done = difference(applied(before, self.step(done)), after), done - 1
-            for table, number in (("steps", "number"), ("undo", "step")):
-                forgotten = (done, done + bool(step) - HISTORY_STEPS)
-                self.db.execute(f"DELETE FROM {table} WHERE {number} > ? OR {number} <= ?", forgotten)
-            if step:
-                done += 1
-                label = edit.label if isinstance(edit.label, str) else edit.label(step)
-                self.db.execute("INSERT INTO steps VALUES (?, ?, ?, ?)", (done, label, merge, time.time()))
-                self.set_step(done, step)
+        last = self.sql(
+            "SELECT merge, at FROM steps WHERE number = ? AND number = (SELECT max(number) FROM steps)", done
+        )
+        if merge and last and last[0][0] == merge and 0 <= time.time() - last[0][1] < within_s:
+            with contextlib.suppress(RunError):  # a step that cannot be read stays as it is
+                step, done = difference(applied(before, self.step(done)), after), done - 1
+        first = done + bool(step) - HISTORY_STEPS
+        self.sql("DELETE FROM steps WHERE number > ? OR number <= ?", done, first)
+        self.sql("DELETE FROM undo WHERE step > ? OR step <= ?", done, first)
+        if step:
+            done += 1
+            label = edit.label if isinstance(edit.label, str) else edit.label(step)
+            self.sql("INSERT INTO steps VALUES (?, ?, ?, ?)", done, label, merge, time.time())
+            self.set_step(done, step)
         return done
 
 
@@ -339,7 +341,7 @@ def _delete_unneeded(file: DraftFile) -> None:
             "SELECT value FROM undo WHERE part = 'images' AND (value LIKE '%\"stored\"%' OR value LIKE '%\"mask\"%')"
         )
         try:
-            rows = [*file.state["images"].values(), *(json.loads(value) for (value,) in file.db.execute(of_files))]
+            rows = [*file.state["images"].values(), *(json.loads(value) for (value,) in file.sql(of_files))]
         except ValueError:
             return  # a step that cannot be read may name any of them
         needed = {row[kind] for row in rows for kind in ("stored", "mask") if row.get(kind)}
