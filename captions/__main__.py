@@ -31,12 +31,8 @@ def main(
     given = parser().parse_args(argv)
     try:
         work, given = work_of(given)
-        report = job.run(
-            work,
-            _loader(given, bool(work.missing())),
-            Frame(given.prefix, given.suffix, given.trigger),
-            job.Limits(given.load_s, _image_limit(given)),
-        )
+        frame = Frame(given.prefix, given.suffix, given.trigger)
+        report = job.run(work, _loader(given, bool(work.missing())), frame, given.load_s, _image_limit(given))
     except RunError as error:
         print(f"captions: {error}", file=sys.stderr)
         return 1
@@ -63,8 +59,8 @@ def _loader(given: argparse.Namespace, needed: bool) -> Callable[[], job.Describ
     """What loads the engine. The model's files are fetched here, because a download has limits of its own."""
     if given.engine == "endpoint":
         server = endpoint.Server(given.url, given.model, given.prompt, given.key_variable, given.request_s)
-        endpoint.checked(server)
-        return lambda: endpoint.load(server)
+        ready = endpoint.load(server)
+        return lambda: ready
     found = models.find(given.engine, given.model)
     if isinstance(found, Path):
         folder, gpu_gb, name = found, 0.0, found.name
@@ -73,15 +69,12 @@ def _loader(given: argparse.Namespace, needed: bool) -> Callable[[], job.Describ
         gpu_gb, name = found.gpu_gb, found.name
 
     def load() -> job.Describe:
-        ready = job.timed(job.say, f"Loading {name}")
+        job.say(f"Loading {name}…")
         if given.engine == "florence":
-            describe = florence.load(folder, given.task, gpu_gb, given.device)
-        else:
-            words = frozenset(word for word in given.without.split(",") if word.strip())
-            choice = tagger.Choice(given.general, given.character, words, not given.underscores)
-            describe = tagger.load(folder, choice, given.device)
-        ready()
-        return describe
+            return florence.load(folder, given.task, gpu_gb, given.device)
+        words = frozenset(word for word in given.without.split(",") if word.strip())
+        choice = tagger.Choice(given.general, given.character, words, not given.underscores)
+        return tagger.load(folder, choice, given.device)
 
     return load
 

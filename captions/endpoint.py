@@ -2,11 +2,11 @@
 
 The key is read from an environment variable when a request is made, and is nowhere else: not in a file, a log, an
 address or a message. A redirect is not followed, because it could carry the key to another host. Each request runs in a
-thread with a limit
-for all of it: a server that sends a byte now and then would never reach the limit of a single read.
+thread with a limit for all of it: a server that sends a byte now and then would never reach the limit of a single read.
 """
 
 import base64
+import functools
 import io
 import ipaddress
 import json
@@ -16,28 +16,22 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from captions.text import NoCaption
 from guards.deadline import call
 from runs.files import RunError
 
 LONGEST_SIDE = 1024  # pixels of the image that is sent
 ANSWER_BYTES = 1 << 20
+MOST_TOKENS = 400
 TRIES = 3
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 BUSY = (408, 425, 429)
 REFUSED = (400, 401, 403, 404, 405, 422)  # what a second request would not change
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 PROMPT = "Describe this image in one or two sentences, as a caption for training an image model. Answer with the caption only."
-
-
-class Unanswered(Exception):
-    """A request without a usable answer. fatal: the next image would meet the same."""
-
-    def __init__(self, reason: str, fatal: bool = False, pause_s: float | None = None) -> None:
-        super().__init__(reason)
-        self.fatal, self.pause_s = fatal, pause_s
 
 
 @dataclass(frozen=True)
@@ -49,7 +43,6 @@ class Server:
     prompt: str = PROMPT
     variable: str = ""
     limit_s: float = 120.0
-    most_tokens: int = 400
 
 
 def checked(server: Server) -> Server:
@@ -65,14 +58,8 @@ def checked(server: Server) -> Server:
     if not server.model.strip():
         raise RunError("Enter the name of the model, as the server knows it")
     key_of(server)
-    return Server(
-        urllib.parse.urlunsplit((url.scheme, url.netloc, path, "", "")),
-        server.model.strip(),
-        server.prompt.strip() or PROMPT,
-        server.variable,
-        server.limit_s,
-        server.most_tokens,
-    )
+    address = urllib.parse.urlunsplit((url.scheme, url.netloc, path, "", ""))
+    return replace(server, url=address, model=server.model.strip(), prompt=server.prompt.strip() or PROMPT)
 
 
 def _address(text: str) -> str:
@@ -111,27 +98,21 @@ def key_of(server: Server) -> str:
 
 
 def load(server: Server) -> Callable[[Any], str]:
-    """A function from an image (PIL, RGB) to the server's answer. Raises RunError: see `checked`.
-
-    The function raises Unanswered.
-    """
-    ready = checked(server)
-    return lambda image: ask(ready, image)
+    """A function from an image (PIL, RGB) to the server's answer, which raises NoCaption. Raises RunError: see `checked`."""
+    return functools.partial(ask, checked(server))
 
 
 def ask(server: Server, image: Any, pause: Callable[[float], None] = time.sleep) -> str:
-    """The answer for one image, after at most TRIES requests. Raises Unanswered."""
+    """The answer for one image, after at most TRIES requests. Raises NoCaption."""
     body = json.dumps(_question(server, image)).encode()
-    wait_s = PAUSE_S
-    for number in range(1, TRIES + 1):
+    for number in range(TRIES - 1):
         try:
             return _answer(server, body)
-        except Unanswered as error:
-            if error.fatal or error.pause_s is None or number == TRIES:
+        except NoCaption as error:
+            if error.pause_s is None:
                 raise
-            pause(min(max(wait_s, error.pause_s), LONGEST_PAUSE_S))
-            wait_s *= 2
-    raise AssertionError("the last try returns or raises")
+            pause(min(max(PAUSE_S * 2**number, error.pause_s), LONGEST_PAUSE_S))
+    return _answer(server, body)
 
 
 def _question(server: Server, image: Any) -> dict[str, Any]:
@@ -144,13 +125,13 @@ def _question(server: Server, image: Any) -> dict[str, Any]:
     return {
         "model": server.model,
         "messages": [{"role": "user", "content": content}],
-        "max_tokens": server.most_tokens,
+        "max_tokens": MOST_TOKENS,
         "stream": False,
     }
 
 
 def _answer(server: Server, body: bytes) -> str:
-    """The text of one request's answer. Raises Unanswered; `pause_s` is set where another try makes sense."""
+    """The text of one request's answer. Raises NoCaption; `pause_s` is set where another try makes sense."""
     import httpx
 
     key = key_of(server)
@@ -176,19 +157,19 @@ def _answer(server: Server, body: bytes) -> str:
         status, data, retry_after = call(request, seconds=server.limit_s, what=f"an answer from {host}")
     except TimeoutError as error:
         late.set()
-        raise Unanswered(f"{host} did not answer within {server.limit_s:g} s", pause_s=0.0) from error
+        raise NoCaption(f"{host} did not answer within {server.limit_s:g} s", pause_s=0.0) from error
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        raise Unanswered(
+        raise NoCaption(
             _without(key, f"{host} cannot be reached ({error or type(error).__name__})"), pause_s=0.0
         ) from error
     if len(data) > ANSWER_BYTES:
-        raise Unanswered(f"{host} sent more than {ANSWER_BYTES >> 20} MB for one caption")
+        raise NoCaption(f"{host} sent more than {ANSWER_BYTES >> 20} MB for one caption")
     if status in BUSY or status >= 500:
         asked_s = float(retry_after) if retry_after.isdecimal() else 0.0
-        raise Unanswered(_without(key, f"{host} answered with HTTP status {status}{_reason(data)}"), pause_s=asked_s)
+        raise NoCaption(_without(key, f"{host} answered with HTTP status {status}{_reason(data)}"), pause_s=asked_s)
     if status != 200:
         text = _without(key, f"{host} answered with HTTP status {status}{_reason(data)}")
-        raise Unanswered(text, fatal=status in REFUSED or 300 <= status < 400)
+        raise NoCaption(text, fatal=status in REFUSED or 300 <= status < 400)
     return _without(key, _text_of(data, host))
 
 
@@ -198,9 +179,9 @@ def _text_of(data: bytes, host: str) -> str:
         if isinstance(content, list):  # in parts
             content = " ".join(part["text"] for part in content if part.get("type") == "text")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise Unanswered(f"{host} sent something else than a chat completion") from error
+        raise NoCaption(f"{host} sent something else than a chat completion") from error
     if not isinstance(content, str):
-        raise Unanswered(f"{host} sent a completion without text")
+        raise NoCaption(f"{host} sent a completion without text")
     return content
 
 

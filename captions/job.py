@@ -6,14 +6,12 @@ fail, when many in a row fail, or when the next one would meet the same refusal.
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from captions.endpoint import Unanswered
-from captions.text import BadAnswer, Frame, cleaned, framed
+from captions.text import Frame, NoCaption, cleaned, framed
 from captions.work import Picture, Work, upright
 from guards.deadline import Deadline
 from runs.files import RunError
@@ -24,14 +22,6 @@ FIRST_FAILURES = 5  # images that fail before one succeeds
 FAILURES_IN_A_ROW = 20
 EXIT_STUCK = 75
 Describe = Callable[[Any], str]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Seconds for a model to load, and for one image."""
-
-    load_s: float = LOAD_S
-    image_s: float = IMAGE_S
 
 
 @dataclass
@@ -66,13 +56,13 @@ def limited(seconds: float, what: str) -> Iterator[None]:
 
 
 def run(
-    work: Work, load: Callable[[], Describe], frame: Frame, limits: Limits, on_line: Callable[[str], None] = say
+    work: Work, load: Callable[[], Describe], frame: Frame, load_s: float = LOAD_S, image_s: float = IMAGE_S
 ) -> Report:
-    """Write the missing captions of `work`.
+    """Write the missing captions of `work`, and print one line about each image.
 
     Args:
-        load: returns the function from an image to its caption; called once, when there is something to do.
-        on_line: called with one line about what happens now.
+        load: returns the function from an image to its caption; called once, when there is something to do. load_s,
+            image_s: limits in seconds for the model to load, and for one image.
 
     Raises:
         RunError: the engine cannot be loaded, or a caption cannot be stored.
@@ -80,19 +70,19 @@ def run(
     report, missing = Report(), work.missing()
     if not missing:
         return report
-    with limited(limits.load_s, "the model to load"):
+    with limited(load_s, "the model to load"):
         describe = load()
     row, last = 0, ""
     for number, picture in enumerate(missing):
         done, total = work.counts()
-        on_line(f"Image {done + 1} of {total}: {picture.name}")
+        say(f"Image {done + 1} of {total}: {picture.name}")
         try:
-            with limited(limits.image_s, f"a caption of {picture.name}"):
+            with limited(image_s, f"a caption of {picture.name}"):
                 caption = framed(_caption(describe, picture), frame)
-        except Problem as problem:
+        except NoCaption as problem:
             last = str(problem)
             row, report.failed = row + 1, report.failed + 1
-            on_line(f"{picture.name}: no caption: {last}")
+            say(f"{picture.name}: no caption: {last}")
             if problem.fatal or row >= (FAILURES_IN_A_ROW if report.written else FIRST_FAILURES):
                 report.left = len(missing) - number - 1
                 report.reason = last
@@ -105,28 +95,18 @@ def run(
     return report
 
 
-class Problem(Exception):
-    """Why an image has no caption. fatal: the next image would have none either."""
-
-    def __init__(self, reason: str, fatal: bool = False) -> None:
-        super().__init__(reason)
-        self.fatal = fatal
-
-
 def _caption(describe: Describe, picture: Picture) -> str:
-    """Raises Problem."""
+    """Raises NoCaption."""
     try:
         with upright(picture) as image:
             return cleaned(describe(image))
-    except Unanswered as error:
-        raise Problem(str(error), error.fatal) from error
-    except (BadAnswer, RunError) as error:
-        raise Problem(str(error)) from error
+    except RunError as error:
+        raise NoCaption(str(error)) from error
     except MemoryError as error:
-        raise Problem("out of memory; use a smaller model", fatal=True) from error
+        raise NoCaption("out of memory; use a smaller model", fatal=True) from error
     except (OSError, ValueError, RuntimeError, TypeError, IndexError) as error:  # of the engines, on one image
         reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
-        raise Problem(reason, fatal="out of memory" in reason) from error
+        raise NoCaption(reason, fatal="out of memory" in reason) from error
 
 
 def summary(report: Report) -> str:
@@ -137,10 +117,3 @@ def summary(report: Report) -> str:
     if report.left:
         text += f", {report.left} left"
     return f"{text}."
-
-
-def timed(on_line: Callable[[str], None], what: str) -> Callable[[], None]:
-    """Say that something begins; call what is returned to say how long it took."""
-    began_s = time.monotonic()
-    on_line(f"{what}…")
-    return lambda: on_line(f"{what}: {time.monotonic() - began_s:.0f} s")

@@ -19,7 +19,7 @@ from runs.files import RunError, explained
 from runs.paths import ROOT, models_dir
 
 TABLE = ROOT / "presets" / "captioners.toml"
-NEEDED = {"florence": ("config.json",), "tagger": ("model.onnx", "selected_tags.csv")}
+NEEDED = {"florence": ("config.json", "*.safetensors"), "tagger": ("model.onnx", "selected_tags.csv")}  # patterns
 REPORT_S = 1.0
 
 
@@ -65,27 +65,22 @@ def find(engine: str, model: str) -> Captioner | Path:
     if not folder.is_dir():
         keys = ", ".join(one.key for one in rows)
         raise RunError(f"There is no model {model[:200]!r}; use one of {keys}, or the folder of a model")
-    return _checked(engine, folder)
-
-
-def _checked(engine: str, folder: Path) -> Path:
-    for name in NEEDED[engine]:
-        if not (folder / name).is_file():
-            raise RunError(f"{folder} has no {name}; name a folder with all files of the model")
+    if lacking := _lacking(engine, folder):
+        raise RunError(f"{folder} has no {lacking[0]}; name a folder with all files of the model")
     return folder
+
+
+def _lacking(engine: str, folder: Path) -> list[str]:
+    return [one for one in NEEDED[engine] if not any(path.is_file() for path in folder.glob(one))]
 
 
 def present(row: Captioner) -> Path | None:
     """The folder with a model's files; None when they must be downloaded. `models/KEY` comes before the hub's cache."""
     found = models_dir() / row.key, hub_cache.cached_repository(Source(row.repo, ""))
     for folder in found:
-        if folder is not None and all((folder / name).is_file() for name in NEEDED[row.engine]) and _weights(folder):
+        if folder is not None and not _lacking(row.engine, folder):
             return folder
     return None
-
-
-def _weights(folder: Path) -> bool:
-    return any(folder.glob("*.safetensors")) or (folder / "model.onnx").is_file()
 
 
 def fetch(row: Captioner, on_line: Callable[[str], None]) -> Path:
@@ -107,7 +102,7 @@ def fetch(row: Captioner, on_line: Callable[[str], None]) -> Path:
 
     def chosen(names: list[str]) -> list[str]:
         found = [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in row.files)]
-        missing = [name for name in NEEDED[row.engine] if name not in found]
+        missing = [pattern for pattern in NEEDED[row.engine] if not fnmatch.filter(found, pattern)]
         if missing:
             raise DownloadError("missing", f"{row.repo} has no {' and no '.join(missing)}; {by_hand}")
         return found

@@ -7,20 +7,6 @@ from captions import endpoint, florence, job
 from runs.files import RunError
 
 ENGINES = ("florence", "tagger", "endpoint")
-OPTIONS = [
-    "engine",
-    "model",
-    "device",
-    "task",
-    "general",
-    "character",
-    "without",
-    "underscores",
-    "url",
-    "prompt",
-    "key_variable",
-]
-OPTIONS += ["request_s", "load_s", "image_s", "prefix", "suffix", "trigger"]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,6 +43,10 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--rewrite", action="store_true", help="a folder: also replace the captions that are there")
     top.add_argument("--json", action="store_true", help="print the result as one JSON value at the end")
     return top
+
+
+OWN = ("help", "target", "rewrite", "json")  # what the page does not store
+OPTIONS = [action.dest for action in parser()._actions if action.dest not in OWN]
 
 
 def checked(options: Any) -> dict[str, Any]:

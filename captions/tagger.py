@@ -16,29 +16,7 @@ from runs.files import RunError
 GENERAL, CHARACTER = 0, 4
 MOST_TAGS = 100_000
 # Tags that are faces: their underscores are eyes and mouths (the same list as in SmilingWolf's space).
-FACES = frozenset(
-    [
-        "0_0",
-        "(o)_(o)",
-        "+_+",
-        "+_-",
-        "._.",
-        "<o>_<o>",
-        "<|>_<|>",
-        "=_=",
-        ">_<",
-        "3_3",
-        "6_9",
-        ">_o",
-        "@_@",
-        "^_^",
-        "o_o",
-        "u_u",
-        "x_x",
-        "|_|",
-        "||_||",
-    ]
-)
+FACES = "0_0 (o)_(o) +_+ +_- ._. <o>_<o> <|>_<|> =_= >_< 3_3 6_9 >_o @_@ ^_^ o_o u_u x_x |_| ||_||"
 INSTALL = (
     "onnxruntime is not installed; install it with `.venv/bin/pip install onnxruntime` (onnxruntime-gpu for an NVIDIA GPU), "
     "then start again"
@@ -72,13 +50,13 @@ def read_tags(path: Path) -> list[tuple[str, int]]:
 
 def caption_of(tags: list[tuple[str, int]], probabilities: Any, choice: Choice) -> str:
     """The tags of an image, characters first, the most probable first, with commas between them."""
-    without = {plain(tag) for tag in choice.without}
+    without, faces = {plain(tag) for tag in choice.without}, FACES.split()
     found = []
     for (name, category), probability in zip(tags, probabilities, strict=True):
         least = {GENERAL: choice.general, CHARACTER: choice.character}.get(category)
         if least is not None and probability >= least and plain(name) not in without:
             found.append((category != CHARACTER, -float(probability), name))
-    shown = (name.replace("_", " ") if choice.spaces and name not in FACES else name for *_, name in sorted(found))
+    shown = (name.replace("_", " ") if choice.spaces and name not in faces else name for *_, name in sorted(found))
     return ", ".join(shown)
 
 

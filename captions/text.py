@@ -13,8 +13,13 @@ FENCE = re.compile(r"\A\s*```[a-z]*\n(.*?)\n?```\s*\Z", re.DOTALL)
 QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’", "«": "»", "`": "`"}
 
 
-class BadAnswer(Exception):
-    """An answer that cannot be a caption. The message says why."""
+class NoCaption(Exception):
+    """Why an image has no caption. fatal: the next image would have none either; pause_s: another request after this
+    time can succeed."""
+
+    def __init__(self, reason: str, fatal: bool = False, pause_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.fatal, self.pause_s = fatal, pause_s
 
 
 @dataclass(frozen=True)
@@ -30,10 +35,10 @@ def cleaned(answer: object) -> str:
     """The caption in an answer: without a model's thoughts, code fences, quotes around it, control and format characters.
 
     Raises:
-        BadAnswer: nothing is left, or it is longer than MOST_CHARACTERS.
+        NoCaption: nothing is left, or it is longer than MOST_CHARACTERS.
     """
     if not isinstance(answer, str):
-        raise BadAnswer("the answer is not text")
+        raise NoCaption("the answer is not text")
     text = THOUGHT.sub(" ", answer.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
     if fenced := FENCE.match(text):
         text = fenced[1]
@@ -41,9 +46,9 @@ def cleaned(answer: object) -> str:
     while len(text) > 1 and QUOTES.get(text[0]) == text[-1]:
         text = text[1:-1].strip()
     if not text:
-        raise BadAnswer("the answer is empty")
+        raise NoCaption("the answer is empty")
     if len(text) > MOST_CHARACTERS:
-        raise BadAnswer(
+        raise NoCaption(
             f"the answer has {len(text):,} characters; a caption can have {MOST_CHARACTERS:,}. Ask for a shorter one"
         )
     return text

@@ -39,12 +39,13 @@ class Slot:
 @dataclass(frozen=True)
 class Bucket:
     """A bucket with its images, by id. shown: how often an epoch shows them, with their repeats. folder: of
-    musubi-tuner, which makes buckets of their own for each folder; "" for all."""
+    musubi-tuner, which makes buckets of their own for each folder; "" for all. few: fewer than a batch."""
 
     size: Size
     folder: str
     images: tuple[str, ...]
     shown: int
+    few: bool
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def plan(spec: "RunSpec", items: Sequence[Item]) -> Plan:
         members.setdefault(key, []).append(item.id)
         repeats = (repeats_of(item.folder) or (spec.repeats, ""))[0]
         shown[key] = shown.get(key, 0) + repeats * item.weight
-    buckets = [Bucket(size, folder, tuple(ids), shown[size, folder]) for (size, folder), ids in members.items()]
+    buckets = [Bucket(*key, tuple(ids), shown[key], shown[key] < spec.batch_size) for key, ids in members.items()]
     buckets.sort(key=lambda one: (-len(one.images), one.size, one.folder))
     return Plan(slots, buckets, spec.batch_size, spec.resolution)
 

@@ -64,7 +64,7 @@ def _counts(draft_id: str) -> tuple[list[tuple[str, str]], int]:
 
 
 def _about(engine: str, key: str) -> str:
-    row = next((one for one in models.captioners().values() if (one.engine, one.key) == (engine, key)), None)
+    row = next((one for one in models.of_engine(engine) if one.key == key), None)
     if row is None:
         return ""
     here = models.present(row) is not None
@@ -74,7 +74,7 @@ def _about(engine: str, key: str) -> str:
 
 def _models(engine: str, last: dict[str, Any]) -> gr.Dropdown:
     """The models of an engine; a folder is typed into the same field."""
-    choices = [(one.name, one.key) for one in models.captioners().values() if one.engine == engine]
+    choices = [(one.name, one.key) for one in models.of_engine(engine)]
     value = last["model"] if last.get("engine") == engine and last.get("model") else choices[0][1]
     model = gr.Dropdown(
         choices,

@@ -29,7 +29,6 @@ LIMIT_S = 14 * 24 * 3600.0
 MOST_FAILURES = 20
 LINE = re.compile(r"[^\x00-\x1f\x7f]{0,500}")
 PROMPT = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f]{0,4000}")
-TEXTS = ("engine", "model", "device", "task", "without", "url", "prompt", "key_variable", "prefix", "suffix", "trigger")
 PLACEHOLDER = "http://127.0.0.1:11434/v1"
 WHICH = ("empty", "model", "all")
 STEP_IMAGES = 500  # captions that undo brings back at once
@@ -54,9 +53,8 @@ def start(
     _check(checked(options))
     if running(draft_id):
         raise RunError("Captions are being written already; cancel that first")
-    number: list[int] = []
-    _run(draft_id, lambda: number.append(begin(draft_id, options, which, only, overwrite)))
-    return number[0]
+    _run(draft_id, lambda: begin(draft_id, options, which, only, overwrite))
+    return int(draft_store.read(draft_id)["captions"]["total"])
 
 
 def resume(draft_id: str) -> None:
@@ -78,15 +76,13 @@ def cancel(draft_id: str) -> None:
 
 def running(draft_id: str) -> bool:
     """Whether captions are being written."""
-    job = jobs.read(draft.folder(draft_id), JOB)
-    return job is not None and job.state == "running"
+    return jobs.running(draft.folder(draft_id), JOB)
 
 
 def _check(options: dict[str, Any]) -> None:
     """What can be known before the job starts. Raises RunError."""
-    for name in TEXTS:
-        text = options.get(name, "")
-        if not (PROMPT if name == "prompt" else LINE).fullmatch(text):
+    for name, text in options.items():
+        if isinstance(text, str) and not (PROMPT if name == "prompt" else LINE).fullmatch(text):
             raise RunError("Use at most 500 characters on one line, and at most 4,000 for the instruction")
     for name in ("general", "character"):
         if not 0 < options.get(name, 0.5) <= 1:
@@ -147,8 +143,8 @@ def begin(
         RunError: there is nothing to do, or the disk does not take it.
     """
     chosen = None if only is None else set(only)
-    with draft.locked(draft_id):
-        state, wanted = draft_store.read(draft_id), dict[str, Any]()
+    with draft.locked(draft_id) as file:
+        state, wanted = file.state, dict[str, Any]()
         for key, entry in state["images"].items():
             if chosen is not None and key not in chosen:
                 continue
@@ -163,7 +159,7 @@ def begin(
                 else "Add images first"
             )
         job = {"job": secrets.token_hex(8), "options": options, "overwrite": overwrite, "total": len(wanted)}
-        draft_store.write(draft_id, {**state, "captions": job, "wanted": draft_store.placed(wanted)})
+        file.store({**state, "captions": job, "wanted": draft_store.placed(wanted)})
     return len(wanted)
 
 
@@ -196,8 +192,8 @@ class DraftWork:
         return self.total - len(draft_store.read(self.draft_id)["wanted"]), self.total
 
     def store(self, picture: Picture, caption: str) -> None:
-        with draft.locked(self.draft_id):
-            wanted = dict(draft_store.read(self.draft_id)["wanted"])
+        with draft.locked(self.draft_id) as file:
+            wanted = dict(file.state["wanted"])
             seen = wanted.pop(picture.key, {}).get("seen")
 
             def make(key: str, entry: Entry) -> Entry | None:
@@ -210,7 +206,7 @@ class DraftWork:
             part = (self.counts()[0] - self.part) // STEP_IMAGES
             step = f"captions:{self.job}:{self.part}:{part}"
             draft.change_images(self.draft_id, [picture.key], make, "captions written by a model", merge=step)
-            draft_store.write(self.draft_id, {**draft_store.read(self.draft_id), "wanted": wanted})
+            file.store({**file.state, "wanted": wanted})
 
 
 def draft_work(given: argparse.Namespace) -> tuple[DraftWork, argparse.Namespace]:

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ui.dataset.bucket_preview import Plan, Slot
 from ui.dataset.draft import Item
@@ -37,6 +38,12 @@ class Kind:
         """The heading for so many images."""
         words = [ONE.get(word, word) if number == 1 else word for word in self.many.split()]
         return f"{number:,} {' '.join(words)}"
+
+    def heading(self, number: int) -> dict[str, Any]:
+        """What the page shows above the images."""
+        fix_all, fix_one = ((self.fix_them or self.fix), self.fix) if number > 1 else (self.fix, "")
+        shown = {"title": self.title(number), "about": self.about, "count": number, "write": self.write}
+        return {**shown, "fix_all": fix_all, "fix_one": fix_one}
 
 
 # The words of a title that differ for one image.
@@ -215,7 +222,7 @@ def _lonely(plan: Plan | None) -> list[Finding]:
     return [
         Finding(one, f"{bucket.size[0]} × {bucket.size[1]}: {bucket.shown} of {plan.batch_size} for a batch")
         for bucket in plan.buckets
-        if bucket.shown < plan.batch_size
+        if bucket.few
         for one in bucket.images
     ]
 

@@ -4,7 +4,6 @@ All of it is computed from the draft each time something changed: the pixels wer
 (draft_images.looks_of). Each fix is one step that undo takes back.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,6 @@ PAGE = 24
 MOST_BUCKETS = 200
 REMOVED_BY = ("damaged", "duplicate", "near", "small", "enlarged", "blurred", "dark", "bright")
 BUCKETS = "buckets"  # beside the kinds of findings
-MOST_KEPT = 4  # drafts whose findings are kept
 
 
 @dataclass(frozen=True)
@@ -34,22 +32,21 @@ class Report:
     plan: Plan | None
     plan_error: str
 
-
-_reports: OrderedDict[str, tuple[Any, Report]] = OrderedDict()
+    @property
+    def buckets(self) -> list[Bucket]:
+        """The buckets that are shown."""
+        return list(self.plan.buckets)[:MOST_BUCKETS] if self.plan else []
 
 
 def examine(draft_id: str, again: bool = False) -> Report:
     """The findings of a draft, computed where the draft has changed, or `again`. Raises RunError: the draft cannot be read."""
-    state, items = draft_store.read(draft_id), draft.items(draft_id)
-    known = _reports.get(draft_id)
-    if known is not None and not again and known[0][0] is items and known[0][1] is state["form"]:
-        return known[1]
-    plan, error = _plan(draft_id, items)
-    found = checks.findings(items, _damaged(draft_id), draft.trigger(draft_id), plan)
-    report = Report({item.id: item for item in items}, found, plan, error)
-    _reports[draft_id] = (items, state["form"]), report
-    while len(_reports) > MOST_KEPT:
-        _reports.popitem(last=False)
+    form, items, memory = draft.form(draft_id), draft.items(draft_id), draft_store.memory(draft_id)
+    known_items, known_form, report = memory.get("report", (None, None, None))
+    if report is None or again or known_items is not items or known_form is not form:
+        plan, error = _plan(draft_id, items)
+        found = checks.findings(items, _damaged(draft_id), draft.trigger(draft_id), plan)
+        report = Report({item.id: item for item in items}, found, plan, error)
+        memory["report"] = items, form, report
     return report
 
 
@@ -136,15 +133,10 @@ def _change(draft_id: str, report: Report, kind: str) -> tuple[Change, str]:
 def _full_bucket(report: Report) -> dict[str, tuple[int, int]]:
     """For each image of a bucket smaller than a batch, the bucket with enough images whose shape is nearest."""
     found: dict[str, tuple[int, int]] = {}
-    if report.plan is None:
-        return found
-    for bucket in report.plan.buckets:
-        full = [
-            one.size
-            for one in report.plan.buckets
-            if one.shown >= report.plan.batch_size and one.folder == bucket.folder and one.size != bucket.size
-        ]
-        if bucket.shown < report.plan.batch_size and full:
+    buckets = report.plan.buckets if report.plan else []
+    for bucket in buckets:
+        full = [one.size for one in buckets if not one.few and one.folder == bucket.folder]
+        if bucket.few and full:
             aspect = bucket.size[0] / bucket.size[1]
             nearest = min(full, key=lambda size: max(size[0] / size[1] / aspect, aspect / (size[0] / size[1])))
             found |= dict.fromkeys(bucket.images, nearest)
@@ -157,39 +149,18 @@ def _full_bucket(report: Report) -> dict[str, tuple[int, int]]:
 def report(draft_id: str) -> dict[str, Any]:
     """The findings by kind with their numbers, and the buckets. Raises RunError: the draft cannot be read."""
     found = examine(draft_id)
+    buckets = [{**vars(one), "number": n, "images": len(one.images)} for n, one in enumerate(found.buckets)]
     return {
         "total": len(found.items),
-        "kinds": [_heading(kind, len(some)) for kind, some in found.findings.items()],
-        "buckets": [_bucket(n, one, found.plan) for n, one in enumerate(_buckets(found))],
+        "kinds": [{"kind": kind, **KINDS[kind].heading(len(some))} for kind, some in found.findings.items()],
+        "buckets": buckets,
         "plan_error": found.plan_error,
         "resolution": found.plan.resolution if found.plan else 0,
     }
 
 
-def _heading(kind: str, number: int) -> dict[str, Any]:
-    one = KINDS[kind]
-    fix_all = (one.fix_them if number > 1 else "") or one.fix
-    shown = {"kind": kind, "title": one.title(number), "about": one.about, "count": number}
-    return {**shown, "fix_all": fix_all, "fix_one": one.fix if number > 1 else "", "write": one.write}
-
-
-def _buckets(report: Report) -> list[Bucket]:
-    return list(report.plan.buckets)[:MOST_BUCKETS] if report.plan else []
-
-
-def _bucket(number: int, bucket: Bucket, plan: Plan | None) -> dict[str, Any]:
-    return {
-        "number": number,
-        "size": list(bucket.size),
-        "folder": bucket.folder,
-        "images": len(bucket.images),
-        "shown": bucket.shown,
-        "few": bool(plan and bucket.shown < plan.batch_size),
-    }
-
-
 def pictures(report: Report, kind: str, bucket: int = 0) -> list[Finding]:
     """The images of a finding, or of the bucket with this number (`kind` BUCKETS)."""
-    if kind == BUCKETS and 0 <= bucket < len(buckets := _buckets(report)):
-        return [Finding(key) for key in buckets[bucket].images]
+    if kind == BUCKETS and 0 <= bucket < len(report.buckets):
+        return [Finding(key) for key in report.buckets[bucket].images]
     return report.findings.get(kind, [])

@@ -8,7 +8,6 @@ position: adding, moving or removing one image never changes the caption of anot
 the page uses this file only.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,16 +24,20 @@ from ui.dataset.draft_images import Entry
 from ui.dataset.draft_store import (
     OUT_OF_DATE,
     folder,
+    history,
     images_dir,
     is_id,
     locked,
     masks_dir,
     new_id,
     plain_text,
+    redo,
+    undo,
     uploads_dir,
 )
 
-__all__ = ["OUT_OF_DATE", "add", "copy_dataset", "is_id", "new_id", "uploads_dir"]  # for the rest of the page
+# For the rest of the page.
+__all__ = ["OUT_OF_DATE", "add", "copy_dataset", "history", "is_id", "new_id", "redo", "undo", "uploads_dir"]
 MERGE_S = 5.0  # changes of one caption that follow each other within this time are one step
 REMOVED = "This image was removed"
 ROTATION = "rotation of {}"  # what undo calls it
@@ -76,28 +79,26 @@ class Item:
 
 
 COPIED = ("file", "folder", "caption", "sha256", "turn", "mask", "weight", "caption_by", "changes", "looks")
-# Of the drafts used last: their images as stored, the limit of small ones, their items, and what finds nearly identical ones.
-# A page of twelve cards must not build those of 10,000 images again.
-_items: OrderedDict[str, tuple[Mapping[str, Entry], float, list[Item], draft_images.Near]] = OrderedDict()
 
 
 def items(draft_id: str) -> list[Item]:
     """The images in display order. Do not change the list: it is shared."""
     with draft_store.lock:
         images, small_side = draft_store.read(draft_id)["images"], presets.defaults()["images"]["small_side"]
-        known = _items.get(draft_id)
-        if known is None or known[0] is not images or known[1] != small_side:
-            entries, side, old, finder = known or ({}, small_side, [], draft_images.Near())
-            near, before, found = finder.of(images), {item.id: item for item in old if side == small_side}, []
+        memory = draft_store.memory(draft_id)
+        if memory.get("small_side") != small_side:
+            memory |= {"small_side": small_side, "images": {}, "items": []}
+        if memory["images"] is not images:
+            # A page of twelve cards must not build those of 10,000 images again.
+            near = draft_images.near_of(tuple((key, entry["hash"]) for key, entry in images.items()))
+            found, entries, before = [], memory["images"], {item.id: item for item in memory["items"]}
             for key, entry in images.items():
                 item, other = before.get(key), near.get(key, "")
                 same = item is not None and entries.get(key) is entry and item.near == other
                 found.append(item if item and same else _item(key, entry, other, small_side))
-            _items[draft_id] = known = images, small_side, found, finder
-        _items.move_to_end(draft_id)
-        while len(_items) > draft_store.MAX_OPEN:
-            _items.popitem(last=False)
-        return known[2]
+            memory |= {"images": images, "items": found}
+        result: list[Item] = memory["items"]
+        return result
 
 
 def _item(key: str, entry: Entry, near: str, small_side: int) -> Item:
@@ -170,8 +171,7 @@ def sources(draft_id: str) -> list[Source]:
 
 def waiting(draft_id: str) -> list[str]:
     """Names of caption files that have no matching image."""
-    texts = draft_store.read(draft_id)["texts"].items()
-    return [f"{key.removeprefix('/')}.txt" for key, text in texts if not text["used"]]
+    return [f"{key.removeprefix('/')}.txt" for key in draft_store.waiting(draft_store.read(draft_id))]
 
 
 def form(draft_id: str) -> dict[str, Any]:
@@ -181,14 +181,14 @@ def form(draft_id: str) -> dict[str, Any]:
 
 def save_fields(draft_id: str, changes: Mapping[str, Any], forget: Collection[str] = ()) -> None:
     """Store these form values exactly as typed, valid or not, and forget others; the rest stays."""
-    with locked(draft_id):
-        state = draft_store.read(draft_id)
+    with locked(draft_id) as file:
+        state = file.state
         stored = {**state["form"], **{key: _plain(value) for key, value in changes.items()}}
         if isinstance(changes.get("flags"), str):
             stored["flags"] = _plain(_without_secrets(draft_id, changes["flags"]))
         stored = {key: value for key, value in stored.items() if key not in forget}
         if state["form"] != stored:
-            draft_store.write(draft_id, {**state, "form": stored})
+            file.store({**state, "form": stored})
 
 
 def _without_secrets(draft_id: str, flags: str) -> str:
@@ -205,44 +205,14 @@ def _plain(value: Any) -> Any:
 
 def mark_in_a_run(draft_id: str) -> None:
     """Record that a run's data set contains these images and captions."""
-    with locked(draft_id):
-        state = draft_store.read(draft_id)
-        draft_store.write(draft_id, {**state, "kept": draft_store.digest(state)})
+    with locked(draft_id) as file:
+        file.store({**file.state, "kept": draft_store.digest(file.state)})
 
 
 def images_not_in_a_run(draft_id: str) -> int:
     """Number of images when no run contains them with their captions, so that replacing the draft loses them; else 0."""
     state = draft_store.read(draft_id)
     return 0 if draft_store.digest(state) == state["kept"] else len(state["images"])
-
-
-# Undo and redo ---------------------------------------------------------------------------------------------------------
-
-
-def history(draft_id: str) -> tuple[str, str]:
-    """What undo would undo and redo would redo, such as "caption of cat.png"; "" for nothing."""
-    state = draft_store.read(draft_id)
-    labels, done = [step["label"] for step in state["history"].values()], state["done"]
-    return "".join(labels[:done][-1:]), "".join(labels[done:][:1])
-
-
-def undo(draft_id: str, back: bool = True) -> str | None:
-    """Undo the last change of images or captions. Returns a sentence about it; None when there is nothing to undo."""
-    with locked(draft_id):
-        state = draft_store.read(draft_id)
-        at = state["done"] - back
-        if not 0 <= at < len(state["history"]):
-            return None
-        key, entry = list(state["history"].items())[at]
-        state, step = draft_store.exchanged(state, draft_store.unpacked(entry))
-        history = {**state["history"], key: {**entry, "step": draft_store.packed(step)}}
-        draft_store.write(draft_id, {**state, "history": history, "done": at + (not back)})
-    return f"{'Undone' if back else 'Redone'}: {entry['label']}."
-
-
-def redo(draft_id: str) -> str | None:
-    """Make the change again that was undone last. Returns a sentence about it; None when there is none."""
-    return undo(draft_id, back=False)
 
 
 # Changes ---------------------------------------------------------------------------------------------------------------

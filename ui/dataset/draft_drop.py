@@ -125,7 +125,7 @@ def _measured(pictures: Iterable[Dropped], work: Path, link: bool = False) -> li
 
 
 def _what_was_added(step: draft_store.Step) -> str:
-    number = sum(before is None for before in step.get("images", {}).values())
+    number = sum(part == "images" and values is None for (part, _), values in step.items())
     return f"adding of {draft_store.count(number, 'image')}" if number else "captions from files"
 
 

@@ -7,11 +7,11 @@ drops of one file share a path, and Gradio may write to that path again. A file 
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -265,43 +265,21 @@ def _hash(small: Any) -> str:
     return f"{imagehash.dhash(small)}{small.resize((2, 2), Image.Resampling.BOX).tobytes().hex()}"
 
 
-class Near:
-    """Which images of a draft are nearly identical to an earlier one. It keeps what it found, and compares only new images."""
-
-    def __init__(self) -> None:
-        self._reset()
-
-    def _reset(self) -> None:
-        self.keys: list[str] = []
-        self.found: dict[str, str] = {}
-        self.first: list[str] = []  # the images that are unlike all before them, and their hashes
-        self.bits: Any = np.zeros(0, np.uint64)
-        self.tones: Any = np.zeros((0, TONES), np.int16)
-
-    def of(self, images: Mapping[str, Entry]) -> dict[str, str]:
-        """For each image that is nearly identical to an earlier one, the id of the first such."""
-        keys = list(images)
-        if keys[: len(self.keys)] != self.keys:
-            self._reset()
-        limits, most = presets.defaults()["images"], len(self.first) + len(keys) - len(self.keys)
-        self.bits, self.tones = np.resize(self.bits, most), np.resize(self.tones, (most, TONES))
-        for key in keys[len(self.keys) :]:
-            if images[key]["hash"]:
-                self._add(key, images[key]["hash"], limits["near_bits"], limits["near_tone"])
-        self.keys = keys
-        return self.found
-
-    def _add(self, key: str, hashed: str, most_bits: int, most_tone: int) -> None:
-        bits, tone = np.uint64(int(hashed[:16], 16)), np.frombuffer(bytes.fromhex(hashed[16:]), np.uint8)
-        count = len(self.first)
-        like = np.flatnonzero(np.bitwise_count(self.bits[:count] ^ bits) <= most_bits)
+@functools.lru_cache(maxsize=8)
+def near_of(hashes: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """For each image that is nearly identical to an earlier one, the id of the first such. hashes: (id, hash) of each image."""
+    limits, known = presets.defaults()["images"], [(key, hashed) for key, hashed in hashes if hashed]
+    bits = np.array([int(hashed[:16], 16) for _, hashed in known], np.uint64)
+    tones = np.array([list(bytes.fromhex(hashed[16:])) for _, hashed in known], np.int16).reshape(-1, TONES)
+    unlike: Any = np.zeros(len(known), bool)  # the images that are unlike all before them
+    found = {}
+    for n, (key, _) in enumerate(known):
+        like = np.flatnonzero(unlike[:n] & (np.bitwise_count(bits[:n] ^ bits[n]) <= limits["near_bits"]))
+        like = like[(np.abs(tones[like] - tones[n]) <= limits["near_tone"]).all(axis=1)]
+        unlike[n] = not like.size
         if like.size:
-            like = like[(np.abs(self.tones[like] - tone) <= most_tone).all(axis=1)]
-        if like.size:
-            self.found[key] = self.first[like[0]]
-            return
-        self.bits[count], self.tones[count] = bits, tone
-        self.first.append(key)
+            found[key] = known[like[0]][0]
+    return found
 
 
 def warnings_of(entry: Entry, size: tuple[int, int], near: str, small_side: int) -> tuple[str, ...]:

@@ -8,10 +8,10 @@ A change writes only the rows that differ, in one transaction, so that a caption
 file of several megabytes. SQLite's write-ahead log makes a change complete or absent after a kill or a power cut, and
 lets the processes that caption and import write to a draft that the page shows. Rows are JSON, with their position.
 
-A step of the history is what the changed rows had on its other side. To undo or redo it exchanges them.
+A step of the history is what the changed rows had before it. To undo it puts these values back, and keeps what they
+replaced, which redo puts back.
 """
 
-import base64
 import contextlib
 import hashlib
 import json
@@ -22,9 +22,8 @@ import shutil
 import sqlite3
 import threading
 import time
-import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -33,23 +32,29 @@ from runs.files import REASONS, RunError, explained
 from runs.paths import datasets_dir
 
 State = dict[str, Any]
-Step = dict[
-    str, dict[str, dict[str, Any] | None]
-]  # table → key → the values that differ on the other side; None: no row
+# (table, key) → the values that differ on the other side; None: no row
+Step = dict[tuple[str, str], dict[str, Any] | None]
 PARTS = ("images", "texts")  # the tables that undo knows
-TABLES = (*PARTS, "history", "wanted")  # wanted: images that a model is to caption (captioning.py)
+TABLES = (*PARTS, "wanted")  # wanted: images that a model is to caption (captioning.py)
 NAME = "draft.sqlite"
 BUSY_S = 60.0  # how long a change waits for that of another process
+# done: the number of the last step that is not undone
 META: dict[str, Any] = {"form": {}, "kept": "", "refused": {}, "done": 0, "captions": {}}
 # What a new image has. crop: left, top, right, bottom as fractions of the upright, rotated
 # image; mask: the name of a file of the draft; weight: 1 to 10; caption_by: "person", "file", "model" or "".
 FIELDS: dict[str, Any] = {"crop": None, "mask": None, "weight": 1, "caption_by": ""}
 # What a user sees of an image. A change of other fields, such as where it came from, is stored without a step.
 SHOWN = {"caption", "turn", "file", "folder", "crop", "mask", "weight", "position"}
-VERSION = 2
+VERSION = 3
+OLDER = (0, 2)  # a new file, and one that had its steps as rows of `content`: these are dropped, all else is kept
 SCHEMA = f"""
+BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS content (part TEXT, key TEXT, value TEXT NOT NULL, PRIMARY KEY (part, key));
+CREATE TABLE IF NOT EXISTS steps (number INTEGER PRIMARY KEY, label TEXT, merge TEXT, at REAL);
+CREATE TABLE IF NOT EXISTS undo (step INTEGER, part TEXT, key TEXT, value TEXT NOT NULL, PRIMARY KEY (step, part, key));
+DELETE FROM content WHERE part = 'history';
 PRAGMA user_version = {VERSION};
+COMMIT;
 """
 OUT_OF_DATE = "This page is out of date; reload it"
 MAX_CAPTION = 20_000  # characters
@@ -69,26 +74,27 @@ def empty() -> State:
 class DraftFile:
     """The open file of one draft. One thread uses it at a time.
 
-    state: its content; replaced and never changed, so that a caller can keep it.
+    state: its content; replaced and never changed, so that a caller can keep it. memory: what others computed from it.
     """
 
     def __init__(self, path: Path):
         """Open a file, and create it where it is missing. Raises RunError: it is damaged, or the disk does not take
         it."""
         self.path, self.state, self.inode, self.version = path, empty(), 0, -1
+        self.memory: dict[str, Any] = {}
         with self.explained():
             self.db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
+            self.sql("PRAGMA journal_mode=WAL")  # stays a rollback journal where shared memory is missing
+            self.sql("PRAGMA synchronous=FULL")
+            ((found,),) = self.sql("PRAGMA user_version")
             with self.explained():
-                self.db.execute("PRAGMA journal_mode=WAL")  # stays a rollback journal where shared memory is missing
-                self.db.execute("PRAGMA synchronous=FULL")
-                found = self.db.execute("PRAGMA user_version").fetchone()[0]
-                if found not in (0, VERSION):
+                if found not in (*OLDER, VERSION):
                     raise sqlite3.DatabaseError("another version of Hangproof wrote it")
-                if not found:
-                    self.db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} COMMIT;")
-                self.inode = path.stat().st_ino
-                self.refresh()
+                if found in OLDER:
+                    self.db.executescript(SCHEMA)
+            self.inode = path.stat().st_ino
+            self.refresh()
         except BaseException:
             self.db.close()
             raise
@@ -110,24 +116,31 @@ class DraftFile:
                 said = f"cannot store your changes ({self.path}): {error}; {advice}"
             raise RunError(said) from error
 
+    def sql(self, words: str, *values: Any) -> list[tuple[Any, ...]]:
+        """The rows of a statement."""
+        with self.explained():
+            return self.db.execute(words, values).fetchall()
+
+    def sql_for_each(self, words: str, rows: list[tuple[Any, ...]]) -> None:
+        """Do a statement for each row of values."""
+        with self.explained():
+            self.db.executemany(words, rows)
+
     # Reading ---------------------------------------------------------------------------------------------------------
 
     def refresh(self) -> State:
         """The content, read again where another process changed it."""
-        with self.explained():
-            version = self.db.execute("PRAGMA data_version").fetchone()[0]
-            if version == self.version:
-                return self.state
-            rows = self.db.execute("SELECT part, key, value FROM content").fetchall()
-            values = json.loads(f"[{','.join(value for _, _, value in rows)}]")
-            found: dict[str, dict[str, Any]] = {part: {} for part in (*TABLES, "meta")}
-            for (part, key, _), value in zip(rows, values, strict=True):
-                old = self.state[part].get(key) if part in TABLES else None
-                found[part][key] = (
-                    old if old == value else value
-                )  # the same object, so that what was made of it is kept
-            self.state = {**META, **found.pop("meta"), **{table: in_order(one) for table, one in found.items()}}
-            self.version = version
+        ((version,),) = self.sql("PRAGMA data_version")
+        if version == self.version:
+            return self.state
+        rows = self.sql("SELECT part, key, value FROM content")
+        values = json.loads(f"[{','.join(value for _, _, value in rows)}]")
+        found: dict[str, dict[str, Any]] = {part: {} for part in (*TABLES, "meta")}
+        for (part, key, _), value in zip(rows, values, strict=True):
+            old = self.state[part].get(key) if part in TABLES else None
+            found[part][key] = old if old == value else value  # the same object: what was made of it is kept
+        self.state = {**META, **found.pop("meta"), **{table: in_order(one) for table, one in found.items()}}
+        self.version = version
         return self.state
 
     # Writing ---------------------------------------------------------------------------------------------------------
@@ -138,13 +151,11 @@ class DraftFile:
         if self.db.in_transaction:
             yield
             return
-        with self.explained():
-            self.db.execute("BEGIN IMMEDIATE")
+        self.sql("BEGIN IMMEDIATE")
         try:
             self.refresh()
             yield
-            with self.explained():
-                self.db.execute("COMMIT")
+            self.sql("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 self.db.execute("ROLLBACK")
@@ -153,14 +164,54 @@ class DraftFile:
 
     def store(self, state: State) -> None:
         """Store a content, in the transaction that the caller began."""
-        with self.explained():
-            before, self.state = self.state, state
-            for part in (*TABLES, "meta"):
-                old, new = ({key: one[key] for key in META} if part == "meta" else one[part] for one in (before, state))
-                gone = [(part, key) for key in old if key not in new]
-                self.db.executemany("DELETE FROM content WHERE part = ? AND key = ?", gone)
-                rows = [(part, key, json.dumps(value)) for key, value in new.items() if old.get(key) is not value]
-                self.db.executemany("INSERT OR REPLACE INTO content VALUES (?, ?, ?)", rows)
+        before, self.state = self.state, state
+        for part in (*TABLES, "meta"):
+            old, new = ({key: one[key] for key in META} if part == "meta" else one[part] for one in (before, state))
+            gone = [(part, key) for key in old if key not in new]
+            self.sql_for_each("DELETE FROM content WHERE part = ? AND key = ?", gone)
+            rows = [(part, key, json.dumps(value)) for key, value in new.items() if old.get(key) is not value]
+            self.sql_for_each("INSERT OR REPLACE INTO content VALUES (?, ?, ?)", rows)
+
+    # The history ------------------------------------------------------------------------------------------------------
+
+    def label(self, number: int) -> str:
+        """What a step is called; "" where there is no such step."""
+        found = self.sql("SELECT label FROM steps WHERE number = ?", number)
+        return str(found[0][0]) if found else ""
+
+    def step(self, number: int) -> Step:
+        """What leads to the other side of a step. Raises RunError: it cannot be read."""
+        rows = self.sql("SELECT part, key, value FROM undo WHERE step = ?", number)
+        try:
+            return {(part, key): json.loads(value) for part, key, value in rows}
+        except ValueError as error:
+            raise RunError(f"The step “{self.label(number)}” cannot be read; this change cannot be undone") from error
+
+    def set_step(self, number: int, step: Step) -> None:
+        """Store what leads to the other side of a step."""
+        self.sql("DELETE FROM undo WHERE step = ?", number)
+        rows = [(number, part, key, json.dumps(values)) for (part, key), values in step.items()]
+        self.sql_for_each("INSERT INTO undo VALUES (?, ?, ?, ?)", rows)
+
+    def add_step(self, after: State, edit: "Edit", merge: str, within_s: float) -> int:
+        """Store the step from the content of now to another one. Returns its number, or that of the last one where both
+        contents are equal. Args: see `change`."""
+        before, step, done = self.state, difference(self.state, after), self.state["done"]
+        last = self.sql(
+            "SELECT merge, at FROM steps WHERE number = ? AND number = (SELECT max(number) FROM steps)", done
+        )
+        if merge and last and last[0][0] == merge and 0 <= time.time() - last[0][1] < within_s:
+            with contextlib.suppress(RunError):  # a step that cannot be read stays as it is
+                step, done = difference(applied(before, self.step(done)), after), done - 1
+        first = done + bool(step) - HISTORY_STEPS
+        self.sql("DELETE FROM steps WHERE number > ? OR number <= ?", done, first)
+        self.sql("DELETE FROM undo WHERE step > ? OR step <= ?", done, first)
+        if step:
+            done += 1
+            label = edit.label if isinstance(edit.label, str) else edit.label(step)
+            self.sql("INSERT INTO steps VALUES (?, ?, ?, ?)", done, label, merge, time.time())
+            self.set_step(done, step)
+        return done
 
 
 # Steps ---------------------------------------------------------------------------------------------------------------
@@ -185,68 +236,29 @@ def difference(before: State, after: State) -> Step:
     step: Step = {}
     for part in PARTS:
         old, new = before[part], after[part]
-        changes: dict[str, dict[str, Any] | None] = {key: None for key in new if key not in old}
+        step |= {(part, key): None for key in new if key not in old}
         for key, row in old.items():
             now = new.get(key)
             if now is None:
-                changes[key] = row
+                step[part, key] = row
             elif now is not row and (values := {name: row.get(name) for name in now if row.get(name) != now[name]}):
-                changes[key] = values
-        if changes:
-            step[part] = changes
+                step[part, key] = values
     return step
 
 
-def exchanged(state: State, step: Step) -> tuple[State, Step]:
-    """The content on the other side of a step, and the step that leads back."""
-    state, back = dict(state), dict[str, Any]()
-    for part, changes in step.items():
-        table, back[part] = dict(state[part]), {}
-        for key, values in changes.items():
-            now = table.pop(key, None)
-            back[part][key] = now
-            if values is not None:
-                table[key] = {**(now or {}), **values}
-                if now is not None:
-                    back[part][key] = {name: now.get(name) for name in values}
-        state[part] = in_order(table)
-    return state, back
+def applied(state: State, step: Step) -> State:
+    """The content on the other side of a step."""
+    tables = {part: dict(state[part]) for part in PARTS}
+    for (part, key), values in step.items():
+        now = tables[part].pop(key, {})
+        if values is not None:
+            tables[part][key] = {**now, **values}
+    return {**state, **{part: in_order(table) for part, table in tables.items()}}
 
 
-def packed(step: Step) -> str:
-    """A step as the history keeps it: of 10,000 captions it is large."""
-    return base64.b64encode(zlib.compress(json.dumps(step).encode(), 1)).decode()
-
-
-def unpacked(entry: Mapping[str, Any]) -> Step:
-    """The step of an entry of the history. Raises RunError: it cannot be read."""
-    try:
-        found: Step = json.loads(zlib.decompress(base64.b64decode(entry["step"])))
-    except (ValueError, zlib.error) as error:
-        raise RunError(f"The step “{entry['label']}” cannot be read; this change cannot be undone") from error
-    return found
-
-
-def is_shown(step: Step, after: State) -> bool:
-    """Whether a change changed something that a user sees: the images, or the captions that wait for one."""
-    if any(values is None or SHOWN & values.keys() for values in step.get("images", {}).values()):
-        return True
-    for key, values in step.get("texts", {}).items():
-        now = after["texts"].get(key)
-        if "used" in values if values and now else not (values or now)["used"]:
-            return True
-    return False
-
-
-def files_of_step(entry: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """The files that undo and redo of an entry of the history need. Raises RunError: it cannot be read."""
-    return files_of(unpacked(entry).get("images", {}))
-
-
-def files_of(images: Mapping[str, Mapping[str, Any] | None]) -> set[tuple[str, str]]:
-    """The files of the draft that images need: (kind, name); that of a "thumb" begins with the id."""
-    found = {(kind, row[kind]) for row in images.values() if row for kind in ("stored", "mask") if row.get(kind)}
-    return found | {("thumb", key) for key, row in images.items() if row and "stored" in row}
+def waiting(state: State) -> list[str]:
+    """The keys of captions from files that have no image."""
+    return [key for key, text in state["texts"].items() if not text["used"]]
 
 
 # The folder ----------------------------------------------------------------------------------------------------------
@@ -310,9 +322,35 @@ def _file(draft_id: str) -> DraftFile:
     with explained("store your changes"):
         path.parent.mkdir(parents=True, exist_ok=True)
     file = _open[path] = DraftFile(path)
+    with contextlib.suppress(RunError):  # a disk that takes nothing is reported by the next change
+        _delete_unneeded(file)
     while len(_open) > MAX_OPEN:
         close(next(iter(_open)))
     return file
+
+
+def _delete_unneeded(file: DraftFile) -> None:
+    """Delete the images, masks and thumbnails that no content names which undo or redo can reach: what was removed long
+    ago, and what a killed process left.
+
+    Decision: such a content is reached from that of now by steps, so a file that it names is named now, or by a step. A
+    file is put in place and named in one change, so none of this moment is without its name.
+    """
+    with file.transaction():
+        of_files = (
+            "SELECT value FROM undo WHERE part = 'images' AND (value LIKE '%\"stored\"%' OR value LIKE '%\"mask\"%')"
+        )
+        try:
+            rows = [*file.state["images"].values(), *(json.loads(value) for (value,) in file.sql(of_files))]
+        except ValueError:
+            return  # a step that cannot be read may name any of them
+        needed = {row[kind] for row in rows for kind in ("stored", "mask") if row.get(kind)}
+        ids = {Path(name).stem for name in needed}  # a thumbnail begins with that of its image
+        for place in ("images", "masks", "thumbs"):
+            for path in (file.path.parent / place).glob("*"):
+                if path.name not in needed and path.name.partition("-")[0] not in ids:
+                    with contextlib.suppress(OSError):
+                        path.unlink(missing_ok=True)
 
 
 def close(path: Path) -> None:
@@ -329,16 +367,17 @@ def read(draft_id: str) -> State:
         return _file(draft_id).refresh() if (folder(draft_id) / NAME).exists() else empty()
 
 
+def memory(draft_id: str) -> dict[str, Any]:
+    """What was computed from a draft's content, by name; it is lost when the draft leaves the memory."""
+    with lock:
+        return _file(draft_id).memory if (folder(draft_id) / NAME).exists() else {}
+
+
 @contextlib.contextmanager
-def locked(draft_id: str) -> Iterator[None]:
-    """Keep other threads and processes from changing a draft. What the block writes is stored together when it ends."""
-    with lock, _file(draft_id).transaction():
-        yield
-
-
-def write(draft_id: str, state: State) -> None:
-    """Store a content that was read in the same `locked` block. Raises RunError: the disk does not take it."""
-    _file(draft_id).store(state)
+def locked(draft_id: str) -> Iterator[DraftFile]:
+    """Keep other threads and processes from changing a draft. What the block stores is kept together when it ends."""
+    with lock, (file := _file(draft_id)).transaction():
+        yield file
 
 
 @contextlib.contextmanager
@@ -348,57 +387,43 @@ def change(draft_id: str, merge: str = "", within_s: float = math.inf) -> Iterat
     Args:
         merge: steps with the same text that follow each other within `within_s` become one.
     """
-    freed: set[tuple[str, str]] = set()
-    with locked(draft_id):
-        before = read(draft_id)
+    with locked(draft_id) as file:
+        before = file.state
         edit = Edit({**before, **{part: dict(before[part]) for part in PARTS}})
         yield edit
         after = {**edit.state, **{part: placed(edit.state[part]) for part in PARTS}}
-        step = difference(before, after)
-        if not is_shown(step, after):  # a file that was dropped again changes only where it came from
-            if after != before:
-                write(draft_id, after)
-            return
-        history, now = list(before["history"].values()), time.time()
-        kept = history[: before["done"]]
-        last = kept[-1] if kept == history and kept else None
-        if merge and last and last["merge"] == merge and 0 <= now - last["at"] < within_s:
-            with contextlib.suppress(RunError):  # a step that cannot be read stays as it is
-                step, kept = difference(exchanged(before, unpacked(last))[0], after), kept[:-1]
-        if step:
-            label = edit.label if isinstance(edit.label, str) else edit.label(step)
-            number = 1 + max((one["position"] for one in history), default=0)
-            kept.append({"position": number, "label": label, "merge": merge, "at": now, "step": packed(step)})
-        kept = kept[-HISTORY_STEPS:]
-        for one in history:
-            if one not in kept:
-                with contextlib.suppress(RunError):  # a step that cannot be read frees nothing
-                    freed |= files_of_step(one)
-        write(draft_id, {**after, "history": {f"{one['position']}": one for one in kept}, "done": len(kept)})
-    if freed:
-        _delete_unneeded(draft_id, freed)
+        of_images = [values for (part, _), values in difference(before, after).items() if part == "images"]
+        if any(values is None or SHOWN & values.keys() for values in of_images) or waiting(before) != waiting(after):
+            after["done"] = file.add_step(after, edit, merge, within_s)
+        if after != before:
+            file.store(after)
 
 
-def _delete_unneeded(draft_id: str, freed: set[tuple[str, str]]) -> None:
-    """Delete the files that steps which left the history named, and that no state names which undo or redo can reach.
+def undo(draft_id: str, back: bool = True) -> str | None:
+    """Undo the last change of images or captions. Returns a sentence about it; None when there is nothing to undo."""
+    with locked(draft_id) as file:
+        number = file.state["done"] + (not back)
+        if not (label := file.label(number)):
+            return None
+        before, after = file.state, applied(file.state, file.step(number))
+        file.set_step(number, difference(before, after))
+        file.store({**after, "done": number - back})
+    return f"{'Undone' if back else 'Redone'}: {label}."
 
-    Decision: a state is reached from that of now by steps of the history, so a file that it names is named now, or by
-    such a step. It is judged anew under the lock, after the change is stored: another change may name the
-    file again.
-    """
-    with locked(draft_id):
-        state = read(draft_id)
-        needed = files_of(state["images"])
-        try:
-            for one in state["history"].values():
-                needed |= files_of_step(one)
-        except RunError:
-            return  # a step that cannot be read may name any of them
-        places = {"stored": images_dir(draft_id), "mask": masks_dir(draft_id), "thumb": folder(draft_id) / "thumbs"}
-        for kind, name in freed - needed:
-            for path in places[kind].glob(f"{name}*") if kind == "thumb" else [places[kind] / name]:
-                with contextlib.suppress(OSError):
-                    path.unlink(missing_ok=True)
+
+def redo(draft_id: str) -> str | None:
+    """Make the change again that was undone last. Returns a sentence about it; None when there is none."""
+    return undo(draft_id, back=False)
+
+
+def history(draft_id: str) -> tuple[str, str]:
+    """What undo would undo and redo would redo, such as "caption of cat.png"; "" for nothing."""
+    with lock:
+        if not (folder(draft_id) / NAME).exists():
+            return "", ""
+        file = _file(draft_id)
+        done = file.refresh()["done"]
+        return file.label(done), file.label(done + 1)
 
 
 @dataclass

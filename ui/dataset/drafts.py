@@ -26,16 +26,15 @@ def _folders() -> list[Path]:
 def recent(own: str = "") -> list[dict[str, Any]]:
     """The drafts that were used last, except one's own, so that another browser can continue one."""
     found = list[dict[str, Any]]()
-    used = {folder: last_used(*content_files(folder)) for folder in _folders()}
-    for folder in sorted((one for one in used if used[one]), key=lambda one: used[one], reverse=True):
-        if len(found) < RECENT and folder.name != own:
+    for used, folder in sorted(((last_used(*content_files(one)), one) for one in _folders()), reverse=True):
+        if used and len(found) < RECENT and folder.name != own:
             try:
                 state = draft_store.read(folder.name)
             except RunError:
                 continue  # a file that cannot be read is no draft to continue
             images, name = len(state["images"]), state["form"].get("name", "")
             if images or name:
-                age = duration(time.time() - used[folder])
+                age = duration(time.time() - used)
                 found.append({"id": folder.name, "name": name, "images": images, "age": f"{age} ago"})
     return found
 

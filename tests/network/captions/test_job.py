@@ -20,7 +20,7 @@ from runs_helpers import PROJECT, python
 from strategies import ANY_VALUE
 
 from captions import endpoint, job, models, tagger
-from captions.text import MOST_CHARACTERS, BadAnswer, Frame, cleaned, framed
+from captions.text import MOST_CHARACTERS, Frame, NoCaption, cleaned, framed
 from captions.work import Folder, Picture, upright
 from runs.files import RunError
 
@@ -48,7 +48,7 @@ def images(tmp_path):
 def run(server, folder: Path, **limits) -> job.Report:
     """A job in this process, with a server."""
     asked = endpoint.Server(server.url, "m", limit_s=limits.pop("limit_s", 5.0))
-    return job.run(Folder(folder), lambda: endpoint.load(asked), Frame(), job.Limits(**limits), lambda line: None)
+    return job.run(Folder(folder), lambda: endpoint.load(asked), Frame(), **limits)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def server(monkeypatch):
     ],
 )
 def test_an_answer_becomes_one_line_of_plain_text(answer, caption):
-    with contextlib.nullcontext() if caption else pytest.raises(BadAnswer):
+    with contextlib.nullcontext() if caption else pytest.raises(NoCaption):
         assert cleaned(answer) == caption
 
 
@@ -89,7 +89,7 @@ def test_an_answer_becomes_one_line_of_plain_text(answer, caption):
 def test_no_answer_gives_a_caption_with_control_characters_or_several_lines(answer):
     try:
         text = cleaned(answer)
-    except BadAnswer:
+    except NoCaption:
         return
     assert text and text == text.strip() and len(text.splitlines()) == 1
     assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
@@ -231,7 +231,7 @@ def test_no_answer_of_a_server_is_more_than_unanswered(data):
     assert isinstance(endpoint._reason(data), str) and "\n" not in endpoint._reason(data)
     try:
         assert isinstance(endpoint._text_of(data, "host"), str)
-    except endpoint.Unanswered as error:
+    except NoCaption as error:
         assert "host" in str(error)
 
 
@@ -322,7 +322,7 @@ from captions.text import Frame
 from captions.work import Folder
 wait = lambda *_: time.sleep(600)
 loads = sys.argv[2] == "loads"
-job.run(Folder(Path(sys.argv[1])), (lambda: wait) if loads else wait, Frame(), job.Limits(0.5, 0.5))
+job.run(Folder(Path(sys.argv[1])), (lambda: wait) if loads else wait, Frame(), 0.5, 0.5)
 """
 
 

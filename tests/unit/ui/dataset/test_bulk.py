@@ -11,7 +11,7 @@ import runs
 from runs import dataset
 from runs.files import RunError
 from ui.dataset import bulk, draft, draft_store, selection, subsets
-from ui.dataset.draft_store import difference, exchanged, placed
+from ui.dataset.draft_store import applied, difference, placed
 from ui.dataset.selection import Query
 
 
@@ -130,9 +130,8 @@ def test_a_step_leads_from_each_state_to_the_other_in_its_order(before, after, c
     old = {"images": placed({key: {"caption": key} for key in before}), "texts": {}}
     table = {key: {**old["images"].get(key, {}), "caption": key.upper() if key in changed else key} for key in after}
     new = {"images": placed(table), "texts": {}}
-    step = difference(old, new)
     for start, end in ((new, old), (old, new)):
-        found, step = exchanged(start, step)
+        found = applied(start, difference(end, start))
         assert found == end and list(found["images"]) == list(end["images"])
 
 

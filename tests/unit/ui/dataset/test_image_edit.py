@@ -89,7 +89,8 @@ def test_a_white_mask_is_no_mask_and_unused_masks_are_deleted(mine, tmp_path, mo
     assert item_of(mine, "a.png").mask is None
     for level in range(30):
         image_edit.mask(mine, item.id, png(Image.new("L", (64, 64), level)))
-    assert len(list(draft.masks_dir(mine).iterdir())) <= 11  # those of 10 undo steps
+    draft_store.close(draft.folder(mine) / draft_store.NAME)
+    assert draft.items(mine) and len(list(draft.masks_dir(mine).iterdir())) <= 11  # those of 10 undo steps
     while draft.undo(mine):
         if name := item_of(mine, "a.png").mask if draft.items(mine) else "":
             assert (draft.masks_dir(mine) / name).is_file()
