@@ -21,11 +21,11 @@ from monitor.attempt import Attempt
 from monitor.cli.notify import Notifier
 from monitor.detect.probe import Probe
 from monitor.detect.progress import Observation, Watch
+from monitor.ledger import Ledger, amount
 from monitor.process import platform
 from monitor.resume import snapshots
-from monitor.run_folder import RunFolder, print_line
+from monitor.run_folder import STATUS, RunFolder, print_line, read_json
 from monitor.slowdown import Slowdown
-from monitor.spend import Spend
 from monitor.start import Run
 from monitor.state import EXIT_CODES, EXIT_FAILED, FINAL, WATCHED, State, Transition, load_learned
 from monitor.status_writer import StatusWriter
@@ -55,7 +55,10 @@ class Loop:
         self.status = StatusWriter(self.run, parent_pid, lambda: self.slowdown.found or None)
         self.learned = {} if folder.foreign else load_learned(folder.spec)
         self.watch = Watch(self.config, {**self.learned, **self.run.state.durations})
-        self.spend = Spend(folder.folder, folder.spec, self.config.end.stop_save_s)
+        shown = Ledger.of(read_json(folder.own / STATUS))  # of each second; monitor.json is saved when much changes
+        self.run.state.ledger = max(self.run.state.ledger, shown, key=lambda one: one.wall_s)
+        self.run.state.ledger.price_per_hour = amount(folder.spec.get("price_per_hour"))
+        self.run.state.ledger.follows()
         self.at = Transition(State.OPENING)
         self.code = EXIT_FAILED
         self.attempt: Attempt | None = None
@@ -116,6 +119,7 @@ class Loop:
         state.state = new.state
         state.durations, state.pace = self.watch.learned(), self.slowdown.known()
         if new.state in FINAL:
+            state.ledger.ends(new.state is State.PREEMPTED, new.state is State.COMPLETED)
             try:  # shown before it is saved: after that, the keeper starts no monitor that could show the end
                 self.write_status(force=True)
             finally:
@@ -134,7 +138,19 @@ class Loop:
         """status.json, once a second or when `force`."""
         self.notifier.poll()
         snapshots.touch(self.run.state.snapshots)
+        self.run.state.ledger.passes(self.activity())
         return self.status.write(self.at.state, self.at.message, self.attempt, self.view, self.watch, force)
+
+    def activity(self) -> str:
+        """The state of the ledger that the time from now on belongs to."""
+        at, known = self.at, self.run.state.ledger
+        if at.state in (State.OPENING, State.STOPPING) or at.state in FINAL:
+            return known.state
+        if at.state is State.QUEUED or (at.state is State.BACKOFF and time.monotonic() < at.due_s):
+            return "waiting"
+        if at.state in WATCHED and self.status.steps:
+            return "training"
+        return "recovering" if known.pending else "loading"
 
     def poll_s(self) -> float:
         """Seconds until the next turn."""
@@ -167,6 +183,7 @@ class Loop:
             config.enclose(self.config, startup.read_about(self.about).get("environment"))
         state = self.run.state
         state.planned = max([state.planned, *(b.planned for b in view.beats)])
+        state.ledger.reaches(view.step)
         if view.step <= state.best_step:
             return view
         first_new, state.best_step = state.best_step + 1, view.step
@@ -290,9 +307,7 @@ class Loop:
 
     def report_ledger(self) -> None:
         """Where the run's time went, in one line: an event, and on standard output."""
-        from monitor import ledger  # of no use before the end
-
-        line = ledger.read(self.folder.own).line()
+        line = self.run.state.ledger.line()
         self.folder.event("ledger", line)
         print_line(f"{self.folder.name}: {line}", sys.stdout)
 

@@ -107,10 +107,9 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
 def _open_incident(run: Run, attempt: Attempt, evidence: Evidence, progress_s: float) -> None:
     """Name the cause and write the incident; from here on a killed monitor can continue it."""
     cause, now = causes.match(evidence), platform.now()
-    since_s = round(max(0.0, now.mono_s - progress_s), 3)
-    reached = max((rank["step"] for rank in evidence.ranks), default=evidence.step)
-    known = {"phase": evidence.phase, "step": evidence.step, "reached": reached, "since_s": since_s}
-    run.folder.event(evidence.kind, f"{cause.title}: {_summary(evidence)}", **known)
+    since_s = max(0.0, now.mono_s - progress_s)
+    message = f"{cause.title}: {_summary(evidence)}"
+    run.folder.event(evidence.kind, message, phase=evidence.phase, step=evidence.step, since_s=round(since_s, 3))
     if run.incident is not None:
         run.incident.close(run.folder, "the restart after it failed as well", now.utc)
     incident = Incident.open(
@@ -121,9 +120,10 @@ def _open_incident(run: Run, attempt: Attempt, evidence: Evidence, progress_s: f
         progress_s=progress_s,
         best_step=run.state.best_step,
         started_at=platform.utc(now.wall_s - (now.mono_s - progress_s)),
-        detect_s=max(0.0, now.mono_s - progress_s),
+        detect_s=since_s,
     )
     run.incident, run.state.open_incident = incident, incident.number
+    run.state.ledger.fails(since_s)
     run.state.failure = Failure(evidence.kind, incident.number)
     run.state.save(run.folder)
     run.folder.log(f"incident {incident.number}: {cause.title}. {cause.explanation}")

@@ -143,7 +143,7 @@ class RunFolder:
         self.own = own_folder(folder, machine)  # what this machine's monitor writes
         self.spec = read_spec(folder)
         if machine and self.spec:  # the first machine alone copies the run, and counts what it costs
-            self.spec = {**self.spec, "store": "", "spend_limit": 0}
+            self.spec = {**self.spec, "store": "", "spend_limit": 0, "price_per_hour": 0}
         self.name = str(self.spec.get("name") or folder.name)
         self.echo = echo
         self.on_event: Callable[[str, str], None] = lambda kind, message: None
@@ -204,17 +204,6 @@ class RunFolder:
             return os.stat(self._training_log).st_size
         except OSError:
             return 0
-
-    def last_step(self) -> dict[str, Any]:
-        """The last step in metrics.jsonl and when it was: "step", "t", "mono_s"; {} for none."""
-        from runs.metrics_lines import last_step  # of no use to a run that never starts again
-
-        try:
-            with open(self.folder / METRICS, "rb", buffering=0) as file:
-                found = last_step(file, 0, file.seek(0, os.SEEK_END)) or {}
-        except OSError:
-            return {}
-        return {key: found[key] for key in ("step", "t", "mono_s") if key in found}
 
     def mark_log(self, text: str) -> None:
         """Add a heading of the monitor to training.log; nothing where it cannot be written."""

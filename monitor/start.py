@@ -43,7 +43,7 @@ VERIFY_TRIES_COUNT = 5
 # What a run takes along to another machine, of RunState's fields.
 CARRIED = (
     *("attempt", "restarts", "best_step", "planned", "started_at", "gpu"),
-    *("changes", "changes_at_save", "cause_counts"),
+    *("changes", "changes_at_save", "cause_counts", "ledger"),
 )
 NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # 1: this machine was rented for its GPU; 0: train without one all the same
 
@@ -85,8 +85,6 @@ class Run:
         self.incident: Incident | None = None  # the last one, until a new step closes it
         self.tries = 0  # starts in a row that failed for a passing reason
         self.failing_since_s = 0.0  # when the first of them failed
-        self.began_s = time.monotonic()  # when this monitor began to wait for a start
-        self.started = False  # this monitor has started an attempt
         self.unkept: str | None = None  # at the end: why the newest steps are in memory only, "" for on the disk
 
     @property
@@ -184,7 +182,6 @@ def _start_attempt(run: Run) -> Attempt | Transition:
     if not rendered.compatible:
         point = _start_over(run, point)
 
-    trace = run.folder.last_step()
     try:
         limit, spec = run.config.restart.snapshots_bytes, spec_hash(run.folder.folder)
         variables = {} if run.several else snapshots.environment(state.snapshots, spec, limit)
@@ -196,6 +193,7 @@ def _start_attempt(run: Run) -> Attempt | Transition:
         state.current = None
         raise
     run.tries = 0
+    state.ledger.starts(point.step)
     state.attempt, state.changes_at_save, state.save_dir = number, [c["name"] for c in changes], rendered.save_dir
     state.best_before, state.resumed_step, state.current = state.best_step, point.step, attempt.record
     state.save(run.folder)
@@ -205,19 +203,16 @@ def _start_attempt(run: Run) -> Attempt | Transition:
         run.incident.save(run.folder)
     where = "a snapshot in memory" if point.record else point.path.name if point.path else ""
     source = f"from step {point.step} ({where})" if point.path else "from the start"
-    waited_s = 0.0 if run.started else round(time.monotonic() - run.began_s, 3)
     how = ", which had been started early" if standby else ""
-    named = {"changes": state.changes_at_save} if changes else {}
-    _report_start(run, attempt, source, how, before=trace, waited_s=waited_s, **named)
+    _report_start(run, attempt, source, how, **({"changes": state.changes_at_save} if changes else {}))
     return attempt
 
 
 def _report_start(run: Run, attempt: Attempt, source: str, how: str = "", **known: Any) -> None:
-    """The event of an attempt that has started, and what begins with it. known: what the event has for monitor/ledger.py."""
+    """The event of an attempt that has started, and what begins with it. known: more of the event."""
     kind, number = "restarted" if run.incident is not None else "started", attempt.record.number
     message = f"attempt {number} {source}, pid {attempt.pid}{how}"
     run.folder.event(kind, message, attempt=number, step=run.state.resumed_step, **known)
-    run.started = True
     if run.leads and run.folder.spec.get("trackers") == "trackio":
         start_tracker(run.folder)
 
@@ -356,6 +351,7 @@ def adopt_restored(run: Run) -> str:
     for name in CARRIED:
         setattr(state, name, getattr(before, name))
     state.best_before = state.best_step
+    state.ledger.follows()
     state.save(run.folder)
     same = before.spec_hash == spec_hash(run.folder.folder)
     if before.state is State.COMPLETED and same and run.folder.lora is not None:

@@ -24,6 +24,7 @@ from monitor.attempt import Attempt
 from monitor.detect.probe import Probe
 from monitor.detect.progress import HUNG, OVER, SLOW, SUSPECT, Observation, Verdict
 from monitor.diagnose import collect
+from monitor.ledger import amount
 from monitor.loop import Loop
 from monitor.phrases import PHASES, count
 from monitor.process import platform, tree
@@ -199,7 +200,7 @@ class Supervisor(Loop):
             outcome = f"the run was {ending} before the restart"
             self.run.incident.close(self.folder, outcome, platform.now().utc)
         if shutdown.ending == "spent":
-            limit = self.spend.reached() or "the spend limit was reached"
+            limit = self.over_limit() or "the spend limit was reached"
             return Transition(State.FAILED, f"{limit}. Stopped at {where}", code=EXIT_BUDGET)
         return Transition(State(shutdown.ending), f"{shutdown.ending} at {where}")
 
@@ -301,9 +302,12 @@ class Supervisor(Loop):
     def spent(self) -> Transition | None:
         """The run has cost what it may: stop it with a checkpoint."""
         busy = self.at.state in (State.OPENING, State.STOPPING) or self.run.state.shutdown is not None
-        if busy or not self.spend.reached():
-            return None
-        return self.shut_down(Shutdown("spent"))
+        return self.shut_down(Shutdown("spent")) if not busy and self.over_limit() else None
+
+    def over_limit(self) -> str:
+        """Why the run has cost what it may; "" while it has not."""
+        limit = amount(self.folder.spec.get("spend_limit"))
+        return self.run.state.ledger.over(limit, self.config.end.stop_save_s)
 
     def lease_lost(self) -> Transition | None:
         """Another machine trains this run now: kill the training here and end, with that reason."""

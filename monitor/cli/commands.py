@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from guards.checkpoint import atomic_write
-from monitor import ledger
 from monitor.attempt import Attempt
+from monitor.ledger import Ledger
 from monitor.phrases import PHASES, count, duration
 from monitor.process import platform, tree
 from monitor.process.locks import LOCK, is_held
@@ -85,18 +85,14 @@ def status(args: argparse.Namespace) -> Answer:
     for folder, values in found:
         print(line(folder, values))
     if args.run and (values := found[0][1]) is not None:
-        print(f"  {ledger.read(folders[0], values).line()}")
+        print(f"  {Ledger.of(values).line()}")
     for text in tree.orphans() if not args.run else []:
         print(text)
-    shown = [_with_ledger(folder, values) for folder, values in found if args.json]
-    return 0, shown[0] if shown and args.run else shown
-
-
-def _with_ledger(folder: Path, values: dict[str, Any] | None) -> dict[str, Any]:
-    """The status of a run for --json."""
-    if values is None:
-        return {"folder": str(folder), "state": None}
-    return {**values, "ledger": ledger.read(folder, values).values()}
+    shown = [
+        {**values, "ledger": Ledger.of(values).values()} if values else {"folder": str(folder), "state": None}
+        for folder, values in found
+    ]
+    return 0, shown[0] if args.run else shown
 
 
 def line(folder: Path, values: dict[str, Any] | None) -> str:

@@ -240,8 +240,6 @@ LEDGER = {
 
 def ledger(view: View | None, found: "Ledger | None") -> str:
     """Where the time of the run went, its cost, and what recovery saved."""
-    from monitor.ledger import span
-
     if view is None or found is None or not view.status.get("state") or found.wall_s < 1:
         return ""
     shares = {state: found.seconds[state] / found.wall_s for state in LEDGER}
@@ -250,7 +248,7 @@ def ledger(view: View | None, found: "Ledger | None") -> str:
         for state, (label, colour, _) in LEDGER.items()
     )
     rows = [
-        (f'<i class="hp-dot hp-{colour}"></i>{label}', f"{span(found.seconds[state])} · {shares[state]:.0%}", note)
+        (f'<i class="hp-dot hp-{colour}"></i>{label}', f"{_short(found.seconds[state])} · {shares[state]:.0%}", note)
         for state, (label, colour, note) in LEDGER.items()
         if found.seconds[state] >= 0.05
     ]
@@ -267,7 +265,7 @@ def ledger(view: View | None, found: "Ledger | None") -> str:
         f'<div title="{esc(note)}"><dt>{name}</dt><dd>{esc(text)}</dd></div>' for name, text, note in rows
     )
     body = f'<div class="hp-ledger" aria-hidden="true">{bar}</div><dl class="hp-facts">{facts_html}</dl>{saved}'
-    return _section("Time and money" if found.cost is not None else "Time", body, f"{span(found.wall_s)} in all")
+    return _section("Time and money" if found.cost is not None else "Time", body, f"{_short(found.wall_s)} in all")
 
 
 def facts(view: View, running: bool) -> list[tuple[str, str, str]]:

@@ -50,21 +50,19 @@ def stamp(path: str | os.PathLike[str]) -> Stamp:
     return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-_kept: dict[
-    Hashable, tuple[tuple[Stamp, ...], float, Any]
-] = {}  # stamps, when, value; the ones used last are at the end
+_kept: dict[Hashable, tuple[tuple[Stamp, ...], Any]] = {}  # stamps, value; the ones used last are at the end
 
 
-def kept(name: str, key: Path, files: Iterable[Path], make: Callable[[], T], every_s: float = 0.0) -> T:
-    """What `make` returns, made again only after one of the `files` that it reads has changed, and not within `every_s`."""
-    stamps, now_s = tuple(map(stamp, files)), time.monotonic()
+def kept(name: str, key: Path, files: Iterable[Path], make: Callable[[], T]) -> T:
+    """What `make` returns, made again only after one of the `files` that it reads has changed."""
+    stamps = tuple(map(stamp, files))
     known = _kept.pop((name, key), None)
-    if known is None or (known[0] != stamps and now_s - known[1] >= every_s):
-        known = stamps, now_s, make()
+    if known is None or known[0] != stamps:
+        known = stamps, make()
     _kept[name, key] = known
     while len(_kept) > KEPT:
         _kept.pop(next(iter(_kept)), None)
-    return known[2]
+    return known[1]
 
 
 # The log --------------------------------------------------------------------------------------------------------------
