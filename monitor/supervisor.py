@@ -372,7 +372,8 @@ class Supervisor(Loop):
         if self.attempt is not None:
             text = self.run.prewarm.text(self.run.state.changes)
             self.run.standby.tick(view, self.attempt, text, self.run.queue.handles())
-            self.watch.disturbed = self.run.standby.imports
+            # On its way to the gate, it takes processor time from the training.
+            self.watch.disturbed = self.run.standby.summary()["state"] == "starting"
         if (store := self.run.store).holds and verdict.phase == "step":
             save_s = self.watch.learned().get("save", {}).get("median", 0.0)
             store.request_save(view.step, self.watch.step_s(), save_s)
