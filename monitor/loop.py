@@ -1,4 +1,4 @@
-"""The loop that watches one run: what every turn of it uses, its errors, and how a run ends. `supervisor.py` has the states.
+"""The loop that watches one run: what every turn of it uses, its errors, and how a run ends. `supervisor.turn` is a turn.
 
 Read `Loop.run_until_final`: write the status, sleep, take a turn. An error that nobody expected is logged with its
 traceback, reported once, and the loop goes on: whoever watches must not be the one that dies.
@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from guards import startup, step_requests
@@ -21,6 +21,7 @@ from monitor.attempt import Attempt
 from monitor.cli.notify import Notifier
 from monitor.detect.probe import Probe
 from monitor.detect.progress import Observation, Watch
+from monitor.diagnose.collect import Evidence
 from monitor.ledger import Ledger, amount
 from monitor.process import platform
 from monitor.resume import snapshots
@@ -39,16 +40,30 @@ ERROR_PAUSE_S = 0.25
 
 
 class Loop:
-    """One run until it reaches a final state."""
+    """One run until it reaches a final state.
 
-    def __init__(self, folder: RunFolder, checked: bool, parent_pid: int | None, received: Sequence[int]):
-        self.folder = folder
+    `trial`: its attempt is only tried (launch/trial.py). A failure ends it, nothing hangs without evidence, signals end
+    the process, and nobody is notified. `evidence`: of its failure. `on_view`: called with each observation.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        turn: Callable[[Loop], Transition],
+        checked: bool = False,
+        parent_pid: int | None = None,
+        received: Sequence[int] = (),
+        trial: bool = False,
+    ):
+        self.folder, self.turn, self.trial = folder, turn, trial
+        self.evidence: Evidence | None = None
+        self.on_view: Callable[[Attempt, Observation], None] = lambda attempt, view: None
         self.config = config.load()
         self.about = ""  # what the training process says of itself
         self.waker = platform.Waker()
         self.signals = list(received)
         self.notifier = Notifier(folder.name, folder.log)
-        if not folder.machine:
+        if not folder.machine and not trial:
             folder.on_event = self.notifier.event
         self.run = Run(folder, self.config, self.pause, self.report, checked)
         self.slowdown = Slowdown(self.run)
@@ -80,7 +95,7 @@ class Loop:
                     self.write_status()
                     self.waker.sleep(self.poll_s())
                     platform.reap()
-                    self.enter(self.turn())
+                    self.enter(self.turn(self))
                     self.failing_since = None
                 except start.Interrupted:
                     continue
@@ -90,12 +105,11 @@ class Loop:
         finally:
             self.close()
 
-    def turn(self) -> Transition:
-        """What the requests and the state ask for next."""
-        raise NotImplementedError
-
     def listen(self) -> None:
         """Collect signals; the terminal's end does not end the run."""
+        platform.become_subreaper()
+        if self.trial:
+            return
 
         def received(number: int, _frame: object) -> None:
             self.signals.append(number)
@@ -106,7 +120,6 @@ class Loop:
                 signal.signal(getattr(signal, name), received)
         if hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        platform.become_subreaper()
 
     def enter(self, new: Transition) -> None:
         """Change the state. A recovery and a start save themselves what they commit, so here only an end is saved."""
@@ -177,6 +190,7 @@ class Loop:
     def observe(self, attempt: Attempt, fresh: bool = False) -> Observation:
         """Poll the attempt; new steps close the incident and give the allowance of restarts back."""
         view = self.view = attempt.poll(platform.now(), self.config.watch.tree_s, fresh)
+        self.on_view(attempt, view)
         self.status.note_phase(view.beats)
         if view.beats and view.beats[0].about != self.about:  # its script may have set limits
             self.about = view.beats[0].about
@@ -305,12 +319,6 @@ class Loop:
 
         return store.flush(limit_s, self.pause_at_end)
 
-    def report_ledger(self) -> None:
-        """Where the run's time went, in one line: an event, and on standard output."""
-        line = self.run.state.ledger.line()
-        self.folder.event("ledger", line)
-        print_line(f"{self.folder.name}: {line}", sys.stdout)
-
     def close(self) -> None:
         """Release everything, each whatever happens to the others. The lock is released last, by its owner.
 
@@ -337,8 +345,10 @@ class Loop:
                 self.notifier.poll(last_message_s)
                 while not (state.save(self.folder) and self.write_status(force=True)) and time.monotonic() < until_s:
                     time.sleep(ERROR_PAUSE_S)
-            if final:
-                self.report_ledger()
+            if final and not self.trial:
+                line = self.run.state.ledger.line()
+                self.folder.event("ledger", line)
+                print_line(f"{self.folder.name}: {line}", sys.stdout)
                 self.notifier.poll(last_message_s)
                 if (
                     run.leads

@@ -80,7 +80,8 @@ class StatusWriter:
         self._written_s = now.mono_s
         if force or now.mono_s - self._checkpoints_s >= CHECKPOINTS_S:
             self._checkpoints_s = now.mono_s
-            self._note_checkpoints()
+            if self._note_checkpoints() and state in ACTIVE:
+                self.run.state.save(self.run.folder)  # its ledger: after a power cut, no later status may be left
         active = attempt is not None and state in ACTIVE
         if now.mono_s - self._machine_s >= MACHINE_S:
             self._machine_s = now.mono_s
@@ -139,13 +140,13 @@ class StatusWriter:
         saved.save_again(folder)
         return folder.write_status(values)
 
-    def _note_checkpoints(self) -> None:
-        """The newest checkpoint with its guard file; an event for a new one."""
+    def _note_checkpoints(self) -> bool:
+        """The newest checkpoint with its guard file; an event for a new one, and True."""
         folder, old = self.run.folder.folder, self._states or {}
         try:
             names = {name for name in os.listdir(folder) if name.endswith("-state") and not name.startswith(".")}
         except OSError:
-            return
+            return False
         states = {name: old[name] for name in names & old.keys()}
         for name in names - states.keys():
             guard = checkpoint.guard_of(folder / name)
@@ -157,7 +158,8 @@ class StatusWriter:
         if newest is not None and newest not in old and not first:
             message = f"checkpoint of step {states[newest]}: {newest}"
             self.run.folder.event("checkpoint", message, step=states[newest], path=str(folder / newest))
-            self.run.state.save(self.run.folder)  # its ledger: a power cut, or another machine, knows no later status
+            return True
+        return False
 
     def _sample_machine(self, now: Moment, attempt: Attempt | None) -> dict[str, Any]:
         """What the run uses: {"gpus", "cpu_cores", "memory_bytes", "disk_free"}; None for what is not known."""
