@@ -82,7 +82,6 @@ class Loop:
         self.slow_reason = ""  # why the current suspicion was judged slow
         self.calm_since_s = -math.inf  # when the last suspicion proved wrong
         self.last_step_s: float | None = None  # when the last new step was seen
-        self.waiting_since_s: float | None = None  # a start that has to wait
         self.errors: dict[str, int] = {}  # unexpected ones, by their place
         self.failing_since: tuple[float, int] | None = None  # (time, step) since when every turn of the loop has failed
 
@@ -259,10 +258,9 @@ class Loop:
 
     def stop_at_fault(self, error: str) -> None:
         """The monitor itself is broken: stop the run with that reason; its checkpoints are kept."""
-        end = self.config.end
         if self.attempt is not None:
             with contextlib.suppress(start.Unkillable):
-                recovery.kill_processes(self.run, self.attempt, end.grace_s, end.kill_wait_s)
+                recovery.kill_processes(self.run, self.attempt)
         reason = f"the monitor cannot watch this run: {error}; see monitor.log. Checkpoints are kept"
         self.enter(Transition(State.FAILED, reason))
 

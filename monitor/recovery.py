@@ -49,7 +49,7 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
     Raises:
         Unkillable: a process of the attempt lives on.
     """
-    state, end = run.state, run.config.end
+    state = run.state
     if state.failure is None and evidence is not None:
         _open_incident(run, attempt, evidence, progress_s)
     incident = run.incident
@@ -58,7 +58,7 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
     evidence, cause = incident.evidence, incident.cause
     run.report(State.RECOVERING, _summary(evidence))
 
-    kill_processes(run, attempt, end.grace_s, end.kill_wait_s)
+    kill_processes(run, attempt)
     view = attempt.poll(platform.now(), 0.0, fresh=True)
     status = attempt.exit_status(view.beats)
     if stopped_on_request(status, view) and state.shutdown is not None:
@@ -192,12 +192,15 @@ def _close_given_up(run: Run, incident: Incident, reason: str) -> str:
     return " ".join([*filter(None, parts), f"See incidents/{incident.number}/report.md"])
 
 
-def kill_processes(run: Run, attempt: Attempt, grace_s: float, kill_wait_s: float) -> KillResult:
+def kill_processes(
+    run: Run, attempt: Attempt, grace_s: float | None = None, kill_wait_s: float | None = None
+) -> KillResult:
     """Kill what is left of the attempt and wait until its GPU memory is free, all within `run.remaining_s()`.
 
-    Raises:
-        Unkillable: a process lives on.
+    Without times, those after a failure. Raises Unkillable: a process lives on.
     """
+    grace_s = run.config.end.grace_s if grace_s is None else grace_s
+    kill_wait_s = run.config.end.kill_wait_s if kill_wait_s is None else kill_wait_s
     left_s = run.remaining_s()
     result = attempt.kill(min(grace_s, left_s), min(kill_wait_s, max(1.0, left_s - grace_s)))
     if result.killed:

@@ -84,7 +84,7 @@ class Run:
         self.store = StoreAgent(folder, config.store)
         self.incident: Incident | None = None  # the last one, until a new step closes it
         self.tries = 0  # starts in a row that failed for a passing reason
-        self.failing_since_s = 0.0  # when the first of them failed
+        self.failing_since_s = self.wait_limit_s = 0.0  # when the first of them failed, and how long they may go on
         self.unkept: str | None = None  # at the end: why the newest steps are in memory only, "" for on the disk
 
     @property
@@ -138,7 +138,8 @@ def start_attempt(run: Run) -> Attempt | Transition:
     try:
         return _start_attempt(run)
     except OSError as error:
-        return _try_again(run, f"attempt {run.state.attempt + 1} cannot be started: {error.strerror or error}")
+        message = f"attempt {run.state.attempt + 1} cannot be started: {error.strerror or error}"
+        return _try_again(run, message, run.config.restart.start_s)
 
 
 def _start_attempt(run: Run) -> Attempt | Transition:
@@ -148,11 +149,10 @@ def _start_attempt(run: Run) -> Attempt | Transition:
         checkpoint.sweep(folder)
     if (no_gpu := gpu_missing(run)) is not None:
         return no_gpu
-    missing = checkpoints.room_missing(folders)
-    if missing:
-        return (
-            wait(30.0, missing) if state.attempt else Transition(State.FAILED, f"{missing}, then start the run again")
-        )
+    if missing := checkpoints.room_missing(folders):
+        if state.attempt:
+            return _try_again(run, missing, run.config.restart.disk_wait_s, EXIT_BUDGET)
+        return Transition(State.FAILED, f"{missing}, then start the run again")
     if run.incident is None and not run.checked:
         try:
             problems = script.start_problems(run.folder, run.config.check.render_s, run.pause)
@@ -166,7 +166,8 @@ def _start_attempt(run: Run) -> Attempt | Transition:
     _report_bad(run, point)
     if point.unsure and (point.path is None or run.tries + 1 < VERIFY_TRIES_COUNT):
         path, reason = point.unsure[0]
-        return _try_again(run, f"{path.name} cannot be verified: {reason}. It is kept; the run does not start over")
+        message = f"{path.name} cannot be verified: {reason}. It is kept; the run does not start over"
+        return _try_again(run, message, run.config.restart.start_s)
     if not run.leads:  # all machines train the same: what is changed is decided on the first one
         leader = RunState.load(RunFolder(run.folder.folder))
         state.changes, state.changes_at_save = leader.changes, leader.changes_at_save
@@ -380,15 +381,18 @@ def kill_leftovers(run: Run, living: Attempt | None = None) -> None:
         raise Unkillable(result.survivors)
 
 
-def _try_again(run: Run, message: str) -> Transition:
-    """A reason that may pass (no descriptor, no memory to fork, a disk error): wait longer each time, but not for ever."""
-    now_s, limit_s = time.monotonic(), run.config.restart.start_s
-    run.failing_since_s = run.failing_since_s if run.tries else now_s
+def _try_again(run: Run, message: str, limit_s: float, code: int | None = None) -> Transition:
+    """A reason that may pass (no memory to fork, a disk that is full or refuses): wait longer each time, at most `limit_s`.
+
+    code: the exit code after that.
+    """
+    now_s = time.monotonic()
+    if not run.tries or run.wait_limit_s != limit_s:
+        run.tries, run.failing_since_s, run.wait_limit_s = 0, now_s, limit_s
+        run.folder.event("backoff", message)
     run.tries += 1
-    if now_s - run.failing_since_s >= limit_s:
-        return Transition(
-            State.FAILED, f"{message} (tried {run.tries} times in {duration(now_s - run.failing_since_s)})"
-        )
+    if (waited_s := now_s - run.failing_since_s) >= limit_s:
+        return Transition(State.FAILED, f"{message} (tried {run.tries} times in {duration(waited_s)})", code=code)
     return wait(min(FIRST_WAIT_S * 2 ** (run.tries - 1), LAST_WAIT_S), message)
 
 

@@ -243,30 +243,18 @@ def opening(loop: Loop) -> Transition:
 
 
 def queued(loop: Loop) -> Transition:
-    """Wait for the GPU, then start."""
+    """Wait for the GPU, and for the time of a restart; then start."""
+    if loop.at.state is State.BACKOFF and time.monotonic() < loop.at.due_s:
+        return loop.at
     if not loop.run.queue.acquire():
         return Transition(State.QUEUED, loop.run.queue.message)
     if loop.run.store.used and not loop.run.store.admitted and (wait := admission(loop)) is not None:
         return wait
     result = start.already_started(loop.run) or start.start_attempt(loop.run)
     if isinstance(result, Attempt):
-        loop.waiting_since_s = None
         loop.attach(result)
         return Transition(State.STARTING, f"Starting from step {loop.run.state.resumed_step}")
-    if result.state in FINAL:
-        return result
-    now_s = time.monotonic()
-    if loop.waiting_since_s is None:
-        loop.waiting_since_s = now_s
-        loop.folder.event("backoff", result.message)
-    if now_s - loop.waiting_since_s >= loop.config.restart.disk_wait_s:
-        return Transition(State.FAILED, result.message, code=EXIT_BUDGET)
     return result
-
-
-def backing_off(loop: Loop) -> Transition:
-    """Wait before the restart."""
-    return queued(loop) if time.monotonic() >= loop.at.due_s else loop.at
 
 
 # ---- the durable store ----
@@ -316,8 +304,7 @@ def lease_lost(loop: Loop) -> Transition | None:
     if view.lease is not LeaseState.LOST or (loop.at.give_up_s and time.monotonic() < loop.at.due_s):
         return None
     if loop.attempt is not None:
-        end = loop.config.end
-        recovery.kill_processes(loop.run, loop.attempt, end.grace_s, end.kill_wait_s)
+        recovery.kill_processes(loop.run, loop.attempt)
     if loop.run.incident is not None and state.failure is not None:
         outcome = "the run ended here, because another machine trains it"
         loop.run.incident.close(loop.folder, outcome, platform.now().utc)
@@ -440,11 +427,13 @@ def script_ended(loop: Loop, attempt: Attempt) -> Transition:
     status = attempt.exit_status(view.beats)
     done = status.done(loop.folder.foreign, killed=False)
     if done or recovery.stopped_on_request(status, view):
-        end = loop.config.end
-        recovery.kill_processes(loop.run, attempt, end.grace_s, end.kill_wait_s)
+        recovery.kill_processes(loop.run, attempt)
         problem = recovery.complete(loop.run) if done else ""
         if not done and loop.run.several:
-            return stopped_elsewhere(loop)
+            # Its ranks were asked on another machine. Only the first one can be needed again: it knows if that was its user.
+            reason = f"another machine ended the training at step {loop.furthest()}, with a checkpoint"
+            ending = State.PREEMPTED if loop.run.leads else State.STOPPED
+            return Transition(ending, reason, code=None if loop.run.leads else EXIT_DONE)
         if not done:
             return Transition(State.STOPPED, f"stopped at step {loop.furthest()} as requested")
         if not problem:
@@ -469,7 +458,7 @@ def recover(loop: Loop, attempt: Attempt, evidence: collect.Evidence | None, pro
     """Hand the failure to `recovery.recover`, which says what follows."""
     if loop.trial:
         loop.evidence = evidence
-        recovery.kill_processes(loop.run, attempt, loop.config.end.grace_s, loop.config.end.kill_wait_s)
+        recovery.kill_processes(loop.run, attempt)
         return Transition(State.FAILED, "it failed")
     result = recovery.recover(loop.run, attempt, evidence, progress_s)
     loop.drop_probe()
@@ -478,15 +467,6 @@ def recover(loop: Loop, attempt: Attempt, evidence: collect.Evidence | None, pro
     if result.state is not State.STOPPING:
         loop.run.state.durations, loop.attempt = loop.watch.learned(), None
     return result
-
-
-def stopped_elsewhere(loop: Loop) -> Transition:
-    """Of several machines: the ranks were asked on another machine to save and stop; here only the first one can be
-    needed again, because it alone knows whether that was its user."""
-    reason = f"another machine ended the training at step {loop.furthest()}, with a checkpoint"
-    if loop.run.leads:
-        return Transition(State.PREEMPTED, reason)
-    return Transition(State.STOPPED, reason, code=EXIT_DONE)
 
 
 def completed(loop: Loop, note: str = "") -> Transition:
@@ -512,6 +492,6 @@ STATES: dict[State, Callable[[Loop], Transition]] = {
     State.QUEUED: queued,
     **dict.fromkeys(WATCHED, watching),
     State.RECOVERING: recovering,
-    State.BACKOFF: backing_off,
+    State.BACKOFF: queued,
     State.STOPPING: stopping,
 }
