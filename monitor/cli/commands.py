@@ -110,29 +110,22 @@ def line(folder: Path, values: dict[str, Any] | None) -> str:
     message = f". {m}" if (m := values["message"]) else ""
     if slow := values.get("slow"):
         message += f". {slow['title']}. {slow['pace']}. {slow['explanation']} {slow['advice']}"
-    ready = f"{_snapshots(values)}{_standby(values)}" if values["state"] in WATCHED else ""
+    ready = _ready(values) if values["state"] in WATCHED else ""
     return f"{folder.name}: {state}{phase}, {steps}{eta}{restarts}{_store(values)}{ready}{message}"
 
 
-def _snapshots(values: dict[str, Any]) -> str:
-    """The newest snapshot in memory, or why there is none."""
-    known = values.get("snapshots") or {}
-    if known.get("off"):
-        return f", snapshots in memory are off: {known['off']}"
-    if known.get("step") is None:
-        return ""
-    often = "at every step" if known.get("every", 1) <= 1 else f"every {known['every']:,} steps"
-    return f", snapshot of step {known['step']} in memory ({size_text(known['bytes'])}, {often})"
-
-
-def _standby(values: dict[str, Any]) -> str:
-    """The next attempt, which is started early, or why there is none; "" before the first one."""
-    known = values.get("standby") or {}
-    if known.get("state") == "ready":
-        return f", next attempt ready ({size_text(known['memory_bytes'])})"
-    if known.get("state") == "starting":
-        return ", next attempt starting"
-    return f", no standby attempt: {known['reason']}" if known.get("reason") else ""
+def _ready(values: dict[str, Any]) -> str:
+    """The newest snapshot in memory and the next attempt, which is started early, or why there is none."""
+    known, next_one = values.get("snapshots") or {}, values.get("standby") or {}
+    text = f", snapshots in memory are off: {known['off']}" if known.get("off") else ""
+    if not text and known.get("step") is not None:
+        often = "at every step" if known.get("every", 1) <= 1 else f"every {known['every']:,} steps"
+        text = f", snapshot of step {known['step']} in memory ({size_text(known['bytes'])}, {often})"
+    if next_one.get("state") == "ready":
+        return f"{text}, next attempt ready ({size_text(next_one['memory_bytes'])})"
+    if next_one.get("state") == "starting":
+        return f"{text}, next attempt starting"
+    return text + (f", no standby attempt: {next_one['reason']}" if next_one.get("reason") else "")
 
 
 def _store(values: dict[str, Any]) -> str:
