@@ -12,13 +12,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from guards import checkpoint, startup
 from guards.heartbeat import Beat
-from guards.snapshots import headers as snapshots_of
 from monitor.attempt import Attempt
 from monitor.config import Config
 from monitor.diagnose import collect
@@ -250,31 +248,25 @@ def _start_cold(
 
 def _choose(run: Run, folders: list[Path]) -> ResumePoint:
     """The newest state that can be resumed from: a snapshot in memory, or a checkpoint on the disk."""
-    state, failures = run.state, sum(run.state.history.failures.values())
-    if run.folder.foreign or run.several or not run.config.restart.snapshots_bytes:
-        return checkpoints.choose(folders, run.verifier, run.pause)
-    state.snapshots, state.snapshots_off = snapshots.folder_of(run.folder.folder, state.snapshots)
-    record = _newest_record(run, run.pause) if failures < snapshots.FAILED_COUNT else None
-    on_disk = max(checkpoints.states(folders).values(), default=-1)
-    if record is not None and record.step > on_disk:
-        return record
-    point = checkpoints.choose(folders, run.verifier, run.pause)
-    if record is not None and record.step > point.step:
-        return replace(record, bad=point.bad, unsure=point.unsure)
+    state, found = run.state, list[ResumePoint]()
+    if not (run.folder.foreign or run.several) and run.config.restart.snapshots_bytes:
+        state.snapshots, state.snapshots_off = snapshots.folder_of(run.folder.folder, state.snapshots)
+        if sum(state.history.failures.values()) < snapshots.FAILED_COUNT:
+            found = _snapshots(run)
+    point = checkpoints.choose(folders, run.verifier, run.pause, found)
+    for text in point.refused:
+        run.folder.log(text)
     return point
 
 
-def _newest_record(run: Run, pause: Callable[[float], None], room: bool = True) -> ResumePoint | None:
-    """The newest snapshot that can be resumed from; why newer ones cannot is in the log. room: as for `snapshots.newest`."""
-    doubtful = run.incident is not None and run.incident.cause.damages_memory
-    before_step = run.incident.evidence.step if run.incident is not None and doubtful else None
-    folder, spec = run.folder.folder, spec_hash(run.folder.folder)
-    record, refused = snapshots.newest(
-        run.state.snapshots, folder, spec, run.verifier, before_step=before_step, room=room, pause=pause
-    )
+def _snapshots(run: Run, after_step: int = -1, room: bool = True) -> list[ResumePoint]:
+    """The snapshots that a run may be resumed from; why others cannot is in the log. Arguments: as for `snapshots.usable`."""
+    incident, folder = run.incident, run.folder.folder
+    before_step = incident.evidence.step if incident is not None and incident.cause.damages_memory else math.inf
+    found, refused = snapshots.usable(run.state.snapshots, folder, spec_hash(folder), before_step, after_step, room)
     for text in refused:
         run.folder.log(text)
-    return record
+    return found
 
 
 def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
@@ -285,10 +277,8 @@ def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
     if not run.state.snapshots or run.unkept is not None:
         return run.unkept or ""
     on_disk = max(checkpoints.states(run.state_folders()).values(), default=0)
-    headers = snapshots_of(Path(run.state.snapshots))
-    newer = any(guard["step"] > on_disk for guard in headers.values())
-    record = _newest_record(run, pause, room=False) if newer else None
-    if record is None or record.step <= on_disk:
+    record = checkpoints.choose([], run.verifier, pause, _snapshots(run, on_disk, room=False))
+    if record.record is None:
         run.unkept = ""
         return ""
     python = record.python if Path(record.python).is_file() else sys.executable
