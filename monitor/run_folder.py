@@ -164,7 +164,7 @@ class RunFolder:
 
     def log(self, text: str) -> None:
         """Append a line to monitor.log and, in the foreground, to standard error."""
-        line = f"{_utc()} {text}"
+        line = f"{platform.now().utc} {text}"
         if self.echo:
             print_line(line)
         self._append(LOG, line)
@@ -172,7 +172,7 @@ class RunFolder:
     def event(self, kind: str, message: str, **more: object) -> None:
         """Append an event to events.jsonl and to the log. Intervals between events of one boot are those of `mono_s`."""
         clock = {"mono_s": round(time.monotonic(), 3), "boot": platform.boot_id()[:8]}
-        values = {"t": _utc(), "kind": kind, "message": message, **more, **clock}
+        values = {"t": platform.now().utc, "kind": kind, "message": message, **more, **clock}
         self._append(EVENTS, json.dumps(values, ensure_ascii=False))
         self.log(f"{kind}: {message}")
         self.on_event(kind, message)
@@ -248,13 +248,6 @@ class RunFolder:
             append_text(path, line)
         except OSError as error:
             print_line(f"monitor: cannot write {path}: {error.strerror or error}")
-
-
-def _utc() -> str:
-    try:
-        return platform.utc(time.time())
-    except OSError:
-        return "(no clock)"
 
 
 def print_line(line: str, stream: TextIO | None = None) -> None:

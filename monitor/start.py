@@ -173,9 +173,7 @@ def _start_attempt(run: Run) -> Attempt | Transition:
     if number == 1 and point.path is not None:
         number = 2  # attempt 1 is train.sh itself, which starts at step 0
     try:
-        rendered = run.prewarm.script(number, point.path, changes, state.changes_at_save) or script.render(
-            run.folder, number, point.path, changes, state.changes_at_save, run.config.check.render_s, run.pause
-        )
+        rendered = run.prewarm.render(number, point.path, changes, state.changes_at_save, run.pause)
     except MonitorError as error:
         return Transition(State.FAILED, f"attempt {number} cannot be started: {error}")
     if not rendered.compatible:
