@@ -103,12 +103,12 @@ class Standby:
         reader, writer = os.pipe()
         self._pipe = open(writer, "wb", buffering=0)  # noqa: SIM115 - until it is released or dropped
         try:
-            self.attempt = attempt = Attempt.prepare(self.folder, number, platform.now(), {})
+            self.attempt = attempt = Attempt.prepare(self.folder, number)
             script = attempt.heartbeats / f"train.attempt-{number}.sh"
             script.write_text(text, encoding="utf-8", errors="surrogateescape")
             stand_in = str(self.folder.folder / STAND_IN)
             variables = {gate.VARIABLE: str(reader), gate.STAND_IN: stand_in, gate.NO_CONTEXT: "1"}
-            attempt.spawn(script, attempt.heartbeats / OUTPUT, variables, (*inherit, reader))
+            attempt.start(script, attempt.heartbeats / OUTPUT, variables, (*inherit, reader))
         except OSError as error:
             self._failed(f"it cannot be started: {error.strerror or error}")
         finally:

@@ -19,18 +19,17 @@ from guards import checkpoint, startup
 from guards.heartbeat import Beat
 from monitor.attempt import Attempt
 from monitor.config import Config
-from monitor.diagnose import collect
 from monitor.diagnose.incident import Incident
 from monitor.gpu import nvml
 from monitor.gpu.queue import GpuQueue
 from monitor.phrases import count, duration
-from monitor.process import platform, tree
+from monitor.process import tree
 from monitor.process.platform import ProcessInfo
 from monitor.process.subjob import Subjob, helper, python
 from monitor.process.tree import Tree
 from monitor.resume import checkpoints, script, snapshots
 from monitor.resume.checkpoints import ResumePoint, Verifier
-from monitor.run_folder import MonitorError, RunFolder
+from monitor.run_folder import TRAINING_LOG, MonitorError, RunFolder
 from monitor.standby import Standby
 from monitor.state import EXIT_BUDGET, RunState, State, Transition, spec_hash
 from monitor.store import StoreAgent
@@ -234,10 +233,12 @@ def _start_cold(
 ) -> Attempt:
     """Start the script. OSError: it cannot be started, and nothing runs."""
     # Recorded before it starts: a monitor that is killed in between leaves a training that the next one can find.
-    attempt = Attempt.prepare(run.folder, number, platform.now(), collect.oom_kills())
+    attempt = Attempt.prepare(run.folder, number)
     _record(run, attempt)
+    resume = {"HANGPROOF_RESUME": str(point.path)} if point.path else {}
     try:
-        attempt.start(rendered.script, point.path, run.queue.handles(), variables)
+        attempt.announce(rendered.script, point.path)
+        attempt.start(rendered.script, run.folder.own / TRAINING_LOG, {**variables, **resume}, run.queue.handles())
     except OSError:
         attempt.close()
         raise

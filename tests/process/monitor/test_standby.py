@@ -59,7 +59,7 @@ def alone(tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     folder, limits = RunFolder(run.folder), config.load()
     standby = Standby(folder, limits.standby, limits.end)
-    trains = Attempt.prepare(folder, 1, platform.now(), {})
+    trains = Attempt.prepare(folder, 1)
     text = (run.folder / "train.sh").read_text().rstrip() + f" --resume {run.folder / STAND_IN}\n"
     yield standby, trains, text
     standby.close()
