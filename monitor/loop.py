@@ -288,6 +288,12 @@ class Loop:
             reason = f"{reason}; {unkept}"
         if missing := self.flush_store():
             reason = f"{reason}; {missing}"
+        completed, incident = end.state is State.COMPLETED, self.run.incident
+        failing = self.run.state.failure is not None and end.state is not State.UNKILLABLE
+        if incident is not None and (completed or failing):
+            ended = "the run completed" if completed else f"the run ended before the restart: {reason}"
+            incident.close(self.folder, (failing and incident.outcome) or ended, platform.now().utc)
+            self.run.state.failure = None
         self.code, self.run.state.reason = EXIT_CODES[end.state] if end.code is None else end.code, reason
         self.folder.event(end.state.value, reason, reached=self.view.step if self.view else 0)
         return replace(end, message=reason)

@@ -186,10 +186,6 @@ def left(loop: Loop) -> Transition:
     start.keep_newest(loop.run, loop.pause_at_end)
     newest = checkpoints.newest(loop.run.state_folders())
     where = f"step {loop.furthest()}" + (f"; checkpoint: {newest.name}" if newest else ", without a checkpoint")
-    if loop.run.state.failure is not None and loop.run.incident is not None:
-        ending = "stopped by its spend limit" if shutdown.ending == "spent" else shutdown.ending
-        outcome = f"the run was {ending} before the restart"
-        loop.run.incident.close(loop.folder, outcome, platform.now().utc)
     if shutdown.ending == "spent":
         limit = over_limit(loop) or "the spend limit was reached"
         return Transition(State.FAILED, f"{limit}. Stopped at {where}", code=EXIT_BUDGET)
@@ -297,7 +293,7 @@ def over_limit(loop: Loop) -> str:
 
 def lease_lost(loop: Loop) -> Transition | None:
     """Another machine trains this run now: kill the training here and end, with that reason."""
-    store, state = loop.run.store, loop.run.state
+    store = loop.run.store
     if not store.admitted or loop.at.state in FINAL:
         return None
     view = store.poll()
@@ -305,9 +301,6 @@ def lease_lost(loop: Loop) -> Transition | None:
         return None
     if loop.attempt is not None:
         recovery.kill_processes(loop.run, loop.attempt)
-    if loop.run.incident is not None and state.failure is not None:
-        outcome = "the run ended here, because another machine trains it"
-        loop.run.incident.close(loop.folder, outcome, platform.now().utc)
     return Transition(State.FAILED, view.message, code=EXIT_BUDGET)
 
 
@@ -477,10 +470,6 @@ def completed(loop: Loop, note: str = "") -> Transition:
             store_learned(loop.folder.spec, loop.watch.learned())
         except OSError as error:
             loop.folder.log(f"learned durations are not kept: {error}")
-    if run.incident is not None:
-        outcome = run.incident.outcome if run.state.failure else "the run completed"
-        run.incident.close(loop.folder, outcome, platform.now().utc)
-    run.state.failure = None
     made = (f"; LoRA: {lora.name}" if lora else "") + (f"; {note}" if note else "")
     reason = f"{count(loop.furthest(), 'step')}, {count(run.state.restarts, 'restart')}{made}"
     return Transition(State.COMPLETED, reason)

@@ -39,8 +39,7 @@ def text(runs: list[dict[str, Any]]) -> str:
 
 
 def _samples(key: str, run: dict[str, Any]) -> list[str]:
-    # Escaped as in JSON: quotes, \\ and the end of a line.
-    label, value = f"run={json.dumps(run['name'], ensure_ascii=False)}", run[key]
+    label, value = f"run={json.dumps(run['name'], ensure_ascii=False)}", run[key]  # Prometheus escapes as JSON does
     if key == "state":
         return [f'{{{label},state="{s}"}} {int(value == s)}' for s in State if s is not State.OPENING]
     return [f"{{{label}}} {datetime.fromisoformat(value).timestamp() if isinstance(value, str) else value:.15g}"]
