@@ -77,7 +77,8 @@ class Transition:
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """What a later monitor needs to adopt an attempt. Written before the script starts; `root` is then still None."""
+    """What a later monitor needs to adopt an attempt. `Attempt` writes it before the script starts (`root` is then still
+    None), and `Attempt.adopt` reads it."""
 
     boot_id: str
     number: int
