@@ -247,8 +247,11 @@ class Work:
             self._enter("resume")
             longer = spec.changed(max_train_steps=STEPS + 1, sample_every_n_steps=0, prompts=[])
             resumed = self._try(longer)
-            if resumed is not None and (resumed.run.state.resumed_step, resumed.furthest()) != (STEPS, STEPS + 1):
-                text = f"It trained to step {resumed.furthest()} from step {resumed.run.state.resumed_step}; steps {STEPS} to {STEPS + 1} were expected."
+            if resumed is not None and (resumed.loop.run.state.resumed_step, resumed.loop.furthest()) != (
+                STEPS,
+                STEPS + 1,
+            ):
+                text = f"It trained to step {resumed.loop.furthest()} from step {resumed.loop.run.state.resumed_step}; steps {STEPS} to {STEPS + 1} were expected."
                 self._fail("resume", "The checkpoint was not continued", text, "")
 
     def _try(self, spec: RunSpec) -> Trial | None:
@@ -256,10 +259,10 @@ class Work:
         save(self.run, spec)
         pin.write(self.run, jobs.made(self._job(spec), dumps(spec).encode()))
         trial = Trial(self.run, self.until_s, self._on_phase)
-        trial.run_until_final()
+        trial.run()
         if trial.busy:
             raise LaunchError(trial.busy)
-        if trial.at.state is not State.COMPLETED:
+        if trial.loop.at.state is not State.COMPLETED:
             self._explain(spec, trial)
             return None
         self._enter(None)
@@ -300,12 +303,12 @@ class Work:
 
     def _explain(self, spec: RunSpec, trial: Trial) -> None:
         """Why the attempt did not complete, as its monitor found."""
-        now, evidence = self.now.key if self.now else "check", trial.evidence
-        if trial.attempt is None:
-            self._fail(now, "It cannot be started", trial.at.message, "Correct this, then rehearse again.")
+        now, evidence = self.now.key if self.now else "check", trial.loop.evidence
+        if trial.loop.attempt is None:
+            self._fail(now, "It cannot be started", trial.loop.at.message, "Correct this, then rehearse again.")
         elif evidence is None:
             title = "It took too long" if time.monotonic() >= self.until_s else "It ended early"
-            self._fail(now, title, trial.at.message, "Read the end of the log below.")
+            self._fail(now, title, trial.loop.at.message, "Read the end of the log below.")
         else:
             cause, said = causes.match(evidence), evidence.group().verdict().text if evidence.kind == "hang" else ""
             stage = now if now == "resume" else _stage_of(evidence.phase)

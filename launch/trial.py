@@ -1,9 +1,8 @@
 """One attempt of a run under the real monitor, which never restarts it: what it took, and why it failed.
 
-The rehearsal uses it. Decision: a subclass of the monitor's own `Supervisor`, instead of a second loop that watches.
+The rehearsal uses it. Decision: the monitor's own `Loop` with its setting `trial`, instead of a second loop that watches.
 What fails is found, explained and killed exactly as in the run itself, and a resume is the monitor's own start from the
-newest checkpoint. Only four things differ: a failure ends the attempt; the limits are short; without
-evidence nothing hangs, because a compiler may take its time; and nobody is notified.
+newest checkpoint. Besides, the limits are short, and what the attempt takes is measured.
 
 It runs in a data folder of its own on the disk of the runs, which is removed. What a killed process left there is killed
 and removed by the next one.
@@ -15,22 +14,20 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from launch.common import LaunchError
-from monitor import recovery
+from monitor import supervisor
 from monitor.attempt import Attempt
-from monitor.detect.progress import HUNG, SUSPECT, Observation, Verdict
-from monitor.diagnose.collect import Evidence
+from monitor.detect.progress import Observation
+from monitor.loop import Loop
 from monitor.process import platform, tree
 from monitor.process.locks import LOCK as WATCHED
 from monitor.process.locks import Lock
 from monitor.run_folder import RunFolder
 from monitor.standby import Standby
 from monitor.state import State, Transition
-from monitor.supervisor import Supervisor
 from runs.paths import data_root
 
 SCRATCH, NAME = ".scratch", "rehearsal"  # the data folder in that of the user; the run in it
@@ -83,25 +80,24 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, terminated)
 
 
-class Trial(Supervisor):
-    """An attempt, until it completes, fails or its time is over.
+class Trial:
+    """An attempt, until it completes, fails or its time is over. `loop`: its monitor, which has the evidence of a failure.
 
-    evidence: of its failure. busy: why it was not tried, such as a GPU that another run has. memory: host_bytes and, with
-    a GPU, values that begin with gpu, at their peak. intervals: seconds of the last steps.
+    busy: why it was not tried, such as a GPU that another run has. memory: host_bytes and, with a GPU, values that begin
+    with gpu, at their peak. intervals: seconds of the last steps.
     """
 
     def __init__(self, run: Path, until_s: float, on_phase: Callable[[str, float], None]):
         """until_s: when its time is over. on_phase: called with each phase that the first rank enters, and when. Both monotonic."""
-        super().__init__(RunFolder(run), False, None, ())
-        self.folder.on_event = lambda kind, message: None
-        for phase in self.config.phases.values():
+        self.loop = loop = Loop(RunFolder(run), self._turn, trial=True)
+        config, loop.on_view = loop.config, self._measure
+        for phase in config.phases.values():
             phase.floor_s = phase.ceiling_s = STALLED_S
-        watch = self.config.watch
-        watch.poll_min_s, watch.poll_max_s, watch.tree_s = POLL_S, POLL_S, TREE_S
-        self.config.restart.snapshots_bytes = self.config.standby.tries_count = 0
-        self.run.standby = Standby(self.folder, self.config.standby, self.config.end)
+        config.watch.poll_min_s, config.watch.poll_max_s, config.watch.tree_s = POLL_S, POLL_S, TREE_S
+        config.end.grace_s, config.end.kill_wait_s = 0.0, KILL_S
+        config.restart.snapshots_bytes = config.standby.tries_count = 0
+        loop.run.standby = Standby(loop.folder, config.standby, config.end)
         self.until_s, self._on_phase = until_s, on_phase
-        self.evidence: Evidence | None = None
         self.busy = ""
         self.memory: dict[str, Any] = {}
         self.intervals: tuple[float, ...] = ()
@@ -110,61 +106,38 @@ class Trial(Supervisor):
         self._entered: tuple[int, str] = (0, "")
         self._items: dict[tuple[int, str], list[tuple[int, float]]] = {}
 
-    def run_until_final(self) -> int:
-        """The loop; nothing of the attempt lives on, whatever ends it."""
+    def run(self) -> None:
+        """Try it; nothing of the attempt lives on, whatever ends it."""
         try:
-            return super().run_until_final()
+            self.loop.run_until_final()
         finally:
-            if self.attempt is not None:
-                self.attempt.kill(0.0, KILL_S)
-                self.attempt.close()
+            if self.loop.attempt is not None:
+                self.loop.attempt.kill(0.0, KILL_S)
+                self.loop.attempt.close()
 
-    def listen(self) -> None:
-        """SIGTERM and Ctrl-C end this process: there is nothing to save."""
-        platform.become_subreaper()
-
-    def turn(self) -> Transition:
-        """A turn of the monitor, while there is time."""
-        late = time.monotonic() >= self.until_s
-        return Transition(State.FAILED, "It was still working when its time was over.") if late else super().turn()
-
-    def queued(self) -> Transition:
-        """Start at once, or not at all."""
-        if not self.run.queue.acquire() and time.monotonic() - self._began_s > QUEUE_S:
-            self.busy = f"{self.run.queue.message}; try again when it is free"
+    def _turn(self, loop: Loop) -> Transition:
+        """A turn of the monitor, while there is time. It starts at once, or not at all."""
+        now_s, queue = time.monotonic(), loop.run.queue
+        if now_s >= self.until_s:
+            return Transition(State.FAILED, "It was still working when its time was over.")
+        if loop.at.state is State.QUEUED and not queue.acquire() and now_s - self._began_s > QUEUE_S:
+            self.busy = f"{queue.message}; try again when it is free"
             return Transition(State.FAILED, self.busy)
-        return super().queued()
-
-    def judge(self, view: Observation) -> Verdict:
-        """The monitor's verdict; without evidence it does not hang."""
-        verdict = super().judge(view)
-        return replace(verdict, kind=SUSPECT) if verdict.kind == HUNG and not verdict.evidence else verdict
-
-    def recover(self, attempt: Attempt, evidence: Evidence | None, progress_s: float = 0.0) -> Transition:
-        """A failure ends it."""
-        self.evidence = evidence
-        recovery.kill_processes(self.run, attempt, 0.0, KILL_S)
-        return Transition(State.FAILED, "it failed")
-
-    def report_ledger(self) -> None:
-        """Nothing: this is no run of the user's."""
+        started, result = loop.attempt is None, supervisor.turn(loop)
+        if started and loop.attempt is not None:
+            self._on_phase("import", time.monotonic())
+        return result
 
     # ---- measurements ----
 
-    def attach(self, attempt: Attempt) -> None:
-        """The script has started."""
-        super().attach(attempt)
-        self._on_phase("import", time.monotonic())
-
-    def observe(self, attempt: Attempt, fresh: bool = False) -> Observation:
-        """Poll the attempt, and measure."""
-        view = super().observe(attempt, fresh)
+    def _measure(self, attempt: Attempt, view: Observation) -> None:
+        """What each observation of the attempt shows."""
         if view.now_s - self._memory_s >= MEMORY_S:
             self._memory_s = view.now_s
             self._measure_memory(attempt)
         first = next((beat for beat in view.beats if beat.rank == 0), None)
         if first is None:
-            return view
+            return
         items = self._items.setdefault((first.pid, first.phase), [])
         if first.done and (not items or items[-1][0] != first.done):
             items.append((first.done, first.beat_s))
@@ -173,12 +146,11 @@ class Trial(Supervisor):
             same = first.pid == self._entered[0]
             self._entered = (first.pid, first.phase)
             self._on_phase(first.phase, first.phase_s if same else view.now_s)
-        return view
 
     def _measure_memory(self, attempt: Attempt) -> None:
         memory, used = self.memory, sum(map(platform.private_bytes, attempt.tree.members))
         memory["host_bytes"] = max(memory.get("host_bytes", 0), used)
-        for gpu in self.run.gpus.read():
+        for gpu in self.loop.run.gpus.read():
             used, total = int(gpu.get("memory_used") or 0), int(gpu.get("memory_total") or 0)
             # In a container the driver names no process, or those of another namespace: then all memory in use counts.
             memory.setdefault("gpu_before_bytes", used)

@@ -20,7 +20,7 @@ from guards import heartbeat, snapshot_files, snapshots
 from guards.heartbeat import Beat
 from guards.reading import moved_bytes
 from monitor.detect.progress import Observation
-from monitor.diagnose.collect import ExitStatus, Scope
+from monitor.diagnose.collect import ExitStatus, Scope, oom_kills
 from monitor.process import platform
 from monitor.process.platform import Moment, ProcessInfo
 from monitor.process.tree import MARKS, RUN, TOKEN, KillResult, Tree, kill
@@ -54,12 +54,11 @@ class Attempt:
         self._log_bytes = 0
 
     @classmethod
-    def prepare(cls, folder: RunFolder, number: int, now: Moment, oom_kills: dict[str, int]) -> Attempt:
+    def prepare(cls, folder: RunFolder, number: int) -> Attempt:
         """An attempt that has not started; its record can be saved. OSError: no private folder can be made."""
-        heartbeats = str(platform.private_folder(folder.folder.name))
-        boot, token = platform.boot_id(), os.urandom(16).hex()
-        record = AttemptRecord(boot, number, token, heartbeats, folder.log_size(), now.mono_s, None, oom_kills)
-        return cls(folder, record)
+        heartbeats, token = str(platform.private_folder(folder.folder.name)), os.urandom(16).hex()
+        known = folder.log_size(), platform.now().mono_s, None, oom_kills()
+        return cls(folder, AttemptRecord(platform.boot_id(), number, token, heartbeats, *known))
 
     @classmethod
     def adopt(cls, folder: RunFolder, record: AttemptRecord) -> Attempt | None:
@@ -76,32 +75,18 @@ class Attempt:
         attempt.tree.refresh()
         return attempt
 
-    def start(
-        self,
-        script: Path,
-        resume: Path | None,
-        inherit: tuple[int, ...] = (),
-        variables: Mapping[str, str] | None = None,
-    ) -> None:
-        """Start `script`; its output is appended to training.log, `inherit` are descriptors that it keeps open.
-
-        variables: more of its environment.
-
-        Raises:
-            OSError: it cannot be started; nothing runs then.
-        """
-        known = {"HANGPROOF_RESUME": str(resume)} if resume is not None else {}
-        self.announce(script, resume)
-        self.spawn(script, self.folder.own / TRAINING_LOG, {**(variables or {}), **known}, inherit)
-
     def announce(self, script: Path, resume: Path | None, before: bytes = b"") -> None:
         """Begin this attempt's part of training.log; `before`: what it has printed until now. OSError: it cannot be written."""
         header = f"=== {platform.now().utc} attempt {self.record.number}: {script.name}, from {resume or 'the start'}\n"
         with open(self.folder.own / TRAINING_LOG, "ab") as log:
             log.write(header.encode() + before)
 
-    def spawn(self, script: Path, output: Path, variables: Mapping[str, str], inherit: tuple[int, ...]) -> None:
-        """Start the script under the shell that records its end; it prints to the end of `output`. OSError: as `start`."""
+    def start(self, script: Path, output: Path, variables: Mapping[str, str], inherit: tuple[int, ...]) -> None:
+        """Start `script` under the shell that records its end; it prints to the end of `output`.
+
+        variables: more of its environment. inherit: descriptors that it keeps open. OSError: it cannot be started, and
+        nothing runs.
+        """
         env = {k: v for k, v in os.environ.items() if k not in _OURS} | dict(variables)
         env |= {RUN: str(self.folder.folder), TOKEN: self.record.token, "HANGPROOF_ATTEMPT": str(self.record.number)}
         env |= {"HANGPROOF_HEARTBEAT": str(self.heartbeats), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}

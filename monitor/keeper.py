@@ -66,6 +66,7 @@ def keep(words: list[str]) -> int:
     run = os.path.basename(folder)
     limits = [word.partition("=")[2] for word in options if word.startswith("--silent-s=")]
     base_s = float(limits[0]) if limits else HEALTHY_S
+    checked = [word for word in options if word == "--checked"]
     received: list[int] = []
     child: list[_Child] = []
 
@@ -87,7 +88,12 @@ def keep(words: list[str]) -> int:
     while True:
         began_s, limit_s = time.monotonic(), min(base_s * 2**silences, MAX_SILENT_S)
         try:
-            process = _start_monitor(folder, options, received, child, restarted=failures + silences > 0)
+            known = len(received)  # a signal may come while no monitor listens
+            words = [*checked, *["--restarted"] * (failures + silences > 0)]
+            process = _Child(folder, [*words, *(f"--received={number}" for number in received[:known])])
+            child[:] = [process]
+            for number in received[known:]:
+                process.send(number)
             code = process.wait(limit_s)
         except OSError as error:
             how = f"cannot be started: {error.strerror or error}"
@@ -113,23 +119,6 @@ def keep(words: list[str]) -> int:
         time.sleep(min(PAUSE_S * failures, MAX_PAUSE_S))
 
 
-def _start_monitor(
-    folder: str, options: list[str], received: list[int], child: list[_Child], restarted: bool
-) -> _Child:
-    """Start the monitor. OSError: it cannot be started.
-
-    received: signals so far, and `child`: whom to forward the next ones to; a signal may come while no monitor listens.
-    """
-    words = [*["--checked"] * ("--checked" in options), *["--restarted"] * restarted]
-    words += [f"--received={number}" for number in received]
-    known = len(received)
-    process = _Child([sys.executable, "-m", "monitor", "run", "--child", str(os.getpid())], [*words, folder])
-    child[:] = [process]
-    for number in received[known:]:
-        process.send(number)
-    return process
-
-
 def _end_silent(process: _Child, run: str, silent_s: float) -> None:
     """Kill a silent monitor; returns once it is gone, which takes as long as the kernel keeps it. It is reported again and again."""
     _say(run, f"the monitor (pid {process.pid}) has not responded for {silent_s:.0f} s; replacing it", send=True)
@@ -147,20 +136,19 @@ def _end_silent(process: _Child, run: str, silent_s: float) -> None:
 class _Child:
     """The monitor's process, in a session of its own: Ctrl-C in the terminal reaches it once, through `forward`."""
 
-    def __init__(self, command: list[str], options: list[str]):
-        """Raises OSError."""
+    def __init__(self, folder: str, options: list[str]):
+        """Start it. OSError: it cannot be started."""
+        command = [sys.executable, "-m", "monitor", "run", "--child", str(os.getpid())]
         self._beats = -1
         if sys.platform == "win32":
             hidden = subprocess.CREATE_NO_WINDOW if "HANGPROOF_QUIET" in os.environ else 0
-            self._process = subprocess.Popen(
-                [*command, *options], creationflags=subprocess.CREATE_NEW_PROCESS_GROUP | hidden
-            )
+            flags = subprocess.CREATE_NEW_PROCESS_GROUP | hidden
+            self._process = subprocess.Popen([*command, *options, folder], creationflags=flags)
         else:
             self._beats, writer = os.pipe()
             try:
-                self._process = subprocess.Popen(
-                    [*command, f"--beat={writer}", *options], start_new_session=True, pass_fds=[writer]
-                )
+                words = [f"--beat={writer}", *options, folder]
+                self._process = subprocess.Popen([*command, *words], start_new_session=True, pass_fds=[writer])
             except OSError:
                 os.close(self._beats)
                 raise

@@ -1,4 +1,4 @@
-"""The loop that watches one run: what every turn of it uses, its errors, and how a run ends. `supervisor.py` has the states.
+"""The loop that watches one run: what every turn of it uses, its errors, and how a run ends. `supervisor.turn` is a turn.
 
 Read `Loop.run_until_final`: write the status, sleep, take a turn. An error that nobody expected is logged with its
 traceback, reported once, and the loop goes on: whoever watches must not be the one that dies.
@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from guards import startup, step_requests
@@ -21,11 +21,12 @@ from monitor.attempt import Attempt
 from monitor.cli.notify import Notifier
 from monitor.detect.probe import Probe
 from monitor.detect.progress import Observation, Watch
+from monitor.diagnose.collect import Evidence
+from monitor.ledger import Ledger, amount
 from monitor.process import platform
 from monitor.resume import snapshots
-from monitor.run_folder import RunFolder, print_line
+from monitor.run_folder import STATUS, RunFolder, print_line, read_json
 from monitor.slowdown import Slowdown
-from monitor.spend import Spend
 from monitor.start import Run
 from monitor.state import EXIT_CODES, EXIT_FAILED, FINAL, WATCHED, State, Transition, load_learned
 from monitor.status_writer import StatusWriter
@@ -39,23 +40,40 @@ ERROR_PAUSE_S = 0.25
 
 
 class Loop:
-    """One run until it reaches a final state."""
+    """One run until it reaches a final state.
 
-    def __init__(self, folder: RunFolder, checked: bool, parent_pid: int | None, received: Sequence[int]):
-        self.folder = folder
+    `trial`: its attempt is only tried (launch/trial.py). A failure ends it, nothing hangs without evidence, signals end
+    the process, and nobody is notified. `evidence`: of its failure. `on_view`: called with each observation.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        turn: Callable[[Loop], Transition],
+        checked: bool = False,
+        parent_pid: int | None = None,
+        received: Sequence[int] = (),
+        trial: bool = False,
+    ):
+        self.folder, self.turn, self.trial = folder, turn, trial
+        self.evidence: Evidence | None = None
+        self.on_view: Callable[[Attempt, Observation], None] = lambda attempt, view: None
         self.config = config.load()
         self.about = ""  # what the training process says of itself
         self.waker = platform.Waker()
         self.signals = list(received)
         self.notifier = Notifier(folder.name, folder.log)
-        if not folder.machine:
+        if not folder.machine and not trial:
             folder.on_event = self.notifier.event
         self.run = Run(folder, self.config, self.pause, self.report, checked)
         self.slowdown = Slowdown(self.run)
         self.status = StatusWriter(self.run, parent_pid, lambda: self.slowdown.found or None)
         self.learned = {} if folder.foreign else load_learned(folder.spec)
         self.watch = Watch(self.config, {**self.learned, **self.run.state.durations})
-        self.spend = Spend(folder.folder, folder.spec, self.config.end.stop_save_s)
+        shown = Ledger.of(read_json(folder.own / STATUS))  # of each second; monitor.json is saved when much changes
+        self.run.state.ledger = max(self.run.state.ledger, shown, key=lambda one: one.wall_s)
+        self.run.state.ledger.price_per_hour = amount(folder.spec.get("price_per_hour"))
+        self.run.state.ledger.follows()
         self.at = Transition(State.OPENING)
         self.code = EXIT_FAILED
         self.attempt: Attempt | None = None
@@ -64,7 +82,6 @@ class Loop:
         self.slow_reason = ""  # why the current suspicion was judged slow
         self.calm_since_s = -math.inf  # when the last suspicion proved wrong
         self.last_step_s: float | None = None  # when the last new step was seen
-        self.waiting_since_s: float | None = None  # a start that has to wait
         self.errors: dict[str, int] = {}  # unexpected ones, by their place
         self.failing_since: tuple[float, int] | None = None  # (time, step) since when every turn of the loop has failed
 
@@ -77,7 +94,7 @@ class Loop:
                     self.write_status()
                     self.waker.sleep(self.poll_s())
                     platform.reap()
-                    self.enter(self.turn())
+                    self.enter(self.turn(self))
                     self.failing_since = None
                 except start.Interrupted:
                     continue
@@ -87,12 +104,11 @@ class Loop:
         finally:
             self.close()
 
-    def turn(self) -> Transition:
-        """What the requests and the state ask for next."""
-        raise NotImplementedError
-
     def listen(self) -> None:
         """Collect signals; the terminal's end does not end the run."""
+        platform.become_subreaper()
+        if self.trial:
+            return
 
         def received(number: int, _frame: object) -> None:
             self.signals.append(number)
@@ -103,7 +119,6 @@ class Loop:
                 signal.signal(getattr(signal, name), received)
         if hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        platform.become_subreaper()
 
     def enter(self, new: Transition) -> None:
         """Change the state. A recovery and a start save themselves what they commit, so here only an end is saved."""
@@ -116,6 +131,7 @@ class Loop:
         state.state = new.state
         state.durations, state.pace = self.watch.learned(), self.slowdown.known()
         if new.state in FINAL:
+            state.ledger.ends(new.state is State.PREEMPTED, new.state is State.COMPLETED)
             try:  # shown before it is saved: after that, the keeper starts no monitor that could show the end
                 self.write_status(force=True)
             finally:
@@ -134,7 +150,19 @@ class Loop:
         """status.json, once a second or when `force`."""
         self.notifier.poll()
         snapshots.touch(self.run.state.snapshots)
+        self.run.state.ledger.passes(self.activity())
         return self.status.write(self.at.state, self.at.message, self.attempt, self.view, self.watch, force)
+
+    def activity(self) -> str:
+        """The state of the ledger that the time from now on belongs to."""
+        at, known = self.at, self.run.state.ledger
+        if at.state in (State.OPENING, State.STOPPING) or at.state in FINAL:
+            return known.state
+        if at.state is State.QUEUED or (at.state is State.BACKOFF and time.monotonic() < at.due_s):
+            return "waiting"
+        if at.state in WATCHED and self.status.steps:
+            return "training"
+        return "recovering" if known.pending else "loading"
 
     def poll_s(self) -> float:
         """Seconds until the next turn."""
@@ -161,12 +189,14 @@ class Loop:
     def observe(self, attempt: Attempt, fresh: bool = False) -> Observation:
         """Poll the attempt; new steps close the incident and give the allowance of restarts back."""
         view = self.view = attempt.poll(platform.now(), self.config.watch.tree_s, fresh)
+        self.on_view(attempt, view)
         self.status.note_phase(view.beats)
         if view.beats and view.beats[0].about != self.about:  # its script may have set limits
             self.about = view.beats[0].about
             config.enclose(self.config, startup.read_about(self.about).get("environment"))
         state = self.run.state
         state.planned = max([state.planned, *(b.planned for b in view.beats)])
+        state.ledger.reaches(view.step)
         if view.step <= state.best_step:
             return view
         first_new, state.best_step = state.best_step + 1, view.step
@@ -228,10 +258,9 @@ class Loop:
 
     def stop_at_fault(self, error: str) -> None:
         """The monitor itself is broken: stop the run with that reason; its checkpoints are kept."""
-        end = self.config.end
         if self.attempt is not None:
             with contextlib.suppress(start.Unkillable):
-                recovery.kill_processes(self.run, self.attempt, end.grace_s, end.kill_wait_s)
+                recovery.kill_processes(self.run, self.attempt)
         reason = f"the monitor cannot watch this run: {error}; see monitor.log. Checkpoints are kept"
         self.enter(Transition(State.FAILED, reason))
 
@@ -259,6 +288,12 @@ class Loop:
             reason = f"{reason}; {unkept}"
         if missing := self.flush_store():
             reason = f"{reason}; {missing}"
+        completed, incident = end.state is State.COMPLETED, self.run.incident
+        failing = self.run.state.failure is not None and end.state is not State.UNKILLABLE
+        if incident is not None and (completed or failing):
+            ended = "the run completed" if completed else f"the run ended before the restart: {reason}"
+            incident.close(self.folder, (failing and incident.outcome) or ended, platform.now().utc)
+            self.run.state.failure = None
         self.code, self.run.state.reason = EXIT_CODES[end.state] if end.code is None else end.code, reason
         self.folder.event(end.state.value, reason, reached=self.view.step if self.view else 0)
         return replace(end, message=reason)
@@ -288,14 +323,6 @@ class Loop:
 
         return store.flush(limit_s, self.pause_at_end)
 
-    def report_ledger(self) -> None:
-        """Where the run's time went, in one line: an event, and on standard output."""
-        from monitor import ledger  # of no use before the end
-
-        line = ledger.read(self.folder.own).line()
-        self.folder.event("ledger", line)
-        print_line(f"{self.folder.name}: {line}", sys.stdout)
-
     def close(self) -> None:
         """Release everything, each whatever happens to the others. The lock is released last, by its owner.
 
@@ -322,8 +349,10 @@ class Loop:
                 self.notifier.poll(last_message_s)
                 while not (state.save(self.folder) and self.write_status(force=True)) and time.monotonic() < until_s:
                     time.sleep(ERROR_PAUSE_S)
-            if final:
-                self.report_ledger()
+            if final and not self.trial:
+                line = self.run.state.ledger.line()
+                self.folder.event("ledger", line)
+                print_line(f"{self.folder.name}: {line}", sys.stdout)
                 self.notifier.poll(last_message_s)
                 if (
                     run.leads

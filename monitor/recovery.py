@@ -49,7 +49,7 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
     Raises:
         Unkillable: a process of the attempt lives on.
     """
-    state, end = run.state, run.config.end
+    state = run.state
     if state.failure is None and evidence is not None:
         _open_incident(run, attempt, evidence, progress_s)
     incident = run.incident
@@ -58,7 +58,7 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
     evidence, cause = incident.evidence, incident.cause
     run.report(State.RECOVERING, _summary(evidence))
 
-    kill_processes(run, attempt, end.grace_s, end.kill_wait_s)
+    kill_processes(run, attempt)
     view = attempt.poll(platform.now(), 0.0, fresh=True)
     status = attempt.exit_status(view.beats)
     if stopped_on_request(status, view) and state.shutdown is not None:
@@ -107,10 +107,9 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
 def _open_incident(run: Run, attempt: Attempt, evidence: Evidence, progress_s: float) -> None:
     """Name the cause and write the incident; from here on a killed monitor can continue it."""
     cause, now = causes.match(evidence), platform.now()
-    since_s = round(max(0.0, now.mono_s - progress_s), 3)
-    reached = max((rank["step"] for rank in evidence.ranks), default=evidence.step)
-    known = {"phase": evidence.phase, "step": evidence.step, "reached": reached, "since_s": since_s}
-    run.folder.event(evidence.kind, f"{cause.title}: {_summary(evidence)}", **known)
+    since_s = max(0.0, now.mono_s - progress_s)
+    message = f"{cause.title}: {_summary(evidence)}"
+    run.folder.event(evidence.kind, message, phase=evidence.phase, step=evidence.step, since_s=round(since_s, 3))
     if run.incident is not None:
         run.incident.close(run.folder, "the restart after it failed as well", now.utc)
     incident = Incident.open(
@@ -121,9 +120,10 @@ def _open_incident(run: Run, attempt: Attempt, evidence: Evidence, progress_s: f
         progress_s=progress_s,
         best_step=run.state.best_step,
         started_at=platform.utc(now.wall_s - (now.mono_s - progress_s)),
-        detect_s=max(0.0, now.mono_s - progress_s),
+        detect_s=since_s,
     )
     run.incident, run.state.open_incident = incident, incident.number
+    run.state.ledger.fails(since_s)
     run.state.failure = Failure(evidence.kind, incident.number)
     run.state.save(run.folder)
     run.folder.log(f"incident {incident.number}: {cause.title}. {cause.explanation}")
@@ -192,12 +192,15 @@ def _close_given_up(run: Run, incident: Incident, reason: str) -> str:
     return " ".join([*filter(None, parts), f"See incidents/{incident.number}/report.md"])
 
 
-def kill_processes(run: Run, attempt: Attempt, grace_s: float, kill_wait_s: float) -> KillResult:
+def kill_processes(
+    run: Run, attempt: Attempt, grace_s: float | None = None, kill_wait_s: float | None = None
+) -> KillResult:
     """Kill what is left of the attempt and wait until its GPU memory is free, all within `run.remaining_s()`.
 
-    Raises:
-        Unkillable: a process lives on.
+    Without times, those after a failure. Raises Unkillable: a process lives on.
     """
+    grace_s = run.config.end.grace_s if grace_s is None else grace_s
+    kill_wait_s = run.config.end.kill_wait_s if kill_wait_s is None else kill_wait_s
     left_s = run.remaining_s()
     result = attempt.kill(min(grace_s, left_s), min(kill_wait_s, max(1.0, left_s - grace_s)))
     if result.killed:

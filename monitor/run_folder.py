@@ -143,7 +143,7 @@ class RunFolder:
         self.own = own_folder(folder, machine)  # what this machine's monitor writes
         self.spec = read_spec(folder)
         if machine and self.spec:  # the first machine alone copies the run, and counts what it costs
-            self.spec = {**self.spec, "store": "", "spend_limit": 0}
+            self.spec = {**self.spec, "store": "", "spend_limit": 0, "price_per_hour": 0}
         self.name = str(self.spec.get("name") or folder.name)
         self.echo = echo
         self.on_event: Callable[[str, str], None] = lambda kind, message: None
@@ -164,7 +164,7 @@ class RunFolder:
 
     def log(self, text: str) -> None:
         """Append a line to monitor.log and, in the foreground, to standard error."""
-        line = f"{_utc()} {text}"
+        line = f"{platform.now().utc} {text}"
         if self.echo:
             print_line(line)
         self._append(LOG, line)
@@ -172,7 +172,7 @@ class RunFolder:
     def event(self, kind: str, message: str, **more: object) -> None:
         """Append an event to events.jsonl and to the log. Intervals between events of one boot are those of `mono_s`."""
         clock = {"mono_s": round(time.monotonic(), 3), "boot": platform.boot_id()[:8]}
-        values = {"t": _utc(), "kind": kind, "message": message, **more, **clock}
+        values = {"t": platform.now().utc, "kind": kind, "message": message, **more, **clock}
         self._append(EVENTS, json.dumps(values, ensure_ascii=False))
         self.log(f"{kind}: {message}")
         self.on_event(kind, message)
@@ -204,17 +204,6 @@ class RunFolder:
             return os.stat(self._training_log).st_size
         except OSError:
             return 0
-
-    def last_step(self) -> dict[str, Any]:
-        """The last step in metrics.jsonl and when it was: "step", "t", "mono_s"; {} for none."""
-        from runs.metrics_lines import last_step  # of no use to a run that never starts again
-
-        try:
-            with open(self.folder / METRICS, "rb", buffering=0) as file:
-                found = last_step(file, 0, file.seek(0, os.SEEK_END)) or {}
-        except OSError:
-            return {}
-        return {key: found[key] for key in ("step", "t", "mono_s") if key in found}
 
     def mark_log(self, text: str) -> None:
         """Add a heading of the monitor to training.log; nothing where it cannot be written."""
@@ -259,13 +248,6 @@ class RunFolder:
             append_text(path, line)
         except OSError as error:
             print_line(f"monitor: cannot write {path}: {error.strerror or error}")
-
-
-def _utc() -> str:
-    try:
-        return platform.utc(time.time())
-    except OSError:
-        return "(no clock)"
 
 
 def print_line(line: str, stream: TextIO | None = None) -> None:

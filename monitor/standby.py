@@ -11,12 +11,13 @@ monitor has: however the monitor dies, the standby ends by itself.
 """
 
 import contextlib
+import io
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from guards import gate, memory
 from monitor import config
@@ -30,6 +31,7 @@ from monitor.run_folder import TRAINING_LOG, RunFolder
 LOOK_S = 5.0  # between two looks at its processes and at the free memory
 REST_S = 60.0  # before the next try, once memory was short
 AT_MOST_BYTES = 4 << 30  # what the imports of a trainer need; a training holds its model and data beside them
+Save = Callable[[Attempt], None]
 OUTPUT = "output"  # what it prints before it is released; then it goes into training.log
 
 
@@ -57,75 +59,60 @@ class Standby:
         self.ready = False
         self._tries = 0 if self.off else limits.tries_count  # starts that may fail in a row
         self._text = ""  # of its script
-        self._writer = -1  # the end of the pipe that opens the gate
+        self._pipe: BinaryIO = io.BytesIO()  # opens the gate
         self._bytes = 0
-        self._begun_s = self._next_s = 0.0  # its start; the next look at it, or no start before
-
-    @property
-    def imports(self) -> bool:
-        """Whether it is on its way to the gate, which takes processor time from the training beside it."""
-        return self.attempt is not None and not self.ready
+        self._until_s = self._next_s = 0.0  # its imports may take until then; the next look at it, or no start before
 
     def tick(self, view: Observation, trains: Attempt, text: str, inherit: tuple[int, ...]) -> None:
         """Start the standby, or look after it. Called while the run makes progress; OSError: it cannot be killed.
 
-        Args:
-            trains: the attempt that trains. text: the next attempt's script with the stand-in, "" while that is not
-                prepared; inherit: descriptors that an attempt keeps open.
+        trains: the attempt that trains. text: the next attempt's script with the stand-in, "" while that is not prepared.
+        inherit: descriptors that an attempt keeps open.
         """
-        now_s, before = view.now_s, self.ready
-        self.ready = self.attempt is not None and (self.attempt.heartbeats / gate.READY).exists()
+        now_s, before, attempt = view.now_s, self.ready, self.attempt
+        self.ready = attempt is not None and (attempt.heartbeats / gate.READY).exists()
         if now_s < self._next_s and self.ready == before:
             return
         self._next_s = now_s + LOOK_S
-        stepped = max((b.count for b in view.beats), default=0) >= self.limits.steps_count
-        if self.attempt is not None:
-            self._look_after(self.attempt, text, now_s)
-        elif self._tries and text and stepped:
-            self._begin(trains, text, inherit, now_s)
-
-    def _begin(self, trains: Attempt, text: str, inherit: tuple[int, ...], now_s: float) -> None:
-        used = sum(platform.private_bytes(pid) for pid in trains.tree.members)
-        if self._is_short(min(used, AT_MOST_BYTES) + self.limits.reserve_bytes, now_s):
+        stepped = any(b.count >= self.limits.steps_count for b in view.beats)
+        if attempt is None and not (self._tries and text and stepped):
             return
-        self._begun_s, self._text = now_s, text
-        reader, self._writer = os.pipe()
+        members, free = self.pids(), memory.available_bytes()
+        self._bytes = sum(map(platform.private_bytes, members))
+        needed = self.limits.reserve_bytes // 2
+        if attempt is None:
+            needed = self.limits.reserve_bytes + min(
+                sum(map(platform.private_bytes, trains.tree.members)), AT_MOST_BYTES
+            )
+        if free is not None and free < needed:
+            self._next_s = now_s + REST_S
+            self.off = f"memory is short: {free / 1e9:.1f} GB free, {needed / 1e9:.1f} GB needed"
+            self.drop(self.off)
+        elif attempt is None:
+            self._begin(trains.record.number + 1, text, inherit, now_s)
+        elif not members:
+            lines = _output(attempt).decode("utf-8", "replace").strip().splitlines()
+            self._failed(f"it ended by itself: {lines[-1][:300] if lines else 'without a message'}")
+        elif not self.ready and now_s >= self._until_s:
+            self._failed(f"its imports took more than {self.limits.start_s:g} s")
+        for pid in self.pids():  # short of memory, the kernel kills it and not the training
+            platform.kill_first(pid, True)
+
+    def _begin(self, number: int, text: str, inherit: tuple[int, ...], now_s: float) -> None:
+        self._until_s, self._text = now_s + self.limits.start_s, text
+        reader, writer = os.pipe()
+        self._pipe = open(writer, "wb", buffering=0)  # noqa: SIM115 - until it is released or dropped
         try:
-            self.attempt = attempt = Attempt.prepare(self.folder, trains.record.number + 1, platform.now(), {})
-            script = attempt.heartbeats / f"train.attempt-{attempt.record.number}.sh"
+            self.attempt = attempt = Attempt.prepare(self.folder, number)
+            script = attempt.heartbeats / f"train.attempt-{number}.sh"
             script.write_text(text, encoding="utf-8", errors="surrogateescape")
             stand_in = str(self.folder.folder / STAND_IN)
             variables = {gate.VARIABLE: str(reader), gate.STAND_IN: stand_in, gate.NO_CONTEXT: "1"}
-            attempt.spawn(script, attempt.heartbeats / OUTPUT, variables, (*inherit, reader))
+            attempt.start(script, attempt.heartbeats / OUTPUT, variables, (*inherit, reader))
         except OSError as error:
             self._failed(f"it cannot be started: {error.strerror or error}")
         finally:
             os.close(reader)
-
-    def _look_after(self, attempt: Attempt, text: str, now_s: float) -> None:
-        """Is it alive, and is there memory for it? Short of memory, the kernel kills it and not the training."""
-        members = self.pids()
-        for pid in members:
-            platform.kill_first(pid, True)
-        self._bytes = sum(map(platform.private_bytes, members))
-        if not members:
-            lines = _output(attempt).decode("utf-8", "replace").strip().splitlines()
-            self._failed(f"it ended by itself: {lines[-1][:300] if lines else 'without a message'}")
-        elif not self.ready and now_s - self._begun_s >= self.limits.start_s:
-            self._failed(f"its imports took more than {self.limits.start_s:g} s")
-        elif self._is_short(self.limits.reserve_bytes // 2, now_s):
-            self.drop(self.off)
-        elif text not in ("", self._text):
-            self.drop("the next attempt's script has changed")
-
-    def _is_short(self, needed: int, now_s: float) -> bool:
-        """Whether less memory is free than that; then the next try waits."""
-        free = memory.available_bytes()
-        if free is None or free >= needed:
-            return False
-        self._next_s = now_s + REST_S
-        self.off = f"memory is short: {free / 1e9:.1f} GB free, {needed / 1e9:.1f} GB needed"
-        return True
 
     def _failed(self, reason: str) -> None:
         """It could not be started, or died: tried again at the next look, a few times in a row."""
@@ -133,51 +120,43 @@ class Standby:
         self.drop(reason if self._tries else f"{reason} ({self.limits.tries_count} times)")
 
     def release(
-        self,
-        number: int,
-        script: Path,
-        resume: Path | None,
-        variables: Mapping[str, str],
-        save: Callable[[Attempt], None],
+        self, number: int, script: Path, resume: Path | None, more: Mapping[str, str], save: Save
     ) -> Attempt | None:
         """Let it train if it waits for exactly this script; else, and where it does not answer, it is killed.
 
-        Args:
-            variables: more of its environment. save: writes its record, so that a later monitor can adopt it.
-
-        Raises:
-            OSError: it cannot be killed, or saved.
+        more: of its environment. save: writes its record, so that a later monitor can adopt it. OSError: it cannot be killed
+        or saved.
         """
-        attempt, passed = self.attempt, False
-        if attempt is None or resume is None:
-            self.drop("the training starts over")
+        attempt = self.attempt
+        if attempt is None:
             return None
         text = self._text.replace(str(self.folder.folder / STAND_IN), str(resume)).rstrip()
-        if (number, script.read_text("utf-8", "surrogateescape").rstrip()) != (attempt.record.number, text):
-            self.drop("the failure changes the script")
+        if resume is None:
+            reason = "the training starts over"
+        elif (number, script.read_text("utf-8", "surrogateescape").rstrip()) != (attempt.record.number, text):
+            reason = "the failure changes the script"
         elif not self.pids() or not (attempt.heartbeats / gate.READY).exists():
-            self.drop("it has not imported everything yet")
+            reason = "it has not imported everything yet"
         else:
             log_start, kills = self.folder.log_size(), collect.oom_kills()
             attempt.record = replace(attempt.record, log_start=log_start, started_s=time.monotonic(), oom_kills=kills)
             save(attempt)
-            passed = self._open_gate(attempt, script, resume, variables)
-            if not passed:
-                self.drop(f"it did not go on within {self.limits.gate_s:g} s")
-        if passed:
-            self.attempt, self._tries = None, self.limits.tries_count
-            self._close_pipe()
-        return attempt if passed else None
+            if self._open_gate(attempt, script, resume, {**more, "HANGPROOF_RESUME": str(resume)}):
+                self.attempt, self._tries = None, self.limits.tries_count
+                self._pipe.close()
+                return attempt
+            reason = f"it did not go on within {self.limits.gate_s:g} s"
+        self.drop(reason)
+        return None
 
-    def _open_gate(self, attempt: Attempt, script: Path, resume: Path, variables: Mapping[str, str]) -> bool:
+    def _open_gate(self, attempt: Attempt, script: Path, resume: Path, environment: dict[str, str]) -> bool:
         """Tell it to go on; whether it does."""
         until_s, passed = time.monotonic() + self.limits.gate_s, attempt.heartbeats / gate.PASSED
-        environment = {**variables, "HANGPROOF_RESUME": str(resume)}
         with contextlib.suppress(OSError):  # it died a moment ago
             attempt.announce(script, resume, before=_output(attempt))
             for pid in attempt.tree.members:
                 platform.kill_first(pid, False)
-            os.write(self._writer, gate.message(str(resume), environment, str(self.folder.folder / TRAINING_LOG)))
+            self._pipe.write(gate.message(str(resume), environment, str(self.folder.folder / TRAINING_LOG)))
             while not passed.exists() and time.monotonic() < until_s:
                 platform.sleep(0.02)
         return passed.exists()
@@ -185,7 +164,7 @@ class Standby:
     def drop(self, reason: str) -> None:
         """Kill the standby, if there is one. OSError: it cannot be killed."""
         attempt, self.attempt = self.attempt, None
-        self._close_pipe()
+        self._pipe.close()
         if attempt is not None:
             self.off = reason
             self.folder.log(f"the standby attempt is dropped: {reason}")
@@ -203,11 +182,6 @@ class Standby:
     def pids(self) -> set[int]:
         """Its processes: none of them is a leftover."""
         return set(self.attempt.tree.refresh()) if self.attempt is not None else set()
-
-    def _close_pipe(self) -> None:
-        if self._writer >= 0:
-            os.close(self._writer)
-        self._writer = -1
 
     def summary(self) -> dict[str, Any]:
         """For status.json: "state" (none, starting, ready), "pid", "memory_bytes", "reason" (why there is none)."""

@@ -12,27 +12,24 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from guards import checkpoint, startup
 from guards.heartbeat import Beat
-from guards.snapshots import headers as snapshots_of
 from monitor.attempt import Attempt
 from monitor.config import Config
-from monitor.diagnose import collect
 from monitor.diagnose.incident import Incident
 from monitor.gpu import nvml
 from monitor.gpu.queue import GpuQueue
 from monitor.phrases import count, duration
-from monitor.process import platform, tree
+from monitor.process import tree
 from monitor.process.platform import ProcessInfo
 from monitor.process.subjob import Subjob, helper, python
 from monitor.process.tree import Tree
 from monitor.resume import checkpoints, script, snapshots
 from monitor.resume.checkpoints import ResumePoint, Verifier
-from monitor.run_folder import MonitorError, RunFolder
+from monitor.run_folder import TRAINING_LOG, MonitorError, RunFolder
 from monitor.standby import Standby
 from monitor.state import EXIT_BUDGET, RunState, State, Transition, spec_hash
 from monitor.store import StoreAgent
@@ -43,7 +40,7 @@ VERIFY_TRIES_COUNT = 5
 # What a run takes along to another machine, of RunState's fields.
 CARRIED = (
     *("attempt", "restarts", "best_step", "planned", "started_at", "gpu"),
-    *("changes", "changes_at_save", "cause_counts"),
+    *("changes", "changes_at_save", "cause_counts", "ledger"),
 )
 NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # 1: this machine was rented for its GPU; 0: train without one all the same
 
@@ -84,9 +81,7 @@ class Run:
         self.store = StoreAgent(folder, config.store)
         self.incident: Incident | None = None  # the last one, until a new step closes it
         self.tries = 0  # starts in a row that failed for a passing reason
-        self.failing_since_s = 0.0  # when the first of them failed
-        self.began_s = time.monotonic()  # when this monitor began to wait for a start
-        self.started = False  # this monitor has started an attempt
+        self.failing_since_s = self.wait_limit_s = 0.0  # when the first of them failed, and how long they may go on
         self.unkept: str | None = None  # at the end: why the newest steps are in memory only, "" for on the disk
 
     @property
@@ -140,7 +135,8 @@ def start_attempt(run: Run) -> Attempt | Transition:
     try:
         return _start_attempt(run)
     except OSError as error:
-        return _try_again(run, f"attempt {run.state.attempt + 1} cannot be started: {error.strerror or error}")
+        message = f"attempt {run.state.attempt + 1} cannot be started: {error.strerror or error}"
+        return _try_again(run, message, run.config.restart.start_s)
 
 
 def _start_attempt(run: Run) -> Attempt | Transition:
@@ -150,11 +146,10 @@ def _start_attempt(run: Run) -> Attempt | Transition:
         checkpoint.sweep(folder)
     if (no_gpu := gpu_missing(run)) is not None:
         return no_gpu
-    missing = checkpoints.room_missing(folders)
-    if missing:
-        return (
-            wait(30.0, missing) if state.attempt else Transition(State.FAILED, f"{missing}, then start the run again")
-        )
+    if missing := checkpoints.room_missing(folders):
+        if state.attempt:
+            return _try_again(run, missing, run.config.restart.disk_wait_s, EXIT_BUDGET)
+        return Transition(State.FAILED, f"{missing}, then start the run again")
     if run.incident is None and not run.checked:
         try:
             problems = script.start_problems(run.folder, run.config.check.render_s, run.pause)
@@ -168,7 +163,8 @@ def _start_attempt(run: Run) -> Attempt | Transition:
     _report_bad(run, point)
     if point.unsure and (point.path is None or run.tries + 1 < VERIFY_TRIES_COUNT):
         path, reason = point.unsure[0]
-        return _try_again(run, f"{path.name} cannot be verified: {reason}. It is kept; the run does not start over")
+        message = f"{path.name} cannot be verified: {reason}. It is kept; the run does not start over"
+        return _try_again(run, message, run.config.restart.start_s)
     if not run.leads:  # all machines train the same: what is changed is decided on the first one
         leader = RunState.load(RunFolder(run.folder.folder))
         state.changes, state.changes_at_save = leader.changes, leader.changes_at_save
@@ -176,15 +172,12 @@ def _start_attempt(run: Run) -> Attempt | Transition:
     if number == 1 and point.path is not None:
         number = 2  # attempt 1 is train.sh itself, which starts at step 0
     try:
-        rendered = run.prewarm.script(number, point.path, changes, state.changes_at_save) or script.render(
-            run.folder, number, point.path, changes, state.changes_at_save, run.config.check.render_s, run.pause
-        )
+        rendered = run.prewarm.render(number, point.path, changes, state.changes_at_save, run.pause)
     except MonitorError as error:
         return Transition(State.FAILED, f"attempt {number} cannot be started: {error}")
     if not rendered.compatible:
         point = _start_over(run, point)
 
-    trace = run.folder.last_step()
     try:
         limit, spec = run.config.restart.snapshots_bytes, spec_hash(run.folder.folder)
         variables = {} if run.several else snapshots.environment(state.snapshots, spec, limit)
@@ -196,6 +189,7 @@ def _start_attempt(run: Run) -> Attempt | Transition:
         state.current = None
         raise
     run.tries = 0
+    state.ledger.starts(point.step)
     state.attempt, state.changes_at_save, state.save_dir = number, [c["name"] for c in changes], rendered.save_dir
     state.best_before, state.resumed_step, state.current = state.best_step, point.step, attempt.record
     state.save(run.folder)
@@ -205,19 +199,16 @@ def _start_attempt(run: Run) -> Attempt | Transition:
         run.incident.save(run.folder)
     where = "a snapshot in memory" if point.record else point.path.name if point.path else ""
     source = f"from step {point.step} ({where})" if point.path else "from the start"
-    waited_s = 0.0 if run.started else round(time.monotonic() - run.began_s, 3)
     how = ", which had been started early" if standby else ""
-    named = {"changes": state.changes_at_save} if changes else {}
-    _report_start(run, attempt, source, how, before=trace, waited_s=waited_s, **named)
+    _report_start(run, attempt, source, how, **({"changes": state.changes_at_save} if changes else {}))
     return attempt
 
 
 def _report_start(run: Run, attempt: Attempt, source: str, how: str = "", **known: Any) -> None:
-    """The event of an attempt that has started, and what begins with it. known: what the event has for monitor/ledger.py."""
+    """The event of an attempt that has started, and what begins with it. known: more of the event."""
     kind, number = "restarted" if run.incident is not None else "started", attempt.record.number
     message = f"attempt {number} {source}, pid {attempt.pid}{how}"
     run.folder.event(kind, message, attempt=number, step=run.state.resumed_step, **known)
-    run.started = True
     if run.leads and run.folder.spec.get("trackers") == "trackio":
         start_tracker(run.folder)
 
@@ -242,10 +233,12 @@ def _start_cold(
 ) -> Attempt:
     """Start the script. OSError: it cannot be started, and nothing runs."""
     # Recorded before it starts: a monitor that is killed in between leaves a training that the next one can find.
-    attempt = Attempt.prepare(run.folder, number, platform.now(), collect.oom_kills())
+    attempt = Attempt.prepare(run.folder, number)
     _record(run, attempt)
+    resume = {"HANGPROOF_RESUME": str(point.path)} if point.path else {}
     try:
-        attempt.start(rendered.script, point.path, run.queue.handles(), variables)
+        attempt.announce(rendered.script, point.path)
+        attempt.start(rendered.script, run.folder.own / TRAINING_LOG, {**variables, **resume}, run.queue.handles())
     except OSError:
         attempt.close()
         raise
@@ -254,31 +247,25 @@ def _start_cold(
 
 def _choose(run: Run, folders: list[Path]) -> ResumePoint:
     """The newest state that can be resumed from: a snapshot in memory, or a checkpoint on the disk."""
-    state, failures = run.state, sum(run.state.history.failures.values())
-    if run.folder.foreign or run.several or not run.config.restart.snapshots_bytes:
-        return checkpoints.choose(folders, run.verifier, run.pause)
-    state.snapshots, state.snapshots_off = snapshots.folder_of(run.folder.folder, state.snapshots)
-    record = _newest_record(run, run.pause) if failures < snapshots.FAILED_COUNT else None
-    on_disk = max(checkpoints.states(folders).values(), default=-1)
-    if record is not None and record.step > on_disk:
-        return record
-    point = checkpoints.choose(folders, run.verifier, run.pause)
-    if record is not None and record.step > point.step:
-        return replace(record, bad=point.bad, unsure=point.unsure)
+    state, found = run.state, list[ResumePoint]()
+    if not (run.folder.foreign or run.several) and run.config.restart.snapshots_bytes:
+        state.snapshots, state.snapshots_off = snapshots.folder_of(run.folder.folder, state.snapshots)
+        if sum(state.history.failures.values()) < snapshots.FAILED_COUNT:
+            found = _snapshots(run)
+    point = checkpoints.choose(folders, run.verifier, run.pause, found)
+    for text in point.refused:
+        run.folder.log(text)
     return point
 
 
-def _newest_record(run: Run, pause: Callable[[float], None], room: bool = True) -> ResumePoint | None:
-    """The newest snapshot that can be resumed from; why newer ones cannot is in the log. room: as for `snapshots.newest`."""
-    doubtful = run.incident is not None and run.incident.cause.damages_memory
-    before_step = run.incident.evidence.step if run.incident is not None and doubtful else None
-    folder, spec = run.folder.folder, spec_hash(run.folder.folder)
-    record, refused = snapshots.newest(
-        run.state.snapshots, folder, spec, run.verifier, before_step=before_step, room=room, pause=pause
-    )
+def _snapshots(run: Run, after_step: int = -1, room: bool = True) -> list[ResumePoint]:
+    """The snapshots that a run may be resumed from; why others cannot is in the log. Arguments: as for `snapshots.usable`."""
+    incident, folder = run.incident, run.folder.folder
+    before_step = incident.evidence.step if incident is not None and incident.cause.damages_memory else math.inf
+    found, refused = snapshots.usable(run.state.snapshots, folder, spec_hash(folder), before_step, after_step, room)
     for text in refused:
         run.folder.log(text)
-    return record
+    return found
 
 
 def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
@@ -289,10 +276,8 @@ def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
     if not run.state.snapshots or run.unkept is not None:
         return run.unkept or ""
     on_disk = max(checkpoints.states(run.state_folders()).values(), default=0)
-    headers = snapshots_of(Path(run.state.snapshots))
-    newer = any(guard["step"] > on_disk for guard in headers.values())
-    record = _newest_record(run, pause, room=False) if newer else None
-    if record is None or record.step <= on_disk:
+    record = checkpoints.choose([], run.verifier, pause, _snapshots(run, on_disk, room=False))
+    if record.record is None:
         run.unkept = ""
         return ""
     python = record.python if Path(record.python).is_file() else sys.executable
@@ -356,6 +341,7 @@ def adopt_restored(run: Run) -> str:
     for name in CARRIED:
         setattr(state, name, getattr(before, name))
     state.best_before = state.best_step
+    state.ledger.follows()
     state.save(run.folder)
     same = before.spec_hash == spec_hash(run.folder.folder)
     if before.state is State.COMPLETED and same and run.folder.lora is not None:
@@ -384,15 +370,18 @@ def kill_leftovers(run: Run, living: Attempt | None = None) -> None:
         raise Unkillable(result.survivors)
 
 
-def _try_again(run: Run, message: str) -> Transition:
-    """A reason that may pass (no descriptor, no memory to fork, a disk error): wait longer each time, but not for ever."""
-    now_s, limit_s = time.monotonic(), run.config.restart.start_s
-    run.failing_since_s = run.failing_since_s if run.tries else now_s
+def _try_again(run: Run, message: str, limit_s: float, code: int | None = None) -> Transition:
+    """A reason that may pass (no memory to fork, a disk that is full or refuses): wait longer each time, at most `limit_s`.
+
+    code: the exit code after that.
+    """
+    now_s = time.monotonic()
+    if not run.tries or run.wait_limit_s != limit_s:
+        run.tries, run.failing_since_s, run.wait_limit_s = 0, now_s, limit_s
+        run.folder.event("backoff", message)
     run.tries += 1
-    if now_s - run.failing_since_s >= limit_s:
-        return Transition(
-            State.FAILED, f"{message} (tried {run.tries} times in {duration(now_s - run.failing_since_s)})"
-        )
+    if (waited_s := now_s - run.failing_since_s) >= limit_s:
+        return Transition(State.FAILED, f"{message} (tried {run.tries} times in {duration(waited_s)})", code=code)
     return wait(min(FIRST_WAIT_S * 2 ** (run.tries - 1), LAST_WAIT_S), message)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from guards.checkpoint import atomic_write
 from guards.reading import read_bytes
 from monitor.gpu import nvml
+from monitor.ledger import Ledger
 from monitor.process import platform
 from monitor.process.locks import LOCK, is_held
 from monitor.run_folder import JOB, STATE, STATUS, MonitorError, RunFolder, read_json
@@ -76,7 +77,8 @@ class Transition:
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """What a later monitor needs to adopt an attempt. Written before the script starts; `root` is then still None."""
+    """What a later monitor needs to adopt an attempt. `Attempt` writes it before the script starts (`root` is then still
+    None), and `Attempt.adopt` reads it."""
 
     boot_id: str
     number: int
@@ -144,6 +146,7 @@ class RunState:
     edit_reported: bool = False  # that run.toml says something else than the job
     snapshots: str = ""  # the folder of the snapshots in memory, "" for none
     snapshots_off: str = ""  # why there is none
+    ledger: Ledger = field(default_factory=Ledger)
     unsaved = ""  # the text that the disk refused; no field, so it is not saved itself
 
     @classmethod
@@ -169,6 +172,7 @@ class RunState:
             loaded.current = AttemptRecord(**{**current, "root": root})
         loaded.failure = Failure(**values["failure"]) if values.get("failure") else None
         loaded.shutdown = Shutdown(**values["shutdown"]) if values.get("shutdown") else None
+        loaded.ledger = Ledger.of(values)
         return loaded
 
     def save(self, folder: RunFolder) -> bool:

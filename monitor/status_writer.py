@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from guards import checkpoint, startup
@@ -23,7 +24,7 @@ from monitor.gpu import nvml
 from monitor.process import platform
 from monitor.process.platform import Moment
 from monitor.resume import snapshots
-from monitor.run_folder import METRICS, STATUS, machines, read_json
+from monitor.run_folder import METRICS, machines
 from monitor.start import Run
 from monitor.state import State
 
@@ -32,7 +33,6 @@ CHECKPOINTS_S = 5.0
 GPU_S = 30.0
 MACHINE_S = 5.0
 GPU_KEYS = ("name", "utilization", "memory_used", "memory_total", "temperature", "power_w")
-WAITING = (State.OPENING, State.QUEUED)
 ACTIVE = (State.STARTING, State.RUNNING, State.SUSPECT, State.SLOW, State.STOPPING)
 
 
@@ -45,7 +45,6 @@ class StatusWriter:
         self.parent_pid = parent_pid
         self._phases: set[str] = set()  # entered in this attempt
         self._written_s = self._checkpoints_s = self._gpu_s = self._machine_s = -1e9
-        self._elapsed_s, self._counted_s = 0.0, math.inf  # inf: nothing was written yet
         self._machine: dict[str, Any] = {}
         self._cpu: tuple[float, dict[int, float]] = (0.0, {})  # (monotonic, pid -> CPU seconds)
         self._progress_s: float | None = None
@@ -57,6 +56,11 @@ class StatusWriter:
         """Report the phases of a new attempt from the beginning."""
         self._phases.clear()
         self._progress_s = None
+
+    @property
+    def steps(self) -> bool:
+        """Whether this attempt makes steps, or has made some."""
+        return not self._phases.isdisjoint(("first_step", "step"))
 
     def note_phase(self, beats: Sequence[Beat]) -> None:
         """An event for every phase that is entered for the first time in this attempt."""
@@ -74,10 +78,10 @@ class StatusWriter:
         if not force and now.mono_s - self._written_s < EVERY_S:
             return True
         self._written_s = now.mono_s
-        elapsed_s = self._elapsed(state, now)
         if force or now.mono_s - self._checkpoints_s >= CHECKPOINTS_S:
             self._checkpoints_s = now.mono_s
-            self._note_checkpoints()
+            if self._note_checkpoints() and state in ACTIVE:
+                self.run.state.save(self.run.folder)  # its ledger: after a power cut, no later status may be left
         active = attempt is not None and state in ACTIVE
         if now.mono_s - self._machine_s >= MACHINE_S:
             self._machine_s = now.mono_s
@@ -113,7 +117,8 @@ class StatusWriter:
             "monitor_pid": os.getpid(),
             "keeper_pid": self.parent_pid,
             "started_at": saved.started_at,
-            "elapsed_s": round(elapsed_s, 1),  # watched by a monitor, without the time in a queue
+            "elapsed_s": round(saved.ledger.wall_s - saved.ledger.seconds["waiting"], 1),
+            "ledger": asdict(saved.ledger),
             "devices": self.run.queue.devices,  # the GPUs that this run queues for
             **self._machine,
             "updated_at": now.utc,
@@ -135,13 +140,13 @@ class StatusWriter:
         saved.save_again(folder)
         return folder.write_status(values)
 
-    def _note_checkpoints(self) -> None:
-        """The newest checkpoint with its guard file; an event for a new one."""
+    def _note_checkpoints(self) -> bool:
+        """The newest checkpoint with its guard file; an event for a new one, and True."""
         folder, old = self.run.folder.folder, self._states or {}
         try:
             names = {name for name in os.listdir(folder) if name.endswith("-state") and not name.startswith(".")}
         except OSError:
-            return
+            return False
         states = {name: old[name] for name in names & old.keys()}
         for name in names - states.keys():
             guard = checkpoint.guard_of(folder / name)
@@ -153,17 +158,8 @@ class StatusWriter:
         if newest is not None and newest not in old and not first:
             message = f"checkpoint of step {states[newest]}: {newest}"
             self.run.folder.event("checkpoint", message, step=states[newest], path=str(folder / newest))
-
-    def _elapsed(self, state: State, now: Moment) -> float:
-        """Seconds of the whole run. A monitor that replaces another continues its count."""
-        if self._counted_s == math.inf:
-            known = read_json(self.run.folder.own / STATUS) if self.run.state.attempt else None
-            before = (known or {}).get("elapsed_s")
-            self._elapsed_s = float(before) if isinstance(before, int | float) and math.isfinite(before) else 0.0
-        elif state not in WAITING:
-            self._elapsed_s += now.mono_s - self._counted_s
-        self._counted_s = now.mono_s
-        return self._elapsed_s
+            return True
+        return False
 
     def _sample_machine(self, now: Moment, attempt: Attempt | None) -> dict[str, Any]:
         """What the run uses: {"gpus", "cpu_cores", "memory_bytes", "disk_free"}; None for what is not known."""

@@ -4,10 +4,10 @@ Decision: no trainer logs to it, because kohya's pin versions of accelerate that
 must cost the training nothing. The monitor starts this process with each attempt; one that still runs keeps its lock.
 """
 
+import faulthandler
 import json
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,49 +15,44 @@ from typing import Any
 from guards.checkpoint import atomic_write
 from monitor.process.locks import LOCK, Lock, is_held
 from monitor.run_folder import METRICS, RunFolder, read_json
-from runs.metrics_lines import count_of, json_object
+from runs.metrics_lines import count_of, json_objects
 
 STATE, OWN_LOCK = ".trackio.json", ".trackio.lock"  # the last step that was logged; one process a run
-POLL_S = 2.0
-END_S = 30.0  # without a monitor for so long, the run has ended; a killed monitor is replaced sooner
-FINISH_S = 60.0  # for trackio to write its last entries
 
 
-def feed(folder: Path, tracker: Any, poll_s: float = POLL_S, end_s: float = END_S) -> None:
-    """Log each new step to `tracker`, until the run has had no monitor for `end_s` seconds. trackio itself logs the GPUs."""
-    logged, seen_s = count_of((read_json(folder / STATE) or {}).get("step")), time.monotonic()
-    with open(folder / METRICS, "ab+") as file:
-        file.seek(0)
-        while True:
-            begin, text = file.tell(), file.readline()
-            if text.endswith(b"\n"):
-                line = json_object(text) or {}
-                known: dict[str, Any] = {key: line.get(key) for key in ("loss", "lr", "step_s")}
-                values = {key: float(v) for key, v in known.items() if type(v) in (int, float) and abs(v) < 1e30}
-                if line.get("kind") == "step" and values and count_of(line.get("step")) > logged:
-                    logged = count_of(line["step"])
-                    tracker.log(values, step=logged)
-                continue
-            file.seek(begin)  # the rest of this line is not written yet
-            atomic_write(folder / STATE, json.dumps({"step": logged}))
-            seen_s = time.monotonic() if is_held(folder / LOCK) else seen_s
-            if time.monotonic() - seen_s >= end_s:
-                return
-            time.sleep(poll_s)
+def feed(folder: Path, tracker: Any, poll_s: float = 2.0, end_s: float = 30.0) -> None:
+    """Log each new step to `tracker`, until the run has had no monitor for `end_s` seconds (a killed one is replaced sooner)."""
+    logged, seen_s, begin = count_of((read_json(folder / STATE) or {}).get("step")), time.monotonic(), 0
+    while True:
+        with open(folder / METRICS, "ab+") as file:
+            file.seek(begin)
+            text = file.read(1 << 20)
+        whole = text[: text.rfind(b"\n") + 1]  # the rest of the last line is not written yet
+        begin += len(whole)
+        for line in json_objects(whole):
+            numbers = {key: line[key] for key in ("loss", "lr", "step_s") if type(line.get(key)) in (int, float)}
+            values = {key: float(value) for key, value in numbers.items() if abs(value) < 1e30}
+            if line.get("kind") == "step" and values and count_of(line.get("step")) > logged:
+                logged = count_of(line["step"])
+                tracker.log(values, step=logged)
+        atomic_write(folder / STATE, json.dumps({"step": logged}))
+        seen_s = time.monotonic() if whole or is_held(folder / LOCK) else seen_s
+        if not whole and time.monotonic() - seen_s >= end_s:
+            return
+        time.sleep(poll_s * (not whole))
 
 
 def main(run: RunFolder) -> None:
     """Log a run. Where trackio is missing or fails, an event says why, and the run goes on."""
-    lock = Lock(run.folder / OWN_LOCK)
-    if not lock.acquire():
-        return  # one logs already
+    if not Lock(run.folder / OWN_LOCK).acquire():  # held until this process ends
+        return
     try:
         import trackio
 
         config = {k: v for k, v in run.spec.items() if isinstance(v, int | float | str | bool)}
         tracker = trackio.init(project="hangproof", name=run.folder.name, config=config, resume="allow", embed=False)
         feed(run.folder, tracker)
-        threading.Timer(FINISH_S, os._exit, [1]).start()
+        faulthandler.dump_traceback_later(60, exit=True)  # for its last entries
         tracker.finish()
     except Exception as error:  # noqa: BLE001 - top of the process: any error of a tracker is reported, and the run goes on
         how = f"; install it: {sys.executable} -m pip install trackio" if isinstance(error, ImportError) else ""

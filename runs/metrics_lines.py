@@ -1,39 +1,11 @@
-"""Finds the last step in `metrics.jsonl` without reading it: a run of a million steps has 170 MB.
-
-Other lines, and lines that a full disk cut off, are passed over.
-"""
+"""Reads the lines of `metrics.jsonl` and `events.jsonl`. Lines that a full disk cut off are passed over."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, BinaryIO
+from typing import Any
 
 import orjson
-
-BLOCK_BYTES = 8 << 10
-SEARCHED_BYTES = 1 << 20  # without a step line in so many bytes there is none: a GPU's samples come every 30 s
-
-
-def last_step(file: BinaryIO, begin: int, end: int) -> dict[str, Any] | None:
-    """The last step line in [begin, end) bytes. A part of a line at `begin` or `end` is none."""
-    length = 0
-    while length < min(end - begin, SEARCHED_BYTES):
-        length = 2 * length or BLOCK_BYTES
-        start = max(begin, end - length)
-        for line in reversed(read_bytes(file, start, end - start).split(b"\n")):
-            entry = json_object(line) if b'"step"' in line else None  # a validation has a step too
-            if entry is not None and entry.get("kind") == "step" and is_count(entry.get("step")):
-                return entry
-    return None
-
-
-def read_bytes(file: BinaryIO, begin: int, length: int) -> bytes:
-    """At most `length` bytes from `begin`; none where they cannot be read."""
-    try:
-        file.seek(begin)
-        return file.read(length)
-    except OSError:
-        return b""
 
 
 def json_objects(text: bytes) -> list[dict[str, Any]]:

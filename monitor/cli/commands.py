@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from guards.checkpoint import atomic_write
-from monitor import ledger
 from monitor.attempt import Attempt
+from monitor.ledger import Ledger
 from monitor.phrases import PHASES, count, duration
 from monitor.process import platform, tree
 from monitor.process.locks import LOCK, is_held
@@ -85,18 +85,14 @@ def status(args: argparse.Namespace) -> Answer:
     for folder, values in found:
         print(line(folder, values))
     if args.run and (values := found[0][1]) is not None:
-        print(f"  {ledger.read(folders[0], values).line()}")
+        print(f"  {Ledger.of(values).line()}")
     for text in tree.orphans() if not args.run else []:
         print(text)
-    shown = [_with_ledger(folder, values) for folder, values in found if args.json]
-    return 0, shown[0] if shown and args.run else shown
-
-
-def _with_ledger(folder: Path, values: dict[str, Any] | None) -> dict[str, Any]:
-    """The status of a run for --json."""
-    if values is None:
-        return {"folder": str(folder), "state": None}
-    return {**values, "ledger": ledger.read(folder, values).values()}
+    shown = [
+        {**values, "ledger": Ledger.of(values).values()} if values else {"folder": str(folder), "state": None}
+        for folder, values in found
+    ]
+    return 0, shown[0] if args.run else shown
 
 
 def line(folder: Path, values: dict[str, Any] | None) -> str:
@@ -114,29 +110,22 @@ def line(folder: Path, values: dict[str, Any] | None) -> str:
     message = f". {m}" if (m := values["message"]) else ""
     if slow := values.get("slow"):
         message += f". {slow['title']}. {slow['pace']}. {slow['explanation']} {slow['advice']}"
-    ready = f"{_snapshots(values)}{_standby(values)}" if values["state"] in WATCHED else ""
+    ready = _ready(values) if values["state"] in WATCHED else ""
     return f"{folder.name}: {state}{phase}, {steps}{eta}{restarts}{_store(values)}{ready}{message}"
 
 
-def _snapshots(values: dict[str, Any]) -> str:
-    """The newest snapshot in memory, or why there is none."""
-    known = values.get("snapshots") or {}
-    if known.get("off"):
-        return f", snapshots in memory are off: {known['off']}"
-    if known.get("step") is None:
-        return ""
-    often = "at every step" if known.get("every", 1) <= 1 else f"every {known['every']:,} steps"
-    return f", snapshot of step {known['step']} in memory ({size_text(known['bytes'])}, {often})"
-
-
-def _standby(values: dict[str, Any]) -> str:
-    """The next attempt, which is started early, or why there is none; "" before the first one."""
-    known = values.get("standby") or {}
-    if known.get("state") == "ready":
-        return f", next attempt ready ({size_text(known['memory_bytes'])})"
-    if known.get("state") == "starting":
-        return ", next attempt starting"
-    return f", no standby attempt: {known['reason']}" if known.get("reason") else ""
+def _ready(values: dict[str, Any]) -> str:
+    """The newest snapshot in memory and the next attempt, which is started early, or why there is none."""
+    known, next_one = values.get("snapshots") or {}, values.get("standby") or {}
+    text = f", snapshots in memory are off: {known['off']}" if known.get("off") else ""
+    if not text and known.get("step") is not None:
+        often = "at every step" if known.get("every", 1) <= 1 else f"every {known['every']:,} steps"
+        text = f", snapshot of step {known['step']} in memory ({size_text(known['bytes'])}, {often})"
+    if next_one.get("state") == "ready":
+        return f"{text}, next attempt ready ({size_text(next_one['memory_bytes'])})"
+    if next_one.get("state") == "starting":
+        return f"{text}, next attempt starting"
+    return text + (f", no standby attempt: {next_one['reason']}" if next_one.get("reason") else "")
 
 
 def _store(values: dict[str, Any]) -> str:

@@ -4,14 +4,15 @@ It disturbs nothing: no signal, no stop. Only processes of the same user are exp
 """
 
 import contextlib
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from monitor.phrases import STATES, count
 from monitor.process import platform
 from monitor.run_folder import MonitorError
 
-MOST_PID = 4_194_304  # proc(5)
 WAITS = {  # what is waited for, by the beginnings of kernel functions (proc(5), wchan)
     "for a lock or for another thread": "futex",
     "for a child process to end": "do_wait",
@@ -31,31 +32,28 @@ def checked(pid: object) -> platform.ProcessInfo:
     """The process with this number. MonitorError: it is no number of a process, or the process is another user's."""
     import psutil
 
-    words = str(pid)
-    number = int(words) if words.isascii() and words.isdigit() and len(words) <= 8 else 0
-    if not 0 < number <= MOST_PID:
-        raise MonitorError(f"{words[:40]!r} is no process number; use one from 1 to {MOST_PID:,}, as `ps` shows it")
-    process = platform.process_info(number)
+    if not re.fullmatch("[1-9][0-9]{0,6}", words := str(pid)):
+        raise MonitorError(f"{words[:40]!r} is no process number; use one as `ps` shows it")
+    process = platform.process_info(int(words))
     with contextlib.suppress(psutil.Error):
-        if process is not None and psutil.Process(number).username() == psutil.Process().username():
+        if process is not None and psutil.Process(process.pid).username() == psutil.Process().username():
             return process
-    raise MonitorError(f"process {number} does not exist, or belongs to another user")
+    raise MonitorError(f"process {words} does not exist, or belongs to another user")
 
 
 def facts(process: platform.ProcessInfo) -> dict[str, Any]:
     """{"pid", "name", "state" (a letter), "text" (as a phrase), "lines": all that is known, as sentences}."""
     pid, parent = process.pid, platform.process_info(process.ppid)
     threads = {int(path.name): _waits(path) for path in Path(f"/proc/{pid}/task").glob("[0-9]*")}
-    states = {"R": "computes, or waits for a processor core", "T": "is stopped by a signal; SIGCONT continues it",
-              "t": "is stopped by a debugger", "Z": "has exited, and its parent has not collected it yet"}  # fmt: skip
-    text = states.get(process.state) or threads.pop(pid, "waits")
-    threads.pop(pid, None)
+    main = threads.pop(pid, "waits")
+    text = f"is {STATES[process.state]}" if process.state in "RTtZ" else main
     text += " in the kernel, and cannot be killed until that ends (uninterruptible sleep)" * (process.state == "D")
+    more = Counter(threads.values()).most_common()
     lines = [
         f"Process {pid} ({process.name}) {text}.",
         f"It has used {process.cpu_s:.1f} s of processor time and holds {platform.private_bytes(pid) / 1e6:,.0f} MB of its own.",
         f"Its parent is {process.ppid} ({parent.name if parent else 'gone'}).",
-        *(f"{n} more thread{'s' * (n != 1)}: {what}." for what, n in Counter(threads.values()).most_common()),
+        *(f"{count(number, 'more thread')}: {what}." for what, number in more),
     ]
     return {"pid": pid, "name": process.name, "state": process.state, "text": text, "lines": lines}
 

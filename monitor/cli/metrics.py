@@ -39,8 +39,7 @@ def text(runs: list[dict[str, Any]]) -> str:
 
 
 def _samples(key: str, run: dict[str, Any]) -> list[str]:
-    label = f"run={json.dumps(run['name'], ensure_ascii=False)}"  # escaped as in JSON: quotes, \\ and the end of a line
-    value = run[key]
+    label, value = f"run={json.dumps(run['name'], ensure_ascii=False)}", run[key]  # Prometheus escapes as JSON does
     if key == "state":
         return [f'{{{label},state="{s}"}} {int(value == s)}' for s in State if s is not State.OPENING]
     return [f"{{{label}}} {datetime.fromisoformat(value).timestamp() if isinstance(value, str) else value:.15g}"]
@@ -53,10 +52,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path.split("?")[0] != "/metrics":
             self.send_error(404, "this server has only /metrics")
             return
-        statuses = [values for folder in all_folders() if (values := read_status(folder)) is not None]
         self.send_response(200)
         self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
         self.end_headers()
-        self.wfile.write(text(statuses).encode())
+        self.wfile.write(text([*filter(None, map(read_status, all_folders()))]).encode())
 
     def log_message(self, *_: object) -> None: ...

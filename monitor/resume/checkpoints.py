@@ -13,8 +13,8 @@ import contextlib
 import math
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from guards import checkpoint
@@ -34,15 +34,16 @@ class VerifyResult:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where to resume: what `choose` and `snapshots.newest` find, and a start uses.
+    """Where to resume: `choose` makes it, a start uses it. `path` None: from the start.
 
-    `path` None: from the start. `bad`: set aside, with the reason; `unsure`: not verifiable now.
+    `bad`: set aside, with the reason; `unsure`: not verifiable now; `refused`: sentences on snapshots that are not used.
     """
 
     path: Path | None
     step: int = 0
     bad: tuple[tuple[Path, str], ...] = ()
     unsure: tuple[tuple[Path, str], ...] = ()
+    refused: tuple[str, ...] = ()
     record: Path | None = None  # the snapshot in memory that the starting process makes `path` from
     python: str = ""  # the interpreter that made that
 
@@ -133,31 +134,43 @@ def newest(folders: list[Path]) -> Path | None:
     return next((path for path, step in states(folders).items() if step >= 0), None)
 
 
-def choose(folders: list[Path], verifier: Verifier, pause: Callable[[float], None] = time.sleep) -> ResumePoint:
-    """The newest state of `folders` that verifies. Newer bad ones are set aside; older ones are left alone.
+def choose(
+    folders: list[Path],
+    verifier: Verifier,
+    pause: Callable[[float], None] = time.sleep,
+    snapshots: Iterable[ResumePoint] = (),
+) -> ResumePoint:
+    """The newest that verifies, of the states in `folders` and the `snapshots` in memory. `pause` may raise.
 
-    A state without a guard file was written by a trainer without our guards, or not completely: it is set aside only
-    when a guarded one exists beside it (this trainer does write guards), else it is skipped.
+    Newer bad states are set aside; older ones are left alone. A state without a guard file was written by a trainer without
+    our guards, or not completely: it is set aside only when a guarded one exists beside it (this trainer does write
+    guards), else it is skipped.
     """
     bad: list[tuple[Path, str]] = []
     unsure: list[tuple[Path, str]] = []
-    found = states(folders)
-    guarded = {path: step for path, step in found.items() if step >= 0}
-    for state in [path for path in found if guarded and path not in guarded]:
+    refused: list[str] = []
+    found, chosen = states(folders), ResumePoint(None)
+    guarded = [ResumePoint(path, step) for path, step in found.items() if step >= 0]
+    for point in sorted([*guarded, *snapshots], key=lambda point: -point.step):
+        state = point.record or point.path
+        assert state is not None
+        result = verifier.result(state, pause)
+        reason = result.unsure or "; ".join(result.problems)
+        if not reason:
+            chosen = point
+            break
+        if point.record is not None:
+            refused.append(f"the snapshot of step {point.step} is not used: {reason}")
+        elif result.unsure:
+            unsure.append((state, reason))
+        else:
+            bad.append((_set_aside(state, reason), reason))
+    for state in [path for path, step in found.items() if step < 0 and guarded and chosen.record is None]:
         if error := checkpoint.verify(state).error:
             unsure.append((state, error))  # its guard file cannot be read, which does not mean that there is none
         else:
             bad.append((_set_aside(state, UNGUARDED), UNGUARDED))
-    for state, step in guarded.items():
-        result = verifier.result(state, pause)
-        if result.unsure:
-            unsure.append((state, result.unsure))
-        elif result.problems:
-            reason = "; ".join(result.problems)
-            bad.append((_set_aside(state, reason), reason))
-        else:
-            return ResumePoint(state, step, tuple(bad), tuple(unsure))
-    return ResumePoint(None, 0, tuple(bad), tuple(unsure))
+    return replace(chosen, bad=tuple(bad), unsure=tuple(unsure), refused=tuple(refused))
 
 
 def _set_aside(state: Path, reason: str) -> Path:

@@ -41,27 +41,6 @@ class Rendered:
     compatible: bool = True
 
 
-def render(
-    folder: RunFolder,
-    number: int,
-    resume: Path | None,
-    changes: list[Change],
-    changes_at_save: list[str],
-    timeout_s: float,
-    pause: Pause,
-) -> Rendered:
-    """Write the script of attempt `number`. The user's own script is always itself; its environment says where to resume.
-
-    Raises:
-        MonitorError: it could not be rendered.
-    """
-    if folder.foreign or (number == 1 and resume is None and not changes):
-        return Rendered(folder.folder / SCRIPT, str(folder.spec.get("save_dir", "")))
-    request = {"want": "script", "number": number, "resume": resume, "changes": changes, "was": changes_at_save}
-    answer = _ask(folder, request, timeout_s, pause)
-    return Rendered(Path(answer["script"]), answer["save_dir"], answer["compatible"])
-
-
 def start_problems(folder: RunFolder, timeout_s: float, pause: Pause) -> list[str]:
     """What prevents a start (a missing model file, no checkout), each as a sentence; [] for the user's own script.
 
@@ -123,7 +102,7 @@ def _ask(folder: RunFolder, request: dict[str, Any], timeout_s: float, pause: Pa
 
 
 class Prewarm:
-    """Prepares the next restart of one run while it is healthy, one job at a time."""
+    """Renders the scripts of one run, and prepares its next restart while it is healthy, one job at a time."""
 
     def __init__(self, folder: RunFolder, verifier: Verifier, timeout_s: float):
         self.folder = folder
@@ -157,21 +136,26 @@ class Prewarm:
         found = self._fresh(changes)
         return str(found["text"]) if found else ""
 
-    def script(
-        self, number: int, resume: Path | None, changes: list[Change], changes_at_save: list[str]
-    ) -> Rendered | None:
-        """The script of attempt `number` from the prepared text; None when that is missing or stale."""
-        found = self._fresh(changes)
-        same = changes_at_save == [c["name"] for c in changes]
-        if found is None or resume is None or not same:
-            return None
-        path = self.folder.folder / f"train.attempt-{number}.sh"
-        # A path with characters that the shell's quoting changes is not found in the text; then nothing is replaced.
-        text = found["text"].replace(str(self.folder.folder / STAND_IN), str(resume))
-        if STAND_IN in text or not self.folder.replace(path.name, text.rstrip("\n")):
-            return None
-        path.chmod(0o755)
-        return Rendered(path, found["save_dir"])
+    def render(
+        self, number: int, resume: Path | None, changes: list[Change], changes_at_save: list[str], pause: Pause
+    ) -> Rendered:
+        """The script of attempt `number`: train.sh itself, the prepared text with the state's name, or rendered now.
+
+        The user's own script is always itself; its environment says where to resume. MonitorError: it could not be rendered.
+        """
+        folder, same = self.folder, changes_at_save == [c["name"] for c in changes]
+        if folder.foreign or (number == 1 and resume is None and not changes):
+            return Rendered(folder.folder / SCRIPT, str(folder.spec.get("save_dir", "")))
+        if (found := self._fresh(changes)) is not None and resume is not None and same:
+            path = folder.folder / f"train.attempt-{number}.sh"
+            # A path with characters that the shell's quoting changes is not found in the text; then nothing is replaced.
+            text = found["text"].replace(str(folder.folder / STAND_IN), str(resume))
+            if STAND_IN not in text and folder.replace(path.name, text.rstrip("\n")):
+                path.chmod(0o755)
+                return Rendered(path, found["save_dir"])
+        request = {"want": "script", "number": number, "resume": resume, "changes": changes, "was": changes_at_save}
+        answer = _ask(folder, request, self.timeout_s, pause)
+        return Rendered(Path(answer["script"]), answer["save_dir"], answer["compatible"])
 
     def close(self) -> None:
         """Kill a job under way."""

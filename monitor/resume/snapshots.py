@@ -13,18 +13,18 @@ trusted.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from guards import snapshot_files, snapshots
 from monitor.process import platform
 from monitor.process.locks import LOCK, is_held
-from monitor.resume.checkpoints import ResumePoint, Verifier
+from monitor.resume.checkpoints import ResumePoint
 from monitor.run_folder import read_json
 
 PLACE = "HANGPROOF_SHM"  # another file system in memory than /dev/shm
@@ -102,43 +102,34 @@ def environment(folder: str, spec_hash: str, limit_bytes: int) -> dict[str, str]
     return {snapshot_files.RING: folder, snapshots.SPEC: spec_hash, snapshots.LIMIT: str(limit_bytes)}
 
 
-def newest(
-    folder: str,
-    run: Path,
-    spec_hash: str,
-    verifier: Verifier,
-    *,
-    before_step: int | None = None,
-    room: bool = True,
-    pause: Callable[[float], None],
-) -> tuple[ResumePoint | None, list[str]]:
-    """(the newest snapshot that can be resumed from, why newer ones cannot). `pause` may raise.
+def usable(
+    folder: str, run: Path, spec_hash: str, before_step: float = math.inf, after_step: int = -1, room: bool = True
+) -> tuple[list[ResumePoint], list[str]]:
+    """(the snapshots that can be resumed from once they verify, why others cannot).
 
-    before_step: only snapshots of earlier steps. room: its state will be made beside it.
+    before_step, after_step: only snapshots of steps between these. room: its state will be made beside it.
     """
-    refused: list[str] = []
-    if not folder:
-        return None, refused
-    for path, guard in snapshots.headers(Path(folder)).items():
+    found, refused = list[ResumePoint](), list[str]()
+    for path, guard in snapshots.headers(Path(folder)).items() if folder else ():
         reason = ""
+        if guard["step"] <= after_step:
+            continue
         if guard["run"] != str(run):
             reason = f"it belongs to {guard['run']}"
         elif guard["spec"] != spec_hash:
             reason = "the run was made again since"
         elif guard["boot"] != snapshots.boot_id():
             reason = "it was written before the machine was started"
-        elif before_step is not None and guard["step"] >= before_step:
+        elif guard["step"] >= before_step:
             reason = "the failure may have damaged the memory that it holds"
         elif room and shutil.disk_usage(folder).free < snapshots.bytes_of(guard) + ROOM:
             reason = f"{place()} is full, and the state that is made from it has no room there"
+        if reason:
+            refused.append(f"the snapshot of step {guard['step']} is not used: {reason}")
         else:
-            found = verifier.result(path, pause)
-            reason = "; ".join(found.problems) or found.unsure
-        if not reason:
             state = Path(folder) / snapshot_files.RESUMED / path.name
-            return ResumePoint(state, guard["step"], record=path, python=guard["python"]), refused
-        refused.append(f"the snapshot of step {guard['step']} is not used: {reason}")
-    return None, refused
+            found.append(ResumePoint(state, guard["step"], record=path, python=guard["python"]))
+    return found, refused
 
 
 def summary(folder: str, off: str) -> dict[str, Any] | None:

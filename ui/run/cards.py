@@ -229,8 +229,6 @@ LEDGER = {
 
 def ledger(view: View, found: "Ledger") -> str:
     """Where the time of the run went, its cost, and what recovery saved."""
-    from monitor.ledger import span
-
     if not view.status.get("state") or found.wall_s < 1:
         return ""
     shares = {state: found.seconds[state] / found.wall_s for state in LEDGER}
@@ -239,7 +237,7 @@ def ledger(view: View, found: "Ledger") -> str:
         for state, (label, colour, _) in LEDGER.items()
     )
     rows = [
-        (f'<i class="hp-dot hp-{colour}"></i>{label}', f"{span(found.seconds[state])} · {shares[state]:.0%}", note)
+        (f'<i class="hp-dot hp-{colour}"></i>{label}', f"{_short(found.seconds[state])} · {shares[state]:.0%}", note)
         for state, (label, colour, note) in LEDGER.items()
         if found.seconds[state] >= 0.05
     ]
@@ -253,7 +251,7 @@ def ledger(view: View, found: "Ledger") -> str:
         text = f"{found.saved()[:1].upper()}{found.saved()[1:]}. The time in which nobody would have noticed is not counted."
         saved = f'<p class="hp-say" data-testid="saved">{esc(text)}</p>'
     body = f'<div class="hp-ledger" aria-hidden="true">{bar}</div>{fact_list(rows)}{saved}'
-    return _section("Time and money" if found.cost is not None else "Time", body, f"{span(found.wall_s)} in all")
+    return _section("Time and money" if found.cost is not None else "Time", body, f"{_short(found.wall_s)} in all")
 
 
 def facts(view: View, running: bool) -> list[Fact]:

@@ -32,27 +32,24 @@ def stamp(path: str | os.PathLike[str]) -> Stamp:
     return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-# Stamps, when, value; the ones used last are at the end.
-_kept: dict[Hashable, tuple[tuple[Stamp, ...], float, Any]] = {}
+_kept: dict[Hashable, tuple[tuple[Stamp, ...], Any]] = {}  # stamps, value; the ones used last are at the end
 
 
-def kept(
-    name: str, key: Path, files: Iterable[Path], make: Callable[[], T], every_s: float = 0.0, young: bool = False
-) -> T:
-    """What `make` returns, made again only after one of the `files` that it reads has changed, and not within `every_s`.
+def kept(name: str, key: Path, files: Iterable[Path], make: Callable[[], T], young: bool = False) -> T:
+    """What `make` returns, made again only after one of the `files` that it reads has changed.
 
     young: also make it again while a file changed a moment ago, because file systems count in coarse ticks: of a folder, a
     further change may have the same stamp.
     """
-    stamps, now_s = tuple(map(stamp, files)), time.monotonic()
+    stamps = tuple(map(stamp, files))
     known = _kept.pop((name, key), None)
     fresh = young and any(abs(time.time_ns() - one.mtime_ns) < YOUNG_NS for one in stamps)
-    if known is None or ((fresh or known[0] != stamps) and now_s - known[1] >= every_s):
-        known = stamps, now_s, make()
+    if known is None or fresh or known[0] != stamps:
+        known = stamps, make()
     _kept[name, key] = known
     while len(_kept) > KEPT:
         _kept.pop(next(iter(_kept)), None)
-    return known[2]
+    return known[1]
 
 
 class LogEnd:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 FINAL = ("completed", "failed", "stopped", "paused", "preempted", "unkillable")
 STOP_REQUEST = "stop.request"  # in a run's folder, until the monitor has read it (monitor/run_folder.py)
 SAMPLES, PROMPTS, METRICS, LOG = "sample", "sample_prompts.txt", "metrics.jsonl", "training.log"
-LEDGER_S = 5.0  # a run under way changes all the time, and nobody watches its ledger by the second
 READ_RUNS = 8  # runs whose losses, log and incidents stay in memory
 T = TypeVar("T")
 
@@ -253,12 +252,10 @@ def _names(folder: Path) -> list[str]:
 
 
 def ledger(view: View) -> "Ledger":
-    """Where the time of a run went; at most LEDGER_S old."""
-    from monitor.ledger import read as read_ledger
+    """Where the time of a run went."""
+    from monitor.ledger import Ledger
 
-    files = [view.folder / name for name in ("events.jsonl", METRICS, "status.json", "run.toml")]
-    make = functools.partial(read_ledger, view.folder, view.status)
-    return kept("ledger", view.folder, files, make, LEDGER_S if view.running else 0.0)
+    return Ledger.of(view.status)
 
 
 def stop_requested(folder: Path) -> bool:

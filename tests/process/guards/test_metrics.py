@@ -72,17 +72,18 @@ SAVED = (
     + """
 from monitor.run_folder import RunFolder
 from monitor.state import RunState
-from monitor.supervisor import Supervisor
-supervisor = Supervisor(RunFolder(folder), False, None, ())
-state = supervisor.run.state
+from monitor.loop import Loop
+from monitor.supervisor import turn
+loop = Loop(RunFolder(folder), turn)
+state = loop.run.state
 room(10)
 state.restarts = 3
-print(state.save(supervisor.folder), RunState.load(supervisor.folder).restarts)
+print(state.save(loop.folder), RunState.load(loop.folder).restarts)
 state.restarts = 4  # under way: not committed
-supervisor.write_status(force=True)
+loop.write_status(force=True)
 room(resource.RLIM_INFINITY)
-supervisor.write_status(force=True)
-print(RunState.load(supervisor.folder).restarts)
+loop.write_status(force=True)
+print(RunState.load(loop.folder).restarts)
 """
 )
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import signal
-from pathlib import Path
 
 import pytest
 from monitor_helpers import events, finish, limits_file, monitor, supervise, toy_run, wait_for
@@ -15,40 +13,10 @@ from run_facts import status, weight
 from toys import HOLD, undisturbed
 
 from guards import checkpoint
-from monitor.spend import Spend
 from monitor.state import EXIT_BUDGET, EXIT_DONE, EXIT_PREEMPTED
 from runs.paths import ROOT
 
 LIMITS = "[end]\nstop_save_s = 20\n"
-
-
-def spend(spec: dict, seconds: float = 0.0, stop_s: float = 90.0) -> Spend:
-    return Spend(Path("run"), spec, stop_s, lambda folder: seconds)
-
-
-def test_the_limit_is_price_times_time_with_a_reserve_for_the_checkpoint():
-    spec = {"price_per_hour": 0.5, "spend_limit": 10.0}  # 20 hours
-    assert spend(spec).stop_at_s == 20 * 3600 - 90
-    assert spend(spec, 20 * 3600 - 91).reached() == ""
-    text = spend(spec, 20 * 3600 - 89).reached()
-    assert text.startswith("the spend limit of 10 is reached: 9.99 spent in 19.98 hours at 0.5 an hour")
-    assert spend({"price_per_hour": 3600, "spend_limit": 10}).stop_at_s == pytest.approx(9.0)  # a tenth of a short one
-
-
-@pytest.mark.parametrize(
-    "spec", [{}, {"spend_limit": 5.0}, {"price_per_hour": 1.0}, {"price_per_hour": 1, "spend_limit": 0}]
-)
-def test_without_a_price_and_a_limit_there_is_none(spec):
-    assert spend(spec, 1e12).stop_at_s == math.inf and spend(spec, 1e12).reached() == ""
-
-
-def test_the_time_goes_on_after_the_ledger_was_read(monkeypatch):
-    now_s = [1000.0]
-    monkeypatch.setattr("monitor.spend.time.monotonic", lambda: now_s[0])
-    watched = spend({"price_per_hour": 1, "spend_limit": 1}, 100.0)
-    assert watched.used_s() == 100.0
-    now_s[0] += 599
-    assert watched.used_s() == 699.0
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def alone(tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     folder, limits = RunFolder(run.folder), config.load()
     standby = Standby(folder, limits.standby, limits.end)
-    trains = Attempt.prepare(folder, 1, platform.now(), {})
+    trains = Attempt.prepare(folder, 1)
     text = (run.folder / "train.sh").read_text().rstrip() + f" --resume {run.folder / STAND_IN}\n"
     yield standby, trains, text
     standby.close()
@@ -68,11 +68,11 @@ def alone(tmp_path, monkeypatch):
 
 def test_it_is_dropped_where_it_would_train_something_else_and_when_memory_becomes_short(alone, monkeypatch):
     standby, trains, text = alone
-    standby._begin(trains, text, (), time.monotonic())
-    assert standby.imports
+    standby._begin(2, text, (), time.monotonic())
+    assert standby.summary()["state"] == "starting"
     view = SimpleNamespace(now_s=time.monotonic(), beats=[])
     wait_for(lambda: standby.tick(view, trains, text, ()) or standby.ready, 60, "a standby")
-    assert standby.summary()["state"] == "ready" and not standby.imports
+    assert standby.summary()["state"] == "ready"
 
     folder, pids, dropped = standby.folder.folder, standby.pids(), []
     state, script = folder / "toy-step00000010-state", folder / "train.attempt-2.sh"
@@ -86,7 +86,8 @@ def test_it_is_dropped_where_it_would_train_something_else_and_when_memory_becom
     assert dropped == [changed, "the training starts over", changed]
 
     monkeypatch.setattr("guards.memory.available_bytes", lambda: 1 << 20)
-    standby._look_after(standby.attempt, text, time.monotonic())
+    standby._next_s = 0.0
+    standby.tick(view, trains, text, ())
     assert standby.summary()["state"] == "none" and "memory is short" in standby.summary()["reason"]
     assert pids and not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
 
@@ -104,7 +105,7 @@ def test_steps_beside_its_imports_do_not_make_the_limit_of_a_step_longer():
 def test_a_run_whose_standby_failed_is_not_tried_again_at_once(alone, monkeypatch):
     standby, trains, text = alone
     begun: list[float] = []
-    monkeypatch.setattr(standby, "_begin", lambda trains, text, inherit, now_s: begun.append(now_s))
+    monkeypatch.setattr(standby, "_begin", lambda number, text, inherit, now_s: begun.append(now_s))
     standby._next_s = 100.0 + LOOK_S
     standby._failed("it was killed")
     for now_s in (100.0 + LOOK_S - 0.1, 100.0 + LOOK_S):

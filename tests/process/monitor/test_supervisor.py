@@ -10,7 +10,7 @@ from monitor_helpers import events, finish, started, stop, supervise, toy_run
 from run_facts import completed, incidents, report, status, trainers
 from toys import AT, HANG, HOLD, SHORT, fault_at
 
-from monitor import ledger
+from monitor.ledger import Ledger
 
 pytestmark = pytest.mark.slow
 LINUX = sys.platform.startswith("linux")
@@ -43,7 +43,7 @@ def test_a_step_that_hangs_is_found_ended_and_resumed_with_the_result_of_a_calm_
     assert incident["resumed_from"] == 30 and incident["steps_repeated"] == AT - 30
     assert incident["recover_s"] > incident["detect_s"]
     assert incident["cause"] == "stuck"
-    (event,), found = events(folder, "ledger"), ledger.read(folder)
+    (event,), found = events(folder, "ledger"), Ledger.of(status(folder))
     assert f"toy: {event['message']}" in output.splitlines()
     assert (found.steps, found.repeated, found.failures, found.recovered) == (50, AT - 30, 1, 1)
     assert found.seconds["lost"] >= incident["detect_s"] and found.seconds["recovering"] > 0

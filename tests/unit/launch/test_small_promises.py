@@ -18,7 +18,7 @@ def test_a_rehearsal_writes_a_job_of_its_own_steps(data, clean, monkeypatch):
     folder, run = a_run(data), data / "outputs" / rehearse.NAME
     stages = [rehearse.Stage(key, title) for key, (title, _) in rehearse.STAGES.items()]
     tried = Mock(busy="")
-    tried.at.state = rehearse.State.COMPLETED
+    tried.loop.at.state = rehearse.State.COMPLETED
     monkeypatch.setattr(rehearse, "Trial", lambda run, until_s, on_phase: tried)
     run.mkdir()
     work = rehearse.Work(folder, rehearse.Rehearsal(stages=stages), math.inf, run)

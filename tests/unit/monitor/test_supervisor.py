@@ -1,9 +1,10 @@
-"""The supervisor without a training: each state has a method, and a run is not completed without its LoRA."""
+"""The supervisor without a training: each state has a function, and a run is not completed without its LoRA."""
 
 from monitor import recovery
+from monitor.loop import Loop
 from monitor.run_folder import RunFolder
 from monitor.state import FINAL, State
-from monitor.supervisor import Supervisor
+from monitor.supervisor import STATES, turn
 
 
 def test_a_lora_that_does_not_verify_is_never_called_completed(tmp_path):
@@ -11,20 +12,17 @@ def test_a_lora_that_does_not_verify_is_never_called_completed(tmp_path):
     folder.mkdir()
     (folder / "run.toml").write_text('name = "run"\n')
     (folder / "run.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
-    supervisor = Supervisor(RunFolder(folder), False, None, ())
+    loop = Loop(RunFolder(folder), turn)
     try:
-        supervisor.at = supervisor.at.__class__(State.RUNNING)
-        assert "damaged" in recovery.complete(supervisor.run)
+        loop.at = loop.at.__class__(State.RUNNING)
+        assert "damaged" in recovery.complete(loop.run)
         (folder / "run.safetensors").unlink()
-        assert "missing" in recovery.complete(supervisor.run)
+        assert "missing" in recovery.complete(loop.run)
     finally:
-        supervisor.at = supervisor.at.__class__(State.FAILED)
-        supervisor.close()
+        loop.at = loop.at.__class__(State.FAILED)
+        loop.close()
 
 
-def test_every_state_that_is_not_final_has_a_method(tmp_path):
+def test_every_state_that_is_not_final_has_a_function():
     """An ending without a name once made the loop spin for ever with the GPU held."""
-    supervisor = Supervisor(RunFolder(tmp_path), False, None, ())
-    assert set(supervisor.states) == set(State) - FINAL
-    supervisor.at = supervisor.at.__class__(State.FAILED)
-    supervisor.close()
+    assert set(STATES) == set(State) - FINAL

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strategies import ANY_VALUE
 from ui_helpers import lora_file
 
-from runs import evolution, metrics_lines
+from runs import evolution
 from runs.evolution import Losses, best
 from ui.run.charts import lines_of
 from ui.run.metrics import Metrics
@@ -183,13 +183,3 @@ def test_the_charts_have_the_validation_loss(tmp_path):
     metrics = Metrics(tmp_path / "metrics.jsonl").update()
     (found,) = [line for line in lines_of(metrics, 40.0, [])["lines"] if line["key"] == "val_loss"]
     assert (found["step"][0], found["time"][0], found["mean"][:2]) == (10.0, 9.5, [0.1, 0.05])
-
-
-@given(st.integers(2, 120), st.integers(1, 9))
-@settings(max_examples=25)
-def test_lines_of_validations_do_not_hide_the_line_of_a_step(tmp_path_factory, steps, every):
-    path = tmp_path_factory.mktemp("lines") / "metrics.jsonl"
-    texts = (step_line(n, note="x" * 150) + validation_line(n, 0.5) * (n % every == 0) for n in range(1, steps))
-    path.write_text("".join(texts))
-    with path.open("rb") as file:
-        assert metrics_lines.last_step(file, 0, path.stat().st_size)["step"] == steps - 1

@@ -29,7 +29,7 @@ from monitor import config, store
 from monitor.cli.commands import line
 from monitor.run_folder import RunFolder
 from monitor.state import State, Transition, read_status
-from monitor.supervisor import Supervisor
+from monitor.supervisor import admission
 
 STEPS, EVERY = 80, 20
 TRAINING = toy(STEPS, EVERY, step_s=0.03)
@@ -267,7 +267,7 @@ def test_a_run_that_another_machine_trains_ends_before_its_first_attempt(lease):
     view = store.StoreView(lease=store.LeaseState(lease), message="other (process 1) trains this run")
     agent = SimpleNamespace(poll=lambda: view, unreachable_s=lambda: 0.0)
     waiting = SimpleNamespace(run=SimpleNamespace(store=agent), config=config.load())
-    assert Supervisor.admission(waiting) == Transition(State.FAILED, view.message, code=4)
+    assert admission(waiting) == Transition(State.FAILED, view.message, code=4)
 
 
 def test_what_ends_a_run_is_not_overwritten_by_another_thread_of_the_agent(tmp_path):

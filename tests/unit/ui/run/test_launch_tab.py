@@ -34,16 +34,6 @@ def test_the_card_shows_time_by_state_cost_and_what_recovery_saved(data):
     assert "Recovering" in free and "Cost" not in free and "money" not in free
 
 
-def test_the_card_reads_again_only_what_changed(data):
-    folder = write_run(data, "paid", state="completed")
-    write_history(folder)
-    first = view.ledger(view.read(folder))
-    assert view.ledger(view.read(folder)) is first
-    with (folder / "events.jsonl").open("a") as file:
-        file.write('{"t": "2026-11-22T11:00:00Z", "kind": "started", "attempt": 3, "step": 100}\n')
-    assert view.ledger(view.read(folder)) is not first
-
-
 @pytest.mark.parametrize(
     "store, text",
     [
