@@ -90,7 +90,9 @@ def items(draft_id: str) -> list[Item]:
             memory |= {"small_side": small_side, "images": {}, "items": []}
         if memory["images"] is not images:
             # A page of twelve cards must not build those of 10,000 images again.
-            near = draft_images.near_of(tuple((key, entry["hash"]) for key, entry in images.items()))
+            hashes = tuple((key, entry["hash"]) for key, entry in images.items() if entry["hash"])
+            memory["near"] = draft_images.near_of(hashes, memory.get("near"))
+            near = memory["near"].found
             found, entries, before = [], memory["images"], {item.id: item for item in memory["items"]}
             for key, entry in images.items():
                 item, other = before.get(key), near.get(key, "")

@@ -99,7 +99,10 @@ def test_near_images_are_those_of_comparing_all_with_all():
         for place in draw.sample(range(64), draw.randrange(8)):
             bits ^= 1 << place
         entries[f"{n}"] = {"hash": f"{bits:016x}{tone.hex()}"}
-    found = draft_images.near_of(tuple((key, one["hash"]) for key, one in entries.items()))
+    given = tuple((key, one["hash"]) for key, one in entries.items())
+    found = draft_images.near_of(given).found
+    assert draft_images.near_of(given, draft_images.near_of(given[:150])).found == found  # images that were added
+    assert draft_images.near_of(given, draft_images.near_of(given[:150][::-1])).found == found  # others before
     most, hashes = presets.defaults()["images"]["near_bits"], [int(one["hash"][:16], 16) for one in entries.values()]
     for n, own in enumerate(hashes):
         near = [k for k in range(n) if f"{k}" not in found and (hashes[k] ^ own).bit_count() <= most]
