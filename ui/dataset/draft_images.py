@@ -281,7 +281,8 @@ class Near:
 def near_of(hashes: tuple[tuple[str, str], ...], before: Near | None = None) -> Near:
     """Compare images that have a hash. before: an earlier result; where it is of the first of them, only the others are compared."""
     start = len(before.hashes) if before and hashes[: len(before.hashes)] == before.hashes else 0
-    unlike, found = np.zeros(len(hashes), bool), {**before.found} if before and start else {}
+    unlike: Any = np.zeros(len(hashes), bool)
+    found = {**before.found} if before and start else {}
     unlike[:start] = before.unlike if before and start else False
     limits = presets.defaults()["images"]
     bits = np.array([int(hashed[:16], 16) for _, hashed in hashes], np.uint64)
