@@ -86,12 +86,13 @@ def test_only_the_loop_a_start_and_recovery_change_the_state_of_a_run():
     assert not found
 
 
-def test_each_function_of_the_walk_in_the_monitors_readme_exists():
-    text = (MONITOR / "README.md").read_text(encoding="utf-8").partition("## The walk of a hang")[2]
+def test_each_function_of_the_documented_walk_of_a_hang_exists():
+    document = MONITOR.parent / "docs" / "recovery.md"
+    text = document.read_text(encoding="utf-8").partition("## The files that a hang passes")[2]
     steps = re.findall(r"`([\w/]+\.py)` `([\w.]+)`", "\n".join(re.findall(r"^\d+\. .*$", text, re.MULTILINE)))
     assert len(steps) > 15
     for file, name in steps:
-        code = (MONITOR / file).read_text(encoding="utf-8")
+        code = (MONITOR.parent / file).read_text(encoding="utf-8")
         assert re.search(rf"def {name.rpartition('.')[2]}\(", code), (file, name)
 
 
