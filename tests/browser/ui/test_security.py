@@ -218,7 +218,7 @@ def test_any_address_shows_where_the_token_is_and_takes_it(server, browser):
         assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
         page.context.clear_cookies()
         page.evaluate("hangproof.keep('test', 'x', 'y')")
-        page.get_by_text("Your login has ended.").first.wait_for()
+        page.get_by_text("Your login has ended", exact=True).wait_for()
 
 
 def test_the_printed_and_the_opened_address_open_the_page(tmp_path, browser):
