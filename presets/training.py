@@ -1,6 +1,7 @@
 """Finds the training commands of a script: script or module, launcher options, and flags (also those of a config file)."""
 
 import itertools
+import math
 import re
 import shlex
 from collections.abc import Iterator
@@ -70,11 +71,12 @@ class Training:
         return values[0] if values else None
 
     def number(self, flag: str) -> float | None:
-        """The first value of a flag as a number; None when it is not a number."""
+        """The first value of a flag as a number; None when it is not a finite number."""
         try:
-            return float(self.text(flag) or "")
+            number = float(self.text(flag) or "")
         except ValueError:
             return None
+        return number if math.isfinite(number) else None
 
     def lacks(self, flag: str) -> bool:
         """Whether a flag is known to be absent."""
