@@ -73,10 +73,10 @@ class Standby:
         self.ready = attempt is not None and (attempt.heartbeats / gate.READY).exists()
         if now_s < self._next_s and self.ready == before:
             return
-        self._next_s = now_s + LOOK_S
         stepped = any(b.count >= self.limits.steps_count for b in view.beats)
         if attempt is None and not (self._tries and text and stepped):
             return
+        self._next_s = now_s + LOOK_S
         members, free = self.pids(), memory.available_bytes()
         self._bytes = sum(map(platform.private_bytes, members))
         needed = self.limits.reserve_bytes // 2
@@ -127,7 +127,7 @@ class Standby:
         more: of its environment. save: writes its record, so that a later monitor can adopt it. OSError: it cannot be killed
         or saved.
         """
-        attempt = self.attempt
+        attempt, self._next_s = self.attempt, 0.0  # the next one need not wait
         if attempt is None:
             return None
         text = self._text.replace(str(self.folder.folder / STAND_IN), str(resume)).rstrip()
