@@ -131,9 +131,8 @@ def _take() -> str:
         name = "" if first and blockers(outputs() / first) else first
         if name:
             held[0] = Queue(tuple(entries), name, time.time())
-        elif any(
-            now.taken == one.next_run for one in entries
-        ):  # its monitor may not have written its status yet, so the note stays
+        elif any(now.taken == one.next_run for one in entries):
+            # Its monitor may not have written its status yet, so the note stays.
             held[0] = replace(now, entries=tuple(entries))
         else:
             held[0] = Queue(tuple(entries))

@@ -5,9 +5,9 @@ from typing import Any
 
 import gradio as gr
 
+from monitor.phrases import count
 from runs.files import RunError
 from ui.dataset import bulk, selection, subsets
-from ui.dataset.draft_store import count
 from ui.html import esc
 from ui.new import settings
 from ui.run import fold

@@ -10,6 +10,7 @@ from typing import Any
 
 import presets
 import runs
+from monitor.phrases import count
 from runs.files import RunError
 from ui.dataset import bucket_preview, checks, draft, draft_store
 from ui.dataset.bucket_preview import Bucket, Plan
@@ -102,12 +103,12 @@ def fix(draft_id: str, kind: str, only: Iterable[str] | None = None) -> str:
     ids = [one.id for one in found]
     if kind in REMOVED_BY:
         draft.remove(draft_id, ids)
-        return f"Removed {draft_store.count(len(ids), 'image')}."
+        return f"Removed {count(len(ids), 'image')}."
     change, text = _change(draft_id, report, kind)
     number = draft.change_images(draft_id, ids, change, f"{text} of {{}}")
     if not number:
         raise RunError("No bucket with enough images is near; add images, or set the batch size to 1")
-    return f"{text[:1].upper()}{text[1:]} of {draft_store.count(number, 'image')}."
+    return f"{text[:1].upper()}{text[1:]} of {count(number, 'image')}."
 
 
 Change = Callable[[str, Entry], dict[str, Any] | None]

@@ -5,12 +5,12 @@ from typing import Any
 
 import gradio as gr
 
+from monitor.phrases import count
 from runs.files import RunError
 from ui import scripts
 from ui.dataset import doctor, draft
 from ui.dataset.checks import KINDS, Finding
 from ui.dataset.doctor import BUCKETS
-from ui.dataset.draft_store import count
 from ui.dataset.images import thumb_url
 from ui.html import esc, press, pressed
 from ui.new import settings

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import presets
+from monitor.phrases import count
 from runs import env_file
 from runs.dataset import Source, folder_counts, one_line
 from runs.files import RunError
@@ -248,8 +249,8 @@ def change_images(
             if new and any(entry[name] != value for name, value in new.items()):
                 images[key] = {**entry, **new}
                 changed.append(entry["file"])
-        label = label.replace("{captions}", draft_store.count(len(changed), "caption"))
-        edit.label = label.replace("{}", changed[0] if len(changed) == 1 else draft_store.count(len(changed), "image"))
+        label = label.replace("{captions}", count(len(changed), "caption"))
+        edit.label = label.replace("{}", changed[0] if len(changed) == 1 else count(len(changed), "image"))
     return len(changed)
 
 
@@ -309,13 +310,13 @@ def remove(draft_id: str, ids: list[str]) -> None:
     """Remove images; the other captions stay unchanged, and undo brings them back."""
     with draft_store.change(draft_id) as edit:
         gone = [edit.state["images"].pop(key) for key in ids if key in edit.state["images"]]
-        edit.label = f"removal of {gone[0]['file'] if len(gone) == 1 else draft_store.count(len(gone), 'image')}"
+        edit.label = f"removal of {gone[0]['file'] if len(gone) == 1 else count(len(gone), 'image')}"
 
 
 def clear(draft_id: str) -> None:
     """Remove all images and captions; the settings stay, and undo brings the images back."""
     with draft_store.change(draft_id) as edit:
-        edit.label = f"removal of {draft_store.count(len(edit.state['images']), 'image')}"
+        edit.label = f"removal of {count(len(edit.state['images']), 'image')}"
         edit.state |= {"images": {}, "texts": {}}
 
 

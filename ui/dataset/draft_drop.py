@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import presets
+from monitor.phrases import count
 from presets.steps import weight_of
 from runs import archives, masks
 from runs.dataset import CAPTION_SUFFIXES, read_caption, read_captions, unique_stem
@@ -126,7 +127,7 @@ def _measured(pictures: Iterable[Dropped], work: Path, link: bool = False) -> li
 
 def _what_was_added(step: draft_store.Step) -> str:
     number = sum(part == "images" and values is None for (part, _), values in step.items())
-    return f"adding of {draft_store.count(number, 'image')}" if number else "captions from files"
+    return f"adding of {count(number, 'image')}" if number else "captions from files"
 
 
 def expanded(
@@ -231,9 +232,7 @@ def _store(draft_id: str, state: State, work: Path, pictures: list[tuple[Dropped
         }
     if refused:
         most = f"{limits['max_images']} images or {limits['max_draft_mb']} MB"
-        messages.append(
-            f"{draft_store.count(refused, 'image')} not added: a LoRA can have {most}; remove some images first"
-        )
+        messages.append(f"{count(refused, 'image')} not added: a LoRA can have {most}; remove some images first")
     return messages
 
 
@@ -348,5 +347,5 @@ def copy_dataset(draft_id: str, slug: str, fields: Mapping[str, Any] | None = No
             for mask in (work / "masks").glob("*"):
                 mask.replace(draft_store.masks_dir(draft_id) / mask.name)
             edit.state |= {"texts": {}, "refused": {}, "kept": draft_store.digest(edit.state)}
-            edit.label = f"copy of {draft_store.count(len(edit.state['images']), 'image')} from a run"
+            edit.label = f"copy of {count(len(edit.state['images']), 'image')} from a run"
     return messages

@@ -443,8 +443,3 @@ def digest(state: State) -> str:
 def plain_text(text: str) -> str:
     """Text that UTF-8 can hold: a browser can send half of a character that takes two."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def count(number: int, what: str) -> str:
-    """`1 image`, `2 images`."""
-    return f"{number} {what}{'s' * (number != 1)}"

@@ -4,8 +4,9 @@ from typing import Any
 
 import gradio as gr
 
+from monitor.phrases import count
 from runs.files import RunError
-from ui.dataset import draft_store, imports
+from ui.dataset import imports
 from ui.html import esc
 from ui.new import settings
 from ui.run import fold
@@ -31,13 +32,13 @@ def shown(status: dict[str, Any]) -> str:
     if now := status["now"]:
         done, total = now["done"], now["total"]
         far = f" {done:,} of" if now["phase"] == "adding" else ""
-        far += f" {draft_store.count(total, 'file')}" if total else ""
-        queued = f" · {draft_store.count(status['waiting'] - 1, 'import')} after it" if status["waiting"] > 1 else ""
+        far += f" {count(total, 'file')}" if total else ""
+        queued = f" · {count(status['waiting'] - 1, 'import')} after it" if status["waiting"] > 1 else ""
         text = fold.note(f"{PHASES.get(now['phase'], 'Importing')}:{far} · {now['name']}{queued}")
         value = f' max="{total}" value="{done}"' if now["phase"] == "adding" and total else ""
         text += f'<progress aria-label="Import"{value}></progress>'
     for one in status["finished"]:
-        ended = ENDED[one["state"]].format(name=one["name"], images=draft_store.count(one["added"], "image"))
+        ended = ENDED[one["state"]].format(name=one["name"], images=count(one["added"], "image"))
         messages = "".join(f"<li>{esc(line)}</li>" for line in one["messages"])
         text += fold.note(ended, one["state"] == "failed") + (f"<ul>{messages}</ul>" if messages else "")
     return text

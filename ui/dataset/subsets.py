@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from monitor.phrases import count
 from presets.steps import repeats_of
 from runs import archives
 from runs.dataset import unique_stem
 from runs.files import RunError
-from ui.dataset.draft_store import State, change, count, plain_text, read
+from ui.dataset.draft_store import State, change, plain_text, read
 
 MAX_NAME = 100  # characters
 MAX_REPEATS = 9999
