@@ -6,6 +6,7 @@ tests/campaigns/faults.toml has its deaths and hangs.
 import os
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -111,6 +112,18 @@ def test_a_run_whose_standby_failed_is_not_tried_again_at_once(alone, monkeypatc
     for now_s in (100.0 + LOOK_S - 0.1, 100.0 + LOOK_S):
         standby.tick(SimpleNamespace(now_s=now_s, beats=[SimpleNamespace(count=9)]), trains, text, ())
     assert begun == [100.0 + LOOK_S]
+
+
+def test_looks_that_can_start_nothing_and_a_restart_do_not_postpone_the_next_start(alone, monkeypatch):
+    standby, trains, text = alone
+    begun: list[float] = []
+    monkeypatch.setattr(standby, "_begin", lambda number, text, inherit, now_s: begun.append(now_s))
+    for now_s, steps, prepared in ((100.0, 0, text), (100.1, 9, ""), (100.2, 9, text), (100.3, 9, text)):
+        standby.tick(SimpleNamespace(now_s=now_s, beats=[SimpleNamespace(count=steps)]), trains, prepared, ())
+    assert begun == [100.2]
+    assert standby.release(2, Path("train.sh"), None, {}, Mock()) is None
+    standby.tick(SimpleNamespace(now_s=100.4, beats=[SimpleNamespace(count=9)]), trains, text, ())
+    assert begun == [100.2, 100.4]
 
 
 @pytest.mark.parametrize(
