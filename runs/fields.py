@@ -6,6 +6,7 @@ Everything is said once, where RunSpec declares the field (runs/spec.py).
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
+from runs.proposal import subjects
 from runs.spec import RunSpec, about
 
 
@@ -37,13 +38,20 @@ def _group(name: str) -> tuple[Field, ...]:
 
 (CONTROL,) = _group("control")
 LENGTH, SAMPLES, MORE, MACHINES = map(_group, ("length", "samples", "more", "machines"))
+SUBJECT = Field(
+    "subject",
+    "What do you train?",
+    "choice",
+    "Sets the rank and the number of steps, until you change them",
+    tuple((one["name"], one["key"]) for one in subjects()),
+)
 FLAGS = Field(
     "flags", "Extra trainer options, one per line", "lines", "Use the trainer's names, e.g. noise_offset=0.05"
 )
 TYPED = (CONTROL, *LENGTH, *SAMPLES, *MORE, *MACHINES)
 HEAD = tuple(field.key for field in _group("head"))
-KEYS = (*HEAD, *(field.key for field in (*TYPED, FLAGS)))
-LABELS = {field.key: field.label for field in (*_group("head"), *TYPED)}
+KEYS = (*HEAD, *(field.key for field in (SUBJECT, *TYPED, FLAGS)))
+LABELS = {field.key: field.label for field in (*_group("head"), SUBJECT, *TYPED)}
 LABELS |= {"prompts": "Sample prompts", "flags": "Extra trainer options", "images": "Images", "script": "The script"}
 
 

@@ -9,7 +9,7 @@ import gradio as gr
 import runs
 from ui import doctor_page, scripts
 from ui.new import new_lora, settings
-from ui.run import fleet_page, run_page
+from ui.run import fleet_page, run_page, view
 from ui.run.fold import QUIET
 
 MARK = (
@@ -167,7 +167,7 @@ def build(login: bool = False) -> gr.Blocks:
         page.load(
             opened,
             draft_id,
-            [draft_id, new.images, new.problem, *new.fields, *run.outputs, tabs, *timers],
+            [draft_id, new.images, new.problem, *new.fields, *run.outputs, new.intro, tabs, *timers],
             js=new_lora.DRAFT,
             **QUIET,
         ).then(None, [draft_id, *new.fields], new.fields, js=new_lora.RESTORE, **QUIET).then(
@@ -197,14 +197,16 @@ def build(login: bool = False) -> gr.Blocks:
 
 
 def opened(stored: str | None, request: gr.Request) -> list[Any]:
-    """What a newly opened page shows: the run or the tab in its address, else a running one, else the New LoRA tab."""
+    """What a newly opened page shows: the run or the tab in its address, else a running one, else the New LoRA tab. The
+    offer of an example run is for those who have not finished one."""
     asked = request.query_params.get("tab", "")
     selected = run_page.first_run(request.query_params.get("run", ""))
     shown = asked if asked in TABS else "runs" if selected else ""
     draft = new_lora.load(stored)
+    intro = gr.update(visible=not any(one.state == "completed" for one in view.read_all()))
     tab = gr.update(selected=shown) if shown else gr.skip()
     active = [gr.Timer(active=shown == "runs"), gr.Timer(active=shown == "fleet")]
-    return [*draft, *run_page.render(selected, "", closing=False), tab, *active]
+    return [*draft, *run_page.render(selected, "", closing=False), intro, tab, *active]
 
 
 def allowed_paths() -> list[str]:

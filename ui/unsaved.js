@@ -27,6 +27,7 @@ const others = "BroadcastChannel" in window ? new BroadcastChannel("hangproof") 
 let draft = "";
 let trouble = ""; // "", "offline", "login"
 let refusal = ""; // why a server that responds did not store something
+let missed = false; // an answer did not arrive, so the page may not show what is stored
 let pause = null;
 
 // Texts -------------------------------------------------------------------------------------------------------------
@@ -138,6 +139,7 @@ async function look() {
 }
 /** The server did not answer: find out why. */
 async function lost() {
+  missed = true;
   await look();
   if (!trouble) refuse(refusal || "Hangproof reported an error; its terminal shows the cause");
 }
@@ -147,17 +149,20 @@ function refuse(reason) {
 }
 let attempts = 0; // a server that responds and does not store is asked less and less often
 let again = null;
-/** Look at the server on every tab of the page, and send again what is not stored when it responds. */
+/** Look at the server on every tab of the page; when it responds, send again what is not stored and ask again for what it has. */
 async function watchServer() {
-  const waits = () => trouble || unsaved().length > 0;
+  const waits = () => trouble || missed || unsaved().length > 0;
   const waited = waits();
   if (waited || !document.hidden) await look();
   if (!trouble) adopt();
   if (!trouble && (waited || waits())) {
     attempts += 1;
-    again ||= Promise.all(emit("back")).finally(() => (again = null));
+    if (!again) {
+      missed = false;
+      again = Promise.all(emit("back")).finally(() => (again = null));
+    }
   }
-  if (!waits()) attempts = 0;
+  if (!waits() && !again) attempts = 0;
   setTimeout(watchServer, Math.min(LOOK_MS * (1 + attempts), LOOK_MAX_MS));
 }
 setTimeout(watchServer, LOOK_MS);

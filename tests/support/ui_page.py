@@ -135,6 +135,12 @@ def has_focus(page, attribute: str, value: str) -> None:
     page.wait_for_function(shown, arg=[attribute, value])
 
 
+def card_fold(page) -> None:
+    """Open the fold with the GPU's memory and the trainer."""
+    page.locator("#card-fold button.label-wrap").first.click()
+    page.locator("#backend").wait_for()
+
+
 def choose_tiny(page) -> None:
     """Choose the tiny base model."""
     field(page, "model").click()

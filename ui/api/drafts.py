@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from runs.files import RunError
-from runs.machine import this_machine, tier_for
 from ui.dataset import bulk, captioning, doctor, draft, drafts, images, imports, selection
 from ui.new import form, run_starts
 from ui.new import settings as of_draft
@@ -17,8 +16,7 @@ MOST_LISTED = 1000
 def new_draft() -> str:
     """The id of a new, empty draft."""
     made = draft.new_id()
-    given = {"name": "", **form.defaults(), "tier": tier_for(this_machine())}
-    draft.save_fields(made, {key: given[key] for key in ("name", *form.MODEL_FIELDS, *of_draft.LENGTH)})
+    draft.save_fields(made, {"name": ""})
     return made
 
 

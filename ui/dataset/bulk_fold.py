@@ -1,4 +1,4 @@
-""" "Edit many images" in step 2: edits of many captions, subsets and tags (ui/dataset/bulk.py, subsets.py, selection.py)."""
+""" "Edit many images" in step 1: edits of many captions, subsets and tags (ui/dataset/bulk.py, subsets.py, selection.py)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from ui.new import settings
 from ui.run import fold
 from ui.run.fold import QUIET
 
-CHANGE, NO_SUBSET, AS_IN_STEP_1 = "Change captions", "No subset", "Empty: as in step 1"
+CHANGE, NO_SUBSET, AS_IN_STEP_2 = "Change captions", "No subset", "Empty: as in step 2"
 SHOW_SUBSET = "(folder) => { hangproof.showImages({ folder }); return []; }"
 SHOW_TAG = "(tag) => { hangproof.showImages({ how: 'tag', text: tag }); return []; }"
 
@@ -82,13 +82,13 @@ def _draw(draft_id: str, images: Any) -> None:
             fold.say("A subset is a folder of the data set. Each epoch shows its images as often as its repeats say.")
             with gr.Row(elem_classes="hp-fields"):
                 place = _text("Move the selected images to the subset", "cat")
-                often = gr.Number(None, label="Its repeats", info=AS_IN_STEP_1, precision=0, interactive=True)
+                often = gr.Number(None, label="Its repeats", info=AS_IN_STEP_2, precision=0, interactive=True)
                 move = gr.Button("Move", elem_id="bulk-move", **small)
             with gr.Row(elem_classes="hp-fields"):
                 subset = gr.Dropdown(_subsets(draft_id), value=None, label="Subset", interactive=True)
                 name = _text("Name of the subset")
                 repeats = gr.Number(
-                    None, label="Repeats of the subset", info=AS_IN_STEP_1, precision=0, interactive=True
+                    None, label="Repeats of the subset", info=AS_IN_STEP_2, precision=0, interactive=True
                 )
             with gr.Row(elem_classes="hp-actions"):
                 save = gr.Button("Save the subset", elem_id="bulk-save", **small)

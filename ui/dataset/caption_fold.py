@@ -1,4 +1,4 @@
-""" "Write captions" in step 2: the form, and how far the job is (ui/dataset/captioning.py)."""
+""" "Write captions" in step 1: the form, and how far the job is (ui/dataset/captioning.py)."""
 
 from typing import Any
 

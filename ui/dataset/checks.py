@@ -71,7 +71,7 @@ KINDS = {
     "small": Kind("images are too small to learn from", "The LoRA learns their blocks and noise.", *REMOVE),
     "enlarged": Kind(
         "images are enlarged to be trained",
-        "They have fewer pixels than the resolution in step 1. Use larger originals, or a lower resolution.",
+        "They have fewer pixels than the resolution in step 2. Use larger originals, or a lower resolution.",
         *REMOVE,
     ),
     "blurred": Kind(

@@ -1,4 +1,4 @@
-""" "Check images" in step 2: what is wrong with the images and captions, each with a fix, and the buckets they are trained in.
+""" "Check images" in step 1: what is wrong with the images and captions, each with a fix, and the buckets they are trained in.
 
 All of it is computed from the draft each time something changed: the pixels were measured when the images were dropped
 (draft_images.looks_of). Each fix is one step that undo takes back.
@@ -66,13 +66,13 @@ def _damaged(draft_id: str) -> list[Finding]:
 
 
 def _plan(draft_id: str, items: list[Item]) -> tuple[Plan | None, str]:
-    """The buckets with the settings of step 1; or why there are none."""
+    """The buckets with the settings of step 2; or why there are none."""
     from ui.new import form, settings
 
     try:
         spec, faults = form.parse({**settings.current(draft_id), "name": "my-lora"})
         if spec is None:
-            return None, f"{form.shown(faults[0])} (step 1)"
+            return None, f"{form.shown(faults[0])} (step 2)"
         return bucket_preview.plan(spec, items), ""
     except (runs.RunError, presets.PresetError) as error:
         return None, str(error)

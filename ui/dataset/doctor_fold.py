@@ -1,4 +1,4 @@
-""" "Check images" in step 2: the findings with their fixes, and the buckets (ui/dataset/doctor.py)."""
+""" "Check images" in step 1: the findings with their fixes, and the buckets (ui/dataset/doctor.py)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -87,7 +87,7 @@ def _choices(report: dict[str, Any]) -> list[tuple[str, str]]:
     text = f"Buckets: {len(report['buckets'])} at {report['resolution']} pixels" + (
         f", {few} smaller than a batch" if few else ""
     )
-    return [*found, ("Buckets: not known while step 1 has an error" if report["plan_error"] else text, BUCKETS)]
+    return [*found, ("Buckets: not known while step 2 has an error" if report["plan_error"] else text, BUCKETS)]
 
 
 def _bucket(one: dict[str, Any]) -> tuple[str, int]:

@@ -288,7 +288,7 @@ def trigger(draft_id: str) -> str:
 def with_trigger(word: str) -> Callable[[Entry], Entry]:
     """What puts the trigger word before a caption that does not start with it. Raises RunError: there is no word."""
     if not word:
-        raise RunError("Type a trigger word in step 1 first")
+        raise RunError("Type a trigger word in step 2 first")
 
     def make(entry: Entry) -> Entry:
         caption = entry["caption"]

@@ -134,7 +134,7 @@ def mask_note(backend: object) -> tuple[str, bool]:
     name = backend if isinstance(backend, str) and backend in known else presets.defaults()["run"]["backend"]
     if masks.supported(name):
         return "The trainer leaves the marked part out of its loss: the LoRA does not learn it.", True
-    note = f"The trainer chosen in step 1, {known[name]['label']}, cannot use masks: it trains the whole image."
+    note = f"The trainer chosen in step 2, {known[name]['label']}, cannot use masks: it trains the whole image."
     return f"{note} Crop the image instead.", False
 
 

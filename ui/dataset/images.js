@@ -1,4 +1,4 @@
-// Step 2: the drop zone, the toolbar and the pages of cards. The last part of the images' script (ui/scripts.py). Every
+// Step 1: the drop zone, the toolbar and the pages of cards. The last part of the images' script (ui/scripts.py). Every
 // text is set with textContent, so a hostile file name or caption stays text.
 const ANSWER_MS = 60_000;
 const DROP_HINT = "Drop images or folders here, or click to choose files";
@@ -166,6 +166,7 @@ function draw() {
     update(one, item);
     if (grid.children[index] !== one.card) grid.insertBefore(one.card, grid.children[index] || null);
   });
+  document.body.classList.toggle("hp-no-images", total === 0);
   zone.classList.toggle("hp-small", total > 0);
   bar.hidden = total === 0 && !texts && !history.some(Boolean);
   tools.hidden = total === 0;

@@ -1,4 +1,4 @@
-"""Step 2 of the page: the drop zone and the cards with captions, shown in pages.
+"""Step 1 of the page: the drop zone and the cards with captions, shown in pages.
 
 One gr.HTML with its own script replaces hundreds of Gradio components, because an image component and a text box for each
 of 500 photos make a page that takes a minute to open. `image_action` serves the script's calls (calls.py).

@@ -51,7 +51,7 @@ def folder_of(name: str, repeats: int | None = None) -> str:
         raise RunError(f"Repeats: use a whole number from 1 to {MAX_REPEATS}")
     if not name:
         if repeats is not None:
-            raise RunError("Images outside a subset have the repeats of step 1; name the subset first")
+            raise RunError("Images outside a subset have the repeats of step 2; name the subset first")
         return ""
     if len(name) > MAX_NAME:
         raise RunError(f"The name has {len(name)} characters; shorten it to {MAX_NAME}")
@@ -71,7 +71,7 @@ def move(draft_id: str, image_ids: Iterable[str], name: str, repeats: int | None
     """Move images into a subset, which is created where it does not exist; "" moves them out of all subsets.
 
     Args:
-        name: as in `overview`; repeats: those of a new subset, or None for the repeats of step 1.
+        name: as in `overview`; repeats: those of a new subset, or None for the repeats of step 2.
 
     Returns:
         How many images moved.
@@ -91,7 +91,7 @@ def move(draft_id: str, image_ids: Iterable[str], name: str, repeats: int | None
 
 
 def rename(draft_id: str, folder: str, name: str, repeats: int | None = None) -> int:
-    """Give a subset another name and other repeats (None: those of step 1). Returns its number of images. Raises
+    """Give a subset another name and other repeats (None: those of step 2). Returns its number of images. Raises
     RunError: there is no such subset, another one has the name, or the name or the repeats cannot be used."""
     wanted = folder_of(name, repeats)
     with change(draft_id) as edit:

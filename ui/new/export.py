@@ -89,7 +89,7 @@ def write(draft_id: str) -> Path:
     spec = run_starts.as_run(draft_id, form.spec_of(settings.current(draft_id)))
     sources = draft.sources(draft_id)
     if not sources:
-        raise RunError("Add at least one image in step 2; the ZIP holds the data set")
+        raise RunError("Add at least one image in step 1; the ZIP holds the data set")
     folder = folder_of(draft_id)
     path = folder / f"{spec.slug}.zip"
     own_models = data_root() / "models.toml"

@@ -66,7 +66,7 @@ for (const name of ["input", "change", "click", "keyup", "focusout"]) {
 // Server ------------------------------------------------------------------------------------------------------------
 let syncing = null;
 let more = false;
-let starting = false; // Start was pressed: this time, what is only missing is marked too
+let starting = false; // Start was pressed: what is only missing is marked too from then on, until it is entered
 /** Send what is kept and show what is stored, one request after the other. Resolves to whether the server has everything. */
 hangproof.sync = () => {
   if (!names.length) return Promise.resolve(true); // the page is not open yet
@@ -79,12 +79,11 @@ hangproof.sync = () => {
       ok = await exchange();
     }
     syncing = null;
-    starting = false;
     return ok;
   })();
   return syncing;
 };
-hangproof.starting = () => (starting = true); // the next `sync` asks what is only missing too
+hangproof.starting = () => (starting = true);
 async function exchange() {
   const sent = Object.fromEntries(hangproof.unsaved("field"));
   const id = hangproof.draft();

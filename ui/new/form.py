@@ -1,4 +1,4 @@
-"""Steps 1 and 3: the settings as fields, and the spec, plan and script that their values give.
+"""Steps 2 and 3: the settings as fields, and the spec, plan and script that their values give.
 
 The fields accept any text. Only `RunSpec` validates values, because a component that refuses a value also loses it.
 Labels and help texts are in runs/fields.py; defaults come from presets/defaults.toml.
@@ -15,8 +15,9 @@ import runs
 from presets.steps import Images
 from runs import env_file, weights
 from runs.dataset import shown_per_epoch
-from runs.fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPLES
+from runs.fields import EMPTY, HEAD, KEYS, LABELS, LENGTH, MACHINES, MORE, SAMPLES, SUBJECT
 from runs.files import Fault
+from runs.proposal import subjects
 from ui.dataset import bucket_preview, draft, image_edit
 from ui.html import esc
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from runs.machine import Machine
 
 BACKENDS = {"diffusers": "Built-in (Diffusers)", "sd-scripts": "kohya's sd-scripts", "musubi": "kohya's musubi-tuner"}
-# Fields that depend on the base model: choosing a model sets each that the user has not typed.
+# Fields that depend on the base model and on what is trained: choosing either sets each that the user has not typed.
 MODEL_FIELDS = ("tier", "resolution", "rank", "alpha", "learning_rate", "mixed_precision", "sample_steps")
 
 
@@ -32,7 +33,7 @@ def defaults() -> dict[str, Any]:
     """Initial form values by key."""
     table = presets.defaults()["run"]
     values = {key: table.get(key, "") for key in KEYS}
-    values |= {"sample_every_n_steps": "", "nodes": 1}  # a tenth of the run
+    values |= {"sample_every_n_steps": "", "nodes": 1, "subject": SUBJECT.choices[0][1]}  # samples: a tenth of the run
     return {**values, **_texts(values)}
 
 
@@ -44,7 +45,9 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
 def restored(stored: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The defaults, or `others`, replaced by stored values; a stored choice that no longer exists (a removed model) is dropped."""
     allowed: dict[str, Collection[str]] = {"model": presets.models(), "tier": presets.tiers(), "backend": BACKENDS}
-    allowed |= {field.key: [value for _, value in field.choices] for field in MORE if field.kind == "choice"}
+    allowed |= {
+        field.key: [value for _, value in field.choices] for field in (SUBJECT, *MORE) if field.kind == "choice"
+    }
     kept = {k: v for k, v in stored.items() if k in KEYS and (k not in allowed or v in allowed[k])}
     return {**(defaults() if others is None else others), **kept}
 
@@ -103,7 +106,7 @@ def review(
         missing.append(Fault("name", "Give your LoRA a name"))
         values = {**values, "name": "my-lora"}  # so that the other fields are judged too
     if not sum(counts.values()):
-        missing.append(Fault("images", "Add at least one image in step 2; 10 to 30 make a good LoRA"))
+        missing.append(Fault("images", "Add at least one image in step 1; 10 to 30 make a good LoRA"))
     spec, faults = parse(values)
     if spec is not None:
         refused = any(fault.field == "extra" for fault in faults)
@@ -244,7 +247,7 @@ def plan(review: Review) -> str:
     """The number of steps and how it is computed, as HTML."""
     spec, count = review.spec, sum(review.images.values())
     if not count:
-        return '<p class="hp-plan">Add images in step 2 to see the number of training steps.</p>'
+        return '<p class="hp-plan">Add images in step 1 to see the number of training steps.</p>'
     if spec is None:
         return '<p class="hp-plan">The number of training steps appears here once the errors below are fixed.</p>'
     parts = [f"{count:,} image{'s' * (count != 1)}"]
@@ -312,14 +315,21 @@ def model_choices() -> list[tuple[str, str]]:
     return found
 
 
-def model_values(key: str, backend: str, machine: "Machine | None" = None) -> dict[str, Any]:
-    """The values that suit a base model: a trainer that can train it, and MODEL_FIELDS.
+def subject_of(key: str) -> dict[str, Any]:
+    """A row of presets/templates.toml: what is trained, with its rank and steps."""
+    return next(one for one in subjects() if one["key"] == key)
+
+
+def model_values(key: str, backend: str, subject: str, machine: "Machine | None" = None) -> dict[str, Any]:
+    """The values that suit a base model and what is trained: a trainer that can train it, and MODEL_FIELDS.
 
     The VRAM choice is that of the machine's GPU; without one, the page's first choice, or the smallest that can hold the model.
     """
     model = presets.models()[key]
     backend = backend if backend in model["backends"] else model["backends"][0]
     settings = {**presets.defaults()["run"], **model["settings"]}
+    rank = subject_of(subject)["rank"]
+    settings |= {"rank": rank, "alpha": rank * settings["alpha"] / settings["rank"]}
     return {
         **{field: settings[field] for field in MODEL_FIELDS},
         **_texts(settings),

@@ -1,4 +1,4 @@
-"""The fold "Templates and import" of step 1: settings from a name or from another trainer's files, shown before they are used.
+"""The fold "Templates and import" of step 2: settings from a name or from another trainer's files, shown before they are used.
 
 Nothing changes before "Use these settings". The settings are then stored as if they were typed, and the page shows them.
 """
@@ -45,7 +45,7 @@ def _shown(key: str, value: object) -> str:
         return str(presets.tiers().get(str(value), {}).get("label", value))
     if key == "backend":
         return form.BACKENDS.get(str(value), str(value))
-    choices = next((one.choices for one in (*form.MORE, *form.SAMPLES) if one.key == key), ())
+    choices = next((one.choices for one in (form.SUBJECT, *form.MORE, *form.SAMPLES) if one.key == key), ())
     if named := next((label for label, choice in choices if choice == value), ""):
         return named
     value = env_file.of_lines(value)[0] if key == "flags" and isinstance(value, str) else value
@@ -227,7 +227,7 @@ def _draw(draft_id: str) -> None:
             imports.start_folder(draft_id, path)
         except ERRORS as error:
             return fold.note(error, True)
-        return fold.note("The images are being added in step 2.")
+        return fold.note("The images are being added in step 1.")
 
     template.input(on_template, template, [*shown, delete], js=settings.FLUSH, **QUIET)
     gr.on(

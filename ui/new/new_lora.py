@@ -39,6 +39,7 @@ from ui.new import (
 from ui.run import fold
 from ui.run.fold import QUIET
 
+CARD = "GPU memory and trainer"
 FETCH = "Download the missing model files"
 FETCH_TICK_S = 1.0
 ERRORS = (runs.RunError, presets.PresetError)
@@ -62,8 +63,10 @@ START = """async (draft) => {
 class NewLora:
     """The components of the tab that the rest of the page uses.
 
-    begun: events after which the states of `build` hold the run that was started.
+    intro: the offer of an example run. begun: events after which the states of `build` hold the run that was started.
     """
+
+    intro: gr.Row
 
     fields: list[gr.components.Component]
     images: gr.HTML
@@ -88,20 +91,33 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
     """
     parts = dict[str, Any].fromkeys(form.KEYS)
     threading.Thread(target=this_machine, daemon=True).start()  # the driver answers before the first page asks
-    with gr.Row(elem_classes="hp-try"):
+    with gr.Row(elem_classes="hp-try") as try_row:
         try_note = gr.HTML(try_it.INTRO, elem_id="try-note", apply_default_css=False)
         try_button = gr.Button(try_it.LABEL, elem_id="try-it", size="md", min_width=200, scale=0)
     with gr.Column(elem_classes="hp-step"):
-        step(1, "The LoRA", "Choose a name, a base model and the memory of your GPU.")
-        importing.build(draft_id)
+        step(
+            1,
+            "Images and captions",
+            "10 to 30 varied images make a good LoRA. A caption describes what its image shows.",
+        )
+        shown = images.images_view([settings.save_settings, script_editor.save_script])
+        import_fold.build(draft_id)
+        bulk_fold.build(draft_id, lambda: shown)
+        doctor_fold.build(draft_id)
+        caption_fold.build(draft_id)
+        unsent = _unseen("unsent")
+    with gr.Column(elem_classes="hp-step"):
+        step(2, "The LoRA", "Choose a name, a trigger word, what your images show, and a base model.")
         _head(parts)
-        choice_notes = _unseen("choice-notes", js_on_load=scripts.loader("choice_notes"))
         parts["control_dir"] = _component(fields.CONTROL, visible=False)
+        with gr.Accordion(CARD, open=False, elem_id="card-fold") as card:
+            _card(parts)
+            choice_notes = _unseen("choice-notes", js_on_load=scripts.loader("choice_notes"))
+            fold.opened("Which model fits my GPU?", "models-fold", draft_id, lambda _: _models())
         note = gr.HTML(elem_id="model-note", apply_default_css=False)
         fetch_button = gr.Button(FETCH, visible=False, elem_id="fetch", size="sm")
         fetching = gr.Timer(FETCH_TICK_S, active=False)
-        of_model = [note, choice_notes, parts["control_dir"], fetch_button, fetching]
-        fold.opened("Which model fits my GPU?", "models-fold", draft_id, lambda _: _models())
+        of_model = [note, choice_notes, card, parts["control_dir"], fetch_button, fetching]
         hub_login.build(draft_id)
         with gr.Row(elem_classes="hp-fields"):
             for one in fields.LENGTH:
@@ -121,18 +137,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
                         parts[one.key] = _component(one)
             parts["flags"] = _component(fields.FLAGS)
             flags.build(draft_id, lambda: shown)
-    with gr.Column(elem_classes="hp-step"):
-        step(
-            2,
-            "Images and captions",
-            "10 to 30 varied images make a good LoRA. A caption describes what its image shows.",
-        )
-        shown = images.images_view([settings.save_settings, script_editor.save_script])
-        import_fold.build(draft_id)
-        bulk_fold.build(draft_id, lambda: shown)
-        doctor_fold.build(draft_id)
-        caption_fold.build(draft_id)
-        unsent = _unseen("unsent")
+        importing.build(draft_id)
     with gr.Column(elem_classes="hp-step"):
         step(
             3,
@@ -142,9 +147,10 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         plan = gr.HTML(elem_id="plan", apply_default_css=False)
         propose = gr.Button(visible=False, elem_id="propose", size="sm")
         script_editor.build(draft_id, shown, export.draw)
-        problem = gr.HTML(elem_id="problem", apply_default_css=False)
         sweep.build(draft_id)
         rehearsal.build(draft_id)
+    with gr.Column(elem_id="start-bar"):  # stays at the lower edge of the window
+        problem = gr.HTML(elem_id="problem", apply_default_css=False)
         go = gr.Button("Start training", variant="primary", elem_id="start", size="lg")
 
     form_fields = [parts[key] for key in form.KEYS]
@@ -158,7 +164,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         try_button.click(try_example, None, [try_note, started, messages], **QUIET),
         go.click(start, [draft_id, unsent], [problem, started, messages], js=START, **QUIET),
     ]
-    return NewLora(form_fields, shown, problem, begun)
+    return NewLora(try_row, form_fields, shown, problem, begun)
 
 
 def _unseen(elem_id: str, **script: str) -> gr.HTML:
@@ -168,19 +174,20 @@ def _unseen(elem_id: str, **script: str) -> gr.HTML:
 
 def _head(parts: dict[str, Any]) -> None:
     values = form.defaults()
-    radios = {
-        "tier": ("Memory of the GPU you train on", [(tier["label"], key) for key, tier in presets.tiers().items()]),
-        "backend": (
-            "Chosen to suit the base model; if unsure, keep it",
-            [(label, key) for key, label in form.BACKENDS.items()],
-        ),
-    }
     with gr.Row(elem_classes="hp-fields"):
         for key, info, example in (
             ("name", "Name of the LoRA and its folder", "my-cat"),
             ("trigger", "The word you type in a prompt to use this LoRA", "mycat"),
         ):
             parts[key] = gr.Textbox(label=form.LABELS[key], info=info, placeholder=example, elem_id=key, max_lines=1)
+    with gr.Row(elem_classes="hp-fields"):
+        parts["subject"] = gr.Radio(
+            list(fields.SUBJECT.choices),
+            value=values["subject"],
+            label=fields.SUBJECT.label,
+            info=fields.SUBJECT.info,
+            elem_id="subject",
+        )
         parts["model"] = gr.Dropdown(
             form.model_choices(),
             value=values["model"],
@@ -188,6 +195,17 @@ def _head(parts: dict[str, Any]) -> None:
             info="The model you will use the LoRA with",
             elem_id="model",
         )
+
+
+def _card(parts: dict[str, Any]) -> None:
+    values = form.defaults()
+    radios = {
+        "tier": ("Memory of the GPU you train on", [(tier["label"], key) for key, tier in presets.tiers().items()]),
+        "backend": (
+            "Chosen to suit the base model; if unsure, keep it",
+            [(label, key) for key, label in form.BACKENDS.items()],
+        ),
+    }
     with gr.Row(elem_classes="hp-fields"):
         for key, (info, choices) in radios.items():
             parts[key] = gr.Radio(choices, value=values[key], label=form.LABELS[key], info=info, elem_id=key)
@@ -235,7 +253,7 @@ def review(draft_id: str | None) -> tuple[Any, ...]:
         draft_id = _known(draft_id)
         found, captions = settings.reviewed(draft_id), [item.caption for item in draft.items(draft_id)]
     except ERRORS as error:
-        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', *[gr.skip()] * 6
+        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', *[gr.skip()] * 7
     planned = script_editor.reviewed(draft_id, found)
     estimated = estimates.html(planned.spec, found.images, captions, planned.steps)
     plan = form.plan(planned) + estimated + form.findings(found)
@@ -243,14 +261,17 @@ def review(draft_id: str | None) -> tuple[Any, ...]:
 
 
 def model_updates(values: dict[str, Any], spec: "runs.RunSpec | None") -> tuple[Any, ...]:
-    """The model's notes with the download's progress, its own field, the download button, and the timer that polls it."""
+    """The model's notes with the download's progress, the title of the card's fold, the model's own field, the download
+    button, and the timer that polls it."""
     key = fetch.model_to_fetch(values)
     busy = bool(key) and fetch.running(key)
     button = gr.update(visible=bool(key) and not busy)
     model = presets.models().get(values["model"])
     pairs = gr.update(visible=bool(model and model["control"]))
     note = model_note.html(values, spec) + (fetch.progress_html(key) if key else "")
-    return note, model_note.of_choices(values), pairs, button, gr.Timer(active=busy)
+    tier, backend = presets.tiers().get(values["tier"]), form.BACKENDS.get(values["backend"])
+    card = gr.update(label=f"{CARD}: {tier['label']}, {backend}" if tier and backend else CARD)
+    return note, model_note.of_choices(values), card, pairs, button, gr.Timer(active=busy)
 
 
 def _propose(draft_id: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -274,7 +295,7 @@ def fetch_model(draft_id: str) -> tuple[Any, ...]:
         if key := fetch.model_to_fetch(settings.current(draft_id)):
             fetch.start(key)
     except runs.RunError as error:
-        return problem_html(error, "Model files not downloaded"), *[gr.skip()] * 3, gr.Timer(active=False)
+        return problem_html(error, "Model files not downloaded"), *[gr.skip()] * 4, gr.Timer(active=False)
     return poll_fetch(draft_id)
 
 

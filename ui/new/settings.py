@@ -32,8 +32,8 @@ def current(draft_id: str) -> dict[str, Any]:
     if not draft.is_id(draft_id):
         raise RunError(OUT_OF_DATE)
     stored = draft.form(draft_id)
-    model, backend = (form.restored(stored)[key] for key in ("model", "backend"))
-    values = form.restored(stored, {**form.defaults(), **form.model_values(model, backend, this_machine())})
+    model, backend, subject = (form.restored(stored)[key] for key in ("model", "backend", "subject"))
+    values = form.restored(stored, {**form.defaults(), **form.model_values(model, backend, subject, this_machine())})
     if not set(LENGTH) <= stored.keys() and (found := proposal(draft_id, values)):
         values = {**values, "repeats": found.repeats, "epochs": found.epochs, **_of(stored, LENGTH)}
     return values
@@ -57,7 +57,8 @@ def proposal(draft_id: str, values: Mapping[str, Any]) -> Proposal | None:
         return None
     counts = draft.counts(draft_id)
     fixed = shown_per_epoch(counts, 0)
-    return propose(shown_per_epoch(counts, 1) - fixed, fixed, int(batch), int(accumulation))
+    steps = form.subject_of(values["subject"])["steps"]
+    return propose(shown_per_epoch(counts, 1) - fixed, fixed, int(batch), int(accumulation), steps)
 
 
 def follow_images(draft_id: str) -> None:
@@ -94,7 +95,7 @@ def _follow(draft_id: str, changes: Mapping[str, Any], typed: bool) -> tuple[dic
         more = {key: now[key] for key in LENGTH}
     if changes.keys() & {"model", *form.MODEL_FIELDS}:
         now = form.restored({**draft.form(draft_id), **changes})
-        own = form.model_values(now["model"], now["backend"], this_machine())
+        own = form.model_values(now["model"], now["backend"], now["subject"], this_machine())
         if "model" in changes and "backend" not in changes and now["backend"] != own["backend"]:
             following.add("backend")  # it cannot train the model just chosen
         if typed:

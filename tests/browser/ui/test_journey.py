@@ -6,7 +6,20 @@ import pytest
 from PIL import Image
 from safetensors import safe_open
 from ui_helpers import photos, serving, small_disk
-from ui_page import caption, captions, choose_tiny, drop, field, open_page, saved, set_up_run, state_is, step_of, until
+from ui_page import (
+    caption,
+    captions,
+    card_fold,
+    choose_tiny,
+    drop,
+    field,
+    open_page,
+    saved,
+    set_up_run,
+    state_is,
+    step_of,
+    until,
+)
 
 
 @pytest.mark.journey
@@ -44,6 +57,8 @@ def test_the_form_waits_for_the_draft_and_each_error_is_shown_beside_what_is_wro
     assert tab.evaluate(pointer_events) == "auto"
 
     # What is chosen before an answer stays.
+    card_fold(tab)
+    tab.locator("#plan .hp-plan").wait_for()  # it moves what is below it
     answered.clear()
     choose_tiny(tab)
     until(lambda: tab.wait_for_timeout(50) or held, "the page sends the model")

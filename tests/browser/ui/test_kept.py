@@ -8,7 +8,19 @@ import threading
 
 import pytest
 from ui_helpers import photos, serving
-from ui_page import PATIENCE_S, a_tab, caption, captions, drop, field, nothing_is_kept, open_page, serving_again, until
+from ui_page import (
+    PATIENCE_S,
+    a_tab,
+    caption,
+    captions,
+    card_fold,
+    drop,
+    field,
+    nothing_is_kept,
+    open_page,
+    serving_again,
+    until,
+)
 
 from ui.dataset import draft
 
@@ -56,6 +68,8 @@ def test_what_is_typed_while_the_server_is_killed_is_not_called_saved_and_arrive
         open_page(second, server)
         caption(second, "rocket.jpg").wait_for()
         pages = {"coffee.png": tab, "rocket.jpg": second}
+        for page in pages.values():
+            card_fold(page)
         draft_id = second.evaluate("hangproof.draft()")
         typed = killed_while_typing(server, pages)
         for file, page in pages.items():

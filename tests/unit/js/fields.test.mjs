@@ -138,6 +138,15 @@ test("a text that the server stores in another form stays as it was typed", asyn
   assert.deepEqual([name, tab.dom.name], ["apart", "a secret"]);
 });
 
+test("after Start was pressed, what is only missing stays marked until it is entered", async () => {
+  const asked = [];
+  const tab = open(storage(), { server: async ({ starting }) => (asked.push(starting), { ok: true, values: { ...FIRST } }) });
+  await tab.page.sync();
+  tab.page.starting();
+  for (let n = 0; n < 2; n++) await tab.page.sync();
+  assert.deepEqual(asked.slice(-3), [false, true, true]);
+});
+
 test("of two tabs that type into one field, the text typed last wins", async () => {
   const browser = storage();
   const dead = { server: async () => null };

@@ -2,7 +2,7 @@
 
 import re
 
-from ui_page import assert_accessible, field, open_page, until
+from ui_page import assert_accessible, card_fold, field, open_page, until
 
 import presets
 from ui.new import form, model_table
@@ -36,10 +36,11 @@ def test_a_model_sets_its_values_and_the_page_says_what_each_tier_needs(tab, bar
     open_page(tab, bare_server)
     note = tab.locator("#model-note")
     tab.get_by_text("More settings").click()
-    become(tab, tier="12G", backend="diffusers", resolution="512", rank="4", learning_rate="0.0008")
+    card_fold(tab)
+    become(tab, tier="12G", backend="diffusers", resolution="512", rank="16", alpha="4", learning_rate="0.0008")
 
     assert choose(tab, "Z-Image Turbo") == len(presets.models())
-    become(tab, tier="12G", backend="musubi", resolution="1024", rank="32", alpha="16", learning_rate="0.0001")
+    become(tab, tier="12G", backend="musubi", resolution="1024", rank="16", alpha="8", learning_rate="0.0001")
     note.get_by_text("./start.sh musubi").wait_for()
     note.get_by_text("4 model files").wait_for()
     tab.locator("#fetch").wait_for()

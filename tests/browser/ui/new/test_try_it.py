@@ -7,14 +7,14 @@ from pathlib import Path
 
 from loopback import answering
 from ui_helpers import PROJECT, alone, serving, squares
-from ui_page import caption, captions, choose_tiny, drop, field, open_page, saved, until
+from ui_page import caption, captions, card_fold, choose_tiny, drop, field, open_page, saved, until
 
 import runs
 
 SHIM = str(PROJECT / "tests/support/shims/nvml")
 GOOD, USER = "hf_good0123456789abcdef", "Ann <b>x</b>"
 STATUS = {
-    "version": 1, "name": "before", "state": "completed", "phase": None, "step": 500, "planned_steps": 500,
+    "version": 1, "name": "before", "state": "stopped", "phase": None, "step": 500, "planned_steps": 500,
     "step_s": 2.0, "restarts": 0, "started_at": "2026-01-01T00:00:00.000Z", "updated_at": "2026-01-01T00:20:00.000Z",
 }  # fmt: skip
 
@@ -33,7 +33,7 @@ def test_the_first_page_says_what_to_do_next_and_follows_the_images(tab, bare_se
     open_page(tab, bare_server)
     note = tab.locator("#model-note")
     note.get_by_text("No NVIDIA GPU found.").wait_for()
-    assert tab.get_by_label("12 GB").is_checked()
+    assert tab.locator("#card-fold").get_by_text("GPU memory and trainer: 12 GB, Built-in (Diffusers)").is_visible()
     link = note.get_by_role("link", name=re.compile("accept the licence", re.IGNORECASE))
     link.wait_for()
     assert link.get_attribute("href") == "https://huggingface.co/black-forest-labs/FLUX.1-dev"
@@ -103,6 +103,7 @@ def test_one_click_starts_a_run_and_leaves_the_draft_as_it_is(tab, data, tmp_pat
     with serving(data, **environment) as server:
         open_page(tab, server)
         tab.locator("#model-note").get_by_text("GPU found: Stand-in, 24 GB").wait_for()
+        card_fold(tab)
         assert tab.get_by_label("20 GB and more", exact=True).is_checked()
         tab.get_by_label("12 GB", exact=True).click()
         tab.locator("#model-note").get_by_text("single blocks").wait_for()

@@ -113,7 +113,7 @@ def test_an_image_without_a_caption_is_flagged_and_gets_the_trigger_word(mine, t
     drop(mine, photo(tmp_path / "x.png"))
     key = item_of(mine, "x.png").id
     assert "no_caption" in item_of(mine, "x.png").warnings
-    with pytest.raises(runs.RunError, match="Type a trigger word in step 1 first"):
+    with pytest.raises(runs.RunError, match="Type a trigger word in step 2 first"):
         draft.use_trigger(mine, key)
     draft.save_fields(mine, {"trigger": " tok "})
     draft.use_trigger(mine, key)

@@ -237,20 +237,20 @@ def test_every_model_can_be_chosen_and_its_label_names_its_family():
 
 @pytest.mark.parametrize(("key", "backend"), PAIRS)
 def test_the_values_of_a_model_are_valid_for_it(data, key, backend):
-    set_by_page = form.model_values(key, backend, NO_GPU)
+    set_by_page = form.model_values(key, backend, "person", NO_GPU)
     assert set_by_page["backend"] == backend
     assert form.parse(values(**set_by_page, model=key))[1] == []
 
 
 def test_a_gpu_chooses_the_tier_that_fits_it_and_the_model():
     small_gpu = Machine("NVIDIA GeForce RTX 4060", 8.0, True, 31.2, 220.0)
-    assert form.model_values("z-image", "musubi", small_gpu)["tier"] == "8G"
-    assert form.model_values("flux-dev", "diffusers", small_gpu)["tier"] == "12G"
+    assert form.model_values("z-image", "musubi", "person", small_gpu)["tier"] == "8G"
+    assert form.model_values("flux-dev", "diffusers", "person", small_gpu)["tier"] == "12G"
 
 
 @pytest.mark.parametrize(("key", "backend"), PAIRS)
 def test_the_notes_say_what_every_tier_needs(data, key, backend):
-    given = values(model=key, **form.model_values(key, backend, NO_GPU))
+    given = values(model=key, **form.model_values(key, backend, "person", NO_GPU))
     notes = model_note.of_choices(given)
     for name, row in presets.tiers_of(key, backend).items():
         shown = model_note.html({**given, "tier": name}, None)
@@ -263,7 +263,7 @@ def test_the_notes_say_what_every_tier_needs(data, key, backend):
 
 def test_the_notes_name_a_trainer_that_is_not_installed_and_files_behind_a_licence(data, tmp_path, monkeypatch):
     monkeypatch.setenv("MUSUBI_DIR", str(tmp_path / "none"))
-    given = values(model="krea2", **form.model_values("krea2", "musubi", NO_GPU))
+    given = values(model="krea2", **form.model_values("krea2", "musubi", "person", NO_GPU))
     shown = model_note.html(given, form.parse(given)[0])
     for text in ("<code>./start.sh musubi</code>", "3 model files", "accept the licence of krea/"):
         assert text in shown
@@ -288,7 +288,7 @@ def test_the_table_has_every_model_with_every_tier():
 
 def test_the_folder_of_control_images_belongs_to_models_that_learn_from_pairs(data, mine, tmp_path):
     drop(mine, tmp_path / "in", 2)
-    pairs = values(model="flux-kontext", **form.model_values("flux-kontext", "musubi", NO_GPU))
+    pairs = values(model="flux-kontext", **form.model_values("flux-kontext", "musubi", "person", NO_GPU))
     open_yet = form.review(pairs, 2, NO_GPU)
     assert "control_dir" not in open_yet.marks()
     assert "learns from pairs" in open_yet.marks(starting=True)["control_dir"][0][1]
@@ -303,5 +303,5 @@ def test_the_folder_of_control_images_belongs_to_models_that_learn_from_pairs(da
         picture(tmp_path / "pairs" / f"{n}.jpg", size=(96, 64))
     assert run_starts.unpaired(spec, draft.items(mine)) is None
     assert form.values_of_spec(spec, 2)["control_dir"] == spec.control_dir
-    z_image = {**pairs, **form.model_values("z-image", "musubi", NO_GPU), "model": "z-image"}
+    z_image = {**pairs, **form.model_values("z-image", "musubi", "person", NO_GPU), "model": "z-image"}
     assert form.parse(z_image)[0].control_dir == ""

@@ -29,7 +29,7 @@ def length(mine: str) -> tuple[int, int]:
 
 
 def test_a_new_draft_has_the_defaults_and_the_tier_of_this_machine(mine, monkeypatch):
-    assert settings.current(mine) == {**form.defaults(), "tier": "12G"}
+    assert settings.current(mine) == {**form.defaults(), "tier": "12G", "rank": 16, "alpha": "4"}
     monkeypatch.setattr(settings, "this_machine", lambda *_: Machine("GPU", 24.0, True, 31.2, 220.0))
     assert settings.current(mine)["tier"] == "20G"
     for bad in ("../x", None, 7):
@@ -73,6 +73,8 @@ def test_repeats_and_epochs_follow_the_images_until_one_of_them_is_typed(mine, t
     settings.save(mine, {"max_train_steps": ""}, typed=True)
     settings.follow_images(mine)
     assert length(mine) == (12, 20) and not new_lora.review(mine)[1]["visible"]
+    settings.save(mine, {"subject": "style"}, typed=True)
+    assert length(mine) == (19, 20), "a style takes more steps"
 
 
 def choose(mine: str, key: str, **typed) -> dict:
@@ -85,12 +87,12 @@ def choose(mine: str, key: str, **typed) -> dict:
 
 def test_a_model_sets_what_was_not_typed_and_leaves_what_was(mine):
     for typed, key, found in (
-        # 16 is also Qwen-Image's own rank, but it was typed
-        ({"rank": 16}, "qwen-image", {"learning_rate": "5e-05", "resolution": 1024, "rank": 16, "alpha": "16"}),
-        ({}, "wan22-low", {"rank": 16, "alpha": "16", "mixed_precision": "fp16"}),
+        ({"rank": 8}, "qwen-image", {"learning_rate": "5e-05", "resolution": 1024, "rank": 8, "alpha": "16"}),
+        ({}, "wan22-low", {"rank": 8, "alpha": "8", "mixed_precision": "fp16"}),
         ({"learning_rate": "1e-3"}, "sd15", {"learning_rate": "1e-3", "mixed_precision": "bf16"}),
         # set back to the model's values, then followed
-        ({"rank": 32, "learning_rate": "0.00010"}, "flux-dev", {"rank": 4, "learning_rate": "0.0008"}),
+        ({"rank": 16, "learning_rate": "0.00010"}, "flux-dev", {"rank": 16, "alpha": "4", "learning_rate": "0.0008"}),
+        ({"subject": "style"}, "sdxl", {"rank": 32, "alpha": "16"}),
     ):  # fmt: skip
         now = choose(mine, key, **typed)
         assert {name: now[name] for name in found} == found
@@ -113,18 +115,18 @@ def test_a_tier_that_is_too_small_changes_with_the_model_unless_the_user_chose_i
     assert choose(mine, "z-image")["tier"] == "16G"
 
 
-def test_a_draft_of_the_api_keeps_its_defaults_whatever_model_and_images_it_gets(data, tmp_path):
+def test_a_draft_of_the_api_follows_its_model_and_images_as_on_the_page(data, mine, tmp_path):
     from ui.api import drafts
 
-    mine = drafts.new_draft()
-    before = drafts.review_draft(mine)["settings"]
-    images(mine, tmp_path, 4)
-    after = drafts.set_settings(mine, {"model": "sd15"})["settings"]
-    assert after == {**before, "model": "sd15", "backend": "sd-scripts"}
+    made = drafts.new_draft()
+    for one in (made, mine):
+        images(one, tmp_path, 4)
+        settings.save(one, {"model": "sd15"}, typed=one == mine)
+    assert drafts.review_draft(made)["settings"] == settings.current(mine)
     with pytest.raises(RunError, match="There is no setting 'rnak'; use some of name, trigger"):
-        drafts.set_settings(mine, {"rnak": 4})
+        drafts.set_settings(made, {"rnak": 4})
     with pytest.raises(RunError, match="rank: a setting is a text, a number or null"):
-        drafts.set_settings(mine, {"rank": [4]})
+        drafts.set_settings(made, {"rank": [4]})
 
 
 def test_a_table_of_models_that_becomes_invalid_while_the_page_is_open_loses_nothing(data, mine, tmp_path):
