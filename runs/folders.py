@@ -144,7 +144,8 @@ def with_save_interval(spec: "RunSpec", images: int | Mapping[str, int]) -> "Run
 
 
 def with_sample_interval(spec: "RunSpec", images: int | Mapping[str, int], captions: Iterable[str] = ()) -> "RunSpec":
-    """The spec with its sample interval where it has none: a tenth of the run (presets/defaults.toml).
+    """The spec with its sample interval where it has none: about a tenth of the run (presets/defaults.toml), so that each
+    LoRA that stays has samples of its step.
 
     The prompts are those of the spec, else the trigger word, else the first caption. Without any, samples are turned off.
     """
@@ -155,8 +156,16 @@ def with_sample_interval(spec: "RunSpec", images: int | Mapping[str, int], capti
         if not first:
             return spec.changed(sample_every_n_steps=0)
         spec = spec.changed(prompts=[first])
-    share = presets.defaults()["samples"]["share_of_run"]
-    return spec.changed(sample_every_n_steps=max(1, planned_steps(spec, images) // share))
+    total, epoch = planned_steps(spec, images), planned_steps(spec.changed(epochs=1, max_train_steps=None), images)
+    return spec.changed(sample_every_n_steps=_sample_interval(total, epoch * spec.save_every_n_epochs or total))
+
+
+def _sample_interval(total: int, save: int) -> int:
+    """The steps between samples of a run of `total` steps that keeps a LoRA every `save` steps: half to twice a tenth of
+    the run. The samples fall on those steps if they can, and then also on the last step."""
+    tenth = max(1, total // presets.defaults()["samples"]["share_of_run"])
+    fitting = (n for n in range(-(-tenth // 2), 2 * tenth + 1) if save % n == 0 or n % save == 0)
+    return min(fitting, key=lambda n: (total % n != 0, abs(n - tenth)), default=tenth)
 
 
 def render(folder: Path, spec: "RunSpec | None" = None, run_toml: bytes | None = None) -> Path:

@@ -122,8 +122,20 @@ def review(
         warnings += [Fault("extra", env_file.kept_text(spec.secrets))] if spec.secrets else []
         pairs = bool(spec.control_dir)
         warnings += [Fault("images", note) for note in image_edit.start_notes(items, spec.backend, pairs)]
+        warnings += [Fault("images", note) for note in [undescribed(spec.trigger, items)] if note]
     counted = bucket_preview.by_folder(spec, items) if spec is not None and items else counts
     return Review(values, counts, spec, _in_form(faults), tuple(missing), _in_form(warnings), counted)
+
+
+def undescribed(trigger: str, items: Sequence[draft.Item]) -> str:
+    """That some images have neither a caption nor the trigger word, as a sentence; "" where all have one."""
+    bare = sum(not item.caption.strip() for item in items)
+    if not bare or trigger.strip():
+        return ""
+    return (
+        f"{bare} of {len(items)} images have no caption, and there is no trigger word: no prompt will bring back what they show. "
+        "Type a trigger word in step 2, or describe the images"
+    )
 
 
 def parse(values: dict[str, Any]) -> "tuple[runs.RunSpec | None, list[Fault]]":

@@ -1,5 +1,6 @@
-"""Sample images by default: every tenth of the run, and never a reason that a run cannot start."""
+"""Sample images by default: about every tenth of the run, where a LoRA is saved, and never a reason that a run cannot start."""
 
+import pytest
 from PIL import Image
 from runs_helpers import pictures, spec
 
@@ -54,3 +55,14 @@ def test_the_example_photos_have_captions_with_the_trigger_word(tmp_path):
             seen.add(image.tobytes())
         assert path.with_suffix(".txt").read_text().startswith(f"{TRIGGER}, ")
     assert len(seen) == count
+
+
+@pytest.mark.parametrize(
+    ("images", "repeats", "epochs", "every"), [(12, 10, 17, 4), (20, 10, 10, 4), (4, 24, 20, 4), (10, 10, 20, 0)]
+)
+def test_each_lora_that_stays_has_samples_of_its_step(images, repeats, epochs, every):
+    made = open_spec(repeats=repeats, epochs=epochs, save_every_n_epochs=every, trigger="tok")
+    interval = with_sample_interval(made, images).sample_every_n_steps
+    loras = [*range(images * repeats * every, images * repeats * epochs, images * repeats * every)] if every else []
+    assert all(step % interval == 0 for step in [*loras, images * repeats * epochs])
+    assert 5 <= images * repeats * epochs / interval <= 20

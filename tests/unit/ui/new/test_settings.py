@@ -150,3 +150,16 @@ def test_start_refuses_while_the_browser_holds_something(mine, key):
     *_, (problem, name, _) = new_lora.start(mine, {key: 2})
     assert "not saved" in problem or "not uploaded" in problem
     assert name == ""
+
+
+def test_images_that_nothing_describes_are_asked_about_before_the_start(mine, tmp_path, monkeypatch):
+    begun: list[str] = []
+    monkeypatch.setattr(new_lora.run_starts, "start", lambda draft_id: begun.append(draft_id) or (tmp_path / "run", []))
+    images(mine, tmp_path, 2)
+    settings.save(mine, {"name": "bare", "model": "tiny-flux"}, typed=True)
+    assert "2 of 2 images have no caption" in new_lora.review(mine)[0], "the plan says so before"
+    *_, (problem, name, _) = new_lora.start(mine, {})
+    assert "2 of 2 images have no caption" in problem and "Press Start again" in problem and (name, begun) == ("", [])
+    assert [*new_lora.start(mine, {"sure": True})][-1][1] == "run" and begun == [mine]
+    settings.save(mine, {"trigger": "tok"}, typed=True)
+    assert [*new_lora.start(mine, {})][-1][1] == "run"
