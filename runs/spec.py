@@ -141,7 +141,7 @@ class RunSpec(BaseModel):
     )
     max_train_steps: Count | None = shown("more", None, "Maximum steps", "Leave empty to use epochs")
     save_every_n_epochs: Steps = shown(
-        "more", DEFAULTS["save_every_n_epochs"], "Save a LoRA every N epochs", "0 saves only the final LoRA"
+        "more", DEFAULTS["save_every_n_epochs"], "Save a LoRA every N epochs", "0 saves none between the epochs"
     )
     save_every_n_steps: Steps | None = shown(
         "more", None, "Save a checkpoint every N steps", "Leave empty for a tenth of the run"
