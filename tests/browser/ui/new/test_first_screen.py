@@ -1,0 +1,28 @@
+"""What a new user sees without scrolling: images first, then name and trigger word, and Start."""
+
+from ui_helpers import photos
+from ui_page import drop, open_page
+
+# The fields and buttons that can be used; a group of radio buttons is one, and a link in a sentence is none.
+CONTROLS = """() => new Set([...document.querySelectorAll("button, input, textarea, select")]
+  .filter((one) => one.checkVisibility({ visibilityProperty: true }) && !one.closest(".visually-hidden, [aria-hidden=true]"))
+  .map((one) => (one.type === "radio" ? one.closest("fieldset") : one))).size"""
+
+
+def test_what_a_run_needs_is_on_the_first_screen(tab, server):
+    tab.set_viewport_size({"width": 1440, "height": 900})
+    open_page(tab, server)
+    tab.locator("#plan .hp-plan").wait_for()
+    places = {name: tab.locator(name).bounding_box() for name in (".hp-drop", "#name", "#trigger", "#start")}
+    assert all(box["y"] + box["height"] <= 900 for box in places.values()), places
+    assert [*places] == sorted(places, key=lambda name: places[name]["y"]), "images first"
+    assert tab.evaluate(CONTROLS) <= 25
+
+    tab.set_viewport_size({"width": 390, "height": 844})
+    drop(tab, *photos("chelsea.png"), count=1)
+    tab.evaluate("scrollTo(0, 0)")
+    picture, start = (tab.locator(name).first.bounding_box() for name in (".hp-card img", "#start"))
+    assert picture["y"] + 100 < start["y"] < 844, (picture, start)
+    tab.mouse.wheel(0, 600)
+    tab.wait_for_function("scrollY > 300")
+    assert tab.locator("#start").bounding_box()["y"] == start["y"], "Start stays in sight"
