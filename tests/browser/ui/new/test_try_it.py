@@ -33,7 +33,7 @@ def test_the_first_page_says_what_to_do_next_and_follows_the_images(tab, bare_se
     open_page(tab, bare_server)
     note = tab.locator("#model-note")
     note.get_by_text("No NVIDIA GPU found.").wait_for()
-    assert tab.locator("#card-fold").get_by_text("GPU memory and trainer: 12 GB, Built-in (Diffusers)").is_visible()
+    tab.locator("#card-fold").get_by_text("GPU memory and trainer: 12 GB, Built-in (Diffusers)").wait_for()
     link = note.get_by_role("link", name=re.compile("accept the licence", re.IGNORECASE))
     link.wait_for()
     assert link.get_attribute("href") == "https://huggingface.co/black-forest-labs/FLUX.1-dev"
