@@ -20,10 +20,10 @@ def test_settings_come_from_a_template_and_a_file_and_a_sweep_is_planned(tab, se
         tab.locator(f"#{name} button.label-wrap").first.click()
 
     field(tab, "template").click()
-    tab.get_by_role("option", name=re.compile("^A person")).click()
+    tab.get_by_role("option", name=re.compile("^A style")).click()
     tab.locator("#use-settings").click()
-    until(lambda: field(tab, "rank").input_value() == "16", "the template's rank")
-    assert "portrait photo of ohwx" in field(tab, "prompts").input_value()
+    until(lambda: field(tab, "rank").input_value() == "32", "the template's rank")
+    assert "in the style of ohwx" in field(tab, "prompts").input_value()
     own = tab.get_by_label("Name of a new template")
     own.fill("Mine <img src=x>")
     own.press("Enter")
@@ -39,7 +39,7 @@ def test_settings_come_from_a_template_and_a_file_and_a_sweep_is_planned(tab, se
     tab.locator("#import-files").get_by_text("train").first.wait_for()
     tab.locator("#import-read").click()
     tab.locator("#setup-preview").get_by_text("Left out: can hang").first.wait_for()
-    assert field(tab, "rank").input_value() == "16", "nothing changes before it is used"
+    assert field(tab, "rank").input_value() == "32", "nothing changes before it is used"
     tab.locator("#use-settings").click()
     until(lambda: field(tab, "rank").input_value() == "6", "the imported rank")
 

@@ -66,6 +66,7 @@ def test_a_model_sets_its_values_and_the_page_says_what_each_tier_needs(tab, bar
 
     tab.reload()
     tab.locator("body.hp-open").wait_for()
+    card_fold(tab)
     become(tab, tier="12G", backend="musubi")
     assert "Krea 2" in field(tab, "model").input_value()
     tab.emulate_media(color_scheme="dark")
