@@ -157,14 +157,17 @@ def with_sample_interval(spec: "RunSpec", images: int | Mapping[str, int], capti
             return spec.changed(sample_every_n_steps=0)
         spec = spec.changed(prompts=[first])
     total, epoch = planned_steps(spec, images), planned_steps(spec.changed(epochs=1, max_train_steps=None), images)
-    return spec.changed(sample_every_n_steps=_sample_interval(total, epoch * spec.save_every_n_epochs or total))
+    save = epoch * spec.save_every_n_epochs
+    return spec.changed(sample_every_n_steps=_sample_interval(total, save if 0 < save <= total else total))
 
 
 def _sample_interval(total: int, save: int) -> int:
     """The steps between samples of a run of `total` steps that keeps a LoRA every `save` steps: half to twice a tenth of
     the run. The samples fall on those steps if they can, and then also on the last step."""
     tenth = max(1, total // presets.defaults()["samples"]["share_of_run"])
-    fitting = (n for n in range(-(-tenth // 2), 2 * tenth + 1) if save % n == 0 or n % save == 0)
+    parts = [save // n for n in range(1, 21) if save % n == 0]
+    parts += [save * n for n in range(max(1, tenth // save - 5), tenth // save + 6)]
+    fitting = [n for n in parts if tenth <= 2 * n <= 4 * tenth]
     return min(fitting, key=lambda n: (total % n != 0, abs(n - tenth)), default=tenth)
 
 

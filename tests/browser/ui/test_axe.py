@@ -153,9 +153,9 @@ def test_the_keyboard_reaches_every_action_with_a_visible_focus(page, server):
     until(lambda: chosen.get_attribute("value") == before, "and back")
     field(page, "model").focus()
     page.keyboard.press("ArrowDown")
-    page.get_by_role("option").first.wait_for()
+    page.locator("li[role=option]").first.wait_for()
     page.keyboard.press("Tab")
-    page.get_by_role("option").first.wait_for(state="hidden")
+    page.locator("li[role=option]").first.wait_for(state="hidden")
     assert page.evaluate("!document.querySelector('#model').contains(document.activeElement)")
 
     # The images can be skipped. When a button goes with its image, the focus moves to the next image.

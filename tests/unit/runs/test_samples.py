@@ -58,7 +58,8 @@ def test_the_example_photos_have_captions_with_the_trigger_word(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("images", "repeats", "epochs", "every"), [(12, 10, 17, 4), (20, 10, 10, 4), (4, 24, 20, 4), (10, 10, 20, 0)]
+    ("images", "repeats", "epochs", "every"),
+    [(12, 10, 17, 4), (20, 10, 10, 4), (4, 24, 20, 4), (10, 10, 20, 0), (2, 1, 10**9, 1)],
 )
 def test_each_lora_that_stays_has_samples_of_its_step(images, repeats, epochs, every):
     made = open_spec(repeats=repeats, epochs=epochs, save_every_n_epochs=every, trigger="tok")

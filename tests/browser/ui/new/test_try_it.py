@@ -46,11 +46,12 @@ def test_the_first_page_says_what_to_do_next_and_follows_the_images(tab, bare_se
     warning = tab.locator("#model p.hp-field-warning").first
     warning.get_by_text("finds no GPU it can use").wait_for()
     on_top = """(note) => {
+      if (!note.isConnected) return false; // another answer has drawn it anew
       note.parentElement.scrollIntoView({ block: "center" }); // not the note: that would scroll inside its block
       const box = note.getBoundingClientRect();
       return note.contains(document.elementFromPoint(box.x + 20, box.y + box.height / 2));
     }"""
-    assert warning.evaluate(on_top), "a note below a dropdown can be seen"
+    until(lambda: warning.evaluate(on_top), "a note below a dropdown can be seen")
     tab.locator("#start").click()
     licence = tab.locator("#problem").get_by_role("link").first
     licence.wait_for()
