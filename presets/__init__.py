@@ -4,7 +4,6 @@ Tables instead of code, because people tune them and users add models without Py
 of the project, and only the standard library until `lint` or `schema` is imported: the monitor and the page load it.
 """
 
-from presets.estimate import tiers_of
 from presets.tables import (
     ROOT,
     PresetError,
@@ -21,5 +20,6 @@ from presets.tables import (
     tier_flags,
     tier_problem,
     tiers,
+    tiers_of,
     trainer_of,
 )

@@ -45,6 +45,8 @@ TRAINER: dict[str, Any] = {
 FIGURES = ("needs_gb", "weights_gb", "note", "basis")  # of a tier, beside its flags
 BITS = {"nf4": "4 bits", "int8": "8 bits (int8)"}
 OPTIMIZERS = {"adamw8bit": "8-bit AdamW", "adafactor": "Adafactor"}
+GENERATED_GB = 1.0  # of a model that is generated for tests
+NOTE = "an estimate; actual use differs by 1–2 GB with the driver and other programs on the GPU"
 SHARD = re.compile(r"(?P<stem>.*)-00001-of-(?P<count>\d{5})\.safetensors")
 
 
@@ -106,7 +108,12 @@ def sanity() -> dict:
 
 
 @functools.cache
-def _families() -> dict[str, dict]:
+def families() -> dict[str, dict]:
+    """Model families by name, as in families/NAME.toml: {name, backends, settings, sample, speed, parts, …}.
+
+    `backends`: by trainer {script, network_module, needs, memory, flags, cache, tiers, …}. parts: the model in diffusers'
+    layout, folder: [its configuration file, prefix of its weight files].
+    """
     return {name: _family(table) for name, table in _family_files().items()}
 
 
@@ -130,10 +137,9 @@ def _trainer(name: str, given: dict, pixels: int) -> dict:
     """A trainer's table of a family with every key, its sets of flags written out, and the commands that make its caches."""
     full = {**TRAINER, **_table("defaults.toml")["backends"][name].get("usual", {}), **given}
     full |= {key: _in_full(full[key]) for key in ("memory", "flags")}
-    full["tiers"] = {tier: _tier(row, full, pixels) for tier, row in full["tiers"].items()}
-    row, full["by_tier"] = None, {}  # a tier without a row takes that of the next smaller one, None where there is none
-    for tier in _table("tiers.toml")["tiers"]:
-        row = full["by_tier"][tier] = full["tiers"].get(tier, row)
+    given, row, full["tiers"] = full["tiers"], None, {}
+    for tier in tiers():  # a tier without a row takes that of the next smaller one, None where there is none
+        row = full["tiers"][tier] = _tier(given[tier], full, pixels) if tier in given else row
     start = full["script"].removesuffix("train_network.py")
     captions = {"batch_size": 1, **full.get("cache_text_flags", {})}
     full["cache"] = [
@@ -183,24 +189,6 @@ def _in_full(flags: dict) -> dict:
     return {name: item for flag, value in flags.items() for name, item in sets.get(flag, {flag: value}).items()}
 
 
-def families() -> dict[str, dict]:
-    """Model families by name, as in families/NAME.toml: {name, backends, settings, sample, speed, parts, …}.
-
-    `backends`: by trainer {script, network_module, needs, memory, flags, cache, tiers, …}. parts: the model in diffusers'
-    layout, folder: [its configuration file, prefix of its weight files].
-    """
-    return _families()
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """What changes with a file's content; None without the file."""
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        return None
-    return stat.st_mtime_ns, stat.st_size
-
-
 def models(user_file: Path | None = None) -> dict[str, dict]:
     """Base models by key, with every optional key: the built-in ones, then the user's (`<data root>/models.toml`).
 
@@ -210,11 +198,16 @@ def models(user_file: Path | None = None) -> dict[str, dict]:
         PresetError: the user's file is not valid TOML, or a model in it lacks a key or has an unknown one.
     """
     path = user_file or data_root() / "models.toml"
-    return _models(path, _stamp(path))
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return _models(path, None)
+    return _models(path, (stat.st_mtime_ns, stat.st_size))
 
 
 @functools.lru_cache(maxsize=4)
 def _models(path: Path, stamp: tuple[int, int] | None) -> dict[str, dict]:
+    """As `models`, of a file as it was at `stamp`; None without the file."""
     table = {
         key: ({"family": family, **model}, f"presets/families/{family}.toml")
         for family, file in _family_files().items()
@@ -262,7 +255,7 @@ def _complete(key: str, model: dict, origin: str) -> dict:
             raise PresetError(f"{where}: unknown key {name!r}; use one of {', '.join(MODEL)}")
         if not isinstance(value, type(MODEL[name])):
             raise PresetError(f"{where}: {name} must be a {type(MODEL[name]).__name__}, not {value!r}")
-    known = _families()
+    known = families()
     full = {**MODEL, "name": key, "family": next(iter(known)), **model}
     family = known.get(full["family"])
     if family is None:
@@ -306,24 +299,36 @@ def trainer_of(model: str, backend: str) -> dict:
     entry = _model(model)
     if backend not in entry["backends"]:
         raise PresetError(f"{backend} cannot train {model}; use {' or '.join(entry['backends'])}")
-    return _families()[entry["family"]]["backends"][backend]
+    return families()[entry["family"]]["backends"][backend]
 
 
-def tier_row(model: str, backend: str, tier: str) -> dict | None:
-    """A trainer's row of a tier for a model; None where the tier cannot hold it. Raises PresetError.
+def tiers_of(model: str, backend: str | None = None) -> dict[str, dict]:
+    """What each tier is for a model with a trainer (None: the model's usual one), the smallest tier first.
 
-    A model that is generated for tests fits everywhere.
+    Returns:
+        By tier: {label, vram_gb, note, flags, source, needs_gb, basis, problem}.
+        flags: those that the tier adds; source: where they come from. needs_gb: GPU memory with the default settings;
+        basis: where the figure comes from. problem: "" or why the tier cannot hold the model and which ones can, as a
+        sentence; then flags is empty and needs_gb is None. A model that is generated for tests fits everywhere.
+
+    Raises:
+        PresetError: there is no such model, or the trainer cannot train it.
     """
-    entry, by_tier = _model(model), trainer_of(model, backend)["by_tier"]
-    return by_tier[tier] or (next(filter(None, by_tier.values())) if entry["generated"] else None)
+    entry, trainer = _model(model), trainer_of(model, backend or backend_of(model))
+    smallest = next(tier for tier, row in trainer["tiers"].items() if row)
+    generated = {"needs_gb": GENERATED_GB, "basis": NOTE} if entry["generated"] else {}
+    why = f"{entry['name']} does not fit: {trainer['too_small']}; choose {smallest} or more"
+    other = {"flags": {}, "note": why, "needs_gb": None, "basis": trainer["too_small"], "problem": why}
+    other = trainer["tiers"][smallest] if generated else other
+    rows = {tier: {**(trainer["tiers"][tier] or other), **generated} for tier in tiers()}
+    return {
+        tier: {**about, "source": trainer["source"], "problem": "", **rows[tier]} for tier, about in tiers().items()
+    }
 
 
 def tier_problem(model: str, backend: str, tier: str) -> str:
     """Why a tier cannot hold a model and which tiers can, as a sentence; "" where it can. Raises PresetError."""
-    if tier_row(model, backend, tier):
-        return ""
-    why = f"{trainer_of(model, backend)['too_small']}; choose {smallest_tier(model, backend)} or more"
-    return f"{_model(model)['name']} does not fit: {why}"
+    return tiers_of(model, backend)[tier]["problem"]
 
 
 def tier_flags(model: str, backend: str, tier: str) -> dict[str, Any]:
@@ -332,13 +337,13 @@ def tier_flags(model: str, backend: str, tier: str) -> dict[str, Any]:
     Raises:
         PresetError: there is no such model, or the trainer cannot train it.
     """
-    row = tier_row(model, backend, tier)
-    return {**trainer_of(model, backend)["memory"], **row["flags"]} if row else {}
+    row = tiers_of(model, backend)[tier]
+    return {} if row["problem"] else {**trainer_of(model, backend)["memory"], **row["flags"]}
 
 
 def smallest_tier(model: str, backend: str) -> str:
-    """The smallest tier that a trainer's table of a model's family has. Raises PresetError."""
-    return next(name for name, row in trainer_of(model, backend)["by_tier"].items() if row)
+    """The smallest tier that can hold a model. Raises PresetError."""
+    return next(tier for tier, row in tiers_of(model, backend).items() if not row["problem"])
 
 
 def _model(key: str) -> dict:

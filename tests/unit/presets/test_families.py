@@ -88,7 +88,7 @@ def test_lint_finds_nothing_and_each_flag_is_of_the_familys_table_a_field_of_the
         assert [f.id for f in lint(text, file)] == [], (one.model, one.tier, platform)
         trainer, model = presets.trainer_of(one.model, one.backend), presets.models()[one.model]
         own = {*trainer["needs"], *trainer["memory"], *trainer["flags"], *model["flags"]}
-        own |= {flag for tier in trainer["tiers"].values() for flag in tier["flags"]}
+        own |= {flag for tier in filter(None, trainer["tiers"].values()) for flag in tier["flags"]}
         own |= {flag for row in trainer["cache"] for flag in row.get("flags", {})}
         own |= set(presets.backends()[one.backend]["flags"])
         for name, words in started(text, platform):
