@@ -1,4 +1,4 @@
-"""What to train with: VRAM tiers, model families, base models, defaults and platform rules, as TOML tables and pure functions.
+"""What to train with: VRAM tiers, families, base models, defaults and platform rules, as tables and pure functions.
 
 Tables instead of code, because people tune them and users add models without Python. This package imports nothing else
 of the project, and only the standard library until `lint` or `schema` is imported: the monitor and the page load it.
@@ -18,7 +18,6 @@ from presets.tables import (
     sanity,
     smallest_tier,
     tier_flags,
-    tier_problem,
     tiers,
     tiers_of,
     trainer_of,

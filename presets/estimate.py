@@ -42,8 +42,8 @@ def estimate(run: Mapping[str, Any]) -> dict:
     A tier that cannot hold the family has the figure of the smallest one that can.
 
     Returns:
-        {"model", "stages_gb": {stage: GB}, "peak_gb", "peak_stage", "tiers": {tier: whether its memory is enough}, "note":
-        what the figure is based on}.
+        {"model", "stages_gb": {stage: GB}, "peak_gb", "peak_stage", "tiers": {tier: whether its memory is enough},
+        "note": what the figure is based on}.
 
     Raises:
         PresetError: there is no such base model.

@@ -62,10 +62,8 @@ def _apply(text: str, t: Training, change: lint.Change) -> str:
     if t.language == "ps":
         raise _Impossible
     match change.kind:
-        case "Drop":
-            return _written(text, t, change.flag, None)
-        case "Set":
-            return _written(text, t, change.flag, list(change.values))
+        case "Drop" | "Set":
+            return _written(text, t, change.flag, list(change.values) if change.kind == "Set" else None)
         case "Guard":
             return _guard(text, t)
         case "Unmark":

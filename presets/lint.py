@@ -1,7 +1,7 @@
-"""Lint for training scripts: finds what is known to hang or fail. What a rule says is data (lint.toml); checks are pure.
+"""Lint for training scripts: finds what is known to hang or fail. What a rule says is data (lint.toml).
 
-A check yields the rules that one training command breaks, each with the changes that fix it: none where only a person can.
-A fix never changes what is learned: no learning rate, step count, data or precision.
+A check yields the rules that one training command breaks, each with the changes that fix it; none where only a person
+can. A fix never changes what is learned: no learning rate, step count, data or precision.
 """
 
 from collections.abc import Iterator

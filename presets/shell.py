@@ -98,17 +98,14 @@ class Bash:
             self._words(self.out[-1], [node])
         elif node.type == "variable_assignment":
             self._assign(node)
-        elif node.type == "function_definition":  # it is called later, when its variables may have other values
-            variables, self.variables = self.variables, {}
-            arrays, self.arrays = self.arrays, {}
-            self._children(node)
-            self.variables, self.arrays = variables, arrays
         elif node.type not in (*EXPANSIONS, "string", "concatenation", "test_command"):
-            self._children(node)
-
-    def _children(self, node: "Node") -> None:
-        for child in node.named_children:
-            self._statement(child)
+            kept, function = (self.variables, self.arrays), node.type == "function_definition"
+            if function:  # it is called later, when its variables may have other values
+                self.variables, self.arrays = {}, {}
+            for child in node.named_children:
+                self._statement(child)
+            if function:
+                self.variables, self.arrays = kept
 
     def _redirection(self, node: "Node") -> None:
         """What follows a redirection's target: more arguments of the last command, or the rest of a pipeline."""
@@ -139,21 +136,18 @@ class Bash:
             gap = self.text[groups[-1][-1].end_byte : node.start_byte] if groups else " "
             if re.fullmatch(r"(\\\r?\n)*", gap):  # a continuation inside a word
                 groups[-1].append(node)
-            elif node.end_byte > node.start_byte and not self._of_redirection(node):
+            elif node.end_byte > node.start_byte:
                 groups.append([node])
         for group in groups:
             start, end, marked = group[0].start_byte, group[-1].end_byte, self._marked(group)
+            if self.text[start:end].isdigit() and self.text.startswith(("<", ">"), end):
+                continue  # the number before a redirection, such as that of 2>&1
             array = ARRAY.fullmatch(self.text[start:end])
             values = self._expand(marked, array)
             command.opaque = command.opaque or values is None
             alone = values is None or (not array and len(values) == 1)
             known = [" ".join(_values(marked))] if values is None else values
             command.words += [Word(value, start, end, alone) for value in known]
-
-    def _of_redirection(self, node: "Node") -> bool:
-        """Whether a word is the number before a redirection, such as that of 2>&1."""
-        number = self.text[node.start_byte : node.end_byte].isdigit()
-        return number and self.text.startswith(("<", ">"), node.end_byte)
 
     # Values -----------------------------------------------------------------------------------------------------------
 

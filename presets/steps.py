@@ -5,7 +5,7 @@ smaller: with batch sizes above 1 the number is exact only where the buckets are
 trainer share buckets among the folders of a data set; musubi-tuner has those of each folder apart.
 
 Sources: sd-scripts, `split_train_val` and `DreamBoothDataset` in library/train_util.py (v0.10.1), `max_train_steps` in
-train_network.py; musubi-tuner, `BucketBatchManager` in image_video_dataset.py; trainer/validation.py, trainer/data_order.py.
+train_network.py; musubi-tuner, `BucketBatchManager` in image_video_dataset.py; trainer/validation.py and data_order.py.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def powershell(text: str) -> list[Command]:
 
 
 def quote(value: str) -> str:
-    """A value in the quotes that the program's own parser needs, with a caret before every character that cmd interprets.
+    """A value in the quotes that the program's parser needs, with a caret before every character that cmd interprets.
 
     Also before quotes, so that cmd never enters its quoted state and no `&` can end the command.
     """
