@@ -55,12 +55,11 @@ def _parse(text: bytes) -> "Node":
     end_s = time.monotonic() + PARSE_S
     parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
     try:
-        tree = parser.parse(
+        return parser.parse(
             lambda offset, _: text[offset : offset + PIECE], progress_callback=lambda *_: time.monotonic() > end_s
-        )
+        ).root_node
     except ValueError as error:
         raise PresetError(f"the script cannot be read within {PARSE_S:g} s; check that it is a bash script") from error
-    return tree.root_node
 
 
 @dataclass

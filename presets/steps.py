@@ -8,8 +8,6 @@ Sources: sd-scripts, `split_train_val` and `DreamBoothDataset` in library/train_
 train_network.py; musubi-tuner, `BucketBatchManager` in image_video_dataset.py; trainer/validation.py and data_order.py.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter
