@@ -65,7 +65,7 @@ class Finding:
 def check(t: Training) -> dict[str, list[Change]]:
     """The rules that a training command breaks, each with the changes that fix it.
 
-    In the order in which they are fixed: specific rules first, so that each finding names its own reason.
+    Specific rules come first, here and in lint.toml, whose order is that of the fixes: so each names its own reason.
     """
     return dict([*_of_the_text(t), *_of_the_memory(t), *_of_states_and_workers(t), *_of_the_files(t)])
 

@@ -222,16 +222,12 @@ import argparse, json, runpy, sys
 from presets import schema
 sys.path.insert(0, sys.argv[1])
 original, parsers = argparse.ArgumentParser.parse_args, {}
-class Found(BaseException):
-    pass
-def give_away(parser, *args, **kwargs):
-    raise Found(parser)
 for path, words in json.load(sys.stdin):
     if path not in parsers:
-        argparse.ArgumentParser.parse_args = give_away
+        argparse.ArgumentParser.parse_args = schema._give_away
         try:
             runpy.run_path(path, run_name="__main__")
-        except Found as found:
+        except schema._Parsing as found:
             parsers[path] = found.args[0]
         argparse.ArgumentParser.parse_args = original
     parsers[path].parse_args(words)
