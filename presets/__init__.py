@@ -1,10 +1,9 @@
-"""What to train with: VRAM tiers, model families, base models, defaults and platform rules, as TOML tables and pure functions.
+"""What to train with: VRAM tiers, families, base models, defaults and platform rules, as tables and pure functions.
 
 Tables instead of code, because people tune them and users add models without Python. This package imports nothing else
 of the project, and only the standard library until `lint` or `schema` is imported: the monitor and the page load it.
 """
 
-from presets.estimate import tiers_of
 from presets.tables import (
     ROOT,
     PresetError,
@@ -19,7 +18,7 @@ from presets.tables import (
     sanity,
     smallest_tier,
     tier_flags,
-    tier_problem,
     tiers,
+    tiers_of,
     trainer_of,
 )

@@ -3,10 +3,16 @@
 import argparse
 import difflib
 import json
+import os
+import shutil
 import sys
+from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import presets
+
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,9 +60,10 @@ def show(args: argparse.Namespace) -> int:
             print(f"  {key:18} {model['name']} · {model['licence']} · {', '.join(model['backends'])}")
         for backend in family["backends"]:
             able = [key for key, model in of_family.items() if backend in model["backends"]]
-            if able:
-                needs = ", ".join(f"{tier} {_memory(row)}" for tier, row in presets.tiers_of(able[0], backend).items())
-                print(f"  GPU memory with {presets.backends()[backend]['label']}: {needs}")
+            rows = presets.tiers_of(able[0], backend) if able else {}
+            needs = [f"{tier} -" if row["problem"] else f"{tier} {row['needs_gb']:g} GB" for tier, row in rows.items()]
+            if needs:
+                print(f"  GPU memory with {presets.backends()[backend]['label']}: {', '.join(needs)}")
     if args.json:
         by_model = {key: {b: presets.tiers_of(key, b) for b in model["backends"]} for key, model in models.items()}
         result = {"tiers": tiers, "backends": presets.backends(), "families": families, "models": models}
@@ -64,15 +71,8 @@ def show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _memory(row: dict) -> str:
-    """What a run needs in a tier, such as `7.3 GB`; "-" where the tier cannot hold it."""
-    return "-" if row["problem"] else f"{row['needs_gb']:g} GB"
-
-
 def lint(args: argparse.Namespace) -> int:
     """Print the findings of a script; with --fix, fix them first and print the changes."""
-    from dataclasses import asdict, replace
-
     from presets.fix import Fixed, fix
     from presets.lint import lint as find
     from presets.training import trainings
@@ -99,12 +99,8 @@ def lint(args: argparse.Namespace) -> int:
         print(f"{path}: no problems found")
     if args.json:
         changes = [{"rule": r, "command": i + 1, **asdict(c), "text": c.text} for r, i, c in fixed.changes]
-        result = {
-            "clean": not findings,
-            "findings": [asdict(one) for one in findings],
-            "fixed": fixed.fixed,
-            "changes": changes,
-        }
+        found = [asdict(one) for one in findings]
+        result = {"clean": not findings, "findings": found, "fixed": fixed.fixed, "changes": changes}
         print(json.dumps(result, ensure_ascii=False))
     return 1 if findings else 0
 
@@ -124,9 +120,6 @@ def _text(path: Path) -> str:
 
 def _replace(script: Path, text: str) -> None:
     """Replace the script atomically; its permissions stay, and a link to it stays a link."""
-    import os
-    import shutil
-
     path = script.resolve()
     new = path.with_name(f".{path.name}.fixed")
     try:
@@ -169,13 +162,10 @@ def estimate(args: argparse.Namespace) -> int:
 
 def _images(slug: str) -> dict[str, int]:
     """The number of images in each folder of a run's data set."""
-    root, found = presets.data_root() / "datasets" / slug, {}
-    for folder in [root, *sorted(one for one in root.glob("*") if one.is_dir() and one.name[0] != ".")]:
-        files = folder.glob("*") if folder.is_dir() else ()
-        count = sum(one.suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".bmp") for one in files)
-        if count:
-            found["" if folder == root else folder.name] = count
-    return found
+    root = presets.data_root() / "datasets" / slug
+    files = [one for one in sorted([*root.glob("*"), *root.glob("*/*")]) if one.suffix.lower() in IMAGES]
+    names = [one.parent.name if one.parent != root else "" for one in files]
+    return Counter(name for name in names if not name.startswith("."))
 
 
 if __name__ == "__main__":

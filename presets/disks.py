@@ -18,10 +18,9 @@ def file_system(path: Path) -> tuple[str, str]:
 
     place = Path(os.path.normpath(path))
     inside = [disk for disk in psutil.disk_partitions(all=True) if place.is_relative_to(disk.mountpoint)]
-    if not inside:
-        return "", ""
-    disk = max(reversed(inside), key=lambda one: len(one.mountpoint))  # of two at one place, the later is on top
-    return disk.fstype, disk.mountpoint
+    # Of two at one place, the later is on top.
+    disk = max(reversed(inside), key=lambda one: len(one.mountpoint), default=None)
+    return (disk.fstype, disk.mountpoint) if disk else ("", "")
 
 
 def is_network(path: Path) -> bool:

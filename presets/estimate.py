@@ -1,18 +1,19 @@
 """Estimates the GPU memory, time and disk space of a run, so that a tier that is too small is noticed before the start.
 
-Memory: the table of the family has a figure for each tier at the default settings (families/NAME.toml, which says where it
-comes from), the part of it that grows with resolution² × batch size, and the weights of a LoRA of rank 1. Text encoders
-that work before training, and need more, have a figure of their own. The actual use differs by one or two gigabytes with
-the attention kernels, the driver and a desktop on the same GPU. Of FLUX.1 it was measured on a GPU (docs/measurements.md):
-a training takes 0.3 to 1 GB less than this says.
+Memory: the table of the family has a figure for each tier at the default settings (families/NAME.toml, which says where
+it comes from), the part of it that grows with resolution² × batch size, and the weights of a LoRA of rank 1. Text
+encoders that work before training, and need more, have a figure of their own. The actual use differs by one or two
+gigabytes with the attention kernels, the driver and a desktop on the same GPU. Of FLUX.1 it was measured on a GPU
+(docs/measurements.md): a training takes 0.3 to 1 GB less than this says.
 """
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
 from presets.steps import planned_steps
 from presets.tables import (
+    GENERATED_GB,
+    NOTE,
     backend_of,
     defaults,
     families,
@@ -20,20 +21,16 @@ from presets.tables import (
     models,
     smallest_tier,
     tier_flags,
-    tier_problem,
-    tier_row,
     tiers,
+    tiers_of,
     trainer_of,
 )
 
 GB = 1e9
-GENERATED_GB = 1.0  # of a model that is generated for tests
 PNG_BYTES = 2.0  # of a pixel of a generated image
-OPTIMIZER_BYTES = {"adafactor": 0.1, "adamw8bit": 2, "adamw": 8, "lion8bit": 1, "lion": 4, "prodigy": 16}
-OPTIMIZER_BYTES |= {"adamwschedulefree": 8, "sgd": 4}
+OPTIMIZER_BYTES = {"adafactor": 0.1, "adamw8bit": 2, "lion8bit": 1, "lion": 4, "prodigy": 16, "sgd": 4}  # others: 8
 WEIGHT_BYTES = {"nf4": 0.57}  # of a quantized weight, its scale included; the others have 8 bits
-TEXT_TOKENS, TEXT_WIDTH = 512, 4096  # of FLUX.1
-NOTE = "an estimate; actual use differs by 1–2 GB with the driver and other programs on the GPU"
+SIZES = {"text_tokens": 512, "text_width": 4096}  # of FLUX.1
 
 
 def estimate(run: Mapping[str, Any]) -> dict:
@@ -45,24 +42,24 @@ def estimate(run: Mapping[str, Any]) -> dict:
     A tier that cannot hold the family has the figure of the smallest one that can.
 
     Returns:
-        {"model", "stages_gb": {stage: GB}, "peak_gb", "peak_stage", "tiers": {tier: whether its memory is enough}, "note":
-        what the figure is based on}.
+        {"model", "stages_gb": {stage: GB}, "peak_gb", "peak_stage", "tiers": {tier: whether its memory is enough},
+        "note": what the figure is based on}.
 
     Raises:
         PresetError: there is no such base model.
     """
     key, run, flags, shape = _settled(run)
     _, usual, usual_flags, _ = _settled({name: run[name] for name in ("model", "backend", "tier") if name in run})
-    trainer = trainer_of(key, run["backend"])
-    row = tier_row(key, run["backend"], run["tier"])
-    row = row or trainer["tiers"][smallest_tier(key, run["backend"])]
-    stages = {"training": GENERATED_GB}
-    if not models()[key]["generated"]:
+    trainer, rows = trainer_of(key, run["backend"]), tiers_of(key, run["backend"])
+    row = rows[smallest_tier(key, run["backend"]) if rows[run["tier"]]["problem"] else run["tier"]]
+    if models()[key]["generated"]:
+        stages = {"training": GENERATED_GB}
+    else:
         size = run["batch_size"] * run["resolution"] ** 2 / (usual["batch_size"] * usual["resolution"] ** 2)
         lora = shape["lora_sides"] * (run["rank"] - usual["rank"]) * (8 + _optimizer_bytes(flags)) / GB
+        weights = row["weights_gb"] * (_weight_bytes(run, flags) / _weight_bytes(usual, usual_flags) - 1)
         stages = {"text": 0.0 if flags.get("text_encoder_cpu") else trainer["text_gb"]}
-        stages["training"] = row["training_gb"] + trainer["activations_gb"] * (size - 1) + lora
-        stages["training"] += row["weights_gb"] * (_weight_bytes(run, flags) / _weight_bytes(usual, usual_flags) - 1)
+        stages["training"] = row["training_gb"] + trainer["activations_gb"] * (size - 1) + lora + weights
     stages = {name: round(value, 1) for name, value in stages.items() if value}
     peak = max(stages, key=lambda name: stages[name])
     return {
@@ -75,65 +72,33 @@ def estimate(run: Mapping[str, Any]) -> dict:
     }
 
 
-def tiers_of(model: str, backend: str | None = None) -> dict[str, dict]:
-    """What each tier is for a model with a trainer (None: the model's usual one), the smallest tier first.
-
-    Returns:
-        By tier: {label, vram_gb, note, flags, source, needs_gb, basis, problem}.
-        flags: those that the tier adds; source: where they come from. needs_gb: GPU memory with the default settings;
-        basis: where the figure comes from. problem: "" or why the tier cannot hold the model and which ones can, as a
-        sentence; then flags is empty and needs_gb is None.
-
-    Raises:
-        PresetError: there is no such model, or the trainer cannot train it.
-    """
-    key = find_model(model)
-    backend = backend or backend_of(key)
-    trainer, out = trainer_of(key, backend), {}
-    for name, tier in tiers().items():
-        problem, row = tier_problem(key, backend, name), tier_row(key, backend, name)
-        row = row or {"flags": {}, "note": problem, "needs_gb": None, "basis": trainer["too_small"]}
-        if models()[key]["generated"]:
-            row = {**row, "needs_gb": GENERATED_GB, "basis": NOTE}
-        out[name] = {**tier, "source": trainer["source"], **copy.deepcopy(row), "problem": problem}
-    return out
-
-
 def _settled(run: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]:
     """(model key, the run with its defaults, the trainer's flags that matter here, the model's sizes)."""
-    base = defaults()
-    key = find_model(run.get("model", base["run"]["model"]))
+    usual = defaults()["run"]
+    key = find_model(run.get("model", usual["model"]))
     model = models()[key]
-    full = {**base["run"], "backend": backend_of(key), **model["settings"], **run}
-    family = families()[model["family"]]
-    trainer = trainer_of(key, full["backend"])
-    flags = {
-        **tier_flags(key, full["backend"], full["tier"]),
-        **trainer["flags"],
-        **model["flags"],
-        **full.get("extra", {}),
-    }
-    sizes = {"lora_sides": family["lora_sides"], "text_tokens": TEXT_TOKENS, "text_width": TEXT_WIDTH}
-    return key, full, flags, {**sizes, **model["shape"]}
+    full = {**usual, "backend": backend_of(key), **model["settings"], **run}
+    memory, trainer = tier_flags(key, full["backend"], full["tier"]), trainer_of(key, full["backend"])
+    flags = {**memory, **trainer["flags"], **model["flags"], **full.get("extra", {})}
+    return key, full, flags, {**SIZES, "lora_sides": families()[model["family"]]["lora_sides"], **model["shape"]}
 
 
 def table_time(run: Mapping[str, Any]) -> tuple[float, float, str]:
     """(seconds of one step, seconds until the first step, source) from the table in defaults.toml."""
     key, run, _, shape = _settled(run)
-    speed = defaults()["speed"]
+    speed, family = defaults()["speed"], families()[models()[key]["family"]]
+    images = run["batch_size"] * run["gradient_accumulation"]
     if models()[key]["generated"]:
         entry = speed["generated"]
-        return entry["step_s"] * run["batch_size"] * run["gradient_accumulation"], entry["start_s"], entry["source"]
-    tier = speed["tiers"][run["tier"]]
-    tokens = (run["resolution"] / 16) ** 2 + shape["text_tokens"]
-    tokens *= run["batch_size"] * run["gradient_accumulation"]
-    family = families()[models()[key]["family"]]
+        return entry["step_s"] * images, entry["start_s"], entry["source"]
+    thousands = ((run["resolution"] / 16) ** 2 + shape["text_tokens"]) * images / 1000
     if "speed" not in family:  # FLUX.1, with which the others are compared
-        return tier["s_per_1000_tokens"] * tokens / 1000, speed["start_s"], tier["source"]
+        tier = speed["tiers"][run["tier"]]
+        return tier["s_per_1000_tokens"] * thousands, speed["start_s"], tier["source"]
     memory = tiers()[run["tier"]]["vram_gb"]
     gpu = [row for name, row in speed["other"].items() if tiers()[name]["vram_gb"] <= memory][-1]
     source = f"estimated from the time of FLUX.1 and the size of {family['name']}"
-    return gpu["s_per_1000_tokens"] * family["speed"] * tokens / 1000, speed["start_s"], source
+    return gpu["s_per_1000_tokens"] * family["speed"] * thousands, speed["start_s"], source
 
 
 def samples_s(run: Mapping[str, Any], prompts: int, step_s: float, steps: int) -> float:
@@ -153,16 +118,7 @@ def whole(run: Mapping[str, Any], images: Mapping[str, int]) -> dict[str, Any]:
         {"steps", "seconds", "time_source", "disk_bytes": {part: bytes}, "cost": None without a price}
     """
     run = _settled(run)[1]
-    steps = int(run.get("max_train_steps") or 0) or planned_steps(
-        images,
-        repeats=run["repeats"],
-        batch_size=run["batch_size"],
-        epochs=run["epochs"],
-        accumulation=run["gradient_accumulation"],
-        processes=run["gpus"] * run.get("nodes", 1),
-        share=run.get("validation_split", 0.0),
-        backend=run["backend"],
-    )
+    steps = planned_steps(run, images)
     step_s, start_s, source = table_time(run)
     prompts = len(run.get("prompts") or []) or 1
     seconds = start_s + steps * step_s + samples_s(run, prompts, step_s, steps)

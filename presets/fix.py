@@ -1,19 +1,19 @@
 """Apply the changes that lint proposes: replace the words concerned and keep every other byte of the script.
 
-Only words that stand alone in the command are changed: what comes from a variable or an array is left to a person. The script is parsed again after each change, so that no change depends on the positions of another.
+Only words that stand alone in the command are changed: what comes from a variable or an array is left to a person.
+The script is parsed again after each change, so that no change depends on the positions of another.
 """
 
 import itertools
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from presets import lint
 from presets.tables import ROOT, PresetError, _table
 from presets.training import Training, program, quote, trainings
-
-MAX_ROUNDS = 200  # more than rules × flags: stops a fix that brings its own finding back
 
 
 class _Impossible(Exception):
@@ -36,42 +36,34 @@ def fix(text: str, name: str = "train.sh", base: Path | None = None, only: str =
         only: fix this rule alone.
 
     Raises:
-        PresetError: a fix had no effect, or fixes undid each other (a bug in lint). The script is unchanged.
+        PresetError: a fix had no effect (a bug in lint). The script is unchanged.
     """
-    out = Fixed(text)
-    impossible: set[tuple[str, int]] = set()
-    for _ in range(MAX_ROUNDS):
-        found = [(r, i, c) for i, t in enumerate(trainings(out.text, name, base)) for r, c in lint.check(t) if c]
-        rule, index, changes = next(
-            (one for one in found if one[:2] not in impossible and only in ("", one[0])), ("", 0, [])
-        )
-        if not rule:
-            left = {finding.id for finding in lint.lint(out.text, name, base)}
-            before = [finding.id for finding in lint.lint(text, name, base)]
-            out.fixed = [rule for rule in dict.fromkeys(before) if rule not in left]
-            return out
-        new = out.text
+    out, found = Fixed(text), trainings(text, name, base)
+    for index, rule in itertools.product(range(len(found)), [only] if only else _table("lint.toml")["rules"]):
+        changes, new = lint.check(found[index]).get(rule), out.text
+        if not changes:
+            continue
         try:
             for change in changes:
                 new = _apply(new, trainings(new, name, base)[index], change)
         except _Impossible:
-            impossible.add((rule, index))
             continue
         if new == out.text:
             raise PresetError(f"{name}: the automatic fix of {rule} had no effect; fix it by hand")
-        out.text = new
+        out.text, found = new, trainings(new, name, base)
         out.changes += [(rule, index, change) for change in changes]
-    raise PresetError(f"{name}: the automatic fixes undo each other; fix the findings by hand")
+    left = {finding.id for finding in lint.lint(out.text, name, base)}
+    before = [finding.id for finding in lint.lint(text, name, base)]
+    out.fixed = [rule for rule in dict.fromkeys(before) if rule not in left]
+    return out
 
 
 def _apply(text: str, t: Training, change: lint.Change) -> str:
     if t.language == "ps":
         raise _Impossible
     match change.kind:
-        case "Drop":
-            return _splice(text, _written(text, t, change.flag, None))
-        case "Set":
-            return _splice(text, _written(text, t, change.flag, list(change.values)))
+        case "Drop" | "Set":
+            return _written(text, t, change.flag, list(change.values) if change.kind == "Set" else None)
         case "Guard":
             return _guard(text, t)
         case "Unmark":
@@ -79,71 +71,53 @@ def _apply(text: str, t: Training, change: lint.Change) -> str:
     return text.replace("\r\n", "\n")
 
 
-Edit = tuple[int, int, str]
+def _replace(text: str, t: Training, words: Mapping[int, list[str]], at: int = 0, added: str = "") -> str:
+    """The text with some words of a command replaced by others, or removed, and with an addition.
 
-
-def _splice(text: str, edits: list[Edit]) -> str:
-    """Replace several parts of a text."""
-    for start, end, new in sorted(edits, reverse=True):
-        text = text[:start] + new + text[end:]
+    Raises:
+        _Impossible: one of the words does not stand alone.
+    """
+    edits = [(at, at, added)]
+    mark = r"\^" if t.language == "cmd" else r"\\"
+    for i, new in words.items():
+        word = t.command.words[i]
+        if not word.alone:
+            raise _Impossible
+        start, end, space = word.start, word.end, ""
+        if not new:  # removed with the spaces and line continuations before it
+            before = re.search(rf"(?:[ \t]|{mark}\r?\n)*$", text[:start])
+            start = before.start() if before else start
+            space = " " if text.startswith(("<", ">"), end) else ""
+        edits.append((start, end, " ".join(new) or space))
+    for start, end, new_text in sorted(edits, reverse=True):
+        text = text[:start] + new_text + text[end:]
     return text
 
 
-def _edits(text: str, t: Training, replaced: dict[int, list[str]]) -> list[Edit]:
-    """The edits that replace some words by others, or by none. Raises _Impossible: one of them does not stand alone."""
-    words = t.command.words
-    if not all(words[i].alone for i in replaced):
-        raise _Impossible
-    return [
-        (words[i].start, words[i].end, " ".join(new))
-        if new
-        else _removal(text, words[i].start, words[i].end, t.language)
-        for i, new in replaced.items()
-    ]
-
-
-def _removal(text: str, start: int, end: int, language: str) -> Edit:
-    """Remove a word with the spaces and line continuations before it."""
-    mark = r"\^" if language == "cmd" else r"\\"
-    before = re.search(rf"(?:[ \t]|{mark}\r?\n)*$", text[:start])
-    return before.start() if before else start, end, " " if text[end : end + 1] in ("<", ">") else ""
-
-
-def _mentions(t: Training, flag: str) -> list[list[int]]:
-    """The words of each mention of a flag with its own value. What follows may be other flags in a variable, so it stays."""
-    count = 1 if flag in _table("lint.toml")["switches"] else 2
-    mentions: list[list[int]] = []
-    for i in t.flags[flag].words:
-        shape = t.command.words[i].shape
-        if shape == f"--{flag}" or shape.startswith(f"--{flag}="):
-            mentions.append([i])
-        elif len(mentions[-1]) < count and "=" not in t.command.words[mentions[-1][0]].shape:
-            mentions[-1].append(i)
-    return mentions
-
-
-def _written(text: str, t: Training, flag: str, values: list[str] | None, whole: bool = False) -> list[Edit]:
-    """The edits that set a flag where it is, or at the end of the command where it is not; None removes it.
+def _written(text: str, t: Training, flag: str, values: list[str] | None, whole: bool = False) -> str:
+    """The text with a flag set where it is, or at the end of the command where it is not; None removes it.
 
     Args:
-        whole: replace all words after the flag; else each mention of the flag with its own value.
+        whole: replace all words after the flag; else each mention with its own value, because what follows may be
+            other flags in a variable.
 
     Raises:
         _Impossible: the config file sets it, and the command line cannot turn it off; or the command has an open quote.
     """
     new = [] if values is None else [f"--{flag}", *(quote(value, t.language) for value in values)]
-    known = t.flags.get(flag)
+    known, words = t.flags.get(flag), t.command.words
     if known and known.words:
-        mentions = _mentions(t, flag)
-        gone = known.words if whole else [i for mention in mentions for i in mention]
-        return _edits(text, t, {**{i: [] for i in gone}, mentions[-1][0]: new})
+        mentions = [i for i in known.words if words[i].shape.partition("=")[0] == f"--{flag}"]
+        own = [i + 1 for i in mentions if "=" not in words[i].shape and flag not in _table("lint.toml")["switches"]]
+        gone = known.words if whole else [*mentions, *(i for i in own if i in known.words and i not in mentions)]
+        return _replace(text, t, {**{i: [] for i in gone}, mentions[-1]: new})
+    if known and values is None:
+        raise _Impossible
     if values is None or (known and not values):  # a switch of the config file is on
-        if known and values is None:
-            raise _Impossible
-        return []
+        return text
     if t.command.unclosed:
         raise _Impossible  # the flag would become part of the open quote
-    return [(t.command.end, t.command.end, _separator(text, t) + " ".join(new))]
+    return _replace(text, t, {}, t.command.end, _separator(text, t) + " ".join(new))
 
 
 def _separator(text: str, t: Training) -> str:
@@ -161,16 +135,15 @@ def _guard(text: str, t: Training) -> str:
     words = t.command.words
     runner = ["-m", "sd_scripts_patches"] if t.script > t.launcher else ["python", "-m", "sd_scripts_patches"]
     word = words[t.script]
-    edits = _edits(text, t, {t.script: [*runner, text[word.start : word.end]]})
+    guarded = {t.script: [*runner, text[word.start : word.end]]}
     if t.language == "cmd":
-        at = words[0].start
-        return _splice(text, [*edits, (at, at, f'set "PYTHONPATH={ROOT};%PYTHONPATH%" && ')])
+        return _replace(text, t, guarded, words[0].start, f'set "PYTHONPATH={ROOT};%PYTHONPATH%" && ')
     index = program(t.command)
     if words[index].value == "sudo" and not words[index + 1].shape.startswith("-"):
         index += 1  # sudo does not pass the variables of its caller on
     at = words[index].start + text.startswith("!", words[index].start)
     path = shlex.quote(str(ROOT)) + '"${PYTHONPATH:+:$PYTHONPATH}"'
-    return _splice(text, [*edits, (at, at, f"PYTHONPATH={path} ")])
+    return _replace(text, t, guarded, at, f"PYTHONPATH={path} ")
 
 
 def set_flags(text: str, wanted: dict[str, list[str] | None], name: str = "train.sh") -> tuple[str, list[str]]:
@@ -194,7 +167,7 @@ def set_flags(text: str, wanted: dict[str, list[str] | None], name: str = "train
         try:
             if known and (not known.words or found[0].command.unclosed):  # the config file sets it
                 raise _Impossible
-            text = _splice(text, _written(text, found[0], flag, values, whole=True))
+            text = _written(text, found[0], flag, values, whole=True)
         except _Impossible:
             refused.append(flag)
     return text, refused

@@ -1,8 +1,8 @@
 """Reads flags, types, choices, defaults and help of a trainer's argument parser, without its environment.
 
-The trainer's own code fills its parser, in a process of its own (`python -m presets.schema`). That needs almost nothing of
-what the code imports, such as torch, which takes seconds: whatever is neither in the checkout nor in the standard library
-is a stand-in that takes part in anything and does nothing. The script's `setup_parser`, or where it has none
+The trainer's own code fills its parser, in a process of its own (`python -m presets.schema`). That needs almost nothing
+of what the code imports, such as torch, which takes seconds: whatever is neither in the checkout nor in the standard
+library is a stand-in that takes part in anything and does nothing. The script's `setup_parser`, or where it has none
 (musubi-tuner) its `main`, runs up to `parse_args`. The result is kept by the commit of the checkout.
 """
 
@@ -36,18 +36,15 @@ def of_parser(parser: argparse.ArgumentParser) -> dict[str, dict]:
         name = next((option[2:] for option in action.option_strings if option.startswith("--")), "help")
         if name == "help":
             continue
-        switch = action.nargs == 0
-        choices = [choice for choice in action.choices or () if choice is not None]
+        switch, computed = action.nargs == 0, action.default is ANYTHING
         found[name] = {
             "type": "bool" if switch else TYPES.get(getattr(action.type, "__name__", ""), "str"),
             "nargs": None if switch else action.nargs,
-            "choices": choices or None,
-            "default": None if action.default is ANYTHING else action.default,
+            "choices": [choice for choice in action.choices or () if choice is not None] or None,
+            "default": None if computed else action.default,
             "required": action.required,
             "help": "" if action.help in (None, argparse.SUPPRESS, ANYTHING) else action.help,
-        }
-        if action.default is ANYTHING:
-            found[name]["default_is_computed"] = True
+        } | ({"default_is_computed": True} if computed else {})
     return found
 
 
@@ -81,23 +78,21 @@ _known: dict[tuple[Path, str | None, int], dict[str, dict]] = {}
 
 def commit(checkout: Path) -> str | None:
     """The current commit of a git checkout, read from its files; None when it cannot be found there."""
+    git = checkout / ".git"
     try:
-        head = (checkout / ".git" / "HEAD").read_text(encoding="utf-8").strip()
-        if not head.startswith("ref: "):
-            return head or None
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
         name = head.removeprefix("ref: ")
-        loose = checkout / ".git" / name
-        if loose.is_file():
-            return loose.read_text(encoding="utf-8").strip() or None
-        for line in (checkout / ".git" / "packed-refs").read_text(encoding="utf-8").splitlines():
-            if line.endswith(f" {name}"):
-                return line.split()[0]
+        if name == head:
+            return head or None
+        if (git / name).is_file():
+            return (git / name).read_text(encoding="utf-8").strip() or None
+        packed = (git / "packed-refs").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
-    return None
+    return next((line.split()[0] for line in packed if line.endswith(f" {name}")), None)
 
 
-# In the process of its own -----------------------------------------------------------------------------------------------
+# In the process of its own --------------------------------------------------------------------------------------------
 
 
 class _Anything:

@@ -1,4 +1,4 @@
-"""Finds the commands in a bash script and the position of every word, so that a fix changes one word and keeps all other bytes.
+"""Finds the commands in a bash script and where each word is, so that a fix changes one word and keeps all other bytes.
 
 tree-sitter-bash parses the script; what its words are worth is decided here. A variable or array has a known value
 where the script sets it at its top level and nowhere else. A word that cannot be known without running the script (the
@@ -7,30 +7,33 @@ the value None.
 """
 
 import bisect
-import functools
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from presets.syntax import UNKNOWN, Command, Fields, Word
+from presets.syntax import UNKNOWN, Command, Word
 from presets.tables import PresetError
 
 if TYPE_CHECKING:
-    from tree_sitter import Language, Node
+    from tree_sitter import Node
 
 OPAQUE = ("command_substitution", "process_substitution", "arithmetic_expansion", "translated_string")
 EXPANSIONS = ("simple_expansion", "expansion", *OPAQUE)
 REDIRECTIONS = ("file_redirect", "heredoc_redirect", "herestring_redirect")
-SETS_VARIABLES = ("read", "mapfile", "readarray", "unset", "getopts", "printf", "let")
+AFTER_HEREDOC = ("pipeline", "command", "list", "redirected_statement", "file_redirect")
+NO_WORDS = ("file_descriptor", "heredoc_body", "heredoc_end")
 TOP_LEVEL = ("program", "declaration_command", "variable_assignments", "redirected_statement")
+SETS_VARIABLES = re.compile(r"(?:read|mapfile|readarray|unset|getopts|printf|let)(?!\S)")
 NAME = re.compile(r"[A-Za-z_]\w*")
+ARRAY = re.compile(r'("?)\$\{(\w+)\[([@*])\]\}"?')
 ANSI = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "E": "\x1b", "f": "\f", "v": "\v"}
 PARSE_S = 10.0
 PIECE = 1 << 16  # bytes that the parser gets at a time
 UNQUOTED = re.compile(
-    r"""'(?P<single>[^']*)'? | \$'(?P<ansi>(?:\\.|[^'\\])*)'? | \\(?:\r?\n(?P<gap>)|(?P<escaped>.)) | (?P<quote>") | (?P<plain>.)""",
+    r"""'(?P<single>[^']*)'? | \$'(?P<ansi>(?:\\.|[^'\\])*)'? | \\(?:\r?\n(?P<gap>)|(?P<escaped>.)) | (?P<quote>")
+    | (?P<plain>.)""",
     re.DOTALL | re.VERBOSE,
 )
 IN_QUOTES = re.compile(
@@ -38,37 +41,25 @@ IN_QUOTES = re.compile(
 )
 ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|[uU]([0-9a-fA-F]{1,8})|(.?))", re.DOTALL)
 
-
-@functools.cache
-def _language() -> "Language":
-    import tree_sitter
-    import tree_sitter_bash
-
-    return tree_sitter.Language(tree_sitter_bash.language())
+# What a written word becomes is a string with these marks, lone surrogates, which no decoded text has.
+SPACE = "\ud800"  # here one word ends, because a variable has white space
+WORD = "\ud801"  # there is a word here, be it an empty one
+MANY = "\ud802"  # here may be any number of words
 
 
 def _parse(text: bytes) -> "Node":
     """The root of the script's tree. PresetError after PARSE_S: some text that is no script takes the parser hours."""
     import tree_sitter
+    import tree_sitter_bash
 
     end_s = time.monotonic() + PARSE_S
+    parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
     try:
-        tree = tree_sitter.Parser(_language()).parse(
+        return parser.parse(
             lambda offset, _: text[offset : offset + PIECE], progress_callback=lambda *_: time.monotonic() > end_s
-        )
+        ).root_node
     except ValueError as error:
         raise PresetError(f"the script cannot be read within {PARSE_S:g} s; check that it is a bash script") from error
-    return tree.root_node
-
-
-@dataclass
-class _Item:
-    """A word as written: the words that it becomes, its position, and whether their number is unknown."""
-
-    fields: Fields
-    start: int
-    end: int
-    splits: bool = False
 
 
 @dataclass
@@ -77,7 +68,7 @@ class Bash:
 
     text: str
     variables: dict[str, str | None] = field(default_factory=dict)
-    arrays: dict[str, list[_Item]] = field(default_factory=dict)
+    arrays: dict[str, list[str]] = field(default_factory=dict)  # the items with their marks
 
     def commands(self) -> list[Command]:
         # The parser counts bytes, so each character becomes one: a letter, or what a person on Windows meant to write.
@@ -88,9 +79,9 @@ class Bash:
         self.unsure = set(_set_elsewhere(root, plain))
         self.out: list[Command] = []
         self._statement(root)
-        starts = [command.start for command in self.out]
-        for at in _errors(root) if root.has_error else ():  # the line is not understood
-            command = self.out[bisect.bisect_left(starts, at) - 1] if starts and starts[0] < at else None
+        for at in _errors(root):  # the line is not understood
+            before = bisect.bisect_left(self.out, at, key=lambda command: command.start)
+            command = self.out[before - 1] if before else None
             if command and self.text.find("\n", command.end, at) < 0:
                 command.opaque = command.unclosed = True
         return self.out
@@ -99,50 +90,30 @@ class Bash:
         """Read what a node runs and sets."""
         if node.type == "command":
             self._command(node)
-        elif node.type == "redirected_statement":
-            self._redirected(node)
+        elif node.type in REDIRECTIONS:
+            self._redirection(node)
         elif node.type == "variable_assignment" and self.text[node.start_byte] == "-":  # such as --flag=value
             self.out.append(Command([]))
             self._words(self.out[-1], [node])
         elif node.type == "variable_assignment":
             self._assign(node)
-        elif node.type == "function_definition":  # it is called later, when its variables may have other values
-            variables, self.variables = self.variables, {}
-            arrays, self.arrays = self.arrays, {}
-            self._children(node)
-            self.variables, self.arrays = variables, arrays
-        elif node.type not in (*EXPANSIONS, *REDIRECTIONS, "string", "concatenation", "test_command"):
-            self._children(node)
-
-    def _children(self, node: "Node") -> None:
-        for child in node.named_children:
-            self._statement(child)
-
-    def _redirected(self, node: "Node") -> None:
-        """A statement with redirections: words that follow a redirection's target belong to the last command."""
-        for child in node.named_children:
-            if child.type not in REDIRECTIONS:
+        elif node.type not in (*EXPANSIONS, "string", "concatenation", "test_command"):
+            kept, function = (self.variables, self.arrays), node.type == "function_definition"
+            if function:  # it is called later, when its variables may have other values
+                self.variables, self.arrays = {}, {}
+            for child in node.named_children:
                 self._statement(child)
-        for child in node.named_children:
-            self._redirection(child)
+            if function:
+                self.variables, self.arrays = kept
 
     def _redirection(self, node: "Node") -> None:
-        if node.type == "file_redirect":
-            targets = [child for child in node.named_children if child.type != "file_descriptor"]
-            self._more(targets[1:])
-        elif node.type == "heredoc_redirect":
-            for child in node.named_children:
-                if child.type in ("pipeline", "command", "list", "redirected_statement"):
-                    self._statement(child)
-                elif child.type == "file_redirect":
-                    self._redirection(child)
-                elif child.type not in ("heredoc_start", "heredoc_body", "heredoc_end", "file_descriptor"):
-                    self._more([child])
-
-    def _more(self, nodes: "list[Node]") -> None:
-        """Add arguments to the last command."""
-        if nodes and self.out:
-            self._words(self.out[-1], nodes)
+        """What follows a redirection's target: more arguments of the last command, or the rest of a pipeline."""
+        rest = [child for child in node.named_children if child.type not in NO_WORDS][1:]
+        if self.out:
+            self._words(self.out[-1], [child for child in rest if child.type not in AFTER_HEREDOC])
+        for child in rest:
+            if child.type in AFTER_HEREDOC:
+                self._statement(child)
 
     def _command(self, node: "Node") -> None:
         command = Command([])
@@ -164,31 +135,28 @@ class Bash:
             gap = self.text[groups[-1][-1].end_byte : node.start_byte] if groups else " "
             if re.fullmatch(r"(\\\r?\n)*", gap):  # a continuation inside a word
                 groups[-1].append(node)
-            elif node.end_byte > node.start_byte and not self._of_redirection(node):
+            elif node.end_byte > node.start_byte:
                 groups.append([node])
         for group in groups:
-            item = self._item(group)
-            found = self._expand(item)
-            command.opaque = command.opaque or found is None
-            whole = Word(" ".join(item.fields.words), item.start, item.end)
-            command.words += [whole] if found is None else found
-
-    def _of_redirection(self, node: "Node") -> bool:
-        """Whether a word is the number before a redirection, such as that of 2>&1."""
-        return self.text[node.start_byte : node.end_byte].isdigit() and self.text[
-            node.end_byte : node.end_byte + 1
-        ] in ("<", ">")
+            start, end, marked = group[0].start_byte, group[-1].end_byte, self._marked(group)
+            if self.text[start:end].isdigit() and self.text.startswith(("<", ">"), end):
+                continue  # the number before a redirection, such as that of 2>&1
+            array = ARRAY.fullmatch(self.text[start:end])
+            values = self._expand(marked, array)
+            command.opaque = command.opaque or values is None
+            alone = values is None or (not array and len(values) == 1)
+            known = [" ".join(_values(marked))] if values is None else values
+            command.words += [Word(value, start, end, alone) for value in known]
 
     # Values -----------------------------------------------------------------------------------------------------------
 
-    def _item(self, nodes: "list[Node]", quoted: bool = False) -> _Item:
-        """The words that nodes without space between them become, by the rules of bash's quotes."""
+    def _marked(self, nodes: "list[Node]", quoted: bool = False) -> str:
+        """What nodes without space between them become, with its marks, by the rules of bash's quotes."""
         at, end = nodes[0].start_byte, nodes[-1].end_byte
-        item, expansions = _Item(Fields(), at, end), dict(_expansions(nodes))
+        out, expansions = "", dict(_expansions(nodes))
         while at < end:
             if stop := expansions.get(at):
-                item.splits = self._expansion(self.text[at:stop], item.fields, quoted) or item.splits
-                at = stop
+                out, at = out + self._expansion(self.text[at:stop], quoted), stop
                 continue
             piece = (IN_QUOTES if quoted else UNQUOTED).match(self.text, at, end)
             assert piece is not None, "any character matches"
@@ -196,18 +164,30 @@ class Bash:
             quoted = quoted != (kind == "quote")
             if kind != "gap":
                 value = "" if kind == "quote" else piece[kind]
-                item.fields.add(ESCAPE.sub(_unescaped, value) if kind == "ansi" else value)
-        return item
+                out += WORD + (ESCAPE.sub(_unescaped, value) if kind == "ansi" else value)
+        return out
 
-    def _expansion(self, written: str, fields: Fields, quoted: bool) -> bool:
-        """Add the value of an expansion; True where it may be any number of words."""
+    def _expansion(self, written: str, quoted: bool) -> str:
+        """The value of an expansion, with its marks."""
         name = re.fullmatch(r"\$\{?([A-Za-z_]\w*)\}?", written)
         value = self.variables.get(name[1]) if name and name[1] not in self.unsure else None
-        if quoted or value is None or re.search(r"[*?\[]", value):
-            fields.add(UNKNOWN if value is None else value)
-            return not quoted or bool(re.fullmatch(r"\$(@|\{@\}|\{\w+\[@\]\})", written))
-        fields.split(value)
-        return False
+        if not quoted and value is not None and not re.search(r"[*?\[]", value):
+            return re.sub(r"\s+", SPACE, value)
+        many = not quoted or re.fullmatch(r"\$(@|\{@\}|\{\w+\[@\]\})", written)
+        return WORD + (UNKNOWN if value is None else value) + (MANY if many else "")
+
+    def _expand(self, marked: str, array: re.Match[str] | None) -> list[str] | None:
+        """The words that a written word becomes; None when their number is unknown."""
+        if not array or array[2] not in self.arrays:
+            return None if MANY in marked else _values(marked)
+        items = self.arrays[array[2]]
+        values = [value for item in items for value in _values(item)]
+        if any(MANY in item for item in items) or (array[1] and array[3] == "*" and len(items) != 1):
+            return None
+        if array[1]:
+            return values
+        odd = any(re.search(rf"[*?\[~{{{UNKNOWN}]", value) for value in values)
+        return None if odd else " ".join(values).split()  # bash splits each item again
 
     # Variables --------------------------------------------------------------------------------------------------------
 
@@ -220,34 +200,20 @@ class Bash:
         if name in self.unsure or left.type != "variable_name":
             return
         if value.type == "array":
-            items = [self._item([child]) for child in value.named_children if child.type != "comment"]
+            items = [self._marked([child]) for child in value.named_children if child.type != "comment"]
             self.arrays[name] = [*self.arrays.get(name, []), *items] if adds else items
             return
         self.arrays.pop(name, None)
         given = len(node.children) > 2
-        new = " ".join(self._item([value], quoted=value.type in EXPANSIONS).fields.words) if given else ""
+        new = " ".join(_values(self._marked([value], quoted=value.type in EXPANSIONS))) if given else ""
         known = UNKNOWN not in new and not self.text.startswith("~", value.start_byte)
         before = self.variables.get(name) if adds else ""
         self.variables[name] = before + new if known and before is not None else None
 
-    def _expand(self, item: _Item) -> list[Word] | None:
-        """The words that a written word expands to; None when their number is unknown."""
-        written = self.text[item.start : item.end]
-        array = re.fullmatch(r'("?)\$\{(\w+)\[([@*])\]\}"?', written)
-        values = item.fields.words
-        if array and array[2] in self.arrays:
-            items = self.arrays[array[2]]
-            values = [value for one in items for value in one.fields.words]
-            if any(one.splits for one in items) or (array[1] and array[3] == "*" and len(items) != 1):
-                return None
-            if not array[1]:  # bash splits each item again
-                if any(re.search(rf"[*?\[~{{{UNKNOWN}]", value) for value in values):
-                    return None
-                values = [part for value in values for part in value.split()]
-        elif item.splits:
-            return None
-        alone = not array and len(values) == 1
-        return [Word(value, item.start, item.end, alone) for value in values]
+
+def _values(marked: str) -> list[str]:
+    """The words of a string with marks."""
+    return [word.replace(WORD, "").replace(MANY, "") for word in marked.split(SPACE) if word]
 
 
 def _unescaped(found: re.Match[str]) -> str:
@@ -281,10 +247,8 @@ def _set_elsewhere(node: "Node", text: str, top: bool = True) -> Iterator[str]:
         written = text[child.start_byte : child.end_byte]
         if child.type == "variable_assignment" and node.type != "command" and not top:
             yield written.partition("=")[0].removesuffix("+")
-        elif child.type in ("for_statement", "select_statement") and (name := re.match(r"\w+\s+(\w+)", written)):
-            yield name[1]
-        elif (child.type == "command" and written.split()[:1] in [[one] for one in SETS_VARIABLES]) or (
-            child.type == "unset_command"
-        ):
+        elif child.type in ("for_statement", "select_statement"):
+            yield from re.findall(r"\A\w+\s+(\w+)", written)
+        elif child.type in ("command", "unset_command") and SETS_VARIABLES.match(written):
             yield from NAME.findall(written)
         yield from _set_elsewhere(child, text, top and child.type in TOP_LEVEL)

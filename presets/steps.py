@@ -1,19 +1,18 @@
-"""How many steps a run takes, counted as its trainer counts: what a folder's name sets, what is held out, batches by bucket.
+"""How many steps a run takes, as its trainer counts them: repeats of folders, what is held out, batches by bucket.
 
 Both of kohya's trainers and the built-in one fill each bucket's batches apart, so the last batch of a bucket may be
 smaller: with batch sizes above 1 the number is exact only where the buckets are known. sd-scripts and the built-in
 trainer share buckets among the folders of a data set; musubi-tuner has those of each folder apart.
 
 Sources: sd-scripts, `split_train_val` and `DreamBoothDataset` in library/train_util.py (v0.10.1), `max_train_steps` in
-train_network.py; musubi-tuner, `BucketBatchManager` in dataset/image_video_dataset.py; trainer/validation.py and data_order.py.
+train_network.py; musubi-tuner, `BucketBatchManager` in image_video_dataset.py; trainer/validation.py and data_order.py.
 """
-
-from __future__ import annotations
 
 import math
 import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 Images = Mapping[str, int] | Mapping[str, Sequence[Hashable]]
 """By folder of the data set: the number of images, or the bucket of each image where they are known."""
@@ -51,7 +50,7 @@ def repeats_in(folder: str, repeats: int) -> int:
 def held_out(images: Mapping[str, int], share: float, backend: str) -> dict[str, int]:
     """How many images of each folder validate and are not trained on.
 
-    The share of each folder is rounded. The built-in trainer (`diffusers`) holds out one image at least, sd-scripts perhaps none.
+    The share of each folder is rounded: sd-scripts may hold out none, the built-in trainer (`diffusers`) at least one.
     """
     held = {name: round(number * share) for name, number in images.items()}
     if share and backend == "diffusers" and not any(held.values()) and sum(images.values()) > 1:
@@ -62,7 +61,7 @@ def held_out(images: Mapping[str, int], share: float, backend: str) -> dict[str,
 def batches(images: Images, repeats: int, batch_size: int, share: float, backend: str) -> int:
     """The batches of one epoch, over all processes.
 
-    Which images are held out is not known here, so with a share and known buckets the largest buckets are taken to lose them.
+    Which images are held out is not known here: with a share and known buckets, the largest buckets lose them.
     """
     numbers = {name: found if isinstance(found, int) else len(found) for name, found in images.items()}
     held = held_out(numbers, share, backend)
@@ -77,17 +76,11 @@ def batches(images: Images, repeats: int, batch_size: int, share: float, backend
     return sum(math.ceil(number / batch_size) for number in shown.values())
 
 
-def planned_steps(
-    images: Images,
-    *,
-    repeats: int,
-    batch_size: int,
-    epochs: int,
-    accumulation: int = 1,
-    processes: int = 1,
-    share: float = 0.0,
-    backend: str = "",
-) -> int:
-    """The optimizer steps of a run without a maximum of its own."""
-    in_epoch = batches(images, repeats, batch_size, share, backend)
-    return epochs * math.ceil(in_epoch / processes / accumulation)
+def planned_steps(run: Mapping[str, Any], images: Images) -> int:
+    """The optimizer steps of a run (the fields of a RunSpec): its maximum, or those of its epochs."""
+    if run.get("max_train_steps"):
+        return int(run["max_train_steps"])
+    share = run.get("validation_split", 0.0)
+    in_epoch = batches(images, run["repeats"], run["batch_size"], share, run["backend"])
+    processes = run["gpus"] * run.get("nodes", 1)
+    return run["epochs"] * math.ceil(in_epoch / processes / run["gradient_accumulation"])

@@ -1,7 +1,6 @@
 """The commands and words of a script, with their positions in its text."""
 
-import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 UNKNOWN = "\0"
 
@@ -43,27 +42,3 @@ class Command:
     @property
     def end(self) -> int:
         return self.words[-1].end
-
-
-@dataclass
-class Fields:
-    """The words that one written word becomes: a variable outside quotes may fall into several."""
-
-    words: list[str] = field(default_factory=list)
-    open: bool = False  # whether the next text continues the last word
-
-    def add(self, text: str) -> None:
-        """Add text that stays together."""
-        if self.open:
-            self.words[-1] += text
-        else:
-            self.words.append(text)
-        self.open = True
-
-    def split(self, text: str) -> None:
-        """Add text that white space separates."""
-        for part in re.split(r"(\s+)", text):
-            if part.isspace():
-                self.open = False
-            elif part:
-                self.add(part)

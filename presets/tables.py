@@ -33,18 +33,11 @@ MODEL: dict[str, Any] = {
 }
 """The keys of a model, with what a model has that does not say it; a value has the same type."""
 FAMILY: dict[str, Any] = {"settings": {}, "sample": {}, "files": {}, "text_encoders": 0, "download_bytes": 0}
-TRAINER: dict[str, Any] = {
-    "needs": [],
-    "too_small": "",
-    "precisions": [],
-    "memory": {},
-    "flags": {},
-    "activations_gb": 0.0,
-    "text_gb": 0.0,
-}
 FIGURES = ("needs_gb", "weights_gb", "note", "basis")  # of a tier, beside its flags
 BITS = {"nf4": "4 bits", "int8": "8 bits (int8)"}
 OPTIMIZERS = {"adamw8bit": "8-bit AdamW", "adafactor": "Adafactor"}
+GENERATED_GB = 1.0  # of a model that is generated for tests
+NOTE = "an estimate; actual use differs by 1–2 GB with the driver and other programs on the GPU"
 SHARD = re.compile(r"(?P<stem>.*)-00001-of-(?P<count>\d{5})\.safetensors")
 
 
@@ -81,7 +74,7 @@ def _table(name: str) -> dict:
 def _family_files() -> dict[str, dict]:
     """The families' files by name: the default model's family first, then by display name."""
     found = {path.stem: read_toml(path) for path in FAMILIES.glob("*.toml")}
-    first = _table("defaults.toml")["run"]["model"]
+    first = defaults()["run"]["model"]
     return dict(sorted(found.items(), key=lambda item: (first not in item[1]["models"], item[1]["name"])))
 
 
@@ -97,7 +90,7 @@ def defaults() -> dict:
 
 def backends() -> dict[str, dict]:
     """Trainers by name: {label, loads, flags}."""
-    return _table("defaults.toml")["backends"]
+    return defaults()["backends"]
 
 
 def sanity() -> dict:
@@ -106,7 +99,12 @@ def sanity() -> dict:
 
 
 @functools.cache
-def _families() -> dict[str, dict]:
+def families() -> dict[str, dict]:
+    """Model families by name, as in families/NAME.toml: {name, backends, settings, sample, speed, parts, …}.
+
+    backends: by trainer {script, network_module, needs, memory, flags, cache, tiers, …}. parts: the model in
+    diffusers' layout, folder: [its configuration file, prefix of its weight files].
+    """
     return {name: _family(table) for name, table in _family_files().items()}
 
 
@@ -121,34 +119,34 @@ def _family(table: dict) -> dict:
         **{f"tokenizer{number}": ["tokenizer_config.json"] for number in numbers},
         "scheduler": ["scheduler_config.json"],
     }
-    pixels = family["settings"].get("resolution", _table("defaults.toml")["run"]["resolution"])
+    pixels = family["settings"].get("resolution", defaults()["run"]["resolution"])
     own = {name: {**table["backends"].get(given.get("like"), {}), **given} for name, given in table["backends"].items()}
     return {**family, "backends": {name: _trainer(name, given, pixels) for name, given in own.items()}}
 
 
 def _trainer(name: str, given: dict, pixels: int) -> dict:
-    """A trainer's table of a family with every key, its sets of flags written out, and the commands that make its caches."""
-    full = {**TRAINER, **_table("defaults.toml")["backends"][name].get("usual", {}), **given}
+    """A trainer's table of a family with every key, its sets of flags written out, and the commands for its caches."""
+    full = {**defaults()["trainer"], **backends()[name].get("usual", {}), **given}
     full |= {key: _in_full(full[key]) for key in ("memory", "flags")}
-    full["tiers"] = {tier: _tier(row, full, pixels) for tier, row in full["tiers"].items()}
-    row, full["by_tier"] = None, {}  # a tier without a row takes that of the next smaller one, None where there is none
-    for tier in _table("tiers.toml")["tiers"]:
-        row = full["by_tier"][tier] = full["tiers"].get(tier, row)
+    given, row, full["tiers"] = full["tiers"], None, {}
+    for tier in tiers():  # a tier without a row takes that of the next smaller one, None where there is none
+        row = full["tiers"][tier] = _tier(given[tier], full, pixels) if tier in given else row
     start = full["script"].removesuffix("train_network.py")
     captions = {"batch_size": 1, **full.get("cache_text_flags", {})}
+    caches = [
+        ("cache_latents", "latents", "the images", {}),
+        ("cache_text", "text_encoder_outputs", "the captions", captions),
+    ]
     full["cache"] = [
         {"script": f"{start}cache_{what}.py", "phase": phase, "takes": full[key], "flags": flags}
-        for key, what, phase, flags in (
-            ("cache_latents", "latents", "the images", {}),
-            ("cache_text", "text_encoder_outputs", "the captions", captions),
-        )
+        for key, what, phase, flags in caches
         if key in full
     ]
     return full
 
 
 def _tier(row: dict, trainer: dict, pixels: int) -> dict:
-    """A tier: {flags, note, needs_gb, training_gb, weights_gb, basis}; what the user reads is made of its flags and figures."""
+    """A tier: {flags, note, needs_gb, training_gb, weights_gb, basis}; its flags and figures make the texts."""
     flags = _in_full({key: value for key, value in row.items() if key not in FIGURES})
     flags.setdefault("optimizer_type", "adamw8bit")
     every, text_gb = {**trainer["memory"], **flags}, trainer["text_gb"]
@@ -165,8 +163,10 @@ def _tier(row: dict, trainer: dict, pixels: int) -> dict:
     basis = f"estimated: its text encoders take {text_gb:g} GB while captions are encoded"
     if "weights_gb" in row:
         where = "on the GPU" if "blocks_to_swap" in every else f"in {bits}"
-        basis = f"estimated: {row['weights_gb']:g} GB of weights {where}, {trainer['activations_gb']:g} GB for an image of {pixels} "
-        basis += "pixels, the LoRA and its optimizer"
+        basis = (
+            f"estimated: {row['weights_gb']:g} GB of weights {where}, {trainer['activations_gb']:g} GB for an image "
+        )
+        basis += f"of {pixels} pixels, the LoRA and its optimizer"
     return {
         "flags": flags,
         "note": row.get("note", note),
@@ -179,26 +179,8 @@ def _tier(row: dict, trainer: dict, pixels: int) -> dict:
 
 def _in_full(flags: dict) -> dict:
     """Flags with those that a name of a set stands for (defaults.toml), in its place."""
-    sets = _table("defaults.toml")["flag_sets"]
+    sets = defaults()["flag_sets"]
     return {name: item for flag, value in flags.items() for name, item in sets.get(flag, {flag: value}).items()}
-
-
-def families() -> dict[str, dict]:
-    """Model families by name, as in families/NAME.toml: {name, backends, settings, sample, speed, parts, …}.
-
-    `backends`: by trainer {script, network_module, needs, memory, flags, cache, tiers, …}. parts: the model in diffusers'
-    layout, folder: [its configuration file, prefix of its weight files].
-    """
-    return _families()
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """What changes with a file's content; None without the file."""
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        return None
-    return stat.st_mtime_ns, stat.st_size
 
 
 def models(user_file: Path | None = None) -> dict[str, dict]:
@@ -210,11 +192,16 @@ def models(user_file: Path | None = None) -> dict[str, dict]:
         PresetError: the user's file is not valid TOML, or a model in it lacks a key or has an unknown one.
     """
     path = user_file or data_root() / "models.toml"
-    return _models(path, _stamp(path))
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return _models(path, None)
+    return _models(path, (stat.st_mtime_ns, stat.st_size))
 
 
 @functools.lru_cache(maxsize=4)
 def _models(path: Path, stamp: tuple[int, int] | None) -> dict[str, dict]:
+    """As `models`, of a file as it was at `stamp`; None without the file."""
     table = {
         key: ({"family": family, **model}, f"presets/families/{family}.toml")
         for family, file in _family_files().items()
@@ -226,21 +213,17 @@ def _models(path: Path, stamp: tuple[int, int] | None) -> dict[str, dict]:
 
 
 def downloads() -> dict[str, dict]:
-    """Sources of model files by file name in the models folder: {repo, path[, size, sha256]}; by default path is the name.
+    """Sources of model files by file name in the models folder: {repo, path[, size, sha256]}; the name is the usual path.
 
     Of a model in several files (`NAME-00001-of-00004.safetensors`) the table has the first; the others follow from it.
     """
-    own = data_root() / "models.toml"
-    tables = [*_family_files().values(), read_toml(own) if own.is_file() else {}]
-    out = {}
-    for name, source in ((name, one) for table in tables for name, one in table.get("downloads", {}).items()):
-        names, path = shards(name), source.get("path", name)
-        path += name if path.endswith("/") else ""
-        for number, shard in enumerate(names, 1):
-            of = f"-{number:05d}-of-" if len(names) > 1 else "-00001-of-"
-            out[shard] = {**source, "path": path.replace("-00001-of-", of)}
-            if "size" in source:
-                out[shard]["size"] = source["size"] // len(names)
+    own, out = data_root() / "models.toml", dict[str, dict]()
+    for table in [*_family_files().values(), read_toml(own) if own.is_file() else {}]:
+        for name, source in table.get("downloads", {}).items():
+            names, path = shards(name), source.get("path", name)
+            paths = shards(path + name if path.endswith("/") else path)
+            size = {"size": source["size"] // len(names)} if "size" in source else {}
+            out |= {one: {**source, "path": at, **size} for one, at in zip(names, paths, strict=False)}
     return out
 
 
@@ -262,12 +245,12 @@ def _complete(key: str, model: dict, origin: str) -> dict:
             raise PresetError(f"{where}: unknown key {name!r}; use one of {', '.join(MODEL)}")
         if not isinstance(value, type(MODEL[name])):
             raise PresetError(f"{where}: {name} must be a {type(MODEL[name]).__name__}, not {value!r}")
-    known = _families()
+    known = families()
     full = {**MODEL, "name": key, "family": next(iter(known)), **model}
     family = known.get(full["family"])
     if family is None:
         raise PresetError(f"{where}: unknown family {model['family']!r}; use one of {', '.join(known)}")
-    loads = {name: trainer["loads"] for name, trainer in _table("defaults.toml")["backends"].items()}
+    loads = {name: trainer["loads"] for name, trainer in backends().items()}
     if "backends" not in model:
         full["backends"] = [name for name in loads if name in family["backends"] and full[loads[name]]]
     if full["files"]:
@@ -275,11 +258,9 @@ def _complete(key: str, model: dict, origin: str) -> dict:
         files = {**family["files"], **full["files"]}
         full["files"] = {flag: files[flag] for flag in (*filter(files.get, needs), *files)}
     full["settings"] = {**family["settings"], **full["settings"]}
-    unknown = [name for name in full["backends"] if name not in loads]
-    if unknown or not full["backends"]:
-        raise PresetError(
-            f"{where}: no trainer can load it (backends = {full['backends']}); set `repo` for diffusers or `files` for sd-scripts"
-        )
+    if not full["backends"] or not set(full["backends"]) <= set(loads):
+        advice = "set `repo` for diffusers or `files` for sd-scripts"
+        raise PresetError(f"{where}: no trainer can load it (backends = {full['backends']}); {advice}")
     if untrained := [name for name in full["backends"] if name not in family["backends"]]:
         able = ", ".join(family["backends"])
         raise PresetError(f"{where}: {untrained[0]} cannot train the family {full['family']}; use backends from {able}")
@@ -293,7 +274,7 @@ def backends_of(model: str) -> list[str]:
 
 def backend_of(model: str) -> str:
     """The trainer of a run that names none: the default one where it can train the model, else the model's first."""
-    able, usual = _model(model)["backends"], _table("defaults.toml")["run"]["backend"]
+    able, usual = _model(model)["backends"], defaults()["run"]["backend"]
     return usual if usual in able else able[0]
 
 
@@ -306,24 +287,29 @@ def trainer_of(model: str, backend: str) -> dict:
     entry = _model(model)
     if backend not in entry["backends"]:
         raise PresetError(f"{backend} cannot train {model}; use {' or '.join(entry['backends'])}")
-    return _families()[entry["family"]]["backends"][backend]
+    return families()[entry["family"]]["backends"][backend]
 
 
-def tier_row(model: str, backend: str, tier: str) -> dict | None:
-    """A trainer's row of a tier for a model; None where the tier cannot hold it. Raises PresetError.
+def tiers_of(model: str, backend: str | None = None) -> dict[str, dict]:
+    """What each tier is for a model with a trainer (None: the model's usual one), the smallest tier first.
 
-    A model that is generated for tests fits everywhere.
+    Returns:
+        By tier: {label, vram_gb, note, flags, source, needs_gb, basis, problem}.
+        flags: those that the tier adds; source: where they come from. needs_gb: GPU memory with the default settings;
+        basis: where the figure comes from. problem: "" or why the tier cannot hold the model and which ones can, as a
+        sentence; then flags is empty and needs_gb is None. A model that is generated for tests fits everywhere.
+
+    Raises:
+        PresetError: there is no such model, or the trainer cannot train it.
     """
-    entry, by_tier = _model(model), trainer_of(model, backend)["by_tier"]
-    return by_tier[tier] or (next(filter(None, by_tier.values())) if entry["generated"] else None)
-
-
-def tier_problem(model: str, backend: str, tier: str) -> str:
-    """Why a tier cannot hold a model and which tiers can, as a sentence; "" where it can. Raises PresetError."""
-    if tier_row(model, backend, tier):
-        return ""
-    why = f"{trainer_of(model, backend)['too_small']}; choose {smallest_tier(model, backend)} or more"
-    return f"{_model(model)['name']} does not fit: {why}"
+    entry, trainer = _model(model), trainer_of(model, backend or backend_of(model))
+    smallest = next(tier for tier, row in trainer["tiers"].items() if row)
+    generated = {"needs_gb": GENERATED_GB, "basis": NOTE} if entry["generated"] else {}
+    why = f"{entry['name']} does not fit: {trainer['too_small']}; choose {smallest} or more"
+    other = {"flags": {}, "note": why, "needs_gb": None, "basis": trainer["too_small"], "problem": why}
+    other = trainer["tiers"][smallest] if generated else other
+    row = {"source": trainer["source"], "problem": ""}
+    return {tier: {**about, **row, **(trainer["tiers"][tier] or other), **generated} for tier, about in tiers().items()}
 
 
 def tier_flags(model: str, backend: str, tier: str) -> dict[str, Any]:
@@ -332,13 +318,13 @@ def tier_flags(model: str, backend: str, tier: str) -> dict[str, Any]:
     Raises:
         PresetError: there is no such model, or the trainer cannot train it.
     """
-    row = tier_row(model, backend, tier)
-    return {**trainer_of(model, backend)["memory"], **row["flags"]} if row else {}
+    row = tiers_of(model, backend)[tier]
+    return {} if row["problem"] else {**trainer_of(model, backend)["memory"], **row["flags"]}
 
 
 def smallest_tier(model: str, backend: str) -> str:
-    """The smallest tier that a trainer's table of a model's family has. Raises PresetError."""
-    return next(name for name, row in trainer_of(model, backend)["by_tier"].items() if row)
+    """The smallest tier that can hold a model. Raises PresetError."""
+    return next(tier for tier, row in tiers_of(model, backend).items() if not row["problem"])
 
 
 def _model(key: str) -> dict:

@@ -1,12 +1,12 @@
-"""Finds the training commands of a script: script or module, launcher options, and flags (also those of a config file)."""
+"""Finds the training commands of a script: script or module, launcher options, flags (also those of a config file)."""
 
 import itertools
 import math
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 from presets import windows
 from presets.shell import Bash
@@ -91,12 +91,9 @@ def trainings(text: str, name: str = "train.sh", base: Path | None = None, plain
         plain: also musubi-tuner's scripts where no guarded launcher starts them.
     """
     language = dialect(name, text)
-    base = base or Path()
-    found = commands(text, language)
-    out = []
-    for command, following in zip(found, [*found[1:], None][: len(found)], strict=True):
-        if training := _training(command, language, base, plain):
-            training.source = text
+    found, out = commands(text, language), []
+    for command, following in itertools.zip_longest(found, found[1:]):
+        if training := _training(command, text, language, base or Path(), plain):
             if following and _is_cut_off(text, command, following):
                 training.cut_at, training.opaque = following.start, True
             out.append(training)
@@ -105,12 +102,8 @@ def trainings(text: str, name: str = "train.sh", base: Path | None = None, plain
 
 def _is_cut_off(text: str, command: Command, following: Command) -> bool:
     """Whether the next command is a line that starts with a flag, so that a line continuation is missing before it."""
-    line = text[text.rfind("\n", 0, following.start) + 1 : following.start]
-    return (
-        command.end <= following.start - len(line)
-        and not line.strip()
-        and bool(re.match(r"--?[A-Za-z]", following.words[0].shape))
-    )
+    _, newline, indent = text[command.end : following.start].rpartition("\n")
+    return bool(newline and not indent.strip() and re.match(r"--?[A-Za-z]", following.words[0].shape))
 
 
 def file_name(path: str) -> str:
@@ -118,16 +111,16 @@ def file_name(path: str) -> str:
     return PureWindowsPath(path).name if "\\" in path else PurePosixPath(path).name
 
 
-def _training(command: Command, language: str, base: Path, plain: bool) -> Training | None:
+def _training(command: Command, text: str, language: str, base: Path, plain: bool) -> Training | None:
     scripts, guarded = _table("lint.toml")["scripts"], _table("lint.toml")["guarded_scripts"]
     script, module = None, ""
     for i, word in enumerate(command.words):
-        value = word.value or ""
-        if value in MODULES and i and command.words[i - 1].value == "-m":
-            script, module = i, value
-            if value == "trainer":
+        file = file_name(word.shape)
+        if word.value in MODULES and i and command.words[i - 1].value == "-m":
+            script, module = i, word.value
+            if module == "trainer":
                 break
-        elif (name := file_name(word.shape)) in scripts or ((module or plain) and name in guarded):
+        elif file in scripts or ((module or plain) and file in guarded):
             script = i
             break
     launcher = None if script is None else _launcher(command, script)
@@ -135,16 +128,14 @@ def _training(command: Command, language: str, base: Path, plain: bool) -> Train
         return None
     if module == "sd_scripts_patches" and file_name(command.words[script].shape) not in (*scripts, *guarded):
         return None  # `check DIR`, or a module that the launcher runs
-    flags = dict(flags_of(command, script + 1))
-    before = {f: (v.values[-1] if v.values else "") for f, v in flags_of(command, 0, script)}
-    training = Training(command, language, script, module, flags, before, command.opaque, base=base)
-    training.launcher = launcher
-    _read_config(training)
+    flags, before = flags_of(command, script + 1), flags_of(command, 0, script)
+    launch = {flag: (known.values or [""])[-1] for flag, known in before.items()}
+    training = Training(
+        command, language, script, module, flags, launch, command.opaque, base=base, source=text, launcher=launcher
+    )
+    if training.has("config_file") and module != "trainer":
+        _read_config(training)
     return training
-
-
-def _program_name(value: str) -> str:
-    return re.sub(r"(\.exe|\.cmd|\.bat)$", "", file_name(value).lower().lstrip("!"))
 
 
 def program(command: Command) -> int:
@@ -153,18 +144,17 @@ def program(command: Command) -> int:
 
 
 def _launcher(command: Command, script: int) -> int | None:
-    """The index of the program that starts the script; None where a command such as `cp` or `test -f` only mentions it."""
+    """The index of the program that starts the script; None where a command such as `cp` or `echo` only mentions it."""
     table = _table("lint.toml")
-    names = [_program_name(word.value or "") for word in command.words[:script]]
+    files = [file_name(word.value or "").lower().lstrip("!") for word in command.words[:script]]
+    names = [re.sub(r"(\.exe|\.cmd|\.bat)$", "", file) for file in files]
     first = program(command)
     while first < script and names[first] in table["wrappers"]:
         first += 1
     if first >= script or command.words[first].value is None:
         return min(first, script)
-    if names[first] in table["printers"]:
-        return None
     starts = [i for i, name in enumerate(names) if re.fullmatch(table["launchers"], name)]
-    if not starts:
+    if not starts or names[first] in table["printers"]:
         return None
     between = [word.value or "" for word in command.words[starts[-1] + 1 : script + 1]]
     modules = [after for word, after in itertools.pairwise(between) if word == "-m"]
@@ -173,12 +163,11 @@ def _launcher(command: Command, script: int) -> int | None:
     return starts[-1] if known and not other_script else None
 
 
-def flags_of(command: Command, start: int, end: int | None = None) -> Iterator[tuple[str, Flag]]:
+def flags_of(command: Command, start: int, end: int | None = None) -> dict[str, Flag]:
     """The flags among the words of a command from `start`; before `end`, those of a launcher, with `_` for `-`."""
     found: dict[str, Flag] = {}
     flag = None
-    for i in range(start, len(command.words) if end is None else end):
-        word = command.words[i]
+    for i, word in list(enumerate(command.words))[start:end]:
         value, shape = word.value, word.shape
         if FLAG.match(shape) and (value is not None or "=" in shape.partition("\0")[0]):
             name, equals, rest = shape[2:].partition("=")
@@ -188,27 +177,21 @@ def flags_of(command: Command, start: int, end: int | None = None) -> Iterator[t
         elif flag is not None:
             flag.values.append(value)
             flag.words.append(i)
-    yield from found.items()
+    return found
 
 
 def _read_config(training: Training) -> None:
     """Add the flags of the `--config_file` (kohya_ss writes all settings there); the command line overrides them."""
-    if not training.has("config_file") or training.module == "trainer":
-        return
-    name = training.text("config_file")
-    path = training.base / (name if (name or "").endswith(".toml") else f"{name}.toml") if name else None
-    if path is None or not path.is_file():
-        training.opaque = True
-        return
+    path = training.base / f"{(training.text('config_file') or '').removesuffix('.toml')}.toml"
     try:
         table = read_toml(path)
-    except PresetError:
+    except (OSError, PresetError):
         training.opaque = True
         return
-    training.config = path
+    training.config, settings = path, dict[str, Any]()
     for key, value in table.items():
-        for flag, setting in value.items() if isinstance(value, dict) else [(key, value)]:
-            if setting is False or setting is None or flag in training.flags:
-                continue
+        settings |= value if isinstance(value, dict) else {key: value}
+    for flag, setting in settings.items():
+        if setting is not False and flag not in training.flags:
             values = setting if isinstance(setting, list) else [] if setting is True else [setting]
-            training.flags[flag] = Flag([str(v) for v in values])
+            training.flags[flag] = Flag([str(value) for value in values])

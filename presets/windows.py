@@ -1,21 +1,22 @@
-"""Reads the command lines of batch files and PowerShell scripts: words, line continuations, and variables that are set once.
+"""Reads the command lines of batch files and PowerShell scripts: words, continuations, and variables that are set once.
 
-What is certain gets a value: a word with a variable that a person types, that a block or a condition sets, that is set twice
-or that the system has, is None; where it may be any number of words, the command is opaque. A batch file is read as Windows
-does it, in two passes: cmd replaces variables and carets, then the program's own runtime splits the line into words.
+What is certain gets a value. A word is None with a variable that a person types, that a block or a condition sets, that
+is set twice or that the system has; where it may be any number of words, the command is opaque. A batch file is read as
+Windows does it, in two passes: cmd replaces variables and carets, then the program's own runtime splits the line.
 """
 
 import re
 
-from presets.syntax import UNKNOWN, Command, Fields, Word
+from presets.syntax import UNKNOWN, Command, Word
 
 CMD = re.compile(
-    r"""(?P<next>\^\r?(?:\n|\Z)) | \^(?P<caret>.) | %%(?P<loop>\w?) | %(?P<name>\w+)% | (?P<odd>%[\w()]+:[^%\r\n]*%? | %~?[\w$:]*[0-9*]
-    | %\w*\*? | !\w+!) | (?P<into>[0-9]?(?:>>?|<)(?P<number>&[0-9])?[ \t]*) | (?P<end>[\n&|]) | (?P<bracket>[()]) | (?P<plain>.)""",
+    r"""(?P<next>\^\r?(?:\n|\Z)) | \^(?P<caret>.) | %%(?P<loop>\w?) | %(?P<name>\w+)%
+    | (?P<odd>%[\w()]+:[^%\r\n]*%? | %~?[\w$:]*[0-9*] | %\w*\*? | !\w+!)
+    | (?P<into>[0-9]?(?:>>?|<)(?P<number>&[0-9])?[ \t]*) | (?P<end>[\n&|]) | (?P<bracket>[()]) | (?P<plain>.)""",
     re.DOTALL | re.VERBOSE,
 )
 CMD_REMARK = re.compile(r"[ \t@(]*(?:rem(?=[ \t\r\n^]|$)|:)[^\n]*", re.IGNORECASE)
-CMD_SET = re.compile(r'[ \t@]*set[ \t]+(?!/)(?:"(\w+)=([^"\n]*)"|(\w+)=([^\n&|]*))', re.IGNORECASE)
+CMD_SET = re.compile(r'[ \t@]*set[ \t]+(?!/)(")?(\w+)=((?(1)[^"\n]*|[^\n&|]*))(?(1)")', re.IGNORECASE)
 CMD_SETS = re.compile(r'\bset[ \t]+(?:/[ap][ \t]+)?"?(\w+)=', re.IGNORECASE)
 CMD_LOOPS = re.compile(r"\bfor\b[^\n]*?%%(\w)", re.IGNORECASE)
 INTO = "\1"  # the next word is the target of a redirection
@@ -44,44 +45,40 @@ Char = tuple[str, int, int]  # what the program gets, and the text from which it
 def batch(text: str) -> list[Command]:
     """The commands of a batch file, in order."""
     once, loops, variables = _once(CMD_SETS, text), set(CMD_LOOPS.findall(text)), dict[str, str]()
-    out, line, depth, quoted = [], list[Char](), 0, False
+    out, line, depth, quoted = list[Command](), list[Char](), 0, False
     at, start = int(text.startswith("\ufeff")), True
+
+    def known(name: str | None) -> str:
+        return variables.get((name or "").lower(), UNKNOWN)
+
     while at < len(text):
         if start and (found := CMD_REMARK.match(text, at) or CMD_SET.match(text, at)):
-            if found.re is CMD_SET:
-                name, value = found[1] or found[3], found[2] if found[1] else found[4].rstrip("\r")
-                parts = [
-                    re.sub(r"%(\w+)%", lambda one: variables.get(one[1].lower(), UNKNOWN), p) for p in value.split("%%")
-                ]
-                if not depth and name.lower() in once and UNKNOWN not in "".join(parts):
-                    variables[name.lower()] = "%".join(parts)
+            if found.re is CMD_SET and found[2].lower() in once and not depth:
+                value = re.sub(r"%%|%(\w+)%", lambda one: known(one[1]) if one[1] else "%", found[3].rstrip("\r"))
+                variables |= {found[2].lower(): value} if UNKNOWN not in value else {}
             at, start = found.end(), False
             continue
         piece = CMD.match(text, at)
         assert piece is not None, "any character matches"
-        kind, end = piece.lastgroup or "", piece.end()
+        kind, end, value = piece.lastgroup or "", piece.end(), text[at]
         if quoted and (kind in ("next", "caret", "into", "bracket") or piece[0] in "&|"):
             kind, end = "plain", at + 1
         first = "".join(char for char, *_ in line).split()[:1]
-        groups = kind == "bracket" and (
-            depth > 0 if text[at] == ")" else not first or first[0].lower() in ("if", "for", "else")
-        )
-        if kind == "end" or groups:
-            depth += {"(": 1, ")": -1}.get(text[at], 0)
+        opens = not first or first[0].lower() in ("if", "for", "else")
+        if kind == "end" or (kind == "bracket" and (depth > 0 if value == ")" else opens)):
+            depth += {"(": 1, ")": -1}.get(value, 0)
             out += _runtime_words(line)
-            line, quoted, start, at = [], False, text[at] == "\n", end
+            line, quoted, start, at = [], False, value == "\n", end
             continue
-        value = text[at]
         if kind == "caret":
             value = piece["caret"]
         elif kind in ("next", "into"):
             value = " " if kind == "next" or piece["number"] else INTO
         elif kind == "loop":
             value, end = (UNKNOWN, end) if piece["loop"] in loops else ("%", at + 2)
-        elif kind in ("name", "odd"):
-            value = variables.get((piece["name"] or "").lower(), UNKNOWN) if piece[0] != "%" else "%"
-        if kind != "caret" and value.count('"') % 2:
-            quoted = not quoted
+        elif kind in ("name", "odd") and piece[0] != "%":
+            value = known(piece["name"])
+        quoted = quoted != (kind != "caret" and value.count('"') % 2 == 1)
         if not (value == "@" and not first):
             line += [(char, at, end) for char in value]
         start = start and value.isspace()
@@ -92,40 +89,36 @@ def batch(text: str) -> list[Command]:
 def _runtime_words(line: list[Char]) -> list[Command]:
     """The command of a line that cmd has read, by the rules of the Microsoft C runtime; none for an empty line."""
     words: list[tuple[str, int, int]] = []
-    opaque, inside, target, backslashes = False, False, False, 0
-    word: list[str] | None = None
-    begin = stop = 0
-    for char, start, end in [*line, (" ", 0, 0)]:
-        if char == INTO or (char in " \t\r" and (not inside or not end)):
+    opaque, inside, target, begin = False, False, False, 0
+    word: str | None = None
+    text = "".join(char for char, *_ in line) + " "
+    for piece in re.finditer(r'(\\*)"|(?s:.)', text):
+        if piece[0] == INTO or (piece[0] in " \t\r" and (not inside or piece.end() == len(text))):
             if word is not None and not target:
-                words.append(("".join(word), begin, stop))
-            target, word, backslashes = char == INTO or (target and word is None), None, 0
+                words.append((word, begin, line[piece.start() - 1][2]))
+            target, word = piece[0] == INTO or (target and word is None), None
             continue
-        begin, word = (start, []) if word is None else (begin, word)
-        stop = end
-        if char == '"':
-            del word[len(word) - (backslashes + 1) // 2 :]
-            if backslashes % 2:
-                word.append('"')
-            else:
-                inside = not inside
-        else:
-            word.append(char)
-            opaque = opaque or (char == UNKNOWN and not inside)
-        backslashes = backslashes + 1 if char == "\\" else 0
+        if word is None:
+            word, begin = "", line[piece.start()][1]
+        if piece[1] is None:
+            word += piece[0]
+            opaque = opaque or (piece[0] == UNKNOWN and not inside)
+        else:  # a quote after an odd number of backslashes is one of the word
+            word += "\\" * (len(piece[1]) // 2) + '"' * (len(piece[1]) % 2)
+            inside = inside != (len(piece[1]) % 2 == 0)
     found = []
-    for number, (value, begin, stop) in enumerate(words):  # words from one variable share a part of the text
-        others = words[max(0, number - 1) : number] + words[number + 1 : number + 2]
-        alone = all(stop <= other[1] or other[2] <= begin for other in others)
-        found.append(Word(value, begin, stop, alone))
+    for number, (value, begin, end) in enumerate(words):  # words from one variable share a part of the text
+        near = words[max(0, number - 1) : number + 2]
+        found.append(Word(value, begin, end, alone=sum(a < end and begin < b for _, a, b in near) == 1))
     return [Command(found, opaque, inside)] if found else []
 
 
 def powershell(text: str) -> list[Command]:
     """The commands of a PowerShell script, in order. A comma outside quotes makes several arguments."""
     once, variables = _once(PS_SETS, text), dict[str, str]()
-    out, command, fields = list[Command](), Command([]), Fields()
+    out, command = list[Command](), Command([])
     at, start, begin, target = int(text.startswith("\ufeff")), True, 0, False
+    word: str | None = None
 
     def filled(found: re.Match[str]) -> str:
         if found[1] or found[2]:
@@ -134,16 +127,15 @@ def powershell(text: str) -> list[Command]:
 
     while at <= len(text):
         if start and (found := PS_SET.match(text, at)):
-            if found[1].lower() in once and not command.words:
+            if found[1].lower() in once:
                 variables[found[1].lower()] = found[2].strip("'\"")
             at = found.end()
             continue
         piece = POWERSHELL.match(text, at)
         kind = piece.lastgroup or "" if piece else "end"
-        if kind in ("skip", "end", "into") and fields.words:
-            if not target:
-                command.words.append(Word("".join(fields.words), begin, at))
-            fields, target = Fields(), False
+        if kind in ("skip", "end", "into") and word is not None:
+            command.words += [] if target else [Word(word, begin, at)]
+            word, target = None, False
         if piece is None or kind == "end":
             out += [command] if command.words else []
             command, start = Command([]), piece is None or text[at] in "\n;"
@@ -157,18 +149,16 @@ def powershell(text: str) -> list[Command]:
                 value = PS_FILLED.sub(filled, value) if kind == "double" else value.replace("''", "'")
             elif kind in ("odd", "escaped"):
                 value = UNKNOWN if kind == "odd" else PS_ESCAPES.get(value, value)
-            command.opaque = command.opaque or (
-                kind in ("name", "odd") and value == UNKNOWN and (not fields.words or piece[0] == ",")
-            )
-            begin = begin if fields.words else at
-            fields.add(value)
-            start = False
+            many = kind in ("name", "odd") and value == UNKNOWN and (word is None or piece[0] == ",")
+            command.opaque = command.opaque or many
+            begin = at if word is None else begin
+            word, start = (word or "") + value, False
         at = piece.end() if piece else at + 1
     return out
 
 
 def quote(value: str) -> str:
-    """A value in the quotes that the program's own parser needs, with a caret before every character that cmd interprets.
+    """A value in the quotes that the program's parser needs, with a caret before every character that cmd interprets.
 
     Also before quotes, so that cmd never enters its quoted state and no `&` can end the command.
     """

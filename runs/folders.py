@@ -17,7 +17,7 @@ import presets
 from presets import steps
 from presets.steps import Images
 from runs import dataset, env_file, masks, pictures, pin, staging, weights
-from runs.command import direct, samples, world
+from runs.command import direct, samples
 from runs.files import Fault, RunError, atomic_write, building, checksum, explained
 from runs.job import Job, made, resolve, respecified
 from runs.paths import CHECKOUTS, backend_venv, datasets_dir, entries, outputs_dir, venv_program
@@ -122,18 +122,7 @@ def planned_steps(spec: "RunSpec", images: int | Images) -> int:
         images: their number; or by folder, whose name may set repeats, their number or their buckets. Without buckets
             it is the least number for batch sizes above 1, because buckets do not fill evenly.
     """
-    if spec.max_train_steps:
-        return spec.max_train_steps
-    return steps.planned_steps(
-        {"": images} if isinstance(images, int) else images,
-        repeats=spec.repeats,
-        batch_size=spec.batch_size,
-        epochs=spec.epochs,
-        accumulation=spec.gradient_accumulation,
-        processes=world(spec),
-        share=spec.validation_split,
-        backend=spec.backend,
-    )
+    return steps.planned_steps(spec.model_dump(), {"": images} if isinstance(images, int) else images)
 
 
 def with_save_interval(spec: "RunSpec", images: int | Mapping[str, int]) -> "RunSpec":

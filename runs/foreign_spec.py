@@ -208,7 +208,7 @@ def _lint(out: Settings, script: str) -> None:
     command = Command([Word(script, 0, 0)])
     flags = {flag: Flag(list(values)) for flag, values in out.flags.items() if flag != "config_file"}
     module, rules = "trainer" if script == "trainer" else "sd_scripts_patches", _table("lint.toml")["rules"]
-    for rule, changes in lint.check(Training(command, "sh", 0, module, flags, {}, opaque=False)):
+    for rule, changes in lint.check(Training(command, "sh", 0, module, flags, {}, opaque=False)).items():
         for change in changes:
             if change.kind == "Drop":
                 out.take(change.flag, "dropped", rules[rule]["why"])

@@ -161,7 +161,7 @@ def _edited(one: dict[str, Any], written: list[Command]) -> dict[str, Any]:
 def _flags(command: Command, script: int, known: dict[str, Any]) -> dict[str, Any]:
     """The flags of a command behind its script. One with a word that only the shell knows has its value of `known`."""
     out: dict[str, Any] = {}
-    for flag, given in flags_of(command, script + 1):
+    for flag, given in flags_of(command, script + 1).items():
         values = given.values
         one = values[0] if len(values) == 1 else values or True
         out[flag] = known.get(flag, False) if None in values else one

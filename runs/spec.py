@@ -285,7 +285,7 @@ class RunSpec(BaseModel):
         able = presets.models()[self.model]["backends"]
         if self.backend not in able:
             raise FieldError("backend", f"{self.backend} cannot train {self.model}; use {' or '.join(able)}")
-        if problem := presets.tier_problem(self.model, self.backend, self.tier):
+        if problem := presets.tiers_of(self.model, self.backend)[self.tier]["problem"]:
             raise FieldError("tier", problem)
         if self.caption_dropout and self.backend != "diffusers":
             raise FieldError("caption_dropout", "kohya's trainers encode captions once; leave this empty")

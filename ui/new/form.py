@@ -356,7 +356,7 @@ def _tier_of(key: str, backend: str, machine: "Machine | None") -> str:
     if machine is not None and machine.vram_gb:
         return tier_for(machine, key, backend)
     usual = tier_for(machine) if machine is not None else presets.defaults()["run"]["tier"]
-    return presets.smallest_tier(key, backend) if presets.tier_problem(key, backend, usual) else usual
+    return presets.smallest_tier(key, backend) if presets.tiers_of(key, backend)[usual]["problem"] else usual
 
 
 def same(a: object, b: object) -> bool:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from presets import estimate, tables
+from presets import tables
 from trainer import imports, lora
 
 torch = pytest.importorskip("torch")
@@ -75,7 +75,7 @@ def weights_gb(key: str, flags: dict) -> float:
 @pytest.mark.parametrize("key", MODELS)
 def test_the_tables_say_what_the_weights_of_the_model_take_in_each_tier(key):
     said, real = {}, {}
-    for tier, row in estimate.tiers_of(key, "diffusers").items():
+    for tier, row in tables.tiers_of(key, "diffusers").items():
         flags = tables.tier_flags(key, "diffusers", tier)
         if row["problem"] or flags.get("split_mode"):
             continue

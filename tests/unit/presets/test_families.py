@@ -88,7 +88,7 @@ def test_lint_finds_nothing_and_each_flag_is_of_the_familys_table_a_field_of_the
         assert [f.id for f in lint(text, file)] == [], (one.model, one.tier, platform)
         trainer, model = presets.trainer_of(one.model, one.backend), presets.models()[one.model]
         own = {*trainer["needs"], *trainer["memory"], *trainer["flags"], *model["flags"]}
-        own |= {flag for tier in trainer["tiers"].values() for flag in tier["flags"]}
+        own |= {flag for tier in filter(None, trainer["tiers"].values()) for flag in tier["flags"]}
         own |= {flag for row in trainer["cache"] for flag in row.get("flags", {})}
         own |= set(presets.backends()[one.backend]["flags"])
         for name, words in started(text, platform):
@@ -222,16 +222,12 @@ import argparse, json, runpy, sys
 from presets import schema
 sys.path.insert(0, sys.argv[1])
 original, parsers = argparse.ArgumentParser.parse_args, {}
-class Found(BaseException):
-    pass
-def give_away(parser, *args, **kwargs):
-    raise Found(parser)
 for path, words in json.load(sys.stdin):
     if path not in parsers:
-        argparse.ArgumentParser.parse_args = give_away
+        argparse.ArgumentParser.parse_args = schema._give_away
         try:
             runpy.run_path(path, run_name="__main__")
-        except Found as found:
+        except schema._Parsing as found:
             parsers[path] = found.args[0]
         argparse.ArgumentParser.parse_args = original
     parsers[path].parse_args(words)

@@ -11,7 +11,7 @@ from runs_helpers import call
 
 import presets
 from presets.fix import fix
-from presets.lint import CHECKS, lint
+from presets.lint import lint
 from presets.training import trainings
 
 GOOD = """#!/bin/bash
@@ -69,7 +69,7 @@ def test_a_good_script_is_clean_and_left_alone():
 
 def test_every_rule_has_a_reason_a_source_a_fix_and_a_test():
     rules = presets.tables._table("lint.toml")["rules"]
-    assert set(rules) == set(CHECKS) == {*FAULTS, "cut-off", "network-disk"}
+    assert set(rules) == {*FAULTS, "cut-off", "network-disk"}
     for rule in rules.values():
         assert rule["level"] in ("fail", "hang", "loss", "waste") and rule["why"] and rule["source"] and rule["fix"]
 
@@ -157,8 +157,6 @@ def test_the_command_line_reports_and_fixes(tmp_path):
     assert text.split("\n")[lines[0] - 1] == "  --blocks_to_swap 18"
     fixed = call("presets", "lint", script, "--fix")
     assert "-  --blocks_to_swap 18" in fixed.stdout and script.stat().st_mode & 0o777 == 0o750
-    again = call("presets", "lint", script)
-    assert again.returncode == 0 and again.stdout.strip() == f"{script}: no problems found"
     assert [p.name for p in tmp_path.iterdir()] == ["train.sh"]
     done = call("presets", "lint", tmp_path / "gone.sh")
     assert done.returncode == 1 and "No such file" in done.stderr

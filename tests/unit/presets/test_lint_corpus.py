@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 from cmd_words import cmd_words
-from lint_corpus import CORPUS, Started, announced, corpus_text, fluxgym, hold, lint, stand_ins
-
-from presets.training import trainings
+from lint_corpus import CORPUS, Started, announced, corpus_text, fluxgym, hold, lint, parsed, stand_ins
 
 SUPPORTED = [entry for entry in CORPUS["command"] if entry["source"] != "kohya-ss/musubi-tuner"]
 IN_BASH = [entry for entry in SUPPORTED if entry["language"] == "sh"]
@@ -44,26 +42,6 @@ def batch_words(text: str) -> list[str]:
     return cmd_words(re.sub(r"\^\r?(\n|\Z)", "", text).rstrip().rpartition(" && ")[2])
 
 
-def parsed(text: str, file: str) -> list[list[str]]:
-    """The words of each training command; a NUL stands for what only the interpreter knows."""
-    return [[word.shape for word in t.command.words] for t in trainings(text, file)]
-
-
-def hold_by_parser(folder: Path, text: str, file: str) -> dict:
-    """As lint_corpus.hold, without an interpreter."""
-    path = folder / file
-    path.write_bytes(text.encode())
-    code, printed, value = lint(path, "--fix")
-    fixed = path.read_bytes().decode()
-    assert code == (1 if value["findings"] else 0) and bool(value["changes"]) == (fixed != text)
-    before = [Started(words[0], "", words[1:]) for words in parsed(text, file)]
-    of_command = [[c for c in value["changes"] if c["command"] == number] for number in range(1, len(before) + 1)]
-    expected = [announced(*one).words for one in zip(before, of_command, strict=True)]
-    assert [words[1:] for words in parsed(fixed, file)] == expected, printed
-    assert lint(path, "--fix")[2]["changes"] == [] and path.read_bytes().decode() == fixed
-    return value | {"text": fixed}
-
-
 @pytest.mark.parametrize("last", ["\r\n", "", " `"])
 @pytest.mark.parametrize("entry", [e for e in SUPPORTED if e["language"] == "ps"])
 def test_a_powershell_example_is_read_and_left_to_a_person(tmp_path, entry, last):
@@ -90,13 +68,12 @@ ADVANCED = ["--blocks_to_swap 18", "--save_state", "--log_with wandb", "--fused_
 def test_a_script_of_fluxgym_starts_the_same_after_the_fix(tmp_path, programs, tier, advanced, samples, windows):
     text = fluxgym(tier, samples, advanced, windows)
     assert text.endswith(("l2 \\", "l2 ^")) != bool(advanced)
-    value = hold_by_parser(tmp_path, text, "train.bat") if windows else hold(tmp_path, programs, text)
+    value = hold(tmp_path, programs, text, "train.bat" if windows else "train.sh")
     assert value["clean"] and value["text"].endswith(("\\", "^")) != bool(advanced)
+    assert len(value["started"]) == 1 and all(word.strip() for word in value["started"][0].words)
     if windows:
         before, after = batch_words(text), batch_words(value["text"])
         assert after[1:] == announced(Started(before[0], "", before[1:]), value["changes"]).words
-    else:
-        assert len(value["started"]) == 1 and all(word.strip() for word in value["started"][0].words)
 
 
 @pytest.mark.parametrize(
