@@ -1,9 +1,9 @@
 """Downloads one file of a model hub so that it ends: complete and verified, or with a reason and its bytes kept.
 
-Decision: plain HTTP ranges with the standard library, bounded by a watchdog on bytes, not the hub's own library. What that one
-lacks: its transfers by xet wait without a limit (HF_HUB_DOWNLOAD_TIMEOUT does not reach them), and since 1.0 it
-downloads to a file of a new name in each process (huggingface_hub/file_download.py, `_download_to_tmp_and_move`), so
-that 20 of 24 GB are downloaded again. Here a connection that brings less than `LEAST_BYTES` in `download_read_s` is
+Decision: plain HTTP ranges, bounded by a watchdog on bytes, not the library's own download. What that one lacks: its
+transfers by xet wait without a limit (HF_HUB_DOWNLOAD_TIMEOUT does not reach them), and since 1.0 it downloads to a
+file of a new name in each process (huggingface_hub/file_download.py, `_download_to_tmp_and_move`), so that 20 of 24 GB
+are downloaded again. Here a connection that brings less than `LEAST_BYTES` in `download_read_s` is
 closed and continued by a range request; after `download_stall_s` without as many new bytes the download fails. Received
 bytes stay in `.NAME.HASH.part`. Each file has a lock that ends with its process; another process that wants the file
 waits as long as the bytes grow.
@@ -24,7 +24,7 @@ from pathlib import Path
 from guards.checkpoint import fsync_path
 from guards.deadline import call
 from guards.hub import DownloadError, Options, Progress, Remote, Source
-from guards.hub_request import NETWORK_ERRORS, POLL_S, Patience, check_status, follow
+from guards.hub_request import NETWORK_ERRORS, POLL_S, Patience, ask, check_status
 
 CHUNK = 1 << 20
 LEAST_BYTES = 1 << 16  # that a connection must bring in `download_read_s`; fewer are no progress
@@ -142,35 +142,35 @@ class _Download:
     def receive(self) -> None:
         """Append the missing bytes to the part file. Raises one of NETWORK_ERRORS when the connection ends early."""
         have, size, read_s = size_of(self.part), self.remote.size, self.patience.read_s()
-        # On a thread: nothing interrupts a name look-up.
-        headers = {"Range": f"bytes={have}-"} if have else {}
-        response = call(follow, self.source.url, headers, "GET", read_s, seconds=read_s, what="the file's first byte")
-        with response:
-            if response.status == 416:
+        with contextlib.ExitStack() as stack:
+            # On a thread: nothing interrupts a name look-up.
+            begun = ask(self.source.url, read_s, **({"Range": f"bytes={have}-"} if have else {}))
+            response = call(stack.enter_context, begun, seconds=read_s, what="the file's first byte")
+            if response.status_code == 416:
                 raise ConnectionError(f"the server has no bytes from {have}")
             check_status(response, self.source, self.options)
             where = response.headers.get("Content-Range", "")
             if response.headers.get("Content-Encoding", "identity") != "identity":
                 raise DownloadError("server", f"{self.source.url} is compressed although it was asked not to be")
-            if response.status == 200:
+            if response.status_code == 200:
                 have = 0  # the server ignores ranges
             elif not where.startswith(f"bytes {have}-"):
                 raise ConnectionError(f"asked for bytes from {have}, received {where or 'a part without its position'}")
-            with self.part.open("ab" if have else "wb", buffering=0) as file:
-                since_s, since = time.monotonic(), have
+            file = stack.enter_context(self.part.open("r+b" if have else "wb"))
+            file.seek(have)
+            since_s, since = time.monotonic(), have
+            self.report(have)
+            for piece in response.iter_raw():
+                have += file.write(piece[: size - have])
+                file.flush()
                 self.report(have)
-                # read() discards received bytes when it times out
-                while have < size and (piece := response.read1(min(CHUNK, size - have))):
-                    rest = memoryview(piece)
-                    while rest:
-                        rest = rest[file.write(rest) :]
-                    have += len(piece)
-                    self.report(have)
-                    if have - since >= LEAST_BYTES:
-                        since_s, since = time.monotonic(), have
-                    elif time.monotonic() - since_s > read_s:
-                        raise TimeoutError(f"fewer than {LEAST_BYTES} bytes in {read_s:g} s")
-                os.fsync(file.fileno())
+                if have - since >= LEAST_BYTES:
+                    since_s, since = time.monotonic(), have
+                elif time.monotonic() - since_s > read_s:
+                    raise TimeoutError(f"fewer than {LEAST_BYTES} bytes in {read_s:g} s")
+                if have == size:
+                    break
+            os.fsync(file.fileno())
         if have < size:
             raise ConnectionError(f"the connection ended after {have} of {size} bytes")
 

@@ -1,25 +1,19 @@
 """Requests to a model hub that end: with an answer, or with the reason after a limit without progress.
 
-Decision: the standard library's client. A socket's own timeout limits one read; a server that sends a byte now and then
-would never reach it. So a small request has a limit as a whole (`hub_reach_s`), and who reads a file counts the bytes
-(download.py).
+Decision: the client of the hub's own library, which follows redirects and knows proxies and certificates. Its timeout
+limits one read; a server that sends a byte now and then would never reach it. So a small request has a limit as a whole
+(`hub_reach_s`), and who reads a file counts the bytes (download.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import http.client
 import json
 import math
-import os
 import re
-import ssl
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,50 +27,29 @@ FIRST_REPORT_S, REPORT_S = 4.0, 30.0
 """A wait without progress is on the log after the first, and again after each of the others."""
 BUSY = (408, 425, 429)
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
+NETWORK_ERRORS = (ConnectionError, TimeoutError)
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, to HTTP only. The token goes to the hub's own host, never to the one of a redirect."""
+@contextlib.contextmanager
+def ask(url: str, read_s: float, method: str = "GET", **headers: str) -> Iterator[Any]:
+    """The response at the end of the redirects, whatever its status; `iter_raw` has its bytes. Raises one of NETWORK_ERRORS.
 
-    def redirect_request(self, request: Any, *answer: Any) -> Any:
-        after = super().redirect_request(request, *answer)
-        if after is not None and (after.type, after.host) != (request.type, request.host):
-            after.remove_header("Authorization")
-        return after
-
-    http_error_308 = urllib.request.HTTPRedirectHandler.http_error_302  # Python 3.10 does not follow it
-
-
-@functools.cache
-def _certificates() -> ssl.SSLContext:
-    """The machine's certificates, and those that the hub's library uses: some machines have no others."""
-    context = ssl.create_default_context()
-    with contextlib.suppress(ImportError):
-        import certifi
-
-        context.load_verify_locations(certifi.where())
-    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
-        if Path(os.environ.get(name, "")).is_file():
-            context.load_verify_locations(os.environ[name])
-    return context
-
-
-def follow(url: str, headers: dict[str, str], method: str = "GET", read_s: float | None = None) -> Any:
-    """The response at the end of the redirects, whatever its status. Raises one of NETWORK_ERRORS.
-
-    read_s: the limit of one read, infinite for none; None: `download_read_s`.
+    read_s: the limit of one read, infinite for none. The token goes to the hub's own host, never to the one of a redirect.
     """
-    read_s = read_s or limits.seconds("download_read_s") or math.inf
+    from httpx2 import TransportError, UnsupportedProtocol  # the client of the hub's library
+    from huggingface_hub.utils import get_session
+
     sent = {"User-Agent": "hangproof", "Accept-Encoding": "identity", **headers}
     if secret := token():
         sent["Authorization"] = f"Bearer {secret}"
-    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=_certificates()), _Redirects)
-    request = urllib.request.Request(url, headers=sent, method=method)
     try:
-        return opener.open(request, timeout=read_s if read_s < math.inf else None)
-    except urllib.error.HTTPError as error:
-        return error
+        limit_s = read_s if read_s < math.inf else None
+        with get_session().stream(method, url, headers=sent, timeout=limit_s, follow_redirects=True) as response:
+            yield response
+    except UnsupportedProtocol as error:
+        raise DownloadError("server", f"{url}: {error}; check HF_ENDPOINT") from error
+    except TransportError as error:
+        raise ConnectionError(str(error) or type(error).__name__) from error
 
 
 class Busy(ConnectionError):
@@ -117,10 +90,10 @@ class Patience:
 
     def pause(self, error: Exception, options: Options, kept: int = 0) -> None:
         """Wait before the next attempt. Raises DownloadError when there is none. kept: bytes of the file on the disk."""
-        self.reason = str(getattr(error, "reason", None) or error or type(error).__name__)
+        self.reason = str(error)
         host = urllib.parse.urlsplit(endpoint()).netloc
         bytes_kept = f"; the {kept} bytes received are kept" if kept else ""
-        if isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError):
+        if "CERTIFICATE_VERIFY_FAILED" in self.reason:
             text = f"{host}: {self.reason}{bytes_kept}. Check HF_ENDPOINT and the proxy{options.hint}"
             raise DownloadError("server", text) from error
         left_s = self.left_s()
@@ -136,7 +109,7 @@ class Patience:
 
 def check_status(response: Any, source: Source, options: Options) -> None:
     """Raises DownloadError for a refusal, with the licence's URL and what to do; Busy for a busy server."""
-    status, code = response.status, response.headers.get("X-Error-Code", "")
+    status, code = response.status_code, response.headers.get("X-Error-Code", "")
     name = f"{source.file} of {source.repo}" if source.file else source.repo
     if status in BUSY or status >= 500:
         raise Busy(status, response.headers.get("Retry-After", ""))
@@ -186,7 +159,7 @@ def _list(source: Source, options: Options, read_s: float) -> tuple[str, dict[st
     """What `listing` returns, from one request. Raises one of NETWORK_ERRORS, too."""
     revision = urllib.parse.quote(source.revision, safe="")
     url = f"{endpoint()}/api/models/{source.repo}/revision/{revision}?blobs=true"
-    with follow(url, {}, read_s=read_s) as response:
+    with ask(url, read_s) as response:
         check_status(response, Source(source.repo, "", source.revision), options)
         data = response.read()
     try:
