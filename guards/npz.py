@@ -6,7 +6,7 @@ renamed to `.corrupt` and reported as a `ValueError`: the next start finds no ca
 are written under a temporary name and renamed, so a kill during the write leaves no partial file. (There is no fsync:
 after a power failure a cache with a wrong CRC is encoded again, and a data set has thousands of caches.)
 
-Only builtin exceptions leave this module, because they cross from a DataLoader worker to its parent (see bounded.py).
+Only builtin exceptions leave this module, because they cross from a DataLoader worker to its parent (see deadline.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from guards import limits
-from guards.bounded import bounded
+from guards.deadline import bounded
 
 if TYPE_CHECKING:
     import numpy

@@ -13,7 +13,7 @@ import children
 import numpy
 import pytest
 
-from guards import bounded, npz
+from guards import deadline, npz
 
 
 @pytest.fixture
@@ -174,10 +174,10 @@ def test_an_alarm_of_other_code_keeps_its_handler_and_its_time_and_the_read_its_
 @needs_alarm
 def test_a_read_within_a_read_reports_the_limit_that_expired(alarm):
     def inner(seconds):
-        bounded.bounded(lambda: time.sleep(60), seconds, "the inner")
+        deadline.bounded(lambda: time.sleep(60), seconds, "the inner")
 
     with pytest.raises(TimeoutError, match="the outer"):
-        bounded.bounded(lambda: inner(60), 0.5, "the outer")
+        deadline.bounded(lambda: inner(60), 0.5, "the outer")
     with pytest.raises(TimeoutError, match="the inner"):
-        bounded.bounded(lambda: inner(0.5), 60, "the outer")
+        deadline.bounded(lambda: inner(0.5), 60, "the outer")
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
