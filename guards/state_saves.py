@@ -169,8 +169,8 @@ class StateSaves:
                 mapped = snapshot_files.create(path, plan.layout) if plan.tensors else None
                 if mapped is not None:
                     snapshot_files.copy(snapshot_files.tensors_in(mapped, plan.layout), plan.tensors)
-                about = {"name": name, **self.snapshots.about(belongs)}
-                snapshot_files.complete(path, plan, mapped, step, epoch, about)
+                guard = {"name": name, "step": step, "epoch": epoch, **self.snapshots.about(belongs)}
+                snapshot_files.complete(path, plan, mapped, guard)
                 return path
         except (OSError, SnapshotError, MemoryError) as error:
             problem = f"{name} has no room in memory: {error}"
