@@ -42,7 +42,8 @@ def stacks_path(folder: str | os.PathLike[str], pid: int) -> Path:
 def enable_stacks(folder: str | os.PathLike[str] | None = None) -> Path | None:
     """Write the stack of every thread on SIGUSR2 and on a fatal signal; returns the file (mode 0600).
 
-    folder: default `$HANGPROOF_HEARTBEAT`. Without one, fatal signals write to standard error and SIGUSR2 is not handled. May be called again: after a fork the child gets its own file. Raises OSError.
+    folder: default `$HANGPROOF_HEARTBEAT`. Without one, fatal signals write to standard error; SIGUSR2 is not handled.
+    May be called again: after a fork the child gets its own file. Raises OSError.
     """
     global _stacks_file
     folder = folder or os.environ.get("HANGPROOF_HEARTBEAT")
@@ -140,7 +141,7 @@ def _save_at_term(heartbeat: Heartbeat) -> None:
         nonlocal first
         if first and os.getpid() == owner and heartbeat.request_stop():
             first = False
-            # The loader's workers got the signal too, and torch's handler would raise for them in the middle of the step.
+            # The loader's workers got the signal too, and torch's handler would raise for them in mid-step.
             ignore_child_deaths()
             os.write(2, b"hangproof: SIGTERM: saving a state at the next step boundary\n")  # print is not reentrant
             return

@@ -7,8 +7,8 @@ interpreter exit that joins the stuck thread for ever. The monitor restarts the 
 One daemon thread serves all deadlines of a process. It needs the GIL: C code that holds it for ever stops this thread
 as well as the heartbeat, and then the monitor ends the process.
 
-Where a wait can be abandoned (`call`) or interrupted (`bounded`), TimeoutError is raised instead. Always the builtin one:
-a DataLoader worker pickles its exception for the parent, which waits for ever for a class that it cannot import (measured).
+Where a wait can be abandoned (`call`) or interrupted (`bounded`), TimeoutError is raised instead. Always the builtin
+one: a DataLoader worker pickles its exception for the parent, which waits for ever for a class that it cannot import.
 
 What stands between the waits that are known (an import on a dead mount, a driver that does not answer, a lock in a
 library) shows only as a heartbeat that stops: `watch_phases` limits the time between two beats.
@@ -127,7 +127,7 @@ def call(
     waiting: Callable[[], object] | None = None,
     **kwargs: object,
 ) -> T:
-    """The result or the error of function(*args, **kwargs), run on a daemon thread. TimeoutError after `seconds` (0: none).
+    """The result or error of function(*args, **kwargs), run on a daemon thread. TimeoutError after `seconds` (0: none).
 
     The thread of a call that timed out is abandoned (a daemon thread, so it does not block the exit). For waits that
     hold no lock. waiting: called about twice a second meanwhile; an error of it abandons the call, too.
@@ -160,10 +160,9 @@ def call(
 def bounded(function: Callable[[], T], seconds: float, what: str) -> T:
     """The result of `function()`. TimeoutError after `seconds` (0: no limit), raised where the call is made.
 
-    On the main thread of a Unix process SIGALRM interrupts the call in place, which costs a few system calls and no
-    thread. Elsewhere (pool threads, Windows, code that has an alarm of its own under way) the call is abandoned. SIGALRM
-    does not wake a read in uninterruptible sleep (a dead NFS mount, a stalled FUSE): `alarm_backstop_s` later a deadline
-    kills the process.
+    On the main thread of a Unix process SIGALRM interrupts the call in place, which costs no thread. Elsewhere (pool
+    threads, Windows, code that has an alarm of its own under way) the call is abandoned. SIGALRM does not wake a read
+    in uninterruptible sleep (a dead NFS mount, a stalled FUSE): `alarm_backstop_s` later a deadline kills the process.
     """
     on_main = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
     if seconds <= 0 or not on_main or signal.getitimer(signal.ITIMER_REAL)[0]:

@@ -57,13 +57,13 @@ def check_space(needed: int, folder: Path, what: str) -> None:
     if needed > free:
         raise DownloadError(
             "space",
-            f"{what} needs {needed / 1e9:.1f} GB more, but {folder} has {free / 1e9:.1f} GB free; free some space, or use a "
-            "folder on another disk (HANGPROOF_DATA, HF_HOME)",
+            f"{what} needs {needed / 1e9:.1f} GB more, but {folder} has {free / 1e9:.1f} GB free; free some space, or "
+            "use a folder on another disk (HANGPROOF_DATA, HF_HOME)",
         )
 
 
 def digest_of(path: Path, wanted: str, on_piece: Callable[[int], object] = lambda _: None) -> str:
-    """The hash of a file, of the kind of `wanted`: SHA-256, or git's SHA-1 of a blob. on_piece gets the bytes so far."""
+    """The hash of a file, of the kind of `wanted`: SHA-256, or git's SHA-1. on_piece gets the bytes so far."""
     size = path.stat().st_size
     total = hashlib.sha256() if len(wanted) == 64 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     done = 0
@@ -78,8 +78,7 @@ def digest_of(path: Path, wanted: str, on_piece: Callable[[int], object] = lambd
 def fetch(source: Source, target: Path, remote: Remote, options: Options, lock: Path | None = None) -> None:
     """Download a file to `target` unless it is there, continuing an earlier download.
 
-    remote: what the file must be. lock: the lock file; None: beside the target. Raises DownloadError; the received bytes
-    are kept.
+    remote: what the file must be. lock: the lock file; None: beside the target. DownloadError: received bytes are kept.
     """
     from filelock import FileLock, Timeout  # not in a trainer of kohya's, which uses `digest_of`
 
@@ -103,8 +102,8 @@ def fetch(source: Source, target: Path, remote: Remote, options: Options, lock: 
             if patience.left_s() <= 0:
                 raise DownloadError(
                     "stalled",
-                    f"another process holds {lock} and has downloaded no byte of {source.file} for {patience.limit_s:.0f} s; "
-                    "end it and download again",
+                    f"another process holds {lock} and has downloaded no byte of {source.file} for "
+                    f"{patience.limit_s:.0f} s; end it and download again",
                 )
             patience.report()
             time.sleep(POLL_S)
@@ -194,8 +193,8 @@ class _Download:
             self.part.unlink(missing_ok=True)
             raise DownloadError(
                 "damaged",
-                f"{self.target.name} arrived damaged (its hash is {found[:12]}… instead of {wanted[:12]}…) and was deleted; "
-                "download it again",
+                f"{self.target.name} arrived damaged (its hash is {found[:12]}… instead of {wanted[:12]}…) and was "
+                "deleted; download it again",
             )
         os.replace(self.part, self.target)
         fsync_path(self.target.parent)

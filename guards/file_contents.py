@@ -33,7 +33,7 @@ def deep_check(path: Path) -> tuple[list[str], list[str]]:
 
 
 def _optimizer_check(path: Path) -> tuple[list[str], list[str]]:
-    """Only what torch reports about the file's content is damage; torch itself may be missing, broken or out of memory."""
+    """Only what torch reports about the content is damage; torch itself may be missing, broken or out of memory."""
     import pickle
 
     try:
@@ -46,9 +46,8 @@ def _optimizer_check(path: Path) -> tuple[list[str], list[str]]:
         return [f"{path.name}: does not load: {_first_line(error)}"], []
     except RuntimeError as error:
         text = _first_line(error)
-        if (
-            "alloc" in text or "memory" in text
-        ):  # "DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory (12)"
+        # "DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory (12)"
+        if "alloc" in text or "memory" in text:
             return [], [f"{path.name}: out of memory: {text}"]
         return [f"{path.name}: does not load: {text}"], []
     return [], []

@@ -356,7 +356,7 @@ def _parse(data: bytes, path: str | os.PathLike[str]) -> Beat | None:
 
 
 def read_all(folder: str | os.PathLike[str]) -> list[Beat]:
-    """Every readable record of a heartbeat folder, sorted by rank; [] when there is none. Never raises: unreadable ones are left out."""
+    """Every readable record of a heartbeat folder, sorted by rank; unreadable ones are left out. Never raises."""
     beats = []
     try:
         paths = [Path(folder) / name for name in os.listdir(folder) if re.fullmatch(r"rank-\d+\.hb", name)]

@@ -32,11 +32,11 @@ NETWORK_ERRORS = (ConnectionError, TimeoutError)
 
 @contextlib.contextmanager
 def ask(url: str, read_s: float, method: str = "GET", **headers: str) -> Iterator[Any]:
-    """The response at the end of the redirects, whatever its status; `iter_raw` has its bytes. Raises one of NETWORK_ERRORS.
+    """The response at the end of the redirects, whatever its status. Raises one of NETWORK_ERRORS.
 
-    read_s: the limit of one read, infinite for none. The token goes to the hub's own host, never to the one of a redirect.
+    read_s: the limit of one read, infinite for none. The token goes to the hub's host, never to that of a redirect.
     """
-    from httpx2 import TransportError, UnsupportedProtocol  # the client of the hub's library
+    from httpx2 import RequestError, UnsupportedProtocol  # the client of the hub's library
     from huggingface_hub.utils import get_session
 
     sent = {"User-Agent": "hangproof", "Accept-Encoding": "identity", **headers}
@@ -48,7 +48,7 @@ def ask(url: str, read_s: float, method: str = "GET", **headers: str) -> Iterato
             yield response
     except UnsupportedProtocol as error:
         raise DownloadError("server", f"{url}: {error}; check HF_ENDPOINT") from error
-    except TransportError as error:
+    except RequestError as error:
         raise ConnectionError(str(error) or type(error).__name__) from error
 
 
@@ -61,7 +61,7 @@ class Busy(ConnectionError):
 
 
 class Patience:
-    """Retries with growing pauses, until `limit_s` seconds (0: no limit) have brought no progress. `say` reports a wait."""
+    """Retries with growing pauses, until `limit_s` seconds (0: no limit) bring no progress. `say` reports a wait."""
 
     def __init__(self, limit_s: float, what: str, say: Callable[[str], object]) -> None:
         self.limit_s, self.what, self.say = limit_s or math.inf, what, say
@@ -89,7 +89,7 @@ class Patience:
             self.say(f"waited {waited_s:.0f} s for {self.what} ({self.reason}){limit}")
 
     def pause(self, error: Exception, options: Options, kept: int = 0) -> None:
-        """Wait before the next attempt. Raises DownloadError when there is none. kept: bytes of the file on the disk."""
+        """Wait before the next attempt; DownloadError when there is none. kept: bytes of the file on the disk."""
         self.reason = str(error)
         host = urllib.parse.urlsplit(endpoint()).netloc
         bytes_kept = f"; the {kept} bytes received are kept" if kept else ""
@@ -117,17 +117,16 @@ def check_status(response: Any, source: Source, options: Options) -> None:
         text = f"{source.page} does not exist, or is private; correct the name, or set HF_TOKEN to a token with access"
         raise DownloadError("missing", f"{text}{options.hint}")
     if status in (401, 403):
-        account = (
-            ". A token is set: check that it belongs to the account that accepted the licence (`hf auth whoami`), and that "
-            "it may read gated repositories"
-            if token()
-            else ""
+        text = (
+            f"no access to {source.repo} (HTTP status {status}): accept its licence at {source.page}, then set HF_TOKEN"
         )
-        raise DownloadError(
-            "gated",
-            f"no access to {source.repo} (HTTP status {status}): accept its licence at {source.page}, then set HF_TOKEN to "
-            f"your token (or run `hf auth login`){options.hint}{account}",
-        )
+        text += f" to your token (or run `hf auth login`){options.hint}"
+        if token():
+            text += (
+                ". A token is set: check that it belongs to the account that accepted the licence (`hf auth whoami`), "
+            )
+            text += "and that it may read gated repositories"
+        raise DownloadError("gated", text)
     if status in (404, 410):
         raise missing(name, source, options)
     if status not in (200, 206):

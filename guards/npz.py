@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DEFAULT_TIMEOUT_S = limits.TABLE["npz_timeout_s"].default_s
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError)
-"""What zipfile and numpy raise for damaged bytes (RuntimeError: a flipped bit turned on encryption or an unknown compression)."""
+"""What zipfile and numpy raise for damaged bytes (RuntimeError: a flipped bit turned on encryption)."""
 
 
 class Archive(Mapping[str, "numpy.ndarray"]):
@@ -123,7 +123,7 @@ def save(path: str | os.PathLike[str], **arrays: object) -> Path:
 
 
 def found_corrupt(path: str | os.PathLike[str]) -> bool:
-    """Was a damaged cache found in the folder of `path` before? Then the other caches there should be verified. Raises OSError."""
+    """Was a damaged cache found in the folder of `path`? Then the others there should be verified. Raises OSError."""
     return any(name.endswith(".corrupt") for name in os.listdir(Path(path).parent))
 
 

@@ -1,7 +1,7 @@
 """Frozen weights in fewer bits, kept in a file beside the model: made at the first start, read at each later one.
 
-A start that casts reads all bf16 weights (24 GB of FLUX) and computes on each of them. The copy has half the bytes, and is used as it
-is. It is written while the model is read for the first time, and gets its name when it is complete and on the disk.
+A start that casts reads all bf16 weights (24 GB of FLUX) and computes on each of them. The copy has half the bytes, and
+is used as it is. It is written while the model is first read, and gets its name when it is complete and on the disk.
 
 Decision: in `.hangproof-cache` in the model's folder, under a name that holds a hash of the model's files and of what
 was made from them. Another model, or another cast, has another copy, and the old one is removed. Nothing needs the

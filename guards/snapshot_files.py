@@ -48,7 +48,7 @@ class SnapshotError(RuntimeError):
 
 @dataclass(frozen=True)
 class File:
-    """One file of a state. `kind`: how it is written: raw (bytes), torch (torch.save), safetensors (a dict of tensors)."""
+    """One file of a state. `kind`, how it is written: raw (bytes), torch (torch.save), safetensors (of tensors)."""
 
     name: str
     kind: str
@@ -83,7 +83,7 @@ def plan(files: list[File], before: Layout | None = None) -> Plan:
     """Where everything of `files` goes. What is no tensor is copied here, so it may change afterwards.
 
     before: the layout of the last state. It is used again when all tensors have the same form, which nearly always
-    holds and saves milliseconds: a LoRA of all blocks of FLUX has 4,000 tensors with its optimizer. Strides are not kept.
+    holds and saves milliseconds: FLUX's LoRA of all blocks has 4,000 tensors with its optimizer. Strides are not kept.
 
     Raises:
         SnapshotError: a file holds something that cannot be in a snapshot.

@@ -198,7 +198,7 @@ class Snapshots:
         self._last_s = time.monotonic()
 
     def _begin(self, slot: _Slot, plan: Plan) -> bool:
-        """Make the folder NEXT, from the snapshot in `slot` where its tensors fit. Whether there is new memory in it."""
+        """Make the folder NEXT, from the snapshot in `slot` where its tensors fit. Whether it has new memory."""
         if slot.folder is not None and slot.layout is plan.layout:
             os.replace(slot.folder, self._next)
             slot.folder, slot.step = None, -1

@@ -5,8 +5,8 @@ report is read across trainers and across ranks. The heartbeat stores when each 
 spent in it, and which one was reached last, so "stuck at" is the last one, whatever its number.
 
 The environment is part of the record because it is the process's own: a launcher may change it after the monitor
-started the script. The limits of guards/limits.toml are among it, because the monitor's own must enclose them. Values that
-may be secrets are replaced before they are stored.
+started the script. The limits of guards/limits.toml are among it, because the monitor's own must enclose them. Values
+that may be secrets are replaced before they are stored.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ SHOWN = re.compile(
 )
 HIDDEN = "(set, hidden)"
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|IDENTITY|HEADER", re.IGNORECASE)
-_SECRET_VALUE = re.compile(
-    r"://[^/\s]*@|[A-Za-z0-9+_=-]{32,}"
-)  # a password in an address; a key is long and has no "/"
+_SECRET_VALUE = re.compile(r"://[^/\s]*@|[A-Za-z0-9+_=-]{32,}")  # a password in an address; a long key without "/"
 VALUE_CHARACTERS = 200
 
 
