@@ -77,8 +77,13 @@ def _write_back(descriptor: int) -> None:
 
 
 @contextlib.contextmanager
-def _replacing(final: Path, temporary: Path, sync: bool = True) -> Iterator[Path]:
-    """Write `temporary` in the block; on success it is fsynced and renamed to `final`, else removed. Raises OSError."""
+def writing_file(final: str | os.PathLike[str], sync: bool = True, temporary: Path | None = None) -> Iterator[Path]:
+    """A temporary path beside `final` for a writer; on success it is renamed, else removed. Raises OSError.
+
+    sync: the file survives a power cut. temporary: another path.
+    """
+    final = Path(final)
+    temporary = temporary or final.with_name(f".{final.stem}.{os.getpid()}.tmp{final.suffix}")
     try:
         yield temporary
         if sync:
@@ -94,14 +99,8 @@ def _replacing(final: Path, temporary: Path, sync: bool = True) -> Iterator[Path
 def atomic_write(path: str | os.PathLike[str], data: bytes | str, sync: bool = True) -> None:
     """Replace `path` with `data` (text as UTF-8), completely or not at all; `sync`: to survive a power cut. OSError."""
     path = Path(path)
-    with _replacing(path, path.with_name(f".{path.name}.{os.getpid()}.tmp"), sync) as temporary:
+    with writing_file(path, sync, path.with_name(f".{path.name}.{os.getpid()}.tmp")) as temporary:
         temporary.write_bytes(data.encode("utf-8") if isinstance(data, str) else data)
-
-
-def writing_file(final: str | os.PathLike[str]) -> contextlib.AbstractContextManager[Path]:
-    """A temporary path beside `final` for a writer; on success it is fsynced and renamed. Raises OSError."""
-    final = Path(final)
-    return _replacing(final, final.with_name(f".{final.stem}.{os.getpid()}.tmp{final.suffix}"))
 
 
 def _digest(path: Path, kind: str) -> str:

@@ -84,21 +84,18 @@ def fetch(source: Source, target: Path, remote: Remote, options: Options, lock: 
 
     options = replace(options, by_hand=options.by_hand or f"put {target.name} at {target} yourself")
     lock = lock or target.with_name(f".{target.name}.lock")
-    patience, known = Patience(options.limit_s, f"the other download of {source.file}", options.say), -1
-    part = part_of(target, remote)
+    ours = _Download(source, target, remote, options)
+    part, patience = ours.part, ours.patience
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         lock.parent.mkdir(parents=True, exist_ok=True)
         while True:
             with contextlib.suppress(Timeout), FileLock(lock, timeout=0):
                 if not target.exists():
-                    _Download(source, target, remote, options).run()
+                    patience.progress()
+                    ours.run()
                 return
-            done = size_of(part)
-            if done != known:
-                patience.progress()
-                options.on_progress(Progress(source.file, done, remote.size))
-                known = done
+            ours.report(size_of(part))  # of the other download
             if patience.left_s() <= 0:
                 raise DownloadError(
                     "stalled",

@@ -250,11 +250,6 @@ class Heartbeat:
             self._inject(POINT + point, record.step, self)
 
     @property
-    def local_rank(self) -> int:
-        """The number of this process among those of its machine."""
-        return int(self.record.local_rank)
-
-    @property
     def point(self) -> str:
         """The check point reached last, "" before the first."""
         return startup.NAMES[self.record.point] if self.record.point >= 0 else ""

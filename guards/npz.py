@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from guards import limits
+from guards.checkpoint import writing_file
 from guards.deadline import bounded
 
 if TYPE_CHECKING:
@@ -113,12 +114,8 @@ def save(path: str | os.PathLike[str], **arrays: object) -> Path:
     if final.suffix != ".npz":
         final = final.with_name(final.name + ".npz")  # as numpy does
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            numpy.savez(file, **arrays)  # type: ignore[arg-type]  # its other keyword is a bool
-        os.replace(temporary, final)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing_file(final, sync=False, temporary=temporary), open(temporary, "wb") as file:
+        numpy.savez(file, **arrays)  # type: ignore[arg-type]  # its other keyword is a bool
     return final
 
 

@@ -181,11 +181,7 @@ def copy(targets: list[Any], sources: list[Any], non_blocking: bool = False) -> 
     import torch
 
     with torch.no_grad():
-        if hasattr(torch, "_foreach_copy_"):  # since torch 2.1
-            torch._foreach_copy_(targets, sources, non_blocking=non_blocking)
-        else:
-            for target, source in zip(targets, sources, strict=True):
-                target.copy_(source, non_blocking=non_blocking)
+        torch._foreach_copy_(targets, sources, non_blocking=non_blocking)
 
 
 def complete(folder: Path, content: Plan, mapped: mmap.mmap | None, guard: Mapping[str, Any]) -> None:

@@ -110,16 +110,15 @@ class StateSaves:
         """
         for path in self._copies():
             guard, wrong = checkpoint.guard_of(path), checkpoint.problems(path)
-            if guard is None or not self.snapshots.is_ours(guard) or guard["step"] > step:
+            ours = guard if guard and self.snapshots.is_ours(guard) and guard["step"] <= step else None
+            if ours is not None:
+                outcome = f"is lost: {'; '.join(wrong)}" if wrong else "is completed"
+                print(f"hangproof: {ours['name']} was being saved when the training ended; it {outcome}", flush=True)
+            if ours is None or wrong:
                 shutil.rmtree(path)
                 continue
-            name, outcome = guard["name"], f"is lost: {'; '.join(wrong)}" if wrong else "is completed"
-            print(f"hangproof: {name} was being saved when the training ended; it {outcome}", flush=True)
-            if wrong:
-                shutil.rmtree(path)
-                continue
-            self._step = guard["step"]
-            self._put(name, partial(self._write_copy, path, partial(write, guard)))
+            self._step = ours["step"]
+            self._put(ours["name"], partial(self._write_copy, path, partial(write, ours)))
 
     def then(self, what: str, function: Callable[[], object]) -> None:
         """Call `function` after the saves so far: in the thread while they are under way, else at once."""
@@ -199,14 +198,10 @@ class StateSaves:
                 except Exception as error:  # noqa: BLE001 - the training raises it
                     self._error = error
             del function
-            self._end_job()
-
-    def _end_job(self) -> None:
-        """The copies go when all of their step is done: until then, a kill makes the next process do it again."""
-        if self._jobs.unfinished_tasks == 1 and self._error is None:
-            while self._written:
+            # The copies go when all of their step is done: until then, a kill makes the next process do it again.
+            while self._written and self._jobs.unfinished_tasks == 1 and self._error is None:
                 shutil.rmtree(self._written.pop(), ignore_errors=True)
-        self._jobs.task_done()
+            self._jobs.task_done()
 
     def _write_copy(self, path: Path, write: Callable[[list[File]], object]) -> None:
         write(snapshot_files.read(path))
