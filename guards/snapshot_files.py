@@ -148,21 +148,19 @@ def _tensor(index: int) -> Any:
     raise SnapshotError(f"tensor {index} of a snapshot was read without the snapshot")
 
 
-def create(folder: Path, layout: Layout) -> mmap.mmap:
-    """TENSORS in a folder, with room for the tensors, mapped. Raises OSError: there is no room."""
+def create(folder: Path, layout: Layout) -> tuple[mmap.mmap | None, list[Any]]:
+    """TENSORS in a folder, mapped, and its tensors; (None, []) for none. Raises OSError: there is no room."""
+    if not layout.places:
+        return None, []
+    import torch
+
     with open(folder / TENSORS, "w+b", buffering=0) as file:
         size = len(layout.header) + layout.end
         # Without this, a full file system is a bus error at the first write to a page.
         os.posix_fallocate(file.fileno(), 0, size)
         file.write(layout.header)
-        return mmap.mmap(file.fileno(), size)
-
-
-def tensors_in(mapped: mmap.mmap, layout: Layout) -> list[Any]:
-    """The tensors of a mapped file."""
-    import torch
-
-    return views(torch.frombuffer(mapped, dtype=torch.uint8, offset=len(layout.header)), layout.places)
+        mapped = mmap.mmap(file.fileno(), size)
+    return mapped, views(torch.frombuffer(mapped, dtype=torch.uint8, offset=len(layout.header)), layout.places)
 
 
 def views(flat: Any, places: list[tuple[int, str, tuple[int, ...]]]) -> list[Any]:
@@ -178,10 +176,11 @@ def views(flat: Any, places: list[tuple[int, str, tuple[int, ...]]]) -> list[Any
 
 def copy(targets: list[Any], sources: list[Any], non_blocking: bool = False) -> None:
     """Copy each tensor into the one at the same place in `targets`, which has its type and shape."""
-    import torch
+    if targets:
+        import torch
 
-    with torch.no_grad():
-        torch._foreach_copy_(targets, sources, non_blocking=non_blocking)
+        with torch.no_grad():
+            torch._foreach_copy_(targets, sources, non_blocking=non_blocking)
 
 
 def complete(folder: Path, content: Plan, mapped: mmap.mmap | None, guard: Mapping[str, Any]) -> None:

@@ -217,9 +217,7 @@ class Snapshots:
         if problem:
             raise SnapshotError(problem)
         self._next.mkdir()
-        if plan.tensors:
-            slot.mapped = snapshot_files.create(self._next, plan.layout)
-            slot.tensors = snapshot_files.tensors_in(slot.mapped, plan.layout)
+        slot.mapped, slot.tensors = snapshot_files.create(self._next, plan.layout)
         slot.layout = plan.layout
         return True
 
@@ -264,13 +262,8 @@ class Snapshots:
         gpus = {tensor.device for tensor in plan.tensors if tensor.is_cuda}
         if len(gpus) > 1:
             raise SnapshotError(f"the state's tensors are on {len(gpus)} GPUs")
-        if gpus:
-            return self._copy_from_gpu(plan, gpus.pop())
-        if plan.tensors:
-            snapshot_files.copy(slot.tensors, plan.tensors)
-        return None
-
-    def _copy_from_gpu(self, plan: Plan, gpu: Any) -> Any:
+        if not gpus:
+            return snapshot_files.copy(slot.tensors, plan.tensors)
         import torch
 
         layout = plan.layout
@@ -284,7 +277,7 @@ class Snapshots:
         if self._pinned_views[0] is not layout:
             self._pinned_views = layout, snapshot_files.views(self._pinned, layout.places)
         # The events are on the current stream of the tensors' GPU, as the copies.
-        with torch.cuda.device(gpu):
+        with torch.cuda.device(gpus.pop()):
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
             snapshot_files.copy(self._pinned_views[1], plan.tensors, non_blocking=True)

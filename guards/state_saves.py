@@ -165,9 +165,8 @@ class StateSaves:
             problem = self.snapshots.no_room_beside(plan.bytes)
             if not problem:
                 path.mkdir()
-                mapped = snapshot_files.create(path, plan.layout) if plan.tensors else None
-                if mapped is not None:
-                    snapshot_files.copy(snapshot_files.tensors_in(mapped, plan.layout), plan.tensors)
+                mapped, tensors = snapshot_files.create(path, plan.layout)
+                snapshot_files.copy(tensors, plan.tensors)
                 guard = {"name": name, "step": step, "epoch": epoch, **self.snapshots.about(belongs)}
                 snapshot_files.complete(path, plan, mapped, guard)
                 return path
