@@ -95,9 +95,7 @@ class Deadline:
     __slots__ = ("action", "seconds", "what")
 
     def __init__(self, seconds: float | None, what: str, action: Callable[[float, str], object] | None = None):
-        self.seconds = seconds if seconds and seconds > 0 else 0.0
-        self.what = what
-        self.action = action or expire
+        self.seconds, self.what, self.action = max(seconds or 0.0, 0.0), what, action or expire
 
     def __enter__(self) -> Deadline:
         global _thread
@@ -110,13 +108,6 @@ class Deadline:
 
     def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
         _open.pop(self, None)
-
-    def extend(self, seconds: float | None = None) -> None:
-        """Restart the limit, with `seconds` as the new one if it is not None: there was progress."""
-        if seconds is not None:
-            self.seconds = seconds
-        if self in _open:
-            _open[self] = time.monotonic() + self.seconds
 
 
 def call(
