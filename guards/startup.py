@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
 from typing import Any
 
 CHECK_POINTS: dict[str, str] = {
@@ -51,16 +50,13 @@ def number(name: str) -> int:
     return NAMES.index(name) + 1
 
 
-def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The variables of SHOWN that are set, without secrets; long values are cut."""
-    found = os.environ if environ is None else environ
-    return {name: _safe(name, found[name]) for name in sorted(found) if SHOWN.fullmatch(name)}
-
-
-def _safe(name: str, value: str) -> str:
-    if value and (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value)):
-        return HIDDEN
-    return value[:VALUE_CHARACTERS]
+    found = {name: os.environ[name] for name in sorted(os.environ) if SHOWN.fullmatch(name)}
+    for name, value in found.items():
+        secret = value and (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
+        found[name] = HIDDEN if secret else value[:VALUE_CHARACTERS]
+    return found
 
 
 def host() -> str:
