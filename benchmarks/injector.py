@@ -65,7 +65,7 @@ def busy_loop(heartbeat: Heartbeat) -> None:
             heartbeat.item(0)
             time.sleep(0.05)
 
-    heartbeat._inject = None
+    heartbeat._inject = lambda *_: None
     threading.Thread(target=beat, daemon=True).start()
     while True:
         pass
@@ -173,7 +173,7 @@ def tqdm_restarts(heartbeat: Heartbeat) -> None:
     loops = [
         (int(items), float(seconds)) for items, _, seconds in (loop.partition(":") for loop in argument().split(","))
     ]
-    heartbeat._inject = None
+    heartbeat._inject = lambda *_: None
     heartbeat.phase(phase, max(items for items, _ in loops))
     for items, seconds in loops:
         for done in range(1, items + 1):

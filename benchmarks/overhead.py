@@ -77,8 +77,7 @@ def microseconds(function: Callable[[], object], times: int = 2000, rounds: int 
 
 def parts(folder: Path) -> dict[str, float]:
     """Microseconds of each operation that happens once a step."""
-    from guards.bounded import bounded
-    from guards.deadline import Deadline
+    from guards.deadline import Deadline, bounded
     from guards.heartbeat import Heartbeat
     from guards.metrics import Metrics
 

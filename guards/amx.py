@@ -31,7 +31,7 @@ def is_broken(cpuinfo: str) -> bool:
 
 
 def avoid() -> str:
-    """Limit oneDNN in this process and its children to what works; call it before torch computes. A line for the log, "" when nothing changed.
+    """Limit oneDNN in this process and its children, before torch computes. A line for the log, "" for no change.
 
     A limit that the user has set stays.
     """

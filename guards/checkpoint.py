@@ -6,8 +6,8 @@ in place, so a kill during the save leaves a state that looks complete; here it 
 resumes from. safetensors refuses a truncated file, but zeroed data and NaN load without an error: hence the hashes and
 the deep check.
 
-"Bad" and "cannot be verified" are different answers (VerifyResult): a disk that does not read, or a broken torch, proves
-nothing about a state. And the folder may change under a reader: the trainer renames and deletes states at any time.
+"Bad" and "cannot be verified" are different answers (VerifyResult): a disk that does not read, or a broken torch,
+proves nothing about a state. And the folder may change under a reader: the trainer renames and deletes states.
 
 Names are sd-scripts': `{name}-step00000020-state`, `{name}-000003-state`, `{name}-state`. Standard library only; the
 deep check of an optimizer imports torch, so the monitor runs it as a command: `python -m guards.checkpoint verify
@@ -44,10 +44,10 @@ _STATE = re.compile(r"^(?P<name>.+?)(?:-step(?P<step>\d{8})|-(?P<epoch>\d{6}))?-
 
 def fsync_path(path: Path) -> None:
     """Make a file's content, or the renames in a folder, survive a power cut. Raises OSError."""
-    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0)
-    if path.is_dir() and os.name == "nt":
+    windows = os.name == "nt"
+    if windows and path.is_dir():
         return  # Windows cannot open a folder; its rename is durable on its own terms
-    descriptor = os.open(path, flags if path.is_dir() or os.name != "nt" else os.O_RDWR | getattr(os, "O_BINARY", 0))
+    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
     try:
         _write_back(descriptor)
         os.fsync(descriptor)
@@ -77,8 +77,13 @@ def _write_back(descriptor: int) -> None:
 
 
 @contextlib.contextmanager
-def _replacing(final: Path, temporary: Path, sync: bool = True) -> Iterator[Path]:
-    """Write `temporary` in the block; on success it is fsynced and renamed to `final`, else removed. Raises OSError."""
+def writing_file(final: str | os.PathLike[str], sync: bool = True, temporary: Path | None = None) -> Iterator[Path]:
+    """A temporary path beside `final` for a writer; on success it is renamed, else removed. Raises OSError.
+
+    sync: the file survives a power cut. temporary: another path.
+    """
+    final = Path(final)
+    temporary = temporary or final.with_name(f".{final.stem}.{os.getpid()}.tmp{final.suffix}")
     try:
         yield temporary
         if sync:
@@ -92,20 +97,10 @@ def _replacing(final: Path, temporary: Path, sync: bool = True) -> Iterator[Path
 
 
 def atomic_write(path: str | os.PathLike[str], data: bytes | str, sync: bool = True) -> None:
-    """Replace `path` with `data` (text as UTF-8): complete, or not at all. Raises OSError. sync: it survives a power cut."""
+    """Replace `path` with `data` (text as UTF-8), completely or not at all; `sync`: to survive a power cut. OSError."""
     path = Path(path)
-    with _replacing(path, path.with_name(f".{path.name}.{os.getpid()}.tmp"), sync) as temporary:
+    with writing_file(path, sync, path.with_name(f".{path.name}.{os.getpid()}.tmp")) as temporary:
         temporary.write_bytes(data.encode("utf-8") if isinstance(data, str) else data)
-
-
-def writing_file(final: str | os.PathLike[str]) -> contextlib.AbstractContextManager[Path]:
-    """A temporary path beside `final`, for a writer that needs a file name. On success it is fsynced and renamed. Raises OSError."""
-    final = Path(final)
-    return _replacing(final, final.with_name(f".{final.stem}.{os.getpid()}.tmp{final.suffix}"))
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.is_file() and p.name != GUARD)
 
 
 def _digest(path: Path, kind: str) -> str:
@@ -133,19 +128,17 @@ def write_guard(
 
     in_memory: (bytes, CRC-32) of each file. For a folder that is gone after a power cut, and gets its name after this.
     """
-    if in_memory is not None:
-        files = {name: {"size": size, "crc32": str(check)} for name, (size, check) in in_memory.items()}
-        guard = {"version": VERSION, "step": step, "epoch": epoch, **extra, "files": files}
-        with open(f"{folder}/{GUARD}", "wb", buffering=0) as file:
-            file.write(json.dumps(guard).encode())
-        return
-    folder, files = Path(folder), {}
-    for path in _files(folder):
-        fsync_path(path)
-        name = path.relative_to(folder).as_posix()
-        files[name] = {"size": path.stat().st_size, "sha256": _digest(path, "sha256")}
-    guard = {"version": VERSION, "step": step, "epoch": epoch, **extra, "files": files}
-    atomic_write(folder / GUARD, json.dumps(guard, indent=1, ensure_ascii=False))
+    files = {name: {"size": size, "crc32": str(check)} for name, (size, check) in (in_memory or {}).items()}
+    if in_memory is None:
+        for path in sorted(path for path in Path(folder).rglob("*") if path.is_file() and path.name != GUARD):
+            fsync_path(path)
+            name = path.relative_to(folder).as_posix()
+            files[name] = {"size": path.stat().st_size, "sha256": _digest(path, "sha256")}
+    guard = json.dumps({"version": VERSION, "step": step, "epoch": epoch, **extra, "files": files})
+    if in_memory is None:
+        return atomic_write(Path(folder) / GUARD, guard)
+    with open(f"{folder}/{GUARD}", "wb", buffering=0) as file:  # a rename and a Path would cost as much as the writing
+        file.write(guard.encode())
 
 
 @contextlib.contextmanager
@@ -162,13 +155,11 @@ def writing(final: str | os.PathLike[str], step: int, epoch: int, **extra: Any) 
     try:
         yield temporary
         write_guard(temporary, step, epoch, None, **extra)
+        old = temporary.with_suffix(".old")
         if final.exists():
-            old = final.with_name(f".{final.name}.{os.getpid()}.old")
             os.replace(final, old)
-            os.replace(temporary, final)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.replace(temporary, final)
+        os.replace(temporary, final)
+        shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -219,7 +210,7 @@ class VerifyResult:
 def verify(folder: str | os.PathLike[str], deep: bool = False) -> VerifyResult:
     """Compare a state with its guard file. Never raises OSError: what cannot be read is in `error`.
 
-    deep: also check that the weights are finite and that the optimizer's file loads (imports torch if there is such a file).
+    deep: also check that the weights are finite, and that the optimizer's file, if there is one, loads (imports torch).
     """
     folder = Path(folder)
     try:
@@ -297,10 +288,10 @@ def verify_lora(path: str | os.PathLike[str]) -> VerifyResult:
 
 
 def states(output_dir: str | os.PathLike[str], name: str | None = None) -> list[Path]:
-    """State folders of a run (of LoRA `name`), newest first by the guard's step; those without a readable guard come last.
+    """State folders of a run (of LoRA `name`), newest first by the guard's step; without a readable guard, last.
 
-    The trainer may rename or delete states meanwhile: one that vanishes is left out, one that cannot be read is listed. [] where
-    `output_dir` does not exist. Raises OSError where it cannot be listed, because then [] would mean "no checkpoint".
+    The trainer may rename or delete states meanwhile: one that vanishes is left out, one that cannot be read is listed.
+    [] where there is no `output_dir`. OSError where it cannot be listed, because then [] would mean "no checkpoint".
     """
     try:
         names = os.listdir(output_dir)
@@ -331,9 +322,9 @@ def newest_valid(output_dir: str | os.PathLike[str], name: str | None = None, de
 
 
 def set_aside(path: str | os.PathLike[str], reason: str) -> Path:
-    """Rename a bad state or cache file to `….bad` (`….bad-2`, …) and write its reason beside it; returns the new path.
+    """Rename a bad state or cache file to `….bad` (`….bad-2`, …), with its reason beside it; returns the new path.
 
-    Raises OSError where it cannot be renamed (FileNotFoundError: it vanished). The reason is left out where the disk is full.
+    OSError where it cannot be renamed (FileNotFoundError: it vanished). The reason is left out where the disk is full.
     """
     path = Path(path)
     number = 1
@@ -351,7 +342,7 @@ def retire(folder: str | os.PathLike[str]) -> bool:
     All states are deleted by this function, whoever decides that one is old. A state without a guard file is deleted at
     once: nobody resumes from it. It is renamed first, so that a kill leaves no half state under its name.
 
-    Raises OSError where a disk does not read or write; the state then keeps its name, or `sweep` removes the rest of it.
+    OSError where a disk does not read or write; the state then keeps its name, or `sweep` removes the rest of it.
     """
     folder = Path(folder)
     match = _STATE.match(folder.name)
@@ -431,14 +422,10 @@ def main(argv: list[str] | None = None) -> int:
     import argparse  # not in the monitor, which imports this file, too
 
     parser = argparse.ArgumentParser(prog="python -m guards.checkpoint", description="Verify a state or a LoRA file.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    state = commands.add_parser("verify", help="compare a state folder with its guard file")
-    state.add_argument("path", type=Path, metavar="FOLDER")
-    state.add_argument("--deep", action="store_true", help="check for finite weights and an optimizer that loads, too")
-    lora = commands.add_parser("verify-lora", help="check that a safetensors file is complete and finite")
-    lora.add_argument("path", type=Path, metavar="FILE")
-    for command in (state, lora):
-        command.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("command", choices=("verify", "verify-lora"), help="a state folder, or a safetensors file")
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--deep", action="store_true", help="of a state: also finite weights, an optimizer that loads")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     arguments = parser.parse_args(argv)
     is_state = arguments.command == "verify"
     result = verify(arguments.path, arguments.deep) if is_state else verify_lora(arguments.path)

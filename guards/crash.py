@@ -42,7 +42,8 @@ def stacks_path(folder: str | os.PathLike[str], pid: int) -> Path:
 def enable_stacks(folder: str | os.PathLike[str] | None = None) -> Path | None:
     """Write the stack of every thread on SIGUSR2 and on a fatal signal; returns the file (mode 0600).
 
-    folder: default `$HANGPROOF_HEARTBEAT`. Without one, fatal signals write to standard error and SIGUSR2 is not handled. May be called again: after a fork the child gets its own file. Raises OSError.
+    folder: default `$HANGPROOF_HEARTBEAT`. Without one, fatal signals write to standard error; SIGUSR2 is not handled.
+    May be called again: after a fork the child gets its own file. Raises OSError.
     """
     global _stacks_file
     folder = folder or os.environ.get("HANGPROOF_HEARTBEAT")
@@ -60,12 +61,11 @@ def enable_stacks(folder: str | os.PathLike[str] | None = None) -> Path | None:
     return path
 
 
-def exit_now(code: int, grace_s: float | None = None) -> NoReturn:
-    """Flush the log and the output within `grace_s` (default: the limit `flush_s`), then end this process with `code`.
+def exit_now(code: int) -> NoReturn:
+    """Flush the log and the output within the limit `flush_s`, then end this process with `code`.
 
     Threads, workers and exit handlers that still run do not delay it.
     """
-    flushed = threading.Event()
 
     def flush() -> None:
         try:
@@ -76,10 +76,10 @@ def exit_now(code: int, grace_s: float | None = None) -> NoReturn:
                     stream.flush()
         except (OSError, ValueError):  # the stream is closed, or its disk is full: there is nowhere to report it
             pass
-        flushed.set()
 
-    threading.Thread(target=flush, name="hangproof-flush", daemon=True).start()
-    flushed.wait(limits.seconds("flush_s") if grace_s is None else grace_s)
+    flushing = threading.Thread(target=flush, name="hangproof-flush", daemon=True)
+    flushing.start()
+    flushing.join(limits.seconds("flush_s"))
     os._exit(code)
 
 
@@ -90,16 +90,16 @@ def exit_within(seconds: float, code: int) -> None:
     timer.start()
 
 
-def install(heartbeat: Heartbeat | None = None, grace_s: float | None = None) -> None:
+def install(heartbeat: Heartbeat) -> None:
     """Write stacks on a signal, and exit after an uncaught error on the main thread. Raises OSError.
 
-    The error is printed as usual and recorded in the heartbeat. Then the process exits with code 1 within `grace_s`
-    (default: the limit `flush_s`), even when another thread is stuck. SystemExit is not changed.
+    The error is printed as usual and recorded in the heartbeat. Then the process exits with code 1 within the limit
+    `flush_s`, even when another thread is stuck. SystemExit is not changed.
     """
     enable_stacks()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_enable_in_child)
-    if heartbeat is not None and heartbeat.path is not None:
+    if heartbeat.path is not None:
         _save_at_term(heartbeat)
     previous = sys.excepthook
 
@@ -107,9 +107,8 @@ def install(heartbeat: Heartbeat | None = None, grace_s: float | None = None) ->
         ignore_child_deaths()
         previous(kind, error, trace)
         code = 130 if issubclass(kind, KeyboardInterrupt) else EXIT_FAILED
-        if heartbeat is not None:
-            heartbeat.end("failed", "".join(traceback.format_exception_only(kind, error)).strip())
-        exit_now(code, grace_s)
+        heartbeat.end("failed", "".join(traceback.format_exception_only(kind, error)).strip())
+        exit_now(code)
 
     sys.excepthook = hook
 
@@ -140,7 +139,7 @@ def _save_at_term(heartbeat: Heartbeat) -> None:
         nonlocal first
         if first and os.getpid() == owner and heartbeat.request_stop():
             first = False
-            # The loader's workers got the signal too, and torch's handler would raise for them in the middle of the step.
+            # The loader's workers got the signal too, and torch's handler would raise for them in mid-step.
             ignore_child_deaths()
             os.write(2, b"hangproof: SIGTERM: saving a state at the next step boundary\n")  # print is not reentrant
             return

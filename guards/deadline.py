@@ -7,8 +7,11 @@ interpreter exit that joins the stuck thread for ever. The monitor restarts the 
 One daemon thread serves all deadlines of a process. It needs the GIL: C code that holds it for ever stops this thread
 as well as the heartbeat, and then the monitor ends the process.
 
-Where a wait can be abandoned, `call` raises the builtin TimeoutError instead. Builtin, because an exception class that
-a parent process cannot unpickle makes the parent hang.
+Where a wait can be abandoned (`call`) or interrupted (`bounded`), TimeoutError is raised instead. Always the builtin
+one: a DataLoader worker pickles its exception for the parent, which waits for ever for a class that it cannot import.
+
+What stands between the waits that are known (an import on a dead mount, a driver that does not answer, a lock in a
+library) shows only as a heartbeat that stops: `watch_phases` limits the time between two beats.
 """
 
 from __future__ import annotations
@@ -16,18 +19,23 @@ from __future__ import annotations
 import faulthandler
 import math
 import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from guards import crash, limits
-from guards.heartbeat import Heartbeat
+from guards.heartbeat import PHASES, Heartbeat
+from guards.reading import moved_bytes
 
 T = TypeVar("T")
 POLL_S = 0.5  # between two calls of `waiting`
 WATCH_POLL_S = 0.1  # between two looks at all deadlines, at most
+READS = ("import", "load", "hash")  # phases that are silent while they read large files
+LEAST_READ_BYTES = 1 << 20  # read between two looks: fewer are no progress
 
 _heartbeat: Heartbeat | None = None
 
@@ -87,9 +95,7 @@ class Deadline:
     __slots__ = ("action", "seconds", "what")
 
     def __init__(self, seconds: float | None, what: str, action: Callable[[float, str], object] | None = None):
-        self.seconds = seconds if seconds and seconds > 0 else 0.0
-        self.what = what
-        self.action = action or expire
+        self.seconds, self.what, self.action = max(seconds or 0.0, 0.0), what, action or expire
 
     def __enter__(self) -> Deadline:
         global _thread
@@ -103,13 +109,6 @@ class Deadline:
     def __exit__(self, _kind: object, _error: object, _trace: object) -> None:
         _open.pop(self, None)
 
-    def extend(self, seconds: float | None = None) -> None:
-        """Restart the limit, with `seconds` as the new one if it is not None: there was progress."""
-        if seconds is not None:
-            self.seconds = seconds
-        if self in _open:
-            _open[self] = time.monotonic() + self.seconds
-
 
 def call(
     function: Callable[..., T],
@@ -119,7 +118,7 @@ def call(
     waiting: Callable[[], object] | None = None,
     **kwargs: object,
 ) -> T:
-    """The result or the error of function(*args, **kwargs), run on a daemon thread. TimeoutError after `seconds` (0: none).
+    """The result or error of function(*args, **kwargs), run on a daemon thread. TimeoutError after `seconds` (0: none).
 
     The thread of a call that timed out is abandoned (a daemon thread, so it does not block the exit). For waits that
     hold no lock. waiting: called about twice a second meanwhile; an error of it abandons the call, too.
@@ -147,3 +146,65 @@ def call(
     if not outcome:
         raise TimeoutError(f"waited {seconds:g} s for {what}")
     return outcome[0]
+
+
+def bounded(function: Callable[[], T], seconds: float, what: str) -> T:
+    """The result of `function()`. TimeoutError after `seconds` (0: no limit), raised where the call is made.
+
+    On the main thread of a Unix process SIGALRM interrupts the call in place, which costs no thread. Elsewhere (pool
+    threads, Windows, code that has an alarm of its own under way) the call is abandoned. SIGALRM does not wake a read
+    in uninterruptible sleep (a dead NFS mount, a stalled FUSE): `alarm_backstop_s` later a deadline kills the process.
+    """
+    on_main = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    if seconds <= 0 or not on_main or signal.getitimer(signal.ITIMER_REAL)[0]:
+        return call(function, seconds=seconds, what=what)
+    with Deadline(seconds + limits.seconds("alarm_backstop_s"), f"{what} (not interruptible)"), _alarm(seconds, what):
+        return function()
+
+
+@contextmanager
+def _alarm(seconds: float, what: str) -> Iterator[None]:
+    finished = False
+
+    def expired(*_: object) -> None:
+        if not finished:
+            raise TimeoutError(f"waited {seconds:g} s for {what}")
+
+    before = signal.signal(signal.SIGALRM, expired)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        finished = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before if before is not None else signal.SIG_DFL)
+
+
+def phase_limit(phase: str) -> str:
+    """The name of the limit of a phase in limits.TABLE."""
+    return f"phase_{phase}_s"
+
+
+def watch_phases(heartbeat: Heartbeat, interval_s: float = 5.0) -> None:
+    """Start the thread that ends this process when the time since the last beat exceeds the limit of its phase.
+
+    The monitor sees that, too; this works without one, and before it. A process that reads from a disk in a phase that
+    reads (loading 24 GB from a slow one sends no beat) gets more time.
+    """
+
+    def watch() -> None:
+        table = {phase: limits.seconds(phase_limit(phase)) for phase in PHASES}
+        read, progress_s = moved_bytes("self", ("rchar",)) or 0, time.monotonic()
+        while True:
+            before_s, before = time.monotonic(), read
+            time.sleep(interval_s)
+            now_s, read = time.monotonic(), moved_bytes("self", ("rchar",)) or 0
+            phase = heartbeat.current_phase
+            slept = now_s - before_s > 2 * interval_s  # this process was stopped, or the machine slept
+            if slept or (phase in READS and read - before > LEAST_READ_BYTES):
+                progress_s = now_s
+            silent_s = now_s - max(progress_s, heartbeat.record.beat_s)
+            if table[phase] and silent_s > table[phase]:
+                expire(table[phase], f"any progress in phase {phase}")
+
+    threading.Thread(target=watch, name="hangproof-phase-limit", daemon=True).start()

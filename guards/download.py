@@ -1,9 +1,9 @@
 """Downloads one file of a model hub so that it ends: complete and verified, or with a reason and its bytes kept.
 
-Decision: plain HTTP ranges with the standard library, bounded by a watchdog on bytes, not the hub's own library. What that one
-lacks: its transfers by xet wait without a limit (HF_HUB_DOWNLOAD_TIMEOUT does not reach them), and since 1.0 it
-downloads to a file of a new name in each process (huggingface_hub/file_download.py, `_download_to_tmp_and_move`), so
-that 20 of 24 GB are downloaded again. Here a connection that brings less than `LEAST_BYTES` in `download_read_s` is
+Decision: plain HTTP ranges, bounded by a watchdog on bytes, not the library's own download. What that one lacks: its
+transfers by xet wait without a limit (HF_HUB_DOWNLOAD_TIMEOUT does not reach them), and since 1.0 it downloads to a
+file of a new name in each process (huggingface_hub/file_download.py, `_download_to_tmp_and_move`), so that 20 of 24 GB
+are downloaded again. Here a connection that brings less than `LEAST_BYTES` in `download_read_s` is
 closed and continued by a range request; after `download_stall_s` without as many new bytes the download fails. Received
 bytes stay in `.NAME.HASH.part`. Each file has a lock that ends with its process; another process that wants the file
 waits as long as the bytes grow.
@@ -24,7 +24,7 @@ from pathlib import Path
 from guards.checkpoint import fsync_path
 from guards.deadline import call
 from guards.hub import DownloadError, Options, Progress, Remote, Source
-from guards.hub_request import NETWORK_ERRORS, POLL_S, Patience, check_status, follow
+from guards.hub_request import NETWORK_ERRORS, POLL_S, Patience, ask, check_status
 
 CHUNK = 1 << 20
 LEAST_BYTES = 1 << 16  # that a connection must bring in `download_read_s`; fewer are no progress
@@ -57,13 +57,13 @@ def check_space(needed: int, folder: Path, what: str) -> None:
     if needed > free:
         raise DownloadError(
             "space",
-            f"{what} needs {needed / 1e9:.1f} GB more, but {folder} has {free / 1e9:.1f} GB free; free some space, or use a "
-            "folder on another disk (HANGPROOF_DATA, HF_HOME)",
+            f"{what} needs {needed / 1e9:.1f} GB more, but {folder} has {free / 1e9:.1f} GB free; free some space, or "
+            "use a folder on another disk (HANGPROOF_DATA, HF_HOME)",
         )
 
 
 def digest_of(path: Path, wanted: str, on_piece: Callable[[int], object] = lambda _: None) -> str:
-    """The hash of a file, of the kind of `wanted`: SHA-256, or git's SHA-1 of a blob. on_piece gets the bytes so far."""
+    """The hash of a file, of the kind of `wanted`: SHA-256, or git's SHA-1. on_piece gets the bytes so far."""
     size = path.stat().st_size
     total = hashlib.sha256() if len(wanted) == 64 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     done = 0
@@ -78,33 +78,29 @@ def digest_of(path: Path, wanted: str, on_piece: Callable[[int], object] = lambd
 def fetch(source: Source, target: Path, remote: Remote, options: Options, lock: Path | None = None) -> None:
     """Download a file to `target` unless it is there, continuing an earlier download.
 
-    remote: what the file must be. lock: the lock file; None: beside the target. Raises DownloadError; the received bytes
-    are kept.
+    remote: what the file must be. lock: the lock file; None: beside the target. DownloadError: received bytes are kept.
     """
     from filelock import FileLock, Timeout  # not in a trainer of kohya's, which uses `digest_of`
 
     options = replace(options, by_hand=options.by_hand or f"put {target.name} at {target} yourself")
     lock = lock or target.with_name(f".{target.name}.lock")
-    patience, known = Patience(options.limit_s, f"the other download of {source.file}", options.say), -1
-    part = part_of(target, remote)
+    ours = _Download(source, target, remote, options)
+    part, patience = ours.part, ours.patience
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         lock.parent.mkdir(parents=True, exist_ok=True)
         while True:
             with contextlib.suppress(Timeout), FileLock(lock, timeout=0):
                 if not target.exists():
-                    _Download(source, target, remote, options).run()
+                    patience.progress()
+                    ours.run()
                 return
-            done = size_of(part)
-            if done != known:
-                patience.progress()
-                options.on_progress(Progress(source.file, done, remote.size))
-                known = done
+            ours.report(size_of(part))  # of the other download
             if patience.left_s() <= 0:
                 raise DownloadError(
                     "stalled",
-                    f"another process holds {lock} and has downloaded no byte of {source.file} for {patience.limit_s:.0f} s; "
-                    "end it and download again",
+                    f"another process holds {lock} and has downloaded no byte of {source.file} for "
+                    f"{patience.limit_s:.0f} s; end it and download again",
                 )
             patience.report()
             time.sleep(POLL_S)
@@ -142,35 +138,35 @@ class _Download:
     def receive(self) -> None:
         """Append the missing bytes to the part file. Raises one of NETWORK_ERRORS when the connection ends early."""
         have, size, read_s = size_of(self.part), self.remote.size, self.patience.read_s()
-        # On a thread: nothing interrupts a name look-up.
-        headers = {"Range": f"bytes={have}-"} if have else {}
-        response = call(follow, self.source.url, headers, "GET", read_s, seconds=read_s, what="the file's first byte")
-        with response:
-            if response.status == 416:
+        with contextlib.ExitStack() as stack:
+            # On a thread: nothing interrupts a name look-up.
+            begun = ask(self.source.url, read_s, **({"Range": f"bytes={have}-"} if have else {}))
+            response = call(stack.enter_context, begun, seconds=read_s, what="the file's first byte")
+            if response.status_code == 416:
                 raise ConnectionError(f"the server has no bytes from {have}")
             check_status(response, self.source, self.options)
             where = response.headers.get("Content-Range", "")
             if response.headers.get("Content-Encoding", "identity") != "identity":
                 raise DownloadError("server", f"{self.source.url} is compressed although it was asked not to be")
-            if response.status == 200:
+            if response.status_code == 200:
                 have = 0  # the server ignores ranges
             elif not where.startswith(f"bytes {have}-"):
                 raise ConnectionError(f"asked for bytes from {have}, received {where or 'a part without its position'}")
-            with self.part.open("ab" if have else "wb", buffering=0) as file:
-                since_s, since = time.monotonic(), have
+            file = stack.enter_context(self.part.open("r+b" if have else "wb"))
+            file.seek(have)
+            since_s, since = time.monotonic(), have
+            self.report(have)
+            for piece in response.iter_raw():
+                have += file.write(piece[: size - have])
+                file.flush()
                 self.report(have)
-                # read() discards received bytes when it times out
-                while have < size and (piece := response.read1(min(CHUNK, size - have))):
-                    rest = memoryview(piece)
-                    while rest:
-                        rest = rest[file.write(rest) :]
-                    have += len(piece)
-                    self.report(have)
-                    if have - since >= LEAST_BYTES:
-                        since_s, since = time.monotonic(), have
-                    elif time.monotonic() - since_s > read_s:
-                        raise TimeoutError(f"fewer than {LEAST_BYTES} bytes in {read_s:g} s")
-                os.fsync(file.fileno())
+                if have - since >= LEAST_BYTES:
+                    since_s, since = time.monotonic(), have
+                elif time.monotonic() - since_s > read_s:
+                    raise TimeoutError(f"fewer than {LEAST_BYTES} bytes in {read_s:g} s")
+                if have == size:
+                    break
+            os.fsync(file.fileno())
         if have < size:
             raise ConnectionError(f"the connection ended after {have} of {size} bytes")
 
@@ -194,8 +190,8 @@ class _Download:
             self.part.unlink(missing_ok=True)
             raise DownloadError(
                 "damaged",
-                f"{self.target.name} arrived damaged (its hash is {found[:12]}… instead of {wanted[:12]}…) and was deleted; "
-                "download it again",
+                f"{self.target.name} arrived damaged (its hash is {found[:12]}… instead of {wanted[:12]}…) and was "
+                "deleted; download it again",
             )
         os.replace(self.part, self.target)
         fsync_path(self.target.parent)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,7 +32,7 @@ def deep_check(path: Path) -> tuple[list[str], list[str]]:
 
 
 def _optimizer_check(path: Path) -> tuple[list[str], list[str]]:
-    """Only what torch reports about the file's content is damage; torch itself may be missing, broken or out of memory."""
+    """Only what torch reports about the content is damage; torch itself may be missing, broken or out of memory."""
     import pickle
 
     try:
@@ -46,9 +45,8 @@ def _optimizer_check(path: Path) -> tuple[list[str], list[str]]:
         return [f"{path.name}: does not load: {_first_line(error)}"], []
     except RuntimeError as error:
         text = _first_line(error)
-        if (
-            "alloc" in text or "memory" in text
-        ):  # "DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory (12)"
+        # "DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory (12)"
+        if "alloc" in text or "memory" in text:
             return [], [f"{path.name}: out of memory: {text}"]
         return [f"{path.name}: does not load: {text}"], []
     return [], []
@@ -70,25 +68,16 @@ def non_finite(path: str | os.PathLike[str]) -> str | None:
     Raises DamagedFile when the file is not a complete safetensors file, OSError when it cannot be read.
     """
     with open(path, "rb") as file:
-        start, tensors = _read_header(file, Path(path))
-        for tensor in tensors:
-            if tensor.dtype in _FLOATS:
-                file.seek(start + tensor.begin)
-                if _holds_non_finite(file.read(tensor.end - tensor.begin), *_FLOATS[tensor.dtype]):
-                    return tensor.name
+        for name, dtype, begin, end in _read_header(file, Path(path)):
+            if dtype in _FLOATS:
+                file.seek(begin)
+                if _holds_non_finite(file.read(end - begin), *_FLOATS[dtype]):
+                    return name
     return None
 
 
-@dataclass(frozen=True)
-class _Tensor:
-    name: str
-    dtype: str
-    begin: int  # bytes, from the start of the data
-    end: int
-
-
-def _read_header(file: BinaryIO, path: Path) -> tuple[int, list[_Tensor]]:
-    """(where the data starts, the tensors in the order of their data) of a safetensors file. Raises DamagedFile.
+def _read_header(file: BinaryIO, path: Path) -> list[tuple[str, str, int, int]]:
+    """Name, type, first byte and end of each tensor in a safetensors file. Raises DamagedFile.
 
     Format (github.com/huggingface/safetensors): an 8-byte little-endian header length, a JSON header, the data. The
     tensors must cover the data without a gap and to its last byte, so that a truncated or padded file is found here.
@@ -98,27 +87,28 @@ def _read_header(file: BinaryIO, path: Path) -> tuple[int, list[_Tensor]]:
     length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
     if length > size - 8:
         raise DamagedFile(f"{path}: truncated, or not a safetensors file")
+    start = 8 + length
     try:
         header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
         tensors = [
-            _Tensor(name, str(entry["dtype"]), *map(int, entry["data_offsets"]))
+            (name, str(entry["dtype"]), *(start + int(offset) for offset in entry["data_offsets"]))
             for name, entry in header.items()
-            if name != "__metadata__"
         ]
+        at = start
+        for name, _, begin, end in sorted(tensors, key=lambda tensor: tensor[2:]):
+            if begin != at or end < at:
+                raise DamagedFile(f"{path}: {name} is not where the tensor before it ends")
+            at = end
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(f"{path}: its safetensors header is damaged: {type(error).__name__}: {error}") from error
     if not tensors:
         raise DamagedFile(f"{path}: it holds no tensors")
-    at = 0
-    for tensor in sorted(tensors, key=lambda t: (t.begin, t.end)):
-        if tensor.begin != at or tensor.end < at:
-            raise DamagedFile(f"{path}: {tensor.name} is not where the tensor before it ends")
-        at = tensor.end
-    if at != size - 8 - length:
+    if at != size:
         raise DamagedFile(
-            f"{path}: {size - 8 - length} bytes of data where its header names {at}: truncated or damaged"
+            f"{path}: {size - start} bytes of data where its header names {at - start}: truncated or damaged"
         )
-    return 8 + length, tensors
+    return tensors
 
 
 # A float is NaN or infinity when all bits of its exponent are set. They are in its last byte and the upper bits of the

@@ -17,7 +17,6 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 VARIABLE = "HANGPROOF_GATE"
 STAND_IN = "HANGPROOF_GATE_STAND_IN"
@@ -48,39 +47,22 @@ def wait(arguments: list[str]) -> list[str]:
     folder = Path(os.environ[FOLDER])
     with contextlib.suppress(FileNotFoundError):  # dropped already: the pipe says so
         (folder / READY).touch(mode=0o600)
-    message = _read(descriptor)
-    os.close(descriptor)
-    if message is None:
+    with open(descriptor, "rb") as pipe:
+        line = pipe.readline()
+    if not line.endswith(b"\n"):  # the pipe has ended before the message is complete
         shutil.rmtree(folder, ignore_errors=True)  # nobody else knows it any more
         os._exit(EXIT_UNUSED)
-    os.environ.update(message["environment"])
-    _log_to(message["log"])
+    found = json.loads(line)
+    os.environ.update(found["environment"])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with open(found["log"], "ab") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
     (folder / PASSED).touch(mode=0o600)
-    return [word.replace(stand_in, message["resume"]) for word in arguments]
+    return [word.replace(stand_in, found["resume"]) for word in arguments]
 
 
 def message(resume: str, environment: dict[str, str], log: str) -> bytes:
     """The line that opens the gate. At most PIPE_BUF bytes are written at once: it comes completely or not at all."""
     return json.dumps({"resume": resume, "environment": environment, "log": log}).encode() + b"\n"
-
-
-def _read(descriptor: int) -> dict[str, Any] | None:
-    """The message; None when the pipe ends before it is complete."""
-    data = b""
-    while not data.endswith(b"\n"):
-        part = os.read(descriptor, 65536)
-        if not part:
-            return None
-        data += part
-    found: dict[str, Any] = json.loads(data)
-    return found
-
-
-def _log_to(path: str) -> None:
-    """Both output streams go to the end of this file from now on."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)

@@ -144,7 +144,7 @@ class Heartbeat:
     ):
         self.path = Path(path) if path is not None else None
         self.rank = rank
-        self._inject = inject
+        self._inject = inject or (lambda *_: None)
         self.record = record = Record.from_buffer(_create(self.path) if self.path is not None else bytearray(SIZE))
         now = time.monotonic()
         self._since_s = now  # when the step under way began
@@ -202,14 +202,12 @@ class Heartbeat:
         if name in ("first_step", "step"):
             self._since_s = now
         self._write(now, note, phase=_PHASE_INDEX[name], done=0, total=total, phase_s=now)
-        if self._inject is not None:
-            self._inject(name, self.record.step, self)
+        self._inject(name, self.record.step, self)
 
     def item(self, done: int, note: str | None = None) -> None:
         """`done` items of this phase are complete. `note` names the next or the last one."""
         self._write(time.monotonic(), note, done=done)
-        if self._inject is not None:
-            self._inject(self.current_phase, self.record.step, self)
+        self._inject(self.current_phase, self.record.step, self)
 
     def step(self, step: int, epoch: int = 0, loss: float = math.nan, lr: float = math.nan) -> None:
         """Optimizer step number `step` (global, from 1) is complete. Moves the phase to "step"."""
@@ -223,8 +221,7 @@ class Heartbeat:
         record.done = record.total = 0
         record.beat_s = record.step_s = self._since_s = now
         record.sequence += 1
-        if self._inject is not None:
-            self._inject("step", step, self)
+        self._inject("step", step, self)
 
     def waited(self, seconds: float) -> None:
         """The training has waited so many seconds for a batch of its data loader."""
@@ -246,13 +243,7 @@ class Heartbeat:
             record.reached[i] = record.reached[i] or now
         record.point, record.point_s = index, now
         record.sequence += 1
-        if self._inject is not None:
-            self._inject(POINT + point, record.step, self)
-
-    @property
-    def local_rank(self) -> int:
-        """The number of this process among those of its machine."""
-        return int(self.record.local_rank)
+        self._inject(POINT + point, record.step, self)
 
     @property
     def point(self) -> str:
@@ -356,7 +347,7 @@ def _parse(data: bytes, path: str | os.PathLike[str]) -> Beat | None:
 
 
 def read_all(folder: str | os.PathLike[str]) -> list[Beat]:
-    """Every readable record of a heartbeat folder, sorted by rank; [] when there is none. Never raises: unreadable ones are left out."""
+    """Every readable record of a heartbeat folder, sorted by rank; unreadable ones are left out. Never raises."""
     beats = []
     try:
         paths = [Path(folder) / name for name in os.listdir(folder) if re.fullmatch(r"rank-\d+\.hb", name)]

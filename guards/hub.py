@@ -1,6 +1,6 @@
 """A file of a model hub: what names it, what the hub says about it, how to download it, and how that can fail.
 
-The hub's settings (`HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`…) are read as its own library reads them, and each time
+The hub's settings (`HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`…) are read as its library reads them, but each time
 anew: a login on the page changes them in a running process.
 """
 
@@ -72,9 +72,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class Options:
-    """How to download. stall_s: seconds without progress before the download fails; None: `download_stall_s`; 0: no limit.
+    """How to download. by_hand: where a user can put the file, for messages.
 
-    by_hand: where a user can put the file, for messages.
+    stall_s: seconds without progress before the download fails; None: `download_stall_s`; 0: no limit.
     """
 
     on_progress: Callable[[Progress], object] = lambda _: None

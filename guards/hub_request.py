@@ -1,25 +1,19 @@
 """Requests to a model hub that end: with an answer, or with the reason after a limit without progress.
 
-Decision: the standard library's client. A socket's own timeout limits one read; a server that sends a byte now and then
-would never reach it. So a small request has a limit as a whole (`hub_reach_s`), and who reads a file counts the bytes
-(download.py).
+Decision: the client of the hub's own library, which follows redirects and knows proxies and certificates. Its timeout
+limits one read; a server that sends a byte now and then would never reach it. So a small request has a limit as a whole
+(`hub_reach_s`), and who reads a file counts the bytes (download.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import http.client
 import json
 import math
-import os
 import re
-import ssl
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,50 +27,29 @@ FIRST_REPORT_S, REPORT_S = 4.0, 30.0
 """A wait without progress is on the log after the first, and again after each of the others."""
 BUSY = (408, 425, 429)
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
+NETWORK_ERRORS = (ConnectionError, TimeoutError)
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, to HTTP only. The token goes to the hub's own host, never to the one of a redirect."""
-
-    def redirect_request(self, request: Any, *answer: Any) -> Any:
-        after = super().redirect_request(request, *answer)
-        if after is not None and (after.type, after.host) != (request.type, request.host):
-            after.remove_header("Authorization")
-        return after
-
-    http_error_308 = urllib.request.HTTPRedirectHandler.http_error_302  # Python 3.10 does not follow it
-
-
-@functools.cache
-def _certificates() -> ssl.SSLContext:
-    """The machine's certificates, and those that the hub's library uses: some machines have no others."""
-    context = ssl.create_default_context()
-    with contextlib.suppress(ImportError):
-        import certifi
-
-        context.load_verify_locations(certifi.where())
-    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
-        if Path(os.environ.get(name, "")).is_file():
-            context.load_verify_locations(os.environ[name])
-    return context
-
-
-def follow(url: str, headers: dict[str, str], method: str = "GET", read_s: float | None = None) -> Any:
+@contextlib.contextmanager
+def ask(url: str, read_s: float, method: str = "GET", **headers: str) -> Iterator[Any]:
     """The response at the end of the redirects, whatever its status. Raises one of NETWORK_ERRORS.
 
-    read_s: the limit of one read, infinite for none; None: `download_read_s`.
+    read_s: the limit of one read, infinite for none. The token goes to the hub's host, never to that of a redirect.
     """
-    read_s = read_s or limits.seconds("download_read_s") or math.inf
+    from httpx2 import RequestError, UnsupportedProtocol  # the client of the hub's library
+    from huggingface_hub.utils import get_session
+
     sent = {"User-Agent": "hangproof", "Accept-Encoding": "identity", **headers}
     if secret := token():
         sent["Authorization"] = f"Bearer {secret}"
-    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=_certificates()), _Redirects)
-    request = urllib.request.Request(url, headers=sent, method=method)
     try:
-        return opener.open(request, timeout=read_s if read_s < math.inf else None)
-    except urllib.error.HTTPError as error:
-        return error
+        limit_s = read_s if read_s < math.inf else None
+        with get_session().stream(method, url, headers=sent, timeout=limit_s, follow_redirects=True) as response:
+            yield response
+    except UnsupportedProtocol as error:
+        raise DownloadError("server", f"{url}: {error}; check HF_ENDPOINT") from error
+    except RequestError as error:
+        raise ConnectionError(str(error) or type(error).__name__) from error
 
 
 class Busy(ConnectionError):
@@ -88,7 +61,7 @@ class Busy(ConnectionError):
 
 
 class Patience:
-    """Retries with growing pauses, until `limit_s` seconds (0: no limit) have brought no progress. `say` reports a wait."""
+    """Retries with growing pauses, until `limit_s` seconds (0: no limit) bring no progress. `say` reports a wait."""
 
     def __init__(self, limit_s: float, what: str, say: Callable[[str], object]) -> None:
         self.limit_s, self.what, self.say = limit_s or math.inf, what, say
@@ -116,11 +89,11 @@ class Patience:
             self.say(f"waited {waited_s:.0f} s for {self.what} ({self.reason}){limit}")
 
     def pause(self, error: Exception, options: Options, kept: int = 0) -> None:
-        """Wait before the next attempt. Raises DownloadError when there is none. kept: bytes of the file on the disk."""
-        self.reason = str(getattr(error, "reason", None) or error or type(error).__name__)
+        """Wait before the next attempt; DownloadError when there is none. kept: bytes of the file on the disk."""
+        self.reason = str(error)
         host = urllib.parse.urlsplit(endpoint()).netloc
         bytes_kept = f"; the {kept} bytes received are kept" if kept else ""
-        if isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError):
+        if "CERTIFICATE_VERIFY_FAILED" in self.reason:
             text = f"{host}: {self.reason}{bytes_kept}. Check HF_ENDPOINT and the proxy{options.hint}"
             raise DownloadError("server", text) from error
         left_s = self.left_s()
@@ -136,7 +109,7 @@ class Patience:
 
 def check_status(response: Any, source: Source, options: Options) -> None:
     """Raises DownloadError for a refusal, with the licence's URL and what to do; Busy for a busy server."""
-    status, code = response.status, response.headers.get("X-Error-Code", "")
+    status, code = response.status_code, response.headers.get("X-Error-Code", "")
     name = f"{source.file} of {source.repo}" if source.file else source.repo
     if status in BUSY or status >= 500:
         raise Busy(status, response.headers.get("Retry-After", ""))
@@ -144,17 +117,16 @@ def check_status(response: Any, source: Source, options: Options) -> None:
         text = f"{source.page} does not exist, or is private; correct the name, or set HF_TOKEN to a token with access"
         raise DownloadError("missing", f"{text}{options.hint}")
     if status in (401, 403):
-        account = (
-            ". A token is set: check that it belongs to the account that accepted the licence (`hf auth whoami`), and that "
-            "it may read gated repositories"
-            if token()
-            else ""
+        text = (
+            f"no access to {source.repo} (HTTP status {status}): accept its licence at {source.page}, then set HF_TOKEN"
         )
-        raise DownloadError(
-            "gated",
-            f"no access to {source.repo} (HTTP status {status}): accept its licence at {source.page}, then set HF_TOKEN to "
-            f"your token (or run `hf auth login`){options.hint}{account}",
-        )
+        text += f" to your token (or run `hf auth login`){options.hint}"
+        if token():
+            text += (
+                ". A token is set: check that it belongs to the account that accepted the licence (`hf auth whoami`), "
+            )
+            text += "and that it may read gated repositories"
+        raise DownloadError("gated", text)
     if status in (404, 410):
         raise missing(name, source, options)
     if status not in (200, 206):
@@ -186,7 +158,7 @@ def _list(source: Source, options: Options, read_s: float) -> tuple[str, dict[st
     """What `listing` returns, from one request. Raises one of NETWORK_ERRORS, too."""
     revision = urllib.parse.quote(source.revision, safe="")
     url = f"{endpoint()}/api/models/{source.repo}/revision/{revision}?blobs=true"
-    with follow(url, {}, read_s=read_s) as response:
+    with ask(url, read_s) as response:
         check_status(response, Source(source.repo, "", source.revision), options)
         data = response.read()
     try:

@@ -1,4 +1,4 @@
-"""Every time limit inside the training process, in one table (limits.toml), with the limits of the monitor that must be longer.
+"""Every time limit inside the training process, in one table (limits.toml), with those of the monitor around it.
 
 Why one table: two limits in two programs contradict each other sooner or later. The monitor once gave a finished
 process 15 s to exit, while the process took 60 s for its uploads and 15 s more for its threads. Now each row names the

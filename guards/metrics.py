@@ -4,7 +4,8 @@ Decision: the training process appends its own lines, each in a single write wit
 two polls of the monitor, and several writers (the monitor appends GPU samples) never mix. A restart repeats steps; a
 reader keeps the last line of each step. Nobody resumes from this file, so it is not fsynced.
 
-A full disk costs lines, never a step: they are counted and reported once. A line that it cut off is ended before the next one.
+A full disk costs lines, never a step: they are counted and reported once. A line that it cut off is ended before the
+next one.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Metrics:
 
     @classmethod
     def from_env(cls) -> Metrics:
-        """Metrics in `$HANGPROOF_RUN/metrics.jsonl` for attempt `$HANGPROOF_ATTEMPT`. Without a run folder nothing is written."""
+        """Metrics in `$HANGPROOF_RUN/metrics.jsonl` for attempt `$HANGPROOF_ATTEMPT`; without a run, nowhere."""
         run = os.environ.get("HANGPROOF_RUN")
         return cls(Path(run) / "metrics.jsonl" if run else None, int(os.environ.get("HANGPROOF_ATTEMPT", "1")))
 

@@ -6,7 +6,7 @@ renamed to `.corrupt` and reported as a `ValueError`: the next start finds no ca
 are written under a temporary name and renamed, so a kill during the write leaves no partial file. (There is no fsync:
 after a power failure a cache with a wrong CRC is encoded again, and a data set has thousands of caches.)
 
-Only builtin exceptions leave this module, because they cross from a DataLoader worker to its parent (see bounded.py).
+Only builtin exceptions leave this module, because they cross from a DataLoader worker to its parent (see deadline.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from guards import limits
-from guards.bounded import bounded
+from guards.checkpoint import writing_file
+from guards.deadline import bounded
 
 if TYPE_CHECKING:
     import numpy
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DEFAULT_TIMEOUT_S = limits.TABLE["npz_timeout_s"].default_s
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError)
-"""What zipfile and numpy raise for damaged bytes (RuntimeError: a flipped bit turned on encryption or an unknown compression)."""
+"""What zipfile and numpy raise for damaged bytes (RuntimeError: a flipped bit turned on encryption)."""
 
 
 class Archive(Mapping[str, "numpy.ndarray"]):
@@ -113,17 +114,13 @@ def save(path: str | os.PathLike[str], **arrays: object) -> Path:
     if final.suffix != ".npz":
         final = final.with_name(final.name + ".npz")  # as numpy does
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            numpy.savez(file, **arrays)  # type: ignore[arg-type]  # its other keyword is a bool
-        os.replace(temporary, final)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing_file(final, sync=False, temporary=temporary), open(temporary, "wb") as file:
+        numpy.savez(file, **arrays)  # type: ignore[arg-type]  # its other keyword is a bool
     return final
 
 
 def found_corrupt(path: str | os.PathLike[str]) -> bool:
-    """Was a damaged cache found in the folder of `path` before? Then the other caches there should be verified. Raises OSError."""
+    """Was a damaged cache found in the folder of `path`? Then the others there should be verified. Raises OSError."""
     return any(name.endswith(".corrupt") for name in os.listdir(Path(path).parent))
 
 

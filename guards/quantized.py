@@ -1,7 +1,7 @@
 """Frozen weights in fewer bits, kept in a file beside the model: made at the first start, read at each later one.
 
-A start that casts reads all bf16 weights (24 GB of FLUX) and computes on each of them. The copy has half the bytes, and is used as it
-is. It is written while the model is read for the first time, and gets its name when it is complete and on the disk.
+A start that casts reads all bf16 weights (24 GB of FLUX) and computes on each of them. The copy has half the bytes, and
+is used as it is. It is written while the model is first read, and gets its name when it is complete and on the disk.
 
 Decision: in `.hangproof-cache` in the model's folder, under a name that holds a hash of the model's files and of what
 was made from them. Another model, or another cast, has another copy, and the old one is removed. Nothing needs the
@@ -58,29 +58,24 @@ class Copy:
     def __init__(self, folder: Path, files: Sequence[Path], recipe: str) -> None:
         """`folder`: of the model. `files`: what the copy is made from. OSError: they cannot be read."""
         self.path = folder / FOLDER / f"{files[0].stem.split('-0000')[0]}-{key(files, recipe)}{SUFFIX}"
+        self.temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
         self._bytes = sum(path.stat().st_size for path in files)  # more than a copy in float8 needs
         self._file: Any = None
         self._entries: dict[str, Any] = {}
         self._at = 0
         self._room = 0
 
-    @property
-    def temporary(self) -> Path:
-        return self.path.with_suffix(f".{os.getpid()}.tmp")
-
     def begin(self, count: int) -> None:
         """Make the copy from `count` tensors; where it cannot be written, says so once and does nothing."""
         try:
             self.path.parent.mkdir(exist_ok=True)
             self._sweep()
-            need, free = self._bytes // 2, shutil.disk_usage(self.path.parent).free
-            if free < need + RESERVE:
-                say(f"the disk has {free / 1e9:.0f} GB free, and {(need + RESERVE) / 1e9:.0f} GB are needed")
-                return
+            need, free = self._bytes // 2 + RESERVE, shutil.disk_usage(self.path.parent).free
+            if free < need:
+                return say(f"the disk has {free / 1e9:.0f} GB free, and {need / 1e9:.0f} GB are needed")
             self._file = open(self.temporary, "wb")  # noqa: SIM115 - until `finish`
         except OSError as error:
-            say(f"{self.path.parent} cannot be written: {error.strerror}")
-            return
+            return self._fail(error)
         self._room = -(-(count * ENTRY) // 4096) * 4096 - 8  # the tensors begin at the end of a page
         self._file.seek(8 + self._room)
 
@@ -94,8 +89,7 @@ class Copy:
         try:
             self._file.write(flat.numpy().data)
         except OSError as error:
-            say(f"{self.path.parent} cannot be written: {error.strerror}")
-            return self.give_up()
+            return self._fail(error)
         place = [self._at, self._at + flat.numel()]
         self._entries[name] = {"dtype": TYPES[str(tensor.dtype)], "shape": list(tensor.shape), "data_offsets": place}
         self._at += flat.numel()
@@ -114,6 +108,10 @@ class Copy:
         with contextlib.suppress(OSError):
             self.temporary.unlink(missing_ok=True)
 
+    def _fail(self, error: OSError) -> None:
+        say(f"{self.path.parent} cannot be written: {error.strerror}")
+        self.give_up()
+
     def _complete(self) -> None:
         text = json.dumps(self._entries).encode()
         try:
@@ -126,9 +124,7 @@ class Copy:
             self._file.close()
             os.replace(self.temporary, self.path)
         except OSError as error:
-            say(f"{self.path.parent} cannot be written: {error.strerror}")
-            self.give_up()
-            return
+            return self._fail(error)
         # Of the same model only: those of `flux-fp8` begin with `flux-` too.
         own = re.compile(rf"{re.escape(self.path.name.rpartition('-')[0])}-[0-9a-f]{{16}}{re.escape(SUFFIX)}")
         for old in self.path.parent.iterdir():

@@ -1,4 +1,4 @@
-"""Reads a file although the system lacks a descriptor or memory for a moment, or as if one that cannot be read were empty.
+"""Reads a file although the system lacks a descriptor or memory for a moment, or one that cannot be read as empty.
 
 A scan of /proc or of a folder of checkpoints opens hundreds of files: if one error in fifty opens ended it, it would
 never end well. A shortage that lasts is the caller's error, as ever.
@@ -49,7 +49,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def moved_bytes(process: str, counters: tuple[str, ...] = MOVED) -> int | None:
-    """The sum of these counters of /proc/PROCESS/io, such as `self` or `self/task/12`; None where they are not counted."""
+    """The sum of these counters of /proc/PROCESS/io (`self`, `self/task/12`); None where they are not counted."""
     try:
         lines = [line.split(": ") for line in read_bytes(f"/proc/{process}/io").decode().splitlines()]
     except OSError:

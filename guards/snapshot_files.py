@@ -48,7 +48,7 @@ class SnapshotError(RuntimeError):
 
 @dataclass(frozen=True)
 class File:
-    """One file of a state. `kind` is how it is written: raw (bytes), torch (torch.save), safetensors (a dict of tensors)."""
+    """One file of a state. `kind`, how it is written: raw (bytes), torch (torch.save), safetensors (of tensors)."""
 
     name: str
     kind: str
@@ -82,8 +82,8 @@ class Plan:
 def plan(files: list[File], before: Layout | None = None) -> Plan:
     """Where everything of `files` goes. What is no tensor is copied here, so it may change afterwards.
 
-    before: the layout of the last state. It is used again when all tensors have the same form, which nearly always holds and
-    saves milliseconds: a LoRA of all blocks of FLUX has 4,000 tensors with its optimizer. Strides are not kept.
+    before: the layout of the last state. It is used again when all tensors have the same form, which nearly always
+    holds and saves milliseconds: FLUX's LoRA of all blocks has 4,000 tensors with its optimizer. Strides are not kept.
 
     Raises:
         SnapshotError: a file holds something that cannot be in a snapshot.
@@ -148,29 +148,27 @@ def _tensor(index: int) -> Any:
     raise SnapshotError(f"tensor {index} of a snapshot was read without the snapshot")
 
 
-def create(folder: Path, layout: Layout) -> mmap.mmap:
-    """TENSORS in a folder, with room for the tensors, mapped. Raises OSError: there is no room."""
+def create(folder: Path, layout: Layout) -> tuple[mmap.mmap | None, list[Any]]:
+    """TENSORS in a folder, mapped, and its tensors; (None, []) for none. Raises OSError: there is no room."""
+    if not layout.places:
+        return None, []
+    import torch
+
     with open(folder / TENSORS, "w+b", buffering=0) as file:
         size = len(layout.header) + layout.end
         # Without this, a full file system is a bus error at the first write to a page.
         os.posix_fallocate(file.fileno(), 0, size)
         file.write(layout.header)
-        return mmap.mmap(file.fileno(), size)
+        mapped = mmap.mmap(file.fileno(), size)
+    return mapped, views(torch.frombuffer(mapped, dtype=torch.uint8, offset=len(layout.header)), layout.places)
 
 
-def tensors_in(mapped: mmap.mmap, layout: Layout) -> list[Any]:
-    """The tensors of a mapped file."""
-    import torch
-
-    return views(torch.frombuffer(mapped, dtype=torch.uint8, offset=len(layout.header)), layout)
-
-
-def views(flat: Any, layout: Layout) -> list[Any]:
-    """Tensors over the bytes of `flat` (a uint8 tensor)."""
+def views(flat: Any, places: list[tuple[int, str, tuple[int, ...]]]) -> list[Any]:
+    """Tensors over the bytes of `flat` (a uint8 tensor): of each the offset, the type and the shape."""
     import torch
 
     found = []
-    for at, kind, shape in layout.places:
+    for at, kind, shape in places:
         dtype = getattr(torch, kind)
         found.append(flat[at : at + math.prod(shape) * dtype.itemsize].view(dtype).view(shape))
     return found
@@ -178,25 +176,23 @@ def views(flat: Any, layout: Layout) -> list[Any]:
 
 def copy(targets: list[Any], sources: list[Any], non_blocking: bool = False) -> None:
     """Copy each tensor into the one at the same place in `targets`, which has its type and shape."""
-    import torch
+    if targets:
+        import torch
 
-    with torch.no_grad():
-        if hasattr(torch, "_foreach_copy_"):  # since torch 2.1
+        with torch.no_grad():
             torch._foreach_copy_(targets, sources, non_blocking=non_blocking)
-        else:
-            for target, source in zip(targets, sources, strict=True):
-                target.copy_(source, non_blocking=non_blocking)
 
 
-def complete(
-    folder: Path, content: Plan, mapped: mmap.mmap | None, step: int, epoch: int, about: Mapping[str, Any]
-) -> None:
-    """Write what is not TENSORS (`mapped`), the guard file last: the snapshot counts from here on. Raises OSError."""
+def complete(folder: Path, content: Plan, mapped: mmap.mmap | None, guard: Mapping[str, Any]) -> None:
+    """Write what is not TENSORS (`mapped`), the guard file last: the snapshot counts from here on. Raises OSError.
+
+    guard: "step", "epoch" and what else it says.
+    """
     with open(f"{folder}/{FILES}", "wb", buffering=0) as file:  # a Path for each would cost as much as the writing
         file.write(content.rest)
     files = {FILES: content.rest} | ({TENSORS: mapped} if mapped is not None else {})
     checks = {name: (len(data), zlib.crc32(data)) for name, data in files.items()}
-    checkpoint.write_guard(folder, step, epoch, checks, **about)
+    checkpoint.write_guard(folder, in_memory=checks, **guard)
 
 
 def read(folder: Path) -> list[File]:
@@ -221,15 +217,9 @@ def _tensors(path: Path) -> list[Any]:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     start = 8 + int.from_bytes(mapped[:8], "little")
     table = json.loads(mapped[8:start])
-    found = []
-    for entry in (table[str(index)] for index in range(len(table))):
-        dtype, count = getattr(torch, _TYPES.get(entry["dtype"], entry["dtype"])), math.prod(entry["shape"])
-        offset = start + entry["data_offsets"][0]
-        flat = (
-            torch.frombuffer(mapped, dtype=dtype, count=count, offset=offset) if count else torch.empty(0, dtype=dtype)
-        )
-        found.append(flat.view(entry["shape"]))
-    return found
+    entries = [table[str(index)] for index in range(len(table))]
+    places = [(one["data_offsets"][0], _TYPES.get(one["dtype"], one["dtype"]), one["shape"]) for one in entries]
+    return [tensor.clone() for tensor in views(torch.frombuffer(mapped, dtype=torch.uint8, offset=start), places)]
 
 
 def write_folder(folder: Path, contents: list[File]) -> None:
@@ -250,9 +240,8 @@ def write_folder(folder: Path, contents: list[File]) -> None:
             torch.save(file.content, path)  # to a path, as accelerate: torch puts the file's name into the file
 
 
-def write_state(state: Path, files: list[File], step: int, epoch: int, belongs: dict[str, Any] | None = None) -> None:
+def write_state(state: Path, files: list[File], step: int, epoch: int, **extra: Any) -> None:
     """Write a state as the trainer's own save would. Raises OSError; RuntimeError (torch's) where the disk is full."""
-    extra = {"belongs": belongs} if belongs is not None else {}
     with checkpoint.writing(state, step, epoch, **extra) as temporary:
         write_folder(temporary, files)
 
@@ -262,7 +251,7 @@ def write_state_of(snapshot: Path, state: Path) -> None:
     files, guard = read(snapshot), checkpoint.guard_of(snapshot)
     if guard is None:
         raise SnapshotError(f"{snapshot}: it is gone")
-    write_state(state, files, guard["step"], guard["epoch"], guard.get("belongs"))
+    write_state(state, files, **{name: guard[name] for name in ("step", "epoch", "belongs") if name in guard})
 
 
 def restore(folder: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> None:
@@ -289,7 +278,7 @@ def restore(folder: str | os.PathLike[str], environ: Mapping[str, str] = os.envi
 
 
 def is_restored(folder: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a state comes from a snapshot: all that belongs to its step was done, and it is gone when the run ends."""
+    """Whether a state comes from a snapshot: all of its step was done, and it is gone when the run ends."""
     ring = environ.get(RING, "")
     return bool(ring) and Path(folder).parent == Path(ring) / RESUMED
 

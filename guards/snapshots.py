@@ -49,7 +49,7 @@ KEPT = 2  # snapshots
 NEXT = "next"  # the folder of the one under way
 OFF = "off"  # the file that says why there are no snapshots
 
-SHARE = 0.009  # of the training's time; 1 % is promised, and the time of both is measured on a machine that does other things
+SHARE = 0.009  # of the training's time; 1 % is promised, and both are measured on a machine that does other things
 RESERVE = 1 << 30  # bytes of memory, and of /dev/shm, that stay free; half of what is free where that is less
 LOW = 256 << 20  # bytes of memory; with less left than that, the snapshots give theirs back
 COPIES = 3  # two snapshots, and the state that a restart makes from one, or later the copy that a save writes
@@ -60,7 +60,7 @@ THREAD_NICE = 5
 
 @dataclass
 class _Slot:
-    """One of the snapshots. folder: None for one that is not complete. `layout` and `mapped`: as this process wrote it."""
+    """One of the snapshots. folder: None for one that is not complete. The rest: as this process wrote it."""
 
     folder: Path | None = None
     step: int = -1
@@ -75,13 +75,11 @@ class _Job:
 
     slot: _Slot
     plan: Plan
-    name: str
-    step: int
-    epoch: int
-    about: dict[str, Any]  # for the guard file
-    cost_s: float = 0.0  # in the step
-    counts: bool = True  # its cost says something about the next one's
+    folder: Path  # its own, once it is complete
+    guard: dict[str, Any]
+    fresh: bool = False  # in new memory: its cost says nothing about the next one's
     staged: Any = None  # (pinned tensor, first event, last event)
+    cost_s: float = 0.0  # in the step
 
 
 class Snapshots:
@@ -177,41 +175,49 @@ class Snapshots:
             self.turn_off(f"the state of step {step} has no room in memory: {error}")
 
     def _take(self, name: str, step: int, epoch: int, files: list[File], belongs: dict[str, Any] | None) -> None:
+        assert self.folder is not None
         plan = snapshot_files.plan(files, self._layout)
         self._layout = plan.layout
         for slot in self._slots:  # of an attempt that got further than the state from which this one goes on
             if slot.step >= step:
                 self._forget(slot)
         slot = min(self._slots, key=lambda slot: slot.step)
-        fresh = self._begin(slot, plan)
-        staged = self._copy(slot, plan)
-        job = _Job(slot, plan, name, step, epoch, self.about(belongs), counts=not fresh, staged=staged)
+        guard = {"step": step, "epoch": epoch, **self.about(belongs)}
+        job = _Job(slot, plan, self.folder / name, guard, self._begin(slot, plan))
+        job.staged = self._copy(slot, plan)
+        job.cost_s = self._spent_s(job.staged)
         self._since = 0
-        if plan.bytes <= INLINE and staged is None:
+        if plan.bytes <= INLINE and job.staged is None:
             self._finish(job)
-            self._last_s = time.monotonic()
-            return self._count(job, self._spent_s(staged))
-        self._idle.clear()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="hangproof-snapshots", daemon=True)
-            self._thread.start()
+        else:
+            self._idle.clear()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="hangproof-snapshots", daemon=True)
+                self._thread.start()
+            self._jobs.put(job)
         self._last_s = time.monotonic()
-        job.cost_s = self._spent_s(staged)
-        self._jobs.put(job)
 
     def _begin(self, slot: _Slot, plan: Plan) -> bool:
-        """Make the folder NEXT, from the snapshot in `slot` where its tensors fit; False: there is no new memory in it."""
+        """Make the folder NEXT, from the snapshot in `slot` where its tensors fit. Whether it has new memory."""
         if slot.folder is not None and slot.layout is plan.layout:
             os.replace(slot.folder, self._next)
             slot.folder, slot.step = None, -1
             return False
         self._forget(slot)
-        if problem := self._no_room(plan.bytes, any(tensor.is_cuda for tensor in plan.tensors)):
+        size = plan.bytes
+        held = sum(len(other.mapped) for other in self._slots if other.mapped is not None)
+        # One more copy is in pinned memory; torch rounds it up to a power of two.
+        pinned = 2 * size if self._pinned is None and any(tensor.is_cuda for tensor in plan.tensors) else 0
+        problem = self._full(
+            COPIES * size - held, pinned, f"a state has {size / 1e6:.0f} MB and needs {COPIES} times that"
+        )
+        if COPIES * size > self.limit_bytes:
+            allowed = f"snapshots_bytes allows {self.limit_bytes / 1e6:.0f} MB"
+            problem = f"they need {COPIES * size / 1e6:.0f} MB, and {allowed}"
+        if problem:
             raise SnapshotError(problem)
         self._next.mkdir()
-        if plan.tensors:
-            slot.mapped = snapshot_files.create(self._next, plan.layout)
-            slot.tensors = snapshot_files.tensors_in(slot.mapped, plan.layout)
+        slot.mapped, slot.tensors = snapshot_files.create(self._next, plan.layout)
         slot.layout = plan.layout
         return True
 
@@ -225,17 +231,8 @@ class Snapshots:
             return time.monotonic() - self._begun_s
         return time.thread_time() - self._begun_cpu_s
 
-    def _no_room(self, size: int, gpu: bool = False) -> str:
-        """ "" when all copies of a state of `size` bytes fit; else the sentence. gpu: one more is in pinned memory."""
-        held = sum(len(s.mapped) for s in self._slots if s.mapped is not None)
-        need = COPIES * size - held
-        if COPIES * size > self.limit_bytes:
-            return f"they need {COPIES * size / 1e6:.0f} MB, and snapshots_bytes allows {self.limit_bytes / 1e6:.0f} MB"
-        pinned = 2 * size if gpu and self._pinned is None else 0  # torch rounds up to a power of two
-        return self._first_full(need, pinned, f"a state has {size / 1e6:.0f} MB and needs {COPIES} times that")
-
-    def _first_full(self, shared: int, private: int, what: str) -> str:
-        """ "" where so many bytes fit, in shared memory and of the process's own; else `what` and the place that is too full."""
+    def _full(self, shared: int, private: int, what: str) -> str:
+        """ "" where so many bytes fit, in shared memory and of the process's own; else `what`, and what is too full."""
         assert self.folder is not None
         found = os.statvfs(self.folder)
         places = [(f"{self.folder.parent.parent} has", found.f_bavail * found.f_frsize, shared)]
@@ -248,9 +245,8 @@ class Snapshots:
         return ""
 
     def no_room_beside(self, size: int) -> str:
-        """ "" when one more copy of `size` bytes fits for a while, and a file of it in the process's memory; else the sentence."""
-        assert self.folder is not None
-        return self._first_full(size, size, f"a copy of the state has {size / 1e6:.0f} MB")
+        """ "" when one more copy of `size` bytes fits, and a file of it in the process's memory; else the sentence."""
+        return self._full(size, size, f"a copy of the state has {size / 1e6:.0f} MB")
 
     def about(self, belongs: dict[str, Any] | None = None) -> dict[str, Any]:
         """What the guard file of a snapshot says beside its step. belongs: for the guard file of its state."""
@@ -266,23 +262,22 @@ class Snapshots:
         gpus = {tensor.device for tensor in plan.tensors if tensor.is_cuda}
         if len(gpus) > 1:
             raise SnapshotError(f"the state's tensors are on {len(gpus)} GPUs")
-        if gpus:
-            return self._copy_from_gpu(plan, gpus.pop())
-        if plan.tensors:
-            snapshot_files.copy(slot.tensors, plan.tensors)
-        return None
-
-    def _copy_from_gpu(self, plan: Plan, gpu: Any) -> Any:
+        if not gpus:
+            return snapshot_files.copy(slot.tensors, plan.tensors)
         import torch
 
         layout = plan.layout
         if self._pinned is None or self._pinned.numel() < layout.end:
             self._pinned, self._pinned_views = None, (None, [])
-            self._pinned = _pinned(layout.end + layout.end // 8)
+            size = layout.end + layout.end // 8
+            try:
+                self._pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            except RuntimeError as error:  # of CUDA; an error of the training itself comes again at its next operation
+                raise SnapshotError(f"no pinned memory of {size / 1e6:.0f} MB: {error}") from error
         if self._pinned_views[0] is not layout:
-            self._pinned_views = layout, snapshot_files.views(self._pinned, layout)
+            self._pinned_views = layout, snapshot_files.views(self._pinned, layout.places)
         # The events are on the current stream of the tensors' GPU, as the copies.
-        with torch.cuda.device(gpu):
+        with torch.cuda.device(gpus.pop()):
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
             snapshot_files.copy(self._pinned_views[1], plan.tensors, non_blocking=True)
@@ -296,45 +291,43 @@ class Snapshots:
         while True:
             job = self._jobs.get()
             try:
-                self._count(job, job.cost_s + self._finish(job))
+                self._finish(job)
             except (OSError, RuntimeError, ValueError, MemoryError) as error:  # RuntimeError: CUDA's
-                self._failed = f"the snapshot of step {job.step} failed: {error}"
+                self._failed = f"the snapshot of step {job.guard['step']} failed: {error}"
             del job
             self._idle.set()
 
-    def _finish(self, job: _Job) -> float:
-        """Complete a snapshot whose tensors are copied. Returns what that costs the training, in seconds."""
+    def _finish(self, job: _Job) -> None:
+        """Complete a snapshot whose tensors are copied, and count its cost."""
         assert self.folder is not None
-        began_s, gpu_s = time.thread_time(), 0.0
+        slot, plan, began_s, gpu_s = job.slot, job.plan, time.thread_time(), 0.0
         if job.staged is not None:
+            import numpy
+
             pinned, first, last = job.staged
             last.synchronize()
             gpu_s = first.elapsed_time(last) / 1e3
-            _copy_bytes(pinned, job.slot.mapped, job.plan.layout)
-        snapshot_files.complete(self._next, job.plan, job.slot.mapped, job.step, job.epoch, job.about)
-        folder = self.folder / job.name
-        os.replace(self._next, folder)
-        job.slot.folder, job.slot.step = folder, job.step
+            # numpy releases the GIL, which the training needs to give the GPU work.
+            target = numpy.frombuffer(slot.mapped, dtype=numpy.uint8, offset=len(plan.layout.header))
+            numpy.copyto(target, pinned.numpy()[: plan.layout.end])
+        snapshot_files.complete(self._next, plan, slot.mapped, job.guard)
+        os.replace(self._next, job.folder)
+        slot.folder, slot.step = job.folder, job.guard["step"]
         if self._resumed:  # there is a newer snapshot
             shutil.rmtree(self.folder / RESUMED, ignore_errors=True)
             self._resumed = False
-        return gpu_s if job.staged is not None else time.thread_time() - began_s
+        if not job.fresh:
+            self._costs.append(job.cost_s + (gpu_s if job.staged is not None else time.thread_time() - began_s))
+            self._set_every()
 
-    def _count(self, job: _Job, cost_s: float) -> None:
+    def _set_every(self) -> None:
         """How often from now on: the cost of a snapshot, spread over `every` steps, is at most SHARE of their time.
 
         One slow snapshot must not put the next one far away, so `every` at most doubles with each.
         """
-        if not job.counts:
-            return
-        self._costs.append(cost_s)
-        step_s = self._step_s()
+        step_s = statistics.median(self._durations) if self._durations else 0.0  # 0: before the second step
         wanted = math.ceil(statistics.median(self._costs) / (SHARE * step_s)) if step_s else 1
         self.every = max(1, min(wanted, 2 * self.every))
-
-    def _step_s(self) -> float:
-        """Seconds of a step; 0 before the second one."""
-        return statistics.median(self._durations) if self._durations else 0.0
 
     def wait(self) -> None:
         """Wait until the snapshot under way is complete."""
@@ -359,24 +352,6 @@ class Snapshots:
             shutil.rmtree(slot.folder, ignore_errors=True)
         shutil.rmtree(self._next, ignore_errors=True)
         slot.folder, slot.step, slot.layout, slot.mapped, slot.tensors = None, -1, None, None, []
-
-
-def _pinned(size: int) -> Any:
-    """Pinned memory of at least `size` bytes, as a tensor. Raises SnapshotError where the machine has none to give."""
-    import torch
-
-    try:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    except RuntimeError as error:  # of CUDA; an error of the training itself comes again at its next operation
-        raise SnapshotError(f"no pinned memory of {size / 1e6:.0f} MB: {error}") from error
-
-
-def _copy_bytes(source: Any, target: Any, layout: Layout) -> None:
-    """Copy the tensors' bytes. numpy releases the GIL, which the training needs to give the GPU work."""
-    import numpy
-
-    to = numpy.frombuffer(target, dtype=numpy.uint8, offset=len(layout.header))
-    numpy.copyto(to, source.numpy()[: layout.end])
 
 
 def headers(folder: Path) -> dict[Path, dict[str, Any]]:

@@ -46,6 +46,6 @@ def choose() -> str:
             tempfile.tempdir = before
         return f"TMPDIR ({given}) is too long for the sockets of loader workers; they are in {made}"
     raise TooLong(
-        f"TMPDIR ({given}) is {len(os.fsencode(given))} bytes long, and loader workers need at most {LIMIT - NAMES} for "
-        f"their sockets; {', '.join(SHORT)} cannot be used either. Set TMPDIR to a shorter folder, then start again"
+        f"TMPDIR ({given}) is {len(os.fsencode(given))} bytes long, and loader workers need at most {LIMIT - NAMES} "
+        f"for their sockets; {', '.join(SHORT)} cannot be used either. Set TMPDIR to a shorter folder, then start again"
     )

@@ -5,8 +5,8 @@ report is read across trainers and across ranks. The heartbeat stores when each 
 spent in it, and which one was reached last, so "stuck at" is the last one, whatever its number.
 
 The environment is part of the record because it is the process's own: a launcher may change it after the monitor
-started the script. The limits of guards/limits.toml are among it, because the monitor's own must enclose them. Values that
-may be secrets are replaced before they are stored.
+started the script. The limits of guards/limits.toml are among it, because the monitor's own must enclose them. Values
+that may be secrets are replaced before they are stored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
 from typing import Any
 
 CHECK_POINTS: dict[str, str] = {
@@ -42,9 +41,7 @@ SHOWN = re.compile(
 )
 HIDDEN = "(set, hidden)"
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|IDENTITY|HEADER", re.IGNORECASE)
-_SECRET_VALUE = re.compile(
-    r"://[^/\s]*@|[A-Za-z0-9+_=-]{32,}"
-)  # a password in an address; a key is long and has no "/"
+_SECRET_VALUE = re.compile(r"://[^/\s]*@|[A-Za-z0-9+_=-]{32,}")  # a password in an address; a long key without "/"
 VALUE_CHARACTERS = 200
 
 
@@ -53,16 +50,13 @@ def number(name: str) -> int:
     return NAMES.index(name) + 1
 
 
-def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The variables of SHOWN that are set, without secrets; long values are cut."""
-    found = os.environ if environ is None else environ
-    return {name: _safe(name, found[name]) for name in sorted(found) if SHOWN.fullmatch(name)}
-
-
-def _safe(name: str, value: str) -> str:
-    if value and (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value)):
-        return HIDDEN
-    return value[:VALUE_CHARACTERS]
+    found = {name: os.environ[name] for name in sorted(os.environ) if SHOWN.fullmatch(name)}
+    for name, value in found.items():
+        secret = value and (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
+        found[name] = HIDDEN if secret else value[:VALUE_CHARACTERS]
+    return found
 
 
 def host() -> str:

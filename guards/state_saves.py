@@ -67,14 +67,14 @@ class StateSaves:
         return self._jobs.unfinished_tasks > 0
 
     def begin(self, step: int) -> None:
-        """The saves that follow are of `step`: wait for those of an earlier one. Raises the error of a save that failed."""
+        """The saves that follow are of `step`: wait for earlier ones. Raises the error of a save that failed."""
         if self.busy and step != self._step:
             what, of = self._what, self._step
             if not self._wait(SLOW_AGE_S):
                 self._report_once(
                     "slow",
-                    f"{what}, of step {of}, is still being written when step {step} saves: the disk is slower than the training, "
-                    "which waits for it; save less often, or use a faster disk",
+                    f"{what}, of step {of}, is still being written when step {step} saves: the disk is slower than the "
+                    "training, which waits for it; save less often, or use a faster disk",
                 )
                 self._wait()
         self._step = step
@@ -89,7 +89,7 @@ class StateSaves:
         write: Callable[[list[File]], object],
         belongs: dict[str, Any] | None = None,
     ) -> None:
-        """Call `write` with the files as they are now: in the thread with a copy, or at once where there is no room for one.
+        """Call `write` with the files as they are now: in the thread with a copy, at once where none has room.
 
         name: of the file or folder that it writes, which `redo` gets with step, epoch and belongs. Raises the errors of
         `write` when it is called at once.
@@ -105,21 +105,20 @@ class StateSaves:
     def redo(self, step: int, write: Callable[[dict[str, Any], list[File]], object]) -> None:
         """Write what an earlier process could not complete, in the thread. `step`: from which this process goes on.
 
-        Later saves are forgotten: this process comes to their steps again. `write` gets the guard file of the copy (name,
-        step, epoch, belongs) and the files.
+        Later saves are forgotten: this process comes to their steps again. `write` gets the guard file of the copy
+        (name, step, epoch, belongs) and the files.
         """
         for path in self._copies():
             guard, wrong = checkpoint.guard_of(path), checkpoint.problems(path)
-            if guard is None or not self.snapshots.is_ours(guard) or guard["step"] > step:
+            ours = guard if guard and self.snapshots.is_ours(guard) and guard["step"] <= step else None
+            if ours is not None:
+                outcome = f"is lost: {'; '.join(wrong)}" if wrong else "is completed"
+                print(f"hangproof: {ours['name']} was being saved when the training ended; it {outcome}", flush=True)
+            if ours is None or wrong:
                 shutil.rmtree(path)
                 continue
-            name, outcome = guard["name"], f"is lost: {'; '.join(wrong)}" if wrong else "is completed"
-            print(f"hangproof: {name} was being saved when the training ended; it {outcome}", flush=True)
-            if wrong:
-                shutil.rmtree(path)
-                continue
-            self._step = guard["step"]
-            self._put(name, partial(self._write_copy, path, partial(write, guard)))
+            self._step = ours["step"]
+            self._put(ours["name"], partial(self._write_copy, path, partial(write, ours)))
 
     def then(self, what: str, function: Callable[[], object]) -> None:
         """Call `function` after the saves so far: in the thread while they are under way, else at once."""
@@ -166,11 +165,10 @@ class StateSaves:
             problem = self.snapshots.no_room_beside(plan.bytes)
             if not problem:
                 path.mkdir()
-                mapped = snapshot_files.create(path, plan.layout) if plan.tensors else None
-                if mapped is not None:
-                    snapshot_files.copy(snapshot_files.tensors_in(mapped, plan.layout), plan.tensors)
-                about = {"name": name, **self.snapshots.about(belongs)}
-                snapshot_files.complete(path, plan, mapped, step, epoch, about)
+                mapped, tensors = snapshot_files.create(path, plan.layout)
+                snapshot_files.copy(tensors, plan.tensors)
+                guard = {"name": name, "step": step, "epoch": epoch, **self.snapshots.about(belongs)}
+                snapshot_files.complete(path, plan, mapped, guard)
                 return path
         except (OSError, SnapshotError, MemoryError) as error:
             problem = f"{name} has no room in memory: {error}"
@@ -199,14 +197,10 @@ class StateSaves:
                 except Exception as error:  # noqa: BLE001 - the training raises it
                     self._error = error
             del function
-            self._end_job()
-
-    def _end_job(self) -> None:
-        """The copies go when all that belongs to their step is done: until then, a kill makes the next process do it again."""
-        if self._jobs.unfinished_tasks == 1 and self._error is None:
-            while self._written:
+            # The copies go when all of their step is done: until then, a kill makes the next process do it again.
+            while self._written and self._jobs.unfinished_tasks == 1 and self._error is None:
                 shutil.rmtree(self._written.pop(), ignore_errors=True)
-        self._jobs.task_done()
+            self._jobs.task_done()
 
     def _write_copy(self, path: Path, write: Callable[[list[File]], object]) -> None:
         write(snapshot_files.read(path))
@@ -215,7 +209,7 @@ class StateSaves:
     def _wait(self, limit_s: float = math.inf) -> bool:
         """Wait for the thread, in phase "save"; False: `limit_s` has passed before.
 
-        An item is a look at which the thread has moved bytes: a slow disk is progress, one that moves nothing is a hang.
+        An item is a look at which the thread has moved bytes: a slow disk makes progress, a hang does not.
         """
         if not self.busy or self._thread is None:
             return True
@@ -243,7 +237,7 @@ class StateSaves:
 
 
 def _moved_bytes(thread: int | None) -> int:
-    """Bytes that a thread of this process has read and written; those of a disk count again, they move within a long call.
+    """Bytes that a thread of this process has read and written.
 
     Where the system does not count them, a number that grows with the time: only `save_s` then ends a save.
     """

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from guards.checkpoint import atomic_write
 from guards.metrics import append_line, utc_now
-from guards.reading import boot_id
+from guards.reading import boot_id, read_json
 
 KINDS = {"sample": "sample images", "save": "a checkpoint", "state": "a checkpoint"}
 """What each kind asks for, in the words of messages. The order is that in which several are done."""
@@ -28,7 +28,6 @@ EVENTS = "events.jsonl"  # as in monitor/run_folder.py
 EVENT = "request"  # the kind of its lines
 POLL_S = 0.2  # least time between two looks: at most three calls of stat in that time
 TRIES = 2  # a request that the training died at so often is refused
-MAX_BYTES = 4096
 
 
 def path_of(folder: str | os.PathLike[str], kind: str) -> Path:
@@ -39,9 +38,9 @@ def path_of(folder: str | os.PathLike[str], kind: str) -> Path:
 
 
 def ask(folder: str | os.PathLike[str], kind: str) -> str:
-    """Request `kind` of the training in `folder`; the request's id. One that waits already stays, with its id. Raises OSError."""
+    """Request `kind` of the training in `folder`; the request's id. One that waits already stays. Raises OSError."""
     path = path_of(folder, kind)
-    if known := _read(path).get("id"):
+    if known := (read_json(path) or {}).get("id"):
         return str(known)
     name = os.urandom(6).hex()
     atomic_write(path, json.dumps({"id": name, "t": utc_now(), "tries": 0}))
@@ -68,7 +67,6 @@ class StepRequests:
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self._paths = [(kind, str(path_of(folder, kind))) for kind in KINDS] if folder is not None else []
         self._next_s = 0.0
         self._begun_s: dict[str, float] = {}
 
@@ -81,17 +79,14 @@ class StepRequests:
     def pending(self, step: int) -> tuple[str, ...]:
         """The kinds that are to be done now, in order. Each is counted as tried: `done` or `refuse` must follow."""
         now_s = time.monotonic()
-        if now_s < self._next_s:
+        if self.folder is None or now_s < self._next_s:
             return ()
         self._next_s = now_s + POLL_S
-        return tuple(kind for kind, path in self._paths if os.path.exists(path) and self._begin(kind, step))
+        return tuple(kind for kind in waiting(self.folder) if self._begin(path_of(self.folder, kind), kind, step))
 
-    def _begin(self, kind: str, step: int) -> bool:
-        assert self.folder is not None
-        path = path_of(self.folder, kind)
-        values = _read(path)
-        tries = values.get("tries")
-        tries = tries if isinstance(tries, int) else 0
+    def _begin(self, path: Path, kind: str, step: int) -> bool:
+        values = read_json(path) or {}  # one that cannot be read is a request all the same
+        tries = values["tries"] if isinstance(values.get("tries"), int) else 0
         if tries >= TRIES:
             self.refuse(kind, step, f"the training ended {tries} times while it did that")
             return False
@@ -115,21 +110,13 @@ class StepRequests:
             refuse(self.folder, kind, step, reason)
 
 
-def _read(path: Path) -> dict:
-    """The content of a request; {} for one that cannot be read, which is a request all the same."""
-    try:
-        with open(path, "rb") as file:
-            values = json.loads(file.read(MAX_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
 def _end(folder: Path, kind: str, step: int, message: str, **more: object) -> None:
     """Write the event, then remove the file: a request without an answer is tried again, never lost."""
     path = path_of(folder, kind)
     try:
-        append_event(folder, EVENT, message, request=kind, id=str(_read(path).get("id", "")), step=step, **more)
+        append_event(
+            folder, EVENT, message, request=kind, id=str((read_json(path) or {}).get("id", "")), step=step, **more
+        )
         path.unlink()
     except OSError:
         pass  # a full disk, or removed by somebody else: the training goes on

@@ -52,7 +52,7 @@ def local_size() -> int:
 
 
 def check_launcher() -> None:
-    """Compare what the launcher started with what the run asks for. Needs no torch, so it can be the first act of a rank.
+    """Compare what the launcher started with what the run asks for. Needs no torch: it can be a rank's first act.
 
     Raises:
         WorldError: fewer or more processes than the run asks for, or this is not the machine that starts it.
@@ -72,9 +72,9 @@ def check_launcher() -> None:
 
 
 def choose_backend() -> str:
-    """Choose how several processes meet; "" or a line for the log of rank 0. To be called before accelerate forms the group.
+    """Choose how several processes meet, before accelerate forms the group; a line for the log of rank 0, or "".
 
-    CUDA gets NCCL with its flight recorder. Where torch finds no GPU, accelerate gets the variable that makes it use processors and gloo.
+    CUDA gets NCCL with its flight recorder. Without a GPU, a variable makes accelerate use processors and gloo.
 
     Raises:
         WorldError: too few GPUs, or a device that cannot train together.
@@ -91,15 +91,15 @@ def choose_backend() -> str:
         found = torch.cuda.device_count()
         if found < here:
             raise WorldError(
-                f"{here} processes run on this machine, but PyTorch finds {found} GPU{'s' * (found != 1)}. Each needs one "
-                f"of its own: make more GPUs visible (CUDA_VISIBLE_DEVICES), or {RENDER}"
+                f"{here} processes run on this machine, but PyTorch finds {found} GPU{'s' * (found != 1)}. Each needs "
+                f"one of its own: make more GPUs visible (CUDA_VISIBLE_DEVICES), or {RENDER}"
             )
         _record_collectives()
         return f"{started} processes train together, each on a GPU of its own"
     if torch.backends.mps.is_available():
         raise WorldError(
-            f"{started} processes cannot train together on one of Apple's GPUs (MPS). Set gpus to 1 and write the script "
-            "again: python -m runs render NAME"
+            f"{started} processes cannot train together on one of Apple's GPUs (MPS). Set gpus to 1 and write the "
+            "script again: python -m runs render NAME"
         )
     if hasattr(torch, "accelerator") and torch.accelerator.is_available():
         return ""  # a device that accelerate joins by itself
@@ -140,8 +140,8 @@ def check(found: int) -> None:
     """
     if found != size():
         raise WorldError(
-            f"the launcher started {_processes(size())}, but accelerate joined {found} of them. Each would train the whole "
-            "run alone and overwrite the files of the others. Set gpus to 1 and write the script again: "
+            f"the launcher started {_processes(size())}, but accelerate joined {found} of them. Each would train the "
+            "whole run alone and overwrite the files of the others. Set gpus to 1 and write the script again: "
             "python -m runs render NAME"
         )
     if os.environ.get(NODE_VARIABLE) and found > 1:
@@ -149,7 +149,7 @@ def check(found: int) -> None:
 
 
 def _check_resume(found: int) -> None:
-    """Compare the states that the ranks resume: each machine's monitor has chosen it, and one may have seen an older folder.
+    """Compare the states that the ranks resume: each machine's monitor chose one, perhaps from an older folder.
 
     Raises RuntimeError, no WorldError: the next start of the group finds what has been written meanwhile.
     """
@@ -172,9 +172,9 @@ def joining() -> Deadline:
 
 
 def barrier(seconds: float, what: str, ranks: int = 0) -> Deadline:
-    """The limit of a barrier. When it expires, the process ends, and the message has the phase of each rank of this machine.
+    """The limit of a barrier. When it expires, the process ends with the phase of each rank of this machine.
 
-    what: for people, which barrier it is, or what this process does. ranks: how many are to arrive (0: all); 1 has no limit.
+    what: which barrier it is, or what this process does. ranks: how many are to arrive (0: all); 1 has no limit.
     """
     ranks = ranks or size()
     text = f"all {ranks} ranks at a barrier (this is rank {rank()}, {what})"

@@ -7,14 +7,12 @@ a model in the local cache needs no network.
 import functools
 import json
 import threading
-import urllib.error
-from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
 from guards import hub, hub_cache
-from guards.hub_request import follow
+from guards.hub_request import ask
 from runs import models
 from runs.command import model_files
 from runs.machine import free_gb
@@ -175,15 +173,15 @@ def _hub_status(url: str) -> tuple[int, str]:
     """(HTTP status, reason) of a file on the hub; status 0 when there is no response in time."""
     found = [(0, f"no response within {HUB_TIMEOUT_S:.0f} s")]
 
-    def ask() -> None:
+    def head() -> None:
         try:
-            with follow(url, {}, "HEAD") as response:
-                found[:] = [(response.status, f"HTTP status {response.status}")]
-        except (urllib.error.URLError, HTTPException, OSError) as error:
-            found[:] = [(0, str(getattr(error, "reason", None) or error))]
+            with ask(url, HUB_TIMEOUT_S, "HEAD") as response:
+                found[:] = [(response.status_code, f"HTTP status {response.status_code}")]
+        except (hub.DownloadError, OSError) as error:
+            found[:] = [(0, str(error))]
 
     # In a daemon thread, because name resolution has no timeout; a stuck thread blocks nothing.
-    asking = threading.Thread(target=ask, daemon=True)
+    asking = threading.Thread(target=head, daemon=True)
     asking.start()
     asking.join(HUB_TIMEOUT_S)
     return found[0]

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from guards import limits
-from guards.bounded import bounded
+from guards.deadline import bounded
 from sd_scripts_patches import session, timeouts
 from sd_scripts_patches.patch import Patch, Target, around, find_function, find_one, function
 

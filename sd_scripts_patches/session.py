@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from guards import crash, deadline, limits, phase_limit
+from guards import crash, deadline, limits
 from guards.deadline import Deadline
 from guards.heartbeat import Heartbeat
 from guards.metrics import Metrics, say
@@ -42,7 +42,7 @@ def start() -> None:
         os.register_at_fork(after_in_child=_reset_in_child)
     _heartbeat.phase("import")
     _heartbeat.reach("arguments")
-    phase_limit.watch(_heartbeat)
+    deadline.watch_phases(_heartbeat)
 
 
 def heartbeat() -> Heartbeat:

@@ -5,7 +5,7 @@ import importlib
 import os
 import sys
 
-from guards import amx, crash, deadline, gate, limits, phase_limit, socket_folder, world
+from guards import amx, crash, deadline, gate, limits, socket_folder, world
 from guards.deadline import Deadline
 from guards.heartbeat import Heartbeat
 from trainer.arguments import parse
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
     deadline.install(hb)
     hb.reach("arguments")
     args = parse(argv)
-    phase_limit.watch(hb)
+    deadline.watch_phases(hb)
     try:
         world.check_launcher()
         if moved := socket_folder.choose():

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from guards import checkpoint, limits
-from guards.bounded import bounded
+from guards.deadline import bounded
 from sd_scripts_patches import images, session
 from sd_scripts_patches.musubi import CACHE_LATENTS, CACHE_TEXT, DATASET
 from sd_scripts_patches.patch import Patch, Target, around, function

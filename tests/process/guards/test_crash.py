@@ -18,7 +18,7 @@ import threading, time, concurrent.futures
 from guards import crash, deadline
 from guards.heartbeat import Heartbeat
 hb = Heartbeat.from_env()
-crash.install(hb, grace_s=1)
+crash.install(hb)
 deadline.install(hb)
 hb.phase("load")
 """
@@ -150,12 +150,12 @@ def test_stacks_are_written_on_the_signal_even_while_main_holds_the_gil(tmp_path
 
 
 def test_a_deadline_that_was_met_kills_nobody(tmp_path):
-    """Nested, extended, on threads, with errors, in a child forked inside one."""
+    """Nested, on threads, with errors, in a child forked inside one."""
     code = PRELUDE + (
         "import os\n"
-        "with deadline.Deadline(3, 'outer') as outer:\n"
+        "with deadline.Deadline(3, 'outer'):\n"
         "    for _ in range(100):\n"
-        "        with deadline.Deadline(3, 'inner') as inner: inner.extend(); outer.extend()\n"
+        "        with deadline.Deadline(3, 'inner'): pass\n"
         "    try:\n        with deadline.Deadline(3, 'an error'): raise KeyError\n"
         "    except KeyError: pass\n"
         "def work():\n    with deadline.Deadline(3, 'a thread'): pass\n"

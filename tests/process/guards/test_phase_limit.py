@@ -11,13 +11,13 @@ from guards import heartbeat
 pytestmark = pytest.mark.slow
 CODE = """
 import sys, time
-from guards import crash, deadline, phase_limit
+from guards import crash, deadline
 from guards.heartbeat import Heartbeat
 beat = Heartbeat({folder!r})
 crash.install(beat)
 deadline.install(beat)
 beat.phase({phase!r})
-phase_limit.watch(beat, interval_s=0.1)
+deadline.watch_phases(beat, interval_s=0.1)
 {body}
 print("ended by itself")
 """

@@ -118,11 +118,12 @@ def test_the_thread_waits_for_an_event_before_it_copies_pinned_memory_into_the_s
 
     def synchronize():
         waited.append(True)
-        snapshot_files.copy(snapshot_files.views(pinned, plan.layout), plan.tensors)
+        snapshot_files.copy(snapshot_files.views(pinned, plan.layout.places), plan.tensors)
 
     event = SimpleNamespace(synchronize=synchronize, elapsed_time=lambda other: 7.0)
-    job = snapshots._Job(slot, plan, "toy-step00000004-state", 4, 1, ours.about(), staged=(pinned, event, event))
-    assert ours._finish(job) == 0.007 and waited == [True]
+    guard = {"step": 4, "epoch": 1, **ours.about()}
+    ours._finish(snapshots._Job(slot, plan, ring / "toy-step00000004-state", guard, staged=(pinned, event, event)))
+    assert list(ours._costs) == [0.007] and waited == [True]
     found = torch.load(restored(ring) / "a.pt")
     assert torch.equal(found["a"], torch.arange(700_000)) and torch.equal(found["b"], torch.ones(3))
 

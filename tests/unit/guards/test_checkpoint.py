@@ -290,17 +290,12 @@ def test_a_sweep_keeps_the_only_copy_of_a_state_that_it_cannot_read(tmp_path, mo
     assert [p.name for p in tmp_path.iterdir()] == ["lora-step00000010-state"]
 
 
-def test_an_old_state_whose_guard_cannot_be_read_is_not_deleted(tmp_path, monkeypatch):
-    old = make(tmp_path, 5)
+def test_where_nothing_can_be_renamed_or_read_retire_and_set_aside_raise_and_the_state_stays(tmp_path, monkeypatch):
+    old, new = make(tmp_path, 5), make(tmp_path, 10)
     with monkeypatch.context() as patch:
         patch.setattr(io, "open", failing(io.open, errno.EIO, checkpoint.GUARD))
         with pytest.raises(OSError, match="Input/output error"):
             checkpoint.retire(old)
-    assert checkpoint.verify(old).usable
-
-
-def test_where_nothing_can_be_renamed_retire_and_set_aside_raise_and_the_state_stays(tmp_path, monkeypatch):
-    old, new = make(tmp_path, 5), make(tmp_path, 10)
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", failing(os.replace, errno.EROFS))
         for action in (checkpoint.retire, lambda state: checkpoint.set_aside(state, "bad")):

@@ -13,11 +13,10 @@ def test_no_workers_drop_persistence_prefetch_and_timeout_together():
     assert made == {"num_workers": 0, "timeout": 0.0, **off}
 
 
-def test_negative_numbers_are_refused():
-    with pytest.raises(ValueError, match="num_workers=-1"):
-        rules(-1)
-    with pytest.raises(ValueError, match="timeout=-3"):
-        rules(1, timeout=-3)
+@pytest.mark.parametrize(("workers", "timeout", "named"), [(-1, 0, "num_workers=-1"), (1, -3, "timeout=-3")])
+def test_negative_numbers_are_refused(workers, timeout, named):
+    with pytest.raises(ValueError, match=named):
+        rules(workers, timeout=timeout)
 
 
 def test_torch_accepts_every_combination():
