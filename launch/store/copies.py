@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from launch.store.lease import Lease
@@ -19,8 +20,8 @@ from launch.store.manifest import (
     FILES,
     MANIFESTS,
     MAX_BYTES,
-    STATE,
     Contents,
+    Item,
     Local,
     Manifest,
     Member,
@@ -184,15 +185,15 @@ class Copier:
 
     def _skip_older_states(self, found: Contents) -> None:
         """Leave out older states that the store lacks: only the newest matters, and saving may be faster than copying."""
-        newest = max(found.states, key=lambda state: found.states[state], default=None)
-        for state in [state for state in found.states if state != newest]:
-            members = [local for name, local in found.files.items() if name.startswith(f"run/{state}/")]
-            if any(local.blob not in self._before for local in members):
-                found.drop_state(state)
+        found.items = [
+            item
+            for item in found.items
+            if item.step in (-1, found.step) or all(local.blob in self._before for local in item.files.values())
+        ]
 
     def _carried(self, found: Contents) -> dict[str, Member]:
         """The states of the last manifest where this machine has none: the store keeps the last good one."""
-        if found.states or self.last is None:
+        if found.step >= 0 or self.last is None:
             return {}
         return {name: self.last.files[name] for names in self.last.states().values() for name in names}
 
@@ -203,40 +204,34 @@ class Copier:
         return {name: m.sha256 for name, m in last.files.items()} == {name: m.sha256 for name, m in now.files.items()}
 
     def _send(self, found: Contents, on_progress: Callable[[int, int], None]) -> None:
-        """Send what the store lacks: small files first, then LoRA files, states last."""
+        """Send what the store lacks. What cannot be read, or changes meanwhile, is left out as a whole, and noted."""
         stored = {n: size for n, size in self._before.items() if n.removeprefix(f"{FILES}/") not in self._distrusted}
-        order = sorted(found.files, key=lambda name: (_rank(name), found.files[name].size, name))
         todo = {local.blob: local.size for local in found.files.values()}
-        total = sum(size for blob, size in todo.items() if stored.get(blob) != size)
+        total, sent = sum(size for blob, size in todo.items() if stored.get(blob) != size), 0
         on_progress(0, total)
-        for name in order:
-            local = found.files.get(name)
-            if local is None or stored.get(local.blob) == local.size:
-                continue  # the second file of a state that changed, or one that is stored
-            self._check_lease()
-            try:
-                sent = self._send_file(local, stored, _rank(name) == 0)
-            except OSError as error:
-                found.leave_out(name, str(error.strerror or error))
-                continue
-            if sent is None:
-                found.leave_out(name, "it changed while it was sent; the next copy has it")
-                continue
-            found.files[name] = sent
-            if stored.get(sent.blob) != sent.size:
-                stored[sent.blob] = sent.size
-                found.sent_bytes += sent.size
-                found.sent_files += 1
-                on_progress(found.sent_bytes, max(total, found.sent_bytes))
+        for item in sorted(found.items, key=Item.order):
+            for name, local in item.files.items():
+                if stored.get(local.blob) == local.size:
+                    continue
+                self._check_lease()
+                try:
+                    now = self._send_file(local, stored, item.order()[0] == 0)
+                except OSError as error:
+                    found.notes.append(f"{item.state or name}: not copied: {error.strerror or error}")
+                    found.items.remove(item)
+                    break
+                item.files[name] = now
+                if stored.get(now.blob) != now.size:
+                    stored[now.blob] = now.size
+                    sent += now.size
+                    found.sent_files += 1
+                    on_progress(sent, max(total, sent))
 
-    def _send_file(self, local: Local, stored: dict[str, int], may_grow: bool) -> Local | None:
-        """Send one file; returns it as it was sent, None when it changed meanwhile. Raises OSError of the local file."""
-        if local.size <= SMALL:
+    def _send_file(self, local: Local, stored: dict[str, int], may_grow: bool) -> Local:
+        """Send one file; returns it as it was sent. Raises OSError of the local file, also when it changed meanwhile."""
+        if may_grow and local.size <= SMALL:
             data = local.path.read_bytes()
-            sha256 = hashlib.sha256(data).hexdigest()
-            if sha256 != local.sha256 and not may_grow:
-                return None
-            now = Local.of(local.path, sha256, len(data), local.key)
+            now = replace(local, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
             if stored.get(now.blob) != now.size:
                 self.place.put(now.blob, data)
             return now
@@ -245,11 +240,4 @@ class Copier:
             if key_of(os.lstat(local.path)) == local.key:
                 return local
         self.place.delete([local.blob])
-        return None
-
-
-def _rank(name: str) -> int:
-    """0: small or growing files, 1: LoRA files, 2: states."""
-    if name.startswith("run/") and STATE.fullmatch(name.removeprefix("run/")):
-        return 2
-    return 1 if name.endswith(".safetensors") else 0
+        raise OSError("it changed while it was sent; the next copy has it")
