@@ -234,7 +234,7 @@ def run(args: argparse.Namespace) -> int:
     answer: dict[str, Any] = {}
     if args.submit:
         account = key()
-        print(travel.upload(folder, travel.address(spec)))
+        print(travel.upload(folder))
         answer = create(account, spec, args, names)
     made = str(answer.get("id", ""))
     secrets = ["HANGPROOF_AUTH", *travel.secrets(spec, args)]

@@ -163,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
     secrets = travel.secrets(spec, args)
     if args.submit:
         program()
-        print(travel.upload(folder, travel.address(spec)))
+        print(travel.upload(folder))
         submit(path, travel.name_there(spec), secrets)
     said = f"submitted {path}" if args.submit else f"{path}"
     return common.report(args, said, {"file": str(path), "secrets": secrets, "submitted": args.submit})

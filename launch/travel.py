@@ -9,8 +9,7 @@ holds a secret: only the name of the variable, which the provider fills in on th
 import argparse
 import os
 import re
-import sys
-import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -19,6 +18,8 @@ import presets
 from launch.common import LaunchError
 from monitor import config
 from monitor.process.locks import LOCK, is_held
+from monitor.run_folder import RunFolder
+from monitor.store import LeaseState, StoreAgent
 from presets.estimate import estimate
 from runs.env_file import read
 from runs.files import atomic_write
@@ -37,7 +38,6 @@ STORE_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "HF_EN
 NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # read by monitor/start.py: without its GPU the run does not start
 DISK_GB = 200
 CUDA = "13.0"  # of PyTorch's wheels on PyPI, in the image (pytorch/pytorch, RELEASE.md): older drivers cannot run them
-LEASE_S = 120.0  # a lease whose holder died expires within less
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
@@ -141,38 +141,27 @@ def name_there(spec: "RunSpec", most: int = 60) -> str:
     return f"hangproof-{text}"[:most].rstrip("-")
 
 
-def upload(folder: Path, store: str) -> str:
-    """Copy the run and its data set into its store; a sentence that says so.
+def upload(folder: Path) -> str:
+    """Copy the run and its data set into its store, by the process that copies while it trains; a sentence that says so.
 
-    Raises LaunchError: a monitor trains it here, another machine holds its lease, or the store failed.
+    What is newer in the store is fetched first. Raises LaunchError: a machine trains the run, or the store failed.
     """
-    from launch.store.copies import Copier
-    from launch.store.lease import Lease
-    from launch.store.places import open_place
-
     if is_held(folder / LOCK):
         raise LaunchError(f"{folder.name} trains on this machine; stop it first: python -m monitor stop {folder.name}")
-    place = open_place(store).under(folder.name)
-    lease, done = Lease(place, period_s=config.load().store.lease_s), threading.Event()
+    limits = config.load().store
+    agent = StoreAgent(RunFolder(folder), limits)
 
-    def renew() -> None:
-        while not done.wait(lease.period_s / 4):
-            lease.poll()
+    def left_s() -> float:
+        failed = agent.view.error or agent.view.lease in (LeaseState.REFUSED, LeaseState.LOST, LeaseState.UNUSABLE)
+        return 0.0 if failed else limits.connect_s - agent.unreachable_s()
 
-    if not lease.acquire(limit_s=LEASE_S):
-        why = lease.error or f"{lease.holder or 'another machine'} holds the lease, so it may be training there"
-        raise LaunchError(f"{folder.name} cannot be copied to {place.address}: {why}")
-    keeper = threading.Thread(target=renew, daemon=True, name="lease")
-    keeper.start()
     try:
-        pushed = Copier(place, folder, lease).push()
+        why = agent.flush(left_s, time.sleep)
     finally:
-        done.set()
-        keeper.join()
-        lease.release()
-    for note in pushed.notes:
-        print(f"store: {note}", file=sys.stderr)
-    return f"{folder.name} is in {place.address}: {pushed.sent_files} files copied"
+        agent.close(limits.release_s)
+    if why:
+        raise LaunchError(f"{folder.name} is not copied to {agent.address}: {agent.view.error or agent.view.message}")
+    return f"{folder.name} is in {agent.address}"
 
 
 def write_yaml(path: Path, head: str, value: dict[str, Any]) -> None:

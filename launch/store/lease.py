@@ -25,7 +25,6 @@ import os
 import re
 import secrets
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -207,15 +206,6 @@ class Lease:
         except StoreError as error:
             self.error = str(error)
         return self.state
-
-    def acquire(self, limit_s: float = float("inf")) -> bool:
-        """Poll until the lease is held (True), or until it is lost or `limit_s` has passed (False)."""
-        began = self.clock()
-        while self.poll() not in (HELD, LOST, RELEASED):
-            if self.clock() - began > limit_s:
-                return False
-            time.sleep(min(1.0, self.period_s / 30))
-        return self.state == HELD
 
     def release(self) -> None:
         """Let the next machine have the lease at once. Does nothing when it is not held. Raises StoreError."""

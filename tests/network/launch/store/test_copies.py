@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from store_helpers import QUICK, add_state, belonging, held, log, make_run
+from store_helpers import QUICK, acquired, add_state, belonging, held, log, make_run
 from store_servers import serving
 
 from guards import checkpoint
@@ -316,7 +316,7 @@ def one_of_three_holds(place: Place) -> None:
 
     def contend(one: Lease) -> None:
         while not any(lease.valid() for lease in leases) and time.monotonic() < end:
-            one.acquire(limit_s=1)
+            acquired(one, 1)
 
     with ThreadPoolExecutor() as pool:
         [*pool.map(contend, leases)]
