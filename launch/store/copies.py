@@ -81,18 +81,11 @@ def _missing(manifest: Manifest, files: dict[str, int]) -> list[str]:
 class Copier:
     """Pushes one run to its place (STORE/SLUG) while the lease is held. For one thread."""
 
-    def __init__(
-        self,
-        place: Place,
-        folder: Path,
-        lease: Lease,
-        distrusted: Iterable[str] = (),
-        data: Path | None = None,
-    ):
-        """distrusted: SHA-256 of contents that a restore found damaged; they are sent again. data: the data set's folder."""
+    def __init__(self, place: Place, folder: Path, lease: Lease, distrusted: Iterable[str] = ()):
+        """distrusted: SHA-256 of contents that a restore found damaged; they are sent again."""
         self.place = place
         self.folder = folder
-        self.data = data or datasets_dir() / folder.name
+        self.data = datasets_dir() / folder.name
         self.lease = lease
         self.memory = Memory(folder)
         self.last: Manifest | None = None  # the newest that this object wrote, or found

@@ -32,7 +32,7 @@ MAX_BYTES = 64 << 20  # of a manifest
 MEMORY = ".store-files.json"  # in the run's folder: hashes, and the store that the folder belongs to
 RACE_S = 2.0  # a file that changed so recently may change again within the same tick of its clock
 
-STATE = re.compile(r"(?P<state>[^/]+-state)/.+")
+STATE = re.compile(r"run/([^/]+-state)/.+")
 RUN_FILES = (  # of a run's folder, as regular expressions of relative paths; SLUG is its name
     r"(run|dataset)\.toml",
     r"sample_prompts\.txt",
@@ -90,14 +90,20 @@ class Manifest:
         """The names of its states' files, by state."""
         found: dict[str, list[str]] = {}
         for name in self.files:
-            if match := STATE.fullmatch(name.removeprefix("run/")):
-                found.setdefault(match["state"], []).append(name)
+            if state := state_of(name):
+                found.setdefault(state, []).append(name)
         return found
 
     def dumps(self) -> bytes:
         """As JSON; the same manifest gives the same bytes."""
         rows = {name: [m.sha256, m.size, m.changed_s] for name, m in sorted(self.files.items())}
         return json.dumps({"version": 1, **vars(self), "files": rows}, ensure_ascii=False, indent=0).encode()
+
+
+def state_of(name: str) -> str:
+    """The state that a file of a manifest is part of; "" for none."""
+    match = STATE.fullmatch(name)
+    return match[1] if match else ""
 
 
 def order_of(name: str) -> tuple[int, int] | None:
@@ -300,7 +306,7 @@ def contents(folder: Path, data: Path, memory: Memory) -> Contents:
             found.notes.append(f"{where}: its states cannot be listed: {error.strerror or error}")
     for path in plain_files(folder):
         name = path.relative_to(folder).as_posix()
-        if belongs(name, folder.name) and not STATE.fullmatch(name):
+        if belongs(name, folder.name) and not state_of(f"run/{name}"):
             paths[f"run/{name}"] = path
     for name, path in paths.items():
         found.add(name, path)
