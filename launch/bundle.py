@@ -33,9 +33,10 @@ MODULES = ("pydantic", "psutil", "slugify", "tomlkit", "jinja2", "rich", "numpy"
 TRAINING_MODULES = ("torch", "accelerate", "diffusers", "peft", "safetensors", "transformers")
 
 
-README = """Trains the LoRA {slug} with Hangproof: run `bash train.sh` (Linux, macOS) or train.bat (Windows) in this folder.
+README = """Trains the LoRA {slug} with Hangproof: run `bash train.sh` (Linux, macOS) or train.bat (Windows) here.
 It needs Python 3.11 to 3.14 with the packages of requirements.txt{trainer}; a base model that is missing is downloaded.
-The LoRA is then outputs/{slug}/{slug}.safetensors. The settings are in outputs/{slug}/run.toml (after a change: python -m runs render {slug}), the images in datasets/{slug}.
+The LoRA is then outputs/{slug}/{slug}.safetensors, the images are in datasets/{slug}, the settings in
+outputs/{slug}/run.toml (after a change: python -m runs render {slug}).
 """
 
 
@@ -81,9 +82,7 @@ def _model(spec: RunSpec) -> Iterator[tuple[str, bytes | Path]]:
         for part in presets.tables.shards(name):
             path = models_dir() / part
             if not path.is_file():
-                raise LaunchError(
-                    f"{path} is missing; run `python -m runs fetch-model {spec.model}`, or leave out --models"
-                )
+                raise LaunchError(f"{path} is missing; run `python -m runs fetch-model {spec.model}`, or omit --models")
             yield f"models/{part}", path
 
 
@@ -148,11 +147,7 @@ def write(path: Path, top: str, files: list[tuple[str, bytes | Path]]) -> None:
 OPTIONS = (
     common.RUN,
     ("-o --output FILE", "", "the file (default: RUN.zip in this folder)"),
-    (
-        "--wheels FOLDER",
-        "",
-        "add these wheels, from which train.sh makes its environment without a network (pip download -r requirements.txt -d FOLDER)",
-    ),
+    ("--wheels FOLDER", "", "add wheels (pip download -r requirements.txt -d FOLDER), for a machine without a network"),
     ("--models", False, "add the files of the base model, for kohya's trainers (large)"),
 )
 

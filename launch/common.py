@@ -45,10 +45,10 @@ def add_options(parser: argparse.ArgumentParser, rows: Iterable[Option]) -> None
             parser.add_argument(*names, action="store_true", help=text)
         elif default == []:
             parser.add_argument(*names, action="append", default=[], help=f"{text}; can be repeated", **metavar)
-        elif default is ... or default is int:
-            parser.add_argument(
-                *names, required=default is ..., type=str if default is ... else int, help=text, **metavar
-            )
+        elif default is ...:
+            parser.add_argument(*names, required=True, help=text, **metavar)
+        elif default is int:
+            parser.add_argument(*names, type=int, help=text, **metavar)
         elif isinstance(default, tuple):
             parser.add_argument(*names, default=default[0], choices=default, help=text)
         else:
@@ -71,7 +71,7 @@ def report(args: argparse.Namespace, text: str, value: Any) -> int:
 
 
 def fill(template: str, *sections: str, **values: str) -> str:
-    """The text of a template of this folder: each @NAME@ replaced by its value, and of `#[SECTION … #]` those that are named."""
+    """A template of this folder, with each @NAME@ replaced by its value, and the sections `#[NAME … #]` that are named."""
     text = (Path(__file__).parent / template).read_text(encoding="utf-8")
     text = re.sub(r"(?ms)^#\[(\w+)\n(.*?)^#\]\n", lambda match: match[2] if match[1] in sections else "", text)
     return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1].lower()], text)

@@ -29,8 +29,8 @@ NAME = "demo"
 STEPS, FREEZE_AT, SAVE_EVERY = 100, 72, 5
 PACE_S = 0.1
 SETTINGS: dict[str, Any] = {
-    "model": "tiny-flux", "backend": "diffusers", "tier": "16G", "resolution": 64, "mixed_precision": "no", "repeats": 1,
-    "max_train_steps": STEPS, "save_every_n_steps": SAVE_EVERY, "sample_every_n_steps": STEPS, "trigger": TRIGGER,
+    "model": "tiny-flux", "backend": "diffusers", "tier": "16G", "resolution": 64, "mixed_precision": "no",
+    "repeats": 1, "max_train_steps": STEPS, "save_every_n_steps": SAVE_EVERY, "sample_every_n_steps": STEPS, "trigger": TRIGGER,
     "prompts": [f"{TRIGGER}, a shiny red ball"], "workers": 1,
 }  # fmt: skip
 LOAD_LORA = """
@@ -65,14 +65,14 @@ def create() -> Path:
     return folder
 
 
-# The command ------------------------------------------------------------------------------------------------------------------
+# The command --------------------------------------------------------------------------------------------------------
 
 
 OPTIONS = (("--no-wait", False, "only start it; the page shows the rest"),)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0: it finished after one recovery, with a LoRA that diffusers loads (with --no-wait: it was started)."""
+    """Exit code 0: it finished after one recovery, with a LoRA that diffusers loads (--no-wait: it was started)."""
     began_s, folder = time.monotonic(), create()
     if args.no_wait:
         start_monitor(folder)

@@ -4,8 +4,8 @@ Decision: of each run in a store two small files are read: its status, and the c
 lease; its checkpoints are not even listed. All that comes from a store is hostile until it has been checked: sizes are
 bounded, and only known values are taken over.
 
-The stores are those of the runs on this machine, and those in `stores.json` of the data folder; addresses hold no secret. All
-are read at the same time, and a store gets one call to answer: whoever looks again asks again.
+The stores are those of the runs on this machine, and those in `stores.json` of the data folder; addresses hold no
+secret. All are read at the same time, and a store gets one call to answer: whoever looks again asks again.
 """
 
 import argparse
@@ -37,7 +37,7 @@ WORDS = ("name", "message", "reason", "phase")
 NUMBERS = ("step", "planned_steps", "epoch", "loss", "step_s", "eta_s", "restarts", "incidents", "elapsed_s")
 
 
-# The stores ---------------------------------------------------------------------------------------------------------------
+# The stores ---------------------------------------------------------------------------------------------------------
 
 
 def stores() -> list[str]:
@@ -79,7 +79,7 @@ def _write(addresses: list[str]) -> None:
         atomic_write(data_root() / STORES, json.dumps(addresses, indent=1, ensure_ascii=False) + "\n")
 
 
-# One store ----------------------------------------------------------------------------------------------------------------
+# One store ----------------------------------------------------------------------------------------------------------
 
 
 def read_store(address: str) -> list[dict[str, Any]]:
@@ -95,7 +95,7 @@ def read_store(address: str) -> list[dict[str, Any]]:
 
 
 def read_run(place: Place, slug: str) -> dict[str, Any] | None:
-    """A run's status in a store, who holds its lease, and whether a stop is requested; None for a folder that is no run.
+    """A run's status in a store, who holds its lease, whether a stop is requested; None for a folder that is no run.
 
     Its state is "unknown" without a status; what cannot be read is named in "problem".
     """
@@ -153,7 +153,7 @@ def request_stop(address: str, slug: str, now: bool = False) -> None:
     place.put("requests/stop.json", json.dumps({"now": now, "at": platform.now().utc}).encode())
 
 
-# The command --------------------------------------------------------------------------------------------------------------
+# The command --------------------------------------------------------------------------------------------------------
 
 
 def read_all(addresses: list[str]) -> list[dict[str, Any]]:

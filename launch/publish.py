@@ -2,7 +2,8 @@
 
 Private unless `--public`. The token is the hub library's own login; it is in no file, log or address of ours. The
 library sends everything as one commit, and not again what the hub has already. The LoRA is a copy in the hidden folder
-`.publish` of the run, with complete metadata and without paths of this machine. Every request has a time limit. Xet is off: its transfers have no limit that we can set.
+`.publish` of the run, with complete metadata and without paths of this machine. Every request has a time limit. Xet is
+off: its transfers have no limit that we can set.
 """
 
 import argparse
@@ -103,9 +104,8 @@ def publish(folder: Path, repo: str, public: bool, replace_card: bool, options: 
     if hub.offline():
         raise LaunchError("HF_HUB_OFFLINE is set; unset it to publish")
     if not hub.token():
-        raise LaunchError(
-            "You are not logged in to Hugging Face; log in with a token that may write (on the page: Hugging Face account; or `hf auth login`)"
-        )
+        how = "on the page: Hugging Face account; or `hf auth login`"
+        raise LaunchError(f"You are not logged in to Hugging Face; log in with a token that may write ({how})")
     from huggingface_hub import CommitOperationAdd
 
     private, slug = not public, folder.name
@@ -120,9 +120,7 @@ def publish(folder: Path, repo: str, public: bool, replace_card: bool, options: 
             raise LaunchError(f"{name} exists and is {now}; change that on {url}/settings, or choose another name")
         known = [sibling.rfilename for sibling in seen.siblings or []]
         if README in known and OURS not in (seen.tags or []) and not replace_card:
-            raise LaunchError(
-                f"{name} has a card that Hangproof did not write; choose to replace it, or choose another name"
-            )
+            raise LaunchError(f"{name} has a card that Hangproof did not write; replace it, or choose another name")
         size = (folder / FOLDER / f"{slug}.safetensors").stat().st_size
         print(f"Sending {len(files)} files, the LoRA with {size / 1e6:.1f} MB", flush=True)
         added = [CommitOperationAdd(path, source) for path, source in files.items()]
@@ -140,7 +138,7 @@ def publish(folder: Path, repo: str, public: bool, replace_card: bool, options: 
     return result
 
 
-# What is sent -----------------------------------------------------------------------------------------------------------
+# What is sent -------------------------------------------------------------------------------------------------------
 
 
 def prepare(folder: Path, options: dict[str, Any]) -> dict[str, bytes | Path]:
@@ -205,13 +203,15 @@ def _loras(folder: Path) -> list[evolution.Lora]:
     return sorted(found, key=lambda one: (one.final, one.step or 0, one.epoch or 0, one.path.name), reverse=True)
 
 
-# Sending ----------------------------------------------------------------------------------------------------------------
+# Sending ------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _hub() -> Iterator[Any]:
-    """The hub's client with a limit on every wait: its own has none (huggingface_hub/utils/_http.py). LaunchError: it refuses,
-    or does not answer."""
+    """The hub's client with a limit on every wait: its own has none (huggingface_hub/utils/_http.py).
+
+    Raises LaunchError: it refuses, or does not answer.
+    """
     import httpx2
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError

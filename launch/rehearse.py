@@ -10,7 +10,7 @@ RUN may also be a folder with `run.toml` and `dataset/` (some of its images): th
 there is a run. The result is `rehearsal.json` in that folder, replaced at each change, so that whoever reads it sees the
 progress. `launch/forecast.py` computes from it when the complete run will end.
 
-A program that goes on, such as the page's server, starts the command as a process: SIGTERM ends it with all that it has started.
+A program that goes on, such as the page's server, starts the command as a process: SIGTERM ends it with all it started.
 """
 
 import argparse
@@ -141,7 +141,7 @@ def ask_once(folder: Path, spec: RunSpec) -> str:
 
 
 def hand_on(source: Path, folder: Path) -> None:
-    """Keep the result of a draft's rehearsal with the run that was made from it, when it has the settings that were rehearsed."""
+    """Keep the result of a draft's rehearsal with the run that was made from it, where the settings are those rehearsed."""
     found = read(source)
     if found is not None and found.state in (PASSED, FAILED) and found.digest == digest(load(folder)):
         _write(folder, found)
@@ -152,8 +152,7 @@ def _write(folder: Path, found: Rehearsal) -> None:
 
 
 def rehearse(folder: Path, limit_s: float = LIMIT_S) -> Rehearsal:
-    """Rehearse the run in `folder`, and print its stages. Changes HANGPROOF_DATA of this process while it works, so call it
-    in a process of its own.
+    """Rehearse the run in `folder`, and print its stages. Call it in a process of its own: it changes HANGPROOF_DATA.
 
     Raises LaunchError: it cannot be tried (a GPU is in use, no images). runs.files.RunError: the run is wrong.
     """
@@ -199,10 +198,8 @@ def captions_of(images: list[Path]) -> list[str]:
 
 
 def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source: Path) -> RunSpec:
-    """The spec of the first attempt, with its images in place: the same settings, two steps on one machine, a sample and a checkpoint.
-
-    Nothing is uploaded or copied to a store.
-    """
+    """The spec of the first attempt, with its images in place: the same settings, two steps on one machine, a sample and
+    a checkpoint. Nothing is uploaded or copied to a store."""
     data, control, more = datasets_dir() / NAME, datasets_dir().parent / "control", {}
     for number, path in enumerate(images):
         copy = data / f"{number}-{path.name}"
@@ -223,8 +220,8 @@ def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source
     kept = {flag: v for flag, v in spec.extra.items() if flag not in left and not flag.startswith("huggingface_")}
     return spec.changed(
         name=NAME, nodes=1, max_train_steps=STEPS, save_every_n_epochs=0, save_dir="", store="", spend_limit=0.0,
-        extra={**files, **kept}, **more, save_every_n_steps=STEPS, keep_states=max(2, spec.keep_states), prompts=prompts,
-        sample_every_n_steps=STEPS if prompts else 0,
+        extra={**files, **kept}, **more, save_every_n_steps=STEPS, keep_states=max(2, spec.keep_states),
+        prompts=prompts, sample_every_n_steps=STEPS if prompts else 0,
         # Each image fills all batches of all steps, also alone in its bucket.
         repeats=(STEPS + 1) * spec.batch_size * spec.gradient_accumulation * world(spec),
         trackers="" if spec.trackers == "trackio" else spec.trackers,  # which the monitor would start
@@ -247,11 +244,11 @@ class Work:
             self._enter("resume")
             longer = spec.changed(max_train_steps=STEPS + 1, sample_every_n_steps=0, prompts=[])
             resumed = self._try(longer)
-            if resumed is not None and (resumed.loop.run.state.resumed_step, resumed.loop.furthest()) != (
-                STEPS,
-                STEPS + 1,
-            ):
-                text = f"It trained to step {resumed.loop.furthest()} from step {resumed.loop.run.state.resumed_step}; steps {STEPS} to {STEPS + 1} were expected."
+            if resumed is None:
+                return
+            first, last = resumed.loop.run.state.resumed_step, resumed.loop.furthest()
+            if (first, last) != (STEPS, STEPS + 1):
+                text = f"It trained from step {first} to {last}; steps {STEPS} to {STEPS + 1} were expected."
                 self._fail("resume", "The checkpoint was not continued", text, "")
 
     def _try(self, spec: RunSpec) -> Trial | None:
@@ -277,7 +274,7 @@ class Work:
         return replace(own.patched(patch), dataset=job.dataset, platform=job.platform, places=job.places)
 
     def _measure(self, spec: RunSpec, trial: Trial) -> bool:
-        """Keep what the first attempt took; False where it left no checkpoint or no sample, which is then the result."""
+        """Keep what the first attempt took; False where it left no checkpoint or sample, which is then the result."""
         run, data, silent = self.run, datasets_dir() / NAME, "The trainer reported no error."
         state, drawn = checkpoint.newest_valid(run, NAME), [*(run / "sample").glob("*")]
         if state is None:
@@ -327,14 +324,14 @@ class Work:
         self._tell(failed)
         return False
 
-    # The stages -----------------------------------------------------------------------------------------------------------
+    # The stages ------------------------------------------------------------------------------------------------------
 
     def _on_phase(self, phase: str, at_s: float) -> None:
         if self.now is None or self.now.key != "resume":
             self._enter(_stage_of(phase), at_s)
 
     def _enter(self, key: str | None, at_s: float | None = None) -> None:
-        """The stage `key` began at `at_s` (monotonic; by default now); the one before has ended. musubi-tuner loads and encodes twice."""
+        """The stage `key` began at `at_s` (monotonic; default: now); the one before has ended. musubi-tuner loads twice."""
         before, at_s = self.now, time.monotonic() if at_s is None else at_s
         if before is not None:
             if before.key == key:
@@ -375,7 +372,7 @@ def _bytes(*paths: Path) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
-# The command ------------------------------------------------------------------------------------------------------------------
+# The command --------------------------------------------------------------------------------------------------------
 
 
 OPTIONS = (RUN, ("--limit S", LIMIT_S, f"seconds for all stages (default: {LIMIT_S:.0f})"))

@@ -1,4 +1,4 @@
-"""What a container runs (`python -m launch serve`): continue interrupted runs, serve the page, stop a rented pod that is done.
+"""What a container runs (`python -m launch serve`): continue interrupted runs, serve the page, stop a pod that is done.
 
 One loop over plain facts: which runs exist, in which state, and whether their monitors live. It trains and decides
 nothing about a run, and the monitor knows nothing of clouds. SIGTERM (docker stop, a host that is taken away) goes to
@@ -7,8 +7,8 @@ continues them.
 
 Variables, all optional; the files of `python -m launch docker|runpod` set them:
     HANGPROOF_START_RUN    the run to fetch from its store and to train; HANGPROOF_START_STORE: that store
-    HANGPROOF_STOP_POD     1: stop the rented machine when nothing is left to train. A run that the user stopped does not stop
-                           it, because somebody is there and may start the next one; "always": it does
+    HANGPROOF_STOP_POD     1: stop the rented machine when nothing is left to train. A run that the user stopped does
+                           not stop it, because somebody is there and may start the next one; "always": it does
     HANGPROOF_STOP_AFTER_S seconds from the end of the last run to the stop: time to start the next one (default: 60)
     HANGPROOF_AUTH         USER:PASSWORD of the page. Without it the page answers inside the container only
 """
@@ -50,7 +50,7 @@ PRIVATE = ("HANGPROOF_AUTH",)  # for the page only, not for the trainings
 
 
 def observe() -> tuple[dict[str, str], set[str]]:
-    """(the state of each run that was ever started, the names of those that are under way), from every run's status.json."""
+    """(the state of each run that was ever started, the names of those that are under way), from their status.json."""
     statuses = {folder.name: status for folder in all_folders() if (status := read_status(folder)) is not None}
     return {name: str(s.get("state")) for name, s in statuses.items()}, {n for n, s in statuses.items() if s["alive"]}
 
@@ -134,7 +134,7 @@ class Container:
     # ---- the run that this container was made for ----
 
     def _bring(self) -> None:
-        """Fetch the run from its store, write its script for this machine, fetch its base model, then start its monitor.
+        """Fetch the run from its store, write its script for this machine, fetch its base model, start its monitor.
 
         A network that fails is tried again, but not for ever.
         """

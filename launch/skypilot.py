@@ -1,4 +1,4 @@
-"""`python -m launch skypilot RUN` and `vast RUN`: a managed job of SkyPilot, which finds a spot machine with one of the GPUs that you name.
+"""`python -m launch skypilot RUN` and `vast RUN`: a managed job of SkyPilot, which finds a spot machine with your GPU.
 
 SkyPilot brings the machine back after a pre-emption, and starts the job again when it exits with code 5 (pre-empted, or
 the GPU is gone) or, on several machines, 6 (one has ended its part). It does not restart it on 1, 3 or 4. The program
@@ -116,10 +116,9 @@ def program() -> str:
     venv = os.environ.get("SKYPILOT_VENV", "")
     found = shutil.which("sky", path=str(Path(venv) / "bin")) if venv else shutil.which("sky")
     if found is None:
-        raise LaunchError(
-            "SkyPilot is not installed; install it into an environment of its own (pip install 'skypilot[aws,gcp,runpod,vast]==0.14.1'), "
-            "and put its `sky` on PATH or set SKYPILOT_VENV to that environment"
-        )
+        pip = "pip install 'skypilot[aws,gcp,runpod,vast]==0.14.1'"
+        then = "put its `sky` on PATH or set SKYPILOT_VENV to that environment"
+        raise LaunchError(f"SkyPilot is not installed; install it into an environment of its own ({pip}), and {then}")
     return found
 
 
@@ -134,24 +133,15 @@ def submit(path: Path, name: str, secrets: list[str]) -> None:
 
 OPTIONS = (
     common.RUN,
-    (
-        "--infra CLOUD",
-        "",
-        "the cloud and region, as SkyPilot names them, such as aws/us-east-1; without it, the cheapest of yours",
-    ),
+    ("--infra CLOUD", "", "cloud and region as SkyPilot names them, such as aws/us-east-1; default: your cheapest"),
     *travel.RENTED,
-    (
-        "--image NAME",
-        "",
-        "an image of the Dockerfile, built with --build-arg USER_ID=0, because SkyPilot needs root in it; "
-        "without it, the job sets itself up",
-    ),
+    ("--image NAME", "", "of the Dockerfile, built with --build-arg USER_ID=0; without it, the job sets itself up"),
     ("--on-demand", False, "no spot machines"),
 )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write skypilot.yaml; with --submit, copy the run into its store and start the job. `vast`: on machines of Vast.ai."""
+    """Write skypilot.yaml; with --submit, copy the run into its store and start the job. `vast`: on Vast.ai."""
     if args.command == "vast":
         args.infra = args.infra or "vast"
     folder = common.find(args)

@@ -1,9 +1,8 @@
-"""What a run needs to go to a rented machine: a store to travel by, names of secrets, and the options of these commands.
+"""What a run needs to go to a rented machine: a store to travel by, names of secrets, the options of these commands.
 
 A rented machine has no disk of ours. So the run's files, its data set and its checkpoints travel by the store of its
 spec: home copies them there before the machine starts, and the machine fetches them and keeps copying. No file that is
-written here
-holds a secret: only the name of the variable, which the provider fills in on the machine.
+written here holds a secret: only the name of the variable, which the provider fills in on the machine.
 """
 
 import argparse
@@ -59,26 +58,22 @@ def address(spec: "RunSpec") -> str:
     """
     example = "hf://buckets/ME/runs or s3://BUCKET/runs"
     if not spec.store:
-        raise LaunchError(
-            f"{spec.slug} has no store, and a rented machine loses its disk; set `store` in its run.toml, such as {example}"
-        )
+        lost = "a rented machine loses its disk"
+        raise LaunchError(f"{spec.slug} has no store, and {lost}; set `store` in its run.toml, such as {example}")
     if "://" not in spec.store or spec.store.startswith("file://"):
-        raise LaunchError(
-            f"the store {spec.store} of {spec.slug} is a folder of this machine; use one such as {example}"
-        )
+        raise LaunchError(f"{spec.slug}: the store {spec.store} is a folder of this machine; use one such as {example}")
     return spec.store
 
 
 def one_machine(spec: "RunSpec", place: str) -> None:
     """Raises LaunchError: the run needs several machines, and `place` starts one."""
     if spec.nodes > 1:
-        raise LaunchError(
-            f"{spec.slug} trains on {spec.nodes} machines, and {place} starts one; use slurm or skypilot, or set nodes to 1"
-        )
+        several = f"{spec.slug} trains on {spec.nodes} machines, and {place} starts one"
+        raise LaunchError(f"{several}; use slurm or skypilot, or set nodes to 1")
 
 
 def needed_gb(spec: "RunSpec") -> float:
-    """The GPU memory that a run needs in GB: its tier's, or more where the estimate is higher; 0 for a model that trains on a CPU."""
+    """The GPU memory that a run needs in GB: its tier's, or the estimate where that is more; 0 where a CPU trains it."""
     if presets.models()[spec.model]["generated"]:
         return 0.0
     return max(float(presets.tiers()[spec.tier]["vram_gb"]), float(estimate(spec.model_dump())["peak_gb"]))
@@ -89,7 +84,7 @@ def gpu_names(spec: "RunSpec", args: argparse.Namespace) -> list[str]:
     names = [name.strip() for name in args.gpu.split(",") if name.strip()]
     if not names and (needed := needed_gb(spec)):
         raise LaunchError(
-            f"the run needs {needed:.0f} GB of GPU memory; name one or several GPUs that have it with --gpu"
+            f"the run needs {needed:.0f} GB of GPU memory; name a GPU that has it, or several, with --gpu"
         )
     return names
 
@@ -103,8 +98,9 @@ def secrets(spec: "RunSpec", args: argparse.Namespace) -> list[str]:
     found += [name for name in spec.secrets if name not in found]
     for name in args.secret:
         if not VARIABLE.fullmatch(name):
+            first = name.partition("=")[0]
             raise LaunchError(
-                f"--secret {name.partition('=')[0]}: write the name of a variable only; its value stays in the environment"
+                f"--secret {first}: write the name of a variable only; its value stays in the environment"
             )
         found += [] if name in found else [name]
     return found
@@ -117,9 +113,7 @@ def environment(folder: Path, secrets: list[str]) -> dict[str, str]:
     """
     found = {**os.environ, **read(folder)}
     if missing := [name for name in secrets if not found.get(name)]:
-        raise LaunchError(
-            f"{', '.join(missing)}: set in the environment first; the program that starts the run passes secrets on"
-        )
+        raise LaunchError(f"{', '.join(missing)}: set in the environment first; what starts the run passes secrets on")
     return found
 
 
@@ -142,7 +136,7 @@ def name_there(spec: "RunSpec", most: int = 60) -> str:
 
 
 def upload(folder: Path) -> str:
-    """Copy the run and its data set into its store, by the process that copies while it trains; a sentence that says so.
+    """Copy the run and its data set into its store, by the process that copies a training; a sentence that says so.
 
     What is newer in the store is fetched first. Raises LaunchError: a machine trains the run, or the store failed.
     """

@@ -42,8 +42,7 @@ ENCODING = ("cache_latents", "cache_text", "hash")
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """The folder of the run to try, in a data folder with the user's own base models, which HANGPROOF_DATA of this process
-    names meanwhile. LaunchError: another process uses it."""
+    """The folder of the run to try, in a data folder that HANGPROOF_DATA names meanwhile. LaunchError: it is in use."""
     root, models, before = data_root() / SCRATCH, data_root() / "models.toml", os.environ.get("HANGPROOF_DATA")
     run = root / "outputs" / NAME
     lock, watched = Lock(data_root() / LOCK), Lock(run / WATCHED)
@@ -88,7 +87,7 @@ class Trial:
     """
 
     def __init__(self, run: Path, until_s: float, on_phase: Callable[[str, float], None]):
-        """until_s: when its time is over. on_phase: called with each phase that the first rank enters, and when. Both monotonic."""
+        """until_s: when its time is over. on_phase: called with each phase of the first rank, and when. Both monotonic."""
         self.loop = loop = Loop(RunFolder(run), self._turn, trial=True)
         config, loop.on_view = loop.config, self._measure
         for phase in config.phases.values():

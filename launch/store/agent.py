@@ -1,4 +1,4 @@
-"""The process beside the monitor: it holds the lease of a run, restores what is newer before the start, and copies from then on.
+"""The process beside the monitor: holds the lease of a run, restores what is newer before the start, copies from then on.
 
     python -m launch store agent FOLDER [--adopted]
 
@@ -64,7 +64,7 @@ class Report:
     """`store.json`: what the monitor and people see. Safe for several threads; replaced when a value changes."""
 
     def __init__(self, folder: Path, owner: str):
-        """owner: the ID with which this process claims the lease, for the one that replaces it beside the same training."""
+        """owner: the ID with which this process claims the lease, for the one that replaces it."""
         self._path = folder / STORE
         self._values: dict[str, Any] = {"version": 1, "pid": os.getpid(), "owner": owner, **asdict(StoreView())}
         self._lock = threading.Lock()
@@ -191,15 +191,14 @@ class Agent:
                     left = f"its lease expires within {lease.WATCH * self.limits.lease_s:.0f} s if it is not"
                     waiting = LeaseState.WAITING
                     message = f"{holder} holds the lease of this run; finding out if it is alive, {left}"
-                self.report.set(
-                    lease=waiting, holder=holder, reachable=reachable, message=message, error=self.lease.error
-                )
+                self.report.set(lease=waiting, holder=holder, reachable=reachable)
+                self.report.set(message=message, error=self.lease.error)
             pause_s = self.limits.lease_s / (4 if state in (lease.HELD, lease.UNREACHABLE) else 20)
             self.released.wait(min(pause_s, self.limits.status_s))
 
     def lose(self, holder: str) -> None:
         """Another machine trains this run, or did since this one held the lease: the monitor ends the training here."""
-        message = f"{holder} took the lease of this run, so it was stopped here; what is newer there is fetched at the next start"
+        message = f"{holder} took the lease of this run, so it was stopped here; the next start fetches what is newer"
         self.report.set(lease=LeaseState.LOST, ready=False, holder=holder, message=message)
 
     def discard_old_request(self) -> None:

@@ -92,5 +92,5 @@ def _release(args: argparse.Namespace, place: Place, name: str) -> int:
         return report(args, f"{name}: nobody holds the lease", {"run": name, "holder": None})
     take_away(place, claim)
     holder = claim.owner.text()
-    text = f"{name}: took the lease from {holder}; if it is alive, it stops training this run within {claim.period_s:.0f} s"
+    text = f"{name}: took the lease from {holder}; if it is alive, it stops this run within {claim.period_s:.0f} s"
     return report(args, text, {"run": name, "holder": holder})

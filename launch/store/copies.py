@@ -126,18 +126,15 @@ class Copier:
         )
         after = self.place.list(FILES) if found.sent_files else self._before
         if lost := _missing(now, after):
-            raise Unavailable(
-                f"{self.place.address} lost {len(lost)} files that it had confirmed, such as {lost[0]}; they are sent again"
-            )
+            what = f"{len(lost)} files that it had confirmed, such as {lost[0]}"
+            raise Unavailable(f"{self.place.address} lost {what}; they are sent again")
         self._distrusted.clear()
         if self._is_unchanged(now):
             return found
         self._check_lease()
         self._number = now.number
         if not self.place.create(now.name, now.dumps()):
-            raise NotHeld(
-                f"{now.name} exists in {self.place.address}: another process writes this run; nothing was written"
-            )
+            raise NotHeld(f"{now.name} exists in {self.place.address}: another process writes this run")
         self.last = found.manifest = now
         return found
 
@@ -151,9 +148,7 @@ class Copier:
         needed, kept, complete = set[str](), set[str](), 0
         for name, manifest, why in each_manifest(self.place, self.folder.name):
             if (order_of(name) or (0, 0))[0] > self.lease.number:
-                raise NotHeld(
-                    f"{self.place.address}: {name} was written by a later holder of the lease; nothing was deleted"
-                )
+                raise NotHeld(f"{self.place.address}: a later holder of the lease wrote {name}; nothing was deleted")
             kept.add(name)
             needed |= {member.blob for member in manifest.files.values()} if manifest else set()
             complete += not why
@@ -169,7 +164,7 @@ class Copier:
             self.place.delete([name])
         return len(unused)
 
-    # Parts ----------------------------------------------------------------------------------------------------------
+    # Parts -----------------------------------------------------------------------------------------------------------
 
     def _check_lease(self) -> None:
         if not self.lease.valid():
@@ -177,7 +172,7 @@ class Copier:
             raise NotHeld(f"the lease of {self.place.address} is not held by this process{who}; nothing was written")
 
     def _skip_older_states(self, found: Contents) -> None:
-        """Leave out older states that the store lacks: only the newest matters, and saving may be faster than copying."""
+        """Leave out older states that the store lacks: the newest matters, and saving may be faster than copying."""
         found.items = [
             item
             for item in found.items
@@ -221,7 +216,7 @@ class Copier:
                     on_progress(sent, max(total, sent))
 
     def _send_file(self, local: Local, stored: dict[str, int], may_grow: bool) -> Local:
-        """Send one file; returns it as it was sent. Raises OSError of the local file, also when it changed meanwhile."""
+        """Send a file; returns it as it was sent. Raises OSError of the local file, also when it changed meanwhile."""
         if may_grow and local.size <= SMALL:
             data = local.path.read_bytes()
             now = replace(local, sha256=hashlib.sha256(data).hexdigest(), size=len(data))

@@ -17,7 +17,7 @@ from typing import Any
 
 import fsspec
 
-# Read when gcsfs is imported. Its classes for zonal buckets first ask what kind a bucket is, which a token may not be allowed.
+# Read when gcsfs is imported. Its classes for zonal buckets first ask for a bucket's kind, which a token may not.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 BLOCK = 1 << 20
@@ -26,7 +26,7 @@ PIECE = 8 << 20
 CONNECT_S, READ_S = 10, 25  # below the limit of a call, so that the library's own retry comes first
 
 Meter = Callable[[int], None]
-"""Called with the number of bytes that were moved; waits where that was too fast. A call that calls it has not stalled."""
+"""Called with the number of bytes that were moved; waits where that was too fast. Who calls it has not stalled."""
 
 _NEW = {"skip_instance_cache": True}
 _NO_CACHE = {**_NEW, "use_listings_cache": False}

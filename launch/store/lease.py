@@ -138,7 +138,7 @@ def current(place: Place) -> Claim | None:
 
 
 def take_away(place: Place, claim: Claim) -> None:
-    """Claim the number after `claim` and release it at once: its holder, if it is alive, sees that and stops. Raises StoreError."""
+    """Claim the next number and release it at once: the holder, if it is alive, sees that and stops. Raises StoreError."""
     number = max(claim.number, newest_lease(place)) + 1
     data = Claim(number, this_owner(), released=True, period_s=claim.period_s).dumps()
     if not place.create(name_of(number), data):
@@ -150,8 +150,7 @@ class Lease:
 
     Call `poll` at least three times a period, from one thread. `state`: waiting (another machine holds it, see
     `holder`), claimed (about to hold), held, unreachable (held, but the store has not answered for a period: write
-    nothing), lost (another
-    machine took it: stop), released.
+    nothing), lost (another machine took it: stop), released.
     """
 
     def __init__(
@@ -164,10 +163,10 @@ class Lease:
         dead: Callable[[Owner], bool] = is_dead,
         resumes: bool = False,
     ):
-        """resumes: an earlier process of this run, which is gone, held the lease with the owner's ID: its claim is taken on,
-        and a claim of anyone else means that the lease is lost. settle_s: how long a claim is left before it is read again; by default a 30th of the period, or a sixth where
-        the place has no conditional write. clock: seconds; its zero does not matter."""
-        # Not less than a connection takes on a busy machine: it is made anew after a failure. `valid` does not depend on it.
+        """resumes: an earlier process of this run, which is gone, held the lease with the owner's ID: its claim is taken
+        on, and a claim of anyone else means that the lease is lost. settle_s: how long a claim is left before it is read
+        again; by default a 30th of the period, or a sixth where the place has no conditional write. clock: seconds."""
+        # Not less than a connection takes on a busy machine. `valid` does not depend on it.
         self.place = place.limited(call_s=max(3.0, period_s / 6), tries=3, first_wait_s=period_s / 240)
         self.owner = owner or this_owner()
         self.period_s = period_s
@@ -196,7 +195,7 @@ class Lease:
         return self._state == HELD and self.clock() < self._valid_until
 
     def poll(self) -> str:
-        """Go on with what is under way: watch, claim, or renew. Returns the state; the store's failure is in `error`."""
+        """Go on with what is under way: watch, claim, renew. Returns the state; the store's failure is in `error`."""
         self.error = ""
         try:
             if self._state == WAITING:
@@ -214,7 +213,7 @@ class Lease:
         if before in (HELD, CLAIMED) and self._is_own():
             self._write(held=before == HELD, released=True)
 
-    # Steps ----------------------------------------------------------------------------------------------------------
+    # Steps -----------------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         """Claim the next number when the claims that count are released, dead or expired."""
@@ -272,7 +271,7 @@ class Lease:
                 claims = claims_of(self.place.list(FOLDER))
                 self.place.delete(name for name, number in claims.items() if number <= self.number - KEPT_CLAIMS)
 
-    # Parts ----------------------------------------------------------------------------------------------------------
+    # Parts -----------------------------------------------------------------------------------------------------------
 
     def _write(self, held: bool = False, released: bool = False) -> None:
         self._beat += 1
@@ -286,7 +285,7 @@ class Lease:
             return b""
 
     def _is_own(self) -> bool:
-        """Whether the own claim is still there. A store may lose what it had confirmed: one that holds is written again."""
+        """Whether the own claim is still there. A store may lose what it confirmed: one that holds is written again."""
         data = self._read(name_of(self.number))
         claim = parse_claim(data)
         return self.valid() if not data else claim is not None and claim.owner.id == self.owner.id

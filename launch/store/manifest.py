@@ -131,9 +131,8 @@ def parse(data: bytes, name: str, run: str) -> Manifest:
             files=files,
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        raise StoreError(
-            f"{name}: the manifest is damaged ({type(error).__name__}: {error}); it is not used"
-        ) from error
+        why = f"{type(error).__name__}: {error}"
+        raise StoreError(f"{name}: the manifest is damaged ({why}); it is not used") from error
     if manifest.run != run or manifest.name != name:
         raise StoreError(f"{name}: the manifest belongs to {manifest.run!r} {manifest.name}; it is not used")
     return manifest
@@ -172,7 +171,7 @@ def _member(sha256: str, size: object, changed_s: float) -> Member:
     return Member(sha256, _count(size), float(changed_s))
 
 
-# This machine's files ---------------------------------------------------------------------------------------------------
+# This machine's files -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

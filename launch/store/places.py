@@ -98,7 +98,7 @@ class Place:
         limits: Limits | None = None,
         options: dict[str, Any] | None = None,
     ):
-        """scheme: of PROTOCOLS. address: for messages. prefix: begins the names there. options: of a connection by SFTP."""
+        """scheme: of PROTOCOLS. address: for messages. prefix: begins the names there. options: of an SFTP login."""
         self.scheme, self.address, self.prefix = scheme, address, prefix
         self.limits = limits or Limits()
         self.options = options or {}
@@ -129,13 +129,11 @@ class Place:
         """
         data = self._read(name, self._key(name), 0, most_bytes + 1)
         if len(data) > most_bytes:
-            raise StoreError(
-                f"{self.address}/{name} is larger than {most_bytes} bytes; it was not written by Hangproof"
-            )
+            raise StoreError(f"{self.address}/{name} is larger than {most_bytes} bytes; Hangproof did not write it")
         return data
 
     def get(self, name: str, path: Path, size: int) -> str:
-        """Write a file of `size` bytes to `path` (replaced, not fsynced); the SHA-256 of what arrived, for the caller to compare.
+        """Write a file of `size` bytes to `path` (replaced, not fsynced); the SHA-256 of what arrived, to be compared.
 
         Raises NotFound, Refused, Unavailable; StoreError: another size. OSError: `path` cannot be written.
         """
@@ -189,7 +187,7 @@ class Place:
         return True
 
     def list(self, folder: str = "") -> dict[str, int]:
-        """The sizes of the files below `folder` by name, as the other calls take it. Names that no store of ours has are left out.
+        """The sizes of the files below `folder` by name, as the other calls take it, without names that are not ours.
 
         Raises Refused, Unavailable.
         """
@@ -218,7 +216,7 @@ class Place:
             with contextlib.suppress(NotFound):
                 self._call("delete files", lambda fs, meter, key=key: fs.rm_file(key))  # type: ignore[misc]
 
-    # One call -------------------------------------------------------------------------------------------------------
+    # One call --------------------------------------------------------------------------------------------------------
 
     def _key(self, name: str) -> str:
         return self.prefix + check_name(name)
@@ -258,7 +256,7 @@ class Place:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[Any]:
-        """A file system of fsspec for one call. One that is not SHARED has no other call, and is dropped when that fails."""
+        """A file system of fsspec for one call. One that is not SHARED has no other call; it is dropped when that fails."""
         is_shared = self.scheme in SHARED
         with self._lock:
             fs = self._idle.pop() if self._idle else None
@@ -290,7 +288,7 @@ class Place:
         return self._call(f"read {name}", work, more_s=more_s)
 
     def _rows(self, fs: Any, prefix: str, deep: bool) -> Sequence[dict[str, Any]]:
-        """What is in a folder, directly or at any depth (then files only), as fsspec lists it; nothing where there is none.
+        """What is in a folder, directly or at any depth (then files only), as fsspec lists it; [] where there is none.
 
         The names begin as `prefix` does. Removes what killed writers left a day ago.
         """
@@ -314,7 +312,7 @@ class Place:
         slashes = prefix[: len(prefix) - len(prefix.lstrip("/"))]
         return [row | {"name": slashes + str(row["name"]).strip("/")} for row in found]
 
-    # Writing --------------------------------------------------------------------------------------------------------
+    # Writing ---------------------------------------------------------------------------------------------------------
 
     def write(self, fs: Any, key: str, source: bytes | str, meter: Meter) -> None:
         """Replace a file by bytes, or by the contents of the file at the path `source`: one attempt."""
@@ -429,7 +427,7 @@ def one_line(value: object, most: int = 300) -> str:
     return "".join(c if c.isprintable() else " " for c in str(value)[:most]).strip()
 
 
-# Opening a place ------------------------------------------------------------------------------------------------------
+# Opening a place ----------------------------------------------------------------------------------------------------
 
 
 def open_place(address: str, limits: Limits | None = None) -> Place:

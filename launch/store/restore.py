@@ -1,8 +1,8 @@
 """Restores a run from its store: into an empty folder, or into one that is behind.
 
 Everything is fetched to a hidden folder first, and each hash is compared. A manifest with a damaged or missing file is
-passed over for the one before it. Then files and whole states are renamed into the run's folder, `run.toml` last: a folder without
-it is no run, so a restore that is killed is simply repeated, and keeps what it had fetched.
+passed over for the one before it. Then files and whole states are renamed into the run's folder, `run.toml` last: a
+folder without it is no run, so a restore that is killed is simply repeated, and keeps what it had fetched.
 
 This machine's newer work wins: where its newest complete state is as far as the store's, nothing of the run is changed.
 What is rendered from the run's job (the script, the data-set file) holds paths, so it is rendered again for this machine.
@@ -48,7 +48,7 @@ def restore(
 ) -> "Restored":
     """Bring the run's folder and data set up to the newest complete manifest of `place` (STORE/SLUG).
 
-    run: the slug. folder: by default that of the run on this machine. on_progress: called with the bytes fetched, and to fetch.
+    run: the slug. folder: by default that of the run here. on_progress: called with the bytes fetched, and to fetch.
 
     Raises StoreError: the store cannot be read; the disk is full; the folder holds another run of this name. RunError:
     this machine's folder cannot be written, or the script not be made here. The run's folder is unchanged, or, while
@@ -63,7 +63,7 @@ def restore(
 
 
 class Restored:
-    """One restore, and what it did. `.restore-RUN` beside the run's folder has what was fetched, by its names in the manifest."""
+    """One restore, and what it did. `.restore-RUN` beside the run's folder has what was fetched, by its manifest's names."""
 
     def __init__(self, place: Place, run: str, folder: Path, on_progress: Callable[[int, int], None]):
         self.place, self.run, self.folder, self.data = place, run, folder, datasets_dir() / run
@@ -89,7 +89,7 @@ class Restored:
             self.memory.save(self.place.address)
         shutil.rmtree(self.staging, ignore_errors=True)
 
-    # Choose and fetch -----------------------------------------------------------------------------------------------
+    # Choose and fetch ------------------------------------------------------------------------------------------------
 
     def _fetch_newest(self, has_run: bool) -> tuple[Manifest | None, dict[str, Member]]:
         """The newest manifest whose contents arrive undamaged, and its files that are to be written."""
@@ -170,9 +170,7 @@ class Restored:
             if self.place.get(member.blob, path, member.size) != member.sha256:
                 path.unlink()
                 self.damaged.add(member.sha256)
-                raise StoreError(
-                    f"{self.place.address}/{member.blob} is damaged: its contents do not have this SHA-256"
-                )
+                raise StoreError(f"{self.place.address}/{member.blob} is damaged: its SHA-256 is another one")
             os.utime(path, (time.time(), member.changed_s))
             checkpoint.fsync_path(path)
             done += member.size
@@ -191,7 +189,7 @@ class Restored:
             if problems := checkpoint.problems(folder):
                 raise StoreError(f"{manifest.name}: {state} is not a complete state: {problems[0]}")
 
-    # Install --------------------------------------------------------------------------------------------------------
+    # Install ---------------------------------------------------------------------------------------------------------
 
     def _target(self, name: str) -> Path:
         """The path of a member. Its name was checked when the manifest was read."""
@@ -218,7 +216,7 @@ class Restored:
         fsync_folder(self.folder.parent)
 
     def _move(self, name: str) -> None:
-        """Rename a fetched file or state into place; where that is another disk it is copied, and a kill repeats that."""
+        """Rename a fetched file or state into place; on another disk it is copied, and a kill repeats that."""
         target = self._target(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(self.staging / name, target)
