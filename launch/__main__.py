@@ -2,7 +2,7 @@
 
 A command is one row of COMMANDS: its module has OPTIONS (`launch.common.add_arguments`) and `run(args) -> int`, and is
 imported only when the command is called, so that a command which sleeps beside a training stays small and an optional
-library is needed only by the command that uses it. `--json` is added here; `launch.common.report` prints what it promises.
+library is needed only by the command that uses it. `--json` is added here, and `launch.common.report` honors it.
 """
 
 import argparse

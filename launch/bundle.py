@@ -32,7 +32,6 @@ PACKED = (".png", ".jpg", ".jpeg", ".webp", ".safetensors", ".whl")  # a ZIP doe
 MODULES = ("pydantic", "psutil", "slugify", "tomlkit", "jinja2", "rich", "numpy", "PIL")
 TRAINING_MODULES = ("torch", "accelerate", "diffusers", "peft", "safetensors", "transformers")
 
-
 README = """Trains the LoRA {slug} with Hangproof: run `bash train.sh` (Linux, macOS) or train.bat (Windows) here.
 It needs Python 3.11 to 3.14 with the packages of requirements.txt{trainer}; a base model that is missing is downloaded.
 The LoRA is then outputs/{slug}/{slug}.safetensors, the images are in datasets/{slug}, the settings in

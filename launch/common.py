@@ -71,7 +71,7 @@ def report(args: argparse.Namespace, text: str, value: Any) -> int:
 
 
 def fill(template: str, *sections: str, **values: str) -> str:
-    """A template of this folder, with each @NAME@ replaced by its value, and the sections `#[NAME … #]` that are named."""
+    """A template of this folder with each @NAME@ replaced by its value, and the `sections` of its `#[NAME … #]`."""
     text = (Path(__file__).parent / template).read_text(encoding="utf-8")
     text = re.sub(r"(?ms)^#\[(\w+)\n(.*?)^#\]\n", lambda match: match[2] if match[1] in sections else "", text)
     return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1].lower()], text)

@@ -30,8 +30,8 @@ STEPS, FREEZE_AT, SAVE_EVERY = 100, 72, 5
 PACE_S = 0.1
 SETTINGS: dict[str, Any] = {
     "model": "tiny-flux", "backend": "diffusers", "tier": "16G", "resolution": 64, "mixed_precision": "no",
-    "repeats": 1, "max_train_steps": STEPS, "save_every_n_steps": SAVE_EVERY, "sample_every_n_steps": STEPS, "trigger": TRIGGER,
-    "prompts": [f"{TRIGGER}, a shiny red ball"], "workers": 1,
+    "repeats": 1, "max_train_steps": STEPS, "save_every_n_steps": SAVE_EVERY, "sample_every_n_steps": STEPS,
+    "trigger": TRIGGER, "prompts": [f"{TRIGGER}, a shiny red ball"], "workers": 1,
 }  # fmt: skip
 LOAD_LORA = """
 import sys
@@ -63,9 +63,6 @@ def create() -> Path:
     }  # fmt: skip
     print(f"The demo run trains in {folder}; it freezes at step {FREEZE_AT}.", flush=True)
     return folder
-
-
-# The command --------------------------------------------------------------------------------------------------------
 
 
 OPTIONS = (("--no-wait", False, "only start it; the page shows the rest"),)

@@ -39,7 +39,6 @@ REFUSED = {
 }
 OURS = "hangproof"  # the tag by which a card is known as ours
 
-
 OPTIONS = (
     common.RUN,
     ("--repo OWNER/NAME", "", "repository; default: your account and the run's name"),
@@ -138,9 +137,6 @@ def publish(folder: Path, repo: str, public: bool, replace_card: bool, options: 
     return result
 
 
-# What is sent -------------------------------------------------------------------------------------------------------
-
-
 def prepare(folder: Path, options: dict[str, Any]) -> dict[str, bytes | Path]:
     """What is sent, by name in the repository: contents or path. Raises LaunchError, RunError."""
     lora, card, text = _chosen(folder, options)
@@ -201,9 +197,6 @@ def _loras(folder: Path) -> list[evolution.Lora]:
         if path.name[0] != "." and (lora := evolution.read_lora(path, path.stat().st_size)) is not None
     ]
     return sorted(found, key=lambda one: (one.final, one.step or 0, one.epoch or 0, one.path.name), reverse=True)
-
-
-# Sending ------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -108,16 +108,15 @@ def digest(spec: RunSpec) -> str:
 
 def read(folder: Path) -> Rehearsal | None:
     """The last rehearsal of the run in `folder`; None when there was none. One whose process is gone is LOST."""
+    if not (folder / FILE).exists():
+        return None
     try:
         values = json.loads((folder / FILE).read_text(encoding="utf-8"))
         found = Rehearsal(**{**values, "stages": [Stage(**stage) for stage in values["stages"]]})
-        if found.state == RUNNING and not is_held(data_root() / LOCK):
-            found.state = LOST
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, KeyError, TypeError):
         return Rehearsal(LOST)
-    return found
+    lost = found.state == RUNNING and not is_held(data_root() / LOCK)
+    return replace(found, state=LOST) if lost else found
 
 
 def objection(folder: Path, spec: RunSpec) -> str:
@@ -125,7 +124,7 @@ def objection(folder: Path, spec: RunSpec) -> str:
     found = read(folder)
     if found is None or found.state != FAILED or found.digest != digest(spec):
         return ""
-    if all(stage.state != FAILED for stage in found.stages):  # it could not be tried
+    if FAILED not in {stage.state for stage in found.stages}:  # it could not be tried
         return ""
     return f"The rehearsal failed at “{found.problem['stage']}”: {found.problem['title'].rstrip('.')}."
 
@@ -141,7 +140,7 @@ def ask_once(folder: Path, spec: RunSpec) -> str:
 
 
 def hand_on(source: Path, folder: Path) -> None:
-    """Keep the result of a draft's rehearsal with the run that was made from it, where the settings are those rehearsed."""
+    """Keep a draft's rehearsal with the run that was made from it, where that has the settings that were rehearsed."""
     found = read(source)
     if found is not None and found.state in (PASSED, FAILED) and found.digest == digest(load(folder)):
         _write(folder, found)
@@ -198,7 +197,7 @@ def captions_of(images: list[Path]) -> list[str]:
 
 
 def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source: Path) -> RunSpec:
-    """The spec of the first attempt, with its images in place: the same settings, two steps on one machine, a sample and
+    """The spec of the first attempt, with its images in place: the same settings, two steps on one machine, a sample,
     a checkpoint. Nothing is uploaded or copied to a store."""
     data, control, more = datasets_dir() / NAME, datasets_dir().parent / "control", {}
     for number, path in enumerate(images):
@@ -331,7 +330,7 @@ class Work:
             self._enter(_stage_of(phase), at_s)
 
     def _enter(self, key: str | None, at_s: float | None = None) -> None:
-        """The stage `key` began at `at_s` (monotonic; default: now); the one before has ended. musubi-tuner loads twice."""
+        """The stage `key` began at `at_s` (monotonic; default: now); the one before is done. musubi-tuner loads twice."""
         before, at_s = self.now, time.monotonic() if at_s is None else at_s
         if before is not None:
             if before.key == key:
@@ -370,9 +369,6 @@ def what_to_change(spec: RunSpec, cause: causes.Cause) -> str:
 
 def _bytes(*paths: Path) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
-
-
-# The command --------------------------------------------------------------------------------------------------------
 
 
 OPTIONS = (RUN, ("--limit S", LIMIT_S, f"seconds for all stages (default: {LIMIT_S:.0f})"))

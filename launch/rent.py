@@ -1,10 +1,10 @@
 """`python -m launch runpod RUN`: a pod of RunPod with the image and a volume, which trains the run, then stops itself.
 
-`stop-pod` is the same by hand, with the key that RunPod gives to the pod. A stopped pod keeps its disk and costs no GPU.
+`stop-pod` is the same by hand, with the key that RunPod gives the pod. A stopped pod keeps its disk and costs no GPU.
 
 The file is the body of `POST /v2/pods` of RunPod's REST API v2 (docs.runpod.io/api-reference-v2; v1 ended on
 2026-11-15). Only /workspace survives a stop, so all data is there; only a network volume survives the pod. A secret is
-a reference that RunPod fills in: `{{ RUNPOD_SECRET_NAME }}` (console, Secrets). One request asks for one kind of GPU, so
+a reference that RunPod fills in: `{{ RUNPOD_SECRET_NAME }}` (console, Secrets). One request asks for one kind of GPU;
 --submit tries those of --gpu one after the other, as that page describes: 400 and 403 mean the next one, 402 the end.
 
 Exactly one pod is rented, whatever becomes of the answer: its name ends in characters that no other has, and where the

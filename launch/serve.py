@@ -34,6 +34,7 @@ from launch import rent
 from launch.common import LaunchError
 from monitor import config
 from monitor.process.locks import LOCK, is_held
+from monitor.process.subjob import python
 from monitor.run_folder import all_folders
 from monitor.state import FINAL, State, read_status
 from runs.paths import ROOT, datasets_dir, outputs_dir, slug
@@ -109,15 +110,13 @@ class Container:
         check_folders()
         if self.idle.rule and self.pod is None:
             say(f"{STOP_POD} is set, but this is no pod of RunPod; the machine is not stopped")
-        subprocess.run([*_python("monitor"), "resume-all"], cwd=ROOT, env=self.quiet, check=False)
+        subprocess.run(python("monitor", "resume-all"), cwd=ROOT, env=self.quiet, check=False)
         self.bringing.start()
         while not self.signals:
             self._keep_page()
             self._stop_when_idle()
             time.sleep(POLL_S)
         return self.leave()
-
-    # ---- the page ----
 
     def _keep_page(self) -> None:
         """Start the page, and start it again when it ended."""
@@ -131,8 +130,6 @@ class Container:
             command = [sys.executable, "app.py", "--no-browser", "--port", str(self.port), *listen]
             self.page = subprocess.Popen(command, cwd=ROOT, env=self.environ)
 
-    # ---- the run that this container was made for ----
-
     def _bring(self) -> None:
         """Fetch the run from its store, write its script for this machine, fetch its base model, start its monitor.
 
@@ -142,9 +139,9 @@ class Container:
             return
         known = (outputs_dir() / slug(self.run_name) / "run.toml").is_file()
         tasks = [  # its name, how often it is tried, the command
-            ("fetch", TRIES, [*_python("launch"), "store", "restore", self.store, self.run_name]),
-            ("prepare", TRIES, [*_python("launch"), "train", "--prepare", self.run_name]),
-            ("start", 1, [*_python("monitor"), "start", self.run_name]),
+            ("fetch", TRIES, python("launch", "store", "restore", self.store, self.run_name)),
+            ("prepare", TRIES, python("launch", "train", "--prepare", self.run_name)),
+            ("start", 1, python("monitor", "start", self.run_name)),
         ]
         for name, tries, command in tasks[known or not self.store :]:
             for number in range(tries):
@@ -159,8 +156,6 @@ class Container:
                 say(f"{self.run_name}: cannot {name}; see the message above")
                 self.idle.failed = f"{self.run_name} cannot {name}"
                 return
-
-    # ---- the end ----
 
     def _stop_when_idle(self) -> None:
         now_s = time.monotonic()
@@ -250,10 +245,6 @@ def _idle(environ: Mapping[str, str]) -> Idle:
 def say(text: str) -> None:
     """Print one line into the container's log."""
     print(f"hangproof: {text}", file=sys.stderr, flush=True)
-
-
-def _python(module: str) -> list[str]:
-    return [sys.executable, "-m", module]
 
 
 OPTIONS = (("--port N", 7860, "port of the page (default: 7860)"),)

@@ -41,7 +41,6 @@ PLACES = (
 # sbatch passes the environment on, and Slurm keeps it: neither a secret nor the mark of another run belongs there.
 PRIVATE = tuple(f"HANGPROOF_{name}" for name in ("AUTH", "RUN", "TOKEN", "ATTEMPT", "HEARTBEAT", "RESUME", "QUIET"))
 
-
 OPTIONS = (
     RUN,
     ("--submit", False, "submit the script with sbatch, and print the job's number"),

@@ -39,7 +39,6 @@ DISK_GB = 200
 CUDA = "13.0"  # of PyTorch's wheels on PyPI, in the image (pytorch/pytorch, RELEASE.md): older drivers cannot run them
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
-
 SECRET: tuple[str, Any, str] = (
     "--secret NAME", [], "another variable that is secret, such as WANDB_API_KEY; only its name is written"
 )  # fmt: skip
@@ -73,7 +72,7 @@ def one_machine(spec: "RunSpec", place: str) -> None:
 
 
 def needed_gb(spec: "RunSpec") -> float:
-    """The GPU memory that a run needs in GB: its tier's, or the estimate where that is more; 0 where a CPU trains it."""
+    """The GPU memory that a run needs in GB: its tier's, or the estimate if that is more; 0 where a CPU trains it."""
     if presets.models()[spec.model]["generated"]:
         return 0.0
     return max(float(presets.tiers()[spec.tier]["vram_gb"]), float(estimate(spec.model_dump())["peak_gb"]))

@@ -127,8 +127,6 @@ class Trial:
             self._on_phase("import", time.monotonic())
         return result
 
-    # ---- measurements ----
-
     def _measure(self, attempt: Attempt, view: Observation) -> None:
         """What each observation of the attempt shows."""
         if view.now_s - self._memory_s >= MEMORY_S:

@@ -1,4 +1,4 @@
-"""The process beside the monitor: holds the lease of a run, restores what is newer before the start, copies from then on.
+"""The process beside the monitor: holds the lease of a run, restores what is newer before the start, then copies.
 
     python -m launch store agent FOLDER [--adopted]
 
@@ -32,7 +32,7 @@ from launch.store import lease
 from launch.store.copies import Copier, NotHeld
 from launch.store.lease import Lease
 from launch.store.manifest import result_folders
-from launch.store.places import Limits, NotFound, Place, Refused, StoreError, Unavailable, open_place
+from launch.store.places import Limits, NotFound, Place, StoreError, Unavailable, open_place
 from launch.store.restore import restore
 from monitor import config
 from monitor.process import platform
@@ -263,7 +263,8 @@ class Agent:
                     for note in set(pushed.notes) - noted:
                         noted.add(note)
                         print(f"store: {note}", file=sys.stderr, flush=True)
-                    step = self.copied_step if self.copied_step >= 0 else None
+                    last = self.copier.last
+                    step = last.step if last and last.step >= 0 else None
                     self.report.set(step=step, error="", done=done, pending=self.pending(), pending_bytes=0)
                     if pushed.manifest is not None and not final:
                         self.copier.prune()
@@ -317,11 +318,6 @@ class Agent:
             raise Superseded
         self.report.set(pending=self.pending(), pending_bytes=total - sent)
 
-    @property
-    def copied_step(self) -> int:
-        """The step of the newest checkpoint in the store; -1 for none."""
-        return self.copier.last.step if self.copier and self.copier.last else -1
-
     # ---- the run's folder ----
 
     def signature(self) -> list[tuple[str, int]]:
@@ -339,12 +335,10 @@ class Agent:
         for folder in self.folders:
             with contextlib.suppress(OSError):
                 steps += [guard["step"] for path in checkpoint.states(folder) if (guard := checkpoint.guard_of(path))]
-        newest = max(steps, default=-1)
-        if newest > self.copied_step:
-            parts.append(f"the checkpoint of step {newest}")
-        lora, last = f"{self.folder.name}.safetensors", self.copier.last if self.copier else None
-        is_copied = last is not None and f"run/{lora}" in last.files
-        if not is_copied and any((folder / lora).is_file() for folder in self.folders):
+        last, lora = self.copier.last if self.copier else None, f"{self.folder.name}.safetensors"
+        if steps and max(steps) > (last.step if last else -1):
+            parts.append(f"the checkpoint of step {max(steps)}")
+        if not (last and f"run/{lora}" in last.files) and any((one / lora).is_file() for one in self.folders):
             parts.append("the LoRA")
         return ", ".join(parts)
 
@@ -370,23 +364,15 @@ def run(folder: Path, adopted: bool) -> int:
     limits = config.load().store
     try:
         place = open_place(address, Limits(bytes_per_s=limits.bandwidth_bytes)).under(folder.name)
-    except StoreError as error:
-        return _unusable(report, error)
-    small = place.limited(**SMALL)
-    try:
+        small = place.limited(**SMALL)
         small.list(lease.FOLDER)
-    except Refused as error:
-        return _unusable(report, error)
-    except StoreError as error:  # perhaps it answers later: `keep_lease` goes on
+    except (Unavailable, NotFound) as error:  # perhaps it answers later: `keep_lease` goes on
         report.set(error=str(error))
+    except StoreError as error:  # the address or the permissions are wrong: wait for the monitor to read that
+        report.set(lease=LeaseState.UNUSABLE, message=str(error), error=str(error))
+        sys.stdin.buffer.read()
+        return EXIT_FAILED
     claims = Lease(small, owner, limits.lease_s, resumes=isinstance(before, str))
     code = Agent(folder, place, small, claims, report, limits, adopted).serve()
     sys.stderr.flush()
     os._exit(code)  # a thread may hang in a call to a dead store
-
-
-def _unusable(report: Report, error: StoreError) -> int:
-    """The address or the permissions are wrong: report it, and wait for the monitor to read it."""
-    report.set(lease=LeaseState.UNUSABLE, message=str(error), error=str(error))
-    sys.stdin.buffer.read()
-    return EXIT_FAILED

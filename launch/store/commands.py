@@ -1,6 +1,6 @@
 """`python -m launch store restore|status|release STORE RUN`, and `agent`, which the monitor starts.
 
-restore   make outputs/RUN and datasets/RUN on an empty machine, or bring them up to date; then `python -m monitor run RUN`
+restore   make outputs/RUN and datasets/RUN on an empty machine, or bring them up to date; then `monitor run RUN`
 status    what the store has of a run, and which machine holds its lease
 release   take the lease away from a machine that is gone; one that is alive stops training this run within a minute
 """

@@ -91,8 +91,6 @@ class Copier:
         self.last: Manifest | None = None  # the newest that this object wrote, or found
         self._distrusted = set(distrusted)
         self._before: dict[str, int] = {}  # the contents in the store when the last push began
-        self._looked = False
-        self._number = 0  # of the last manifest that was tried
 
     def push(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> Contents:
         """Copy what changed, then write a manifest. Returns what the run has, with what was sent.
@@ -102,10 +100,9 @@ class Copier:
         Raises NotHeld: the lease is not held. Refused, Unavailable: the store failed; the next push continues.
         """
         self._check_lease()
-        if not self._looked:
-            self.last, self._looked = newest_manifest(self.place, self.folder.name), True
-            orders = [order_of(name) or (0, 0) for name in manifest_names(self.place)]
-            self._number = max((number for lease, number in orders if lease == self.lease.number), default=0)
+        self.last = self.last or newest_manifest(self.place, self.folder.name)
+        orders = [order_of(name) or (0, 0) for name in manifest_names(self.place)]
+        before = max((number for lease, number in orders if lease == self.lease.number), default=0)
         found = contents(self.folder, self.data, self.memory)
         self._before = self.place.list(FILES)
         self._skip_older_states(found)
@@ -117,7 +114,7 @@ class Copier:
         now = Manifest(
             run=self.folder.name,
             lease=self.lease.number,
-            number=self._number + 1,
+            number=before + 1,
             step=step,
             completed=found.completed,
             owner=self.lease.owner.text(),
@@ -132,7 +129,6 @@ class Copier:
         if self._is_unchanged(now):
             return found
         self._check_lease()
-        self._number = now.number
         if not self.place.create(now.name, now.dumps()):
             raise NotHeld(f"{now.name} exists in {self.place.address}: another process writes this run")
         self.last = found.manifest = now
@@ -163,8 +159,6 @@ class Copier:
             self._check_lease()
             self.place.delete([name])
         return len(unused)
-
-    # Parts -----------------------------------------------------------------------------------------------------------
 
     def _check_lease(self) -> None:
         if not self.lease.valid():

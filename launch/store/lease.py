@@ -138,7 +138,7 @@ def current(place: Place) -> Claim | None:
 
 
 def take_away(place: Place, claim: Claim) -> None:
-    """Claim the next number and release it at once: the holder, if it is alive, sees that and stops. Raises StoreError."""
+    """Claim the next number and release it at once: a holder that lives sees that and stops. Raises StoreError."""
     number = max(claim.number, newest_lease(place)) + 1
     data = Claim(number, this_owner(), released=True, period_s=claim.period_s).dumps()
     if not place.create(name_of(number), data):
@@ -163,9 +163,8 @@ class Lease:
         dead: Callable[[Owner], bool] = is_dead,
         resumes: bool = False,
     ):
-        """resumes: an earlier process of this run, which is gone, held the lease with the owner's ID: its claim is taken
-        on, and a claim of anyone else means that the lease is lost. settle_s: how long a claim is left before it is read
-        again; by default a 30th of the period, or a sixth where the place has no conditional write. clock: seconds."""
+        """resumes: an earlier process of this run, which is gone, held the lease with the owner's ID: its claim is
+        taken on, and a claim of anyone else means that the lease is lost. settle_s: until a claim is read again; by default a 30th of the period, or a sixth where the place has no conditional write. clock: seconds."""
         # Not less than a connection takes on a busy machine. `valid` does not depend on it.
         self.place = place.limited(call_s=max(3.0, period_s / 6), tries=3, first_wait_s=period_s / 240)
         self.owner = owner or this_owner()
@@ -212,8 +211,6 @@ class Lease:
         self._valid_until = float("-inf")
         if before in (HELD, CLAIMED) and self._is_own():
             self._write(held=before == HELD, released=True)
-
-    # Steps -----------------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         """Claim the next number when the claims that count are released, dead or expired."""
@@ -270,8 +267,6 @@ class Lease:
             if not held:
                 claims = claims_of(self.place.list(FOLDER))
                 self.place.delete(name for name, number in claims.items() if number <= self.number - KEPT_CLAIMS)
-
-    # Parts -----------------------------------------------------------------------------------------------------------
 
     def _write(self, held: bool = False, released: bool = False) -> None:
         self._beat += 1

@@ -196,7 +196,6 @@ class Memory:
         known = values.get("files")
         self.store = str(values.get("store") or "")  # the address that the folder was pushed to or restored from
         self._known: dict[str, list[Any]] = known if isinstance(known, dict) else {}
-        self._saved: dict[str, list[Any]] = {}
 
     def local(self, path: Path) -> Local:
         """The file with its hash; read only when it has changed. Raises OSError, also for a link or a special file."""
@@ -218,10 +217,8 @@ class Memory:
 
     def save(self, store: str) -> None:
         """Keep the hashes of the files that are still there, and the store's address. Raises OSError."""
-        known = {name: row for name, row in self._known.items() if os.path.exists(name)}
-        if known != self._saved or store != self.store:
-            atomic_write(self.path, json.dumps({"store": store, "files": known}))
-            self._known, self._saved, self.store = known, dict(known), store
+        self.store, self._known = store, {name: row for name, row in self._known.items() if os.path.exists(name)}
+        atomic_write(self.path, json.dumps({"store": store, "files": self._known}))
 
 
 @dataclass

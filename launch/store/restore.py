@@ -5,7 +5,7 @@ passed over for the one before it. Then files and whole states are renamed into 
 folder without it is no run, so a restore that is killed is simply repeated, and keeps what it had fetched.
 
 This machine's newer work wins: where its newest complete state is as far as the store's, nothing of the run is changed.
-What is rendered from the run's job (the script, the data-set file) holds paths, so it is rendered again for this machine.
+What is rendered from the run's job (the script, the data-set file) holds paths, so it is rendered again here.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ def restore(
 
 
 class Restored:
-    """One restore, and what it did. `.restore-RUN` beside the run's folder has what was fetched, by its manifest's names."""
+    """One restore, and what it did. `.restore-RUN` beside the run's folder has what was fetched, as the manifest names it."""
 
     def __init__(self, place: Place, run: str, folder: Path, on_progress: Callable[[int, int], None]):
         self.place, self.run, self.folder, self.data = place, run, folder, datasets_dir() / run

@@ -38,7 +38,7 @@ class KnownHosts(SFTPFileSystem):
         self.ftp.remove(path)
 
     def mv(self, old: str, new: str, **kwargs: Any) -> None:
-        """Rename a file. posix-rename@openssh.com replaces; for a server without it, the other file is deleted first."""
+        """Rename a file. posix-rename@openssh.com replaces; where that is unknown, the other file is deleted first."""
         try:
             self.ftp.posix_rename(old, new)
         except OSError as error:
