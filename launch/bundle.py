@@ -153,7 +153,7 @@ OPTIONS = (
 
 def run(args: argparse.Namespace) -> int:
     """Write the bundle."""
-    folder = common.find(args)
+    folder = runs.run_folder(args.run)
     spec = runs.load(folder)
     path = Path(args.output or f"{spec.slug}.zip").absolute()
     with explained(f"write {path}"):

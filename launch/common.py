@@ -9,8 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from runs.paths import run_folder
-
 
 class LaunchError(Exception):
     """An error that a user can fix: what is wrong, where, and what to do."""
@@ -54,11 +52,6 @@ def add_options(parser: argparse.ArgumentParser, rows: Iterable[Option]) -> None
         else:
             kind = type(default) if isinstance(default, int | float) else str
             parser.add_argument(*names, default=default, type=kind, help=text, **metavar)
-
-
-def find(args: argparse.Namespace) -> Path:
-    """The folder of the run that RUN names. Raises RunError."""
-    return run_folder(args.run)
 
 
 def report(args: argparse.Namespace, text: str, value: Any) -> int:

@@ -90,7 +90,7 @@ OPTIONS = (
 
 def run(args: argparse.Namespace) -> int:
     """Write docker.yaml; with --submit, start the container."""
-    folder = common.find(args)
+    folder = runs.run_folder(args.run)
     spec = runs.load(folder)
     travel.one_machine(spec, "docker")
     path, secrets, name = folder / FILE, travel.secrets(spec, args), travel.name_there(spec)

@@ -139,7 +139,7 @@ def request_stop(address: str, slug: str, now: bool = False) -> None:
     if not SLUG.fullmatch(slug):
         raise LaunchError(f"{slug[:100]!r} is not the name of a run in a store")
     place = open_place(address, LIMITS).under(slug)
-    if not lease.claims_of(place.list(lease.FOLDER)):
+    if not lease.claims(place):
         raise LaunchError(f"{address} has no run {slug} that a machine trains")
     place.put("requests/stop.json", json.dumps({"now": now, "at": platform.now().utc}).encode())
 

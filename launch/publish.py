@@ -56,7 +56,7 @@ OPTIONS = (
 
 def run(args: argparse.Namespace) -> int:
     """Prepare, send, report. Raises LaunchError, RunError."""
-    folder = common.find(args)
+    folder = runs.run_folder(args.run)
     options = {key: getattr(args, key) for key in ("lora", "title", "description", "base_model", "licence", "samples")}
     if args.preview:
         text = preview(folder, options)

@@ -17,6 +17,8 @@ import argparse
 import contextlib
 import json
 import shutil
+import signal
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -25,8 +27,8 @@ from typing import Any
 
 from guards import checkpoint
 from launch import forecast
-from launch.common import RUN, LaunchError, find, report
-from launch.trial import ENCODING, LOCK, NAME, POLL_S, Trial, end_on_sigterm, scratch
+from launch.common import RUN, LaunchError, report
+from launch.trial import ENCODING, LOCK, NAME, POLL_S, Trial, scratch
 from monitor.diagnose import causes
 from monitor.process.locks import is_held
 from monitor.run_folder import RunFolder
@@ -38,7 +40,7 @@ from runs.dataset import counts, images_in
 from runs.files import atomic_write
 from runs.folders import with_sample_interval
 from runs.manage import size_text
-from runs.paths import data_root, datasets_dir
+from runs.paths import data_root, datasets_dir, run_folder
 from runs.spec import RunSpec, dumps, load, save
 
 FILE, DATASET = "rehearsal.json", "dataset"
@@ -309,7 +311,10 @@ class Work:
             cause, said = causes.match(evidence), evidence.group().verdict().text if evidence.kind == "hang" else ""
             stage = now if now == "resume" else _stage_of(evidence.phase)
             text = " ".join(filter(None, (cause.explanation, said)))
-            self._fail(stage, cause.title, text, what_to_change(spec, cause) or "Read the end of the log below.")
+            changes = (mitigate.apply(spec, name) for name in cause.ladder)  # the first setting that helps
+            setting = next((sentence for changed, sentence in changes if changed != spec and sentence), "")
+            advice = " ".join(filter(None, (cause.advice, setting and f"Change this setting: {setting}.")))
+            self._fail(stage, cause.title, text, advice or "Read the end of the log below.")
 
     def _fail(self, stage: str, title: str, text: str, change: str) -> bool:
         self._enter(None)
@@ -360,13 +365,6 @@ def _stage_of(phase: str) -> str:
     return next((key for key, (_, phases) in STAGES.items() if phase in phases), "load")
 
 
-def what_to_change(spec: RunSpec, cause: causes.Cause) -> str:
-    """What a person can do about it, as sentences: the cause's advice, and the first setting that helps against it."""
-    changes = (mitigate.apply(spec, name) for name in cause.ladder)
-    sentence = next((sentence for changed, sentence in changes if changed != spec and sentence), "")
-    return f"{cause.advice} {f'Change this setting: {sentence}.' if sentence else ''}".strip()
-
-
 def _bytes(*paths: Path) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
 
@@ -376,10 +374,10 @@ OPTIONS = (RUN, ("--limit S", LIMIT_S, f"seconds for all stages (default: {LIMIT
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0: it passed. 1: it failed; the text says where and why."""
-    end_on_sigterm()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was started is killed, too
     if args.limit <= 0:
         raise LaunchError("--limit must be a number of seconds")
-    found = rehearse(find(args), args.limit)
+    found = rehearse(run_folder(args.run), args.limit)
     lines = ["", *(forecast.lines(found.forecast) if found.state == PASSED else failure_lines(found))]
     report(args, "\n".join(lines), asdict(found))
     return 0 if found.state == PASSED else 1

@@ -88,18 +88,11 @@ def key() -> str:
     """The key of the account, from the environment. Raises LaunchError."""
     found = os.environ.get(KEY, "").strip()
     if not found:
-        raise LaunchError(
-            f"{KEY} is not set; make a key at https://console.runpod.io/user/settings and set it in the environment, "
-            "not in a file of the run"
-        )
-    if not found.isascii() or not found.isprintable() or any(c.isspace() for c in found):
+        where = "https://console.runpod.io/user/settings"
+        raise LaunchError(f"{KEY} is not set; make a key at {where} and set it in the environment, not in a file")
+    if not re.fullmatch("[!-~]+", found):
         raise LaunchError(f"{KEY} is not a key: it contains spaces or other unusual characters")
     return found
-
-
-def secret(name: str) -> str:
-    """A reference to a secret of the account (docs.runpod.io/pods/templates/secrets)."""
-    return f"{{{{ RUNPOD_SECRET_{name} }}}}"
 
 
 def body(spec: "RunSpec", args: argparse.Namespace, gpu: str) -> dict[str, Any]:
@@ -113,19 +106,17 @@ def body(spec: "RunSpec", args: argparse.Namespace, gpu: str) -> dict[str, Any]:
         "HANGPROOF_STOP_POD": args.stop,
         "HANGPROOF_ALLOWED_HOSTS": HOSTS,
         **travel.variables(spec),
-        **{name: secret(name) for name in names},
+        # references to secrets of the account (docs.runpod.io/pods/templates/secrets)
+        **{name: f"{{{{ RUNPOD_SECRET_{name} }}}}" for name in names},
     }
-    if args.volume:
-        mounts: dict[str, Any] = {"network": [{"volumeId": args.volume, "path": VOLUME}]}
-    else:
-        mounts = {"persistent": {"size": max(10, args.disk), "path": VOLUME}}
+    own, network = {"size": max(10, args.disk), "path": VOLUME}, [{"volumeId": args.volume, "path": VOLUME}]
     found: dict[str, Any] = {
         "name": travel.name_there(spec),
         "image": args.image,
         "cloud": "SECURE",
         "gpu": {"id": gpu, "count": spec.gpus, "minCudaVersion": travel.CUDA},
         "disk": CONTAINER_DISK_GB,
-        "mounts": mounts,
+        "mounts": {"network": network} if args.volume else {"persistent": own},
         "ports": ["7860/http"],
         "env": {name: value for name, value in variables.items() if value},
     }
@@ -212,7 +203,7 @@ def run(args: argparse.Namespace) -> int:
         if (pod := own_pod()) is None:
             raise LaunchError("this is no pod of RunPod: RUNPOD_POD_ID and RUNPOD_API_KEY are not set")
         return common.report(args, stop(*pod), {"id": pod[0], "stopped": True})
-    folder = common.find(args)
+    folder = runs.run_folder(args.run)
     spec = runs.load(folder)
     travel.one_machine(spec, "RunPod")
     names = travel.gpu_names(spec, args)

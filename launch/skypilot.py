@@ -104,13 +104,6 @@ rm -rf -- "$HANGPROOF_DATA"/outputs/{name}
     return lines + f"exec {python} -m monitor run {name}\n"
 
 
-def write(spec: RunSpec, args: argparse.Namespace, path: Path) -> None:
-    """Write the YAML file."""
-    value = document(spec, args)
-    secrets = "".join(f"--secret {name} " for name in value.get("secrets", ()))
-    travel.write_yaml(path, HEAD.format(name=spec.slug, secrets=secrets, path=shlex.quote(str(path))), value)
-
-
 def program() -> str:
     """The program `sky`: of the environment $SKYPILOT_VENV, else on PATH. Raises LaunchError: it is not installed."""
     venv = os.environ.get("SKYPILOT_VENV", "")
@@ -144,13 +137,14 @@ def run(args: argparse.Namespace) -> int:
     """Write skypilot.yaml; with --submit, copy the run into its store and start the job. `vast`: on Vast.ai."""
     if args.command == "vast":
         args.infra = args.infra or "vast"
-    folder = common.find(args)
+    folder = runs.run_folder(args.run)
     spec = runs.load(folder)
     if args.infra.partition("/")[0] == "vast":
         travel.one_machine(spec, "Vast.ai")
-    path = folder / FILE
-    write(spec, args, path)
-    secrets = travel.secrets(spec, args)
+    path, secrets = folder / FILE, travel.secrets(spec, args)
+    named = "".join(f"--secret {name} " for name in secrets)
+    head = HEAD.format(name=spec.slug, secrets=named, path=shlex.quote(str(path)))
+    travel.write_yaml(path, head, document(spec, args))
     if args.submit:
         program()
         print(travel.upload(folder))

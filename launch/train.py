@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     """Prepare and supervise; the monitor's exit code. Raises RunError, OSError."""
     from monitor.keeper import become
 
-    folder = common.find(args)
+    folder = runs.run_folder(args.run)
     if is_held(folder / LOCK):  # another monitor watches it, which `become` reports
         return 0 if args.prepare else become(os.fspath(folder), False)
     spec = runs.pinned(folder).run_spec()

@@ -11,11 +11,10 @@ and removed by the next one.
 import contextlib
 import os
 import shutil
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from launch.common import LaunchError
 from monitor import supervisor
@@ -68,15 +67,6 @@ def clear(run: Path) -> None:
     left = {process.pid: process for process in tree.with_environment(tree.RUN, str(run))}
     tree.kill(tree.Tree("", members=left), 0.0, KILL_S)
     shutil.rmtree(run.parent.parent, ignore_errors=True)
-
-
-def end_on_sigterm() -> None:
-    """From now on SIGTERM leaves this process as Ctrl-C does: on the way out, what was started is killed."""
-
-    def terminated(number: int, _frame: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, terminated)
 
 
 class Trial:

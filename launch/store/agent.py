@@ -102,6 +102,7 @@ class Agent:
     orders: int = 0  # the last order to copy everything
     final: bool = False  # only the end of the run is left to be copied
     request: bytes = b""  # the stop that was handed to the monitor
+    sent: bytes = b""  # the status in the store
     moved_s: float = 0.0  # when a restore fetched something last
     copier: Copier | None = None
 
@@ -145,7 +146,7 @@ class Agent:
         self.released.set()
         if self.lease.valid():
             with contextlib.suppress(StoreError):
-                self.send_status(b"")
+                self.send_status()
         with contextlib.suppress(StoreError):
             self.lease.release()
         self.report.set(lease=LeaseState.CONNECTING, message="the lease was given back")
@@ -155,64 +156,55 @@ class Agent:
     def keep_lease(self) -> None:
         """Take the lease, renew it, and exchange the small files, until it is lost or released."""
         watched_s: float | None = None  # since when a living machine was seen to hold it
-        small_s, sent = -1e9, b""
+        small_s = -1e9
         while not self.released.is_set():
             state, now_s = self.lease.poll(), time.monotonic()
             holder, reachable = self.lease.holder, not self.lease.error
+            alive = self.lease.seen_alive and state == lease.WAITING
+            watched_s = (watched_s or now_s) if alive else None
+            if state == lease.LOST or (alive and self.adopted):
+                text = (
+                    f"{holder} took the lease of this run, so it was stopped here; the next start fetches what is newer"
+                )
+                self.report.set(lease=LeaseState.LOST, ready=False, holder=holder, message=text)
+                return
             if state == lease.HELD:
                 if not self.held.is_set():
                     self.report.set(message="the lease is held")
-                    with contextlib.suppress(StoreError, ValueError, AttributeError, RecursionError):
-                        self.discard_old_request()
+                    self.discard_old_request()
                     self.held.set()
                 self.report.set(lease=LeaseState.HELD, holder="", reachable=reachable)
                 if reachable and now_s - small_s >= self.limits.status_s:
                     small_s = now_s
-                    with contextlib.suppress(StoreError):
-                        self.fetch_request()
-                        sent = self.send_status(sent)
+                    for exchange in (self.fetch_request, self.send_status):
+                        with contextlib.suppress(StoreError):
+                            exchange()
             elif state == lease.UNREACHABLE:
                 self.report.set(reachable=False, error=self.lease.error)
-            elif state == lease.LOST:
-                self.lose(holder)
+            elif watched_s and now_s - watched_s >= REFUSE_PERIODS * self.limits.lease_s:
+                text = f"{holder} trains this run. Stop it there, or wait until it ends, then start it here"
+                self.report.set(lease=LeaseState.REFUSED, holder=holder, message=text)
                 return
             else:
-                alive = self.lease.seen_alive and state == lease.WAITING
-                watched_s = (watched_s or now_s) if alive else None
-                if watched_s and self.adopted:
-                    self.lose(holder)
-                    return
-                if watched_s and now_s - watched_s >= REFUSE_PERIODS * self.limits.lease_s:
-                    message = f"{holder} trains this run. Stop it there, or wait until it ends, then start it here"
-                    self.report.set(lease=LeaseState.REFUSED, holder=holder, message=message)
-                    return
-                waiting, message = LeaseState.CONNECTING, f"connecting to {self.place.address}"
+                waiting, text = LeaseState.CONNECTING, f"connecting to {self.place.address}"
                 if holder and reachable:
                     left = f"its lease expires within {lease.WATCH * self.limits.lease_s:.0f} s if it is not"
                     waiting = LeaseState.WAITING
-                    message = f"{holder} holds the lease of this run; finding out if it is alive, {left}"
-                self.report.set(lease=waiting, holder=holder, reachable=reachable)
-                self.report.set(message=message, error=self.lease.error)
+                    text = f"{holder} holds the lease of this run; finding out if it is alive, {left}"
+                self.report.set(lease=waiting, holder=holder, reachable=reachable, message=text, error=self.lease.error)
             pause_s = self.limits.lease_s / (4 if state in (lease.HELD, lease.UNREACHABLE) else 20)
             self.released.wait(min(pause_s, self.limits.status_s))
 
-    def lose(self, holder: str) -> None:
-        """Another machine trains this run, or did since this one held the lease: the monitor ends the training here."""
-        message = f"{holder} took the lease of this run, so it was stopped here; the next start fetches what is newer"
-        self.report.set(lease=LeaseState.LOST, ready=False, holder=holder, message=message)
-
     def discard_old_request(self) -> None:
         """Remove a stop that was requested when the run had ended already: whoever starts it now does not mean that."""
-        state = json.loads(self.small.read(STATUS, STATUS_BYTES)).get("state")
-        if not self.adopted and state in FINAL - {State.PREEMPTED}:
-            self.small.delete([REQUEST])
+        with contextlib.suppress(StoreError, ValueError, AttributeError, RecursionError):
+            state = json.loads(self.small.read(STATUS, STATUS_BYTES)).get("state")
+            if not self.adopted and state in FINAL - {State.PREEMPTED}:
+                self.small.delete([REQUEST])
 
     def fetch_request(self) -> None:
-        """Hand a stop that was requested through the store to the monitor, as if it was requested here."""
-        try:
-            data = self.small.read(REQUEST, REQUEST_BYTES)
-        except NotFound:
-            return
+        """Hand a stop that was requested through the store to the monitor, as if it was requested here. NotFound: none."""
+        data = self.small.read(REQUEST, REQUEST_BYTES)
         try:
             now = json.loads(data).get("now") is True
         except (ValueError, AttributeError, RecursionError):
@@ -223,15 +215,13 @@ class Agent:
                 self.request = data
         self.small.delete([REQUEST])
 
-    def send_status(self, sent: bytes) -> bytes:
-        """Copy status.json when it changed; returns what is in the store now. Raises StoreError."""
-        data = b""
+    def send_status(self) -> None:
+        """Copy status.json when it changed. Raises StoreError."""
         with contextlib.suppress(OSError):
             data = (self.folder / STATUS).read_bytes()
-        if data and data != sent and len(data) <= STATUS_BYTES and self.lease.valid():
-            self.small.put(STATUS, data)
-            return data
-        return sent
+            if data != self.sent and len(data) <= STATUS_BYTES and self.lease.valid():
+                self.small.put(STATUS, data)
+                self.sent = data
 
     # ---- copying ----
 

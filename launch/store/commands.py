@@ -1,9 +1,4 @@
-"""`python -m launch store restore|status|release STORE RUN`, and `agent`, which the monitor starts.
-
-restore   make outputs/RUN and datasets/RUN on an empty machine, or bring them up to date; then `monitor run RUN`
-status    what the store has of a run, and which machine holds its lease
-release   take the lease away from a machine that is gone; one that is alive stops training this run within a minute
-"""
+"""`python -m launch store restore|status|release STORE RUN`, and `agent`, which the monitor starts."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The four commands."""
     choices = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in (
-        ("restore", "fetch a run from its store, or bring this machine's copy up to date"),
+        ("restore", "fetch a run to an empty machine, or bring this machine's copy up to date; then `monitor run RUN`"),
         ("status", "show what the store has of a run, and who holds its lease"),
         ("release", "take the lease from a machine that is gone; a living one stops training this run"),
     ):

@@ -35,7 +35,7 @@ from urllib.parse import unquote, urlsplit
 
 from launch.common import LaunchError
 from launch.store import filesystems as kinds
-from launch.store.limits import Limits, Pace, bounded
+from launch.store.filesystems import Limits, Pace, bounded
 from runs.files import fsync_folder
 
 T = TypeVar("T")
