@@ -124,14 +124,9 @@ def publish(folder: Path, repo: str, public: bool, replace_card: bool, options: 
         print(f"Sending {len(files)} files, the LoRA with {size / 1e6:.1f} MB", flush=True)
         added = [CommitOperationAdd(path, source) for path, source in files.items()]
         done = api.create_commit(name, added, commit_message="Publish the LoRA with its card and samples")
-    result = {
-        "repo": name,
-        "url": url,
-        "commit": str(done.oid),
-        "lora": options.get("lora") or f"{slug}.safetensors",
-        "private": private,
-        "utc": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    result = {"repo": name, "url": url, "commit": str(done.oid), "private": private}
+    result["lora"] = options.get("lora") or f"{slug}.safetensors"
+    result["utc"] = datetime.now(UTC).isoformat(timespec="seconds")
     atomic_write(folder / RESULT, json.dumps(result, ensure_ascii=False))
     shutil.rmtree(folder / FOLDER)
     return result

@@ -2,13 +2,13 @@
 
 Decision: the run itself is rehearsed, not a model of it. Its script is rendered from its spec with a few numbers
 reduced (two steps, one sample, one checkpoint), and the real trainer runs it on the real base model and two of its
-images, under the real monitor (`launch/trial.py`); then the monitor resumes the checkpoint for one more step. What fails
-at three in the morning fails here, within minutes. The second image shows what each further one costs. It all happens
-in a data folder of its own on the same disk, which is removed: the run's outputs are not touched.
+images, under the real monitor (`launch/trial.py`); then the monitor resumes the checkpoint for one more step. What
+fails at three in the morning fails here, within minutes. The second image shows what each further one costs. It all
+happens in a data folder of its own on the same disk, which is removed: the run's outputs are not touched.
 
-RUN may also be a folder with `run.toml` and `dataset/` (some of its images): the page rehearses a draft that way, before
-there is a run. The result is `rehearsal.json` in that folder, replaced at each change, so that whoever reads it sees the
-progress. `launch/forecast.py` computes from it when the complete run will end.
+RUN may also be a folder with `run.toml` and `dataset/` (some of its images): the page rehearses a draft that way,
+before there is a run. The result is `rehearsal.json` in that folder, replaced at each change, so that whoever reads it
+sees the progress. `launch/forecast.py` computes from it when the complete run will end.
 
 A program that goes on, such as the page's server, starts the command as a process: SIGTERM ends it with all it started.
 """
@@ -335,7 +335,7 @@ class Work:
             self._enter(_stage_of(phase), at_s)
 
     def _enter(self, key: str | None, at_s: float | None = None) -> None:
-        """The stage `key` began at `at_s` (monotonic; default: now); the one before is done. musubi-tuner loads twice."""
+        """The stage `key` began at `at_s` (monotonic; default: now), the one before is done. musubi-tuner loads twice."""
         before, at_s = self.now, time.monotonic() if at_s is None else at_s
         if before is not None:
             if before.key == key:

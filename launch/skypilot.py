@@ -16,12 +16,13 @@ import os
 import shlex
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import runs
 from launch import common, travel
-from launch.common import LaunchError
+from launch.common import LaunchError, fill
 from monitor.state import EXIT_AGAIN, EXIT_PREEMPTED
 from runs.paths import CHECKOUTS, ROOT
 from runs.spec import RunSpec
@@ -29,23 +30,11 @@ from runs.spec import RunSpec
 FILE = "skypilot.yaml"
 STRATEGY = "EAGER_NEXT_REGION"  # SkyPilot's default: tries another region at once
 CPUS = "4+"  # for a model that needs no GPU
-MAIN_PORT = 29400
 HEAD = """# Trains {name} on a spot machine. Written by `python -m launch skypilot`; submit it with --submit, or with
 # sky jobs launch {secrets}{path}
 """
-# Images of SkyPilot have Python 3.10; Hangproof needs 3.11. uv is a wheel and fetches an interpreter without root.
-SETUP = """\
-set -eu
-if ! python3 -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))'; then
-  python3 -m pip install --quiet uv==0.13.9
-  python3 -m uv python install 3.12
-  export PYTHON="$(python3 -m uv python find 3.12)"
-fi
-. ./setup.sh
-set_up requirements.txt
-"""
-ENTER = "set -eu\ncd {root}\nexport HANGPROOF_DATA={data}\n"
-IMAGE_ROOT, IMAGE_DATA = "/hangproof", "/data"
+# ROOT and DATA there: where SkyPilot puts the project, and in an image of the Dockerfile. Both are for the shell.
+HOME, IMAGE = ('"$HOME/sky_workdir"', '"$HOME/hangproof-data"'), ("/hangproof", "/data")
 
 
 def document(spec: RunSpec, args: argparse.Namespace) -> dict[str, Any]:
@@ -71,37 +60,22 @@ def document(spec: RunSpec, args: argparse.Namespace) -> dict[str, Any]:
         found["envs"] = envs
     if secrets := travel.secrets(spec, args):
         found["secrets"] = dict.fromkeys(secrets)
-    return {**found, "setup": set_up(spec, bool(args.image)), "run": command(spec, store, bool(args.image))}
+    return {**found, **scripts(spec, store, bool(args.image))}
 
 
-def _enter(image: bool) -> str:
-    root, data = (IMAGE_ROOT, IMAGE_DATA) if image else ('"$HOME/sky_workdir"', '"$HOME/hangproof-data"')
-    return ENTER.format(root=root, data=data)
+def scripts(spec: RunSpec, store: str, image: bool) -> dict[str, str]:
+    """The set-up commands: the environments, unless the image has them, and the base model; and those that train.
 
-
-def set_up(spec: RunSpec, image: bool) -> str:
-    """The set-up commands: the environments (unless the image has them) and the base model."""
-    lines = _enter(image) + ("" if image else SETUP.partition("\n")[2])
-    if spec.backend in CHECKOUTS and not image:
-        lines += f"./start.sh {shlex.quote(spec.backend)}\n"
-    if travel.fetches_files(spec):
-        lines += f".venv/bin/python -m runs fetch-model {shlex.quote(spec.model)}\n"
-    return lines
-
-
-def command(spec: RunSpec, store: str, image: bool) -> str:
-    """The run commands: restore from the store, then supervise until the end; the monitor's exit code."""
-    python, name = ".venv/bin/python", shlex.quote(spec.slug)
-    lines = _enter(image)
-    if spec.nodes > 1:  # all of them resume what the store has: one may have written more, which the others do not see
-        lines += f"""\
-export HANGPROOF_NODE="$SKYPILOT_NODE_RANK" HANGPROOF_MAIN_PORT={MAIN_PORT}
-HANGPROOF_MAIN_ADDRESS="$(head -n 1 <<< "$SKYPILOT_NODE_IPS")"
-export HANGPROOF_MAIN_ADDRESS
-rm -rf -- "$HANGPROOF_DATA"/outputs/{name}
-"""
-    lines += f"{python} -m launch store restore {shlex.quote(store)} {name}\n"
-    return lines + f"exec {python} -m monitor run {name}\n"
+    SkyPilot's own images have Python 3.10; Hangproof needs 3.11. uv is a wheel and fetches an interpreter without root.
+    All nodes restore what the store has: one may have written more, which the others do not see.
+    """
+    root, data = IMAGE if image else HOME
+    words = {"trainer": spec.backend, "model": spec.model, "name": spec.slug, "store": store}
+    write = partial(fill, "skypilot.sh", root=root, data=data, **{key: shlex.quote(v) for key, v in words.items()})
+    parts = {"environment": not image, "trainer": not image and spec.backend in CHECKOUTS}
+    parts["model"] = travel.fetches_files(spec)
+    run = write("nodes", "run") if spec.nodes > 1 else write("run")
+    return {"setup": write(*(name for name, wanted in parts.items() if wanted)), "run": run}
 
 
 def program() -> str:

@@ -165,9 +165,7 @@ def submit(folder: Path, spec: RunSpec | None) -> tuple[str, bool]:
 def _plain_path(folder: Path) -> str:
     """The folder for --output, in which Slurm replaces % and drops backslashes, escaped or not (22.05, measured)."""
     if any(c in str(folder) for c in "%\\"):
-        raise LaunchError(
-            f"Slurm cannot write into {folder}: the path has % or \\; set HANGPROOF_DATA to another folder"
-        )
+        raise LaunchError(f"Slurm cannot write into {folder}: the path has % or \\; set another HANGPROOF_DATA")
     return str(folder)
 
 

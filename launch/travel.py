@@ -82,9 +82,7 @@ def gpu_names(spec: "RunSpec", args: argparse.Namespace) -> list[str]:
     """The GPUs of --gpu; [] for a CPU. Raises LaunchError: the run needs one, and none is named."""
     names = [name.strip() for name in args.gpu.split(",") if name.strip()]
     if not names and (needed := needed_gb(spec)):
-        raise LaunchError(
-            f"the run needs {needed:.0f} GB of GPU memory; name a GPU that has it, or several, with --gpu"
-        )
+        raise LaunchError(f"the run needs {needed:.0f} GB of GPU memory; name a GPU with it, or several, with --gpu")
     return names
 
 
@@ -98,9 +96,7 @@ def secrets(spec: "RunSpec", args: argparse.Namespace) -> list[str]:
     for name in args.secret:
         if not VARIABLE.fullmatch(name):
             first = name.partition("=")[0]
-            raise LaunchError(
-                f"--secret {first}: write the name of a variable only; its value stays in the environment"
-            )
+            raise LaunchError(f"--secret {first}: write the name of a variable only; its value stays here")
         found += [] if name in found else [name]
     return found
 

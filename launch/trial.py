@@ -1,11 +1,11 @@
 """One attempt of a run under the real monitor, which never restarts it: what it took, and why it failed.
 
-The rehearsal uses it. Decision: the monitor's own `Loop` with its setting `trial`, instead of a second loop that watches.
+The rehearsal uses it. Decision: the monitor's own `Loop` with its setting `trial`, not a second loop that watches.
 What fails is found, explained and killed exactly as in the run itself, and a resume is the monitor's own start from the
 newest checkpoint. Besides, the limits are short, and what the attempt takes is measured.
 
-It runs in a data folder of its own on the disk of the runs, which is removed. What a killed process left there is killed
-and removed by the next one.
+It runs in a data folder of its own on the disk of the runs, which is removed. What a killed process left there is
+killed and removed by the next one.
 """
 
 import contextlib
@@ -70,14 +70,14 @@ def clear(run: Path) -> None:
 
 
 class Trial:
-    """An attempt, until it completes, fails or its time is over. `loop`: its monitor, which has the evidence of a failure.
+    """An attempt, until it completes, fails or its time is over. `loop`: its monitor, with the evidence of a failure.
 
     busy: why it was not tried, such as a GPU that another run has. memory: host_bytes and, with a GPU, values that begin
     with gpu, at their peak. intervals: seconds of the last steps.
     """
 
     def __init__(self, run: Path, until_s: float, on_phase: Callable[[str, float], None]):
-        """until_s: when its time is over. on_phase: called with each phase of the first rank, and when. Both monotonic."""
+        """until_s: when its time is over. on_phase: called with each phase of the first rank, and when (monotonic)."""
         self.loop = loop = Loop(RunFolder(run), self._turn, trial=True)
         config, loop.on_view = loop.config, self._measure
         for phase in config.phases.values():

@@ -203,7 +203,7 @@ class Agent:
                 self.small.delete([REQUEST])
 
     def fetch_request(self) -> None:
-        """Hand a stop that was requested through the store to the monitor, as if it was requested here. NotFound: none."""
+        """Hand a stop that was requested through the store to the monitor, as one from here. NotFound: there is none."""
         data = self.small.read(REQUEST, REQUEST_BYTES)
         try:
             now = json.loads(data).get("now") is True

@@ -1,12 +1,12 @@
 """A place that keeps bytes by name: a folder, s3://, gs://, az://, sftp://, or hf://buckets/OWNER/NAME.
 
-A name is checked before it is used. A call in which no byte moves for `call_s` has failed, wherever it hangs: it runs in
-a thread, which is abandoned. A failed call is repeated with growing waits. Bytes per second are limited. Files are read
-in pieces, so that a failure repeats a piece and not the file, and so that no more is read than was announced.
+A name is checked before it is used. A call in which no byte moves for `call_s` has failed, wherever it hangs: it runs
+in a thread, which is abandoned. A failed call is repeated with growing waits. Bytes per second are limited. Files are
+read in pieces, so that a failure repeats a piece and not the file, and so that no more is read than was announced.
 
 An upload is visible completely or not at all. An object store shows an object when its upload is complete; elsewhere a
-file is written under a hidden name, and renamed. `create` never replaces anything: it is what a lease is built on. It is
-one atomic request where the protocol has one (all but WHOLE), so that only one of several machines can win. Azure's
+file is written under a hidden name, and renamed. `create` never replaces anything: it is what a lease is built on. It
+is one atomic request where the protocol has one (all but WHOLE), so that only one of several machines can win. Azure's
 library and the hub's buckets have none, and some servers that speak S3 ignore the condition: two machines may both
 create a file there, which a lease looks for afterwards.
 
@@ -229,7 +229,7 @@ class Place:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[Any]:
-        """A file system of fsspec for one call. One that is not SHARED has no other call, and is dropped if it fails."""
+        """A file system of fsspec for one call. One that is not SHARED has no other call; if that fails, it goes."""
         is_shared = self.scheme in kinds.SHARED
         with self._lock:
             fs = self._idle.pop() if self._idle else None

@@ -63,7 +63,7 @@ def restore(
 
 
 class Restored:
-    """One restore, and what it did. `.restore-RUN` beside the run's folder has what was fetched, as the manifest names it."""
+    """One restore, and what it did. `.restore-RUN` beside the run's folder has what was fetched, by its names there."""
 
     def __init__(self, place: Place, run: str, folder: Path, on_progress: Callable[[int, int], None]):
         self.place, self.run, self.folder, self.data = place, run, folder, datasets_dir() / run

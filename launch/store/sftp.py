@@ -33,10 +33,6 @@ class KnownHosts(SFTPFileSystem):
         with self.ftp.open(path, "rb") as file:
             return b"".join(file.readv([(start, (end or 0) - (start or 0))]))
 
-    def rm_file(self, path: str) -> None:
-        """Delete a file."""
-        self.ftp.remove(path)
-
     def mv(self, old: str, new: str, **kwargs: Any) -> None:
         """Rename a file. posix-rename@openssh.com replaces; where that is unknown, the other file is deleted first."""
         try:

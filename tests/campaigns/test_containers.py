@@ -113,7 +113,7 @@ def test_skypilots_job_sets_itself_up_restores_the_run_and_trains_it(image, data
     (home / "sky_workdir").symlink_to(image)
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(tmp_path), "HANGPROOF_GPUS": ""}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable}
-    for script in (skypilot.set_up(made, False), skypilot.command(made, store, False)):
+    for script in skypilot.scripts(made, store, False).values():
         done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=1000)
         assert done.returncode == 0, done.stderr[-3000:]
     folder = home / "hangproof-data" / "outputs" / made.slug
