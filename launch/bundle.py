@@ -42,7 +42,7 @@ outputs/{slug}/run.toml (after a change: python -m runs render {slug}).
 def entries(spec: RunSpec, wheels: Path | None, models: bool) -> Iterator[tuple[str, bytes | Path]]:
     """The files of the bundle: (name below its folder, contents or path).
 
-    Raises LaunchError: the run has no images, or a folder that was named does not exist.
+    Raises LaunchError: the run has no images, or a folder that was named or a file of the model does not exist.
     """
     yield "train.sh", script(spec, "bundle.sh").encode()
     yield "train.bat", script(spec, "bundle.bat").replace("\n", "\r\n").encode()
@@ -71,13 +71,7 @@ def entries(spec: RunSpec, wheels: Path | None, models: bool) -> Iterator[tuple[
             raise LaunchError(f"{folder} does not exist or is empty; the bundle needs it")
         for path in found:
             yield f"{name}/{path.relative_to(folder).as_posix()}", path
-    if models:
-        yield from _model(spec)
-
-
-def _model(spec: RunSpec) -> Iterator[tuple[str, bytes | Path]]:
-    """The base model's files in the models folder. Raises LaunchError: one is missing."""
-    for name in sorted(set(presets.models()[spec.model]["files"].values())):
+    for name in sorted(set(presets.models()[spec.model]["files"].values())) if models else ():
         for part in presets.tables.shards(name):
             path = models_dir() / part
             if not path.is_file():

@@ -43,7 +43,6 @@ pipeline.load_lora_weights(lora)
 print(len(pipeline.get_list_adapters()["transformer"]))
 """
 
-
 # event of the monitor -> how it is shown
 SHOWN = {"hang": "Detected", "crash": "Crashed", "killed": "Killed", "restarted": "Restarted", "progress": "Trains on"}
 

@@ -20,15 +20,13 @@ import time
 import urllib.parse
 from collections.abc import Mapping
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import runs
 from launch import common, travel
 from launch.common import LaunchError
 from runs.files import atomic_write
-
-if TYPE_CHECKING:
-    from runs.spec import RunSpec
+from runs.spec import RunSpec
 
 URL, URL_VARIABLE = "https://api.runpod.io", "HANGPROOF_RUNPOD_URL"  # another address of the same API
 FILE = "runpod.json"
@@ -95,7 +93,7 @@ def key() -> str:
     return found
 
 
-def body(spec: "RunSpec", args: argparse.Namespace, gpu: str) -> dict[str, Any]:
+def body(spec: RunSpec, args: argparse.Namespace, gpu: str) -> dict[str, Any]:
     """The request that creates the pod. Raises LaunchError: no store."""
     names = ["HANGPROOF_AUTH", *travel.secrets(spec, args)]
     variables = {
@@ -123,7 +121,7 @@ def body(spec: "RunSpec", args: argparse.Namespace, gpu: str) -> dict[str, Any]:
     return found | ({"dataCenterIds": [args.data_center]} if args.data_center else {})
 
 
-def create(account: str, spec: "RunSpec", args: argparse.Namespace, names: list[str]) -> dict[str, Any]:
+def create(account: str, spec: RunSpec, args: argparse.Namespace, names: list[str]) -> dict[str, Any]:
     """The pod, on the first GPU that RunPod has: exactly one, also where the answer is lost or is a proxy's error.
 
     Raises LaunchError: it has none, the balance is too low, the request is wrong, or nobody knows whether there is a

@@ -87,9 +87,13 @@ def complete(spec: RunSpec | None, args: argparse.Namespace) -> None:
 
 def render(folder: Path, spec: RunSpec | None, args: argparse.Namespace) -> str:
     """The text of the script. args: as `complete` leaves them. Raises LaunchError: a value cannot be in it."""
+    if any(
+        c in str(folder) for c in "%\\"
+    ):  # in --output, Slurm replaces % and drops \, escaped or not (22.05, measured)
+        raise LaunchError(f"Slurm cannot write into {folder}: the path has % or \\; set another HANGPROOF_DATA")
     options = {
         "job-name": job_name(folder),
-        "output": f"{_plain_path(folder)}/slurm-%j.log",
+        "output": f"{folder}/slurm-%j.log",
         "open-mode": "append",
         "nodes": str(args.nodes),
         "ntasks-per-node": "1",
@@ -160,13 +164,6 @@ def submit(folder: Path, spec: RunSpec | None) -> tuple[str, bool]:
     environment = {name: value for name, value in os.environ.items() if name not in PRIVATE}
     answer = ask("sbatch", "--parsable", script, environment=environment)
     return answer.strip().partition(";")[0], False
-
-
-def _plain_path(folder: Path) -> str:
-    """The folder for --output, in which Slurm replaces % and drops backslashes, escaped or not (22.05, measured)."""
-    if any(c in str(folder) for c in "%\\"):
-        raise LaunchError(f"Slurm cannot write into {folder}: the path has % or \\; set another HANGPROOF_DATA")
-    return str(folder)
 
 
 def _value(name: str, value: str) -> str:

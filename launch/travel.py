@@ -10,11 +10,11 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import presets
-from launch.common import LaunchError
+from launch.common import LaunchError, Option
 from monitor import config
 from monitor.process.locks import LOCK, is_held
 from monitor.run_folder import RunFolder
@@ -22,9 +22,7 @@ from monitor.store import LeaseState, StoreAgent
 from presets.estimate import estimate
 from runs.env_file import read
 from runs.files import atomic_write
-
-if TYPE_CHECKING:
-    from runs.spec import RunSpec
+from runs.spec import RunSpec
 
 # Variables with which the libraries of a store log in; others, such as a key file, are named with --secret.
 STORE_SECRETS = {
@@ -39,10 +37,8 @@ DISK_GB = 200
 CUDA = "13.0"  # of PyTorch's wheels on PyPI, in the image (pytorch/pytorch, RELEASE.md): older drivers cannot run them
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
-SECRET: tuple[str, Any, str] = (
-    "--secret NAME", [], "another variable that is secret, such as WANDB_API_KEY; only its name is written"
-)  # fmt: skip
-RENTED: tuple[tuple[str, Any, str], ...] = (  # the options that the commands for rented machines share
+SECRET: Option = ("--secret NAME", [], "another secret variable, such as WANDB_API_KEY; only its name is written")
+RENTED: tuple[Option, ...] = (  # the options that the commands for rented machines share
     ("--gpu NAMES", "", "the GPU as the provider names it, or several with commas between: the first that it has"),
     ("--disk GB", DISK_GB, f"disk for the base model and the run (default: {DISK_GB})"),
     SECRET,
@@ -50,7 +46,7 @@ RENTED: tuple[tuple[str, Any, str], ...] = (  # the options that the commands fo
 )
 
 
-def address(spec: "RunSpec") -> str:
+def address(spec: RunSpec) -> str:
     """The store of a run, if another machine can reach it.
 
     Raises LaunchError: it has none, or a folder of this machine.
@@ -64,21 +60,21 @@ def address(spec: "RunSpec") -> str:
     return spec.store
 
 
-def one_machine(spec: "RunSpec", place: str) -> None:
+def one_machine(spec: RunSpec, place: str) -> None:
     """Raises LaunchError: the run needs several machines, and `place` starts one."""
     if spec.nodes > 1:
         several = f"{spec.slug} trains on {spec.nodes} machines, and {place} starts one"
         raise LaunchError(f"{several}; use slurm or skypilot, or set nodes to 1")
 
 
-def needed_gb(spec: "RunSpec") -> float:
+def needed_gb(spec: RunSpec) -> float:
     """The GPU memory that a run needs in GB: its tier's, or the estimate if that is more; 0 where a CPU trains it."""
     if presets.models()[spec.model]["generated"]:
         return 0.0
     return max(float(presets.tiers()[spec.tier]["vram_gb"]), float(estimate(spec.model_dump())["peak_gb"]))
 
 
-def gpu_names(spec: "RunSpec", args: argparse.Namespace) -> list[str]:
+def gpu_names(spec: RunSpec, args: argparse.Namespace) -> list[str]:
     """The GPUs of --gpu; [] for a CPU. Raises LaunchError: the run needs one, and none is named."""
     names = [name.strip() for name in args.gpu.split(",") if name.strip()]
     if not names and (needed := needed_gb(spec)):
@@ -86,7 +82,7 @@ def gpu_names(spec: "RunSpec", args: argparse.Namespace) -> list[str]:
     return names
 
 
-def secrets(spec: "RunSpec", args: argparse.Namespace) -> list[str]:
+def secrets(spec: RunSpec, args: argparse.Namespace) -> list[str]:
     """The names of the secret variables that the run needs there: of its store, of a gated model, of the run
     itself, of --secret."""
     found = list(STORE_SECRETS.get(urlsplit(spec.store).scheme, ()))
@@ -112,19 +108,19 @@ def environment(folder: Path, secrets: list[str]) -> dict[str, str]:
     return found
 
 
-def variables(spec: "RunSpec") -> dict[str, str]:
+def variables(spec: RunSpec) -> dict[str, str]:
     """The variables that are no secret."""
     found = {name: os.environ[name] for name in STORE_SETTINGS if os.environ.get(name)}
     return found | ({NEEDS_GPU: "1"} if needed_gb(spec) else {})
 
 
-def fetches_files(spec: "RunSpec") -> bool:
+def fetches_files(spec: RunSpec) -> bool:
     """Whether the base model is files of ours to fetch (`runs fetch-model`); the built-in trainer fetches its own."""
     model = presets.models()[spec.model]
     return presets.backends()[spec.backend]["loads"] == "files" and not model["generated"]
 
 
-def name_there(spec: "RunSpec", most: int = 60) -> str:
+def name_there(spec: RunSpec, most: int = 60) -> str:
     """The name of the machine or job: letters, digits and `-`, starting with a letter."""
     text = re.sub(r"[^a-z0-9]+", "-", spec.slug.lower()).strip("-")
     return f"hangproof-{text}"[:most].rstrip("-")
@@ -158,10 +154,8 @@ def write_yaml(path: Path, head: str, value: dict[str, Any]) -> None:
     import yaml
 
     class Block(yaml.SafeDumper):
-        pass
+        def text(self, value: str) -> yaml.ScalarNode:
+            return self.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
-    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
-
-    Block.add_representer(str, text)
+    Block.add_representer(str, Block.text)
     atomic_write(path, head + yaml.dump(value, Dumper=Block, sort_keys=False, allow_unicode=True, width=1000))

@@ -11,8 +11,6 @@ What is copied is decided by what is there now, not by a queue: when copying is 
 are skipped. A push is cut short only by an order to copy everything now, which begins with the newest files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

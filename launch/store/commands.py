@@ -1,7 +1,5 @@
 """`python -m launch store restore|status|release STORE RUN`, and `agent`, which the monitor starts."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -24,7 +24,6 @@ from launch.store.manifest import (
     Item,
     Local,
     Manifest,
-    Member,
     Memory,
     contents,
     key_of,
@@ -109,13 +108,14 @@ class Copier:
         self._send(found, on_progress)
         with contextlib.suppress(OSError):  # a full disk costs time at the next push
             self.memory.save(self.place.address)
-        carried = self._carried(found)  # now: a state may have vanished while it was sent
-        step = max([found.step, self.last.step if carried and self.last else -1])
+        # The store keeps the last good state where this machine has none: one may have vanished while it was sent.
+        last, kept = self.last, self.last.states() if self.last and found.step < 0 else {}
+        carried = {name: last.files[name] for names in kept.values() for name in names} if last else {}
         now = Manifest(
             run=self.folder.name,
             lease=self.lease.number,
             number=before + 1,
-            step=step,
+            step=last.step if last and carried else found.step,
             completed=found.completed,
             owner=self.lease.owner.text(),
             written_at=platform.now().utc,
@@ -126,7 +126,7 @@ class Copier:
             what = f"{len(lost)} files that it had confirmed, such as {lost[0]}"
             raise Unavailable(f"{self.place.address} lost {what}; they are sent again")
         self._distrusted.clear()
-        if self._is_unchanged(now):
+        if last and (last.lease, last.completed, last.hashes()) == (now.lease, now.completed, now.hashes()):
             return found
         self._check_lease()
         if not self.place.create(now.name, now.dumps()):
@@ -172,18 +172,6 @@ class Copier:
             for item in found.items
             if item.step in (-1, found.step) or all(local.blob in self._before for local in item.files.values())
         ]
-
-    def _carried(self, found: Contents) -> dict[str, Member]:
-        """The states of the last manifest where this machine has none: the store keeps the last good one."""
-        if found.step >= 0 or self.last is None:
-            return {}
-        return {name: self.last.files[name] for names in self.last.states().values() for name in names}
-
-    def _is_unchanged(self, now: Manifest) -> bool:
-        last = self.last
-        if last is None or last.lease != now.lease or last.completed != now.completed:
-            return False
-        return {name: m.sha256 for name, m in last.files.items()} == {name: m.sha256 for name, m in now.files.items()}
 
     def _send(self, found: Contents, on_progress: Callable[[int, int], None]) -> None:
         """Send what the store lacks. What cannot be read, or changes meanwhile, is left out as a whole, and noted."""

@@ -94,6 +94,10 @@ class Manifest:
                 found.setdefault(state, []).append(name)
         return found
 
+    def hashes(self) -> dict[str, str]:
+        """The SHA-256 of each file."""
+        return {name: member.sha256 for name, member in self.files.items()}
+
     def dumps(self) -> bytes:
         """As JSON; the same manifest gives the same bytes."""
         rows = {name: [m.sha256, m.size, m.changed_s] for name, m in sorted(self.files.items())}

@@ -59,7 +59,7 @@ def restore(
         folder.parent.mkdir(parents=True, exist_ok=True)
         found = Restored(place, run, folder, on_progress)
         found.go()
-        return found
+    return found
 
 
 class Restored:
