@@ -108,9 +108,8 @@ def readme(spec: RunSpec) -> str:
 
 def script(spec: RunSpec, template: str) -> str:
     """The text of the bundle's train.sh or train.bat."""
-    built_in = spec.backend in TRAINERS
-    modules = ", ".join((*MODULES, *(TRAINING_MODULES if built_in else ())))
-    return common.fill(template, *["builtin"] * built_in, slug=spec.slug, modules=modules)
+    more, sections = (TRAINING_MODULES, ["builtin"]) if spec.backend in TRAINERS else ((), [])
+    return common.fill(template, *sections, slug=spec.slug, modules=", ".join((*MODULES, *more)))
 
 
 def requirements() -> str:

@@ -27,16 +27,11 @@ FULL = 0.95  # of the GPU's memory: more leaves no room for other programs
 
 
 def of(
-    measured: Mapping[str, Any],
-    spec: RunSpec,
-    images: Mapping[str, int],
-    captions: Iterable[str] = (),
-    now_s: float | None = None,
+    measured: Mapping[str, Any], spec: RunSpec, images: Mapping[str, int], captions: Iterable[str] = ()
 ) -> dict[str, Any]:
     """The forecast; {} where the rehearsal did not measure enough.
 
-    Args:
-        images: their number by folder. captions: the first is the prompt where there is no other. now_s: Unix time.
+    images: their number by folder. captions: the first is the prompt where there is no other.
 
     Returns:
         {"steps", "seconds", "ends_s" (Unix time), "parts_s": {part: seconds}, "disk_bytes", "free_bytes", "cost" (None
@@ -60,12 +55,11 @@ def of(
         "checkpoints": saves * measured["save_s"],
     }
     seconds = sum(parts.values())
-    begins_s = time.time() if now_s is None else now_s
     kept = spec.keep_states + min(by_epoch, spec.keep_states) + 1  # as presets/estimate.py counts them
     disk = measured["state_bytes"] * kept + measured["lora_bytes"] * (by_epoch + spec.keep_states + 1)
     disk += measured["cache_bytes"] / seen * count
     found = {
-        "steps": steps, "seconds": round(seconds, 1), "ends_s": round(begins_s + seconds),
+        "steps": steps, "seconds": round(seconds, 1), "ends_s": round(time.time() + seconds),
         "parts_s": {name: round(value, 1) for name, value in parts.items()}, "disk_bytes": round(disk),
         "free_bytes": round(free_gb(data_root()) * 1e9), "step_s": measured["step_s"],
         "cost": round(seconds / 3600 * spec.price_per_hour, 2) if spec.price_per_hour else None,

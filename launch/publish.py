@@ -94,8 +94,7 @@ def preview(folder: Path, options: dict[str, Any]) -> str:
 def publish(folder: Path, repo: str, public: bool, replace_card: bool, options: dict[str, Any]) -> dict[str, Any]:
     """Send a run's LoRA, card and samples to the hub, and print what is done; what `published` returns.
 
-    Args:
-        repo: OWNER/NAME, NAME, or "" for the run's name. options: see `OPTIONS`.
+    repo: OWNER/NAME, NAME, or "" for the run's name. options: see `OPTIONS`.
 
     Raises LaunchError: not logged in, refused, no connection, a card that somebody else wrote. RunError: the run has no
     such LoRA, or it is damaged.

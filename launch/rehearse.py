@@ -15,6 +15,7 @@ A program that goes on, such as the page's server, starts the command as a proce
 
 import argparse
 import contextlib
+import hashlib
 import json
 import shutil
 import signal
@@ -99,8 +100,6 @@ class Rehearsal:
 
 def digest(spec: RunSpec) -> str:
     """A digest of the settings that decide whether the run trains: not its name, its length, its price."""
-    import hashlib
-
     kept = {key: value for key, value in spec.public().items() if key not in UNTRIED}
     if edited := kept.pop("edited", None):
         kept["script"] = edited["script"].replace(spec.slug, "RUN")
@@ -328,14 +327,12 @@ class Work:
         self._tell(failed)
         return False
 
-    # The stages ------------------------------------------------------------------------------------------------------
-
     def _on_phase(self, phase: str, at_s: float) -> None:
         if self.now is None or self.now.key != "resume":
             self._enter(_stage_of(phase), at_s)
 
     def _enter(self, key: str | None, at_s: float | None = None) -> None:
-        """The stage `key` began at `at_s` (monotonic; default: now), the one before is done. musubi-tuner loads twice."""
+        """The stage `key` began at `at_s` (monotonic; default: now), the one before ends. musubi-tuner loads twice."""
         before, at_s = self.now, time.monotonic() if at_s is None else at_s
         if before is not None:
             if before.key == key:

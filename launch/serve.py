@@ -69,8 +69,7 @@ class Idle:
     def reason(self, states: Mapping[str, str], under_way: AbstractSet[str], now_s: float, waiting: bool) -> str:
         """Why the pod is to be stopped now; "" for not now.
 
-        Args:
-            states, under_way: what `observe` returns. waiting: a run is still being fetched or started.
+        states, under_way: what `observe` returns. waiting: a run is still being fetched or started.
         """
         self.seen |= under_way
         ended = {name: states.get(name, "") for name in self.seen}
@@ -87,14 +86,18 @@ class Idle:
 
 
 class Container:
-    """The processes of the container and the loop that watches them."""
+    """The processes of the container and the loop that watches them. Raises LaunchError: a variable is wrong."""
 
     def __init__(self, port: int, environ: Mapping[str, str] = os.environ):
-        self.port = port
-        self.environ = dict(environ)
+        self.port, self.environ = port, dict(environ)
         self.quiet = {key: value for key, value in environ.items() if key not in PRIVATE}
         self.run_name, self.store = environ.get(STARTED, ""), environ.get(STORE, "")
-        self.idle = _idle(environ)
+        rule, after = environ.get(STOP_POD, ""), environ.get(STOP_AFTER, "")
+        if rule not in ("", "0", "1", "always"):
+            raise LaunchError(f"{STOP_POD}={rule}: write 1, always, or 0 for never")
+        if not re.fullmatch(r"(\d+(\.\d*)?)?", after):
+            raise LaunchError(f"{STOP_AFTER}={after}: write a number of seconds")
+        self.idle = Idle(rule.replace("0", ""), float(after or GRACE_S))
         self.pod = rent.own_pod(environ)
         self.page: subprocess.Popen[bytes] | None = None
         self.page_at_s = 0.0
@@ -202,10 +205,11 @@ def check_folders() -> None:
                 pass
         except OSError as error:
             who = f"user {os.getuid()}" if hasattr(os, "getuid") else "this user"
-            raise LaunchError(
-                f"{folder} cannot be written by {who} ({error.strerror or error}); give the volume to that user "
-                "(chown), set HANGPROOF_DATA to another folder, or build the image with --build-arg USER_ID=NUMBER"
-            ) from error
+            what = (
+                f"{folder} cannot be written by {who} ({error.strerror or error}); give the volume to that user (chown)"
+            )
+            more = "set HANGPROOF_DATA to another folder, or build the image with --build-arg USER_ID=NUMBER"
+            raise LaunchError(f"{what}, {more}") from error
 
 
 def preempt(folder: Path) -> None:
@@ -230,16 +234,6 @@ def endings(names: set[str]) -> list[str]:
         if pending := (status.get("store") or {}).get("pending"):
             lines.append(f"{name}: not in the store: {pending}. It is kept on this machine's disk")
     return lines
-
-
-def _idle(environ: Mapping[str, str]) -> Idle:
-    """What the variables say about the stop of the pod. Raises LaunchError."""
-    rule, after = environ.get(STOP_POD, ""), environ.get(STOP_AFTER, "")
-    if rule not in ("", "0", "1", "always"):
-        raise LaunchError(f"{STOP_POD}={rule}: write 1, always, or 0 for never")
-    if not re.fullmatch(r"(\d+(\.\d*)?)?", after):
-        raise LaunchError(f"{STOP_AFTER}={after}: write a number of seconds")
-    return Idle(rule.replace("0", ""), float(after or GRACE_S))
 
 
 def say(text: str) -> None:

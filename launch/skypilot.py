@@ -41,25 +41,16 @@ def document(spec: RunSpec, args: argparse.Namespace) -> dict[str, Any]:
     """The YAML file as a dict. Raises LaunchError: no store, no GPU."""
     store, names = travel.address(spec), travel.gpu_names(spec, args)
     compute: dict[str, Any] = {"accelerators": dict.fromkeys(names, spec.gpus)} if names else {"cpus": CPUS}
-    resources = {
-        **({"infra": args.infra} if args.infra else {}),
-        **compute,
-        "use_spot": not args.on_demand,
-        "disk_size": args.disk,
-        "job_recovery": {
-            "strategy": STRATEGY,
-            "max_restarts_on_errors": 0,
-            "recover_on_exit_codes": [EXIT_PREEMPTED, *[EXIT_AGAIN] * (spec.nodes > 1)],
-        },
-    }
+    codes = [EXIT_PREEMPTED, *[EXIT_AGAIN] * (spec.nodes > 1)]
+    recovery = {"strategy": STRATEGY, "max_restarts_on_errors": 0, "recover_on_exit_codes": codes}
+    resources = {**({"infra": args.infra} if args.infra else {}), **compute, "use_spot": not args.on_demand}
+    resources |= {"disk_size": args.disk, "job_recovery": recovery}
     if args.image:
         resources["image_id"] = f"docker:{args.image}"
     found: dict[str, Any] = {"name": travel.name_there(spec), "resources": resources, "num_nodes": spec.nodes}
     found |= {} if args.image else {"workdir": str(ROOT)}  # SkyPilot leaves out what .gitignore names
-    if envs := travel.variables(spec):
-        found["envs"] = envs
-    if secrets := travel.secrets(spec, args):
-        found["secrets"] = dict.fromkeys(secrets)
+    named = {"envs": travel.variables(spec), "secrets": dict.fromkeys(travel.secrets(spec, args))}
+    found |= {key: values for key, values in named.items() if values}
     return {**found, **scripts(spec, store, bool(args.image))}
 
 

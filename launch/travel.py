@@ -30,8 +30,7 @@ STORE_SECRETS = {
     "az": ("AZURE_STORAGE_CONNECTION_STRING",),
     "hf": ("HF_TOKEN",),
 }
-# Not secret; copied where set here.
-STORE_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "HF_ENDPOINT")
+STORE_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "HF_ENDPOINT")  # no secrets; copied
 NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # read by monitor/start.py: without its GPU the run does not start
 DISK_GB = 200
 CUDA = "13.0"  # of PyTorch's wheels on PyPI, in the image (pytorch/pytorch, RELEASE.md): older drivers cannot run them
@@ -85,16 +84,12 @@ def gpu_names(spec: RunSpec, args: argparse.Namespace) -> list[str]:
 def secrets(spec: RunSpec, args: argparse.Namespace) -> list[str]:
     """The names of the secret variables that the run needs there: of its store, of a gated model, of the run
     itself, of --secret."""
-    found = list(STORE_SECRETS.get(urlsplit(spec.store).scheme, ()))
-    if presets.models()[spec.model]["gated"] and "HF_TOKEN" not in found:
-        found.append("HF_TOKEN")
-    found += [name for name in spec.secrets if name not in found]
-    for name in args.secret:
-        if not VARIABLE.fullmatch(name):
-            first = name.partition("=")[0]
-            raise LaunchError(f"--secret {first}: write the name of a variable only; its value stays here")
-        found += [] if name in found else [name]
-    return found
+    if wrong := [name for name in args.secret if not VARIABLE.fullmatch(name)]:
+        first = wrong[0].partition("=")[0]
+        raise LaunchError(f"--secret {first}: write the name of a variable only; its value stays here")
+    model = ("HF_TOKEN",) if presets.models()[spec.model]["gated"] else ()
+    store = STORE_SECRETS.get(urlsplit(spec.store).scheme, ())
+    return [*dict.fromkeys((*store, *model, *spec.secrets, *args.secret))]
 
 
 def environment(folder: Path, secrets: list[str]) -> dict[str, str]:

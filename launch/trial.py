@@ -72,8 +72,8 @@ def clear(run: Path) -> None:
 class Trial:
     """An attempt, until it completes, fails or its time is over. `loop`: its monitor, with the evidence of a failure.
 
-    busy: why it was not tried, such as a GPU that another run has. memory: host_bytes and, with a GPU, values that begin
-    with gpu, at their peak. intervals: seconds of the last steps.
+    busy: why it was not tried, such as a GPU that another run has. memory: host_bytes and, with a GPU, values that
+    begin with gpu, at their peak. intervals: seconds of the last steps.
     """
 
     def __init__(self, run: Path, until_s: float, on_phase: Callable[[str, float], None]):

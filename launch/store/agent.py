@@ -111,11 +111,8 @@ class Agent:
 
     def serve(self) -> int:
         """Obey until the monitor is gone or wants the lease released; the exit code."""
-        leasing, copying = (
-            threading.Thread(target=self.guarded, args=(work,), daemon=True, name=work.__name__)
-            for work in (self.keep_lease, self.copy)
-        )
-        leasing.start()
+        threading.Thread(target=self.guarded, args=(self.keep_lease,), daemon=True).start()
+        copying = threading.Thread(target=self.guarded, args=(self.copy,), daemon=True)
         copying.start()
         for line in sys.stdin.buffer:
             order = json.loads(line)
@@ -201,7 +198,7 @@ class Agent:
                 self.small.delete([REQUEST])
 
     def fetch_request(self) -> None:
-        """Hand a stop that was requested through the store to the monitor, as one from here. NotFound: there is none."""
+        """Hand a stop that was requested through the store to the monitor, as one from here. NotFound: none."""
         data = self.small.read(REQUEST, REQUEST_BYTES)
         try:
             now = json.loads(data).get("now") is True
@@ -233,16 +230,12 @@ class Agent:
             return
         self.report.set(ready=True, message="the lease is held")
         self.copier = Copier(self.place, self.folder, self.lease, damaged)
-        seen = shown = list[tuple[str, int]]()
-        done, noted = 0, set[str]()
+        seen, done, noted = list[tuple[str, int]](), 0, set[str]()
         wait_s, next_s, copied_s = RETRY_S, 0.0, -1e9
         while True:
             order, final = wanted = self.orders, self.final
-            newest = self.signature()
-            if newest != shown:
-                shown = newest
-                self.report.set(pending=self.pending())
-            now_s = time.monotonic()
+            newest, now_s = self.signature(), time.monotonic()
+            self.report.set(pending=self.pending())
             due = newest != seen or now_s - copied_s >= self.limits.copy_s
             if final or order > done or (due and now_s >= next_s):
                 try:
@@ -253,7 +246,7 @@ class Agent:
                         print(f"store: {note}", file=sys.stderr, flush=True)
                     last = self.copier.last
                     step = last.step if last and last.step >= 0 else None
-                    self.report.set(step=step, error="", done=done, pending=self.pending(), pending_bytes=0)
+                    self.report.set(step=step, error="", done=done, pending=self.pending())
                     if pushed.manifest is not None and not final:
                         self.copier.prune()
                 except Superseded:
@@ -267,7 +260,7 @@ class Agent:
                     if order > done and not final:
                         time.sleep(POLL_S)  # an order is not put off, but a store that refuses is not hammered
                 finally:
-                    self.report.set(pending=self.pending(), pending_bytes=0)
+                    self.report.set(pending_bytes=0)
             if final:
                 return
             self.wake.wait(POLL_S)

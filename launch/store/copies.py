@@ -82,10 +82,7 @@ class Copier:
 
     def __init__(self, place: Place, folder: Path, lease: Lease, distrusted: Iterable[str] = ()):
         """distrusted: SHA-256 of contents that a restore found damaged; they are sent again."""
-        self.place = place
-        self.folder = folder
-        self.data = datasets_dir() / folder.name
-        self.lease = lease
+        self.place, self.folder, self.lease = place, folder, lease
         self.memory = Memory(folder)
         self.last: Manifest | None = None  # the newest that this object wrote, or found
         self._distrusted = set(distrusted)
@@ -99,10 +96,11 @@ class Copier:
         Raises NotHeld: the lease is not held. Refused, Unavailable: the store failed; the next push continues.
         """
         self._check_lease()
-        self.last = self.last or newest_manifest(self.place, self.folder.name)
+        run = self.folder.name
+        self.last = self.last or newest_manifest(self.place, run)
         orders = [order_of(name) or (0, 0) for name in manifest_names(self.place)]
         before = max((number for lease, number in orders if lease == self.lease.number), default=0)
-        found = contents(self.folder, self.data, self.memory)
+        found = contents(self.folder, datasets_dir() / run, self.memory)
         self._before = self.place.list(FILES)
         self._skip_older_states(found)
         self._send(found, on_progress)
@@ -111,16 +109,9 @@ class Copier:
         # The store keeps the last good state where this machine has none: one may have vanished while it was sent.
         last, kept = self.last, self.last.states() if self.last and found.step < 0 else {}
         carried = {name: last.files[name] for names in kept.values() for name in names} if last else {}
-        now = Manifest(
-            run=self.folder.name,
-            lease=self.lease.number,
-            number=before + 1,
-            step=last.step if last and carried else found.step,
-            completed=found.completed,
-            owner=self.lease.owner.text(),
-            written_at=platform.now().utc,
-            files={**found.files, **carried},
-        )
+        step = last.step if last and carried else found.step
+        owner, written_at, files = self.lease.owner.text(), platform.now().utc, {**found.files, **carried}
+        now = Manifest(run, self.lease.number, before + 1, step, found.completed, owner, written_at, files)
         after = self.place.list(FILES) if found.sent_files else self._before
         if lost := _missing(now, after):
             what = f"{len(lost)} files that it had confirmed, such as {lost[0]}"

@@ -173,8 +173,7 @@ class Lease:
         self._valid_until = float("-inf")
         self._beat = 0
         self._hold_from = 0.0  # when a claim may begin to hold
-        # The claim that counts, its bytes, and since when it is so.
-        self._seen: tuple[int, bytes, float] = (0, b"", 0.0)
+        self._seen: tuple[int, bytes, float] = (0, b"", 0.0)  # the claim that counts, its bytes, since when it does
 
     @property
     def state(self) -> str:

@@ -124,16 +124,10 @@ def parse(data: bytes, name: str, run: str) -> Manifest:
     try:
         values: dict[str, Any] = json.loads(data)
         files = {check_member(key, run): _member(*row) for key, row in values["files"].items()}
-        manifest = Manifest(
-            run=str(values["run"]),
-            lease=_count(values["lease"]),
-            number=_count(values["number"]),
-            step=max(-1, int(values["step"])),
-            completed=values["completed"] is True,
-            owner=one_line(values["owner"]),
-            written_at=one_line(values["written_at"]),
-            files=files,
-        )
+        lease, number = _count(values["lease"]), _count(values["number"])
+        step, completed = max(-1, int(values["step"])), values["completed"] is True
+        owner, written_at = one_line(values["owner"]), one_line(values["written_at"])
+        manifest = Manifest(str(values["run"]), lease, number, step, completed, owner, written_at, files)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         why = f"{type(error).__name__}: {error}"
         raise StoreError(f"{name}: the manifest is damaged ({why}); it is not used") from error
@@ -270,11 +264,6 @@ class Contents:
             self.notes.append(f"not copied: {error}")
             return {}
 
-    def add(self, name: str, path: Path) -> None:
-        """Add a file."""
-        if files := self.read({name: path}):
-            self.items.append(Item(files))
-
     def add_state(self, state: Path) -> None:
         """Add a state if every file has the size and hash that its guard file names."""
         guard = checkpoint.guard_of(state)
@@ -309,7 +298,8 @@ def contents(folder: Path, data: Path, memory: Memory) -> Contents:
         if belongs(name, folder.name) and not state_of(f"run/{name}"):
             paths[f"run/{name}"] = path
     for name, path in paths.items():
-        found.add(name, path)
+        if files := found.read({name: path}):
+            found.items.append(Item(files))
     return found
 
 

@@ -47,10 +47,8 @@ class KnownHosts(SFTPFileSystem):
 
 def login(host: str, port: int | None, user: str) -> dict[str, Any]:
     """The arguments of KnownHosts, with what ~/.ssh/config says about the host. The login is by key or agent."""
-    settings: dict[str, Any] = {}
     file = Path("~/.ssh/config").expanduser()
-    if file.is_file():
-        settings = dict(paramiko.SSHConfig.from_path(str(file)).lookup(host))
+    settings: dict[str, Any] = {**paramiko.SSHConfig.from_path(str(file)).lookup(host)} if file.is_file() else {}
     limits = ("timeout", "banner_timeout", "auth_timeout", "channel_timeout")
     found: dict[str, Any] = {"host": settings.get("hostname", host), **dict.fromkeys(limits, CONNECT_S)}
     found["port"] = port or int(settings.get("port", 22))
