@@ -56,9 +56,6 @@ def test_a_missing_model_is_said_at_once_and_start_asks_once(data, monkeypatch):
     assert started == [folder] and rehearse.ask_once(folder, made) == ""
 
 
-# Pure functions -------------------------------------------------------------------------------------------------------------
-
-
 MEASURED = {
     "load_s": 60.0, "cache_s": 20.0, "image_s": 0.5, "step_s": 2.0, "sample_s": 10.0, "save_s": 3.0, "images": 2,
     "state_bytes": 400_000_000, "lora_bytes": 100_000_000, "cache_bytes": 4_000_000, "host_bytes": 8_000_000_000,

@@ -303,7 +303,7 @@ def test_a_store_that_drops_what_it_confirmed_keeps_the_last_good_manifest(run, 
 
 @pytest.mark.slow
 def test_of_three_machines_at_once_one_holds_and_the_others_say_who(server):
-    """On every kind of store, and on an S3 server that ignores conditions: there the last claim within settle_s counts."""
+    """On every kind of store, and on an S3 server that ignores conditions: there the last claim in settle_s counts."""
     one_of_three_holds(server.place(QUICK).under("conditional"))
     if server.proxy:
         server.proxy.conditional = False

@@ -4,7 +4,7 @@ A contender runs the real `Lease` in a thread. Each of its calls to the store st
 before its answer arrives; which contender goes on, and how much time passes, is drawn. So a schedule is exact and can
 be repeated.
 
-The campaign, 20 minutes: `HANGPROOF_EXAMPLES=100 python -m pytest tests/process/launch/store/test_lease.py -k two_never`.
+The campaign, 20 minutes: HANGPROOF_EXAMPLES=100 python -m pytest tests/process/launch/store/test_lease.py -k two_never
 """
 
 import os
