@@ -25,7 +25,7 @@ from runs.examples import TRIGGER, write_examples
 from runs.paths import models_dir
 
 NAME = "demo"
-# The standby attempt needs a few seconds to import what it needs: a run that freezes earlier recovers more slowly.
+# The standby attempt needs a few seconds for its imports: a run that freezes earlier recovers more slowly.
 STEPS, FREEZE_AT, SAVE_EVERY = 100, 72, 5
 PACE_S = 0.1
 SETTINGS: dict[str, Any] = {

@@ -34,6 +34,7 @@ STORE_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "HF_EN
 NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # read by monitor/start.py: without its GPU the run does not start
 DISK_GB = 200
 CUDA = "13.0"  # of PyTorch's wheels on PyPI, in the image (pytorch/pytorch, RELEASE.md): older drivers cannot run them
+ANSWER_S = 120.0  # for a store that does not answer before the run goes there
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 SECRET: Option = ("--secret NAME", [], "another secret variable, such as WANDB_API_KEY; only its name is written")
@@ -128,17 +129,16 @@ def upload(folder: Path) -> str:
     """
     if is_held(folder / LOCK):
         raise LaunchError(f"{folder.name} trains on this machine; stop it first: python -m monitor stop {folder.name}")
-    limits = config.load().store
-    agent = StoreAgent(RunFolder(folder), limits)
+    agent = StoreAgent(RunFolder(folder), config.load().store)
 
     def left_s() -> float:
-        failed = agent.view.error or agent.view.lease in (LeaseState.REFUSED, LeaseState.LOST, LeaseState.UNUSABLE)
-        return 0.0 if failed else limits.connect_s - agent.unreachable_s()
+        over = agent.view.lease in (LeaseState.REFUSED, LeaseState.LOST, LeaseState.UNUSABLE)
+        return 0.0 if over or (agent.view.ready and agent.view.error) else ANSWER_S - agent.unreachable_s()
 
     try:
         why = agent.flush(left_s, time.sleep)
     finally:
-        agent.close(limits.release_s)
+        agent.close(agent.limits.release_s)
     if why:
         raise LaunchError(f"{folder.name} is not copied to {agent.address}: {agent.view.error or agent.view.message}")
     return f"{folder.name} is in {agent.address}"
