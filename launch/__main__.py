@@ -1,8 +1,8 @@
 """`python -m launch COMMAND …`: write a run for another place, submit it there, keep it in a store.
 
-A command is one row of COMMANDS: its module has OPTIONS (`launch.common.add_arguments`) and `run(args) -> int`, and is imported only
-when the command is called, so that a command which sleeps beside a training stays small and an optional library is
-needed only by the command that uses it. `--json` is added here; `launch.common.report` prints what it promises.
+A command is one row of COMMANDS: its module has OPTIONS (`launch.common.add_arguments`) and `run(args) -> int`, and is
+imported only when the command is called, so that a command which sleeps beside a training stays small and an optional
+library is needed only by the command that uses it. `--json` is added here, and `launch.common.report` honors it.
 """
 
 import argparse
@@ -13,15 +13,9 @@ import sys
 COMMANDS = {
     "slurm": ("launch.slurm", "write the sbatch script of a run, and submit it"),
     "skypilot": ("launch.skypilot", "write the managed job of a run for SkyPilot, and submit it"),
-    "rehearse": (
-        "launch.rehearse",
-        "try a run on the real model in two minutes: does it train, how long, what it needs",
-    ),
+    "rehearse": ("launch.rehearse", "try a run on the real model for two minutes: does it train, what does it need"),
     "drill": ("launch.drill", "train the demo run and freeze it, to see the recovery"),
-    "store": (
-        "launch.store.commands",
-        "restore a run from its store, show the store, take a lease from a dead machine",
-    ),
+    "store": ("launch.store.commands", "restore a run from its store, show the store, take a dead machine's lease"),
     "fleet": ("launch.fleet", "show the runs on other machines, read from their stores; stop one"),
     "docker": ("launch.containers", "write the compose file that trains a run in a container, and start it"),
     "runpod": ("launch.rent", "write the pod of a run for RunPod, and rent it"),
@@ -37,9 +31,7 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0: done. 1: failed, with the reason on standard error. 2: wrong usage."""
     words = sys.argv[1:] if argv is None else argv
-    top = argparse.ArgumentParser(
-        prog="python -m launch", description="Train a run in another place, or keep it in a store."
-    )
+    top = argparse.ArgumentParser(prog="python -m launch", description="Train a run elsewhere, or keep it in a store.")
     choices = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, text) in COMMANDS.items():
         command = choices.add_parser(name, help=text, description=text)

@@ -32,17 +32,17 @@ PACKED = (".png", ".jpg", ".jpeg", ".webp", ".safetensors", ".whl")  # a ZIP doe
 MODULES = ("pydantic", "psutil", "slugify", "tomlkit", "jinja2", "rich", "numpy", "PIL")
 TRAINING_MODULES = ("torch", "accelerate", "diffusers", "peft", "safetensors", "transformers")
 
-
-README = """Trains the LoRA {slug} with Hangproof: run `bash train.sh` (Linux, macOS) or train.bat (Windows) in this folder.
+README = """Trains the LoRA {slug} with Hangproof: run `bash train.sh` (Linux, macOS) or train.bat (Windows) here.
 It needs Python 3.11 to 3.14 with the packages of requirements.txt{trainer}; a base model that is missing is downloaded.
-The LoRA is then outputs/{slug}/{slug}.safetensors. The settings are in outputs/{slug}/run.toml (after a change: python -m runs render {slug}), the images in datasets/{slug}.
+The LoRA is then outputs/{slug}/{slug}.safetensors, the images are in datasets/{slug}, the settings in
+outputs/{slug}/run.toml (after a change: python -m runs render {slug}).
 """
 
 
 def entries(spec: RunSpec, wheels: Path | None, models: bool) -> Iterator[tuple[str, bytes | Path]]:
     """The files of the bundle: (name below its folder, contents or path).
 
-    Raises LaunchError: the run has no images, or a folder that was named does not exist.
+    Raises LaunchError: the run has no images, or a folder that was named or a file of the model does not exist.
     """
     yield "train.sh", script(spec, "bundle.sh").encode()
     yield "train.bat", script(spec, "bundle.bat").replace("\n", "\r\n").encode()
@@ -71,19 +71,11 @@ def entries(spec: RunSpec, wheels: Path | None, models: bool) -> Iterator[tuple[
             raise LaunchError(f"{folder} does not exist or is empty; the bundle needs it")
         for path in found:
             yield f"{name}/{path.relative_to(folder).as_posix()}", path
-    if models:
-        yield from _model(spec)
-
-
-def _model(spec: RunSpec) -> Iterator[tuple[str, bytes | Path]]:
-    """The base model's files in the models folder. Raises LaunchError: one is missing."""
-    for name in sorted(set(presets.models()[spec.model]["files"].values())):
+    for name in sorted(set(presets.models()[spec.model]["files"].values())) if models else ():
         for part in presets.tables.shards(name):
             path = models_dir() / part
             if not path.is_file():
-                raise LaunchError(
-                    f"{path} is missing; run `python -m runs fetch-model {spec.model}`, or leave out --models"
-                )
+                raise LaunchError(f"{path} is missing; run `python -m runs fetch-model {spec.model}`, or omit --models")
             yield f"models/{part}", path
 
 
@@ -116,9 +108,8 @@ def readme(spec: RunSpec) -> str:
 
 def script(spec: RunSpec, template: str) -> str:
     """The text of the bundle's train.sh or train.bat."""
-    built_in = spec.backend in TRAINERS
-    modules = ", ".join((*MODULES, *(TRAINING_MODULES if built_in else ())))
-    return common.fill(template, *["builtin"] * built_in, slug=spec.slug, modules=modules)
+    more, sections = (TRAINING_MODULES, ["builtin"]) if spec.backend in TRAINERS else ((), [])
+    return common.fill(template, *sections, slug=spec.slug, modules=", ".join((*MODULES, *more)))
 
 
 def requirements() -> str:
@@ -148,18 +139,14 @@ def write(path: Path, top: str, files: list[tuple[str, bytes | Path]]) -> None:
 OPTIONS = (
     common.RUN,
     ("-o --output FILE", "", "the file (default: RUN.zip in this folder)"),
-    (
-        "--wheels FOLDER",
-        "",
-        "add these wheels, from which train.sh makes its environment without a network (pip download -r requirements.txt -d FOLDER)",
-    ),
+    ("--wheels FOLDER", "", "add wheels (pip download -r requirements.txt -d FOLDER), for a machine without a network"),
     ("--models", False, "add the files of the base model, for kohya's trainers (large)"),
 )
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the bundle."""
-    folder = common.find(args)
+    folder = runs.run_folder(args.run)
     spec = runs.load(folder)
     path = Path(args.output or f"{spec.slug}.zip").absolute()
     with explained(f"write {path}"):

@@ -9,8 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from runs.paths import run_folder
-
 
 class LaunchError(Exception):
     """An error that a user can fix: what is wrong, where, and what to do."""
@@ -45,20 +43,15 @@ def add_options(parser: argparse.ArgumentParser, rows: Iterable[Option]) -> None
             parser.add_argument(*names, action="store_true", help=text)
         elif default == []:
             parser.add_argument(*names, action="append", default=[], help=f"{text}; can be repeated", **metavar)
-        elif default is ... or default is int:
-            parser.add_argument(
-                *names, required=default is ..., type=str if default is ... else int, help=text, **metavar
-            )
+        elif default is ...:
+            parser.add_argument(*names, required=True, help=text, **metavar)
+        elif default is int:
+            parser.add_argument(*names, type=int, help=text, **metavar)
         elif isinstance(default, tuple):
             parser.add_argument(*names, default=default[0], choices=default, help=text)
         else:
             kind = type(default) if isinstance(default, int | float) else str
             parser.add_argument(*names, default=default, type=kind, help=text, **metavar)
-
-
-def find(args: argparse.Namespace) -> Path:
-    """The folder of the run that RUN names. Raises RunError."""
-    return run_folder(args.run)
 
 
 def report(args: argparse.Namespace, text: str, value: Any) -> int:
@@ -71,7 +64,7 @@ def report(args: argparse.Namespace, text: str, value: Any) -> int:
 
 
 def fill(template: str, *sections: str, **values: str) -> str:
-    """The text of a template of this folder: each @NAME@ replaced by its value, and of `#[SECTION … #]` those that are named."""
+    """A template of this folder with each @NAME@ replaced by its value, and the `sections` of its `#[NAME … #]`."""
     text = (Path(__file__).parent / template).read_text(encoding="utf-8")
     text = re.sub(r"(?ms)^#\[(\w+)\n(.*?)^#\]\n", lambda match: match[2] if match[1] in sections else "", text)
     return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1].lower()], text)

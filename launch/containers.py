@@ -63,11 +63,9 @@ def mounts(spec: RunSpec, folder: Path) -> list[tuple[Path, str, bool]]:
         (models_dir(), f"{DATA}/models", True),
         (cache, f"{DATA}/cache", True),
     ]
-    for text in (spec.control_dir, spec.save_dir, spec.store if "://" not in spec.store else ""):
-        if text:
-            own = Path(text).expanduser().absolute()
-            found.append((own, str(own), text != spec.control_dir))
-    return found
+    texts = filter(None, (spec.control_dir, spec.save_dir, spec.store if "://" not in spec.store else ""))
+    own = {text: Path(text).expanduser().absolute() for text in texts}
+    return [*found, *((path, str(path), text != spec.control_dir) for text, path in own.items())]
 
 
 def submit(path: Path, secrets: list[str]) -> None:
@@ -90,7 +88,7 @@ OPTIONS = (
 
 def run(args: argparse.Namespace) -> int:
     """Write docker.yaml; with --submit, start the container."""
-    folder = common.find(args)
+    folder = runs.run_folder(args.run)
     spec = runs.load(folder)
     travel.one_machine(spec, "docker")
     path, secrets, name = folder / FILE, travel.secrets(spec, args), travel.name_there(spec)

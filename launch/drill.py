@@ -25,13 +25,13 @@ from runs.examples import TRIGGER, write_examples
 from runs.paths import models_dir
 
 NAME = "demo"
-# The standby attempt needs a few seconds to import what it needs: a run that freezes earlier recovers more slowly.
+# The standby attempt needs a few seconds for its imports: a run that freezes earlier recovers more slowly.
 STEPS, FREEZE_AT, SAVE_EVERY = 100, 72, 5
 PACE_S = 0.1
 SETTINGS: dict[str, Any] = {
-    "model": "tiny-flux", "backend": "diffusers", "tier": "16G", "resolution": 64, "mixed_precision": "no", "repeats": 1,
-    "max_train_steps": STEPS, "save_every_n_steps": SAVE_EVERY, "sample_every_n_steps": STEPS, "trigger": TRIGGER,
-    "prompts": [f"{TRIGGER}, a shiny red ball"], "workers": 1,
+    "model": "tiny-flux", "backend": "diffusers", "tier": "16G", "resolution": 64, "mixed_precision": "no",
+    "repeats": 1, "max_train_steps": STEPS, "save_every_n_steps": SAVE_EVERY, "sample_every_n_steps": STEPS,
+    "trigger": TRIGGER, "prompts": [f"{TRIGGER}, a shiny red ball"], "workers": 1,
 }  # fmt: skip
 LOAD_LORA = """
 import sys
@@ -42,7 +42,6 @@ pipeline = FluxPipeline(None, None, None, None, None, None, transformer)
 pipeline.load_lora_weights(lora)
 print(len(pipeline.get_list_adapters()["transformer"]))
 """
-
 
 # event of the monitor -> how it is shown
 SHOWN = {"hang": "Detected", "crash": "Crashed", "killed": "Killed", "restarted": "Restarted", "progress": "Trains on"}
@@ -65,14 +64,11 @@ def create() -> Path:
     return folder
 
 
-# The command ------------------------------------------------------------------------------------------------------------------
-
-
 OPTIONS = (("--no-wait", False, "only start it; the page shows the rest"),)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0: it finished after one recovery, with a LoRA that diffusers loads (with --no-wait: it was started)."""
+    """Exit code 0: it finished after one recovery, with a LoRA that diffusers loads (--no-wait: it was started)."""
     began_s, folder = time.monotonic(), create()
     if args.no_wait:
         start_monitor(folder)

@@ -4,8 +4,8 @@ Decision: of each run in a store two small files are read: its status, and the c
 lease; its checkpoints are not even listed. All that comes from a store is hostile until it has been checked: sizes are
 bounded, and only known values are taken over.
 
-The stores are those of the runs on this machine, and those in `stores.json` of the data folder; addresses hold no secret. All
-are read at the same time, and a store gets one call to answer: whoever looks again asks again.
+The stores are those of the runs on this machine, and those in `stores.json` of the data folder; addresses hold no
+secret. All are read at the same time, and a store gets one call to answer: whoever looks again asks again.
 """
 
 import argparse
@@ -32,12 +32,9 @@ MOST_STORES = 50
 THREADS = 8  # calls to one store at the same time
 STATUS_BYTES = 256 << 10
 SLUG = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_-]{{0,{MAX_SLUG - 1}}}")
-STATES = {state.value for state in State}
+STATES = [state.value for state in State]
 WORDS = ("name", "message", "reason", "phase")
 NUMBERS = ("step", "planned_steps", "epoch", "loss", "step_s", "eta_s", "restarts", "incidents", "elapsed_s")
-
-
-# The stores ---------------------------------------------------------------------------------------------------------------
 
 
 def stores() -> list[str]:
@@ -79,9 +76,6 @@ def _write(addresses: list[str]) -> None:
         atomic_write(data_root() / STORES, json.dumps(addresses, indent=1, ensure_ascii=False) + "\n")
 
 
-# One store ----------------------------------------------------------------------------------------------------------------
-
-
 def read_store(address: str) -> list[dict[str, Any]]:
     """The runs in a store, the newest first, as plain values that are safe to show.
 
@@ -95,7 +89,7 @@ def read_store(address: str) -> list[dict[str, Any]]:
 
 
 def read_run(place: Place, slug: str) -> dict[str, Any] | None:
-    """A run's status in a store, who holds its lease, and whether a stop is requested; None for a folder that is no run.
+    """A run's status in a store, who holds its lease, whether a stop is requested; None for a folder that is no run.
 
     Its state is "unknown" without a status; what cannot be read is named in "problem".
     """
@@ -123,17 +117,14 @@ def status(data: bytes, slug: str) -> dict[str, Any]:
         return {"problem": "status.json is damaged"}
     found: dict[str, Any] = {key: one_line(values[key]) for key in WORDS if isinstance(values.get(key), str)}
     found["name"] = found.get("name") or slug
-    for key in NUMBERS:
-        value = values.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15:  # False for NaN
-            found[key] = value
-    state = values.get("state")
-    found["state"] = state if isinstance(state, str) and state in STATES else "unknown"
+    numbers = {key: values[key] for key in NUMBERS if type(values.get(key)) in (int, float)}
+    found |= {key: value for key, value in numbers.items() if abs(value) < 1e15}  # False for NaN
+    found["state"] = values["state"] if values.get("state") in STATES else "unknown"
     checkpoint = values.get("checkpoint")
     step = checkpoint.get("step") if isinstance(checkpoint, dict) else None
     found["checkpoint_step"] = step if isinstance(step, int) and 0 <= step < 10**12 else None
     try:
-        when = datetime.fromisoformat(str(values.get("updated_at")).replace("Z", "+00:00"))
+        when = datetime.fromisoformat(str(values.get("updated_at")))
         found["updated_at"] = when.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     except (ValueError, OverflowError):
         found["updated_at"] = None
@@ -148,12 +139,9 @@ def request_stop(address: str, slug: str, now: bool = False) -> None:
     if not SLUG.fullmatch(slug):
         raise LaunchError(f"{slug[:100]!r} is not the name of a run in a store")
     place = open_place(address, LIMITS).under(slug)
-    if not lease.claims_of(place.list(lease.FOLDER)):
+    if not lease.claims(place):
         raise LaunchError(f"{address} has no run {slug} that a machine trains")
     place.put("requests/stop.json", json.dumps({"now": now, "at": platform.now().utc}).encode())
-
-
-# The command --------------------------------------------------------------------------------------------------------------
 
 
 def read_all(addresses: list[str]) -> list[dict[str, Any]]:
@@ -173,10 +161,8 @@ def describe(run: dict[str, Any], now: datetime) -> str:
     """One run in one line."""
     steps = f", step {run.get('step', 0):.0f}" + (f" of {run['planned_steps']:.0f}" if run.get("planned_steps") else "")
     loss = f", loss {run['loss']:.4f}" if "loss" in run else ""
-    age = ""
-    if run.get("updated_at"):
-        then = datetime.fromisoformat(run["updated_at"].replace("Z", "+00:00"))
-        age = f", {duration(max(0.0, (now - then).total_seconds()))} ago"
+    then = datetime.fromisoformat(run["updated_at"]) if run.get("updated_at") else None
+    age = f", {duration(max(0.0, (now - then).total_seconds()))} ago" if then else ""
     held = f", trained by {run['holder']}" if run.get("held") and run["state"] not in FINAL else ""
     stopping = ", a stop was requested" if run["stop_requested"] else ""
     problem = f" ({run['problem']})" if run["problem"] else ""

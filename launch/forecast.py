@@ -27,16 +27,11 @@ FULL = 0.95  # of the GPU's memory: more leaves no room for other programs
 
 
 def of(
-    measured: Mapping[str, Any],
-    spec: RunSpec,
-    images: Mapping[str, int],
-    captions: Iterable[str] = (),
-    now_s: float | None = None,
+    measured: Mapping[str, Any], spec: RunSpec, images: Mapping[str, int], captions: Iterable[str] = ()
 ) -> dict[str, Any]:
     """The forecast; {} where the rehearsal did not measure enough.
 
-    Args:
-        images: their number by folder. captions: the first is the sample prompt where there is no other. now_s: Unix time.
+    images: their number by folder. captions: the first is the prompt where there is no other.
 
     Returns:
         {"steps", "seconds", "ends_s" (Unix time), "parts_s": {part: seconds}, "disk_bytes", "free_bytes", "cost" (None
@@ -60,12 +55,11 @@ def of(
         "checkpoints": saves * measured["save_s"],
     }
     seconds = sum(parts.values())
-    begins_s = time.time() if now_s is None else now_s
     kept = spec.keep_states + min(by_epoch, spec.keep_states) + 1  # as presets/estimate.py counts them
     disk = measured["state_bytes"] * kept + measured["lora_bytes"] * (by_epoch + spec.keep_states + 1)
     disk += measured["cache_bytes"] / seen * count
     found = {
-        "steps": steps, "seconds": round(seconds, 1), "ends_s": round(begins_s + seconds),
+        "steps": steps, "seconds": round(seconds, 1), "ends_s": round(time.time() + seconds),
         "parts_s": {name: round(value, 1) for name, value in parts.items()}, "disk_bytes": round(disk),
         "free_bytes": round(free_gb(data_root()) * 1e9), "step_s": measured["step_s"],
         "cost": round(seconds / 3600 * spec.price_per_hour, 2) if spec.price_per_hour else None,
@@ -77,18 +71,17 @@ def of(
 def _warnings(found: Mapping[str, Any], spec: RunSpec) -> list[str]:
     said = []
     if found["disk_bytes"] > found["free_bytes"]:
+        free = size_text(found["free_bytes"])
         said.append(
-            f"The run writes about {size_text(found['disk_bytes'])}, and {size_text(found['free_bytes'])} are free. Free some disk space."
+            f"The run writes about {size_text(found['disk_bytes'])}, and {free} are free. Free some disk space."
         )
     used, total = found["gpu_bytes"] or 0, found["gpu_total_bytes"] or 0
     if total and used > FULL * total:
-        said.append(
-            f"The GPU's memory was nearly full: {size_text(used)} of {size_text(total)}. Lower the resolution, batch size or rank."
-        )
+        full = f"The GPU's memory was nearly full: {size_text(used)} of {size_text(total)}"
+        said.append(f"{full}. Lower the resolution, batch size or rank.")
     if spec.spend_limit and found["cost"] and found["cost"] > spec.spend_limit:
-        said.append(
-            f"It costs about {found['cost']:.2f}, more than the spend limit of {spec.spend_limit:g}. The run would stop early."
-        )
+        cost = f"It costs about {found['cost']:.2f}, more than the spend limit of {spec.spend_limit:g}"
+        said.append(f"{cost}. The run would stop early.")
     return said
 
 
@@ -101,9 +94,8 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     if found["gpu_bytes"]:
         before = found["gpu_before_bytes"] or 0
         other = f" ({size_text(before)} was in use before)" if before > 0.02 * found["gpu_total_bytes"] else ""
-        said.append(
-            f"GPU memory: {size_text(found['gpu_bytes'])} of {size_text(found['gpu_total_bytes'])} at its peak{other}."
-        )
+        total = size_text(found["gpu_total_bytes"])
+        said.append(f"GPU memory: {size_text(found['gpu_bytes'])} of {total} at its peak{other}.")
     said.append(f"Memory of the training: {size_text(found['host_bytes'] or 0)} at its peak.")
     said.append(f"Disk: about {size_text(found['disk_bytes'])}; {size_text(found['free_bytes'])} are free.")
     if found["cost"] is not None:

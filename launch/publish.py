@@ -2,7 +2,8 @@
 
 Private unless `--public`. The token is the hub library's own login; it is in no file, log or address of ours. The
 library sends everything as one commit, and not again what the hub has already. The LoRA is a copy in the hidden folder
-`.publish` of the run, with complete metadata and without paths of this machine. Every request has a time limit. Xet is off: its transfers have no limit that we can set.
+`.publish` of the run, with complete metadata and without paths of this machine. Every request has a time limit. Xet is
+off: its transfers have no limit that we can set.
 """
 
 import argparse
@@ -38,7 +39,6 @@ REFUSED = {
 }
 OURS = "hangproof"  # the tag by which a card is known as ours
 
-
 OPTIONS = (
     common.RUN,
     ("--repo OWNER/NAME", "", "repository; default: your account and the run's name"),
@@ -56,7 +56,7 @@ OPTIONS = (
 
 def run(args: argparse.Namespace) -> int:
     """Prepare, send, report. Raises LaunchError, RunError."""
-    folder = common.find(args)
+    folder = runs.run_folder(args.run)
     options = {key: getattr(args, key) for key in ("lora", "title", "description", "base_model", "licence", "samples")}
     if args.preview:
         text = preview(folder, options)
@@ -94,8 +94,7 @@ def preview(folder: Path, options: dict[str, Any]) -> str:
 def publish(folder: Path, repo: str, public: bool, replace_card: bool, options: dict[str, Any]) -> dict[str, Any]:
     """Send a run's LoRA, card and samples to the hub, and print what is done; what `published` returns.
 
-    Args:
-        repo: OWNER/NAME, NAME, or "" for the run's name. options: see `OPTIONS`.
+    repo: OWNER/NAME, NAME, or "" for the run's name. options: see `OPTIONS`.
 
     Raises LaunchError: not logged in, refused, no connection, a card that somebody else wrote. RunError: the run has no
     such LoRA, or it is damaged.
@@ -103,9 +102,8 @@ def publish(folder: Path, repo: str, public: bool, replace_card: bool, options: 
     if hub.offline():
         raise LaunchError("HF_HUB_OFFLINE is set; unset it to publish")
     if not hub.token():
-        raise LaunchError(
-            "You are not logged in to Hugging Face; log in with a token that may write (on the page: Hugging Face account; or `hf auth login`)"
-        )
+        how = "on the page: Hugging Face account; or `hf auth login`"
+        raise LaunchError(f"You are not logged in to Hugging Face; log in with a token that may write ({how})")
     from huggingface_hub import CommitOperationAdd
 
     private, slug = not public, folder.name
@@ -120,27 +118,17 @@ def publish(folder: Path, repo: str, public: bool, replace_card: bool, options: 
             raise LaunchError(f"{name} exists and is {now}; change that on {url}/settings, or choose another name")
         known = [sibling.rfilename for sibling in seen.siblings or []]
         if README in known and OURS not in (seen.tags or []) and not replace_card:
-            raise LaunchError(
-                f"{name} has a card that Hangproof did not write; choose to replace it, or choose another name"
-            )
+            raise LaunchError(f"{name} has a card that Hangproof did not write; replace it, or choose another name")
         size = (folder / FOLDER / f"{slug}.safetensors").stat().st_size
         print(f"Sending {len(files)} files, the LoRA with {size / 1e6:.1f} MB", flush=True)
         added = [CommitOperationAdd(path, source) for path, source in files.items()]
         done = api.create_commit(name, added, commit_message="Publish the LoRA with its card and samples")
-    result = {
-        "repo": name,
-        "url": url,
-        "commit": str(done.oid),
-        "lora": options.get("lora") or f"{slug}.safetensors",
-        "private": private,
-        "utc": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    result = {"repo": name, "url": url, "commit": str(done.oid), "private": private}
+    result["lora"] = options.get("lora") or f"{slug}.safetensors"
+    result["utc"] = datetime.now(UTC).isoformat(timespec="seconds")
     atomic_write(folder / RESULT, json.dumps(result, ensure_ascii=False))
     shutil.rmtree(folder / FOLDER)
     return result
-
-
-# What is sent -----------------------------------------------------------------------------------------------------------
 
 
 def prepare(folder: Path, options: dict[str, Any]) -> dict[str, bytes | Path]:
@@ -205,13 +193,12 @@ def _loras(folder: Path) -> list[evolution.Lora]:
     return sorted(found, key=lambda one: (one.final, one.step or 0, one.epoch or 0, one.path.name), reverse=True)
 
 
-# Sending ----------------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def _hub() -> Iterator[Any]:
-    """The hub's client with a limit on every wait: its own has none (huggingface_hub/utils/_http.py). LaunchError: it refuses,
-    or does not answer."""
+    """The hub's client with a limit on every wait: its own has none (huggingface_hub/utils/_http.py).
+
+    Raises LaunchError: it refuses, or does not answer.
+    """
     import httpx2
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError

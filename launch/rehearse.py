@@ -2,21 +2,24 @@
 
 Decision: the run itself is rehearsed, not a model of it. Its script is rendered from its spec with a few numbers
 reduced (two steps, one sample, one checkpoint), and the real trainer runs it on the real base model and two of its
-images, under the real monitor (`launch/trial.py`); then the monitor resumes the checkpoint for one more step. What fails
-at three in the morning fails here, within minutes. The second image shows what each further one costs. It all happens
-in a data folder of its own on the same disk, which is removed: the run's outputs are not touched.
+images, under the real monitor (`launch/trial.py`); then the monitor resumes the checkpoint for one more step. What
+fails at three in the morning fails here, within minutes. The second image shows what each further one costs. It all
+happens in a data folder of its own on the same disk, which is removed: the run's outputs are not touched.
 
-RUN may also be a folder with `run.toml` and `dataset/` (some of its images): the page rehearses a draft that way, before
-there is a run. The result is `rehearsal.json` in that folder, replaced at each change, so that whoever reads it sees the
-progress. `launch/forecast.py` computes from it when the complete run will end.
+RUN may also be a folder with `run.toml` and `dataset/` (some of its images): the page rehearses a draft that way,
+before there is a run. The result is `rehearsal.json` in that folder, replaced at each change, so that whoever reads it
+sees the progress. `launch/forecast.py` computes from it when the complete run will end.
 
-A program that goes on, such as the page's server, starts the command as a process: SIGTERM ends it with all that it has started.
+A program that goes on, such as the page's server, starts the command as a process: SIGTERM ends it with all it started.
 """
 
 import argparse
 import contextlib
+import hashlib
 import json
 import shutil
+import signal
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -25,8 +28,8 @@ from typing import Any
 
 from guards import checkpoint
 from launch import forecast
-from launch.common import RUN, LaunchError, find, report
-from launch.trial import ENCODING, LOCK, NAME, POLL_S, Trial, end_on_sigterm, scratch
+from launch.common import RUN, LaunchError, report
+from launch.trial import ENCODING, LOCK, NAME, POLL_S, Trial, scratch
 from monitor.diagnose import causes
 from monitor.process.locks import is_held
 from monitor.run_folder import RunFolder
@@ -38,7 +41,7 @@ from runs.dataset import counts, images_in
 from runs.files import atomic_write
 from runs.folders import with_sample_interval
 from runs.manage import size_text
-from runs.paths import data_root, datasets_dir
+from runs.paths import data_root, datasets_dir, run_folder
 from runs.spec import RunSpec, dumps, load, save
 
 FILE, DATASET = "rehearsal.json", "dataset"
@@ -97,8 +100,6 @@ class Rehearsal:
 
 def digest(spec: RunSpec) -> str:
     """A digest of the settings that decide whether the run trains: not its name, its length, its price."""
-    import hashlib
-
     kept = {key: value for key, value in spec.public().items() if key not in UNTRIED}
     if edited := kept.pop("edited", None):
         kept["script"] = edited["script"].replace(spec.slug, "RUN")
@@ -108,16 +109,15 @@ def digest(spec: RunSpec) -> str:
 
 def read(folder: Path) -> Rehearsal | None:
     """The last rehearsal of the run in `folder`; None when there was none. One whose process is gone is LOST."""
+    if not (folder / FILE).exists():
+        return None
     try:
         values = json.loads((folder / FILE).read_text(encoding="utf-8"))
         found = Rehearsal(**{**values, "stages": [Stage(**stage) for stage in values["stages"]]})
-        if found.state == RUNNING and not is_held(data_root() / LOCK):
-            found.state = LOST
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, KeyError, TypeError):
         return Rehearsal(LOST)
-    return found
+    lost = found.state == RUNNING and not is_held(data_root() / LOCK)
+    return replace(found, state=LOST) if lost else found
 
 
 def objection(folder: Path, spec: RunSpec) -> str:
@@ -125,7 +125,7 @@ def objection(folder: Path, spec: RunSpec) -> str:
     found = read(folder)
     if found is None or found.state != FAILED or found.digest != digest(spec):
         return ""
-    if all(stage.state != FAILED for stage in found.stages):  # it could not be tried
+    if FAILED not in {stage.state for stage in found.stages}:  # it could not be tried
         return ""
     return f"The rehearsal failed at “{found.problem['stage']}”: {found.problem['title'].rstrip('.')}."
 
@@ -141,7 +141,7 @@ def ask_once(folder: Path, spec: RunSpec) -> str:
 
 
 def hand_on(source: Path, folder: Path) -> None:
-    """Keep the result of a draft's rehearsal with the run that was made from it, when it has the settings that were rehearsed."""
+    """Keep a draft's rehearsal with the run that was made from it, where that has the settings that were rehearsed."""
     found = read(source)
     if found is not None and found.state in (PASSED, FAILED) and found.digest == digest(load(folder)):
         _write(folder, found)
@@ -152,8 +152,7 @@ def _write(folder: Path, found: Rehearsal) -> None:
 
 
 def rehearse(folder: Path, limit_s: float = LIMIT_S) -> Rehearsal:
-    """Rehearse the run in `folder`, and print its stages. Changes HANGPROOF_DATA of this process while it works, so call it
-    in a process of its own.
+    """Rehearse the run in `folder`, and print its stages. Call it in a process of its own: it changes HANGPROOF_DATA.
 
     Raises LaunchError: it cannot be tried (a GPU is in use, no images). runs.files.RunError: the run is wrong.
     """
@@ -199,10 +198,8 @@ def captions_of(images: list[Path]) -> list[str]:
 
 
 def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source: Path) -> RunSpec:
-    """The spec of the first attempt, with its images in place: the same settings, two steps on one machine, a sample and a checkpoint.
-
-    Nothing is uploaded or copied to a store.
-    """
+    """The spec of the first attempt, with its images in place: the same settings, two steps on one machine, a sample,
+    a checkpoint. Nothing is uploaded or copied to a store."""
     data, control, more = datasets_dir() / NAME, datasets_dir().parent / "control", {}
     for number, path in enumerate(images):
         copy = data / f"{number}-{path.name}"
@@ -223,8 +220,8 @@ def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source
     kept = {flag: v for flag, v in spec.extra.items() if flag not in left and not flag.startswith("huggingface_")}
     return spec.changed(
         name=NAME, nodes=1, max_train_steps=STEPS, save_every_n_epochs=0, save_dir="", store="", spend_limit=0.0,
-        extra={**files, **kept}, **more, save_every_n_steps=STEPS, keep_states=max(2, spec.keep_states), prompts=prompts,
-        sample_every_n_steps=STEPS if prompts else 0,
+        extra={**files, **kept}, **more, save_every_n_steps=STEPS, keep_states=max(2, spec.keep_states),
+        prompts=prompts, sample_every_n_steps=STEPS if prompts else 0,
         # Each image fills all batches of all steps, also alone in its bucket.
         repeats=(STEPS + 1) * spec.batch_size * spec.gradient_accumulation * world(spec),
         trackers="" if spec.trackers == "trackio" else spec.trackers,  # which the monitor would start
@@ -247,11 +244,11 @@ class Work:
             self._enter("resume")
             longer = spec.changed(max_train_steps=STEPS + 1, sample_every_n_steps=0, prompts=[])
             resumed = self._try(longer)
-            if resumed is not None and (resumed.loop.run.state.resumed_step, resumed.loop.furthest()) != (
-                STEPS,
-                STEPS + 1,
-            ):
-                text = f"It trained to step {resumed.loop.furthest()} from step {resumed.loop.run.state.resumed_step}; steps {STEPS} to {STEPS + 1} were expected."
+            if resumed is None:
+                return
+            first, last = resumed.loop.run.state.resumed_step, resumed.loop.furthest()
+            if (first, last) != (STEPS, STEPS + 1):
+                text = f"It trained from step {first} to {last}; steps {STEPS} to {STEPS + 1} were expected."
                 self._fail("resume", "The checkpoint was not continued", text, "")
 
     def _try(self, spec: RunSpec) -> Trial | None:
@@ -277,7 +274,7 @@ class Work:
         return replace(own.patched(patch), dataset=job.dataset, platform=job.platform, places=job.places)
 
     def _measure(self, spec: RunSpec, trial: Trial) -> bool:
-        """Keep what the first attempt took; False where it left no checkpoint or no sample, which is then the result."""
+        """Keep what the first attempt took; False where it left no checkpoint or sample, which is then the result."""
         run, data, silent = self.run, datasets_dir() / NAME, "The trainer reported no error."
         state, drawn = checkpoint.newest_valid(run, NAME), [*(run / "sample").glob("*")]
         if state is None:
@@ -313,7 +310,10 @@ class Work:
             cause, said = causes.match(evidence), evidence.group().verdict().text if evidence.kind == "hang" else ""
             stage = now if now == "resume" else _stage_of(evidence.phase)
             text = " ".join(filter(None, (cause.explanation, said)))
-            self._fail(stage, cause.title, text, what_to_change(spec, cause) or "Read the end of the log below.")
+            changes = (mitigate.apply(spec, name) for name in cause.ladder)  # the first setting that helps
+            setting = next((sentence for changed, sentence in changes if changed != spec and sentence), "")
+            advice = " ".join(filter(None, (cause.advice, setting and f"Change this setting: {setting}.")))
+            self._fail(stage, cause.title, text, advice or "Read the end of the log below.")
 
     def _fail(self, stage: str, title: str, text: str, change: str) -> bool:
         self._enter(None)
@@ -327,14 +327,12 @@ class Work:
         self._tell(failed)
         return False
 
-    # The stages -----------------------------------------------------------------------------------------------------------
-
     def _on_phase(self, phase: str, at_s: float) -> None:
         if self.now is None or self.now.key != "resume":
             self._enter(_stage_of(phase), at_s)
 
     def _enter(self, key: str | None, at_s: float | None = None) -> None:
-        """The stage `key` began at `at_s` (monotonic; by default now); the one before has ended. musubi-tuner loads and encodes twice."""
+        """The stage `key` began at `at_s` (monotonic; default: now), the one before ends. musubi-tuner loads twice."""
         before, at_s = self.now, time.monotonic() if at_s is None else at_s
         if before is not None:
             if before.key == key:
@@ -364,18 +362,8 @@ def _stage_of(phase: str) -> str:
     return next((key for key, (_, phases) in STAGES.items() if phase in phases), "load")
 
 
-def what_to_change(spec: RunSpec, cause: causes.Cause) -> str:
-    """What a person can do about it, as sentences: the cause's advice, and the first setting that helps against it."""
-    changes = (mitigate.apply(spec, name) for name in cause.ladder)
-    sentence = next((sentence for changed, sentence in changes if changed != spec and sentence), "")
-    return f"{cause.advice} {f'Change this setting: {sentence}.' if sentence else ''}".strip()
-
-
 def _bytes(*paths: Path) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
-
-
-# The command ------------------------------------------------------------------------------------------------------------------
 
 
 OPTIONS = (RUN, ("--limit S", LIMIT_S, f"seconds for all stages (default: {LIMIT_S:.0f})"))
@@ -383,10 +371,10 @@ OPTIONS = (RUN, ("--limit S", LIMIT_S, f"seconds for all stages (default: {LIMIT
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0: it passed. 1: it failed; the text says where and why."""
-    end_on_sigterm()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was started is killed, too
     if args.limit <= 0:
         raise LaunchError("--limit must be a number of seconds")
-    found = rehearse(find(args), args.limit)
+    found = rehearse(run_folder(args.run), args.limit)
     lines = ["", *(forecast.lines(found.forecast) if found.state == PASSED else failure_lines(found))]
     report(args, "\n".join(lines), asdict(found))
     return 0 if found.state == PASSED else 1

@@ -1,11 +1,11 @@
-"""`python -m launch runpod RUN`: a pod of RunPod with the image and a volume, which trains the run and then stops itself; `stop-pod`
-is the same by hand, with the key that RunPod gives to the pod. A stopped pod keeps its disk and costs no GPU.
+"""`python -m launch runpod RUN`: a pod of RunPod with the image and a volume, which trains the run, then stops itself.
+
+`stop-pod` is the same by hand, with the key that RunPod gives the pod. A stopped pod keeps its disk and costs no GPU.
 
 The file is the body of `POST /v2/pods` of RunPod's REST API v2 (docs.runpod.io/api-reference-v2; v1 ended on
 2026-11-15). Only /workspace survives a stop, so all data is there; only a network volume survives the pod. A secret is
-a reference that RunPod
-fills in: `{{ RUNPOD_SECRET_NAME }}` (console, Secrets). One request asks for one kind of GPU, so --submit tries those
-of --gpu one after the other, as that page describes: 400 and 403 mean the next one, 402 the end.
+a reference that RunPod fills in: `{{ RUNPOD_SECRET_NAME }}` (console, Secrets). One request asks for one kind of GPU;
+--submit tries those of --gpu one after the other, as that page describes: 400 and 403 mean the next one, 402 the end.
 
 Exactly one pod is rented, whatever becomes of the answer: its name ends in characters that no other has, and where the
 answer is lost, `GET /v2/pods` says by the name whether there is a pod. No request is repeated blindly. The key never
@@ -20,15 +20,13 @@ import time
 import urllib.parse
 from collections.abc import Mapping
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import runs
 from launch import common, travel
 from launch.common import LaunchError
 from runs.files import atomic_write
-
-if TYPE_CHECKING:
-    from runs.spec import RunSpec
+from runs.spec import RunSpec
 
 URL, URL_VARIABLE = "https://api.runpod.io", "HANGPROOF_RUNPOD_URL"  # another address of the same API
 FILE = "runpod.json"
@@ -88,21 +86,14 @@ def key() -> str:
     """The key of the account, from the environment. Raises LaunchError."""
     found = os.environ.get(KEY, "").strip()
     if not found:
-        raise LaunchError(
-            f"{KEY} is not set; make a key at https://console.runpod.io/user/settings and set it in the environment, "
-            "not in a file of the run"
-        )
-    if not found.isascii() or not found.isprintable() or any(c.isspace() for c in found):
+        where = "https://console.runpod.io/user/settings"
+        raise LaunchError(f"{KEY} is not set; make a key at {where} and set it in the environment, not in a file")
+    if not re.fullmatch("[!-~]+", found):
         raise LaunchError(f"{KEY} is not a key: it contains spaces or other unusual characters")
     return found
 
 
-def secret(name: str) -> str:
-    """A reference to a secret of the account (docs.runpod.io/pods/templates/secrets)."""
-    return f"{{{{ RUNPOD_SECRET_{name} }}}}"
-
-
-def body(spec: "RunSpec", args: argparse.Namespace, gpu: str) -> dict[str, Any]:
+def body(spec: RunSpec, args: argparse.Namespace, gpu: str) -> dict[str, Any]:
     """The request that creates the pod. Raises LaunchError: no store."""
     names = ["HANGPROOF_AUTH", *travel.secrets(spec, args)]
     variables = {
@@ -113,27 +104,25 @@ def body(spec: "RunSpec", args: argparse.Namespace, gpu: str) -> dict[str, Any]:
         "HANGPROOF_STOP_POD": args.stop,
         "HANGPROOF_ALLOWED_HOSTS": HOSTS,
         **travel.variables(spec),
-        **{name: secret(name) for name in names},
+        # references to secrets of the account (docs.runpod.io/pods/templates/secrets)
+        **{name: f"{{{{ RUNPOD_SECRET_{name} }}}}" for name in names},
     }
-    if args.volume:
-        mounts: dict[str, Any] = {"network": [{"volumeId": args.volume, "path": VOLUME}]}
-    else:
-        mounts = {"persistent": {"size": max(10, args.disk), "path": VOLUME}}
+    own, network = {"size": max(10, args.disk), "path": VOLUME}, [{"volumeId": args.volume, "path": VOLUME}]
     found: dict[str, Any] = {
         "name": travel.name_there(spec),
         "image": args.image,
         "cloud": "SECURE",
         "gpu": {"id": gpu, "count": spec.gpus, "minCudaVersion": travel.CUDA},
         "disk": CONTAINER_DISK_GB,
-        "mounts": mounts,
+        "mounts": {"network": network} if args.volume else {"persistent": own},
         "ports": ["7860/http"],
         "env": {name: value for name, value in variables.items() if value},
     }
     return found | ({"dataCenterIds": [args.data_center]} if args.data_center else {})
 
 
-def create(account: str, spec: "RunSpec", args: argparse.Namespace, names: list[str]) -> dict[str, Any]:
-    """The pod, on the first GPU that RunPod has: exactly one, also where the answer is lost or a proxy answers with an error.
+def create(account: str, spec: RunSpec, args: argparse.Namespace, names: list[str]) -> dict[str, Any]:
+    """The pod, on the first GPU that RunPod has: exactly one, also where the answer is lost or is a proxy's error.
 
     Raises LaunchError: it has none, the balance is too low, the request is wrong, or nobody knows whether there is a
     pod; the message has its name then.
@@ -148,9 +137,8 @@ def create(account: str, spec: "RunSpec", args: argparse.Namespace, names: list[
             if error.status not in (400, 403):
                 raise
             refused = error
-    raise LaunchError(
-        f"RunPod has none of these GPUs now: {', '.join(names)}. Try again later, or name another with --gpu ({refused})"
-    )
+    tried = ", ".join(names)
+    raise LaunchError(f"RunPod has none of these GPUs now: {tried}. Try later, or name another with --gpu ({refused})")
 
 
 def _find(account: str, name: str, lost: ApiError) -> dict[str, Any]:
@@ -166,9 +154,7 @@ def _find(account: str, name: str, lost: ApiError) -> dict[str, Any]:
         pods = next((value for value in answer.values() if isinstance(value, list)), [])
         if found := next((pod for pod in pods if isinstance(pod, dict) and pod.get("name") == name), None):
             return found
-    raise LaunchError(
-        f"{why}. Look for the pod {name} in RunPod's console before you try again: if it is there, it costs money"
-    )
+    raise LaunchError(f"{why}. Look for the pod {name} in RunPod's console first: if it is there, it costs money")
 
 
 def own_pod(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
@@ -180,7 +166,7 @@ def own_pod(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
 
 
 def stop(pod: str, own_key: str) -> str:
-    """Stop the pod; a sentence that says so. RunPod then kills this process. (docs.runpod.io, "Trigger a pod state transition".)
+    """Stop the pod; a sentence that says so. RunPod then kills this process (docs.runpod.io, pod state transitions).
 
     Raises LaunchError: RunPod refused, or did not answer; the pod runs on and costs money.
     """
@@ -196,18 +182,10 @@ def stop(pod: str, own_key: str) -> str:
 OPTIONS = (
     common.RUN,
     *travel.RENTED,
-    (
-        "--image NAME",
-        ...,
-        "built from the Dockerfile and pushed where the machine can pull it, such as docker.io/ME/hangproof:1",
-    ),
+    ("--image NAME", ..., "of the Dockerfile, pushed where the machine can pull it, such as docker.io/ME/hangproof:1"),
     ("--volume ID", "", "a network volume; without it, a disk that only this pod has"),
     ("--data-center ID", "", "where the pod is to be, such as that of the volume"),
-    (
-        "--stop",
-        ("1", "always", ""),
-        "the machine stops itself when nothing is left to train; `always`: also after your own stop; empty: never",
-    ),
+    ("--stop", ("1", "always", ""), "stop when nothing is left to train; always: also after your stop; empty: never"),
 )
 
 
@@ -218,12 +196,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write runpod.json; with --submit, copy the run into its store and create the pod. Or stop the pod that this is."""
+    """Write runpod.json; with --submit, copy the run into its store and create the pod. Or stop the own pod."""
     if args.command == "stop-pod":
         if (pod := own_pod()) is None:
             raise LaunchError("this is no pod of RunPod: RUNPOD_POD_ID and RUNPOD_API_KEY are not set")
         return common.report(args, stop(*pod), {"id": pod[0], "stopped": True})
-    folder = common.find(args)
+    folder = runs.run_folder(args.run)
     spec = runs.load(folder)
     travel.one_machine(spec, "RunPod")
     names = travel.gpu_names(spec, args)
@@ -234,12 +212,13 @@ def run(args: argparse.Namespace) -> int:
     answer: dict[str, Any] = {}
     if args.submit:
         account = key()
-        print(travel.upload(folder, travel.address(spec)))
+        print(travel.upload(folder))
         answer = create(account, spec, args, names)
     made = str(answer.get("id", ""))
     secrets = ["HANGPROOF_AUTH", *travel.secrets(spec, args)]
     if made:
-        said = f"pod {made}: {answer.get('cost', '?')} USD an hour (price_per_hour of a spend limit); its page: https://{made}-7860.proxy.runpod.net"
+        cost = f"{answer.get('cost', '?')} USD an hour (price_per_hour of a spend limit)"
+        said = f"pod {made}: {cost}; its page: https://{made}-7860.proxy.runpod.net"
     else:
         said = f"{path}\nMake these secrets in RunPod's console first: {', '.join(secrets)}"
     value = {"file": str(path), "secrets": secrets, "gpus": names, "submitted": args.submit, "pod": made or None}

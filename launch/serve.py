@@ -1,4 +1,4 @@
-"""What a container runs (`python -m launch serve`): continue interrupted runs, serve the page, stop a rented pod that is done.
+"""What a container runs (`python -m launch serve`): continue interrupted runs, serve the page, stop a pod that is done.
 
 One loop over plain facts: which runs exist, in which state, and whether their monitors live. It trains and decides
 nothing about a run, and the monitor knows nothing of clouds. SIGTERM (docker stop, a host that is taken away) goes to
@@ -7,8 +7,8 @@ continues them.
 
 Variables, all optional; the files of `python -m launch docker|runpod` set them:
     HANGPROOF_START_RUN    the run to fetch from its store and to train; HANGPROOF_START_STORE: that store
-    HANGPROOF_STOP_POD     1: stop the rented machine when nothing is left to train. A run that the user stopped does not stop
-                           it, because somebody is there and may start the next one; "always": it does
+    HANGPROOF_STOP_POD     1: stop the rented machine when nothing is left to train. A run that the user stopped does
+                           not stop it, because somebody is there and may start the next one; "always": it does
     HANGPROOF_STOP_AFTER_S seconds from the end of the last run to the stop: time to start the next one (default: 60)
     HANGPROOF_AUTH         USER:PASSWORD of the page. Without it the page answers inside the container only
 """
@@ -34,6 +34,7 @@ from launch import rent
 from launch.common import LaunchError
 from monitor import config
 from monitor.process.locks import LOCK, is_held
+from monitor.process.subjob import python
 from monitor.run_folder import all_folders
 from monitor.state import FINAL, State, read_status
 from runs.paths import ROOT, datasets_dir, outputs_dir, slug
@@ -50,7 +51,7 @@ PRIVATE = ("HANGPROOF_AUTH",)  # for the page only, not for the trainings
 
 
 def observe() -> tuple[dict[str, str], set[str]]:
-    """(the state of each run that was ever started, the names of those that are under way), from every run's status.json."""
+    """(the state of each run that was ever started, the names of those that are under way), from their status.json."""
     statuses = {folder.name: status for folder in all_folders() if (status := read_status(folder)) is not None}
     return {name: str(s.get("state")) for name, s in statuses.items()}, {n for n, s in statuses.items() if s["alive"]}
 
@@ -68,8 +69,7 @@ class Idle:
     def reason(self, states: Mapping[str, str], under_way: AbstractSet[str], now_s: float, waiting: bool) -> str:
         """Why the pod is to be stopped now; "" for not now.
 
-        Args:
-            states, under_way: what `observe` returns. waiting: a run is still being fetched or started.
+        states, under_way: what `observe` returns. waiting: a run is still being fetched or started.
         """
         self.seen |= under_way
         ended = {name: states.get(name, "") for name in self.seen}
@@ -86,14 +86,18 @@ class Idle:
 
 
 class Container:
-    """The processes of the container and the loop that watches them."""
+    """The processes of the container and the loop that watches them. Raises LaunchError: a variable is wrong."""
 
     def __init__(self, port: int, environ: Mapping[str, str] = os.environ):
-        self.port = port
-        self.environ = dict(environ)
+        self.port, self.environ = port, dict(environ)
         self.quiet = {key: value for key, value in environ.items() if key not in PRIVATE}
         self.run_name, self.store = environ.get(STARTED, ""), environ.get(STORE, "")
-        self.idle = _idle(environ)
+        rule, after = environ.get(STOP_POD, ""), environ.get(STOP_AFTER, "")
+        if rule not in ("", "0", "1", "always"):
+            raise LaunchError(f"{STOP_POD}={rule}: write 1, always, or 0 for never")
+        if not re.fullmatch(r"(\d+(\.\d*)?)?", after):
+            raise LaunchError(f"{STOP_AFTER}={after}: write a number of seconds")
+        self.idle = Idle(rule.replace("0", ""), float(after or GRACE_S))
         self.pod = rent.own_pod(environ)
         self.page: subprocess.Popen[bytes] | None = None
         self.page_at_s = 0.0
@@ -109,15 +113,13 @@ class Container:
         check_folders()
         if self.idle.rule and self.pod is None:
             say(f"{STOP_POD} is set, but this is no pod of RunPod; the machine is not stopped")
-        subprocess.run([*_python("monitor"), "resume-all"], cwd=ROOT, env=self.quiet, check=False)
+        subprocess.run(python("monitor", "resume-all"), cwd=ROOT, env=self.quiet, check=False)
         self.bringing.start()
         while not self.signals:
             self._keep_page()
             self._stop_when_idle()
             time.sleep(POLL_S)
         return self.leave()
-
-    # ---- the page ----
 
     def _keep_page(self) -> None:
         """Start the page, and start it again when it ended."""
@@ -131,10 +133,8 @@ class Container:
             command = [sys.executable, "app.py", "--no-browser", "--port", str(self.port), *listen]
             self.page = subprocess.Popen(command, cwd=ROOT, env=self.environ)
 
-    # ---- the run that this container was made for ----
-
     def _bring(self) -> None:
-        """Fetch the run from its store, write its script for this machine, fetch its base model, then start its monitor.
+        """Fetch the run from its store, write its script for this machine, fetch its base model, start its monitor.
 
         A network that fails is tried again, but not for ever.
         """
@@ -142,9 +142,9 @@ class Container:
             return
         known = (outputs_dir() / slug(self.run_name) / "run.toml").is_file()
         tasks = [  # its name, how often it is tried, the command
-            ("fetch", TRIES, [*_python("launch"), "store", "restore", self.store, self.run_name]),
-            ("prepare", TRIES, [*_python("launch"), "train", "--prepare", self.run_name]),
-            ("start", 1, [*_python("monitor"), "start", self.run_name]),
+            ("fetch", TRIES, python("launch", "store", "restore", self.store, self.run_name)),
+            ("prepare", TRIES, python("launch", "train", "--prepare", self.run_name)),
+            ("start", 1, python("monitor", "start", self.run_name)),
         ]
         for name, tries, command in tasks[known or not self.store :]:
             for number in range(tries):
@@ -159,8 +159,6 @@ class Container:
                 say(f"{self.run_name}: cannot {name}; see the message above")
                 self.idle.failed = f"{self.run_name} cannot {name}"
                 return
-
-    # ---- the end ----
 
     def _stop_when_idle(self) -> None:
         now_s = time.monotonic()
@@ -207,10 +205,11 @@ def check_folders() -> None:
                 pass
         except OSError as error:
             who = f"user {os.getuid()}" if hasattr(os, "getuid") else "this user"
-            raise LaunchError(
-                f"{folder} cannot be written by {who} ({error.strerror or error}); give the volume to that user "
-                "(chown), set HANGPROOF_DATA to another folder, or build the image with --build-arg USER_ID=NUMBER"
-            ) from error
+            what = (
+                f"{folder} cannot be written by {who} ({error.strerror or error}); give the volume to that user (chown)"
+            )
+            more = "set HANGPROOF_DATA to another folder, or build the image with --build-arg USER_ID=NUMBER"
+            raise LaunchError(f"{what}, {more}") from error
 
 
 def preempt(folder: Path) -> None:
@@ -237,23 +236,9 @@ def endings(names: set[str]) -> list[str]:
     return lines
 
 
-def _idle(environ: Mapping[str, str]) -> Idle:
-    """What the variables say about the stop of the pod. Raises LaunchError."""
-    rule, after = environ.get(STOP_POD, ""), environ.get(STOP_AFTER, "")
-    if rule not in ("", "0", "1", "always"):
-        raise LaunchError(f"{STOP_POD}={rule}: write 1, always, or 0 for never")
-    if not re.fullmatch(r"(\d+(\.\d*)?)?", after):
-        raise LaunchError(f"{STOP_AFTER}={after}: write a number of seconds")
-    return Idle(rule.replace("0", ""), float(after or GRACE_S))
-
-
 def say(text: str) -> None:
     """Print one line into the container's log."""
     print(f"hangproof: {text}", file=sys.stderr, flush=True)
-
-
-def _python(module: str) -> list[str]:
-    return [sys.executable, "-m", module]
 
 
 OPTIONS = (("--port N", 7860, "port of the page (default: 7860)"),)

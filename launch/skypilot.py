@@ -1,4 +1,4 @@
-"""`python -m launch skypilot RUN` and `vast RUN`: a managed job of SkyPilot, which finds a spot machine with one of the GPUs that you name.
+"""`python -m launch skypilot RUN` and `vast RUN`: a managed job of SkyPilot, which finds a spot machine with your GPU.
 
 SkyPilot brings the machine back after a pre-emption, and starts the job again when it exits with code 5 (pre-empted, or
 the GPU is gone) or, on several machines, 6 (one has ended its part). It does not restart it on 1, 3 or 4. The program
@@ -16,12 +16,13 @@ import os
 import shlex
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import runs
 from launch import common, travel
-from launch.common import LaunchError
+from launch.common import LaunchError, fill
 from monitor.state import EXIT_AGAIN, EXIT_PREEMPTED
 from runs.paths import CHECKOUTS, ROOT
 from runs.spec import RunSpec
@@ -29,86 +30,43 @@ from runs.spec import RunSpec
 FILE = "skypilot.yaml"
 STRATEGY = "EAGER_NEXT_REGION"  # SkyPilot's default: tries another region at once
 CPUS = "4+"  # for a model that needs no GPU
-MAIN_PORT = 29400
 HEAD = """# Trains {name} on a spot machine. Written by `python -m launch skypilot`; submit it with --submit, or with
 # sky jobs launch {secrets}{path}
 """
-# Images of SkyPilot have Python 3.10; Hangproof needs 3.11. uv is a wheel and fetches an interpreter without root.
-SETUP = """\
-set -eu
-if ! python3 -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))'; then
-  python3 -m pip install --quiet uv==0.13.9
-  python3 -m uv python install 3.12
-  export PYTHON="$(python3 -m uv python find 3.12)"
-fi
-. ./setup.sh
-set_up requirements.txt
-"""
-ENTER = "set -eu\ncd {root}\nexport HANGPROOF_DATA={data}\n"
-IMAGE_ROOT, IMAGE_DATA = "/hangproof", "/data"
+# ROOT and DATA there: where SkyPilot puts the project, and in an image of the Dockerfile. Both are for the shell.
+HOME, IMAGE = ('"$HOME/sky_workdir"', '"$HOME/hangproof-data"'), ("/hangproof", "/data")
 
 
 def document(spec: RunSpec, args: argparse.Namespace) -> dict[str, Any]:
     """The YAML file as a dict. Raises LaunchError: no store, no GPU."""
     store, names = travel.address(spec), travel.gpu_names(spec, args)
     compute: dict[str, Any] = {"accelerators": dict.fromkeys(names, spec.gpus)} if names else {"cpus": CPUS}
-    resources = {
-        **({"infra": args.infra} if args.infra else {}),
-        **compute,
-        "use_spot": not args.on_demand,
-        "disk_size": args.disk,
-        "job_recovery": {
-            "strategy": STRATEGY,
-            "max_restarts_on_errors": 0,
-            "recover_on_exit_codes": [EXIT_PREEMPTED, *[EXIT_AGAIN] * (spec.nodes > 1)],
-        },
-    }
+    codes = [EXIT_PREEMPTED, *[EXIT_AGAIN] * (spec.nodes > 1)]
+    recovery = {"strategy": STRATEGY, "max_restarts_on_errors": 0, "recover_on_exit_codes": codes}
+    resources = {**({"infra": args.infra} if args.infra else {}), **compute, "use_spot": not args.on_demand}
+    resources |= {"disk_size": args.disk, "job_recovery": recovery}
     if args.image:
         resources["image_id"] = f"docker:{args.image}"
     found: dict[str, Any] = {"name": travel.name_there(spec), "resources": resources, "num_nodes": spec.nodes}
     found |= {} if args.image else {"workdir": str(ROOT)}  # SkyPilot leaves out what .gitignore names
-    if envs := travel.variables(spec):
-        found["envs"] = envs
-    if secrets := travel.secrets(spec, args):
-        found["secrets"] = dict.fromkeys(secrets)
-    return {**found, "setup": set_up(spec, bool(args.image)), "run": command(spec, store, bool(args.image))}
+    named = {"envs": travel.variables(spec), "secrets": dict.fromkeys(travel.secrets(spec, args))}
+    found |= {key: values for key, values in named.items() if values}
+    return {**found, **scripts(spec, store, bool(args.image))}
 
 
-def _enter(image: bool) -> str:
-    root, data = (IMAGE_ROOT, IMAGE_DATA) if image else ('"$HOME/sky_workdir"', '"$HOME/hangproof-data"')
-    return ENTER.format(root=root, data=data)
+def scripts(spec: RunSpec, store: str, image: bool) -> dict[str, str]:
+    """The set-up commands: the environments, unless the image has them, and the base model; and those that train.
 
-
-def set_up(spec: RunSpec, image: bool) -> str:
-    """The set-up commands: the environments (unless the image has them) and the base model."""
-    lines = _enter(image) + ("" if image else SETUP.partition("\n")[2])
-    if spec.backend in CHECKOUTS and not image:
-        lines += f"./start.sh {shlex.quote(spec.backend)}\n"
-    if travel.fetches_files(spec):
-        lines += f".venv/bin/python -m runs fetch-model {shlex.quote(spec.model)}\n"
-    return lines
-
-
-def command(spec: RunSpec, store: str, image: bool) -> str:
-    """The run commands: restore from the store, then supervise until the end; the monitor's exit code."""
-    python, name = ".venv/bin/python", shlex.quote(spec.slug)
-    lines = _enter(image)
-    if spec.nodes > 1:  # all of them resume what the store has: one may have written more, which the others do not see
-        lines += f"""\
-export HANGPROOF_NODE="$SKYPILOT_NODE_RANK" HANGPROOF_MAIN_PORT={MAIN_PORT}
-HANGPROOF_MAIN_ADDRESS="$(head -n 1 <<< "$SKYPILOT_NODE_IPS")"
-export HANGPROOF_MAIN_ADDRESS
-rm -rf -- "$HANGPROOF_DATA"/outputs/{name}
-"""
-    lines += f"{python} -m launch store restore {shlex.quote(store)} {name}\n"
-    return lines + f"exec {python} -m monitor run {name}\n"
-
-
-def write(spec: RunSpec, args: argparse.Namespace, path: Path) -> None:
-    """Write the YAML file."""
-    value = document(spec, args)
-    secrets = "".join(f"--secret {name} " for name in value.get("secrets", ()))
-    travel.write_yaml(path, HEAD.format(name=spec.slug, secrets=secrets, path=shlex.quote(str(path))), value)
+    SkyPilot's own images have Python 3.10; Hangproof needs 3.11. uv is a wheel and fetches an interpreter without root.
+    All nodes restore what the store has: one may have written more, which the others do not see.
+    """
+    root, data = IMAGE if image else HOME
+    words = {"trainer": spec.backend, "model": spec.model, "name": spec.slug, "store": store}
+    write = partial(fill, "skypilot.sh", root=root, data=data, **{key: shlex.quote(v) for key, v in words.items()})
+    parts = {"environment": not image, "trainer": not image and spec.backend in CHECKOUTS}
+    parts["model"] = travel.fetches_files(spec)
+    run = write("nodes", "run") if spec.nodes > 1 else write("run")
+    return {"setup": write(*(name for name, wanted in parts.items() if wanted)), "run": run}
 
 
 def program() -> str:
@@ -116,10 +74,9 @@ def program() -> str:
     venv = os.environ.get("SKYPILOT_VENV", "")
     found = shutil.which("sky", path=str(Path(venv) / "bin")) if venv else shutil.which("sky")
     if found is None:
-        raise LaunchError(
-            "SkyPilot is not installed; install it into an environment of its own (pip install 'skypilot[aws,gcp,runpod,vast]==0.14.1'), "
-            "and put its `sky` on PATH or set SKYPILOT_VENV to that environment"
-        )
+        pip = "pip install 'skypilot[aws,gcp,runpod,vast]==0.14.1'"
+        then = "put its `sky` on PATH or set SKYPILOT_VENV to that environment"
+        raise LaunchError(f"SkyPilot is not installed; install it into an environment of its own ({pip}), and {then}")
     return found
 
 
@@ -134,36 +91,28 @@ def submit(path: Path, name: str, secrets: list[str]) -> None:
 
 OPTIONS = (
     common.RUN,
-    (
-        "--infra CLOUD",
-        "",
-        "the cloud and region, as SkyPilot names them, such as aws/us-east-1; without it, the cheapest of yours",
-    ),
+    ("--infra CLOUD", "", "cloud and region as SkyPilot names them, such as aws/us-east-1; default: your cheapest"),
     *travel.RENTED,
-    (
-        "--image NAME",
-        "",
-        "an image of the Dockerfile, built with --build-arg USER_ID=0, because SkyPilot needs root in it; "
-        "without it, the job sets itself up",
-    ),
+    ("--image NAME", "", "of the Dockerfile, built with --build-arg USER_ID=0; without it, the job sets itself up"),
     ("--on-demand", False, "no spot machines"),
 )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write skypilot.yaml; with --submit, copy the run into its store and start the job. `vast`: on machines of Vast.ai."""
+    """Write skypilot.yaml; with --submit, copy the run into its store and start the job. `vast`: on Vast.ai."""
     if args.command == "vast":
         args.infra = args.infra or "vast"
-    folder = common.find(args)
+    folder = runs.run_folder(args.run)
     spec = runs.load(folder)
     if args.infra.partition("/")[0] == "vast":
         travel.one_machine(spec, "Vast.ai")
-    path = folder / FILE
-    write(spec, args, path)
-    secrets = travel.secrets(spec, args)
+    path, secrets = folder / FILE, travel.secrets(spec, args)
+    named = "".join(f"--secret {name} " for name in secrets)
+    head = HEAD.format(name=spec.slug, secrets=named, path=shlex.quote(str(path)))
+    travel.write_yaml(path, head, document(spec, args))
     if args.submit:
         program()
-        print(travel.upload(folder, travel.address(spec)))
+        print(travel.upload(folder))
         submit(path, travel.name_there(spec), secrets)
     said = f"submitted {path}" if args.submit else f"{path}"
     return common.report(args, said, {"file": str(path), "secrets": secrets, "submitted": args.submit})

@@ -6,8 +6,8 @@ SIGTERM, and the monitor's exit code into `scontrol requeue` or the end of the j
 requeued, so all its output is in one log, and the monitor continues from the newest checkpoint on the shared disk, or
 from the store.
 
-On several nodes each monitor watches its own ranks, which meet by torchrun's rendezvous. One whose ranks hang or crash ends them and
-exits with 6; its task signals the others, and the script starts the step again on the nodes that the job has.
+On several nodes each monitor watches its own ranks, which meet by torchrun's rendezvous. One whose ranks hang or crash
+ends them and exits with 6; its task signals the others, and the script starts the step again on the job's nodes.
 """
 
 import argparse
@@ -38,9 +38,8 @@ PLACES = (
     *("HANGPROOF_DATA", "HANGPROOF_LIMITS", "HF_HOME"),
     *(f"{name}_{what}" for name in ("SD_SCRIPTS", "MUSUBI") for what in ("DIR", "VENV")),
 )
-# sbatch passes the submitter's environment on, and Slurm keeps it: neither a secret nor the mark of another run belongs there.
+# sbatch passes the environment on, and Slurm keeps it: neither a secret nor the mark of another run belongs there.
 PRIVATE = tuple(f"HANGPROOF_{name}" for name in ("AUTH", "RUN", "TOKEN", "ATTEMPT", "HEARTBEAT", "RESUME", "QUIET"))
-
 
 OPTIONS = (
     RUN,
@@ -48,11 +47,7 @@ OPTIONS = (
     ("--partition NAME", "", "without it the cluster's default"),
     ("--time LIMIT", "", "such as 8:00:00 or 1-12; the job is requeued at its end"),
     ("--account NAME", "", "account to charge"),
-    (
-        "--gpus N",
-        int,
-        "GPUs of each node, by default those that the run uses; 0 where the cluster does not name its GPUs",
-    ),
+    ("--gpus N", int, "GPUs of each node (default: the run's); 0 where the cluster does not name its GPUs"),
     ("--gpus-type TYPE", "", "type of GPU, as `sinfo -o %G` names it; without it any"),
     ("--cpus N", 0, "processor cores of each node; by default one for each process"),
     ("--nodes N", 1, "nodes, for a script of your own; run.toml says it for others"),
@@ -69,13 +64,8 @@ def run(args: argparse.Namespace) -> int:
     complete(spec, args)
     with explained(f"write {SCRIPT}"):
         atomic_write(script, render(folder, spec, args), executable=True)
-    value: dict[str, Any] = {
-        "script": str(script),
-        "job": None,
-        "nodes": args.nodes,
-        "gpus": args.gpus,
-        "kind": args.gpus_type,
-    }
+    value: dict[str, Any] = {"script": str(script), "job": None, "nodes": args.nodes}
+    value |= {"gpus": args.gpus, "kind": args.gpus_type}
     if not args.submit:
         return report(args, f"{script}\nsubmit it with: sbatch {quote(str(script))}", value)
     job, already = submit(folder, spec)
@@ -85,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def complete(spec: RunSpec | None, args: argparse.Namespace) -> None:
-    """Set the nodes, and the GPUs and processor cores of each, as the run needs them. Raises LaunchError: a value is wrong."""
+    """Set the nodes, and the GPUs and cores of each, as the run needs them. Raises LaunchError: a value is wrong."""
     processes, workers = (spec.gpus, spec.workers) if spec else (1, 0)
     args.nodes = spec.nodes if spec else args.nodes
     on_cpu = spec is not None and not needed_gb(spec) and not args.gpus_type
@@ -96,10 +86,14 @@ def complete(spec: RunSpec | None, args: argparse.Namespace) -> None:
 
 
 def render(folder: Path, spec: RunSpec | None, args: argparse.Namespace) -> str:
-    """The text of the script. args: as `complete` leaves them. Raises LaunchError: a value cannot be written into it."""
+    """The text of the script. args: as `complete` leaves them. Raises LaunchError: a value cannot be in it."""
+    if any(
+        c in str(folder) for c in "%\\"
+    ):  # in --output, Slurm replaces % and drops \, escaped or not (22.05, measured)
+        raise LaunchError(f"Slurm cannot write into {folder}: the path has % or \\; set another HANGPROOF_DATA")
     options = {
         "job-name": job_name(folder),
-        "output": f"{_plain_path(folder)}/slurm-%j.log",
+        "output": f"{folder}/slurm-%j.log",
         "open-mode": "append",
         "nodes": str(args.nodes),
         "ntasks-per-node": "1",
@@ -135,9 +129,8 @@ def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
             command, capture_output=True, text=True, timeout=ANSWER_S, stdin=subprocess.DEVNULL, env=environment
         )
     except subprocess.TimeoutExpired as error:
-        raise LaunchError(
-            f"{command[0]} did not answer within {ANSWER_S:.0f} s; is slurmctld running? Try: scontrol ping"
-        ) from error
+        why = f"{command[0]} did not answer within {ANSWER_S:.0f} s; is slurmctld running? Try: scontrol ping"
+        raise LaunchError(why) from error
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
         raise LaunchError(f"{command[0]} failed: {said}")
@@ -155,18 +148,14 @@ def submit(folder: Path, spec: RunSpec | None) -> tuple[str, bool]:
     Raises LaunchError: there is no Slurm on this machine, the run cannot be started, or sbatch refuses the script.
     """
     if shutil.which("sbatch") is None:
-        raise LaunchError(
-            f"no sbatch on this machine; copy the project to a login node of the cluster, or run there: sbatch {SCRIPT}"
-        )
+        raise LaunchError(f"no sbatch on this machine; copy the project to a login node, or run there: sbatch {SCRIPT}")
     script = str(folder / SCRIPT)
     listed = ask("squeue", "--noheader", "--me", f"--name={job_name(folder)}", "--format=%i %o")
     for number, _, command in (line.strip().partition(" ") for line in listed.splitlines()):
         if command == script:
             return number, True
     if is_held(folder / LOCK):
-        raise LaunchError(
-            f"{folder.name}: a monitor runs it already; stop it first with `python -m monitor stop {folder.name}`"
-        )
+        raise LaunchError(f"{folder.name}: a monitor runs it already; stop it: python -m monitor stop {folder.name}")
     if spec is not None and not spec.store:
         from runs.folders import problems
 
@@ -177,17 +166,8 @@ def submit(folder: Path, spec: RunSpec | None) -> tuple[str, bool]:
     return answer.strip().partition(";")[0], False
 
 
-def _plain_path(folder: Path) -> str:
-    """The path of the folder for --output, in which Slurm replaces % and drops backslashes, escaped or not (22.05, measured)."""
-    if any(c in str(folder) for c in "%\\"):
-        raise LaunchError(
-            f"Slurm cannot write a log into {folder}: the path has % or \\; set HANGPROOF_DATA to another folder"
-        )
-    return str(folder)
-
-
 def _value(name: str, value: str) -> str:
-    """A value quoted for a line #SBATCH, where sbatch reads quotes as a shell does, but no escapes. Raises LaunchError."""
+    """A value quoted for a line #SBATCH, where sbatch reads quotes as a shell, but no escapes. Raises LaunchError."""
     if any(ord(c) < 32 or ord(c) == 127 for c in value):
         raise LaunchError(f"--{name}: {value!r} contains a line break or control character; remove it")
     return quote(value)

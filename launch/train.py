@@ -1,4 +1,4 @@
-"""`python -m launch train RUN`: write the run's script for this machine, fetch its base model, then supervise it until it ends.
+"""`python -m launch train RUN`: write the run's script for this machine, fetch its base model, supervise it to its end.
 
 A run that came in a bundle or in a container's volume has the paths of the machine that wrote it. The exit code is that
 of `monitor run`; the process becomes the monitor's keeper, so signals reach it.
@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     """Prepare and supervise; the monitor's exit code. Raises RunError, OSError."""
     from monitor.keeper import become
 
-    folder = common.find(args)
+    folder = runs.run_folder(args.run)
     if is_held(folder / LOCK):  # another monitor watches it, which `become` reports
         return 0 if args.prepare else become(os.fspath(folder), False)
     spec = runs.pinned(folder).run_spec()

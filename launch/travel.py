@@ -1,30 +1,28 @@
-"""What a run needs to go to a rented machine: a store to travel by, names of secrets, and the options of these commands.
+"""What a run needs to go to a rented machine: a store to travel by, names of secrets, the options of these commands.
 
 A rented machine has no disk of ours. So the run's files, its data set and its checkpoints travel by the store of its
 spec: home copies them there before the machine starts, and the machine fetches them and keeps copying. No file that is
-written here
-holds a secret: only the name of the variable, which the provider fills in on the machine.
+written here holds a secret: only the name of the variable, which the provider fills in on the machine.
 """
 
 import argparse
 import os
 import re
-import sys
-import threading
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import presets
-from launch.common import LaunchError
+from launch.common import LaunchError, Option
 from monitor import config
 from monitor.process.locks import LOCK, is_held
+from monitor.run_folder import RunFolder
+from monitor.store import LeaseState, StoreAgent
 from presets.estimate import estimate
 from runs.env_file import read
 from runs.files import atomic_write
-
-if TYPE_CHECKING:
-    from runs.spec import RunSpec
+from runs.spec import RunSpec
 
 # Variables with which the libraries of a store log in; others, such as a key file, are named with --secret.
 STORE_SECRETS = {
@@ -32,19 +30,15 @@ STORE_SECRETS = {
     "az": ("AZURE_STORAGE_CONNECTION_STRING",),
     "hf": ("HF_TOKEN",),
 }
-# Not secret; copied where set here.
-STORE_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "HF_ENDPOINT")
+STORE_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "HF_ENDPOINT")  # no secrets; copied
 NEEDS_GPU = "HANGPROOF_NEEDS_GPU"  # read by monitor/start.py: without its GPU the run does not start
 DISK_GB = 200
 CUDA = "13.0"  # of PyTorch's wheels on PyPI, in the image (pytorch/pytorch, RELEASE.md): older drivers cannot run them
-LEASE_S = 120.0  # a lease whose holder died expires within less
+ANSWER_S = 120.0  # for a store that does not answer before the run goes there
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
-
-SECRET: tuple[str, Any, str] = (
-    "--secret NAME", [], "another variable that is secret, such as WANDB_API_KEY; only its name is written"
-)  # fmt: skip
-RENTED: tuple[tuple[str, Any, str], ...] = (  # the options that the commands for rented machines share
+SECRET: Option = ("--secret NAME", [], "another secret variable, such as WANDB_API_KEY; only its name is written")
+RENTED: tuple[Option, ...] = (  # the options that the commands for rented machines share
     ("--gpu NAMES", "", "the GPU as the provider names it, or several with commas between: the first that it has"),
     ("--disk GB", DISK_GB, f"disk for the base model and the run (default: {DISK_GB})"),
     SECRET,
@@ -52,62 +46,51 @@ RENTED: tuple[tuple[str, Any, str], ...] = (  # the options that the commands fo
 )
 
 
-def address(spec: "RunSpec") -> str:
+def address(spec: RunSpec) -> str:
     """The store of a run, if another machine can reach it.
 
     Raises LaunchError: it has none, or a folder of this machine.
     """
     example = "hf://buckets/ME/runs or s3://BUCKET/runs"
     if not spec.store:
-        raise LaunchError(
-            f"{spec.slug} has no store, and a rented machine loses its disk; set `store` in its run.toml, such as {example}"
-        )
+        lost = "a rented machine loses its disk"
+        raise LaunchError(f"{spec.slug} has no store, and {lost}; set `store` in its run.toml, such as {example}")
     if "://" not in spec.store or spec.store.startswith("file://"):
-        raise LaunchError(
-            f"the store {spec.store} of {spec.slug} is a folder of this machine; use one such as {example}"
-        )
+        raise LaunchError(f"{spec.slug}: the store {spec.store} is a folder of this machine; use one such as {example}")
     return spec.store
 
 
-def one_machine(spec: "RunSpec", place: str) -> None:
+def one_machine(spec: RunSpec, place: str) -> None:
     """Raises LaunchError: the run needs several machines, and `place` starts one."""
     if spec.nodes > 1:
-        raise LaunchError(
-            f"{spec.slug} trains on {spec.nodes} machines, and {place} starts one; use slurm or skypilot, or set nodes to 1"
-        )
+        several = f"{spec.slug} trains on {spec.nodes} machines, and {place} starts one"
+        raise LaunchError(f"{several}; use slurm or skypilot, or set nodes to 1")
 
 
-def needed_gb(spec: "RunSpec") -> float:
-    """The GPU memory that a run needs in GB: its tier's, or more where the estimate is higher; 0 for a model that trains on a CPU."""
+def needed_gb(spec: RunSpec) -> float:
+    """The GPU memory that a run needs in GB: its tier's, or the estimate if that is more; 0 where a CPU trains it."""
     if presets.models()[spec.model]["generated"]:
         return 0.0
     return max(float(presets.tiers()[spec.tier]["vram_gb"]), float(estimate(spec.model_dump())["peak_gb"]))
 
 
-def gpu_names(spec: "RunSpec", args: argparse.Namespace) -> list[str]:
+def gpu_names(spec: RunSpec, args: argparse.Namespace) -> list[str]:
     """The GPUs of --gpu; [] for a CPU. Raises LaunchError: the run needs one, and none is named."""
     names = [name.strip() for name in args.gpu.split(",") if name.strip()]
     if not names and (needed := needed_gb(spec)):
-        raise LaunchError(
-            f"the run needs {needed:.0f} GB of GPU memory; name one or several GPUs that have it with --gpu"
-        )
+        raise LaunchError(f"the run needs {needed:.0f} GB of GPU memory; name a GPU with it, or several, with --gpu")
     return names
 
 
-def secrets(spec: "RunSpec", args: argparse.Namespace) -> list[str]:
+def secrets(spec: RunSpec, args: argparse.Namespace) -> list[str]:
     """The names of the secret variables that the run needs there: of its store, of a gated model, of the run
     itself, of --secret."""
-    found = list(STORE_SECRETS.get(urlsplit(spec.store).scheme, ()))
-    if presets.models()[spec.model]["gated"] and "HF_TOKEN" not in found:
-        found.append("HF_TOKEN")
-    found += [name for name in spec.secrets if name not in found]
-    for name in args.secret:
-        if not VARIABLE.fullmatch(name):
-            raise LaunchError(
-                f"--secret {name.partition('=')[0]}: write the name of a variable only; its value stays in the environment"
-            )
-        found += [] if name in found else [name]
-    return found
+    if wrong := [name for name in args.secret if not VARIABLE.fullmatch(name)]:
+        first = wrong[0].partition("=")[0]
+        raise LaunchError(f"--secret {first}: write the name of a variable only; its value stays here")
+    model = ("HF_TOKEN",) if presets.models()[spec.model]["gated"] else ()
+    store = STORE_SECRETS.get(urlsplit(spec.store).scheme, ())
+    return [*dict.fromkeys((*store, *model, *spec.secrets, *args.secret))]
 
 
 def environment(folder: Path, secrets: list[str]) -> dict[str, str]:
@@ -117,62 +100,48 @@ def environment(folder: Path, secrets: list[str]) -> dict[str, str]:
     """
     found = {**os.environ, **read(folder)}
     if missing := [name for name in secrets if not found.get(name)]:
-        raise LaunchError(
-            f"{', '.join(missing)}: set in the environment first; the program that starts the run passes secrets on"
-        )
+        raise LaunchError(f"{', '.join(missing)}: set in the environment first; what starts the run passes secrets on")
     return found
 
 
-def variables(spec: "RunSpec") -> dict[str, str]:
+def variables(spec: RunSpec) -> dict[str, str]:
     """The variables that are no secret."""
     found = {name: os.environ[name] for name in STORE_SETTINGS if os.environ.get(name)}
     return found | ({NEEDS_GPU: "1"} if needed_gb(spec) else {})
 
 
-def fetches_files(spec: "RunSpec") -> bool:
+def fetches_files(spec: RunSpec) -> bool:
     """Whether the base model is files of ours to fetch (`runs fetch-model`); the built-in trainer fetches its own."""
     model = presets.models()[spec.model]
     return presets.backends()[spec.backend]["loads"] == "files" and not model["generated"]
 
 
-def name_there(spec: "RunSpec", most: int = 60) -> str:
+def name_there(spec: RunSpec, most: int = 60) -> str:
     """The name of the machine or job: letters, digits and `-`, starting with a letter."""
     text = re.sub(r"[^a-z0-9]+", "-", spec.slug.lower()).strip("-")
     return f"hangproof-{text}"[:most].rstrip("-")
 
 
-def upload(folder: Path, store: str) -> str:
-    """Copy the run and its data set into its store; a sentence that says so.
+def upload(folder: Path) -> str:
+    """Copy the run and its data set into its store, by the process that copies a training; a sentence that says so.
 
-    Raises LaunchError: a monitor trains it here, another machine holds its lease, or the store failed.
+    What is newer in the store is fetched first. Raises LaunchError: a machine trains the run, or the store failed.
     """
-    from launch.store.copies import Copier
-    from launch.store.lease import Lease
-    from launch.store.places import open_place
-
     if is_held(folder / LOCK):
         raise LaunchError(f"{folder.name} trains on this machine; stop it first: python -m monitor stop {folder.name}")
-    place = open_place(store).under(folder.name)
-    lease, done = Lease(place, period_s=config.load().store.lease_s), threading.Event()
+    agent = StoreAgent(RunFolder(folder), config.load().store)
 
-    def renew() -> None:
-        while not done.wait(lease.period_s / 4):
-            lease.poll()
+    def left_s() -> float:
+        over = agent.view.lease in (LeaseState.REFUSED, LeaseState.LOST, LeaseState.UNUSABLE)
+        return 0.0 if over or (agent.view.ready and agent.view.error) else ANSWER_S - agent.unreachable_s()
 
-    if not lease.acquire(limit_s=LEASE_S):
-        why = lease.error or f"{lease.holder or 'another machine'} holds the lease, so it may be training there"
-        raise LaunchError(f"{folder.name} cannot be copied to {place.address}: {why}")
-    keeper = threading.Thread(target=renew, daemon=True, name="lease")
-    keeper.start()
     try:
-        pushed = Copier(place, folder, lease).push()
+        why = agent.flush(left_s, time.sleep)
     finally:
-        done.set()
-        keeper.join()
-        lease.release()
-    for note in pushed.notes:
-        print(f"store: {note}", file=sys.stderr)
-    return f"{folder.name} is in {place.address}: {pushed.sent_files} files copied"
+        agent.close(agent.limits.release_s)
+    if why:
+        raise LaunchError(f"{folder.name} is not copied to {agent.address}: {agent.view.error or agent.view.message}")
+    return f"{folder.name} is in {agent.address}"
 
 
 def write_yaml(path: Path, head: str, value: dict[str, Any]) -> None:
@@ -180,10 +149,8 @@ def write_yaml(path: Path, head: str, value: dict[str, Any]) -> None:
     import yaml
 
     class Block(yaml.SafeDumper):
-        pass
+        def text(self, value: str) -> yaml.ScalarNode:
+            return self.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
-    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
-
-    Block.add_representer(str, text)
+    Block.add_representer(str, Block.text)
     atomic_write(path, head + yaml.dump(value, Dumper=Block, sort_keys=False, allow_unicode=True, width=1000))

@@ -1,21 +1,20 @@
 """One attempt of a run under the real monitor, which never restarts it: what it took, and why it failed.
 
-The rehearsal uses it. Decision: the monitor's own `Loop` with its setting `trial`, instead of a second loop that watches.
+The rehearsal uses it. Decision: the monitor's own `Loop` with its setting `trial`, not a second loop that watches.
 What fails is found, explained and killed exactly as in the run itself, and a resume is the monitor's own start from the
 newest checkpoint. Besides, the limits are short, and what the attempt takes is measured.
 
-It runs in a data folder of its own on the disk of the runs, which is removed. What a killed process left there is killed
-and removed by the next one.
+It runs in a data folder of its own on the disk of the runs, which is removed. What a killed process left there is
+killed and removed by the next one.
 """
 
 import contextlib
 import os
 import shutil
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from launch.common import LaunchError
 from monitor import supervisor
@@ -42,8 +41,7 @@ ENCODING = ("cache_latents", "cache_text", "hash")
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """The folder of the run to try, in a data folder with the user's own base models, which HANGPROOF_DATA of this process
-    names meanwhile. LaunchError: another process uses it."""
+    """The folder of the run to try, in a data folder that HANGPROOF_DATA names meanwhile. LaunchError: it is in use."""
     root, models, before = data_root() / SCRATCH, data_root() / "models.toml", os.environ.get("HANGPROOF_DATA")
     run = root / "outputs" / NAME
     lock, watched = Lock(data_root() / LOCK), Lock(run / WATCHED)
@@ -71,24 +69,15 @@ def clear(run: Path) -> None:
     shutil.rmtree(run.parent.parent, ignore_errors=True)
 
 
-def end_on_sigterm() -> None:
-    """From now on SIGTERM leaves this process as Ctrl-C does: on the way out, what was started is killed."""
-
-    def terminated(number: int, _frame: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, terminated)
-
-
 class Trial:
-    """An attempt, until it completes, fails or its time is over. `loop`: its monitor, which has the evidence of a failure.
+    """An attempt, until it completes, fails or its time is over. `loop`: its monitor, with the evidence of a failure.
 
-    busy: why it was not tried, such as a GPU that another run has. memory: host_bytes and, with a GPU, values that begin
-    with gpu, at their peak. intervals: seconds of the last steps.
+    busy: why it was not tried, such as a GPU that another run has. memory: host_bytes and, with a GPU, values that
+    begin with gpu, at their peak. intervals: seconds of the last steps.
     """
 
     def __init__(self, run: Path, until_s: float, on_phase: Callable[[str, float], None]):
-        """until_s: when its time is over. on_phase: called with each phase that the first rank enters, and when. Both monotonic."""
+        """until_s: when its time is over. on_phase: called with each phase of the first rank, and when (monotonic)."""
         self.loop = loop = Loop(RunFolder(run), self._turn, trial=True)
         config, loop.on_view = loop.config, self._measure
         for phase in config.phases.values():
@@ -127,8 +116,6 @@ class Trial:
         if started and loop.attempt is not None:
             self._on_phase("import", time.monotonic())
         return result
-
-    # ---- measurements ----
 
     def _measure(self, attempt: Attempt, view: Observation) -> None:
         """What each observation of the attempt shows."""

@@ -1,4 +1,4 @@
-"""The durable store of a run: where a run's files are copied to, who may write them, and how an empty machine gets them back.
+"""The durable store of a run: where its files are copied to, who may write them, how an empty machine gets them back.
 
 `places` reads and writes bytes, whatever keeps them. `lease` decides which machine writes. `manifest` says which files
 make a run, and `copies` pushes them, prunes old ones and restores. Nothing here starts a process: `agent` does.

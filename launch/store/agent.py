@@ -1,4 +1,4 @@
-"""The process beside the monitor: it holds the lease of a run, restores what is newer before the start, and copies from then on.
+"""The process beside the monitor: holds the lease of a run, restores what is newer before the start, then copies.
 
     python -m launch store agent FOLDER [--adopted]
 
@@ -10,8 +10,6 @@ tried again: nothing here can stop the training, except the lease when another m
 What is copied is decided by what is there now, not by a queue: when copying is slower than saving, older checkpoints
 are skipped. A push is cut short only by an order to copy everything now, which begins with the newest files.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
@@ -32,7 +30,7 @@ from launch.store import lease
 from launch.store.copies import Copier, NotHeld
 from launch.store.lease import Lease
 from launch.store.manifest import result_folders
-from launch.store.places import Limits, NotFound, Place, Refused, StoreError, Unavailable, open_place
+from launch.store.places import Limits, NotFound, Place, StoreError, Unavailable, open_place
 from launch.store.restore import restore
 from monitor import config
 from monitor.process import platform
@@ -64,7 +62,7 @@ class Report:
     """`store.json`: what the monitor and people see. Safe for several threads; replaced when a value changes."""
 
     def __init__(self, folder: Path, owner: str):
-        """owner: the ID with which this process claims the lease, for the one that replaces it beside the same training."""
+        """owner: the ID with which this process claims the lease, for the one that replaces it."""
         self._path = folder / STORE
         self._values: dict[str, Any] = {"version": 1, "pid": os.getpid(), "owner": owner, **asdict(StoreView())}
         self._lock = threading.Lock()
@@ -102,6 +100,7 @@ class Agent:
     orders: int = 0  # the last order to copy everything
     final: bool = False  # only the end of the run is left to be copied
     request: bytes = b""  # the stop that was handed to the monitor
+    sent: bytes = b""  # the status in the store
     moved_s: float = 0.0  # when a restore fetched something last
     copier: Copier | None = None
 
@@ -112,11 +111,8 @@ class Agent:
 
     def serve(self) -> int:
         """Obey until the monitor is gone or wants the lease released; the exit code."""
-        leasing, copying = (
-            threading.Thread(target=self.guarded, args=(work,), daemon=True, name=work.__name__)
-            for work in (self.keep_lease, self.copy)
-        )
-        leasing.start()
+        threading.Thread(target=self.guarded, args=(self.keep_lease,), daemon=True).start()
+        copying = threading.Thread(target=self.guarded, args=(self.copy,), daemon=True)
         copying.start()
         for line in sys.stdin.buffer:
             order = json.loads(line)
@@ -145,7 +141,7 @@ class Agent:
         self.released.set()
         if self.lease.valid():
             with contextlib.suppress(StoreError):
-                self.send_status(b"")
+                self.send_status()
         with contextlib.suppress(StoreError):
             self.lease.release()
         self.report.set(lease=LeaseState.CONNECTING, message="the lease was given back")
@@ -155,65 +151,55 @@ class Agent:
     def keep_lease(self) -> None:
         """Take the lease, renew it, and exchange the small files, until it is lost or released."""
         watched_s: float | None = None  # since when a living machine was seen to hold it
-        small_s, sent = -1e9, b""
+        small_s = -1e9
         while not self.released.is_set():
             state, now_s = self.lease.poll(), time.monotonic()
             holder, reachable = self.lease.holder, not self.lease.error
+            alive = self.lease.seen_alive and state == lease.WAITING
+            watched_s = (watched_s or now_s) if alive else None
+            if state == lease.LOST or (alive and self.adopted):
+                text = (
+                    f"{holder} took the lease of this run, so it was stopped here; the next start fetches what is newer"
+                )
+                self.report.set(lease=LeaseState.LOST, ready=False, holder=holder, message=text)
+                return
             if state == lease.HELD:
                 if not self.held.is_set():
                     self.report.set(message="the lease is held")
-                    with contextlib.suppress(StoreError, ValueError, AttributeError, RecursionError):
-                        self.discard_old_request()
+                    self.discard_old_request()
                     self.held.set()
                 self.report.set(lease=LeaseState.HELD, holder="", reachable=reachable)
                 if reachable and now_s - small_s >= self.limits.status_s:
                     small_s = now_s
-                    with contextlib.suppress(StoreError):
-                        self.fetch_request()
-                        sent = self.send_status(sent)
+                    for exchange in (self.fetch_request, self.send_status):
+                        with contextlib.suppress(StoreError):
+                            exchange()
             elif state == lease.UNREACHABLE:
                 self.report.set(reachable=False, error=self.lease.error)
-            elif state == lease.LOST:
-                self.lose(holder)
+            elif watched_s and now_s - watched_s >= REFUSE_PERIODS * self.limits.lease_s:
+                text = f"{holder} trains this run. Stop it there, or wait until it ends, then start it here"
+                self.report.set(lease=LeaseState.REFUSED, holder=holder, message=text)
                 return
             else:
-                alive = self.lease.seen_alive and state == lease.WAITING
-                watched_s = (watched_s or now_s) if alive else None
-                if watched_s and self.adopted:
-                    self.lose(holder)
-                    return
-                if watched_s and now_s - watched_s >= REFUSE_PERIODS * self.limits.lease_s:
-                    message = f"{holder} trains this run. Stop it there, or wait until it ends, then start it here"
-                    self.report.set(lease=LeaseState.REFUSED, holder=holder, message=message)
-                    return
-                waiting, message = LeaseState.CONNECTING, f"connecting to {self.place.address}"
+                waiting, text = LeaseState.CONNECTING, f"connecting to {self.place.address}"
                 if holder and reachable:
                     left = f"its lease expires within {lease.WATCH * self.limits.lease_s:.0f} s if it is not"
                     waiting = LeaseState.WAITING
-                    message = f"{holder} holds the lease of this run; finding out if it is alive, {left}"
-                self.report.set(
-                    lease=waiting, holder=holder, reachable=reachable, message=message, error=self.lease.error
-                )
+                    text = f"{holder} holds the lease of this run; finding out if it is alive, {left}"
+                self.report.set(lease=waiting, holder=holder, reachable=reachable, message=text, error=self.lease.error)
             pause_s = self.limits.lease_s / (4 if state in (lease.HELD, lease.UNREACHABLE) else 20)
             self.released.wait(min(pause_s, self.limits.status_s))
 
-    def lose(self, holder: str) -> None:
-        """Another machine trains this run, or did since this one held the lease: the monitor ends the training here."""
-        message = f"{holder} took the lease of this run, so it was stopped here; what is newer there is fetched at the next start"
-        self.report.set(lease=LeaseState.LOST, ready=False, holder=holder, message=message)
-
     def discard_old_request(self) -> None:
         """Remove a stop that was requested when the run had ended already: whoever starts it now does not mean that."""
-        state = json.loads(self.small.read(STATUS, STATUS_BYTES)).get("state")
-        if not self.adopted and state in FINAL - {State.PREEMPTED}:
-            self.small.delete([REQUEST])
+        with contextlib.suppress(StoreError, ValueError, AttributeError, RecursionError):
+            state = json.loads(self.small.read(STATUS, STATUS_BYTES)).get("state")
+            if not self.adopted and state in FINAL - {State.PREEMPTED}:
+                self.small.delete([REQUEST])
 
     def fetch_request(self) -> None:
-        """Hand a stop that was requested through the store to the monitor, as if it was requested here."""
-        try:
-            data = self.small.read(REQUEST, REQUEST_BYTES)
-        except NotFound:
-            return
+        """Hand a stop that was requested through the store to the monitor, as one from here. NotFound: none."""
+        data = self.small.read(REQUEST, REQUEST_BYTES)
         try:
             now = json.loads(data).get("now") is True
         except (ValueError, AttributeError, RecursionError):
@@ -224,15 +210,13 @@ class Agent:
                 self.request = data
         self.small.delete([REQUEST])
 
-    def send_status(self, sent: bytes) -> bytes:
-        """Copy status.json when it changed; returns what is in the store now. Raises StoreError."""
-        data = b""
+    def send_status(self) -> None:
+        """Copy status.json when it changed. Raises StoreError."""
         with contextlib.suppress(OSError):
             data = (self.folder / STATUS).read_bytes()
-        if data and data != sent and len(data) <= STATUS_BYTES and self.lease.valid():
-            self.small.put(STATUS, data)
-            return data
-        return sent
+            if data != self.sent and len(data) <= STATUS_BYTES and self.lease.valid():
+                self.small.put(STATUS, data)
+                self.sent = data
 
     # ---- copying ----
 
@@ -246,16 +230,12 @@ class Agent:
             return
         self.report.set(ready=True, message="the lease is held")
         self.copier = Copier(self.place, self.folder, self.lease, damaged)
-        seen = shown = list[tuple[str, int]]()
-        done, noted = 0, set[str]()
+        seen, done, noted = list[tuple[str, int]](), 0, set[str]()
         wait_s, next_s, copied_s = RETRY_S, 0.0, -1e9
         while True:
             order, final = wanted = self.orders, self.final
-            newest = self.signature()
-            if newest != shown:
-                shown = newest
-                self.report.set(pending=self.pending())
-            now_s = time.monotonic()
+            newest, now_s = self.signature(), time.monotonic()
+            self.report.set(pending=self.pending())
             due = newest != seen or now_s - copied_s >= self.limits.copy_s
             if final or order > done or (due and now_s >= next_s):
                 try:
@@ -264,8 +244,9 @@ class Agent:
                     for note in set(pushed.notes) - noted:
                         noted.add(note)
                         print(f"store: {note}", file=sys.stderr, flush=True)
-                    step = self.copied_step if self.copied_step >= 0 else None
-                    self.report.set(step=step, error="", done=done, pending=self.pending(), pending_bytes=0)
+                    last = self.copier.last
+                    step = last.step if last and last.step >= 0 else None
+                    self.report.set(step=step, error="", done=done, pending=self.pending())
                     if pushed.manifest is not None and not final:
                         self.copier.prune()
                 except Superseded:
@@ -279,7 +260,7 @@ class Agent:
                     if order > done and not final:
                         time.sleep(POLL_S)  # an order is not put off, but a store that refuses is not hammered
                 finally:
-                    self.report.set(pending=self.pending(), pending_bytes=0)
+                    self.report.set(pending_bytes=0)
             if final:
                 return
             self.wake.wait(POLL_S)
@@ -318,11 +299,6 @@ class Agent:
             raise Superseded
         self.report.set(pending=self.pending(), pending_bytes=total - sent)
 
-    @property
-    def copied_step(self) -> int:
-        """The step of the newest checkpoint in the store; -1 for none."""
-        return self.copier.last.step if self.copier and self.copier.last else -1
-
     # ---- the run's folder ----
 
     def signature(self) -> list[tuple[str, int]]:
@@ -340,12 +316,10 @@ class Agent:
         for folder in self.folders:
             with contextlib.suppress(OSError):
                 steps += [guard["step"] for path in checkpoint.states(folder) if (guard := checkpoint.guard_of(path))]
-        newest = max(steps, default=-1)
-        if newest > self.copied_step:
-            parts.append(f"the checkpoint of step {newest}")
-        lora, last = f"{self.folder.name}.safetensors", self.copier.last if self.copier else None
-        is_copied = last is not None and f"run/{lora}" in last.files
-        if not is_copied and any((folder / lora).is_file() for folder in self.folders):
+        last, lora = self.copier.last if self.copier else None, f"{self.folder.name}.safetensors"
+        if steps and max(steps) > (last.step if last else -1):
+            parts.append(f"the checkpoint of step {max(steps)}")
+        if not (last and f"run/{lora}" in last.files) and any((one / lora).is_file() for one in self.folders):
             parts.append("the LoRA")
         return ", ".join(parts)
 
@@ -371,23 +345,15 @@ def run(folder: Path, adopted: bool) -> int:
     limits = config.load().store
     try:
         place = open_place(address, Limits(bytes_per_s=limits.bandwidth_bytes)).under(folder.name)
-    except StoreError as error:
-        return _unusable(report, error)
-    small = place.limited(**SMALL)
-    try:
+        small = place.limited(**SMALL)
         small.list(lease.FOLDER)
-    except Refused as error:
-        return _unusable(report, error)
-    except StoreError as error:  # perhaps it answers later: `keep_lease` goes on
+    except (Unavailable, NotFound) as error:  # perhaps it answers later: `keep_lease` goes on
         report.set(error=str(error))
+    except StoreError as error:  # the address or the permissions are wrong: wait for the monitor to read that
+        report.set(lease=LeaseState.UNUSABLE, message=str(error), error=str(error))
+        sys.stdin.buffer.read()
+        return EXIT_FAILED
     claims = Lease(small, owner, limits.lease_s, resumes=isinstance(before, str))
     code = Agent(folder, place, small, claims, report, limits, adopted).serve()
     sys.stderr.flush()
     os._exit(code)  # a thread may hang in a call to a dead store
-
-
-def _unusable(report: Report, error: StoreError) -> int:
-    """The address or the permissions are wrong: report it, and wait for the monitor to read it."""
-    report.set(lease=LeaseState.UNUSABLE, message=str(error), error=str(error))
-    sys.stdin.buffer.read()
-    return EXIT_FAILED

@@ -1,11 +1,4 @@
-"""`python -m launch store restore|status|release STORE RUN`, and `agent`, which the monitor starts.
-
-restore   make outputs/RUN and datasets/RUN on an empty machine, or bring them up to date; then `python -m monitor run RUN`
-status    what the store has of a run, and which machine holds its lease
-release   take the lease away from a machine that is gone; one that is alive stops training this run within a minute
-"""
-
-from __future__ import annotations
+"""`python -m launch store restore|status|release STORE RUN`, and `agent`, which the monitor starts."""
 
 import argparse
 import sys
@@ -22,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The four commands."""
     choices = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in (
-        ("restore", "fetch a run from its store, or bring this machine's copy up to date"),
+        ("restore", "fetch a run to an empty machine, or bring this machine's copy up to date; then `monitor run RUN`"),
         ("status", "show what the store has of a run, and who holds its lease"),
         ("release", "take the lease from a machine that is gone; a living one stops training this run"),
     ):
@@ -92,5 +85,5 @@ def _release(args: argparse.Namespace, place: Place, name: str) -> int:
         return report(args, f"{name}: nobody holds the lease", {"run": name, "holder": None})
     take_away(place, claim)
     holder = claim.owner.text()
-    text = f"{name}: took the lease from {holder}; if it is alive, it stops training this run within {claim.period_s:.0f} s"
+    text = f"{name}: took the lease from {holder}; if it is alive, it stops this run within {claim.period_s:.0f} s"
     return report(args, text, {"run": name, "holder": holder})

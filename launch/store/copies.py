@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from launch.store.lease import Lease
@@ -19,11 +20,10 @@ from launch.store.manifest import (
     FILES,
     MANIFESTS,
     MAX_BYTES,
-    STATE,
     Contents,
+    Item,
     Local,
     Manifest,
-    Member,
     Memory,
     contents,
     key_of,
@@ -80,25 +80,13 @@ def _missing(manifest: Manifest, files: dict[str, int]) -> list[str]:
 class Copier:
     """Pushes one run to its place (STORE/SLUG) while the lease is held. For one thread."""
 
-    def __init__(
-        self,
-        place: Place,
-        folder: Path,
-        lease: Lease,
-        distrusted: Iterable[str] = (),
-        data: Path | None = None,
-    ):
-        """distrusted: SHA-256 of contents that a restore found damaged; they are sent again. data: the data set's folder."""
-        self.place = place
-        self.folder = folder
-        self.data = data or datasets_dir() / folder.name
-        self.lease = lease
+    def __init__(self, place: Place, folder: Path, lease: Lease, distrusted: Iterable[str] = ()):
+        """distrusted: SHA-256 of contents that a restore found damaged; they are sent again."""
+        self.place, self.folder, self.lease = place, folder, lease
         self.memory = Memory(folder)
         self.last: Manifest | None = None  # the newest that this object wrote, or found
         self._distrusted = set(distrusted)
         self._before: dict[str, int] = {}  # the contents in the store when the last push began
-        self._looked = False
-        self._number = 0  # of the last manifest that was tried
 
     def push(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> Contents:
         """Copy what changed, then write a manifest. Returns what the run has, with what was sent.
@@ -108,42 +96,32 @@ class Copier:
         Raises NotHeld: the lease is not held. Refused, Unavailable: the store failed; the next push continues.
         """
         self._check_lease()
-        if not self._looked:
-            self.last, self._looked = newest_manifest(self.place, self.folder.name), True
-            orders = [order_of(name) or (0, 0) for name in manifest_names(self.place)]
-            self._number = max((number for lease, number in orders if lease == self.lease.number), default=0)
-        found = contents(self.folder, self.data, self.memory)
+        run = self.folder.name
+        self.last = self.last or newest_manifest(self.place, run)
+        orders = [order_of(name) or (0, 0) for name in manifest_names(self.place)]
+        before = max((number for lease, number in orders if lease == self.lease.number), default=0)
+        found = contents(self.folder, datasets_dir() / run, self.memory)
         self._before = self.place.list(FILES)
         self._skip_older_states(found)
         self._send(found, on_progress)
         with contextlib.suppress(OSError):  # a full disk costs time at the next push
             self.memory.save(self.place.address)
-        carried = self._carried(found)  # now: a state may have vanished while it was sent
-        step = max([found.step, self.last.step if carried and self.last else -1])
-        now = Manifest(
-            run=self.folder.name,
-            lease=self.lease.number,
-            number=self._number + 1,
-            step=step,
-            completed=found.completed,
-            owner=self.lease.owner.text(),
-            written_at=platform.now().utc,
-            files={**found.files, **carried},
-        )
+        # The store keeps the last good state where this machine has none: one may have vanished while it was sent.
+        last, kept = self.last, self.last.states() if self.last and found.step < 0 else {}
+        carried = {name: last.files[name] for names in kept.values() for name in names} if last else {}
+        step = last.step if last and carried else found.step
+        owner, written_at, files = self.lease.owner.text(), platform.now().utc, {**found.files, **carried}
+        now = Manifest(run, self.lease.number, before + 1, step, found.completed, owner, written_at, files)
         after = self.place.list(FILES) if found.sent_files else self._before
         if lost := _missing(now, after):
-            raise Unavailable(
-                f"{self.place.address} lost {len(lost)} files that it had confirmed, such as {lost[0]}; they are sent again"
-            )
+            what = f"{len(lost)} files that it had confirmed, such as {lost[0]}"
+            raise Unavailable(f"{self.place.address} lost {what}; they are sent again")
         self._distrusted.clear()
-        if self._is_unchanged(now):
+        if last and (last.lease, last.completed, last.hashes()) == (now.lease, now.completed, now.hashes()):
             return found
         self._check_lease()
-        self._number = now.number
         if not self.place.create(now.name, now.dumps()):
-            raise NotHeld(
-                f"{now.name} exists in {self.place.address}: another process writes this run; nothing was written"
-            )
+            raise NotHeld(f"{now.name} exists in {self.place.address}: another process writes this run")
         self.last = found.manifest = now
         return found
 
@@ -157,9 +135,7 @@ class Copier:
         needed, kept, complete = set[str](), set[str](), 0
         for name, manifest, why in each_manifest(self.place, self.folder.name):
             if (order_of(name) or (0, 0))[0] > self.lease.number:
-                raise NotHeld(
-                    f"{self.place.address}: {name} was written by a later holder of the lease; nothing was deleted"
-                )
+                raise NotHeld(f"{self.place.address}: a later holder of the lease wrote {name}; nothing was deleted")
             kept.add(name)
             needed |= {member.blob for member in manifest.files.values()} if manifest else set()
             complete += not why
@@ -175,68 +151,48 @@ class Copier:
             self.place.delete([name])
         return len(unused)
 
-    # Parts ----------------------------------------------------------------------------------------------------------
-
     def _check_lease(self) -> None:
         if not self.lease.valid():
             who = f"; {self.lease.holder} holds it" if self.lease.holder else ""
             raise NotHeld(f"the lease of {self.place.address} is not held by this process{who}; nothing was written")
 
     def _skip_older_states(self, found: Contents) -> None:
-        """Leave out older states that the store lacks: only the newest matters, and saving may be faster than copying."""
-        newest = max(found.states, key=lambda state: found.states[state], default=None)
-        for state in [state for state in found.states if state != newest]:
-            members = [local for name, local in found.files.items() if name.startswith(f"run/{state}/")]
-            if any(local.blob not in self._before for local in members):
-                found.drop_state(state)
-
-    def _carried(self, found: Contents) -> dict[str, Member]:
-        """The states of the last manifest where this machine has none: the store keeps the last good one."""
-        if found.states or self.last is None:
-            return {}
-        return {name: self.last.files[name] for names in self.last.states().values() for name in names}
-
-    def _is_unchanged(self, now: Manifest) -> bool:
-        last = self.last
-        if last is None or last.lease != now.lease or last.completed != now.completed:
-            return False
-        return {name: m.sha256 for name, m in last.files.items()} == {name: m.sha256 for name, m in now.files.items()}
+        """Leave out older states that the store lacks: the newest matters, and saving may be faster than copying."""
+        found.items = [
+            item
+            for item in found.items
+            if item.step in (-1, found.step) or all(local.blob in self._before for local in item.files.values())
+        ]
 
     def _send(self, found: Contents, on_progress: Callable[[int, int], None]) -> None:
-        """Send what the store lacks: small files first, then LoRA files, states last."""
+        """Send what the store lacks. What cannot be read, or changes meanwhile, is left out as a whole, and noted."""
         stored = {n: size for n, size in self._before.items() if n.removeprefix(f"{FILES}/") not in self._distrusted}
-        order = sorted(found.files, key=lambda name: (_rank(name), found.files[name].size, name))
         todo = {local.blob: local.size for local in found.files.values()}
-        total = sum(size for blob, size in todo.items() if stored.get(blob) != size)
+        total, sent = sum(size for blob, size in todo.items() if stored.get(blob) != size), 0
         on_progress(0, total)
-        for name in order:
-            local = found.files.get(name)
-            if local is None or stored.get(local.blob) == local.size:
-                continue  # the second file of a state that changed, or one that is stored
-            self._check_lease()
-            try:
-                sent = self._send_file(local, stored, _rank(name) == 0)
-            except OSError as error:
-                found.leave_out(name, str(error.strerror or error))
-                continue
-            if sent is None:
-                found.leave_out(name, "it changed while it was sent; the next copy has it")
-                continue
-            found.files[name] = sent
-            if stored.get(sent.blob) != sent.size:
-                stored[sent.blob] = sent.size
-                found.sent_bytes += sent.size
-                found.sent_files += 1
-                on_progress(found.sent_bytes, max(total, found.sent_bytes))
+        for item in sorted(found.items, key=Item.order):
+            for name, local in item.files.items():
+                if stored.get(local.blob) == local.size:
+                    continue
+                self._check_lease()
+                try:
+                    now = self._send_file(local, stored, item.order()[0] == 0)
+                except OSError as error:
+                    found.notes.append(f"{item.state or name}: not copied: {error.strerror or error}")
+                    found.items.remove(item)
+                    break
+                item.files[name] = now
+                if stored.get(now.blob) != now.size:
+                    stored[now.blob] = now.size
+                    sent += now.size
+                    found.sent_files += 1
+                    on_progress(sent, max(total, sent))
 
-    def _send_file(self, local: Local, stored: dict[str, int], may_grow: bool) -> Local | None:
-        """Send one file; returns it as it was sent, None when it changed meanwhile. Raises OSError of the local file."""
-        if local.size <= SMALL:
+    def _send_file(self, local: Local, stored: dict[str, int], may_grow: bool) -> Local:
+        """Send a file; returns it as it was sent. Raises OSError of the local file, also when it changed meanwhile."""
+        if may_grow and local.size <= SMALL:
             data = local.path.read_bytes()
-            sha256 = hashlib.sha256(data).hexdigest()
-            if sha256 != local.sha256 and not may_grow:
-                return None
-            now = Local.of(local.path, sha256, len(data), local.key)
+            now = replace(local, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
             if stored.get(now.blob) != now.size:
                 self.place.put(now.blob, data)
             return now
@@ -245,11 +201,4 @@ class Copier:
             if key_of(os.lstat(local.path)) == local.key:
                 return local
         self.place.delete([local.blob])
-        return None
-
-
-def _rank(name: str) -> int:
-    """0: small or growing files, 1: LoRA files, 2: states."""
-    if name.startswith("run/") and STATE.fullmatch(name.removeprefix("run/")):
-        return 2
-    return 1 if name.endswith(".safetensors") else 0
+        raise OSError("it changed while it was sent; the next copy has it")

@@ -1,4 +1,4 @@
-"""The file systems that keep a store, each by fsspec: a folder, sftp://, s3://, gs://, az://, hf://buckets/OWNER/NAME.
+"""The file systems that keep a store, each by fsspec, and how long and how fast a call to one may be.
 
 PROTOCOLS has a row for each; REFUSALS says which of their errors no repeated call can help against.
 
@@ -9,15 +9,23 @@ auth login`.
 
 import contextlib
 import errno
+import io
+import math
 import os
 import posixpath
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import fsspec
 
-# Read when gcsfs is imported. Its classes for zonal buckets first ask what kind a bucket is, which a token may not be allowed.
+from guards import deadline
+
+T = TypeVar("T")
+# Read when gcsfs is imported. Its classes for zonal buckets first ask for a bucket's kind, which a token may not.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 BLOCK = 1 << 20
@@ -26,7 +34,7 @@ PIECE = 8 << 20
 CONNECT_S, READ_S = 10, 25  # below the limit of a call, so that the library's own retry comes first
 
 Meter = Callable[[int], None]
-"""Called with the number of bytes that were moved; waits where that was too fast. A call that calls it has not stalled."""
+"""Called with the number of bytes that were moved; waits where that was too fast. Who calls it has not stalled."""
 
 _NEW = {"skip_instance_cache": True}
 _NO_CACHE = {**_NEW, "use_listings_cache": False}
@@ -68,6 +76,58 @@ REFUSALS = (  # what an error and its causes say (class and text), and why repea
 )
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How long a call may take and how often it is repeated; how many bytes a second puts and gets move together."""
+
+    call_s: float = 30.0  # in which no byte moves
+    tries: int = 8
+    first_wait_s: float = 0.25
+    longest_wait_s: float = 8.0
+    bytes_per_s: float = 0.0  # 0: no limit
+
+
+class Pace:
+    """Spreads bytes over time: `spend` returns when the bytes so far fit the limit. Shared by threads."""
+
+    def __init__(self, bytes_per_s: float):
+        self.bytes_per_s = bytes_per_s
+        self._free_s = 0.0  # monotonic: when the bytes so far are paid for
+        self._lock = threading.Lock()
+
+    def spend(self, count: int, tick: Callable[[], None] = lambda: None) -> None:
+        """Wait until `count` more bytes may have been moved; `tick` is called before and meanwhile."""
+        tick()
+        if not self.bytes_per_s or not count:
+            return
+        with self._lock:
+            self._free_s = max(self._free_s, time.monotonic()) + count / self.bytes_per_s
+            until = self._free_s
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, 1.0))
+            tick()
+
+
+def bounded(work: Callable[[Callable[[], None]], T], idle_s: float, what: str) -> T:
+    """The result of `work(tick)`. TimeoutError when neither it returned nor `tick` was called for `idle_s`.
+
+    The thread of a call that hangs is abandoned: nothing can interrupt a read of a dead mount.
+    """
+    moved, abandoned = [time.monotonic()], threading.Event()
+
+    def tick() -> None:
+        if abandoned.is_set():
+            raise TimeoutError(f"{what} was given up")
+        moved[0] = time.monotonic()
+
+    def check() -> None:
+        if time.monotonic() - moved[0] > idle_s:
+            abandoned.set()
+            raise TimeoutError(f"no answer within {round(idle_s, 1):g} s")
+
+    return deadline.call(work, tick, seconds=math.inf, what=what, waiting=check)
+
+
 def connect(scheme: str, options: dict[str, Any]) -> Any:
     """A new file system of a scheme of PROTOCOLS."""
     if scheme != "sftp":
@@ -96,10 +156,7 @@ def size_of(fs: Any, name: str) -> int:
 
 def blocks(source: bytes | str) -> Iterator[bytes]:
     """Bytes, or the contents of a local file, in blocks."""
-    if isinstance(source, bytes):
-        yield from (source[at : at + BLOCK] for at in range(0, len(source), BLOCK))
-        return
-    with open(source, "rb") as file:
+    with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
         while block := file.read(BLOCK):
             yield block
 

@@ -8,11 +8,10 @@ the lease is never used.
 
 Two machines never hold the lease at one moment, not only never with one number. A holder counts its period from
 *before* it wrote its beat, and looks for a higher number after it. So a claim that follows an expired one starts to
-hold only a period
-after it was created: by then the earlier holder has seen it, or its own period is over. (Leases by time are from Gray
-and Cheriton, 1989; fencing numbers as in Kleppmann, "How to do distributed locking", 2016.) No wait is needed after a
-claim that was released, or whose process is known to be dead: it ran on this machine since the same boot, and its
-process ID is gone. A process that replaces one beside a training that runs on takes on the claim of that one.
+hold only a period after it was created: by then the earlier holder has seen it, or its own period is over. (Leases by
+time are from Gray and Cheriton, 1989; fencing numbers as in Kleppmann, "How to do distributed locking", 2016.) No wait
+is needed after a claim that was released, or whose process is known to be dead: it ran on this machine since the same
+boot, and its process ID is gone. A process that replaces one beside a training takes on the claim of that one.
 
 Where a place has no conditional write, two machines can create one number. Each reads its claim again after `settle_s`,
 and the one whose claim was replaced gives way. One whose request takes longer than that is seen at the next renewal
@@ -25,7 +24,6 @@ import os
 import re
 import secrets
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -38,7 +36,7 @@ FOLDER = "lease"
 CLAIM = re.compile(r"lease/(\d{6,12})\.json")
 PERIOD_S = 60.0
 WATCH = 1.25  # periods that a watcher waits: clocks may run at different speeds
-KEPT_CLAIMS = 3
+KEPT_CLAIMS, CLAIM_BYTES = 3, 1 << 16
 WAITING, CLAIMED, HELD, LOST, RELEASED = "waiting", "claimed", "held", "lost", "released"
 UNREACHABLE = "unreachable"
 
@@ -78,11 +76,6 @@ def is_dead(owner: Owner) -> bool:
         return not platform.alive(owner.pid, float(owner.started))
     except (OSError, ValueError):
         return False
-
-
-def boot_clock() -> float:
-    """Seconds that also pass while the machine is suspended: a lease runs out then."""
-    return platform.now().boot_s
 
 
 def _process_space() -> str:
@@ -126,20 +119,19 @@ def name_of(number: int) -> str:
     return f"{FOLDER}/{number:06}.json"
 
 
-def claims_of(names: list[str] | dict[str, Any]) -> dict[str, int]:
-    """The claims among the names of a store, with their numbers."""
-    return {name: int(match[1]) for name in names if (match := CLAIM.fullmatch(name))}
+def claims(place: Place) -> dict[int, str]:
+    """The names of the claims in a store, by number. Raises StoreError."""
+    return {int(match[1]): name for name in place.list(FOLDER) if (match := CLAIM.fullmatch(name))}
 
 
 def current(place: Place) -> Claim | None:
     """The claim that counts now, for people; None where there is none. Raises StoreError."""
-    claims = claims_of(place.list(FOLDER))
-    name = max(claims, key=lambda name: claims[name], default="")
-    return parse_claim(place.read(name, 1 << 16)) if name else None
+    known = claims(place)
+    return parse_claim(place.read(known[max(known)], CLAIM_BYTES)) if known else None
 
 
 def take_away(place: Place, claim: Claim) -> None:
-    """Claim the number after `claim` and release it at once: its holder, if it is alive, sees that and stops. Raises StoreError."""
+    """Claim the next number and release it at once: a holder that lives sees that and stops. Raises StoreError."""
     number = max(claim.number, newest_lease(place)) + 1
     data = Claim(number, this_owner(), released=True, period_s=claim.period_s).dumps()
     if not place.create(name_of(number), data):
@@ -151,8 +143,7 @@ class Lease:
 
     Call `poll` at least three times a period, from one thread. `state`: waiting (another machine holds it, see
     `holder`), claimed (about to hold), held, unreachable (held, but the store has not answered for a period: write
-    nothing), lost (another
-    machine took it: stop), released.
+    nothing), lost (another machine took it: stop), released.
     """
 
     def __init__(
@@ -161,21 +152,19 @@ class Lease:
         owner: Owner | None = None,
         period_s: float = PERIOD_S,
         settle_s: float | None = None,
-        clock: Callable[[], float] = boot_clock,
+        clock: Callable[[], float] = lambda: platform.now().boot_s,  # runs while the machine is suspended
         dead: Callable[[Owner], bool] = is_dead,
         resumes: bool = False,
     ):
-        """resumes: an earlier process of this run, which is gone, held the lease with the owner's ID: its claim is taken on,
-        and a claim of anyone else means that the lease is lost. settle_s: how long a claim is left before it is read again; by default a 30th of the period, or a sixth where
-        the place has no conditional write. clock: seconds; its zero does not matter."""
-        # Not less than a connection takes on a busy machine: it is made anew after a failure. `valid` does not depend on it.
+        """resumes: an earlier process of this run, which is gone, held the lease with the owner's ID: its claim is
+        taken on, and a claim of anyone else means that the lease is lost. settle_s: until a claim is read again; by
+        default a 30th of the period, or a sixth where the place has no conditional write. clock: seconds."""
+        # Not less than a connection takes on a busy machine. `valid` does not depend on it.
         self.place = place.limited(call_s=max(3.0, period_s / 6), tries=3, first_wait_s=period_s / 240)
         self.owner = owner or this_owner()
         self.period_s = period_s
         self.settle_s = period_s / (30 if place.conditional else 6) if settle_s is None else settle_s
-        self.clock = clock
-        self.dead = dead
-        self.resumes = resumes
+        self.clock, self.dead, self.resumes = clock, dead, resumes
         self.number = 0  # of the own claim
         self.holder = ""  # who holds the lease, or who took it
         self.error = ""  # of the last poll
@@ -184,8 +173,7 @@ class Lease:
         self._valid_until = float("-inf")
         self._beat = 0
         self._hold_from = 0.0  # when a claim may begin to hold
-        # The claim that counts, its bytes, and since when it is so.
-        self._seen: tuple[str, bytes, float] = ("", b"", 0.0)
+        self._seen: tuple[int, bytes, float] = (0, b"", 0.0)  # the claim that counts, its bytes, since when it does
 
     @property
     def state(self) -> str:
@@ -197,7 +185,7 @@ class Lease:
         return self._state == HELD and self.clock() < self._valid_until
 
     def poll(self) -> str:
-        """Go on with what is under way: watch, claim, or renew. Returns the state; the store's failure is in `error`."""
+        """Go on with what is under way: watch, claim, renew. Returns the state; the store's failure is in `error`."""
         self.error = ""
         try:
             if self._state == WAITING:
@@ -208,15 +196,6 @@ class Lease:
             self.error = str(error)
         return self.state
 
-    def acquire(self, limit_s: float = float("inf")) -> bool:
-        """Poll until the lease is held (True), or until it is lost or `limit_s` has passed (False)."""
-        began = self.clock()
-        while self.poll() not in (HELD, LOST, RELEASED):
-            if self.clock() - began > limit_s:
-                return False
-            time.sleep(min(1.0, self.period_s / 30))
-        return self.state == HELD
-
     def release(self) -> None:
         """Let the next machine have the lease at once. Does nothing when it is not held. Raises StoreError."""
         before, self._state = self._state, RELEASED
@@ -224,14 +203,10 @@ class Lease:
         if before in (HELD, CLAIMED) and self._is_own():
             self._write(held=before == HELD, released=True)
 
-    # Steps ----------------------------------------------------------------------------------------------------------
-
     def _watch(self) -> None:
         """Claim the next number when the claims that count are released, dead or expired."""
-        claims = claims_of(self.place.list(FOLDER))
-        top = max(claims.values(), default=0)
-        name = name_of(top) if top else ""
-        data = self._read(name) if top else b""
+        top = max(claims(self.place), default=0)
+        data = self._read(top) if top else b""
         claim = parse_claim(data)
         watch_s = WATCH * max(self.period_s, claim.period_s if claim else 0.0)
         if claim is not None and claim.owner.id == self.owner.id:
@@ -241,9 +216,9 @@ class Lease:
         if claim is not None and self.resumes:
             self._lose()
             return
-        if (name, data) != self._seen[:2]:
-            self.seen_alive = bool(self._seen[0])
-            self._seen = name, data, self.clock()  # the clock is read after the claims
+        if (top, data) != self._seen[:2]:
+            self.seen_alive = self._seen[0] > 0
+            self._seen = top, data, self.clock()  # the clock is read after the claims
         busy = top > 0 and (claim is None or not (claim.released or self.dead(claim.owner)))
         if busy:
             self.holder = claim.owner.text() if claim else "a machine that is just writing its claim"
@@ -270,39 +245,34 @@ class Lease:
         is_own = self._is_own()
         if is_own:
             self._write(held=holds)
-        if not is_own or self._highest() > self.number:
+        if not is_own or max(claims(self.place), default=0) > self.number:
             if held:
                 self._lose()
             else:
-                self._state, self._seen = WAITING, ("", b"", 0.0)
+                self._state, self._seen = WAITING, (0, b"", 0.0)
         elif holds:
             self._state, self.holder = HELD, self.owner.text()
             self._valid_until = began + self.period_s
             if not held:
-                claims = claims_of(self.place.list(FOLDER))
-                self.place.delete(name for name, number in claims.items() if number <= self.number - KEPT_CLAIMS)
-
-    # Parts ----------------------------------------------------------------------------------------------------------
+                old = [name for number, name in claims(self.place).items() if number <= self.number - KEPT_CLAIMS]
+                self.place.delete(old)
 
     def _write(self, held: bool = False, released: bool = False) -> None:
         self._beat += 1
         claim = Claim(self.number, self.owner, self._beat, held, released, self.period_s)
         self.place.put(name_of(self.number), claim.dumps())
 
-    def _read(self, name: str) -> bytes:
+    def _read(self, number: int) -> bytes:
         try:
-            return self.place.read(name, 1 << 16)
+            return self.place.read(name_of(number), CLAIM_BYTES)
         except NotFound:
             return b""
 
     def _is_own(self) -> bool:
-        """Whether the own claim is still there. A store may lose what it had confirmed: one that holds is written again."""
-        data = self._read(name_of(self.number))
+        """Whether the own claim is still there. A store may lose what it confirmed: one that holds is written again."""
+        data = self._read(self.number)
         claim = parse_claim(data)
         return self.valid() if not data else claim is not None and claim.owner.id == self.owner.id
-
-    def _highest(self) -> int:
-        return max(claims_of(self.place.list(FOLDER)).values(), default=0)
 
     def _lose(self) -> None:
         self._state, self._valid_until = LOST, float("-inf")

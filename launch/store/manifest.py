@@ -32,7 +32,7 @@ MAX_BYTES = 64 << 20  # of a manifest
 MEMORY = ".store-files.json"  # in the run's folder: hashes, and the store that the folder belongs to
 RACE_S = 2.0  # a file that changed so recently may change again within the same tick of its clock
 
-STATE = re.compile(r"(?P<state>[^/]+-state)/.+")
+STATE = re.compile(r"run/([^/]+-state)/.+")
 RUN_FILES = (  # of a run's folder, as regular expressions of relative paths; SLUG is its name
     r"(run|dataset)\.toml",
     r"sample_prompts\.txt",
@@ -90,14 +90,24 @@ class Manifest:
         """The names of its states' files, by state."""
         found: dict[str, list[str]] = {}
         for name in self.files:
-            if match := STATE.fullmatch(name.removeprefix("run/")):
-                found.setdefault(match["state"], []).append(name)
+            if state := state_of(name):
+                found.setdefault(state, []).append(name)
         return found
+
+    def hashes(self) -> dict[str, str]:
+        """The SHA-256 of each file."""
+        return {name: member.sha256 for name, member in self.files.items()}
 
     def dumps(self) -> bytes:
         """As JSON; the same manifest gives the same bytes."""
         rows = {name: [m.sha256, m.size, m.changed_s] for name, m in sorted(self.files.items())}
         return json.dumps({"version": 1, **vars(self), "files": rows}, ensure_ascii=False, indent=0).encode()
+
+
+def state_of(name: str) -> str:
+    """The state that a file of a manifest is part of; "" for none."""
+    match = STATE.fullmatch(name)
+    return match[1] if match else ""
 
 
 def order_of(name: str) -> tuple[int, int] | None:
@@ -114,20 +124,13 @@ def parse(data: bytes, name: str, run: str) -> Manifest:
     try:
         values: dict[str, Any] = json.loads(data)
         files = {check_member(key, run): _member(*row) for key, row in values["files"].items()}
-        manifest = Manifest(
-            run=str(values["run"]),
-            lease=_count(values["lease"]),
-            number=_count(values["number"]),
-            step=max(-1, int(values["step"])),
-            completed=values["completed"] is True,
-            owner=one_line(values["owner"]),
-            written_at=one_line(values["written_at"]),
-            files=files,
-        )
+        lease, number = _count(values["lease"]), _count(values["number"])
+        step, completed = max(-1, int(values["step"])), values["completed"] is True
+        owner, written_at = one_line(values["owner"]), one_line(values["written_at"])
+        manifest = Manifest(str(values["run"]), lease, number, step, completed, owner, written_at, files)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        raise StoreError(
-            f"{name}: the manifest is damaged ({type(error).__name__}: {error}); it is not used"
-        ) from error
+        why = f"{type(error).__name__}: {error}"
+        raise StoreError(f"{name}: the manifest is damaged ({why}); it is not used") from error
     if manifest.run != run or manifest.name != name:
         raise StoreError(f"{name}: the manifest belongs to {manifest.run!r} {manifest.name}; it is not used")
     return manifest
@@ -166,7 +169,7 @@ def _member(sha256: str, size: object, changed_s: float) -> Member:
     return Member(sha256, _count(size), float(changed_s))
 
 
-# This machine's files ---------------------------------------------------------------------------------------------------
+# This machine's files -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -175,11 +178,6 @@ class Local(Member):
 
     path: Path = Path()
     key: tuple[int, int, int] = (0, 0, 0)
-
-    @classmethod
-    def of(cls, path: Path, sha256: str, size: int, key: tuple[int, int, int]) -> "Local":
-        """The file at `path` when it had this hash, size and key."""
-        return cls(sha256, size, key[1] / 1e9, path, key)
 
 
 def key_of(status: os.stat_result) -> tuple[int, int, int]:
@@ -196,7 +194,6 @@ class Memory:
         known = values.get("files")
         self.store = str(values.get("store") or "")  # the address that the folder was pushed to or restored from
         self._known: dict[str, list[Any]] = known if isinstance(known, dict) else {}
-        self._saved: dict[str, list[Any]] = {}
 
     def local(self, path: Path) -> Local:
         """The file with its hash; read only when it has changed. Raises OSError, also for a link or a special file."""
@@ -206,106 +203,103 @@ class Memory:
                 raise OSError(f"{path}: a link or a special file; it is not copied")
             key, row = key_of(status), self._known.get(str(path))
             if row is not None and tuple(row[:3]) == key:
-                return Local.of(path, str(row[3]), key[0], key)
+                return Local(str(row[3]), key[0], key[1] / 1e9, path, key)
             with open(path, "rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
                 size = file.tell()
             if key_of(os.lstat(path)) == key and size == key[0]:
                 if time.time() - status.st_mtime > RACE_S:
                     self._known[str(path)] = [*key, sha256]
-                return Local.of(path, sha256, size, key)
+                return Local(sha256, size, key[1] / 1e9, path, key)
         raise OSError(f"{path}: it changes while it is read")
 
     def save(self, store: str) -> None:
         """Keep the hashes of the files that are still there, and the store's address. Raises OSError."""
-        known = {name: row for name, row in self._known.items() if os.path.exists(name)}
-        if known != self._saved or store != self.store:
-            atomic_write(self.path, json.dumps({"store": store, "files": known}))
-            self._known, self._saved, self.store = known, dict(known), store
+        self.store, self._known = store, {name: row for name, row in self._known.items() if os.path.exists(name)}
+        atomic_write(self.path, json.dumps({"store": store, "files": self._known}))
+
+
+@dataclass
+class Item:
+    """What is copied as a whole or not at all: a state, or one other file. `files`: by their names in a manifest."""
+
+    files: dict[str, Local]
+    state: str = ""
+    step: int = -1  # of a state
+
+    def order(self) -> tuple[int, int]:
+        """What is sent first: small files, which grow, then LoRA files, then states."""
+        kind = 2 if self.state else int(next(iter(self.files)).endswith(".safetensors"))
+        return kind, sum(local.size for local in self.files.values())
 
 
 class Contents:
-    """The files of a run on this machine by the names of a manifest; what was left out and why; what a push sent of them."""
+    """What this machine has of a run, what was left out and why, and what a push sent of it."""
 
     def __init__(self, run: str, memory: Memory):
         self.run, self.memory = run, memory
-        self.files: dict[str, Local] = {}
-        self.states: dict[str, int] = {}  # name -> step
+        self.items: list[Item] = []
         self.completed = False
         self.notes: list[str] = []
-        self.sent_files = self.sent_bytes = 0
+        self.sent_files = 0
         self.manifest: Manifest | None = None  # that was written; None where nothing had changed since the last one
+
+    @property
+    def files(self) -> dict[str, Local]:
+        """All files by their names in a manifest."""
+        return {name: local for item in self.items for name, local in item.files.items()}
 
     @property
     def step(self) -> int:
         """The step of the newest state; -1 without one."""
-        return max(self.states.values(), default=-1)
+        return max((item.step for item in self.items), default=-1)
 
-    def add(self, name: str, path: Path) -> None:
-        """Add a file; one that vanished is left out, and one that cannot be copied is noted."""
+    def read(self, paths: dict[str, Path]) -> dict[str, Local]:
+        """The files with their hashes; {} where one vanished, or cannot be copied, which is noted."""
         try:
-            self.files[check_member(name, self.run)] = self.memory.local(path)
+            return {check_member(name, self.run): self.memory.local(path) for name, path in paths.items()}
         except FileNotFoundError:
-            return
+            return {}
         except (OSError, ValueError) as error:
             self.notes.append(f"not copied: {error}")
+            return {}
 
     def add_state(self, state: Path) -> None:
         """Add a state if every file has the size and hash that its guard file names."""
         guard = checkpoint.guard_of(state)
-        if guard is None or state.name in self.states:
-            return  # it is being written, or never was completed
-        files: dict[str, Local] = {}
-        try:
-            for name, row in {**guard["files"], checkpoint.GUARD: None}.items():
-                local = self.memory.local(state / name)
-                if row is not None and (local.size, local.sha256) != (row["size"], row["sha256"]):
-                    self.notes.append(f"{state.name}: {name} is not as it was written; the state is not copied")
-                    return
-                files[check_member(f"run/{state.name}/{name}", self.run)] = local
-        except FileNotFoundError:
+        if guard is None or any(item.state == state.name for item in self.items):
+            return  # it is being written, or never was completed; or it is in both folders
+        rows, top = guard["files"], f"run/{state.name}"
+        files = self.read({f"{top}/{name}": state / name for name in (*rows, checkpoint.GUARD)})
+        if not files or checkpoint.guard_of(state) != guard:
             return  # deleted or replaced meanwhile
-        except (OSError, ValueError) as error:
-            self.notes.append(f"{state.name}: not copied: {error}")
-            return
-        if checkpoint.guard_of(state) == guard:
-            self.files |= files
-            self.states[state.name] = int(guard["step"])
-
-    def drop_state(self, state: str) -> None:
-        """Leave a state out."""
-        self.states.pop(state, None)
-        self.files = {name: local for name, local in self.files.items() if not name.startswith(f"run/{state}/")}
-
-    def leave_out(self, name: str, why: str) -> None:
-        """Leave a file out, and with it the whole state that it is part of."""
-        state = STATE.fullmatch(name.removeprefix("run/"))
-        self.notes.append(f"{state['state'] if state else name}: not copied: {why}")
-        if state:
-            self.drop_state(state["state"])
-        else:
-            del self.files[name]
+        for name, row in rows.items():
+            local = files[f"{top}/{name}"]
+            if (local.size, local.sha256) != (row["size"], row["sha256"]):
+                self.notes.append(f"{state.name}: {name} is not as it was written; the state is not copied")
+                return
+        self.items.append(Item(files, state.name, int(guard["step"])))
 
 
 def contents(folder: Path, data: Path, memory: Memory) -> Contents:
     """The files of the run in `folder` and of its data set in `data`. Files that vanish meanwhile are left out."""
     found = Contents(folder.name, memory)
     found.completed = (read_json(folder / "monitor.json") or {}).get("state") == "completed"
-    for path in plain_files(folder):
-        relative = path.relative_to(folder).as_posix()
-        if belongs(relative, folder.name) and not STATE.fullmatch(relative):
-            found.add(f"run/{relative}", path)
-    for where in result_folders(folder):
-        for path in sorted(where.glob("*.safetensors")):
-            if belongs(path.name, folder.name) and f"run/{path.name}" not in found.files:
-                found.add(f"run/{path.name}", path)
+    paths = {f"data/{path.relative_to(data).as_posix()}": path for path in plain_files(data)}
+    for where in reversed(result_folders(folder)):
+        paths |= {f"run/{path.name}": path for path in where.glob("*.safetensors") if belongs(path.name, folder.name)}
         try:
             for state in checkpoint.states(where, folder.name):
                 found.add_state(state)
         except OSError as error:
             found.notes.append(f"{where}: its states cannot be listed: {error.strerror or error}")
-    for path in plain_files(data):
-        found.add(f"data/{path.relative_to(data).as_posix()}", path)
+    for path in plain_files(folder):
+        name = path.relative_to(folder).as_posix()
+        if belongs(name, folder.name) and not state_of(f"run/{name}"):
+            paths[f"run/{name}"] = path
+    for name, path in paths.items():
+        if files := found.read({name: path}):
+            found.items.append(Item(files))
     return found
 
 
@@ -320,6 +314,6 @@ def newest_state(folder: Path, memory: Memory) -> int:
     found = Contents(folder.name, memory)
     for state in checkpoint.states(folder, folder.name):
         found.add_state(state)
-        if found.states:
+        if found.items:
             break
     return found.step

@@ -1,12 +1,12 @@
 """A place that keeps bytes by name: a folder, s3://, gs://, az://, sftp://, or hf://buckets/OWNER/NAME.
 
-A name is checked before it is used. A call in which no byte moves for `call_s` has failed, wherever it hangs: it runs in
-a thread, which is abandoned. A failed call is repeated with growing waits. Bytes per second are limited. Files are read
-in pieces, so that a failure repeats a piece and not the file, and so that no more is read than was announced.
+A name is checked before it is used. A call in which no byte moves for `call_s` has failed, wherever it hangs: it runs
+in a thread, which is abandoned. A failed call is repeated with growing waits. Bytes per second are limited. Files are
+read in pieces, so that a failure repeats a piece and not the file, and so that no more is read than was announced.
 
 An upload is visible completely or not at all. An object store shows an object when its upload is complete; elsewhere a
-file is written under a hidden name, and renamed. `create` never replaces anything: it is what a lease is built on. It is
-one atomic request where the protocol has one (all but WHOLE), so that only one of several machines can win. Azure's
+file is written under a hidden name, and renamed. `create` never replaces anything: it is what a lease is built on. It
+is one atomic request where the protocol has one (all but WHOLE), so that only one of several machines can win. Azure's
 library and the hub's buckets have none, and some servers that speak S3 ignore the condition: two machines may both
 create a file there, which a lease looks for afterwards.
 
@@ -34,24 +34,8 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from launch.common import LaunchError
-from launch.store.filesystems import (
-    EXISTS,
-    MISSING,
-    PIECE,
-    PROTOCOLS,
-    SHARED,
-    TREES,
-    WHOLE,
-    Meter,
-    connect,
-    fill,
-    open_new,
-    refusal,
-    size_of,
-    stream,
-    text_of,
-)
-from launch.store.limits import Limits, Pace, bounded
+from launch.store import filesystems as kinds
+from launch.store.filesystems import Limits, Pace, bounded
 from runs.files import fsync_folder
 
 T = TypeVar("T")
@@ -90,19 +74,11 @@ def check_name(name: str) -> str:
 class Place:
     """A place, or a folder of it. Safe to use from several threads. It connects with the first call."""
 
-    def __init__(
-        self,
-        scheme: str,
-        address: str,
-        prefix: str,
-        limits: Limits | None = None,
-        options: dict[str, Any] | None = None,
-    ):
-        """scheme: of PROTOCOLS. address: for messages. prefix: begins the names there. options: of a connection by SFTP."""
+    def __init__(self, scheme: str, address: str, prefix: str, limits: Limits | None = None, options: Any = None):
+        """scheme: of PROTOCOLS. address: for messages. prefix: begins the names there. options: of an SFTP login."""
         self.scheme, self.address, self.prefix = scheme, address, prefix
-        self.limits = limits or Limits()
-        self.options = options or {}
-        self.conditional = scheme not in WHOLE  # `create` succeeds for only one of several callers
+        self.limits, self.options = limits or Limits(), options or {}
+        self.conditional = scheme not in kinds.WHOLE  # `create` succeeds for only one of several callers
         self._idle: list[Any] = []
         self._lock = threading.Lock()
         self._has_bucket = False
@@ -129,21 +105,20 @@ class Place:
         """
         data = self._read(name, self._key(name), 0, most_bytes + 1)
         if len(data) > most_bytes:
-            raise StoreError(
-                f"{self.address}/{name} is larger than {most_bytes} bytes; it was not written by Hangproof"
-            )
+            raise StoreError(f"{self.address}/{name} is larger than {most_bytes} bytes; Hangproof did not write it")
         return data
 
     def get(self, name: str, path: Path, size: int) -> str:
-        """Write a file of `size` bytes to `path` (replaced, not fsynced); the SHA-256 of what arrived, for the caller to compare.
+        """Write a file of `size` bytes to `path` (replaced, not fsynced); the SHA-256 of what arrived, to be compared.
 
         Raises NotFound, Refused, Unavailable; StoreError: another size. OSError: `path` cannot be written.
         """
         key, digest = self._key(name), hashlib.sha256()
-        found = self._call(f"look up {name}", lambda fs, meter: size_of(fs, key))
+        found = self._call(f"look up {name}", lambda fs, meter: kinds.size_of(fs, key))
         if found != size:
             raise StoreError(f"{self.address}/{name} has {found} bytes instead of {size}; it is not used")
-        piece = int(min(PIECE, max(PIECE / 32, self._pace.bytes_per_s or PIECE)))  # about a second's worth
+        second = self._pace.bytes_per_s or kinds.PIECE
+        piece = int(min(kinds.PIECE, max(kinds.PIECE / 32, second)))
         with open(path, "wb") as file:
             at = 0
             while at < size:
@@ -162,12 +137,12 @@ class Place:
         key, what = self._key(name), source if isinstance(source, bytes) else os.fspath(source)
         size = len(what) if isinstance(what, bytes) else os.path.getsize(what)
 
-        def work(fs: Any, meter: Meter) -> None:
+        def work(fs: Any, meter: kinds.Meter) -> None:
             if isinstance(what, str):
                 os.stat(what)
             self.write(fs, key, what, meter)
 
-        unseen = size if self.scheme in WHOLE else min(size, PIECE)
+        unseen = size if self.scheme in kinds.WHOLE else min(size, kinds.PIECE)
         self._call(f"write {name}", work, gone=what if isinstance(what, str) else "", more_s=unseen / SLOWEST)
 
     def create(self, name: str, data: bytes) -> bool:
@@ -189,19 +164,15 @@ class Place:
         return True
 
     def list(self, folder: str = "") -> dict[str, int]:
-        """The sizes of the files below `folder` by name, as the other calls take it. Names that no store of ours has are left out.
+        """The sizes of the files below `folder` by name, as the other calls take it, without names that are not ours.
 
         Raises Refused, Unavailable.
         """
         where = self._key(folder) + "/" if folder else self.prefix
         found = self._call(f"list {folder or 'files'}", lambda fs, meter: self._rows(fs, where, deep=True))
         sizes = {row["name"]: int(row["size"] or 0) for row in found if row["type"] == "file"}
-        cut = len(self.prefix)
-        return {
-            name[cut:]: size
-            for name, size in sorted(sizes.items())
-            if name.startswith(self.prefix) and NAME.fullmatch(name[cut:])
-        }
+        own = {name[len(self.prefix) :]: size for name, size in sorted(sizes.items()) if name.startswith(self.prefix)}
+        return {name: size for name, size in own.items() if NAME.fullmatch(name)}
 
     def folders(self) -> Sequence[str]:
         """The names of the folders in this place, without what is in them: in a store, its runs.
@@ -218,12 +189,12 @@ class Place:
             with contextlib.suppress(NotFound):
                 self._call("delete files", lambda fs, meter, key=key: fs.rm_file(key))  # type: ignore[misc]
 
-    # One call -------------------------------------------------------------------------------------------------------
+    # One call --------------------------------------------------------------------------------------------------------
 
     def _key(self, name: str) -> str:
         return self.prefix + check_name(name)
 
-    def _call(self, what: str, work: Callable[[Any, Meter], T], gone: str = "", more_s: float = 0.0) -> T:
+    def _call(self, what: str, work: Callable[[Any, kinds.Meter], T], gone: str = "", more_s: float = 0.0) -> T:
         """The result of `work(file system, meter)`, repeated after failures.
 
         gone: a local file whose absence is the caller's to handle. more_s: beyond `call_s`, for the bytes of one piece.
@@ -243,11 +214,11 @@ class Place:
                 absent = isinstance(error, FileNotFoundError)
                 if absent and gone and not os.path.exists(gone):
                     raise
-                if why := refusal(error):
+                if why := kinds.refusal(error):
                     raise Refused(f"cannot {what} in {self.address}: {why} ({short(error)})") from error
                 if absent:
                     raise NotFound(f"cannot {what}: {self.address} has no such file") from error
-                if self.scheme not in SHARED:  # which connect anew by themselves
+                if self.scheme not in kinds.SHARED:  # which connect anew by themselves
                     self._idle.clear()  # the server may be gone
                 if attempt == limits.tries:
                     times = f" {attempt} times" if attempt > 1 else ""
@@ -258,19 +229,19 @@ class Place:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[Any]:
-        """A file system of fsspec for one call. One that is not SHARED has no other call, and is dropped when that fails."""
-        is_shared = self.scheme in SHARED
+        """A file system of fsspec for one call. One that is not SHARED has no other call; if that fails, it goes."""
+        is_shared = self.scheme in kinds.SHARED
         with self._lock:
             fs = self._idle.pop() if self._idle else None
             if is_shared:
-                fs = fs or connect(self.scheme, self.options)
+                fs = fs or kinds.connect(self.scheme, self.options)
                 self._idle.append(fs)
-        fs = fs or connect(self.scheme, self.options)
+        fs = fs or kinds.connect(self.scheme, self.options)
         fs.invalidate_cache()
         try:
             yield fs
         except Exception as error:
-            absent = isinstance(error, FileNotFoundError) or type(error).__name__.endswith(MISSING)
+            absent = isinstance(error, FileNotFoundError) or type(error).__name__.endswith(kinds.MISSING)
             if not is_shared and (absent or isinstance(error, FileExistsError)):
                 self._idle.append(fs)
             if absent:
@@ -283,18 +254,18 @@ class Place:
         """At most `length` bytes of a file from byte `start`; fewer only at its end."""
         more = {"cache_type": "none"} if self.scheme == "hf" else {}  # else 5 MB more are read than asked for
 
-        def work(fs: Any, meter: Meter) -> bytes:
-            end = min(size_of(fs, key), start + length)
+        def work(fs: Any, meter: kinds.Meter) -> bytes:
+            end = min(kinds.size_of(fs, key), start + length)
             return bytes(fs.cat_file(key, start=start, end=end, **more)) if start < end else b""
 
         return self._call(f"read {name}", work, more_s=more_s)
 
     def _rows(self, fs: Any, prefix: str, deep: bool) -> Sequence[dict[str, Any]]:
-        """What is in a folder, directly or at any depth (then files only), as fsspec lists it; nothing where there is none.
+        """What is in a folder, directly or at any depth (then files only), as fsspec lists it; [] where there is none.
 
         The names begin as `prefix` does. Removes what killed writers left a day ago.
         """
-        folder, is_tree = prefix.rstrip("/") or "/", self.scheme in TREES
+        folder, is_tree = prefix.rstrip("/") or "/", self.scheme in kinds.TREES
         options = {"on_error": "raise"} if is_tree else {}  # what cannot be listed is an error
         try:
             found = [*fs.find(folder, detail=True, **options).values()] if deep else fs.ls(folder, detail=True)
@@ -314,29 +285,30 @@ class Place:
         slashes = prefix[: len(prefix) - len(prefix.lstrip("/"))]
         return [row | {"name": slashes + str(row["name"]).strip("/")} for row in found]
 
-    # Writing --------------------------------------------------------------------------------------------------------
+    # Writing ---------------------------------------------------------------------------------------------------------
 
-    def write(self, fs: Any, key: str, source: bytes | str, meter: Meter) -> None:
+    def write(self, fs: Any, key: str, source: bytes | str, meter: kinds.Meter) -> None:
         """Replace a file by bytes, or by the contents of the file at the path `source`: one attempt."""
-        if self.scheme in TREES:
+        if self.scheme in kinds.TREES:
             with self._hidden(fs, key, source, meter) as temporary:
                 (os.replace if self.scheme == "file" else fs.mv)(temporary, key)
             return
-        if self.scheme in WHOLE:
-            meter(len(source) if isinstance(source, bytes) else os.path.getsize(source))
+        size, whole = len(source) if isinstance(source, bytes) else os.path.getsize(source), self.scheme in kinds.WHOLE
+        if whole:
+            meter(size)
+        if isinstance(source, str) and size <= kinds.PIECE:
+            source = Path(source).read_bytes()
         if self.scheme == "hf":
             self._write_to_bucket(key, source)
-            return
-        if isinstance(source, str) and os.path.getsize(source) <= PIECE:
-            source = Path(source).read_bytes()
-        if isinstance(source, bytes):
+        elif isinstance(source, bytes):
             fs.pipe_file(key, source)
-            if self.scheme not in WHOLE:
-                meter(len(source))
-        elif self.scheme in WHOLE:
+        elif whole:
             fs.put_file(source, key)
         else:
-            stream(fs, key, source, meter)
+            kinds.stream(fs, key, source, meter)
+            return
+        if not whole:
+            meter(size)
 
     def _write_to_bucket(self, key: str, source: bytes | str) -> None:
         """Replace a file on the Hugging Face hub; its bucket is made, private, by the first one.
@@ -360,7 +332,7 @@ class Place:
     def write_new(self, fs: Any, key: str, data: bytes) -> None:
         """Write a file that does not exist: one attempt. Raises FileExistsError."""
         exists = FileExistsError(errno.EEXIST, "exists already", key)
-        if self.scheme in TREES:
+        if self.scheme in kinds.TREES:
             self._write_new_in_tree(fs, key, data, exists)
         elif not self.conditional:
             with contextlib.suppress(FileNotFoundError):
@@ -371,7 +343,7 @@ class Place:
             try:
                 fs.pipe_file(key, data, mode="create")
             except Exception as error:
-                if any(word in text_of(error) for word in EXISTS):
+                if any(word in kinds.text_of(error) for word in kinds.EXISTS):
                     raise exists from error
                 raise
 
@@ -388,27 +360,27 @@ class Place:
                     if error.errno not in NO_LINKS:
                         raise
         try:
-            target = open_new(fs, key, "xb" if self.scheme == "file" else "wxb")
+            target = kinds.open_new(fs, key, "xb" if self.scheme == "file" else "wxb")
         except OSError as error:
             if isinstance(error, FileNotFoundError) or not fs.exists(key):
                 raise
             # SFTP version 3 has no code for "exists": servers answer "Failure" (draft-ietf-secsh-filexfer-02, 7).
             raise exists from error
         try:
-            fill(self.scheme, target, data, lambda count: None)
+            kinds.fill(self.scheme, target, data, lambda count: None)
         except BaseException:
             with contextlib.suppress(Exception):
                 fs.rm_file(key)
             raise
 
     @contextlib.contextmanager
-    def _hidden(self, fs: Any, key: str, source: bytes | str, meter: Meter) -> Iterator[str]:
+    def _hidden(self, fs: Any, key: str, source: bytes | str, meter: kinds.Meter) -> Iterator[str]:
         """A hidden file beside `key` with the contents of `source`; it is gone afterwards."""
         folder, _, last = key.rpartition("/")
         temporary = f"{folder}/.{last}.{uuid.uuid4().hex}"
         try:
-            size = fill(self.scheme, open_new(fs, temporary, "wb"), source, meter)
-            if size_of(fs, temporary) != size:
+            size = kinds.fill(self.scheme, kinds.open_new(fs, temporary, "wb"), source, meter)
+            if kinds.size_of(fs, temporary) != size:
                 raise OSError(errno.EIO, "another size arrived than was sent", key)
             yield temporary
         finally:
@@ -418,18 +390,17 @@ class Place:
             fsync_folder(Path(folder))
 
 
-def short(error: BaseException) -> str:
-    """An error in one line of at most 300 characters, with its class where it has no text."""
-    text = " ".join(str(error).split())
-    return (text or type(error).__name__)[:300]
-
-
 def one_line(value: object, most: int = 300) -> str:
-    """Text of another machine as one printable line."""
+    """An error, or a text of another machine, as one printable line."""
     return "".join(c if c.isprintable() else " " for c in str(value)[:most]).strip()
 
 
-# Opening a place ------------------------------------------------------------------------------------------------------
+def short(error: BaseException) -> str:
+    """An error in one line, its class where it has no text."""
+    return one_line(error) or type(error).__name__
+
+
+# Opening a place ----------------------------------------------------------------------------------------------------
 
 
 def open_place(address: str, limits: Limits | None = None) -> Place:
@@ -446,8 +417,8 @@ def open_place(address: str, limits: Limits | None = None) -> Place:
         return Place("file", str(folder), f"{folder.as_posix().rstrip('/')}/", limits)
     if scheme == "file":
         return open_place(f"/{rest.lstrip('/')}", limits)
-    if scheme not in PROTOCOLS:
-        others = ", ".join(name for name in PROTOCOLS if name != "file")
+    if scheme not in kinds.PROTOCOLS:
+        others = ", ".join(name for name in kinds.PROTOCOLS if name != "file")
         raise StoreError(f"{scheme}:// is not a kind of store; use a folder, or one of {others}")
     parts = urlsplit(address)
     if parts.password or parts.query or parts.fragment or (parts.username and scheme != "sftp"):
@@ -458,7 +429,7 @@ def open_place(address: str, limits: Limits | None = None) -> Place:
     body = rest.strip("/")
     if any(part in ("", ".", "..") for part in body.split("/")) or "\\" in body:
         raise StoreError(f"{address!r}: write the address without . and .. and with single slashes")
-    package = PROTOCOLS[scheme][0]
+    package = kinds.PROTOCOLS[scheme][0]
     try:
         importlib.import_module(package)
     except ImportError as error:
@@ -471,9 +442,8 @@ def open_place(address: str, limits: Limits | None = None) -> Place:
 
         if not parts.hostname:
             raise StoreError(f"sftp://{body}: the host is missing; write sftp://user@host/folder")
-
         try:
-            options = sftp.login(parts.hostname or "", parts.port, unquote(parts.username or ""))
+            options = sftp.login(parts.hostname, parts.port, unquote(parts.username or ""))
         except ValueError as error:
             raise StoreError(f"sftp://{body}: the port is not a number") from error
         root = unquote(parts.path).rstrip("/")

@@ -1,11 +1,11 @@
 """Restores a run from its store: into an empty folder, or into one that is behind.
 
 Everything is fetched to a hidden folder first, and each hash is compared. A manifest with a damaged or missing file is
-passed over for the one before it. Then files and whole states are renamed into the run's folder, `run.toml` last: a folder without
-it is no run, so a restore that is killed is simply repeated, and keeps what it had fetched.
+passed over for the one before it. Then files and whole states are renamed into the run's folder, `run.toml` last: a
+folder without it is no run, so a restore that is killed is simply repeated, and keeps what it had fetched.
 
 This machine's newer work wins: where its newest complete state is as far as the store's, nothing of the run is changed.
-What is rendered from the run's job (the script, the data-set file) holds paths, so it is rendered again for this machine.
+What is rendered from the run's job (the script, the data-set file) holds paths, so it is rendered again here.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import tomllib
 from guards import checkpoint
 from launch.common import plain_files
 from launch.store.copies import each_manifest
-from launch.store.manifest import RENDERED, STATE, Manifest, Member, Memory, newest_state
+from launch.store.manifest import RENDERED, Manifest, Member, Memory, newest_state, state_of
 from launch.store.places import Place, StoreError, Unavailable
 from monitor.run_folder import read_json
 from runs.files import atomic_write, explained, fsync_folder
@@ -30,8 +30,7 @@ from runs.paths import datasets_dir, outputs_dir
 
 SPEC, JOB = "run/run.toml", "run/job.json"
 MONITOR = "run/monitor.json"
-# Of monitor.json: processes and clocks of another machine.
-FORGOTTEN = ("current", "failure", "shutdown")
+FORGOTTEN = ("current", "failure", "shutdown")  # of monitor.json: processes and clocks of another machine
 ENDED = ("completed", "failed", "stopped", "paused", "preempted")  # states of monitor.json that stay as they are
 MAY_DIFFER = (  # fields of a spec that may differ between two copies of one run
     *("store", "price_per_hour", "spend_limit", "save_dir", "control_dir", "environment", "secrets"),
@@ -44,34 +43,31 @@ def restore(
     place: Place,
     run: str,
     folder: Path | None = None,
-    data: Path | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> "Restored":
     """Bring the run's folder and data set up to the newest complete manifest of `place` (STORE/SLUG).
 
-    Args:
-        run: the slug. folder, data: by default those of the run on this machine.
-        on_progress: called with the bytes fetched and the bytes to fetch.
+    run: the slug. folder: by default that of the run here. on_progress: called with the bytes fetched, and to fetch.
 
     Raises StoreError: the store cannot be read; the disk is full; the folder holds another run of this name. RunError:
     this machine's folder cannot be written, or the script not be made here. The run's folder is unchanged, or, while
     its last files are renamed, still without `run.toml` where it had none.
     """
-    folder, data = folder or outputs_dir() / run, data or datasets_dir() / run
+    folder = folder or outputs_dir() / run
     with explained(f"restore {run}"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        found = Restored(place, run, folder, data, on_progress)
+        found = Restored(place, run, folder, on_progress)
         found.go()
-        return found
+    return found
 
 
 class Restored:
-    """One restore, and what it did. What is fetched lies in `.restore-RUN` beside its folder, under the name it will have."""
+    """One restore, and what it did. `.restore-RUN` beside the run's folder has what was fetched, by its names there."""
 
-    def __init__(self, place: Place, run: str, folder: Path, data: Path, on_progress: Callable[[int, int], None]):
-        self.place, self.run, self.folder, self.data = place, run, folder, data
+    def __init__(self, place: Place, run: str, folder: Path, on_progress: Callable[[int, int], None]):
+        self.place, self.run, self.folder, self.data = place, run, folder, datasets_dir() / run
         self.on_progress = on_progress
-        self.staging = {"run": folder.parent / f".restore-{run}", "data": data.parent / f".restore-{run}"}
+        self.staging = folder.parent / f".restore-{run}"
         self.memory = Memory(folder)
         self.manifest: Manifest | None = None  # None: the store has none that is complete
         self.step = -1  # of the newest state in the folder now; -1 without one
@@ -90,10 +86,9 @@ class Restored:
         self.step = newest_state(self.folder, self.memory)
         with contextlib.suppress(OSError):
             self.memory.save(self.place.address)
-        for staging in self.staging.values():
-            shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(self.staging, ignore_errors=True)
 
-    # Choose and fetch -----------------------------------------------------------------------------------------------
+    # Choose and fetch ------------------------------------------------------------------------------------------------
 
     def _fetch_newest(self, has_run: bool) -> tuple[Manifest | None, dict[str, Member]]:
         """The newest manifest whose contents arrive undamaged, and its files that are to be written."""
@@ -120,7 +115,7 @@ class Restored:
         if member.size > SPEC_BYTES:
             raise StoreError(f"{manifest.name}: its run.toml has {member.size} bytes; it is not used")
         self._fetch({SPEC: member})
-        own, stored = _read_toml(self.folder / "run.toml"), _read_toml(self._staged(SPEC))
+        own, stored = _read_toml(self.folder / "run.toml"), _read_toml(self.staging / SPEC)
         keys = (own.keys() | stored.keys()) - {*MAY_DIFFER}
         if differing := sorted(key for key in keys if own.get(key) != stored.get(key)):
             raise _Conflict(
@@ -134,9 +129,7 @@ class Restored:
         parts = ("run/", "data/") if behind else () if self.data.is_dir() else ("data/",)
         wanted = {name: member for name, member in manifest.files.items() if name.startswith(parts)}
         left = {f"run/{name}" for name in RENDERED if SPEC in manifest.files}
-        in_states = set[str]()
         for state, names in manifest.states().items():
-            in_states |= {*names}
             if wanted and checkpoint.verify(self.folder / state).usable:
                 left |= {*names}
         own = self.folder / "run.toml"
@@ -145,7 +138,7 @@ class Restored:
         return {
             name: member
             for name, member in wanted.items()
-            if name not in left and (name in in_states or not self._has(self._target(name), member))
+            if name not in left and (state_of(name) or not self._has(self._target(name), member))
         }
 
     def _has(self, path: Path, member: Member) -> bool:
@@ -156,15 +149,14 @@ class Restored:
             return False
 
     def _fetch(self, members: dict[str, Member]) -> None:
-        """Fetch files to the staging folders; those that an earlier restore fetched are kept.
+        """Fetch files to the staging folder; those that an earlier restore fetched are kept.
 
         Raises StoreError: contents are damaged. Unavailable. OSError: this machine's disk.
         """
-        for staging in self.staging.values():
-            staging.mkdir(parents=True, exist_ok=True)
-        todo = {name: member for name, member in members.items() if not self._has(self._staged(name), member)}
+        self.staging.mkdir(exist_ok=True)
+        todo = {name: member for name, member in members.items() if not self._has(self.staging / name, member)}
         total, done = sum(member.size for member in todo.values()), 0
-        free = shutil.disk_usage(self.staging["run"]).free
+        free = shutil.disk_usage(self.staging).free
         if total > free:
             raise _Conflict(
                 f"{self.folder.parent} has {free / 1e6:.0f} MB free and the run needs {total / 1e6:.0f} MB; "
@@ -172,14 +164,12 @@ class Restored:
             )
         for name, member in todo.items():
             self.on_progress(done, total)
-            path = self._staged(name)
+            path = self.staging / name
             path.parent.mkdir(parents=True, exist_ok=True)
             if self.place.get(member.blob, path, member.size) != member.sha256:
                 path.unlink()
                 self.damaged.add(member.sha256)
-                raise StoreError(
-                    f"{self.place.address}/{member.blob} is damaged: its contents do not have this SHA-256"
-                )
+                raise StoreError(f"{self.place.address}/{member.blob} is damaged: its SHA-256 is another one")
             os.utime(path, (time.time(), member.changed_s))
             checkpoint.fsync_path(path)
             done += member.size
@@ -191,18 +181,14 @@ class Restored:
         for state, names in manifest.states().items():
             if not wanted.keys() & {*names}:
                 continue
-            folder = self.staging["run"] / state
+            folder = self.staging / "run" / state
             for path in plain_files(folder):
                 if f"run/{state}/{path.relative_to(folder).as_posix()}" not in names:
                     path.unlink()
             if problems := checkpoint.problems(folder):
                 raise StoreError(f"{manifest.name}: {state} is not a complete state: {problems[0]}")
 
-    def _staged(self, name: str) -> Path:
-        where, _, path = name.partition("/")
-        return self.staging[where] / path
-
-    # Install --------------------------------------------------------------------------------------------------------
+    # Install ---------------------------------------------------------------------------------------------------------
 
     def _target(self, name: str) -> Path:
         """The path of a member. Its name was checked when the manifest was read."""
@@ -211,17 +197,15 @@ class Restored:
 
     def _install(self, wanted: dict[str, Member], has_run: bool) -> None:
         """Move what was fetched to its place: data and logs, states as whole folders, what is rendered, `run.toml`."""
-        states = {f"run/{match['state']}" for name in wanted if (match := STATE.fullmatch(name.removeprefix("run/")))}
-        in_states = tuple(f"{state}/" for state in states)
         for name in wanted:
-            if not name.startswith(in_states) and name not in (SPEC, MONITOR):
+            if not state_of(name) and name not in (SPEC, MONITOR):
                 self._move(name)
-        for state in sorted(states):
+        for state in sorted({f"run/{state}" for name in wanted if (state := state_of(name))}):
             if self._target(state).exists():
                 checkpoint.set_aside(self._target(state), "the store has a complete one of this name")
             self._move(state)
         if MONITOR in wanted:
-            _forget_processes(self._staged(MONITOR))
+            _forget_processes(self.staging / MONITOR)
             self._move(MONITOR)
         if SPEC in wanted or (wanted and has_run):
             self._render(SPEC in wanted, JOB in wanted)
@@ -231,10 +215,10 @@ class Restored:
         fsync_folder(self.folder.parent)
 
     def _move(self, name: str) -> None:
-        """Rename a fetched file or state into place; where that is another disk it is copied, and a kill repeats that."""
+        """Rename a fetched file or state into place; on another disk it is copied, and a kill repeats that."""
         target = self._target(name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(self._staged(name), target)
+        shutil.move(self.staging / name, target)
         fsync_folder(target.parent)
 
     def _render(self, fetched_spec: bool, fetched_job: bool) -> None:
@@ -248,7 +232,7 @@ class Restored:
         from runs.pin import place
         from runs.spec import load
 
-        source = self.staging["run"] if fetched_spec else self.folder
+        source = self.staging / "run" if fetched_spec else self.folder
         self.folder.mkdir(exist_ok=True)
         if (self.folder / FILE).is_file():
             place(self.folder, own_spec=fetched_job and not fetched_spec)

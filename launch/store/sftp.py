@@ -33,12 +33,8 @@ class KnownHosts(SFTPFileSystem):
         with self.ftp.open(path, "rb") as file:
             return b"".join(file.readv([(start, (end or 0) - (start or 0))]))
 
-    def rm_file(self, path: str) -> None:
-        """Delete a file."""
-        self.ftp.remove(path)
-
     def mv(self, old: str, new: str, **kwargs: Any) -> None:
-        """Rename a file. posix-rename@openssh.com replaces; for a server without it, the other file is deleted first."""
+        """Rename a file. posix-rename@openssh.com replaces; where that is unknown, the other file is deleted first."""
         try:
             self.ftp.posix_rename(old, new)
         except OSError as error:
@@ -51,10 +47,8 @@ class KnownHosts(SFTPFileSystem):
 
 def login(host: str, port: int | None, user: str) -> dict[str, Any]:
     """The arguments of KnownHosts, with what ~/.ssh/config says about the host. The login is by key or agent."""
-    settings: dict[str, Any] = {}
     file = Path("~/.ssh/config").expanduser()
-    if file.is_file():
-        settings = dict(paramiko.SSHConfig.from_path(str(file)).lookup(host))
+    settings: dict[str, Any] = {**paramiko.SSHConfig.from_path(str(file)).lookup(host)} if file.is_file() else {}
     limits = ("timeout", "banner_timeout", "auth_timeout", "channel_timeout")
     found: dict[str, Any] = {"host": settings.get("hostname", host), **dict.fromkeys(limits, CONNECT_S)}
     found["port"] = port or int(settings.get("port", 22))

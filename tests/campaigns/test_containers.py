@@ -87,7 +87,7 @@ def test_a_pod_fetches_its_run_trains_it_and_stops(image, data, tmp_path, monkey
     store = str(tmp_path / "store")
     made = spec(max_train_steps=6, store=store, **SETTINGS)
     home = runs.create(made, pictures(data / "photos"))
-    travel.upload(home, store)
+    travel.upload(home)
     root, port = tmp_path / "pod" / "data", free_port()
     root.mkdir(parents=True)
     start = {"HANGPROOF_START_RUN": made.slug, "HANGPROOF_START_STORE": store, **POD}
@@ -107,13 +107,13 @@ def test_skypilots_job_sets_itself_up_restores_the_run_and_trains_it(image, data
     """Its two scripts with bash, in a home as SkyPilot makes it: the project in ~/sky_workdir, and nothing of the run."""
     store = str(tmp_path / "store")
     made = spec(max_train_steps=6, store=store, **SETTINGS)
-    travel.upload(runs.create(made, pictures(data / "photos")), store)
+    travel.upload(runs.create(made, pictures(data / "photos")))
     home = tmp_path / "home"
     home.mkdir()
     (home / "sky_workdir").symlink_to(image)
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(tmp_path), "HANGPROOF_GPUS": ""}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable}
-    for script in (skypilot.set_up(made, False), skypilot.command(made, store, False)):
+    for script in skypilot.scripts(made, store, False).values():
         done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=1000)
         assert done.returncode == 0, done.stderr[-3000:]
     folder = home / "hangproof-data" / "outputs" / made.slug

@@ -47,7 +47,7 @@ def nothing_runs(data: Path) -> bool:
 
 
 def launched(tool: str, folder: Path | str, *words: str, **environment: str) -> tuple[int, dict, str]:
-    """`python -m launch TOOL FOLDER --json WORDS` (or an option in place of the folder): the exit code, what its last line says, and all of its output."""
+    """`python -m launch TOOL FOLDER --json WORDS`: the exit code, what its last line says, and all of its output."""
     done = python("-m", "launch", tool, str(folder), "--json", *words, timeout=500, **environment)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr

@@ -1,13 +1,14 @@
 """Shared by the tests of the store: a run with images, logs, a LoRA and complete states, and short limits."""
 
 import os
+import time
 from pathlib import Path
 
 from runs_helpers import pictures, spec
 
 import runs
 from guards import checkpoint
-from launch.store.lease import Lease
+from launch.store.lease import HELD, LOST, RELEASED, Lease
 from launch.store.places import Limits, Place
 
 QUICK = Limits(call_s=5.0, tries=8, first_wait_s=0.01, longest_wait_s=0.05)
@@ -37,10 +38,20 @@ def log(folder: Path, text: str) -> None:
             file.write(f'{{"message": "{text}"}}\n')
 
 
+def acquired(lease: Lease, limit_s: float = 10) -> bool:
+    """Poll until the lease is held (True), or until it is lost or `limit_s` has passed (False)."""
+    end = time.monotonic() + limit_s
+    while lease.poll() not in (HELD, LOST, RELEASED):
+        if time.monotonic() > end:
+            return False
+        time.sleep(min(1.0, lease.period_s / 30))
+    return lease.state == HELD
+
+
 def held(place: Place, **options) -> Lease:
     """A lease of the place that is held."""
     lease = Lease(place, **{"period_s": PERIOD_S, "settle_s": 0.0 if place.conditional else 0.5, **options})
-    assert lease.acquire(limit_s=60), (lease.state, lease.holder, lease.error)
+    assert acquired(lease, 60), (lease.state, lease.holder, lease.error)
     return lease
 
 

@@ -44,8 +44,8 @@ def test_a_refused_submission_has_slurms_own_words(cluster, tmp_path):
 @pytest.mark.journey
 def test_a_job_on_a_node_with_gpus_gets_its_gpu_also_where_its_path_needs_quotes(cluster, tmp_path):
     folder = toy_run(tmp_path / 'it\'s a "run" for $5 #1; ünï', steps=5, pace=0.02, every=5)
-    script = f'echo "gpus $SLURM_JOB_GPUS, devices $CUDA_VISIBLE_DEVICES"\ncd "$HANGPROOF_RUN"\nexec {sys.executable} toy.py\n'
-    (folder / "train.sh").write_text(script, encoding="utf-8")
+    shown = 'echo "gpus $SLURM_JOB_GPUS, devices $CUDA_VISIBLE_DEVICES"'
+    (folder / "train.sh").write_text(f'{shown}\ncd "$HANGPROOF_RUN"\nexec {sys.executable} toy.py\n', encoding="utf-8")
     answer = launch(cluster, folder, "--submit", "--partition", "gpu")
     assert (answer["gpus"], answer["kind"]) == (1, "")
     completed(cluster, folder, answer["job"], starts=1, steps=5)

@@ -96,7 +96,7 @@ def assert_documented(request: dict) -> None:
 def remote(clean, quick, tmp_path, monkeypatch):
     """A run whose store is a folder, in place of one that the provider reaches; a lease is taken at once."""
     monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
-    folder = a_run(tmp_path / "data", tier="12G")
+    folder = a_run(tmp_path / "data", tier="12G", store=str(tmp_path / "store"))
     monkeypatch.setattr(travel, "address", lambda made: str(tmp_path / "store"))
     monkeypatch.setenv("RUNPOD_API_KEY", KEY)
     return folder

@@ -1,4 +1,4 @@
-"""A bundle says what is missing where there is no Python; tests/campaigns/test_containers.py trains one where there is nothing else."""
+"""A bundle says what is missing where there is no Python; tests/campaigns/test_containers.py trains one."""
 
 import shutil
 import subprocess

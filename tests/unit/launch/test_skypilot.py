@@ -76,8 +76,8 @@ exit "${SKY_CODE:-0}"
 
 
 def test_skypilot_is_submitted_once_the_run_is_in_its_store(data, tmp_path, clean, quick, monkeypatch):
-    folder = a_run(data, store="memory-is-not-a-store")
     store = tmp_path / "store"
+    folder = a_run(data, store=str(store))
     monkeypatch.setattr(travel, "address", lambda made: str(store))
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     executable(tmp_path / "venv" / "bin" / "sky", SKY)

@@ -1,4 +1,4 @@
-"""Promises of one line each: what a rehearsal starts is its own job, a signal ends the container's loop, bytes are sent as they are."""
+"""Small promises: a rehearsal starts its own job, a signal ends the container's loop, bytes are sent as they are."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""What all rented machines have in common: a store that they reach, GPUs that hold the run, secrets by name; and docker here."""
+"""What rented machines have in common: a store that they reach, GPUs that hold the run, secrets by name; docker here."""
 
 import json
 import os

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs_helpers import call, executable, pictures, run_script, spec
 from safetensors.numpy import save_file
+from store_helpers import held
 
 import presets
 import runs
 from launch import publish
 from launch.store.copies import Copier
-from launch.store.lease import Lease
 from launch.store.places import open_place
 from monitor.process.tree import idle
 from monitor.run_folder import RunFolder
@@ -174,10 +174,7 @@ def test_a_secret_leaves_with_nothing_that_is_shared(made, data, tmp_path, monke
         if place != "slurm":
             assert "WANDB_API_KEY" in json.loads(done.stdout.splitlines()[-1])["secrets"]
     place = open_place(str(out / "store")).under("cat")
-    lease = Lease(place, period_s=1.5)
-    assert lease.acquire(limit_s=30)
-    Copier(place, made, lease).push()
-    lease.release()
+    Copier(place, made, held(place)).push()
     assert any(path.is_file() for path in (out / "store").rglob("*"))
     form_of_card = {"lora": "", "title": "", "description": "", "licence": "mit", "base_model": None, "samples": 0}
     for name, content in publish.prepare(made, form_of_card).items():

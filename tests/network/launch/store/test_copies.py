@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from store_helpers import QUICK, add_state, belonging, held, log, make_run
+from store_helpers import QUICK, acquired, add_state, belonging, held, log, make_run
 from store_servers import serving
 
 from guards import checkpoint
@@ -303,7 +303,7 @@ def test_a_store_that_drops_what_it_confirmed_keeps_the_last_good_manifest(run, 
 
 @pytest.mark.slow
 def test_of_three_machines_at_once_one_holds_and_the_others_say_who(server):
-    """On every kind of store, and on an S3 server that ignores conditions: there the last claim within settle_s counts."""
+    """On every kind of store, and on an S3 server that ignores conditions: there the last claim in settle_s counts."""
     one_of_three_holds(server.place(QUICK).under("conditional"))
     if server.proxy:
         server.proxy.conditional = False
@@ -316,7 +316,7 @@ def one_of_three_holds(place: Place) -> None:
 
     def contend(one: Lease) -> None:
         while not any(lease.valid() for lease in leases) and time.monotonic() < end:
-            one.acquire(limit_s=1)
+            acquired(one, 1)
 
     with ThreadPoolExecutor() as pool:
         [*pool.map(contend, leases)]

@@ -104,7 +104,7 @@ def test_a_completed_run_is_in_its_store_and_an_empty_machine_has_nothing_left_t
 
 @pytest.mark.slow
 def test_a_pre_empted_run_moves_to_another_machine_and_back(machine, address, tmp_path):
-    # From step 45 on a step takes a second, until `hurry` is there: however busy this machine is, the run is not over before.
+    # From step 45 on a step takes a second, until `hurry` is there: on a busy machine, too, the run is not over before.
     pace = {"HANGPROOF_INJECT": "benchmarks.injector:fire", "HANGPROOF_SLOW": f"45:1:{tmp_path / 'hurry'}"}
     first = machine("first", SLOW, **pace)
     SLOW.create(first.data, {"store": address, "max_train_steps": 80})

@@ -4,7 +4,7 @@ A contender runs the real `Lease` in a thread. Each of its calls to the store st
 before its answer arrives; which contender goes on, and how much time passes, is drawn. So a schedule is exact and can
 be repeated.
 
-The campaign, 20 minutes: `HANGPROOF_EXAMPLES=100 python -m pytest tests/process/launch/store/test_lease.py -k two_never`.
+The campaign, 20 minutes: HANGPROOF_EXAMPLES=100 python -m pytest tests/process/launch/store/test_lease.py -k two_never
 """
 
 import os
@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from seeds import examples
-from store_helpers import QUICK
+from store_helpers import QUICK, acquired
 
 from launch.store.lease import (
     CLAIMED,
@@ -240,15 +240,15 @@ def lease(place, **options) -> Lease:
 
 def test_a_released_lease_is_taken_at_once_and_an_expired_one_after_two_periods(place):
     first, second, third = lease(place), lease(place), lease(place)
-    assert first.acquire(limit_s=10) and first.valid() and first.number == 1
+    assert acquired(first) and first.valid() and first.number == 1
     assert second.poll() == WAITING and second.holder == first.owner.text()
     first.release()
     assert first.state == RELEASED and not first.valid()
     began = second.clock()
-    assert second.acquire(limit_s=10) and second.number == 2
+    assert acquired(second) and second.number == 2
     assert second.clock() - began < 2 * 1.2
     began = third.clock()
-    assert third.acquire(limit_s=20) and third.number == 3
+    assert acquired(third, 20) and third.number == 3
     assert third.clock() - began > 2 * 1.2
     assert second.state == UNREACHABLE and second.poll() == LOST
     assert second.holder == third.owner.text()
@@ -256,7 +256,7 @@ def test_a_released_lease_is_taken_at_once_and_an_expired_one_after_two_periods(
 
 def test_a_holder_that_renews_keeps_the_lease(place):
     first, second = lease(place, period_s=0.3), lease(place, period_s=0.3)
-    assert first.acquire(limit_s=10)
+    assert acquired(first)
     began = first.clock()
     while first.clock() - began < 1.2:
         assert first.poll() == HELD and second.poll() in (WAITING, CLAIMED)
@@ -266,7 +266,7 @@ def test_a_holder_that_renews_keeps_the_lease(place):
 
 def test_a_store_that_is_away_makes_the_lease_invalid_until_it_is_renewed(place, tmp_path):
     first = lease(place, period_s=0.6)
-    assert first.acquire(limit_s=10)
+    assert acquired(first)
     (tmp_path / "store").rename(tmp_path / "away")
     (tmp_path / "store").write_text("not a folder")
     while first.valid():
@@ -281,7 +281,7 @@ def test_the_lease_of_a_killed_process_is_taken_at_once(place, tmp_path):
     code = (
         "import sys, time; from launch.store.lease import Lease; from launch.store.places import open_place\n"
         f"lease = Lease(open_place({str(tmp_path / 'store')!r}).under('my-run'), settle_s=0)\n"
-        "assert lease.acquire(); print('held', flush=True); time.sleep(600)"
+        "assert lease.poll() == 'held'; print('held', flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
@@ -294,7 +294,7 @@ def test_the_lease_of_a_killed_process_is_taken_at_once(place, tmp_path):
         process.wait()
         assert is_dead(owner) and not is_dead(replace(owner, boot_id="another boot"))
         assert not is_dead(replace(owner, process_space="another container"))
-        assert mine.acquire(limit_s=10) and mine.number == 2
+        assert acquired(mine) and mine.number == 2
     finally:
         process.kill()
         process.communicate()
@@ -306,19 +306,19 @@ def test_a_claim_that_never_held_gives_no_right_to_hurry(place):
     place.create("lease/000002.json", Claim(2, owner, period_s=1.2).dumps())
     mine = lease(place, dead=lambda owner: True)
     began = mine.clock()
-    assert mine.acquire(limit_s=10) and mine.number == 3
+    assert acquired(mine) and mine.number == 3
     assert mine.clock() - began > 1.2
 
 
 def test_a_number_is_not_used_again_when_the_store_lost_the_claims(place):
     place.put("manifests/000007-000002.json", b"{}")
     mine = lease(place, period_s=0.3)
-    assert mine.acquire(limit_s=10) and mine.number == 8
+    assert acquired(mine) and mine.number == 8
 
 
 def test_a_claim_that_the_store_lost_is_written_again(place):
     mine = lease(place)
-    assert mine.acquire(limit_s=10)
+    assert acquired(mine)
     place.delete(["lease/000001.json"])
     assert mine.poll() == HELD and parse_claim(place.read("lease/000001.json")).owner == mine.owner
     place.put("lease/000001.json", Claim(1, replace(this_owner(), id="2" * 16)).dumps())
@@ -339,7 +339,7 @@ def test_a_claim_that_cannot_be_read_expires_like_another(place):
     place.put("lease/000004.json", b"{")
     mine = lease(place, period_s=0.3)
     assert mine.poll() == WAITING and mine.holder == "a machine that is just writing its claim"
-    assert mine.acquire(limit_s=10) and mine.number == 5
+    assert acquired(mine) and mine.number == 5
 
 
 def test_what_another_machine_calls_itself_is_one_short_line():
@@ -351,16 +351,16 @@ def test_what_another_machine_calls_itself_is_one_short_line():
 def test_old_claims_are_removed(place):
     for _ in range(7):
         mine = lease(place)
-        assert mine.acquire(limit_s=10)
+        assert acquired(mine)
         mine.release()
     assert [name[-8:-5] for name in place.list("lease")] == ["005", "006", "007"]
 
 
 def test_a_replaced_process_takes_its_claim_on_and_stops_where_another_machine_claimed_meanwhile(place):
     first = lease(place)
-    assert first.acquire(limit_s=10)
+    assert acquired(first)
     second = lease(place, owner=first.owner, resumes=True)
-    assert second.acquire(limit_s=1) and second.number == 1
+    assert acquired(second, 1) and second.number == 1
     place.create("lease/000002.json", Claim(2, replace(this_owner(), host="other"), released=True).dumps())
     third = lease(place, owner=first.owner, resumes=True)
     assert third.poll() == LOST and "other (process" in third.holder

@@ -1,0 +1,28 @@
+set -eu
+cd @ROOT@
+export HANGPROOF_DATA=@DATA@
+#[environment
+if ! python3 -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))'; then
+  python3 -m pip install --quiet uv==0.13.9
+  python3 -m uv python install 3.12
+  export PYTHON="$(python3 -m uv python find 3.12)"
+fi
+. ./setup.sh
+set_up requirements.txt
+#]
+#[trainer
+./start.sh @TRAINER@
+#]
+#[model
+.venv/bin/python -m runs fetch-model @MODEL@
+#]
+#[nodes
+export HANGPROOF_NODE="$SKYPILOT_NODE_RANK" HANGPROOF_MAIN_PORT=29400
+HANGPROOF_MAIN_ADDRESS="$(head -n 1 <<< "$SKYPILOT_NODE_IPS")"
+export HANGPROOF_MAIN_ADDRESS
+rm -rf -- "$HANGPROOF_DATA"/outputs/@NAME@
+#]
+#[run
+.venv/bin/python -m launch store restore @STORE@ @NAME@
+exec .venv/bin/python -m monitor run @NAME@
+#]
