@@ -96,7 +96,7 @@ class Trial:
         config.watch.poll_min_s, config.watch.poll_max_s, config.watch.tree_s = POLL_S, POLL_S, TREE_S
         config.end.grace_s, config.end.kill_wait_s = 0.0, KILL_S
         config.restart.snapshots_bytes = config.standby.tries_count = 0
-        loop.run.standby = Standby(loop.folder, config.standby, config.end)
+        loop.run.standby = Standby(loop.folder, config.standby, KILL_S)
         self.until_s, self._on_phase = until_s, on_phase
         self.busy = ""
         self.memory: dict[str, Any] = {}
@@ -148,7 +148,7 @@ class Trial:
             self._on_phase(first.phase, first.phase_s if same else view.now_s)
 
     def _measure_memory(self, attempt: Attempt) -> None:
-        memory, used = self.memory, sum(map(platform.private_bytes, attempt.tree.members))
+        memory, used = self.memory, platform.private_bytes(*attempt.tree.members)
         memory["host_bytes"] = max(memory.get("host_bytes", 0), used)
         for gpu in self.loop.run.gpus.read():
             used, total = int(gpu.get("memory_used") or 0), int(gpu.get("memory_total") or 0)

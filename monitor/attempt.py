@@ -75,11 +75,16 @@ class Attempt:
         attempt.tree.refresh()
         return attempt
 
-    def announce(self, script: Path, resume: Path | None, before: bytes = b"") -> None:
+    def begins_now(self) -> None:
+        """It was started early, and trains from now on."""
+        log_start, now_s = self.folder.log_size(), platform.now().mono_s
+        self.record = replace(self.record, log_start=log_start, started_s=now_s, oom_kills=oom_kills())
+
+    def announce(self, script: Path, resume: Path | None, before: str = "") -> None:
         """Begin this attempt's part of training.log; `before`: what it has printed until now. OSError: it cannot be written."""
         header = f"=== {platform.now().utc} attempt {self.record.number}: {script.name}, from {resume or 'the start'}\n"
         with open(self.folder.own / TRAINING_LOG, "ab") as log:
-            log.write(header.encode() + before)
+            log.write((header + before).encode())
 
     def start(self, script: Path, output: Path, variables: Mapping[str, str], inherit: tuple[int, ...]) -> None:
         """Start `script` under the shell that records its end; it prints to the end of `output`.

@@ -77,7 +77,7 @@ class Run:
         self.queue = GpuQueue(folder.name, folder.spec, self.gpus.listed)
         self.verifier = Verifier(config.check.verify_s)
         self.prewarm = script.Prewarm(folder, self.verifier, config.check.render_s)
-        self.standby = Standby(folder, config.standby, config.end)
+        self.standby = Standby(folder, config.standby, config.end.kill_wait_s)
         self.store = StoreAgent(folder, config.store)
         self.incident: Incident | None = None  # the last one, until a new step closes it
         self.tries = 0  # starts in a row that failed for a passing reason
@@ -181,9 +181,7 @@ def _start_attempt(run: Run) -> Attempt | Transition:
     try:
         limit, spec = run.config.restart.snapshots_bytes, spec_hash(run.folder.folder)
         variables = {} if run.several else snapshots.environment(state.snapshots, spec, limit)
-        standby = run.standby.release(
-            number, rendered.script, point.path, variables, lambda attempt: _record(run, attempt)
-        )
+        standby = run.standby.release(rendered.script, point.path, variables, lambda attempt: _record(run, attempt))
         attempt = standby or _start_cold(run, number, rendered, point, variables)
     except OSError:
         state.current = None

@@ -188,7 +188,7 @@ class StatusWriter:
             used_s = [info.cpu_s - before[info.pid] for info in found if info.pid in before]
             if used_s:
                 values["cpu_cores"] = round(max(0.0, sum(used_s)) / (now.mono_s - then_s), 2)
-            values["memory_bytes"] = sum(map(platform.private_bytes, pids)) or None
+            values["memory_bytes"] = platform.private_bytes(*pids) or None
         return values
 
     def _note_gpus(self, now: Moment, readings: tuple[dict[str, Any], ...]) -> None:

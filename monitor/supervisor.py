@@ -357,7 +357,7 @@ def progressing(loop: Loop, view: Observation, verdict: Verdict) -> Transition:
         text = loop.run.prewarm.text(loop.run.state.changes)
         loop.run.standby.tick(view, loop.attempt, text, loop.run.queue.handles())
         # On its way to the gate, it takes processor time from the training.
-        loop.watch.disturbed = loop.run.standby.summary()["state"] == "starting"
+        loop.watch.disturbed = loop.run.standby.attempt is not None and not loop.run.standby.ready
     if (store := loop.run.store).holds and verdict.phase == "step":
         save_s = loop.watch.learned().get("save", {}).get("median", 0.0)
         store.request_save(view.step, loop.watch.step_s(), save_s)

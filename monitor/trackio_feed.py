@@ -26,30 +26,29 @@ def feed(folder: Path, tracker: Any, poll_s: float = 2.0, end_s: float = 30.0) -
     while True:
         with open(folder / METRICS, "ab+") as file:
             file.seek(begin)
-            text = file.read(1 << 20)
-        whole = text[: text.rfind(b"\n") + 1]  # the rest of the last line is not written yet
-        begin += len(whole)
-        for line in json_objects(whole):
+            lines = file.read(1 << 20).rpartition(b"\n")[0]  # the rest of the last line is not written yet
+        begin += len(lines) + bool(lines)
+        for line in json_objects(lines):
             numbers = {key: line[key] for key in ("loss", "lr", "step_s") if type(line.get(key)) in (int, float)}
             values = {key: float(value) for key, value in numbers.items() if abs(value) < 1e30}
             if line.get("kind") == "step" and values and count_of(line.get("step")) > logged:
                 logged = count_of(line["step"])
                 tracker.log(values, step=logged)
         atomic_write(folder / STATE, json.dumps({"step": logged}))
-        seen_s = time.monotonic() if whole or is_held(folder / LOCK) else seen_s
-        if not whole and time.monotonic() - seen_s >= end_s:
+        seen_s = time.monotonic() if lines or is_held(folder / LOCK) else seen_s
+        if not lines and time.monotonic() - seen_s >= end_s:
             return
-        time.sleep(poll_s * (not whole))
+        time.sleep(poll_s * (not lines))
 
 
 def main(run: RunFolder) -> None:
     """Log a run. Where trackio is missing or fails, an event says why, and the run goes on."""
-    if not Lock(run.folder / OWN_LOCK).acquire():  # held until this process ends
-        return
     try:
+        if not Lock(run.folder / OWN_LOCK).acquire():  # held until this process ends
+            return
         import trackio
 
-        config = {k: v for k, v in run.spec.items() if isinstance(v, int | float | str | bool)}
+        config = {k: v for k, v in run.spec.items() if isinstance(v, int | float | str)}
         tracker = trackio.init(project="hangproof", name=run.folder.name, config=config, resume="allow", embed=False)
         feed(run.folder, tracker)
         faulthandler.dump_traceback_later(60, exit=True)  # for its last entries

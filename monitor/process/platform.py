@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -139,14 +139,17 @@ def command_of(pid: int) -> str:
     return ""
 
 
-def private_bytes(pid: int) -> int:
-    """Memory that a process holds for itself, without mapped files and shared libraries; 0 where that is not known."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        if LINUX:
-            resident, shared = read_bytes(f"/proc/{pid}/statm").split()[1:3]  # proc(5), in pages
-            return max(0, int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
-        return int(_psutil(pid, lambda process: process.memory_info().rss))
-    return 0
+def private_bytes(*pids: int) -> int:
+    """Memory that these processes hold for themselves, without mapped files and shared libraries; what is not known is 0."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if LINUX:
+                resident, shared = read_bytes(f"/proc/{pid}/statm").split()[1:3]  # proc(5), in pages
+                total += max(0, int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+            else:
+                total += int(_psutil(pid, lambda process: process.memory_info().rss))
+    return total
 
 
 def send(pid: int, start: float, number: int) -> bool:
@@ -210,11 +213,13 @@ def now() -> Moment:
     return Moment(time.monotonic(), boot_s, time.time())
 
 
-def kill_first(pid: int, first: bool) -> None:
-    """Whether the kernel, short of memory, kills this process and its future children before all others. Linux only."""
-    with contextlib.suppress(OSError):
-        own = read_bytes("/proc/self/oom_score_adj") if LINUX else b""
-        if LINUX:  # whoever raised its score may lower it again, without any privilege: proc(5)
+def kill_first(pids: Iterable[int], first: bool = True) -> None:
+    """Whether the kernel, short of memory, kills these processes and their future children before all others. Linux only."""
+    for pid in pids if LINUX else ():
+        with contextlib.suppress(
+            OSError
+        ):  # whoever raised its score may lower it again, without any privilege: proc(5)
+            own = read_bytes("/proc/self/oom_score_adj")
             Path(f"/proc/{pid}/oom_score_adj").write_bytes(b"1000" if first else own)
 
 
