@@ -29,7 +29,7 @@ from jobs.queue import (
 )
 from monitor.cli import requests
 from monitor.cli.commands import START_S, ask_to_end, launch
-from monitor.gpu.queue import devices
+from monitor.gpu import devices
 from monitor.process import platform
 from monitor.process.locks import LOCK, Lock, is_held
 from monitor.resume.script import start_problems

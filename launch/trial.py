@@ -20,14 +20,13 @@ from typing import Any, NoReturn
 from launch.common import LaunchError
 from monitor import supervisor
 from monitor.attempt import Attempt
-from monitor.detect.progress import Observation
 from monitor.loop import Loop
 from monitor.process import platform, tree
 from monitor.process.locks import LOCK as WATCHED
 from monitor.process.locks import Lock
 from monitor.run_folder import RunFolder
 from monitor.standby import Standby
-from monitor.state import State, Transition
+from monitor.state import Observation, State, Transition
 from runs.paths import data_root
 
 SCRATCH, NAME = ".scratch", "rehearsal"  # the data folder in that of the user; the run in it

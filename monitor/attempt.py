@@ -19,13 +19,12 @@ from typing import Any
 from guards import heartbeat, snapshot_files, snapshots
 from guards.heartbeat import Beat
 from guards.reading import moved_bytes
-from monitor.detect.progress import Observation
-from monitor.diagnose.collect import ExitStatus, Scope, oom_kills
+from monitor.diagnose.causes import Scope, oom_kills
 from monitor.process import platform
 from monitor.process.platform import Moment, ProcessInfo
 from monitor.process.tree import MARKS, RUN, TOKEN, KillResult, Tree, kill
 from monitor.run_folder import TRAINING_LOG, RunFolder
-from monitor.state import AttemptRecord
+from monitor.state import AttemptRecord, ExitStatus, Observation
 
 SNAPSHOTS = (snapshot_files.RING, snapshots.SPEC, snapshots.LIMIT)
 _WRAPPER = 'printf %s "$$" >"$3"; bash "$1"; code=$?; printf %s "$code" >"$2"; exit "$code"'

@@ -20,15 +20,15 @@ from monitor import config, recovery, start
 from monitor.attempt import Attempt
 from monitor.cli.notify import Notifier
 from monitor.detect.probe import Probe
-from monitor.detect.progress import Observation, Watch
-from monitor.diagnose.collect import Evidence
+from monitor.detect.progress import Watch
+from monitor.diagnose.causes import Evidence
+from monitor.diagnose.slow import Slowdown
 from monitor.ledger import Ledger, amount
 from monitor.process import platform
 from monitor.resume import snapshots
 from monitor.run_folder import STATUS, RunFolder, print_line, read_json
-from monitor.slowdown import Slowdown
 from monitor.start import Run
-from monitor.state import EXIT_CODES, EXIT_FAILED, FINAL, WATCHED, State, Transition, load_learned
+from monitor.state import EXIT_CODES, EXIT_FAILED, FINAL, WATCHED, Observation, State, Transition, load_learned
 from monitor.status_writer import StatusWriter
 from runs import staging
 
@@ -245,7 +245,7 @@ class Loop:
             elif times & (times - 1) == 0:  # 2, 4, 8, …
                 self.folder.log(f"the same error, {times} times: {last}")
             self.drop_probe()  # evidence that an error cut short must not be compared
-            if self.run.state.failure is not None and self.at.state in WATCHED:
+            if self.run.state.failing and self.at.state in WATCHED:
                 self.enter(Transition(State.RECOVERING, self.at.message))
             now_s = time.monotonic()
             since_s, step = self.failing_since = self.failing_since or (now_s, self.run.state.best_step)
@@ -276,7 +276,7 @@ class Loop:
             return Transition(State.UNKILLABLE, message)
         if not self.at.give_up_s:
             self.folder.event("crash", message)
-        if waiting in WATCHED and self.run.state.failure is not None:
+        if waiting in WATCHED and self.run.state.failing:
             waiting = State.RECOVERING
         return Transition(waiting, message, now_s, self.at.give_up_s or now_s + self.config.end.unkillable_s)
 
@@ -289,11 +289,11 @@ class Loop:
         if missing := self.flush_store():
             reason = f"{reason}; {missing}"
         completed, incident = end.state is State.COMPLETED, self.run.incident
-        failing = self.run.state.failure is not None and end.state is not State.UNKILLABLE
+        failing = self.run.state.failing and end.state is not State.UNKILLABLE
         if incident is not None and (completed or failing):
             ended = "the run completed" if completed else f"the run ended before the restart: {reason}"
             incident.close(self.folder, (failing and incident.outcome) or ended, platform.now().utc)
-            self.run.state.failure = None
+            self.run.state.failing = False
         self.code, self.run.state.reason = EXIT_CODES[end.state] if end.code is None else end.code, reason
         self.folder.event(end.state.value, reason, reached=self.view.step if self.view else 0)
         return replace(end, message=reason)
@@ -343,7 +343,7 @@ class Loop:
                     stack.callback(snapshots.drop, state.snapshots)
                     state.snapshots = ""
                 if final:
-                    state.current = state.failure = state.shutdown = None
+                    state.current, state.failing, state.shutdown = None, False, None
                     for kind in step_requests.waiting(self.folder.folder) if run.leads else ():
                         step_requests.refuse(self.folder.folder, kind, state.best_step, f"the run is {self.at.state}")
                 self.notifier.poll(last_message_s)

@@ -22,10 +22,10 @@ from guards import gate, memory
 from guards.reading import read_text
 from monitor import config
 from monitor.attempt import Attempt
-from monitor.detect.progress import Observation
 from monitor.process import platform
 from monitor.resume.script import STAND_IN
 from monitor.run_folder import TRAINING_LOG, RunFolder
+from monitor.state import Observation
 
 LOOK_S, REST_S = (
     5.0,

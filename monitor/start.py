@@ -17,21 +17,21 @@ from typing import Any
 
 from guards import checkpoint, startup
 from guards.heartbeat import Beat
+from monitor import gpu
 from monitor.attempt import Attempt
 from monitor.config import Config
 from monitor.diagnose.incident import Incident
-from monitor.gpu import nvml
-from monitor.gpu.queue import GpuQueue
+from monitor.gpu import GpuQueue
 from monitor.phrases import count, duration
 from monitor.process import tree
 from monitor.process.platform import ProcessInfo
 from monitor.process.subjob import Subjob, helper, python
 from monitor.process.tree import Tree
 from monitor.resume import checkpoints, script, snapshots
-from monitor.resume.checkpoints import ResumePoint, Verifier
+from monitor.resume.checkpoints import Verifier
 from monitor.run_folder import TRAINING_LOG, MonitorError, RunFolder
 from monitor.standby import Standby
-from monitor.state import EXIT_BUDGET, RunState, State, Transition, spec_hash
+from monitor.state import EXIT_BUDGET, ResumePoint, RunState, State, Transition, spec_hash
 from monitor.store import StoreAgent
 
 # Before a start that failed for a passing reason is tried again: doubled each time.
@@ -73,7 +73,7 @@ class Run:
         """
         self.folder, self.config, self.pause, self.report, self.checked = folder, config, pause, report, checked
         self.state = RunState.load(folder)
-        self.gpus = nvml.Gpus()
+        self.gpus = gpu.Gpus()
         self.queue = GpuQueue(folder.name, folder.spec, self.gpus.listed)
         self.verifier = Verifier(config.check.verify_s)
         self.prewarm = script.Prewarm(folder, self.verifier, config.check.render_s)
@@ -316,7 +316,7 @@ def gpu_missing(run: Run) -> Transition | None:
 def note_gpu(run: Run, beats: Sequence[Beat]) -> None:
     """Record that the training uses a GPU, as its ranks say."""
     if not run.state.gpu and any(str(startup.read_about(b.about).get("device", "")).startswith("cuda") for b in beats):
-        run.state.gpu = nvml.model() or "a GPU"
+        run.state.gpu = gpu.model() or "a GPU"
         run.state.save(run.folder)
 
 

@@ -18,15 +18,15 @@ from typing import Any
 from guards import checkpoint, startup
 from guards.heartbeat import Beat
 from guards.metrics import append_line
+from monitor import gpu
 from monitor.attempt import Attempt
-from monitor.detect.progress import Observation, Watch
-from monitor.gpu import nvml
+from monitor.detect.progress import Watch
 from monitor.process import platform
 from monitor.process.platform import Moment
 from monitor.resume import snapshots
 from monitor.run_folder import METRICS, machines
 from monitor.start import Run
-from monitor.state import State
+from monitor.state import Observation, State
 
 EVERY_S = 1.0
 CHECKPOINTS_S = 5.0
@@ -169,7 +169,7 @@ class StatusWriter:
             self._note_gpus(now, readings)
         values: dict[str, Any] = {
             "gpus": [
-                {key: reading[key] for key in GPU_KEYS if key in reading} for reading in nvml.own(readings, devices)
+                {key: reading[key] for key in GPU_KEYS if key in reading} for reading in gpu.own(readings, devices)
             ],
             "cpu_cores": None,
             "memory_bytes": None,

@@ -22,8 +22,8 @@ from guards import limits
 from monitor import config, recovery, start
 from monitor.attempt import Attempt
 from monitor.detect.probe import Probe
-from monitor.detect.progress import HUNG, OVER, SLOW, SUSPECT, Observation, Verdict
-from monitor.diagnose import collect
+from monitor.detect.progress import HUNG, OVER, SLOW, SUSPECT
+from monitor.diagnose import causes
 from monitor.ledger import amount
 from monitor.loop import Loop
 from monitor.phrases import PHASES, count
@@ -37,10 +37,12 @@ from monitor.state import (
     EXIT_DONE,
     FINAL,
     WATCHED,
+    Observation,
     RunState,
     Shutdown,
     State,
     Transition,
+    Verdict,
     nothing_left,
     spec_hash,
     store_learned,
@@ -203,7 +205,7 @@ def opening(loop: Loop) -> Transition:
     if attempt is not None and run.several and not living:
         loop.folder.log(f"attempt {attempt.record.number} ended with this machine's monitor; all machines start again")
         attempt.close()
-        attempt = state.current = state.failure = None
+        attempt, state.current, state.failing = None, None, False
     again = run.several and state.state is State.PREEMPTED  # the group starts again, and its failures still count
     fresh = state.state in FINAL and not living and not again  # the user starts the run again
     if not fresh:
@@ -222,14 +224,14 @@ def opening(loop: Loop) -> Transition:
             loop.folder.event("started", message)
         if state.shutdown is not None:
             return shut_down(loop, replace(state.shutdown, gone_by_s=None))
-        if state.failure is not None:
+        if state.failing:
             return Transition(State.RECOVERING, "continuing the recovery")
         return Transition(State.RUNNING, "adopted after the monitor had been killed")
     if state.shutdown is not None and not fresh:
         return left(loop)
     if fresh:
         state.renew(spec_hash(loop.folder.folder))
-    state.failure = state.shutdown = state.reason = None
+    state.failing, state.shutdown, state.reason = False, None, None
     state.spec_hash = state.spec_hash or spec_hash(loop.folder.folder)
     state.started_at = state.started_at or platform.now().utc
     if run.leads and not loop.folder.foreign:
@@ -407,7 +409,7 @@ def hung(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdict) -> T
     probe = loop.probe or start_probe(loop, attempt, view, full=True)
     scope, status = recovery.scope(loop.run, attempt, view), attempt.exit_status(view.beats)
     slow_reason = loop.slow_reason or loop.slowdown.text()
-    evidence = collect.of_hang(scope, verdict, status, probe.texts(), slow_reason)
+    evidence = causes.of_hang(scope, verdict, status, probe.texts(), slow_reason)
     evidence.missing += probe.missing
     return recover(loop, attempt, evidence, loop.watch.last_progress_s())
 
@@ -431,8 +433,8 @@ def script_ended(loop: Loop, attempt: Attempt) -> Transition:
             return Transition(State.STOPPED, f"stopped at step {loop.furthest()} as requested")
         if not problem:
             return completed(loop, status.note)
-        status = replace(status, outcome=collect.LORA_DAMAGED, note=problem)
-    evidence = collect.of_crash(recovery.scope(loop.run, attempt, view), status)
+        status = replace(status, outcome=causes.LORA_DAMAGED, note=problem)
+    evidence = causes.of_crash(recovery.scope(loop.run, attempt, view), status)
     last_s = loop.watch.last_progress_s() if loop.watch.ranks else attempt.record.started_s
     return recover(loop, attempt, evidence, last_s)
 
@@ -441,13 +443,13 @@ def recovering(loop: Loop) -> Transition:
     """Continue a recovery: after an error in its middle, after the monitor was replaced, while a process survives."""
     if loop.attempt is None:
         return Transition(State.OPENING)
-    if loop.run.state.failure is None:  # an error came before the failure was recorded: judge the run again
+    if not loop.run.state.failing:  # an error came before the failure was recorded: judge the run again
         return Transition(State.RUNNING)
     loop.observe(loop.attempt)
     return recover(loop, loop.attempt, None)
 
 
-def recover(loop: Loop, attempt: Attempt, evidence: collect.Evidence | None, progress_s: float = 0.0) -> Transition:
+def recover(loop: Loop, attempt: Attempt, evidence: causes.Evidence | None, progress_s: float = 0.0) -> Transition:
     """Hand the failure to `recovery.recover`, which says what follows."""
     if loop.trial:
         loop.evidence = evidence

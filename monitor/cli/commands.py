@@ -239,7 +239,7 @@ def diagnose(args: argparse.Namespace) -> Answer:
     from monitor import config
     from monitor.cli import explain
     from monitor.detect.probe import Probe, compare
-    from monitor.diagnose import causes, collect
+    from monitor.diagnose import causes
     from monitor.diagnose.incident import describe
 
     attempt: Attempt | None = None
@@ -273,10 +273,8 @@ def diagnose(args: argparse.Namespace) -> Answer:
     if attempt is not None:
         scope = attempt.scope(beats, limits.check.log_tail_bytes)
     else:
-        scope = collect.Scope(
-            [], processes.members, heartbeats, time.monotonic(), collect.oom_kills(), folder.folder, ""
-        )
-    evidence = collect.of_process(scope, pid, signals.stuck, stacks)
+        scope = causes.Scope([], processes.members, heartbeats, time.monotonic(), causes.oom_kills(), folder.folder, "")
+    evidence = causes.of_process(scope, pid, signals.stuck, stacks)
     text, found = describe(name, evidence, signals, causes.match(evidence))
     if process is not None:
         found["process"] = explain.facts(process)
@@ -292,13 +290,13 @@ def rank_report(folder: Path) -> dict[str, Any] | None:
     accuses a rank only while the monitor suspects or has found a hang.
     """
     from guards import heartbeat
-    from monitor.diagnose import collect, ranks
+    from monitor.diagnose import causes, ranks
 
     record = RunState.load(RunFolder(folder)).current
     beats = heartbeat.read_all(record.heartbeats) if record else []
     if not beats:
         return None
-    group = ranks.Group(collect.rank_facts(beats, platform.now()))
+    group = ranks.Group(causes.rank_facts(beats, platform.now()))
     state = (read_status(folder) or {}).get("state")
     said = group.verdict(stuck=state in ("suspect", "recovering"))
     return group.as_json(said) | {"lines": group.lines(said)}

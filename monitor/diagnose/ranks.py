@@ -19,8 +19,8 @@ from typing import Any
 
 from guards import startup
 from guards.heartbeat import WAITS, Beat
-from monitor.detect import stacks as dumps
-from monitor.detect.stacks import Frame
+from monitor.detect import probe
+from monitor.detect.probe import Frame
 from monitor.phrases import PHASES, count, duration, printable
 
 Rank = dict[str, Any]
@@ -167,7 +167,7 @@ class Group:
     def __init__(self, ranks: Sequence[Rank], stacks: Mapping[int, str] | None = None, stopped: Iterable[int] = ()):
         self.ranks = ranks
         self.stopped = set(stopped)
-        self._frames = {r["rank"]: dumps.frames(dumps.main_thread((stacks or {}).get(r["pid"], ""))) for r in ranks}
+        self._frames = {r["rank"]: probe.frames(probe.main_thread((stacks or {}).get(r["pid"], ""))) for r in ranks}
 
     def frames(self, rank: Rank) -> list[Frame]:
         """The frames of its main thread, innermost first; [] where there is no stack."""

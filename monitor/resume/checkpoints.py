@@ -14,38 +14,15 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from guards import checkpoint
 from monitor.process.subjob import Subjob, python
+from monitor.state import ResumePoint, VerifyResult
 
 KEPT = 32  # checks
 UNGUARDED = "it has no guard file, so it was not written completely"
-
-
-@dataclass(frozen=True)
-class VerifyResult:
-    """`problems` of a bad state, () for a good one; `unsure` is why the check itself failed, "" when it did not."""
-
-    problems: tuple[str, ...] = ()
-    unsure: str = ""
-
-
-@dataclass(frozen=True)
-class ResumePoint:
-    """Where to resume: `choose` makes it, a start uses it. `path` None: from the start.
-
-    `bad`: set aside, with the reason; `unsure`: not verifiable now; `refused`: sentences on snapshots that are not used.
-    """
-
-    path: Path | None
-    step: int = 0
-    bad: tuple[tuple[Path, str], ...] = ()
-    unsure: tuple[tuple[Path, str], ...] = ()
-    refused: tuple[str, ...] = ()
-    record: Path | None = None  # the snapshot in memory that the starting process makes `path` from
-    python: str = ""  # the interpreter that made that
 
 
 class Verifier:

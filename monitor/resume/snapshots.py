@@ -24,8 +24,8 @@ from typing import Any
 from guards import snapshot_files, snapshots
 from monitor.process import platform
 from monitor.process.locks import LOCK, is_held
-from monitor.resume.checkpoints import ResumePoint
 from monitor.run_folder import read_json
+from monitor.state import ResumePoint
 
 PLACE = "HANGPROOF_SHM"  # another file system in memory than /dev/shm
 OWNER = "run"  # the file in a folder of snapshots that names its run

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from guards.heartbeat import Beat
-from monitor.diagnose.collect import Evidence, Scope
+from monitor.diagnose.causes import Evidence, Scope
 from monitor.diagnose.ranks import UNKNOWN
 
 

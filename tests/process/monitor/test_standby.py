@@ -19,7 +19,7 @@ from standby_helpers import EARLY, Run, trainer_of
 from guards import gate
 from monitor import config
 from monitor.attempt import Attempt
-from monitor.detect.durations import Durations
+from monitor.detect.progress import Durations
 from monitor.process import platform
 from monitor.resume.script import STAND_IN
 from monitor.run_folder import RunFolder

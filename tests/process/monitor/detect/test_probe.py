@@ -15,11 +15,12 @@ import pytest
 from monitor_evidence import beat
 
 from monitor import config
-from monitor.detect import probe, stacks
+from monitor.detect import probe
 from monitor.detect.probe import ProcessSample, Sample
-from monitor.detect.progress import SUSPECT, Signals, Verdict
+from monitor.detect.progress import SUSPECT
 from monitor.process import platform
 from monitor.process.tree import TOKEN, Tree
+from monitor.state import Signals, Verdict
 
 CONFIG = config.load()
 TRAINER, WORKER = (1, 10.0), (2, 11.0)
@@ -184,7 +185,7 @@ def test_nothing_leaves_the_probe_when_every_file_and_every_fork_fails(monkeypat
 
 def test_py_spy_that_cannot_be_started_says_why(monkeypatch, sleeper, tmp_path):
     fails = Mock(side_effect=OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
-    monkeypatch.setattr(stacks.shutil, "which", lambda name, path: "/usr/bin/true")
+    monkeypatch.setattr(probe.shutil, "which", lambda name, path: "/usr/bin/true")
     monkeypatch.setattr(subprocess, "Popen", fails)
     found = gathered(sleeper, tmp_path)
     assert os.strerror(errno.ENOMEM) in found.texts()[sleeper[1].pid]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from monitor_traces import KINDS, step_times
 from seeds import examples
 
-from monitor.detect.pace import MIN_STEPS, OVER, SLOW, Pace
+from monitor.detect.progress import MIN_STEPS, OVER, SLOW, Pace
 
 WINDOW_S = 20.0
 

@@ -8,21 +8,8 @@ from monitor_traces import ASLEEP, KINDS, hanging, healthy, play
 
 from guards.heartbeat import Beat
 from monitor import config
-from monitor.detect.durations import Durations
-from monitor.detect.progress import (
-    HUNG,
-    MAX_LOOPS,
-    OK,
-    OVER,
-    SLOW,
-    SLOW_FACTOR,
-    SUSPECT,
-    Observation,
-    Signals,
-    Verdict,
-    Watch,
-    decide,
-)
+from monitor.detect.progress import HUNG, MAX_LOOPS, OK, OVER, SLOW, SLOW_FACTOR, SUSPECT, Durations, Watch, decide
+from monitor.state import Observation, Signals, Verdict
 
 CONFIG = config.load()
 WATCH = CONFIG.watch

@@ -11,25 +11,25 @@ from monitor_evidence import beat, frames, scope
 
 from guards.crash import stacks_path
 from monitor.detect.probe import Missing
-from monitor.detect.progress import Verdict
-from monitor.diagnose import causes, collect, ranks
+from monitor.diagnose import causes, ranks
 from monitor.process import platform
+from monitor.state import ExitStatus, Verdict
 
 WAITS = frames("distributed_c10d.py:all_reduce", "other.py:wait_for_everyone")
 
 
 def hang(scene, verdict=None, stacks=None, outcome="", note="", slow=""):
     verdict = verdict or Verdict("hung", 1, "step", 20, 9.0, 4.0, ("sleeping",))
-    return collect.of_hang(scene, verdict, ended(None, outcome=outcome, note=note), stacks or {}, slow)
+    return causes.of_hang(scene, verdict, ended(None, outcome=outcome, note=note), stacks or {}, slow)
 
 
 def ended(code, signal=None, outcome="running", note=""):
-    return collect.ExitStatus(code, signal, outcome, note, trained=False)
+    return ExitStatus(code, signal, outcome, note, trained=False)
 
 
 def test_exit_codes_and_outcomes():
     def done(*status):
-        return collect.ExitStatus(*status).done(foreign=False, killed=False)
+        return ExitStatus(*status).done(foreign=False, killed=False)
 
     assert done(0, None, "", "", False), "a script without heartbeats"
     assert not done(0, None, "running", "", False), "exit code 0 alone does not count"
@@ -72,10 +72,10 @@ def test_a_save_is_stuck_on_rank_0_although_all_ranks_are_in_that_phase(tmp_path
 def test_a_rank_that_gave_up_at_a_barrier_blames_the_save_that_it_waited_for(tmp_path):
     note = "waited 1800 s for all 2 ranks at a barrier (this is rank 1)"
     gave_up = beat(1, 20, "step", outcome="deadline", note=note)
-    found = collect.of_crash(scope(tmp_path, beat(0, 20, "save"), gave_up), ended(75))
+    found = causes.of_crash(scope(tmp_path, beat(0, 20, "save"), gave_up), ended(75))
     assert (found.kind, found.rank, found.phase) == ("crash", 0, "save")
     assert causes.match(found).name == "save_slow"
-    found = collect.of_crash(scope(tmp_path, beat(0, 20), gave_up), ended(75))
+    found = causes.of_crash(scope(tmp_path, beat(0, 20), gave_up), ended(75))
     assert causes.match(found).name == "collective"
 
 
@@ -101,18 +101,18 @@ def test_a_crash_is_that_of_the_rank_that_failed(tmp_path):
     (tmp_path / "x").mkdir()
     stacks_path(tmp_path, 101).write_text("old dump\nFatal Python error: Aborted\n\n" + frames("x.py:f"))
     two = scope(tmp_path, beat(0, 20), beat(1, 19, outcome="failed", note="KeyError: 'x'"))
-    found = collect.of_crash(two, ended(137, 9))
+    found = causes.of_crash(two, ended(137, 9))
     assert (found.rank, found.step, found.outcome, found.note) == (1, 19, "failed", "KeyError: 'x'")
     assert found.signal is None, "the launcher killed the others"
     assert found.ended == "killed by SIGKILL; rank 1: failed (KeyError: 'x')"
     assert found.stacks[101].startswith("Fatal Python error: Aborted")
-    alone = collect.of_crash(scope(tmp_path), ended(None, 9, ""))
+    alone = causes.of_crash(scope(tmp_path), ended(None, 9, ""))
     assert (alone.phase, alone.step, alone.signal) == ("import", 5, 9)
 
 
 def test_a_damaged_lora_is_about_the_run_and_not_about_a_rank(tmp_path):
     done = scope(tmp_path, beat(0, 40, "end", outcome="done"))
-    found = collect.of_crash(done, ended(0, None, "lora_damaged", "the LoRA x.safetensors is missing"))
+    found = causes.of_crash(done, ended(0, None, "lora_damaged", "the LoRA x.safetensors is missing"))
     assert found.outcome == "lora_damaged" and causes.match(found).name == "lora_damaged"
     assert "the LoRA x.safetensors is missing" in causes.match(found).explanation
 
@@ -124,14 +124,14 @@ def test_a_living_process_is_described_without_heartbeats(tmp_path):
             time.sleep(0.01)  # between fork and exec
         known = {process.pid: platform.process_info(process.pid)}
         stacks = {1: frames("a.py:launcher"), process.pid: frames("b.py:trainer")}
-        found = collect.of_process(scope(tmp_path, members=known), process.pid, ("sleeping",), stacks)
+        found = causes.of_process(scope(tmp_path, members=known), process.pid, ("sleeping",), stacks)
         assert found.where() == "trainer (b.py:1)", "that of the process in question, not of the first one"
         (one,) = found.processes
         assert one["trainer"] and one["name"] == "sleep" and one["state"] in ("S", "R") and "60" in one["command"]
     finally:
         process.kill()
         process.wait()
-    gone = collect.process_facts(known, [process.pid], Missing())
+    gone = causes.process_facts(known, [process.pid], Missing())
     assert gone[0]["state"] == "" and gone[0]["command"] == ""
 
 
@@ -152,7 +152,7 @@ def test_evidence_that_cannot_be_read_is_named(what, tmp_path, monkeypatch):
         path = str(tmp_path / "file")
         if value != "absent":
             (tmp_path / "file").write_text(value)
-    monkeypatch.setattr(collect, name, path)
+    monkeypatch.setattr(causes, name, path)
     found = hang(scope(tmp_path, beat()))
     assert any(missing.startswith(sentence) for missing in found.missing), found.missing
     assert found.kernel == [] and json.dumps(asdict(found))
@@ -160,15 +160,15 @@ def test_evidence_that_cannot_be_read_is_named(what, tmp_path, monkeypatch):
 
 def test_a_kernel_record_of_a_fault_is_kept_if_it_is_new(tmp_path, monkeypatch):
     record = tmp_path / "kmsg"
-    monkeypatch.setattr(collect, "KMSG", str(record))
+    monkeypatch.setattr(causes, "KMSG", str(record))
     record.write_text("4,812,9000000,-;NVRM: Xid (PCI:0000:01:00): 79, pid=71\n SUBSYSTEM=pci\n")
     missing = Missing()
-    assert collect.kernel_lines(8.0, missing) == ["NVRM: Xid (PCI:0000:01:00): 79, pid=71"]
-    assert collect.kernel_lines(10.0, missing) == [] == missing
+    assert causes.kernel_lines(8.0, missing) == ["NVRM: Xid (PCI:0000:01:00): 79, pid=71"]
+    assert causes.kernel_lines(10.0, missing) == [] == missing
 
 
 def test_a_folder_and_stacks_that_are_gone_are_no_error(tmp_path):
-    found = collect.of_crash(scope(tmp_path / "absent", beat()), ended(1, None, ""))
+    found = causes.of_crash(scope(tmp_path / "absent", beat()), ended(1, None, ""))
     assert "free disk space: No such file or directory" in found.missing
     assert found.stacks == {} and "disk_free" not in found.host
 
@@ -196,9 +196,9 @@ CGROUP, MACHINE = "/sys/fs/cgroup/memory.events", "/proc/vmstat"
     ],
 )
 def test_only_the_same_counter_is_compared(before, after, new, tmp_path, monkeypatch):
-    monkeypatch.setattr(collect, "oom_kills", lambda: after)
+    monkeypatch.setattr(causes, "oom_kills", lambda: after)
     killed = scope(tmp_path, beat(), oom_kills_before=before)
-    found = collect.of_crash(killed, ended(None, 9))
+    found = causes.of_crash(killed, ended(None, 9))
     assert found.host.get("oom_kills") == new
     found.kernel = []  # of this machine
     assert causes.match(found).name == ("host_out_of_memory" if new else "killed")
@@ -209,7 +209,7 @@ def test_the_counters_are_read_by_source(tmp_path, monkeypatch):
     (tmp_path / "memory.events").write_text("low 0\noom 2\noom_kill 2\noom_group_kill 0\n")
     (tmp_path / "vmstat").write_text("pswpin 4\noom_kill 11\nnr_free 3\n")
     counters = (str(tmp_path / "memory.events"), str(tmp_path / "vmstat"))
-    monkeypatch.setattr(collect, "OOM_COUNTERS", counters)
-    assert collect.oom_kills() == dict(zip(counters, (2, 11), strict=True))
-    monkeypatch.setattr(collect, "OOM_COUNTERS", ("/proc/self/mem", str(tmp_path / "absent")))
-    assert collect.oom_kills() == {}
+    monkeypatch.setattr(causes, "OOM_COUNTERS", counters)
+    assert causes.oom_kills() == dict(zip(counters, (2, 11), strict=True))
+    monkeypatch.setattr(causes, "OOM_COUNTERS", ("/proc/self/mem", str(tmp_path / "absent")))
+    assert causes.oom_kills() == {}

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 from monitor_helpers import ROOT, wait_for
 
-from monitor.gpu import nvml
+from monitor import gpu
 from monitor.process import platform
 
 posix = pytest.mark.skipif(os.name == "nt", reason="signals")
@@ -33,7 +33,7 @@ def driver(tmp_path, monkeypatch):
 def gpus(driver):
     """Makes the monitor's side, closed in the end."""
     made = []
-    yield lambda: made.append(nvml.Gpus()) or made[-1]
+    yield lambda: made.append(gpu.Gpus()) or made[-1]
     for one in made:
         one.close()
 
@@ -70,14 +70,14 @@ def test_the_list_of_gpus_is_waited_for(gpus, driver):
 
 def test_without_a_gpu_there_is_no_helper(monkeypatch, tmp_path):
     monkeypatch.setenv("HANGPROOF_GPUS", "")
-    monkeypatch.setattr(nvml, "DRIVER_FILES", (tmp_path / "none",))
-    monkeypatch.setattr(nvml, "WINDOWS", False)
-    one = nvml.Gpus()
-    assert not nvml.present() and one._job is None and one.read() == () and one.note == ""
+    monkeypatch.setattr(gpu, "DRIVER_FILES", (tmp_path / "none",))
+    monkeypatch.setattr(gpu, "WINDOWS", False)
+    one = gpu.Gpus()
+    assert not gpu.present() and one._job is None and one.read() == () and one.note == ""
     assert one.wait_free({1}, 1) == set()
     one.close()
-    monkeypatch.setattr(nvml, "DRIVER_FILES", (tmp_path,))
-    assert nvml.present()
+    monkeypatch.setattr(gpu, "DRIVER_FILES", (tmp_path,))
+    assert gpu.present()
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_waiting_for_the_memory_of_dead_processes_ends_when_it_is_free(gpus, dri
 
 def test_a_driver_that_never_answers_is_a_note_and_is_not_waited_for(gpus, driver, monkeypatch):
     (driver / "hangs").touch()
-    monkeypatch.setattr(nvml, "FRESH_S", 0.3)
-    monkeypatch.setattr(nvml, "COUNT_S", 0.5)
+    monkeypatch.setattr(gpu, "FRESH_S", 0.3)
+    monkeypatch.setattr(gpu, "COUNT_S", 0.5)
     for timeout_s in (0.0, 0.2):
         left, took_s = seconds(gpus().wait_free, {1}, timeout_s)
         assert left == set() and timeout_s - 0.01 <= took_s < timeout_s + 30
@@ -134,7 +134,7 @@ def test_a_helper_that_does_not_read_does_not_block_the_monitor(gpus):
 @posix
 def test_the_helper_exits_with_the_monitor_even_when_the_driver_hangs(driver):
     (driver / "hangs").touch()
-    code = "from monitor.gpu.nvml import Gpus; import time; g = Gpus(); print(g._job._popen.pid, flush=True); time.sleep(60)"
+    code = "from monitor.gpu import Gpus; import time; g = Gpus(); print(g._job._popen.pid, flush=True); time.sleep(60)"
     monitor = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
     helper = int(monitor.stdout.readline())
     time.sleep(0.2)  # it is in the driver by then
@@ -150,7 +150,7 @@ def test_a_helper_that_was_killed_is_started_again(gpus, monkeypatch):
     helper = one._job._popen.pid
     os.kill(helper, signal.SIGKILL)
     assert "SIGKILL" in wait_for(lambda: one.note)
-    monkeypatch.setattr(nvml, "RESTART_S", 0.0)
+    monkeypatch.setattr(gpu, "RESTART_S", 0.0)
     first = one._reading()["at_s"]
     wait_for(lambda: one.read() and one._reading()["at_s"] > first)
     assert one._job._popen.pid != helper and one.note == ""
@@ -160,9 +160,9 @@ def test_a_helper_that_was_killed_is_started_again(gpus, monkeypatch):
 def test_a_helper_that_cannot_start_is_a_note(gpus, monkeypatch, where):
     broken = Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     with monkeypatch.context() as context:
-        module, name = {"pipe": (os, "pipe"), "folder": (nvml, "private_folder"), "fork": (subprocess, "Popen")}[where]
+        module, name = {"pipe": (os, "pipe"), "folder": (gpu, "private_folder"), "fork": (subprocess, "Popen")}[where]
         context.setattr(module, name, broken)
         one = gpus()
         assert "Too many open files" in one.note and one.read() == () and one.wait_free({1}, 1) == set()
-    monkeypatch.setattr(nvml, "RESTART_S", 0.0)
+    monkeypatch.setattr(gpu, "RESTART_S", 0.0)
     assert wait_for(one.read) and one.note == "", "it is started once that works"

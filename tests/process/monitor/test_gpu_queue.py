@@ -14,8 +14,8 @@ from monitor_helpers import ROOT, cli, events, finish, kill_monitor, monitor, st
 from run_facts import members, status, step_of, trainers
 
 from benchmarks.trial import TOKEN, kill_all
-from monitor.gpu import queue
-from monitor.gpu.queue import GpuQueue
+from monitor import gpu
+from monitor.gpu import GpuQueue
 from monitor.process import locks
 
 GPU = {"HANGPROOF_GPUS": "0"}
@@ -50,17 +50,17 @@ def test_a_gpu_stays_with_a_training_whose_monitor_is_killed_and_goes_to_a_run_t
 def test_the_gpus_of_a_run_come_from_the_environment_and_its_spec(monkeypatch):
     monkeypatch.delenv("HANGPROOF_GPUS", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert queue.devices({}) == ["2"] and queue.devices({"gpus": 2}) == ["2", "3"]
+    assert gpu.devices({}) == ["2"] and gpu.devices({"gpus": 2}) == ["2", "3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert queue.devices({}) == []
+    assert gpu.devices({}) == []
     monkeypatch.setenv("HANGPROOF_GPUS", "a")
-    assert queue.devices({}) == ["a"]
+    assert gpu.devices({}) == ["a"]
     monkeypatch.delenv("HANGPROOF_GPUS")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr(queue.nvml, "present", lambda: True)
-    assert queue.devices({}) == ["0"] and queue.devices({"gpus": 2}) == ["0", "1"]
-    monkeypatch.setattr(queue.nvml, "present", lambda: False)
-    assert queue.devices({"gpus": 2}) == []
+    monkeypatch.setattr(gpu, "present", lambda: True)
+    assert gpu.devices({}) == ["0"] and gpu.devices({"gpus": 2}) == ["0", "1"]
+    monkeypatch.setattr(gpu, "present", lambda: False)
+    assert gpu.devices({"gpus": 2}) == []
 
 
 @pytest.fixture
@@ -138,8 +138,8 @@ LISTED = ({"uuid": A}, {"uuid": B}, {"uuid": C})
     ],
 )
 def test_a_gpu_has_one_lock_however_it_is_named(named, locked):
-    assert queue.lock_names(named.split(","), LISTED) == locked
-    assert queue.lock_names(named.split(","), ()) == {name: name for name in named.split(",")}, "without NVML"
+    assert gpu.lock_names(named.split(","), LISTED) == locked
+    assert gpu.lock_names(named.split(","), ()) == {name: name for name in named.split(",")}, "without NVML"
 
 
 def test_an_index_and_its_uuid_exclude_each_other_whatever_tmpdir_is(tmp_path, monkeypatch, gpus):
@@ -167,10 +167,10 @@ def test_a_run_waits_until_the_driver_has_listed_its_gpus(gpus):
 
 def test_the_folder_of_the_locks_is_the_same_for_every_account(monkeypatch, tmp_path):
     monkeypatch.delenv("HANGPROOF_LOCKS")
-    found = queue.shared_folder()
+    found = gpu.shared_folder()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    assert queue.shared_folder() == found != tmp_path
+    assert gpu.shared_folder() == found != tmp_path
 
 
 def start(code, *arguments, env=(), **more):
@@ -180,7 +180,7 @@ def start(code, *arguments, env=(), **more):
 
 OTHER_ACCOUNT = """
 import os, sys
-from monitor.gpu.queue import GpuQueue
+from monitor.gpu import GpuQueue
 os.umask(0o077)
 os.setgid(65534); os.setuid(65534)
 queue = GpuQueue(sys.argv[1], {})
@@ -231,7 +231,7 @@ def test_a_link_where_a_lock_should_be_is_refused_and_what_it_leads_to_is_unharm
 RUNS = """
 import os, random, sys, time
 from pathlib import Path
-from monitor.gpu.queue import GpuQueue
+from monitor.gpu import GpuQueue
 name, folder = sys.argv[1], Path(sys.argv[2])
 for _ in range(20):
     queue = GpuQueue(name, {})
