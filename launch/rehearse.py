@@ -247,11 +247,11 @@ class Work:
             self._enter("resume")
             longer = spec.changed(max_train_steps=STEPS + 1, sample_every_n_steps=0, prompts=[])
             resumed = self._try(longer)
-            if resumed is not None and (resumed.loop.run.state.resumed_step, resumed.loop.furthest()) != (
+            if resumed is not None and (resumed.loop.state.resumed_step, resumed.loop.furthest()) != (
                 STEPS,
                 STEPS + 1,
             ):
-                text = f"It trained to step {resumed.loop.furthest()} from step {resumed.loop.run.state.resumed_step}; steps {STEPS} to {STEPS + 1} were expected."
+                text = f"It trained to step {resumed.loop.furthest()} from step {resumed.loop.state.resumed_step}; steps {STEPS} to {STEPS + 1} were expected."
                 self._fail("resume", "The checkpoint was not continued", text, "")
 
     def _try(self, spec: RunSpec) -> Trial | None:

@@ -23,7 +23,7 @@ from guards.heartbeat import REQUEST_TERM
 from monitor.attempt import Attempt
 from monitor.config import Section
 from monitor.diagnose import causes
-from monitor.diagnose.causes import LORA_DAMAGED, Cause, Evidence, Scope
+from monitor.diagnose.causes import LORA_DAMAGED, Cause, Evidence
 from monitor.diagnose.incident import Incident
 from monitor.phrases import PHASES, count
 from monitor.process import platform
@@ -126,16 +126,11 @@ def _open_incident(run: Run, attempt: Attempt, evidence: Evidence, progress_s: f
     run.folder.log(f"incident {incident.number}: {cause.title}. {cause.explanation}")
 
 
-def scope(run: Run, attempt: Attempt, view: Observation) -> Scope:
-    """What the evidence on a failure is collected on; nothing that hangs is waited for."""
-    return attempt.scope(
-        view.beats,
-        run.config.check.log_tail_bytes,
-        planned=run.state.planned,
-        best_step=run.state.best_step,
-        gpus=run.gpus.read(),
-        gpu_note=run.gpus.note,
-    )
+def evidence_of(run: Run, attempt: Attempt, kind: str) -> Evidence:
+    """What the run itself knows of a failure: causes.of_hang and of_crash add the rest."""
+    tail, gpus = attempt.log_tail(run.config.check.log_tail_bytes), list(run.gpus.read())
+    known = run.state
+    return Evidence(kind, step=known.best_step, planned=known.planned, log_tail=tail, gpu=gpus, gpu_note=run.gpus.note)
 
 
 def _summary(evidence: Evidence) -> str:

@@ -59,19 +59,9 @@ class Unkillable(Exception):
 class Run:
     """What supervisor and recovery share about one run."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        config: Config,
-        pause: Callable[[float], None],
-        report: Callable[[State, str], None],
-        checked: bool,
-    ):
-        """pause: waits, keeps the status fresh, raises Interrupted. report: shows a state while a long step of it is under way.
-
-        checked: whoever started the monitor has looked for what is missing. Raises MonitorError.
-        """
-        self.folder, self.config, self.pause, self.report, self.checked = folder, config, pause, report, checked
+    def __init__(self, folder: RunFolder, config: Config, checked: bool):
+        """checked: whoever started the monitor has looked for what is missing. Raises MonitorError."""
+        self.folder, self.config, self.checked = folder, config, checked
         self.state = RunState.load(folder)
         self.gpus = gpu.Gpus()
         self.queue = GpuQueue(folder.name, folder.spec, self.gpus.listed)
@@ -83,6 +73,14 @@ class Run:
         self.tries = 0  # starts in a row that failed for a passing reason
         self.failing_since_s = self.wait_limit_s = 0.0  # when the first of them failed, and how long they may go on
         self.unkept: str | None = None  # at the end: why the newest steps are in memory only, "" for on the disk
+
+    def pause(self, seconds: float) -> None:
+        """Wait, and keep the status fresh; Interrupted when a signal or a stop request came."""
+        raise NotImplementedError
+
+    def report(self, state: State, message: str) -> None:
+        """Show a state while a long step of it is under way."""
+        raise NotImplementedError
 
     @property
     def several(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from monitor.process.subjob import ROOT, helper_environment
 from monitor.process.tree import Tree
 from monitor.resume.script import start_problems
 from monitor.run_folder import LOG, STATUS, STOP, MonitorError, RunFolder, all_folders, find, read_json, wake_queue
-from monitor.state import FINAL, WATCHED, RunState, is_abandoned, nothing_left, read_status
+from monitor.state import FINAL, WATCHED, AttemptRecord, RunState, is_abandoned, nothing_left, read_status
 from runs.manage import size_text
 
 START_S = 20.0
@@ -240,27 +241,29 @@ def diagnose(args: argparse.Namespace) -> Answer:
     from monitor.cli import explain
     from monitor.detect.probe import Probe, compare
     from monitor.diagnose import causes
+    from monitor.diagnose.causes import Evidence
     from monitor.diagnose.incident import describe
 
-    attempt: Attempt | None = None
     process: platform.ProcessInfo | None = None
+    limits, found = config.load(), Evidence("hang")
     if args.run.isdigit() and not Path(args.run).exists():
-        process = explain.checked(args.run)
-        pid, folder, heartbeats = process.pid, RunFolder(Path.cwd()), Path()
-        name, processes = f"process {pid} ({platform.command_of(pid)[:120]})", Tree("", (pid, process.start))
+        process = explain.checked(args.run)  # an attempt without heartbeats
+        known = AttemptRecord(
+            "", 0, "", os.devnull, 0, time.monotonic(), (process.pid, process.start), platform.oom_kills()
+        )
+        attempt = Attempt(RunFolder(Path.cwd()), known)
+        name = f"process {process.pid} ({platform.command_of(process.pid)[:120]})"
     else:
         folder = RunFolder(find(args.run))
-        attempt = _current(folder)
-        if attempt is None:
+        if (living := _current(folder)) is None:
             raise _not_running(folder.folder)
-        name, processes = f"{folder.folder.name}, attempt {attempt.record.number}", attempt.tree
-        pid, heartbeats = attempt.pid or 0, attempt.heartbeats
-    limits = config.load()
-    beats = attempt.poll(platform.now(), 0.0, fresh=True).beats if attempt else []
-    with contextlib.closing(Probe(processes, heartbeats, limits, lambda: ())) as probe:
+        attempt, name = living, f"{folder.folder.name}, attempt {living.record.number}"
+        found.log_tail = attempt.log_tail(limits.check.log_tail_bytes)
+    beats, pid = attempt.poll(platform.now(), 0.0, fresh=True).beats, attempt.pid or 0
+    with contextlib.closing(Probe(attempt.tree, attempt.heartbeats, limits, lambda: ())) as probe:
         probe.begin(beats, full=True)
-        if not beats and pid in processes.members:
-            probe.spy.begin(pid, processes.members[pid].start)
+        if not beats and pid in attempt.tree.members:
+            probe.spy.begin(pid, attempt.tree.members[pid].start)
         first = probe.newest
         time.sleep(APART_S)
         probe.sample_again(beats)
@@ -270,17 +273,13 @@ def diagnose(args: argparse.Namespace) -> Answer:
         signals, stacks = compare(first, probe.newest, [b.pid for b in beats] or [pid]), probe.texts()
     if "Failed to find python version" in stacks.get(pid, ""):  # py-spy, of any other program
         stacks[pid] = "(not a Python process: its stack cannot be shown)"
-    if attempt is not None:
-        scope = attempt.scope(beats, limits.check.log_tail_bytes)
-    else:
-        scope = causes.Scope([], processes.members, heartbeats, time.monotonic(), causes.oom_kills(), folder.folder, "")
-    evidence = causes.of_process(scope, pid, signals.stuck, stacks)
-    text, found = describe(name, evidence, signals, causes.match(evidence))
+    evidence = causes.of_process(found, attempt, signals.stuck, stacks)
+    text, answer = describe(name, evidence, signals, causes.match(evidence))
     if process is not None:
-        found["process"] = explain.facts(process)
-        text = "\n".join((*found["process"]["lines"], "", text))
+        answer["process"] = explain.facts(process)
+        text = "\n".join((*answer["process"]["lines"], "", text))
     print(text)
-    return 0, found
+    return 0, answer
 
 
 def rank_report(folder: Path) -> dict[str, Any] | None:

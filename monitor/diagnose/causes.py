@@ -26,7 +26,7 @@ import tomllib
 
 from guards import startup
 from guards.heartbeat import Beat
-from guards.reading import read_text
+from monitor.attempt import Attempt
 from monitor.detect import probe
 from monitor.detect.probe import Missing
 from monitor.diagnose import ranks as of_ranks
@@ -38,28 +38,9 @@ from monitor.state import ExitStatus, Verdict
 
 KERNEL_FAULTS = ("Xid", "Out of memory", "oom-kill", "I/O error")
 LORA_DAMAGED = "lora_damaged"  # Evidence.outcome: the script exited, but its LoRA is missing or does not verify
-MEMINFO, KMSG, CGROUP = "/proc/meminfo", "/dev/kmsg", "/sys/fs/cgroup"
-# Kills for lack of memory, the best source first: that of the cgroup (v2) does not count kills in other containers.
-OOM_COUNTERS = (f"{CGROUP}/memory.events", "/proc/vmstat")
+MEMINFO, KMSG = "/proc/meminfo", "/dev/kmsg"
 KERNEL_RECORDS = 20_000  # read at most; the kernel's buffer rarely holds more
 KERNEL_LINES = 20  # kept
-
-
-@dataclass(frozen=True)
-class Scope:
-    """What to collect evidence on: one attempt as the supervisor knows it. Times are monotonic seconds of this host."""
-
-    beats: Sequence[Beat]
-    members: dict[int, ProcessInfo]
-    heartbeats: Path  # the folder
-    started_s: float
-    oom_kills_before: dict[str, int]  # `oom_kills()` when the attempt started; {} when not known
-    folder: Path
-    log_tail: str
-    planned: int = 0  # as far as it is known besides the beats; so is the step
-    best_step: int = 0
-    gpus: tuple[dict[str, Any], ...] = ()
-    gpu_note: str = ""
 
 
 @dataclass
@@ -116,63 +97,64 @@ class Evidence:
         return next((f" Worker {pid} was in {frame}." for pid, frame in seen if frame), "")
 
 
-def of_hang(scope: Scope, verdict: Verdict, status: ExitStatus, stacks: dict[int, str], slow_reason: str) -> Evidence:
-    """The evidence on a hung run. `slow_reason` is why the monitor waited longer than the limit, "" if it did not."""
+def of_hang(
+    found: Evidence, attempt: Attempt, verdict: Verdict, status: ExitStatus, stacks: dict[int, str], slow_reason: str
+) -> Evidence:
+    """`found` with the evidence on a hung run. `slow_reason`: why the monitor waited longer than the limit, "" if it did not."""
     slow = [f"the run was slow before it hung: {slow_reason}"] if slow_reason else []
-    step, signs = verdict.step or scope.best_step, [*verdict.evidence, *slow]
-    found = Evidence("hang", verdict.phase, step, rank=verdict.rank, outcome=status.outcome, signs=signs, stacks=stacks)
+    found.phase, found.rank, found.step = verdict.phase, verdict.rank, verdict.step or found.step
+    found.signs, found.stacks, found.outcome = [*verdict.evidence, *slow], stacks, status.outcome
     found.stalled_s, found.budget_s = verdict.stalled_s, verdict.budget_s
-    _complete(found, scope)
+    _complete(found, attempt)
     found.note = status.note or next((r["note"] for r in found.ranks if r["rank"] == found.rank), "")
-    silent = [r for r in found.ranks if r["pid"] in scope.members and r["pid"] not in stacks]
+    silent = [r for r in found.ranks if r["pid"] in attempt.tree.members and r["pid"] not in stacks]
     found.missing += [f"stack of rank {r['rank']} (pid {r['pid']})" for r in silent]
     return found
 
 
-def of_crash(scope: Scope, status: ExitStatus) -> Evidence:
-    """The evidence on a dead run; the outcome may be LORA_DAMAGED."""
+def of_crash(found: Evidence, attempt: Attempt, status: ExitStatus) -> Evidence:
+    """`found` with the evidence on a dead run; the outcome may be LORA_DAMAGED."""
     outcome, note, ended = status.outcome, status.note, str(status)
     # The rank that failed knows the reason; the launcher kills the others.
-    first = next((b for b in scope.beats if b.outcome in ("failed", "deadline")), next(iter(scope.beats), None))
+    first = next((b for b in attempt.beats if b.outcome in ("failed", "deadline")), next(iter(attempt.beats), None))
     if first and first.rank and first.outcome not in ("running", outcome):
         ended += f"; rank {first.rank}: {first.outcome}" + (f" ({first.note})" if first.note else "")
     if first and outcome != LORA_DAMAGED:  # which is not about a rank
         outcome, note = first.outcome, first.note if first.outcome != "running" else note
-    found = Evidence("crash", step=scope.best_step, exit_code=status.code, outcome=outcome, note=note, ended=ended)
+    found.exit_code, found.outcome, found.note, found.ended = status.code, outcome, note, ended
     found.signal = status.signal if outcome in ("", "running") else None
     if first:
         found.phase, found.step, found.rank = first.phase, first.step, first.rank
-    fatal = {b.pid: probe.fatal_dump(scope.heartbeats, b.pid) for b in scope.beats}
+    fatal = {b.pid: probe.fatal_dump(attempt.heartbeats, b.pid) for b in attempt.beats}
     found.stacks = {pid: text for pid, text in fatal.items() if text}
-    _complete(found, scope)
-    return found
+    return _complete(found, attempt)
 
 
-def of_process(scope: Scope, pid: int, signs: tuple[str, ...], stacks: dict[int, str]) -> Evidence:
-    """The evidence on a living run or, where there are no heartbeats, process `pid`; judged as a hang."""
-    its_own_first = {p: stacks[p] for p in sorted(stacks, key=lambda p: p != pid)}
-    found = Evidence("hang", "step", signs=list(signs), stacks=its_own_first)
-    for beat in scope.beats[:1]:
+def of_process(found: Evidence, attempt: Attempt, signs: tuple[str, ...], stacks: dict[int, str]) -> Evidence:
+    """`found` with the evidence on a living run or, where there are no heartbeats, its first process; judged as a hang."""
+    found.phase, found.signs = "step", list(signs)
+    found.stacks = {pid: stacks[pid] for pid in sorted(stacks, key=lambda pid: pid != attempt.pid)}
+    for beat in attempt.beats[:1]:
         found.phase, found.step, found.note = beat.phase, beat.step, beat.note
         found.stalled_s = platform.now().mono_s - max(beat.step_s, beat.phase_s)
-    _complete(found, scope, pid)
-    return found
+    return _complete(found, attempt)
 
 
-def _complete(found: Evidence, scope: Scope, pid: int = 0) -> None:
-    """Add what every kind of evidence has. pid: the trainer where there are no heartbeats."""
-    now = platform.now()
-    found.planned, found.log_tail = max([scope.planned, *(b.planned for b in scope.beats)]), scope.log_tail
-    found.gpu, found.gpu_note = list(scope.gpus), scope.gpu_note
+def _complete(found: Evidence, attempt: Attempt) -> Evidence:
+    """Add what every kind of evidence has."""
+    now, beats = platform.now(), attempt.beats
+    found.planned = max([found.planned, *(b.planned for b in beats)])
     found.outcome = "" if found.outcome == "running" else found.outcome
-    found.ranks = rank_facts(scope.beats, now)
-    found.processes = process_facts(scope.members, [b.pid for b in scope.beats] or [pid], found.missing)
-    found.host = host_facts(scope, found.missing)
-    found.kernel = kernel_lines(now.boot_s - (now.mono_s - scope.started_s), found.missing)
+    found.ranks = rank_facts(beats, now)
+    trainers = [b.pid for b in beats] or [attempt.pid or 0]
+    found.processes = process_facts(attempt.tree.members, trainers, found.missing)
+    found.host = host_facts(attempt, found.missing)
+    found.kernel = kernel_lines(now.boot_s - (now.mono_s - attempt.record.started_s), found.missing)
     # In a group, the rank that the others wait for decides: a save that hangs on rank 0 is no hung collective.
     late = found.late() if found.kind == "hang" or BARRIER in found.note else None
     if late is not None:
         found.rank, found.phase, found.step = late["rank"], late["phase"], late["step"] or found.step
+    return found
 
 
 def rank_facts(beats: Sequence[Beat], now: platform.Moment) -> list[Rank]:
@@ -224,27 +206,21 @@ def _memory() -> dict[str, int]:
     return {"MemTotal": usage.total, "MemAvailable": usage.available}
 
 
-def host_facts(scope: Scope, missing: Missing) -> dict[str, int]:
+def host_facts(attempt: Attempt, missing: Missing) -> dict[str, int]:
     """Bytes of memory (of the machine, of the cgroup) and of the disk of the run, and new kills for lack of memory."""
     found = missing.read("memory of the machine", _memory) or {}
     for name, key in (("memory.max", "cgroup_limit"), ("memory.current", "cgroup_used")):
         with contextlib.suppress(OSError, ValueError):  # no cgroup, or "max": no limit
-            found[key] = int(Path(CGROUP, name).read_text())
-    if disk := missing.read("free disk space", lambda: shutil.disk_usage(scope.folder)):
+            found[key] = int(Path(platform.CGROUP, name).read_text())
+    if disk := missing.read("free disk space", lambda: shutil.disk_usage(attempt.folder.folder)):
         found |= {"disk_free": disk.free, "disk_total": disk.total}
-    before, after = scope.oom_kills_before, oom_kills()
-    both = [path for path in OOM_COUNTERS if path in before and path in after]
+    before, after = attempt.record.oom_kills, platform.oom_kills()
+    both = [path for path in platform.OOM_COUNTERS if path in before and path in after]
     if both:  # the same counter twice: that of a cgroup starts at 0 with its container
         found["oom_kills"] = max(0, after[both[0]] - before[both[0]])
     elif platform.LINUX:
         missing.note("processes killed for lack of memory: no counter could be compared")
     return found
-
-
-def oom_kills() -> dict[str, int]:
-    """Processes that the kernel has killed for lack of memory, by the file that counts them; {} where none can be read."""
-    found = {path: re.search(r"^oom_kill (\d+)$", read_text(path), re.M) for path in OOM_COUNTERS}
-    return {path: int(match[1]) for path, match in found.items() if match}
 
 
 def kernel_lines(since_boot_s: float, missing: Missing) -> list[str]:

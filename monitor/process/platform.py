@@ -11,6 +11,7 @@ import contextlib
 import errno
 import functools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,10 +27,13 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from guards.reading import boot_id as boot_id
-from guards.reading import read_bytes
+from guards.reading import read_bytes, read_text
 
 LINUX = sys.platform.startswith("linux")
 WINDOWS = sys.platform == "win32"
+CGROUP = "/sys/fs/cgroup"
+# Kills for lack of memory, the best source first: that of the cgroup (v2) does not count kills in other containers.
+OOM_COUNTERS = (f"{CGROUP}/memory.events", "/proc/vmstat")
 PRIVATE = "hangproof-"  # begins the names of private folders
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _GONE = (errno.ENOENT, errno.ESRCH, errno.EPERM)  # EPERM: another user's, hidden by `hidepid` or by the system
@@ -211,6 +215,12 @@ def now() -> Moment:
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     boot_s = time.clock_gettime(clock) if clock is not None else time.monotonic()
     return Moment(time.monotonic(), boot_s, time.time())
+
+
+def oom_kills() -> dict[str, int]:
+    """Processes that the kernel has killed for lack of memory, by the file that counts them; {} where none can be read."""
+    found = {path: re.search(r"^oom_kill (\d+)$", read_text(path), re.M) for path in OOM_COUNTERS}
+    return {path: int(match[1]) for path, match in found.items() if match}
 
 
 def kill_first(pids: Iterable[int], first: bool = True) -> None:

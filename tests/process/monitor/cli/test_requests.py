@@ -12,7 +12,7 @@ from run_facts import completed, incidents, members, status, step_of, trainers
 from toys import AT, GO, HANG, HOLD, SHORT, fault_at
 
 from guards import checkpoint
-from monitor.diagnose import causes
+from monitor.process import platform
 from monitor.run_folder import RunFolder
 from monitor.state import RunState
 
@@ -165,7 +165,9 @@ def test_a_training_that_ended_while_nobody_watched_is_judged_by_its_last_words(
     kill_monitor(process, folder)
     (folder / "go").touch()
     current = RunState.load(RunFolder(folder)).current
-    assert current is not None and current.oom_kills == causes.oom_kills(), "else kills of before would be blamed on it"
+    assert current is not None and current.oom_kills == platform.oom_kills(), (
+        "else kills of before would be blamed on it"
+    )
     wait_for(lambda: trainers(folder) == [])
     assert supervise(folder)[0] == 0
     assert ended(folder, "completed")["attempt"] == 1

@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from monitor_evidence import beat, frames, hang, proc, scope
+from monitor_evidence import attempt, beat, frames, hang, known, proc
 
 from guards import startup
 from guards.heartbeat import WAITS, Heartbeat, path_of, read
@@ -170,7 +170,7 @@ def test_a_record_becomes_a_rank_of_the_report(tmp_path, monkeypatch):
 
 
 def test_the_incident_of_a_group_holds_the_report(tmp_path):
-    found = causes.of_process(scope(tmp_path, beat(0), beat(1)), 100, (), {})
+    found = causes.of_process(known("hang"), attempt(tmp_path, beat(0), beat(1)), (), {})
     assert found.late() is None
     evidence = hang(ranks=[training(0), training(1)], processes=[proc(101, "T", trainer=True)])
     assert evidence.late()["rank"] == 1 and evidence.group().verdict().rank == 1
