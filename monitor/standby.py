@@ -27,11 +27,9 @@ from monitor.resume.script import STAND_IN
 from monitor.run_folder import TRAINING_LOG, RunFolder
 from monitor.state import Observation
 
-LOOK_S, REST_S = (
-    5.0,
-    60.0,
-)  # between two looks at its processes and at the free memory; before a new one, once memory was short
+LOOK_S = 5.0  # between two looks at its processes and at the free memory
 AT_MOST_BYTES = 4 << 30  # what the imports of a trainer need; a training holds its model and data beside them
+Save = Callable[[Attempt], None]
 OUTPUT = "output"  # what it prints before it is released; then it goes into training.log
 
 
@@ -57,8 +55,8 @@ class Standby:
         self.off = never(folder, limits)
         self.attempt: Attempt | None = None
         self._tries = 0 if self.off else limits.tries_count  # starts that may fail in a row
-        self._pipe: BinaryIO = io.BytesIO()  # opens the gate
-        self._began_s = self._next_s = 0.0  # its start; the next look at it, or no start before
+        self._gate: BinaryIO = io.BytesIO()
+        self._next_s = 0.0  # of the next look at it; no start before
 
     @property
     def ready(self) -> bool:
@@ -71,24 +69,23 @@ class Standby:
         trains: the attempt that trains. text: the next attempt's script with the stand-in, "" while that is not prepared.
         inherit: descriptors that an attempt keeps open.
         """
-        now_s, attempt, limits, failed = view.now_s, self.attempt, self.limits, ""
+        attempt, limits, failed = self.attempt, self.limits, ""
         may_begin = self._tries and text and any(b.count >= limits.steps_count for b in view.beats)
-        if now_s < self._next_s or not (attempt or may_begin):
+        if view.now_s < self._next_s or not (attempt or may_begin):
             return
-        self._next_s = now_s + LOOK_S
+        self._next_s = view.now_s + LOOK_S
         members, free, needed = self.pids(), memory.available_bytes(), limits.reserve_bytes // 2
-        if attempt is None:
+        if attempt is None:  # more than what it may not fall below later
             needed = limits.reserve_bytes + min(platform.private_bytes(*trains.tree.members), AT_MOST_BYTES)
         if free is not None and free < needed:
-            self._next_s = now_s + REST_S
             self.off = f"memory is short: {free / 1e9:.1f} GB free, {needed / 1e9:.1f} GB needed"
             self.drop(self.off)
         elif attempt is None:
-            self._began_s, failed = now_s, self._begin(trains.record.number + 1, text, inherit)
+            failed = self._begin(trains.record.number + 1, text, inherit)
         elif not members:
             lines = read_text(attempt.heartbeats / OUTPUT).strip().splitlines()
             failed = f"it ended by itself: {lines[-1][:300] if lines else 'without a message'}"
-        elif not self.ready and now_s - self._began_s >= limits.start_s:
+        elif not self.ready and view.now_s - attempt.record.started_s >= limits.start_s:
             failed = f"its imports took more than {limits.start_s:g} s"
         if failed:  # tried again at the next look, a few times in a row
             self._tries -= 1
@@ -98,7 +95,7 @@ class Standby:
     def _begin(self, number: int, text: str, inherit: tuple[int, ...]) -> str:
         """Start it; "" or why it cannot be started."""
         reader, writer = os.pipe()
-        self._pipe = open(writer, "wb", buffering=0)  # noqa: SIM115 - until it is released or dropped
+        self._gate = open(writer, "wb", buffering=0)  # noqa: SIM115 - until it is released or dropped
         try:
             self.attempt = attempt = Attempt.prepare(self.folder, number)
             script = attempt.heartbeats / f"train.attempt-{number}.sh"
@@ -112,9 +109,7 @@ class Standby:
         finally:
             os.close(reader)
 
-    def release(
-        self, script: Path, resume: Path | None, more: Mapping[str, str], save: Callable[[Attempt], None]
-    ) -> Attempt | None:
+    def release(self, script: Path, resume: Path | None, more: Mapping[str, str], save: Save) -> Attempt | None:
         """Let it train if it waits for exactly this script; else, and where it does not answer, it is killed.
 
         more: of its environment. save: writes its record, so that a later monitor can adopt it. OSError: it cannot be killed
@@ -137,13 +132,13 @@ class Standby:
             with contextlib.suppress(OSError):  # it died a moment ago
                 attempt.announce(script, resume, before=read_text(attempt.heartbeats / OUTPUT))
                 platform.kill_first(attempt.tree.members, False)
-                environment = {**more, "HANGPROOF_RESUME": str(resume)}
-                self._pipe.write(gate.message(str(resume), environment, str(self.folder.folder / TRAINING_LOG)))
+                environment, log = {**more, "HANGPROOF_RESUME": str(resume)}, self.folder.folder / TRAINING_LOG
+                self._gate.write(gate.message(str(resume), environment, str(log)))
                 while not passed.exists() and time.monotonic() < until_s:
                     platform.sleep(0.02)
             if passed.exists():
                 self.attempt, self._tries = None, self.limits.tries_count
-                self._pipe.close()
+                self._gate.close()
                 return attempt
             reason = f"it did not go on within {self.limits.gate_s:g} s"
         self.drop(reason)
@@ -152,13 +147,13 @@ class Standby:
     def drop(self, reason: str) -> None:
         """Kill the standby, if there is one. OSError: it cannot be killed."""
         attempt, self.attempt = self.attempt, None
-        self._pipe.close()
+        self._gate.close()
         if attempt is not None:
             self.off = reason
             self.folder.log(f"the standby attempt is dropped: {reason}")
-            survivors = attempt.kill(0.0, self.kill_wait_s).survivors
+            killed = attempt.kill(0.0, self.kill_wait_s)
             attempt.close()
-            if survivors:
+            if killed.survivors:
                 raise OSError("the standby attempt cannot be killed")
 
     def close(self) -> None:
@@ -173,8 +168,7 @@ class Standby:
 
     def summary(self) -> dict[str, Any]:
         """For status.json: "state" (none, starting, ready), "pid", "memory_bytes", "reason" (why there is none)."""
-        attempt = self.attempt
-        if attempt is None:
+        if self.attempt is None:
             return {"state": "none", "pid": None, "memory_bytes": 0, "reason": self.off}
-        used = platform.private_bytes(*attempt.tree.members)
-        return {"state": "ready" if self.ready else "starting", "pid": attempt.pid, "memory_bytes": used, "reason": ""}
+        state, used = "ready" if self.ready else "starting", platform.private_bytes(*self.attempt.tree.members)
+        return {"state": state, "pid": self.attempt.pid, "memory_bytes": used, "reason": ""}

@@ -23,7 +23,8 @@ STATE, OWN_LOCK = ".trackio.json", ".trackio.lock"  # the last step that was log
 def feed(folder: Path, tracker: Any, poll_s: float = 2.0, end_s: float = 30.0) -> None:
     """Log each new step to `tracker`, until the run has had no monitor for `end_s` seconds (a killed one is replaced sooner)."""
     logged, seen_s, begin = count_of((read_json(folder / STATE) or {}).get("step")), time.monotonic(), 0
-    while True:
+    lines = b"the first"
+    while lines or time.monotonic() - seen_s < end_s:
         with open(folder / METRICS, "ab+") as file:
             file.seek(begin)
             lines = file.read(1 << 20).rpartition(b"\n")[0]  # the rest of the last line is not written yet
@@ -36,8 +37,6 @@ def feed(folder: Path, tracker: Any, poll_s: float = 2.0, end_s: float = 30.0) -
                 tracker.log(values, step=logged)
         atomic_write(folder / STATE, json.dumps({"step": logged}))
         seen_s = time.monotonic() if lines or is_held(folder / LOCK) else seen_s
-        if not lines and time.monotonic() - seen_s >= end_s:
-            return
         time.sleep(poll_s * (not lines))
 
 

@@ -4,6 +4,7 @@ It disturbs nothing: no signal, no stop. Only processes of the same user are exp
 """
 
 import contextlib
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,12 @@ WAITS = {  # what is waited for, by the beginnings of kernel functions (proc(5),
 
 def checked(pid: object) -> platform.ProcessInfo:
     """The process with this number. MonitorError: it is no number of a process, or the process is another user's."""
-    words = str(pid)
-    if not (words.isascii() and words.isdigit() and len(words) < 8):
-        raise MonitorError(f"{words[:40]!r} is no process number; use one as `ps` shows it")
+    words = str(pid)[:40]
     with contextlib.suppress(psutil.Error):
-        process = platform.process_info(int(words))
+        process = platform.process_info(int(words)) if re.fullmatch("[1-9][0-9]{0,6}", words) else None
         if process is not None and psutil.Process(process.pid).username() == psutil.Process().username():
             return process
-    raise MonitorError(f"process {words} does not exist, or belongs to another user")
+    raise MonitorError(f"{words!r} is no process number of yours; use one as `ps` shows it")
 
 
 def facts(process: platform.ProcessInfo) -> dict[str, Any]:
@@ -61,5 +60,5 @@ def facts(process: platform.ProcessInfo) -> dict[str, Any]:
 def _waits(thread: Path) -> str:
     """What a thread waits for; the kernel function's name where it is not in the table."""
     name = read_text(thread / "wchan").strip().lstrip("_")
-    found = (what for what, starts in WAITS.items() if name.startswith(tuple(starts.split())))
-    return f"waits {next(found, f'in the kernel ({name[:60]})')}" if name not in ("", "0") else "computes"
+    known = next((what for what, starts in WAITS.items() if name.startswith(tuple(starts.split()))), "")
+    return "computes" if name in ("", "0") else f"waits {known or f'in the kernel ({name[:60]})'}"

@@ -70,7 +70,6 @@ def alone(tmp_path, monkeypatch):
 def test_it_is_dropped_where_it_would_train_something_else_and_when_memory_becomes_short(alone, monkeypatch):
     standby, trains, text = alone
     standby._begin(2, text, ())
-    standby._began_s = time.monotonic()
     assert standby.summary()["state"] == "starting"
     view = SimpleNamespace(now_s=time.monotonic(), beats=[])
     wait_for(lambda: standby.tick(view, trains, text, ()) or standby.ready, 60, "a standby")
