@@ -25,7 +25,7 @@ from monitor.diagnose.causes import Evidence
 from monitor.diagnose.slow import Slowdown
 from monitor.ledger import Ledger, amount
 from monitor.process import platform
-from monitor.resume import snapshots
+from monitor.resume import checkpoints
 from monitor.run_folder import STATUS, RunFolder, print_line, read_json
 from monitor.start import Run
 from monitor.state import EXIT_CODES, EXIT_FAILED, FINAL, WATCHED, Observation, State, Transition, load_learned
@@ -148,7 +148,7 @@ class Loop(Run):
     def write_status(self, force: bool = False) -> bool:
         """status.json, once a second or when `force`."""
         self.notifier.poll()
-        snapshots.touch(self.state.snapshots)
+        checkpoints.touch_memory(self.state.snapshots)
         self.state.ledger.passes(self.activity())
         return self.status.write(self.at.state, self.at.message, self.attempt, self.view, self.watch, force)
 
@@ -339,7 +339,7 @@ class Loop(Run):
                 if final and self.attempt is not None:
                     stack.callback(self.attempt.close)
                 if final and not self.unkept:
-                    stack.callback(snapshots.drop, state.snapshots)
+                    stack.callback(checkpoints.drop_memory, state.snapshots)
                     state.snapshots = ""
                 if final:
                     state.current, state.failing, state.shutdown = None, False, None

@@ -27,7 +27,7 @@ from monitor.process import tree
 from monitor.process.platform import ProcessInfo
 from monitor.process.subjob import Subjob, helper, python
 from monitor.process.tree import Tree
-from monitor.resume import checkpoints, script, snapshots
+from monitor.resume import checkpoints, script
 from monitor.resume.checkpoints import Verifier
 from monitor.run_folder import TRAINING_LOG, MonitorError, RunFolder
 from monitor.standby import Standby
@@ -178,7 +178,7 @@ def _start_attempt(run: Run) -> Attempt | Transition:
 
     try:
         limit, spec = run.config.restart.snapshots_bytes, spec_hash(run.folder.folder)
-        variables = {} if run.several else snapshots.environment(state.snapshots, spec, limit)
+        variables = {} if run.several else checkpoints.memory_variables(state.snapshots, spec, limit)
         standby = run.standby.release(rendered.script, point.path, variables, lambda attempt: _record(run, attempt))
         attempt = standby or _start_cold(run, number, rendered, point, variables)
     except OSError:
@@ -245,8 +245,8 @@ def _choose(run: Run, folders: list[Path]) -> ResumePoint:
     """The newest state that can be resumed from: a snapshot in memory, or a checkpoint on the disk."""
     state, found = run.state, list[ResumePoint]()
     if not (run.folder.foreign or run.several) and run.config.restart.snapshots_bytes:
-        state.snapshots, state.snapshots_off = snapshots.folder_of(run.folder.folder, state.snapshots)
-        if sum(state.history.failures.values()) < snapshots.FAILED_COUNT:
+        state.snapshots, state.snapshots_off = checkpoints.memory_folder(run.folder.folder, state.snapshots)
+        if sum(state.history.failures.values()) < checkpoints.FAILED_COUNT:
             found = _snapshots(run)
     point = checkpoints.choose(folders, run.verifier, run.pause, found)
     for text in point.refused:
@@ -255,10 +255,12 @@ def _choose(run: Run, folders: list[Path]) -> ResumePoint:
 
 
 def _snapshots(run: Run, after_step: int = -1, room: bool = True) -> list[ResumePoint]:
-    """The snapshots that a run may be resumed from; why others cannot is in the log. Arguments: as for `snapshots.usable`."""
+    """The snapshots that a run may be resumed from; why others cannot is in the log. Arguments: as for `checkpoints.usable_snapshots`."""
     incident, folder = run.incident, run.folder.folder
     before_step = incident.evidence.step if incident is not None and incident.cause.damages_memory else math.inf
-    found, refused = snapshots.usable(run.state.snapshots, folder, spec_hash(folder), before_step, after_step, room)
+    found, refused = checkpoints.usable_snapshots(
+        run.state.snapshots, folder, spec_hash(folder), before_step, after_step, room
+    )
     for text in refused:
         run.folder.log(text)
     return found
@@ -397,7 +399,7 @@ def _start_over(run: Run, point: ResumePoint) -> ResumePoint:
             aside = checkpoint.set_aside(state, "saved before a change of the run that is incompatible with it")
             message = f"{state.name} is incompatible with the changed run; kept as {aside.name}"
             run.folder.event("checkpoint_bad", message)
-    snapshots.clear(run.state.snapshots)
+    checkpoints.clear_memory(run.state.snapshots)
     run.state.best_step = 0
     if run.incident is not None:
         run.incident.changed.append("the training starts over: its checkpoints are incompatible with this change")

@@ -23,7 +23,7 @@ from monitor.attempt import Attempt
 from monitor.detect.progress import Watch
 from monitor.process import platform
 from monitor.process.platform import Moment
-from monitor.resume import snapshots
+from monitor.resume import checkpoints
 from monitor.run_folder import METRICS, machines
 from monitor.start import Run
 from monitor.state import Observation, State
@@ -135,7 +135,7 @@ class StatusWriter:
             **others,
             "standby": self.run.standby.summary(),  # the next attempt, started early
             "store": self.run.store.summary(),  # None without a store
-            "snapshots": snapshots.summary(saved.snapshots, saved.snapshots_off),  # None where there are none
+            "snapshots": checkpoints.memory_summary(saved.snapshots, saved.snapshots_off),  # None where there are none
         }
         saved.save_again(folder)
         return folder.write_status(values)

@@ -1,4 +1,8 @@
-"""The commands beside `run`: start a monitor in the background, show, stop, diagnose, continue what was interrupted."""
+"""The commands beside `run`: start a monitor in the background, show, stop, pause, diagnose, continue what was interrupted.
+
+Sample images and checkpoints are requested of the training itself (guards/step_requests.py), between two steps. The
+functions with a folder are also those of the page.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from guards import step_requests
 from guards.checkpoint import atomic_write
 from monitor.attempt import Attempt
 from monitor.ledger import Ledger
@@ -21,12 +26,26 @@ from monitor.process.locks import LOCK, is_held
 from monitor.process.subjob import ROOT, helper_environment
 from monitor.process.tree import Tree
 from monitor.resume.script import start_problems
-from monitor.run_folder import LOG, STATUS, STOP, MonitorError, RunFolder, all_folders, find, read_json, wake_queue
-from monitor.state import FINAL, WATCHED, AttemptRecord, RunState, is_abandoned, nothing_left, read_status
+from monitor.run_folder import (
+    EVENTS,
+    LOG,
+    STATUS,
+    STOP,
+    MonitorError,
+    RunFolder,
+    all_folders,
+    find,
+    read_json,
+    wake_queue,
+)
+from monitor.state import FINAL, WATCHED, AttemptRecord, RunState, State, is_abandoned, nothing_left, read_status
 from runs.manage import size_text
+from runs.metrics_lines import json_objects
 
 START_S = 20.0
 APART_S = 2.0  # between the two samples of `diagnose`
+EVENT_BYTES = 256 << 10  # the end of events.jsonl, in which an answer is looked for
+POLL_S = 0.2
 
 
 Answer = tuple[int, Any]  # of a command: its exit code, and what `--json` adds; None for nothing
@@ -165,11 +184,15 @@ def ask_to_end(folder: Path, how: dict[str, bool]) -> bool:
 
 
 def stop(args: argparse.Namespace) -> Answer:
-    """Ask the run's monitor to stop it."""
-    folder = find(args.run)
-    if not ask_to_end(folder, {"now": args.now}):
+    """`monitor stop|pause RUN`: ask the run's monitor to end it. A pause is a stop with another name for its end."""
+    folder, pauses = find(args.run), args.command == "pause"
+    known = read_status(folder)
+    if pauses and known is not None and known["state"] == State.PAUSED and not known["alive"]:
+        print(f"{folder.name}: {known['reason']} already")
+    elif ask_to_end(folder, {"pause": True} if pauses else {"now": args.now}):
+        print(f"{folder.name}: {args.command} requested")
+    else:
         return 0, None
-    print(f"{folder.name}: stop requested")
     return wait_for_end(folder, args)
 
 
@@ -214,6 +237,60 @@ def _adopt_or_kill(folder: Path) -> bool:
         raise MonitorError(f"{folder.name}: cannot be killed: pid {', '.join(str(p.pid) for p in result.survivors)}")
     print(f"{folder.name}: killed {count(len(result.killed), 'process')} that no monitor watched")
     return False
+
+
+def request(folder: Path, kind: str) -> str:
+    """Request sample images ("sample") or a checkpoint with its LoRA ("save") of a run under way; the request's id.
+
+    It is done once the current step is complete; one that waits already is returned.
+
+    Raises:
+        MonitorError: the run is not under way, is ending, or makes no sample images.
+        OSError: the request cannot be written.
+    """
+    status = read_status(folder)
+    if status is None or not status["alive"] or status["state"] in FINAL:
+        state = status["state"] if status else "never started"
+        how = f"start it first: python -m monitor start {folder.name}"
+        raise MonitorError(
+            f"{folder.name}: {step_requests.KINDS[kind]} can be made while it trains, but it is {state}; {how}"
+        )
+    if status["state"] == State.STOPPING:
+        raise MonitorError(f"{folder.name} is stopping: {status['message']}")
+    spec = RunFolder(folder).spec
+    if kind == "sample" and spec and not (folder / "sample_prompts.txt").read_text(encoding="utf-8").strip():
+        raise MonitorError(
+            f"{folder.name} has no prompts for sample images; add prompts to run.toml, write it again with "
+            f"`python -m runs render {folder.name}`, then start it again"
+        )
+    return step_requests.ask(folder, kind)
+
+
+def outcome(folder: Path, name: str) -> dict[str, Any] | None:
+    """The event that answers the request with this id: "done", "message" and "step"; None while there is none."""
+    try:
+        with open(folder / EVENTS, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - EVENT_BYTES))
+            return step_requests.answer(json_objects(file.read(EVENT_BYTES)), name)
+    except OSError:
+        return None
+
+
+def sample(args: argparse.Namespace) -> Answer:
+    """`monitor sample|save RUN`: request it of the training, and wait `args.wait` seconds for the answer."""
+    folder = find(args.run)
+    name = request(folder, args.command)
+    print(f"{folder.name}: {step_requests.KINDS[args.command]} requested; it is made when the current step is complete")
+    until, found = time.monotonic() + args.wait, None
+    while (found := outcome(folder, name)) is None and time.monotonic() < until:
+        time.sleep(POLL_S)
+    if found is not None:
+        print(f"{folder.name}: {found.get('message')}")
+    code = 0 if not args.wait or (found or {}).get("done") is True else 1
+    return code, {"folder": str(folder), "id": name, "outcome": found}
+
+
+save, pause, resume = sample, stop, start  # the commands of these names
 
 
 def resume_all(args: argparse.Namespace) -> Answer:

@@ -8,7 +8,7 @@ from monitor_helpers import cli, events, finish, monitor, started, toy_run, wait
 from run_facts import members, status, weight
 from toys import GO, HOLD, undisturbed
 
-from monitor.cli import requests
+from monitor.cli import commands
 from monitor.run_folder import MonitorError
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ def test_a_paused_run_frees_its_processes_and_goes_on_exactly(folder):
 def test_a_pause_survives_a_killed_monitor(folder):
     toy_run(folder, steps=400, pace=0.1)
     process = started(folder, 2)
-    requests.pause(folder)
+    commands.ask_to_end(folder, {"pause": True})
     psutil.Process(status(folder)["monitor_pid"]).kill()  # its keeper starts the next one
     assert finish(process)[0] == 3
     assert status(folder)["state"] == "paused" and not members(folder)
@@ -41,13 +41,13 @@ def test_a_pause_survives_a_killed_monitor(folder):
 def test_a_request_that_cannot_be_done_says_why(folder):
     toy_run(folder, f"def fault(step):\n{GO}", steps=20)
     with pytest.raises(MonitorError, match="toy: sample images can be made while it trains, but it is never started"):
-        requests.request(folder, "sample")
+        commands.request(folder, "sample")
     process = started(folder, 1)
-    name = requests.request(folder, "save")
-    assert name == requests.request(folder, "save")  # two requests of one kind are one
+    name = commands.request(folder, "save")
+    assert name == commands.request(folder, "save")  # two requests of one kind are one
     (folder / "go").touch()
     assert finish(process)[0] == 0
-    found = requests.outcome(folder, name)
+    found = commands.outcome(folder, name)
     assert found and not found["done"] and found["message"] == "a checkpoint not made: the run is completed"
     with pytest.raises(MonitorError, match="it is completed"):
-        requests.request(folder, "save")
+        commands.request(folder, "save")
