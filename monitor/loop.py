@@ -66,17 +66,13 @@ class Loop(Run):
         if not folder.machine and not trial:
             folder.on_event = self.notifier.event
         self.slowdown = Slowdown(self)
-        self.status = StatusWriter(self, parent_pid, lambda: self.slowdown.found or None)
+        self.status = StatusWriter(self, parent_pid)
         self.learned = {} if folder.foreign else load_learned(folder.spec)
-        self.watch = Watch(self.config, {**self.learned, **self.state.durations})
         shown = Ledger.of(read_json(folder.own / STATUS))  # of each second; monitor.json is saved when much changes
         self.state.ledger = max(self.state.ledger, shown, key=lambda one: one.wall_s)
         self.state.ledger.price_per_hour = amount(folder.spec.get("price_per_hour"))
         self.state.ledger.follows()
-        self.at = Transition(State.OPENING)
         self.code = EXIT_FAILED
-        self.attempt: Attempt | None = None
-        self.view: Observation | None = None
         self.probe: Probe | None = None
         self.slow_reason = ""  # why the current suspicion was judged slow
         self.calm_since_s = -math.inf  # when the last suspicion proved wrong
@@ -150,7 +146,7 @@ class Loop(Run):
         self.notifier.poll()
         checkpoints.touch_memory(self.state.snapshots)
         self.state.ledger.passes(self.activity())
-        return self.status.write(self.at.state, self.at.message, self.attempt, self.view, self.watch, force)
+        return self.status.write(force)
 
     def activity(self) -> str:
         """The state of the ledger that the time from now on belongs to."""

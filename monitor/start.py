@@ -20,6 +20,7 @@ from guards.heartbeat import Beat
 from monitor import gpu
 from monitor.attempt import Attempt
 from monitor.config import Config
+from monitor.detect.progress import Watch
 from monitor.diagnose.incident import Incident
 from monitor.gpu import GpuQueue
 from monitor.phrases import count, duration
@@ -31,7 +32,7 @@ from monitor.resume import checkpoints, script
 from monitor.resume.checkpoints import Verifier
 from monitor.run_folder import TRAINING_LOG, MonitorError, RunFolder
 from monitor.standby import Standby
-from monitor.state import EXIT_BUDGET, ResumePoint, RunState, State, Transition, spec_hash
+from monitor.state import EXIT_BUDGET, Observation, ResumePoint, RunState, State, Transition, spec_hash
 from monitor.store import StoreAgent
 
 # Before a start that failed for a passing reason is tried again: doubled each time.
@@ -69,6 +70,13 @@ class Run:
         self.prewarm = script.Prewarm(folder, self.verifier, config.check.render_s)
         self.standby = Standby(folder, config.standby, config.end.kill_wait_s)
         self.store = StoreAgent(folder, config.store)
+        self.watch = Watch(config, self.state.durations)
+        self.at = Transition(State.OPENING)
+        self.attempt: Attempt | None = None  # the one that is watched, and how it was seen last
+        self.view: Observation | None = None
+        self.slow: dict[
+            str, Any
+        ] = {}  # why its steps take longer than usual: see `diagnose/slow.py`; {} while they do not
         self.incident: Incident | None = None  # the last one, until a new step closes it
         self.tries = 0  # starts in a row that failed for a passing reason
         self.failing_since_s = self.wait_limit_s = 0.0  # when the first of them failed, and how long they may go on

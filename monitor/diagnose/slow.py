@@ -237,12 +237,11 @@ Changes = list[dict[str, str]]
 
 
 class Slowdown:
-    """Watches the pace of one run. `found` is what is reported now, in status.json too, {} while the pace is the usual one:
+    """Watches the pace of one run. `run.slow` is what is reported now, in status.json too, {} while the pace is the usual one:
     cause, title, explanation, advice, since (UTC), step_s, usual_s (None: unknown)."""
 
     def __init__(self, run: Run):
         self.run = run
-        self.found: dict[str, Any] = {}
         self._window_s = run.config.slow.window_s
         self._pace = Pace(self._window_s)
         self._known: dict[str, Any] | None = None  # of `known`, from the first attempt on
@@ -278,7 +277,7 @@ class Slowdown:
 
     def text(self) -> str:
         """The slow time as a clause for a report; "" for none."""
-        return f"{self.found['title']}: {self.found['explanation']}".rstrip(".") if self.found else ""
+        return f"{self.run.slow['title']}: {self.run.slow['explanation']}".rstrip(".") if self.run.slow else ""
 
     def poll(self, attempt: Attempt, view: Observation, watch: Watch, verdict: Verdict) -> Changes | None:
         """Take one look. Changes: the run is to be saved and restarted with these instead of those in force."""
@@ -305,7 +304,7 @@ class Slowdown:
         if in_step and self._read(attempt, (beat.pid, beat.phase_s), beat.waited_s, now_s):
             self._explain(attempt, beat.step, under_way_s, now_s)
         without = self._tried(under_way_s)
-        return without if without is not None or not (self.found and steps) else self._change()
+        return without if without is not None or not (self.run.slow and steps) else self._change()
 
     def _read(self, attempt: Attempt, visit: tuple[int, float], waited_s: float, now_s: float) -> bool:
         """Take a reading, if it is time; True when there is one more pair."""
@@ -340,7 +339,7 @@ class Slowdown:
             if alone is None:
                 self._report_over("its cause has passed")
             long = self._recent[-1][0] - self._recent[0][0] >= self._window_s
-            row = alone if long and not self.found else None
+            row = alone if long and not self.run.slow else None
         elif now_s - self._since_s < EVERY_S:
             return  # what the other programs do is measured from the beginning of the slow time
         else:
@@ -348,8 +347,8 @@ class Slowdown:
             if row["name"] == UNKNOWN:
                 long = now_s - self._since_s >= UNEXPLAINED_WINDOWS * self._window_s
                 longer = self._pace.own and self._pace.now_s(under_way_s) >= UNEXPLAINED * self._pace.usual_s
-                row = row if long and longer and not self.found else None
-            elif self.found and self.found["cause"] != UNKNOWN:
+                row = row if long and longer and not self.run.slow else None
+            elif self.run.slow and self.run.slow["cause"] != UNKNOWN:
                 row = None
         if row is not None:
             self._report(attempt, row, figures, step, under_way_s)
@@ -368,7 +367,7 @@ class Slowdown:
         step_s = self._pace.now_s(under_way_s)
         usual_s = round(self._pace.usual_s, 3) if self._since_s is not None else None
         pace = f"A step takes {step_s:.2g} s" + (f" instead of {usual_s:.2g} s" if usual_s else "")
-        self.found = {
+        self.run.slow = {
             "cause": row["name"], **known, "ladder": row.get("ladder", []), "since": platform.now().utc, "step": step,
             "step_s": round(step_s, 3), "usual_s": usual_s, "pace": pace,
         }  # fmt: skip
@@ -378,12 +377,12 @@ class Slowdown:
 
     def _report_over(self, why: str) -> None:
         """Report the end of a slow time, if one was reported."""
-        if not self.found:
+        if not self.run.slow:
             return
         lost_s = self._pace.lost_s
         lost = f"; {duration(lost_s)} were lost" if lost_s >= 1 else ""
-        self.run.folder.event("slowdown_over", f"{why}{lost}", cause=self.found["cause"], lost_s=round(lost_s, 1))
-        self.found = {}
+        self.run.folder.event("slowdown_over", f"{why}{lost}", cause=self.run.slow["cause"], lost_s=round(lost_s, 1))
+        self.run.slow = {}
 
     def _change(self) -> Changes | None:
         """The changes with one more that helps against this cause; None where none is allowed or left."""
@@ -391,16 +390,16 @@ class Slowdown:
         known = self._known
         if not config.slow.changes_count or known is None or known.get("tried") or self.run.several:
             return None
-        if not self.found["ladder"]:
+        if not self.run.slow["ladder"]:
             return None
         try:
             change = script.next_change(
-                self.run.folder, self.found["ladder"], state.changes, config.check.render_s, self.run.pause
+                self.run.folder, self.run.slow["ladder"], state.changes, config.check.render_s, self.run.pause
             )
         except (MonitorError, OSError) as error:
             self.run.folder.log(f"no change against the slowdown: {error}")
             change = {}
-        known |= {"tried": change.get("name") or "none", "slow_s": self.found["step_s"]}
+        known |= {"tried": change.get("name") or "none", "slow_s": self.run.slow["step_s"]}
         if not change:
             return None
         patch = {name: value for name, value in change["patch"].items() if name != "spec"}
