@@ -1,4 +1,6 @@
-"""The GPU helper: a driver that fails or never answers costs the monitor neither time nor life. The driver is a fake."""
+"""The GPUs: a driver that fails or never answers costs the monitor neither time nor life (the driver is a fake), and runs
+that want the same GPU get it one at a time, by locks that go with their holders.
+"""
 
 import errno
 import os
@@ -8,13 +10,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from monitor_helpers import ROOT, wait_for
+from monitor_helpers import ROOT, cli, events, finish, kill_monitor, monitor, stop, toy_run, wait_for
+from run_facts import members, status, step_of, trainers
 
+from benchmarks.trial import TOKEN, kill_all
 from monitor import gpu
-from monitor.process import platform
+from monitor.gpu import GpuQueue
+from monitor.process import locks, platform
 
 posix = pytest.mark.skipif(os.name == "nt", reason="signals")
 
@@ -166,3 +172,257 @@ def test_a_helper_that_cannot_start_is_a_note(gpus, monkeypatch, where):
         assert "Too many open files" in one.note and one.read() == () and one.wait_free({1}, 1) == set()
     monkeypatch.setattr(gpu, "RESTART_S", 0.0)
     assert wait_for(one.read) and one.note == "", "it is started once that works"
+
+
+GPU = {"HANGPROOF_GPUS": "0"}
+
+
+@pytest.mark.slow
+def test_a_gpu_stays_with_a_training_whose_monitor_is_killed_and_goes_to_a_run_that_waits(tmp_path):
+    env = {**GPU, "HANGPROOF_DATA": str(tmp_path), TOKEN: str(tmp_path)}
+    first, second = folders = [
+        toy_run(tmp_path / "outputs" / name, steps=steps, pace=0.03)
+        for name, steps in (("first", 5000), ("second", 20))
+    ]
+    processes = []
+    try:
+        for folder in folders:
+            processes.append(monitor(folder, **env))
+            wait_for(lambda f=folder: "GPU 0" in status(f)["message"] or step_of(f) > 3)
+        assert [status(f)["state"] for f in folders] == ["running", "queued"]
+        assert "second: queued, step 0. waiting for GPU 0: the run 'first' uses it" in cli(first, "status", **env)
+        kill_monitor(processes[0], first)
+        before = status(second)["updated_at"]
+        wait_for(lambda: status(second)["updated_at"] > before and members(first))
+        assert status(second)["state"] == "queued" and trainers(first) and events(second, "started") == []
+        stop(first, "--now", "--wait", "120", **env)
+        assert finish(processes[1])[0] == 0
+    finally:
+        kill_all(str(tmp_path), lambda: [monitored.poll() for monitored in processes])
+        for monitored in processes:
+            monitored.communicate()
+
+
+def test_the_gpus_of_a_run_come_from_the_environment_and_its_spec(monkeypatch):
+    monkeypatch.delenv("HANGPROOF_GPUS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert gpu.devices({}) == ["2"] and gpu.devices({"gpus": 2}) == ["2", "3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert gpu.devices({}) == []
+    monkeypatch.setenv("HANGPROOF_GPUS", "a")
+    assert gpu.devices({}) == ["a"]
+    monkeypatch.delenv("HANGPROOF_GPUS")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(gpu, "present", lambda: True)
+    assert gpu.devices({}) == ["0"] and gpu.devices({"gpus": 2}) == ["0", "1"]
+    monkeypatch.setattr(gpu, "present", lambda: False)
+    assert gpu.devices({"gpus": 2}) == []
+
+
+@pytest.fixture
+def queued(tmp_path, monkeypatch):
+    """Makes queued runs of this process for the GPUs "0" and "1", whose locks are in a folder of the test's own."""
+    monkeypatch.setenv("HANGPROOF_GPUS", "0,1")
+    monkeypatch.setenv("HANGPROOF_LOCKS", str(tmp_path))
+    made = []
+
+    def make(name, listed=None):
+        made.append(GpuQueue(name, {}, *([listed] if listed else [])))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.release()
+
+
+def test_one_run_gets_the_gpus_and_all_of_them(queued):
+    first, second = queued("first"), queued("second")
+    assert not first.held
+    assert first.acquire() and not second.acquire()
+    assert len(first.handles()) == 2 and second.handles() == ()
+    assert second.message == "waiting for GPU 0: the run 'first' uses it"
+    first.release()
+    assert second.acquire() and second.message == ""
+
+
+def test_a_run_that_gets_one_of_its_gpus_gives_it_back_until_it_gets_all(queued, monkeypatch):
+    both = queued("both")
+    monkeypatch.setenv("HANGPROOF_GPUS", "1")
+    holder = queued("holder")
+    assert holder.acquire() and not both.acquire() and both.message == "waiting for GPU 1: the run 'holder' uses it"
+    holder.release()
+    assert both.acquire()
+
+
+@pytest.mark.parametrize("call", ["open", "fstat"])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.EIO, errno.EACCES])
+def test_a_queue_that_cannot_be_written_is_a_message_until_it_can(queued, monkeypatch, number, call):
+    broken = Mock(side_effect=OSError(number, os.strerror(number)))
+    with monkeypatch.context() as context:
+        context.setattr(locks.os, call, broken)
+        one = queued("one")
+        assert not one.acquire() and not one.held
+    assert one.message == f"waiting for GPU 0, 1: its lock is not usable: {os.strerror(number)}"
+    assert one.acquire() and one.message == ""
+    other = queued("other")
+    assert not other.acquire()
+    one.release()
+    assert other.acquire()
+
+
+def test_a_full_disk_only_costs_the_name_of_the_holder(queued, monkeypatch):
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    monkeypatch.setattr(locks.os, "write", full)
+    assert queued("one").acquire()
+
+
+A, B, C = "GPU-aaaa1111-0", "GPU-bbbb2222-0", "GPU-bbbb3333-0"
+LISTED = ({"uuid": A}, {"uuid": B}, {"uuid": C})
+
+
+@pytest.mark.parametrize(
+    ("named", "locked"),
+    [
+        ("0", {A: "0"}),
+        (A, {A: A}),
+        ("GPU-aaaa", {A: "GPU-aaaa"}),
+        (f"0,{A}", {A: "0"}),  # one GPU, named twice
+        ("MIG-2", {"MIG-2": "MIG-2"}),  # a part of a divided GPU
+        ("GPU-bbbb", {"GPU-bbbb": "GPU-bbbb"}),  # of two GPUs
+        ("7", {"7": "7"}),
+        ("test", {"test": "test"}),
+    ],
+)
+def test_a_gpu_has_one_lock_however_it_is_named(named, locked):
+    assert gpu.lock_names(named.split(","), LISTED) == locked
+    assert gpu.lock_names(named.split(","), ()) == {name: name for name in named.split(",")}, "without NVML"
+
+
+def test_an_index_and_its_uuid_exclude_each_other_whatever_tmpdir_is(tmp_path, monkeypatch, queued):
+    monkeypatch.delenv("HANGPROOF_GPUS")
+    queues = []
+    for number, named in enumerate(("0", A, "GPU-aaaa", "2")):
+        (tmp_path / str(number)).mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / str(number)))
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+        queues.append(queued(f"run {number}", listed=lambda: LISTED))
+        queues[-1].acquire()
+    assert [one.held for one in queues] == [True, False, False, True]
+    assert queues[1].message == f"waiting for GPU {A}: the run 'run 0' uses it"
+    assert queues[2].message == "waiting for GPU GPU-aaaa: the run 'run 0' uses it"
+    queues[0].release()
+    assert queues[1].acquire()
+
+
+def test_a_run_waits_until_the_driver_has_listed_its_gpus(queued):
+    answers = [None, LISTED]
+    one = queued("one", listed=lambda: answers.pop(0))
+    assert not one.acquire() and one.message == "waiting for GPU 0, 1: the driver has not listed its GPUs yet"
+    assert one.acquire()
+
+
+def test_the_folder_of_the_locks_is_the_same_for_every_account(monkeypatch, tmp_path):
+    monkeypatch.delenv("HANGPROOF_LOCKS")
+    found = gpu.shared_folder()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert gpu.shared_folder() == found != tmp_path
+
+
+def start(code, *arguments, env=(), **more):
+    command, pipe = [sys.executable, "-c", code, *map(str, arguments)], subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=os.environ | dict(env), stdout=pipe, stderr=pipe, **more)
+
+
+OTHER_ACCOUNT = """
+import os, sys
+from monitor.gpu import GpuQueue
+os.umask(0o077)
+os.setgid(65534); os.setuid(65534)
+queue = GpuQueue(sys.argv[1], {})
+print(queue.acquire(), queue.message, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can be another account")
+def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to(queued, request, monkeypatch):
+    # Not below tmp_path: another pytest that starts closes that to other accounts again.
+    shared = Path(tempfile.mkdtemp(prefix="hangproof-test-"))
+    request.addfinalizer(lambda: shutil.rmtree(shared))
+    shared.chmod(0o1777)
+    monkeypatch.setenv("HANGPROOF_LOCKS", str(shared))
+
+    def other(name):
+        return start(OTHER_ACCOUNT, name, stdin=subprocess.PIPE, text=True)
+
+    theirs = other("theirs")
+    assert theirs.stdout.readline() == "True \n"
+    mine = queued("mine")
+    assert not mine.acquire() and mine.message == "waiting for GPU 0: the run 'theirs' uses it"
+    theirs.kill()
+    theirs.communicate()
+    assert mine.acquire(), mine.message
+    theirs = other("theirs")
+    assert theirs.stdout.readline() == "False waiting for GPU 0: the run 'mine' uses it\n"
+    theirs.kill()
+    theirs.communicate()
+    mine.release()
+    assert mine.acquire()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links")
+def test_a_link_where_a_lock_should_be_is_refused_and_what_it_leads_to_is_unharmed(queued, tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    for link in (lambda path: path.symlink_to(tmp_path / "mine"), lambda path: path.hardlink_to(tmp_path / "mine")):
+        path = tmp_path / "hangproof-gpu.0.lock"
+        link(path)
+        one = queued("one")
+        assert not one.acquire() and "its lock is not usable" in one.message and str(path) in one.message
+        one.release()
+        path.unlink()
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+RUNS = """
+import os, random, sys, time
+from pathlib import Path
+from monitor.gpu import GpuQueue
+name, folder = sys.argv[1], Path(sys.argv[2])
+for _ in range(20):
+    queue = GpuQueue(name, {})
+    while not queue.acquire():
+        time.sleep(random.uniform(0, 0.003))
+    assert all(type(handle) is int for handle in queue.handles())
+    os.close(os.open(folder / "in use", os.O_CREAT | os.O_EXCL))
+    time.sleep(0.001)
+    os.unlink(folder / "in use")
+    queue.release()
+"""
+
+PROBES = """
+import sys
+from pathlib import Path
+from monitor.process.locks import is_held
+while not Path(sys.argv[1], "over").exists():
+    for path in Path(sys.argv[1]).glob("hangproof-gpu.*"):
+        is_held(path)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="os.getuid")
+def test_runs_that_queue_and_probe_all_the_time_share_a_gpu_and_a_free_one_is_taken_at_once(tmp_path, queued):
+    """Real processes: each gets all its turns, never two at once."""
+    probes, results = [start(PROBES, tmp_path) for _ in range(2)], []
+    try:
+        runs = [start(RUNS, f"run {i}", tmp_path, env={**GPU, "HANGPROOF_LOCKS": str(tmp_path)}) for i in range(4)]
+        results += [process.communicate(timeout=60) for process in runs]
+        for _ in range(100):
+            one = queued("one")
+            assert one.acquire(), one.message
+            one.release()
+    finally:
+        (tmp_path / "over").touch()
+        results += [probe.communicate(timeout=60) for probe in probes]
+    assert [process.returncode for process in runs + probes] == [0] * 6, [err for _, err in results]
