@@ -366,13 +366,13 @@ def rank_report(folder: Path) -> dict[str, Any] | None:
     accuses a rank only while the monitor suspects or has found a hang.
     """
     from guards import heartbeat
-    from monitor.diagnose import causes, ranks
+    from monitor.diagnose import ranks
 
     record = RunState.load(RunFolder(folder)).current
     beats = heartbeat.read_all(record.heartbeats) if record else []
     if not beats:
         return None
-    group = ranks.Group(causes.rank_facts(beats, platform.now()))
+    group = ranks.Group(ranks.records(beats, platform.now()))
     state = (read_status(folder) or {}).get("state")
     said = group.verdict(stuck=state in ("suspect", "recovering"))
     return group.as_json(said) | {"lines": group.lines(said)}

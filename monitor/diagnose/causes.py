@@ -17,15 +17,12 @@ import fnmatch
 import os
 import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import tomllib
 
-from guards import startup
-from guards.heartbeat import Beat
 from monitor.attempt import Attempt
 from monitor.detect import probe
 from monitor.detect.probe import Missing
@@ -60,7 +57,7 @@ class Evidence:
     outcome: str = ""
     note: str = ""
     ended: str = ""
-    ranks: list[Rank] = field(default_factory=list)  # `ranks.facts` of each
+    ranks: list[Rank] = field(default_factory=list)  # of `ranks.records`
     processes: list[dict[str, Any]] = field(default_factory=list)  # of `process_facts`
     stacks: dict[int, str] = field(default_factory=dict)
     log_tail: str = ""
@@ -145,7 +142,7 @@ def _complete(found: Evidence, attempt: Attempt) -> Evidence:
     now, beats = platform.now(), attempt.beats
     found.planned = max([found.planned, *(b.planned for b in beats)])
     found.outcome = "" if found.outcome == "running" else found.outcome
-    found.ranks = rank_facts(beats, now)
+    found.ranks = of_ranks.records(beats, now)
     trainers = [b.pid for b in beats] or [attempt.pid or 0]
     found.processes = process_facts(attempt.tree.members, trainers, found.missing)
     found.host = host_facts(attempt, found.missing)
@@ -155,26 +152,6 @@ def _complete(found: Evidence, attempt: Attempt) -> Evidence:
     if late is not None:
         found.rank, found.phase, found.step = late["rank"], late["phase"], late["step"] or found.step
     return found
-
-
-def rank_facts(beats: Sequence[Beat], now: platform.Moment) -> list[Rank]:
-    """Every rank that should be there, sorted; one without a record is marked as missing."""
-
-    def utc(at_s: float) -> str:
-        return platform.utc(now.wall_s - (now.mono_s - at_s))
-
-    found = [of_ranks.facts(beat, now.mono_s, utc, _alive(beat)) for beat in beats]
-    return sorted([*found, *of_ranks.missing(found)], key=lambda r: r["rank"])
-
-
-def _alive(beat: Beat) -> bool | None:
-    """Does the rank's process live? None for a rank of another machine, and where it cannot be read."""
-    if startup.read_about(beat.about).get("host") != startup.host():
-        return None
-    with contextlib.suppress(OSError):
-        process = platform.process_info(beat.pid)
-        return process is not None and not process.dead
-    return None
 
 
 def process_facts(members: dict[int, ProcessInfo], trainers: list[int], missing: Missing) -> list[dict[str, Any]]:

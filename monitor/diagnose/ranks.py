@@ -5,15 +5,16 @@ main thread belongs to a collective operation; a frame further out is not enough
 Only then do the counters decide: steps, check points, phases, and last how long each has been silent. Where the
 evidence does not tell, nobody is accused.
 
-A rank is a dictionary with the keys of UNKNOWN, as `facts` makes it of a heartbeat: it is stored in the incident, and
+A rank is a dictionary with the keys of UNKNOWN, as `records` makes it of a heartbeat: it is stored in the incident, and
 goes from node to node. `Group.lines` is the report as text, for the terminal and, as a block of code, for the incident's
 report.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ from guards.heartbeat import WAITS, Beat
 from monitor.detect import probe
 from monitor.detect.probe import Frame
 from monitor.phrases import PHASES, count, duration, printable
+from monitor.process import platform
+from monitor.process.platform import Moment
 
 Rank = dict[str, Any]
 COLUMNS = 8  # ranks side by side
@@ -68,23 +71,34 @@ _STEP_ADVICE = "The stack shows what it waits for. Use 0 data loader workers if 
 # ---- one rank ----
 
 
-def facts(beat: Beat, now_s: float, utc: Callable[[float], str], alive: bool | None) -> Rank:
-    """What the report keeps of a rank's record. now_s: monotonic. utc: the UTC of a monotonic time."""
+def records(beats: Sequence[Beat], now: Moment) -> list[Rank]:
+    """Every rank that should be there, sorted; one without a heartbeat is marked as missing."""
+    found = [_record(beat, now) for beat in beats]
+    return sorted([*found, *missing(found)], key=lambda r: r["rank"])
+
+
+def _record(beat: Beat, now: Moment) -> Rank:
+    """What the report keeps of a rank's heartbeat."""
     about = startup.read_about(beat.about)
     left = beat.outcome != "running" or (beat.count and beat.phase in STEPS)  # the check point that it reached last
     points = []
     for number, (name, at_s, spent_s) in enumerate(zip(startup.NAMES, beat.reached, beat.spent, strict=False), 1):
         if at_s:
-            spent_s += now_s - beat.point_s if name == beat.point and not left else 0.0
+            spent_s += now.mono_s - beat.point_s if name == beat.point and not left else 0.0
             points.append({
-                "number": number, "name": name, "at": utc(at_s), "elapsed_s": round(at_s - beat.started_s, 6),
-                "spent_s": round(spent_s, 3),
+                "number": number, "name": name, "at": platform.utc(now.wall_s - (now.mono_s - at_s)),
+                "elapsed_s": round(at_s - beat.started_s, 6), "spent_s": round(spent_s, 3),
             })  # fmt: skip
+    alive: bool | None = None  # a rank of another machine, or one that cannot be read
+    if about.get("host") == startup.host():
+        with contextlib.suppress(OSError):
+            process = platform.process_info(beat.pid)
+            alive = process is not None and not process.dead
     return {
         **{name: getattr(beat, name, unknown) for name, unknown in UNKNOWN.items()},
         **{name: about.get(name) or UNKNOWN[name] for name in ("host", "device", "backend", "environment")},
-        "silent_s": round(now_s - beat.beat_s, 2),
-        "point_ago_s": round(now_s - beat.point_s, 2) if beat.point else None,
+        "silent_s": round(now.mono_s - beat.beat_s, 2),
+        "point_ago_s": round(now.mono_s - beat.point_s, 2) if beat.point else None,
         "points": points,
         "alive": alive,
     }

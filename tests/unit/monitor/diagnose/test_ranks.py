@@ -158,7 +158,7 @@ def test_a_record_becomes_a_rank_of_the_report(tmp_path, monkeypatch):
     writer.reach("data")
     writer.describe("cpu", "gloo")
     now = platform.now()
-    found = causes.rank_facts([read(path_of(tmp_path, 1))], now)
+    found = ranks.records([read(path_of(tmp_path, 1))], now)
     assert [r["rank"] for r in found] == [0, 1] and found[0]["missing"]
     mine = found[1]
     assert (mine["alive"], mine["device"], mine["backend"], mine["environment"]["RANK"]) == (True, "cpu", "gloo", "1")
