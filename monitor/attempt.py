@@ -59,7 +59,7 @@ class Attempt:
 
     @classmethod
     def adopt(cls, folder: RunFolder, record: AttemptRecord) -> Attempt | None:
-        """The attempt that an earlier monitor recorded; None after a reboot. Its processes may be gone: see `tree.members`."""
+        """The attempt that an earlier monitor recorded; None after a reboot. `tree.members` says what of it still lives."""
         boot = platform.boot_id()
         if boot and record.boot_id and boot != record.boot_id:
             return None
@@ -78,7 +78,7 @@ class Attempt:
         self.record = replace(self.record, log_start=log_start, started_s=now_s, oom_kills=platform.oom_kills())
 
     def announce(self, script: Path, resume: Path | None, before: str = "") -> None:
-        """Begin this attempt's part of training.log; `before`: what it has printed until now. OSError: it cannot be written."""
+        """Begin this attempt's part of training.log; `before`: what it has printed so far. OSError: not writable."""
         header = f"=== {platform.now().utc} attempt {self.record.number}: {script.name}, from {resume or 'the start'}\n"
         with open(self.folder.own / TRAINING_LOG, "ab") as log:
             log.write((header + before).encode())

@@ -1,16 +1,17 @@
 """The GPUs: their state, and one run a GPU.
 
-A helper process reads their state, because NVML calls block forever when a GPU is lost. It alone talks to the driver and
-writes readings to a file; the monitor reads the file and never waits for the driver. `python -m monitor.gpu FILE` is the
-helper: it takes a reading every ten seconds and for every byte on its standard input, and exits when that closes.
+A helper process reads their state, because NVML calls block forever when a GPU is lost. It alone talks to the driver
+and writes readings to a file; the monitor reads the file and never waits for the driver. `python -m monitor.gpu FILE`
+is the helper: it takes a reading every ten seconds and for every byte on its standard input, and exits when that
+closes.
 
-One run a GPU needs no dispatcher: locks die with their holders. A run that waits tries again and again; which of several
-goes first, the queue decides (jobs/queue.py), where people see and change it. The training's shell inherits the lock, so
-a GPU stays taken while a killed monitor's training lives. `HANGPROOF_GPUS` names the GPUs to lock ("" for none); else
-`CUDA_VISIBLE_DEVICES`; else the first, where there is one. The files are in one folder for all accounts of the machine,
-whatever TMPDIR says, and have the GPU's UUID in their names: "0" and its UUID are one GPU. An index counts as NVML and
-nvidia-smi do, by PCI bus. The folder is one that everybody may write to and nobody else's files may be removed from, so
-each file is opened as what somebody else may have put there (locks.py).
+One run a GPU needs no dispatcher: locks die with their holders. A run that waits tries again and again; which of
+several goes first, the queue decides (jobs/queue.py), where people see and change it. The training's shell inherits the
+lock, so a GPU stays taken while a killed monitor's training lives. `HANGPROOF_GPUS` names the GPUs to lock ("" for
+none); else `CUDA_VISIBLE_DEVICES`; else the first, where there is one. The files are in one folder for all accounts of
+the machine, whatever TMPDIR says, and have the GPU's UUID in their names: "0" and its UUID are one GPU. An index counts
+as NVML and nvidia-smi do, by PCI bus. The folder is one that everybody may write to and nobody else's files may be
+removed from, so each file is opened as what somebody else may have put there (locks.py).
 """
 
 import contextlib
@@ -66,7 +67,7 @@ def own(readings: Sequence[dict[str, Any]], devices: Sequence[str]) -> list[dict
 
 
 def shared_bytes(text: str) -> int | None:
-    """The host's memory that the GPU with the most memory of its own uses, of the answer to COUNTERS; None: no answer."""
+    """The host's memory that the GPU with the most memory of its own uses, as COUNTERS says; None: no answer."""
     try:
         found = json.loads(text)
         rows = found if isinstance(found, list) else [found]
@@ -151,7 +152,7 @@ class Gpus:
         return tuple(reading["gpus"]) if now_s - reading["at_s"] < FRESH_S else ()
 
     def listed(self) -> tuple[dict[str, Any], ...] | None:
-        """The driver's list of GPUs, however old; () where it has none or does not answer, None while it may still answer."""
+        """The driver's list of GPUs, however old; () for none or no answer, None while it may still answer."""
         reading = self._reading()
         if reading["at_s"] > -math.inf or not self._running() or time.monotonic() - self._started_s >= COUNT_S:
             return tuple(reading["gpus"])
@@ -278,6 +279,8 @@ def main(path: Path) -> int:
         requested.wait(PERIOD_S)
 
 
+# ---- one run a GPU ----
+
 NAME_BYTES = 200  # of the run that has a GPU; another account may have written anything
 
 
@@ -305,7 +308,7 @@ def shared_folder() -> Path:
 
 
 def lock_names(devices: Sequence[str], gpus: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The names of the devices' locks, each with its device: the UUID where the driver lists it, else the device's own name.
+    """The names of the devices' locks, each with its device: the UUID where the driver lists it, else its own name.
 
     A device is an index, a UUID or the beginning of one, as in `CUDA_VISIBLE_DEVICES`.
 

@@ -58,7 +58,7 @@ def become(folder: str, checked: bool) -> int:
 
 
 def keep(words: list[str]) -> int:
-    """Run the monitor until it ends by itself; its exit code. 1 when it was killed or failed TRIES_COUNT times in a row.
+    """Run the monitor until it ends by itself; its exit code. 1 after TRIES_COUNT kills or failures in a row.
 
     words: options, the run's folder. Options: --checked; --silent-s=SECONDS.
     """

@@ -1,4 +1,4 @@
-"""The loop that watches one run: what every turn of it uses, its errors, and how a run ends. `supervisor.turn` is a turn.
+"""The loop that watches one run: what every turn uses, its errors, and how a run ends. A turn is `supervisor.turn`.
 
 Read `Loop.run_until_final`: write the status, sleep, take a turn. An error that nobody expected is logged with its
 traceback, reported once, and the loop goes on: whoever watches must not be the one that dies.

@@ -1,14 +1,15 @@
-"""From the evidence on a failure to the next attempt: diagnose, kill, decide, and say what follows; `start.py` starts it.
+"""From the evidence on a failure to the next attempt: diagnose, kill, decide, and say what follows; `start.py` starts
+it.
 
 Each function can be called again after an error in its middle. What must not happen twice (counting the failure) is
 committed to the RunState in one step at the end.
 
-Restart or stop is a pure rule (`after_failure`): progress counts, not restarts. A failure has a fingerprint (phase, step,
-cause). The first failure since new steps were made is answered at once: nothing is gained by waiting, and the time from
-the hang to the next new step is what a user pays. After that, waiting may help (another program's memory, a network), so
-10 s, 20 s, 40 s … 300 s. The third failure with one fingerprint and no new step ends the run, unless its ladder still has
-a change to try. Ten restarts in all; ten minutes of new steps give back the ten and reset the waiting, so a run of three
-days with a hang an hour finishes.
+Restart or stop is a pure rule (`after_failure`): progress counts, not restarts. A failure has a fingerprint (phase,
+step, cause). The first failure since new steps were made is answered at once: nothing is gained by waiting, and the
+time from the hang to the next new step is what a user pays. After that, waiting may help (another program's memory, a
+network), so 10 s, 20 s, 40 s … 300 s. The third failure with one fingerprint and no new step ends the run, unless its
+ladder still has a change to try. Ten restarts in all; ten minutes of new steps give back the ten and reset the waiting,
+so a run of three days with a hang an hour finishes.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def _summary(evidence: Evidence) -> str:
 
 
 def load_incident(run: Run) -> None:
-    """Take up the incident that an earlier monitor left open. One that cannot be read is forgotten, and so is its failure."""
+    """Take up the incident that an earlier monitor left open. One that cannot be read is forgotten, with its failure."""
     number = run.state.incident
     if number:
         run.incident = Incident.load(run.folder.own / "incidents" / number)
@@ -238,7 +239,7 @@ def complete(run: Run) -> str:
 
 
 def _fetch_lora(run: Run) -> None:
-    """Copy the LoRA from `save_dir` where the script did not; under a temporary name, so that it is never half there."""
+    """Copy the LoRA from `save_dir` where the script did not; under a temporary name: it is never half there."""
     name = f"{run.folder.folder.name}.safetensors"
     source, target = Path(run.state.save_dir) / name, run.folder.folder / name
     if not run.state.save_dir or not source.is_file():
@@ -252,7 +253,7 @@ def _fetch_lora(run: Run) -> None:
 
 
 def _next_change(run: Run, cause: Cause, cause_count: int) -> script.Change:
-    """The ladder's next mitigation: from a cause's second failure on, or at once where the cause is certain to return."""
+    """The ladder's next mitigation: from a cause's second failure on, or at once where it is certain to return."""
     if not run.leads or not cause.ladder or (cause_count < 2 and not cause.at_once):
         return {}
     try:

@@ -1,4 +1,4 @@
-"""The standby attempt: the next attempt, started early, which waits at the gate (guards/gate.py) with everything imported.
+"""The standby attempt: the next attempt, started early, waits at the gate (guards/gate.py) with everything imported.
 
 Starting Python and importing a trainer's libraries takes seconds and is the same for each attempt. So once a run makes
 steps, the monitor starts the next attempt's script with a stand-in for the state to resume from. When the attempt that
@@ -66,7 +66,7 @@ class Standby:
     def tick(self, view: Observation, trains: Attempt, text: str, inherit: tuple[int, ...]) -> None:
         """Start the standby, or look after it. Called while the run makes progress; OSError: it cannot be killed.
 
-        trains: the attempt that trains. text: the next attempt's script with the stand-in, "" while that is not prepared.
+        trains: the attempt that trains. text: the next one's script with the stand-in, "" while that is not prepared.
         inherit: descriptors that an attempt keeps open.
         """
         attempt, limits, failed = self.attempt, self.limits, ""
@@ -112,8 +112,7 @@ class Standby:
     def release(self, script: Path, resume: Path | None, more: Mapping[str, str], save: Save) -> Attempt | None:
         """Let it train if it waits for exactly this script; else, and where it does not answer, it is killed.
 
-        more: of its environment. save: writes its record, so that a later monitor can adopt it. OSError: it cannot be killed
-        or saved.
+        more: of its environment. save: writes its record, for a later monitor. OSError: it cannot be killed or saved.
         """
         attempt, self._next_s = self.attempt, 0.0  # the next one need not wait
         if attempt is None:

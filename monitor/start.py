@@ -133,7 +133,7 @@ def already_started(run: Run) -> Attempt | None:
 
 
 def start_attempt(run: Run) -> Attempt | Transition:
-    """Start the next attempt from the newest checkpoint that verifies; what the operating system refuses is tried again.
+    """Start the next attempt from the newest checkpoint that verifies; what the system refuses is tried again.
 
     Raises:
         Unkillable: a process of an earlier attempt lives on.
@@ -277,7 +277,7 @@ def _snapshots(run: Run, after_step: int = -1, room: bool = True) -> list[Resume
 def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
     """Write the newest snapshot to the run's folder when no checkpoint there is as new, before the memory is freed.
 
-    Returns "", or why its steps are in memory only; the memory is not freed then. `pause` may raise; call it again then.
+    Returns "", or why its steps are in memory only, which is not freed then. `pause` may raise; call it again then.
     """
     if not run.state.snapshots or run.unkept is not None:
         return run.unkept or ""
@@ -329,7 +329,7 @@ def note_gpu(run: Run, beats: Sequence[Beat]) -> None:
 
 
 def adopt_restored(run: Run) -> str:
-    """Continue the state of the machine that trained this run last, as restored to monitor.json; why nothing is left, or "".
+    """Continue the state of the machine that trained last, as restored to monitor.json; why nothing is left, or "".
 
     What depends on a machine (its attempt, its durations, its failures) is left behind.
     """
@@ -356,7 +356,7 @@ def adopt_restored(run: Run) -> str:
 
 
 def kill_leftovers(run: Run, living: Attempt | None = None) -> None:
-    """Kill every process that an earlier attempt of this run left, and the standby of a killed monitor. living: is spared.
+    """Kill every process that an earlier attempt left, and the standby of a killed monitor. living: is spared.
 
     Raises:
         Unkillable: one lives on.
@@ -377,7 +377,7 @@ def kill_leftovers(run: Run, living: Attempt | None = None) -> None:
 
 
 def _try_again(run: Run, message: str, limit_s: float, code: int | None = None) -> Transition:
-    """A reason that may pass (no memory to fork, a disk that is full or refuses): wait longer each time, at most `limit_s`.
+    """A reason that may pass (no memory to fork, a full disk): wait longer each time, at most `limit_s`.
 
     code: the exit code after that.
     """

@@ -12,8 +12,8 @@
     RunState        what must survive the monitor itself    loop, supervisor, recovery, start; kept in monitor.json
 
 A monitor that is killed leaves monitor.json behind; the next one reads it, finds the living training by its token and
-(pid, start time), and continues with whatever was under way: a recovery, a stop, or a healthy attempt. The progress of a
-rank itself is a `Beat` (guards/heartbeat.py), which the training writes. What happened is an `Incident`
+(pid, start time), and continues with whatever was under way: a recovery, a stop, or a healthy attempt. The progress of
+a rank itself is a `Beat` (guards/heartbeat.py), which the training writes. What happened is an `Incident`
 (diagnose/incident.py); where the time went, a `Ledger`.
 """
 
@@ -106,7 +106,7 @@ class AttemptRecord:
 
 @dataclass(frozen=True)
 class Signals:
-    """Evidence as sentences: the run is stuck, is slow but moves, computes (counts only for a script without heartbeats)."""
+    """Evidence as sentences: the run is stuck, is slow but moves, computes (counts only without heartbeats)."""
 
     stuck: tuple[str, ...] = ()
     slow: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class Signals:
 
 @dataclass(frozen=True)
 class Observation:
-    """What the monitor sees of an attempt at one poll. `Attempt.poll` makes it; the decision and all that follows read it."""
+    """What the monitor sees of an attempt at one poll."""
 
     now_s: float  # monotonic clock
     boot_s: float  # boot clock
@@ -191,7 +191,7 @@ class VerifyResult:
 class ResumePoint:
     """Where to resume: `choose` makes it, a start uses it. `path` None: from the start.
 
-    `bad`: set aside, with the reason; `unsure`: not verifiable now; `refused`: sentences on snapshots that are not used.
+    `bad`: set aside, with the reason; `unsure`: not verifiable now; `refused`: sentences on unused snapshots.
     """
 
     path: Path | None
@@ -347,7 +347,7 @@ def read_status(folder: str | Path) -> dict[str, Any] | None:
 
 
 def with_age(status: dict[str, Any]) -> dict[str, Any]:
-    """A status with "alive", plus "age_s": seconds since its monitor wrote it, and "stale": a sentence once that is too long.
+    """A status with "alive", plus "age_s": seconds since it was written, and "stale": a sentence once that is too long.
 
     Seconds on the monotonic clock, on which a suspended machine does not age; on the wall clock on another machine, or
     for a status of a version before November 2026.

@@ -1,6 +1,7 @@
 """Writes what the page and the command line read: `status.json`, the events of phases and checkpoints, GPU samples.
 
-The machine's figures (GPU, processor, memory, free disk) are read every MACHINE_S seconds; a second's write copies them.
+The machine's figures (GPU, processor, memory, free disk) are read every MACHINE_S seconds; a second's write copies
+them.
 
 Decides nothing, and a reading that fails costs that reading: the next one is at most a few seconds away.
 """

@@ -1,7 +1,8 @@
 """`python -m monitor.trackio_feed RUN` logs a run to trackio, a local tracker, from its `metrics.jsonl`.
 
-Decision: no trainer logs to it, because kohya's pin versions of accelerate that do not know it, and a tracker that fails
-must cost the training nothing. The monitor starts this process with each attempt; one that still runs keeps its lock.
+Decision: no trainer logs to it, because kohya's pin versions of accelerate that do not know it, and a tracker that
+fails must cost the training nothing. The monitor starts this process with each attempt; one that still runs keeps its
+lock.
 """
 
 import faulthandler
@@ -18,10 +19,11 @@ from monitor.run_folder import METRICS, RunFolder, read_json
 from runs.metrics_lines import count_of, json_objects
 
 STATE, OWN_LOCK = ".trackio.json", ".trackio.lock"  # the last step that was logged; one process a run
+NUMBERS = ("loss", "lr", "step_s")
 
 
 def feed(folder: Path, tracker: Any, poll_s: float = 2.0, end_s: float = 30.0) -> None:
-    """Log each new step to `tracker`, until the run has had no monitor for `end_s` seconds (a killed one is replaced sooner)."""
+    """Log each new step to `tracker`, until the run has had no monitor for `end_s` seconds (a killed one returns)."""
     logged, seen_s, begin = count_of((read_json(folder / STATE) or {}).get("step")), time.monotonic(), 0
     lines = b"the first"
     while lines or time.monotonic() - seen_s < end_s:
@@ -30,11 +32,10 @@ def feed(folder: Path, tracker: Any, poll_s: float = 2.0, end_s: float = 30.0) -
             lines = file.read(1 << 20).rpartition(b"\n")[0]  # the rest of the last line is not written yet
         begin += len(lines) + bool(lines)
         for line in json_objects(lines):
-            numbers = {key: line[key] for key in ("loss", "lr", "step_s") if type(line.get(key)) in (int, float)}
-            values = {key: float(value) for key, value in numbers.items() if abs(value) < 1e30}
-            if line.get("kind") == "step" and values and count_of(line.get("step")) > logged:
+            known = {key: line[key] for key in NUMBERS if type(line.get(key)) in (int, float) and abs(line[key]) < 1e30}
+            if line.get("kind") == "step" and known and count_of(line.get("step")) > logged:
                 logged = count_of(line["step"])
-                tracker.log(values, step=logged)
+                tracker.log({key: float(value) for key, value in known.items()}, step=logged)
         atomic_write(folder / STATE, json.dumps({"step": logged}))
         seen_s = time.monotonic() if lines or is_held(folder / LOCK) else seen_s
         time.sleep(poll_s * (not lines))
@@ -52,7 +53,7 @@ def main(run: RunFolder) -> None:
         feed(run.folder, tracker)
         faulthandler.dump_traceback_later(60, exit=True)  # for its last entries
         tracker.finish()
-    except Exception as error:  # noqa: BLE001 - top of the process: any error of a tracker is reported, and the run goes on
+    except Exception as error:  # noqa: BLE001 - top of the process: a tracker's error is reported, and the run goes on
         how = f"; install it: {sys.executable} -m pip install trackio" if isinstance(error, ImportError) else ""
         run.event("tracker", f"trackio: {type(error).__name__}: {error}{how}. The run continues without it")
     os._exit(0)

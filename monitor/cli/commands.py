@@ -1,4 +1,5 @@
-"""The commands beside `run`: start a monitor in the background, show, stop, pause, diagnose, continue what was interrupted.
+"""The commands beside `run`: start a monitor in the background, show, stop, pause, diagnose, continue what was
+interrupted.
 
 Sample images and checkpoints are requested of the training itself (guards/step_requests.py), between two steps. The
 functions with a folder are also those of the page.
@@ -171,7 +172,7 @@ def watch(folders: list[Path], every_s: float = 1.0) -> int:
 
 
 def ask_to_end(folder: Path, how: dict[str, bool]) -> bool:
-    """Ask the run's monitor to end it: `how` has "now" or "pause". False: no monitor had a record of it, and it was killed.
+    """Ask the run's monitor to end it: `how` has "now" or "pause". False: without any record of it, it was killed.
 
     Raises:
         MonitorError: nothing of it runs.
@@ -219,7 +220,7 @@ def _not_running(folder: Path) -> MonitorError:
 
 
 def _adopt_or_kill(folder: Path) -> bool:
-    """A run without a monitor is to be stopped: let a new monitor adopt the living training, so that it stops like any other.
+    """Stop a run without a monitor: a new monitor adopts the living training, so that it stops like any other.
 
     False: its monitor left no record, and the processes were killed here.
 
@@ -313,7 +314,7 @@ def resume_all(args: argparse.Namespace) -> Answer:
 
 
 def diagnose(args: argparse.Namespace) -> Answer:
-    """Explain what a run or a process waits for: two samples a moment apart, all stacks, the likely cause. Changes nothing."""
+    """Explain what a run or a process waits for: two samples, all stacks, the likely cause. Changes nothing."""
     from monitor import config
     from monitor.cli import explain
     from monitor.detect.probe import Probe, compare
@@ -360,7 +361,7 @@ def diagnose(args: argparse.Namespace) -> Answer:
 
 
 def rank_report(folder: Path) -> dict[str, Any] | None:
-    """The rank report of the attempt that runs now, from the heartbeats alone: cheap, no process is asked for its stacks.
+    """The rank report of the attempt that runs now, from the heartbeats alone: no process is asked for its stacks.
 
     Returns `Group.as_json` with "lines", the same as text; None where nothing runs or no rank has started. The verdict
     accuses a rank only while the monitor suspects or has found a hang.

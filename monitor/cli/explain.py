@@ -45,14 +45,14 @@ def facts(process: platform.ProcessInfo) -> dict[str, Any]:
     """{"pid", "name", "state" (a letter), "text" (as a phrase), "lines": all that is known, as sentences}."""
     pid, parent, held = process.pid, platform.process_info(process.ppid), platform.private_bytes(process.pid)
     threads = {int(path.name): _waits(path) for path in Path(f"/proc/{pid}/task").glob("[0-9]*")}
-    main = threads.pop(pid, "waits")
-    text = f"is {STATES[process.state]}" if process.state in "RTtZ" else main
+    text = f"is {STATES[process.state]}" if process.state in "RTtZ" else threads.get(pid, "waits")
     text += " in the kernel, and cannot be killed until that ends (uninterruptible sleep)" * (process.state == "D")
+    more = Counter(what for thread, what in threads.items() if thread != pid)
     lines = [
         f"Process {pid} ({process.name}) {text}.",
         f"It has used {process.cpu_s:.1f} s of processor time and holds {held / 1e6:,.0f} MB of its own.",
         f"Its parent is {process.ppid} ({parent.name if parent else 'gone'}).",
-        *(f"{count(number, 'more thread')}: {what}." for what, number in Counter(threads.values()).most_common()),
+        *(f"{count(number, 'more thread')}: {what}." for what, number in more.most_common()),
     ]
     return {"pid": pid, "name": process.name, "state": process.state, "text": text, "lines": lines}
 

@@ -1,4 +1,5 @@
-"""Evidence on a run without progress: stacks of its threads, samples of its processes, and what two samples prove together.
+"""Evidence on a run without progress: stacks of its threads, samples of its processes, and what two samples prove
+together.
 
 Decision: evidence never decides alone. CPU at 0 % or GPU at 100 % prove nothing; they confirm a standstill that already
 lasts (`stuck`), or show that the run moves slowly (`slow`) and should be left alone.
@@ -7,8 +8,8 @@ A probe begins at half of T. At T the second sample is compared with the first, 
 a run that gets stuck after a slow stretch is found, and one that moves is left alone. Whatever cannot be read (no
 /proc/vmstat or /proc/diskstats in gVisor, EIO, no memory for py-spy) is named in `missing` and proves nothing.
 
-Stacks come from two sources that still work when a process is stuck. faulthandler (SIGUSR2, registered by the guards) is
-C code: it answers while another thread holds the GIL, but it shows no C frames, and only guarded processes have it.
+Stacks come from two sources that still work when a process is stuck. faulthandler (SIGUSR2, registered by the guards)
+is C code: it answers while another thread holds the GIL, but it shows no C frames, and only guarded processes have it.
 py-spy reads memory from outside: it shows any Python process, needs the right to do so (ptrace), and runs with
 `--nonblocking`, because a stop of a process in uninterruptible sleep would stop py-spy too.
 """
@@ -92,7 +93,7 @@ def _read(path: Path, begin: int = 0) -> str:
 
 
 def fatal_dump(heartbeats: Path, pid: int) -> str:
-    """What a fatal signal left in the stacks file of `pid`, after the dumps of earlier false suspicions; "" without one."""
+    """What a fatal signal left in the stacks file of `pid`, behind the dumps of false suspicions; "" without one."""
     text = _try(_read, stacks_path(heartbeats, pid)) or ""
     begin = text.rfind("Fatal Python error: ")
     return text[begin:] if begin >= 0 else ""
@@ -183,6 +184,8 @@ class PySpy:
             job.kill()
         self.poll()
 
+
+# ---- samples ----
 
 MAX_WORKERS = 4  # whose stacks are taken, beside those of the ranks
 IDLE_CPU = 0.05  # of one core, all processes of the run together

@@ -1,4 +1,5 @@
-"""Is the run making progress, and at its usual pace? Pure decisions over observations: nothing here reads a clock, a file or a process.
+"""Is the run making progress, and at its usual pace? Pure decisions over observations: nothing here reads a clock, a
+file or a process.
 
 Decision: progress is a completed step, a counted item of a phase, a new phase. A tick without a changed counter is not
 progress. In the step phase items do not count: a healthy inner loop must not hide that no step completes (a bug of
@@ -16,15 +17,15 @@ Time is measured on the awake clock: a gap between two observations (a suspended
 advances it by one poll interval at most. Names in `_at` are moments of this clock.
 
 T, the time without progress that is a hang, is the largest of three estimates over completed durations. Five times the
-longest of the last 200 follows a drift and work of two speeds. 25 medians, and 1.5 times the longest that ever completed,
-keep a rare slow one below T. SRTT + 8 RTTVAR (RFC 6298) adds nothing to these. Phi accrual guesses the tail of a
-distribution from samples that have no tail.
+longest of the last 200 follows a drift and work of two speeds. 25 medians, and 1.5 times the longest that ever
+completed, keep a rare slow one below T. SRTT + 8 RTTVAR (RFC 6298) adds nothing to these. Phi accrual guesses the tail
+of a distribution from samples that have no tail.
 
 A pace is slow by nearly all steps of a window of `window_s` seconds and six steps, not by their mean. One slow step (a
-sample, a save, the start of an epoch's workers, a laptop that slept) changes a mean and decides nothing here. The limit is
-above the run's own median and above its slowest twentieth: a run with images of several sizes has steps of several speeds.
-What is usual comes from all steps since the run began, thinned out evenly, and of these from the first half: a speed that
-falls slowly must not become the usual one. Steps of a slow time never count as usual.
+sample, a save, the start of an epoch's workers, a laptop that slept) changes a mean and decides nothing here. The limit
+is above the run's own median and above its slowest twentieth: a run with images of several sizes has steps of several
+speeds. What is usual comes from all steps since the run began, thinned out evenly, and of these from the first half: a
+speed that falls slowly must not become the usual one. Steps of a slow time never count as usual.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Durations:
         return self.known().get("median", 0.0)
 
     def budget(self, phase: Section, watch: Section) -> float:
-        """T: seconds without progress after which the work is hung, given evidence. The ceiling while too little is known."""
+        """T: seconds without progress that are a hang, given evidence. The ceiling while too little is known."""
         before = self._prior.get("n", 0)
         if max(self.seen, before) < watch.min_sample_count:
             return phase.ceiling_s
@@ -105,6 +106,8 @@ def _median(values: Iterable[float]) -> float:
     half = len(ordered) // 2
     return (ordered[half] + ordered[~half]) / 2
 
+
+# ---- progress ----
 
 OK, SUSPECT, SLOW, HUNG, OVER = SEVERITY = "ok", "suspect", "slow", "hung", "over"
 _ITEMS = ("cache_latents", "cache_text", "hash", "load", "sample", "validate", "save", "end")
@@ -315,7 +318,7 @@ class Watch:
         return Verdict(kind, beat.rank, phase if running else "end", beat.step, stalled, budget, evidence)
 
     def _script(self, seen: Observation) -> Verdict:
-        """All ranks are gone. OVER once the rest of the script is idle or has worked for too long without a new rank."""
+        """All ranks are gone. OVER once the rest of the script is idle, or has worked too long without a new rank."""
         watch, now = self.config.watch, self._clock_s
         begins, self._gone_at = self._gone_at is None, now if self._gone_at is None else self._gone_at
         if begins or seen.activity != self._activity:
@@ -349,6 +352,8 @@ class Watch:
             self.durations[name] = Durations(self.known.get(name))
         return self.durations[name]
 
+
+# ---- the pace ----
 
 FACTOR, ABOVE_SLOWER = 2.0, 1.25  # slow: this many times the median, and this many times the slowest twentieth
 BACK, BACK_SLOWER = 1.4, 1.1  # usual again: below these
@@ -412,7 +417,7 @@ class Pace:
         """SLOW when the slow time begins, OVER when it ends, else "".
 
         Args:
-            steps: durations of the steps completed since the last call, oldest first. under_way_s: of the one not complete.
+            steps: durations of those completed since the last call, oldest first. under_way_s: of the one under way.
         """
         for step_s in steps:
             self._window.append(step_s)

@@ -1,9 +1,10 @@
-"""The evidence on a hung or dead run, and the probable cause by a table, `causes.toml`: the first row that matches decides.
+"""The evidence on a hung or dead run, and the probable cause by a table, `causes.toml`: the first row that matches
+decides.
 
-Evidence is collected without waiting for the run's processes, from /proc, the kernel's counters and files of the monitor;
-stacks are collected beforehand (`detect/probe.py`). What cannot be read (no /proc/meminfo on gVisor, no permission for the
-kernel log, an I/O error) is named in `Evidence.missing` and never an exception: evidence explains a failure, but the
-restart does not depend on it.
+Evidence is collected without waiting for the run's processes, from /proc, the kernel's counters and files of the
+monitor; stacks are collected beforehand (`detect/probe.py`). What cannot be read (no /proc/meminfo on gVisor, no
+permission for the kernel log, an I/O error) is named in `Evidence.missing` and never an exception: evidence explains a
+failure, but the restart does not depend on it.
 
 A row matches when each of its conditions holds; a list holds when one of its entries does. `stack` is a pattern for a
 `file.py:function` of the main thread of the rank in question (other threads always wait somewhere), `log` and `note`
@@ -72,7 +73,7 @@ class Evidence:
         return next(filter(None, map(probe.where, self.rank_stacks())), "")
 
     def rank_stacks(self) -> list[str]:
-        """The stack of the late rank; else of all ranks, that in question first; all stacks of a script without ranks."""
+        """The stack of the late rank; else of all ranks, that in question first; all of a script without ranks."""
         late = self.late()
         ranks = [late] if late else sorted(self.ranks, key=lambda r: r["rank"] != self.rank)
         pids = [r["pid"] for r in ranks] or self.stacks
@@ -97,7 +98,7 @@ class Evidence:
 def of_hang(
     found: Evidence, attempt: Attempt, verdict: Verdict, status: ExitStatus, stacks: dict[int, str], slow_reason: str
 ) -> Evidence:
-    """`found` with the evidence on a hung run. `slow_reason`: why the monitor waited longer than the limit, "" if it did not."""
+    """`found` with the evidence on a hung run. `slow_reason`: why the monitor waited beyond the limit, "" if not."""
     slow = [f"the run was slow before it hung: {slow_reason}"] if slow_reason else []
     found.phase, found.rank, found.step = verdict.phase, verdict.rank, verdict.step or found.step
     found.signs, found.stacks, found.outcome = [*verdict.evidence, *slow], stacks, status.outcome
@@ -128,7 +129,7 @@ def of_crash(found: Evidence, attempt: Attempt, status: ExitStatus) -> Evidence:
 
 
 def of_process(found: Evidence, attempt: Attempt, signs: tuple[str, ...], stacks: dict[int, str]) -> Evidence:
-    """`found` with the evidence on a living run or, where there are no heartbeats, its first process; judged as a hang."""
+    """`found` with the evidence on a living run or, without heartbeats, its first process; judged as a hang."""
     found.phase, found.signs = "step", list(signs)
     found.stacks = {pid: stacks[pid] for pid in sorted(stacks, key=lambda pid: pid != attempt.pid)}
     for beat in attempt.beats[:1]:
@@ -223,13 +224,15 @@ def _kernel_log(since_boot_s: float) -> list[str]:
     return found
 
 
+# ---- the cause ----
+
 TABLE: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("causes.toml").read_text(encoding="utf-8"))[
     "cause"
 ]
 LINES, WIDTH = 300, 4000  # of the log: an older line is not about how the run ended, a longer one makes searches slow
 CUT = " … "  # in the middle of a longer line: a launcher's error ends with the exit code, behind the complete command
 BUSY = 95  # percent of a GPU
-# A GPU is broken or lost; others (13, 31, 43, 45) are a program's own fault or its exit: docs.nvidia.com/deploy/xid-errors
+# A GPU is broken or lost; 13, 31, 43, 45 are a program's own fault or its exit: docs.nvidia.com/deploy/xid-errors
 LOST_XID = {46, 48, 54, 56, 57, 58, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143, 154}
 _LAUNCHER = ("subprocess.CalledProcessError", "torch.distributed.elastic")
 _EXCEPTION = re.compile(r"^([\w.]+\.)?[A-Z]\w*(Error|Exception|Interrupt|Exit)\b")

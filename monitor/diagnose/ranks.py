@@ -6,8 +6,8 @@ Only then do the counters decide: steps, check points, phases, and last how long
 evidence does not tell, nobody is accused.
 
 A rank is a dictionary with the keys of UNKNOWN, as `records` makes it of a heartbeat: it is stored in the incident, and
-goes from node to node. `Group.lines` is the report as text, for the terminal and, as a block of code, for the incident's
-report.
+goes from node to node. `Group.lines` is the report as text, for the terminal and, as a block of code, for the
+incident's report.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class Group:
         return longest if longest["silent_s"] - second["silent_s"] > MIN_SILENCE_S else None
 
     def _odd_one(self, ranks: list[Rank]) -> Rank | None:
-        """All wait: the one that passed fewer check points, or the only one that waits elsewhere than all the others."""
+        """All wait: the one that passed fewer check points, or the only one that waits elsewhere than the others."""
         fewest = _fewest_points(ranks)
         if len(fewest) == 1:
             return fewest[0]
@@ -314,7 +314,7 @@ class Group:
     # ---- the report ----
 
     def as_json(self, said: Finding) -> dict[str, Any]:
-        """The report for programs: {"verdict", "ranks", "check_points", "slowest"}; every value can be written as JSON."""
+        """The report for programs, as JSON values: {"verdict", "ranks", "check_points", "slowest"}."""
         slow = slowest(self.ranks)
         return {"verdict": vars(said), "ranks": self.ranks, "check_points": startup.CHECK_POINTS, "slowest": slow}
 

@@ -1,13 +1,13 @@
 """A run that is slow without being stuck: when that begins and ends, why, and the one change that may help.
 
-Decision: a cause (a row of `slow.toml`) is what changed. The same amounts are added up over the slow steps and over those
-at the usual pace, and a row asks for both: a quota that always throttles a container, or a power limit that the GPU always
-reaches, explains nothing. Only time inside steps counts: what a sample, a save or a validation does to the machine is no
-evidence.
+Decision: a cause (a row of `slow.toml`) is what changed. The same amounts are added up over the slow steps and over
+those at the usual pace, and a row asks for both: a quota that always throttles a container, or a power limit that the
+GPU always reaches, explains nothing. Only time inside steps counts: what a sample, a save or a validation does to the
+machine is no evidence.
 
-Nothing here ends or delays a run. `Pace` decides that the steps are slow; a reading is taken every two seconds of steps. A
-change of the run is made only where `[slow]` of config.toml allows it, once in a run: from a saved state, and it is taken
-back if the steps are not faster.
+Nothing here ends or delays a run. `Pace` decides that the steps are slow; a reading is taken every two seconds of
+steps. A change of the run is made only where `[slow]` of config.toml allows it, once in a run: from a saved state, and
+it is taken back if the steps are not faster.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from monitor.state import Observation, Verdict
 
 TABLE: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("slow.toml").read_text(encoding="utf-8"))["cause"]
 UNKNOWN = "unknown"
-# Kernel functions: waits for a file of a network or FUSE file system in any state, and uninterruptible waits for no file at all
+# Kernel functions: waits for a file of a network or FUSE file system, and uninterruptible waits for no file at all
 NETWORK_WAITS = ("nfs", "rpc_", "cifs", "smb", "fuse", "request_wait_answer", "netfs", "ceph")
 OTHER_WAITS = ("nv", "os_", "rm_", "uvm", "rwsem", "futex", "kernel_clone", "wait_for_vfork", "do_coredump", "ptrace")
 HOT, BRAKED = ("too hot", "hardware slowdown"), ("power brake",)
@@ -169,7 +169,7 @@ def figures(slow: Amounts, usual: Amounts) -> dict[str, float]:
 
 
 def match(found: Mapping[str, float], alone: bool = False) -> dict[str, Any] | None:
-    """The first row that holds; the last one holds always. alone: of those that need no usual pace, None for none of them."""
+    """The first row that holds; the last one always does. alone: of those that need no usual pace, or None."""
     for row in TABLE:
         above = all(found.get(name, -math.inf) > limit for name, limit in row.get("above", {}).items())
         below = all(found.get(name, math.inf) < limit for name, limit in row.get("below", {}).items())
@@ -226,6 +226,8 @@ def program(pid: int) -> str:
     return f"pid {pid}"
 
 
+# ---- a slow time of the run ----
+
 EVERY_S = 2.0  # between two readings
 MOST_S = 120.0  # of the slow time that its figures cover; at least a window
 OLD_WINDOWS = 3  # amounts are those of the usual pace once they are this old
@@ -237,7 +239,7 @@ Changes = list[dict[str, str]]
 
 
 class Slowdown:
-    """Watches the pace of one run. `run.slow` is what is reported now, in status.json too, {} while the pace is the usual one:
+    """Watches the pace of one run. `run.slow` is what is reported now, {} while the pace is the usual one:
     cause, title, explanation, advice, since (UTC), step_s, usual_s (None: unknown)."""
 
     def __init__(self, run: Run):
@@ -271,7 +273,7 @@ class Slowdown:
         return [change["name"] for change in self.run.state.changes]
 
     def known(self) -> dict[str, Any]:
-        """What a later monitor needs: {"usual_s", "changes", "tried": the change that was tried, "slow_s" before it}."""
+        """For a later monitor: {"usual_s", "changes", "tried": the change that was tried, "slow_s" before it}."""
         usual = {"usual_s": self._pace.usual_s, "changes": self._names()} if self._pace.usual_s else {}
         return {**(self.run.state.pace if self._known is None else self._known), **usual}
 

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """One process at one moment. `state` is the kernel's letter (R, S, D, T, Z…); `cpu_s` is its user plus system time."""
+    """One process at one moment. `state` is the kernel's letter (R, S, D, T, Z…); `cpu_s`: user plus system time."""
 
     pid: int
     start: float
@@ -75,7 +75,7 @@ def process_info(pid: int) -> ProcessInfo | None:
     # proc(5): state is field 3, ppid 4, majflt 12, utime and stime 14 and 15, num_threads 20, starttime 22
     state = fields[0].decode()
     if state == "Z" and int(fields[17]) > 1:
-        state = "D"  # only its first thread has ended: the others still hold its files, and one may be in the middle of a write
+        state = "D"  # only its first thread has ended: the others hold its files, and one may be in mid-write
     return ProcessInfo(pid, int(fields[19]), int(fields[1]), state, name, cpu_s, int(fields[9]))
 
 
@@ -144,7 +144,7 @@ def command_of(pid: int) -> str:
 
 
 def private_bytes(*pids: int) -> int:
-    """Memory that these processes hold for themselves, without mapped files and shared libraries; what is not known is 0."""
+    """Memory that these processes hold for themselves, without mapped files and libraries; 0 where not known."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -194,7 +194,7 @@ def catches(pid: int, number: int) -> bool:
 
 @dataclass(frozen=True)
 class Moment:
-    """One reading of all three clocks, in seconds. The boot clock counts time in suspend, the monotonic one does not."""
+    """One reading of all three clocks, in seconds. The boot clock counts a suspend, the monotonic one does not."""
 
     mono_s: float
     boot_s: float
@@ -218,13 +218,13 @@ def now() -> Moment:
 
 
 def oom_kills() -> dict[str, int]:
-    """Processes that the kernel has killed for lack of memory, by the file that counts them; {} where none can be read."""
+    """Processes that the kernel has killed for lack of memory, by the file that counts them; {} without one."""
     found = {path: re.search(r"^oom_kill (\d+)$", read_text(path), re.M) for path in OOM_COUNTERS}
     return {path: int(match[1]) for path, match in found.items() if match}
 
 
 def kill_first(pids: Iterable[int], first: bool = True) -> None:
-    """Whether the kernel, short of memory, kills these processes and their future children before all others. Linux only."""
+    """Whether the kernel, short of memory, kills these processes and their later children first. Linux only."""
     for pid in pids if LINUX else ():
         with contextlib.suppress(
             OSError
@@ -253,7 +253,7 @@ def popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
 
 
 def reap() -> None:
-    """Collect the exit status of every dead child, so that none stays a zombie: a subreaper gets all orphans of the training.
+    """Collect the exit status of every dead child, so that none stays a zombie: a subreaper gets all orphans.
 
     The status of a child of `popen` is kept for whoever waits for it. Linux only: elsewhere nobody adopts orphans.
     """
@@ -330,7 +330,7 @@ class Waker:
 
 
 def private_folder(slug: str, parent: Path | None = None) -> Path:
-    """A new folder for us alone: in `parent`, or on local disk, because a run's own folder may be on a network. OSError."""
+    """A new folder for us alone: in `parent`, or on local disk (a run's own may be on a network). OSError."""
     return Path(tempfile.mkdtemp(prefix=f"{PRIVATE}{slug[:40]}-", dir=parent))
 
 

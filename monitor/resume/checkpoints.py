@@ -6,13 +6,13 @@ processes are gone, the result is usually there. "Cannot be verified" is not "ba
 broken torch, a disk that does not answer) is repeated with hashes alone, and if that fails too the state stays in place
 and the run does not start over. Bad checkpoints are set aside by name, the last good one is kept.
 
-The snapshots are in a folder under /dev/shm, which the monitor makes before the first attempt, notes in the RunState, and
-removes when the run has ended and its newest snapshot is on the disk. Folders of runs that are gone are removed when the
-next run makes its own. After a reboot there is none, and the disk decides. Containers may share this memory without seeing
-each other's files, so a folder of another mount namespace counts as in use until its monitor has been silent for
-`SILENT_S`. A snapshot is verified like a checkpoint, and must be of this run, its settings and this boot. A fault that may
-have damaged memory makes the snapshots since then suspect, and after repeated failures without a new step only the disk is
-trusted.
+The snapshots are in a folder under /dev/shm, which the monitor makes before the first attempt, notes in the RunState,
+and removes when the run has ended and its newest snapshot is on the disk. Folders of runs that are gone are removed
+when the next run makes its own. After a reboot there is none, and the disk decides. Containers may share this memory
+without seeing each other's files, so a folder of another mount namespace counts as in use until its monitor has been
+silent for `SILENT_S`. A snapshot is verified like a checkpoint, and must be of this run, its settings and this boot. A
+fault that may have damaged memory makes the snapshots since then suspect, and after repeated failures without a new
+step only the disk is trusted.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def choose(
 ) -> ResumePoint:
     """The newest that verifies, of the states in `folders` and the `snapshots` in memory. `pause` may raise.
 
-    Newer bad states are set aside; older ones are left alone. A state without a guard file was written by a trainer without
-    our guards, or not completely: it is set aside only when a guarded one exists beside it (this trainer does write
+    Newer bad states are set aside; older ones are left alone. A state without a guard file was written without our
+    guards, or not completely: it is set aside only when a guarded one exists beside it (this trainer does write
     guards), else it is skipped.
     """
     bad: list[tuple[Path, str]] = []
@@ -178,7 +178,7 @@ def _set_aside(state: Path, reason: str) -> Path:
 
 
 def room_missing(folders: list[Path], floor_bytes: int = 64 << 20) -> str:
-    """ "" when the disk has room for two checkpoints of the newest one's size, else a sentence with the bytes missing."""
+    """ "" when the disk has room for two checkpoints of the newest one's size, else a sentence with what is missing."""
     state, size = newest(folders), 0
     with contextlib.suppress(OSError):  # it is being replaced
         size = sum(p.stat().st_size for p in state.rglob("*")) if state else 0
@@ -192,6 +192,9 @@ def verify_lora(path: Path, standstill_s: float, left_s: float, pause: Callable[
     job = Subjob(python("guards.checkpoint", "verify-lora", str(path), "--json"), left_s, standstill_s=standstill_s)
     job.wait(pause)
     return _result_of(job)
+
+
+# ---- snapshots in memory ----
 
 
 def memory() -> Path:
@@ -223,7 +226,7 @@ def drop_memory(folder: str) -> None:
 
 
 def touch_memory(folder: str) -> None:
-    """Say that the run of this folder has a monitor. The time is monotonic: all containers share it, and nobody sets it."""
+    """Say that the run of this folder has a monitor, in monotonic time: all containers share it, nobody sets it."""
     if folder:
         with contextlib.suppress(OSError):  # the folder has been removed
             os.utime(Path(folder) / OWNER, (time.monotonic(),) * 2)
@@ -238,7 +241,7 @@ def _namespace() -> str:
 
 
 def sweep_memory() -> None:
-    """Remove the folders of runs that are gone: deleted, or with another folder, or none, in their monitor.json. OSError."""
+    """Remove the folders of runs that are gone: deleted, or with another one, or none, in monitor.json. OSError."""
     for folder in platform.private_folders(memory()):
         try:
             name, _, namespace = (folder / OWNER).read_text(encoding="utf-8").partition("\n")
@@ -292,7 +295,7 @@ def usable_snapshots(
 
 
 def memory_summary(folder: str, off: str) -> dict[str, Any] | None:
-    """For status.json: {"step", "bytes", "every", "off"}; None for a run without snapshots. off: why there is no folder."""
+    """For status.json: {"step", "bytes", "every", "off"}; None without snapshots. off: why there is no folder."""
     if not folder:
         return {"step": None, "bytes": 0, "every": 0, "off": off} if off else None
     return snapshots.status(Path(folder))

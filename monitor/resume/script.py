@@ -141,14 +141,14 @@ class Prewarm:
     ) -> Rendered:
         """The script of attempt `number`: train.sh itself, the prepared text with the state's name, or rendered now.
 
-        The user's own script is always itself; its environment says where to resume. MonitorError: it could not be rendered.
+        The user's own script is always itself; its environment says where to resume. MonitorError: not rendered.
         """
         folder, same = self.folder, changes_at_save == [c["name"] for c in changes]
         if folder.foreign or (number == 1 and resume is None and not changes):
             return Rendered(folder.folder / SCRIPT, str(folder.spec.get("save_dir", "")))
         if (found := self._fresh(changes)) is not None and resume is not None and same:
             path = folder.folder / f"train.attempt-{number}.sh"
-            # A path with characters that the shell's quoting changes is not found in the text; then nothing is replaced.
+            # A path with characters that the shell's quoting changes is not found in the text: nothing is replaced.
             text = found["text"].replace(str(folder.folder / STAND_IN), str(resume))
             if STAND_IN not in text and folder.replace(path.name, text.rstrip("\n")):
                 path.chmod(0o755)
