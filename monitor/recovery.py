@@ -30,7 +30,6 @@ from monitor.phrases import PHASES, count
 from monitor.process import platform
 from monitor.process.tree import KillResult
 from monitor.resume import checkpoints, script
-from monitor.run_folder import MonitorError
 from monitor.start import VERIFY_TRIES_COUNT, Run, Unkillable, keep_newest, wait
 from monitor.state import EXIT_AGAIN, EXIT_BUDGET, ExitStatus, History, Observation, State, Transition
 
@@ -256,11 +255,7 @@ def _next_change(run: Run, cause: Cause, cause_count: int) -> script.Change:
     """The ladder's next mitigation: from a cause's second failure on, or at once where it is certain to return."""
     if not run.leads or not cause.ladder or (cause_count < 2 and not cause.at_once):
         return {}
-    try:
-        return script.next_change(run.folder, cause.ladder, run.state.changes, run.config.check.render_s, run.pause)
-    except (MonitorError, OSError) as error:
-        run.folder.log(f"no mitigation: {error}")
-        return {}
+    return script.next_change(run.folder, cause.ladder, run.state.changes, run.config.check.render_s, run.pause)
 
 
 # ---- restart or stop ----

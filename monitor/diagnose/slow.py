@@ -35,7 +35,7 @@ from monitor.process import platform
 from monitor.process.platform import ProcessInfo
 from monitor.process.tree import Tree
 from monitor.resume import script
-from monitor.run_folder import MonitorError, read_json
+from monitor.run_folder import read_json
 from monitor.start import Run
 from monitor.state import Observation, Verdict
 
@@ -388,25 +388,18 @@ class Slowdown:
 
     def _change(self) -> Changes | None:
         """The changes with one more that helps against this cause; None where none is allowed or left."""
-        state, config = self.run.state, self.run.config
-        known = self._known
-        if not config.slow.changes_count or known is None or known.get("tried") or self.run.several:
+        run, known, changes = self.run, self._known, self.run.state.changes
+        if not run.config.slow.changes_count or known is None or known.get("tried") or run.several:
             return None
-        if not self.run.slow["ladder"]:
+        if not (ladder := run.slow["ladder"]):
             return None
-        try:
-            change = script.next_change(
-                self.run.folder, self.run.slow["ladder"], state.changes, config.check.render_s, self.run.pause
-            )
-        except (MonitorError, OSError) as error:
-            self.run.folder.log(f"no change against the slowdown: {error}")
-            change = {}
-        known |= {"tried": change.get("name") or "none", "slow_s": self.run.slow["step_s"]}
+        change = script.next_change(run.folder, ladder, changes, run.config.check.render_s, run.pause)
+        known |= {"tried": change.get("name") or "none", "slow_s": run.slow["step_s"]}
         if not change:
             return None
         patch = {name: value for name, value in change["patch"].items() if name != "spec"}
-        self.run.folder.event("mitigated", change["sentence"], change=change["name"], patch=patch)
-        return [*state.changes, change]
+        run.folder.event("mitigated", change["sentence"], change=change["name"], patch=patch)
+        return [*changes, change]
 
     def _tried(self, under_way_s: float) -> Changes | None:
         """Judge the change that was tried, once enough steps are known; the changes without it if it did not help."""

@@ -59,17 +59,18 @@ def start_problems(folder: RunFolder, timeout_s: float, pause: Pause) -> list[st
 def next_change(
     folder: RunFolder, ladder: Sequence[str], changes: list[Change], timeout_s: float, pause: Pause
 ) -> Change:
-    """The first mitigation of `ladder` that changes anything beyond `changes`; {} for none.
+    """The first mitigation of `ladder` that changes anything beyond `changes`; {} for none, and where that is not known.
 
     One that cannot change a script that the user edited is left out, and an event says why.
-
-    Raises:
-        MonitorError: the spec is wrong.
     """
     left = [name for name in ladder if name not in [c["name"] for c in changes]]
     if folder.foreign or not left:
         return {}
-    answer = _ask(folder, {"want": "change", "ladder": left, "changes": changes}, timeout_s, pause)
+    try:
+        answer = _ask(folder, {"want": "change", "ladder": left, "changes": changes}, timeout_s, pause)
+    except (MonitorError, OSError) as error:
+        folder.log(f"the run is not changed: {error}")
+        return {}
     for reason in answer.pop("refused", []):
         folder.event("not_mitigated", reason)
     return answer
