@@ -5,7 +5,7 @@ the next run's turn: each monitor that ends, the page, each command of the queue
 (worker.py) that starts what can start now, and ends. So a kill of any of them costs nothing.
 
 An entry with a `problem` could not be started: it stays, and does not keep the others waiting. A sweep is one entry
-with several runs, which are started one after another. gpu/queue.py is below this: it keeps two runs off one GPU,
+with several runs, which are started one after another. monitor/gpu.py is below this: it keeps two runs off one GPU,
 whoever starts them.
 """
 
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from guards.checkpoint import atomic_write
-from monitor.gpu.queue import devices
+from monitor.gpu import devices
 from monitor.process import platform
 from monitor.process.locks import LOCK, Lock, is_held
 from monitor.run_folder import QUEUE as FILE

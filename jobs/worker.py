@@ -27,9 +27,8 @@ from jobs.queue import (
     next_can_start,
     outputs,
 )
-from monitor.cli import requests
 from monitor.cli.commands import START_S, ask_to_end, launch
-from monitor.gpu.queue import devices
+from monitor.gpu import devices
 from monitor.process import platform
 from monitor.process.locks import LOCK, Lock, is_held
 from monitor.resume.script import start_problems
@@ -84,7 +83,7 @@ def run_now(run: str) -> list[str]:
         held[0] = replace(held[0], entries=(replace(entry, problem=""), *later, *rest))
     for other in paused:
         with contextlib.suppress(MonitorError):  # it has ended meanwhile
-            requests.pause(other)
+            ask_to_end(other, {"pause": True})
     ensure_worker()
     return [other.name for other in paused]
 

@@ -246,7 +246,7 @@ class Work:
             resumed = self._try(longer)
             if resumed is None:
                 return
-            first, last = resumed.loop.run.state.resumed_step, resumed.loop.furthest()
+            first, last = resumed.loop.state.resumed_step, resumed.loop.furthest()
             if (first, last) != (STEPS, STEPS + 1):
                 text = f"It trained from step {first} to {last}; steps {STEPS} to {STEPS + 1} were expected."
                 self._fail("resume", "The checkpoint was not continued", text, "")

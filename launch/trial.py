@@ -19,14 +19,13 @@ from typing import Any
 from launch.common import LaunchError
 from monitor import supervisor
 from monitor.attempt import Attempt
-from monitor.detect.progress import Observation
 from monitor.loop import Loop
 from monitor.process import platform, tree
 from monitor.process.locks import LOCK as WATCHED
 from monitor.process.locks import Lock
 from monitor.run_folder import RunFolder
 from monitor.standby import Standby
-from monitor.state import State, Transition
+from monitor.state import Observation, State, Transition
 from runs.paths import data_root
 
 SCRATCH, NAME = ".scratch", "rehearsal"  # the data folder in that of the user; the run in it
@@ -85,7 +84,7 @@ class Trial:
         config.watch.poll_min_s, config.watch.poll_max_s, config.watch.tree_s = POLL_S, POLL_S, TREE_S
         config.end.grace_s, config.end.kill_wait_s = 0.0, KILL_S
         config.restart.snapshots_bytes = config.standby.tries_count = 0
-        loop.run.standby = Standby(loop.folder, config.standby, config.end)
+        loop.standby = Standby(loop.folder, config.standby, KILL_S)
         self.until_s, self._on_phase = until_s, on_phase
         self.busy = ""
         self.memory: dict[str, Any] = {}
@@ -106,7 +105,7 @@ class Trial:
 
     def _turn(self, loop: Loop) -> Transition:
         """A turn of the monitor, while there is time. It starts at once, or not at all."""
-        now_s, queue = time.monotonic(), loop.run.queue
+        now_s, queue = time.monotonic(), loop.queue
         if now_s >= self.until_s:
             return Transition(State.FAILED, "It was still working when its time was over.")
         if loop.at.state is State.QUEUED and not queue.acquire() and now_s - self._began_s > QUEUE_S:
@@ -135,9 +134,9 @@ class Trial:
             self._on_phase(first.phase, first.phase_s if same else view.now_s)
 
     def _measure_memory(self, attempt: Attempt) -> None:
-        memory, used = self.memory, sum(map(platform.private_bytes, attempt.tree.members))
+        memory, used = self.memory, platform.private_bytes(*attempt.tree.members)
         memory["host_bytes"] = max(memory.get("host_bytes", 0), used)
-        for gpu in self.loop.run.gpus.read():
+        for gpu in self.loop.gpus.read():
             used, total = int(gpu.get("memory_used") or 0), int(gpu.get("memory_total") or 0)
             # In a container the driver names no process, or those of another namespace: then all memory in use counts.
             memory.setdefault("gpu_before_bytes", used)

@@ -72,13 +72,9 @@ def _command(words: list[str]) -> int:
         if args.command != "run":
             import json
 
-            if args.command in ("sample", "save", "pause", "resume"):
-                from monitor.cli.requests import run as command
-            else:
-                from monitor.cli import commands
+            from monitor.cli import commands
 
-                command = getattr(commands, args.command.replace("-", "_"))
-            code, answer = command(args)
+            code, answer = getattr(commands, args.command.replace("-", "_"))(args)
             if args.json and answer is not None:
                 print(json.dumps(answer, ensure_ascii=False))
             return code

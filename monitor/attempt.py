@@ -14,18 +14,15 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from guards import heartbeat, snapshot_files, snapshots
 from guards.heartbeat import Beat
 from guards.reading import moved_bytes
-from monitor.detect.progress import Observation
-from monitor.diagnose.collect import ExitStatus, Scope, oom_kills
 from monitor.process import platform
 from monitor.process.platform import Moment, ProcessInfo
 from monitor.process.tree import MARKS, RUN, TOKEN, KillResult, Tree, kill
 from monitor.run_folder import TRAINING_LOG, RunFolder
-from monitor.state import AttemptRecord
+from monitor.state import AttemptRecord, ExitStatus, Observation
 
 SNAPSHOTS = (snapshot_files.RING, snapshots.SPEC, snapshots.LIMIT)
 _WRAPPER = 'printf %s "$$" >"$3"; bash "$1"; code=$?; printf %s "$code" >"$2"; exit "$code"'
@@ -45,7 +42,7 @@ class Attempt:
         self.heartbeats = Path(record.heartbeats)
         self._popen: subprocess.Popen[bytes] | None = None
         self._paths: list[str] = []  # of the heartbeats
-        self._beats: list[Beat] = []
+        self.beats: list[Beat] = []  # as they were read last
         self._start_times: dict[int, float] = {}  # rank's pid -> start time
         self._orphaned = False  # ranks outlived the script, so its exit code says nothing about them
         self._listed_s = self._refreshed_s = self._sampled_s = -1e9
@@ -57,12 +54,12 @@ class Attempt:
     def prepare(cls, folder: RunFolder, number: int) -> Attempt:
         """An attempt that has not started; its record can be saved. OSError: no private folder can be made."""
         heartbeats, token = str(platform.private_folder(folder.folder.name)), os.urandom(16).hex()
-        known = folder.log_size(), platform.now().mono_s, None, oom_kills()
+        known = folder.log_size(), platform.now().mono_s, None, platform.oom_kills()
         return cls(folder, AttemptRecord(platform.boot_id(), number, token, heartbeats, *known))
 
     @classmethod
     def adopt(cls, folder: RunFolder, record: AttemptRecord) -> Attempt | None:
-        """The attempt that an earlier monitor recorded; None after a reboot. Its processes may be gone: see `tree.members`."""
+        """The attempt that an earlier monitor recorded; None after a reboot. `tree.members` says what of it still lives."""
         boot = platform.boot_id()
         if boot and record.boot_id and boot != record.boot_id:
             return None
@@ -75,11 +72,16 @@ class Attempt:
         attempt.tree.refresh()
         return attempt
 
-    def announce(self, script: Path, resume: Path | None, before: bytes = b"") -> None:
-        """Begin this attempt's part of training.log; `before`: what it has printed until now. OSError: it cannot be written."""
+    def begins_now(self) -> None:
+        """It was started early, and trains from now on."""
+        log_start, now_s = self.folder.log_size(), platform.now().mono_s
+        self.record = replace(self.record, log_start=log_start, started_s=now_s, oom_kills=platform.oom_kills())
+
+    def announce(self, script: Path, resume: Path | None, before: str = "") -> None:
+        """Begin this attempt's part of training.log; `before`: what it has printed so far. OSError: not writable."""
         header = f"=== {platform.now().utc} attempt {self.record.number}: {script.name}, from {resume or 'the start'}\n"
         with open(self.folder.own / TRAINING_LOG, "ab") as log:
-            log.write(header.encode() + before)
+            log.write((header + before).encode())
 
     def start(self, script: Path, output: Path, variables: Mapping[str, str], inherit: tuple[int, ...]) -> None:
         """Start `script` under the shell that records its end; it prints to the end of `output`.
@@ -152,13 +154,13 @@ class Attempt:
             with contextlib.suppress(OSError):
                 names = sorted(name for name in os.listdir(self.heartbeats) if name.endswith(".hb") and name[0] != ".")
                 self._paths = [os.path.join(self.heartbeats, name) for name in names]
-        found = {beat.rank: beat for beat in self._beats}
+        found = {beat.rank: beat for beat in self.beats}
         for path in self._paths:
             with contextlib.suppress(heartbeat.HeartbeatError):  # being replaced, or torn by a kill
                 beat = heartbeat.read(path)
                 found[beat.rank] = beat
-        self._beats = [found[rank] for rank in sorted(found)]
-        return self._beats
+        self.beats = [found[rank] for rank in sorted(found)]
+        return self.beats
 
     def _script_alive(self) -> bool:
         """Is the script's shell alive? Collects its exit code once it is not."""
@@ -205,17 +207,14 @@ class Attempt:
         note = first.note if first.outcome != "running" else ""
         return ExitStatus(code, number, first.outcome, note, 0 < first.step >= first.planned)
 
-    def scope(self, beats: Sequence[Beat], log_bytes: int, **known: Any) -> Scope:
-        """What evidence is collected on. log_bytes: of the log's end. known: more of a Scope's fields."""
-        record, folder = self.record, self.folder
-        tail = folder.log_tail(record.log_start, log_bytes)
-        members, before = self.tree.members, record.oom_kills
-        return Scope(beats, members, self.heartbeats, record.started_s, before, folder.folder, tail, **known)
+    def log_tail(self, limit: int) -> str:
+        """The last `limit` bytes that it has printed."""
+        return self.folder.log_tail(self.record.log_start, limit)
 
     def request_stop(self) -> bool:
         """Ask every rank to save a checkpoint at the next step boundary and exit; False when no rank could be asked."""
         asked = False
-        for beat in self._beats:
+        for beat in self.beats:
             with contextlib.suppress(OSError):
                 heartbeat.set_request(heartbeat.path_of(self.heartbeats, beat.rank), heartbeat.REQUEST_STOP)
                 asked = True
@@ -223,7 +222,7 @@ class Attempt:
 
     def kill(self, grace_s: float, kill_wait_s: float) -> KillResult:
         """Kill whatever is left of the attempt; the ranks at once: they had their time to save, or hang."""
-        result = kill(self.tree, grace_s, kill_wait_s, at_once=[b.pid for b in self._beats])
+        result = kill(self.tree, grace_s, kill_wait_s, at_once=[b.pid for b in self.beats])
         self._script_alive()
         return result
 

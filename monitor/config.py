@@ -50,7 +50,7 @@ class Config:
 
 
 def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None) -> Config:
-    """`config.toml`, replaced by the values of `override` (default: `$HANGPROOF_LIMITS`), raised to the guards' minimums.
+    """`config.toml`, with the values of `override` (default: `$HANGPROOF_LIMITS`), raised to the guards' minimums.
 
     environ: the variables of the training process (default: this process's); they can change the guards' limits. A file
     with `allow_below_guards = true` at its top is not raised (tests of short limits need this); `standby = false` there
@@ -89,7 +89,7 @@ def load(override: str | os.PathLike[str] | None = None, environ: Mapping[str, s
 
 
 def enclose(config: Config, environ: Mapping[str, str] | None = None) -> None:
-    """Raise what has to be longer than the guards' limits in a training process with these variables (default: this one's)."""
+    """Raise what must be longer than the guards' limits in a process with these variables (default: this one's)."""
     for key, least_s in {}.items() if config.below_guards else limits.minimums(environ).items():
         *_, section, name = key.split(".")
         values = config.phases[section] if key.startswith("phases.") else getattr(config, section)

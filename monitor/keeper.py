@@ -58,7 +58,7 @@ def become(folder: str, checked: bool) -> int:
 
 
 def keep(words: list[str]) -> int:
-    """Run the monitor until it ends by itself; its exit code. 1 when it was killed or failed TRIES_COUNT times in a row.
+    """Run the monitor until it ends by itself; its exit code. 1 after TRIES_COUNT kills or failures in a row.
 
     words: options, the run's folder. Options: --checked; --silent-s=SECONDS.
     """
@@ -68,12 +68,12 @@ def keep(words: list[str]) -> int:
     base_s = float(limits[0]) if limits else HEALTHY_S
     checked = [word for word in options if word == "--checked"]
     received: list[int] = []
-    child: list[_Child] = []
+    child: list[subprocess.Popen[bytes]] = []
 
     def forward(number: int, _frame: object) -> None:
         received.append(number)
         for process in child:
-            process.send(number)
+            _send(process, number)
 
     try:
         for name in ("SIGTERM", "SIGINT", "SIGBREAK"):
@@ -87,43 +87,92 @@ def keep(words: list[str]) -> int:
     failures = silences = 0
     while True:
         began_s, limit_s = time.monotonic(), min(base_s * 2**silences, MAX_SILENT_S)
+        beats = -1
         try:
             known = len(received)  # a signal may come while no monitor listens
             words = [*checked, *["--restarted"] * (failures + silences > 0)]
-            process = _Child(folder, [*words, *(f"--received={number}" for number in received[:known])])
+            process, beats = _start(folder, [*words, *(f"--received={number}" for number in received[:known])])
             child[:] = [process]
             for number in received[known:]:
-                process.send(number)
-            code = process.wait(limit_s)
-        except OSError as error:
-            how = f"cannot be started: {error.strerror or error}"
-        else:
+                _send(process, number)
+            code = _wait(process, beats, limit_s)
             if code is None:
                 silences = 1 if time.monotonic() - began_s - limit_s >= HEALTHY_S else silences + 1
                 _end_silent(process, run, limit_s)
-                child.clear()
                 continue
-            child.clear()
             if 0 <= code != EXIT_ERROR:
                 return code
             how = f"was killed by signal {-code}" if code < 0 else "failed"
+        except OSError as error:
+            how = f"cannot be started: {error.strerror or error}"
+        finally:
+            child.clear()
+            if beats >= 0:
+                os.close(beats)
         healthy = time.monotonic() - began_s >= HEALTHY_S
         failures = 1 if healthy else failures + 1
         if failures >= TRIES_COUNT:
             how = f"the monitor {how}, {failures} times in a row; see {folder}{os.sep}{LOG}"
-            _say(
-                run, f"{how}. Nothing watches the training; start it again: python -m monitor start {folder}", send=True
-            )
+            again = f"Nothing watches the training; start it again: python -m monitor start {folder}"
+            _say(run, f"{how}. {again}", send=True)
             return 1
         _say(run, f"the monitor {how}; restarting it")
         time.sleep(min(PAUSE_S * failures, MAX_PAUSE_S))
 
 
-def _end_silent(process: _Child, run: str, silent_s: float) -> None:
+def _start(folder: str, options: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+    """The monitor's process and the descriptor of its beats, -1 on Windows. OSError: it cannot be started.
+
+    It has a session of its own: Ctrl-C in the terminal reaches it once, through `forward`.
+    """
+    command = [sys.executable, "-m", "monitor", "run", "--child", str(os.getpid())]
+    if sys.platform == "win32":
+        hidden = subprocess.CREATE_NO_WINDOW if "HANGPROOF_QUIET" in os.environ else 0
+        flags = subprocess.CREATE_NEW_PROCESS_GROUP | hidden
+        return subprocess.Popen([*command, *options, folder], creationflags=flags), -1
+    beats, writer = os.pipe()
+    try:
+        words = [f"--beat={writer}", *options, folder]
+        return subprocess.Popen([*command, *words], start_new_session=True, pass_fds=[writer]), beats
+    except OSError:
+        os.close(beats)
+        raise
+    finally:
+        os.close(writer)
+
+
+def _send(process: subprocess.Popen[bytes], number: int) -> None:
+    """Send it a signal, unless it has ended: its number is not used again before it is waited for."""
+    if sys.platform == "win32":
+        number = signal.CTRL_BREAK_EVENT
+    process.send_signal(number)
+
+
+def _wait(process: subprocess.Popen[bytes], beats: int, silent_s: float) -> int | None:
+    """Its exit code, -N: signal N killed it; None once it has not beaten for `silent_s` seconds, and CONFIRM_S more."""
+    silent = False
+    while beats >= 0:
+        if select.select([beats], [], [], CONFIRM_S if silent else silent_s)[0]:
+            silent = False
+            if not os.read(beats, 4096):
+                break
+        elif silent:
+            return None
+        else:
+            silent = True
+    return process.wait()
+
+
+def _end_silent(process: subprocess.Popen[bytes], run: str, silent_s: float) -> None:
     """Kill a silent monitor; returns once it is gone, which takes as long as the kernel keeps it. It is reported again and again."""
     _say(run, f"the monitor (pid {process.pid}) has not responded for {silent_s:.0f} s; replacing it", send=True)
     wait_s = KILL_WAIT_S
-    while not process.kill(wait_s):
+    while True:
+        for number in (signal.SIGKILL, signal.SIGCONT):
+            _send(process, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(wait_s)
+            return
         _say(
             run,
             f"the monitor (pid {process.pid}) does not respond and cannot be killed: it waits in the kernel, usually for a disk "
@@ -131,62 +180,6 @@ def _end_silent(process: _Child, run: str, silent_s: float) -> None:
             send=True,
         )
         wait_s = min(2 * wait_s, MAX_SILENT_S)
-
-
-class _Child:
-    """The monitor's process, in a session of its own: Ctrl-C in the terminal reaches it once, through `forward`."""
-
-    def __init__(self, folder: str, options: list[str]):
-        """Start it. OSError: it cannot be started."""
-        command = [sys.executable, "-m", "monitor", "run", "--child", str(os.getpid())]
-        self._beats = -1
-        if sys.platform == "win32":
-            hidden = subprocess.CREATE_NO_WINDOW if "HANGPROOF_QUIET" in os.environ else 0
-            flags = subprocess.CREATE_NEW_PROCESS_GROUP | hidden
-            self._process = subprocess.Popen([*command, *options, folder], creationflags=flags)
-        else:
-            self._beats, writer = os.pipe()
-            try:
-                words = [f"--beat={writer}", *options, folder]
-                self._process = subprocess.Popen([*command, *words], start_new_session=True, pass_fds=[writer])
-            except OSError:
-                os.close(self._beats)
-                raise
-            finally:
-                os.close(writer)
-        self.pid = self._process.pid
-
-    def send(self, number: int) -> None:
-        """Send a signal, unless it has ended: its number is not used again before it is waited for."""
-        if sys.platform == "win32":
-            number = signal.CTRL_BREAK_EVENT
-        self._process.send_signal(number)
-
-    def wait(self, silent_s: float) -> int | None:
-        """Its exit code, -N: signal N killed it; None once it has not beaten for `silent_s` seconds, and CONFIRM_S more."""
-        silent = False
-        while self._beats >= 0:
-            if not select.select([self._beats], [], [], CONFIRM_S if silent else silent_s)[0]:
-                if silent:
-                    return None
-                silent = True
-            elif os.read(self._beats, 4096):
-                silent = False
-            else:
-                os.close(self._beats)
-                break
-        return self._process.wait()
-
-    def kill(self, wait_s: float) -> bool:
-        """SIGKILL; whether it is gone within `wait_s` seconds."""
-        for number in (signal.SIGKILL, signal.SIGCONT):
-            self.send(number)
-        try:
-            self._process.wait(wait_s)
-        except subprocess.TimeoutExpired:
-            return False
-        os.close(self._beats)
-        return True
 
 
 # ---- after a failure ----

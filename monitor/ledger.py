@@ -169,7 +169,7 @@ class Ledger:
     def over(self, limit: float, stop_s: float) -> str:
         """Why the run must stop before it costs more than `limit`; "" while it may go on, or has no limit or price.
 
-        It stops earlier by the time `stop_s` that a stop with a checkpoint takes, or by a tenth of the limit where that is less.
+        It stops earlier by `stop_s`, which a stop with a checkpoint takes, or by a tenth of the limit if that is less.
         """
         limit_s = limit / self.price_per_hour * 3600 if self.price_per_hour and limit else math.inf
         if self.cost is None or self.machine_s < limit_s - min(stop_s, RESERVE_SHARE * limit_s):
@@ -222,6 +222,6 @@ class Ledger:
 
 
 def amount(value: object) -> float:
-    """A number above 0 of a sensible size; 0.0 for everything else: JSON from elsewhere can hold 1e999 and a thousand digits."""
+    """A number above 0 of a sensible size; 0.0 for all else: JSON from elsewhere can hold 1e999 and a thousand digits."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e15
     return float(value) if number else 0.0  # type: ignore[arg-type]

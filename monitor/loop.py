@@ -1,4 +1,4 @@
-"""The loop that watches one run: what every turn of it uses, its errors, and how a run ends. `supervisor.turn` is a turn.
+"""The loop that watches one run: what every turn uses, its errors, and how a run ends. A turn is `supervisor.turn`.
 
 Read `Loop.run_until_final`: write the status, sleep, take a turn. An error that nobody expected is logged with its
 traceback, reported once, and the loop goes on: whoever watches must not be the one that dies.
@@ -20,15 +20,15 @@ from monitor import config, recovery, start
 from monitor.attempt import Attempt
 from monitor.cli.notify import Notifier
 from monitor.detect.probe import Probe
-from monitor.detect.progress import Observation, Watch
-from monitor.diagnose.collect import Evidence
+from monitor.detect.progress import Watch
+from monitor.diagnose.causes import Evidence
+from monitor.diagnose.slow import Slowdown
 from monitor.ledger import Ledger, amount
 from monitor.process import platform
-from monitor.resume import snapshots
+from monitor.resume import checkpoints
 from monitor.run_folder import STATUS, RunFolder, print_line, read_json
-from monitor.slowdown import Slowdown
 from monitor.start import Run
-from monitor.state import EXIT_CODES, EXIT_FAILED, FINAL, WATCHED, State, Transition, load_learned
+from monitor.state import EXIT_CODES, EXIT_FAILED, FINAL, WATCHED, Observation, State, Transition, load_learned
 from monitor.status_writer import StatusWriter
 from runs import staging
 
@@ -39,7 +39,7 @@ PERSIST_S = 10.0  # for the final state to be written to a disk that refuses
 ERROR_PAUSE_S = 0.25
 
 
-class Loop:
+class Loop(Run):
     """One run until it reaches a final state.
 
     `trial`: its attempt is only tried (launch/trial.py). A failure ends it, nothing hangs without evidence, signals end
@@ -55,29 +55,24 @@ class Loop:
         received: Sequence[int] = (),
         trial: bool = False,
     ):
-        self.folder, self.turn, self.trial = folder, turn, trial
+        super().__init__(folder, config.load(), checked)
+        self.turn, self.trial = turn, trial
         self.evidence: Evidence | None = None
         self.on_view: Callable[[Attempt, Observation], None] = lambda attempt, view: None
-        self.config = config.load()
         self.about = ""  # what the training process says of itself
         self.waker = platform.Waker()
         self.signals = list(received)
         self.notifier = Notifier(folder.name, folder.log)
         if not folder.machine and not trial:
             folder.on_event = self.notifier.event
-        self.run = Run(folder, self.config, self.pause, self.report, checked)
-        self.slowdown = Slowdown(self.run)
-        self.status = StatusWriter(self.run, parent_pid, lambda: self.slowdown.found or None)
+        self.slowdown = Slowdown(self)
+        self.status = StatusWriter(self, parent_pid)
         self.learned = {} if folder.foreign else load_learned(folder.spec)
-        self.watch = Watch(self.config, {**self.learned, **self.run.state.durations})
         shown = Ledger.of(read_json(folder.own / STATUS))  # of each second; monitor.json is saved when much changes
-        self.run.state.ledger = max(self.run.state.ledger, shown, key=lambda one: one.wall_s)
-        self.run.state.ledger.price_per_hour = amount(folder.spec.get("price_per_hour"))
-        self.run.state.ledger.follows()
-        self.at = Transition(State.OPENING)
+        self.state.ledger = max(self.state.ledger, shown, key=lambda one: one.wall_s)
+        self.state.ledger.price_per_hour = amount(folder.spec.get("price_per_hour"))
+        self.state.ledger.follows()
         self.code = EXIT_FAILED
-        self.attempt: Attempt | None = None
-        self.view: Observation | None = None
         self.probe: Probe | None = None
         self.slow_reason = ""  # why the current suspicion was judged slow
         self.calm_since_s = -math.inf  # when the last suspicion proved wrong
@@ -127,7 +122,7 @@ class Loop:
         before, self.at = self.at.state, new
         if new.state is before:
             return
-        state = self.run.state
+        state = self.state
         state.state = new.state
         state.durations, state.pace = self.watch.learned(), self.slowdown.known()
         if new.state in FINAL:
@@ -149,13 +144,13 @@ class Loop:
     def write_status(self, force: bool = False) -> bool:
         """status.json, once a second or when `force`."""
         self.notifier.poll()
-        snapshots.touch(self.run.state.snapshots)
-        self.run.state.ledger.passes(self.activity())
-        return self.status.write(self.at.state, self.at.message, self.attempt, self.view, self.watch, force)
+        checkpoints.touch_memory(self.state.snapshots)
+        self.state.ledger.passes(self.activity())
+        return self.status.write(force)
 
     def activity(self) -> str:
         """The state of the ledger that the time from now on belongs to."""
-        at, known = self.at, self.run.state.ledger
+        at, known = self.at, self.state.ledger
         if at.state in (State.OPENING, State.STOPPING) or at.state in FINAL:
             return known.state
         if at.state is State.QUEUED or (at.state is State.BACKOFF and time.monotonic() < at.due_s):
@@ -194,7 +189,7 @@ class Loop:
         if view.beats and view.beats[0].about != self.about:  # its script may have set limits
             self.about = view.beats[0].about
             config.enclose(self.config, startup.read_about(self.about).get("environment"))
-        state = self.run.state
+        state = self.state
         state.planned = max([state.planned, *(b.planned for b in view.beats)])
         state.ledger.reaches(view.step)
         if view.step <= state.best_step:
@@ -205,14 +200,14 @@ class Loop:
         state.history, refunded = recovery.after_progress(state.history, gap_s, self.config.restart)
         if refunded:
             self.folder.log("ten minutes of new steps: all restarts are available again")
-        recovery.close_incident(self.run, view, first_new)
+        recovery.close_incident(self, view, first_new)
         return view
 
     def attach(self, attempt: Attempt) -> None:
         """Watch this attempt from now on."""
         self.drop_probe()
         self.attempt, self.view = attempt, None
-        self.watch = Watch(self.config, {**self.learned, **self.run.state.durations, **self.watch.learned()})
+        self.watch = Watch(self.config, {**self.learned, **self.state.durations, **self.watch.learned()})
         self.slow_reason, self.calm_since_s, self.last_step_s = "", -math.inf, None
         self.slowdown.attach()
         self.status.new_attempt()
@@ -224,7 +219,7 @@ class Loop:
 
     def furthest(self) -> int:
         """The furthest step that is known."""
-        return max(self.run.state.best_step, self.view.step if self.view else 0)
+        return max(self.state.best_step, self.view.step if self.view else 0)
 
     def unexpected(self) -> None:
         """An error that nobody expected: log the traceback, report it once, and give it a moment to pass.
@@ -245,10 +240,10 @@ class Loop:
             elif times & (times - 1) == 0:  # 2, 4, 8, …
                 self.folder.log(f"the same error, {times} times: {last}")
             self.drop_probe()  # evidence that an error cut short must not be compared
-            if self.run.state.failure is not None and self.at.state in WATCHED:
+            if self.state.failing and self.at.state in WATCHED:
                 self.enter(Transition(State.RECOVERING, self.at.message))
             now_s = time.monotonic()
-            since_s, step = self.failing_since = self.failing_since or (now_s, self.run.state.best_step)
+            since_s, step = self.failing_since = self.failing_since or (now_s, self.state.best_step)
             if now_s - since_s >= limit_s:
                 self.failing_since = None
                 if self.attempt is None or self.observe(self.attempt, fresh=True).step <= step:
@@ -260,7 +255,7 @@ class Loop:
         """The monitor itself is broken: stop the run with that reason; its checkpoints are kept."""
         if self.attempt is not None:
             with contextlib.suppress(start.Unkillable):
-                recovery.kill_processes(self.run, self.attempt)
+                recovery.kill_processes(self, self.attempt)
         reason = f"the monitor cannot watch this run: {error}; see monitor.log. Checkpoints are kept"
         self.enter(Transition(State.FAILED, reason))
 
@@ -270,31 +265,31 @@ class Loop:
         """Processes in uninterruptible sleep: wait for them, start no second writer."""
         now_s, waiting = time.monotonic(), self.at.state
         message = f"cannot be killed: {names}; nothing else is started while it lives"
-        if self.run.remaining_s() < math.inf:  # the next start looks for them first
+        if self.remaining_s() < math.inf:  # the next start looks for them first
             return Transition(State.PREEMPTED, f"preempted; {message}")
         if self.at.give_up_s and now_s >= self.at.give_up_s:
             return Transition(State.UNKILLABLE, message)
         if not self.at.give_up_s:
             self.folder.event("crash", message)
-        if waiting in WATCHED and self.run.state.failure is not None:
+        if waiting in WATCHED and self.state.failing:
             waiting = State.RECOVERING
         return Transition(waiting, message, now_s, self.at.give_up_s or now_s + self.config.end.unkillable_s)
 
     def finish(self, end: Transition) -> Transition:
         """Reach a final state; the newest steps are on the disk, and what the store lacks is copied, before that."""
-        self.run.standby.close()
+        self.standby.close()
         reason = end.message
-        if end.state is not State.COMPLETED and (unkept := start.keep_newest(self.run, self.pause_at_end)):
+        if end.state is not State.COMPLETED and (unkept := start.keep_newest(self, self.pause_at_end)):
             reason = f"{reason}; {unkept}"
         if missing := self.flush_store():
             reason = f"{reason}; {missing}"
-        completed, incident = end.state is State.COMPLETED, self.run.incident
-        failing = self.run.state.failure is not None and end.state is not State.UNKILLABLE
+        completed, incident = end.state is State.COMPLETED, self.incident
+        failing = self.state.failing and end.state is not State.UNKILLABLE
         if incident is not None and (completed or failing):
             ended = "the run completed" if completed else f"the run ended before the restart: {reason}"
             incident.close(self.folder, (failing and incident.outcome) or ended, platform.now().utc)
-            self.run.state.failure = None
-        self.code, self.run.state.reason = EXIT_CODES[end.state] if end.code is None else end.code, reason
+            self.state.failing = False
+        self.code, self.state.reason = EXIT_CODES[end.state] if end.code is None else end.code, reason
         self.folder.event(end.state.value, reason, reached=self.view.step if self.view else 0)
         return replace(end, message=reason)
 
@@ -303,10 +298,10 @@ class Loop:
 
         A second stop ends the wait at once, a SIGTERM shortens it to the notice of a pre-emption.
         """
-        store, limits, now_s = self.run.store, self.config.store, time.monotonic()
+        store, limits, now_s = self.store, self.config.store, time.monotonic()
         if not store.holds:
             return ""
-        shutdown = self.run.state.shutdown
+        shutdown = self.state.shutdown
         until_s = now_s if shutdown is not None and shutdown.now else now_s + limits.flush_s
         self.report(State.STOPPING, "copying the last files to the store")
 
@@ -319,7 +314,7 @@ class Loop:
             if self.folder.stop_request() is not None or any(number != signal.SIGTERM for number in numbers):
                 self.folder.clear_stop_request()
                 until_s = 0.0
-            return min(until_s - time.monotonic(), self.run.remaining_s() - limits.release_s)
+            return min(until_s - time.monotonic(), self.remaining_s() - limits.release_s)
 
         return store.flush(limit_s, self.pause_at_end)
 
@@ -328,34 +323,34 @@ class Loop:
 
         An error must not leave here: the run has reached its final state, and must not be started again.
         """
-        until_s, state, run = time.monotonic() + PERSIST_S, self.run.state, self.run
-        last_message_s = min(LAST_MESSAGE_S, run.remaining_s())
+        until_s, state = time.monotonic() + PERSIST_S, self.state
+        last_message_s = min(LAST_MESSAGE_S, self.remaining_s())
         try:
-            run.store.close(min(self.config.store.release_s, run.remaining_s()) if self.at.state in FINAL else 0.0)
+            self.store.close(min(self.config.store.release_s, self.remaining_s()) if self.at.state in FINAL else 0.0)
             with contextlib.ExitStack() as stack:
                 final = self.at.state in FINAL and self.at.state is not State.UNKILLABLE
-                for release in (run.queue.release, run.gpus.close, run.prewarm.close, run.standby.close,
-                                run.verifier.cancel, self.drop_probe):  # fmt: skip
+                for release in (self.queue.release, self.gpus.close, self.prewarm.close, self.standby.close,
+                                self.verifier.cancel, self.drop_probe):  # fmt: skip
                     stack.callback(release)
                 if final and self.attempt is not None:
                     stack.callback(self.attempt.close)
-                if final and not run.unkept:
-                    stack.callback(snapshots.drop, state.snapshots)
+                if final and not self.unkept:
+                    stack.callback(checkpoints.drop_memory, state.snapshots)
                     state.snapshots = ""
                 if final:
-                    state.current = state.failure = state.shutdown = None
-                    for kind in step_requests.waiting(self.folder.folder) if run.leads else ():
+                    state.current, state.failing, state.shutdown = None, False, None
+                    for kind in step_requests.waiting(self.folder.folder) if self.leads else ():
                         step_requests.refuse(self.folder.folder, kind, state.best_step, f"the run is {self.at.state}")
                 self.notifier.poll(last_message_s)
                 while not (state.save(self.folder) and self.write_status(force=True)) and time.monotonic() < until_s:
                     time.sleep(ERROR_PAUSE_S)
             if final and not self.trial:
-                line = self.run.state.ledger.line()
+                line = self.state.ledger.line()
                 self.folder.event("ledger", line)
                 print_line(f"{self.folder.name}: {line}", sys.stdout)
                 self.notifier.poll(last_message_s)
                 if (
-                    run.leads
+                    self.leads
                     and self.at.state is not State.PREEMPTED
                     and (kept := staging.drop_copied(self.folder.folder))
                 ):

@@ -1,14 +1,15 @@
-"""From the evidence on a failure to the next attempt: diagnose, kill, decide, and say what follows; `start.py` starts it.
+"""From the evidence on a failure to the next attempt: diagnose, kill, decide, and say what follows; `start.py` starts
+it.
 
 Each function can be called again after an error in its middle. What must not happen twice (counting the failure) is
 committed to the RunState in one step at the end.
 
-Restart or stop is a pure rule (`after_failure`): progress counts, not restarts. A failure has a fingerprint (phase, step,
-cause). The first failure since new steps were made is answered at once: nothing is gained by waiting, and the time from
-the hang to the next new step is what a user pays. After that, waiting may help (another program's memory, a network), so
-10 s, 20 s, 40 s … 300 s. The third failure with one fingerprint and no new step ends the run, unless its ladder still has
-a change to try. Ten restarts in all; ten minutes of new steps give back the ten and reset the waiting, so a run of three
-days with a hang an hour finishes.
+Restart or stop is a pure rule (`after_failure`): progress counts, not restarts. A failure has a fingerprint (phase,
+step, cause). The first failure since new steps were made is answered at once: nothing is gained by waiting, and the
+time from the hang to the next new step is what a user pays. After that, waiting may help (another program's memory, a
+network), so 10 s, 20 s, 40 s … 300 s. The third failure with one fingerprint and no new step ends the run, unless its
+ladder still has a change to try. Ten restarts in all; ten minutes of new steps give back the ten and reset the waiting,
+so a run of three days with a hang an hour finishes.
 """
 
 from __future__ import annotations
@@ -22,18 +23,15 @@ from guards.checkpoint import writing_file
 from guards.heartbeat import REQUEST_TERM
 from monitor.attempt import Attempt
 from monitor.config import Section
-from monitor.detect.progress import Observation
 from monitor.diagnose import causes
-from monitor.diagnose.causes import Cause
-from monitor.diagnose.collect import LORA_DAMAGED, Evidence, ExitStatus, Scope
+from monitor.diagnose.causes import LORA_DAMAGED, Cause, Evidence
 from monitor.diagnose.incident import Incident
 from monitor.phrases import PHASES, count
 from monitor.process import platform
 from monitor.process.tree import KillResult
 from monitor.resume import checkpoints, script
-from monitor.run_folder import MonitorError
 from monitor.start import VERIFY_TRIES_COUNT, Run, Unkillable, keep_newest, wait
-from monitor.state import EXIT_AGAIN, EXIT_BUDGET, Failure, History, State, Transition
+from monitor.state import EXIT_AGAIN, EXIT_BUDGET, ExitStatus, History, Observation, State, Transition
 
 MIXED_COUNT = 2  # failures of changing fingerprints are allowed this many more than one that repeats
 
@@ -41,7 +39,7 @@ MIXED_COUNT = 2  # failures of changing fingerprints are allowed this many more 
 def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: float = 0.0) -> Transition:
     """Answer a failure; the last progress was at `progress_s` (monotonic).
 
-    `evidence` None: go on with the recovery that `run.state.failure` records.
+    `evidence` None: go on with the recovery that `run.state` records.
 
     Returns what follows: BACKOFF before a restart, an end, COMPLETED when the training was complete, or STOPPING when
     it stopped because it was asked to.
@@ -50,10 +48,10 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
         Unkillable: a process of the attempt lives on.
     """
     state = run.state
-    if state.failure is None and evidence is not None:
+    if not state.failing and evidence is not None:
         _open_incident(run, attempt, evidence, progress_s)
     incident = run.incident
-    if incident is None or state.failure is None:
+    if incident is None or not state.failing:
         raise RuntimeError("recover() was called without a failure")
     evidence, cause = incident.evidence, incident.cause
     run.report(State.RECOVERING, _summary(evidence))
@@ -63,7 +61,7 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
     status = attempt.exit_status(view.beats)
     if stopped_on_request(status, view) and state.shutdown is not None:
         return Transition(State.STOPPING, "stopped as requested")
-    if status.done(run.folder.foreign, state.failure.kind == "hang") and evidence.outcome != LORA_DAMAGED:
+    if status.done(run.folder.foreign, evidence.kind == "hang") and evidence.outcome != LORA_DAMAGED:
         problem = complete(run)
         if not problem:
             incident.outcome = "the training was complete; only its process had not exited"
@@ -96,7 +94,7 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
     attempt.close()
     # Nothing below can fail: the failure is counted once.
     state.history, state.cause_counts[cause.name] = history, cause_count
-    state.failure = state.current = None
+    state.failing, state.current = False, None
     if not stop:
         state.restarts += 1
         state.changes += [change] if change else []
@@ -122,23 +120,17 @@ def _open_incident(run: Run, attempt: Attempt, evidence: Evidence, progress_s: f
         started_at=platform.utc(now.wall_s - (now.mono_s - progress_s)),
         detect_s=since_s,
     )
-    run.incident, run.state.open_incident = incident, incident.number
+    run.incident, run.state.incident, run.state.failing = incident, incident.number, True
     run.state.ledger.fails(since_s)
-    run.state.failure = Failure(evidence.kind, incident.number)
     run.state.save(run.folder)
     run.folder.log(f"incident {incident.number}: {cause.title}. {cause.explanation}")
 
 
-def scope(run: Run, attempt: Attempt, view: Observation) -> Scope:
-    """What the evidence on a failure is collected on; nothing that hangs is waited for."""
-    return attempt.scope(
-        view.beats,
-        run.config.check.log_tail_bytes,
-        planned=run.state.planned,
-        best_step=run.state.best_step,
-        gpus=run.gpus.read(),
-        gpu_note=run.gpus.note,
-    )
+def evidence_of(run: Run, attempt: Attempt, kind: str) -> Evidence:
+    """What the run itself knows of a failure: causes.of_hang and of_crash add the rest."""
+    tail, gpus = attempt.log_tail(run.config.check.log_tail_bytes), list(run.gpus.read())
+    known = run.state
+    return Evidence(kind, step=known.best_step, planned=known.planned, log_tail=tail, gpu=gpus, gpu_note=run.gpus.note)
 
 
 def _summary(evidence: Evidence) -> str:
@@ -150,20 +142,20 @@ def _summary(evidence: Evidence) -> str:
 
 
 def load_incident(run: Run) -> None:
-    """Take up the incident that an earlier monitor left open. One that cannot be read is forgotten, and so is its failure."""
-    number = run.state.failure.incident if run.state.failure else run.state.open_incident
+    """Take up the incident that an earlier monitor left open. One that cannot be read is forgotten, with its failure."""
+    number = run.state.incident
     if number:
         run.incident = Incident.load(run.folder.own / "incidents" / number)
         if run.incident is None:
             run.folder.log(f"incident {number} cannot be continued: its incident.json is missing or damaged")
-            run.state.failure, run.state.open_incident = None, ""
-        elif run.state.failure is None and run.incident.recover_s is not None:
+            run.state.failing, run.state.incident = False, ""
+        elif not run.state.failing and run.incident.recover_s is not None:
             run.incident = None  # closed already
 
 
 def close_incident(run: Run, view: Observation, first_new: int) -> None:
     """Step `first_new` is the first one beyond those reached before the failure: the run has recovered."""
-    incident, run.incident, run.state.open_incident = run.incident, None, ""
+    incident, run.incident, run.state.incident = run.incident, None, ""
     if incident is None:
         return
     first = max(view.beats, key=lambda b: b.step)
@@ -209,7 +201,7 @@ def kill_processes(
         timeout_s = min(run.config.end.gpu_memory_s, run.remaining_s())
         if held := run.gpus.wait_free({p.pid for p in result.killed}, timeout_s):
             run.folder.log(f"the GPU still holds memory of killed processes: {sorted(held)}")
-    if run.incident is not None and run.state.failure is not None:
+    if run.incident is not None and run.state.failing:
         known = {p["pid"] for p in run.incident.killed}
         run.incident.killed += [{"name": p.name, "pid": p.pid} for p in result.killed if p.pid not in known]
         if result.survivors:
@@ -246,7 +238,7 @@ def complete(run: Run) -> str:
 
 
 def _fetch_lora(run: Run) -> None:
-    """Copy the LoRA from `save_dir` where the script did not; under a temporary name, so that it is never half there."""
+    """Copy the LoRA from `save_dir` where the script did not; under a temporary name: it is never half there."""
     name = f"{run.folder.folder.name}.safetensors"
     source, target = Path(run.state.save_dir) / name, run.folder.folder / name
     if not run.state.save_dir or not source.is_file():
@@ -260,14 +252,10 @@ def _fetch_lora(run: Run) -> None:
 
 
 def _next_change(run: Run, cause: Cause, cause_count: int) -> script.Change:
-    """The ladder's next mitigation: from a cause's second failure on, or at once where the cause is certain to return."""
+    """The ladder's next mitigation: from a cause's second failure on, or at once where it is certain to return."""
     if not run.leads or not cause.ladder or (cause_count < 2 and not cause.at_once):
         return {}
-    try:
-        return script.next_change(run.folder, cause.ladder, run.state.changes, run.config.check.render_s, run.pause)
-    except (MonitorError, OSError) as error:
-        run.folder.log(f"no mitigation: {error}")
-        return {}
+    return script.next_change(run.folder, cause.ladder, run.state.changes, run.config.check.render_s, run.pause)
 
 
 # ---- restart or stop ----

@@ -74,7 +74,7 @@ def all_folders() -> list[Path]:
 
 
 def wake_queue() -> bool:
-    """Start the queue's process where runs wait; whether it was started. It ends at once where another works. Never raises."""
+    """Start the queue's process where runs wait; whether it was. It ends at once where another works. Never raises."""
     from runs.paths import outputs_dir
 
     try:
@@ -90,7 +90,7 @@ LIVE = ("store", "price_per_hour", "spend_limit")  # fields of run.toml that onl
 
 
 def read_spec(folder: Path) -> dict[str, Any]:
-    """The fields of a run's spec as its job has them, or `run.toml` of a run without a job; {} where neither can be read."""
+    """The fields of a run's spec as its job has them, or `run.toml` without a job; {} where neither can be read."""
     try:
         edited = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):
@@ -122,7 +122,7 @@ def machine_number(folder: Path, environ: Mapping[str, str]) -> int | None:
 
 
 def own_folder(folder: Path, machine: int | None) -> Path:
-    """Where the monitor of a machine writes its files: the run's folder for the first, `machines/N` in it for another."""
+    """Where the monitor of a machine writes: the run's folder for the first, `machines/N` in it for another."""
     return folder / MACHINES / str(machine) if machine else folder
 
 
@@ -137,7 +137,7 @@ class RunFolder:
     """Reads and writes the files of one run. `on_event` is called with (kind, message) of each event."""
 
     def __init__(self, folder: Path, echo: bool = False, machine: int | None = None):
-        """echo: show the log on standard error too. machine: which of several machines this is, as `machine_number` says."""
+        """echo: show the log on standard error too. machine: which of several this is, as `machine_number` says."""
         self.folder = folder
         self.machine = machine
         self.own = own_folder(folder, machine)  # what this machine's monitor writes
@@ -170,7 +170,7 @@ class RunFolder:
         self._append(LOG, line)
 
     def event(self, kind: str, message: str, **more: object) -> None:
-        """Append an event to events.jsonl and to the log. Intervals between events of one boot are those of `mono_s`."""
+        """Append an event to events.jsonl and to the log. Intervals between events of one boot are in `mono_s`."""
         clock = {"mono_s": round(time.monotonic(), 3), "boot": platform.boot_id()[:8]}
         values = {"t": platform.now().utc, "kind": kind, "message": message, **more, **clock}
         self._append(EVENTS, json.dumps(values, ensure_ascii=False))
@@ -251,7 +251,7 @@ class RunFolder:
 
 
 def print_line(line: str, stream: TextIO | None = None) -> None:
-    """Print a line, on standard error by default, unless that would block: an undrained pipe must not stop the monitor."""
+    """Print a line, by default on standard error, unless that would block: an undrained pipe must not stop us."""
     stream = stream or sys.stderr
     with contextlib.suppress(OSError, ValueError):  # closed or full: there is nowhere left to report to
         if platform.WINDOWS or select.select([], [stream], [], 0)[1]:

@@ -17,21 +17,22 @@ from typing import Any
 
 from guards import checkpoint, startup
 from guards.heartbeat import Beat
+from monitor import gpu
 from monitor.attempt import Attempt
 from monitor.config import Config
+from monitor.detect.progress import Watch
 from monitor.diagnose.incident import Incident
-from monitor.gpu import nvml
-from monitor.gpu.queue import GpuQueue
+from monitor.gpu import GpuQueue
 from monitor.phrases import count, duration
 from monitor.process import tree
 from monitor.process.platform import ProcessInfo
 from monitor.process.subjob import Subjob, helper, python
 from monitor.process.tree import Tree
-from monitor.resume import checkpoints, script, snapshots
-from monitor.resume.checkpoints import ResumePoint, Verifier
+from monitor.resume import checkpoints, script
+from monitor.resume.checkpoints import Verifier
 from monitor.run_folder import TRAINING_LOG, MonitorError, RunFolder
 from monitor.standby import Standby
-from monitor.state import EXIT_BUDGET, RunState, State, Transition, spec_hash
+from monitor.state import EXIT_BUDGET, Observation, ResumePoint, RunState, State, Transition, spec_hash
 from monitor.store import StoreAgent
 
 # Before a start that failed for a passing reason is tried again: doubled each time.
@@ -59,30 +60,35 @@ class Unkillable(Exception):
 class Run:
     """What supervisor and recovery share about one run."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        config: Config,
-        pause: Callable[[float], None],
-        report: Callable[[State, str], None],
-        checked: bool,
-    ):
-        """pause: waits, keeps the status fresh, raises Interrupted. report: shows a state while a long step of it is under way.
-
-        checked: whoever started the monitor has looked for what is missing. Raises MonitorError.
-        """
-        self.folder, self.config, self.pause, self.report, self.checked = folder, config, pause, report, checked
+    def __init__(self, folder: RunFolder, config: Config, checked: bool):
+        """checked: whoever started the monitor has looked for what is missing. Raises MonitorError."""
+        self.folder, self.config, self.checked = folder, config, checked
         self.state = RunState.load(folder)
-        self.gpus = nvml.Gpus()
+        self.gpus = gpu.Gpus()
         self.queue = GpuQueue(folder.name, folder.spec, self.gpus.listed)
         self.verifier = Verifier(config.check.verify_s)
         self.prewarm = script.Prewarm(folder, self.verifier, config.check.render_s)
-        self.standby = Standby(folder, config.standby, config.end)
+        self.standby = Standby(folder, config.standby, config.end.kill_wait_s)
         self.store = StoreAgent(folder, config.store)
+        self.watch = Watch(config, self.state.durations)
+        self.at = Transition(State.OPENING)
+        self.attempt: Attempt | None = None  # the one that is watched, and how it was seen last
+        self.view: Observation | None = None
+        self.slow: dict[
+            str, Any
+        ] = {}  # why its steps take longer than usual: see `diagnose/slow.py`; {} while they do not
         self.incident: Incident | None = None  # the last one, until a new step closes it
         self.tries = 0  # starts in a row that failed for a passing reason
         self.failing_since_s = self.wait_limit_s = 0.0  # when the first of them failed, and how long they may go on
         self.unkept: str | None = None  # at the end: why the newest steps are in memory only, "" for on the disk
+
+    def pause(self, seconds: float) -> None:
+        """Wait, and keep the status fresh; Interrupted when a signal or a stop request came."""
+        raise NotImplementedError
+
+    def report(self, state: State, message: str) -> None:
+        """Show a state while a long step of it is under way."""
+        raise NotImplementedError
 
     @property
     def several(self) -> bool:
@@ -127,7 +133,7 @@ def already_started(run: Run) -> Attempt | None:
 
 
 def start_attempt(run: Run) -> Attempt | Transition:
-    """Start the next attempt from the newest checkpoint that verifies; what the operating system refuses is tried again.
+    """Start the next attempt from the newest checkpoint that verifies; what the system refuses is tried again.
 
     Raises:
         Unkillable: a process of an earlier attempt lives on.
@@ -180,10 +186,8 @@ def _start_attempt(run: Run) -> Attempt | Transition:
 
     try:
         limit, spec = run.config.restart.snapshots_bytes, spec_hash(run.folder.folder)
-        variables = {} if run.several else snapshots.environment(state.snapshots, spec, limit)
-        standby = run.standby.release(
-            number, rendered.script, point.path, variables, lambda attempt: _record(run, attempt)
-        )
+        variables = {} if run.several else checkpoints.memory_variables(state.snapshots, spec, limit)
+        standby = run.standby.release(rendered.script, point.path, variables, lambda attempt: _record(run, attempt))
         attempt = standby or _start_cold(run, number, rendered, point, variables)
     except OSError:
         state.current = None
@@ -249,8 +253,8 @@ def _choose(run: Run, folders: list[Path]) -> ResumePoint:
     """The newest state that can be resumed from: a snapshot in memory, or a checkpoint on the disk."""
     state, found = run.state, list[ResumePoint]()
     if not (run.folder.foreign or run.several) and run.config.restart.snapshots_bytes:
-        state.snapshots, state.snapshots_off = snapshots.folder_of(run.folder.folder, state.snapshots)
-        if sum(state.history.failures.values()) < snapshots.FAILED_COUNT:
+        state.snapshots, state.snapshots_off = checkpoints.memory_folder(run.folder.folder, state.snapshots)
+        if sum(state.history.failures.values()) < checkpoints.FAILED_COUNT:
             found = _snapshots(run)
     point = checkpoints.choose(folders, run.verifier, run.pause, found)
     for text in point.refused:
@@ -259,10 +263,12 @@ def _choose(run: Run, folders: list[Path]) -> ResumePoint:
 
 
 def _snapshots(run: Run, after_step: int = -1, room: bool = True) -> list[ResumePoint]:
-    """The snapshots that a run may be resumed from; why others cannot is in the log. Arguments: as for `snapshots.usable`."""
+    """The snapshots that a run may be resumed from; why others cannot is in the log. Arguments: as for `checkpoints.usable_snapshots`."""
     incident, folder = run.incident, run.folder.folder
     before_step = incident.evidence.step if incident is not None and incident.cause.damages_memory else math.inf
-    found, refused = snapshots.usable(run.state.snapshots, folder, spec_hash(folder), before_step, after_step, room)
+    found, refused = checkpoints.usable_snapshots(
+        run.state.snapshots, folder, spec_hash(folder), before_step, after_step, room
+    )
     for text in refused:
         run.folder.log(text)
     return found
@@ -271,7 +277,7 @@ def _snapshots(run: Run, after_step: int = -1, room: bool = True) -> list[Resume
 def keep_newest(run: Run, pause: Callable[[float], None]) -> str:
     """Write the newest snapshot to the run's folder when no checkpoint there is as new, before the memory is freed.
 
-    Returns "", or why its steps are in memory only; the memory is not freed then. `pause` may raise; call it again then.
+    Returns "", or why its steps are in memory only, which is not freed then. `pause` may raise; call it again then.
     """
     if not run.state.snapshots or run.unkept is not None:
         return run.unkept or ""
@@ -318,12 +324,12 @@ def gpu_missing(run: Run) -> Transition | None:
 def note_gpu(run: Run, beats: Sequence[Beat]) -> None:
     """Record that the training uses a GPU, as its ranks say."""
     if not run.state.gpu and any(str(startup.read_about(b.about).get("device", "")).startswith("cuda") for b in beats):
-        run.state.gpu = nvml.model() or "a GPU"
+        run.state.gpu = gpu.model() or "a GPU"
         run.state.save(run.folder)
 
 
 def adopt_restored(run: Run) -> str:
-    """Continue the state of the machine that trained this run last, as restored to monitor.json; why nothing is left, or "".
+    """Continue the state of the machine that trained last, as restored to monitor.json; why nothing is left, or "".
 
     What depends on a machine (its attempt, its durations, its failures) is left behind.
     """
@@ -350,7 +356,7 @@ def adopt_restored(run: Run) -> str:
 
 
 def kill_leftovers(run: Run, living: Attempt | None = None) -> None:
-    """Kill every process that an earlier attempt of this run left, and the standby of a killed monitor. living: is spared.
+    """Kill every process that an earlier attempt left, and the standby of a killed monitor. living: is spared.
 
     Raises:
         Unkillable: one lives on.
@@ -371,7 +377,7 @@ def kill_leftovers(run: Run, living: Attempt | None = None) -> None:
 
 
 def _try_again(run: Run, message: str, limit_s: float, code: int | None = None) -> Transition:
-    """A reason that may pass (no memory to fork, a disk that is full or refuses): wait longer each time, at most `limit_s`.
+    """A reason that may pass (no memory to fork, a full disk): wait longer each time, at most `limit_s`.
 
     code: the exit code after that.
     """
@@ -401,7 +407,7 @@ def _start_over(run: Run, point: ResumePoint) -> ResumePoint:
             aside = checkpoint.set_aside(state, "saved before a change of the run that is incompatible with it")
             message = f"{state.name} is incompatible with the changed run; kept as {aside.name}"
             run.folder.event("checkpoint_bad", message)
-    snapshots.clear(run.state.snapshots)
+    checkpoints.clear_memory(run.state.snapshots)
     run.state.best_step = 0
     if run.incident is not None:
         run.incident.changed.append("the training starts over: its checkpoints are incompatible with this change")

@@ -1,8 +1,20 @@
-"""What must survive the monitor itself: the run's state, kept in `monitor.json`.
+"""The records that the parts of the monitor hand one another: each thing has one, with one writer.
 
-Only `loop.py`, `supervisor.py`, `recovery.py` and `start.py` change a RunState. A monitor that is killed leaves the
-file behind; the next one reads it, finds the living training by its token and (pid, start time), and continues with
-whatever was under way: a recovery, a stop, or a healthy attempt.
+    record          what it is                              written by                  read by
+    Observation     progress: an attempt at one poll        Attempt.poll                Watch, supervisor, loop, standby
+    Signals         evidence that speaks for or against     detect/probe.py             Watch, diagnose
+    Verdict         what follows from these                 Watch.observe               supervisor, diagnose
+    AttemptRecord   an attempt, for whoever adopts it       Attempt                     Attempt.adopt; in monitor.json
+    ExitStatus      how an attempt ended                    Attempt.exit_status         supervisor, recovery, diagnose
+    VerifyResult    whether a state is complete             Verifier                    checkpoints.choose
+    ResumePoint     a state to resume from                  checkpoints.choose          start.py
+    Transition      the next state of the run               supervisor, start, recovery  Loop.enter
+    RunState        what must survive the monitor itself    loop, supervisor, recovery, start; kept in monitor.json
+
+A monitor that is killed leaves monitor.json behind; the next one reads it, finds the living training by its token and
+(pid, start time), and continues with whatever was under way: a recovery, a stop, or a healthy attempt. The progress of
+a rank itself is a `Beat` (guards/heartbeat.py), which the training writes. What happened is an `Incident`
+(diagnose/incident.py); where the time went, a `Ledger`.
 """
 
 from __future__ import annotations
@@ -10,14 +22,16 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from guards.checkpoint import atomic_write
+from guards.heartbeat import Beat
 from guards.reading import read_bytes
-from monitor.gpu import nvml
+from monitor import gpu
 from monitor.ledger import Ledger
 from monitor.process import platform
 from monitor.process.locks import LOCK, is_held
@@ -91,20 +105,111 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True)
+class Signals:
+    """Evidence as sentences: the run is stuck, is slow but moves, computes (counts only without heartbeats)."""
+
+    stuck: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()
+    busy: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the monitor sees of an attempt at one poll."""
+
+    now_s: float  # monotonic clock
+    boot_s: float  # boot clock
+    beats: Sequence[Beat] = ()  # of the ranks
+    log_bytes: int = 0
+    signals: Signals = Signals()
+    stopped: frozenset[int] = frozenset()  # pids of the ranks that a signal has stopped
+    ranks_gone: bool = False  # there were ranks, and no rank's process lives
+    activity: float = 0.0  # grows while the script's remaining processes are at work
+    dead: frozenset[int] = frozenset()  # pids of beats whose process does not live; once it is done, nothing watches it
+    ended: bool = False  # neither the script nor a rank is alive on this machine
+
+    @property
+    def step(self) -> int:
+        return max((b.step for b in self.beats), default=0)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One of OK, SUSPECT, SLOW, HUNG, OVER, for the rank that is worst off: its phase, its step, and for how long."""
+
+    kind: str
+    rank: int = 0
+    phase: str = "import"
+    step: int = 0
+    stalled_s: float = 0.0
+    budget_s: float = 0.0
+    evidence: tuple[str, ...] = ()
+    reset: str = ""  # why this observation reset the timers, "" when it did not
+
+
+@dataclass(frozen=True)
+class ExitStatus:
+    """How an attempt ended. `code` None: unknown; `outcome` and `note` are the final record of this machine's first
+    rank, "" without one."""
+
+    code: int | None
+    signal: int | None
+    outcome: str
+    note: str
+    trained: bool  # that rank completed steps, and all that were planned
+
+    def done(self, foreign: bool, killed: bool) -> bool:
+        """Did the training complete? The script's own exit decides.
+
+        foreign: the user's own script, whose stages and files are unknown. killed: the monitor killed it after its
+        ranks had reported their outcome, so that its exit code says nothing. For a rendered script the caller also
+        verifies the LoRA.
+        """
+        ended_well = self.code == 0 and not killed
+        if self.outcome != "done":
+            return ended_well and self.outcome == ""
+        return ended_well or (self.trained and (killed or self.code is None or not foreign))
+
+    def __str__(self) -> str:
+        if self.signal:
+            return f"killed by {platform.signal_name(self.signal)}"
+        final = ""
+        if self.outcome not in ("", "running"):
+            final = f", final record: {self.outcome}" + (f" ({self.note})" if self.note else "")
+        return (f"exit code {self.code}" if self.code is not None else "gone without an exit code") + final
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """`problems` of a bad state, () for a good one; `unsure` is why the check itself failed, "" when it did not."""
+
+    problems: tuple[str, ...] = ()
+    unsure: str = ""
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where to resume: `choose` makes it, a start uses it. `path` None: from the start.
+
+    `bad`: set aside, with the reason; `unsure`: not verifiable now; `refused`: sentences on unused snapshots.
+    """
+
+    path: Path | None
+    step: int = 0
+    bad: tuple[tuple[Path, str], ...] = ()
+    unsure: tuple[tuple[Path, str], ...] = ()
+    refused: tuple[str, ...] = ()
+    record: Path | None = None  # the snapshot in memory that the starting process makes `path` from
+    python: str = ""  # the interpreter that made that
+
+
+@dataclass(frozen=True)
 class History:
     """The failures so far, as the rule for restarts needs them (recovery.py)."""
 
     restarts: int = 0  # since the last refund
     failures: dict[str, int] = field(default_factory=dict)  # fingerprint -> failures since the last new step
     new_steps_s: float = 0.0  # seconds of new steps since the last refund
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The failure that is being recovered from: hang or crash, and the number of its incident."""
-
-    kind: str
-    incident: str
 
 
 @dataclass(frozen=True)
@@ -139,8 +244,8 @@ class RunState:
     durations: dict[str, dict[str, float]] = field(default_factory=dict)  # learned durations, by phase
     pace: dict[str, Any] = field(default_factory=dict)  # of its steps: `Slowdown.known`
     current: AttemptRecord | None = None
-    failure: Failure | None = None  # set from the detection of a failure until its restart is decided
-    open_incident: str = ""  # the last incident, until a new step closes it
+    incident: str = ""  # the number of the last incident, until a new step closes it
+    failing: bool = False  # from the detection of a failure, which is that incident, until its restart is decided
     shutdown: Shutdown | None = None
     spec_hash: str = ""
     edit_reported: bool = False  # that run.toml says something else than the job
@@ -170,7 +275,6 @@ class RunState:
         if current := values.get("current"):
             root = tuple(current["root"]) if current["root"] else None
             loaded.current = AttemptRecord(**{**current, "root": root})
-        loaded.failure = Failure(**values["failure"]) if values.get("failure") else None
         loaded.shutdown = Shutdown(**values["shutdown"]) if values.get("shutdown") else None
         loaded.ledger = Ledger.of(values)
         return loaded
@@ -188,8 +292,8 @@ class RunState:
 
     def renew(self, spec_hash: str) -> None:
         """The user starts a finished run again: the allowance is full; changes stay unless the run was made again."""
-        self.history, self.open_incident = History(), ""
-        self.reason = self.current = self.failure = self.shutdown = None
+        self.history, self.incident, self.failing = History(), "", False
+        self.reason = self.current = self.shutdown = None
         if spec_hash != self.spec_hash:
             self.changes, self.cause_counts, self.pace = [], {}, {}
         self.spec_hash = spec_hash
@@ -243,7 +347,7 @@ def read_status(folder: str | Path) -> dict[str, Any] | None:
 
 
 def with_age(status: dict[str, Any]) -> dict[str, Any]:
-    """A status with "alive", plus "age_s": seconds since its monitor wrote it, and "stale": a sentence once that is too long.
+    """A status with "alive", plus "age_s": seconds since it was written, and "stale": a sentence once that is too long.
 
     Seconds on the monotonic clock, on which a suspended machine does not age; on the wall clock on another machine, or
     for a status of a version before November 2026.
@@ -269,7 +373,7 @@ def is_abandoned(status: dict[str, Any] | None) -> bool:
 def learned_key(spec: dict[str, Any]) -> str:
     """Runs with the same key take equally long: same model, tier, resolution, batch size and GPU."""
     parts = [str(spec.get(k, "")) for k in ("backend", "model", "tier", "resolution", "batch_size")]
-    return "|".join([*parts, nvml.model() or "cpu"])
+    return "|".join([*parts, gpu.model() or "cpu"])
 
 
 def load_learned(spec: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -1,6 +1,7 @@
 """Writes what the page and the command line read: `status.json`, the events of phases and checkpoints, GPU samples.
 
-The machine's figures (GPU, processor, memory, free disk) are read every MACHINE_S seconds; a second's write copies them.
+The machine's figures (GPU, processor, memory, free disk) are read every MACHINE_S seconds; a second's write copies
+them.
 
 Decides nothing, and a reading that fails costs that reading: the next one is at most a few seconds away.
 """
@@ -11,19 +12,18 @@ import contextlib
 import math
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from guards import checkpoint, startup
 from guards.heartbeat import Beat
 from guards.metrics import append_line
+from monitor import gpu
 from monitor.attempt import Attempt
-from monitor.detect.progress import Observation, Watch
-from monitor.gpu import nvml
 from monitor.process import platform
 from monitor.process.platform import Moment
-from monitor.resume import snapshots
+from monitor.resume import checkpoints
 from monitor.run_folder import METRICS, machines
 from monitor.start import Run
 from monitor.state import State
@@ -37,12 +37,10 @@ ACTIVE = (State.STARTING, State.RUNNING, State.SUSPECT, State.SLOW, State.STOPPI
 
 
 class StatusWriter:
-    """One for a run. `parent_pid`: the process that restarts this monitor when it is killed. slow: `Slowdown.found`, None for {}."""
+    """One for a run. `parent_pid`: the process that restarts this monitor when it is killed."""
 
-    def __init__(self, run: Run, parent_pid: int | None, slow: Callable[[], dict[str, Any] | None] = lambda: None):
-        self.run = run
-        self._slow = slow
-        self.parent_pid = parent_pid
+    def __init__(self, run: Run, parent_pid: int | None):
+        self.run, self.parent_pid = run, parent_pid
         self._phases: set[str] = set()  # entered in this attempt
         self._written_s = self._checkpoints_s = self._gpu_s = self._machine_s = -1e9
         self._machine: dict[str, Any] = {}
@@ -70,31 +68,29 @@ class StatusWriter:
             total = f", {first.total} items" if first.total else ""
             self.run.folder.event("phase", f"{first.phase}{total}", phase=first.phase, step=first.step)
 
-    def write(
-        self, state: State, message: str, attempt: Attempt | None, view: Observation | None, watch: Watch, force: bool
-    ) -> bool:
+    def write(self, force: bool) -> bool:
         """Replace status.json, once a second or when `force`; False when it could not be written."""
-        now = platform.now()
+        run, now = self.run, platform.now()
+        state = run.at.state
         if not force and now.mono_s - self._written_s < EVERY_S:
             return True
         self._written_s = now.mono_s
         if force or now.mono_s - self._checkpoints_s >= CHECKPOINTS_S:
             self._checkpoints_s = now.mono_s
             if self._note_checkpoints() and state in ACTIVE:
-                self.run.state.save(self.run.folder)  # its ledger: after a power cut, no later status may be left
-        active = attempt is not None and state in ACTIVE
+                run.state.save(run.folder)  # its ledger: after a power cut, no later status may be left
+        attempt = run.attempt if state in ACTIVE else None
         if now.mono_s - self._machine_s >= MACHINE_S:
             self._machine_s = now.mono_s
-            self._machine = self._sample_machine(now, attempt if active else None)
-        if active and watch.ranks and (moved := watch.last_progress_s()) != self._progress_s:
+            self._machine = self._sample_machine(now, attempt)
+        if attempt and run.watch.ranks and (moved := run.watch.last_progress_s()) != self._progress_s:
             self._progress_s, self._progress_utc = moved, platform.utc(now.wall_s - (now.mono_s - moved))
-        saved, folder = self.run.state, self.run.folder
-        beats = view.beats if view else []
+        saved, folder, beats = run.state, run.folder, run.view.beats if run.view else []
         beat = beats[0] if beats else None
-        current = beat if active else None
+        current = beat if attempt else None
         step = max([b.step for b in beats] or [saved.best_step]) or saved.resumed_step
-        step_s, left = watch.step_s(), saved.planned - step
-        others = {"host": startup.host(), "machines": machines(folder.folder)} if self.run.several else {}
+        step_s, left = run.watch.step_s(), saved.planned - step
+        others = {"host": startup.host(), "machines": machines(folder.folder)} if run.several else {}
         values: dict[str, Any] = {  # the keys are the contract with the page
             "version": 1,
             "name": folder.name,
@@ -109,33 +105,33 @@ class StatusWriter:
             "epoch": beat.epoch if beat else 0,
             "loss": beat.loss if beat and math.isfinite(beat.loss) else None,
             "step_s": round(step_s, 4) or None,
-            "eta_s": round(left * step_s, 1) if step_s and left > 0 and active else None,
+            "eta_s": round(left * step_s, 1) if step_s and left > 0 and attempt else None,
             "attempt": saved.attempt,
             "restarts": saved.restarts,
-            "pid": attempt.pid if attempt and active else None,  # the script's shell
-            "trainer_pids": [b.pid for b in beats] if active else [],
+            "pid": attempt.pid if attempt else None,  # the script's shell
+            "trainer_pids": [b.pid for b in beats] if attempt else [],
             "monitor_pid": os.getpid(),
             "keeper_pid": self.parent_pid,
             "started_at": saved.started_at,
             "elapsed_s": round(saved.ledger.wall_s - saved.ledger.seconds["waiting"], 1),
             "ledger": asdict(saved.ledger),
-            "devices": self.run.queue.devices,  # the GPUs that this run queues for
+            "devices": run.queue.devices,  # the GPUs that this run queues for
             **self._machine,
             "updated_at": now.utc,
             "updated_mono_s": round(now.mono_s, 3),  # with the boot, its age does not depend on the wall clock
             "boot": platform.boot_id()[:8],
             "last_progress_at": self._progress_utc,
-            "message": message,
+            "message": run.at.message,
             "incidents": len(folder.incident_numbers()),
             "checkpoint": self._checkpoint,
             "lora": str(folder.lora) if folder.lora else None,
             "reason": saved.reason,
             "changes": [c["sentence"] for c in saved.changes],
-            "slow": self._slow(),  # why its steps take longer than usual; None while they do not
+            "slow": run.slow or None,
             **others,
-            "standby": self.run.standby.summary(),  # the next attempt, started early
-            "store": self.run.store.summary(),  # None without a store
-            "snapshots": snapshots.summary(saved.snapshots, saved.snapshots_off),  # None where there are none
+            "standby": run.standby.summary(),  # the next attempt, started early
+            "store": run.store.summary(),  # None without a store
+            "snapshots": checkpoints.memory_summary(saved.snapshots, saved.snapshots_off),  # None where there are none
         }
         saved.save_again(folder)
         return folder.write_status(values)
@@ -169,7 +165,7 @@ class StatusWriter:
             self._note_gpus(now, readings)
         values: dict[str, Any] = {
             "gpus": [
-                {key: reading[key] for key in GPU_KEYS if key in reading} for reading in nvml.own(readings, devices)
+                {key: reading[key] for key in GPU_KEYS if key in reading} for reading in gpu.own(readings, devices)
             ],
             "cpu_cores": None,
             "memory_bytes": None,
@@ -188,7 +184,7 @@ class StatusWriter:
             used_s = [info.cpu_s - before[info.pid] for info in found if info.pid in before]
             if used_s:
                 values["cpu_cores"] = round(max(0.0, sum(used_s)) / (now.mono_s - then_s), 2)
-            values["memory_bytes"] = sum(map(platform.private_bytes, pids)) or None
+            values["memory_bytes"] = platform.private_bytes(*pids) or None
         return values
 
     def _note_gpus(self, now: Moment, readings: tuple[dict[str, Any], ...]) -> None:

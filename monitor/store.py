@@ -237,7 +237,7 @@ class StoreAgent:
     def flush(self, limit_s: Callable[[], float], pause: Callable[[float], None]) -> str:
         """Copy everything that is left; "" or what is not in the store.
 
-        limit_s: the seconds that are left for it, asked again and again, because the machine may be taken away meanwhile.
+        limit_s: the seconds that are left for it, asked again and again: the machine may be taken away meanwhile.
         pause: waits so many seconds and keeps the status fresh.
         """
         ordered_from, number = None, 0

@@ -22,8 +22,8 @@ from guards import limits
 from monitor import config, recovery, start
 from monitor.attempt import Attempt
 from monitor.detect.probe import Probe
-from monitor.detect.progress import HUNG, OVER, SLOW, SUSPECT, Observation, Verdict
-from monitor.diagnose import collect
+from monitor.detect.progress import HUNG, OVER, SLOW, SUSPECT
+from monitor.diagnose import causes
 from monitor.ledger import amount
 from monitor.loop import Loop
 from monitor.phrases import PHASES, count
@@ -37,10 +37,12 @@ from monitor.state import (
     EXIT_DONE,
     FINAL,
     WATCHED,
+    Observation,
     RunState,
     Shutdown,
     State,
     Transition,
+    Verdict,
     nothing_left,
     spec_hash,
     store_learned,
@@ -83,7 +85,7 @@ def supervise(
         if not restarted:
             run_folder.clear_stop_request(before_s=began_s)  # meant for a monitor of before
         loop = Loop(run_folder, turn, checked, parent_pid, received)
-        loop.run.state.keeper = keeper
+        loop.state.keeper = keeper
         return loop.run_until_final()
     except (config.ConfigError, limits.LimitError) as error:
         raise MonitorError(str(error)) from error
@@ -113,7 +115,7 @@ def handle_requests(loop: Loop) -> Transition | None:
     unknown = loop.at.state is State.OPENING and not loop.at.give_up_s
     if unknown or (not numbers and request is None):
         return None  # what an earlier monitor left must be known before it can be stopped
-    shutdown = new = loop.run.state.shutdown
+    shutdown = new = loop.state.shutdown
     if new is not None and new.ending == "changed":  # its restart gives way to an end
         new = None
     if signal.SIGTERM in numbers:
@@ -138,8 +140,8 @@ def handle_requests(loop: Loop) -> Transition | None:
 def shut_down(loop: Loop, shutdown: Shutdown) -> Transition:
     """Begin to stop: a checkpoint first when there is something to save."""
     end, now_s = loop.config.end, time.monotonic()
-    loop.run.state.shutdown = shutdown
-    loop.run.standby.close()
+    loop.state.shutdown = shutdown
+    loop.standby.close()
     if loop.attempt is None:
         return left(loop)
     if loop.at.state is State.RECOVERING:  # nothing is left to save: kill what is left
@@ -166,25 +168,25 @@ def stopping(loop: Loop) -> Transition:
     waits = not view.ended and time.monotonic() < loop.at.due_s
     if waits and judge(loop, view).kind not in (HUNG, SLOW, OVER):
         return loop.at
-    end, hurried = loop.config.end, loop.run.remaining_s() < math.inf
+    end, hurried = loop.config.end, loop.remaining_s() < math.inf
     grace_s, kill_s = (end.preempt_grace_s, end.preempt_kill_s) if hurried else (end.stop_grace_s, end.kill_wait_s)
-    killed = recovery.kill_processes(loop.run, loop.attempt, grace_s, kill_s)
+    killed = recovery.kill_processes(loop, loop.attempt, grace_s, kill_s)
     status = loop.attempt.exit_status(loop.observe(loop.attempt, fresh=True).beats)
-    if status.done(loop.folder.foreign, killed=bool(killed.killed)) and not recovery.complete(loop.run):
+    if status.done(loop.folder.foreign, killed=bool(killed.killed)) and not recovery.complete(loop):
         return completed(loop)
     return left(loop)
 
 
 def left(loop: Loop) -> Transition:
     """Stopped or preempted, with what is kept."""
-    shutdown = loop.run.state.shutdown or Shutdown("stopped")
+    shutdown = loop.state.shutdown or Shutdown("stopped")
     if shutdown.ending == "changed":
         if loop.attempt is not None:
             loop.attempt.close()
-        loop.run.state.shutdown = loop.run.state.current = loop.attempt = None
+        loop.state.shutdown = loop.state.current = loop.attempt = None
         return Transition(State.BACKOFF, "restarting with the changed run", time.monotonic())
-    start.keep_newest(loop.run, loop.pause_at_end)
-    newest = checkpoints.newest(loop.run.state_folders())
+    start.keep_newest(loop, loop.pause_at_end)
+    newest = checkpoints.newest(loop.state_folders())
     where = f"step {loop.furthest()}" + (f"; checkpoint: {newest.name}" if newest else ", without a checkpoint")
     if shutdown.ending == "spent":
         limit = over_limit(loop) or "the spend limit was reached"
@@ -197,59 +199,59 @@ def left(loop: Loop) -> Transition:
 
 def opening(loop: Loop) -> Transition:
     """Continue what an earlier monitor left: a living training, a recovery, a stop; else prepare a start."""
-    run, state, record = loop.run, loop.run.state, loop.run.state.current
+    state, record = loop.state, loop.state.current
     attempt = Attempt.adopt(loop.folder, record) if record is not None else None
     living = attempt is not None and bool(attempt.tree.members)
-    if attempt is not None and run.several and not living:
+    if attempt is not None and loop.several and not living:
         loop.folder.log(f"attempt {attempt.record.number} ended with this machine's monitor; all machines start again")
         attempt.close()
-        attempt = state.current = state.failure = None
-    again = run.several and state.state is State.PREEMPTED  # the group starts again, and its failures still count
+        attempt, state.current, state.failing = None, None, False
+    again = loop.several and state.state is State.PREEMPTED  # the group starts again, and its failures still count
     fresh = state.state in FINAL and not living and not again  # the user starts the run again
     if not fresh:
-        recovery.load_incident(run)
+        recovery.load_incident(loop)
     if not living:
-        start.kill_leftovers(run)
+        start.kill_leftovers(loop)
         with contextlib.suppress(OSError):
             for text in tree.orphans():
                 loop.folder.log(text)
     if attempt is not None and not fresh:
         loop.attach(attempt)
         if living:
-            start.kill_leftovers(run, attempt)
-            run.store.admitted = run.store.used  # it held the lease when this training began
+            start.kill_leftovers(loop, attempt)
+            loop.store.admitted = loop.store.used  # it held the lease when this training began
             message = f"adopted the running training (attempt {attempt.record.number}, pid {attempt.pid})"
             loop.folder.event("started", message)
         if state.shutdown is not None:
             return shut_down(loop, replace(state.shutdown, gone_by_s=None))
-        if state.failure is not None:
+        if state.failing:
             return Transition(State.RECOVERING, "continuing the recovery")
         return Transition(State.RUNNING, "adopted after the monitor had been killed")
     if state.shutdown is not None and not fresh:
         return left(loop)
     if fresh:
         state.renew(spec_hash(loop.folder.folder))
-    state.failure = state.shutdown = state.reason = None
+    state.failing, state.shutdown, state.reason = False, None, None
     state.spec_hash = state.spec_hash or spec_hash(loop.folder.folder)
     state.started_at = state.started_at or platform.now().utc
-    if run.leads and not loop.folder.foreign:
+    if loop.leads and not loop.folder.foreign:
         with contextlib.suppress(OSError):  # made while the disk can be written, for the mitigation `save_local`
             staging.identity(loop.folder.folder)
-    return Transition(State.QUEUED, "waiting for a free GPU" if run.queue.devices else "preparing the start")
+    return Transition(State.QUEUED, "waiting for a free GPU" if loop.queue.devices else "preparing the start")
 
 
 def queued(loop: Loop) -> Transition:
     """Wait for the GPU, and for the time of a restart; then start."""
     if loop.at.state is State.BACKOFF and time.monotonic() < loop.at.due_s:
         return loop.at
-    if not loop.run.queue.acquire():
-        return Transition(State.QUEUED, loop.run.queue.message)
-    if loop.run.store.used and not loop.run.store.admitted and (wait := admission(loop)) is not None:
+    if not loop.queue.acquire():
+        return Transition(State.QUEUED, loop.queue.message)
+    if loop.store.used and not loop.store.admitted and (wait := admission(loop)) is not None:
         return wait
-    result = start.already_started(loop.run) or start.start_attempt(loop.run)
+    result = start.already_started(loop) or start.start_attempt(loop)
     if isinstance(result, Attempt):
         loop.attach(result)
-        return Transition(State.STARTING, f"Starting from step {loop.run.state.resumed_step}")
+        return Transition(State.STARTING, f"Starting from step {loop.state.resumed_step}")
     return result
 
 
@@ -258,14 +260,14 @@ def queued(loop: Loop) -> Transition:
 
 def admission(loop: Loop) -> Transition | None:
     """Before the first attempt: wait until this run holds the lease and has what is newer in the store; then None."""
-    store, reason = loop.run.store, ""
+    store, reason = loop.store, ""
     view = store.poll()
     if view.ready:
         store.admitted = True
         if view.restored_step is not None:
             message = f"fetched step {view.restored_step} from the store, written by {view.restored_from}"
             loop.folder.event("restored", message, step=view.restored_step)
-            if reason := start.adopt_restored(loop.run):
+            if reason := start.adopt_restored(loop):
                 return Transition(State.COMPLETED, reason)
         return None
     if view.lease is LeaseState.UNUSABLE:
@@ -281,26 +283,26 @@ def admission(loop: Loop) -> Transition | None:
 
 def spent(loop: Loop) -> Transition | None:
     """The run has cost what it may: stop it with a checkpoint."""
-    busy = loop.at.state in (State.OPENING, State.STOPPING) or loop.run.state.shutdown is not None
+    busy = loop.at.state in (State.OPENING, State.STOPPING) or loop.state.shutdown is not None
     return shut_down(loop, Shutdown("spent")) if not busy and over_limit(loop) else None
 
 
 def over_limit(loop: Loop) -> str:
     """Why the run has cost what it may; "" while it has not."""
     limit = amount(loop.folder.spec.get("spend_limit"))
-    return loop.run.state.ledger.over(limit, loop.config.end.stop_save_s)
+    return loop.state.ledger.over(limit, loop.config.end.stop_save_s)
 
 
 def lease_lost(loop: Loop) -> Transition | None:
     """Another machine trains this run now: kill the training here and end, with that reason."""
-    store = loop.run.store
+    store = loop.store
     if not store.admitted or loop.at.state in FINAL:
         return None
     view = store.poll()
     if view.lease is not LeaseState.LOST or (loop.at.give_up_s and time.monotonic() < loop.at.due_s):
         return None
     if loop.attempt is not None:
-        recovery.kill_processes(loop.run, loop.attempt)
+        recovery.kill_processes(loop, loop.attempt)
     return Transition(State.FAILED, view.message, code=EXIT_BUDGET)
 
 
@@ -321,7 +323,7 @@ def watching(loop: Loop) -> Transition:
     if verdict.kind == OVER:
         return script_ended(loop, attempt)
     if (changes := loop.slowdown.poll(attempt, view, loop.watch, verdict)) is not None:
-        loop.run.state.changes = changes
+        loop.state.changes = changes
         return shut_down(loop, Shutdown("changed"))
     if verdict.kind == HUNG:
         return hung(loop, attempt, view, verdict)
@@ -335,7 +337,7 @@ def judge(loop: Loop, view: Observation) -> Verdict:
     if loop.probe is None:
         return loop.watch.observe(view)
     loop.probe.poll()
-    loop.run.verifier.poll()
+    loop.verifier.poll()
     verdict = loop.watch.observe(replace(view, signals=loop.probe.signals))
     if loop.probe.due(verdict, view.now_s):
         signals = loop.probe.sample_again(view.beats, verdict.budget_s)
@@ -351,25 +353,25 @@ def progressing(loop: Loop, view: Observation, verdict: Verdict) -> Transition:
         loop.folder.log(f"progress again: {PHASES[verdict.phase]}, step {verdict.step}")
         loop.calm_since_s, loop.slow_reason = view.now_s, ""
         loop.drop_probe()
-    if not loop.run.several:
-        loop.run.prewarm.tick(view.now_s, loop.run.state_folders(), loop.run.state.changes)
+    if not loop.several:
+        loop.prewarm.tick(view.now_s, loop.state_folders(), loop.state.changes)
     if loop.attempt is not None:
-        text = loop.run.prewarm.text(loop.run.state.changes)
-        loop.run.standby.tick(view, loop.attempt, text, loop.run.queue.handles())
+        text = loop.prewarm.text(loop.state.changes)
+        loop.standby.tick(view, loop.attempt, text, loop.queue.handles())
         # On its way to the gate, it takes processor time from the training.
-        loop.watch.disturbed = loop.run.standby.summary()["state"] == "starting"
-    if (store := loop.run.store).holds and verdict.phase == "step":
+        loop.watch.disturbed = loop.standby.attempt is not None and not loop.standby.ready
+    if (store := loop.store).holds and verdict.phase == "step":
         save_s = loop.watch.learned().get("save", {}).get("median", 0.0)
         store.request_save(view.step, loop.watch.step_s(), save_s)
     begins = loop.at.state is State.STARTING and not any(b.count for b in view.beats)
     if loop.at.state is State.STARTING and not begins:
-        start.note_gpu(loop.run, view.beats)
+        start.note_gpu(loop, view.beats)
     return loop.at if begins else Transition(State.RUNNING)
 
 
 def start_probe(loop: Loop, attempt: Attempt, view: Observation, full: bool) -> Probe:
     """Gather evidence; `full`: with stacks, which interrupts the training for a moment."""
-    probe = Probe(attempt.tree, attempt.heartbeats, loop.config, loop.run.gpus.read)
+    probe = Probe(attempt.tree, attempt.heartbeats, loop.config, loop.gpus.read)
     probe.begin(view.beats, full)
     loop.probe = probe
     return probe
@@ -381,9 +383,9 @@ def suspect(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdict) -
         recent = view.now_s - loop.calm_since_s < loop.config.watch.evidence_pause_s
         start_probe(loop, attempt, view, full=not recent)
         if not recent:
-            newest = checkpoints.newest(loop.run.state_folders())
+            newest = checkpoints.newest(loop.state_folders())
             if newest is not None:
-                loop.run.verifier.begin(newest)
+                loop.verifier.begin(newest)
             message = f"no progress for {verdict.stalled_s:.1f} s (limit {verdict.budget_s:.1f} s)"
             loop.folder.event("suspect", f"{PHASES[verdict.phase]}: {message}", phase=verdict.phase, step=verdict.step)
     limit_s = view.now_s + verdict.budget_s - verdict.stalled_s  # the next turn is then, not a poll later
@@ -405,9 +407,9 @@ def slow(loop: Loop, verdict: Verdict) -> Transition:
 def hung(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdict) -> Transition:
     """Hung: recover."""
     probe = loop.probe or start_probe(loop, attempt, view, full=True)
-    scope, status = recovery.scope(loop.run, attempt, view), attempt.exit_status(view.beats)
-    slow_reason = loop.slow_reason or loop.slowdown.text()
-    evidence = collect.of_hang(scope, verdict, status, probe.texts(), slow_reason)
+    status, slow_reason = attempt.exit_status(view.beats), loop.slow_reason or loop.slowdown.text()
+    found = recovery.evidence_of(loop, attempt, "hang")
+    evidence = causes.of_hang(found, attempt, verdict, status, probe.texts(), slow_reason)
     evidence.missing += probe.missing
     return recover(loop, attempt, evidence, loop.watch.last_progress_s())
 
@@ -420,19 +422,19 @@ def script_ended(loop: Loop, attempt: Attempt) -> Transition:
     status = attempt.exit_status(view.beats)
     done = status.done(loop.folder.foreign, killed=False)
     if done or recovery.stopped_on_request(status, view):
-        recovery.kill_processes(loop.run, attempt)
-        problem = recovery.complete(loop.run) if done else ""
-        if not done and loop.run.several:
-            # Its ranks were asked on another machine. Only the first one can be needed again: it knows if that was its user.
+        recovery.kill_processes(loop, attempt)
+        problem = recovery.complete(loop) if done else ""
+        if not done and loop.several:
+            # Its ranks were asked on another machine. Only the first can be needed again: it knows if that was its user.
             reason = f"another machine ended the training at step {loop.furthest()}, with a checkpoint"
-            ending = State.PREEMPTED if loop.run.leads else State.STOPPED
-            return Transition(ending, reason, code=None if loop.run.leads else EXIT_DONE)
+            ending = State.PREEMPTED if loop.leads else State.STOPPED
+            return Transition(ending, reason, code=None if loop.leads else EXIT_DONE)
         if not done:
             return Transition(State.STOPPED, f"stopped at step {loop.furthest()} as requested")
         if not problem:
             return completed(loop, status.note)
-        status = replace(status, outcome=collect.LORA_DAMAGED, note=problem)
-    evidence = collect.of_crash(recovery.scope(loop.run, attempt, view), status)
+        status = replace(status, outcome=causes.LORA_DAMAGED, note=problem)
+    evidence = causes.of_crash(recovery.evidence_of(loop, attempt, "crash"), attempt, status)
     last_s = loop.watch.last_progress_s() if loop.watch.ranks else attempt.record.started_s
     return recover(loop, attempt, evidence, last_s)
 
@@ -441,37 +443,37 @@ def recovering(loop: Loop) -> Transition:
     """Continue a recovery: after an error in its middle, after the monitor was replaced, while a process survives."""
     if loop.attempt is None:
         return Transition(State.OPENING)
-    if loop.run.state.failure is None:  # an error came before the failure was recorded: judge the run again
+    if not loop.state.failing:  # an error came before the failure was recorded: judge the run again
         return Transition(State.RUNNING)
     loop.observe(loop.attempt)
     return recover(loop, loop.attempt, None)
 
 
-def recover(loop: Loop, attempt: Attempt, evidence: collect.Evidence | None, progress_s: float = 0.0) -> Transition:
+def recover(loop: Loop, attempt: Attempt, evidence: causes.Evidence | None, progress_s: float = 0.0) -> Transition:
     """Hand the failure to `recovery.recover`, which says what follows."""
     if loop.trial:
         loop.evidence = evidence
-        recovery.kill_processes(loop.run, attempt)
+        recovery.kill_processes(loop, attempt)
         return Transition(State.FAILED, "it failed")
-    result = recovery.recover(loop.run, attempt, evidence, progress_s)
+    result = recovery.recover(loop, attempt, evidence, progress_s)
     loop.drop_probe()
     if result.state is State.COMPLETED:
         return completed(loop)
     if result.state is not State.STOPPING:
-        loop.run.state.durations, loop.attempt = loop.watch.learned(), None
+        loop.state.durations, loop.attempt = loop.watch.learned(), None
     return result
 
 
 def completed(loop: Loop, note: str = "") -> Transition:
     """The training is complete and its LoRA verifies. note: what it reported with its outcome, such as a tracker."""
-    run, lora = loop.run, loop.folder.lora
+    lora = loop.folder.lora
     if not loop.folder.foreign:
         try:
             store_learned(loop.folder.spec, loop.watch.learned())
         except OSError as error:
             loop.folder.log(f"learned durations are not kept: {error}")
     made = (f"; LoRA: {lora.name}" if lora else "") + (f"; {note}" if note else "")
-    reason = f"{count(loop.furthest(), 'step')}, {count(run.state.restarts, 'restart')}{made}"
+    reason = f"{count(loop.furthest(), 'step')}, {count(loop.state.restarts, 'restart')}{made}"
     return Transition(State.COMPLETED, reason)
 
 

@@ -1,7 +1,8 @@
 """`python -m monitor.trackio_feed RUN` logs a run to trackio, a local tracker, from its `metrics.jsonl`.
 
-Decision: no trainer logs to it, because kohya's pin versions of accelerate that do not know it, and a tracker that fails
-must cost the training nothing. The monitor starts this process with each attempt; one that still runs keeps its lock.
+Decision: no trainer logs to it, because kohya's pin versions of accelerate that do not know it, and a tracker that
+fails must cost the training nothing. The monitor starts this process with each attempt; one that still runs keeps its
+lock.
 """
 
 import faulthandler
@@ -18,43 +19,41 @@ from monitor.run_folder import METRICS, RunFolder, read_json
 from runs.metrics_lines import count_of, json_objects
 
 STATE, OWN_LOCK = ".trackio.json", ".trackio.lock"  # the last step that was logged; one process a run
+NUMBERS = ("loss", "lr", "step_s")
 
 
 def feed(folder: Path, tracker: Any, poll_s: float = 2.0, end_s: float = 30.0) -> None:
-    """Log each new step to `tracker`, until the run has had no monitor for `end_s` seconds (a killed one is replaced sooner)."""
+    """Log each new step to `tracker`, until the run has had no monitor for `end_s` seconds (a killed one returns)."""
     logged, seen_s, begin = count_of((read_json(folder / STATE) or {}).get("step")), time.monotonic(), 0
-    while True:
+    lines = b"the first"
+    while lines or time.monotonic() - seen_s < end_s:
         with open(folder / METRICS, "ab+") as file:
             file.seek(begin)
-            text = file.read(1 << 20)
-        whole = text[: text.rfind(b"\n") + 1]  # the rest of the last line is not written yet
-        begin += len(whole)
-        for line in json_objects(whole):
-            numbers = {key: line[key] for key in ("loss", "lr", "step_s") if type(line.get(key)) in (int, float)}
-            values = {key: float(value) for key, value in numbers.items() if abs(value) < 1e30}
-            if line.get("kind") == "step" and values and count_of(line.get("step")) > logged:
+            lines = file.read(1 << 20).rpartition(b"\n")[0]  # the rest of the last line is not written yet
+        begin += len(lines) + bool(lines)
+        for line in json_objects(lines):
+            known = {key: line[key] for key in NUMBERS if type(line.get(key)) in (int, float) and abs(line[key]) < 1e30}
+            if line.get("kind") == "step" and known and count_of(line.get("step")) > logged:
                 logged = count_of(line["step"])
-                tracker.log(values, step=logged)
+                tracker.log({key: float(value) for key, value in known.items()}, step=logged)
         atomic_write(folder / STATE, json.dumps({"step": logged}))
-        seen_s = time.monotonic() if whole or is_held(folder / LOCK) else seen_s
-        if not whole and time.monotonic() - seen_s >= end_s:
-            return
-        time.sleep(poll_s * (not whole))
+        seen_s = time.monotonic() if lines or is_held(folder / LOCK) else seen_s
+        time.sleep(poll_s * (not lines))
 
 
 def main(run: RunFolder) -> None:
     """Log a run. Where trackio is missing or fails, an event says why, and the run goes on."""
-    if not Lock(run.folder / OWN_LOCK).acquire():  # held until this process ends
-        return
     try:
+        if not Lock(run.folder / OWN_LOCK).acquire():  # held until this process ends
+            return
         import trackio
 
-        config = {k: v for k, v in run.spec.items() if isinstance(v, int | float | str | bool)}
+        config = {k: v for k, v in run.spec.items() if isinstance(v, int | float | str)}
         tracker = trackio.init(project="hangproof", name=run.folder.name, config=config, resume="allow", embed=False)
         feed(run.folder, tracker)
         faulthandler.dump_traceback_later(60, exit=True)  # for its last entries
         tracker.finish()
-    except Exception as error:  # noqa: BLE001 - top of the process: any error of a tracker is reported, and the run goes on
+    except Exception as error:  # noqa: BLE001 - top of the process: a tracker's error is reported, and the run goes on
         how = f"; install it: {sys.executable} -m pip install trackio" if isinstance(error, ImportError) else ""
         run.event("tracker", f"trackio: {type(error).__name__}: {error}{how}. The run continues without it")
     os._exit(0)

@@ -30,7 +30,7 @@ from runs.paths import datasets_dir, outputs_dir
 
 SPEC, JOB = "run/run.toml", "run/job.json"
 MONITOR = "run/monitor.json"
-FORGOTTEN = ("current", "failure", "shutdown")  # of monitor.json: processes and clocks of another machine
+FORGOTTEN = ("current", "failing", "shutdown")  # of monitor.json: processes and clocks of another machine
 ENDED = ("completed", "failed", "stopped", "paused", "preempted")  # states of monitor.json that stay as they are
 MAY_DIFFER = (  # fields of a spec that may differ between two copies of one run
     *("store", "price_per_hour", "spend_limit", "save_dir", "control_dir", "environment", "secrets"),

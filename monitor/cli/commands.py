@@ -1,16 +1,23 @@
-"""The commands beside `run`: start a monitor in the background, show, stop, diagnose, continue what was interrupted."""
+"""The commands beside `run`: start a monitor in the background, show, stop, pause, diagnose, continue what was
+interrupted.
+
+Sample images and checkpoints are requested of the training itself (guards/step_requests.py), between two steps. The
+functions with a folder are also those of the page.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from guards import step_requests
 from guards.checkpoint import atomic_write
 from monitor.attempt import Attempt
 from monitor.ledger import Ledger
@@ -20,12 +27,26 @@ from monitor.process.locks import LOCK, is_held
 from monitor.process.subjob import ROOT, helper_environment
 from monitor.process.tree import Tree
 from monitor.resume.script import start_problems
-from monitor.run_folder import LOG, STATUS, STOP, MonitorError, RunFolder, all_folders, find, read_json, wake_queue
-from monitor.state import FINAL, WATCHED, RunState, is_abandoned, nothing_left, read_status
+from monitor.run_folder import (
+    EVENTS,
+    LOG,
+    STATUS,
+    STOP,
+    MonitorError,
+    RunFolder,
+    all_folders,
+    find,
+    read_json,
+    wake_queue,
+)
+from monitor.state import FINAL, WATCHED, AttemptRecord, RunState, State, is_abandoned, nothing_left, read_status
 from runs.manage import size_text
+from runs.metrics_lines import json_objects
 
 START_S = 20.0
 APART_S = 2.0  # between the two samples of `diagnose`
+EVENT_BYTES = 256 << 10  # the end of events.jsonl, in which an answer is looked for
+POLL_S = 0.2
 
 
 Answer = tuple[int, Any]  # of a command: its exit code, and what `--json` adds; None for nothing
@@ -151,7 +172,7 @@ def watch(folders: list[Path], every_s: float = 1.0) -> int:
 
 
 def ask_to_end(folder: Path, how: dict[str, bool]) -> bool:
-    """Ask the run's monitor to end it: `how` has "now" or "pause". False: no monitor had a record of it, and it was killed.
+    """Ask the run's monitor to end it: `how` has "now" or "pause". False: without any record of it, it was killed.
 
     Raises:
         MonitorError: nothing of it runs.
@@ -164,11 +185,15 @@ def ask_to_end(folder: Path, how: dict[str, bool]) -> bool:
 
 
 def stop(args: argparse.Namespace) -> Answer:
-    """Ask the run's monitor to stop it."""
-    folder = find(args.run)
-    if not ask_to_end(folder, {"now": args.now}):
+    """`monitor stop|pause RUN`: ask the run's monitor to end it. A pause is a stop with another name for its end."""
+    folder, pauses = find(args.run), args.command == "pause"
+    known = read_status(folder)
+    if pauses and known is not None and known["state"] == State.PAUSED and not known["alive"]:
+        print(f"{folder.name}: {known['reason']} already")
+    elif ask_to_end(folder, {"pause": True} if pauses else {"now": args.now}):
+        print(f"{folder.name}: {args.command} requested")
+    else:
         return 0, None
-    print(f"{folder.name}: stop requested")
     return wait_for_end(folder, args)
 
 
@@ -195,7 +220,7 @@ def _not_running(folder: Path) -> MonitorError:
 
 
 def _adopt_or_kill(folder: Path) -> bool:
-    """A run without a monitor is to be stopped: let a new monitor adopt the living training, so that it stops like any other.
+    """Stop a run without a monitor: a new monitor adopts the living training, so that it stops like any other.
 
     False: its monitor left no record, and the processes were killed here.
 
@@ -213,6 +238,60 @@ def _adopt_or_kill(folder: Path) -> bool:
         raise MonitorError(f"{folder.name}: cannot be killed: pid {', '.join(str(p.pid) for p in result.survivors)}")
     print(f"{folder.name}: killed {count(len(result.killed), 'process')} that no monitor watched")
     return False
+
+
+def request(folder: Path, kind: str) -> str:
+    """Request sample images ("sample") or a checkpoint with its LoRA ("save") of a run under way; the request's id.
+
+    It is done once the current step is complete; one that waits already is returned.
+
+    Raises:
+        MonitorError: the run is not under way, is ending, or makes no sample images.
+        OSError: the request cannot be written.
+    """
+    status = read_status(folder)
+    if status is None or not status["alive"] or status["state"] in FINAL:
+        state = status["state"] if status else "never started"
+        how = f"start it first: python -m monitor start {folder.name}"
+        raise MonitorError(
+            f"{folder.name}: {step_requests.KINDS[kind]} can be made while it trains, but it is {state}; {how}"
+        )
+    if status["state"] == State.STOPPING:
+        raise MonitorError(f"{folder.name} is stopping: {status['message']}")
+    spec = RunFolder(folder).spec
+    if kind == "sample" and spec and not (folder / "sample_prompts.txt").read_text(encoding="utf-8").strip():
+        raise MonitorError(
+            f"{folder.name} has no prompts for sample images; add prompts to run.toml, write it again with "
+            f"`python -m runs render {folder.name}`, then start it again"
+        )
+    return step_requests.ask(folder, kind)
+
+
+def outcome(folder: Path, name: str) -> dict[str, Any] | None:
+    """The event that answers the request with this id: "done", "message" and "step"; None while there is none."""
+    try:
+        with open(folder / EVENTS, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - EVENT_BYTES))
+            return step_requests.answer(json_objects(file.read(EVENT_BYTES)), name)
+    except OSError:
+        return None
+
+
+def sample(args: argparse.Namespace) -> Answer:
+    """`monitor sample|save RUN`: request it of the training, and wait `args.wait` seconds for the answer."""
+    folder = find(args.run)
+    name = request(folder, args.command)
+    print(f"{folder.name}: {step_requests.KINDS[args.command]} requested; it is made when the current step is complete")
+    until, found = time.monotonic() + args.wait, None
+    while (found := outcome(folder, name)) is None and time.monotonic() < until:
+        time.sleep(POLL_S)
+    if found is not None:
+        print(f"{folder.name}: {found.get('message')}")
+    code = 0 if not args.wait or (found or {}).get("done") is True else 1
+    return code, {"folder": str(folder), "id": name, "outcome": found}
+
+
+save, pause, resume = sample, stop, start  # the commands of these names
 
 
 def resume_all(args: argparse.Namespace) -> Answer:
@@ -235,32 +314,34 @@ def resume_all(args: argparse.Namespace) -> Answer:
 
 
 def diagnose(args: argparse.Namespace) -> Answer:
-    """Explain what a run or a process waits for: two samples a moment apart, all stacks, the likely cause. Changes nothing."""
+    """Explain what a run or a process waits for: two samples, all stacks, the likely cause. Changes nothing."""
     from monitor import config
     from monitor.cli import explain
     from monitor.detect.probe import Probe, compare
-    from monitor.diagnose import causes, collect
+    from monitor.diagnose import causes
+    from monitor.diagnose.causes import Evidence
     from monitor.diagnose.incident import describe
 
-    attempt: Attempt | None = None
     process: platform.ProcessInfo | None = None
+    limits, found = config.load(), Evidence("hang")
     if args.run.isdigit() and not Path(args.run).exists():
-        process = explain.checked(args.run)
-        pid, folder, heartbeats = process.pid, RunFolder(Path.cwd()), Path()
-        name, processes = f"process {pid} ({platform.command_of(pid)[:120]})", Tree("", (pid, process.start))
+        process = explain.checked(args.run)  # an attempt without heartbeats
+        known = AttemptRecord(
+            "", 0, "", os.devnull, 0, time.monotonic(), (process.pid, process.start), platform.oom_kills()
+        )
+        attempt = Attempt(RunFolder(Path.cwd()), known)
+        name = f"process {process.pid} ({platform.command_of(process.pid)[:120]})"
     else:
         folder = RunFolder(find(args.run))
-        attempt = _current(folder)
-        if attempt is None:
+        if (living := _current(folder)) is None:
             raise _not_running(folder.folder)
-        name, processes = f"{folder.folder.name}, attempt {attempt.record.number}", attempt.tree
-        pid, heartbeats = attempt.pid or 0, attempt.heartbeats
-    limits = config.load()
-    beats = attempt.poll(platform.now(), 0.0, fresh=True).beats if attempt else []
-    with contextlib.closing(Probe(processes, heartbeats, limits, lambda: ())) as probe:
+        attempt, name = living, f"{folder.folder.name}, attempt {living.record.number}"
+        found.log_tail = attempt.log_tail(limits.check.log_tail_bytes)
+    beats, pid = attempt.poll(platform.now(), 0.0, fresh=True).beats, attempt.pid or 0
+    with contextlib.closing(Probe(attempt.tree, attempt.heartbeats, limits, lambda: ())) as probe:
         probe.begin(beats, full=True)
-        if not beats and pid in processes.members:
-            probe.spy.begin(pid, processes.members[pid].start)
+        if not beats and pid in attempt.tree.members:
+            probe.spy.begin(pid, attempt.tree.members[pid].start)
         first = probe.newest
         time.sleep(APART_S)
         probe.sample_again(beats)
@@ -270,35 +351,29 @@ def diagnose(args: argparse.Namespace) -> Answer:
         signals, stacks = compare(first, probe.newest, [b.pid for b in beats] or [pid]), probe.texts()
     if "Failed to find python version" in stacks.get(pid, ""):  # py-spy, of any other program
         stacks[pid] = "(not a Python process: its stack cannot be shown)"
-    if attempt is not None:
-        scope = attempt.scope(beats, limits.check.log_tail_bytes)
-    else:
-        scope = collect.Scope(
-            [], processes.members, heartbeats, time.monotonic(), collect.oom_kills(), folder.folder, ""
-        )
-    evidence = collect.of_process(scope, pid, signals.stuck, stacks)
-    text, found = describe(name, evidence, signals, causes.match(evidence))
+    evidence = causes.of_process(found, attempt, signals.stuck, stacks)
+    text, answer = describe(name, evidence, signals, causes.match(evidence))
     if process is not None:
-        found["process"] = explain.facts(process)
-        text = "\n".join((*found["process"]["lines"], "", text))
+        answer["process"] = explain.facts(process)
+        text = "\n".join((*answer["process"]["lines"], "", text))
     print(text)
-    return 0, found
+    return 0, answer
 
 
 def rank_report(folder: Path) -> dict[str, Any] | None:
-    """The rank report of the attempt that runs now, from the heartbeats alone: cheap, no process is asked for its stacks.
+    """The rank report of the attempt that runs now, from the heartbeats alone: no process is asked for its stacks.
 
     Returns `Group.as_json` with "lines", the same as text; None where nothing runs or no rank has started. The verdict
     accuses a rank only while the monitor suspects or has found a hang.
     """
     from guards import heartbeat
-    from monitor.diagnose import collect, ranks
+    from monitor.diagnose import ranks
 
     record = RunState.load(RunFolder(folder)).current
     beats = heartbeat.read_all(record.heartbeats) if record else []
     if not beats:
         return None
-    group = ranks.Group(collect.rank_facts(beats, platform.now()))
+    group = ranks.Group(ranks.records(beats, platform.now()))
     state = (read_status(folder) or {}).get("state")
     said = group.verdict(stuck=state in ("suspect", "recovering"))
     return group.as_json(said) | {"lines": group.lines(said)}

@@ -9,6 +9,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from guards.reading import read_text
 from monitor.phrases import STATES, count
 from monitor.process import platform
 from monitor.run_folder import MonitorError
@@ -30,39 +33,32 @@ WAITS = {  # what is waited for, by the beginnings of kernel functions (proc(5),
 
 def checked(pid: object) -> platform.ProcessInfo:
     """The process with this number. MonitorError: it is no number of a process, or the process is another user's."""
-    import psutil
-
-    if not re.fullmatch("[1-9][0-9]{0,6}", words := str(pid)):
-        raise MonitorError(f"{words[:40]!r} is no process number; use one as `ps` shows it")
-    process = platform.process_info(int(words))
+    words = str(pid)[:40]
     with contextlib.suppress(psutil.Error):
+        process = platform.process_info(int(words)) if re.fullmatch("[1-9][0-9]{0,6}", words) else None
         if process is not None and psutil.Process(process.pid).username() == psutil.Process().username():
             return process
-    raise MonitorError(f"process {words} does not exist, or belongs to another user")
+    raise MonitorError(f"{words!r} is no process number of yours; use one as `ps` shows it")
 
 
 def facts(process: platform.ProcessInfo) -> dict[str, Any]:
     """{"pid", "name", "state" (a letter), "text" (as a phrase), "lines": all that is known, as sentences}."""
-    pid, parent = process.pid, platform.process_info(process.ppid)
+    pid, parent, held = process.pid, platform.process_info(process.ppid), platform.private_bytes(process.pid)
     threads = {int(path.name): _waits(path) for path in Path(f"/proc/{pid}/task").glob("[0-9]*")}
-    main = threads.pop(pid, "waits")
-    text = f"is {STATES[process.state]}" if process.state in "RTtZ" else main
+    text = f"is {STATES[process.state]}" if process.state in "RTtZ" else threads.get(pid, "waits")
     text += " in the kernel, and cannot be killed until that ends (uninterruptible sleep)" * (process.state == "D")
-    more = Counter(threads.values()).most_common()
+    more = Counter(what for thread, what in threads.items() if thread != pid)
     lines = [
         f"Process {pid} ({process.name}) {text}.",
-        f"It has used {process.cpu_s:.1f} s of processor time and holds {platform.private_bytes(pid) / 1e6:,.0f} MB of its own.",
+        f"It has used {process.cpu_s:.1f} s of processor time and holds {held / 1e6:,.0f} MB of its own.",
         f"Its parent is {process.ppid} ({parent.name if parent else 'gone'}).",
-        *(f"{count(number, 'more thread')}: {what}." for what, number in more),
+        *(f"{count(number, 'more thread')}: {what}." for what, number in more.most_common()),
     ]
     return {"pid": pid, "name": process.name, "state": process.state, "text": text, "lines": lines}
 
 
 def _waits(thread: Path) -> str:
     """What a thread waits for; the kernel function's name where it is not in the table."""
-    try:
-        name = (thread / "wchan").read_text(encoding="utf-8", errors="replace").strip().lstrip("_")
-    except OSError:
-        return "ends"
-    found = (what for what, starts in WAITS.items() if name.startswith(tuple(starts.split())))
-    return f"waits {next(found, f'in the kernel ({name[:60]})')}" if name not in ("", "0") else "computes"
+    name = read_text(thread / "wchan").strip().lstrip("_")
+    known = next((what for what, starts in WAITS.items() if name.startswith(tuple(starts.split()))), "")
+    return "computes" if name in ("", "0") else f"waits {known or f'in the kernel ({name[:60]})'}"

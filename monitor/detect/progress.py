@@ -1,4 +1,5 @@
-"""Is the run making progress? A pure decision over observations: nothing here reads a clock, a file or a process.
+"""Is the run making progress, and at its usual pace? Pure decisions over observations: nothing here reads a clock, a
+file or a process.
 
 Decision: progress is a completed step, a counted item of a phase, a new phase. A tick without a changed counter is not
 progress. In the step phase items do not count: a healthy inner loop must not hide that no step completes (a bug of
@@ -14,16 +15,99 @@ and its progress is theirs; the wait is no duration of a step.
 
 Time is measured on the awake clock: a gap between two observations (a suspended machine, a stopped or starved monitor)
 advances it by one poll interval at most. Names in `_at` are moments of this clock.
+
+T, the time without progress that is a hang, is the largest of three estimates over completed durations. Five times the
+longest of the last 200 follows a drift and work of two speeds. 25 medians, and 1.5 times the longest that ever
+completed, keep a rare slow one below T. SRTT + 8 RTTVAR (RFC 6298) adds nothing to these. Phi accrual guesses the tail
+of a distribution from samples that have no tail.
+
+A pace is slow by nearly all steps of a window of `window_s` seconds and six steps, not by their mean. One slow step (a
+sample, a save, the start of an epoch's workers, a laptop that slept) changes a mean and decides nothing here. The limit
+is above the run's own median and above its slowest twentieth: a run with images of several sizes has steps of several
+speeds. What is usual comes from all steps since the run began, thinned out evenly, and of these from the first half: a
+speed that falls slowly must not become the usual one. Steps of a slow time never count as usual.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from guards.heartbeat import Beat
-from monitor.config import Config
-from monitor.detect.durations import Durations
+from monitor.config import Config, Section
+from monitor.state import Observation, Signals, Verdict
+
+RECENT = 200  # durations that the estimates look back on
+WARM_UP = 5  # durations of a new process that do not count as the longest
+OF_HIGHEST = 5  # T covers this many times the longest of the recent ones
+OF_MEDIAN = 25  # healthy runs have steps of 20 medians
+OF_LONGEST = 1.5  # T covers this many times the longest that ever completed
+OF_PRIOR = 2  # a new attempt may be slower than the last: T is this many times what the last one had
+OF_DISTURBED = 2  # a duration beside the imports of the standby attempt counts as this many medians at most
+OF_CEILING = 3  # work longer than the ceiling is slow: the ceiling rises to this many times the longest
+
+
+class Durations:
+    """Completed durations of one kind, seconds. known: what `known()` returned in an earlier attempt or run.
+
+    The kinds: "PHASE" from entering the phase to its first item, or to its end when it has none; "PHASE/item" from one
+    item of the phase to the next; "step" an optimizer step.
+    """
+
+    def __init__(self, known: Mapping[str, float] | None = None):
+        self._prior = dict(known or {})
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self.seen = 0
+        self.longest = self._prior.get("longest", 0.0)
+
+    def add(self, values: Iterable[float], disturbed: bool = False) -> None:
+        """Add completed durations, oldest first. disturbed: another process made them longer than they are."""
+        limit = OF_DISTURBED * self.median if disturbed and self.median else math.inf
+        for value in (min(value, limit) for value in values):
+            self._recent.append(value)
+            self.seen += 1
+            if self.seen > WARM_UP:
+                self.longest = max(self.longest, value)
+
+    def restarted(self) -> Durations:
+        """An estimator for another loop or process: it has its own pace, and the longest still counts."""
+        return Durations({"longest": self.longest})
+
+    def known(self) -> dict[str, float]:
+        """What the next attempt or run needs, as plain numbers; {} when nothing is known."""
+        if self.seen == 0:
+            return dict(self._prior)
+        n, usual_s = self.seen + self._prior.get("n", 0), OF_HIGHEST * max(self._recent)
+        return {"n": n, "usual": usual_s, "longest": self.longest, "median": _median(self._recent)}
+
+    @property
+    def median(self) -> float:
+        """Seconds of the usual one, 0.0 while unknown."""
+        return self.known().get("median", 0.0)
+
+    def budget(self, phase: Section, watch: Section) -> float:
+        """T: seconds without progress that are a hang, given evidence. The ceiling while too little is known."""
+        before = self._prior.get("n", 0)
+        if max(self.seen, before) < watch.min_sample_count:
+            return phase.ceiling_s
+        known, factor = (self.known(), 1) if self.seen >= watch.min_sample_count else (self._prior, OF_PRIOR)
+        wanted = factor * max(known["usual"], OF_MEDIAN * known["median"], OF_LONGEST * self.longest)
+        floor_s = phase.floor_s
+        if self.seen + before < watch.warm_sample_count:
+            floor_s = max(floor_s, min(watch.warmup_floor_s, phase.ceiling_s))
+        return min(max(wanted, floor_s), max(phase.ceiling_s, OF_CEILING * self.longest))
+
+
+def _median(values: Iterable[float]) -> float:
+    """Not `statistics.median`: that module brings decimal and fractions into the monitor's memory."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return (ordered[half] + ordered[~half]) / 2
+
+
+# ---- progress ----
 
 OK, SUSPECT, SLOW, HUNG, OVER = SEVERITY = "ok", "suspect", "slow", "hung", "over"
 _ITEMS = ("cache_latents", "cache_text", "hash", "load", "sample", "validate", "save", "end")
@@ -34,49 +118,6 @@ SUSPEND_S = 2.0  # a boot clock this far ahead of the monotonic clock means that
 AWAKE_S = 1.0  # an observation may be this late and still count in full
 SLOW_FACTOR = 8  # a slow run that moves is left alone for this many T, or for the ceiling where that is longer
 MAX_LOOPS = 100  # loops of one phase visit without a new highest count; sd-scripts runs two for each data set
-
-
-@dataclass(frozen=True)
-class Signals:
-    """Evidence as sentences: the run is stuck, is slow but moves, computes (counts only for a script without heartbeats)."""
-
-    stuck: tuple[str, ...] = ()
-    slow: tuple[str, ...] = ()
-    busy: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What the monitor sees of an attempt at one poll. `Attempt.poll` makes it; the decision and all that follows read it."""
-
-    now_s: float  # monotonic clock
-    boot_s: float  # boot clock
-    beats: Sequence[Beat] = ()  # of the ranks
-    log_bytes: int = 0
-    signals: Signals = Signals()
-    stopped: frozenset[int] = frozenset()  # pids of the ranks that a signal has stopped
-    ranks_gone: bool = False  # there were ranks, and no rank's process lives
-    activity: float = 0.0  # grows while the script's remaining processes are at work
-    dead: frozenset[int] = frozenset()  # pids of beats whose process does not live; once it is done, nothing watches it
-    ended: bool = False  # neither the script nor a rank is alive on this machine
-
-    @property
-    def step(self) -> int:
-        return max((b.step for b in self.beats), default=0)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One of OK, SUSPECT, SLOW, HUNG, OVER, for the rank that is worst off: its phase, its step, and for how long."""
-
-    kind: str
-    rank: int = 0
-    phase: str = "import"
-    step: int = 0
-    stalled_s: float = 0.0
-    budget_s: float = 0.0
-    evidence: tuple[str, ...] = ()
-    reset: str = ""  # why this observation reset the timers, "" when it did not
 
 
 def decide(stalled_s: float, budget_s: float, slow_s: float, signals: Signals) -> str:
@@ -119,7 +160,7 @@ class Watch:
     durations: dict[str, Durations] = field(default_factory=dict)
     ranks: dict[int, _Rank] = field(default_factory=dict)
     disturbed: bool = False  # the standby attempt imports: long steps are not the training's own
-    new_steps: list[float] = field(default_factory=list)  # of the first rank, until they are taken (slowdown.py)
+    new_steps: list[float] = field(default_factory=list)  # of the first rank, until they are taken (diagnose/slow.py)
     _last: Observation | None = None
     _clock_s: float = 0.0  # the awake clock
     _log_moved_s: float = 0.0  # monotonic time of the log's last growth
@@ -277,7 +318,7 @@ class Watch:
         return Verdict(kind, beat.rank, phase if running else "end", beat.step, stalled, budget, evidence)
 
     def _script(self, seen: Observation) -> Verdict:
-        """All ranks are gone. OVER once the rest of the script is idle or has worked for too long without a new rank."""
+        """All ranks are gone. OVER once the rest of the script is idle, or has worked too long without a new rank."""
         watch, now = self.config.watch, self._clock_s
         begins, self._gone_at = self._gone_at is None, now if self._gone_at is None else self._gone_at
         if begins or seen.activity != self._activity:
@@ -310,3 +351,111 @@ class Watch:
         if name not in self.durations:
             self.durations[name] = Durations(self.known.get(name))
         return self.durations[name]
+
+
+# ---- the pace ----
+
+FACTOR, ABOVE_SLOWER = 2.0, 1.25  # slow: this many times the median, and this many times the slowest twentieth
+BACK, BACK_SLOWER = 1.4, 1.1  # usual again: below these
+AT_START = 3.0  # slow, while only the rehearsal's or an earlier pace is known
+SHARE = 0.8  # of the window's steps
+# so many steps in a row, each so many times above the median and the slowest fiftieth
+SEVERE, ABOVE_SLOWEST, SEVERE_STEPS = 5.0, 2.0, 3
+MIN_STEPS = 6  # of a window
+WARM_STEPS = 10  # before the run's own pace is known
+KEPT = 512
+
+
+class Pace:
+    """The pace of one run. expected_s: seconds of a step by the rehearsal or an earlier attempt, 0.0 without one."""
+
+    def __init__(self, window_s: float, expected_s: float = 0.0):
+        self._window_s, self._expected_s = window_s, expected_s
+        self._usual: list[float] = []  # every `_stride`th step that was not slow
+        self._stride, self._skipped = 1, 0
+        self._window: deque[float] = deque()
+        self._median = self._slower = self._slowest = 0.0  # of `_usual`: the middle, the 95th and the 98th percent
+        self.slow = False
+        self.lost_s = 0.0  # by the slow time so far
+
+    @property
+    def own(self) -> bool:
+        """Whether the usual pace is measured in this attempt, and not expected."""
+        return self._median > 0
+
+    @property
+    def usual_s(self) -> float:
+        """Seconds of the usual step, 0.0 while nothing is known."""
+        return self._median or self._expected_s
+
+    @property
+    def steps(self) -> int:
+        """The number of steps in the window."""
+        return len(self._window)
+
+    def now_s(self, under_way_s: float = 0.0) -> float:
+        """Seconds of the window's middle step."""
+        found = sorted([*self._window, *([under_way_s] if under_way_s else [])])
+        return found[len(found) // 2] if found else 0.0
+
+    @property
+    def window_s(self) -> float:
+        """Seconds that the window's steps took."""
+        return sum(self._window)
+
+    def forget(self) -> None:
+        """Something stopped the training for a while (a suspend): the window starts over."""
+        self._window.clear()
+
+    def limit_s(self, factor: float = FACTOR, above_slower: float = ABOVE_SLOWER) -> float:
+        """Seconds above which a step is slow; 0.0 while nothing is known."""
+        if not self.own:
+            return AT_START * self._expected_s
+        return max(factor * self._median, above_slower * self._slower)
+
+    def observe(self, steps: Iterable[float], under_way_s: float = 0.0) -> str:
+        """SLOW when the slow time begins, OVER when it ends, else "".
+
+        Args:
+            steps: durations of those completed since the last call, oldest first. under_way_s: of the one under way.
+        """
+        for step_s in steps:
+            self._window.append(step_s)
+            if self.slow:
+                self.lost_s += max(0.0, step_s - self.usual_s)
+            while len(self._window) > MIN_STEPS and sum(self._window) - self._window[0] >= self._window_s:
+                self._learn(self._window.popleft())
+        limit_s = self.limit_s()
+        # The step under way counts once it is slow: it can last for minutes.
+        current = [under_way_s] if limit_s and under_way_s > limit_s else []
+        window = [*self._window, *current][-max(MIN_STEPS, len(self._window)) :]
+        last = window[-SEVERE_STEPS:]
+        severe_s = max(SEVERE * self.usual_s, ABOVE_SLOWEST * self._slowest)
+        severe = len(last) == SEVERE_STEPS and min(last) > severe_s and sum(last) >= self._window_s
+        complete = len(window) >= MIN_STEPS and sum(window) >= self._window_s
+        if not limit_s or not (complete or severe):
+            return ""
+        if not self.slow and (severe or sum(s > limit_s for s in window) >= SHARE * len(window)):
+            self.slow, self.lost_s = True, sum(max(0.0, s - self.usual_s) for s in window)
+            while self._window and self._window[0] <= limit_s:  # from before: three long steps need no whole window
+                self._window.popleft()
+            return SLOW
+        back_s = self.limit_s(BACK, BACK_SLOWER) if self.own else FACTOR * self._expected_s
+        if self.slow and sum(s <= back_s for s in window) >= SHARE * len(window):
+            self.slow = False
+            self._window.clear()
+            return OVER
+        return ""
+
+    def _learn(self, step_s: float) -> None:
+        """A step has left the window: it is a usual one, unless the run is slow."""
+        self._skipped += 1
+        if self.slow or self._skipped < self._stride:
+            return
+        self._skipped = 0
+        self._usual.append(step_s)
+        if len(self._usual) > KEPT:
+            self._usual, self._stride = self._usual[::2], 2 * self._stride
+        if len(self._usual) >= WARM_STEPS and len(self._usual) % (1 + len(self._usual) // 32) == 0:
+            ordered = sorted(self._usual[: max(WARM_STEPS, len(self._usual) // 2)])
+            self._median, self._slower, self._slowest = (ordered[int(len(ordered) * x)] for x in (0.5, 0.95, 0.98))

@@ -1,4 +1,10 @@
-"""From evidence to a probable cause by a table, `causes.toml`: the first row that matches decides.
+"""The evidence on a hung or dead run, and the probable cause by a table, `causes.toml`: the first row that matches
+decides.
+
+Evidence is collected without waiting for the run's processes, from /proc, the kernel's counters and files of the
+monitor; stacks are collected beforehand (`detect/probe.py`). What cannot be read (no /proc/meminfo on gVisor, no
+permission for the kernel log, an I/O error) is named in `Evidence.missing` and never an exception: evidence explains a
+failure, but the restart does not depend on it.
 
 A row matches when each of its conditions holds; a list holds when one of its entries does. `stack` is a pattern for a
 `file.py:function` of the main thread of the rank in question (other threads always wait somewhere), `log` and `note`
@@ -7,19 +13,218 @@ are regular expressions, `host` is one of `facts`; the others are values of the 
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import os
 import re
+import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import tomllib
 
-from monitor.detect import stacks
-from monitor.diagnose.collect import Evidence
-from monitor.diagnose.ranks import BARRIER
+from monitor.attempt import Attempt
+from monitor.detect import probe
+from monitor.detect.probe import Missing
+from monitor.diagnose import ranks as of_ranks
+from monitor.diagnose.ranks import BARRIER, Rank
 from monitor.phrases import PHASES, printable
-from monitor.process.platform import signal_name
+from monitor.process import platform
+from monitor.process.platform import ProcessInfo, signal_name
+from monitor.state import ExitStatus, Verdict
+
+KERNEL_FAULTS = ("Xid", "Out of memory", "oom-kill", "I/O error")
+LORA_DAMAGED = "lora_damaged"  # Evidence.outcome: the script exited, but its LoRA is missing or does not verify
+MEMINFO, KMSG = "/proc/meminfo", "/dev/kmsg"
+KERNEL_RECORDS = 20_000  # read at most; the kernel's buffer rarely holds more
+KERNEL_LINES = 20  # kept
+
+
+@dataclass
+class Evidence:
+    """What was found. `kind` is hang or crash; phase, step and rank are those of the rank in question."""
+
+    kind: str
+    phase: str = "import"
+    step: int = 0
+    planned: int = 0
+    rank: int = 0
+    stalled_s: float = 0.0
+    budget_s: float = 0.0
+    signs: list[str] = field(default_factory=list)  # of a hang, each a clause
+    exit_code: int | None = None
+    signal: int | None = None
+    outcome: str = ""
+    note: str = ""
+    ended: str = ""
+    ranks: list[Rank] = field(default_factory=list)  # of `ranks.records`
+    processes: list[dict[str, Any]] = field(default_factory=list)  # of `process_facts`
+    stacks: dict[int, str] = field(default_factory=dict)
+    log_tail: str = ""
+    gpu: list[dict[str, Any]] = field(default_factory=list)
+    gpu_note: str = ""
+    host: dict[str, int] = field(default_factory=dict)
+    kernel: list[str] = field(default_factory=list)
+    missing: Missing = field(default_factory=Missing)
+
+    def where(self) -> str:
+        """The innermost frame of the main thread of the rank in question, "" when not known."""
+        return next(filter(None, map(probe.where, self.rank_stacks())), "")
+
+    def rank_stacks(self) -> list[str]:
+        """The stack of the late rank; else of all ranks, that in question first; all of a script without ranks."""
+        late = self.late()
+        ranks = [late] if late else sorted(self.ranks, key=lambda r: r["rank"] != self.rank)
+        pids = [r["pid"] for r in ranks] or self.stacks
+        return [self.stacks[pid] for pid in pids if pid in self.stacks]
+
+    def group(self) -> of_ranks.Group:
+        """The ranks with their stacks, and which of them a signal has stopped."""
+        return of_ranks.Group(self.ranks, self.stacks, (p["pid"] for p in self.processes if p["state"] in ("T", "t")))
+
+    def late(self) -> Rank | None:
+        """The rank that the others wait for, None where the evidence does not tell."""
+        return self.group().culprit()
+
+    def worker(self) -> str:
+        """Where a loader worker waits, as a sentence; "" when no worker's stack is known."""
+        ranks = {r["pid"] for r in self.ranks}
+        workers = [p["pid"] for p in self.processes if p["ppid"] in ranks]
+        seen = ((pid, probe.where(self.stacks.get(pid, ""))) for pid in workers)
+        return next((f" Worker {pid} was in {frame}." for pid, frame in seen if frame), "")
+
+
+def of_hang(
+    found: Evidence, attempt: Attempt, verdict: Verdict, status: ExitStatus, stacks: dict[int, str], slow_reason: str
+) -> Evidence:
+    """`found` with the evidence on a hung run. `slow_reason`: why the monitor waited beyond the limit, "" if not."""
+    slow = [f"the run was slow before it hung: {slow_reason}"] if slow_reason else []
+    found.phase, found.rank, found.step = verdict.phase, verdict.rank, verdict.step or found.step
+    found.signs, found.stacks, found.outcome = [*verdict.evidence, *slow], stacks, status.outcome
+    found.stalled_s, found.budget_s = verdict.stalled_s, verdict.budget_s
+    _complete(found, attempt)
+    found.note = status.note or next((r["note"] for r in found.ranks if r["rank"] == found.rank), "")
+    silent = [r for r in found.ranks if r["pid"] in attempt.tree.members and r["pid"] not in stacks]
+    found.missing += [f"stack of rank {r['rank']} (pid {r['pid']})" for r in silent]
+    return found
+
+
+def of_crash(found: Evidence, attempt: Attempt, status: ExitStatus) -> Evidence:
+    """`found` with the evidence on a dead run; the outcome may be LORA_DAMAGED."""
+    outcome, note, ended = status.outcome, status.note, str(status)
+    # The rank that failed knows the reason; the launcher kills the others.
+    first = next((b for b in attempt.beats if b.outcome in ("failed", "deadline")), next(iter(attempt.beats), None))
+    if first and first.rank and first.outcome not in ("running", outcome):
+        ended += f"; rank {first.rank}: {first.outcome}" + (f" ({first.note})" if first.note else "")
+    if first and outcome != LORA_DAMAGED:  # which is not about a rank
+        outcome, note = first.outcome, first.note if first.outcome != "running" else note
+    found.exit_code, found.outcome, found.note, found.ended = status.code, outcome, note, ended
+    found.signal = status.signal if outcome in ("", "running") else None
+    if first:
+        found.phase, found.step, found.rank = first.phase, first.step, first.rank
+    fatal = {b.pid: probe.fatal_dump(attempt.heartbeats, b.pid) for b in attempt.beats}
+    found.stacks = {pid: text for pid, text in fatal.items() if text}
+    return _complete(found, attempt)
+
+
+def of_process(found: Evidence, attempt: Attempt, signs: tuple[str, ...], stacks: dict[int, str]) -> Evidence:
+    """`found` with the evidence on a living run or, without heartbeats, its first process; judged as a hang."""
+    found.phase, found.signs = "step", list(signs)
+    found.stacks = {pid: stacks[pid] for pid in sorted(stacks, key=lambda pid: pid != attempt.pid)}
+    for beat in attempt.beats[:1]:
+        found.phase, found.step, found.note = beat.phase, beat.step, beat.note
+        found.stalled_s = platform.now().mono_s - max(beat.step_s, beat.phase_s)
+    return _complete(found, attempt)
+
+
+def _complete(found: Evidence, attempt: Attempt) -> Evidence:
+    """Add what every kind of evidence has."""
+    now, beats = platform.now(), attempt.beats
+    found.planned = max([found.planned, *(b.planned for b in beats)])
+    found.outcome = "" if found.outcome == "running" else found.outcome
+    found.ranks = of_ranks.records(beats, now)
+    trainers = [b.pid for b in beats] or [attempt.pid or 0]
+    found.processes = process_facts(attempt.tree.members, trainers, found.missing)
+    found.host = host_facts(attempt, found.missing)
+    found.kernel = kernel_lines(now.boot_s - (now.mono_s - attempt.record.started_s), found.missing)
+    # In a group, the rank that the others wait for decides: a save that hangs on rank 0 is no hung collective.
+    late = found.late() if found.kind == "hang" or BARRIER in found.note else None
+    if late is not None:
+        found.rank, found.phase, found.step = late["rank"], late["phase"], late["step"] or found.step
+    return found
+
+
+def process_facts(members: dict[int, ProcessInfo], trainers: list[int], missing: Missing) -> list[dict[str, Any]]:
+    """The processes of a run; `trainers` are the pids of its ranks.
+
+    `state` is the kernel's letter, "" once the process has exited; `wchan` is the kernel function where it waits.
+    """
+    living = probe.processes(((pid, known.start) for pid, known in members.items()), missing)
+    found = []
+    for pid, known in sorted(members.items()):
+        fresh = living.get((pid, known.start))
+        latest = fresh or known
+        found.append({
+            "pid": pid, "ppid": latest.ppid, "name": latest.name, "state": fresh.state if fresh else "",
+            "wchan": fresh.wchan if fresh else "", "cpu_s": round(latest.cpu_s, 2), "trainer": pid in trainers,
+            "command": platform.command_of(pid)[:300] if fresh else "",
+        })  # fmt: skip
+    return found
+
+
+def _memory() -> dict[str, int]:
+    """Bytes of memory of the machine."""
+    if platform.LINUX:
+        lines = re.findall(r"^(MemTotal|MemAvailable):\s*(\d+) kB$", Path(MEMINFO).read_text(), re.M)
+        return {name: int(value) * 1024 for name, value in lines}
+    import psutil
+
+    usage = psutil.virtual_memory()
+    return {"MemTotal": usage.total, "MemAvailable": usage.available}
+
+
+def host_facts(attempt: Attempt, missing: Missing) -> dict[str, int]:
+    """Bytes of memory (of the machine, of the cgroup) and of the disk of the run, and new kills for lack of memory."""
+    found = missing.read("memory of the machine", _memory) or {}
+    for name, key in (("memory.max", "cgroup_limit"), ("memory.current", "cgroup_used")):
+        with contextlib.suppress(OSError, ValueError):  # no cgroup, or "max": no limit
+            found[key] = int(Path(platform.CGROUP, name).read_text())
+    if disk := missing.read("free disk space", lambda: shutil.disk_usage(attempt.folder.folder)):
+        found |= {"disk_free": disk.free, "disk_total": disk.total}
+    before, after = attempt.record.oom_kills, platform.oom_kills()
+    both = [path for path in platform.OOM_COUNTERS if path in before and path in after]
+    if both:  # the same counter twice: that of a cgroup starts at 0 with its container
+        found["oom_kills"] = max(0, after[both[0]] - before[both[0]])
+    elif platform.LINUX:
+        missing.note("processes killed for lack of memory: no counter could be compared")
+    return found
+
+
+def kernel_lines(since_boot_s: float, missing: Missing) -> list[str]:
+    """Kernel log lines about a GPU, memory or disk fault since `since_boot_s` seconds after boot."""
+    found = missing.read("kernel log", lambda: _kernel_log(since_boot_s)) if platform.LINUX else []
+    return (found or [])[-KERNEL_LINES:]
+
+
+def _kernel_log(since_boot_s: float) -> list[str]:
+    found = []
+    with open(KMSG, "rb", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as log:
+        for _ in range(KERNEL_RECORDS):
+            try:
+                record = log.read(8192)  # one record, None at the end
+            except BrokenPipeError:
+                continue  # overwritten while it was read: the next record follows
+            if not record:
+                break
+            head, _, text = record.decode("utf-8", "replace").partition(";")
+            _, _, since_us, *_ = head.split(",")
+            if int(since_us) / 1e6 >= since_boot_s and any(word in text for word in KERNEL_FAULTS):
+                found.append(text.splitlines()[0])
+    return found
+
+
+# ---- the cause ----
 
 TABLE: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("causes.toml").read_text(encoding="utf-8"))[
     "cause"
@@ -27,7 +232,7 @@ TABLE: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("causes.tom
 LINES, WIDTH = 300, 4000  # of the log: an older line is not about how the run ended, a longer one makes searches slow
 CUT = " … "  # in the middle of a longer line: a launcher's error ends with the exit code, behind the complete command
 BUSY = 95  # percent of a GPU
-# A GPU is broken or lost; others (13, 31, 43, 45) are a program's own fault or its exit: docs.nvidia.com/deploy/xid-errors
+# A GPU is broken or lost; 13, 31, 43, 45 are a program's own fault or its exit: docs.nvidia.com/deploy/xid-errors
 LOST_XID = {46, 48, 54, 56, 57, 58, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143, 154}
 _LAUNCHER = ("subprocess.CalledProcessError", "torch.distributed.elastic")
 _EXCEPTION = re.compile(r"^([\w.]+\.)?[A-Z]\w*(Error|Exception|Interrupt|Exit)\b")
@@ -78,7 +283,7 @@ def row_of(evidence: Evidence) -> dict[str, Any]:
     late = evidence.late()
     if late is not None and BARRIER in evidence.note:  # it gave up waiting for the late rank, which is judged as hung
         evidence = replace(evidence, kind="hang", outcome="", note=late["note"])
-    frames = [frame.name for text in evidence.rank_stacks() for frame in stacks.frames(stacks.main_thread(text))]
+    frames = [frame.name for text in evidence.rank_stacks() for frame in probe.frames(probe.main_thread(text))]
     texts = {"note": f"{evidence.note} {evidence.ended}", "log": "\n".join(log_lines(evidence.log_tail))}
     # A launcher reports the exit code of its child; its own is often 1.
     launchers = re.findall(r"returned non-zero exit status (\d+)|exitcode\s*: (\d+)", texts["log"])

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from guards.reading import read_text
-from monitor.detect.progress import Signals
-from monitor.diagnose.causes import Cause, log_lines
-from monitor.diagnose.collect import LORA_DAMAGED, Evidence
+from monitor.diagnose.causes import LORA_DAMAGED, Cause, Evidence, log_lines
 from monitor.diagnose.ranks import UNKNOWN
 from monitor.phrases import PHASES, STATES, count, duration, moment, printable
 from monitor.process import platform
 from monitor.run_folder import RunFolder, read_json
+from monitor.state import Signals
 
 TAIL, WIDTH = 15, 200  # lines of the log in the report, characters of such a line
 RESTARTING = "the run is being restarted"

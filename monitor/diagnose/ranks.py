@@ -5,23 +5,26 @@ main thread belongs to a collective operation; a frame further out is not enough
 Only then do the counters decide: steps, check points, phases, and last how long each has been silent. Where the
 evidence does not tell, nobody is accused.
 
-A rank is a dictionary with the keys of UNKNOWN, as `facts` makes it of a heartbeat: it is stored in the incident, and
-goes from node to node. `Group.lines` is the report as text, for the terminal and, as a block of code, for the incident's
-report.
+A rank is a dictionary with the keys of UNKNOWN, as `records` makes it of a heartbeat: it is stored in the incident, and
+goes from node to node. `Group.lines` is the report as text, for the terminal and, as a block of code, for the
+incident's report.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from guards import startup
 from guards.heartbeat import WAITS, Beat
-from monitor.detect import stacks as dumps
-from monitor.detect.stacks import Frame
+from monitor.detect import probe
+from monitor.detect.probe import Frame
 from monitor.phrases import PHASES, count, duration, printable
+from monitor.process import platform
+from monitor.process.platform import Moment
 
 Rank = dict[str, Any]
 COLUMNS = 8  # ranks side by side
@@ -68,23 +71,34 @@ _STEP_ADVICE = "The stack shows what it waits for. Use 0 data loader workers if 
 # ---- one rank ----
 
 
-def facts(beat: Beat, now_s: float, utc: Callable[[float], str], alive: bool | None) -> Rank:
-    """What the report keeps of a rank's record. now_s: monotonic. utc: the UTC of a monotonic time."""
+def records(beats: Sequence[Beat], now: Moment) -> list[Rank]:
+    """Every rank that should be there, sorted; one without a heartbeat is marked as missing."""
+    found = [_record(beat, now) for beat in beats]
+    return sorted([*found, *missing(found)], key=lambda r: r["rank"])
+
+
+def _record(beat: Beat, now: Moment) -> Rank:
+    """What the report keeps of a rank's heartbeat."""
     about = startup.read_about(beat.about)
     left = beat.outcome != "running" or (beat.count and beat.phase in STEPS)  # the check point that it reached last
     points = []
     for number, (name, at_s, spent_s) in enumerate(zip(startup.NAMES, beat.reached, beat.spent, strict=False), 1):
         if at_s:
-            spent_s += now_s - beat.point_s if name == beat.point and not left else 0.0
+            spent_s += now.mono_s - beat.point_s if name == beat.point and not left else 0.0
             points.append({
-                "number": number, "name": name, "at": utc(at_s), "elapsed_s": round(at_s - beat.started_s, 6),
-                "spent_s": round(spent_s, 3),
+                "number": number, "name": name, "at": platform.utc(now.wall_s - (now.mono_s - at_s)),
+                "elapsed_s": round(at_s - beat.started_s, 6), "spent_s": round(spent_s, 3),
             })  # fmt: skip
+    alive: bool | None = None  # a rank of another machine, or one that cannot be read
+    if about.get("host") == startup.host():
+        with contextlib.suppress(OSError):
+            process = platform.process_info(beat.pid)
+            alive = process is not None and not process.dead
     return {
         **{name: getattr(beat, name, unknown) for name, unknown in UNKNOWN.items()},
         **{name: about.get(name) or UNKNOWN[name] for name in ("host", "device", "backend", "environment")},
-        "silent_s": round(now_s - beat.beat_s, 2),
-        "point_ago_s": round(now_s - beat.point_s, 2) if beat.point else None,
+        "silent_s": round(now.mono_s - beat.beat_s, 2),
+        "point_ago_s": round(now.mono_s - beat.point_s, 2) if beat.point else None,
         "points": points,
         "alive": alive,
     }
@@ -167,7 +181,7 @@ class Group:
     def __init__(self, ranks: Sequence[Rank], stacks: Mapping[int, str] | None = None, stopped: Iterable[int] = ()):
         self.ranks = ranks
         self.stopped = set(stopped)
-        self._frames = {r["rank"]: dumps.frames(dumps.main_thread((stacks or {}).get(r["pid"], ""))) for r in ranks}
+        self._frames = {r["rank"]: probe.frames(probe.main_thread((stacks or {}).get(r["pid"], ""))) for r in ranks}
 
     def frames(self, rank: Rank) -> list[Frame]:
         """The frames of its main thread, innermost first; [] where there is no stack."""
@@ -215,7 +229,7 @@ class Group:
         return longest if longest["silent_s"] - second["silent_s"] > MIN_SILENCE_S else None
 
     def _odd_one(self, ranks: list[Rank]) -> Rank | None:
-        """All wait: the one that passed fewer check points, or the only one that waits elsewhere than all the others."""
+        """All wait: the one that passed fewer check points, or the only one that waits elsewhere than the others."""
         fewest = _fewest_points(ranks)
         if len(fewest) == 1:
             return fewest[0]
@@ -300,7 +314,7 @@ class Group:
     # ---- the report ----
 
     def as_json(self, said: Finding) -> dict[str, Any]:
-        """The report for programs: {"verdict", "ranks", "check_points", "slowest"}; every value can be written as JSON."""
+        """The report for programs, as JSON values: {"verdict", "ranks", "check_points", "slowest"}."""
         slow = slowest(self.ranks)
         return {"verdict": vars(said), "ranks": self.ranks, "check_points": startup.CHECK_POINTS, "slowest": slow}
 

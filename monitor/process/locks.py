@@ -1,8 +1,8 @@
 """OS file locks: one monitor a run, one run a GPU. The kernel releases them when the holder dies, by SIGKILL too.
 
 A killed holder leaves a pid file behind, and a reused pid makes it look alive; hence `flock` (Windows:
-`msvcrt.locking`). A run's folder can be deleted with the lock file in it, so `acquire` checks that the file it locked is
-still at the path: else two processes could hold locks on two files of one name.
+`msvcrt.locking`). A run's folder can be deleted with the lock file in it, so `acquire` checks that the file it locked
+is still at the path: else two processes could hold locks on two files of one name.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class Lock:
                 if locked and _is_at(handle, self.path):
                     self._handle = handle
                     break
-                # Removed between our open and our lock, or only probed: then a shared lock succeeds. Windows cannot tell.
+                # Removed between our open and our lock, or only probed: a shared lock succeeds. Windows cannot tell.
                 free = locked or sys.platform == "win32" or _lock(handle, shared=True)
             finally:
                 if self._handle is None:

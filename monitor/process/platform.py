@@ -11,6 +11,7 @@ import contextlib
 import errno
 import functools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,10 +27,13 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from guards.reading import boot_id as boot_id
-from guards.reading import read_bytes
+from guards.reading import read_bytes, read_text
 
 LINUX = sys.platform.startswith("linux")
 WINDOWS = sys.platform == "win32"
+CGROUP = "/sys/fs/cgroup"
+# Kills for lack of memory, the best source first: that of the cgroup (v2) does not count kills in other containers.
+OOM_COUNTERS = (f"{CGROUP}/memory.events", "/proc/vmstat")
 PRIVATE = "hangproof-"  # begins the names of private folders
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _GONE = (errno.ENOENT, errno.ESRCH, errno.EPERM)  # EPERM: another user's, hidden by `hidepid` or by the system
@@ -39,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """One process at one moment. `state` is the kernel's letter (R, S, D, T, Z…); `cpu_s` is its user plus system time."""
+    """One process at one moment. `state` is the kernel's letter (R, S, D, T, Z…); `cpu_s`: user plus system time."""
 
     pid: int
     start: float
@@ -71,7 +75,7 @@ def process_info(pid: int) -> ProcessInfo | None:
     # proc(5): state is field 3, ppid 4, majflt 12, utime and stime 14 and 15, num_threads 20, starttime 22
     state = fields[0].decode()
     if state == "Z" and int(fields[17]) > 1:
-        state = "D"  # only its first thread has ended: the others still hold its files, and one may be in the middle of a write
+        state = "D"  # only its first thread has ended: the others hold its files, and one may be in mid-write
     return ProcessInfo(pid, int(fields[19]), int(fields[1]), state, name, cpu_s, int(fields[9]))
 
 
@@ -139,14 +143,17 @@ def command_of(pid: int) -> str:
     return ""
 
 
-def private_bytes(pid: int) -> int:
-    """Memory that a process holds for itself, without mapped files and shared libraries; 0 where that is not known."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        if LINUX:
-            resident, shared = read_bytes(f"/proc/{pid}/statm").split()[1:3]  # proc(5), in pages
-            return max(0, int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
-        return int(_psutil(pid, lambda process: process.memory_info().rss))
-    return 0
+def private_bytes(*pids: int) -> int:
+    """Memory that these processes hold for themselves, without mapped files and libraries; 0 where not known."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if LINUX:
+                resident, shared = read_bytes(f"/proc/{pid}/statm").split()[1:3]  # proc(5), in pages
+                total += max(0, int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+            else:
+                total += int(_psutil(pid, lambda process: process.memory_info().rss))
+    return total
 
 
 def send(pid: int, start: float, number: int) -> bool:
@@ -187,7 +194,7 @@ def catches(pid: int, number: int) -> bool:
 
 @dataclass(frozen=True)
 class Moment:
-    """One reading of all three clocks, in seconds. The boot clock counts time in suspend, the monotonic one does not."""
+    """One reading of all three clocks, in seconds. The boot clock counts a suspend, the monotonic one does not."""
 
     mono_s: float
     boot_s: float
@@ -210,11 +217,19 @@ def now() -> Moment:
     return Moment(time.monotonic(), boot_s, time.time())
 
 
-def kill_first(pid: int, first: bool) -> None:
-    """Whether the kernel, short of memory, kills this process and its future children before all others. Linux only."""
-    with contextlib.suppress(OSError):
-        own = read_bytes("/proc/self/oom_score_adj") if LINUX else b""
-        if LINUX:  # whoever raised its score may lower it again, without any privilege: proc(5)
+def oom_kills() -> dict[str, int]:
+    """Processes that the kernel has killed for lack of memory, by the file that counts them; {} without one."""
+    found = {path: re.search(r"^oom_kill (\d+)$", read_text(path), re.M) for path in OOM_COUNTERS}
+    return {path: int(match[1]) for path, match in found.items() if match}
+
+
+def kill_first(pids: Iterable[int], first: bool = True) -> None:
+    """Whether the kernel, short of memory, kills these processes and their later children first. Linux only."""
+    for pid in pids if LINUX else ():
+        with contextlib.suppress(
+            OSError
+        ):  # whoever raised its score may lower it again, without any privilege: proc(5)
+            own = read_bytes("/proc/self/oom_score_adj")
             Path(f"/proc/{pid}/oom_score_adj").write_bytes(b"1000" if first else own)
 
 
@@ -238,7 +253,7 @@ def popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
 
 
 def reap() -> None:
-    """Collect the exit status of every dead child, so that none stays a zombie: a subreaper gets all orphans of the training.
+    """Collect the exit status of every dead child, so that none stays a zombie: a subreaper gets all orphans.
 
     The status of a child of `popen` is kept for whoever waits for it. Linux only: elsewhere nobody adopts orphans.
     """
@@ -315,7 +330,7 @@ class Waker:
 
 
 def private_folder(slug: str, parent: Path | None = None) -> Path:
-    """A new folder for us alone: in `parent`, or on local disk, because a run's own folder may be on a network. OSError."""
+    """A new folder for us alone: in `parent`, or on local disk (a run's own may be on a network). OSError."""
     return Path(tempfile.mkdtemp(prefix=f"{PRIVATE}{slug[:40]}-", dir=parent))
 
 

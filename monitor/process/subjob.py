@@ -53,16 +53,16 @@ def helper(
 
 
 class Subjob:
-    """One child in a session of its own. Never raises: when it cannot be started, `done()` is True and `error` says why.
+    """One child in a session of its own. Never raises: if it cannot be started, `done()` is True and `error` says why.
 
     Once it is done: `code` is its exit status (negative: the signal; None: not started, or not killable), `took_s` its
     time in seconds, and `error` the reason when it did not exit by itself with status 0, else "".
     """
 
     def __init__(self, command: list[str], timeout_s: float, stdin: bytes | None = b"", standstill_s: float = math.inf):
-        """Start `command`; it is killed after `timeout_s` seconds, and `standstill_s` after the last byte that it moved.
+        """Start `command`; it is killed after `timeout_s` seconds, or `standstill_s` after the last byte that it moved.
 
-        Where the system does not count bytes, both limits begin with it. stdin: what it reads; None: what `send` writes.
+        Where the system counts no bytes, both limits begin with it. stdin: what it reads; None: what `send` writes.
         """
         self.name = command[2] if command[1:2] == ["-m"] else Path(command[0]).name
         self.timeout_s = timeout_s
@@ -126,7 +126,7 @@ class Subjob:
             self.kill()
 
     def kill(self) -> None:
-        """Kill it and its children, unless it is done. Takes 1 s at most: one stuck in the kernel is left to the kernel."""
+        """Kill it and its children, unless it is done. Takes 1 s at most: what is stuck in the kernel is left there."""
         if not self.done():
             self._kill(f"{self.name} was killed")
 

@@ -28,7 +28,7 @@ _TOKEN_DIGITS = 32  # random, for each attempt
 
 @dataclass
 class Tree:
-    """The living processes of one attempt. `token` is what its environment carries, `root` the (pid, start) of its shell."""
+    """The living processes of one attempt. `token`: what its environment carries; `root`: (pid, start) of its shell."""
 
     token: str
     root: tuple[int, float] | None = None
@@ -132,7 +132,7 @@ def unwatched() -> list[tuple[ProcessInfo, Path]]:
 
 @contextlib.contextmanager
 def idle(folder: Path) -> Iterator[bool]:
-    """Keep a monitor from starting for the run; False when one watches it, or when its training is alive without one."""
+    """Keep a monitor from starting for the run; False when one watches it, or its training is alive without one."""
     lock = Lock(folder / LOCK)
     try:
         free = lock.acquire() and not with_environment(RUN, str(folder))

@@ -1,51 +1,47 @@
-"""Which checkpoint to resume from: the newest that verifies. Bad ones are set aside by name, the last good one is kept.
+"""Which state to resume from: the newest that verifies, of the checkpoints on the disk and the snapshots in memory.
 
 The check reads gigabytes and may import torch, so it runs in a subprocess, which ends when it makes no progress. It
 begins when a run is first suspected, and its result is kept by the content of the guard file: by the time the old
 processes are gone, the result is usually there. "Cannot be verified" is not "bad": a check that fails (no memory,
 broken torch, a disk that does not answer) is repeated with hashes alone, and if that fails too the state stays in place
-and the run does not start over.
+and the run does not start over. Bad checkpoints are set aside by name, the last good one is kept.
+
+The snapshots are in a folder under /dev/shm, which the monitor makes before the first attempt, notes in the RunState,
+and removes when the run has ended and its newest snapshot is on the disk. Folders of runs that are gone are removed
+when the next run makes its own. After a reboot there is none, and the disk decides. Containers may share this memory
+without seeing each other's files, so a folder of another mount namespace counts as in use until its monitor has been
+silent for `SILENT_S`. A snapshot is verified like a checkpoint, and must be of this run, its settings and this boot. A
+fault that may have damaged memory makes the snapshots since then suspect, and after repeated failures without a new
+step only the disk is trusted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from guards import checkpoint
+from guards import checkpoint, snapshot_files, snapshots
+from monitor.process import platform
+from monitor.process.locks import LOCK, is_held
 from monitor.process.subjob import Subjob, python
+from monitor.run_folder import STATE, read_json
+from monitor.state import ResumePoint, VerifyResult
 
 KEPT = 32  # checks
 UNGUARDED = "it has no guard file, so it was not written completely"
-
-
-@dataclass(frozen=True)
-class VerifyResult:
-    """`problems` of a bad state, () for a good one; `unsure` is why the check itself failed, "" when it did not."""
-
-    problems: tuple[str, ...] = ()
-    unsure: str = ""
-
-
-@dataclass(frozen=True)
-class ResumePoint:
-    """Where to resume: `choose` makes it, a start uses it. `path` None: from the start.
-
-    `bad`: set aside, with the reason; `unsure`: not verifiable now; `refused`: sentences on snapshots that are not used.
-    """
-
-    path: Path | None
-    step: int = 0
-    bad: tuple[tuple[Path, str], ...] = ()
-    unsure: tuple[tuple[Path, str], ...] = ()
-    refused: tuple[str, ...] = ()
-    record: Path | None = None  # the snapshot in memory that the starting process makes `path` from
-    python: str = ""  # the interpreter that made that
+PLACE = "HANGPROOF_SHM"  # another file system in memory than /dev/shm
+OWNER = "run"  # the file in a folder of snapshots that names its run
+SILENT_S = 3600.0  # a monitor writes more often than this, unless it is gone
+ROOM = 1 << 20  # bytes that a state needs beside those of its snapshot: headers of its files
+FAILED_COUNT = 2  # failures in a row without a new step, from which on only the disk is trusted
 
 
 class Verifier:
@@ -142,8 +138,8 @@ def choose(
 ) -> ResumePoint:
     """The newest that verifies, of the states in `folders` and the `snapshots` in memory. `pause` may raise.
 
-    Newer bad states are set aside; older ones are left alone. A state without a guard file was written by a trainer without
-    our guards, or not completely: it is set aside only when a guarded one exists beside it (this trainer does write
+    Newer bad states are set aside; older ones are left alone. A state without a guard file was written without our
+    guards, or not completely: it is set aside only when a guarded one exists beside it (this trainer does write
     guards), else it is skipped.
     """
     bad: list[tuple[Path, str]] = []
@@ -182,7 +178,7 @@ def _set_aside(state: Path, reason: str) -> Path:
 
 
 def room_missing(folders: list[Path], floor_bytes: int = 64 << 20) -> str:
-    """ "" when the disk has room for two checkpoints of the newest one's size, else a sentence with the bytes missing."""
+    """ "" when the disk has room for two checkpoints of the newest one's size, else a sentence with what is missing."""
     state, size = newest(folders), 0
     with contextlib.suppress(OSError):  # it is being replaced
         size = sum(p.stat().st_size for p in state.rglob("*")) if state else 0
@@ -196,3 +192,117 @@ def verify_lora(path: Path, standstill_s: float, left_s: float, pause: Callable[
     job = Subjob(python("guards.checkpoint", "verify-lora", str(path), "--json"), left_s, standstill_s=standstill_s)
     job.wait(pause)
     return _result_of(job)
+
+
+# ---- snapshots in memory ----
+
+
+def memory() -> Path:
+    """The file system in memory that holds the folders of all runs."""
+    return Path(os.environ.get(PLACE) or "/dev/shm")
+
+
+def memory_folder(run: Path, known: str) -> tuple[str, str]:
+    """(the folder for the snapshots of `run`, "") or ("", why there is none). known: the one that is noted already."""
+    if known and Path(known).is_dir():
+        return known, ""
+    if not memory().is_dir():
+        return "", f"this system has no file system in memory ({memory()}); a restart resumes from the disk"
+    try:
+        sweep_memory()
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", run.name)
+        folder = platform.private_folder(name, memory())
+        (folder / OWNER).write_text(f"{run}\n{_namespace()}", encoding="utf-8")
+        touch_memory(str(folder))
+    except OSError as error:
+        return "", f"no folder for them can be made: {error.strerror or error}"
+    return str(folder), ""
+
+
+def drop_memory(folder: str) -> None:
+    """Remove the snapshots of a run that has ended."""
+    if folder:
+        platform.drop_private(Path(folder))
+
+
+def touch_memory(folder: str) -> None:
+    """Say that the run of this folder has a monitor, in monotonic time: all containers share it, nobody sets it."""
+    if folder:
+        with contextlib.suppress(OSError):  # the folder has been removed
+            os.utime(Path(folder) / OWNER, (time.monotonic(),) * 2)
+
+
+def _namespace() -> str:
+    """The mount namespace of this process: a path of another one says nothing here. "" where there are none."""
+    try:
+        return os.readlink("/proc/self/ns/mnt")
+    except OSError:
+        return ""
+
+
+def sweep_memory() -> None:
+    """Remove the folders of runs that are gone: deleted, or with another one, or none, in monitor.json. OSError."""
+    for folder in platform.private_folders(memory()):
+        try:
+            name, _, namespace = (folder / OWNER).read_text(encoding="utf-8").partition("\n")
+            silent_s = time.monotonic() - os.stat(folder / OWNER).st_mtime
+        except OSError:
+            continue  # it is being made
+        run = Path(name)
+        if namespace not in ("", _namespace()):
+            gone = silent_s > SILENT_S
+        else:
+            gone = not is_held(run / LOCK) and (read_json(run / STATE) or {}).get("snapshots") != str(folder)
+        if gone:
+            drop_memory(str(folder))
+
+
+def memory_variables(folder: str, spec_hash: str, limit_bytes: int) -> dict[str, str]:
+    """The variables of an attempt; {} without a folder."""
+    if not folder:
+        return {}
+    return {snapshot_files.RING: folder, snapshots.SPEC: spec_hash, snapshots.LIMIT: str(limit_bytes)}
+
+
+def usable_snapshots(
+    folder: str, run: Path, spec_hash: str, before_step: float = math.inf, after_step: int = -1, room: bool = True
+) -> tuple[list[ResumePoint], list[str]]:
+    """(the snapshots that can be resumed from once they verify, why others cannot).
+
+    before_step, after_step: only snapshots of steps between these. room: its state will be made beside it.
+    """
+    found, refused = list[ResumePoint](), list[str]()
+    for path, guard in snapshots.headers(Path(folder)).items() if folder else ():
+        reason = ""
+        if guard["step"] <= after_step:
+            continue
+        if guard["run"] != str(run):
+            reason = f"it belongs to {guard['run']}"
+        elif guard["spec"] != spec_hash:
+            reason = "the run was made again since"
+        elif guard["boot"] != snapshots.boot_id():
+            reason = "it was written before the machine was started"
+        elif guard["step"] >= before_step:
+            reason = "the failure may have damaged the memory that it holds"
+        elif room and shutil.disk_usage(folder).free < snapshots.bytes_of(guard) + ROOM:
+            reason = f"{memory()} is full, and the state that is made from it has no room there"
+        if reason:
+            refused.append(f"the snapshot of step {guard['step']} is not used: {reason}")
+        else:
+            state = Path(folder) / snapshot_files.RESUMED / path.name
+            found.append(ResumePoint(state, guard["step"], record=path, python=guard["python"]))
+    return found, refused
+
+
+def memory_summary(folder: str, off: str) -> dict[str, Any] | None:
+    """For status.json: {"step", "bytes", "every", "off"}; None without snapshots. off: why there is no folder."""
+    if not folder:
+        return {"step": None, "bytes": 0, "every": 0, "off": off} if off else None
+    return snapshots.status(Path(folder))
+
+
+def clear_memory(folder: str) -> None:
+    """Forget all snapshots: the run starts over."""
+    if folder:
+        for path in [*Path(folder).glob("*-state"), Path(folder) / snapshot_files.RESUMED]:
+            shutil.rmtree(path, ignore_errors=True)

@@ -59,17 +59,18 @@ def start_problems(folder: RunFolder, timeout_s: float, pause: Pause) -> list[st
 def next_change(
     folder: RunFolder, ladder: Sequence[str], changes: list[Change], timeout_s: float, pause: Pause
 ) -> Change:
-    """The first mitigation of `ladder` that changes anything beyond `changes`; {} for none.
+    """The first mitigation of `ladder` that changes anything beyond `changes`; {} for none, and where that is not known.
 
     One that cannot change a script that the user edited is left out, and an event says why.
-
-    Raises:
-        MonitorError: the spec is wrong.
     """
     left = [name for name in ladder if name not in [c["name"] for c in changes]]
     if folder.foreign or not left:
         return {}
-    answer = _ask(folder, {"want": "change", "ladder": left, "changes": changes}, timeout_s, pause)
+    try:
+        answer = _ask(folder, {"want": "change", "ladder": left, "changes": changes}, timeout_s, pause)
+    except (MonitorError, OSError) as error:
+        folder.log(f"the run is not changed: {error}")
+        return {}
     for reason in answer.pop("refused", []):
         folder.event("not_mitigated", reason)
     return answer
@@ -141,14 +142,14 @@ class Prewarm:
     ) -> Rendered:
         """The script of attempt `number`: train.sh itself, the prepared text with the state's name, or rendered now.
 
-        The user's own script is always itself; its environment says where to resume. MonitorError: it could not be rendered.
+        The user's own script is always itself; its environment says where to resume. MonitorError: not rendered.
         """
         folder, same = self.folder, changes_at_save == [c["name"] for c in changes]
         if folder.foreign or (number == 1 and resume is None and not changes):
             return Rendered(folder.folder / SCRIPT, str(folder.spec.get("save_dir", "")))
         if (found := self._fresh(changes)) is not None and resume is not None and same:
             path = folder.folder / f"train.attempt-{number}.sh"
-            # A path with characters that the shell's quoting changes is not found in the text; then nothing is replaced.
+            # A path with characters that the shell's quoting changes is not found in the text: nothing is replaced.
             text = found["text"].replace(str(folder.folder / STAND_IN), str(resume))
             if STAND_IN not in text and folder.replace(path.name, text.rstrip("\n")):
                 path.chmod(0o755)

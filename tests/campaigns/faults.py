@@ -34,7 +34,7 @@ from runs_helpers import PROJECT
 
 from benchmarks.injector import INJECTED, WRITERS, doubled
 from benchmarks.trial import TOKEN, kill_all, limits_toml, living, read_end, read_lines, waits
-from monitor.resume import snapshots
+from monitor.resume import checkpoints
 
 Row = dict[str, Any]
 PACE_S = 0.05
@@ -356,8 +356,8 @@ def check_starts(scenario: Scenario, want: Row) -> None:
     assert not doubled(scenario.root / "writers"), f"two writers: {doubled(scenario.root / 'writers')}"
     attempts = [step["attempt"] for step in scenario.steps()]
     assert attempts == sorted(attempts), "two writers: a step of an earlier attempt follows one of a later attempt"
-    place = Path(scenario.environment.get(snapshots.PLACE, snapshots.place()))
+    place = Path(scenario.environment.get(checkpoints.PLACE, checkpoints.memory()))
     owners = [
-        path for path in place.glob(f"*/*/{snapshots.OWNER}") if read_end(path).startswith(f"{scenario.folder}\n")
+        path for path in place.glob(f"*/*/{checkpoints.OWNER}") if read_end(path).startswith(f"{scenario.folder}\n")
     ]
     assert not owners or want["state"] not in ("completed", "failed"), f"snapshots are left in memory: {owners}"

@@ -6,8 +6,11 @@ import time
 from pathlib import Path
 
 from guards.heartbeat import Beat
-from monitor.diagnose.collect import Evidence, Scope
+from monitor.attempt import Attempt
+from monitor.diagnose.causes import Evidence
 from monitor.diagnose.ranks import UNKNOWN
+from monitor.run_folder import RunFolder
+from monitor.state import AttemptRecord
 
 
 def crash(log: str = "", **values) -> Evidence:
@@ -45,9 +48,14 @@ def beat(number: int = 0, step: int = 5, phase: str = "step", silent: float = 9.
     return Beat(**{**known, **values})
 
 
-def scope(folder: Path, *beats: Beat, **values) -> Scope:
-    known = dict(
-        members={}, heartbeats=folder, started_s=time.monotonic() - 60, oom_kills_before={}, planned=40, best_step=5,
-        folder=folder, log_tail="",
-    )  # fmt: skip
-    return Scope(list(beats), **{**known, **values})
+def attempt(folder: Path, *beats: Beat, members=None, oom_kills=None) -> Attempt:
+    """An attempt that began a minute ago, with these heartbeats and processes; its heartbeats are in `folder`."""
+    record = AttemptRecord("", 1, "", str(folder), 0, time.monotonic() - 60, oom_kills=oom_kills or {})
+    made = Attempt(RunFolder(folder), record)
+    made.beats, made.tree.members = list(beats), members or {}
+    return made
+
+
+def known(kind: str) -> Evidence:
+    """What the run knows of a failure before the evidence is collected."""
+    return Evidence(kind, step=5, planned=40)

@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from guards.heartbeat import Beat
-from monitor.detect.progress import HUNG, OVER, Observation, Signals, Verdict, Watch
+from monitor.detect.progress import HUNG, OVER, Watch
+from monitor.state import Observation, Signals, Verdict
 
 FOREVER = 1e9
 ASLEEP = Signals(stuck=("asleep",))

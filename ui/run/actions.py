@@ -108,14 +108,14 @@ def act(run: str, action: str) -> dict[str, Any]:
         RunError: it cannot be done; the message says why.
     """
     from jobs import worker
-    from monitor.cli import requests
+    from monitor.cli import commands
 
     try:
         match action:
             case "sample" | "save":
-                return {"id": requests.request(calls.folder_of(run), action)}
+                return {"id": commands.request(calls.folder_of(run), action)}
             case "pause":
-                requests.pause(calls.folder_of(run))
+                commands.ask_to_end(calls.folder_of(run), {"pause": True})
                 return {}
             case "queue":
                 return {"position": worker.add(calls.folder_of(run))}

@@ -75,7 +75,7 @@ from monitor.state import RunState
 from monitor.loop import Loop
 from monitor.supervisor import turn
 loop = Loop(RunFolder(folder), turn)
-state = loop.run.state
+state = loop.state
 room(10)
 state.restarts = 3
 print(state.save(loop.folder), RunState.load(loop.folder).restarts)

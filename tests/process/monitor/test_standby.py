@@ -19,7 +19,7 @@ from standby_helpers import EARLY, Run, trainer_of
 from guards import gate
 from monitor import config
 from monitor.attempt import Attempt
-from monitor.detect.durations import Durations
+from monitor.detect.progress import Durations
 from monitor.process import platform
 from monitor.resume.script import STAND_IN
 from monitor.run_folder import RunFolder
@@ -59,7 +59,7 @@ def alone(tmp_path, monkeypatch):
     for name, value in run.env.items():
         monkeypatch.setenv(name, value)
     folder, limits = RunFolder(run.folder), config.load()
-    standby = Standby(folder, limits.standby, limits.end)
+    standby = Standby(folder, limits.standby, limits.end.kill_wait_s)
     trains = Attempt.prepare(folder, 1)
     text = (run.folder / "train.sh").read_text().rstrip() + f" --resume {run.folder / STAND_IN}\n"
     yield standby, trains, text
@@ -69,7 +69,7 @@ def alone(tmp_path, monkeypatch):
 
 def test_it_is_dropped_where_it_would_train_something_else_and_when_memory_becomes_short(alone, monkeypatch):
     standby, trains, text = alone
-    standby._begin(2, text, (), time.monotonic())
+    standby._begin(2, text, ())
     assert standby.summary()["state"] == "starting"
     view = SimpleNamespace(now_s=time.monotonic(), beats=[])
     wait_for(lambda: standby.tick(view, trains, text, ()) or standby.ready, 60, "a standby")
@@ -80,9 +80,10 @@ def test_it_is_dropped_where_it_would_train_something_else_and_when_memory_becom
     script.write_text(text.replace(str(folder / STAND_IN), str(state)))
     with monkeypatch.context() as patch:
         patch.setattr(standby, "drop", dropped.append)
-        assert standby.release(3, script, state, {}, Mock()) is standby.release(2, script, None, {}, Mock()) is None
+        later = script.with_name("train.attempt-3.sh")
+        assert standby.release(later, state, {}, Mock()) is standby.release(script, None, {}, Mock()) is None
         script.write_text(script.read_text().replace("--max_train_steps", "--lowered 1 --max_train_steps"))
-        assert standby.release(2, script, state, {}, Mock()) is None
+        assert standby.release(script, state, {}, Mock()) is None
     changed = "the failure changes the script"
     assert dropped == [changed, "the training starts over", changed]
 
@@ -105,25 +106,23 @@ def test_steps_beside_its_imports_do_not_make_the_limit_of_a_step_longer():
 
 def test_a_run_whose_standby_failed_is_not_tried_again_at_once(alone, monkeypatch):
     standby, trains, text = alone
-    begun: list[float] = []
-    monkeypatch.setattr(standby, "_begin", lambda number, text, inherit, now_s: begun.append(now_s))
-    standby._next_s = 100.0 + LOOK_S
-    standby._failed("it was killed")
-    for now_s in (100.0 + LOOK_S - 0.1, 100.0 + LOOK_S):
+    begun: list[str] = []
+    monkeypatch.setattr(standby, "_begin", lambda number, text, inherit: begun.append(text) or "it was killed")
+    for now_s, starts in ((100.0, 1), (100.0 + LOOK_S - 0.1, 1), (100.0 + LOOK_S, 2), (200.0, 3), (300.0, 3)):
         standby.tick(SimpleNamespace(now_s=now_s, beats=[SimpleNamespace(count=9)]), trains, text, ())
-    assert begun == [100.0 + LOOK_S]
+        assert len(begun) == starts
 
 
 def test_looks_that_can_start_nothing_and_a_restart_do_not_postpone_the_next_start(alone, monkeypatch):
     standby, trains, text = alone
     begun: list[float] = []
-    monkeypatch.setattr(standby, "_begin", lambda number, text, inherit, now_s: begun.append(now_s))
+    monkeypatch.setattr(standby, "_begin", lambda number, text, inherit: begun.append(standby._next_s - LOOK_S))
     for now_s, steps, prepared in ((100.0, 0, text), (100.1, 9, ""), (100.2, 9, text), (100.3, 9, text)):
         standby.tick(SimpleNamespace(now_s=now_s, beats=[SimpleNamespace(count=steps)]), trains, prepared, ())
-    assert begun == [100.2]
-    assert standby.release(2, Path("train.sh"), None, {}, Mock()) is None
+    assert begun == [pytest.approx(100.2)]
+    assert standby.release(Path("train.sh"), None, {}, Mock()) is None
     standby.tick(SimpleNamespace(now_s=100.4, beats=[SimpleNamespace(count=9)]), trains, text, ())
-    assert begun == [100.2, 100.4]
+    assert begun == pytest.approx([100.2, 100.4])
 
 
 @pytest.mark.parametrize(

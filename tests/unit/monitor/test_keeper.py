@@ -11,7 +11,7 @@ from monitor import keeper
 
 def test_a_keeper_that_cannot_receive_signals_says_so_and_starts_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(keeper.signal, "signal", Mock(side_effect=OSError(12, "Cannot allocate memory")))
-    monkeypatch.setattr(keeper, "_Child", lambda folder, options: pytest.fail("a monitor was started"))
+    monkeypatch.setattr(keeper, "_start", lambda folder, options: pytest.fail("a monitor was started"))
     assert keeper.keep([str(tmp_path)]) == 1
     sentence = f"monitor: {tmp_path.name}: cannot receive signals: Cannot allocate memory; start it again\n"
     assert capsys.readouterr().err == sentence

@@ -4,13 +4,13 @@ import time
 
 from monitor.process import platform
 from monitor.run_folder import RunFolder
-from monitor.state import AttemptRecord, Failure, RunState, Shutdown, State, with_age
+from monitor.state import AttemptRecord, RunState, Shutdown, State, with_age
 
 
 def test_the_state_is_the_same_after_it_was_saved_and_loaded(tmp_path):
     folder = RunFolder(tmp_path)
     record = AttemptRecord("boot", 3, "token", "/tmp/x", 10, 1.5, (7, 8.0), {"/proc/vmstat": 2})
-    saved = RunState(State.RECOVERING, 3, current=record, failure=Failure("hang", "0001"), shutdown=Shutdown("stopped"))
+    saved = RunState(State.RECOVERING, 3, current=record, incident="0001", failing=True, shutdown=Shutdown("stopped"))
     assert saved.save(folder)
     assert RunState.load(folder) == saved
 

@@ -15,9 +15,9 @@ def test_a_lora_that_does_not_verify_is_never_called_completed(tmp_path):
     loop = Loop(RunFolder(folder), turn)
     try:
         loop.at = loop.at.__class__(State.RUNNING)
-        assert "damaged" in recovery.complete(loop.run)
+        assert "damaged" in recovery.complete(loop)
         (folder / "run.safetensors").unlink()
-        assert "missing" in recovery.complete(loop.run)
+        assert "missing" in recovery.complete(loop)
     finally:
         loop.at = loop.at.__class__(State.FAILED)
         loop.close()

@@ -266,7 +266,7 @@ def test_killed_agents_and_monitors_are_replaced_and_the_run_stays_one(machine, 
 def test_a_run_that_another_machine_trains_ends_before_its_first_attempt(lease):
     view = store.StoreView(lease=store.LeaseState(lease), message="other (process 1) trains this run")
     agent = SimpleNamespace(poll=lambda: view, unreachable_s=lambda: 0.0)
-    waiting = SimpleNamespace(run=SimpleNamespace(store=agent), config=config.load())
+    waiting = SimpleNamespace(store=agent, config=config.load())
     assert admission(waiting) == Transition(State.FAILED, view.message, code=4)
 
 

@@ -341,7 +341,7 @@ def test_a_lock_on_a_file_removed_meanwhile_is_taken_again_on_the_new_one(tmp_pa
 
 
 def test_none_of_it_imports_more_than_the_standard_library():
-    modules = ["process.platform", "process.tree", "process.locks", "process.subjob", "gpu.nvml", "gpu.queue"]
+    modules = ["process.platform", "process.tree", "process.locks", "process.subjob", "gpu"]
     code = f"import sys, importlib\nfor m in {modules}: importlib.import_module('monitor.' + m)\nprint(*sorted(m for m in sys.modules))"
     shown = children.run(code).stdout
     assert shown
@@ -363,7 +363,7 @@ if sys.platform == "win32":
         delattr(os, name)
     del signal.SIGKILL, signal.SIGCONT
 from monitor.process import locks, platform, subjob, tree
-from monitor.gpu import nvml, queue
+from monitor import gpu
 child = subprocess.Popen(["sleep", "60"], env={{**os.environ, tree.TOKEN: {MARK!r}}})
 print(platform.alive(child.pid, platform.process_info(child.pid).start), platform.process_info(1 << 22))
 print(len(tree.Tree({MARK!r}).refresh()), platform.command_of(child.pid), platform.catches(child.pid, 9))

@@ -13,6 +13,7 @@ from monitor_helpers import wait_for
 
 from guards import checkpoint, file_contents
 from monitor.resume import checkpoints
+from monitor.state import VerifyResult
 
 
 def state(folder: Path, step: int, data: bytes = b"weights") -> Path:
@@ -66,7 +67,7 @@ def test_a_state_on_a_slow_disk_is_verified_however_long_that_takes(tmp_path):
     thread = threading.Thread(target=disk, daemon=True)
     thread.start()
     verifier = checkpoints.Verifier(2.5)
-    assert verifier.result(path) == checkpoints.VerifyResult() and verifier.took_s > 2.5
+    assert verifier.result(path) == VerifyResult() and verifier.took_s > 2.5
     thread.join()
 
 

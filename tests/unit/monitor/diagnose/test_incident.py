@@ -10,11 +10,11 @@ import pytest
 from markdown_it import MarkdownIt
 from monitor_evidence import crash, frames, hang, proc, rank
 
-from monitor.detect.progress import Signals
 from monitor.diagnose import causes, incident
 from monitor.diagnose.incident import Incident, report
 from monitor.process import platform
 from monitor.run_folder import RunFolder
+from monitor.state import Signals
 
 SLEEPS = dict(ranks=[rank(0)], stacks={100: frames("loop.py:one_step")}, planned=40, stalled_s=2.3, budget_s=2.1)
 LAUNCHER = (

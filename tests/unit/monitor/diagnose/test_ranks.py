@@ -4,11 +4,11 @@ import json
 import time
 
 import pytest
-from monitor_evidence import beat, frames, hang, proc, scope
+from monitor_evidence import attempt, beat, frames, hang, known, proc
 
 from guards import startup
 from guards.heartbeat import WAITS, Heartbeat, path_of, read
-from monitor.diagnose import collect, ranks
+from monitor.diagnose import causes, ranks
 from monitor.process import platform
 
 BARRIER_STACK = frames("distributed_c10d.py:barrier", "state.py:wait_for_everyone", "setup.py:barrier")
@@ -158,7 +158,7 @@ def test_a_record_becomes_a_rank_of_the_report(tmp_path, monkeypatch):
     writer.reach("data")
     writer.describe("cpu", "gloo")
     now = platform.now()
-    found = collect.rank_facts([read(path_of(tmp_path, 1))], now)
+    found = ranks.records([read(path_of(tmp_path, 1))], now)
     assert [r["rank"] for r in found] == [0, 1] and found[0]["missing"]
     mine = found[1]
     assert (mine["alive"], mine["device"], mine["backend"], mine["environment"]["RANK"]) == (True, "cpu", "gloo", "1")
@@ -170,7 +170,7 @@ def test_a_record_becomes_a_rank_of_the_report(tmp_path, monkeypatch):
 
 
 def test_the_incident_of_a_group_holds_the_report(tmp_path):
-    found = collect.of_process(scope(tmp_path, beat(0), beat(1)), 100, (), {})
+    found = causes.of_process(known("hang"), attempt(tmp_path, beat(0), beat(1)), (), {})
     assert found.late() is None
     evidence = hang(ranks=[training(0), training(1)], processes=[proc(101, "T", trainer=True)])
     assert evidence.late()["rank"] == 1 and evidence.group().verdict().rank == 1

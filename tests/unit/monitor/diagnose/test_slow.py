@@ -8,10 +8,10 @@ from monitor_helpers import ROOT
 from runs_helpers import spec
 
 from guards import heartbeat, memory
+from monitor import gpu
 from monitor.cli import commands
 from monitor.detect.probe import ProcessSample
 from monitor.diagnose import slow
-from monitor.gpu import nvml
 from runs import job, mitigate
 from ui.run import cards
 from ui.run.view import View
@@ -106,7 +106,7 @@ def test_the_quota_of_a_container_is_read_from_either_version_of_cgroups(tmp_pat
     ],
 )
 def test_the_counter_of_shared_memory_is_that_of_the_gpu_with_the_most_of_its_own(text, found):
-    assert nvml.shared_bytes(text) == found
+    assert gpu.shared_bytes(text) == found
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from guards.snapshots import Snapshots
 from monitor import start
 from monitor.process import platform
 from monitor.resume import checkpoints
-from monitor.resume import snapshots as ours
+from monitor.resume import checkpoints as ours
 from monitor.resume.checkpoints import Verifier
 from monitor.state import History
 
@@ -37,7 +37,7 @@ def run(tmp_path, monkeypatch) -> Iterator[Path]:
 
 
 def ring_of(run, *steps, spec="spec", of=None):
-    ring, why = ours.folder_of(run, "")
+    ring, why = ours.memory_folder(run, "")
     assert not why
     writer = Snapshots(Path(ring), str(of or run), spec)
     for step in steps:
@@ -47,7 +47,7 @@ def ring_of(run, *steps, spec="spec", of=None):
 
 
 def newest(ring, run, **more):
-    records, refused = ours.usable(ring, run, "spec", **more)
+    records, refused = ours.usable_snapshots(ring, run, "spec", **more)
     point = checkpoints.choose([], Verifier(60.0), time.sleep, records)
     return point if point.record else None, [*refused, *point.refused]
 
@@ -56,7 +56,7 @@ def test_the_newest_snapshot_is_taken_and_becomes_the_state_to_resume_from(run):
     ring = ring_of(run, 4, 5)
     record, refused = newest(ring, run)
     assert (record.step, refused) == (5, [])
-    variables = ours.environment(ring, "spec", 1000)
+    variables = ours.memory_variables(ring, "spec", 1000)
     snapshot_files.restore(record.path, variables)
     assert (record.path / "weights.bin").read_bytes() == b"5" and checkpoint.problems(record.path) == []
     assert Snapshots.from_env(variables).limit_bytes == 1000
@@ -140,33 +140,33 @@ def test_memory_or_disk_the_newer_one_counts(run, monkeypatch):
 
 def test_a_run_that_ends_or_is_gone_leaves_nothing_in_memory(run):
     ring = Path(ring_of(run, 1))
-    assert ours.folder_of(run, str(ring)) == (str(ring), "")
+    assert ours.memory_folder(run, str(ring)) == (str(ring), "")
     other = run.with_name("gone")
-    ours.sweep()  # no monitor watches this run, and its monitor.json names no folder
+    ours.sweep_memory()  # no monitor watches this run, and its monitor.json names no folder
     assert not ring.exists()
     ring = Path(ring_of(run, 1))
     (run / "monitor.json").write_text(f'{{"snapshots": "{ring}"}}')
     lost = Path(ring_of(other, 1))
-    ours.sweep()
+    ours.sweep_memory()
     assert ring.exists() and not lost.exists()
-    ours.drop(str(ring))
-    assert not ring.exists() and platform.private_folders(ours.place()) == []
+    ours.drop_memory(str(ring))
+    assert not ring.exists() and platform.private_folders(ours.memory()) == []
 
 
 def test_the_snapshots_of_another_container_that_shares_the_memory_stay(run):
     """Its run's folder does not exist here. Only long silence of its monitor says that it is gone."""
     ring = Path(ring_of(run.with_name("elsewhere"), 1))
     (ring / ours.OWNER).write_text("/data/outputs/elsewhere\nmnt:[1]")
-    ours.touch(str(ring))
-    ours.sweep()
+    ours.touch_memory(str(ring))
+    ours.sweep_memory()
     assert snapshots.headers(ring)
     os.utime(ring / ours.OWNER, (time.monotonic() - 2 * ours.SILENT_S,) * 2)
-    ours.sweep()
+    ours.sweep_memory()
     assert not ring.exists()
 
 
 def test_without_a_file_system_in_memory_the_reason_is_in_the_status(run, monkeypatch):
     monkeypatch.setenv(ours.PLACE, "/nowhere")
-    folder, why = ours.folder_of(run, "")
+    folder, why = ours.memory_folder(run, "")
     assert folder == "" and "no file system in memory" in why
-    assert ours.summary("", why)["off"] == why and ours.summary("", "") is None
+    assert ours.memory_summary("", why)["off"] == why and ours.memory_summary("", "") is None

@@ -1,11 +1,15 @@
-"""Runs that want the same GPU: one at a time, by locks that go with their holders."""
+"""The GPUs: a driver that fails or never answers costs the monitor neither time nor life (the driver is a fake), and runs
+that want the same GPU get it one at a time, by locks that go with their holders.
+"""
 
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,9 +18,161 @@ from monitor_helpers import ROOT, cli, events, finish, kill_monitor, monitor, st
 from run_facts import members, status, step_of, trainers
 
 from benchmarks.trial import TOKEN, kill_all
-from monitor.gpu import queue
-from monitor.gpu.queue import GpuQueue
-from monitor.process import locks
+from monitor import gpu
+from monitor.gpu import GpuQueue
+from monitor.process import locks, platform
+
+posix = pytest.mark.skipif(os.name == "nt", reason="signals")
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    """A folder with a fake `pynvml`; files in it say how it behaves."""
+    shutil.copy(ROOT / "tests/support/shims/nvml/pynvml.py", tmp_path / "pynvml.py")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("HANGPROOF_GPUS", "0")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def gpus(driver):
+    """Makes the monitor's side, closed in the end."""
+    made = []
+    yield lambda: made.append(gpu.Gpus()) or made[-1]
+    for one in made:
+        one.close()
+
+
+def seconds(call, *arguments):
+    """(what it returns, how long it took)."""
+    began = time.monotonic()
+    return call(*arguments), time.monotonic() - began
+
+
+def test_a_reading_has_what_the_gpu_supports(gpus, tmp_path, monkeypatch):
+    (tmp_path / "values").write_text('{"power_w": 250.5, "throttle": 100}')  # 0x4 | 0x20 | 0x40
+    monkeypatch.setenv("FAULTS_NVML_VALUES", str(tmp_path / "values"))
+    one = gpus()
+    (reading,) = wait_for(one.read)
+    assert reading == dict(
+        memory_used=1 << 30, memory_total=24 << 30, spill=os.name == "nt", name="Stand-in", uuid="GPU-0", utilization=50,
+        power_w=250.5, limit_w=300.0, throttle="power limit, too hot", pids=[],
+    )  # fmt: skip
+    assert one.note == ""
+    first = one._reading()["at_s"]
+    one.read()
+    wait_for(lambda: one._reading()["at_s"] > first)
+    assert one._reading()["at_s"] < first + 9, "each read requests the next reading"
+
+
+def test_the_list_of_gpus_is_waited_for(gpus, driver):
+    (driver / "hangs").touch()
+    one = gpus()
+    assert one.listed() is None, "the driver has not answered yet"
+    (driver / "hangs").unlink()
+    assert [gpu["uuid"] for gpu in wait_for(one.listed)] == ["GPU-0"]
+
+
+def test_without_a_gpu_there_is_no_helper(monkeypatch, tmp_path):
+    monkeypatch.setenv("HANGPROOF_GPUS", "")
+    monkeypatch.setattr(gpu, "DRIVER_FILES", (tmp_path / "none",))
+    monkeypatch.setattr(gpu, "WINDOWS", False)
+    one = gpu.Gpus()
+    assert not gpu.present() and one._job is None and one.read() == () and one.note == ""
+    assert one.wait_free({1}, 1) == set()
+    one.close()
+    monkeypatch.setattr(gpu, "DRIVER_FILES", (tmp_path,))
+    assert gpu.present()
+
+
+@pytest.mark.parametrize(
+    "how, text", [("fails", "version mismatch"), ("lost", "GPU is lost"), ("import", "no NVML: x")]
+)
+def test_a_driver_that_fails_is_a_note(gpus, driver, how, text):
+    if how == "import":
+        (driver / "pynvml.py").write_text("raise ImportError('x')")
+    (driver / how).touch()
+    one = gpus()
+    assert text in wait_for(lambda: one.note)
+    assert one.read() == ()
+    left, took_s = seconds(one.wait_free, {1}, 60)
+    assert left == set() and took_s < 60
+
+
+def test_waiting_for_the_memory_of_dead_processes_ends_when_it_is_free(gpus, driver):
+    (driver / "pids").write_text("12 13")
+    one = gpus()
+    wait_for(one.read)
+    assert one.wait_free({13, 14}, 0.5) == {13}
+    assert one.wait_free({14}, 5) == set()
+    subprocess.Popen(
+        [sys.executable, "-c", f"import time; time.sleep(.5); open({str(driver / 'pids')!r}, 'w').close()"]
+    )
+    assert one.wait_free({12, 13}, 60) == set()
+
+
+def test_a_driver_that_never_answers_is_a_note_and_is_not_waited_for(gpus, driver, monkeypatch):
+    (driver / "hangs").touch()
+    monkeypatch.setattr(gpu, "FRESH_S", 0.3)
+    monkeypatch.setattr(gpu, "COUNT_S", 0.5)
+    for timeout_s in (0.0, 0.2):
+        left, took_s = seconds(gpus().wait_free, {1}, timeout_s)
+        assert left == set() and timeout_s - 0.01 <= took_s < timeout_s + 30
+    one = gpus()
+    assert "has not answered for" in wait_for(lambda: one.note)
+    assert one.read() == ()
+    assert wait_for(lambda: one.listed() == ())
+    assert seconds(one.wait_free, {1}, 60)[1] < 50
+
+
+@posix
+def test_a_helper_that_does_not_read_does_not_block_the_monitor(gpus):
+    """On Windows the helper never read its input; here it is stopped. 80,000 requests fill any pipe."""
+    one = gpus()
+    wait_for(one.read)
+    os.kill(one._job._popen.pid, signal.SIGSTOP)
+    for _ in range(80_000):
+        one._request()
+    one.close()
+
+
+@posix
+def test_the_helper_exits_with_the_monitor_even_when_the_driver_hangs(driver):
+    (driver / "hangs").touch()
+    code = "from monitor.gpu import Gpus; import time; g = Gpus(); print(g._job._popen.pid, flush=True); time.sleep(60)"
+    monitor = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
+    helper = int(monitor.stdout.readline())
+    time.sleep(0.2)  # it is in the driver by then
+    monitor.kill()
+    monitor.communicate()
+    wait_for(lambda: (info := platform.process_info(helper)) is None or info.dead, timeout_s=60)
+
+
+@posix
+def test_a_helper_that_was_killed_is_started_again(gpus, monkeypatch):
+    one = gpus()
+    wait_for(one.read)
+    helper = one._job._popen.pid
+    os.kill(helper, signal.SIGKILL)
+    assert "SIGKILL" in wait_for(lambda: one.note)
+    monkeypatch.setattr(gpu, "RESTART_S", 0.0)
+    first = one._reading()["at_s"]
+    wait_for(lambda: one.read() and one._reading()["at_s"] > first)
+    assert one._job._popen.pid != helper and one.note == ""
+
+
+@pytest.mark.parametrize("where", ["pipe", "folder", "fork"])
+def test_a_helper_that_cannot_start_is_a_note(gpus, monkeypatch, where):
+    broken = Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+    with monkeypatch.context() as context:
+        module, name = {"pipe": (os, "pipe"), "folder": (gpu, "private_folder"), "fork": (subprocess, "Popen")}[where]
+        context.setattr(module, name, broken)
+        one = gpus()
+        assert "Too many open files" in one.note and one.read() == () and one.wait_free({1}, 1) == set()
+    monkeypatch.setattr(gpu, "RESTART_S", 0.0)
+    assert wait_for(one.read) and one.note == "", "it is started once that works"
+
 
 GPU = {"HANGPROOF_GPUS": "0"}
 
@@ -50,37 +206,37 @@ def test_a_gpu_stays_with_a_training_whose_monitor_is_killed_and_goes_to_a_run_t
 def test_the_gpus_of_a_run_come_from_the_environment_and_its_spec(monkeypatch):
     monkeypatch.delenv("HANGPROOF_GPUS", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert queue.devices({}) == ["2"] and queue.devices({"gpus": 2}) == ["2", "3"]
+    assert gpu.devices({}) == ["2"] and gpu.devices({"gpus": 2}) == ["2", "3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert queue.devices({}) == []
+    assert gpu.devices({}) == []
     monkeypatch.setenv("HANGPROOF_GPUS", "a")
-    assert queue.devices({}) == ["a"]
+    assert gpu.devices({}) == ["a"]
     monkeypatch.delenv("HANGPROOF_GPUS")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr(queue.nvml, "present", lambda: True)
-    assert queue.devices({}) == ["0"] and queue.devices({"gpus": 2}) == ["0", "1"]
-    monkeypatch.setattr(queue.nvml, "present", lambda: False)
-    assert queue.devices({"gpus": 2}) == []
+    monkeypatch.setattr(gpu, "present", lambda: True)
+    assert gpu.devices({}) == ["0"] and gpu.devices({"gpus": 2}) == ["0", "1"]
+    monkeypatch.setattr(gpu, "present", lambda: False)
+    assert gpu.devices({"gpus": 2}) == []
 
 
 @pytest.fixture
-def gpus(tmp_path, monkeypatch):
+def queued(tmp_path, monkeypatch):
     """Makes queued runs of this process for the GPUs "0" and "1", whose locks are in a folder of the test's own."""
     monkeypatch.setenv("HANGPROOF_GPUS", "0,1")
     monkeypatch.setenv("HANGPROOF_LOCKS", str(tmp_path))
     made = []
 
-    def queued(name, listed=None):
+    def make(name, listed=None):
         made.append(GpuQueue(name, {}, *([listed] if listed else [])))
         return made[-1]
 
-    yield queued
+    yield make
     for one in made:
         one.release()
 
 
-def test_one_run_gets_the_gpus_and_all_of_them(gpus):
-    first, second = gpus("first"), gpus("second")
+def test_one_run_gets_the_gpus_and_all_of_them(queued):
+    first, second = queued("first"), queued("second")
     assert not first.held
     assert first.acquire() and not second.acquire()
     assert len(first.handles()) == 2 and second.handles() == ()
@@ -89,10 +245,10 @@ def test_one_run_gets_the_gpus_and_all_of_them(gpus):
     assert second.acquire() and second.message == ""
 
 
-def test_a_run_that_gets_one_of_its_gpus_gives_it_back_until_it_gets_all(gpus, monkeypatch):
-    both = gpus("both")
+def test_a_run_that_gets_one_of_its_gpus_gives_it_back_until_it_gets_all(queued, monkeypatch):
+    both = queued("both")
     monkeypatch.setenv("HANGPROOF_GPUS", "1")
-    holder = gpus("holder")
+    holder = queued("holder")
     assert holder.acquire() and not both.acquire() and both.message == "waiting for GPU 1: the run 'holder' uses it"
     holder.release()
     assert both.acquire()
@@ -100,24 +256,24 @@ def test_a_run_that_gets_one_of_its_gpus_gives_it_back_until_it_gets_all(gpus, m
 
 @pytest.mark.parametrize("call", ["open", "fstat"])
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.EIO, errno.EACCES])
-def test_a_queue_that_cannot_be_written_is_a_message_until_it_can(gpus, monkeypatch, number, call):
+def test_a_queue_that_cannot_be_written_is_a_message_until_it_can(queued, monkeypatch, number, call):
     broken = Mock(side_effect=OSError(number, os.strerror(number)))
     with monkeypatch.context() as context:
         context.setattr(locks.os, call, broken)
-        one = gpus("one")
+        one = queued("one")
         assert not one.acquire() and not one.held
     assert one.message == f"waiting for GPU 0, 1: its lock is not usable: {os.strerror(number)}"
     assert one.acquire() and one.message == ""
-    other = gpus("other")
+    other = queued("other")
     assert not other.acquire()
     one.release()
     assert other.acquire()
 
 
-def test_a_full_disk_only_costs_the_name_of_the_holder(gpus, monkeypatch):
+def test_a_full_disk_only_costs_the_name_of_the_holder(queued, monkeypatch):
     full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     monkeypatch.setattr(locks.os, "write", full)
-    assert gpus("one").acquire()
+    assert queued("one").acquire()
 
 
 A, B, C = "GPU-aaaa1111-0", "GPU-bbbb2222-0", "GPU-bbbb3333-0"
@@ -138,18 +294,18 @@ LISTED = ({"uuid": A}, {"uuid": B}, {"uuid": C})
     ],
 )
 def test_a_gpu_has_one_lock_however_it_is_named(named, locked):
-    assert queue.lock_names(named.split(","), LISTED) == locked
-    assert queue.lock_names(named.split(","), ()) == {name: name for name in named.split(",")}, "without NVML"
+    assert gpu.lock_names(named.split(","), LISTED) == locked
+    assert gpu.lock_names(named.split(","), ()) == {name: name for name in named.split(",")}, "without NVML"
 
 
-def test_an_index_and_its_uuid_exclude_each_other_whatever_tmpdir_is(tmp_path, monkeypatch, gpus):
+def test_an_index_and_its_uuid_exclude_each_other_whatever_tmpdir_is(tmp_path, monkeypatch, queued):
     monkeypatch.delenv("HANGPROOF_GPUS")
     queues = []
     for number, named in enumerate(("0", A, "GPU-aaaa", "2")):
         (tmp_path / str(number)).mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / str(number)))
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-        queues.append(gpus(f"run {number}", listed=lambda: LISTED))
+        queues.append(queued(f"run {number}", listed=lambda: LISTED))
         queues[-1].acquire()
     assert [one.held for one in queues] == [True, False, False, True]
     assert queues[1].message == f"waiting for GPU {A}: the run 'run 0' uses it"
@@ -158,19 +314,19 @@ def test_an_index_and_its_uuid_exclude_each_other_whatever_tmpdir_is(tmp_path, m
     assert queues[1].acquire()
 
 
-def test_a_run_waits_until_the_driver_has_listed_its_gpus(gpus):
+def test_a_run_waits_until_the_driver_has_listed_its_gpus(queued):
     answers = [None, LISTED]
-    one = gpus("one", listed=lambda: answers.pop(0))
+    one = queued("one", listed=lambda: answers.pop(0))
     assert not one.acquire() and one.message == "waiting for GPU 0, 1: the driver has not listed its GPUs yet"
     assert one.acquire()
 
 
 def test_the_folder_of_the_locks_is_the_same_for_every_account(monkeypatch, tmp_path):
     monkeypatch.delenv("HANGPROOF_LOCKS")
-    found = queue.shared_folder()
+    found = gpu.shared_folder()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    assert queue.shared_folder() == found != tmp_path
+    assert gpu.shared_folder() == found != tmp_path
 
 
 def start(code, *arguments, env=(), **more):
@@ -180,7 +336,7 @@ def start(code, *arguments, env=(), **more):
 
 OTHER_ACCOUNT = """
 import os, sys
-from monitor.gpu.queue import GpuQueue
+from monitor.gpu import GpuQueue
 os.umask(0o077)
 os.setgid(65534); os.setuid(65534)
 queue = GpuQueue(sys.argv[1], {})
@@ -190,7 +346,7 @@ sys.stdin.readline()
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can be another account")
-def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to(gpus, request, monkeypatch):
+def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to(queued, request, monkeypatch):
     # Not below tmp_path: another pytest that starts closes that to other accounts again.
     shared = Path(tempfile.mkdtemp(prefix="hangproof-test-"))
     request.addfinalizer(lambda: shutil.rmtree(shared))
@@ -202,7 +358,7 @@ def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to
 
     theirs = other("theirs")
     assert theirs.stdout.readline() == "True \n"
-    mine = gpus("mine")
+    mine = queued("mine")
     assert not mine.acquire() and mine.message == "waiting for GPU 0: the run 'theirs' uses it"
     theirs.kill()
     theirs.communicate()
@@ -216,12 +372,12 @@ def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links")
-def test_a_link_where_a_lock_should_be_is_refused_and_what_it_leads_to_is_unharmed(gpus, tmp_path):
+def test_a_link_where_a_lock_should_be_is_refused_and_what_it_leads_to_is_unharmed(queued, tmp_path):
     (tmp_path / "mine").write_text("precious")
     for link in (lambda path: path.symlink_to(tmp_path / "mine"), lambda path: path.hardlink_to(tmp_path / "mine")):
         path = tmp_path / "hangproof-gpu.0.lock"
         link(path)
-        one = gpus("one")
+        one = queued("one")
         assert not one.acquire() and "its lock is not usable" in one.message and str(path) in one.message
         one.release()
         path.unlink()
@@ -231,7 +387,7 @@ def test_a_link_where_a_lock_should_be_is_refused_and_what_it_leads_to_is_unharm
 RUNS = """
 import os, random, sys, time
 from pathlib import Path
-from monitor.gpu.queue import GpuQueue
+from monitor.gpu import GpuQueue
 name, folder = sys.argv[1], Path(sys.argv[2])
 for _ in range(20):
     queue = GpuQueue(name, {})
@@ -256,14 +412,14 @@ while not Path(sys.argv[1], "over").exists():
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="os.getuid")
-def test_runs_that_queue_and_probe_all_the_time_share_a_gpu_and_a_free_one_is_taken_at_once(tmp_path, gpus):
+def test_runs_that_queue_and_probe_all_the_time_share_a_gpu_and_a_free_one_is_taken_at_once(tmp_path, queued):
     """Real processes: each gets all its turns, never two at once."""
     probes, results = [start(PROBES, tmp_path) for _ in range(2)], []
     try:
         runs = [start(RUNS, f"run {i}", tmp_path, env={**GPU, "HANGPROOF_LOCKS": str(tmp_path)}) for i in range(4)]
         results += [process.communicate(timeout=60) for process in runs]
         for _ in range(100):
-            one = gpus("one")
+            one = queued("one")
             assert one.acquire(), one.message
             one.release()
     finally:

@@ -1,8 +1,17 @@
-"""The GPUs' state, read by a helper process, because NVML calls block forever when a GPU is lost.
+"""The GPUs: their state, and one run a GPU.
 
-The helper alone talks to the driver and writes readings to a file; the monitor reads the file and never waits for the
-driver. `python -m monitor.gpu.nvml FILE` is the helper: it takes a reading every ten seconds and for every byte on its
-standard input, and exits when that closes.
+A helper process reads their state, because NVML calls block forever when a GPU is lost. It alone talks to the driver
+and writes readings to a file; the monitor reads the file and never waits for the driver. `python -m monitor.gpu FILE`
+is the helper: it takes a reading every ten seconds and for every byte on its standard input, and exits when that
+closes.
+
+One run a GPU needs no dispatcher: locks die with their holders. A run that waits tries again and again; which of
+several goes first, the queue decides (jobs/queue.py), where people see and change it. The training's shell inherits the
+lock, so a GPU stays taken while a killed monitor's training lives. `HANGPROOF_GPUS` names the GPUs to lock ("" for
+none); else `CUDA_VISIBLE_DEVICES`; else the first, where there is one. The files are in one folder for all accounts of
+the machine, whatever TMPDIR says, and have the GPU's UUID in their names: "0" and its UUID are one GPU. An index counts
+as NVML and nvidia-smi do, by PCI bus. The folder is one that everybody may write to and nobody else's files may be
+removed from, so each file is opened as what somebody else may have put there (locks.py).
 """
 
 import contextlib
@@ -10,16 +19,19 @@ import json
 import math
 import os
 import re
+import stat
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from guards.reading import read_json, read_text
+from monitor.process import platform
+from monitor.process.locks import Lock
 from monitor.process.platform import WINDOWS, drop_private, private_folder, sleep
 from monitor.process.subjob import Subjob, python
 
@@ -55,7 +67,7 @@ def own(readings: Sequence[dict[str, Any]], devices: Sequence[str]) -> list[dict
 
 
 def shared_bytes(text: str) -> int | None:
-    """The host's memory that the GPU with the most memory of its own uses, of the answer to COUNTERS; None: no answer."""
+    """The host's memory that the GPU with the most memory of its own uses, as COUNTERS says; None: no answer."""
     try:
         found = json.loads(text)
         rows = found if isinstance(found, list) else [found]
@@ -115,7 +127,7 @@ class Gpus:
             self._error = f"no GPU readings: {error.strerror}"
             return
         self._error = ""
-        self._job = Subjob(python("monitor.gpu.nvml", str(self._folder / FILE)), math.inf, stdin=None)
+        self._job = Subjob(python("monitor.gpu", str(self._folder / FILE)), math.inf, stdin=None)
 
     def _running(self) -> bool:
         return self._job is not None and not self._job.done()
@@ -140,7 +152,7 @@ class Gpus:
         return tuple(reading["gpus"]) if now_s - reading["at_s"] < FRESH_S else ()
 
     def listed(self) -> tuple[dict[str, Any], ...] | None:
-        """The driver's list of GPUs, however old; () where it has none or does not answer, None while it may still answer."""
+        """The driver's list of GPUs, however old; () for none or no answer, None while it may still answer."""
         reading = self._reading()
         if reading["at_s"] > -math.inf or not self._running() or time.monotonic() - self._started_s >= COUNT_S:
             return tuple(reading["gpus"])
@@ -265,6 +277,117 @@ def main(path: Path) -> int:
             absent = type(error).__name__ in ABSENT
             _write(path, at_s, [], "" if absent else f"the NVIDIA driver failed: {error}")
         requested.wait(PERIOD_S)
+
+
+# ---- one run a GPU ----
+
+NAME_BYTES = 200  # of the run that has a GPU; another account may have written anything
+
+
+def devices(spec: dict[str, Any]) -> list[str]:
+    """The GPUs that a run uses, by name; [] without a GPU."""
+    named = os.environ.get("HANGPROOF_GPUS", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    gpu_count = int(spec.get("gpus", 1))
+    if named is None:
+        return [str(i) for i in range(gpu_count)] if present() else []
+    visible = [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
+    return visible if "HANGPROOF_GPUS" in os.environ else visible[:gpu_count]
+
+
+def shared_folder() -> Path:
+    """The folder for the locks, the same for every account; `HANGPROOF_LOCKS` names another one."""
+    if named := os.environ.get("HANGPROOF_LOCKS"):
+        return Path(named)
+    if platform.WINDOWS:
+        return Path(os.environ.get("PUBLIC", r"C:\Users\Public"))
+    with contextlib.suppress(OSError):
+        mode = os.stat("/run/lock").st_mode  # by its mode, not by what this account may do: all must choose the same
+        if mode & stat.S_ISVTX and mode & stat.S_IWOTH:
+            return Path("/run/lock")
+    return Path("/tmp")
+
+
+def lock_names(devices: Sequence[str], gpus: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The names of the devices' locks, each with its device: the UUID where the driver lists it, else its own name.
+
+    A device is an index, a UUID or the beginning of one, as in `CUDA_VISIBLE_DEVICES`.
+
+    Args:
+        gpus: the driver's list (nvml.take), in its order.
+    """
+    uuids = {str(index): str(gpu["uuid"]) for index, gpu in enumerate(gpus) if "uuid" in gpu}
+    found: dict[str, str] = {}
+    for device in devices:
+        begins = [uuid for uuid in uuids.values() if uuid.startswith(device)]
+        found.setdefault(uuids.get(device) or (begins[0] if len(begins) == 1 else device), device)
+    return found
+
+
+class GpuQueue:
+    """The GPUs of a run, from the first attempt to get them."""
+
+    def __init__(
+        self, name: str, spec: dict[str, Any], listed: Callable[[], Sequence[Mapping[str, Any]] | None] = tuple
+    ):
+        """listed: the driver's list of GPUs; None: it has not answered yet."""
+        self.name = name
+        self._listed = listed
+        self._paths: dict[str, Path] = {}  # device -> its lock
+        self.devices = sorted(devices(spec))
+        self.message = ""
+        self._locks: list[Lock] = []
+
+    @property
+    def held(self) -> bool:
+        return not self.devices or bool(self._locks)
+
+    def acquire(self) -> bool:
+        """Take all GPUs, or none yet; then `message` says what the run waits for. Call it again until it is True."""
+        if not self.held:
+            try:
+                self.message = self._take()
+            except OSError as error:
+                why = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+                self.message = f"waiting for GPU {', '.join(self.devices)}: its lock is not usable: {why}"
+        return self.held
+
+    def _take(self) -> str:
+        """Take the locks; what the run waits for, "" when it has them. OSError: a file cannot be made."""
+        if not self._paths:
+            gpus = self._listed()
+            if gpus is None:
+                return f"waiting for GPU {', '.join(self.devices)}: the driver has not listed its GPUs yet"
+            for name, device in sorted(lock_names(self.devices, gpus).items()):
+                file_name = f"hangproof-gpu.{re.sub(r'[^A-Za-z0-9_-]', '_', name)}.lock"
+                self._paths[device] = shared_folder() / file_name
+        with contextlib.ExitStack() as taken:
+            locks = {name: Lock(path, shared=True) for name, path in self._paths.items()}
+            for name, lock in locks.items():
+                if not lock.acquire():
+                    return f"waiting for GPU {name}: {_holder(lock.path)} uses it"
+                taken.callback(lock.release)
+                lock.write(self.name)
+            taken.pop_all()
+            self._locks = list(locks.values())
+        return ""
+
+    def handles(self) -> tuple[int, ...]:
+        """Descriptors that the training inherits, so that the GPU stays taken while it lives."""
+        return () if platform.WINDOWS else tuple(lock.handle for lock in self._locks)
+
+    def release(self) -> None:
+        """Give the GPUs back."""
+        for lock in self._locks:
+            lock.release()
+        self._locks = []
+
+
+def _holder(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return f"the run {file.read(NAME_BYTES).decode()!r}"
+    except (OSError, UnicodeDecodeError):
+        return "another run"
 
 
 if __name__ == "__main__":
