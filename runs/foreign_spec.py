@@ -28,10 +28,18 @@ from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec, make
 
 WORDS = {**LABELS, "keep_tokens": "keep_tokens"}
 FLAG_OF = {key: flag for flag, key in ALIASES.items()} | {"name": "output_name", "control_dir": "control_directory"}
-# Fields that no flag of another trainer sets, or that are set in another way.
-NOT_BY_FLAG = ("model", "tier", "backend", "keep_states", "sample_steps", "prompts", "trigger", "store", "nodes",
-               "price_per_hour", "spend_limit")  # fmt: skip
-FIELDS = {FLAG_OF.get(key, key): key for key in RunSpec.model_fields if key in WORDS and key not in NOT_BY_FLAG}
+SET_OTHERWISE = ("model", "tier", "backend", "prompts", "trigger")
+HANGPROOFS = (
+    "keep_states",
+    "sample_steps",
+    "store",
+    "nodes",
+    "price_per_hour",
+    "spend_limit",
+)  # no other trainer has them
+FIELDS = {
+    FLAG_OF.get(key, key): key for key in RunSpec.model_fields if key in WORDS.keys() - {*SET_OTHERWISE, *HANGPROOFS}
+}
 SECRET = "A secret: kept apart, in a file that only you can read; the run has its name"
 OWN_RUN = "The run's own folder is used"
 SDPA = "Computed with PyTorch's own attention (--sdpa), which gives the same result"
