@@ -77,11 +77,14 @@ def unpack(path: Path, into: Path, name: str = "") -> tuple[list[Entry], list[st
         RunError: it is not a ZIP, or it has too many entries. OSError: a file cannot be written.
     """
     name, limits = name or path.name, presets.defaults()["images"]
-    if _directory_bytes(path) > limits["max_zip_entries"] * DIRECTORY_BYTES_PER_ENTRY:
-        raise RunError(f"{name}: the ZIP has more than {limits['max_zip_entries']} entries; split it")
+    many = RunError(f"{name}: the ZIP has more than {limits['max_zip_entries']} entries; split it")
     try:
+        with path.open("rb") as file:  # zipfile reads the directory as a whole into memory
+            end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
+        if end and end[zipfile._ECD_SIZE] > limits["max_zip_entries"] * DIRECTORY_BYTES_PER_ENTRY:  # type: ignore[attr-defined]
+            raise many
         archive = zipfile.ZipFile(path)
-    except DAMAGE as error:
+    except (*DAMAGE, OSError) as error:
         raise RunError(
             f"{name}: Not a readable ZIP file ({_reason(error)}). Pack it again, or drop the folder."
         ) from error
@@ -90,7 +93,7 @@ def unpack(path: Path, into: Path, name: str = "") -> tuple[list[Entry], list[st
     with archive:
         infos = archive.infolist()
         if len(infos) > limits["max_zip_entries"]:
-            raise RunError(f"{name}: the ZIP has more than {limits['max_zip_entries']} entries; split it")
+            raise many
         last = {info.orig_filename: info for info in infos}
         locked, left = 0, limits["max_zip_mb"] * 1_000_000
         for number, info in enumerate(infos):
@@ -144,51 +147,29 @@ def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, left: i
     limits = presets.defaults()["images"]
     most = limits["max_file_mb"] * 1_000_000
     dense = max(FREE_BYTES, info.compress_size * limits["max_zip_ratio"])
-    size = 0
+    size, refused = 0, ""
     try:
         with target.open("wb") as out, archive.open(info) as source:
             while size <= min(most, dense, left) and (block := source.read(BLOCK)):
                 out.write(block)
                 size += len(block)
-    except (*DAMAGE, RuntimeError) as error:
-        target.unlink(missing_ok=True)
-        raise _Refused(f"the file is damaged ({_reason(error)}); pack the ZIP again") from error
-    except OSError as error:
-        target.unlink(missing_ok=True)
-        if error.errno not in (None, errno.EINVAL):
-            raise  # of this machine's disk; damaged data has no number with bz2, and EINVAL for a place before the file's start
-        raise _Refused(f"the file is damaged ({_reason(error)}); pack the ZIP again") from error
+    except (*DAMAGE, RuntimeError, OSError) as error:
+        # An OSError of this machine's disk is none of the file; bz2's has no number, and a place before the file's start EINVAL.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            target.unlink(missing_ok=True)
+            raise
+        refused = f"the file is damaged ({_reason(error)}); pack the ZIP again"
     if size > most:
-        target.unlink()
-        raise _Refused(f"the file is larger than {limits['max_file_mb']} MB")
-    if size > dense:
-        target.unlink()
-        raise _Refused(f"the file unpacks to more than {limits['max_zip_ratio']} times its size; it is no image")
-    if size > left:
-        target.unlink()
+        refused = f"the file is larger than {limits['max_file_mb']} MB"
+    elif size > dense:
+        refused = f"the file unpacks to more than {limits['max_zip_ratio']} times its size; it is no image"
+    if refused or size > left:
+        target.unlink(missing_ok=True)
+    if refused:
+        raise _Refused(refused)
     return size
 
 
 def _reason(error: Exception) -> str:
     """What is wrong with damaged data, at most 200 characters: zipfile's text can repeat a name of 65,535."""
     return str(error)[:200]
-
-
-def _directory_bytes(path: Path) -> int:
-    """The size of a ZIP's directory as its end record says it: zipfile reads the directory as a whole into memory."""
-    with path.open("rb") as file:
-        end = file.seek(0, 2)
-        file.seek(max(0, end - 65_557))
-        tail = file.read()
-        at = tail.rfind(b"PK\5\6")
-        if at < 0 or len(tail) < at + 22:
-            return 0
-        (size,) = struct.unpack_from("<L", tail, at + 12)
-        locator = tail.rfind(b"PK\6\7", 0, at)
-        if size == 0xFFFFFFFF and locator >= 0 and len(tail) >= locator + 20:
-            (where,) = struct.unpack_from("<Q", tail, locator + 8)
-            file.seek(min(where, end))  # a damaged place can be larger than any file
-            record = file.read(56)
-            if record[:4] == b"PK\6\6" and len(record) == 56:
-                (size,) = struct.unpack_from("<Q", record, 40)
-    return int(size)
