@@ -150,26 +150,24 @@ class _Subfolders:
 
     def __init__(self) -> None:
         self.taken: set[str] = set()
-        self.names: dict[str, str] = {}
-        self.weighted: dict[tuple[str, int], str] = {}
+        self.names: dict[tuple[str, int], str] = {}
 
-    def name(self, folder: str, weight: int) -> str:
+    def name(self, folder: str, weight: int = 1) -> str:
         """The subfolder for images of a dropped folder. Raises RunError: the weight makes too many repeats."""
-        if folder not in self.names:
-            self.names[folder] = _subfolder(folder, self.taken)
-        base = self.names[folder]
-        if weight == 1:
-            return base
-        if (base, weight) not in self.weighted:
-            number, _, rest = base.partition("_") if repeats_of(base) else ("", "", base)
-            if number and int(number) * weight > MAX_REPEATS:
-                raise RunError(
-                    f"{folder}: {number} repeats × weight {weight} is more than {MAX_REPEATS}; lower one of them"
-                )
-            stem = f"weight-{weight}" + (f"-{rest}" if rest else "")
-            name = f"{int(number) * weight}_{stem}" if number else stem
-            self.weighted[base, weight] = _unique(name, self.taken)
-        return self.weighted[base, weight]
+        if (folder, weight) not in self.names:
+            name = _subfolder(folder) if weight == 1 else self._weighted(folder, weight)
+            self.names[folder, weight] = _unique(name, self.taken) if name else ""
+        return self.names[folder, weight]
+
+    def _weighted(self, folder: str, weight: int) -> str:
+        base = self.name(folder)
+        number, _, rest = base.partition("_") if repeats_of(base) else ("", "", base)
+        if number and int(number) * weight > MAX_REPEATS:
+            raise RunError(
+                f"{folder}: {number} repeats × weight {weight} is more than {MAX_REPEATS}; lower one of them"
+            )
+        stem = f"weight-{weight}" + (f"-{rest}" if rest else "")
+        return f"{int(number) * weight}_{stem}" if number else stem
 
 
 def folder_names(images: Iterable[tuple[str, int]]) -> list[str]:
@@ -187,17 +185,15 @@ def folder_counts(images: Iterable[tuple[str, int]]) -> dict[str, int]:
     return dict(Counter(folder_names(images)))
 
 
-def _subfolder(folder: str, taken: set[str]) -> str:
-    """The name of a dropped folder's subfolder in the data set, which is not in `taken`; it is added to `taken`."""
+def _subfolder(folder: str) -> str:
+    """The name of a dropped folder's subfolder in the data set."""
     if not folder:
         return ""
     sets = repeats_of(folder)
     name = _plain("-".join(part for part in folder.split("/") if not (sets and repeats_of(part) == sets)))
     if sets:
-        stem = f"{sets[0]}_{'-'.join(part for part in (name, _plain(sets[1])) if part)}"
-    else:
-        stem = f"folder-{name}" if not name or repeats_of(name) or weight_of(name)[0] > 1 else name
-    return _unique(stem, taken)
+        return f"{sets[0]}_{'-'.join(part for part in (name, _plain(sets[1])) if part)}"
+    return f"folder-{name}" if not name or repeats_of(name) or weight_of(name)[0] > 1 else name
 
 
 def unique_stem(name: str, taken: set[str]) -> str:

@@ -97,19 +97,15 @@ def name_fault(spec: "RunSpec", own_data: Path | None = None) -> Fault | None:
     """
     for kind, parent in (("run", outputs_dir()), ("data set", datasets_dir())):
         for taken in entries(parent):
-            place = parent / taken
-            if taken.casefold() != spec.slug.casefold() or place == own_data:
+            if taken.casefold() != spec.slug.casefold() or parent / taken == own_data:
                 continue
-            if taken == spec.slug:
-                message = f"A {kind} named {spec.name!r} already exists in {place}; choose another name, or delete that folder"
+            if taken != spec.slug:
+                why, advice = f", and Windows and macOS do not tell it from {spec.slug!r}", "choose another name"
             else:
-                message = (
-                    f"A {kind} named {taken!r} already exists, and Windows and macOS do not tell it from {spec.slug!r}; "
-                    "choose another name"
-                )
-            if kind == "data set" and taken == spec.slug:
-                message += ", or use it as the images of this run"
-            return Fault("name", message)
+                why, advice = f" in {parent / taken}", "choose another name, or delete that folder"
+                advice += ", or use it as the images of this run" if kind == "data set" else ""
+            shown = spec.name if taken == spec.slug else taken
+            return Fault("name", f"A {kind} named {shown!r} already exists{why}; {advice}")
     return None
 
 
