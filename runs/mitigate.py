@@ -16,7 +16,7 @@ import presets
 from runs import custom_script, staging
 from runs.command import tier_flags
 from runs.files import RunError, private_folder
-from runs.job import Job, Patch, difference, resolve
+from runs.job import Job, Patch, difference, resolve, respecifying
 from runs.paths import outputs_dir
 from runs.scripts import script
 
@@ -256,13 +256,10 @@ def apply(spec: "RunSpec", name: str, platform: str = sys.platform) -> Changed:
         raise RunError(f"no mitigation {name!r}; there are: {', '.join(MITIGATIONS)}")
     fields, sentence = MITIGATIONS[name](spec)
     changed = spec.changed(**fields)
-    if not _patch(spec, changed, Path("run"), platform) or _left(spec, changed, platform):
+    before, after = (resolve(one, Path("run"), platform) for one in (spec, changed))
+    if not difference(before, after) or _left(spec, changed, platform):
         return spec, ""
     return changed, sentence
-
-
-def _patch(spec: "RunSpec", changed: "RunSpec", folder: Path, platform: str) -> Patch:
-    return difference(*(resolve(one, folder, platform) for one in (spec, changed)))
 
 
 def change(job: Job, name: str) -> tuple[Patch, str]:
@@ -271,9 +268,8 @@ def change(job: Job, name: str) -> tuple[Patch, str]:
     Raises:
         RunError: no mitigation has this name, or this version does not know the run's model or tier any more.
     """
-    spec = job.run_spec()
-    changed, sentence = apply(spec, name, job.platform)
-    patch = _patch(spec, changed, Path(job.places["run"]), job.platform)
+    changed, sentence = apply(job.run_spec(), name, job.platform)
+    patch = respecifying(job, changed, job.platform)
     return (patch, sentence) if patch and difference(job, job.patched(patch)) else ({}, "")
 
 
@@ -290,7 +286,7 @@ def _left(spec: "RunSpec", changed: "RunSpec", platform: str) -> list[str]:
     left = []
     for one in (spec, changed):
         now = script(one.changed(edited=None), outputs_dir() / spec.slug, platform=platform)
-        left.append(custom_script.merge(spec.edited.model_dump(), one.slug, now, platform)[1])
+        left.append(custom_script.merged(spec.edited.script, spec.edited.generated, now, platform)[1])
     own = ["it writes its checkpoints itself"] if changed.save_dir != spec.save_dir else []
     return [one for one in left[1] if one not in left[0]] + own
 
