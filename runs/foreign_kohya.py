@@ -132,7 +132,8 @@ def _rest(out: Settings, table: Mapping[str, Any]) -> None:
     attention, texts = table.get("xformers"), {key: value for key, value in table.items() if isinstance(value, str)}
     if attention in ("xformers", "sdpa", True):
         out.add("sdpa" if attention == "sdpa" else "xformers", True)
-    out.prompts = lines_of(texts.get("sample_prompts", ""))
+    if "sample_prompts" in texts:
+        out.prompts = lines_of(texts["sample_prompts"])
     count = _count(table, "num_processes")
     out.gpus = int(count) if table.get("multi_gpu") is True and 1 <= count <= 1024 else 1
     path = texts.get("train_data_dir", "").strip()
