@@ -77,8 +77,9 @@ def unpack(path: Path, into: Path, name: str = "") -> tuple[list[Entry], list[st
         RunError: it is not a ZIP, or it has too many entries. OSError: a file cannot be written.
     """
     name, limits = name or path.name, presets.defaults()["images"]
+    many = RunError(f"{name}: the ZIP has more than {limits['max_zip_entries']} entries; split it")
     if _directory_bytes(path) > limits["max_zip_entries"] * DIRECTORY_BYTES_PER_ENTRY:
-        raise RunError(f"{name}: the ZIP has more than {limits['max_zip_entries']} entries; split it")
+        raise many
     try:
         archive = zipfile.ZipFile(path)
     except DAMAGE as error:
@@ -90,7 +91,7 @@ def unpack(path: Path, into: Path, name: str = "") -> tuple[list[Entry], list[st
     with archive:
         infos = archive.infolist()
         if len(infos) > limits["max_zip_entries"]:
-            raise RunError(f"{name}: the ZIP has more than {limits['max_zip_entries']} entries; split it")
+            raise many
         last = {info.orig_filename: info for info in infos}
         locked, left = 0, limits["max_zip_mb"] * 1_000_000
         for number, info in enumerate(infos):
@@ -144,28 +145,26 @@ def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, left: i
     limits = presets.defaults()["images"]
     most = limits["max_file_mb"] * 1_000_000
     dense = max(FREE_BYTES, info.compress_size * limits["max_zip_ratio"])
-    size = 0
+    size, refused = 0, ""
     try:
         with target.open("wb") as out, archive.open(info) as source:
             while size <= min(most, dense, left) and (block := source.read(BLOCK)):
                 out.write(block)
                 size += len(block)
-    except (*DAMAGE, RuntimeError) as error:
-        target.unlink(missing_ok=True)
-        raise _Refused(f"the file is damaged ({_reason(error)}); pack the ZIP again") from error
-    except OSError as error:
-        target.unlink(missing_ok=True)
-        if error.errno not in (None, errno.EINVAL):
-            raise  # of this machine's disk; damaged data has no number with bz2, and EINVAL for a place before the file's start
-        raise _Refused(f"the file is damaged ({_reason(error)}); pack the ZIP again") from error
+    except (*DAMAGE, RuntimeError, OSError) as error:
+        # An OSError of this machine's disk is none of the file; bz2's has no number, and a place before the file's start EINVAL.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            target.unlink(missing_ok=True)
+            raise
+        refused = f"the file is damaged ({_reason(error)}); pack the ZIP again"
     if size > most:
-        target.unlink()
-        raise _Refused(f"the file is larger than {limits['max_file_mb']} MB")
-    if size > dense:
-        target.unlink()
-        raise _Refused(f"the file unpacks to more than {limits['max_zip_ratio']} times its size; it is no image")
-    if size > left:
-        target.unlink()
+        refused = f"the file is larger than {limits['max_file_mb']} MB"
+    elif size > dense:
+        refused = f"the file unpacks to more than {limits['max_zip_ratio']} times its size; it is no image"
+    if refused or size > left:
+        target.unlink(missing_ok=True)
+    if refused:
+        raise _Refused(refused)
     return size
 
 

@@ -68,13 +68,15 @@ def model_files(spec: "RunSpec") -> dict[str, str]:
 
 def save_interval(spec: "RunSpec") -> int:
     """Optimizer steps between saved states; 0 when states are saved by epochs only."""
-    every = spec.save_every_n_steps
-    return presets.defaults()["save"]["at_most_every_n_steps"] if every is None else every
+    return _interval(spec.save_every_n_steps)
 
 
 def sample_interval(spec: "RunSpec") -> int:
     """Optimizer steps between sample images; 0 when they are turned off."""
-    every = spec.sample_every_n_steps
+    return _interval(spec.sample_every_n_steps)
+
+
+def _interval(every: int | None) -> int:
     return presets.defaults()["save"]["at_most_every_n_steps"] if every is None else every
 
 

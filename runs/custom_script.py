@@ -65,41 +65,34 @@ def flags(t: Training) -> dict[str, list[str | None]]:
 # The script of a run -----------------------------------------------------------------------------------------------------
 
 
-def merge(edited: dict[str, str], slug: str, now: str, platform: str = sys.platform) -> tuple[str, list[str]]:
+def merged(mine: str, base: str, now: str, platform: str = sys.platform) -> tuple[str, list[str]]:
     """The edited script of a run after what changed since it was edited, and what could not be applied, each as the end
     of a sentence.
 
     Args:
-        edited: "script" and "generated", as in a spec. now: the script that the run's job gives without the edit.
+        mine: the edited script. base: the one that was edited. now: the one that the run's job gives without the edit.
 
     Raises:
         RunError: the script was edited for another system, or cannot be read.
     """
-    mine, base = edited["script"], edited["generated"]
     if base == now:
         return mine, []
     if (base.lstrip().lower().startswith("@echo off")) != platform.startswith("win"):
         system = "Windows" if not platform.startswith("win") else "Linux or macOS"
         raise RunError(
-            f"the edited script of {slug} is for {system}; remove the table [edited] from its run.toml to use the generated one"
+            f"the edited script is for {system}; remove the table [edited] from run.toml to use the generated one"
         )
     try:
-        return merged(mine, base, now, platform)
+        old, new = only(base, platform), only(now, platform)
+        before, after = flags(old), flags(new)
+        changed = [flag for flag in {**before, **after} if before.get(flag) != after.get(flag)]
+        text, refused = set_flags(mine, {flag: _known(after.get(flag)) for flag in changed}, name(platform))
+        head, rest = _split(text, only(text, platform))
     except PresetError as error:
-        raise RunError(f"the edited script of {slug} cannot be read: {error}") from error
-
-
-def merged(mine: str, base: str, now: str, platform: str = sys.platform) -> tuple[str, list[str]]:
-    """`mine` with the difference of base → now, and what could not be applied. PresetError, RunError: as `only`."""
-    old, new = only(base, platform), only(now, platform)
-    before, after = flags(old), flags(new)
-    changed = [flag for flag in {**before, **after} if before.get(flag) != after.get(flag)]
-    text, refused = set_flags(mine, {flag: _known(after.get(flag)) for flag in changed}, name(platform))
-    left = [f"--{flag} is not written in the script as a plain option" for flag in refused]
-    head, rest = _split(text, only(text, platform))
+        raise RunError(f"the edited script cannot be read: {error}") from error
     head, lines = _patched(head, _split(base, old)[0], _split(now, new)[0])
-    left += [f"the line “{line.strip()}” is not in the script" for line in lines]
-    return head + rest, left
+    left = [f"--{flag} is not written in the script as a plain option" for flag in refused]
+    return head + rest, [*left, *(f"the line “{line.strip()}” is not in the script" for line in lines)]
 
 
 def _known(values: list[str | None] | None) -> list[str] | None:

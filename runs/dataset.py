@@ -17,7 +17,6 @@ repeats of the run.
 import codecs
 import os
 import shutil
-import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,11 +27,12 @@ from presets.steps import repeats_in, repeats_of, weight_of
 from runs import masks
 from runs.files import RunError
 from runs.paths import RESERVED_NAMES, datasets_dir
-from runs.pictures import KEPT, USABLE, Crop, decoded, is_image_name
+from runs.pictures import KEPT, Crop, decoded, is_image_name
 
 MAX_WEIGHT = 10
 MAX_REPEATS = 9999  # that a folder's name can set
 CAPTION_SUFFIXES = (".txt", ".caption")
+NO_IMAGES = "no images in {where}; add at least one image (10 to 30 are recommended)"
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,6 @@ class Source:
     crop: Crop | None = None
     mask: Path | None = None
     weight: int = 1
-
-
-def _regular(path: Path) -> bool:
-    """Whether the path is a regular file. Opening a FIFO or device that is named x.png would block."""
-    try:
-        return stat.S_ISREG(path.stat().st_mode)
-    except OSError:
-        return False
 
 
 def read_caption(path: Path, name: str = "") -> str:
@@ -90,66 +82,45 @@ def one_line(text: str) -> str:
     return " ".join(text.replace("\0", " ").split())
 
 
-def gather(
-    images: Path | Iterable[Path] | Sequence[Source], captions: Mapping[str, str] | None = None, trigger: str = ""
-) -> list[Source]:
-    """The images to copy with their captions: from `captions`, else from the .txt file beside it, else the trigger
-    word, else the subject of its folder, such as "cat" of `10_cat`.
+def gather(images: Path | Sequence[Source], trigger: str = "") -> list[Source]:
+    """The images to copy. One without a caption gets the trigger word, else the subject of its folder, such as "cat"
+    of `10_cat`.
 
     Args:
-        images: a folder (its images and those of its subfolders, without hidden and other files), or files.
-        captions: by file name, file name without suffix, or path; they override .txt files.
+        images: a folder, or images with their captions.
 
     Raises:
-        RunError: there are no images, a file is not an image, or a caption belongs to no image or is not UTF-8.
+        RunError: there are no images, or as `_in_folder`.
     """
-    given = [] if isinstance(images, str | Path) else list(images)
-    sources = [one for one in given if isinstance(one, Source)]
-    if sources:
-        return [replace(one, caption=one_line(one.caption) or _default(trigger, one.folder)) for one in sources]
-    folder = Path(images) if isinstance(images, str | Path) else None
-    if folder:
-        if not folder.is_dir():
-            raise RunError(f"{folder} is not a folder; use the folder of the images")
-        files = _files_below(folder)
-        texts = [p for p in files if p.suffix.lower() in CAPTION_SUFFIXES]
-        files = [p for p in files if is_image_name(p)]
-        where = str(folder)
-    else:
-        paths = [Path(p) for p in given if isinstance(p, str | Path)]
-        texts = [p for p in paths if p.suffix.lower() in CAPTION_SUFFIXES]
-        files = [p for p in paths if p not in texts]
-        texts += [t for p in files for s in CAPTION_SUFFIXES if (t := p.with_suffix(s)).is_file() and t not in texts]
-        where = "the selected files"
-    errors = []
-    for path in files:
-        if not _regular(path):
-            errors.append(f"{path.name}: not a regular file; remove it")
-        elif not is_image_name(path):
-            errors.append(f"{path.name}: not an image; use {USABLE}")
-    if not files:
-        raise RunError(f"no images in {where}; add at least one image (10 to 30 are recommended)")
-    beside: dict[tuple[Path, str], str] = {}
-    for text in sorted(texts, key=lambda p: CAPTION_SUFFIXES.index(p.suffix.lower()), reverse=True):
-        try:
-            beside[text.parent, text.stem] = read_caption(text)
-        except RunError as error:
-            errors.append(str(error))
+    found = _in_folder(Path(images)) if isinstance(images, str | Path) else list(images)
+    if not found:
+        where = images if isinstance(images, str | Path) else "the selected files"
+        raise RunError(NO_IMAGES.format(where=where))
+    return [replace(one, caption=one_line(one.caption) or _default(trigger, one.folder)) for one in found]
+
+
+def _in_folder(folder: Path) -> list[Source]:
+    """The images of a folder and its subfolders, with the captions in the files beside them; other files are left out.
+
+    Raises:
+        RunError: it is no folder, or a caption is not UTF-8; one line for each.
+    """
+    if not folder.is_dir():
+        raise RunError(f"{folder} is not a folder; use the folder of the images")
+    files, errors, captions = _files_below(folder), [], dict[Path, str]()
+    for suffix in reversed(CAPTION_SUFFIXES):  # of two, the first kind counts
+        for path in (path for path in files if path.suffix.lower() == suffix):
+            try:
+                captions[path.with_suffix("")] = read_caption(path)
+            except RunError as error:
+                errors.append(str(error))
     if errors:
         raise RunError("\n".join(errors))
-    written = dict(captions or {})
-    for path in files:
-        names = [key for key in (str(path), path.name, path.stem) if key in written]
-        caption = one_line(written[names[0]]) if names else ""
-        inside = path.parent.relative_to(folder).as_posix() if folder else "."
-        inside = "" if inside == "." else inside
-        caption = caption or beside.get((path.parent, path.stem), "") or _default(trigger, inside)
-        sources.append(Source(path, path.name, caption, inside))
-    known = {key for p in files for key in (str(p), p.name, p.stem)}
-    lost = sorted(set(written) - known)
-    if lost:
-        raise RunError(f"captions without an image: {', '.join(lost)}; correct the file names")
-    return sources
+    found = []
+    for path in filter(is_image_name, files):
+        inside = path.parent.relative_to(folder).as_posix()
+        found.append(Source(path, path.name, captions.get(path.with_suffix(""), ""), "" if inside == "." else inside))
+    return found
 
 
 def _default(trigger: str, folder: str) -> str:
@@ -179,26 +150,24 @@ class _Subfolders:
 
     def __init__(self) -> None:
         self.taken: set[str] = set()
-        self.names: dict[str, str] = {}
-        self.weighted: dict[tuple[str, int], str] = {}
+        self.names: dict[tuple[str, int], str] = {}
 
-    def name(self, folder: str, weight: int) -> str:
+    def name(self, folder: str, weight: int = 1) -> str:
         """The subfolder for images of a dropped folder. Raises RunError: the weight makes too many repeats."""
-        if folder not in self.names:
-            self.names[folder] = _subfolder(folder, self.taken)
-        base = self.names[folder]
-        if weight == 1:
-            return base
-        if (base, weight) not in self.weighted:
-            number, _, rest = base.partition("_") if repeats_of(base) else ("", "", base)
-            if number and int(number) * weight > MAX_REPEATS:
-                raise RunError(
-                    f"{folder}: {number} repeats × weight {weight} is more than {MAX_REPEATS}; lower one of them"
-                )
-            stem = f"weight-{weight}" + (f"-{rest}" if rest else "")
-            name = f"{int(number) * weight}_{stem}" if number else stem
-            self.weighted[base, weight] = _unique(name, self.taken)
-        return self.weighted[base, weight]
+        if (folder, weight) not in self.names:
+            name = _subfolder(folder) if weight == 1 else self._weighted(folder, weight)
+            self.names[folder, weight] = _unique(name, self.taken) if name else ""
+        return self.names[folder, weight]
+
+    def _weighted(self, folder: str, weight: int) -> str:
+        base = self.name(folder)
+        number, _, rest = base.partition("_") if repeats_of(base) else ("", "", base)
+        if number and int(number) * weight > MAX_REPEATS:
+            raise RunError(
+                f"{folder}: {number} repeats × weight {weight} is more than {MAX_REPEATS}; lower one of them"
+            )
+        stem = f"weight-{weight}" + (f"-{rest}" if rest else "")
+        return f"{int(number) * weight}_{stem}" if number else stem
 
 
 def folder_names(images: Iterable[tuple[str, int]]) -> list[str]:
@@ -216,17 +185,15 @@ def folder_counts(images: Iterable[tuple[str, int]]) -> dict[str, int]:
     return dict(Counter(folder_names(images)))
 
 
-def _subfolder(folder: str, taken: set[str]) -> str:
-    """The name of a dropped folder's subfolder in the data set, which is not in `taken`; it is added to `taken`."""
+def _subfolder(folder: str) -> str:
+    """The name of a dropped folder's subfolder in the data set."""
     if not folder:
         return ""
     sets = repeats_of(folder)
     name = _plain("-".join(part for part in folder.split("/") if not (sets and repeats_of(part) == sets)))
     if sets:
-        stem = f"{sets[0]}_{'-'.join(part for part in (name, _plain(sets[1])) if part)}"
-    else:
-        stem = f"folder-{name}" if not name or repeats_of(name) or weight_of(name)[0] > 1 else name
-    return _unique(stem, taken)
+        return f"{sets[0]}_{'-'.join(part for part in (name, _plain(sets[1])) if part)}"
+    return f"folder-{name}" if not name or repeats_of(name) or weight_of(name)[0] > 1 else name
 
 
 def unique_stem(name: str, taken: set[str]) -> str:

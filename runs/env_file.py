@@ -291,38 +291,28 @@ def _resolved(text: str, batch: bool, values: dict[str, str]) -> str:
     return text
 
 
-def bash_lines(names: Sequence[str], folder: Path) -> str:
-    """The lines of train.sh that read the file with the values of `names`; "" for none."""
+def script_lines(names: Sequence[str], folder: Path, platform: str) -> str:
+    """The lines of a script that read the file with the values of `names`; "" for none. For cmd, the file has plain
+    NAME=VALUE lines."""
     if not names:
         return ""
-    path = path_of(folder)
-    return f"""{_head("#", names)}
-env_file={quote(str(path))}
+    path = str(path_of(folder))
+    about = f"Secrets ({', '.join(names)}): their values are in a file that only its owner can read, and not here."
+    if platform.startswith("win"):
+        advice = "has no value: set it, or write it to %env_file%"
+        missing = "\n".join(f"if not defined {name} echo train.bat: {name} {advice} 1>&2" for name in names)
+        return f"""rem {about}
+set "env_file={path.replace("%", "%%")}"
+if exist "%env_file%" for /f "usebackq tokens=1,* delims==" %%A in ("%env_file%") do set "%%A=%%B"
+{missing}
+"""
+    return f"""# {about}
+env_file={quote(path)}
 if [ -r "$env_file" ]; then . "$env_file"; fi
 for name in {" ".join(names)}; do
   [ -n "${{!name:-}}" ] || echo "train.sh: $name has no value: set it in the environment, or in $env_file" >&2
 done
 """
-
-
-def batch_lines(names: Sequence[str], folder: Path) -> str:
-    """As bash_lines, for cmd. The file then has plain NAME=VALUE lines."""
-    if not names:
-        return ""
-    path = str(path_of(folder)).replace("%", "%%")
-    lines = [
-        f"if not defined {name} echo train.bat: {name} has no value: set it, or write it to %env_file% 1>&2"
-        for name in names
-    ]
-    return f"""{_head("rem", names)}
-set "env_file={path}"
-if exist "%env_file%" for /f "usebackq tokens=1,* delims==" %%A in ("%env_file%") do set "%%A=%%B"
-{chr(10).join(lines)}
-"""
-
-
-def _head(comment: str, names: Sequence[str]) -> str:
-    return f"{comment} Secrets ({', '.join(names)}): their values are in a file that only its owner can read, and not here."
 
 
 def with_lines(text: str, lines: str) -> str:

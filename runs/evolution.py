@@ -52,11 +52,10 @@ class Lora:
     @property
     def at(self) -> str:
         """When it was saved, for people."""
-        if not self.final and NUMBERED.search(self.path.stem) and self.step is None:
-            return moment("epoch", self.epoch or 0)
-        return (
-            moment("step", self.step) if self.step else (moment("epoch", self.epoch) if self.epoch else self.path.name)
-        )
+        if self.step:
+            return moment("step", self.step)
+        numbered = not self.final and self.step is None and NUMBERED.search(self.path.stem)
+        return moment("epoch", self.epoch or 0) if self.epoch or numbered else self.path.name
 
 
 def read_lora(path: Path, size: int) -> Lora | None:

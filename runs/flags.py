@@ -12,7 +12,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import presets
 from runs.files import Fault, RunError
@@ -203,24 +203,23 @@ def settings(lines: list[str], given: Mapping[str, Any]) -> tuple[dict[str, Any]
     """As parse_settings: the fields of the texts that can be parsed, and a fault for each of the others."""
     from runs.spec import ALIASES, DEFAULTS, RunSpec
 
-    out, extra, faults = dict(given), {}, []
-    texts = {}
+    out, extra, faults = dict(given), dict[str, str](), []
     for setting in lines:
-        key, equals, value = setting.partition("=")
+        key, equals, text = setting.partition("=")
         key = key.strip().removeprefix("--").replace("-", "_")
+        key = ALIASES.get(key, key)
         if not equals or not key:
             faults.append(Fault("extra", f"{setting!r} is not KEY=VALUE; write for example rank=16"))
-            continue
-        texts[key] = value
-    for key, text in texts.items():
-        key = ALIASES.get(key, key)
-        if key in RunSpec.model_fields and key != "extra":
+        elif key not in RunSpec.model_fields or key == "extra":
+            extra[key] = text
+        elif key == "prompts":
             try:
-                out[key] = _field_value(key, text)
+                out[key] = _list(text, lambda t: [line for line in t.splitlines() if line.strip()])
             except ValueError as error:
                 faults.append(Fault(key, str(error)))
         else:
-            extra[key] = text
+            may_be_none = type(None) in get_args(RunSpec.model_fields[key].annotation)
+            out[key] = None if may_be_none and text.strip().lower() in ("none", "") else text
     if extra:
         key = presets.find_model(out.get("model", DEFAULTS["model"]))
         known = known_flags(out.get("backend", presets.backend_of(key)), presets.models()[key]["family"])
@@ -231,18 +230,6 @@ def settings(lines: list[str], given: Mapping[str, Any]) -> tuple[dict[str, Any]
             except ValueError as error:
                 faults.append(Fault("extra", f"{key}: {error}"))
     return out, faults
-
-
-def _field_value(key: str, text: str) -> Any:
-    if key == "prompts":
-        return _list(text, lambda t: [line for line in t.splitlines() if line.strip()])
-    if text.strip().lower() in ("none", "") and key in (
-        "max_train_steps",
-        "save_every_n_steps",
-        "validate_every_n_steps",
-    ):
-        return None
-    return text
 
 
 def _list(text: str, split) -> list[str]:

@@ -33,15 +33,13 @@ def _ignore(_: str) -> None:
 
 def create(
     spec: "RunSpec",
-    images: Path | Iterable[Path] | Sequence[dataset.Source],
-    captions: Mapping[str, str] | None = None,
+    images: Path | Sequence[dataset.Source],
     on_note: Callable[[str], None] = _ignore,
 ) -> Path:
     """Create the run's folder and its data set.
 
     Args:
-        images: a folder, files (images and .txt captions), or sources. The run's own data-set folder is used as it is.
-        captions: by image file name; they override .txt files.
+        images: a folder, or images with their captions. The run's own data-set folder is used as it is.
         on_note: called with one sentence for each image that was changed and each warning.
 
     Returns:
@@ -63,10 +61,10 @@ def create(
         if reuse:
             found = dataset.images_in(data)
             if not found:
-                raise RunError(f"no images in {data}; add at least one image (10 to 30 are recommended)")
+                raise RunError(dataset.NO_IMAGES.format(where=data))
             for path in found:
                 pictures.check_image(path)
-        sources = [] if reuse else dataset.gather(images, captions, spec.trigger)
+        sources = [] if reuse else dataset.gather(images, spec.trigger)
         made_data = False
         try:
             with building(folder) as work:
@@ -99,19 +97,15 @@ def name_fault(spec: "RunSpec", own_data: Path | None = None) -> Fault | None:
     """
     for kind, parent in (("run", outputs_dir()), ("data set", datasets_dir())):
         for taken in entries(parent):
-            place = parent / taken
-            if taken.casefold() != spec.slug.casefold() or place == own_data:
+            if taken.casefold() != spec.slug.casefold() or parent / taken == own_data:
                 continue
-            if taken == spec.slug:
-                message = f"A {kind} named {spec.name!r} already exists in {place}; choose another name, or delete that folder"
+            if taken != spec.slug:
+                why, advice = f", and Windows and macOS do not tell it from {spec.slug!r}", "choose another name"
             else:
-                message = (
-                    f"A {kind} named {taken!r} already exists, and Windows and macOS do not tell it from {spec.slug!r}; "
-                    "choose another name"
-                )
-            if kind == "data set" and taken == spec.slug:
-                message += ", or use it as the images of this run"
-            return Fault("name", message)
+                why, advice = f" in {parent / taken}", "choose another name, or delete that folder"
+                advice += ", or use it as the images of this run" if kind == "data set" else ""
+            shown = spec.name if taken == spec.slug else taken
+            return Fault("name", f"A {kind} named {shown!r} already exists{why}; {advice}")
     return None
 
 

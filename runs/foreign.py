@@ -19,8 +19,8 @@ from presets.training import Training, file_name, trainings
 from runs import env_file
 from runs.files import RunError
 from runs.foreign_kohya import read_gui
-from runs.foreign_settings import Settings, add_flag, add_value, lines_of, shown
-from runs.foreign_toolkit import read_job, read_yaml
+from runs.foreign_settings import Settings, lines_of, shown, tables
+from runs.foreign_toolkit import read_job
 
 MAX_BYTES = 1_000_000  # of one file
 MAX_SCRIPT = 64_000  # of a script or YAML, which take longer to read; FluxGym's have 3 kB
@@ -75,32 +75,22 @@ def _rank(text: str) -> int:
 
 def _read_one(out: Settings, name: str, text: str) -> bool:
     """Add what one file sets; False for a text of an unknown kind."""
-    label = name or "The text"
-    if text.lstrip().startswith("{"):
-        _read_json(out, label, text)
-        return True
-    if len(text) > MAX_SCRIPT:
-        if (table := _toml(label, text)) is None:
-            raise RunError(f"{label}: larger than {MAX_SCRIPT // 1000} kB, so it is no script of a training")
-        _read_toml(out, table)
-        return True
-    if found := _commands(name, text):
+    label, short = name or "The text", len(text) <= MAX_SCRIPT
+    if short and not text.lstrip().startswith("{") and (found := _commands(name, text)):
         read_command(out, found[0])
         out.secrets |= env_file.of_script(text)[1]
         if len(found) > 1:
             out.notes.append(f"{label} has {len(found)} training commands; the first is imported.")
-        return True
-    if re.search(r"^(job|config)[ \t]*:", text, re.MULTILINE):
-        read_yaml(out, label, text)
-        return True
-    if (table := _toml(label, text)) is not None:
-        _read_toml(out, table)
-        return True
-    if re.search(r"(^|\s)--[A-Za-z]", text) and (found := _commands("", f"train_network.py {text.strip()}")):
+    elif (table := _table_of(label, text)) is not None:
+        _read_table(out, label, *table)
+    elif not short:
+        raise RunError(f"{label}: larger than {MAX_SCRIPT // 1000} kB, so it is no script of a training")
+    elif re.search(r"(^|\s)--[A-Za-z]", text) and (found := _commands("", f"train_network.py {text.strip()}")):
         read_command(out, found[0])
         out.script = ""
-        return True
-    return False
+    else:
+        return False
+    return True
 
 
 def _commands(name: str, text: str) -> list[Training]:
@@ -133,7 +123,7 @@ def read_command(out: Settings, t: Training) -> None:
         if known.values and None in known.values:
             out.refuse(f"--{flag}", "…", "Its value is known only when the script runs; set it by hand")
         else:
-            add_flag(out, flag, [value or "" for value in known.values])
+            out.add(flag, [value or "" for value in known.values])
     if t.command.opaque:
         at = next((one.start for one in t.command.words if one.value is None), t.command.end)
         line = t.source.count("\n", 0, at) + 1
@@ -143,36 +133,38 @@ def read_command(out: Settings, t: Training) -> None:
         out.notes.append(f"The settings in {shown(config)} are not included; add that file, too.")
 
 
-def _read_json(out: Settings, label: str, text: str) -> None:
+def _table_of(label: str, text: str) -> tuple[str, Any] | None:
+    """("JSON", "YAML" or "TOML", what it holds); None where the text is none. RunError: it looks like one, and is damaged."""
+    import yaml
+
+    kind, parse = "TOML", tomllib.loads
+    if text.lstrip().startswith("{"):
+        kind, parse = "JSON", json.loads
+    elif len(text) <= MAX_SCRIPT and re.search(r"^(job|config)[ \t]*:", text, re.MULTILINE):
+        kind, parse = "YAML", yaml.safe_load
     try:
-        table = json.loads(text)
-    except ValueError as error:
-        raise RunError(f"{label}: not valid JSON ({error}); choose the file again") from error
+        return kind, parse(text)
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
+        if kind == "TOML" and not label.lower().endswith(".toml") and not re.match(r"\s*(\[|[A-Za-z_]+ *= )", text):
+            return None
+        raise RunError(f"{label}: not valid {kind} ({shown(error)}); correct it, or choose the file again") from error
+
+
+def _read_table(out: Settings, label: str, kind: str, table: Any) -> None:
+    """Add what a file of tables sets: ai-toolkit's have YAML or JSON, kohya_ss's JSON, those of kohya's trainers TOML."""
     if not isinstance(table, dict):
         raise RunError(f"{label}: a configuration is a table of names and values")
-    if "config" in table and isinstance(table["config"], dict):
+    if kind == "YAML" or (kind == "JSON" and isinstance(table.get("config"), dict)):
         return read_job(out, label, table)
-    return read_gui(out, label, table)
-
-
-def _toml(label: str, text: str) -> dict[str, Any] | None:
-    """A TOML file; None where the text is none. RunError: it looks like one, and is damaged."""
-    try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, ValueError) as error:
-        if label.lower().endswith(".toml") or re.match(r"\s*(\[|[A-Za-z_]+ *= )", text):
-            raise RunError(f"{label}: not valid TOML: {error}; fix this line") from error
-        return None
-
-
-def _read_toml(out: Settings, table: Mapping[str, Any]) -> None:
-    """A data set, or a `--config_file` of sd-scripts: flags, some of them in tables whose names mean nothing."""
+    if kind == "JSON":
+        return read_gui(out, label, table)
     if "datasets" in table or "general" in table:
         return read_dataset(out, table)
-    out.kind = out.kind or "a config file of sd-scripts"
+    out.kind = out.kind or "a config file of sd-scripts"  # flags, some of them in tables whose names mean nothing
     for key, value in table.items():
         for flag, setting in value.items() if isinstance(value, dict) else [(key, value)]:
-            add_value(out, flag, setting)
+            out.add(flag, setting)
+    return None
 
 
 # Data sets ---------------------------------------------------------------------------------------------------------------
@@ -180,22 +172,22 @@ def _read_toml(out: Settings, table: Mapping[str, Any]) -> None:
 # Of a data set or a subset, by the names of sd-scripts and of musubi-tuner: the flag that means the same.
 DATASET_FLAGS = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
 FOLDER_KEYS = ("image_dir", "image_directory")
+NO_FLAGS = ("subsets", "class_tokens", "cache_directory", "is_reg", "metadata_file", *FOLDER_KEYS)
 
 
 def read_dataset(out: Settings, table: Mapping[str, Any]) -> None:
     """Add what a dataset.toml of sd-scripts or musubi-tuner sets."""
     out.kind = out.kind or "a dataset.toml"
-    general, datasets = _table(table.get("general")), _tables(table.get("datasets"))
-    if len(datasets) > 1 and len({str(one.get("resolution"))[:80] for one in datasets}) > 1:
+    given, datasets = table.get("general"), tables(table.get("datasets"))
+    general: dict[str, Any] = given if isinstance(given, dict) else {}
+    if len({str(one.get("resolution"))[:80] for one in datasets}) > 1:
         out.notes.append("The data set is trained at several resolutions; Hangproof trains at the first one.")
     first = datasets[0] if datasets else {}
-    subsets = [subset for one in datasets for subset in (_tables(one.get("subsets")) or [one])]
-    one = subsets[0] if subsets else {}
-    for source in (general, first, one):
+    subsets = [subset for one in datasets for subset in (tables(one.get("subsets")) or [one])]
+    for source in (general, first, subsets[0] if subsets else {}):
         for key, value in source.items():
-            if key in ("subsets", "class_tokens", "cache_directory", "is_reg", "metadata_file", *FOLDER_KEYS):
-                continue
-            add_value(out, DATASET_FLAGS.get(key, key), value, key)
+            if key not in NO_FLAGS:
+                out.add(DATASET_FLAGS.get(key, key), value, key)
     seen = set()
     for subset in subsets:
         path = next((subset[key] for key in FOLDER_KEYS if isinstance(subset.get(key), str)), "")
@@ -209,11 +201,3 @@ def read_dataset(out: Settings, table: Mapping[str, Any]) -> None:
             continue
         repeats = subset.get("num_repeats", first.get("num_repeats", general.get("num_repeats")))
         out.add_folder(path, repeats, subset.get("class_tokens"))
-
-
-def _table(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _tables(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)][:1000] if isinstance(value, list) else []

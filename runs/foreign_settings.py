@@ -80,33 +80,32 @@ class Settings:
         """Say why a setting is not taken over."""
         self.rows.append(Row(shown(name), shown(value), "unsupported", text))
 
+    def add(self, flag: object, value: object, label: str = "") -> None:
+        """Add a flag with a value of a file or a command; one that is off is left out. RunError: there are too many.
+
+        Args:
+            value: a list for several values or, where it is empty, for a switch. label: how the file writes the flag.
+        """
+        if value in OFF or not isinstance(flag, str):
+            return None
+        values = value if isinstance(value, list) else [] if value is True else [value]
+        if not all(isinstance(one, str | int | float) for one in values):
+            return self.refuse(label or flag, "…", "Not a plain value")
+        if len(self.flags) >= MAX_FLAGS:
+            raise RunError(f"The file has more than {MAX_FLAGS} settings, so it is no configuration")
+        texts = [number(one) for one in values]
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", flag):
+            return self.refuse(flag, " ".join(texts), "Not the name of an option")
+        self.flags[flag] = texts
+        if label and label != flag:
+            self.labels[flag] = label
+        return None
+
     def add_folder(self, path: str, repeats: object = None, trigger: object = None) -> None:
         """Add a folder of images. What is no plain number or text is left out."""
         whole = isinstance(repeats, int) and not isinstance(repeats, bool) and 1 <= repeats <= 10**6
         word = " ".join(trigger.split())[:200] if isinstance(trigger, str) else ""
         self.folders.append(ImageFolder(path[:4000], repeats if whole else None, word))  # type: ignore[arg-type]
-
-
-def add_value(out: Settings, flag: str, value: object, label: str = "") -> None:
-    """Add a flag with a value of JSON, TOML or YAML; one that is off is left out."""
-    if value in OFF or not isinstance(flag, str):
-        return None
-    values = value if isinstance(value, list) else [] if value is True else [value]
-    if not all(isinstance(one, str | int | float) for one in values):
-        return out.refuse(label or flag, "…", "Not a plain value")
-    if label and label != flag:
-        out.labels[flag] = label
-    return add_flag(out, flag, [number(one) for one in values])
-
-
-def add_flag(out: Settings, flag: str, values: list[str]) -> None:
-    """Add a flag. RunError: there are too many."""
-    if len(out.flags) >= MAX_FLAGS:
-        raise RunError(f"The file has more than {MAX_FLAGS} settings, so it is no configuration")
-    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", flag):
-        out.flags[flag] = values
-    else:
-        out.refuse(flag, " ".join(values), "Not the name of an option")
 
 
 def number(value: object) -> str:
@@ -128,3 +127,8 @@ def lines_of(text: str) -> list[str]:
     """Sample prompts: the lines of a file without comments; at most 100."""
     lines = (line.strip() for line in text.splitlines())
     return [line[:1000] for line in lines if line and not line.startswith("#")][:100]
+
+
+def tables(value: object) -> list[dict[str, Any]]:
+    """The tables of a list of a file; at most 1000."""
+    return [one for one in value if isinstance(one, dict)][:1000] if isinstance(value, list) else []

@@ -8,7 +8,6 @@ is checked like any run. Every setting of the file ends in exactly one row.
 import copy
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,27 +18,27 @@ from presets.syntax import Command, Word
 from presets.tables import _table
 from presets.training import Flag, Training, file_name
 from runs import env_file
+from runs.command import flags as ours_of
 from runs.fields import LABELS
 from runs.files import RunError
+from runs.flags import flag_faults, flag_value, known_flags
 from runs.foreign_settings import TABLES, Row, Settings, number, shown
 from runs.paths import CHECKOUTS, outputs_dir
-from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec
+from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec, make
 
-NOT_IMPORTED = (
-    "model",
-    "tier",
-    "backend",
+WORDS = {**LABELS, "keep_tokens": "keep_tokens"}
+FLAG_OF = {key: flag for flag, key in ALIASES.items()} | {"name": "output_name", "control_dir": "control_directory"}
+SET_OTHERWISE = ("model", "tier", "backend", "prompts", "trigger")
+HANGPROOFS = (
     "keep_states",
     "sample_steps",
     "store",
     "nodes",
     "price_per_hour",
     "spend_limit",
-)
-WORDS = {key: label for key, label in {**LABELS, "keep_tokens": "keep_tokens"}.items() if key not in NOT_IMPORTED}
-FLAG_OF = {key: flag for flag, key in ALIASES.items()} | {"name": "output_name", "control_dir": "control_directory"}
+)  # no other trainer has them
 FIELDS = {
-    FLAG_OF.get(key, key): key for key in WORDS if key in RunSpec.model_fields and key not in ("prompts", "trigger")
+    FLAG_OF.get(key, key): key for key in RunSpec.model_fields if key in WORDS.keys() - {*SET_OTHERWISE, *HANGPROOFS}
 }
 SECRET = "A secret: kept apart, in a file that only you can read; the run has its name"
 OWN_RUN = "The run's own folder is used"
@@ -55,12 +54,7 @@ DECIDED |= {flag: ("run", reason) for flag, reason in BY_HANGPROOF.items()}
 DECIDED |= {flag: ("unsupported", reason) for flag, reason in NOT_HERE.items()}
 TRAINER_DEFAULTS = {"rank": 4, "alpha": 1.0}  # sd-scripts library/train_util.py, train_network.py
 STEPS = 1600
-MODEL_FLAGS = (
-    "pretrained_model_name_or_path",
-    "network_module",
-    "network_dim",
-    "dit",
-)  # of a file that is no data set alone
+MAIN_FLAGS = ("pretrained_model_name_or_path", "dit")  # of the base model's main file
 OPTIMIZER = ("optimizer_args", "lr_scheduler", "max_grad_norm")  # flags of a tier that belong to its optimizer
 
 
@@ -74,7 +68,8 @@ def convert(found: Settings, tier: str = "") -> Settings:
         RunError: it trains something that Hangproof cannot train.
     """
     out = copy.deepcopy(found)
-    whole = bool(out.script) or any(flag in out.flags for flag in MODEL_FLAGS)
+    # It is no data set alone
+    whole = bool(out.script or out.flags.keys() & {*MAIN_FLAGS, "network_module", "network_dim"})
     if whole:
         model, backend = _model(out)
         _lint(out, out.script or presets.trainer_of(model, backend)["script"])
@@ -96,30 +91,24 @@ def convert(found: Settings, tier: str = "") -> Settings:
 
 def _model(out: Settings) -> tuple[str, str]:
     """(base model, trainer): those whose script, files and flags the configuration has; decides the flags of its files."""
-    score, key, backend = max(
-        (
-            (_score(out, key, backend), key, backend)
-            for key, model in presets.models().items()
-            for backend in model["backends"]
-        ),
-        key=lambda one: one[0],
-    )
-    if not score:
+    able = [(key, backend) for key, model in presets.models().items() for backend in model["backends"]]
+    key, backend = max(able, key=lambda one: _score(out, *one))
+    if not _score(out, key, backend):
         raise RunError(
             f"{out.script or 'The file'} cannot be imported: Hangproof trains LoRAs, and has no base model for this script"
         )
     model, needs = presets.models()[key], presets.trainer_of(key, backend)["needs"]
     for flag in needs:
-        given, name = (out.flags.get(flag) or [""])[0], model["name"]
+        given, main = (out.flags.get(flag) or [""])[0], flag in MAIN_FLAGS
         if not given:
             out.flags.pop(flag, None)
-        elif flag == _main_flag(needs) and _is_file_of(key, model, given, needs):
-            out.take(flag, "field", f"Base model: {name}")
+        elif main and _is_file_of(key, flag, given):
+            out.take(flag, "field", f"Base model: {model['name']}")
         elif flag in model["files"] and _stem(model["files"][flag]) == _stem(given):
-            out.take(flag, "same", f"{name} has this file")
+            out.take(flag, "same", f"{model['name']} has this file")
         elif not _exists(given):
-            which = f"Base model: {name}. " if flag == _main_flag(needs) else ""
-            out.take(flag, "changed", f"{which}This file is not on this machine; the one of {name} is used")
+            which = f"Base model: {model['name']}. " if main else ""
+            out.take(flag, "changed", f"{which}This file is not on this machine; the one of {model['name']} is used")
     if left := [flag for flag in needs if flag in out.flags]:
         out.notes.append(f"Base model: {model['name']}, with your own files for {', '.join(left)}.")
     return key, backend
@@ -131,29 +120,27 @@ def _score(out: Settings, key: str, backend: str) -> int:
     needs = trainer["needs"]
     if (out.script == "trainer") != (backend == "diffusers") or out.script not in ("", "trainer", trainer["script"]):
         return 0
-    named = _is_file_of(key, model, (flags.get(_main_flag(needs)) or [""])[0], needs)
+    main = "dit" if "dit" in needs else MAIN_FLAGS[0]
+    named = _is_file_of(key, main, (flags.get(main) or [""])[0])
     if model["generated"] and not named:
         return 0
     own = {**trainer["flags"], **model["flags"]}
-    same = sum(
+    same = any(
         flags.get(flag) == [number(own[flag])] for flag in ("model_type", "model_version", "task") if flag in own
     )
     files = sum(1 if flag in flags else -1 for flag in needs) if any(flag in flags for flag in needs) else 0
     module = flags.get("network_module") == [trainer["network_module"]]
-    return max(1, 20 + 10 * named + 3 * module + 2 * (same > 0) + files)
+    return max(1, 20 + 10 * named + 3 * module + 2 * same + files)
 
 
 def _stem(path: str) -> str:
     return file_name(path.rstrip("/\\")).rsplit(".", 1)[0].casefold()
 
 
-def _main_flag(needs: list[str]) -> str:
-    return "dit" if "dit" in needs else "pretrained_model_name_or_path"
-
-
-def _is_file_of(key: str, model: Mapping[str, Any], given: str, needs: list[str]) -> bool:
-    """Whether a path or id of a configuration is the main file of a base model."""
-    stems = (key, _stem(model["files"].get(_main_flag(needs), "")))
+def _is_file_of(key: str, flag: str, given: str) -> bool:
+    """Whether a path or id of a configuration is the main file, of this flag, of a base model."""
+    model = presets.models()[key]
+    stems = (key, _stem(model["files"].get(flag, "")))
     return bool(given) and (given.casefold() in (model["repo"].casefold(), key) or _stem(given) in stems)
 
 
@@ -167,7 +154,7 @@ def _exists(path: str) -> bool:
 def _tier(out: Settings, model: str, backend: str, machine: str) -> str:
     """The VRAM choice: the one whose own flags the configuration has, else that of this machine, else the default."""
     able = {name: row["flags"] for name, row in presets.tiers_of(model, backend).items() if not row["problem"]}
-    exact = [name for name, wanted in able.items() if wanted and _has_all(out.flags, wanted)]
+    exact = [name for name, own in able.items() if own and all(_equal(out.flags.get(f), v) for f, v in own.items())]
     if exact:
         chosen = max(exact, key=lambda name: len(able[name]))
         why = "its optimizer and memory settings are those of the file"
@@ -176,10 +163,6 @@ def _tier(out: Settings, model: str, backend: str, machine: str) -> str:
         why = "the GPU of this machine" if chosen == machine else "the default; choose the memory of your GPU"
     out.rows.append(Row("VRAM", "", "field" if exact else "changed", f"{chosen}: {why}"))
     return chosen
-
-
-def _has_all(flags: Mapping[str, list[str]], wanted: Mapping[str, Any]) -> bool:
-    return all(_equal(flags.get(flag), value) for flag, value in wanted.items())
 
 
 def _equal(values: list[str] | None, ours: object) -> bool:
@@ -220,8 +203,6 @@ def _lint(out: Settings, script: str) -> None:
 
 def _set(out: Settings, key: str, value: object, row: Row) -> None:
     """Set a field of the run; of a value that the run refuses, the row says why."""
-    from runs.spec import make
-
     try:
         make({"name": "my-lora", **out.fields, key: value})
     except RunError as error:
@@ -257,21 +238,19 @@ def _beside_flags(out: Settings) -> None:
 def _decide(out: Settings, flag: str) -> None:
     """What becomes of a flag, whatever trainer it is for: a field, or nothing; options of the trainer are left."""
     values, key = out.flags[flag], FIELDS.get(flag, "")
-    if key == "name":
-        if name := values[0].strip()[:200] if values else "":
-            _take(out, flag, key, name)
-        else:
-            del out.flags[flag]
+    unnamed = key == "name" and not (values and values[0].strip())
+    if unnamed or (flag == "sample_prompts" and out.prompts):
+        del out.flags[flag]
     elif key == "resolution":
         _resolution(out)
+    elif key == "name":
+        _take(out, flag, key, values[0].strip()[:200])
     elif key and len(values) != 1:
         out.take(flag, "unsupported", "Not one value")
     elif key == "alpha" and _plain(values[0]) == "0.0":  # 0 means the rank (networks/lora.py)
         _take(out, flag, key, (out.flags.get("network_dim") or [out.fields.get("rank", 4)])[0])
     elif key:
         _take(out, flag, key, re.sub(r"^(\d+)\.0$", r"\1", values[0]))
-    elif flag == "sample_prompts" and out.prompts:
-        del out.flags[flag]
     elif flag in DECIDED:
         out.take(flag, *DECIDED[flag])
     elif flag == "caption_extension":
@@ -305,17 +284,13 @@ def _resolution(out: Settings) -> None:
         whole = max(32, round(math.sqrt(sides[0] * sides[-1]) / 32) * 32)
     except (ValueError, IndexError, OverflowError):
         return out.take("resolution", "unsupported", "Not a resolution; set it by hand")
-    if len(set(sides)) == 1 and whole == sides[0]:
-        return _take(out, "resolution", "resolution", whole)
-    text = f"Resolution {whole}: a multiple of 32 with about the same area"
-    return _take(out, "resolution", "resolution", whole, "changed", text)
+    kept = {*sides} == {whole}
+    text = "" if kept else f"Resolution {whole}: a multiple of 32 with about the same area"
+    return _take(out, "resolution", "resolution", whole, "field" if kept else "changed", text)
 
 
 def _extra(out: Settings, given: set[str]) -> None:
     """The flags that are left: those that Hangproof writes anyway, and those that become extra options."""
-    from runs.command import flags as ours_of
-    from runs.flags import flag_value, known_flags
-    from runs.spec import make
 
     basic = make({"name": "my-lora", **{key: out.fields[key] for key in ("model", "backend", "tier")}})
     ours = ours_of(basic, outputs_dir() / basic.slug)
@@ -350,8 +325,6 @@ def _extra(out: Settings, given: set[str]) -> None:
 
 def _refused(out: Settings, flag: str, value: object, known: bool) -> str:
     """Why the run, or its trainer where it is known, refuses an extra option; "" where it does not."""
-    from runs.flags import flag_faults
-    from runs.spec import make
 
     try:
         spec = make({"name": "my-lora", **out.fields, "extra": {**out.fields["extra"], flag: value}})

@@ -175,14 +175,19 @@ def difference(before: Job, after: Job) -> Patch:
     return _difference({n: getattr(before, n) for n in names}, {n: getattr(after, n) for n in names})
 
 
+def respecifying(job: Job, spec: "RunSpec", platform: str) -> Patch:
+    """The patch that a job needs for other fields or another system. RunError: as `run_spec`."""
+    folder = Path(job.places["run"])
+    return difference(resolve(job.run_spec(), folder, job.platform), resolve(spec, folder, platform))
+
+
 def respecified(job: Job, spec: "RunSpec", run_toml: bytes) -> Job:
     """The job with the fields of `spec`: where those that it was made from say the same, it stays as it is.
 
     Raises:
         RunError: as `run_spec`.
     """
-    folder = Path(job.places["run"])
-    patch = difference(resolve(job.run_spec(), folder, job.platform), resolve(spec, folder, job.platform))
+    patch = respecifying(job, spec, job.platform)
     changed = replace(job.patched(patch), spec=fields(spec), run_toml=checksum(run_toml))
     return made(changed, run_toml) if patch else changed
 
@@ -257,13 +262,11 @@ def moved(job: Job, here: dict[str, str]) -> Job:
     return replace(job, commands=move(job.commands), dataset=move(job.dataset), spec=spec, places=here)
 
 
-def for_platform(job: Job, folder: Path, platform: str) -> Job:
+def for_platform(job: Job, platform: str) -> Job:
     """The job on another system, whose data loader has other rules. RunError: as `run_spec`."""
     if job.platform == platform:
         return job
-    spec = job.run_spec()
-    patch = difference(resolve(spec, folder, job.platform), resolve(spec, folder, platform))
-    return replace(job.patched(patch), platform=platform)
+    return replace(job.patched(respecifying(job, job.run_spec(), platform)), platform=platform)
 
 
 # job.json ----------------------------------------------------------------------------------------------------------------

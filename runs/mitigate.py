@@ -1,6 +1,6 @@
 """Changes to a run that keeps failing. The monitor's table of causes (causes.toml) names them.
 
-Each mitigation is a pure function `spec → (spec, sentence)`. An extra flag is written after the flag of a typed field and
+Each mitigation is a pure function `spec → (fields that change, sentence)`. An extra flag is written after the flag of a typed field and
 overrides it, so a mitigation also changes every extra flag that would undo it. Few ask whether they are needed:
 `apply` compares what the trainer would read before and after, and one that changes nothing there gives the same spec and
 no sentence, so that the monitor takes the next one. Most mitigations keep what is learned (same data, effective batch, steps). `same_state` says whether
@@ -10,13 +10,13 @@ the saved states can still be resumed.
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import presets
 from runs import custom_script, staging
 from runs.command import tier_flags
 from runs.files import RunError, private_folder
-from runs.job import Job, Patch, difference, resolve
+from runs.job import Job, Patch, difference, resolve, respecifying
 from runs.paths import outputs_dir
 from runs.scripts import script
 
@@ -27,9 +27,8 @@ CACHES = ("cache_latents_to_disk", "cache_text_encoder_outputs_to_disk")
 ENCODER_BATCHES = ("vae_batch_size", "text_encoder_batch_size")
 HUB = ("huggingface_repo_id", "save_state_to_huggingface", "resume_from_huggingface", "async_upload")
 RATES = ("unet_lr", "text_encoder_lr")  # sd-scripts and the built-in trainer prefer these to learning_rate
-REGEX_RATES = (
-    "network_reg_lrs="  # in network_args of sd-scripts: learning rates by layer; they do not decide what is trained
-)
+# In network_args of sd-scripts: learning rates by layer; they do not decide what is trained
+REGEX_RATES = "network_reg_lrs="
 NO_HALF_VAE = ("sd-scripts", "diffusers")  # the trainers that have --no_half_vae
 SAMPLING = ("sample_every_n_epochs", "sample_at_first")
 SEVERAL_GPUS = ("ddp_timeout", "ddp_gradient_as_bucket_view", "ddp_static_graph")
@@ -37,10 +36,9 @@ SWAPPING = ("blocks_to_swap", "cpu_offload_checkpointing")  # neither works toge
 VALIDATION = ("validation_seed", "validate_every_n_epochs", "max_validation_steps")
 OFFLINE = ("1", "true", "yes", "on")
 Changed = tuple["RunSpec", str]
-
-
-def _same(spec: "RunSpec") -> Changed:
-    return spec, ""
+Change = tuple[dict[str, Any], str]
+"""Other values of fields, and a sentence for the user."""
+NOTHING: Change = ({}, "")
 
 
 def _without(spec: "RunSpec", *names: str) -> dict[str, "Value"]:
@@ -55,62 +53,60 @@ def _number(value: object) -> float:
         return 0.0
 
 
-def workers_0(spec: "RunSpec") -> Changed:
+def workers_0(spec: "RunSpec") -> Change:
     """Load data in the training process; persistent workers and prefetching are turned off with the workers."""
     sentence = f"the training process loads the images itself instead of {spec.workers} worker processes"
-    return spec.changed(workers=0, extra=_without(spec, "persistent_data_loader_workers")), sentence
+    return {"workers": 0, "extra": _without(spec, "persistent_data_loader_workers")}, sentence
 
 
-def batch_1(spec: "RunSpec") -> Changed:
+def batch_1(spec: "RunSpec") -> Change:
     """Process one image at a time, also while encoding; gradients are accumulated, so the effective batch stays."""
-    extra: dict[str, Value] = {**spec.extra}
-    extra |= {flag: 1 for flag in ENCODER_BATCHES if _number(spec.extra.get(flag, 1)) > 1}
+    extra = {**spec.extra, **{flag: 1 for flag in ENCODER_BATCHES if _number(spec.extra.get(flag, 1)) > 1}}
     if spec.batch_size == 1:
-        return spec.changed(extra=extra), "images and captions are encoded one at a time"
+        return {"extra": extra}, "images and captions are encoded one at a time"
     steps = spec.gradient_accumulation * spec.batch_size
-    changed = spec.changed(batch_size=1, gradient_accumulation=steps, extra=extra)
-    return (
-        changed,
-        f"batch size 1 instead of {spec.batch_size}; gradients of {steps} batches make up one step as before",
-    )
+    sentence = f"batch size 1 instead of {spec.batch_size}; gradients of {steps} batches make up one step as before"
+    return {"batch_size": 1, "gradient_accumulation": steps, "extra": extra}, sentence
 
 
-def lean(spec: "RunSpec") -> Changed:
+def lean(spec: "RunSpec") -> Change:
     """Free GPU memory between caching and training."""
     extra = {**_without(spec, "lowram"), "highvram": False}  # --lowram keeps the image encoder on the GPU
-    return spec.changed(extra=extra), "GPU memory is freed after caching (without --highvram)"
+    return {"extra": extra}, "GPU memory is freed after caching (without --highvram)"
 
 
-def tier_down(spec: "RunSpec") -> Changed:
+def tier_down(spec: "RunSpec") -> Change:
     """The next smaller tier. Its optimizer, and for 12G the trained blocks, differ: see same_state."""
     tiers = presets.tiers_of(spec.model, spec.backend)
     now = tiers[spec.tier]
     below = [name for name, tier in tiers.items() if tier["vram_gb"] < now["vram_gb"] and not tier["problem"]]
     below = [name for name in below if tiers[name]["flags"] != now["flags"]]  # larger GPUs can have the same flags
     if not below:
-        return _same(spec)
+        return NOTHING
     tier = max(below, key=lambda name: tiers[name]["vram_gb"])
     smaller = tiers[tier]
     # Extra flags override a tier's. Those of the optimizer and of the trained blocks decide its memory.
-    extra = _without(spec, "optimizer_type", "optimizer_args")
-    if smaller["flags"].get("split_mode"):
-        extra = {flag: value for flag, value in extra.items() if flag not in ("split_mode", *SWAPPING)}
+    split = ("split_mode", *SWAPPING) if smaller["flags"].get("split_mode") else ()
+    extra = _without(spec, "optimizer_type", "optimizer_args", *split)
+    if split:
         extra |= _network_args(extra, smaller["flags"]["network_args"])
     removed = "".join(f", without --{flag}" for flag in spec.extra if flag not in extra)
-    return spec.changed(tier=tier, extra=extra), f"tier {tier} instead of {spec.tier}{removed}: {smaller['note']}"
+    return {"tier": tier, "extra": extra}, f"tier {tier} instead of {spec.tier}{removed}: {smaller['note']}"
 
 
-def less_vram(spec: "RunSpec") -> Changed:
+def less_vram(spec: "RunSpec") -> Change:
     """Less GPU memory with states that can still be resumed: the next tier, else of it the fp8 settings, else batch size 1."""
     lower, sentence = tier_down(spec)
-    if lower != spec and same_state(*(resolve(one, Path("run")) for one in (spec, lower))):
-        return lower, sentence
-    now = {**tier_flags(spec), **spec.extra}
-    smaller = {flag: value for flag, value in tier_flags(lower).items() if flag.startswith("fp8") and not now.get(flag)}
-    if lower != spec and smaller:
-        sentence = f"the base model is kept in fp8 as in tier {lower.tier}; the optimizer stays"
-        return spec.changed(extra={**spec.extra, **smaller}), sentence
-    return batch_1(spec) if spec.batch_size > 1 else _same(spec)
+    if lower:
+        smaller = spec.changed(**lower)
+        if same_state(*(resolve(one, Path("run")) for one in (spec, smaller))):
+            return lower, sentence
+        now = {**tier_flags(spec), **spec.extra}
+        fp8 = {f: value for f, value in tier_flags(smaller).items() if f.startswith("fp8") and not now.get(f)}
+        if fp8:
+            sentence = f"the base model is kept in fp8 as in tier {smaller.tier}; the optimizer stays"
+            return {"extra": {**spec.extra, **fp8}}, sentence
+    return batch_1(spec) if spec.batch_size > 1 else NOTHING
 
 
 def _network_args(extra: dict[str, "Value"], wanted: list[str]) -> dict[str, "Value"]:
@@ -122,92 +118,90 @@ def _network_args(extra: dict[str, "Value"], wanted: list[str]) -> dict[str, "Va
     return {"network_args": [*(word for word in given if not word.startswith(replaced)), *wanted]}
 
 
-def no_block_swap(spec: "RunSpec") -> Changed:
+def no_block_swap(spec: "RunSpec") -> Change:
     """Never swap blocks between GPU and host memory."""
     if not _number(spec.extra.get("blocks_to_swap", 0)):
-        return _same(spec)  # a flag of 0 swaps none
-    return spec.changed(extra=_without(spec, "blocks_to_swap")), "no blocks are swapped (without --blocks_to_swap)"
+        return NOTHING  # a flag of 0 swaps none
+    return {"extra": _without(spec, "blocks_to_swap")}, "no blocks are swapped (without --blocks_to_swap)"
 
 
-def one_gpu(spec: "RunSpec") -> Changed:
+def one_gpu(spec: "RunSpec") -> Change:
     """One GPU of each machine instead of several; gradients are accumulated, so the effective batch stays."""
     if spec.gpus == 1:
-        return _same(spec)  # the seeds below would be a change
+        return NOTHING  # the seeds below would be a change
     steps = spec.gradient_accumulation * spec.gpus
     # kohya's trainers then keep the noise and the order of several processes (sd_scripts_patches/batch_seeds.py)
     seeds = {} if spec.backend == "diffusers" else {"HANGPROOF_BATCH_SEEDS": "1"}
-    several = () if spec.nodes > 1 else SEVERAL_GPUS
-    changed = spec.changed(
-        gpus=1,
-        gradient_accumulation=steps,
-        environment={**spec.environment, **seeds},
-        extra=_without(spec, *several),
-    )
+    fields = {
+        "gpus": 1,
+        "gradient_accumulation": steps,
+        "environment": {**spec.environment, **seeds},
+        "extra": spec.extra if spec.nodes > 1 else _without(spec, *SEVERAL_GPUS),
+    }
     each = " in each machine" if spec.nodes > 1 else ""
-    return changed, f"one GPU instead of {spec.gpus}{each}; gradients of {steps} batches make up one step as before"
+    return fields, f"one GPU instead of {spec.gpus}{each}; gradients of {steps} batches make up one step as before"
 
 
-def sampling_off(spec: "RunSpec") -> Changed:
+def sampling_off(spec: "RunSpec") -> Change:
     """No sample images."""
-    return spec.changed(sample_every_n_steps=0, extra=_without(spec, *SAMPLING)), "sample images are turned off"
+    return {"sample_every_n_steps": 0, "extra": _without(spec, *SAMPLING)}, "sample images are turned off"
 
 
-def validation_off(spec: "RunSpec") -> Changed:
+def validation_off(spec: "RunSpec") -> Change:
     """No validation. Without a share of the images to validate on, the other flags have no effect."""
     off = {"validation_split": 0.0, "validate_every_n_steps": None, "extra": _without(spec, *VALIDATION)}
-    return spec.changed(**off), "validation is turned off"
+    return off, "validation is turned off"
 
 
-def trackers_offline(spec: "RunSpec") -> Changed:
+def trackers_offline(spec: "RunSpec") -> Change:
     """Keep wandb offline; where it is offline already, or could be set online by a file, use no tracker."""
     if spec.trackers in ("", "trackio"):  # trackio runs outside the training process
-        return _same(spec)
+        return NOTHING
     certain = spec.environment.get("WANDB_MODE") in ("offline", "disabled", "dryrun")
     if spec.trackers == "tensorboard" or certain or spec.extra.get("log_tracker_config"):
-        return spec.changed(trackers=""), f"trackers ({spec.trackers}) are turned off; metrics.jsonl keeps the loss"
-    changed = spec.changed(environment={**spec.environment, "WANDB_MODE": "offline"})
-    return changed, "wandb writes to disk only; upload the run later with `wandb sync`"
+        return {"trackers": ""}, f"trackers ({spec.trackers}) are turned off; metrics.jsonl keeps the loss"
+    environment = {**spec.environment, "WANDB_MODE": "offline"}
+    return {"environment": environment}, "wandb writes to disk only; upload the run later with `wandb sync`"
 
 
-def hub_offline(spec: "RunSpec") -> Changed:
+def hub_offline(spec: "RunSpec") -> Change:
     """Use downloaded files only and contact no model hub."""
     given = spec.environment.get("HF_HUB_OFFLINE", "")
-    value = given if given.lower() in OFFLINE else "1"
-    sentence = "the model hub is not contacted; files that are already downloaded are used"
-    if spec.extra.get("huggingface_repo_id"):
-        sentence += ", and nothing is uploaded"
-    return spec.changed(environment={**spec.environment, "HF_HUB_OFFLINE": value}, extra=_without(spec, *HUB)), sentence
+    environment = {**spec.environment, "HF_HUB_OFFLINE": given if given.lower() in OFFLINE else "1"}
+    uploads = ", and nothing is uploaded" if spec.extra.get("huggingface_repo_id") else ""
+    sentence = f"the model hub is not contacted; files that are already downloaded are used{uploads}"
+    return {"environment": environment, "extra": _without(spec, *HUB)}, sentence
 
 
-def cache_aside(spec: "RunSpec") -> Changed:
+def cache_aside(spec: "RunSpec") -> Change:
     """Encode into memory and read no cache file. The built-in trainer replaces a damaged cache file by itself."""
     if spec.backend != "sd-scripts":
-        return _same(spec)
-    changed = spec.changed(extra={**spec.extra, **dict.fromkeys(CACHES, False)})
-    return changed, "cache files are not used; images and captions are encoded again at each start"
+        return NOTHING
+    extra = {**spec.extra, **dict.fromkeys(CACHES, False)}
+    return {"extra": extra}, "cache files are not used; images and captions are encoded again at each start"
 
 
-def save_local(spec: "RunSpec") -> Changed:
+def save_local(spec: "RunSpec") -> Change:
     """Write states to a local disk first; the script copies them into the run's folder when it ends."""
     if spec.save_dir:
-        return _same(spec)
+        return NOTHING
     try:
         private_folder(staging.base())
         place = str(staging.place(outputs_dir() / spec.slug))
     except OSError:
-        return _same(spec)  # somebody else has made the folder, or the run has none that can be written
-    return spec.changed(save_dir=place), f"checkpoints are written to {place} and copied to the run's folder at the end"
+        return NOTHING  # somebody else has made the folder, or the run has none that can be written
+    return {"save_dir": place}, f"checkpoints are written to {place} and copied to the run's folder at the end"
 
 
-def lower_lr(spec: "RunSpec") -> Changed:
+def lower_lr(spec: "RunSpec") -> Change:
     """Halve every learning rate, those of extra flags included: they override the field."""
     if _relative_steps(spec):
-        return _same(spec)
+        return NOTHING
     halved = {flag: _halved(spec.extra[flag]) for flag in RATES if spec.extra.get(flag)}
-    changed = spec.changed(learning_rate=spec.learning_rate / 2, extra={**spec.extra, **halved})
-    rates: dict[str, tuple[Value, Value]] = {"learning rate": (spec.learning_rate, changed.learning_rate)}
-    rates |= {flag: (spec.extra[flag], half) for flag, half in halved.items()}
-    return changed, ", ".join(f"{name} {_shown(half)} instead of {_shown(was)}" for name, (was, half) in rates.items())
+    rates: list[tuple[str, Value, Value]] = [("learning rate", spec.learning_rate, spec.learning_rate / 2)]
+    rates += [(flag, spec.extra[flag], half) for flag, half in halved.items()]
+    sentence = ", ".join(f"{name} {_shown(half)} instead of {_shown(was)}" for name, was, half in rates)
+    return {"learning_rate": spec.learning_rate / 2, "extra": {**spec.extra, **halved}}, sentence
 
 
 def _relative_steps(spec: "RunSpec") -> bool:
@@ -231,20 +225,19 @@ def _shown(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else f"{_number(value):g}"
 
 
-def fp32_guard(spec: "RunSpec") -> Changed:
+def fp32_guard(spec: "RunSpec") -> Change:
     """Compute in a format with a wider range where fp16 overflows: bf16 for the model, float32 for the image encoder."""
     if spec.mixed_precision == "no" or presets.trainer_of(spec.model, spec.backend)["precisions"]:
-        return _same(spec)  # everything is float32 already, or the model's weights decide
+        return NOTHING  # everything is float32 already, or the model's weights decide
     extra = _without(spec, "full_fp16")  # sd-scripts refuses --full_fp16 with bf16
     half_vae = spec.backend in NO_HALF_VAE and not spec.extra.get("no_half_vae")
     extra |= {"no_half_vae": True} if half_vae else {}
-    changed = spec.changed(mixed_precision="bf16", extra=extra)
     parts = ["images are encoded in float32"] * half_vae
     parts += ["the model computes in bf16 instead of fp16"] * (spec.mixed_precision == "fp16")
-    return changed, "; ".join(parts)
+    return {"mixed_precision": "bf16", "extra": extra}, "; ".join(parts)
 
 
-MITIGATIONS: dict[str, Callable[["RunSpec"], Changed]] = {
+MITIGATIONS: dict[str, Callable[["RunSpec"], Change]] = {
     f.__name__: f
     for f in (
         workers_0, batch_1, lean, tier_down, less_vram, no_block_swap, one_gpu, sampling_off, validation_off, trackers_offline,
@@ -261,10 +254,11 @@ def apply(spec: "RunSpec", name: str, platform: str = sys.platform) -> Changed:
     """
     if name not in MITIGATIONS:
         raise RunError(f"no mitigation {name!r}; there are: {', '.join(MITIGATIONS)}")
-    changed, sentence = MITIGATIONS[name](spec)
+    fields, sentence = MITIGATIONS[name](spec)
+    changed = spec.changed(**fields)
     before, after = (resolve(one, Path("run"), platform) for one in (spec, changed))
-    if not difference(before, after) or refusal(spec, name, platform):
-        return _same(spec)
+    if not difference(before, after) or _left(spec, changed, platform):
+        return spec, ""
     return changed, sentence
 
 
@@ -274,34 +268,31 @@ def change(job: Job, name: str) -> tuple[Patch, str]:
     Raises:
         RunError: no mitigation has this name, or this version does not know the run's model or tier any more.
     """
-    spec, folder = job.run_spec(), Path(job.places["run"])
-    changed, sentence = apply(spec, name, job.platform)
-    patch = difference(*(resolve(one, folder, job.platform) for one in (spec, changed)))
+    changed, sentence = apply(job.run_spec(), name, job.platform)
+    patch = respecifying(job, changed, job.platform)
     return (patch, sentence) if patch and difference(job, job.patched(patch)) else ({}, "")
 
 
 def refusal(spec: "RunSpec", name: str, platform: str = sys.platform) -> str:
     """Why a mitigation would change the run, but cannot change the script that the user edited; "" where it can."""
-    if spec.edited is None:
-        return ""
-    changed, edited = MITIGATIONS[name](spec)[0], spec.edited.model_dump()
-    if changed == spec:
-        return ""
+    left = _left(spec, spec.changed(**MITIGATIONS[name](spec)[0]), platform)
+    return f"The edited script cannot take this change: {'; '.join(left)}" if left else ""
 
-    def left(one: "RunSpec") -> list[str]:
+
+def _left(spec: "RunSpec", changed: "RunSpec", platform: str) -> list[str]:
+    """What of a change the script that the user edited cannot take; [] where it is not edited."""
+    if spec.edited is None or changed == spec:
+        return []
+    left = []
+    for one in (spec, changed):
         now = script(one.changed(edited=None), outputs_dir() / spec.slug, platform=platform)
-        return custom_script.merge(edited, one.slug, now, platform)[1]
-
-    already = left(spec)
-    new = [one for one in left(changed) if one not in already]
-    if changed.save_dir != spec.save_dir:
-        new.append("it writes its checkpoints itself")
-    return f"The edited script cannot take this change: {'; '.join(new)}" if new else ""
+        left.append(custom_script.merged(spec.edited.script, spec.edited.generated, now, platform)[1])
+    own = ["it writes its checkpoints itself"] if changed.save_dir != spec.save_dir else []
+    return [one for one in left[1] if one not in left[0]] + own
 
 
 def same_state(before: Job, after: Job) -> bool:
     """Whether `after` can resume a state that `before` saved: same base model, optimizer and trained modules."""
-
     return _shape(before) == _shape(after)
 
 
@@ -309,15 +300,12 @@ def _shape(job: Job) -> tuple[object, ...]:
     """What a saved state depends on."""
     flags = job.flags
     words = flags.get("network_args") or []
-    trained = [
-        word for word in (words if isinstance(words, list) else [str(words)]) if not word.startswith(REGEX_RATES)
-    ]
     return (
         job.spec["model"],
         job.backend,
         str(flags.get("network_dim")),
         str(flags.get("optimizer_type")).lower(),
-        trained,
+        [word for word in (words if isinstance(words, list) else [str(words)]) if not word.startswith(REGEX_RATES)],
         flags.get("network_module"),
         str(flags.get("lr_scheduler", "constant")),
     )

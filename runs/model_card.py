@@ -33,13 +33,12 @@ MAX_TEXT = 4000
 
 @dataclass(frozen=True)
 class Licence:
-    """A licence as the hub names it. name, link: of one that the hub does not know, whose identifier is "other"."""
+    """A licence as the hub names it. license_name, license_link: of one that the hub does not know, whose license is "other"."""
 
-    key: str
     label: str
     license: str
-    name: str = ""
-    link: str = ""
+    license_name: str | None = None
+    license_link: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,11 +55,7 @@ class Card:
 
 def licences() -> dict[str, Licence]:
     """The licences to choose from, by key."""
-    table = read_toml(LICENCES)["licences"]
-    return {
-        key: Licence(key, one["label"], one["license"], one.get("license_name", ""), one.get("license_link", ""))
-        for key, one in table.items()
-    }
+    return {key: Licence(**one) for key, one in read_toml(LICENCES)["licences"].items()}
 
 
 def licence_of(model: str) -> str:
@@ -94,22 +89,21 @@ def readme(spec: RunSpec, lora: Lora, weight_name: str, card: Card, images: int)
         raise RunError(
             f"Base model: {card.base_model[:100]!r} is not a Hugging Face id; write OWNER/NAME or leave it empty"
         )
-    licence = card.licence
     widget = [
         {"text": _line(text) or "-", "output": {"url": sample_name(number, path)}}
         for number, (path, text) in enumerate(card.samples, 1)
     ]
-    data: dict[str, Any] = {
-        "license": licence.license,
+    data = {
+        "license": card.licence.license,
         "tags": [*TAGS, presets.models()[spec.model]["family"], "hangproof"],
-        "widget": widget or None,
-        "base_model": card.base_model or None,
-        "instance_prompt": _line(spec.trigger) or None,
+        "widget": widget,
+        "base_model": card.base_model,
+        "instance_prompt": _line(spec.trigger),
+        "license_name": card.licence.license_name,
+        "license_link": card.licence.license_link,
     }
-    if licence.name:
-        data |= {"license_name": licence.name, "license_link": licence.link or None}
     found = ModelCard.from_template(
-        ModelCardData(**{key: value for key, value in data.items() if value is not None}),
+        ModelCardData(**{key: value for key, value in data.items() if value}),
         template_path=str(TEMPLATE),
         card=card,
         spec=spec,
@@ -177,7 +171,7 @@ def completed_metadata(
         "modelspec.sai_model_spec": "1.0.0",
         "modelspec.title": _line(card.title),
         "modelspec.description": _line(card.description),
-        "modelspec.license": card.licence.name or card.licence.license,
+        "modelspec.license": card.licence.license_name or card.licence.license,
         "modelspec.trigger_phrase": _line(spec.trigger),
         "modelspec.usage_hint": f"Use {_line(spec.trigger)} in the prompt." if spec.trigger else "",
     }

@@ -36,12 +36,11 @@ def all_files(path: Path) -> list[Path]:
     return [path.with_name(name) for name in shards(path.name)]
 
 
-def fetch_model(model: str, on_progress: Progress = lambda _: None, stall_s: float | None = None) -> list[Path]:
+def fetch_model(model: str, on_progress: Progress = lambda _: None) -> list[Path]:
     """Download the missing model files that kohya's trainers need, when the disk has space for all of them.
 
     Args:
         model: key or name of a base model. on_progress: called often with the bytes of the current file.
-        stall_s: seconds without progress before the download fails; None: `download_stall_s`.
 
     Returns:
         The downloaded files.
@@ -65,12 +64,18 @@ def fetch_model(model: str, on_progress: Progress = lambda _: None, stall_s: flo
                 f"no download source is known for {path.name} (--{flag}); put the file at {path}, or add it under [downloads] to models.toml"
             )
         wanted.append((Source(where["repo"], where["path"]), path, where.get("sha256", "")))
-    download(key, wanted, on_progress, stall_s)
+    download(key, wanted, on_progress)
     return [path for _, path, _ in wanted]
 
 
-def download(what: str, wanted: list[tuple[Source, Path, str]], on_progress: Progress, stall_s: float | None) -> None:
-    """Download files of the hub that all fit onto the disk, each with its SHA-256 ("": the hub's). Raises RunError."""
+def download(
+    what: str, wanted: list[tuple[Source, Path, str]], on_progress: Progress, stall_s: float | None = None
+) -> None:
+    """Download files of the hub that all fit onto the disk, each with its SHA-256 ("": the hub's). Raises RunError.
+
+    Args:
+        stall_s: seconds without progress before the download fails; None: `download_stall_s`.
+    """
     known: list[tuple[Source, Path, Remote, Options]] = []
     with _as_run_errors(f"download {what}"):
         for source, path, sha256 in wanted:

@@ -37,18 +37,9 @@ def is_image_name(path: Path) -> bool:
     return path.suffix.lower() in IMAGE_SUFFIXES
 
 
-def check_image(path: Path, name: str = "") -> str:
-    """Decode an image completely. Returns what will be changed to train on it; "" if nothing.
-
-    Args:
-        name: the name in messages; by default that of the file.
-
-    Raises:
-        RunError: it is not an image, damaged or too large; the message names the file.
-    """
-    image, _, why = decoded(path, name)
-    image.close()
-    return why
+def check_image(path: Path) -> None:
+    """Decode an image completely. Raises RunError: it is not an image, damaged or too large; the message names the file."""
+    decoded(path)[0].close()
 
 
 @functools.cache

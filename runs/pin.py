@@ -55,7 +55,7 @@ def pinned(folder: Path, on_note: Callable[[str], None] = lambda text: None, res
         if job is None:
             return _of_older_run(folder, on_note)
         if not is_here(job, folder) or job.platform != sys.platform or text is None:
-            job = for_platform(moved(job, places(folder, job.slug)), folder, sys.platform)
+            job = for_platform(moved(job, places(folder, job.slug)), sys.platform)
             return write(folder, job)
         if not restarts and checksum(text.encode("utf-8", "surrogateescape")) != job.script:
             found = adopted(job, text)

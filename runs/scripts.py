@@ -81,7 +81,8 @@ def rendered(job: Job, resume: Path | None = None) -> str:
     text = text.replace("\n", "\r\n") if windows else text
     if "edited" not in job.spec:
         return text
-    return env_file.with_lines(custom_script.merge(job.spec["edited"], job.slug, text, job.platform)[0], _secrets(job))
+    mine, base = (job.spec["edited"][key] for key in ("script", "generated"))
+    return env_file.with_lines(custom_script.merged(mine, base, text, job.platform)[0], _secrets(job))
 
 
 @functools.cache
@@ -106,8 +107,7 @@ def _template(windows: bool) -> "jinja2.Template":
 
 def _secrets(job: Job) -> str:
     """The lines that read the values of secrets; "" for a run without any."""
-    lines = env_file.batch_lines if job.platform.startswith("win") else env_file.bash_lines
-    return lines(job.spec.get("secrets", []), Path(job.places["run"]))
+    return env_file.script_lines(job.spec.get("secrets", []), Path(job.places["run"]), job.platform)
 
 
 def _unguarded(lines: list[list[str]]) -> str:

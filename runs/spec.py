@@ -7,7 +7,7 @@ same bytes.
 
 import contextlib
 import re
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -74,6 +74,9 @@ def shown(group: str, default: Any, label: str, info: str = "", flag: str = "", 
     return Field(default, title=label, description=info, json_schema_extra=about, **more)
 
 
+in_head, in_control, in_length, in_samples, in_more, in_machines = (
+    partial(shown, group) for group in ("head", "control", "length", "samples", "more", "machines")
+)
 PRECISIONS = (("bf16",) * 2, ("fp16",) * 2, ("float32", "no"))
 TRACKERS = (("none", ""), ("TensorBoard", "tensorboard"), ("wandb", "wandb"), ("trackio", "trackio"))
 
@@ -83,55 +86,40 @@ class RunSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, frozen=True)
 
-    name: str = shown("head", ..., "Name")
-    trigger: str = shown("head", "", "Trigger word")
-    model: str = shown("head", DEFAULTS["model"], "Base model")
-    tier: str = shown("head", DEFAULTS["tier"], "VRAM")  # a table of presets/tiers.toml
-    backend: Literal["sd-scripts", "diffusers", "musubi"] = shown("head", DEFAULTS["backend"], "Trainer")
+    name: str = in_head(..., "Name")
+    trigger: str = in_head("", "Trigger word")
+    model: str = in_head(DEFAULTS["model"], "Base model")
+    tier: str = in_head(DEFAULTS["tier"], "VRAM")  # a table of presets/tiers.toml
+    backend: Literal["sd-scripts", "diffusers", "musubi"] = in_head(DEFAULTS["backend"], "Trainer")
     # Only for models that learn from pairs (Kontext, Qwen-Image-Edit): the page shows it for them alone.
-    control_dir: str = shown(
-        "control", "", "Folder of control images", "One for each image, under the same name: what the edit starts from"
+    control_dir: str = in_control(
+        "", "Folder of control images", "One for each image, under the same name: what the edit starts from"
     )
-    repeats: Count = shown(
-        "length", DEFAULTS["repeats"], "Repeats", "How often each image is used per epoch", "dataset_repeats"
+    repeats: Count = in_length(
+        DEFAULTS["repeats"], "Repeats", "How often each image is used per epoch", "dataset_repeats"
     )
-    epochs: Count = shown("length", DEFAULTS["epochs"], "Epochs", "Passes over all images", "max_train_epochs")
-    resolution: int = shown(
-        "length",
-        DEFAULTS["resolution"],
-        "Resolution",
-        "Pixels per side, a multiple of 32",
-        ge=32,
-        le=4096,
-        multiple_of=32,
+    epochs: Count = in_length(DEFAULTS["epochs"], "Epochs", "Passes over all images", "max_train_epochs")
+    resolution: int = in_length(
+        DEFAULTS["resolution"], "Resolution", "Pixels per side, a multiple of 32", ge=32, le=4096, multiple_of=32
     )
-    prompts: list[str] = shown("samples", [], "Sample prompts, one per line", "Leave empty to use the trigger word")
-    sample_every_n_steps: Steps | None = shown(
-        "samples",
+    prompts: list[str] = in_samples([], "Sample prompts, one per line", "Leave empty to use the trigger word")
+    sample_every_n_steps: Steps | None = in_samples(
         DEFAULTS["sample_every_n_steps"],
         "Generate samples every N steps",
         "Leave empty for a tenth of the run; 0 turns samples off",
     )
-    sample_steps: int = shown(
-        "samples",
-        DEFAULTS["sample_steps"],
-        "Sampling steps",
-        "More steps are slower and more detailed",
-        ge=1,
-        le=10_000,
+    sample_steps: int = in_samples(
+        DEFAULTS["sample_steps"], "Sampling steps", "More steps are slower and more detailed", ge=1, le=10_000
     )
-    rank: int = shown(
-        "more", DEFAULTS["rank"], "Rank", "Size of the LoRA, usually 4 to 32", "network_dim", ge=1, le=16_384
+    rank: int = in_more(DEFAULTS["rank"], "Rank", "Size of the LoRA, usually 4 to 32", "network_dim", ge=1, le=16_384)
+    alpha: Real = in_more(
+        DEFAULTS["alpha"], "Alpha", "Strength scaling; usually equal to or half the rank", "network_alpha", gt=0
     )
-    alpha: Real = shown(
-        "more", DEFAULTS["alpha"], "Alpha", "Strength scaling; usually equal to or half the rank", "network_alpha", gt=0
+    learning_rate: Real = in_more(
+        DEFAULTS["learning_rate"], "Learning rate", "Size of each training step, e.g. 0.0001", gt=0
     )
-    learning_rate: Real = shown(
-        "more", DEFAULTS["learning_rate"], "Learning rate", "Size of each training step, e.g. 0.0001", gt=0
-    )
-    batch_size: Count = shown("more", DEFAULTS["batch_size"], "Batch size", "Images per step", "train_batch_size")
-    gradient_accumulation: int = shown(
-        "more",
+    batch_size: Count = in_more(DEFAULTS["batch_size"], "Batch size", "Images per step", "train_batch_size")
+    gradient_accumulation: int = in_more(
         DEFAULTS["gradient_accumulation"],
         "Gradient accumulation",
         "Batches per optimizer step",
@@ -139,31 +127,29 @@ class RunSpec(BaseModel):
         ge=1,
         le=10_000,
     )
-    max_train_steps: Count | None = shown("more", None, "Maximum steps", "Leave empty to use epochs")
-    save_every_n_epochs: Steps = shown(
-        "more", DEFAULTS["save_every_n_epochs"], "Save a LoRA every N epochs", "0 saves none between the epochs"
+    max_train_steps: Count | None = in_more(None, "Maximum steps", "Leave empty to use epochs")
+    save_every_n_epochs: Steps = in_more(
+        DEFAULTS["save_every_n_epochs"], "Save a LoRA every N epochs", "0 saves none between the epochs"
     )
-    save_every_n_steps: Steps | None = shown(
-        "more", None, "Save a checkpoint every N steps", "Leave empty for a tenth of the run"
+    save_every_n_steps: Steps | None = in_more(
+        None, "Save a checkpoint every N steps", "Leave empty for a tenth of the run"
     )
-    keep_states: Count = shown("more", DEFAULTS["keep_states"], "Checkpoints to keep", "Older ones are deleted")
-    caption_dropout: Share = shown(
-        "more",
+    keep_states: Count = in_more(DEFAULTS["keep_states"], "Checkpoints to keep", "Older ones are deleted")
+    caption_dropout: Share = in_more(
         0.0,
         "Uses without a caption",
         "Share of an image's uses, e.g. 0.05; the built-in trainer only",
         "caption_dropout_rate",
         dataset="caption_dropout_rate",
     )
-    validation_split: Share = shown(
-        "more", 0.0, "Images held out", "Share that is not trained on, e.g. 0.1; its loss shows overfitting", le=0.5
+    validation_split: Share = in_more(
+        0.0, "Images held out", "Share that is not trained on, e.g. 0.1; its loss shows overfitting", le=0.5
     )
-    validate_every_n_steps: Count | None = shown(
-        "more", None, "Validate every N steps", "Leave empty to validate with each sample"
+    validate_every_n_steps: Count | None = in_more(
+        None, "Validate every N steps", "Leave empty to validate with each sample"
     )
-    seed: int = shown("more", DEFAULTS["seed"], "Seed", "The same seed gives the same run", ge=0, lt=2**32)
-    workers: int = shown(
-        "more",
+    seed: int = in_more(DEFAULTS["seed"], "Seed", "The same seed gives the same run", ge=0, lt=2**32)
+    workers: int = in_more(
         DEFAULTS["workers"],
         "Data loader workers",
         "Processes that load images",
@@ -171,28 +157,20 @@ class RunSpec(BaseModel):
         ge=0,
         le=256,
     )
-    mixed_precision: Literal["bf16", "fp16", "no"] = shown(
-        "more", DEFAULTS["mixed_precision"], "Precision", "bf16 suits most GPUs", choices=PRECISIONS
+    mixed_precision: Literal["bf16", "fp16", "no"] = in_more(
+        DEFAULTS["mixed_precision"], "Precision", "bf16 suits most GPUs", choices=PRECISIONS
     )
-    trackers: Literal["", "tensorboard", "wandb", "trackio", "all"] = (
-        shown(  # trackio: logged by monitor/trackio_feed.py
-            "more", "", "Also log to", "A tracker that records the loss", "log_with", choices=TRACKERS
-        )
+    # trackio is logged by monitor/trackio_feed.py
+    trackers: Literal["", "tensorboard", "wandb", "trackio", "all"] = in_more(
+        "", "Also log to", "A tracker that records the loss", "log_with", choices=TRACKERS
     )
-    store: str = shown(  # durable
-        "machines",
-        "",
-        "Store",
-        "Keeps the run on another disk: a folder, s3://bucket/runs, hf://buckets/me/runs, sftp://…",
+    store: str = in_machines(
+        "", "Store", "Keeps the run on another disk: a folder, s3://bucket/runs, hf://buckets/me/runs, sftp://…"
     )
-    gpus: int = shown("machines", DEFAULTS["gpus"], "GPUs per machine", "All train this run together", ge=1, le=64)
-    nodes: int = shown("machines", 1, "Machines", "More than one need a common network and disk", ge=1, le=256)
-    price_per_hour: Real = shown(
-        "machines", 0.0, "Price per hour", "What the machines cost together, in any currency", ge=0
-    )
-    spend_limit: Real = shown(
-        "machines", 0.0, "Spend limit", "The run stops with a checkpoint before it costs more", ge=0
-    )
+    gpus: int = in_machines(DEFAULTS["gpus"], "GPUs per machine", "All train this run together", ge=1, le=64)
+    nodes: int = in_machines(1, "Machines", "More than one need a common network and disk", ge=1, le=256)
+    price_per_hour: Real = in_machines(0.0, "Price per hour", "What the machines cost together, in any currency", ge=0)
+    spend_limit: Real = in_machines(0.0, "Spend limit", "The run stops with a checkpoint before it costs more", ge=0)
     keep_tokens: Steps = DEFAULTS["keep_tokens"]
     save_dir: str = ""  # folder that checkpoints are written to; "" is the run's folder
     environment: dict[str, str] = Field({}, repr=False)  # variables of the training process; of secrets in memory only

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from unittest import mock
 
@@ -17,6 +18,7 @@ import pytest
 from PIL import Image
 
 import runs
+from runs.dataset import Source
 
 PROJECT = Path(__file__).resolve().parents[2]
 STUB = """#!/bin/sh
@@ -59,6 +61,11 @@ def pictures(folder: Path, count: int = 3) -> Path:
     for i in range(count):
         picture(folder / f"{i}.png")
     return folder
+
+
+def sources(paths: Iterable[Path], captions: Mapping[str, str] | None = None) -> list[Source]:
+    """Images to make a run of, with their captions by file name."""
+    return [Source(path, path.name, (captions or {}).get(path.name, "")) for path in paths]
 
 
 def spec(**fields) -> "runs.RunSpec":

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from run_facts import status, step_of
+from runs_helpers import sources
 from ui_helpers import PACED, kill_runs, photos, serving
 from ui_page import RUN_S, a_tab, assert_accessible, field, state_is, until
 
@@ -25,7 +26,7 @@ def create(name: str, rate: float) -> Path:
     fields = {"name": name, "model": "tiny-flux", "backend": "diffusers", "trigger": "tok", "learning_rate": rate}
     length = {"epochs": STEPS // 2, "repeats": 2, "save_every_n_steps": SAVE_EVERY}
     length |= {"sample_every_n_steps": 8, "sample_steps": 1}
-    return runs.create(runs.make({**fields, **length, "prompts": ["a cup"]}), photos("coffee.png"))
+    return runs.create(runs.make({**fields, **length, "prompts": ["a cup"]}), sources(photos("coffee.png")))
 
 
 def shows_every_step(page) -> None:

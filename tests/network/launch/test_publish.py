@@ -21,7 +21,6 @@ import runs
 from launch import publish
 from launch.common import LaunchError
 from runs import model_card
-from runs.dataset import gather
 
 NOTHING = dict.fromkeys(("lora", "title", "description", "licence"), "") | {"base_model": None, "samples": 6}
 
@@ -46,7 +45,7 @@ def folder(monkeypatch, tmp_path):
     for number in range(2):
         Image.new("RGB", (64, 64), (number * 90, 10, 10)).save(images / f"{number}.png")
         (images / f"{number}.txt").write_text(f"mycat, photo, place {number}", encoding="utf-8")
-    runs.create(runs.RunSpec(name="My <cat>", trigger="mycat", model="flux-dev", backend="diffusers"), gather(images))
+    runs.create(runs.RunSpec(name="My <cat>", trigger="mycat", model="flux-dev", backend="diffusers"), images)
     made = runs.run_folder("My-cat")
     weights = {"transformer.a.lora_A.weight": np.ones((4, 8), np.float32)}
     for name, step in (("My-cat", 40), ("My-cat-step000020", 20)):

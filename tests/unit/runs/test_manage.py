@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from runs_helpers import call, contents
+from runs_helpers import call, contents, sources
 from ui_helpers import lora_file, photos
 
 import runs
@@ -22,7 +22,7 @@ from ui.run import view
 def new_run(name: str = "first light") -> Path:
     """A run with one image, a LoRA and a state, stopped at step 8."""
     spec = runs.make({"name": name, "model": "tiny-flux", "backend": "diffusers", "trigger": "tok"})
-    folder = runs.create(spec, photos("coffee.png"))
+    folder = runs.create(spec, sources(photos("coffee.png")))
     lora_file(folder / f"{folder.name}.safetensors", 8)
     (folder / f"{folder.name}-step00000008-state").mkdir()
     (folder / f"{folder.name}-step00000008-state" / "hangproof.json").write_text("{}")

@@ -137,14 +137,14 @@ def test_what_an_extra_flag_asks_for_is_changed_too(name, fields, flags):
 def test_each_rung_ends_at_the_last():
     assert mitigate.apply(spec(workers=2), "workers_0", "win32") == (spec(workers=2), ""), "it has none"
     made, seen = spec(tier="20G"), []
-    while (step := mitigate.tier_down(made))[1]:
+    while (step := mitigate.apply(made, "tier_down"))[1]:
         made = step[0]
         seen.append(made.tier)
     assert seen == ["16G", "12G"]
-    offline, sentence = mitigate.trackers_offline(spec(trackers="wandb"))
+    offline, sentence = mitigate.apply(spec(trackers="wandb"), "trackers_offline")
     assert "export WANDB_MODE=offline" in runs.script(offline, Path("/out"), platform="linux") and "wandb" in sentence
-    assert mitigate.trackers_offline(offline)[0].trackers == ""
-    assert mitigate.trackers_offline(spec(trackers="tensorboard"))[0].trackers == ""
+    assert mitigate.apply(offline, "trackers_offline")[0].trackers == ""
+    assert mitigate.apply(spec(trackers="tensorboard"), "trackers_offline")[0].trackers == ""
 
 
 def test_states_of_another_optimizer_or_other_blocks_do_not_fit():
@@ -187,7 +187,7 @@ def saved_locally(tmp_path, monkeypatch):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("old")
     executable(launcher, TRAINER)
-    script.write_text(runs.script(mitigate.save_local(spec())[0], folder, platform="linux"))
+    script.write_text(runs.script(mitigate.apply(spec(), "save_local")[0], folder, platform="linux"))
     return script, launcher, folder
 
 

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 import tomllib
-from runs_helpers import contents, picture, pictures, python, spec
+from runs_helpers import contents, picture, pictures, python, sources, spec
 
 import runs
 from runs.files import REASONS, explained
@@ -75,7 +75,7 @@ def test_bad_input_leaves_nothing(tmp_path, data):
     text = tmp_path / "words.png"
     text.write_text("words")
     for images, match in (
-        ([picture(tmp_path / "a.png"), text], "words.png: Not a readable image"),
+        (sources([picture(tmp_path / "a.png"), text]), "words.png: Not a readable image"),
         ([], "no images"),
         (tmp_path / "gone", "gone is not a folder; use the folder of the images"),
     ):
@@ -131,9 +131,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
         pytest.skip("a small file system cannot be mounted here")
     try:
         monkeypatch.setenv("HANGPROOF_DATA", str(disk))
-        images = [tmp_path / f"noise {i}.bmp" for i in range(4)]
-        for path in images:
-            picture(path, size=(200, 200))  # 120 kB each
+        images = sources(picture(tmp_path / f"noise {i}.bmp", size=(200, 200)) for i in range(4))  # 120 kB each
         with pytest.raises(runs.RunError, match=r"the disk is full; free some space and try again"):
             runs.create(spec(), images)
         nothing_made(disk)

@@ -1,6 +1,7 @@
 """The lower part of a run: where its time went, the files for other places, and a command that refuses."""
 
 from ledger_helpers import write_history
+from runs_helpers import sources
 from ui_helpers import photos, serving, write_run
 from ui_page import a_tab, assert_accessible, show_run
 
@@ -20,7 +21,7 @@ def open_run(page, server, name: str):
 
 def test_the_files_are_written_shown_and_downloaded_and_a_command_that_refuses_says_why(browser, data, tmp_path):
     values = {"name": "my cat", "model": "tiny-flux", "backend": "diffusers", "max_train_steps": 4, "trigger": "cat"}
-    runs.create(runs.make(values), photos("chelsea.png", "coffee.png"))
+    runs.create(runs.make(values), sources(photos("chelsea.png", "coffee.png")))
     write_history(write_run(data, "old", state="completed"), 3.6)
     with serving(data, PATH=str(tmp_path / "no programs")) as server, a_tab(browser) as page:
         part = open_run(page, server, "my-cat")

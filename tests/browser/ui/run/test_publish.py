@@ -1,6 +1,7 @@
 """A LoRA is published from the page: cancelled, and begun again."""
 
 from hub_repo_server import TOKEN, serving_hub
+from runs_helpers import sources
 from ui_helpers import lora_file, photos, serving
 from ui_page import a_tab, show_run
 
@@ -9,7 +10,7 @@ import runs
 
 def test_a_lora_is_published_with_what_was_typed(browser, data, tmp_path):
     spec = runs.make({"name": "cup", "model": "tiny-flux", "backend": "diffusers", "trigger": "tok"})
-    folder = runs.create(spec, photos("coffee.png"))
+    folder = runs.create(spec, sources(photos("coffee.png")))
     (folder / "status.json").write_text('{"state": "completed", "step": 4, "planned_steps": 4}')
     lora = lora_file(folder / "cup.safetensors", 4)
     with serving_hub() as hub, a_tab(browser) as page:

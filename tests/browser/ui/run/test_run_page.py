@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from runs_helpers import sources
 from ui_helpers import photos, serving, write_incident, write_run
 from ui_page import a_tab, assert_accessible, captions, faint_texts, field, serving_again, show_run, state_is, until
 
@@ -128,7 +129,7 @@ def test_a_run_is_searched_renamed_and_deleted(page, server, monkeypatch):
     images = server.data / "datasets"
     for name in ("tulip red", "tulip blue"):
         spec = runs.make({"name": name, "model": "tiny-flux", "backend": "diffusers", "trigger": "tok"})
-        folder = runs.create(spec, photos("coffee.png"))
+        folder = runs.create(spec, sources(photos("coffee.png")))
         (folder / "status.json").write_text(json.dumps({"state": "stopped", "step": 3, "planned_steps": 9}))
     show_run(page, server, write_run(server.data, "rose", state="failed").name)
     names = page.locator(".hp-run-name")
@@ -238,7 +239,7 @@ def test_an_answer_that_arrives_late_does_not_stay(page, server):
 def test_new_lora_from_this_run_fills_in_the_form_and_its_message_is_in_view(page, server, monkeypatch):
     monkeypatch.setenv("HANGPROOF_DATA", str(server.data))
     spec = runs.make({"name": "copied", "model": "tiny-flux", "backend": "diffusers", "trigger": "tok", "epochs": 7})
-    show_run(page, server, runs.create(spec, photos("coffee.png"), {"coffee.png": "tok, a cup"}).name)
+    show_run(page, server, runs.create(spec, sources(photos("coffee.png"), {"coffee.png": "tok, a cup"})).name)
     page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
     page.get_by_role("button", name="New LoRA from this run").click()
     message = page.get_by_text("Copied the settings, images and captions of 'copied'")

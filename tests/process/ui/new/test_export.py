@@ -5,6 +5,7 @@ import zipfile
 import pytest
 from configure_helpers import DRAFT, FORM, edit, exported
 from draft_helpers import photo
+from runs_helpers import sources
 from ui_page import until
 
 import runs
@@ -48,7 +49,7 @@ def test_an_export_that_cannot_be_made_says_why(data):
 
 
 def test_a_run_is_exported_as_a_zip_that_the_page_sends(data, tmp_path):
-    folder = runs.create(runs.make(FORM), [photo(tmp_path / "a.png", 1)])
+    folder = runs.create(runs.make(FORM), sources([photo(tmp_path / "a.png", 1)]))
     launch_tab.write_files(folder, "bundle", [False])
     until(lambda: jobs.read(folder, "launch-bundle").state == "done", "the ZIP")
     shown = launch_tab.written(folder, jobs.output(folder, "launch-bundle")[1])

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import pytest
 from ledger_helpers import write_history
+from runs_helpers import sources
 from ui_helpers import photos, write_run
 
 import runs
@@ -19,7 +20,7 @@ from ui.run import cards, launch_tab, view
 def make_run(data, name: str = "my cat", **fields):
     """A run as `runs.create` writes it, on the tiny model."""
     values = {"name": name, "model": "tiny-flux", "backend": "diffusers", "max_train_steps": 4, "trigger": "cat"}
-    return runs.create(runs.make({**values, **fields}), photos("chelsea.png", "coffee.png"))
+    return runs.create(runs.make({**values, **fields}), sources(photos("chelsea.png", "coffee.png")))
 
 
 def test_the_card_shows_time_by_state_cost_and_what_recovery_saved(data):
