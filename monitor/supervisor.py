@@ -217,9 +217,9 @@ def opening(loop: Loop) -> Transition:
                 loop.folder.log(text)
     if attempt is not None and not fresh:
         loop.attach(attempt)
+        loop.store.admitted = loop.store.used  # it held the lease when this training began
         if living:
             start.kill_leftovers(loop, attempt)
-            loop.store.admitted = loop.store.used  # it held the lease when this training began
             message = f"adopted the running training (attempt {attempt.record.number}, pid {attempt.pid})"
             loop.folder.event("started", message)
         if state.shutdown is not None:

@@ -262,6 +262,21 @@ def test_killed_agents_and_monitors_are_replaced_and_the_run_stays_one(machine, 
     assert manifest.lease == 1, "each agent takes on the claim of the one before"
 
 
+def test_what_a_training_saves_while_nobody_watches_reaches_the_store(machine, address):
+    training = toy(120, EVERY, step_s=0.02)
+    one = machine("one", training)
+    training.create(one.data, {"store": address})
+    one.run()
+    one.until(lambda: one.status().get("store", {}).get("step"), "a checkpoint in the store")
+    for pid in (one.process.pid, one.status()["monitor_pid"]):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: (one.folder / "toy.safetensors").exists(), 60, "the end of the training")
+    one.run()
+    assert one.wait(120) == 0, one.output()
+    manifest = copies.newest_manifest(open_place(address).under("toy"), "toy")
+    assert manifest.step == 120 and manifest.completed and "run/toy.safetensors" in manifest.files
+
+
 @pytest.mark.parametrize("lease", ["refused", "lost"])
 def test_a_run_that_another_machine_trains_ends_before_its_first_attempt(lease):
     view = store.StoreView(lease=store.LeaseState(lease), message="other (process 1) trains this run")
