@@ -25,7 +25,7 @@ def test_a_draft_is_exported_with_its_script_data_set_and_images(filled):
         names = {name.removeprefix("cat/") for name in archive.namelist()}
         assert {"train.sh", "train.bat", "README.txt", "outputs/cat/run.toml"} <= names
         assert {"datasets/cat/a.png", "datasets/cat/b.png", "datasets/cat/a.txt"} <= names
-        assert len(archive.read("cat/README.txt").decode().strip().splitlines()) == 3
+        assert len(archive.read("cat/README.txt").decode().strip().splitlines()) == 4
         assert '"image_dir": "./datasets/cat"' in archive.read("cat/outputs/cat/job.json").decode()
         assert "# mine" in archive.read("cat/outputs/cat/run.toml").decode()
         assert archive.read("cat/train.bat").count(b"\r\n") > 10
