@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests" / "support")]
 
 from ui_helpers import browsing, kill_runs, photos, serving  # noqa: E402
 
@@ -48,21 +48,20 @@ def capture(data: Path) -> None:
         page.goto(server.url)
         page.locator("body.hp-open").wait_for()
         fill_in_form(page)
-        screenshot(page, "steps.png")
+        screenshot(page, "steps.png", below="#start-bar")
         page.locator("#start").click()
         page.locator("[data-testid=state][data-state=completed]").wait_for(timeout=LIMIT_S * 1000)
-        screenshot(page, "page.png", above="#run-log")
+        screenshot(page, "page.png", below="#run-charts")
 
 
-def screenshot(page, name: str, above: str = "") -> None:
-    """Save a screenshot of the page, cut above the element `above` if given; 256 colours take a quarter of the bytes."""
+def screenshot(page, name: str, below: str) -> None:
+    """Save a screenshot of the page, cut below the element `below`; 256 colours take a quarter of the bytes."""
     from PIL import Image
 
     page.set_viewport_size({"width": WIDTH, "height": 4000})  # charts and samples are drawn only in view
     page.wait_for_timeout(3000)
-    height = (
-        page.locator(above).bounding_box()["y"] - 8 if above else page.evaluate("document.documentElement.scrollHeight")
-    )
+    last = page.locator(below).bounding_box()
+    height = last["y"] + last["height"] + 16
     page.screenshot(path=HERE / name, full_page=True, clip={"x": 0, "y": 0, "width": WIDTH, "height": height})
     with Image.open(HERE / name) as image:
         small = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
