@@ -135,9 +135,9 @@ def has_focus(page, attribute: str, value: str) -> None:
     page.wait_for_function(shown, arg=[attribute, value])
 
 
-def card_fold(page) -> None:
+def gpu_fold(page) -> None:
     """Open the fold with the GPU's memory and the trainer."""
-    page.locator("#card-fold button.label-wrap").first.click()
+    page.locator("#gpu-fold button.label-wrap").first.click()
     page.locator("#backend").wait_for()
 
 

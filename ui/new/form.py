@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import presets
 import runs
+from monitor.phrases import count
 from presets.steps import Images
 from runs import env_file, weights
 from runs.dataset import shown_per_epoch
@@ -33,7 +34,11 @@ def defaults() -> dict[str, Any]:
     """Initial form values by key."""
     table = presets.defaults()["run"]
     values = {key: table.get(key, "") for key in KEYS}
-    values |= {"sample_every_n_steps": "", "nodes": 1, "subject": SUBJECT.choices[0][1]}  # samples: a tenth of the run
+    values |= {
+        "sample_every_n_steps": "",
+        "nodes": 1,
+        "subject": SUBJECT.choices[0][1],
+    }  # samples: about a tenth of the run
     return {**values, **_texts(values)}
 
 
@@ -122,7 +127,8 @@ def review(
         warnings += [Fault("extra", env_file.kept_text(spec.secrets))] if spec.secrets else []
         pairs = bool(spec.control_dir)
         warnings += [Fault("images", note) for note in image_edit.start_notes(items, spec.backend, pairs)]
-        warnings += [Fault("images", note) for note in [undescribed(spec.trigger, items)] if note]
+        if bare := undescribed(spec.trigger, items):
+            warnings.append(Fault("images", bare))
     counted = bucket_preview.by_folder(spec, items) if spec is not None and items else counts
     return Review(values, counts, spec, _in_form(faults), tuple(missing), _in_form(warnings), counted)
 
@@ -132,8 +138,9 @@ def undescribed(trigger: str, items: Sequence[draft.Item]) -> str:
     bare = sum(not item.caption.strip() for item in items)
     if not bare or trigger.strip():
         return ""
+    have = "has" if bare == 1 else "have"
     return (
-        f"{bare} of {len(items)} images have no caption, and there is no trigger word: no prompt will bring back what they show. "
+        f"{bare} of {count(len(items), 'image')} {have} no caption, and there is no trigger word: no prompt will bring back what they show. "
         "Type a trigger word in step 2, or describe the images"
     )
 

@@ -39,7 +39,7 @@ from ui.new import (
 from ui.run import fold
 from ui.run.fold import QUIET
 
-CARD = "GPU memory and trainer"
+GPU = "GPU memory and trainer"
 FETCH = "Download the missing model files"
 FETCH_TICK_S = 1.0
 ERRORS = (runs.RunError, presets.PresetError)
@@ -111,14 +111,14 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         step(2, "The LoRA", "Choose a name, a trigger word, what your images show, and a base model.")
         _head(parts)
         parts["control_dir"] = _component(fields.CONTROL, visible=False)
-        with gr.Accordion(CARD, open=False, elem_id="card-fold") as card:
-            _card(parts)
+        with gr.Accordion(GPU, open=False, elem_id="gpu-fold") as of_gpu:
+            _gpu(parts)
             choice_notes = _unseen("choice-notes", js_on_load=scripts.loader("choice_notes"))
             fold.opened("Which model fits my GPU?", "models-fold", draft_id, lambda _: _models())
         note = gr.HTML(elem_id="model-note", apply_default_css=False)
         fetch_button = gr.Button(FETCH, visible=False, elem_id="fetch", size="sm")
         fetching = gr.Timer(FETCH_TICK_S, active=False)
-        of_model = [note, choice_notes, card, parts["control_dir"], fetch_button, fetching]
+        of_model = [note, choice_notes, of_gpu, parts["control_dir"], fetch_button, fetching]
         hub_login.build(draft_id)
         with gr.Row(elem_classes="hp-fields"):
             for one in fields.LENGTH:
@@ -198,7 +198,7 @@ def _head(parts: dict[str, Any]) -> None:
         )
 
 
-def _card(parts: dict[str, Any]) -> None:
+def _gpu(parts: dict[str, Any]) -> None:
     values = form.defaults()
     radios = {
         "tier": ("Memory of the GPU you train on", [(tier["label"], key) for key, tier in presets.tiers().items()]),
@@ -262,7 +262,7 @@ def review(draft_id: str | None) -> tuple[Any, ...]:
 
 
 def model_updates(values: dict[str, Any], spec: "runs.RunSpec | None") -> tuple[Any, ...]:
-    """The model's notes with the download's progress, the title of the card's fold, the model's own field, the download
+    """The model's notes with the download's progress, the title of the GPU's fold, the model's own field, the download
     button, and the timer that polls it."""
     key = fetch.model_to_fetch(values)
     busy = bool(key) and fetch.running(key)
@@ -271,8 +271,8 @@ def model_updates(values: dict[str, Any], spec: "runs.RunSpec | None") -> tuple[
     pairs = gr.update(visible=bool(model and model["control"]))
     note = model_note.html(values, spec) + (fetch.progress_html(key) if key else "")
     tier, backend = presets.tiers().get(values["tier"]), form.BACKENDS.get(values["backend"])
-    card = gr.update(label=f"{CARD}: {tier['label']}, {backend}" if tier and backend else CARD)
-    return note, model_note.of_choices(values), card, pairs, button, gr.Timer(active=busy)
+    title = gr.update(label=f"{GPU}: {tier['label']}, {backend}" if tier and backend else GPU)
+    return note, model_note.of_choices(values), title, pairs, button, gr.Timer(active=busy)
 
 
 def _propose(draft_id: str, values: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from PIL import Image
 from ui_helpers import lora_file, photos, serving, write_incident, write_run
-from ui_page import a_tab, assert_accessible, card_fold, faint_texts, field, has_focus, open_page, show_run, until
+from ui_page import a_tab, assert_accessible, faint_texts, field, gpu_fold, has_focus, open_page, show_run, until
 
 from monitor.process.locks import LOCK, Lock
 from runs import slug
@@ -142,7 +142,7 @@ def test_the_keyboard_reaches_every_action_with_a_visible_focus(page, server):
         assert wanted in names, (wanted, names)
 
     # Radios follow the arrow keys; leaving the base model closes its list.
-    card_fold(page)
+    gpu_fold(page)
     chosen = page.locator("#tier input[type=radio]:checked")
     until(lambda: page.locator("#plan").inner_text(), "the form is complete")
     chosen.focus()

@@ -9,10 +9,10 @@ from ui_helpers import photos, serving, small_disk
 from ui_page import (
     caption,
     captions,
-    card_fold,
     choose_tiny,
     drop,
     field,
+    gpu_fold,
     open_page,
     saved,
     set_up_run,
@@ -57,7 +57,7 @@ def test_the_form_waits_for_the_draft_and_each_error_is_shown_beside_what_is_wro
     assert tab.evaluate(pointer_events) == "auto"
 
     # What is chosen before an answer stays.
-    card_fold(tab)
+    gpu_fold(tab)
     tab.locator("#plan .hp-plan").wait_for()  # it moves what is below it
     answered.clear()
     choose_tiny(tab)

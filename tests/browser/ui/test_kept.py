@@ -13,9 +13,9 @@ from ui_page import (
     a_tab,
     caption,
     captions,
-    card_fold,
     drop,
     field,
+    gpu_fold,
     nothing_is_kept,
     open_page,
     serving_again,
@@ -68,7 +68,7 @@ def test_what_is_typed_while_the_server_is_killed_is_not_called_saved_and_arrive
         open_page(second, server)
         caption(second, "rocket.jpg").wait_for()
         pages = {"coffee.png": tab, "rocket.jpg": second}
-        card_fold(tab)
+        gpu_fold(tab)
         draft_id = second.evaluate("hangproof.draft()")
         typed = killed_while_typing(server, pages)
         for file, page in pages.items():

@@ -4,7 +4,7 @@ import re
 
 from parser_checkout import parser_checkout
 from ui_helpers import serving
-from ui_page import card_fold, field, open_page
+from ui_page import field, gpu_fold, open_page
 
 # The editor draws only visible lines; the options are at its end.
 END = """() => { const e = document.querySelector("#script .cm-scroller"); e.scrollTop = e.scrollHeight;
@@ -18,7 +18,7 @@ def test_an_option_is_found_typed_and_in_the_script(tab, tmp_path):
         field(tab, "name").fill("flags")
         field(tab, "model").click()
         tab.get_by_role("option", name=re.compile("FLUX.1-schnell")).click()
-        card_fold(tab)
+        gpu_fold(tab)
         tab.get_by_label("kohya's sd-scripts").click()
         tab.get_by_text("More settings").click()
         box, note = tab.locator("#flags textarea"), tab.locator("#flags")

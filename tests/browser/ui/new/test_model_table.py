@@ -2,7 +2,7 @@
 
 import re
 
-from ui_page import assert_accessible, card_fold, field, open_page, until
+from ui_page import assert_accessible, field, gpu_fold, open_page, until
 
 import presets
 from ui.new import form, model_table
@@ -36,7 +36,7 @@ def test_a_model_sets_its_values_and_the_page_says_what_each_tier_needs(tab, bar
     open_page(tab, bare_server)
     note = tab.locator("#model-note")
     tab.get_by_text("More settings").click()
-    card_fold(tab)
+    gpu_fold(tab)
     become(tab, tier="12G", backend="diffusers", resolution="512", rank="16", alpha="4", learning_rate="0.0008")
 
     assert choose(tab, "Z-Image Turbo") == len(presets.models())
@@ -66,7 +66,7 @@ def test_a_model_sets_its_values_and_the_page_says_what_each_tier_needs(tab, bar
 
     tab.reload()
     tab.locator("body.hp-open").wait_for()
-    card_fold(tab)
+    gpu_fold(tab)
     become(tab, tier="12G", backend="musubi")
     assert "Krea 2" in field(tab, "model").input_value()
     tab.emulate_media(color_scheme="dark")

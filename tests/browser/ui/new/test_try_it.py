@@ -7,7 +7,7 @@ from pathlib import Path
 
 from loopback import answering
 from ui_helpers import PROJECT, alone, serving, squares
-from ui_page import caption, captions, card_fold, choose_tiny, drop, field, open_page, saved, until
+from ui_page import caption, captions, choose_tiny, drop, field, gpu_fold, open_page, saved, until
 
 import runs
 
@@ -33,7 +33,7 @@ def test_the_first_page_says_what_to_do_next_and_follows_the_images(tab, bare_se
     open_page(tab, bare_server)
     note = tab.locator("#model-note")
     note.get_by_text("No NVIDIA GPU found.").wait_for()
-    tab.locator("#card-fold").get_by_text("GPU memory and trainer: 12 GB, Built-in (Diffusers)").wait_for()
+    tab.locator("#gpu-fold").get_by_text("GPU memory and trainer: 12 GB, Built-in (Diffusers)").wait_for()
     link = note.get_by_role("link", name=re.compile("accept the licence", re.IGNORECASE))
     link.wait_for()
     assert link.get_attribute("href") == "https://huggingface.co/black-forest-labs/FLUX.1-dev"
@@ -104,7 +104,7 @@ def test_one_click_starts_a_run_and_leaves_the_draft_as_it_is(tab, data, tmp_pat
     with serving(data, **environment) as server:
         open_page(tab, server)
         tab.locator("#model-note").get_by_text("GPU found: Stand-in, 24 GB").wait_for()
-        card_fold(tab)
+        gpu_fold(tab)
         assert tab.get_by_label("20 GB and more", exact=True).is_checked()
         tab.get_by_label("12 GB", exact=True).click()
         tab.locator("#model-note").get_by_text("single blocks").wait_for()

@@ -63,6 +63,15 @@ def agent_of(one: Machine) -> int:
     return values["pid"] if values["lease"] == "held" else 0
 
 
+def running(machine, address: str, training) -> Machine:
+    """A machine that trains, with a checkpoint in the store."""
+    one = machine("one", training)
+    training.create(one.data, {"store": address})
+    one.run()
+    one.until(lambda: one.status().get("store", {}).get("step"), "a checkpoint in the store")
+    return one
+
+
 def launch(*words: str) -> subprocess.CompletedProcess:
     return python("-m", "launch", "store", *words)
 
@@ -240,10 +249,7 @@ def test_the_last_copy_ends_at_its_limit_with_what_is_missing(tmp_path):
 @pytest.mark.slow
 def test_killed_agents_and_monitors_are_replaced_and_the_run_stays_one(machine, address):
     training = toy(200, EVERY, step_s=0.03)
-    one = machine("one", training)
-    training.create(one.data, {"store": address})
-    one.run()
-    one.until(lambda: one.status().get("store", {}).get("step"), "a checkpoint in the store")
+    one = running(machine, address, training)
     killed = agent_of(one)
     psutil.Process(killed).kill()
     one.until(lambda: agent_of(one) not in (0, killed), "another agent")
@@ -263,11 +269,7 @@ def test_killed_agents_and_monitors_are_replaced_and_the_run_stays_one(machine, 
 
 
 def test_what_a_training_saves_while_nobody_watches_reaches_the_store(machine, address):
-    training = toy(120, EVERY, step_s=0.02)
-    one = machine("one", training)
-    training.create(one.data, {"store": address})
-    one.run()
-    one.until(lambda: one.status().get("store", {}).get("step"), "a checkpoint in the store")
+    one = running(machine, address, toy(120, EVERY, step_s=0.02))
     for pid in (one.process.pid, one.status()["monitor_pid"]):
         os.kill(pid, signal.SIGKILL)
     wait_for(lambda: (one.folder / "toy.safetensors").exists(), 60, "the end of the training")
