@@ -6,12 +6,12 @@ a model in the local cache needs no network.
 
 import functools
 import json
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
 from guards import hub, hub_cache
+from guards.deadline import call
 from guards.hub_request import ask
 from runs import models
 from runs.command import model_files
@@ -170,20 +170,16 @@ def _from_hub(repo: str, model: dict, ask: bool) -> list[str]:
 
 def _hub_status(url: str) -> tuple[int, str]:
     """(HTTP status, reason) of a file on the hub; status 0 when there is no response in time."""
-    found = [(0, f"no response within {HUB_TIMEOUT_S:.0f} s")]
 
-    def head() -> None:
-        try:
-            with ask(url, HUB_TIMEOUT_S, "HEAD") as response:
-                found[:] = [(response.status_code, f"HTTP status {response.status_code}")]
-        except (hub.DownloadError, OSError) as error:
-            found[:] = [(0, str(error))]
+    def head() -> int:
+        with ask(url, 2 * HUB_TIMEOUT_S, "HEAD") as response:
+            return response.status_code
 
-    # In a daemon thread, because name resolution has no timeout; a stuck thread blocks nothing.
-    asking = threading.Thread(target=head, daemon=True)
-    asking.start()
-    asking.join(HUB_TIMEOUT_S)
-    return found[0]
+    try:
+        status = call(head, seconds=HUB_TIMEOUT_S, what="an answer")  # on a thread: a name look-up has no limit
+    except (hub.DownloadError, OSError) as error:
+        return 0, str(error)
+    return status, f"HTTP status {status}"
 
 
 def from_hub(spec: "RunSpec") -> str:
