@@ -27,7 +27,7 @@ TINY = {  # a model of the tables → the family of tiny weights (tiny_families.
     "lumina2": "lumina",
     "hunyuan-image": "hunyuan",
 }
-MUSUBI = {  # as TINY, for musubi-tuner (tiny_musubi.py); Z-Image is in tests/upstream/test_runs_musubi.py
+MUSUBI = {  # as TINY, for musubi-tuner (tiny_musubi.py); Z-Image is in tests/upstream/runs/test_scripts.py
     "flux2-klein-4b": "flux_2",
     "qwen-image": "qwen_image",
     "wan22-low": "wan",

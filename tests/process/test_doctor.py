@@ -61,7 +61,7 @@ def test_a_folder_that_is_no_trainer_does_not_start(tmp_path):
 
 
 def test_an_installed_trainer_is_started_with_its_guards(monkeypatch, capsys):
-    """tests/upstream/test_install.py starts the real ones."""
+    """tests/upstream/sd_scripts_patches/test_install.py starts the real ones."""
     monkeypatch.setattr("doctor.install.starts", lambda *_: "")
     found = start(TRAINERS["musubi"])
     assert (found.name, found.status) == ("musubi-tuner start", "ok")

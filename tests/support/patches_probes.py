@@ -1,4 +1,6 @@
-"""Small programs that hang, each in one known way: the tests named test_hangs.py run them under the launcher.
+"""Small programs that hang, each in one known way: tests run them under the launcher, those of sd-scripts' own
+classes in tests/upstream/sd_scripts_patches/test_block_swap.py and test_trackers.py, the others in
+tests/process/sd_scripts_patches/test_hangs.py.
 
 A worker writes `HANG`, its clock and its pid when it starts to hang. Each line is written in one call: loader workers
 write to the same pipe, and `print` writes in pieces that would mix with theirs.
@@ -257,7 +259,7 @@ PROBES = {
         )
         for way, block in (("wait_for_block", 3), ("set_forward_only", 3), ("backward hook", 0))
     },
-    # A run that does not fail continues offline (test_sd_scripts.py) and saves everything (test_save.py).
+    # A run that does not fail continues offline (tests/upstream/test_sd_scripts.py) and saves everything (test_save.py).
     "tracker never starts, run fails": Probe(
         TRACKER, 1, ("ValueError: the error of the script", "trained",
                      "waited 2 s for trackers to start (tensorboard); the run continues offline"),

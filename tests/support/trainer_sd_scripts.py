@@ -1,4 +1,4 @@
-"""What kohya's sd-scripts computes of the same numbers: run in its environment by tests/upstream/test_trainer_equals_sd_scripts.py.
+"""What kohya's sd-scripts computes of the same numbers: run in its environment by tests/upstream/trainer/test_flow.py.
 
 `python tests/support/trainer_sd_scripts.py ASKED.json ANSWERED.json`. ASKED: `model` (diffusers' folder of the tiny
 FLUX), `batch` (safetensors), `lora` (a file of our trainer), `draws` and `losses` (lists of training arguments with a

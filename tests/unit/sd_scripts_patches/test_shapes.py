@@ -1,7 +1,7 @@
 """Each patch finds what it follows in every pinned version of kohya's trainers, as recorded (tests/support/record_shapes.py).
 
 The patches' own check runs on checkouts that have the recorded names, signatures and outlines and no code. On the real
-ones, tests/upstream/test_compatibility.py compares the record with them.
+ones, tests/upstream/sd_scripts_patches/test_compatibility.py compares the record with them.
 """
 
 import dataclasses

@@ -14,13 +14,11 @@ import tiny_sd_scripts as tiny
 from sd_scripts_patches import __main__ as main
 from sd_scripts_patches import patch, registry, resume, save, versions
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def command(*args):
     return subprocess.run(
         [sys.executable, "-m", "sd_scripts_patches", *map(str, args)],
-        cwd=ROOT, env=tiny.environment(ROOT), check=False, capture_output=True, text=True, timeout=240,
+        cwd=tiny.ROOT, env=tiny.environment(tiny.ROOT), check=False, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
 
 

@@ -1,9 +1,14 @@
-"""The script that is rendered runs unchanged on the real sd-scripts, on toy weights, through the guarded launcher."""
+"""The scripts that are rendered run unchanged on kohya's real trainers, on tiny weights, through the guarded launcher.
+
+Kills in each command of musubi-tuner's are rows of tests/campaigns/faults.toml.
+"""
 
 from pathlib import Path
 
+import musubi_helpers
 import pytest
 import resume_helpers
+import tiny_musubi
 import tiny_sd_scripts
 from runs_helpers import pictures, run_script, spec
 
@@ -48,3 +53,15 @@ def test_a_rendered_script_trains(tier, newest, tmp_path, monkeypatch):
     assert any("double_blocks" in key for key in keys) == (tier != "12G")
     images = runs.images_in(tmp_path / "data" / "datasets" / slug)
     assert len(images) == 2 and all(Path(p).with_suffix(".txt").is_file() for p in images)
+
+
+def test_a_rendered_script_of_musubi_tuner_caches_and_trains(musubi, toy_z, tmp_path):
+    folder = musubi_helpers.run_of(toy_z, "toy z's", prompts=["a thing"], sample_every_n_steps=12, sample_steps=1)
+    env = musubi_helpers.environment(toy_z, tmp_path / "data", TINY_LOSSES=str(tmp_path / "losses"), TIMEOUT_S="400")
+    done = run_script(folder / "train.sh", None, **env)
+    assert done.returncode == 0, done.stderr.decode(errors="replace")[-4000:]
+    assert len(tiny_musubi.losses(tmp_path / "losses")) == 12
+    assert len(musubi_helpers.caches(folder, "_zi")) == len(musubi_helpers.caches(folder, "_zi_te")) == 7
+    slug = folder.name
+    assert (folder / f"{slug}.safetensors").is_file() and (folder / f"{slug}-state/hangproof.json").is_file()
+    assert list((folder / "sample").glob("*.png")) and not list(folder.rglob("*.tmp"))

@@ -1,6 +1,6 @@
 """Each known hang, injected into the real musubi-tuner: the process exits in time, and the log names what it waited for.
 
-Trackers, uploads and downloads are guarded by the patches of sd-scripts (test_sd_scripts.py, test_hub.py).
+Trackers, uploads and downloads are guarded by the patches of sd-scripts (tests/upstream/test_sd_scripts.py, ../test_hub.py).
 """
 
 import os
@@ -14,7 +14,6 @@ import hub_server
 import musubi_helpers
 import patches_helpers as helpers
 import pytest
-import resume_helpers
 import tiny_musubi as tiny
 
 OFFLOADER = """
@@ -61,11 +60,7 @@ def train(folder, *more, prepare=None, family=tiny.Z_IMAGE, env=()):
     tiny.cached(tiny.workdir(family), folder, family=family)
     if prepare:
         prepare(folder)
-    return again(folder, *more, family=family, env=env)
-
-
-def again(folder, *more, **given):
-    return musubi_helpers.train(folder, "--max_train_epochs", "2", *more, **given)
+    return musubi_helpers.train(folder, "--max_train_epochs", "2", *more, family=family, env=env)
 
 
 def probe(folder, source, env=()):
@@ -79,12 +74,6 @@ def probe(folder, source, env=()):
 
 def latents(folder):
     return sorted(path for path in (folder / "cache").glob("*_zi.safetensors"))
-
-
-def not_finite(folder):
-    """Replace the last number (float32) of a cache by NaN."""
-    path = latents(folder)[2]
-    path.write_bytes(path.read_bytes()[:-4] + b"\x00\x00\xc0\x7f")
 
 
 def fifo(folder):
@@ -173,21 +162,3 @@ def test_a_hang_ends_in_time_and_the_log_names_what_it_waited_for(result):
     hang, folder, run = result
     assert run.code == hang.code and re.search(hang.says, run.log), run.log[-3000:]
     assert (folder / "made/tiny.safetensors").is_file() == hang.saves
-
-
-def test_a_damaged_cache_is_named_and_made_again(musubi, tmp_path):
-    """A training run meets it; the next one is refused; the caching command makes it again; a third one runs."""
-    first = train(tmp_path, prepare=not_finite)
-    assert first.code == 1, first.log[-3000:]
-    second = again(tmp_path)
-    script = "zimage_cache_latents.py"
-    words = tiny.caching(tmp_path / "dataset.toml", "--skip_existing")[script]
-    cached = helpers.watch(tiny.command(script, *words), tiny.environment(tiny.workdir()), tiny.checkout(), 200)
-    third = again(tmp_path)
-    assert cached.code == 0 and third.code == 0, cached.log[-2000:] + third.log[-2000:]
-    path = latents(tmp_path)[2]
-    assert f"{path} is damaged (" in first.log
-    assert f"renamed to {path.name}.corrupt; run the caching command again" in first.log
-    assert second.code == 1 and "1 caches were damaged and have not been made again" in second.log, second.log[-3000:]
-    assert str(path) in second.log
-    assert resume_helpers.tensors(path) == resume_helpers.tensors(tiny.workdir() / "cache" / path.name)

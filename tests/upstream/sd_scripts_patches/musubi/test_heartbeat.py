@@ -1,0 +1,81 @@
+"""kohya's real musubi-tuner under the patches: the same numbers, a heartbeat that describes the run, and its last saves."""
+
+import ast
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import patches_helpers as helpers
+import pytest
+import resume_helpers
+import tiny_musubi as tiny
+from musubi_helpers import SORTED
+
+from guards import checkpoint, heartbeat, startup
+from sd_scripts_patches import save
+from sd_scripts_patches.musubi import LOOP
+from sd_scripts_patches.patch import find_function
+
+pytestmark = pytest.mark.usefixtures("musubi")
+POINTS = "arguments folders data accelerator tokenizer model network loader ready tracker ready first_step finished"
+
+
+@pytest.fixture(scope="module")
+def runs(musubi, tmp_path_factory):
+    """Three epochs with everything that the patches change: without them, and with all of them. [(folder, result)]"""
+    work = tiny.workdir()
+    base = tmp_path_factory.mktemp("musubi")
+
+    def run(patched):
+        folder = base / ("patched" if patched else "plain")
+        config = tiny.cached(work, folder, batch_size=2)
+        (folder / "sorted.py").write_text(SORTED)
+        args = tiny.arguments(
+            work, config, folder / "made", "--save_state", "--save_every_n_steps", "2", "--max_train_epochs", "3",
+            "--sample_every_n_steps", "5", "--persistent_data_loader_workers", "--sample_prompts", str(work / "prompts.txt"),
+            "--log_with", "tensorboard", "--logging_dir", str(folder / "logs"), "--save_last_n_steps", "4",
+            max_data_loader_n_workers="2",
+        )  # fmt: skip
+        settings = {"TINY_LOSSES": str(folder / "losses"), "HANGPROOF_RUN": str(folder)}
+        settings |= resume_helpers.followed(folder)
+        if not patched:
+            settings["TINY_FAULTS"] = f"musubi_tuner.dataset.image_video_dataset={folder / 'sorted.py'}"
+        # the script in the package's folder, the one with the patches
+        where = "src/musubi_tuner" if patched else ""
+        command = tiny.command("zimage_train_network.py", *args, patched=patched, folder=where)
+        result = helpers.watch(command, tiny.environment(work, patched, **settings), tiny.checkout(), 400)
+        assert result.code == 0, result.log[-3000:]
+        return folder, result
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(run, (False, True)))
+
+
+def test_guarded_training_has_the_same_numbers_and_a_heartbeat_that_describes_it(runs):
+    (plain, _), (folder, _) = runs
+    phases = resume_helpers.same_training(plain, folder, 12, 2)
+    assert phases[:3] == ["import", "load", "first_step"] and phases[-1] == "end"
+    assert sorted(phases[3:-1]) == ["sample", "save", "step"]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in lines] == [loss for _, _, loss in tiny.losses(folder / "losses")]
+    assert lines[0]["lr"] == 1e-3 and lines[-1]["lr"] < 1e-4  # a cosine
+    assert (folder / "phases.points").read_text().split() == POINTS.split()
+    (beat,) = heartbeat.read_all(folder / "hb")
+    assert all(beat.reached) and beat.point == "finished" and beat.epoch == 3
+    assert startup.read_about(beat.about)["device"] == "cpu"
+
+
+def test_every_state_that_is_left_verifies_and_nothing_else_is_left(runs):
+    folder, result = runs[1]
+    made = folder / "made"
+    states = checkpoint.states(made)
+    assert len(states) >= 3 and all(checkpoint.problems(state, deep=True) == [] for state in states)
+    assert not [path for path in made.iterdir() if path.name.startswith(".")]
+    assert "not guarded" not in result.log and "is kept" not in result.log
+
+
+def test_the_last_save_comes_before_the_end_of_the_trackers(runs):
+    log = runs[1][1].log
+    assert log.index("model saved.") > log.index("saving last state.")
+    tree = ast.parse((tiny.checkout() / "src/musubi_tuner/training/trainer_base.py").read_bytes())
+    last = find_function(save.rewrite(tree, LOOP), LOOP).body[-1]
+    assert ast.unparse(last) == "_hangproof_end(accelerator)"

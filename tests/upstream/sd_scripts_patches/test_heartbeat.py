@@ -1,0 +1,122 @@
+"""kohya's real FLUX trainer, tiny weights, CPU: the same numbers with all patches, a heartbeat that describes
+them, and damaged copies of the caches that this training made."""
+
+import json
+import os
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy
+import pytest
+import resume_helpers as helpers
+import tiny_sd_scripts as tiny
+
+from guards import heartbeat, startup
+
+ON_DISK = ["--cache_latents_to_disk", "--cache_text_encoder_outputs_to_disk"]
+EVERYTHING = [*ON_DISK, "--save_state", "--save_every_n_steps", "10", "--sample_every_n_steps", "10"]
+EVERYTHING += ["--log_with", "tensorboard", "--validation_split", "0.1", "--persistent_data_loader_workers"]
+
+
+@pytest.fixture(scope="module")
+def runs(each_work, tmp_path_factory):
+    """20 steps with all features that the patches change: without the patches, and with all of them."""
+
+    def run(patched):
+        out = tmp_path_factory.mktemp("patched" if patched else "plain")
+        result = helpers.train(
+            each_work, out, *EVERYTHING, patched=patched, env={"HANGPROOF_ATTEMPT": "2", **helpers.followed(out)},
+            train_data_dir=str(tiny.copy_of(each_work, out)), max_train_steps="20", max_data_loader_n_workers="1",
+            sample_prompts=str(each_work / "prompts.txt"), logging_dir=str(out / "logs"),
+        )  # fmt: skip
+        assert result.code == 0, result.log[-3000:]
+        return out
+
+    with ThreadPoolExecutor(2) as pool:
+        return tuple(pool.map(run, (False, True)))
+
+
+def test_twenty_steps_have_the_same_numbers_and_a_heartbeat_that_describes_them(runs):
+    plain, guarded = runs
+    phases = helpers.same_training(plain, guarded, 20, 2)
+    firsts = ["import", "load", "cache_latents", "cache_text", "hash", "first_step", "step"]
+    assert phases[:7] == firsts and sorted(phases[7:]) == ["end", "sample", "save", "validate"] and phases[-1] == "end"
+    helpers.same_caches(plain, guarded)
+    assert len(list(plain.rglob("*.npz"))) >= 18
+
+
+def test_the_run_reaches_every_check_point_in_the_order_of_the_trainer(runs):
+    assert (runs[1] / "phases.points").read_text().split() == [
+        *("arguments", "folders", "tokenizer", "data", "accelerator", "model"),
+        *("data", "network", "data", "network"),  # the captions of the training and of the validation set
+        *("loader", "ready", "tracker", "ready", "first_step", "finished"),
+    ]
+    (beat,) = heartbeat.read_all(runs[1] / "hb")
+    assert all(beat.reached) and beat.point == "finished"
+    assert startup.read_about(beat.about)["device"] == "cpu"
+
+
+def test_every_step_has_its_line_of_metrics(runs):
+    found = [json.loads(line) for line in (runs[1] / "metrics.jsonl").read_text().splitlines()]
+    recorded = [loss for epoch, _, loss in tiny.losses(runs[1] / "losses") if epoch >= 0]
+    lines = [line for line in found if line["kind"] == "step"]
+    others = [line for line in found if line not in lines]
+    assert [(line["kind"], line["step"]) for line in others] == [("validation", n) for n in (9, 18, 20)]
+    assert len({line["val_loss"] for line in others}) == 3 and {line["attempt"] for line in found} == {2}
+    assert all(any(abs(line["loss"] - loss) < 1e-9 for loss in recorded) for line in lines)
+    assert lines[0]["lr"] == 1e-3 and lines[-1]["lr"] < 1e-4  # a cosine
+    assert [line["epoch"] for line in lines] == sorted(line["epoch"] for line in lines)
+    assert all(0 < line["step_s"] < 30 for line in lines)
+
+
+# Complete runs with injected faults.
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no FIFOs on this platform")
+def test_a_cache_that_blocks_in_a_loader_worker(each_work, runs, tmp_path):
+    images = tiny.copy_of(runs[0], tmp_path)
+    stuck = images / "1_thing" / "004_flux_te.npz"
+    stuck.unlink()
+    os.mkfifo(stuck)
+    result = helpers.train(
+        each_work, tmp_path, *ON_DISK, "--skip_cache_check", train_data_dir=str(images), max_train_epochs="1",
+        env={"HANGPROOF_NPZ_TIMEOUT_S": "2", "HANGPROOF_EXIT_GRACE_S": "8"}, max_data_loader_n_workers="1",
+    )  # fmt: skip
+    assert result.code == 1, result.log[-2000:]
+    assert f"TimeoutError: waited 2 s for the directory of {stuck}" in result.log
+    assert re.search(r"batch \d+ of the data loader from worker 0 \(pid \d+\) failed: TimeoutError", result.log)
+
+
+def test_damaged_caches_are_set_aside_and_encoded_again_on_the_restart(each_work, runs, tmp_path):
+    """The first run reads a damaged cache in the middle of training; two more are damaged before the second."""
+    images = tiny.copy_of(runs[0], tmp_path) / "1_thing"
+    names = ("002_0064x0064_flux.npz", "004_flux_te.npz", "006_flux_te.npz")
+    truncated, flipped, another = (images / name for name in names)
+
+    def train():
+        changed = {"train_data_dir": str(images.parent), "max_train_epochs": "1", "max_data_loader_n_workers": "1"}
+        return helpers.train(each_work, tmp_path, *ON_DISK, **changed)
+
+    flip(flipped)  # sd-scripts looks up one small member only, so the damage is found in the middle of training
+    first = train()
+    assert first.code == 1 and f"ValueError: {flipped} is damaged" in first.log.replace("\n", " "), first.log[-2000:]
+    assert flipped.with_name(f"{flipped.name}.corrupt").exists() and not flipped.exists()
+    # The folder has held a damaged cache, so the restart verifies all its caches before training starts.
+    flip(another)
+    truncated.write_bytes(truncated.read_bytes()[:500])
+    second = train()
+    assert second.code == 0, second.log[-2000:]
+    assert f"{another} is damaged" in second.log and f"{truncated} is damaged" in second.log
+    for path in (truncated, flipped, another):
+        before, encoded = numpy.load(runs[0] / "images/1_thing" / path.name), numpy.load(path)
+        assert path.with_name(path.name + ".corrupt").exists()
+        assert encoded.files == before.files and all(encoded[k].shape == before[k].shape for k in before.files)
+    assert not list(images.glob(".*.tmp"))
+
+
+def flip(path):
+    """Change one byte in the middle of the largest member; the zip directory stays intact."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(bytes(data))
