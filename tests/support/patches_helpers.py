@@ -75,6 +75,27 @@ def train(work: Path, args: list[str], timeout_s: float = 300, patched: bool = T
     return watch(tiny.command(*args, patched=patched), tiny.environment(work, **env), tiny.checkout(), timeout_s)
 
 
+def flip(path: Path) -> None:
+    """Change one byte in the middle of the largest member of an npz; the zip directory stays intact."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def launch(script: Path, *args: str, timeout_s: float = 240, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a script under the launcher in our own environment, as a user does: nothing is forked from a nursery."""
+    return subprocess.run(
+        [sys.executable, "-m", "sd_scripts_patches", str(script), *args],
+        cwd=ROOT, env=tiny.environment(script.parent, **env), check=False, capture_output=True, text=True, timeout=timeout_s,
+    )  # fmt: skip
+
+
 def apply(patch, module) -> None:
     """Apply the targets of a patch to a hand-made module, which has the name of the module in the targets."""
     from sd_scripts_patches.patch import wrap

@@ -1,6 +1,5 @@
-"""Small programs that hang, each in one known way: tests run them under the launcher, those of sd-scripts' own
-classes in tests/upstream/sd_scripts_patches/test_block_swap.py and test_trackers.py, the others in
-tests/process/sd_scripts_patches/test_hangs.py.
+"""Small programs that hang, each in one known way: tests/process/sd_scripts_patches/test_hangs.py runs them under
+the launcher, and tests/upstream/sd_scripts_patches/test_block_swap.py those that use sd-scripts' own classes.
 
 A worker writes `HANG`, its clock and its pid when it starts to hang. Each line is written in one call: loader workers
 write to the same pipe, and `print` writes in pieces that would mix with theirs.

@@ -4,14 +4,11 @@ The small probes use the libraries and classes that sd-scripts uses, under the l
 tests/upstream/test_sd_scripts.py does the same in complete training runs.
 """
 
-import signal
-import subprocess
 import sys
 
 import patches_helpers as helpers
 import pytest
-import tiny_sd_scripts as tiny
-from patches_probes import PROBES, check, loader, started, wait_gone
+from patches_probes import PROBES, check, started
 
 from guards import heartbeat
 
@@ -35,22 +32,3 @@ def test_the_process_ends_in_time_and_the_log_names_what_it_waited_for(result, r
     if request.node.callspec.params["result"] == "rank late":
         beats = heartbeat.read_all(result[1].folder / "hb")
         assert [(b.rank, b.outcome) for b in beats] == [(0, "deadline"), (1, "running")]
-
-
-def test_a_killed_trainer_takes_its_workers_with_it(tmp_path):
-    if sys.platform != "linux":
-        pytest.skip("the parent's death is a Linux signal")
-    (tmp_path / "probe.py").write_text(loader("time.sleep(3600)").replace("if i == 4:", "if True:"))
-    env = tiny.environment(tmp_path)
-    env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
-    command = [sys.executable, "-m", "sd_scripts_patches", "-m", "probe", "2"]
-    with subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
-        pids = []
-        for line in process.stdout:
-            pids += [int(line.split()[-1])] if line.startswith("HANG") else []
-            if len(pids) == 2:
-                break
-        process.send_signal(signal.SIGKILL)
-        process.wait(30)
-    assert len(pids) == 2
-    wait_gone(pids)

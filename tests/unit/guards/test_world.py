@@ -108,20 +108,6 @@ def test_a_barrier_that_expires_names_what_the_other_ranks_do(tmp_path):
     assert children.run(code.replace("60", "0.6"), WORLD_SIZE=1, **variables).returncode == 0
 
 
-@pytest.mark.parametrize(("processes", "given", "same"), [(2, None, True), (2, 7, True), (1, None, False)])
-def test_all_ranks_of_kohyas_trainers_have_one_seed(started, machine, processes, given, same):
-    from argparse import Namespace
-
-    from sd_scripts_patches.world import _check_first
-
-    machine(gpus=0)
-    seeds = []
-    for rank in range(2):
-        started(WORLD_SIZE=processes, RANK=rank, MASTER_ADDR="127.0.0.1", MASTER_PORT=29400, ACCELERATE_USE_CPU="true")
-        seeds.append(_check_first(lambda trainer, args: args.seed)(None, Namespace(seed=given)))
-    assert seeds[0] == seeds[1] and (seeds[0] is not None) == same and given in (None, seeds[0])
-
-
 def test_machines_that_would_resume_different_states_start_again(started, monkeypatch):
     from torch import distributed
 

@@ -1,5 +1,4 @@
-"""kohya's real FLUX trainer, tiny weights, CPU: the same numbers with all patches, a heartbeat that describes
-them, and damaged copies of the caches that this training made."""
+"""kohya's real FLUX trainer, tiny weights: the same numbers with all patches, a heartbeat, and damaged caches."""
 
 import json
 import os
@@ -8,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy
+import patches_helpers
 import pytest
 import resume_helpers as helpers
 import tiny_sd_scripts as tiny
@@ -98,12 +98,14 @@ def test_damaged_caches_are_set_aside_and_encoded_again_on_the_restart(each_work
         changed = {"train_data_dir": str(images.parent), "max_train_epochs": "1", "max_data_loader_n_workers": "1"}
         return helpers.train(each_work, tmp_path, *ON_DISK, **changed)
 
-    flip(flipped)  # sd-scripts looks up one small member only, so the damage is found in the middle of training
+    patches_helpers.flip(
+        flipped
+    )  # sd-scripts looks up one small member only, so the damage is found in the middle of training
     first = train()
     assert first.code == 1 and f"ValueError: {flipped} is damaged" in first.log.replace("\n", " "), first.log[-2000:]
     assert flipped.with_name(f"{flipped.name}.corrupt").exists() and not flipped.exists()
     # The folder has held a damaged cache, so the restart verifies all its caches before training starts.
-    flip(another)
+    patches_helpers.flip(another)
     truncated.write_bytes(truncated.read_bytes()[:500])
     second = train()
     assert second.code == 0, second.log[-2000:]
@@ -113,10 +115,3 @@ def test_damaged_caches_are_set_aside_and_encoded_again_on_the_restart(each_work
         assert path.with_name(path.name + ".corrupt").exists()
         assert encoded.files == before.files and all(encoded[k].shape == before[k].shape for k in before.files)
     assert not list(images.glob(".*.tmp"))
-
-
-def flip(path):
-    """Change one byte in the middle of the largest member; the zip directory stays intact."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    path.write_bytes(bytes(data))

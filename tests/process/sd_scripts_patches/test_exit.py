@@ -1,0 +1,83 @@
+"""How a run ends: exit codes, outcomes, uploads that are still in progress, and its workers."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+import tiny_sd_scripts as tiny
+from patches_helpers import launch, write
+from patches_probes import loader, wait_gone
+
+from guards import heartbeat
+
+
+@pytest.mark.parametrize(
+    "ending, code, outcome, note",
+    [
+        ("pass", 0, "done", ""),
+        ("raise SystemExit(4)", 4, "failed", "exit code 4"),
+        ("raise SystemExit('no')", 1, "failed", None),
+        ("1 / 0", 1, "failed", "ZeroDivisionError: division by zero"),
+        ("raise KeyboardInterrupt", 130, None, None),
+    ],
+)
+def test_exit_codes_are_the_scripts_own_and_the_outcome_is_in_the_heartbeat(tmp_path, ending, code, outcome, note):
+    """Exit handlers run, and output is flushed."""
+    before = "import atexit, sys\natexit.register(lambda: print('bye'))\nsys.stdout.write('no newline')\n"
+    done = launch(write(tmp_path, "ends.py", before + ending + "\n"), HANGPROOF_HEARTBEAT=str(tmp_path / "hb"))
+    assert (done.returncode, done.stdout) == (code, "no newlinebye\n"), done.stderr
+    assert ("ZeroDivisionError" in done.stderr) == (ending == "1 / 0")
+    assert ("no\n" in done.stderr) == ("'no'" in ending)
+    (beat,) = heartbeat.read_all(tmp_path / "hb")
+    assert outcome in (None, beat.outcome) and note in (None, beat.note)
+
+
+UPLOAD = """
+import os, sys, time
+from guards import heartbeat
+from sd_scripts_patches import hub
+def upload():
+    time.sleep(float(sys.argv[1]))
+    (beat,) = heartbeat.read_all(os.environ["HANGPROOF_HEARTBEAT"])
+    print("in the upload:", beat.phase, beat.outcome, beat.note, flush=True)
+hub.fire_in_daemon(upload)
+"""
+
+
+def test_a_run_is_done_only_after_its_uploads(tmp_path):
+    """From the outcome on, the monitor allows little time: an upload that is still in progress would be killed."""
+    script = write(tmp_path, "uploads.py", UPLOAD)
+    done = launch(script, "1.5", HANGPROOF_HEARTBEAT=str(tmp_path / "hb"))
+    assert done.returncode == 0
+    assert "in the upload: end running waiting for 1 uploads to the hub\n" in done.stdout, done.stderr
+    (beat,) = heartbeat.read_all(tmp_path / "hb")
+    assert (beat.phase, beat.outcome) == ("end", "done")
+
+
+def test_a_failed_run_reports_its_error_before_it_waits_for_uploads(tmp_path):
+    script = write(tmp_path, "uploads.py", UPLOAD + "1 / 0\n")
+    done = launch(script, "1.5", HANGPROOF_HEARTBEAT=str(tmp_path / "hb"))
+    assert "in the upload: import failed ZeroDivisionError: division by zero\n" in done.stdout, done.stderr
+    late = launch(script, "3600", "--hangproof_exit_grace_s=2")
+    assert late.returncode == 1
+    assert "hangproof: waited 1 s for 1 uploads to the hub; exiting without them" in late.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the parent's death is a Linux signal")
+def test_a_killed_trainer_takes_its_workers_with_it(tmp_path):
+    (tmp_path / "probe.py").write_text(loader("time.sleep(3600)").replace("if i == 4:", "if True:"))
+    env = tiny.environment(tmp_path)
+    env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
+    command = [sys.executable, "-m", "sd_scripts_patches", "-m", "probe", "2"]
+    with subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        pids = []
+        for line in process.stdout:
+            pids += [int(line.split()[-1])] if line.startswith("HANG") else []
+            if len(pids) == 2:
+                break
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+    assert len(pids) == 2
+    wait_gone(pids)

@@ -1,0 +1,25 @@
+"""The progress in the log."""
+
+from types import SimpleNamespace
+
+from sd_scripts_patches import heartbeat, session
+
+
+def test_once_a_minute_the_log_shows_the_progress(monkeypatch, capsys):
+    clock = [1000.0]
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(session, "nested_phase_end_s", 0.0)
+
+    def train(every):
+        monkeypatch.setenv("HANGPROOF_PROGRESS_LINE_S", every)
+        loop = heartbeat.TrainingLoop(SimpleNamespace(max_train_steps=100))
+        for step in range(1, 101):
+            clock[0] += 2.0
+            loop.losses.append(0.25)
+            loop.record_step(step)
+            loop.step_start_s = clock[0]
+        return capsys.readouterr().err.splitlines()
+
+    lines = train("")
+    assert lines == [f"hangproof: step {n} of 100, epoch 0, loss 0.25, 2.00 s per step" for n in (30, 60, 90)]
+    assert len(train("20")) == 10 and train("0") == []

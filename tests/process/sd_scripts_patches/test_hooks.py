@@ -1,0 +1,82 @@
+"""Modules and scripts that are rewritten and patched as they are imported."""
+
+from pathlib import Path
+
+import children
+import pytest
+from patches_helpers import write
+
+REWRITE = """
+import ast
+from sd_scripts_patches.patch import Patch, Target, find_function, find_one, wrap
+
+def rewrite(tree):
+    node = find_one(find_function(tree, "Thing.value"), ast.Constant, lambda n: n.value == 1, "the 1")
+    node.value = 10
+    return tree
+
+def rewrite_main(tree):
+    find_one(tree, ast.Constant, lambda n: n.value == "plain", "the word").value = "rewritten"
+    return tree
+
+VALUE = Target("thing", "Thing.value", make=lambda original: lambda self: original(self) + 5)
+WHO = Target("script", "Here.who", make=lambda original: lambda: original() + " and patched")
+
+PATCH = Patch(name="probe", why="a test", targets=(VALUE, WHO), rewrites=((VALUE, rewrite), (WHO, rewrite_main)))
+"""
+
+
+THING = "class Thing:\n    def value(self):\n        return 1\n"
+
+
+SCRIPT = """
+from thing import Thing
+class Here:
+    @staticmethod
+    def who():
+        return "plain"
+if __name__ == "__main__":
+    print(Thing().value(), Here.who())
+"""
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {folder!r})
+from sd_scripts_patches import hooks, runner
+import probe_patch
+hooks.install([probe_patch.PATCH], Path({folder!r}))
+runner.run_script(Path({folder!r}) / "script.py", [])
+"""
+
+
+def drive(folder: Path, thing: str = THING, script: str = SCRIPT, before: str = ""):
+    for name, text in {"probe_patch.py": REWRITE, "thing.py": thing, "script.py": script}.items():
+        write(folder, name, text)
+    return children.run(before + DRIVER.format(folder=str(folder)))
+
+
+def test_a_module_and_the_script_itself_are_rewritten_and_patched(tmp_path):
+    done = drive(tmp_path)
+    assert done.stdout == "15 rewritten and patched\n", done.stderr
+    assert drive(tmp_path).stdout == done.stdout  # a cached .pyc of the original would be used here
+
+
+@pytest.mark.parametrize(
+    "changed, reason",
+    [
+        ({"thing": THING.replace("1", "1 + 1")}, "patch probe: thing: the 1: expected exactly one, found 2"),
+        ({"thing": THING + "del Thing.value\n"}, "patch probe: thing:Thing.value: not defined there"),
+        ({"script": SCRIPT.split("if __name__")[0] + "print(Here.who())\n"}, "there is no `if __name__"),
+    ],
+)
+def test_what_cannot_be_rewritten_or_patched_is_refused_by_name(tmp_path, changed, reason):
+    done = drive(tmp_path, **changed)
+    assert done.returncode == 1 and reason in done.stderr and done.stdout == ""
+
+
+def test_a_module_that_was_imported_too_early_is_refused(tmp_path):
+    write(tmp_path, "thing.py", THING)
+    done = drive(tmp_path, before=f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import thing\n")
+    assert "thing was loaded without its rewrite (probe)" in done.stderr and done.stdout == ""

@@ -1,0 +1,69 @@
+"""The launcher runs a script as Python does: arguments, paths, spawned workers. No checkout needed."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from patches_helpers import launch, write
+
+REPORT = """
+import json, sys
+import helper
+print(json.dumps({
+    "argv": sys.argv[1:], "path0": sys.path[0], "name": __name__, "file": __file__, "main": sys.modules["__main__"].__dict__ is globals(),
+    "helper": helper.VALUE,
+}))
+if __name__ == "__main__":
+    pass
+"""
+
+
+def test_a_script_sees_what_python_shows_it(tmp_path):
+    write(tmp_path, "helper.py", "VALUE = 7\n")
+    script = write(tmp_path, "report.py", REPORT)
+    args = ["--a", "1", "--hangproof_npz_timeout_s", "9", "b c", "--hangproof_exit_grace_s=3"]
+    seen = json.loads(launch(script, *args).stdout)
+    plain = subprocess.run([sys.executable, str(script), "--a", "1", "b c"], check=True, capture_output=True, text=True)
+    assert seen == json.loads(plain.stdout)
+    assert seen["argv"] == ["--a", "1", "b c"] and seen["main"]
+
+
+LOADER = """
+import sys, threading
+from collections import namedtuple
+import torch.utils.data.dataloader as module
+from torch.utils.data import DataLoader
+
+Point = namedtuple("Point", "x y")
+
+class Data(list):
+    def __getitem__(self, i):
+        point, patches = super().__getitem__(i), str(module.__dict__.get("__hangproof__"))
+        assert "'dataloader'" in patches and "'exit'" in patches, patches
+        assert {type(point).__module__, __name__} <= {"__main__", "__mp_main__"}
+        return point.x
+
+def start_in_thread(loader):
+    made = []
+    thread = threading.Thread(target=lambda: made.append(iter(loader)))
+    thread.start()
+    thread.join()
+    return made[0]
+
+if __name__ == "__main__":
+    for method in sys.argv[1:]:
+        loader = DataLoader(Data(Point(x, 0) for x in (1, 2, 3)), num_workers=1, multiprocessing_context=method)
+        print(method, [int(batch) for batch in start_in_thread(loader)], flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the signal at a parent's death is Linux's")
+def test_loader_workers_live_with_the_patches_by_every_start_method_and_outlive_the_thread_that_starts_them(tmp_path):
+    """A fork server is not the trainer, and a thread that starts workers may exit before them: neither kills a worker."""
+    pytest.importorskip("torch")
+    methods = ("fork", "spawn", "forkserver")
+    done = launch(write(tmp_path, "loader.py", LOADER), *methods, timeout_s=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines() == [f"{method} [1, 2, 3]" for method in methods]

@@ -1,0 +1,19 @@
+"""A barrier of accelerate that one rank never reaches."""
+
+import children
+
+MEETS = """
+import sys, time
+from types import SimpleNamespace
+from sd_scripts_patches import barrier, session
+session.heartbeat().phase("cache_latents")
+barrier._with_deadline(lambda accelerator: time.sleep(0.8))(SimpleNamespace(num_processes=int(sys.argv[1])))
+"""
+
+
+def test_a_barrier_ends_the_process_with_its_phase_and_one_process_has_none():
+    limit = {"RANK": 0, "HANGPROOF_BARRIER_TIMEOUT_S": 0.3}
+    late = children.run(MEETS, 2, WORLD_SIZE=2, **limit)
+    assert late.returncode == 75
+    assert "waited 0.3 s for all 2 ranks at a barrier (this is rank 0, phase cache_latents)" in late.stderr
+    assert children.run(MEETS, 1, WORLD_SIZE=1, **limit).returncode == 0

@@ -1,0 +1,34 @@
+"""The order of an epoch's batches is captured before it is drawn, and drawn again."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from sd_scripts_patches import data_order
+from sd_scripts_patches.trainer_state import ResumeError
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["torch's generator", "the sampler's own"])
+def test_an_epoch_is_drawn_again_as_it_was_captured(own):
+    loader = torch.utils.data.DataLoader(range(20), shuffle=True, generator=torch.Generator() if own else None)
+    captured = json.loads(json.dumps(data_order.capture(loader)))
+    first, second = [int(batch) for batch in loader], [int(batch) for batch in loader]
+    assert first != second and bool(captured["sampler"]) == own
+    data_order.restore(loader, captured)
+    assert [int(batch) for batch in loader] == first
+
+
+def test_the_innermost_sampler_reports_its_order_and_each_position_before_they_are_used():
+    seen = []
+    inner = torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(range(2)), 1, drop_last=False)
+    found = data_order.innermost_batch_sampler(SimpleNamespace(batch_sampler=inner))
+    for index in data_order.ObservedSampler(
+        found.sampler, lambda: seen.append("order"), lambda n: seen.append(f"at {n}")
+    ):
+        seen.append(index)
+    assert seen == ["order", "at 0", 0, "at 1", 1]
+    with pytest.raises(ResumeError, match=r"has no sampler of indices \(NoneType\)"):
+        data_order.innermost_batch_sampler(None)

@@ -1,0 +1,49 @@
+"""At which step a run is resumed. No training run."""
+
+import argparse
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from sd_scripts_patches import resume, trainer_state
+
+
+def loaded(tmp_path, shape=(10, 1, 1), state=None, json_step=None, scheduler=None, **args):
+    """Return what `Run.after_load` resumes from, with an accelerator that has only what it uses."""
+    given = {"resume": str(tmp_path / "x-step00000012-state"), "resume_from_huggingface": False}
+    given |= {"initial_step": None, "initial_epoch": None, "gradient_accumulation_steps": shape[1], **args}
+    args = argparse.Namespace(**given)
+    count = SimpleNamespace(state_dict=lambda: {"last_epoch": scheduler}, split_batches=False)
+    run = resume.Run()
+    run.accelerator = SimpleNamespace(num_processes=shape[2], _schedulers=[count] if scheduler is not None else [])
+    run.loaded = state
+    assert run.after_load(args, json_step, range(shape[0])) is None
+    assert args.initial_step is args.initial_epoch is None and not args.sample_at_first
+    return run.resume_from
+
+
+def known(step=12):
+    counts = {"epoch": 2, "batch": 2, "batches": 10, "accumulation": 1, "processes": 1, "workers": 0}
+    return trainer_state.TrainerState(step=step, epoch_over=False, **counts)
+
+
+def test_a_step_that_contradicts_the_state_is_refused(tmp_path):
+    message = "after step 12, but --initial_step or --initial_epoch names step 10"
+    with pytest.raises(trainer_state.ResumeError, match=message):
+        loaded(tmp_path, state=known(), initial_epoch=2)
+    assert loaded(tmp_path, state=known(10), initial_epoch=2).step == 10
+
+
+def test_other_settings_keep_the_step_and_are_named(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        found = loaded(tmp_path, state=known(), shape=(10, 2, 1))
+    assert (found.step, found.epoch, found.batch) == (12, 3, 4)
+    assert "gradient accumulation 1, now 2" in caplog.text and "batches per epoch" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("json_step", "scheduler", "step"), [(12, 12, 12), (2, 12, 12), (12, 11, 12), (12, None, 12), (None, None, 0)]
+)
+def test_of_two_counts_the_higher_one_is_right(tmp_path, json_step, scheduler, step):
+    assert loaded(tmp_path, json_step=json_step, scheduler=scheduler).step == step
