@@ -2,7 +2,7 @@
 
 The settings are those of the `dataset.toml` that a run with these settings gets (runs/command.py), and the rules are
 the trainers' own: trainer/buckets.py for sd-scripts and the built-in trainer, `BucketSelector` of musubi-tuner
-(src/musubi_tuner/dataset/bucket.py) here. tests/upstream/test_bucket_preview.py compares both with the trainers' code.
+(src/musubi_tuner/dataset/bucket.py) here. tests/upstream/ui/dataset/test_bucket_preview.py compares both with the trainers' code.
 """
 
 import functools
