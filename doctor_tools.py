@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from doctor_machine import ask
-from monitor.process import platform, tree
+from monitor.process import platform, spawned
 from runs.files import RunError
 
 SCRIPT_BYTES = 200_000
@@ -38,7 +38,7 @@ def orphans() -> list[dict[str, Any]]:
         [{"pid", "start", "name", "run": the folder's name, "age_s", "memory_bytes"}]; [] where nothing is left over.
     """
     now, found = platform.now(), []
-    for process, folder in tree.unwatched():
+    for process, folder in spawned.unwatched():
         found.append({
             "pid": process.pid, "start": process.start, "name": process.name, "run": folder.name,
             "age_s": round(max(0.0, now.boot_s - _started_s(process)), 1),
@@ -67,7 +67,7 @@ def end_orphan(pid: object, start: object) -> str:
         raise gone
     process = platform.process_info(pid)
     if process is not None and process.start == start:
-        left = tree.kill(tree.Tree("", members={pid: process}), END_S / 2, END_S / 2).survivors
+        left = spawned.kill(spawned.Tree("", members={pid: process}), END_S / 2, END_S / 2).survivors
         if left:
             raise RunError(
                 f"Process {left[0].pid} does not end: it is stuck in the kernel. Restart the machine to remove it"

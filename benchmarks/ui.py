@@ -193,7 +193,7 @@ def write_status(folder: Path, state: str, step: int) -> None:
 @contextlib.contextmanager
 def growing(data: Path) -> Iterator[None]:
     """WATCHED runs that train, as far as files show it, and one that is long and stopped."""
-    from monitor.process.locks import LOCK, Lock
+    from monitor.process.platform import LOCK, Lock
 
     write_run(data, "long", "stopped", LONG_STEPS)
     write_images(data / "datasets" / "long")

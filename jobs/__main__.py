@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 import runs
 from jobs import queue, worker
-from monitor.process.tree import idle
+from monitor.process.spawned import idle
 from monitor.run_folder import MonitorError, find
 from monitor.state import nothing_left
 from presets import PresetError

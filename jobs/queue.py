@@ -21,7 +21,7 @@ from pathlib import Path
 from guards.checkpoint import atomic_write
 from monitor.gpu import devices
 from monitor.process import platform
-from monitor.process.locks import LOCK, Lock, is_held
+from monitor.process.platform import LOCK, Lock, is_held
 from monitor.run_folder import QUEUE as FILE
 from monitor.run_folder import MonitorError, RunFolder, read_json, wake_queue
 

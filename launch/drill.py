@@ -18,7 +18,7 @@ from typing import Any
 import runs
 from launch.common import report
 from monitor.cli.commands import launch as start_monitor
-from monitor.process.subjob import ROOT, python
+from monitor.process.spawned import ROOT, python
 from monitor.run_folder import read_json
 from monitor.state import read_status
 from runs.examples import TRIGGER, write_examples

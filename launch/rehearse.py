@@ -31,7 +31,7 @@ from launch import forecast
 from launch.common import RUN, LaunchError, report
 from launch.trial import ENCODING, LOCK, NAME, POLL_S, Trial, scratch
 from monitor.diagnose import causes
-from monitor.process.locks import is_held
+from monitor.process.platform import is_held
 from monitor.run_folder import RunFolder
 from monitor.state import State
 from runs import job as jobs

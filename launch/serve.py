@@ -33,8 +33,8 @@ import psutil
 from launch import rent
 from launch.common import LaunchError
 from monitor import config
-from monitor.process.locks import LOCK, is_held
-from monitor.process.subjob import python
+from monitor.process.platform import LOCK, is_held
+from monitor.process.spawned import python
 from monitor.run_folder import all_folders
 from monitor.state import FINAL, State, read_status
 from runs.paths import ROOT, datasets_dir, outputs_dir, slug

@@ -21,7 +21,7 @@ from typing import Any
 
 from launch.common import RUN, LaunchError, fill, report
 from launch.travel import needed_gb
-from monitor.process.locks import LOCK, is_held
+from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import find
 from runs.files import atomic_write, explained
 from runs.paths import ROOT

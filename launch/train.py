@@ -9,7 +9,7 @@ import os
 
 import runs
 from launch import common, travel
-from monitor.process.locks import LOCK, is_held
+from monitor.process.platform import LOCK, is_held
 from runs import weights
 
 OPTIONS = (common.RUN, ("--prepare", False, "write the script and fetch the base model, but do not train"))

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import presets
 from launch.common import LaunchError, Option
 from monitor import config
-from monitor.process.locks import LOCK, is_held
+from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import RunFolder
 from monitor.store import LeaseState, StoreAgent
 from presets.estimate import estimate

@@ -20,9 +20,9 @@ from launch.common import LaunchError
 from monitor import supervisor
 from monitor.attempt import Attempt
 from monitor.loop import Loop
-from monitor.process import platform, tree
-from monitor.process.locks import LOCK as WATCHED
-from monitor.process.locks import Lock
+from monitor.process import platform, spawned
+from monitor.process.platform import LOCK as WATCHED
+from monitor.process.platform import Lock
 from monitor.run_folder import RunFolder
 from monitor.standby import Standby
 from monitor.state import Observation, State, Transition
@@ -63,8 +63,8 @@ def scratch() -> Iterator[Path]:
 
 def clear(run: Path) -> None:
     """Kill what still trains in the scratch folder, and remove it."""
-    left = {process.pid: process for process in tree.with_environment(tree.RUN, str(run))}
-    tree.kill(tree.Tree("", members=left), 0.0, KILL_S)
+    left = {process.pid: process for process in spawned.with_environment(spawned.RUN, str(run))}
+    spawned.kill(spawned.Tree("", members=left), 0.0, KILL_S)
     shutil.rmtree(run.parent.parent, ignore_errors=True)
 
 

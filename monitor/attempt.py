@@ -20,7 +20,7 @@ from guards.heartbeat import Beat
 from guards.reading import moved_bytes
 from monitor.process import platform
 from monitor.process.platform import Moment, ProcessInfo
-from monitor.process.tree import MARKS, RUN, TOKEN, KillResult, Tree, kill
+from monitor.process.spawned import MARKS, RUN, TOKEN, KillResult, Tree, kill
 from monitor.run_folder import TRAINING_LOG, RunFolder
 from monitor.state import AttemptRecord, ExitStatus, Observation
 

@@ -31,9 +31,8 @@ from typing import Any
 
 from guards.reading import read_json, read_text
 from monitor.process import platform
-from monitor.process.locks import Lock
-from monitor.process.platform import WINDOWS, drop_private, private_folder, sleep
-from monitor.process.subjob import Subjob, python
+from monitor.process.platform import WINDOWS, Lock, drop_private, private_folder, sleep
+from monitor.process.spawned import Subjob, python
 
 FILE = "gpu.json"  # in a private folder: the newest reading
 PERIOD_S = 10.0

@@ -41,7 +41,7 @@ def become(folder: str, checked: bool) -> int:
     """Replace this process with the keeper of `folder`; on Windows, be it: its exit code. Raises OSError."""
     from guards.limits import LimitError
     from monitor import config
-    from monitor.process.tree import MARKS
+    from monitor.process.spawned import MARKS
 
     for name in MARKS:  # a shell may export them: no process but the training's may look like the training
         os.environ.pop(name, None)

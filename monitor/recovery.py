@@ -28,7 +28,7 @@ from monitor.diagnose.causes import LORA_DAMAGED, Cause, Evidence
 from monitor.diagnose.incident import Incident
 from monitor.phrases import PHASES, count
 from monitor.process import platform
-from monitor.process.tree import KillResult
+from monitor.process.spawned import KillResult
 from monitor.resume import checkpoints, script
 from monitor.start import VERIFY_TRIES_COUNT, Run, Unkillable, keep_newest, wait
 from monitor.state import EXIT_AGAIN, EXIT_BUDGET, ExitStatus, History, Observation, State, Transition

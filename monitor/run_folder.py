@@ -23,8 +23,8 @@ import tomllib
 from guards.checkpoint import atomic_write
 from guards.metrics import append_text
 from guards.reading import read_json as read_json
-from monitor.process import platform, tree
-from monitor.process.subjob import helper, python
+from monitor.process import platform, spawned
+from monitor.process.spawned import helper, python
 
 STATUS, EVENTS, LOG, TRAINING_LOG = "status.json", "events.jsonl", "monitor.log", "training.log"
 METRICS, JOB = "metrics.jsonl", "job.json"
@@ -109,13 +109,13 @@ def machine_number(folder: Path, environ: Mapping[str, str]) -> int | None:
     Raises:
         MonitorError: the variable is missing, or is no number of a machine.
     """
-    spec, text = read_spec(folder), environ.get(tree.MACHINE, "")
+    spec, text = read_spec(folder), environ.get(spawned.MACHINE, "")
     count = spec.get("nodes", 1) if spec else 0
     if count == 1 or not (spec or text):
         return None
     if not (text.isascii() and text.isdigit()) or (count and int(text) >= count):
         raise MonitorError(
-            f"{folder.name} trains on several machines, and {tree.MACHINE}={text!r} is not the number of one; start it with "
+            f"{folder.name} trains on several machines, and {spawned.MACHINE}={text!r} is not the number of one; start it with "
             "`python -m launch slurm` or `skypilot`, or by hand as docs/machines.md says"
         )
     return int(text)

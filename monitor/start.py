@@ -24,10 +24,9 @@ from monitor.detect.progress import Watch
 from monitor.diagnose.incident import Incident
 from monitor.gpu import GpuQueue
 from monitor.phrases import count, duration
-from monitor.process import tree
+from monitor.process import spawned
 from monitor.process.platform import ProcessInfo
-from monitor.process.subjob import Subjob, helper, python
-from monitor.process.tree import Tree
+from monitor.process.spawned import Subjob, Tree, helper, python
 from monitor.resume import checkpoints, script
 from monitor.resume.checkpoints import Verifier
 from monitor.run_folder import TRAINING_LOG, MonitorError, RunFolder
@@ -362,7 +361,7 @@ def kill_leftovers(run: Run, living: Attempt | None = None) -> None:
         Unkillable: one lives on.
         OSError: the processes of this machine cannot be read; then nothing may be started.
     """
-    left = {p.pid: p for p in tree.with_environment(tree.RUN, str(run.folder.folder))}
+    left = {p.pid: p for p in spawned.with_environment(spawned.RUN, str(run.folder.folder))}
     recorded = Attempt.adopt(run.folder, run.state.current) if run.state.current and living is None else None
     left |= recorded.tree.members if recorded else {}
     spared = run.standby.pids() | set(living.tree.refresh() if living else ())
@@ -371,7 +370,7 @@ def kill_leftovers(run: Run, living: Attempt | None = None) -> None:
         return
     names = ", ".join(f"{p.name} ({p.pid})" for p in left.values())
     run.folder.event("killed", f"killing what an earlier attempt left: {names}")
-    result = tree.kill(Tree("", members=left), run.config.end.grace_s, run.config.end.kill_wait_s)
+    result = spawned.kill(Tree("", members=left), run.config.end.grace_s, run.config.end.kill_wait_s)
     if result.survivors:
         raise Unkillable(result.survivors)
 

@@ -34,7 +34,7 @@ from guards.reading import read_bytes
 from monitor import gpu
 from monitor.ledger import Ledger
 from monitor.process import platform
-from monitor.process.locks import LOCK, is_held
+from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import JOB, STATE, STATUS, MonitorError, RunFolder, read_json
 from runs.files import checksum
 from runs.paths import outputs_dir

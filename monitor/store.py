@@ -25,7 +25,7 @@ from typing import Any
 from guards import step_requests
 from monitor import config
 from monitor.process import platform
-from monitor.process.subjob import helper, python
+from monitor.process.spawned import helper, python
 from monitor.run_folder import LOG, RunFolder, read_json
 
 STORE = "store.json"  # written by the agent

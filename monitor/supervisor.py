@@ -27,8 +27,8 @@ from monitor.diagnose import causes
 from monitor.ledger import amount
 from monitor.loop import Loop
 from monitor.phrases import PHASES, count
-from monitor.process import platform, tree
-from monitor.process.locks import LOCK, Lock
+from monitor.process import platform, spawned
+from monitor.process.platform import LOCK, Lock
 from monitor.resume import checkpoints
 from monitor.run_folder import AlreadyWatched, MonitorError, RunFolder, machine_number, wake_queue
 from monitor.state import (
@@ -213,7 +213,7 @@ def opening(loop: Loop) -> Transition:
     if not living:
         start.kill_leftovers(loop)
         with contextlib.suppress(OSError):
-            for text in tree.orphans():
+            for text in spawned.orphans():
                 loop.folder.log(text)
     if attempt is not None and not fresh:
         loop.attach(attempt)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from guards.checkpoint import atomic_write
-from monitor.process.locks import LOCK, Lock, is_held
+from monitor.process.platform import LOCK, Lock, is_held
 from monitor.run_folder import METRICS, RunFolder, read_json
 from runs.metrics_lines import count_of, json_objects
 

@@ -52,7 +52,7 @@ def explain(pid: object) -> str:
         RunError: no number, no such process, another user's, or no answer.
     """
     from monitor.cli.explain import checked
-    from monitor.process.subjob import Subjob, python
+    from monitor.process.spawned import Subjob, python
     from monitor.run_folder import MonitorError
 
     try:

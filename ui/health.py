@@ -13,7 +13,7 @@ import time
 
 from starlette.responses import JSONResponse, Response
 
-from monitor.process.locks import LOCK, is_held
+from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import SCRIPT, STATUS
 from monitor.state import FINAL
 from runs.paths import datasets_dir, entries, outputs_dir

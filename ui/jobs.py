@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from monitor.process import platform, tree
-from monitor.process.locks import Lock, is_held
-from monitor.process.subjob import ROOT, helper_environment, python
+from monitor.process import platform, spawned
+from monitor.process.platform import Lock, is_held
+from monitor.process.spawned import ROOT, helper_environment, python
 from runs.files import RunError, atomic_write
 
 FOLDER = ".jobs"
@@ -135,8 +135,8 @@ def read(folder: Path, name: str) -> Job | None:
 
 @contextlib.contextmanager
 def idle(folder: Path) -> Iterator[bool]:
-    """Keep a run's folder from being trained in (`tree.idle`). Raises RunError while a command works in it."""
-    with tree.idle(folder) as free:
+    """Keep a run's folder from being trained in (`spawned.idle`). Raises RunError while a command works in it."""
+    with spawned.idle(folder) as free:
         for name, job in all_of(folder).items():
             if job.state == "running":
                 raise RunError(f"'{name}' is working in {folder.name}; cancel it, or wait until it has ended")
@@ -255,8 +255,8 @@ def _end(process: "subprocess.Popen[bytes]", token: str) -> None:
 def _kill(token: str, grace_s: float) -> None:
     """Kill every process that carries the token: those in sessions of their own too."""
     with contextlib.suppress(OSError):
-        left = tree.with_environment(TOKEN, token)
-        tree.kill(tree.Tree("", members={one.pid: one for one in left}), grace_s, KILL_S)
+        left = spawned.with_environment(TOKEN, token)
+        spawned.kill(spawned.Tree("", members={one.pid: one for one in left}), grace_s, KILL_S)
 
 
 if __name__ == "__main__":

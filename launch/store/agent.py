@@ -34,7 +34,7 @@ from launch.store.places import Limits, NotFound, Place, StoreError, Unavailable
 from launch.store.restore import restore
 from monitor import config
 from monitor.process import platform
-from monitor.process.locks import Lock
+from monitor.process.platform import Lock
 from monitor.run_folder import STATUS, STOP, read_json, read_spec
 from monitor.state import FINAL, State
 from monitor.store import STORE, LeaseState, StoreView

@@ -22,10 +22,9 @@ from guards.checkpoint import atomic_write
 from monitor.attempt import Attempt
 from monitor.ledger import Ledger
 from monitor.phrases import PHASES, count, duration
-from monitor.process import platform, tree
-from monitor.process.locks import LOCK, is_held
-from monitor.process.subjob import ROOT, helper_environment
-from monitor.process.tree import Tree
+from monitor.process import platform, spawned
+from monitor.process.platform import LOCK, is_held
+from monitor.process.spawned import ROOT, Tree, helper_environment
 from monitor.resume.script import start_problems
 from monitor.run_folder import (
     EVENTS,
@@ -107,7 +106,7 @@ def status(args: argparse.Namespace) -> Answer:
         print(line(folder, values))
     if args.run and (values := found[0][1]) is not None:
         print(f"  {Ledger.of(values).line()}")
-    for text in tree.orphans() if not args.run else []:
+    for text in spawned.orphans() if not args.run else []:
         print(text)
     shown = [
         {**values, "ledger": Ledger.of(values).values()} if values else {"folder": str(folder), "state": None}
@@ -227,13 +226,13 @@ def _adopt_or_kill(folder: Path) -> bool:
     Raises:
         MonitorError: nothing of it runs.
     """
-    left = tree.with_environment(tree.RUN, str(folder))
+    left = spawned.with_environment(spawned.RUN, str(folder))
     if not left:
         raise _not_running(folder)
     if _current(RunFolder(folder)) is not None:
         launch(folder)
         return True
-    result = tree.kill(Tree("", members={p.pid: p for p in left}), 3.0, 10.0)
+    result = spawned.kill(Tree("", members={p.pid: p for p in left}), 3.0, 10.0)
     if result.survivors:
         raise MonitorError(f"{folder.name}: cannot be killed: pid {', '.join(str(p.pid) for p in result.survivors)}")
     print(f"{folder.name}: killed {count(len(result.killed), 'process')} that no monitor watched")

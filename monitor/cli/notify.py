@@ -22,7 +22,7 @@ from typing import Any
 
 import tomllib
 
-from monitor.process.subjob import Subjob, python
+from monitor.process.spawned import Subjob, python
 from runs.paths import config_dir
 
 DEFAULT = ("hang", "crash", "restarted", "completed", "failed", "unkillable", "unwatched", "slowdown")

@@ -33,8 +33,7 @@ from guards.heartbeat import Beat
 from monitor.config import Config
 from monitor.process import platform
 from monitor.process.platform import ProcessInfo
-from monitor.process.subjob import Subjob
-from monitor.process.tree import Tree
+from monitor.process.spawned import Subjob, Tree
 from monitor.state import Signals, Verdict
 
 COMPLETE_S = 0.05  # a dump that has not grown for this long is complete

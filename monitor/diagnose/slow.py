@@ -33,7 +33,7 @@ from monitor.detect.progress import MIN_STEPS, OVER, Pace, Watch
 from monitor.phrases import duration
 from monitor.process import platform
 from monitor.process.platform import ProcessInfo
-from monitor.process.tree import Tree
+from monitor.process.spawned import Tree
 from monitor.resume import script
 from monitor.run_folder import read_json
 from monitor.start import Run

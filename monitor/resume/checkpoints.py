@@ -30,8 +30,8 @@ from typing import Any
 
 from guards import checkpoint, snapshot_files, snapshots
 from monitor.process import platform
-from monitor.process.locks import LOCK, is_held
-from monitor.process.subjob import Subjob, python
+from monitor.process.platform import LOCK, is_held
+from monitor.process.spawned import Subjob, python
 from monitor.run_folder import STATE, read_json
 from monitor.state import ResumePoint, VerifyResult
 

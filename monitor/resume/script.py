@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor.process import platform
-from monitor.process.subjob import Subjob, python
+from monitor.process.spawned import Subjob, python
 from monitor.resume.checkpoints import Verifier, newest
 from monitor.run_folder import JOB, SCRIPT, MonitorError, RunFolder
 from monitor.state import spec_edited

@@ -11,7 +11,7 @@ from runs_helpers import call
 
 import doctor_tools
 from doctor import start
-from monitor.process import platform, tree
+from monitor.process import platform, spawned
 from runs.files import RunError
 from sd_scripts_patches.trainers import TRAINERS
 
@@ -29,7 +29,7 @@ def test_an_orphan_is_listed_and_ended_with_what_it_started(data):
     code = (
         "import subprocess, time; p = subprocess.Popen(['sleep', '60'], stdout=-3); print(p.pid, flush=True); p.wait()"
     )
-    env = {**os.environ, tree.RUN: str(data / "outputs" / "gone"), tree.TOKEN: "0" * 32}
+    env = {**os.environ, spawned.RUN: str(data / "outputs" / "gone"), spawned.TOKEN: "0" * 32}
     process = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
     try:
         child = int(process.stdout.readline())

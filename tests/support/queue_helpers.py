@@ -13,7 +13,7 @@ from run_facts import status
 from runs_helpers import python
 
 from jobs import queue
-from monitor.process.locks import LOCK, is_held
+from monitor.process.platform import LOCK, is_held
 
 
 @contextlib.contextmanager

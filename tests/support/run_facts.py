@@ -6,12 +6,12 @@ from pathlib import Path
 import psutil
 from toys import undisturbed
 
-from monitor.process import tree
+from monitor.process import spawned
 
 
 def members(folder: Path) -> list[int]:
     """Every process of this run's training, launcher and shell included."""
-    return [process.pid for process in tree.with_environment(tree.RUN, str(folder))]
+    return [process.pid for process in spawned.with_environment(spawned.RUN, str(folder))]
 
 
 def status(folder: Path) -> dict:

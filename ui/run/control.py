@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import runs
-from monitor.process.subjob import helper, python
+from monitor.process.spawned import helper, python
 
 START_S = 60  # seconds `monitor start` may take
 STOP_S = 5  # seconds the page waits for `monitor stop`, which continues without the page

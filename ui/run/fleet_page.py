@@ -16,7 +16,7 @@ from typing import Any
 
 import gradio as gr
 
-from monitor.process.subjob import Subjob, python
+from monitor.process.spawned import Subjob, python
 from runs.files import RunError
 from ui import scripts
 from ui.html import esc, press, pressed

@@ -130,7 +130,7 @@ _lock = threading.Lock()  # two open tabs poll in two threads
 
 def read(folder: Path) -> View:
     """The current view of one run."""
-    from monitor.process.locks import LOCK, is_held
+    from monitor.process.platform import LOCK, is_held
     from monitor.state import with_age
 
     files = [folder / name for name in ("run.toml", "status.json", manage.LABEL)]

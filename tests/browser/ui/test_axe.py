@@ -8,7 +8,7 @@ from PIL import Image
 from ui_helpers import lora_file, photos, serving, write_incident, write_run
 from ui_page import a_tab, assert_accessible, faint_texts, field, gpu_fold, has_focus, open_page, show_run, until
 
-from monitor.process.locks import LOCK, Lock
+from monitor.process.platform import LOCK, Lock
 from runs import slug
 from ui.run import cards
 

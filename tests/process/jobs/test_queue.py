@@ -11,8 +11,8 @@ from run_facts import step_of, weight
 from toys import undisturbed
 
 from jobs import queue, worker
-from monitor.process.locks import LOCK, Lock
-from monitor.process.tree import idle
+from monitor.process.platform import LOCK, Lock
+from monitor.process.spawned import idle
 from monitor.run_folder import MonitorError
 from runs import manage
 

@@ -20,7 +20,7 @@ from run_facts import members, status, step_of, trainers
 from benchmarks.trial import TOKEN, kill_all
 from monitor import gpu
 from monitor.gpu import GpuQueue
-from monitor.process import locks, platform
+from monitor.process import platform
 
 posix = pytest.mark.skipif(os.name == "nt", reason="signals")
 
@@ -259,7 +259,7 @@ def test_a_run_that_gets_one_of_its_gpus_gives_it_back_until_it_gets_all(queued,
 def test_a_queue_that_cannot_be_written_is_a_message_until_it_can(queued, monkeypatch, number, call):
     broken = Mock(side_effect=OSError(number, os.strerror(number)))
     with monkeypatch.context() as context:
-        context.setattr(locks.os, call, broken)
+        context.setattr(platform.os, call, broken)
         one = queued("one")
         assert not one.acquire() and not one.held
     assert one.message == f"waiting for GPU 0, 1: its lock is not usable: {os.strerror(number)}"
@@ -272,7 +272,7 @@ def test_a_queue_that_cannot_be_written_is_a_message_until_it_can(queued, monkey
 
 def test_a_full_disk_only_costs_the_name_of_the_holder(queued, monkeypatch):
     full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    monkeypatch.setattr(locks.os, "write", full)
+    monkeypatch.setattr(platform.os, "write", full)
     assert queued("one").acquire()
 
 
@@ -403,7 +403,7 @@ for _ in range(20):
 PROBES = """
 import sys
 from pathlib import Path
-from monitor.process.locks import is_held
+from monitor.process.platform import is_held
 while not Path(sys.argv[1], "over").exists():
     for path in Path(sys.argv[1]).glob("hangproof-gpu.*"):
         is_held(path)

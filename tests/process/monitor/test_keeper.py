@@ -13,7 +13,7 @@ from monitor_helpers import events, finish, inject, monitor, started, supervise,
 from run_facts import completed, incidents, status, trainers
 from toys import AT, GO, HANG, SHORT, fault_at
 
-from monitor.process import tree
+from monitor.process import spawned
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc")]
 SILENT = "[watch]\nsilent_s = 6\n"
@@ -65,9 +65,9 @@ def test_nothing_that_a_shell_with_our_variables_started_is_killed_nor_the_keepe
         assert code == 0, err
         assert foreign.poll() is None, "a process of somebody else was killed"
         assert f"monitor: {folder.name}: " not in err and len(events(folder, "restarted")) == 1
-        assert tree.with_environment(tree.RUN, str(folder)) == []
-        assert not [text for text in tree.orphans() if str(folder) in text]
-        with tree.idle(folder) as idle:
+        assert spawned.with_environment(spawned.RUN, str(folder)) == []
+        assert not [text for text in spawned.orphans() if str(folder) in text]
+        with spawned.idle(folder) as idle:
             assert idle
         code, _, err = finish(monitor(folder, "stop", **exported))
         assert code == 1 and "nothing of it runs" in err and foreign.poll() is None
@@ -97,7 +97,7 @@ def test_no_orphan_of_the_training_stays_a_zombie(folder):
     process = started(folder, 30, HANGPROOF_RUN=str(folder), HANGPROOF_TOKEN="f" * 32)
     for one in (process.pid, status(folder)["monitor_pid"]):
         exported = psutil.Process(one).environ()
-        assert not [name for name in exported if name in tree.MARKS], "it does not look like a training"
+        assert not [name for name in exported if name in spawned.MARKS], "it does not look like a training"
     os.kill(trainers(folder)[0], signal.SIGSTOP)  # no new ones
     wait_for(lambda: not zombies(status(folder)["monitor_pid"]), what="all are collected")
     process.send_signal(signal.SIGINT)

@@ -11,7 +11,7 @@ from run_facts import completed, status, trainers, weight
 from toys import AT, HANG, SHORT, fault_at, undisturbed
 
 from guards import checkpoint
-from monitor.process.locks import Lock
+from monitor.process.platform import Lock
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc")]
 

@@ -10,7 +10,7 @@ import pytest
 from monitor_helpers import wait_for
 
 from monitor import start, trackio_feed
-from monitor.process.locks import LOCK, Lock
+from monitor.process.platform import LOCK, Lock
 from monitor.run_folder import RunFolder
 
 STAND_IN = """

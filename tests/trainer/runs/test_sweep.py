@@ -8,7 +8,7 @@ from runs_helpers import pictures, python
 
 import runs
 from jobs import queue
-from monitor.process.locks import LOCK, is_held
+from monitor.process.platform import LOCK, is_held
 from runs import sweep
 
 pytestmark = pytest.mark.slow

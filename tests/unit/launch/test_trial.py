@@ -7,13 +7,13 @@ import pytest
 
 from launch import trial
 from launch.common import LaunchError
-from monitor.process import tree
+from monitor.process import spawned
 
 
 def test_what_a_killed_one_left_goes_with_what_it_started_and_one_runs_at_a_time(data):
     run = data / trial.SCRATCH / "outputs" / trial.NAME
     (run / "cache").mkdir(parents=True)
-    left = subprocess.Popen(["sleep", "60"], env=os.environ | {tree.RUN: str(run), tree.TOKEN: "0" * 32})
+    left = subprocess.Popen(["sleep", "60"], env=os.environ | {spawned.RUN: str(run), spawned.TOKEN: "0" * 32})
     environment = dict(os.environ)
     try:
         with trial.scratch() as scratch:

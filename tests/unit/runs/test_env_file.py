@@ -22,7 +22,7 @@ import runs
 from launch import publish
 from launch.store.copies import Copier
 from launch.store.places import open_place
-from monitor.process.tree import idle
+from monitor.process.spawned import idle
 from monitor.run_folder import RunFolder
 from runs import custom_script, env_file, manage, sweep
 from ui.api import drafts as api

@@ -12,8 +12,8 @@ from runs_helpers import call, contents, sources
 from ui_helpers import lora_file, photos
 
 import runs
-from monitor.process.locks import LOCK, Lock
-from monitor.process.tree import idle
+from monitor.process.platform import LOCK, Lock
+from monitor.process.spawned import idle
 from monitor.state import spec_hash
 from runs import manage
 from ui.run import view

@@ -10,7 +10,7 @@ import pytest
 from runs_helpers import pictures, spec
 
 import runs
-from monitor.process.tree import idle
+from monitor.process.spawned import idle
 from runs import manage, mitigate, staging
 
 

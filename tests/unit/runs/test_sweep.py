@@ -12,7 +12,7 @@ from runs_helpers import pictures
 import runs
 from jobs import __main__ as commands
 from jobs import queue, worker
-from monitor.process.tree import idle
+from monitor.process.spawned import idle
 from runs import dataset, manage, sweep
 from runs.files import RunError
 from ui.dataset import draft

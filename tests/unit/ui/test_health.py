@@ -8,7 +8,7 @@ import threading
 import pytest
 from ui_helpers import write_run
 
-from monitor.process.locks import LOCK, Lock
+from monitor.process.platform import LOCK, Lock
 from ui import health
 
 

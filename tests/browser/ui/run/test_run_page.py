@@ -13,7 +13,7 @@ from ui_helpers import photos, serving, write_incident, write_run
 from ui_page import a_tab, assert_accessible, captions, faint_texts, field, serving_again, show_run, state_is, until
 
 import runs
-from monitor.process.locks import LOCK, Lock
+from monitor.process.platform import LOCK, Lock
 
 
 @pytest.fixture

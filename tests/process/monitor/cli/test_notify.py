@@ -15,7 +15,7 @@ from run_facts import status, step_of
 from toys import HANG, SHORT, fault_at
 
 from monitor.cli import commands, metrics, notify
-from monitor.process.locks import Lock
+from monitor.process.platform import Lock
 from monitor.run_folder import MonitorError, RunFolder, find
 from monitor.state import is_abandoned, read_status
 

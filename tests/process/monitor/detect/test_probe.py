@@ -21,7 +21,7 @@ from monitor.detect import probe
 from monitor.detect.probe import ProcessSample, Sample
 from monitor.detect.progress import SUSPECT
 from monitor.process import platform
-from monitor.process.tree import TOKEN, Tree
+from monitor.process.spawned import TOKEN, Tree
 from monitor.state import Signals, Verdict
 
 LINUX = sys.platform.startswith("linux")

@@ -13,8 +13,8 @@ import children
 import pytest
 from monitor_helpers import ROOT, wait_for
 
-from monitor.process import platform, subjob
-from monitor.process.subjob import Subjob, python
+from monitor.process import platform, spawned
+from monitor.process.spawned import Subjob, python
 
 posix = pytest.mark.skipif(os.name == "nt", reason="signals")
 
@@ -119,7 +119,7 @@ def test_a_fork_or_a_temporary_file_that_fails_is_an_error_in_words(monkeypatch,
 def test_without_a_free_descriptor_it_is_done_at_once():
     code = """
 import os, resource, tempfile
-from monitor.process.subjob import Subjob
+from monitor.process.spawned import Subjob
 tempfile.gettempdir()
 n = len(os.listdir('/proc/self/fd')) - 1
 for free in range(6):
@@ -156,4 +156,4 @@ def test_helpers_do_not_look_like_processes_of_a_run(monkeypatch):
     monkeypatch.setenv("HANGPROOF_DATA", "y")
     shown = run("import os; print(sorted(k for k in os.environ if k.startswith('HANGPROOF_')))").text()
     assert "HANGPROOF_DATA" in shown and not any(n in shown for n in ("TOKEN", "HANGPROOF_RUN", "HEARTBEAT"))
-    assert subjob.ROOT == ROOT
+    assert spawned.ROOT == ROOT

@@ -7,7 +7,7 @@ from ui_helpers import write_run
 
 from guards import step_requests
 from jobs import queue as run_queue
-from monitor.process.locks import LOCK, Lock
+from monitor.process.platform import LOCK, Lock
 from runs.files import RunError
 from ui.run import actions, queue, view
 

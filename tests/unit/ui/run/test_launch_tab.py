@@ -12,7 +12,7 @@ from ui_helpers import photos, write_run
 import runs
 from launch import rehearse
 from launch.__main__ import COMMANDS
-from monitor.process.locks import LOCK, Lock
+from monitor.process.platform import LOCK, Lock
 from ui import jobs, served
 from ui.run import cards, launch_tab, view
 

@@ -11,7 +11,7 @@ import pytest
 from ui_helpers import lora_file, photos, write_incident, write_run
 
 from monitor.process import platform
-from monitor.process.locks import LOCK, Lock
+from monitor.process.platform import LOCK, Lock
 from ui import html
 from ui.run import cards, evolution, log_view, run_page, view
 
@@ -379,5 +379,5 @@ def test_a_page_opens_with_the_run_in_its_address_or_a_running_one_and_says_what
     assert run_page.first_run("no-such-run") == "" and run_page.first_run("") == ""
     assert run_page.refresh("old", "")[0] == {"__type__": "update"}, "a late refresh does not undo a click"
     assert run_page.refresh("", "")[0] in ("old", "busy")
-    monkeypatch.setattr("monitor.process.locks.is_held", lambda path: True)
+    monkeypatch.setattr("monitor.process.platform.is_held", lambda path: True)
     assert run_page.first_run("") == "busy"

@@ -15,12 +15,12 @@ from fault_actions import with_pids
 from monitor_helpers import wait_for
 
 from guards import reading
-from monitor.process import locks, platform, tree
-from monitor.process.locks import Lock, is_held
+from monitor.process import platform, spawned
+from monitor.process.platform import Lock, is_held
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 MARK = f"test-{os.getpid()}"  # the token: another run of these tests has another one
-OURS = {tree.TOKEN: MARK}
+OURS = {spawned.TOKEN: MARK}
 
 
 def start_of(process: subprocess.Popen) -> float:
@@ -155,7 +155,11 @@ def test_an_environment_that_cannot_be_read_is_not_an_empty_one(monkeypatch, chi
             failing(context, path, number)
             assert platform.environ_of(child.pid) == {}
     failing(monkeypatch, path, errno.EIO)
-    for read in (lambda: platform.environ_of(child.pid), lambda: tree.with_environment(tree.RUN, "/x"), tree.orphans):
+    for read in (
+        lambda: platform.environ_of(child.pid),
+        lambda: spawned.with_environment(spawned.RUN, "/x"),
+        spawned.orphans,
+    ):
         with pytest.raises(OSError):
             read()
 
@@ -163,9 +167,9 @@ def test_an_environment_that_cannot_be_read_is_not_an_empty_one(monkeypatch, chi
 @linux
 def test_processes_are_found_by_the_token_they_inherited_and_killed(spawn):
     shell = spawn("bash", "-c", "trap 'echo term' TERM; (trap '' TERM; exec sleep 61) & while :; do wait; done", **OURS)
-    found = tree.Tree(MARK, (shell.pid, start_of(shell)))
+    found = spawned.Tree(MARK, (shell.pid, start_of(shell)))
     wait_for(lambda: {p.name for p in found.refresh().values()} == {"bash", "sleep"})
-    result = tree.kill(found, grace_s=0.3, kill_wait_s=60)
+    result = spawned.kill(found, grace_s=0.3, kill_wait_s=60)
     assert {p.name for p in result.killed} == {"bash", "sleep"} and result.survivors == ()
     assert shell.wait(60) == -9, "parents are killed first"
     assert shell.stdout.read() == "term\n", "SIGTERM is sent once"
@@ -179,17 +183,17 @@ def test_a_process_forked_while_its_parent_is_killed_does_not_escape(tmp_path, m
     script = f"trap 'setsid {escapee} & exit' TERM; touch {tmp_path}/ready; while :; do sleep 0.1; done"
     shell = spawn("bash", "-c", script, **OURS)
     wait_for((tmp_path / "ready").exists)
-    found = tree.Tree(MARK, (shell.pid, start_of(shell)))
-    refresh, rounds = tree.Tree.refresh, iter((True, False))
+    found = spawned.Tree(MARK, (shell.pid, start_of(shell)))
+    refresh, rounds = spawned.Tree.refresh, iter((True, False))
 
     def refresh_after_the_fork(self):
         if not next(rounds, True):
             wait_for((tmp_path / "escaped").exists)
         return refresh(self)
 
-    monkeypatch.setattr(tree.Tree, "refresh", refresh_after_the_fork)
-    result = tree.kill(found, grace_s=0.2, kill_wait_s=60)
-    assert result.survivors == () and not tree.with_environment(tree.TOKEN, MARK)
+    monkeypatch.setattr(spawned.Tree, "refresh", refresh_after_the_fork)
+    result = spawned.kill(found, grace_s=0.2, kill_wait_s=60)
+    assert result.survivors == () and not spawned.with_environment(spawned.TOKEN, MARK)
     assert {"bash", "escapee"} <= {p.name for p in result.killed}
 
 
@@ -205,20 +209,20 @@ def test_a_signal_that_fails_does_not_protect_the_other_processes(monkeypatch, n
         return send(pid, start, which)
 
     monkeypatch.setattr(platform, "send", broken)
-    result = tree.kill(tree.Tree(MARK), grace_s=0.2, kill_wait_s=0.2)
+    result = spawned.kill(spawned.Tree(MARK), grace_s=0.2, kill_wait_s=0.2)
     assert [p.pid for p in result.survivors] == [children[0].pid] and len(result.killed) == 3
 
 
 @linux
 @pytest.mark.parametrize("what", ["every file, for a moment", "the list"])
 def test_the_known_processes_are_killed_although_the_machine_cannot_be_read(monkeypatch, spawn, what):
-    children, found = [spawn(**OURS) for _ in range(2)], tree.Tree(MARK)
+    children, found = [spawn(**OURS) for _ in range(2)], spawned.Tree(MARK)
     assert len(found.refresh()) == 2
     if what == "the list":
         monkeypatch.setattr(platform, "scan", Mock(side_effect=error(errno.EMFILE)))
     else:
         failing(monkeypatch, "", errno.EMFILE, time.monotonic() + 0.5)
-    result = tree.kill(found, grace_s=30, kill_wait_s=60)
+    result = spawned.kill(found, grace_s=30, kill_wait_s=60)
     assert len(result.killed) == 2 and result.survivors == ()
     assert [process.wait(60) for process in children] == [-signal.SIGTERM] * 2, "it is sent as soon as it can be"
 
@@ -229,7 +233,7 @@ def test_the_known_processes_are_killed_although_the_machine_cannot_be_read(monk
 )
 def test_a_token_that_cannot_be_read_yet_is_read_at_the_next_refresh(monkeypatch, early, spawn):
     """Until exec is over, /proc shows the parent's environment, then for a moment none at all."""
-    process, found, environ = spawn(**OURS), tree.Tree(MARK), platform.environ_of
+    process, found, environ = spawn(**OURS), spawned.Tree(MARK), platform.environ_of
     with monkeypatch.context() as patched:
         answer = Mock(side_effect=[early])
         patched.setattr(platform, "environ_of", lambda pid: answer() if pid == process.pid else environ(pid))
@@ -240,21 +244,21 @@ def test_a_token_that_cannot_be_read_yet_is_read_at_the_next_refresh(monkeypatch
 @linux
 def test_pids_named_for_it_are_killed_without_a_sigterm(spawn):
     process = spawn(**OURS)
-    tree.kill(tree.Tree(MARK, (process.pid, start_of(process))), 5, 5, at_once=[process.pid])
+    spawned.kill(spawned.Tree(MARK, (process.pid, start_of(process))), 5, 5, at_once=[process.pid])
     assert process.wait(30) == -signal.SIGKILL
 
 
 @linux
 def test_orphans_are_named_with_what_to_do(tmp_path, spawn):
-    process = spawn(**{tree.RUN: str(tmp_path), tree.TOKEN: "0" * 32})
-    (sentence,) = [s for s in tree.orphans() if str(tmp_path) in s]
+    process = spawn(**{spawned.RUN: str(tmp_path), spawned.TOKEN: "0" * 32})
+    (sentence,) = [s for s in spawned.orphans() if str(tmp_path) in s]
     assert f"1 process of {tmp_path} (sleep {process.pid})" in sentence and f"monitor start {tmp_path}" in sentence
-    lock = Lock(tmp_path / locks.LOCK)
+    lock = Lock(tmp_path / platform.LOCK)
     assert lock.acquire()
-    assert not [s for s in tree.orphans() if str(tmp_path) in s], "it has a monitor"
+    assert not [s for s in spawned.orphans() if str(tmp_path) in s], "it has a monitor"
     lock.release()
-    assert tree.with_environment(tree.RUN, str(tmp_path))[0].pid == process.pid
-    assert not tree.with_environment(tree.RUN, str(tmp_path) + "x")
+    assert spawned.with_environment(spawned.RUN, str(tmp_path))[0].pid == process.pid
+    assert not spawned.with_environment(spawned.RUN, str(tmp_path) + "x")
 
 
 @linux
@@ -308,7 +312,9 @@ def test_a_waker_sleeps_its_time_and_wakes_when_a_child_exits_or_a_signal_handle
 
 def test_a_lock_goes_with_its_holder(tmp_path, spawn):
     path = tmp_path / "lock"
-    code = "import sys, time, pathlib; from monitor.process.locks import Lock; lock = Lock(pathlib.Path(sys.argv[1]))"
+    code = (
+        "import sys, time, pathlib; from monitor.process.platform import Lock; lock = Lock(pathlib.Path(sys.argv[1]))"
+    )
     holder = spawn(sys.executable, "-c", f"{code}; print(lock.acquire(), flush=True); time.sleep(60)", str(path))
     assert holder.stdout.readline() == "True\n"
     mine = Lock(path)
@@ -326,14 +332,14 @@ def test_a_lock_goes_with_its_holder(tmp_path, spawn):
 @linux
 def test_a_lock_on_a_file_removed_meanwhile_is_taken_again_on_the_new_one(tmp_path, monkeypatch):
     path = tmp_path / "lock"
-    first, lock = [True], locks._lock
+    first, lock = [True], platform._lock
 
     def removed_before(handle, shared=False):
         if first.pop() if first else False:
             path.unlink()
         return lock(handle, shared)
 
-    monkeypatch.setattr(locks, "_lock", removed_before)
+    monkeypatch.setattr(platform, "_lock", removed_before)
     mine = Lock(path)
     assert mine.acquire() and path.exists() and is_held(path)
     mine.release()
@@ -341,7 +347,7 @@ def test_a_lock_on_a_file_removed_meanwhile_is_taken_again_on_the_new_one(tmp_pa
 
 
 def test_none_of_it_imports_more_than_the_standard_library():
-    modules = ["process.platform", "process.tree", "process.locks", "process.subjob", "gpu"]
+    modules = ["process.platform", "process.spawned", "gpu"]
     code = f"import sys, importlib\nfor m in {modules}: importlib.import_module('monitor.' + m)\nprint(*sorted(m for m in sys.modules))"
     shown = children.run(code).stdout
     assert shown
@@ -362,11 +368,11 @@ if sys.platform == "win32":
     for name in ("getuid", "sysconf", "killpg", "pidfd_open", "waitpid", "set_blocking"):
         delattr(os, name)
     del signal.SIGKILL, signal.SIGCONT
-from monitor.process import locks, platform, subjob, tree
+from monitor.process import platform, spawned
 from monitor import gpu
-child = subprocess.Popen(["sleep", "60"], env={{**os.environ, tree.TOKEN: {MARK!r}}})
+child = subprocess.Popen(["sleep", "60"], env={{**os.environ, spawned.TOKEN: {MARK!r}}})
 print(platform.alive(child.pid, platform.process_info(child.pid).start), platform.process_info(1 << 22))
-print(len(tree.Tree({MARK!r}).refresh()), platform.command_of(child.pid), platform.catches(child.pid, 9))
+print(len(spawned.Tree({MARK!r}).refresh()), platform.command_of(child.pid), platform.catches(child.pid, 9))
 platform.Waker().sleep(0.01)
 platform.private_folder("x")
 os.kill(child.pid, 9)
