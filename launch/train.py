@@ -17,7 +17,7 @@ OPTIONS = (common.RUN, ("--prepare", False, "write the script and fetch the base
 
 def run(args: argparse.Namespace) -> int:
     """Prepare and supervise; the monitor's exit code. Raises RunError, OSError."""
-    from monitor.keeper import become
+    from monitor.__main__ import become
 
     folder = runs.run_folder(args.run)
     if is_held(folder / LOCK):  # another monitor watches it, which `become` reports

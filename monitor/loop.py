@@ -18,7 +18,6 @@ from dataclasses import replace
 from guards import startup, step_requests
 from monitor import config, recovery, start
 from monitor.attempt import Attempt
-from monitor.cli.notify import Notifier
 from monitor.detect.probe import Probe
 from monitor.detect.progress import Watch
 from monitor.diagnose.causes import Evidence
@@ -29,7 +28,7 @@ from monitor.resume import checkpoints
 from monitor.run_folder import STATUS, RunFolder, print_line, read_json
 from monitor.start import Run
 from monitor.state import EXIT_CODES, EXIT_FAILED, FINAL, WATCHED, Observation, State, Transition, load_learned
-from monitor.status_writer import StatusWriter
+from monitor.status_writer import Notifier, StatusWriter
 from runs import staging
 
 IDLE_POLL_S = 0.2  # between two steps of a run that has no living attempt

@@ -73,6 +73,14 @@ def all_folders() -> list[Path]:
     return sorted(p.parent for p in outputs_dir().glob(f"*/{SCRIPT}") if not p.parent.name.startswith("."))
 
 
+def notify_file() -> Path:
+    """The file with the user's own addresses for messages (cli/notify.py); there may be none."""
+    from runs.paths import config_dir
+
+    given = os.environ.get("HANGPROOF_NOTIFY")
+    return Path(given).expanduser() if given else config_dir() / "notify.toml"
+
+
 def wake_queue() -> bool:
     """Start the queue's process where runs wait; whether it was. It ends at once where another works. Never raises."""
     from runs.paths import outputs_dir

@@ -1,4 +1,5 @@
-"""Writes what the page and the command line read: `status.json`, the events of phases and checkpoints, GPU samples.
+"""Writes what the page and the command line read: `status.json`, the events of phases and checkpoints, GPU samples; and
+has messages sent to people (cli/notify.py).
 
 The machine's figures (GPU, processor, memory, free disk) are read every MACHINE_S seconds; a second's write copies
 them.
@@ -9,10 +10,12 @@ Decides nothing, and a reading that fails costs that reading: the next one is at
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -23,8 +26,9 @@ from monitor import gpu
 from monitor.attempt import Attempt
 from monitor.process import platform
 from monitor.process.platform import Moment
+from monitor.process.spawned import Subjob, python
 from monitor.resume import checkpoints
-from monitor.run_folder import METRICS, machines
+from monitor.run_folder import METRICS, machines, notify_file
 from monitor.start import Run
 from monitor.state import State
 
@@ -32,6 +36,7 @@ EVERY_S = 1.0
 CHECKPOINTS_S = 5.0
 GPU_S = 30.0
 MACHINE_S = 5.0
+MESSAGE_S = 60.0  # for a message to leave
 GPU_KEYS = ("name", "utilization", "memory_used", "memory_total", "temperature", "power_w")
 ACTIVE = (State.STARTING, State.RUNNING, State.SUSPECT, State.SLOW, State.STOPPING)
 
@@ -194,3 +199,36 @@ class StatusWriter:
                 append_line(self.run.folder.own / METRICS, {"kind": "gpu", "t": now.utc, "gpu": i, **values})
             except OSError as error:
                 self.run.folder.log(f"metrics.jsonl: {error.strerror}")
+
+
+# ---- messages to people ----
+
+
+class Notifier:
+    """The monitor's side: starts a subprocess for an event, and kills one that takes too long."""
+
+    def __init__(self, name: str, log: Callable[[str], None]):
+        self.name = name
+        self._log = log
+        self._path = os.fspath(notify_file())
+        self._sending: list[tuple[str, Subjob]] = []
+
+    def event(self, kind: str, message: str) -> None:
+        """Send what the user asked for. Costs one file check where nothing is configured."""
+        if not os.path.isfile(self._path):
+            return
+        text = json.dumps({"kind": kind, "title": f"{self.name}: {kind}", "body": message}).encode("utf-8")
+        self._sending.append((kind, Subjob(python("monitor.cli.notify"), MESSAGE_S, stdin=text)))
+
+    def poll(self, wait_s: float = 0.0) -> None:
+        """Collect what is done; wait up to `wait_s` seconds for the rest (the last message of a run)."""
+        until_s = time.monotonic() + wait_s
+        while self._sending:
+            for kind, job in [sending for sending in self._sending if sending[1].done()]:
+                self._sending.remove((kind, job))
+                if job.error:
+                    said = job.text().strip()[:500] if job.code is not None and not job.timed_out else ""
+                    self._log(f"notification of {kind}: {said or job.error}")
+            if time.monotonic() >= until_s:
+                return
+            time.sleep(0.05)

@@ -35,6 +35,7 @@ from monitor.run_folder import (
     RunFolder,
     all_folders,
     find,
+    notify_file,
     read_json,
     wake_queue,
 )
@@ -397,11 +398,11 @@ def metrics(args: argparse.Namespace) -> Answer:
 
 def notify(args: argparse.Namespace) -> Answer:
     """Send a message to the user's own addresses, to test them."""
-    from monitor.cli.notify import NotifyError, config_path, send
+    from monitor.cli.notify import NotifyError, send
 
     try:
         sent, addresses = send("test", "Hangproof", "This is what a message from your training will look like.")
     except NotifyError as error:
         raise MonitorError(str(error)) from error
-    print(f"{sent} of {addresses} addresses in {config_path()} accepted the message")
+    print(f"{sent} of {addresses} addresses in {notify_file()} accepted the message")
     return 0 if sent == addresses else 1, {"sent": sent, "addresses": addresses}

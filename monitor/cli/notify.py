@@ -1,8 +1,9 @@
 """Messages to people (mail, Discord, Slack, Telegram, ntfy…) through apprise, on the events they asked for.
 
 The addresses are secrets (they contain tokens): they are in one file of the user's own that others must not read, and
-nowhere else, not in a log, a status, an argument or an environment. A subprocess sends: apprise is large, and a mail
-server that does not answer must not stop the monitor.
+nowhere else, not in a log, a status, an argument or an environment. This is the subprocess that sends
+(`status_writer.Notifier` starts it): apprise is large, and a mail server that does not answer must not stop the
+monitor.
 
 `notify.toml` in the user's configuration folder (`HANGPROOF_NOTIFY` names another):
 
@@ -15,15 +16,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tomllib
 
-from monitor.process.spawned import Subjob, python
-from runs.paths import config_dir
+from monitor.run_folder import notify_file
 
 DEFAULT = ("hang", "crash", "restarted", "completed", "failed", "unkillable", "unwatched", "slowdown")
 TYPES = {
@@ -31,17 +29,10 @@ TYPES = {
     "completed": "success",
     **dict.fromkeys(("failed", "unkillable"), "failure"),
 }
-DEADLINE_S = 60.0
 
 
 class NotifyError(ValueError):
     """A configuration that cannot be used; the message contains no address."""
-
-
-def config_path() -> Path:
-    """The file with the user's addresses."""
-    given = os.environ.get("HANGPROOF_NOTIFY")
-    return Path(given).expanduser() if given else config_dir() / "notify.toml"
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -67,39 +58,9 @@ def read_config(path: Path) -> dict[str, Any]:
     return {"urls": urls, "on": kinds}
 
 
-class Notifier:
-    """The monitor's side: starts a subprocess for an event, and kills one that takes too long."""
-
-    def __init__(self, name: str, log: Callable[[str], None]):
-        self.name = name
-        self._log = log
-        self._path = os.fspath(config_path())
-        self._sending: list[tuple[str, Subjob]] = []
-
-    def event(self, kind: str, message: str) -> None:
-        """Send what the user asked for. Costs one file check where nothing is configured."""
-        if not os.path.isfile(self._path):
-            return
-        text = json.dumps({"kind": kind, "title": f"{self.name}: {kind}", "body": message}).encode("utf-8")
-        self._sending.append((kind, Subjob(python("monitor.cli.notify"), DEADLINE_S, stdin=text)))
-
-    def poll(self, wait_s: float = 0.0) -> None:
-        """Collect what is done; wait up to `wait_s` seconds for the rest (the last message of a run)."""
-        until_s = time.monotonic() + wait_s
-        while self._sending:
-            for kind, job in [sending for sending in self._sending if sending[1].done()]:
-                self._sending.remove((kind, job))
-                if job.error:
-                    said = job.text().strip()[:500] if job.code is not None and not job.timed_out else ""
-                    self._log(f"notification of {kind}: {said or job.error}")
-            if time.monotonic() >= until_s:
-                return
-            time.sleep(0.05)
-
-
 def send(kind: str, title: str, body: str) -> tuple[int, int]:
     """Send to every address; (sent, addresses). (0, 0): the user did not ask for this kind of event."""
-    config = read_config(config_path())
+    config = read_config(notify_file())
     if kind != "test" and kind not in config["on"]:
         return 0, 0
     import apprise

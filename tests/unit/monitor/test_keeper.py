@@ -5,8 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from monitor import __main__ as entry
-from monitor import keeper
+from monitor import __main__ as keeper
 
 
 def test_a_keeper_that_cannot_receive_signals_says_so_and_starts_nothing(tmp_path, monkeypatch, capsys):
@@ -21,5 +20,5 @@ def test_a_keeper_that_cannot_receive_signals_says_so_and_starts_nothing(tmp_pat
 def test_a_monitor_that_fails_before_it_has_begun_is_started_again(call, monkeypatch, capsys):
     """Exit code 1 would mean that the run cannot be supervised, and the keeper would leave it unwatched."""
     monkeypatch.setattr(call, Mock(side_effect=OSError(28, "No space left on device")))
-    assert entry._child([str(os.getpid()), "folder"]) == keeper.EXIT_ERROR
+    assert keeper._child([str(os.getpid()), "folder"]) == keeper.EXIT_ERROR
     assert "No space left on device" in capsys.readouterr().err
