@@ -31,7 +31,7 @@ from monitor.cli.commands import START_S, ask_to_end, launch
 from monitor.gpu import devices
 from monitor.process import platform
 from monitor.process.platform import LOCK, Lock, is_held
-from monitor.resume.script import start_problems
+from monitor.resume.next_attempt import start_problems
 from monitor.run_folder import STATUS, MonitorError, RunFolder
 from monitor.state import State, nothing_left, read_status
 from runs import sweep

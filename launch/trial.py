@@ -23,8 +23,8 @@ from monitor.loop import Loop
 from monitor.process import platform, spawned
 from monitor.process.platform import LOCK as WATCHED
 from monitor.process.platform import Lock
+from monitor.resume.next_attempt import Standby
 from monitor.run_folder import RunFolder
-from monitor.standby import Standby
 from monitor.state import Observation, State, Transition
 from runs.paths import data_root
 

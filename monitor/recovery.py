@@ -29,7 +29,7 @@ from monitor.diagnose.incident import Incident
 from monitor.phrases import PHASES, count
 from monitor.process import platform
 from monitor.process.spawned import KillResult
-from monitor.resume import checkpoints, script
+from monitor.resume import checkpoints, next_attempt
 from monitor.start import VERIFY_TRIES_COUNT, Run, Unkillable, keep_newest, wait
 from monitor.state import EXIT_AGAIN, EXIT_BUDGET, ExitStatus, History, Observation, State, Transition
 
@@ -251,11 +251,11 @@ def _fetch_lora(run: Run) -> None:
         run.folder.log(f"the LoRA stays in {source.parent}: it cannot be copied: {error}")
 
 
-def _next_change(run: Run, cause: Cause, cause_count: int) -> script.Change:
+def _next_change(run: Run, cause: Cause, cause_count: int) -> next_attempt.Change:
     """The ladder's next mitigation: from a cause's second failure on, or at once where it is certain to return."""
     if not run.leads or not cause.ladder or (cause_count < 2 and not cause.at_once):
         return {}
-    return script.next_change(run.folder, cause.ladder, run.state.changes, run.config.check.render_s, run.pause)
+    return next_attempt.next_change(run.folder, cause.ladder, run.state.changes, run.config.check.render_s, run.pause)
 
 
 # ---- restart or stop ----

@@ -27,10 +27,10 @@ from monitor.phrases import count, duration
 from monitor.process import spawned
 from monitor.process.platform import ProcessInfo
 from monitor.process.spawned import Subjob, Tree, helper, python
-from monitor.resume import checkpoints, script
+from monitor.resume import checkpoints, next_attempt
 from monitor.resume.checkpoints import Verifier
+from monitor.resume.next_attempt import Standby
 from monitor.run_folder import TRAINING_LOG, MonitorError, RunFolder
-from monitor.standby import Standby
 from monitor.state import EXIT_BUDGET, Observation, ResumePoint, RunState, State, Transition, spec_hash
 from monitor.store import StoreAgent
 
@@ -66,7 +66,7 @@ class Run:
         self.gpus = gpu.Gpus()
         self.queue = GpuQueue(folder.name, folder.spec, self.gpus.listed)
         self.verifier = Verifier(config.check.verify_s)
-        self.prewarm = script.Prewarm(folder, self.verifier, config.check.render_s)
+        self.prewarm = next_attempt.Prewarm(folder, self.verifier, config.check.render_s)
         self.standby = Standby(folder, config.standby, config.end.kill_wait_s)
         self.store = StoreAgent(folder, config.store)
         self.watch = Watch(config, self.state.durations)
@@ -157,13 +157,13 @@ def _start_attempt(run: Run) -> Attempt | Transition:
         return Transition(State.FAILED, f"{missing}, then start the run again")
     if run.incident is None and not run.checked:
         try:
-            problems = script.start_problems(run.folder, run.config.check.render_s, run.pause)
+            problems = next_attempt.start_problems(run.folder, run.config.check.render_s, run.pause)
         except MonitorError as error:
             problems = [str(error)]
         if problems:
             return Transition(State.FAILED, "; ".join(problems))
 
-    state.edit_reported = script.report_edit(run.folder, state.edit_reported)
+    state.edit_reported = next_attempt.report_edit(run.folder, state.edit_reported)
     point = _choose(run, folders)
     _report_bad(run, point)
     if point.unsure and (point.path is None or run.tries + 1 < VERIFY_TRIES_COUNT):
@@ -232,7 +232,7 @@ def _record(run: Run, attempt: Attempt) -> None:
 
 
 def _start_cold(
-    run: Run, number: int, rendered: script.Rendered, point: ResumePoint, variables: dict[str, str]
+    run: Run, number: int, rendered: next_attempt.Rendered, point: ResumePoint, variables: dict[str, str]
 ) -> Attempt:
     """Start the script. OSError: it cannot be started, and nothing runs."""
     # Recorded before it starts: a monitor that is killed in between leaves a training that the next one can find.

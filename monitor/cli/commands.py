@@ -25,7 +25,7 @@ from monitor.phrases import PHASES, count, duration
 from monitor.process import platform, spawned
 from monitor.process.platform import LOCK, is_held
 from monitor.process.spawned import ROOT, Tree, helper_environment
-from monitor.resume.script import start_problems
+from monitor.resume.next_attempt import start_problems
 from monitor.run_folder import (
     EVENTS,
     LOG,

@@ -34,7 +34,7 @@ from monitor.phrases import duration
 from monitor.process import platform
 from monitor.process.platform import ProcessInfo
 from monitor.process.spawned import Tree
-from monitor.resume import script
+from monitor.resume import next_attempt
 from monitor.run_folder import read_json
 from monitor.start import Run
 from monitor.state import Observation, Verdict
@@ -393,7 +393,7 @@ class Slowdown:
             return None
         if not (ladder := run.slow["ladder"]):
             return None
-        change = script.next_change(run.folder, ladder, changes, run.config.check.render_s, run.pause)
+        change = next_attempt.next_change(run.folder, ladder, changes, run.config.check.render_s, run.pause)
         known |= {"tried": change.get("name") or "none", "slow_s": run.slow["step_s"]}
         if not change:
             return None

@@ -13,7 +13,7 @@ from runs_helpers import call, pictures, spec
 
 import runs
 from launch import bundle
-from monitor.resume import script
+from monitor.resume import next_attempt
 from monitor.run_folder import RunFolder
 from monitor.state import spec_edited, spec_hash
 from runs import job as jobs
@@ -165,7 +165,7 @@ def test_a_data_set_file_edited_by_hand_is_written_again_before_the_first_attemp
 
 def ask(folder: Path, want: str, **more) -> dict:
     """What the process that the monitor asks answers."""
-    return script.respond(folder, {"want": want, **more})
+    return next_attempt.respond(folder, {"want": want, **more})
 
 
 def test_a_damaged_job_is_an_error_that_render_corrects(tmp_path, data):

@@ -21,9 +21,8 @@ from monitor import config
 from monitor.attempt import Attempt
 from monitor.detect.progress import Durations
 from monitor.process import platform
-from monitor.resume.script import STAND_IN
+from monitor.resume.next_attempt import LOOK_S, STAND_IN, Standby, never
 from monitor.run_folder import RunFolder
-from monitor.standby import LOOK_S, Standby, never
 
 pytestmark = pytest.mark.skipif(not platform.LINUX, reason="the standby attempt needs Linux")
 
