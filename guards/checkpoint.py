@@ -288,15 +288,20 @@ def verify_lora(path: str | os.PathLike[str]) -> VerifyResult:
 
 
 def states(output_dir: str | os.PathLike[str], name: str | None = None) -> list[Path]:
-    """State folders of a run (of LoRA `name`), newest first by the guard's step; without a readable guard, last.
+    """State folders of a run (of LoRA `name`), newest first. Raises OSError as `steps` does."""
+    return list(steps(output_dir, name))
+
+
+def steps(output_dir: str | os.PathLike[str], name: str | None = None) -> dict[Path, int]:
+    """State folders of a run with the steps of their guards, newest first; without a readable guard -1, and last.
 
     The trainer may rename or delete states meanwhile: one that vanishes is left out, one that cannot be read is listed.
-    [] where there is no `output_dir`. OSError where it cannot be listed, because then [] would mean "no checkpoint".
+    {} where there is no `output_dir`. OSError where it cannot be listed, because then {} would mean "no checkpoint".
     """
     try:
         names = os.listdir(output_dir)
     except FileNotFoundError:
-        return []
+        return {}
     found = []
     for entry in names:
         match = _STATE.match(entry)
@@ -313,7 +318,7 @@ def states(output_dir: str | os.PathLike[str], name: str | None = None) -> list[
         if stat.S_ISDIR(status.st_mode):
             guard = guard_of(path)
             found.append((guard["step"] if guard else -1, status.st_mtime, path))
-    return [path for *_, path in sorted(found, key=lambda f: f[:2], reverse=True)]
+    return {path: step for step, _, path in sorted(found, key=lambda f: f[:2], reverse=True)}
 
 
 def newest_valid(output_dir: str | os.PathLike[str], name: str | None = None, deep: bool = False) -> Path | None:

@@ -232,9 +232,9 @@ def complete(run: Run) -> str:
         if attempt:
             run.pause(1.0)
         result = checkpoints.verify_lora(lora, run.config.check.verify_s, run.remaining_s(), run.pause)
-        if not result.unsure:
+        if not result.error:
             return f"the LoRA {lora.name} is damaged: {'; '.join(result.problems)}" if result.problems else ""
-    return f"the LoRA {lora.name} cannot be verified: {result.unsure}"
+    return f"the LoRA {lora.name} cannot be verified: {result.error}"
 
 
 def _fetch_lora(run: Run) -> None:

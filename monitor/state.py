@@ -6,7 +6,6 @@
     Verdict         what follows from these                 Watch.observe               supervisor, diagnose
     AttemptRecord   an attempt, for whoever adopts it       Attempt                     Attempt.adopt; in monitor.json
     ExitStatus      how an attempt ended                    Attempt.exit_status         supervisor, recovery, diagnose
-    VerifyResult    whether a state is complete             Verifier                    checkpoints.choose
     ResumePoint     a state to resume from                  checkpoints.choose          start.py
     Transition      the next state of the run               supervisor, start, recovery  Loop.enter
     RunState        what must survive the monitor itself    loop, supervisor, recovery, start; kept in monitor.json
@@ -177,14 +176,6 @@ class ExitStatus:
         if self.outcome not in ("", "running"):
             final = f", final record: {self.outcome}" + (f" ({self.note})" if self.note else "")
         return (f"exit code {self.code}" if self.code is not None else "gone without an exit code") + final
-
-
-@dataclass(frozen=True)
-class VerifyResult:
-    """`problems` of a bad state, () for a good one; `unsure` is why the check itself failed, "" when it did not."""
-
-    problems: tuple[str, ...] = ()
-    unsure: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from guards import checkpoint, startup
+from guards import startup
 from guards.heartbeat import Beat
 from guards.metrics import append_line
 from monitor import gpu
@@ -52,7 +53,7 @@ class StatusWriter:
         self._cpu: tuple[float, dict[int, float]] = (0.0, {})  # (monotonic, pid -> CPU seconds)
         self._progress_s: float | None = None
         self._progress_utc: str | None = None
-        self._states: dict[str, int] | None = None  # name -> step
+        self._states: dict[Path, int] | None = None  # the complete ones, with their steps
         self._checkpoint: dict[str, object] | None = None
 
     def new_attempt(self) -> None:
@@ -143,24 +144,17 @@ class StatusWriter:
 
     def _note_checkpoints(self) -> bool:
         """The newest checkpoint with its guard file; an event for a new one, and True."""
-        folder, old = self.run.folder.folder, self._states or {}
         try:
-            names = {name for name in os.listdir(folder) if name.endswith("-state") and not name.startswith(".")}
+            found = checkpoints.states([self.run.folder.folder])
         except OSError:
             return False
-        states = {name: old[name] for name in names & old.keys()}
-        for name in names - states.keys():
-            guard = checkpoint.guard_of(folder / name)
-            if guard is not None:  # without one it is being written, or never was completed
-                states[name] = guard["step"]
-        first, self._states = self._states is None, states
-        newest = max(states, key=lambda name: (states[name], name), default=None)
-        self._checkpoint = {"path": str(folder / newest), "step": states[newest]} if newest else None
-        if newest is not None and newest not in old and not first:
-            message = f"checkpoint of step {states[newest]}: {newest}"
-            self.run.folder.event("checkpoint", message, step=states[newest], path=str(folder / newest))
-            return True
-        return False
+        known, self._states = self._states, {path: step for path, step in found.items() if step >= 0}
+        newest, step = next(iter(self._states.items()), (None, 0))
+        self._checkpoint = {"path": str(newest), "step": step} if newest else None
+        if newest is None or known is None or newest in known:
+            return False
+        self.run.folder.event("checkpoint", f"checkpoint of step {step}: {newest.name}", step=step, path=str(newest))
+        return True
 
     def _sample_machine(self, now: Moment, attempt: Attempt | None) -> dict[str, Any]:
         """What the run uses: {"gpus", "cpu_cores", "memory_bytes", "disk_free"}; None for what is not known."""

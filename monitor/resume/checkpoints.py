@@ -29,11 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from guards import checkpoint, snapshot_files, snapshots
+from guards.checkpoint import VerifyResult
 from monitor.process import platform
 from monitor.process.platform import LOCK, is_held
 from monitor.process.spawned import Subjob, python
 from monitor.run_folder import STATE, read_json
-from monitor.state import ResumePoint, VerifyResult
+from monitor.state import ResumePoint
 
 KEPT = 32  # checks
 UNGUARDED = "it has no guard file, so it was not written completely"
@@ -76,7 +77,7 @@ class Verifier:
         key = self.begin(state)
         check = self._checks[key]
         check.wait(pause)
-        if _result_of(check).unsure:  # the deep check failed: hashes need no torch
+        if _result_of(check).error:  # the deep check failed: hashes need no torch
             check = self._checks[key] = self._check(state)
             check.wait(pause)
         self.poll()
@@ -87,7 +88,7 @@ class Verifier:
         for key, check in list(self._checks.items()):
             if check.done():
                 self.took_s = check.took_s
-                if _result_of(check).unsure or len(self._checks) > KEPT:
+                if _result_of(check).error or len(self._checks) > KEPT:
                     del self._checks[key]
 
     def cancel(self) -> None:
@@ -104,7 +105,7 @@ class Verifier:
 def _result_of(job: Subjob) -> VerifyResult:
     answer = job.answer() if job.code in (0, 1) else None
     if answer is None or not isinstance(answer.get("problems"), list):
-        return VerifyResult(unsure=job.error or "the check gave no result")
+        return VerifyResult(error=job.error or "the check gave no result")
     return VerifyResult(tuple(answer["problems"]))
 
 
@@ -120,9 +121,8 @@ def _key(state: Path) -> tuple[str, bytes]:
 
 def states(folders: list[Path]) -> dict[Path, int]:
     """Every state of these folders with its step, newest first; those without a readable guard file last, with -1."""
-    found = [path for folder in folders for path in checkpoint.states(folder)]
-    steps = {path: (checkpoint.guard_of(path) or {"step": -1})["step"] for path in found}
-    return dict(sorted(steps.items(), key=lambda item: -item[1]))
+    found = [known for folder in folders for known in checkpoint.steps(folder).items()]
+    return dict(sorted(found, key=lambda known: -known[1]))
 
 
 def newest(folders: list[Path]) -> Path | None:
@@ -151,13 +151,13 @@ def choose(
         state = point.record or point.path
         assert state is not None
         result = verifier.result(state, pause)
-        reason = result.unsure or "; ".join(result.problems)
+        reason = result.error or "; ".join(result.problems)
         if not reason:
             chosen = point
             break
         if point.record is not None:
             refused.append(f"the snapshot of step {point.step} is not used: {reason}")
-        elif result.unsure:
+        elif result.error:
             unsure.append((state, reason))
         else:
             bad.append((_set_aside(state, reason), reason))

@@ -12,8 +12,8 @@ import pytest
 from monitor_helpers import wait_for
 
 from guards import checkpoint, file_contents
+from guards.checkpoint import VerifyResult
 from monitor.resume import checkpoints
-from monitor.state import VerifyResult
 
 
 def state(folder: Path, step: int, data: bytes = b"weights") -> Path:
