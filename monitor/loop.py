@@ -298,7 +298,7 @@ class Loop(Run):
         A second stop ends the wait at once, a SIGTERM shortens it to the notice of a pre-emption.
         """
         store, limits, now_s = self.store, self.config.store, time.monotonic()
-        if not store.holds:
+        if store is None or not store.holds:
             return ""
         shutdown = self.state.shutdown
         until_s = now_s if shutdown is not None and shutdown.now else now_s + limits.flush_s
@@ -325,7 +325,9 @@ class Loop(Run):
         until_s, state = time.monotonic() + PERSIST_S, self.state
         last_message_s = min(LAST_MESSAGE_S, self.remaining_s())
         try:
-            self.store.close(min(self.config.store.release_s, self.remaining_s()) if self.at.state in FINAL else 0.0)
+            if self.store is not None:
+                limit_s = min(self.config.store.release_s, self.remaining_s())
+                self.store.close(limit_s if self.at.state in FINAL else 0.0)
             with contextlib.ExitStack() as stack:
                 final = self.at.state in FINAL and self.at.state is not State.UNKILLABLE
                 for release in (self.queue.release, self.gpus.close, self.prewarm.close, self.standby.close,

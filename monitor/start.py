@@ -68,7 +68,7 @@ class Run:
         self.verifier = Verifier(config.check.verify_s)
         self.prewarm = next_attempt.Prewarm(folder, self.verifier, config.check.render_s)
         self.standby = Standby(folder, config.standby, config.end.kill_wait_s)
-        self.store = StoreAgent(folder, config.store)
+        self.store = StoreAgent(folder, config.store) if folder.spec.get("store") else None
         self.watch = Watch(config, self.state.durations)
         self.at = Transition(State.OPENING)
         self.attempt: Attempt | None = None  # the one that is watched, and how it was seen last

@@ -136,7 +136,7 @@ class StatusWriter:
             "slow": run.slow or None,
             **others,
             "standby": run.standby.summary(),  # the next attempt, started early
-            "store": run.store.summary(),  # None without a store
+            "store": run.store.summary() if run.store else None,
             "snapshots": checkpoints.memory_summary(saved.snapshots, saved.snapshots_off),  # None where there are none
         }
         saved.save_again(folder)

@@ -87,7 +87,7 @@ def extra_save_due(step: int, every: int, count: int) -> int | None:
 
 
 class StoreAgent:
-    """The agent of one run. Does nothing for a run without a store."""
+    """The agent of one run that has a store."""
 
     def __init__(self, folder: RunFolder, limits: config.Section):
         self.folder = folder
@@ -106,11 +106,6 @@ class StoreAgent:
         self._reachable_s = time.monotonic()  # when the store was reachable last
 
     # ---- what the supervisor asks ----
-
-    @property
-    def used(self) -> bool:
-        """The run has a store."""
-        return bool(self.address)
 
     @property
     def holds(self) -> bool:
@@ -136,10 +131,8 @@ class StoreAgent:
             step_requests.ask(self.folder.folder, "state")
             self._requested = due
 
-    def summary(self) -> dict[str, Any] | None:
-        """For status.json; None without a store."""
-        if not self.used:
-            return None
+    def summary(self) -> dict[str, Any]:
+        """For status.json."""
         view = self.view
         return {
             "address": self.address,

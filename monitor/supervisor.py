@@ -47,7 +47,7 @@ from monitor.state import (
     spec_hash,
     store_learned,
 )
-from monitor.store import LeaseState
+from monitor.store import LeaseState, StoreAgent
 from runs import staging
 
 NO_STEP_SAVE_S = 2.0  # a stop before the first step: there is nothing to save
@@ -217,7 +217,8 @@ def opening(loop: Loop) -> Transition:
                 loop.folder.log(text)
     if attempt is not None and not fresh:
         loop.attach(attempt)
-        loop.store.admitted = loop.store.used  # it held the lease when this training began
+        if loop.store is not None:
+            loop.store.admitted = True  # it held the lease when this training began
         if living:
             start.kill_leftovers(loop, attempt)
             message = f"adopted the running training (attempt {attempt.record.number}, pid {attempt.pid})"
@@ -246,7 +247,7 @@ def queued(loop: Loop) -> Transition:
         return loop.at
     if not loop.queue.acquire():
         return Transition(State.QUEUED, loop.queue.message)
-    if loop.store.used and not loop.store.admitted and (wait := admission(loop)) is not None:
+    if (store := loop.store) is not None and not store.admitted and (wait := admission(loop, store)) is not None:
         return wait
     result = start.already_started(loop) or start.start_attempt(loop)
     if isinstance(result, Attempt):
@@ -258,9 +259,8 @@ def queued(loop: Loop) -> Transition:
 # ---- the durable store ----
 
 
-def admission(loop: Loop) -> Transition | None:
+def admission(loop: Loop, store: StoreAgent) -> Transition | None:
     """Before the first attempt: wait until this run holds the lease and has what is newer in the store; then None."""
-    store, reason = loop.store, ""
     view = store.poll()
     if view.ready:
         store.admitted = True
@@ -296,7 +296,7 @@ def over_limit(loop: Loop) -> str:
 def lease_lost(loop: Loop) -> Transition | None:
     """Another machine trains this run now: kill the training here and end, with that reason."""
     store = loop.store
-    if not store.admitted or loop.at.state in FINAL:
+    if store is None or not store.admitted:
         return None
     view = store.poll()
     if view.lease is not LeaseState.LOST or (loop.at.give_up_s and time.monotonic() < loop.at.due_s):
@@ -360,7 +360,7 @@ def progressing(loop: Loop, view: Observation, verdict: Verdict) -> Transition:
         loop.standby.tick(view, loop.attempt, text, loop.queue.handles())
         # On its way to the gate, it takes processor time from the training.
         loop.watch.disturbed = loop.standby.attempt is not None and not loop.standby.ready
-    if (store := loop.store).holds and verdict.phase == "step":
+    if (store := loop.store) is not None and store.holds and verdict.phase == "step":
         save_s = loop.watch.learned().get("save", {}).get("median", 0.0)
         store.request_save(view.step, loop.watch.step_s(), save_s)
     begins = loop.at.state is State.STARTING and not any(b.count for b in view.beats)

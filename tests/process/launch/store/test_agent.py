@@ -283,8 +283,8 @@ def test_what_a_training_saves_while_nobody_watches_reaches_the_store(machine, a
 def test_a_run_that_another_machine_trains_ends_before_its_first_attempt(lease):
     view = store.StoreView(lease=store.LeaseState(lease), message="other (process 1) trains this run")
     agent = SimpleNamespace(poll=lambda: view, unreachable_s=lambda: 0.0)
-    waiting = SimpleNamespace(store=agent, config=config.load())
-    assert admission(waiting) == Transition(State.FAILED, view.message, code=4)
+    waiting = SimpleNamespace(config=config.load())
+    assert admission(waiting, agent) == Transition(State.FAILED, view.message, code=4)
 
 
 def test_what_ends_a_run_is_not_overwritten_by_another_thread_of_the_agent(tmp_path):
