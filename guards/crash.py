@@ -25,18 +25,13 @@ from types import TracebackType
 from typing import IO, NoReturn
 
 from guards import limits
-from guards.heartbeat import Heartbeat
+from guards.heartbeat import Heartbeat, stacks_path
 
 EXIT_FAILED = 1
 EXIT_STOPPED = 3
 EXIT_DEADLINE = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 _stacks_file: IO[str] | None = None  # faulthandler keeps its descriptor, so the object lives as long as the process
-
-
-def stacks_path(folder: str | os.PathLike[str], pid: int) -> Path:
-    """The file that process `pid` writes its stacks to. It exists once the signal handler is registered."""
-    return Path(folder) / f"stacks-{pid}.txt"
 
 
 def enable_stacks(folder: str | os.PathLike[str] | None = None) -> Path | None:

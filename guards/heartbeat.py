@@ -132,6 +132,11 @@ def path_of(folder: str | os.PathLike[str], rank: int) -> Path:
     return Path(folder) / f"rank-{rank}.hb"
 
 
+def stacks_path(folder: str | os.PathLike[str], pid: int) -> Path:
+    """The file in it that process `pid` writes its stacks to (guards/crash.py), once the signal handler is registered."""
+    return Path(folder) / f"stacks-{pid}.txt"
+
+
 class Heartbeat:
     """The writer, one for each process. Without a path it counts and writes nowhere, so callers need no `if`."""
 

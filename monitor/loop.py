@@ -29,7 +29,7 @@ from monitor.run_folder import STATUS, RunFolder, print_line, read_json
 from monitor.start import Run
 from monitor.state import EXIT_CODES, EXIT_FAILED, FINAL, WATCHED, Observation, State, Transition, load_learned
 from monitor.status_writer import Notifier, StatusWriter
-from runs import staging
+from runs.staging import drop_copied
 
 IDLE_POLL_S = 0.2  # between two steps of a run that has no living attempt
 UNKILLABLE_POLL_S = 5.0
@@ -350,11 +350,8 @@ class Loop(Run):
                 self.folder.event("ledger", line)
                 print_line(f"{self.folder.name}: {line}", sys.stdout)
                 self.notifier.poll(last_message_s)
-                if (
-                    self.leads
-                    and self.at.state is not State.PREEMPTED
-                    and (kept := staging.drop_copied(self.folder.folder))
-                ):
+                ended = self.leads and self.at.state is not State.PREEMPTED
+                if ended and (kept := drop_copied(self.folder.folder)):
                     self.folder.log(kept)
         except Exception:  # noqa: BLE001 - the end of the process
             self.folder.log(f"error while closing\n{traceback.format_exc()}")

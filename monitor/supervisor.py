@@ -48,7 +48,7 @@ from monitor.state import (
     store_learned,
 )
 from monitor.store import LeaseState, StoreAgent
-from runs import staging
+from runs.staging import identity
 
 NO_STEP_SAVE_S = 2.0  # a stop before the first step: there is nothing to save
 
@@ -237,7 +237,7 @@ def opening(loop: Loop) -> Transition:
     state.started_at = state.started_at or platform.now().utc
     if loop.leads and not loop.folder.foreign:
         with contextlib.suppress(OSError):  # made while the disk can be written, for the mitigation `save_local`
-            staging.identity(loop.folder.folder)
+            identity(loop.folder.folder)
     return Transition(State.QUEUED, "waiting for a free GPU" if loop.queue.devices else "preparing the start")
 
 

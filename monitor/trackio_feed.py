@@ -1,8 +1,7 @@
 """`python -m monitor.trackio_feed RUN` logs a run to trackio, a local tracker, from its `metrics.jsonl`.
 
 Decision: no trainer logs to it, because kohya's pin versions of accelerate that do not know it, and a tracker that
-fails must cost the training nothing. The monitor starts this process with each attempt; one that still runs keeps its
-lock.
+fails must cost the training nothing. The monitor starts this process with each attempt; a running one keeps its lock.
 """
 
 import faulthandler
@@ -32,10 +31,9 @@ def feed(folder: Path, tracker: Any, poll_s: float = 2.0, end_s: float = 30.0) -
             lines = file.read(1 << 20).rpartition(b"\n")[0]  # the rest of the last line is not written yet
         begin += len(lines) + bool(lines)
         for line in json_objects(lines):
-            known = {key: line[key] for key in NUMBERS if type(line.get(key)) in (int, float) and abs(line[key]) < 1e30}
-            if line.get("kind") == "step" and known and count_of(line.get("step")) > logged:
-                logged = count_of(line["step"])
-                tracker.log({key: float(value) for key, value in known.items()}, step=logged)
+            known = {k: float(v) for k, v in line.items() if k in NUMBERS and type(v) in (int, float) and abs(v) < 1e30}
+            if line.get("kind") == "step" and known and (step := count_of(line.get("step"))) > logged:
+                tracker.log(known, step=(logged := step))
         atomic_write(folder / STATE, json.dumps({"step": logged}))
         seen_s = time.monotonic() if lines or is_held(folder / LOCK) else seen_s
         time.sleep(poll_s * (not lines))
@@ -54,8 +52,7 @@ def main(run: RunFolder) -> None:
         faulthandler.dump_traceback_later(60, exit=True)  # for its last entries
         tracker.finish()
     except Exception as error:  # noqa: BLE001 - top of the process: a tracker's error is reported, and the run goes on
-        how = f"; install it: {sys.executable} -m pip install trackio" if isinstance(error, ImportError) else ""
-        run.event("tracker", f"trackio: {type(error).__name__}: {error}{how}. The run continues without it")
+        run.event("tracker", f"trackio: {error!r}. The run goes on; try {sys.executable} -m pip install -U trackio")
     os._exit(0)
 
 

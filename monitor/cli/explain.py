@@ -4,10 +4,8 @@ It disturbs nothing: no signal, no stop. Only processes of the same user are exp
 """
 
 import contextlib
-import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -21,8 +19,7 @@ WAITS = {  # what is waited for, by the beginnings of kernel functions (proc(5),
     "for a child process to end": "do_wait",
     "for a time to pass (sleep)": "hrtimer_nanosleep do_nanosleep common_nsleep",
     "for an event (network, pipe or timer)": "ep_poll do_epoll_wait poll_schedule do_sys_poll do_select",
-    "for another process at a pipe": "pipe_ anon_pipe_",
-    "for another process of this machine at a socket": "unix_",
+    "for another process, at a pipe or a socket": "pipe_ anon_pipe_ unix_",
     "for the network": "sk_wait inet_ tcp_ wait_woken",
     "for a network file system": "nfs rpc_ cifs fuse request_wait_answer",
     "for the disk": "io_schedule folio_wait wait_on_page jbd2 ext4 xfs blk_",
@@ -35,24 +32,23 @@ def checked(pid: object) -> platform.ProcessInfo:
     """The process with this number. MonitorError: it is no number of a process, or the process is another user's."""
     words = str(pid)[:40]
     with contextlib.suppress(psutil.Error):
-        process = platform.process_info(int(words)) if re.fullmatch("[1-9][0-9]{0,6}", words) else None
+        process = platform.process_info(int(words)) if words.isascii() and words.isdigit() else None
         if process is not None and psutil.Process(process.pid).username() == psutil.Process().username():
             return process
     raise MonitorError(f"{words!r} is no process number of yours; use one as `ps` shows it")
 
 
-def facts(process: platform.ProcessInfo) -> dict[str, Any]:
+def facts(process: platform.ProcessInfo) -> dict[str, object]:
     """{"pid", "name", "state" (a letter), "text" (as a phrase), "lines": all that is known, as sentences}."""
     pid, parent, held = process.pid, platform.process_info(process.ppid), platform.private_bytes(process.pid)
-    threads = {int(path.name): _waits(path) for path in Path(f"/proc/{pid}/task").glob("[0-9]*")}
-    text = f"is {STATES[process.state]}" if process.state in "RTtZ" else threads.get(pid, "waits")
-    text += " in the kernel, and cannot be killed until that ends (uninterruptible sleep)" * (process.state == "D")
-    more = Counter(what for thread, what in threads.items() if thread != pid)
+    threads = {path.name: _waits(path) for path in Path(f"/proc/{pid}/task").glob("[0-9]*")}
+    waits = threads.pop(str(pid), "waits") + " in the kernel, where no signal reaches it" * (process.state == "D")
+    text = f"is {STATES[process.state]}" if process.state in "RTtZ" else waits
     lines = [
         f"Process {pid} ({process.name}) {text}.",
         f"It has used {process.cpu_s:.1f} s of processor time and holds {held / 1e6:,.0f} MB of its own.",
         f"Its parent is {process.ppid} ({parent.name if parent else 'gone'}).",
-        *(f"{count(number, 'more thread')}: {what}." for what, number in more.most_common()),
+        *(f"{count(number, 'more thread')}: {what}." for what, number in Counter(threads.values()).most_common()),
     ]
     return {"pid": pid, "name": process.name, "state": process.state, "text": text, "lines": lines}
 

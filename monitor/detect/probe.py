@@ -28,8 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from guards.crash import stacks_path
-from guards.heartbeat import Beat
+from guards.heartbeat import Beat, stacks_path
 from monitor.config import Config
 from monitor.process import platform
 from monitor.process.platform import ProcessInfo

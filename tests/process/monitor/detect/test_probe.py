@@ -15,7 +15,7 @@ import pytest
 from monitor_evidence import beat, frames
 from monitor_helpers import wait_for
 
-from guards.crash import stacks_path
+from guards.heartbeat import stacks_path
 from monitor import config
 from monitor.detect import probe
 from monitor.detect.probe import ProcessSample, Sample

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 import pytest
 from monitor_evidence import attempt, beat, crash, frames, hang, known, proc, rank
 
-from guards.crash import stacks_path
+from guards.heartbeat import stacks_path
 from monitor.detect.probe import Missing
 from monitor.diagnose import causes, ranks, slow
 from monitor.process import platform
