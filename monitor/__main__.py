@@ -184,9 +184,9 @@ def keep(words: list[str]) -> int:
     """
     *options, folder = words
     run = os.path.basename(folder)
-    limits = [word.partition("=")[2] for word in options if word.startswith("--silent-s=")]
-    base_s = float(limits[0]) if limits else HEALTHY_S
-    checked = [word for word in options if word == "--checked"]
+    known_options = dict(word.partition("=")[::2] for word in options)
+    base_s = float(known_options.get("--silent-s", HEALTHY_S))
+    checked = ["--checked"] * ("--checked" in known_options)
     received: list[int] = []
     child: list[subprocess.Popen[bytes]] = []
 

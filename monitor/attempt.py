@@ -17,7 +17,7 @@ from pathlib import Path
 
 from guards import heartbeat, snapshot_files, snapshots
 from guards.heartbeat import Beat
-from guards.reading import moved_bytes
+from monitor.detect.probe import Missing, Sample, growths, take
 from monitor.process import platform
 from monitor.process.platform import Moment, ProcessInfo
 from monitor.process.spawned import MARKS, RUN, TOKEN, KillResult, Tree, kill
@@ -47,7 +47,7 @@ class Attempt:
         self._orphaned = False  # ranks outlived the script, so its exit code says nothing about them
         self._listed_s = self._refreshed_s = self._sampled_s = -1e9
         self._activity = 0.0
-        self._sample: dict[int, tuple[float, int]] = {}  # pid -> (CPU seconds, bytes read and written)
+        self._sample = Sample(0.0)  # of the processes that a script without ranks has left
         self._log_bytes = 0
 
     @classmethod
@@ -182,14 +182,11 @@ class Attempt:
             return
         self._sampled_s = now_s
         before, log_before = self._sample, self._log_bytes
-        members = self.tree.refresh()
-        self._sample = {pid: (process.cpu_s, moved_bytes(str(pid)) or 0) for pid, process in members.items()}
-        self._log_bytes = self.folder.log_size()
-        both = self._sample.keys() & before.keys()
-        cpu_s = sum(self._sample[pid][0] - before[pid][0] for pid in both)
-        moved = sum(self._sample[pid][1] - before[pid][1] for pid in both)
-        changed = len(both) < len(self._sample) or self._log_bytes != log_before
-        if changed or cpu_s / elapsed >= ACTIVE_CORES or moved / elapsed >= ACTIVE_BYTES_S:
+        self.tree.refresh()
+        self._sample, self._log_bytes = take(self.tree.keys(), Missing()), self.folder.log_size()
+        cpu_s, disk, copied = (sum(growths(before, self._sample, of)) for of in ("cpu_s", "disk_bytes", "copied_bytes"))
+        changed = self._sample.processes.keys() - before.processes.keys() or self._log_bytes != log_before
+        if changed or cpu_s / elapsed >= ACTIVE_CORES or (disk + copied) / elapsed >= ACTIVE_BYTES_S:
             self._activity += 1
 
     def exit_status(self, beats: Sequence[Beat]) -> ExitStatus:

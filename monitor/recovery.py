@@ -24,7 +24,7 @@ from guards.heartbeat import REQUEST_TERM
 from monitor.attempt import Attempt
 from monitor.config import Section
 from monitor.diagnose import causes
-from monitor.diagnose.causes import LORA_DAMAGED, Cause, Evidence
+from monitor.diagnose.causes import LORA_DAMAGED, Evidence
 from monitor.diagnose.incident import Incident
 from monitor.phrases import PHASES, count
 from monitor.process import platform
@@ -69,8 +69,13 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
         run.folder.log(f"{problem}; the last checkpoint is used to write it again")
 
     cause_count = state.cause_counts.get(cause.name, 0) + 1
-    change = _next_change(run, cause, cause_count)
-    mark = fingerprint(evidence.phase, evidence.step, cause.name)
+    # From a cause's second failure on, or at once where it is certain to return.
+    if run.leads and cause.ladder and (cause_count >= 2 or cause.at_once):
+        limit_s = run.config.check.render_s
+        change = next_attempt.next_change(run.folder, cause.ladder, state.changes, limit_s, run.pause)
+    else:
+        change = {}
+    mark = f"{evidence.phase}/{evidence.step}/{cause.name}"  # the same failure twice has the same fingerprint
     new_steps = state.best_step > state.best_before
     limits = run.config.restart
     history, plan = after_failure(state.history, mark, new_steps, bool(change), limits, cause.wait_s)
@@ -251,13 +256,6 @@ def _fetch_lora(run: Run) -> None:
         run.folder.log(f"the LoRA stays in {source.parent}: it cannot be copied: {error}")
 
 
-def _next_change(run: Run, cause: Cause, cause_count: int) -> next_attempt.Change:
-    """The ladder's next mitigation: from a cause's second failure on, or at once where it is certain to return."""
-    if not run.leads or not cause.ladder or (cause_count < 2 and not cause.at_once):
-        return {}
-    return next_attempt.next_change(run.folder, cause.ladder, run.state.changes, run.config.check.render_s, run.pause)
-
-
 # ---- restart or stop ----
 
 
@@ -267,11 +265,6 @@ class Plan:
 
     stop: str = ""
     wait_s: float = 0.0
-
-
-def fingerprint(phase: str, step: int, cause: str) -> str:
-    """The same failure twice has the same fingerprint."""
-    return f"{phase}/{step}/{cause}"
 
 
 def after_progress(history: History, seconds: float, restart: Section) -> tuple[History, bool]:

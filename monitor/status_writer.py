@@ -25,6 +25,7 @@ from guards.heartbeat import Beat
 from guards.metrics import append_line
 from monitor import gpu
 from monitor.attempt import Attempt
+from monitor.detect.probe import Missing, Sample, growths, take
 from monitor.process import platform
 from monitor.process.platform import Moment
 from monitor.process.spawned import Subjob, python
@@ -50,7 +51,7 @@ class StatusWriter:
         self._phases: set[str] = set()  # entered in this attempt
         self._written_s = self._checkpoints_s = self._gpu_s = self._machine_s = -1e9
         self._machine: dict[str, Any] = {}
-        self._cpu: tuple[float, dict[int, float]] = (0.0, {})  # (monotonic, pid -> CPU seconds)
+        self._sample = Sample(0.0)  # of the attempt's processes
         self._progress_s: float | None = None
         self._progress_utc: str | None = None
         self._states: dict[Path, int] | None = None  # the complete ones, with their steps
@@ -173,17 +174,12 @@ class StatusWriter:
         with contextlib.suppress(OSError):
             values["disk_free"] = shutil.disk_usage(self.run.folder.folder).free
         if attempt is None:
-            self._cpu = (now.mono_s, {})
+            self._sample = Sample(0.0)
             return values
-        pids = list(attempt.tree.members)
-        with contextlib.suppress(OSError):
-            then_s, before = self._cpu
-            found = [info for pid in pids if (info := platform.process_info(pid)) is not None]
-            self._cpu = (now.mono_s, {info.pid: info.cpu_s for info in found})
-            used_s = [info.cpu_s - before[info.pid] for info in found if info.pid in before]
-            if used_s:
-                values["cpu_cores"] = round(max(0.0, sum(used_s)) / (now.mono_s - then_s), 2)
-            values["memory_bytes"] = platform.private_bytes(*pids) or None
+        before, self._sample = self._sample, take(attempt.tree.keys(), Missing())
+        if used_s := growths(before, self._sample, "cpu_s"):
+            values["cpu_cores"] = round(sum(used_s) / (self._sample.at_s - before.at_s), 2)
+        values["memory_bytes"] = platform.private_bytes(*attempt.tree.members) or None
         return values
 
     def _note_gpus(self, now: Moment, readings: tuple[dict[str, Any], ...]) -> None:

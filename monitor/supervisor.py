@@ -336,7 +336,7 @@ def judge(loop: Loop, view: Observation) -> Verdict:
     """The verdict on this observation, with the probe's evidence where there is a suspicion."""
     if loop.probe is None:
         return loop.watch.observe(view)
-    loop.probe.poll()
+    loop.probe.spy.poll()
     loop.verifier.poll()
     verdict = loop.watch.observe(replace(view, signals=loop.probe.signals))
     if loop.probe.due(verdict, view.now_s):

@@ -256,11 +256,6 @@ def _io(text: str) -> dict[str, Any]:
     return {"disk_bytes": moved, "copied_bytes": copied}
 
 
-def _wchan(text: str) -> str:
-    """The kernel function, "" for a process that runs."""
-    return text.strip() if text.strip() != "0" else ""
-
-
 def _swapped(text: str) -> int:
     lines = [line.split() for line in text.splitlines()]
     return sum(int(words[1]) for words in lines if words[0] in ("pswpin", "pswpout"))
@@ -283,7 +278,7 @@ def processes(keys: Iterable[Key], missing: Missing) -> dict[Key, ProcessSample]
         if info is not None and info.start == start:
             io = missing.proc(f"{pid}/io", _io) or {"io_known": False}
             starved_s = missing.proc(f"{pid}/schedstat", lambda text: int(text.split()[1]) / 1e9) or 0.0
-            wchan = missing.proc(f"{pid}/wchan", _wchan) or ""
+            wchan = (missing.proc(f"{pid}/wchan", str.strip) or "").removeprefix("0")  # 0: it runs
             found[pid, start] = ProcessSample(**vars(info), **io, starved_s=starved_s, wchan=wchan)
     return found
 
@@ -408,10 +403,6 @@ class Probe:
         self._samples.append(last)
         del self._samples[1:-3]
         return self.signals
-
-    def poll(self) -> None:
-        """Collect what py-spy has printed."""
-        self.spy.poll()
 
     def texts(self) -> dict[int, str]:
         """Stacks by pid: the guards' own where there are any, else py-spy's or why it has none."""

@@ -9,7 +9,6 @@ an OSError: a monitor that mistakes "no free descriptor" for "dead" would start 
 
 import contextlib
 import errno
-import functools
 import os
 import random
 import re
@@ -37,6 +36,7 @@ CGROUP = "/sys/fs/cgroup"
 # Kills for lack of memory, the best source first: that of the cgroup (v2) does not count kills in other containers.
 OOM_COUNTERS = (f"{CGROUP}/memory.events", "/proc/vmstat")
 PRIVATE = "hangproof-"  # begins the names of private folders
+_TICKS = os.sysconf("SC_CLK_TCK") if LINUX else 0  # of the kernel's clock in a second
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _GONE = (errno.ENOENT, errno.ESRCH, errno.EPERM)  # EPERM: another user's, hidden by `hidepid` or by the system
 _STATES = {"running": "R", "stopped": "T", "zombie": "Z", "disk-sleep": "D"}  # psutil.STATUS_*
@@ -73,18 +73,12 @@ def process_info(pid: int) -> ProcessInfo | None:
     fields = tail.split()
     if len(fields) < 20:
         return None  # it exited during the read
-    name, cpu_s = head.partition(b"(")[2].decode("utf-8", "replace"), (int(fields[11]) + int(fields[12])) / _ticks()
+    name, cpu_s = head.partition(b"(")[2].decode("utf-8", "replace"), (int(fields[11]) + int(fields[12])) / _TICKS
     # proc(5): state is field 3, ppid 4, majflt 12, utime and stime 14 and 15, num_threads 20, starttime 22
     state = fields[0].decode()
     if state == "Z" and int(fields[17]) > 1:
         state = "D"  # only its first thread has ended: the others hold its files, and one may be in mid-write
     return ProcessInfo(pid, int(fields[19]), int(fields[1]), state, name, cpu_s, int(fields[9]))
-
-
-@functools.cache
-def _ticks() -> int:
-    """The kernel's clock ticks a second."""
-    return os.sysconf("SC_CLK_TCK")
 
 
 def _psutil(pid: int, read: Callable[[Any], T]) -> T:

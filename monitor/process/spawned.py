@@ -48,19 +48,16 @@ class Tree:
         everything = platform.scan()
         known = [*self.keys(), *([self.root] if self.root else [])]
         ours = {pid for pid, start in known if pid in everything and everything[pid].start == start}
-        ours |= {pid for pid, process in everything.items() if self.token and not process.dead and self._marks(pid)}
+        for pid, process in everything.items() if self.token else ():
+            with contextlib.suppress(OSError):  # it cannot be read now; in the middle of an exec it is empty
+                if not process.dead and platform.environ_of(pid).get(TOKEN) == self.token:
+                    ours.add(pid)
         while children := {p.pid for p in everything.values() if p.ppid in ours} - ours:
             ours |= children
         found = [everything[pid] for pid in ours - {os.getpid(), os.getppid(), 0, 1}]
         # Oldest first: a parent is killed before it can replace a killed child.
         self.members = {p.pid: p for p in sorted(found, key=lambda p: (p.start, p.pid)) if not p.dead}
         return self.members
-
-    def _marks(self, pid: int) -> bool:
-        """Does its environment carry the token? False for now in the middle of an exec, and where it cannot be read."""
-        with contextlib.suppress(OSError):
-            return platform.environ_of(pid).get(TOKEN) == self.token
-        return False
 
     def keys(self) -> list[tuple[int, float]]:
         """(pid, start) of every member."""

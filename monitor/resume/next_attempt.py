@@ -39,7 +39,7 @@ from monitor.process import platform
 from monitor.process.spawned import Subjob, python
 from monitor.resume.checkpoints import Verifier, newest
 from monitor.run_folder import JOB, SCRIPT, TRAINING_LOG, MonitorError, RunFolder
-from monitor.state import Observation, spec_edited
+from monitor.state import Observation
 
 Pause = Callable[[float], None]
 Change = dict[str, Any]  # a mitigation: {"name", "sentence", "patch"}; the patch is of the job (runs/job.py)
@@ -94,15 +94,6 @@ def next_change(
     for reason in answer.pop("refused", []):
         folder.event("not_mitigated", reason)
     return answer
-
-
-def report_edit(folder: RunFolder, reported: bool) -> bool:
-    """Say once that run.toml was edited, which changes no attempt: all run the job. Returns whether it is."""
-    edited = spec_edited(folder.folder)
-    if edited and not reported:
-        how = f"stop the run, write it again with `python -m runs render {folder.folder.name}`, and start it"
-        folder.event("job", f"run.toml was edited; every attempt still runs job.json. To change what is trained, {how}")
-    return edited
 
 
 def _job(folder: RunFolder, request: dict[str, Any], timeout_s: float) -> Subjob:

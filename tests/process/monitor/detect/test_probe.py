@@ -256,7 +256,7 @@ def gathered(sleeper, heartbeats: Path, gpu=lambda: ()) -> probe.Probe:
     found = probe.Probe(tree, heartbeats, CONFIG, gpu)
     assert found.due(Verdict(SUSPECT, stalled_s=1.0, budget_s=2.0), time.monotonic()) is False
     found.begin([beat], full=True)
-    found.poll()
+    found.spy.poll()
     assert isinstance(found.sample_again([beat], 1.0), Signals)
     found.texts()
     found.close()
