@@ -15,7 +15,7 @@ so a run of three days with a hang an hour finishes.
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from guards import startup
@@ -78,22 +78,22 @@ def recover(run: Run, attempt: Attempt, evidence: Evidence | None, progress_s: f
     mark = f"{evidence.phase}/{evidence.step}/{cause.name}"  # the same failure twice has the same fingerprint
     new_steps = state.best_step > state.best_before
     limits = run.config.restart
-    history, plan = after_failure(state.history, mark, new_steps, bool(change), limits, cause.wait_s)
-    stop = plan.stop if cause.restart else cause.explanation
+    history, stop, wait_s = after_failure(state.history, mark, new_steps, bool(change), limits, cause.wait_s)
+    stop = stop if cause.restart else cause.explanation
     if stop:
         keep_newest(run, run.pause)  # the message names the checkpoint that is kept
         code = EXIT_BUDGET if cause.restart else None
         result = Transition(State.FAILED, _close_given_up(run, incident, stop), code=code)
     else:
-        restarting = f"restarting in {plan.wait_s:.0f} s" if plan.wait_s else "restarting"
-        result = wait(plan.wait_s, f"{cause.title}; {restarting}")
+        restarting = f"restarting in {wait_s:.0f} s" if wait_s else "restarting"
+        result = wait(wait_s, f"{cause.title}; {restarting}")
         if run.several:
             result = Transition(State.PREEMPTED, f"{result.message} with all machines", code=EXIT_AGAIN)
         if change:
             incident.changed.append(change["sentence"])
             patch = {name: value for name, value in change["patch"].items() if name != "spec"}
             run.folder.event("mitigated", change["sentence"], change=change["name"], patch=patch)
-        if plan.wait_s:
+        if wait_s:
             run.folder.event("backoff", restarting)
         incident.save(run.folder)
     attempt.close()
@@ -259,14 +259,6 @@ def _fetch_lora(run: Run) -> None:
 # ---- restart or stop ----
 
 
-@dataclass(frozen=True)
-class Plan:
-    """`stop` is the reason to end the run ("" to restart), `wait_s` how long to wait before the restart."""
-
-    stop: str = ""
-    wait_s: float = 0.0
-
-
 def after_progress(history: History, seconds: float, restart: Section) -> tuple[History, bool]:
     """The history after `seconds` of new steps, and whether the full allowance of restarts was just given back."""
     new_steps_s = history.new_steps_s + seconds
@@ -277,8 +269,8 @@ def after_progress(history: History, seconds: float, restart: Section) -> tuple[
 
 def after_failure(
     history: History, mark: str, new_steps: bool, changes: bool, restart: Section, least_wait_s: float = 0.0
-) -> tuple[History, Plan]:
-    """The history after a failure, and what to do.
+) -> tuple[History, str, float]:
+    """The history after a failure; the reason to end the run, "" to restart it; the seconds to wait before that.
 
     Args:
         mark: the failure's fingerprint.
@@ -291,10 +283,10 @@ def after_failure(
     counted = replace(history, failures=failures)
     same, in_all = failures[mark], sum(failures.values())
     if same >= restart.without_progress_count and not changes:
-        return counted, Plan(stop=f"the same failure {same} times without a new step")
+        return counted, f"the same failure {same} times without a new step", 0.0
     if in_all >= restart.without_progress_count + MIXED_COUNT and not changes:
-        return counted, Plan(stop=f"{in_all} failures in a row without a new step")
+        return counted, f"{in_all} failures in a row without a new step", 0.0
     if history.restarts >= restart.in_all_count:
-        return counted, Plan(stop=f"all {history.restarts} restarts are used up")
+        return counted, f"all {history.restarts} restarts are used up", 0.0
     wait_s = 0.0 if in_all == 1 else min(restart.backoff_first_s * 2 ** (in_all - 2), restart.backoff_last_s)
-    return replace(counted, restarts=history.restarts + 1), Plan(wait_s=max(wait_s, least_wait_s))
+    return replace(counted, restarts=history.restarts + 1), "", max(wait_s, least_wait_s)

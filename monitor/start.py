@@ -75,7 +75,7 @@ class Run:
         self.view: Observation | None = None
         self.slow: dict[
             str, Any
-        ] = {}  # why its steps take longer than usual: see `diagnose/slow.py`; {} while they do not
+        ] = {}  # why its steps take longer than usual (`diagnose/slow.py`); {} while they do not
         self.incident: Incident | None = None  # the last one, until a new step closes it
         self.tries = 0  # starts in a row that failed for a passing reason
         self.failing_since_s = self.wait_limit_s = 0.0  # when the first of them failed, and how long they may go on

@@ -21,7 +21,7 @@ from typing import Any
 
 import tomllib
 
-from monitor.run_folder import notify_file
+from monitor.run_folder import MonitorError, notify_file
 
 DEFAULT = ("hang", "crash", "restarted", "completed", "failed", "unkillable", "unwatched", "slowdown")
 TYPES = {
@@ -31,30 +31,26 @@ TYPES = {
 }
 
 
-class NotifyError(ValueError):
-    """A configuration that cannot be used; the message contains no address."""
-
-
 def read_config(path: Path) -> dict[str, Any]:
     """{"urls", "on"}.
 
     Raises:
-        NotifyError: not TOML, no addresses, or readable by others.
+        MonitorError: not TOML, no addresses, or readable by others; the message contains no address.
     """
     try:
         if os.name != "nt" and path.stat().st_mode & 0o077:
-            raise NotifyError(f"{path}: others can read your addresses; run `chmod 600 {path}`")
+            raise MonitorError(f"{path}: others can read your addresses; run `chmod 600 {path}`")
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise NotifyError(f"{path}: cannot be read: {error.strerror}") from error
+        raise MonitorError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         # the parser's message may quote the line, which is an address
-        raise NotifyError(f"{path}: not a TOML file; see monitor/cli/notify.py for its form") from error
+        raise MonitorError(f"{path}: not a TOML file; see monitor/cli/notify.py for its form") from error
     urls, kinds = table.get("urls"), table.get("on", list(DEFAULT))
     if not isinstance(urls, list) or not urls or not all(isinstance(u, str) for u in urls):
-        raise NotifyError(f'{path}: write urls = ["…"] with one apprise address each')
+        raise MonitorError(f'{path}: write urls = ["…"] with one apprise address each')
     if not isinstance(kinds, list):
-        raise NotifyError(f"{path}: on must be a list of events, for example {list(DEFAULT)}")
+        raise MonitorError(f"{path}: on must be a list of events, for example {list(DEFAULT)}")
     return {"urls": urls, "on": kinds}
 
 
@@ -77,7 +73,7 @@ def main() -> int:
     message = json.load(sys.stdin)
     try:
         sent, addresses = send(message["kind"], message["title"], message["body"])
-    except NotifyError as error:
+    except MonitorError as error:
         print(error)
         return 2
     except ImportError:

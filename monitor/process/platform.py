@@ -222,9 +222,7 @@ def oom_kills() -> dict[str, int]:
 def kill_first(pids: Iterable[int], first: bool = True) -> None:
     """Whether the kernel, short of memory, kills these processes and their later children first. Linux only."""
     for pid in pids if LINUX else ():
-        with contextlib.suppress(
-            OSError
-        ):  # whoever raised its score may lower it again, without any privilege: proc(5)
+        with contextlib.suppress(OSError):  # whoever raised its score may lower it again, unprivileged: proc(5)
             own = read_bytes("/proc/self/oom_score_adj")
             Path(f"/proc/{pid}/oom_score_adj").write_bytes(b"1000" if first else own)
 

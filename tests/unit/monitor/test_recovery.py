@@ -22,24 +22,24 @@ def test_a_start_that_the_system_refuses_is_tried_for_ten_minutes_with_growing_w
 
 
 def after_failures(*failures):
-    """The plans for these failures in a row, each (mark, new steps, changes)."""
+    """The history, and (reason to stop, seconds to wait) of these failures in a row, each (mark, new steps, changes)."""
     history, plans = History(), []
     for mark, new_steps, changes in failures:
-        history, plan = recovery.after_failure(history, mark, new_steps, changes, CONFIG.restart)
+        history, *plan = recovery.after_failure(history, mark, new_steps, changes, CONFIG.restart)
         plans.append(plan)
     return history, plans
 
 
 def test_the_first_failure_is_answered_at_once_then_after_10_s_and_the_third_of_one_kind_ends_the_run():
     _, plans = after_failures(*[("step/9/stuck", n == 0, False) for n in range(3)])
-    assert [p.wait_s for p in plans[:2]] == [0, 10]
-    assert "3 times without a new step" in plans[2].stop
+    assert [wait_s for _, wait_s in plans[:2]] == [0, 10]
+    assert "3 times without a new step" in plans[2][0]
 
 
 def test_a_run_that_makes_new_steps_restarts_at_once_up_to_ten_times():
     _, plans = after_failures(*[(f"step/{n}/stuck", True, False) for n in range(11)])
-    assert all(p.wait_s == 0 and not p.stop for p in plans[:10])
-    assert "10 restarts are used up" in plans[10].stop
+    assert all(wait_s == 0 and not stop for stop, wait_s in plans[:10])
+    assert "10 restarts are used up" in plans[10][0]
 
 
 def test_ten_minutes_of_new_steps_give_the_allowance_back():
@@ -48,15 +48,15 @@ def test_ten_minutes_of_new_steps_give_the_allowance_back():
     assert not refunded
     history, refunded = recovery.after_progress(history, 1, CONFIG.restart)
     assert refunded
-    assert recovery.after_failure(history, "step/99/stuck", True, False, CONFIG.restart)[1].stop == ""
+    assert recovery.after_failure(history, "step/99/stuck", True, False, CONFIG.restart)[1] == ""
 
 
 def test_failures_of_changing_kinds_end_too_and_waiting_grows_to_five_minutes():
     _, plans = after_failures(*[(f"load/0/cause-{n}", False, False) for n in range(5)])
-    assert [p.wait_s for p in plans[:4]] == [0, 10, 20, 40] and plans[4].stop
+    assert [wait_s for _, wait_s in plans[:4]] == [0, 10, 20, 40] and plans[4][0]
     history, plans = after_failures(*[("load/0/oom", False, True)] * 10)
-    assert plans[-1].wait_s == 300, "while something is changed, the run is restarted"
-    assert recovery.after_failure(history, "load/0/oom", False, True, CONFIG.restart)[1].stop
+    assert plans[-1][1] == 300, "while something is changed, the run is restarted"
+    assert recovery.after_failure(history, "load/0/oom", False, True, CONFIG.restart)[1]
 
 
 def test_a_failure_is_counted_in_the_returned_history_only():
@@ -67,4 +67,4 @@ def test_a_failure_is_counted_in_the_returned_history_only():
 
 
 def test_a_cause_that_needs_time_gets_it_on_the_first_failure_too():
-    assert recovery.after_failure(History(), "x", True, False, CONFIG.restart, least_wait_s=30)[1].wait_s == 30
+    assert recovery.after_failure(History(), "x", True, False, CONFIG.restart, least_wait_s=30)[2] == 30

@@ -134,6 +134,6 @@ def test_a_notification_file_that_is_refused_is_not_shown(tmp_path, text, mode, 
     config = tmp_path / "notify.toml"
     config.write_text(text)
     config.chmod(mode)
-    with pytest.raises(notify.NotifyError, match=problem) as refused:
+    with pytest.raises(notify.MonitorError, match=problem) as refused:
         notify.read_config(config)
     assert "s3cr3t" not in str(refused.value)
