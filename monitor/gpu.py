@@ -44,13 +44,13 @@ COUNT_S = 20.0  # a driver answers the first question after some seconds where n
 ABSENT = ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded", "NVMLError_NotFound")
 # A container may hide the first; WSL 2 has only the second.
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/usr/lib/wsl/lib/libnvidia-ml.so.1"))
-# nvml.h, nvmlClocksEventReasons: what slows a GPU down from outside
 POWERSHELL = "powershell.exe"  # WSL runs the one of its Windows
 # By class and not by counter: the counters' names are translated (learn.microsoft.com, Get-Counter).
 COUNTERS = ("Get-CimInstance Win32_PerfFormattedData_GPUPerformanceCounters_GPUAdapterMemory | "
             "Select-Object DedicatedUsage,SharedUsage | ConvertTo-Json -Compress")  # fmt: skip
 COUNTERS_S, COUNTERS_EVERY_S = 10.0, 20.0
 FULL = 0.9  # of the memory: below it nothing is moved to the host's
+# nvml.h, nvmlClocksEventReasons: what slows a GPU down from outside
 THROTTLE = {0x4: "power limit", 0x8: "hardware slowdown", 0x20: "too hot", 0x40: "too hot", 0x80: "power brake"}
 
 

@@ -20,12 +20,12 @@ _NAMES = {
     "models": ("fetch_model", "missing_files"),
     "dataset": ("read_captions", "images_in"),
 }  # fmt: skip
-_WHERE = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str):
-    if name not in _WHERE:
+    module = next((module for module, names in _NAMES.items() if name in names), None)
+    if module is None:
         raise AttributeError(f"module 'runs' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"runs.{_WHERE[name]}"), name)
+    value = getattr(importlib.import_module(f"runs.{module}"), name)
     globals()[name] = value
     return value

@@ -66,13 +66,12 @@ def read(tree: Tree, pid: int, waited_s: float, gpus: Iterable[dict[str, Any]]) 
 
 def quotas(pid: int) -> dict[str, tuple[int, int]]:
     """(periods, throttled periods) of each cgroup above the process that has a processor quota; {} off Linux."""
-    folders = memory.cgroups(str(pid), "cpu")
-    return {str(folder): counts for folder in folders if (counts := _throttled(folder / "cpu.stat"))[0]}
-
-
-def _throttled(path: Path) -> tuple[int, int]:
-    values = dict(line.split(None, 1) for line in read_text(path).splitlines() if " " in line)
-    return int(values.get("nr_periods", 0)), int(values.get("nr_throttled", 0))
+    found = {}
+    for folder in memory.cgroups(str(pid), "cpu"):
+        values = dict(line.split(None, 1) for line in read_text(folder / "cpu.stat").splitlines() if " " in line)
+        if periods := int(values.get("nr_periods", 0)):
+            found[str(folder)] = periods, int(values.get("nr_throttled", 0))
+    return found
 
 
 def quota_cores(pid: int) -> float:
