@@ -15,7 +15,7 @@ from presets.tables import (
     families,
     find_model,
     models,
-    sanity,
+    read_table,
     smallest_tier,
     tier_flags,
     tiers,

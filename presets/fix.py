@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from presets import lint
-from presets.tables import ROOT, PresetError, _table
+from presets.tables import ROOT, PresetError, read_table
 from presets.training import Training, program, quote, trainings
 
 
@@ -39,7 +39,7 @@ def fix(text: str, name: str = "train.sh", base: Path | None = None, only: str =
         PresetError: a fix had no effect (a bug in lint). The script is unchanged.
     """
     out, found = Fixed(text), trainings(text, name, base)
-    for index, rule in itertools.product(range(len(found)), [only] if only else _table("lint.toml")["rules"]):
+    for index, rule in itertools.product(range(len(found)), [only] if only else read_table("lint.toml")["rules"]):
         changes, new = lint.check(found[index]).get(rule), out.text
         if not changes:
             continue
@@ -108,7 +108,7 @@ def _written(text: str, t: Training, flag: str, values: list[str] | None, whole:
     known, words = t.flags.get(flag), t.command.words
     if known and known.words:
         mentions = [i for i in known.words if words[i].shape.partition("=")[0] == f"--{flag}"]
-        own = [i + 1 for i in mentions if "=" not in words[i].shape and flag not in _table("lint.toml")["switches"]]
+        own = [i + 1 for i in mentions if "=" not in words[i].shape and flag not in read_table("lint.toml")["switches"]]
         gone = known.words if whole else [*mentions, *(i for i in own if i in known.words and i not in mentions)]
         return _replace(text, t, {**{i: [] for i in gone}, mentions[-1]: new})
     if known and values is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from presets.disks import is_network
-from presets.tables import _table
+from presets.tables import read_table
 from presets.training import Training, file_name, trainings
 
 
@@ -83,7 +83,7 @@ def _of_the_memory(t: Training) -> Broken:
     """Block swap, split mode (only FLUX has one) and optimizers in backward hooks."""
     script = file_name(t.command.words[t.script].shape)
     single, split = _trains_single_blocks(t), t.has("split_mode")
-    bounded = script in _table("lint.toml")["guarded_scripts"]  # by the guards
+    bounded = script in read_table("lint.toml")["guarded_scripts"]  # by the guards
     if t.has("blocks_to_swap") and t.number("blocks_to_swap") != 0 and not bounded:
         saves_as_much = single and not split and (t.module == "trainer" or script == "flux_train_network.py")
         yield "block-swap", [*_drop("blocks_to_swap"), *([_set("split_mode")] if saves_as_much else [])]
@@ -153,7 +153,7 @@ def lint(text: str, name: str = "train.sh", base: Path | None = None) -> list[Fi
             id=rule,
             line=text.count("\n", 0, _position(t, rule, changes)) + 1,
             fixable=bool(changes) and t.language != "ps",
-            **_table("lint.toml")["rules"][rule],
+            **read_table("lint.toml")["rules"][rule],
         )
         for t in trainings(text, name, base)
         for rule, changes in check(t).items()

@@ -66,7 +66,8 @@ def read_toml(path: Path) -> dict:
 
 
 @functools.cache
-def _table(name: str) -> dict:
+def read_table(name: str) -> dict:
+    """A file of presets/, such as `lint.toml`, read once."""
     return read_toml(Path(__file__).with_name(name))
 
 
@@ -80,22 +81,17 @@ def _family_files() -> dict[str, dict]:
 
 def tiers() -> dict[str, dict]:
     """Tiers by name, the smallest first: {label, vram_gb, note}. `tiers_of` says what one is for a model."""
-    return _table("tiers.toml")["tiers"]
+    return read_table("tiers.toml")["tiers"]
 
 
 def defaults() -> dict:
     """The defaults table."""
-    return _table("defaults.toml")
+    return read_table("defaults.toml")
 
 
 def backends() -> dict[str, dict]:
     """Trainers by name: {label, loads, flags}."""
     return defaults()["backends"]
-
-
-def sanity() -> dict:
-    """The tables of values that make no sense: {rule, flag, rates, flags}."""
-    return _table("sanity.toml")
 
 
 @functools.cache

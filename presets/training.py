@@ -11,7 +11,7 @@ from typing import Any
 from presets import windows
 from presets.shell import Bash
 from presets.syntax import Command
-from presets.tables import PresetError, _table, read_toml
+from presets.tables import PresetError, read_table, read_toml
 
 MODULES = ("trainer", "sd_scripts_patches")
 FLAG = re.compile(r"--[A-Za-z]")
@@ -112,7 +112,7 @@ def file_name(path: str) -> str:
 
 
 def _training(command: Command, text: str, language: str, base: Path, plain: bool) -> Training | None:
-    scripts, guarded = _table("lint.toml")["scripts"], _table("lint.toml")["guarded_scripts"]
+    scripts, guarded = read_table("lint.toml")["scripts"], read_table("lint.toml")["guarded_scripts"]
     script, module = None, ""
     for i, word in enumerate(command.words):
         file = file_name(word.shape)
@@ -145,7 +145,7 @@ def program(command: Command) -> int:
 
 def _launcher(command: Command, script: int) -> int | None:
     """The index of the program that starts the script; None where a command such as `cp` or `echo` only mentions it."""
-    table = _table("lint.toml")
+    table = read_table("lint.toml")
     files = [file_name(word.value or "").lower().lstrip("!") for word in command.words[:script]]
     names = [re.sub(r"(\.exe|\.cmd|\.bat)$", "", file) for file in files]
     first = program(command)

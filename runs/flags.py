@@ -165,7 +165,7 @@ def _unsupported() -> dict[str, str]:
 
 def _refused_later(flag: str, value: Any, backend: str) -> str | None:
     """What the code of sd-scripts refuses behind its parser, after minutes of loading (presets/sanity.toml)."""
-    table = presets.sanity()["flags"].get(backend, {})
+    table = presets.read_table("sanity.toml")["flags"].get(backend, {})
     choices = table.get("choices", {}).get(flag)
     if choices and str(value).lower() not in map(str.lower, choices) and "." not in str(value):
         close = difflib.get_close_matches(str(value).lower(), {c.lower(): c for c in choices}, n=1)

@@ -13,8 +13,7 @@ from typing import Any
 
 import tomllib
 
-import presets
-from presets import PresetError
+from presets import PresetError, read_table
 from presets.training import Training, file_name, trainings
 from runs import env_file
 from runs.files import RunError
@@ -111,7 +110,7 @@ def read_command(out: Settings, t: Training) -> None:
     """Add what a training command sets."""
     word = t.command.words[t.script]
     out.script = "trainer" if t.module == "trainer" else file_name(word.shape)
-    guarded = out.script in presets.tables._table("lint.toml")["guarded_scripts"]
+    guarded = out.script in read_table("lint.toml")["guarded_scripts"]
     out.kind = f"a command of {'musubi-tuner' if guarded else 'sd-scripts'}"
     if out.script == "trainer":
         out.kind = "a script of Hangproof"

@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from presets.tables import ROOT, read_toml
+from presets import read_table
 from runs import env_file
 from runs.files import RunError
 
-TABLES = read_toml(ROOT / "presets" / "foreign.toml")
+TABLES = read_table("foreign.toml")
 MAX_FLAGS = 2000
 SHOWN = 160  # characters of a value in a message
 OFF = (None, "", False)  # values that a file can hold for a setting that is off

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import presets
-from presets import lint
+from presets import lint, read_table
 from presets.syntax import Command, Word
-from presets.tables import _table
 from presets.training import Flag, Training, file_name
 from runs import env_file
 from runs.command import flags as ours_of
@@ -190,7 +189,7 @@ def _lint(out: Settings, script: str) -> None:
     """Drop or change what is known to hang."""
     command = Command([Word(script, 0, 0)])
     flags = {flag: Flag(list(values)) for flag, values in out.flags.items() if flag != "config_file"}
-    module, rules = "trainer" if script == "trainer" else "sd_scripts_patches", _table("lint.toml")["rules"]
+    module, rules = "trainer" if script == "trainer" else "sd_scripts_patches", read_table("lint.toml")["rules"]
     for rule, changes in lint.check(Training(command, "sh", 0, module, flags, {}, opaque=False)).items():
         for change in changes:
             if change.kind == "Drop":
@@ -305,7 +304,7 @@ def _extra(out: Settings, given: set[str]) -> None:
             out.take(flag, "unsupported", f"{basic.backend} has no such option")
         elif usual is not None and _equal(values, usual):
             out.take(flag, "same", "The trainer's default")
-        elif flag in _table("lint.toml")["path_flags"] and values and not _exists(values[0]):
+        elif flag in read_table("lint.toml")["path_flags"] and values and not _exists(values[0]):
             out.take(flag, "unsupported", "This file is not on this machine")
         else:
             several = len(values) > 1 or (entry and entry["nargs"])

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import presets
-from presets.tables import downloads, read_toml
+from presets.tables import downloads
 from runs.evolution import Lora, Sample
 from runs.files import RunError
 from runs.spec import RunSpec
 
-LICENCES = Path(presets.__file__).with_name("licences.toml")
 TEMPLATE = Path(__file__).with_name("templates") / "card.md"
 TAGS = ("lora", "text-to-image", "template:diffusion-lora")
 MAX_HEADER_BYTES = 100_000_000  # as in the safetensors library
@@ -55,12 +54,12 @@ class Card:
 
 def licences() -> dict[str, Licence]:
     """The licences to choose from, by key."""
-    return {key: Licence(**one) for key, one in read_toml(LICENCES)["licences"].items()}
+    return {key: Licence(**one) for key, one in presets.read_table("licences.toml")["licences"].items()}
 
 
 def licence_of(model: str) -> str:
     """The key of the licence under which a base model's LoRAs are usually published; "" where none is known."""
-    return str(read_toml(LICENCES)["models"].get(presets.models()[model]["licence"], ""))
+    return str(presets.read_table("licences.toml")["models"].get(presets.models()[model]["licence"], ""))
 
 
 def base_model_of(model: str) -> str:

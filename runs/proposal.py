@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import presets
-from presets.tables import _table
 
 LEAST, TARGET, MOST = 1500, 2000, 2500
 USUAL_EPOCHS = range(8, 21)  # enough saved LoRAs to choose from, and few enough for every one to differ
@@ -38,7 +37,7 @@ def steps_per_epoch(images: int, repeats: int, fixed: int = 0, batch_size: int =
 
 def subjects() -> Sequence[dict[str, Any]]:
     """What a LoRA can be trained for: the rows of presets/templates.toml."""
-    return _table("templates.toml")["subject"]
+    return presets.read_table("templates.toml")["subject"]
 
 
 def propose(images: int, fixed: int = 0, batch_size: int = 1, accumulation: int = 1, target: int = TARGET) -> Proposal:

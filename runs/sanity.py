@@ -52,7 +52,7 @@ def judge(
     """
     known = facts(spec, images, machine, sizes)
     found: dict[str, Finding] = {}
-    for rule in presets.sanity()["rule"]:
+    for rule in presets.read_table("sanity.toml")["rule"]:
         field = rule["field"]
         if field not in found and holds(rule, known):
             found[field] = Finding(field, rule["message"].format_map(known), rule["severity"])
@@ -102,7 +102,7 @@ def _rate(spec: "RunSpec") -> Facts:
     optimizer = str(flags.get("optimizer_type") or "adamw").lower()
     given = _number(spec.extra.get("unet_lr"))
     rate = spec.learning_rate if given is None else given
-    rates = presets.sanity()["rates"]
+    rates = presets.read_table("sanity.toml")["rates"]
     usual = rates.get(optimizer, rates["adamw"])
     return {"optimizer": optimizer, "rate": rate, "usual_rate": usual, "rate_share": rate / usual}
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import tomllib
 from runs_helpers import call, executable
 
-from presets.tables import ROOT, _table
+from presets.tables import ROOT, read_table
 from presets.training import file_name, trainings
 
 CORPUS = tomllib.loads(Path(__file__).with_name("data").joinpath("lint_corpus.toml").read_text(encoding="utf-8"))
-SCRIPTS = set(_table("lint.toml")["scripts"])
-SWITCHES = set(_table("lint.toml")["switches"])
+SCRIPTS = set(read_table("lint.toml")["scripts"])
+SWITCHES = set(read_table("lint.toml")["switches"])
 PROGRAMS = ("accelerate", "python", "python3", "torchrun", "flux_train_network.py")
 # Records the number of its arguments, its name, PYTHONPATH and the arguments, each followed by a NUL.
 STAND_IN = """#!/bin/sh

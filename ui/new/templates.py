@@ -41,7 +41,7 @@ def listing() -> list[dict[str, Any]]:
 
 def _built_in() -> list[dict[str, Any]]:
     """The rows of presets/templates.toml, each with its values."""
-    return [{**one, "own": False} for one in presets.tables._table("templates.toml")["template"]]
+    return [{**one, "own": False} for one in presets.read_table("templates.toml")["template"]]
 
 
 def _about(one: Mapping[str, Any]) -> str:

@@ -68,7 +68,7 @@ def test_a_good_script_is_clean_and_left_alone():
 
 
 def test_every_rule_has_a_reason_a_source_a_fix_and_a_test():
-    rules = presets.tables._table("lint.toml")["rules"]
+    rules = presets.read_table("lint.toml")["rules"]
     assert set(rules) == {*FAULTS, "cut-off", "network-disk"}
     for rule in rules.values():
         assert rule["level"] in ("fail", "hang", "loss", "waste") and rule["why"] and rule["source"] and rule["fix"]
