@@ -92,7 +92,6 @@ class Rehearsal:
     measured: dict[str, Any] = field(default_factory=dict)
     problem: dict[str, str] = field(default_factory=dict)
     forecast: dict[str, Any] = field(default_factory=dict)
-    asked: bool = False  # Start has asked whether to start although it failed
 
     def stage(self, key: str) -> Stage:
         return next(stage for stage in self.stages if stage.key == key)
@@ -113,8 +112,9 @@ def read(folder: Path) -> Rehearsal | None:
         return None
     try:
         values = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        values.pop("asked", None)  # of an earlier version
         found = Rehearsal(**{**values, "stages": [Stage(**stage) for stage in values["stages"]]})
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return Rehearsal(LOST)
     lost = found.state == RUNNING and not is_held(data_root() / LOCK)
     return replace(found, state=LOST) if lost else found
@@ -128,16 +128,6 @@ def objection(folder: Path, spec: RunSpec) -> str:
     if FAILED not in {stage.state for stage in found.stages}:  # it could not be tried
         return ""
     return f"The rehearsal failed at “{found.problem['stage']}”: {found.problem['title'].rstrip('.')}."
-
-
-def ask_once(folder: Path, spec: RunSpec) -> str:
-    """`objection` the first time, "" from then on: whoever starts again after the question means it."""
-    text, found = objection(folder, spec), read(folder)
-    if not text or found is None or found.asked:
-        return ""
-    found.asked = True
-    _write(folder, found)
-    return text
 
 
 def hand_on(source: Path, folder: Path) -> None:

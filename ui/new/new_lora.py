@@ -55,8 +55,7 @@ START = """async (draft) => {
   await hangproof.flush();
   const count = (kind) => hangproof.unsaved(kind).length;
   const kept = count('caption') + count('mask');
-  const sure = document.getElementById('problem').textContent.includes('Press Start again');
-  return [draft, { kept, script: count('script'), fields: count('field'), waiting: hangproof.kept(), sure }];
+  return [draft, { kept, script: count('script'), fields: count('field'), waiting: hangproof.kept() }];
 }"""
 
 
@@ -344,21 +343,11 @@ NOT_ARRIVED = {
 }
 
 
-def ask_about_captions(draft_id: str) -> None:
-    """Refuse the first start of images that nothing describes. RunError: says so, and how to start all the same."""
-    found = settings.reviewed(draft_id)
-    text = form.undescribed(str(found.values["trigger"] or ""), draft.items(draft_id))
-    if text and not found.missing and not found.faults:
-        raise runs.RunError(f"{text}. Press Start again to start anyway")
-
-
 def start(draft_id: str, sent: object) -> Iterator[tuple[str, str, list[str]]]:
     """Create and start the draft's run; yields as `starting`."""
 
     def begin() -> tuple[Path, list[str]]:
         check_everything_arrived(sent)
-        if not (isinstance(sent, dict) and sent.get("sure")):
-            ask_about_captions(draft_id)
         return run_starts.start(draft_id)
 
     yield from starting(problem_html("Preparing the images…", "Please wait", "busy"), begin)

@@ -25,7 +25,8 @@ class NotStarted(RunError):
 def start(draft_id: str) -> tuple[Path, list[str]]:
     """Create a run of the draft and start it; while its GPU is busy, it waits in the queue.
 
-    After a rehearsal of these settings failed, the first call refuses and says where; the second one starts.
+    After a rehearsal of these settings failed, or with images that nothing describes, the first call refuses and says
+    so; the second one starts.
 
     Returns:
         The run's folder, and messages: the warnings, and which images and captions were changed.
@@ -36,11 +37,13 @@ def start(draft_id: str) -> tuple[Path, list[str]]:
     """
     spec, warnings = checked(draft_id)
     spec, rehearsed = as_run(draft_id, spec), rehearsal_folder(draft_id)
+    questions = [form.undescribed(spec.trigger, draft.items(draft_id))]
     if rehearsed.is_dir():
         from launch import rehearse
 
-        if text := rehearse.ask_once(rehearsed, spec):
-            raise RunError(f"{text} Press Start again to start anyway")
+        questions.append(rehearse.objection(rehearsed, spec))
+    if text := control.ask_once(draft.folder(draft_id), *questions):
+        raise RunError(text)
     folder, messages = create(draft_id, spec)
     if rehearsed.is_dir():
         rehearse.hand_on(rehearsed, folder)

@@ -16,6 +16,17 @@ from monitor.process.spawned import helper, python
 
 START_S = 60  # seconds `monitor start` may take
 STOP_S = 5  # seconds the page waits for `monitor stop`, which continues without the page
+_asked: set[tuple[Path, str]] = set()
+
+
+def ask_once(folder: Path, *questions: str) -> str:
+    """Why the run or draft in `folder` is not started unasked, the first time; "" from then on, and without a question:
+    whoever starts again after the question means it. Another server asks again."""
+    text = "".join(f"{one.rstrip('.')}. " for one in questions if one)
+    if not text or (folder, text) in _asked:
+        return ""
+    _asked.add((folder, text))
+    return f"{text}Press the button again to start anyway."
 
 
 def start(folder: Path) -> None:

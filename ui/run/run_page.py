@@ -292,8 +292,8 @@ def start(selected: str, total: float | None) -> str:
         folder = runs.run_folder(selected)
         if view.read(folder).state == "completed":
             _train_longer(folder, total)
-        if text := rehearse.ask_once(folder, runs.load(folder)):
-            return notice([f"{text} Press the button again to start anyway."], "warn")
+        if text := control.ask_once(folder, rehearse.objection(folder, runs.load(folder))):
+            return notice([text], "warn")
         control.start(folder)
     except runs.RunError as error:
         return notice(str(error).splitlines(), "bad")

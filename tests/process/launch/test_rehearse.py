@@ -53,7 +53,7 @@ def test_a_missing_model_is_said_at_once_and_start_asks_once(data, monkeypatch):
     asked = run_page.start(folder.name, None)
     assert "Press the button again to start anyway" in asked and "Check the settings" in asked and started == []
     run_page.start(folder.name, None)
-    assert started == [folder] and rehearse.ask_once(folder, made) == ""
+    assert started == [folder]
 
 
 MEASURED = {
@@ -92,4 +92,4 @@ def test_a_damaged_result_is_a_lost_one(tmp_path, content):
     (tmp_path / "rehearsal.json").write_text(content)
     found = rehearse.read(tmp_path)
     assert found is not None and found.state == "lost"
-    assert rehearse.ask_once(tmp_path, spec()) == ""
+    assert rehearse.objection(tmp_path, spec()) == ""

@@ -1,15 +1,17 @@
 """The settings of a draft: what was set is stored, what was not follows the model, the machine and the images."""
 
 import json
+from pathlib import Path
 
 import pytest
 from draft_helpers import drop, photo
 
 import presets
+from launch import rehearse
 from runs.files import RunError
 from runs.machine import Machine
 from ui.dataset import draft
-from ui.new import form, new_lora, settings
+from ui.new import form, new_lora, run_starts, settings
 
 NO_GPU = Machine("", None, False, 31.2, 220.0)
 
@@ -152,14 +154,40 @@ def test_start_refuses_while_the_browser_holds_something(mine, key):
     assert name == ""
 
 
-def test_images_that_nothing_describes_are_asked_about_before_the_start(mine, tmp_path, monkeypatch):
-    begun: list[str] = []
-    monkeypatch.setattr(new_lora.run_starts, "start", lambda draft_id: begun.append(draft_id) or (tmp_path / "run", []))
+def test_start_asks_once_about_images_that_nothing_describes_and_about_a_failed_rehearsal(mine, tmp_path, monkeypatch):
+    begun: list[Path] = []
+    monkeypatch.setattr("ui.run.control.start", begun.append)
+
+    def start() -> tuple[str, str]:
+        *_, (problem, name, _) = new_lora.start(mine, {})
+        return problem, name
+
     images(mine, tmp_path, 2)
     settings.save(mine, {"name": "bare", "model": "tiny-flux"}, typed=True)
     assert "2 of 2 images have no caption" in new_lora.review(mine)[0], "the plan says so before"
-    *_, (problem, name, _) = new_lora.start(mine, {})
-    assert "2 of 2 images have no caption" in problem and "Press Start again" in problem and (name, begun) == ("", [])
-    assert [*new_lora.start(mine, {"sure": True})][-1][1] == "run" and begun == [mine]
-    settings.save(mine, {"trigger": "tok"}, typed=True)
-    assert [*new_lora.start(mine, {})][-1][1] == "run"
+    problem, name = start()
+    assert (
+        "2 of 2 images have no caption" in problem and "again to start anyway" in problem and (name, begun) == ("", [])
+    )
+
+    spec = run_starts.as_run(mine, run_starts.checked(mine)[0])
+    stages = [{"key": "load", "title": "Load", "state": rehearse.FAILED}]
+    failed = {
+        "state": rehearse.FAILED,
+        "digest": rehearse.digest(spec),
+        "stages": stages,
+        "asked": True,
+    }  # of old versions
+    failed |= {"problem": {"stage": "Load", "title": "No memory."}}
+    rehearsed = run_starts.rehearsal_folder(mine)
+    rehearsed.mkdir()
+    (rehearsed / rehearse.FILE).write_text(json.dumps(failed))
+    problem, name = start()
+    assert (
+        "have no caption" in problem and "failed at “Load”: No memory. Press" in problem and (name, begun) == ("", [])
+    )
+    assert start() == ("", "bare") and [one.name for one in begun] == ["bare"]
+
+    settings.save(mine, {"name": "described", "trigger": "tok"}, typed=True)
+    (rehearsed / rehearse.FILE).unlink()
+    assert start() == ("", "described")
