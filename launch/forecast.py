@@ -17,7 +17,7 @@ from typing import Any
 
 from monitor.phrases import duration
 from runs.command import samples
-from runs.folders import planned_steps, with_sample_interval, with_save_interval
+from runs.folders import planned_steps, with_intervals
 from runs.machine import free_gb
 from runs.manage import size_text
 from runs.paths import data_root
@@ -39,8 +39,7 @@ def of(
     """
     if not measured.get("step_s"):
         return {}
-    spec = spec if spec.save_every_n_steps is not None else with_save_interval(spec, images)
-    spec = with_sample_interval(spec, images, captions)
+    spec = with_intervals(spec, images, captions)
     steps, count = planned_steps(spec, images), sum(images.values())
     seen = max(1, int(measured.get("images") or 1))
     by_epoch = 0 if spec.max_train_steps or not spec.save_every_n_epochs else spec.epochs // spec.save_every_n_epochs

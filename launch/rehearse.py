@@ -39,7 +39,7 @@ from runs import mitigate, pin
 from runs.command import model_files, samples, world
 from runs.dataset import counts, images_in
 from runs.files import atomic_write
-from runs.folders import with_sample_interval
+from runs.folders import with_intervals
 from runs.manage import size_text
 from runs.paths import data_root, datasets_dir, run_folder
 from runs.spec import RunSpec, dumps, load, save
@@ -204,7 +204,7 @@ def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source
                     shutil.copyfile(file, control / f"{copy.stem}{file.suffix}")
     if spec.control_dir:
         more["control_dir"] = str(control)
-    drawn = with_sample_interval(spec, len(images), captions_of(images))
+    drawn = with_intervals(spec, {"": len(images)}, captions_of(images))
     prompts = samples(drawn)[:1]
     left = ("sample_every_n_epochs", "sample_at_first", "save_every_n_epochs", "save_state_to_huggingface")
     kept = {flag: v for flag, v in spec.extra.items() if flag not in left and not flag.startswith("huggingface_")}

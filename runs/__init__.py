@@ -16,7 +16,7 @@ _NAMES = {
     "pin": ("pinned",),
     "scripts": ("script", "script_name"),
     "quoting": ("quote", "quote_cmd"),
-    "folders": ("create", "render", "write_attempt", "longer", "train_longer", "planned_steps", "problems"),
+    "folders": ("create", "render", "write_attempt", "longer", "train_longer", "planned_steps", "with_intervals", "problems"),
     "models": ("fetch_model", "missing_files"),
     "dataset": ("read_captions", "images_in"),
 }  # fmt: skip

@@ -286,14 +286,13 @@ def counts(folder: Path) -> dict[str, int]:
     return {"" if name == "." else name: number for name, number in found.items()}
 
 
-def shown_per_epoch(images: int | Mapping[str, int], repeats: int) -> int:
+def shown_per_epoch(images: Mapping[str, int], repeats: int) -> int:
     """How many images an epoch shows. A folder such as `10_cat` has its own repeats.
 
     Args:
-        images: their number, or their number by folder. repeats: those of images outside such folders.
+        images: their number by folder. repeats: those of images outside such folders.
     """
-    by_folder = images if isinstance(images, Mapping) else {"": images}
-    return sum(number * repeats_in(name, repeats) for name, number in by_folder.items())
+    return sum(number * repeats_in(name, repeats) for name, number in images.items())
 
 
 def read_captions(slug: str) -> dict[str, str]:

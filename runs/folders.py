@@ -73,8 +73,7 @@ def create(
                         dataset.ingest(sources, new, on_note, masks.supported(spec.backend))
                     made_data = True
                 count = dataset.counts(data)
-                spec = spec if spec.save_every_n_steps is not None else with_save_interval(spec, count)
-                spec = with_sample_interval(spec, count, [source.caption for source in sources])
+                spec = with_intervals(spec, count, [source.caption for source in sources])
                 env_file.forget(folder)  # of an earlier run of this name whose folder was deleted by hand
                 save(work, spec, folder)
                 if spec.secrets:
@@ -109,29 +108,32 @@ def name_fault(spec: "RunSpec", own_data: Path | None = None) -> Fault | None:
     return None
 
 
-def planned_steps(spec: "RunSpec", images: int | Images) -> int:
+def planned_steps(spec: "RunSpec", images: Images) -> int:
     """Optimizer steps of a run, as its trainer counts them.
 
     Args:
-        images: their number; or by folder, whose name may set repeats, their number or their buckets. Without buckets
-            it is the least number for batch sizes above 1, because buckets do not fill evenly.
+        images: by folder, whose name may set repeats, their number or their buckets. Without buckets it is the least
+            number for batch sizes above 1, because buckets do not fill evenly.
     """
-    return steps.planned_steps(spec.model_dump(), {"": images} if isinstance(images, int) else images)
+    return steps.planned_steps(spec.model_dump(), images)
 
 
-def with_save_interval(spec: "RunSpec", images: int | Mapping[str, int]) -> "RunSpec":
-    """The spec with its save interval: a tenth of the run, at most 100 steps (presets/defaults.toml)."""
-    rule = presets.defaults()["save"]
-    share = planned_steps(spec, images) // rule["share_of_run"]
-    return spec.changed(save_every_n_steps=max(1, min(rule["at_most_every_n_steps"], share)))
+def with_intervals(spec: "RunSpec", images: Mapping[str, int], captions: Iterable[str] = ()) -> "RunSpec":
+    """The spec with the save and sample intervals that a new run gets where it has none; unchanged without images.
 
+    Checkpoints come every tenth of the run, at most 100 steps apart, and samples about every tenth of it
+    (presets/defaults.toml), so that each LoRA that stays has samples of its step. The prompts are those of the spec, else
+    the trigger word, else the first caption. Without any, samples are turned off.
 
-def with_sample_interval(spec: "RunSpec", images: int | Mapping[str, int], captions: Iterable[str] = ()) -> "RunSpec":
-    """The spec with its sample interval where it has none: about a tenth of the run (presets/defaults.toml), so that each
-    LoRA that stays has samples of its step.
-
-    The prompts are those of the spec, else the trigger word, else the first caption. Without any, samples are turned off.
+    Args:
+        images: their number by folder.
     """
+    if not sum(images.values()):
+        return spec
+    if spec.save_every_n_steps is None:
+        rule = presets.defaults()["save"]
+        share = planned_steps(spec, images) // rule["share_of_run"]
+        spec = spec.changed(save_every_n_steps=max(1, min(rule["at_most_every_n_steps"], share)))
     if spec.sample_every_n_steps is not None:
         return spec
     if not spec.prompts and not spec.trigger.strip():

@@ -40,14 +40,14 @@ class Finding:
 
 def judge(
     spec: "RunSpec",
-    images: int | Mapping[str, int],
+    images: Mapping[str, int],
     machine: "Machine | None",
     sizes: Sequence[tuple[int, int]] = (),
 ) -> list[Finding]:
     """What makes no sense in a run; impossible values first.
 
     Args:
-        images: their number, or their number by folder; 0 when there are none yet. machine: None when it is not known.
+        images: their number by folder. machine: None when it is not known.
         sizes: width and height of the images, where they are known.
     """
     known = facts(spec, images, machine, sizes)
@@ -69,7 +69,7 @@ def holds(rule: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
 
 
 def facts(
-    spec: "RunSpec", images: int | Mapping[str, int], machine: "Machine | None", sizes: Sequence[tuple[int, int]] = ()
+    spec: "RunSpec", images: Mapping[str, int], machine: "Machine | None", sizes: Sequence[tuple[int, int]] = ()
 ) -> Facts:
     """What the rules are about, by name; numbers, and true or false for `is`."""
     settings = presets.models()[spec.model]["settings"]
@@ -107,16 +107,15 @@ def _rate(spec: "RunSpec") -> Facts:
     return {"optimizer": optimizer, "rate": rate, "usual_rate": usual, "rate_share": rate / usual}
 
 
-def _length(spec: "RunSpec", images: int | Mapping[str, int], sizes: Sequence[tuple[int, int]]) -> Facts:
+def _length(spec: "RunSpec", images: Mapping[str, int], sizes: Sequence[tuple[int, int]]) -> Facts:
     """Steps, how often each image is used, what is saved, and the size of the images."""
     from runs.folders import planned_steps
 
-    count = images if isinstance(images, int) else sum(images.values())
+    count = sum(images.values())
     if not count:
         return {}
     steps, samples = planned_steps(spec, images), shown_per_epoch(images, spec.repeats)
     per_epoch = planned_steps(spec.model_copy(update={"max_train_steps": None, "epochs": 1}), images)
-    by_folder = {"": images} if isinstance(images, int) else images
     known: Facts = {
         "images": count,
         "steps": steps,
@@ -125,7 +124,7 @@ def _length(spec: "RunSpec", images: int | Mapping[str, int], sizes: Sequence[tu
         "views": steps / per_epoch * samples / count,
         "no_checkpoint": (spec.save_every_n_steps or 0) > steps
         or (spec.save_every_n_steps == 0 and not spec.save_every_n_epochs),
-        "held_out": sum(held_out(by_folder, spec.validation_split, spec.backend).values()),
+        "held_out": sum(held_out(images, spec.validation_split, spec.backend).values()),
     }
     if sizes:
         width, height = max(sizes, key=lambda size: size[0] * size[1])

@@ -16,7 +16,7 @@ import presets
 import runs
 from runs import masks
 from ui.dataset import draft, draft_store
-from ui.new import run_starts
+from ui.new import run_starts, script_editor
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def create_run(draft_id: str, values: dict[str, Any]) -> tuple[Path, list[str]]:
     """Store settings, and create the run that Start would start: its folder and the messages."""
     draft.save_fields(draft_id, values)
     spec, warnings = run_starts.checked(draft_id)
-    folder, notes = run_starts.create(draft_id, run_starts.as_run(draft_id, spec))
+    folder, notes = run_starts.create(draft_id, script_editor.for_run(draft_id, spec))
     return folder, [*warnings, *notes]
 
 

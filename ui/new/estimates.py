@@ -19,12 +19,10 @@ def html(
         images: their number by folder. captions: the first is the sample prompt where there is no other. steps: those
             of the run, where they were counted by bucket.
     """
-    from runs.folders import with_sample_interval
-
     count = sum(images.values())
     if not count or spec is None:
         return ""
-    steps, spec = steps or runs.planned_steps(spec, images), with_sample_interval(spec, images, captions)
+    steps, spec = steps or runs.planned_steps(spec, images), runs.with_intervals(spec, images, captions)
     machine = this_machine(spec.backend)
     seconds, source = time_of(spec, steps)
     lines = {

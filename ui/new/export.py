@@ -21,7 +21,7 @@ from ui import jobs
 from ui.dataset import draft
 from ui.dataset.images import file_url
 from ui.html import duration, esc
-from ui.new import form, run_starts, settings
+from ui.new import form, script_editor, settings
 
 JOB = "export"
 LIMIT_S = 3600.0
@@ -86,7 +86,7 @@ def write(draft_id: str) -> Path:
     from launch import bundle
     from launch.common import LaunchError
 
-    spec = run_starts.as_run(draft_id, form.spec_of(settings.current(draft_id)))
+    spec = script_editor.for_run(draft_id, form.spec_of(settings.current(draft_id)))
     sources = draft.sources(draft_id)
     if not sources:
         raise RunError("Add at least one image in step 1; the ZIP holds the data set")

@@ -91,7 +91,7 @@ class Review:
 
 def review(
     values: dict[str, Any],
-    images: int | Mapping[str, int],
+    images: Mapping[str, int],
     machine: "Machine | None" = None,
     sizes: Sequence[tuple[int, int]] = (),
     ask: bool = False,
@@ -100,22 +100,21 @@ def review(
     """Parse and judge the form's values. Start uses this function too: what it allows, starts.
 
     Args:
-        images: their number, or their number by folder. machine, sizes: as in runs.sanity.judge. ask: as in runs.problems.
+        images: their number by folder. machine, sizes: as in runs.sanity.judge. ask: as in runs.problems.
         items: the images themselves, whose masks not every trainer uses.
     """
     from runs.sanity import IMPOSSIBLE, judge
 
-    counts = {"": images} if isinstance(images, int) else dict(images)
     missing, warnings = [], []
     if not (values["name"] or "").strip():
         missing.append(Fault("name", "Give your LoRA a name"))
         values = {**values, "name": "my-lora"}  # so that the other fields are judged too
-    if not sum(counts.values()):
+    if not sum(images.values()):
         missing.append(Fault("images", "Add at least one image in step 1; 10 to 30 make a good LoRA"))
     spec, faults = parse(values)
     if spec is not None:
         refused = any(fault.field == "extra" for fault in faults)
-        findings = [one for one in judge(spec, counts, machine, sizes) if not (refused and one.field == "extra")]
+        findings = [one for one in judge(spec, images, machine, sizes) if not (refused and one.field == "extra")]
         found = start_faults(spec, ask, named=not missing or missing[0].field != "name")
         # Only Start reports these as errors: the model's notes offer the next step, and the folder is not named yet.
         later = {"model"} if weights.can_be_fetched(spec) else set[str]()
@@ -129,8 +128,8 @@ def review(
         warnings += [Fault("images", note) for note in image_edit.start_notes(items, spec.backend, pairs)]
         if bare := undescribed(spec.trigger, items):
             warnings.append(Fault("images", bare))
-    counted = bucket_preview.by_folder(spec, items) if spec is not None and items else counts
-    return Review(values, counts, spec, _in_form(faults), tuple(missing), _in_form(warnings), counted)
+    counted = bucket_preview.by_folder(spec, items) if spec is not None and items else images
+    return Review(values, dict(images), spec, _in_form(faults), tuple(missing), _in_form(warnings), counted)
 
 
 def undescribed(trigger: str, items: Sequence[draft.Item]) -> str:
@@ -204,20 +203,16 @@ def shown(fault: Fault) -> str:
     return f"{LABELS[fault.field]}: {fault.message}" if fault.field in LABELS else str(fault)
 
 
-def values_of_spec(spec: "runs.RunSpec", images: int) -> dict[str, Any]:
-    """Form values that give this spec with `images` images; the inverse of `spec_of`.
+def values_of_spec(spec: "runs.RunSpec", images: Mapping[str, int]) -> dict[str, Any]:
+    """Form values that give this spec with these images, their number by folder; the inverse of `spec_of`.
 
     A spec field without a form field goes into "Extra trainer options" when it differs from its default.
     """
-    from runs.folders import with_sample_interval, with_save_interval
-
     given = {"name": spec.name, "model": spec.model, "backend": spec.backend}  # not every backend trains every model
     fields, plain = spec.model_dump(), runs.make(given).model_dump()
-    if images and with_save_interval(spec.changed(save_every_n_steps=None), images) == spec:
-        fields["save_every_n_steps"] = None  # the value that an empty field gives
-    open_interval = spec.changed(sample_every_n_steps=None)
-    if images and spec.sample_every_n_steps and with_sample_interval(open_interval, images) == spec:
-        fields["sample_every_n_steps"] = None
+    for key in ("save_every_n_steps", "sample_every_n_steps"):
+        if fields[key] and getattr(runs.with_intervals(spec.changed(**{key: None}), images), key) == fields[key]:
+            fields[key] = None  # the value that an empty field gives
     values = {key: fields.pop(key) for key in KEYS if key in fields}
     values |= {"prompts": "\n".join(spec.prompts), "alpha": str(spec.alpha), "learning_rate": str(spec.learning_rate)}
     values |= {key: "" if values[key] is None else str(values[key]) for key, empty in EMPTY.items() if empty is None}
@@ -295,25 +290,11 @@ def has_script(review: Review) -> bool:
     return review.spec is not None and not (review.missing and review.missing[0].field == "name")
 
 
-def complete(spec: "runs.RunSpec", images: Mapping[str, int], captions: Iterable[str] = ()) -> "runs.RunSpec":
-    """The spec with the save and sample intervals that a new run gets; unchanged without images.
-
-    Args:
-        images: their number by folder. captions: as in runs.folders.with_sample_interval.
-    """
-    from runs.folders import with_sample_interval, with_save_interval
-
-    if not sum(images.values()):
-        return spec
-    spec = with_save_interval(spec, images) if spec.save_every_n_steps is None else spec
-    return with_sample_interval(spec, images, captions)
-
-
 def script_of(review: Review, captions: Iterable[str] = ()) -> str:
     """The script that Start writes; comments with the reasons where the values give none."""
     spec, reasons = review.spec, [*review.missing[:1], *review.faults]
     if spec is not None and has_script(review):
-        spec = complete(spec, review.images, captions)
+        spec = runs.with_intervals(spec, review.images, captions)
         try:
             return runs.script(spec, runs.outputs_dir() / spec.slug)
         except runs.RunError as error:

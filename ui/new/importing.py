@@ -74,7 +74,7 @@ def form_values(found: "Settings", now: Mapping[str, Any]) -> dict[str, Any]:
         spec = runs.make({"name": "my-lora", **base, **fields})
     except RunError:
         return {key: value for key, value in fields.items() if key in form.KEYS}
-    given = form.values_of_spec(spec, 0)
+    given = form.values_of_spec(spec, {})
     given["flags"] += "".join(
         f"{name}={spec.environment[name]}\n" for name in spec.secrets
     )  # stored apart: draft.save_fields

@@ -17,7 +17,7 @@ from ui import jobs
 from ui.dataset import draft
 from ui.dataset.images import OUT_OF_DATE
 from ui.html import duration, esc, stage
-from ui.new import form, run_starts, settings
+from ui.new import form, run_starts, script_editor, settings
 from ui.run import fold
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _prepare(folder: Path, draft_id: str) -> None:
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir()
     ingest(draft.sources(draft_id)[: rehearse.IMAGES], data)
-    save(folder, run_starts.as_run(draft_id, reviewed.spec))
+    save(folder, script_editor.for_run(draft_id, reviewed.spec))
 
 
 def cancel(draft_id: str) -> None:
@@ -126,7 +126,7 @@ def _spec_now(draft_id: str) -> "runs.RunSpec | None":
     """The spec that a run of the draft would get now; None where a field or the edited script is invalid."""
     with contextlib.suppress(RunError):
         parsed = form.parse({**settings.current(draft_id), "name": "my-lora"})[0]
-        return run_starts.as_run(draft_id, parsed) if parsed is not None else None
+        return script_editor.for_run(draft_id, parsed) if parsed is not None else None
     return None
 
 

@@ -36,7 +36,7 @@ def start(draft_id: str) -> tuple[Path, list[str]]:
             the draft is unchanged.
     """
     spec, warnings = checked(draft_id)
-    spec, rehearsed = as_run(draft_id, spec), rehearsal_folder(draft_id)
+    spec, rehearsed = script_editor.for_run(draft_id, spec), rehearsal_folder(draft_id)
     questions = [form.undescribed(spec.trigger, draft.items(draft_id))]
     if rehearsed.is_dir():
         from launch import rehearse
@@ -83,18 +83,6 @@ def create(draft_id: str, spec: "runs.RunSpec") -> tuple[Path, list[str]]:
     folder = runs.create(spec, draft.sources(draft_id), on_note=messages.append)
     draft.mark_in_a_run(draft_id)
     return folder, messages
-
-
-def as_run(draft_id: str, spec: "runs.RunSpec") -> "runs.RunSpec":
-    """The spec that a run of the draft gets: with its sample prompt and interval, its secrets and its edited script.
-
-    Raises:
-        RunError: Start refuses the edited script.
-    """
-    from runs.folders import with_sample_interval
-
-    captions = (item.caption for item in draft.items(draft_id))
-    return script_editor.for_run(draft_id, with_sample_interval(spec, draft.counts(draft_id), captions))
 
 
 def rehearsal_folder(draft_id: str) -> Path:

@@ -111,15 +111,16 @@ def copy_from_run(draft_id: str, spec: "runs.RunSpec") -> None:
 
 
 def for_run(draft_id: str, spec: "runs.RunSpec") -> "runs.RunSpec":
-    """The spec of the run that Start creates: with the draft's secrets, and with its edited script where it has one.
+    """The spec of the run that Start creates: with its save and sample intervals, the draft's secrets, and
+    its edited script where it has one.
 
     Raises:
         RunError: Start refuses the script, or the settings changed after it was edited.
     """
+    spec = runs.with_intervals(spec, draft.counts(draft_id), [one.caption for one in draft.items(draft_id)])
     known, spec = stored(draft_id), env_file.filled(spec, draft.folder(draft_id))
     if known is None:
         return spec
-    spec = form.complete(spec, draft.counts(draft_id), [one.caption for one in draft.items(draft_id)])
     folder = runs.outputs_dir() / spec.slug
     now = runs.script(spec, folder)
     if changed_settings(known["generated"], now):
@@ -139,7 +140,7 @@ def reviewed(draft_id: str, review: form.Review) -> form.Review:
         known = stored(draft_id)
         if known is None or review.spec is None:
             return review
-        spec = form.complete(review.spec, review.images)
+        spec = runs.with_intervals(review.spec, review.images)
         folder = runs.outputs_dir() / spec.slug
         text = custom_script.follow(known["script"], known["generated"], runs.script(spec, folder))
         return replace(review, spec=pin.adopt(spec, text, folder).changed(edited=None))

@@ -18,6 +18,7 @@ import gradio as gr
 import runs
 from monitor.phrases import count
 from runs import manage
+from runs.dataset import counts
 from runs.paths import outputs_dir
 from ui import jobs, scripts
 from ui.dataset import draft, images
@@ -341,7 +342,7 @@ def copy_to_new_lora(selected: str, confirmed: str, draft_id: str) -> Iterator[t
             yield notice([question], "warn"), selected, gr.skip(), gr.skip(), gr.skip()
             return
         yield notice(["Copying the images…"], "busy"), "", gr.skip(), gr.skip(), gr.skip()
-        values = form.values_of_spec(spec, len(runs.images_in(runs.datasets_dir() / spec.slug)))
+        values = form.values_of_spec(spec, counts(runs.datasets_dir() / spec.slug))
         values["name"] = runs.free_name(spec.name)
         # The draft is touched last, and once: an error above leaves it as it is.
         messages = draft.copy_dataset(draft_id, spec.slug, values)

@@ -159,7 +159,7 @@ def test_the_spec_gives_each_trainer_its_flags(tmp_path):
 
 def test_the_plan_leaves_out_what_is_held_out():
     spec = runs.make({"name": "t", "model": "tiny-flux", "repeats": 1, "epochs": 2, "validation_split": 0.25})
-    found = [runs.planned_steps(spec, images) for images in (4, 8, {"": 4, "3_cat": 4})]
+    found = [runs.planned_steps(spec, images) for images in ({"": 4}, {"": 8}, {"": 4, "3_cat": 4})]
     assert found == [6, 12, 2 * (3 + 9)]
 
 
@@ -167,7 +167,7 @@ def test_four_images_with_a_tenth_held_out_start():
     """The built-in trainer holds out one, sd-scripts none: it says so, and trains."""
     four = {"name": "t", "validation_split": 0.1, "repeats": 50}
     built_in, kohya = ({**four, "model": "tiny-flux"}, {**four, "model": "sdxl", "backend": "sd-scripts"})
-    found = [judge(runs.make(fields), 4, None) for fields in (built_in, kohya)]
+    found = [judge(runs.make(fields), {"": 4}, None) for fields in (built_in, kohya)]
     about = [[(one.severity, one.message) for one in rows if one.field == "validation_split"] for rows in found]
     assert about[0] == [] and [severity for severity, _ in about[1]] == ["warning"]
     assert "holds out none of the 4 images, so nothing is validated" in about[1][0][1]

@@ -116,7 +116,7 @@ def test_the_settings_of_a_family_make_sense_and_raise_no_warning():
     for model, backend in FAMILIES:
         for tier in fitting(model, backend):
             one = made(model, backend, tier, sample_every_n_steps=None)
-            found = {finding.field for finding in judge(one, 20, None)}
+            found = {finding.field for finding in judge(one, {"": 20}, None)}
             needs = presets.tiers_of(model, backend)[tier]["needs_gb"]
             assert found <= ({"tier"} if needs > presets.tiers()[tier]["vram_gb"] else set()), (model, found)
 

@@ -156,7 +156,7 @@ def test_states_of_another_optimizer_or_other_blocks_do_not_fit():
     for name in set(mitigate.MITIGATIONS) - {"tier_down"}:
         after = mitigate.apply(before, name)[0]
         assert same_state(before, after), name
-        assert runs.planned_steps(before, 24) == runs.planned_steps(after, 24), name
+        assert runs.planned_steps(before, {"": 24}) == runs.planned_steps(after, {"": 24}), name
 
 
 TRAINER = """#!/bin/sh

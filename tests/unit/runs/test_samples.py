@@ -6,7 +6,6 @@ from runs_helpers import pictures, spec
 
 import runs
 from runs.examples import SIDE, TRIGGER, write_examples
-from runs.folders import with_sample_interval
 
 
 def open_spec(**fields):
@@ -24,7 +23,7 @@ def test_samples_come_every_tenth_of_the_run_with_the_trigger_word(tmp_path, dat
 
 def test_without_a_trigger_the_first_caption_is_drawn_without_its_options():
     captions = ["", " ", "a cat --w 9999\n--n x", "a dog"]
-    made = with_sample_interval(open_spec(trigger="", max_train_steps=100), 5, captions)
+    made = runs.with_intervals(open_spec(trigger="", max_train_steps=100), {"": 5}, captions)
     assert made.sample_every_n_steps == 10 and made.prompts == ["a cat  w 9999  n x"]
     assert runs.sample_prompts(made).startswith("a cat w 9999 n x --w 512 --h 512")
 
@@ -41,7 +40,7 @@ def test_an_interval_that_was_set_stays_and_a_short_run_draws_after_each_step_at
         ({"sample_every_n_steps": 0, "trigger": "tok"}, 0),
         ({"trigger": "tok", "max_train_steps": 3}, 1),
     ):
-        assert with_sample_interval(open_spec(**fields), 5).sample_every_n_steps == interval
+        assert runs.with_intervals(open_spec(**fields), {"": 5}).sample_every_n_steps == interval
 
 
 def test_the_example_photos_have_captions_with_the_trigger_word(tmp_path):
@@ -62,11 +61,11 @@ def test_the_example_photos_have_captions_with_the_trigger_word(tmp_path):
 )
 def test_each_lora_that_stays_has_samples_of_its_step(images, repeats, epochs, every):
     made = open_spec(repeats=repeats, epochs=epochs, save_every_n_epochs=every, trigger="tok")
-    interval, epoch = with_sample_interval(made, images).sample_every_n_steps, images * repeats
+    interval, epoch = runs.with_intervals(made, {"": images}).sample_every_n_steps, images * repeats
     assert epoch * every % interval == 0 and epoch * epochs % interval == 0
     assert 5 <= epoch * epochs / interval <= 20
 
 
 def test_a_run_without_an_end_in_sight_has_an_interval_too():
     made = open_spec(repeats=1, epochs=10**9, save_every_n_epochs=1, trigger="tok")
-    assert with_sample_interval(made, 2).sample_every_n_steps == 200_000_000
+    assert runs.with_intervals(made, {"": 2}).sample_every_n_steps == 200_000_000

@@ -142,7 +142,7 @@ SENSIBLE = [
 
 @pytest.mark.parametrize(("field", "given", "machine", "images", "size"), ABSURD)
 def test_an_absurd_setting_does_not_start_silently(checkout, field, given, machine, images, size):
-    shown = form.review(values(**given), images, machine, [size] * images).marks()
+    shown = form.review(values(**given), {"": images}, machine, [size] * images).marks()
     assert field in shown, shown
     for kind, sentence in shown[field]:
         assert kind in ("bad", "warn") and "{" not in sentence and not sentence.endswith(".")
@@ -153,15 +153,15 @@ def test_each_rule_is_met_by_its_settings(checkout, rule):
     [one] = [one for one in RULES if rule["message"].startswith(one.id)]
     field, given, machine, images, size = one.values
     spec, faults = form.parse(values(**given))
-    known = facts(spec, images, machine, [size] * images)
+    known = facts(spec, {"": images}, machine, [size] * images)
     assert not faults and rule["field"] == field and rule["severity"] in (IMPOSSIBLE, WARNING) and holds(rule, known)
     expected = Finding(field, rule["message"].format_map(known), rule["severity"])
-    assert expected in judge(spec, images, machine, [size] * images)
+    assert expected in judge(spec, {"": images}, machine, [size] * images)
 
 
 @pytest.mark.parametrize(("given", "machine", "images", "size"), SENSIBLE)
 def test_a_sensible_setting_is_neither_refused_nor_doubted(checkout, given, machine, images, size):
-    found = form.review(values(**given), images, machine, [size] * images)
+    found = form.review(values(**given), {"": images}, machine, [size] * images)
     assert found.spec is not None
     assert (found.faults, found.warnings) == ((), ())
 
@@ -169,8 +169,8 @@ def test_a_sensible_setting_is_neither_refused_nor_doubted(checkout, given, mach
 def test_impossible_values_come_first_and_the_largest_counts_do_not_break_the_computation():
     most = {"repeats": MOST, "epochs": MOST, "batch_size": MOST, "keep_states": MOST, "spend_limit": 5}
     spec = runs.make({"name": "x", "alpha": 1.7e308, "learning_rate": 1.7e308, **most})
-    severities = [finding.severity for finding in judge(spec, 10**6, FULL_DISK, [(1, 1)])]
+    severities = [finding.severity for finding in judge(spec, {"": 10**6}, FULL_DISK, [(1, 1)])]
     assert severities == sorted(severities) and {*severities} == {IMPOSSIBLE, WARNING}
     least = runs.make({"name": "x", "alpha": 5e-324, "learning_rate": 5e-324, "resolution": 32})
-    assert judge(least, 1, None)
+    assert judge(least, {"": 1}, None)
     assert not holds({"above": {"steps": 0}}, {}) and not holds({"is": {"cuda": False}}, {}), "not known"

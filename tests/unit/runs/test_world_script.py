@@ -74,7 +74,7 @@ def test_one_gpu_keeps_the_machines_and_the_effective_batch():
     alone, sentence = mitigate.apply(several, "one_gpu")
     assert (alone.nodes, alone.gpus, alone.gradient_accumulation) == (2, 1, 4)
     assert sentence == "one GPU instead of 2 in each machine; gradients of 4 batches make up one step as before"
-    assert runs.planned_steps(alone, 30) == runs.planned_steps(several, 30)
+    assert runs.planned_steps(alone, {"": 30}) == runs.planned_steps(several, {"": 30})
     assert mitigate.apply(alone, "one_gpu") == (alone, "")
     for backend, seeds in (("diffusers", {}), ("sd-scripts", {"HANGPROOF_BATCH_SEEDS": "1"})):  # the noise of several
         alone, _ = mitigate.apply(spec(gpus=2, backend=backend, environment={"A": "1"}), "one_gpu")
@@ -92,4 +92,4 @@ def test_one_gpu_keeps_the_machines_and_the_effective_batch():
     ],
 )
 def test_planned_steps_count_every_process(fields, images, steps):
-    assert runs.planned_steps(spec(**fields), images) == steps
+    assert runs.planned_steps(spec(**fields), {"": images}) == steps

@@ -119,7 +119,7 @@ def test_a_runs_settings_images_and_captions_are_copied_to_a_draft(data, mine, t
     assert draft.copy_dataset(other, "my-lora") == [] and draft.images_not_in_a_run(other) == 0
     assert captions(other) == {"coffee.png": "a cup, é💥", "rocket.jpg": "tok", "turned.jpg": "tok"}
     assert {p: p.read_bytes() for p in (data / "datasets" / "my-lora").iterdir()} == before
-    back = form.values_of_spec(runs.load(folder), 3)
+    back = form.values_of_spec(runs.load(folder), {"": 3})
     assert {**back, "flags": back["flags"].strip()} == {**typed, "alpha": "1.0"}
     assert runs.free_name("my lora") == "my lora 2"
     with pytest.raises(runs.RunError, match="A run named 'my lora' already exists"):
@@ -141,14 +141,14 @@ def test_a_runs_settings_images_and_captions_are_copied_to_a_draft(data, mine, t
 )
 def test_a_spec_survives_the_form_unchanged(given):
     spec = runs.make({"name": "x", "model": "flux-dev", **given})
-    assert form.parse(form.values_of_spec(spec, 4))[0] == spec
+    assert form.parse(form.values_of_spec(spec, {"": 4}))[0] == spec
 
 
 def test_a_save_interval_computed_from_the_images_is_left_empty(data, mine):
     drop(mine, *photos("coffee.png", "rocket.jpg"))
     spec = runs.load(create_run(mine, values())[0])
-    assert spec.save_every_n_steps == 32 and form.values_of_spec(spec, 2)["save_every_n_steps"] == ""
-    assert form.values_of_spec(spec.changed(save_every_n_steps=31), 2)["save_every_n_steps"] == "31"
+    assert spec.save_every_n_steps == 32 and form.values_of_spec(spec, {"": 2})["save_every_n_steps"] == ""
+    assert form.values_of_spec(spec.changed(save_every_n_steps=31), {"": 2})["save_every_n_steps"] == "31"
 
 
 def test_images_that_no_run_contains_are_counted(data, mine):

@@ -123,7 +123,7 @@ def test_kohyas_folders_become_subsets_with_their_repeats(data, mine, tmp_path):
     want = {"": 5, "/10_cat": 10, "/3_dog": 3, "/plain": 5}
     assert subsets == {f"{place.as_posix()}{name}": (number, "tok") for name, number in want.items()}
     assert runs.planned_steps(runs.load(folder), draft.counts(mine)) == 2 * (5 + 10 + 3 + 5)
-    assert runs.planned_steps(runs.load(folder), 4) == 2 * 4 * 5
+    assert runs.planned_steps(runs.load(folder), {"": 4}) == 2 * 4 * 5
 
 
 def test_without_a_trigger_word_a_folder_gives_its_subject_as_in_kohyas_trainers(data, mine, tmp_path):

@@ -72,7 +72,7 @@ def test_an_error_stands_beside_its_field_and_has_its_label_elsewhere(given, sho
     assert len(lines) == 1 and lines[0].startswith(shown)
     label, _, sentence = shown.partition(": ")
     (key,) = [key for key, text in form.LABELS.items() if text == label]
-    marks = form.review(values(**given), 20).marks(starting=True)
+    marks = form.review(values(**given), {"": 20}).marks(starting=True)
     assert marks[key][0][0] == "bad" and marks[key][0][1].startswith(sentence)
 
 
@@ -86,21 +86,21 @@ def test_an_error_stands_beside_its_field_and_has_its_label_elsewhere(given, sho
     ],
 )  # fmt: skip
 def test_the_trainers_own_parser_judges_a_flag_while_it_is_typed(line, shown):
-    marks = form.review(values(backend="diffusers", flags=line), 20).marks()
+    marks = form.review(values(backend="diffusers", flags=line), {"": 20}).marks()
     assert [kind for kind, _ in marks["flags"]] == ["bad"] and marks["flags"][0][1].startswith(shown)
 
 
 def test_all_errors_are_reported_at_once_by_field():
     flags = "rank 5\noutput_dir=/\nmax_grad_nrm=1"
     given = values(epochs=0, rank=None, learning_rate="fast", flags=flags, resolution=500)
-    found = form.review(given, 20).marks()
+    found = form.review(given, {"": 20}).marks()
     assert set(found) == {"epochs", "rank", "learning_rate", "flags", "resolution"}
     assert found["rank"] == [["bad", "Enter a value; the default is 4"]]
     assert "KEY=VALUE" in found["flags"][0][1] and "output_dir" in found["flags"][1][1]
 
 
 def test_what_is_not_entered_yet_is_an_error_only_at_the_start():
-    typed = form.review(values(name=""), 0)
+    typed = form.review(values(name=""), {"": 0})
     assert typed.marks() == {} and typed.spec is not None
     assert typed.marks(starting=True) == {"name": [["bad", "Give your LoRA a name"]]}
     assert [fault.field for fault in typed.missing] == ["name", "images"]
@@ -126,11 +126,11 @@ def test_a_taken_name_is_shown_while_it_is_typed_also_in_another_case(data, tmp_
         "First Light": "A run named 'First Light' already exists in ",
         "first light": other_case,
     }.items():
-        marks = form.review(values(name=name), 2).marks()
+        marks = form.review(values(name=name), {"": 2}).marks()
         assert marks["name"][0][0] == "bad" and marks["name"][0][1].startswith(text)
     (data / "datasets" / "Old-Set").mkdir()
-    assert form.review(values(name="old set"), 2).marks()["name"][0][1].startswith("A data set named 'Old-Set'")
-    assert "name" not in form.review(values(name="Second Light"), 2).marks()
+    assert form.review(values(name="old set"), {"": 2}).marks()["name"][0][1].startswith("A data set named 'Old-Set'")
+    assert "name" not in form.review(values(name="Second Light"), {"": 2}).marks()
 
 
 def test_a_free_name_is_found_for_every_name(data):
@@ -189,7 +189,7 @@ def test_a_store_that_cannot_be_used_and_an_image_without_its_pair_do_not_start(
 
 def test_one_image_is_accepted_with_a_warning(data, mine, tmp_path):
     drop(mine, tmp_path, 1)
-    assert "With one image" in form.plan(form.review(values(), 1))
+    assert "With one image" in form.plan(form.review(values(), {"": 1}))
     folder, messages = create_run(mine, values())
     assert any("one image" in line.lower() for line in messages)
     assert runs.read_captions(folder.name) == {"0.png": "tok"}
@@ -206,17 +206,17 @@ def test_the_script_shown_is_the_script_written(data, mine, tmp_path):
 
 
 def test_the_plan_counts_the_steps_and_findings_are_listed_with_labels():
-    assert "<strong>320 steps</strong>" in form.plan(form.review(values(), 2))
-    assert "<strong>48,000 steps</strong>" in form.plan(form.review(values(), 300))
-    assert "Add images" in form.plan(form.review(values(), 0))
-    found = form.findings(form.review(values(flags="<i>=1"), 2, GPU))
+    assert "<strong>320 steps</strong>" in form.plan(form.review(values(), {"": 2}))
+    assert "<strong>48,000 steps</strong>" in form.plan(form.review(values(), {"": 300}))
+    assert "Add images" in form.plan(form.review(values(), {"": 0}))
+    found = form.findings(form.review(values(flags="<i>=1"), {"": 2}, GPU))
     assert 'class="hp-bad">Extra trainer options: ' in found and "&lt;i&gt;" in found and "<i>" not in found
-    assert 'class="hp-warn">Learning rate: ' in form.findings(form.review(values(learning_rate="5"), 2, GPU))
-    assert form.findings(form.review(values(), 2)) == ""
+    assert 'class="hp-warn">Learning rate: ' in form.findings(form.review(values(learning_rate="5"), {"": 2}, GPU))
+    assert form.findings(form.review(values(), {"": 2})) == ""
 
 
 def test_the_script_names_the_errors_that_prevent_it():
-    shown = form.script_of(form.review(values(epochs=None), 2))
+    shown = form.script_of(form.review(values(epochs=None), {"": 2}))
     assert shown == (
         "# The script appears here once these errors are fixed:\n# Epochs: Enter a value; the default is 16\n"
     )
@@ -267,7 +267,7 @@ def test_the_notes_name_a_trainer_that_is_not_installed_and_files_behind_a_licen
     shown = model_note.html(given, form.parse(given)[0])
     for text in ("<code>./start.sh musubi</code>", "3 model files", "accept the licence of krea/"):
         assert text in shown
-    assert "musubi-tuner is not installed" in form.review(given, 20, NO_GPU).marks()["backend"][0][1]
+    assert "musubi-tuner is not installed" in form.review(given, {"": 20}, NO_GPU).marks()["backend"][0][1]
 
 
 def test_the_table_has_every_model_with_every_tier():
@@ -289,19 +289,21 @@ def test_the_table_has_every_model_with_every_tier():
 def test_the_folder_of_control_images_belongs_to_models_that_learn_from_pairs(data, mine, tmp_path):
     drop(mine, tmp_path / "in", 2)
     pairs = values(model="flux-kontext", **form.model_values("flux-kontext", "musubi", "person", NO_GPU))
-    open_yet = form.review(pairs, 2, NO_GPU)
+    open_yet = form.review(pairs, {"": 2}, NO_GPU)
     assert "control_dir" not in open_yet.marks()
     assert "learns from pairs" in open_yet.marks(starting=True)["control_dir"][0][1]
-    wrong = form.review({**pairs, "control_dir": str(tmp_path / "none")}, 2, NO_GPU).marks()
+    wrong = form.review({**pairs, "control_dir": str(tmp_path / "none")}, {"": 2}, NO_GPU).marks()
     assert wrong["control_dir"][0][1].startswith("There is no folder")
     (tmp_path / "pairs").mkdir()
     pairs["control_dir"] = f" {tmp_path / 'pairs'} "
     spec = form.parse(pairs)[0]
-    assert spec.control_dir == str(tmp_path / "pairs") and "control_dir" not in form.review(pairs, 2, NO_GPU).marks()
+    assert (
+        spec.control_dir == str(tmp_path / "pairs") and "control_dir" not in form.review(pairs, {"": 2}, NO_GPU).marks()
+    )
     assert run_starts.unpaired(spec, draft.items(mine)).message.startswith("No control image 0.* in ")
     for n in range(2):
         picture(tmp_path / "pairs" / f"{n}.jpg", size=(96, 64))
     assert run_starts.unpaired(spec, draft.items(mine)) is None
-    assert form.values_of_spec(spec, 2)["control_dir"] == spec.control_dir
+    assert form.values_of_spec(spec, {"": 2})["control_dir"] == spec.control_dir
     z_image = {**pairs, **form.model_values("z-image", "musubi", "person", NO_GPU), "model": "z-image"}
     assert form.parse(z_image)[0].control_dir == ""

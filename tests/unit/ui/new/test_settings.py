@@ -11,7 +11,7 @@ from launch import rehearse
 from runs.files import RunError
 from runs.machine import Machine
 from ui.dataset import draft
-from ui.new import form, new_lora, run_starts, settings
+from ui.new import form, new_lora, run_starts, script_editor, settings
 
 NO_GPU = Machine("", None, False, 31.2, 220.0)
 
@@ -112,7 +112,7 @@ def test_a_tier_that_is_too_small_changes_with_the_model_unless_the_user_chose_i
     assert choose(mine, "flux-dev")["tier"] == "12G"
     now = choose(mine, "hunyuan-image", tier="16G")
     assert now["tier"] == "16G"
-    ((kind, text),) = form.review(now, 20).marks()["tier"]
+    ((kind, text),) = form.review(now, {"": 20}).marks()["tier"]
     assert kind == "bad" and "HunyuanImage 2.1 does not fit" in text and "20G" in text
     assert choose(mine, "z-image")["tier"] == "16G"
 
@@ -170,7 +170,7 @@ def test_start_asks_once_about_images_that_nothing_describes_and_about_a_failed_
         "2 of 2 images have no caption" in problem and "again to start anyway" in problem and (name, begun) == ("", [])
     )
 
-    spec = run_starts.as_run(mine, run_starts.checked(mine)[0])
+    spec = script_editor.for_run(mine, run_starts.checked(mine)[0])
     stages = [{"key": "load", "title": "Load", "state": rehearse.FAILED}]
     failed = {
         "state": rehearse.FAILED,
