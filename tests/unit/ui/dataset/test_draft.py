@@ -144,11 +144,16 @@ def test_a_spec_survives_the_form_unchanged(given):
     assert form.parse(form.values_of_spec(spec, {"": 4}))[0] == spec
 
 
-def test_a_save_interval_computed_from_the_images_is_left_empty(data, mine):
-    drop(mine, *photos("coffee.png", "rocket.jpg"))
-    spec = runs.load(create_run(mine, values())[0])
-    assert spec.save_every_n_steps == 32 and form.values_of_spec(spec, {"": 2})["save_every_n_steps"] == ""
-    assert form.values_of_spec(spec.changed(save_every_n_steps=31), {"": 2})["save_every_n_steps"] == "31"
+def test_intervals_computed_from_the_images_are_left_empty_in_a_copy(data, mine):
+    cup, rocket = photos("coffee.png", "rocket.jpg")
+    drop(mine, cup, (rocket, "3_cat/rocket.jpg"))
+    folder, _ = create_run(mine, values())
+    spec, other = runs.load(folder), draft.new_id()
+    assert spec.save_every_n_steps == 20
+    list(run_page.copy_to_new_lora(folder.name, "", other))
+    assert [draft.form(other)[key] for key in ("save_every_n_steps", "sample_every_n_steps")] == ["", ""]
+    kept = form.values_of_spec(spec.changed(save_every_n_steps=31), {"": 1, "3_cat": 1})
+    assert kept["save_every_n_steps"] == "31"
 
 
 def test_images_that_no_run_contains_are_counted(data, mine):
