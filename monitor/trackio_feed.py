@@ -15,7 +15,7 @@ from typing import Any
 from guards.checkpoint import atomic_write
 from monitor.process.platform import LOCK, Lock, is_held
 from monitor.run_folder import METRICS, RunFolder, read_json
-from runs.metrics_lines import count_of, json_objects
+from runs.growing import count_of, json_objects
 
 STATE, OWN_LOCK = ".trackio.json", ".trackio.lock"  # the last step that was logged; one process a run
 NUMBERS = ("loss", "lr", "step_s")

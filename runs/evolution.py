@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runs.growing import Added
-from runs.metrics_lines import entries
+from runs.growing import Added, entries
 
 SUFFIX = ".safetensors"
 IMAGES = (".png", ".jpg", ".jpeg", ".webp")
@@ -238,11 +237,6 @@ class Evolution:
     snapshots: tuple[Snapshot, ...] = ()
     validation: tuple[tuple[int, float], ...] = ()
     others: tuple[Sample, ...] = ()
-
-    @property
-    def steps(self) -> list[int]:
-        """The steps that have a snapshot, in order."""
-        return [one.step for one in self.snapshots if one.step is not None]
 
 
 def table(prompts: Iterable[Prompt], samples: Iterable[Sample], loras: Iterable[Lora], losses: Losses) -> Evolution:

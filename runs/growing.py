@@ -1,7 +1,14 @@
-"""Reads files that other processes write to: only what was added since the last look."""
+"""Reads files that other processes write: only what was added since the last look, and the JSON of their lines.
 
+Lines that a full disk cut off are passed over.
+"""
+
+import json
 import os
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 READ_BYTES = 8 << 20
 LINE_BYTES = 64 * 1024  # of an unfinished line
@@ -52,3 +59,31 @@ class Added:
         complete = data.rfind(b"\n") + 1
         self._rest = data[complete:][-LINE_BYTES:]
         return data[:complete].splitlines(), new
+
+
+def json_objects(text: bytes) -> list[dict[str, Any]]:
+    """The JSON objects of the lines of a file."""
+    return entries([line for line in text.splitlines() if line.strip()])
+
+
+def entries(lines: list[bytes]) -> list[dict[str, Any]]:
+    """The JSON objects of complete lines. All at once, which is ten times faster; one by one where a line is damaged."""
+    try:
+        values = orjson.loads(b"[" + b",".join(lines) + b"]")
+        if len(values) != len(lines):
+            raise ValueError("a line with two values")
+    except ValueError:  # also for NaN and Infinity, which other writers leave in a file
+        values = [_value(line) for line in lines]
+    return [value for value in values if isinstance(value, dict)]
+
+
+def _value(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def count_of(value: object) -> int:
+    """A whole number from a file of at least 0, and not absurdly large; 0 for everything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 60 else 0

@@ -40,8 +40,8 @@ from monitor.run_folder import (
     wake_queue,
 )
 from monitor.state import FINAL, WATCHED, AttemptRecord, RunState, State, is_abandoned, nothing_left, read_status
+from runs.growing import json_objects
 from runs.manage import size_text
-from runs.metrics_lines import json_objects
 
 START_S = 20.0
 APART_S = 2.0  # between the two samples of `diagnose`

@@ -12,7 +12,7 @@ from guards import step_requests
 from jobs import queue as run_queue
 from monitor.run_folder import EVENTS, MonitorError
 from runs.files import RunError
-from runs.metrics_lines import json_objects
+from runs.growing import json_objects
 from ui.dataset.images import OUT_OF_DATE
 from ui.html import esc, press
 from ui.run import calls, queue, view

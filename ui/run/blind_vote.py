@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from guards.metrics import utc_now
 from runs.evolution import Evolution
 from runs.files import explained
-from runs.metrics_lines import entries
+from runs.growing import entries
 
 FILE = "votes.jsonl"
 ENOUGH = 10  # votes before the LoRA with most wins is picked

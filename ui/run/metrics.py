@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from runs.growing import Added
-from runs.metrics_lines import entries
+from runs.growing import Added, entries
 
 READ_BYTES = 24 << 20
 BATCH_LINES = 5000  # lines that are objects at the same time

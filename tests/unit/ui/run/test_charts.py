@@ -13,7 +13,7 @@ from strategies import ANY_VALUE
 from ui_helpers import metrics_line as line
 from ui_helpers import write_incident, write_run
 
-from runs.metrics_lines import entries
+from runs.growing import entries
 from ui.run import charts, metrics, view
 
 
