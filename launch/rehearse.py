@@ -2,9 +2,11 @@
 
 Decision: the run itself is rehearsed, not a model of it. Its script is rendered from its spec with a few numbers
 reduced (two steps, one sample, one checkpoint), and the real trainer runs it on the real base model and two of its
-images, under the real monitor (`launch/trial.py`); then the monitor resumes the checkpoint for one more step. What
-fails at three in the morning fails here, within minutes. The second image shows what each further one costs. It all
-happens in a data folder of its own on the same disk, which is removed: the run's outputs are not touched.
+images; then the checkpoint is resumed for one more step. What fails at three in the morning fails here, within minutes.
+The second image shows what each further one costs. The monitor's own `Loop` watches with its setting `trial`, and never
+restarts: what fails is found, explained and killed exactly as in the run itself. It all happens in a data folder of its
+own on the same disk, which is removed: the run's outputs are not touched. What a killed process left there is killed
+and removed by the next one.
 
 RUN may also be a folder with `run.toml` and `dataset/` (some of its images): the page rehearses a draft that way,
 before there is a run. The result is `rehearsal.json` in that folder, replaced at each change, so that whoever reads it
@@ -17,11 +19,12 @@ import argparse
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +32,16 @@ from typing import Any
 from guards import checkpoint
 from launch import forecast
 from launch.common import RUN, LaunchError, report
-from launch.trial import ENCODING, LOCK, NAME, POLL_S, Trial, scratch
+from monitor import supervisor
+from monitor.attempt import Attempt
 from monitor.diagnose import causes
-from monitor.process.platform import is_held
+from monitor.loop import Loop
+from monitor.process import platform, spawned
+from monitor.process.platform import LOCK as WATCHED
+from monitor.process.platform import Lock, is_held
+from monitor.resume.next_attempt import Standby
 from monitor.run_folder import RunFolder
-from monitor.state import State
+from monitor.state import Observation, State, Transition
 from runs import job as jobs
 from runs import mitigate, pin
 from runs.command import model_files, samples, world
@@ -45,6 +53,13 @@ from runs.paths import data_root, datasets_dir, run_folder
 from runs.spec import RunSpec, dumps, load, save
 
 FILE, DATASET = "rehearsal.json", "dataset"
+SCRATCH, NAME = ".scratch", "rehearsal"  # the data folder in that of the user; the run in it
+LOCK = ".scratch.lock"  # held while it is used
+STALLED_S = 20.0  # without progress, and with evidence, it hangs
+POLL_S, TREE_S = 0.05, 1.0  # between two looks at the run, and at its processes
+KILL_S = 5.0
+QUEUE_S = 30.0  # for the driver to list its GPUs
+MEMORY_S = 0.5  # between two readings
 IMAGES, STEPS = 2, 2
 LIMIT_S = 1800.0  # for all stages
 LOG_BYTES, LOG_CHARACTERS = 65536, 3000  # of the log's end: read, and shown
@@ -54,12 +69,13 @@ PASSED, CANCELLED, LOST = "passed", "cancelled", "lost"
 STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "check": ("Check the settings and files", ()),
     "load": ("Load the model and the images", ("import", "load")),
-    "cache": ("Encode images and captions", ENCODING),
+    "cache": ("Encode images and captions", ("cache_latents", "cache_text", "hash")),
     "train": ("Train two steps", ("first_step", "step", "validate")),
     "sample": ("Draw a sample", ("sample",)),
     "save": ("Save the LoRA and a checkpoint", ("save", "end")),
     "resume": ("Resume from the checkpoint, train one more step", ()),
 }
+STAGE_OF = {phase: key for key, (_, phases) in STAGES.items() for phase in phases}
 # Fields that do not decide whether the run trains here: a change of them does not make a rehearsal out of date.
 LENGTH = ("epochs", "max_train_steps", "repeats", "save_every_n_steps", "save_every_n_epochs", "keep_states")
 UNTRIED = ("name", "seed", "price_per_hour", "spend_limit", "store", "nodes", "save_dir", *LENGTH)
@@ -168,8 +184,13 @@ def rehearse(folder: Path, limit_s: float = LIMIT_S) -> Rehearsal:
             raise
         except BaseException as error:  # what cannot be tried is a result too, for whoever reads only the file
             found.state = FAILED
-            start = {"stage": "Start", "title": "It could not be tried", "text": str(error)}
-            found.problem = {**start, "change": "", "log": ""}
+            found.problem = {
+                "stage": "Start",
+                "title": "It could not be tried",
+                "text": str(error),
+                "change": "",
+                "log": "",
+            }
             raise
         finally:
             found.took_s = round(time.time() - found.began_s, 1)
@@ -190,7 +211,7 @@ def captions_of(images: list[Path]) -> list[str]:
 def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source: Path) -> RunSpec:
     """The spec of the first attempt, with its images in place: the same settings, two steps on one machine, a sample,
     a checkpoint. Nothing is uploaded or copied to a store."""
-    data, control, more = datasets_dir() / NAME, datasets_dir().parent / "control", {}
+    data, control = datasets_dir() / NAME, datasets_dir().parent / "control"
     for number, path in enumerate(images):
         copy = data / f"{number}-{path.name}"
         data.mkdir(parents=True, exist_ok=True)
@@ -202,20 +223,121 @@ def _reduced(spec: RunSpec, files: Mapping[str, str], images: list[Path], source
             for file in inside.iterdir() if inside.is_dir() else ():
                 if file.stem == path.stem:
                     shutil.copyfile(file, control / f"{copy.stem}{file.suffix}")
-    if spec.control_dir:
-        more["control_dir"] = str(control)
-    drawn = with_intervals(spec, {"": len(images)}, captions_of(images))
-    prompts = samples(drawn)[:1]
+    prompts = samples(with_intervals(spec, {"": len(images)}, captions_of(images)))[:1]
     left = ("sample_every_n_epochs", "sample_at_first", "save_every_n_epochs", "save_state_to_huggingface")
     kept = {flag: v for flag, v in spec.extra.items() if flag not in left and not flag.startswith("huggingface_")}
     return spec.changed(
         name=NAME, nodes=1, max_train_steps=STEPS, save_every_n_epochs=0, save_dir="", store="", spend_limit=0.0,
-        extra={**files, **kept}, **more, save_every_n_steps=STEPS, keep_states=max(2, spec.keep_states),
-        prompts=prompts, sample_every_n_steps=STEPS if prompts else 0,
+        extra={**files, **kept}, control_dir=str(control) if spec.control_dir else "", prompts=prompts,
+        save_every_n_steps=STEPS, keep_states=max(2, spec.keep_states), sample_every_n_steps=STEPS if prompts else 0,
         # Each image fills all batches of all steps, also alone in its bucket.
         repeats=(STEPS + 1) * spec.batch_size * spec.gradient_accumulation * world(spec),
         trackers="" if spec.trackers == "trackio" else spec.trackers,  # which the monitor would start
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """The folder of the run to try, in a data folder that HANGPROOF_DATA names meanwhile. LaunchError: it is in use."""
+    root, models, before = data_root() / SCRATCH, data_root() / "models.toml", os.environ.get("HANGPROOF_DATA")
+    run = root / "outputs" / NAME
+    lock, watched = Lock(data_root() / LOCK), Lock(run / WATCHED)
+    if not lock.acquire():
+        raise LaunchError("another run is being rehearsed; try again when that has ended")
+    try:
+        clear(run)
+        watched.acquire()  # else its trainer would count as one that nobody watches
+        if models.is_file():
+            shutil.copyfile(models, root / "models.toml")
+        os.environ["HANGPROOF_DATA"] = str(root)
+        yield run
+    finally:
+        os.environ.pop("HANGPROOF_DATA", None)
+        os.environ |= {"HANGPROOF_DATA": before} if before is not None else {}
+        watched.release()
+        clear(run)
+        lock.release()
+
+
+def clear(run: Path) -> None:
+    """Kill what still trains in the scratch folder, and remove it."""
+    left = {process.pid: process for process in spawned.with_environment(spawned.RUN, str(run))}
+    spawned.kill(spawned.Tree("", members=left), 0.0, KILL_S)
+    shutil.rmtree(run.parent.parent, ignore_errors=True)
+
+
+class Trial:
+    """An attempt, until it completes, fails or its time is over. `loop`: its monitor, with the evidence of a failure.
+
+    busy: why it was not tried, such as a GPU that another run has. memory: host_bytes and, with a GPU, values that
+    begin with gpu, at their peak. intervals: seconds of the last steps.
+    """
+
+    def __init__(self, run: Path, until_s: float, on_phase: Callable[[str, float], None]):
+        """until_s: when its time is over. on_phase: called with each phase of the first rank, and when (monotonic)."""
+        self.loop = loop = Loop(RunFolder(run), self._turn, trial=True)
+        config, loop.on_view = loop.config, self._measure
+        for phase in config.phases.values():
+            phase.floor_s = phase.ceiling_s = STALLED_S
+        config.watch.poll_min_s, config.watch.poll_max_s, config.watch.tree_s = POLL_S, POLL_S, TREE_S
+        config.end.grace_s, config.end.kill_wait_s = 0.0, KILL_S
+        config.restart.snapshots_bytes = config.standby.tries_count = 0
+        loop.standby = Standby(loop.folder, config.standby, KILL_S)
+        self.until_s, self._on_phase = until_s, on_phase
+        self.busy = ""
+        self.memory: dict[str, Any] = {}
+        self.intervals: tuple[float, ...] = ()
+        self._began_s = time.monotonic()
+        self._memory_s = 0.0
+        self._entered: tuple[int, str] = (0, "")
+        self._items: dict[tuple[int, str], list[tuple[int, float]]] = {}
+
+    def _turn(self, loop: Loop) -> Transition:
+        """A turn of the monitor, while there is time. It starts at once, or not at all."""
+        now_s, queue = time.monotonic(), loop.queue
+        if now_s >= self.until_s:
+            return Transition(State.FAILED, "It was still working when its time was over.")
+        if loop.at.state is State.QUEUED and not queue.acquire() and now_s - self._began_s > QUEUE_S:
+            self.busy = f"{queue.message}; try again when it is free"
+            return Transition(State.FAILED, self.busy)
+        started, result = loop.attempt is None, supervisor.turn(loop)
+        if started and loop.attempt is not None:
+            self._on_phase("import", time.monotonic())
+        return result
+
+    def _measure(self, attempt: Attempt, view: Observation) -> None:
+        """What each observation of the attempt shows."""
+        if view.now_s - self._memory_s >= MEMORY_S:
+            self._memory_s = view.now_s
+            memory, used = self.memory, platform.private_bytes(*attempt.tree.members)
+            memory["host_bytes"] = max(memory.get("host_bytes", 0), used)
+            for gpu in self.loop.gpus.read():
+                used, total = int(gpu.get("memory_used") or 0), int(gpu.get("memory_total") or 0)
+                # In a container the driver names no process, or those of another namespace: all memory in use counts.
+                memory.setdefault("gpu_before_bytes", used)
+                if used > memory.get("gpu_bytes", 0):
+                    memory |= {"gpu_bytes": used, "gpu_total_bytes": total, "gpu": str(gpu.get("name", ""))}
+        first = next((beat for beat in view.beats if beat.rank == 0), None)
+        if first is None:
+            return
+        items = self._items.setdefault((first.pid, first.phase), [])
+        if first.done and (not items or items[-1][0] != first.done):
+            items.append((first.done, first.beat_s))
+        self.intervals = first.intervals or self.intervals
+        if (first.pid, first.phase) != self._entered:
+            same = first.pid == self._entered[0]
+            self._entered = (first.pid, first.phase)
+            self._on_phase(first.phase, first.phase_s if same else view.now_s)
+
+    def image_s(self) -> float:
+        """Seconds that each further image costs: from the first item to the last one, in each phase that encodes."""
+        visits = (
+            (items[0], items[-1])
+            for (_, phase), items in self._items.items()
+            if STAGE_OF.get(phase) == "cache" and items
+        )
+        spans = [(last_s - first_s, last - first) for (first, first_s), (last, last_s) in visits]
+        return round(sum(seconds / count for seconds, count in spans if count > 0), 4)
 
 
 class Work:
@@ -232,8 +354,7 @@ class Work:
         trial = self._try(spec)
         if trial is not None and self._measure(spec, trial):
             self._enter("resume")
-            longer = spec.changed(max_train_steps=STEPS + 1, sample_every_n_steps=0, prompts=[])
-            resumed = self._try(longer)
+            resumed = self._try(spec.changed(max_train_steps=STEPS + 1, sample_every_n_steps=0, prompts=[]))
             if resumed is None:
                 return
             first, last = resumed.loop.state.resumed_step, resumed.loop.furthest()
@@ -246,7 +367,12 @@ class Work:
         save(self.run, spec)
         pin.write(self.run, jobs.made(self._job(spec), dumps(spec).encode()))
         trial = Trial(self.run, self.until_s, self._on_phase)
-        trial.run()
+        try:
+            trial.loop.run_until_final()
+        finally:  # nothing of the attempt lives on
+            if trial.loop.attempt is not None:
+                trial.loop.attempt.kill(0.0, KILL_S)
+                trial.loop.attempt.close()
         if trial.busy:
             raise LaunchError(trial.busy)
         if trial.loop.at.state is not State.COMPLETED:
@@ -282,8 +408,8 @@ class Work:
             "cache_bytes": _bytes(*caches), "images": len(images_in(data)), **trial.memory,
         }  # fmt: skip
         self.found.stage("train").text = f"{measured['step_s']:.3g} s for the second step"
-        sizes = f"LoRA {size_text(measured['lora_bytes'])}, checkpoint {size_text(measured['state_bytes'])}"
-        self.found.stage("save").text = sizes
+        lora, state_size = (size_text(measured[key]) for key in ("lora_bytes", "state_bytes"))
+        self.found.stage("save").text = f"LoRA {lora}, checkpoint {state_size}"
         if not drawn:
             self.found.stage("sample").state, self.found.stage("sample").text = SKIPPED, "Samples are off in this run"
         return True
@@ -298,10 +424,9 @@ class Work:
             self._fail(now, title, trial.loop.at.message, "Read the end of the log below.")
         else:
             cause, said = causes.match(evidence), evidence.group().verdict().text if evidence.kind == "hang" else ""
-            stage = now if now == "resume" else _stage_of(evidence.phase)
+            stage = now if now == "resume" else STAGE_OF.get(evidence.phase, "load")
             text = " ".join(filter(None, (cause.explanation, said)))
-            changes = (mitigate.apply(spec, name) for name in cause.ladder)  # the first setting that helps
-            setting = next((sentence for changed, sentence in changes if changed != spec and sentence), "")
+            setting = next(filter(None, (mitigate.apply(spec, name)[1] for name in cause.ladder)), "")
             advice = " ".join(filter(None, (cause.advice, setting and f"Change this setting: {setting}.")))
             self._fail(stage, cause.title, text, advice or "Read the end of the log below.")
 
@@ -319,7 +444,7 @@ class Work:
 
     def _on_phase(self, phase: str, at_s: float) -> None:
         if self.now is None or self.now.key != "resume":
-            self._enter(_stage_of(phase), at_s)
+            self._enter(STAGE_OF.get(phase, "load"), at_s)
 
     def _enter(self, key: str | None, at_s: float | None = None) -> None:
         """The stage `key` began at `at_s` (monotonic; default: now), the one before ends. musubi-tuner loads twice."""
@@ -346,10 +471,6 @@ class Work:
             print(f"{stage.title}: {stage.state}, {stage.took_s:.1f} s", flush=True)
         with contextlib.suppress(OSError):  # a full disk, or the draft was deleted: the rehearsal says so at its end
             _write(self.folder, self.found)
-
-
-def _stage_of(phase: str) -> str:
-    return next((key for key, (_, phases) in STAGES.items() if phase in phases), "load")
 
 
 def _bytes(*paths: Path) -> int:

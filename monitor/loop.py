@@ -41,7 +41,7 @@ ERROR_PAUSE_S = 0.25
 class Loop(Run):
     """One run until it reaches a final state.
 
-    `trial`: its attempt is only tried (launch/trial.py). A failure ends it, nothing hangs without evidence, signals end
+    `trial`: its attempt is only tried (launch/rehearse.py). A failure ends it, nothing hangs without evidence, signals end
     the process, and nobody is notified. `evidence`: of its failure. `on_view`: called with each observation.
     """
 

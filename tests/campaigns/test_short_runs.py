@@ -16,9 +16,8 @@ import tiny_runs
 from monitor_helpers import wait_for
 from short_run_helpers import HANGS, drilled, hang_at, hang_in, launched, listing, nothing_runs, states, tiny_run
 
-from launch import rehearse, trial
+from launch import rehearse
 from launch.rehearse import DONE, FAILED, PASSED
-from launch.trial import SCRATCH
 from runs.paths import ROOT
 
 pytestmark = pytest.mark.usefixtures("one_cpu")
@@ -52,18 +51,18 @@ def test_a_cancelled_one_and_a_killed_one_leave_no_process(data, monkeypatch):
         found = rehearse.read(folder)
         assert found is not None and found.state == ("cancelled" if number == signal.SIGTERM else "lost")
         if number == signal.SIGTERM:
-            assert nothing_runs(data) and not (data / SCRATCH).exists()
+            assert nothing_runs(data) and not (data / rehearse.SCRATCH).exists()
     assert trains(data)  # nobody was left to end it
-    with trial.scratch():
+    with rehearse.scratch():
         assert nothing_runs(data)
-    assert not (data / SCRATCH).exists()
+    assert not (data / rehearse.SCRATCH).exists()
 
 
 def trains(data: Path) -> bool:
     """Whether a trainer works in the scratch folder."""
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "trainer" in words and any(str(data / SCRATCH) in word for word in words):
+        if "trainer" in words and any(str(data / rehearse.SCRATCH) in word for word in words):
             return True
     return False
 
@@ -81,7 +80,7 @@ def test_a_rank_that_stops_is_named(data, monkeypatch):
     assert code == 1 and "Rank 1 stopped at check point 9" in found["problem"]["text"], said
     kept = {name: stamp for name, stamp in listing(data).items() if not name.startswith("models/")}
     assert kept.pop(f"outputs/{folder.name}/{rehearse.FILE}") and kept == before
-    assert nothing_runs(data) and not (data / SCRATCH).exists()
+    assert nothing_runs(data) and not (data / rehearse.SCRATCH).exists()
 
 
 def test_sd_scripts_are_rehearsed_with_their_own_script(data):

@@ -80,16 +80,16 @@ def hang_in(stage: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rehearse a run that hangs in this stage: it fails there, says so, and leaves nothing."""
     from dataclasses import asdict
 
-    from launch import rehearse, trial
+    from launch import rehearse
 
     hang_at(monkeypatch, *HANGS[stage], FAULT_EVERY="1" if stage == "resume" else "0")
-    monkeypatch.setattr(trial, "STALLED_S", 3.0)
+    monkeypatch.setattr(rehearse, "STALLED_S", 3.0)
     found = asdict(rehearse.rehearse(tiny_run(data)))
     assert (found["state"], states(found)[stage]) == (rehearse.FAILED, rehearse.FAILED), found
     order = list(states(found))
     assert {states(found)[later] for later in order[order.index(stage) + 1 :]} <= {rehearse.SKIPPED}
     assert found["problem"]["stage"] == rehearse.STAGES[stage][0] and "step_sleeps" in found["problem"]["text"], found
-    assert nothing_runs(data) and not (data / trial.SCRATCH).exists()
+    assert nothing_runs(data) and not (data / rehearse.SCRATCH).exists()
 
 
 def drilled(data: Path) -> None:

@@ -9,7 +9,6 @@ from ui_helpers import PACED, Server, photos, serving
 from ui_page import RUN_S, a_tab, choose_tiny, drop, faint_texts, field, open_page, state_is, until
 
 from launch import rehearse
-from launch.trial import SCRATCH
 from ui import jobs
 from ui.new import rehearsal
 
@@ -81,7 +80,7 @@ def test_a_rehearsal_in_two_browsers_goes_on_while_the_server_is_killed(browser,
             rehearsal_is(other, "cancelled")
             assert was_not_reloaded(one) and was_not_reloaded(other)
             folder = rehearsal._folder(one.evaluate("window.hangproof.draft()"))
-            until(lambda: not list((data / SCRATCH).glob("*")), "nothing of it is left")
+            until(lambda: not list((data / rehearse.SCRATCH).glob("*")), "nothing of it is left")
 
             other.locator("#rehearse").click()
             rehearsal_is(one, "running")

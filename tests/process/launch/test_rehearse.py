@@ -1,5 +1,7 @@
 """The rehearsal: the real trainers on tiny models; what fails in each stage, and that nothing of it is left."""
 
+import os
+import subprocess
 import time
 
 import pytest
@@ -7,8 +9,10 @@ from runs_helpers import picture, spec
 from short_run_helpers import launched, listing, nothing_runs, states, tiny_run
 
 import runs
-from launch import forecast, rehearse, trial
+from launch import forecast, rehearse
+from launch.common import LaunchError
 from launch.rehearse import DONE, FAILED, PASSED, SKIPPED
+from monitor.process import spawned
 from ui.run import run_page
 
 
@@ -28,7 +32,7 @@ def test_a_rehearsal_measures_the_run_and_leaves_nothing(data, one_cpu):
     assert "120 steps take about" in said and "the run ends on" in said
     left = listing(data)
     left.pop(f"outputs/{folder.name}/rehearsal.json")
-    left.pop(trial.LOCK)
+    left.pop(rehearse.LOCK)
     assert {name: stamp for name, stamp in left.items() if not name.startswith("models/")} == before
     assert nothing_runs(data)
     again = rehearse.read(folder)
@@ -93,3 +97,21 @@ def test_a_damaged_result_is_a_lost_one(tmp_path, content):
     found = rehearse.read(tmp_path)
     assert found is not None and found.state == "lost"
     assert rehearse.objection(tmp_path, spec()) == ""
+
+
+def test_what_a_killed_one_left_goes_with_what_it_started_and_one_runs_at_a_time(data):
+    run = data / rehearse.SCRATCH / "outputs" / rehearse.NAME
+    (run / "cache").mkdir(parents=True)
+    left = subprocess.Popen(["sleep", "60"], env=os.environ | {spawned.RUN: str(run), spawned.TOKEN: "0" * 32})
+    environment = dict(os.environ)
+    try:
+        with rehearse.scratch() as scratch:
+            assert left.wait(10) < 0, "it was killed"
+            assert scratch == run and not (run / "cache").exists()
+            assert os.environ["HANGPROOF_DATA"] == str(data / rehearse.SCRATCH)
+            os.environ["HANGPROOF_DATA"] = str(data)
+            with pytest.raises(LaunchError, match="another run is being rehearsed"), rehearse.scratch():
+                pass
+    finally:
+        left.kill()
+    assert [path.name for path in data.iterdir()] == [rehearse.LOCK] and dict(os.environ) == environment
