@@ -17,7 +17,7 @@ _NAMES = {
     "scripts": ("script", "script_name"),
     "quoting": ("quote", "quote_cmd"),
     "folders": ("create", "render", "write_attempt", "longer", "train_longer", "planned_steps", "with_intervals", "problems"),
-    "models": ("fetch_model", "missing_files"),
+    "weights": ("fetch_model", "missing_files"),
     "dataset": ("read_captions", "images_in"),
 }  # fmt: skip
 

@@ -166,7 +166,7 @@ def rename(args: argparse.Namespace) -> dict[str, Any]:
 def fetch(args: argparse.Namespace) -> dict[str, Any]:
     """Download model files; progress goes to standard error, at most one line per second."""
     from guards.hub import Progress
-    from runs.models import fetch_model
+    from runs.weights import fetch_model
 
     printed_s, printed_name = 0.0, ""
 

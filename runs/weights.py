@@ -1,26 +1,30 @@
-"""Checks the base model before a run starts, because a trainer notices a missing file only after minutes.
+"""The files of base models: checked before a run starts, and downloaded for kohya's trainers into the models folder.
 
-Only names, sizes and the headers of files are read. The hub is contacted only with `ask`, once, and with a time limit;
-a model in the local cache needs no network.
+A trainer notices a missing file only after minutes. The checks read only names, sizes and the headers of files. They
+contact the hub only with `ask`, once, and with a time limit; a model in the local cache needs no network.
+guards/download.py does a download; this module says where a file comes from and where it belongs.
 """
 
 import functools
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
-from guards import hub, hub_cache
+from guards import download, hub, hub_cache, hub_request
 from guards.deadline import call
-from guards.hub_request import ask
-from runs import models
+from presets.tables import downloads, shards
 from runs.command import model_files
+from runs.files import RunError, explained
 from runs.machine import free_gb
 from runs.paths import ROOT, models_dir
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
 
+Progress = Callable[[hub.Progress], None]
 HUB_TIMEOUT_S = 8.0  # for a response of the hub, name resolution included
 POINTER = b"version https://git-lfs"
 
@@ -52,7 +56,7 @@ def problems(spec: "RunSpec", ask: bool = False) -> list[str]:
 def _files(spec: "RunSpec") -> list[tuple[str, Path]]:
     """(flag, path) of each file that a trainer of kohya's loads; a part in several files has several."""
     values = [(flag, Path(value).expanduser()) for flag, value in model_files(spec).items()]
-    return [(flag, path) for flag, value in values for path in models.all_files(value)]
+    return [(flag, path) for flag, value in values for path in all_files(value)]
 
 
 def _missing(paths: dict[str, Path]) -> str:
@@ -172,7 +176,7 @@ def _hub_status(url: str) -> tuple[int, str]:
     """(HTTP status, reason) of a file on the hub; status 0 when there is no response in time."""
 
     def head() -> int:
-        with ask(url, 2 * HUB_TIMEOUT_S, "HEAD") as response:
+        with hub_request.ask(url, 2 * HUB_TIMEOUT_S, "HEAD") as response:
             return response.status_code
 
     try:
@@ -208,7 +212,7 @@ def can_be_fetched(spec: "RunSpec") -> bool:
     """Whether the page offers the next step for a model that is not on this machine: its licence and login, or a download."""
     if spec.backend == "diffusers":
         return bool(needs_login(spec))
-    return not presets.models()[spec.model]["generated"] and bool(models.missing_files(spec.model))
+    return not presets.models()[spec.model]["generated"] and bool(missing_files(spec.model))
 
 
 def to_download(spec: "RunSpec") -> tuple[float, Path]:
@@ -218,8 +222,8 @@ def to_download(spec: "RunSpec") -> tuple[float, Path]:
         return (float(family["download_bytes"]) if from_hub(spec) else 0.0), hub_cache.folder()
     if presets.models()[spec.model]["generated"]:
         return 0.0, models_dir()
-    missing, sources = models.missing_files(spec.model), presets.tables.downloads()
-    return float(sum(sources.get(path.name, {}).get("size", 0) for path in missing.values())), models_dir()
+    gone, sources = missing_files(spec.model), downloads()
+    return float(sum(sources.get(path.name, {}).get("size", 0) for path in gone.values())), models_dir()
 
 
 def note(spec: "RunSpec") -> str:
@@ -232,3 +236,81 @@ def note(spec: "RunSpec") -> str:
     return (
         f"{name} is not on this machine yet. The run downloads it first ({size / 1e9:.0f} GB; {free:.0f} GB are free)."
     )
+
+
+# Downloads -------------------------------------------------------------------------------------------------------------
+
+
+def missing_files(model: str) -> dict[str, Path]:
+    """The missing files of a base model, by flag; of a part in several files, the second and others as `FLAG 2`."""
+    out = {}
+    for flag, name in presets.models()[model]["files"].items():
+        for number, path in enumerate(all_files(models_dir() / name), 1):
+            if not path.is_file():
+                out[flag if number == 1 else f"{flag} {number}"] = path
+    return out
+
+
+def all_files(path: Path) -> list[Path]:
+    """The files that the path of a model file stands for: itself, or all of `…-00001-of-0000N.safetensors`."""
+    return [path.with_name(name) for name in shards(path.name)]
+
+
+def fetch_model(model: str, on_progress: Progress = lambda _: None) -> list[Path]:
+    """Download the missing model files that kohya's trainers need, when the disk has space for all of them.
+
+    Args:
+        model: key or name of a base model. on_progress: called often with the bytes of the current file.
+
+    Returns:
+        The downloaded files.
+
+    Raises:
+        RunError: offline, no access, not found, no space, stalled or damaged. Received bytes are kept.
+    """
+    key = presets.find_model(model)
+    entry = presets.models()[key]
+    if entry["generated"]:
+        raise RunError(f"{key} is generated on this machine; there is nothing to download")
+    if not entry["files"]:
+        raise RunError(
+            f"{key} has no model files for kohya's trainers; use the diffusers backend, which downloads {entry['repo']} itself"
+        )
+    sources, wanted = downloads(), []
+    for flag, path in missing_files(key).items():
+        where = sources.get(path.name)
+        if where is None:
+            raise RunError(
+                f"no download source is known for {path.name} (--{flag}); put the file at {path}, or add it under [downloads] to models.toml"
+            )
+        wanted.append((hub.Source(where["repo"], where["path"]), path, where.get("sha256", "")))
+    fetch(key, wanted, on_progress)
+    return [path for _, path, _ in wanted]
+
+
+def fetch(
+    what: str, wanted: list[tuple[hub.Source, Path, str]], on_progress: Progress, stall_s: float | None = None
+) -> None:
+    """Download files of the hub that all fit onto the disk, each with its SHA-256 ("": the hub's). Raises RunError.
+
+    Args:
+        stall_s: seconds without progress before the download fails; None: `download_stall_s`.
+    """
+    known: list[tuple[hub.Source, Path, hub.Remote, hub.Options]] = []
+    with explained(f"download {what}"):
+        try:
+            for source, path, sha256 in wanted:
+                options = hub.Options(on_progress, stall_s=stall_s, by_hand=f"put {path.name} at {path} yourself")
+                commit, files = hub_request.listing(source, options)
+                if source.file not in files:
+                    raise hub_request.missing(f"{source.file} of {source.repo}", source, options)
+                remote = files[source.file]
+                exact = replace(remote, digest=sha256.lower() or remote.digest)
+                known.append((replace(source, revision=commit), path, exact, options))
+            needed = sum(download.missing_bytes(path, remote) for _, path, remote, _ in known)
+            download.check_space(needed, models_dir(), what)
+            for source, path, remote, options in known:
+                download.fetch(source, path, remote, options)
+        except hub.DownloadError as error:
+            hint = "; or correct [downloads] in models.toml" if error.kind == "missing" else ""
+            raise RunError(f"{error}{hint}") from error

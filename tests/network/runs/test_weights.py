@@ -10,7 +10,7 @@ from runs_helpers import python
 import runs
 from guards import hub as hub_module
 from guards.hub import Source
-from runs import models
+from runs import weights
 
 CONTENT = bytes(range(256)) * 2_000  # 512 kB
 NAME = "sub dir/ü.safetensors"
@@ -26,7 +26,7 @@ def get(target: Path, stall_s: float = 5, sha256: str = "") -> list[tuple]:
     """Download the file; (name, bytes so far, size) of each report."""
     calls: list[tuple] = []
     report = lambda at: calls.append((at.name, at.done, at.total))  # noqa: E731
-    models.download(target.name, [(Source("me/model", NAME), target, sha256)], report, stall_s)
+    weights.fetch(target.name, [(Source("me/model", NAME), target, sha256)], report, stall_s)
     return calls
 
 
