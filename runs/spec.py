@@ -1,25 +1,34 @@
 """`RunSpec`: the complete description of a run, saved as `run.toml`. `job.json` is made from it once (runs/job.py).
 
-A pydantic model, because its errors name the field and because unknown keys must be refused (the sentences that users
-see are in validation.py). The script, the data-set file and the prompts are rendered from it: the same spec gives the
+A pydantic model, because its errors name the field and because unknown keys must be refused. Its sentences are for
+programmers ("unable to parse string as an integer"), so SENTENCES has one of ours for each type of error. The script, the data-set file and the prompts are rendered from it: the same spec gives the
 same bytes.
 """
 
 import contextlib
+import difflib
 import re
+from collections.abc import Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 import presets
 from runs import env_file
-from runs.files import RunError, atomic_write
+from runs.files import Fault, RunError, atomic_write
 from runs.paths import slug
-from runs.validation import FieldError, faults
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("Contains a NUL character; remove it")
+    return text
+
 
 DEFAULTS = presets.defaults()["run"]
+Text = Annotated[str, AfterValidator(_no_nul)]
 Value = bool | int | float | str | list[str]
 MOST = 10**12  # of any count: runs/sanity.py judges far smaller ones, and computes with floats
 Steps = Annotated[int, Field(ge=0, le=MOST)]
@@ -51,6 +60,45 @@ RESERVED_VARIABLES = (
     *(f"HANGPROOF_{n}" for n in ("RUN", "ATTEMPT", "TOKEN", "HEARTBEAT", "WORLD")),
     *(f"HANGPROOF_{n}" for n in ("NODE", "MAIN_ADDRESS", "MAIN_PORT")),
 )
+
+
+WHOLE = "Not a whole number; write for example 4"
+NUMBER = "Not a number; write for example 0.0001"
+VALUE = "Must be text, a number, true, false or a list of texts"
+
+# Type of pydantic's error -> a sentence; {…} are limits from the error's context.
+SENTENCES: dict[str, str] = {
+    "missing": "Missing; add a value",
+    "string_type": "Must be text",
+    "string_unicode": "Not valid Unicode text; type it again",
+    "int_type": WHOLE,
+    "int_parsing": WHOLE,
+    "int_parsing_size": "Too large; write a smaller number",
+    "int_from_float": WHOLE,
+    "float_type": NUMBER,
+    "float_parsing": NUMBER,
+    "finite_number": NUMBER,
+    "greater_than_equal": "Must be {ge} or more",
+    "greater_than": "Must be more than {gt}",
+    "less_than_equal": "Must be {le} or less",
+    "less_than": "Must be less than {lt}",
+    "multiple_of": "Must be a multiple of {multiple_of}",
+    "literal_error": "Must be {choices}",
+    "list_type": "Must be a list of texts",
+    "dict_type": "Must be a table of names and values",
+    "invalid_key": "The name of a field must be text",
+    "model_type": "Must be a table of fields",
+    "extra_forbidden": "Unknown field; {similar}",
+}
+UNKNOWN = "Not a valid value; compare with `python -m runs show NAME`"
+
+
+class FieldError(ValueError):
+    """A fault found by a validator of the whole model, which must name the field itself."""
+
+    def __init__(self, field: str, message: str):
+        self.field = field
+        super().__init__(message)
 
 
 class Edited(BaseModel):
@@ -86,13 +134,13 @@ class RunSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, frozen=True)
 
-    name: str = in_head(..., "Name")
-    trigger: str = in_head("", "Trigger word")
+    name: Text = in_head(..., "Name")
+    trigger: Text = in_head("", "Trigger word")
     model: str = in_head(DEFAULTS["model"], "Base model")
     tier: str = in_head(DEFAULTS["tier"], "VRAM")  # a table of presets/tiers.toml
     backend: Literal["sd-scripts", "diffusers", "musubi"] = in_head(DEFAULTS["backend"], "Trainer")
     # Only for models that learn from pairs (Kontext, Qwen-Image-Edit): the page shows it for them alone.
-    control_dir: str = in_control(
+    control_dir: Text = in_control(
         "", "Folder of control images", "One for each image, under the same name: what the edit starts from"
     )
     repeats: Count = in_length(
@@ -102,7 +150,7 @@ class RunSpec(BaseModel):
     resolution: int = in_length(
         DEFAULTS["resolution"], "Resolution", "Pixels per side, a multiple of 32", ge=32, le=4096, multiple_of=32
     )
-    prompts: list[str] = in_samples([], "Sample prompts, one per line", "Leave empty to use the trigger word")
+    prompts: list[Text] = in_samples([], "Sample prompts, one per line", "Leave empty to use the trigger word")
     sample_every_n_steps: Steps | None = in_samples(
         DEFAULTS["sample_every_n_steps"],
         "Generate samples every N steps",
@@ -164,7 +212,7 @@ class RunSpec(BaseModel):
     trackers: Literal["", "tensorboard", "wandb", "trackio", "all"] = in_more(
         "", "Also log to", "A tracker that records the loss", "log_with", choices=TRACKERS
     )
-    store: str = in_machines(
+    store: Text = in_machines(
         "", "Store", "Keeps the run on another disk: a folder, s3://bucket/runs, hf://buckets/me/runs, sftp://…"
     )
     gpus: int = in_machines(DEFAULTS["gpus"], "GPUs per machine", "All train this run together", ge=1, le=64)
@@ -172,8 +220,8 @@ class RunSpec(BaseModel):
     price_per_hour: Real = in_machines(0.0, "Price per hour", "What the machines cost together, in any currency", ge=0)
     spend_limit: Real = in_machines(0.0, "Spend limit", "The run stops with a checkpoint before it costs more", ge=0)
     keep_tokens: Steps = DEFAULTS["keep_tokens"]
-    save_dir: str = ""  # folder that checkpoints are written to; "" is the run's folder
-    environment: dict[str, str] = Field({}, repr=False)  # variables of the training process; of secrets in memory only
+    save_dir: Text = ""  # folder that checkpoints are written to; "" is the run's folder
+    environment: dict[str, Text] = Field({}, repr=False)  # variables of the training process; of secrets in memory only
     secrets: list[str] = []  # the variables whose values are in the run's file of secrets (runs/env_file.py)
     extra: dict[str, Value] = {}  # other flags of the trainer; they override the flags of the fields
     edited: Edited | None = None  # the script as a person edited it; None: as the other fields give it
@@ -196,13 +244,6 @@ class RunSpec(BaseModel):
             data = {**data, "tier": data["tier"].strip().upper().removesuffix("+")}
         return data
 
-    @field_validator("name", "trigger", "control_dir", "save_dir", "store")
-    @classmethod
-    def _one_line(cls, text: str) -> str:
-        if "\0" in text:
-            raise ValueError("Contains a NUL character; remove it")
-        return text
-
     @field_validator("name")
     @classmethod
     def _name_makes_a_folder(cls, name: str) -> str:
@@ -222,21 +263,16 @@ class RunSpec(BaseModel):
     @field_validator("prompts")
     @classmethod
     def _prompts(cls, prompts: list[str]) -> list[str]:
-        if any("\0" in p for p in prompts):
-            raise ValueError("A prompt contains a NUL character; remove it")
         return [p for p in prompts if p.strip()]
 
     @field_validator("environment", "secrets")
     @classmethod
     def _environment(cls, environment: dict[str, str] | list[str]) -> dict[str, str] | list[str]:
         for name in environment:
-            value = environment[name] if isinstance(environment, dict) else ""
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in RESERVED_VARIABLES:
                 raise ValueError(
                     f"{name!r} cannot be set; use letters, digits and _, and no variable that Hangproof sets"
                 )
-            if "\0" in value:
-                raise ValueError(f"{name}: Contains a NUL character; remove it")
         return environment
 
     @field_validator("extra")
@@ -313,7 +349,32 @@ def make(fields: dict[str, Any]) -> RunSpec:
     try:
         return RunSpec.model_validate(fields)
     except ValidationError as error:
-        raise RunError(faults(error.errors(), RunSpec)) from error
+        # A value of `extra` is tried as each type of a union, and each type reports an error: one line is enough.
+        raise RunError(dict.fromkeys(map(_fault, error.errors()))) from error
+
+
+def _fault(error: Mapping[str, Any]) -> Fault:
+    """The field that pydantic refuses, and why, as a sentence of ours."""
+    # A name that is no plain word is quoted.
+    place = [
+        str(part) if re.fullmatch(r"[\w-]+", str(part)) else repr(part) for part in error["loc"] if part != "[key]"
+    ]
+    field, inside = (place[0] if place else "run.toml"), "".join(f"{part}: " for part in place[1:])
+    if field == "prompts" and inside:
+        inside = f"Prompt {int(place[1]) + 1}: "
+    if error["type"] == "value_error":  # raised by a validator of the model: already a sentence of ours
+        found = error["ctx"]["error"]
+        return Fault(found.field if isinstance(found, FieldError) else field, f"{inside}{found}")
+    if field == "extra" and inside:
+        return Fault(field, f"{place[1]}: {VALUE}")
+    details = {key: f"{value:g}" if isinstance(value, float) else value for key, value in error.get("ctx", {}).items()}
+    close, known = difflib.get_close_matches(field, RunSpec.model_fields, n=3), RunSpec.model_fields.get(field)
+    details["similar"] = f"did you mean {', '.join(close)}?" if close else "remove it"
+    values = get_args(known.annotation) if known else ()
+    details["choices"] = f"one of {', '.join(str(value) for value in values if value != '')}" + ", or empty" * (
+        "" in values
+    )
+    return Fault(field, inside + SENTENCES.get(error["type"], UNKNOWN).format(**details))
 
 
 def dumps(spec: RunSpec) -> str:

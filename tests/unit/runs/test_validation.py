@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from strategies import ANY_VALUE
 
 import runs
-from runs.spec import RunSpec
-from runs.validation import UNKNOWN, VALUE
+from runs.spec import UNKNOWN, VALUE, RunSpec
 
 PYDANTIC = re.compile(
     r"Input should|unable to parse|[Vv]alue error|[Ff]ield required|Extra inputs|valid (string|integer|number|list|dict)"
@@ -21,7 +20,7 @@ PYDANTIC = re.compile(
     ("fields", "line"),
     [
         ({"trackers": "x"}, "trackers: Must be one of tensorboard, wandb, trackio, all, or empty"),
-        ({"prompts": ["a", 2]}, "prompts: Prompt 2 must be text"),
+        ({"prompts": ["a", 2]}, "prompts: Prompt 2: Must be text"),
         ({"environment": {"A B": "1"}}, "environment: 'A B' cannot be set; use letters, digits and _, and no variable that Hangproof sets"),
         ({"extra": {"sdpa": None}}, f"extra: sdpa: {VALUE}"),
         ({"extra": {"network_dim": 3}}, "extra: network_dim: Set the field rank instead"),
@@ -48,7 +47,10 @@ def test_every_wrong_field_has_a_line_and_what_no_command_line_can_hold_is_refus
     for fields, message in (
         ({"extra": {"--bad": 1}}, "without dashes"),
         ({"extra": {"network_args": ["-x"]}}, "cannot start with a dash"),
-        ({"trigger": "a\0b"}, "NUL"),
+        ({"trigger": "a\0b"}, "trigger: Contains a NUL"),
+        ({"prompts": ["a", "a\0b"]}, "prompts: Prompt 2: Contains a NUL"),
+        ({"environment": {"A": "a\0b"}}, "environment: A: Contains a NUL"),
+        ({"extra": {"b": ["a\0b"]}}, "extra: b: Contains a NUL"),
     ):
         with pytest.raises(runs.RunError, match=message):
             runs.make({"name": "x", **fields})
