@@ -1,9 +1,9 @@
 """Reads the configurations of other trainers: what they set, by the flags of kohya's trainers, which all of them share.
 
-FluxGym's train.sh and dataset.toml, a JSON of the kohya_ss GUI (runs/foreign_kohya.py), a command, script or
-`--config_file` of sd-scripts, a command of musubi-tuner, and a job of ai-toolkit (runs/foreign_toolkit.py). Everything
-here is text from elsewhere: it is parsed and never run, its size is limited, and whatever is wrong with it is a
-RunError. runs/foreign_spec.py turns the result into a run.
+FluxGym's train.sh and dataset.toml, a command, script or `--config_file` of sd-scripts, a command of musubi-tuner, a
+JSON of the kohya_ss GUI and a job of ai-toolkit (runs/foreign_programs.py). Everything here is text from elsewhere: it
+is parsed and never run, its size is limited, and whatever is wrong with it is a RunError. runs/foreign_spec.py turns
+the result into a run.
 """
 
 import json
@@ -17,9 +17,8 @@ from presets import PresetError, read_table
 from presets.training import Training, file_name, trainings
 from runs import env_file
 from runs.files import RunError
-from runs.foreign_kohya import read_gui
+from runs.foreign_programs import read_gui, read_job
 from runs.foreign_settings import Settings, lines_of, shown, tables
-from runs.foreign_toolkit import read_job
 
 MAX_BYTES = 1_000_000  # of one file
 MAX_SCRIPT = 64_000  # of a script or YAML, which take longer to read; FluxGym's have 3 kB

@@ -18,7 +18,8 @@ import presets
 import runs
 from runs.files import RunError
 from runs.foreign import MAX_FILES, MAX_SCRIPT, read
-from runs.foreign_kohya import NAMES, SCRIPTS
+from runs.foreign_programs import CHECKBOXES
+from runs.foreign_programs import GUI as NAMES
 from runs.foreign_spec import convert
 
 
@@ -74,10 +75,10 @@ def test_a_json_of_kohya_ss_means_what_its_gui_writes_as_flags():
 
 
 def test_each_checkbox_of_the_gui_is_a_family_and_each_type_of_lora_is_taken_over_or_refused_with_a_reason():
-    for box in (*SCRIPTS, ""):
+    for box in (*CHECKBOXES, ""):
         gui = {"LoRA_type": "Standard", "network_dim": 8, "learning_rate": 1e-4, **({box: True} if box else {})}
         found = presets.trainer_of(imported(("x.json", json.dumps(gui))).fields["model"], "sd-scripts")
-        assert found["script"] == SCRIPTS.get(box, "train_network.py")
+        assert found["script"] == CHECKBOXES.get(box, "train_network.py")
     for kind in (*NAMES["networks"], "LyCORIS/LoHa", "", None, 7):
         gui = {"LoRA_type": kind, "network_dim": 128, "network_alpha": 1, "conv_dim": 8, "sdxl": True, "factor": -1}
         one = imported(("x.json", json.dumps(gui)))
@@ -170,7 +171,7 @@ def toml(table: dict) -> str:
 
 LORA, NAME = {"LoRA_type": "Standard"}, st.text(max_size=12)
 OPTIONS = NAME | st.sampled_from(["network_dim", "seed", "resolution", "resume", "optimizer_args", "datasets"])
-KEYS = NAME | st.sampled_from([*GUI, *SCRIPTS, "conv_dim", "max_grad_norm", "lr_scheduler_args", "vae", "resume"])
+KEYS = NAME | st.sampled_from([*GUI, *CHECKBOXES, "conv_dim", "max_grad_norm", "lr_scheduler_args", "vae", "resume"])
 FLAGS = st.lists(st.builds(" \\\n --{} {}".format, OPTIONS, st.text(max_size=40)), max_size=12).map("".join)
 TABLES = st.dictionaries(OPTIONS, ANY_VALUE, max_size=6).map(toml)
 FILES = st.one_of(
