@@ -92,7 +92,7 @@ def new(args: argparse.Namespace) -> dict[str, Any]:
     """
     from runs.command import samples
     from runs.dataset import counts
-    from runs.flags import parse_settings
+    from runs.flags import settings
     from runs.machine import this_machine
     from runs.sanity import IMPOSSIBLE, judge
 
@@ -101,12 +101,15 @@ def new(args: argparse.Namespace) -> dict[str, Any]:
     }
     if args.prompt:
         fields["prompts"] = args.prompt
-    spec = runs.make(parse_settings(args.set, fields))
+    found, faults = settings(args.set, fields)
+    if faults:
+        raise runs.RunError(faults)
+    spec = runs.make(found)
     findings = judge(spec, counts(args.images), this_machine(spec.backend))
-    if impossible := [finding.fault() for finding in findings if finding.severity == IMPOSSIBLE]:
+    if impossible := [finding for finding in findings if finding.severity == IMPOSSIBLE]:
         raise runs.RunError(impossible)
     for finding in findings:
-        print(f"warning: {finding.fault()}", file=sys.stderr)
+        print(f"warning: {finding}", file=sys.stderr)
     folder = runs.create(spec, args.images, on_note=lambda text: print(f"note: {text}", file=sys.stderr))
     if spec.prompts and not samples(spec):
         print("note: sample images are turned off; turn them on with --set sample_every_n_steps=N", file=sys.stderr)

@@ -295,20 +295,13 @@ def environment(spec: "RunSpec", platform: str = sys.platform) -> dict[str, str]
     }
 
 
-def dataset_toml(spec: "RunSpec") -> str:
-    """The text of `dataset.toml`."""
-    import tomlkit
-
-    return tomlkit.dumps(dataset_tables(spec))
-
-
 def dataset_tables(spec: "RunSpec") -> dict[str, Any]:
     """`dataset.toml` in the shape that the trainer reads, with every folder of the data set that has images.
 
     Buckets keep the aspect ratio of an image; their area is resolution × resolution.
     """
     folders = list(dataset.counts(datasets_dir() / spec.slug)) or [""]
-    return DATASETS.get(spec.backend, _sd_scripts_dataset)(spec, folders)
+    return (_musubi_dataset if spec.backend == "musubi" else _sd_scripts_dataset)(spec, folders)
 
 
 def _sd_scripts_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:
@@ -327,23 +320,21 @@ def _sd_scripts_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:
         "caption_extension": ".txt",
         "keep_tokens": spec.keep_tokens,
     }
+    if spec.caption_dropout:
+        general["caption_dropout_rate"] = spec.caption_dropout
+    # What makes a trainer use masks is the same for all subsets, because their images share batches.
+    masked = {"alpha_mask": True} if any(map(masks.has_mask, dataset.images_in(datasets_dir() / spec.slug))) else {}
     return {
-        "general": general | spec.in_dataset(),
+        "general": general,
         "datasets": [
             {
                 "resolution": spec.resolution,
                 "batch_size": spec.batch_size,
                 **bucketed,
-                "subsets": [{**_subset(spec, folder), **_masked(spec)} for folder in folders],
+                "subsets": [{**_subset(spec, folder), **masked} for folder in folders],
             }
         ],
     }
-
-
-def _masked(spec: "RunSpec") -> dict[str, bool]:
-    """The key that makes a trainer use masks; it is the same for all subsets, because their images share batches."""
-    images = dataset.images_in(datasets_dir() / spec.slug)
-    return {"alpha_mask": True} if any(map(masks.has_mask, images)) else {}
 
 
 def _subset(spec: "RunSpec", folder: str) -> dict[str, str | int]:
@@ -376,9 +367,6 @@ def _musubi_dataset(spec: "RunSpec", folders: list[str]) -> dict[str, Any]:
             row["control_directory"] = pairs.as_posix()
         rows.append(row)
     return {"general": general, "datasets": rows}
-
-
-DATASETS = {"musubi": _musubi_dataset}
 
 
 def sample_prompts(spec: "RunSpec") -> str:

@@ -123,8 +123,10 @@ def _wrong(flag: str, value: Any, known: Mapping[str, dict], backend: str) -> st
     """What is wrong with one flag; None where it is valid on its own."""
     if flag not in known:
         from runs.spec import RunSpec
+        from trainer.unsupported import reasons
 
-        unsupported = _unsupported() if backend == "diffusers" else {}
+        no = reasons() if backend == "diffusers" else {}
+        unsupported = {name.removeprefix("--"): reason for name, reason in no.items()}
         if flag in unsupported:
             return f"{flag}: The built-in trainer does not support it: {unsupported[flag]}"
         close = difflib.get_close_matches(flag, [*known, *RunSpec.model_fields, *unsupported], n=3)
@@ -156,13 +158,6 @@ def _not_taken(flag: str, value: Any, known: Mapping[str, dict]) -> str | None:
     return None
 
 
-def _unsupported() -> dict[str, str]:
-    """Flags of sd-scripts that the built-in trainer refuses, with the reasons."""
-    from trainer.unsupported import reasons
-
-    return {flag.removeprefix("--"): reason for flag, reason in reasons().items()}
-
-
 def _refused_later(flag: str, value: Any, backend: str) -> str | None:
     """What the code of sd-scripts refuses behind its parser, after minutes of loading (presets/sanity.toml)."""
     table = presets.read_table("sanity.toml")["flags"].get(backend, {})
@@ -185,22 +180,11 @@ def _refused_later(flag: str, value: Any, backend: str) -> str | None:
     return None
 
 
-def parse_settings(texts: list[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a spec from `key=value` texts, added to `given`; keys that are not fields go into `extra`.
-
-    A list is JSON (`["a=1", "b=2"]`) or words separated by spaces.
-
-    Raises:
-        RunError: one fault for each text that has no `=` or holds an invalid list.
-    """
-    out, faults = settings(texts, given)
-    if faults:
-        raise RunError(faults)
-    return out
-
-
 def settings(lines: list[str], given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
-    """As parse_settings: the fields of the texts that can be parsed, and a fault for each of the others."""
+    """The fields of a spec from `key=value` texts, added to `given`, and a fault for each text that cannot be parsed.
+
+    Keys that are not fields go into `extra`. A list is JSON (`["a=1", "b=2"]`) or words separated by spaces.
+    """
     from runs.spec import ALIASES, DEFAULTS, RunSpec
 
     out, extra, faults = dict(given), dict[str, str](), []

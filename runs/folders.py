@@ -27,14 +27,10 @@ if TYPE_CHECKING:
     from runs.spec import RunSpec
 
 
-def _ignore(_: str) -> None:
-    """The default for `on_note`."""
-
-
 def create(
     spec: "RunSpec",
     images: Path | Sequence[dataset.Source],
-    on_note: Callable[[str], None] = _ignore,
+    on_note: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Create the run's folder and its data set.
 
@@ -63,7 +59,7 @@ def create(
             if not found:
                 raise RunError(dataset.NO_IMAGES.format(where=data))
             for path in found:
-                pictures.check_image(path)
+                pictures.decoded(path)[0].close()
         sources = [] if reuse else dataset.gather(images, spec.trigger)
         made_data = False
         try:

@@ -159,6 +159,8 @@ def completed_metadata(
 ) -> dict[str, str]:
     """The metadata of the published file: the trainer's, without paths, and what is missing of what CivitAI reads."""
     model = presets.models()[spec.model]
+    # How many captions have each tag, as sd-scripts counts them: a tag is what stands between commas.
+    tags = Counter(tag for caption in captions for tag in {*map(str.strip, caption.split(","))} if tag)
     added = {
         "ss_output_name": Path(weight_name).stem,
         "ss_sd_model_name": model["name"],
@@ -166,7 +168,7 @@ def completed_metadata(
         "ss_network_alpha": f"{spec.alpha:g}",
         "ss_learning_rate": f"{spec.learning_rate:g}",
         "ss_seed": str(spec.seed),
-        "ss_tag_frequency": json.dumps({spec.slug: tag_frequency(captions)}, ensure_ascii=False),
+        "ss_tag_frequency": json.dumps({spec.slug: dict(tags.most_common(MAX_TAGS))}, ensure_ascii=False),
         "modelspec.sai_model_spec": "1.0.0",
         "modelspec.title": _line(card.title),
         "modelspec.description": _line(card.description),
@@ -174,21 +176,8 @@ def completed_metadata(
         "modelspec.trigger_phrase": _line(spec.trigger),
         "modelspec.usage_hint": f"Use {_line(spec.trigger)} in the prompt." if spec.trigger else "",
     }
-    kept = {key: without_paths(value) for key, value in metadata.items()}
+    kept = {key: PATH.sub("", value) for key, value in metadata.items()}
     return {**{key: value for key, value in added.items() if value}, **{k: v for k, v in kept.items() if v}}
-
-
-def tag_frequency(captions: Iterable[str]) -> dict[str, int]:
-    """How many captions have each tag, as sd-scripts counts them: a tag is what stands between commas."""
-    found: Counter[str] = Counter()
-    for caption in captions:
-        found.update({tag.strip() for tag in caption.split(",") if tag.strip()})
-    return dict(found.most_common(MAX_TAGS))
-
-
-def without_paths(text: str) -> str:
-    """Text in which each absolute path is only its last part."""
-    return PATH.sub("", text)
 
 
 def header(metadata: dict[str, str], table: dict[str, Any]) -> bytes:

@@ -37,11 +37,6 @@ def is_image_name(path: Path) -> bool:
     return path.suffix.lower() in IMAGE_SUFFIXES
 
 
-def check_image(path: Path) -> None:
-    """Decode an image completely. Raises RunError: it is not an image, damaged or too large; the message names the file."""
-    decoded(path)[0].close()
-
-
 @functools.cache
 def add_heif() -> None:
     """Let Pillow read HEIC and HEIF, the format of phones."""

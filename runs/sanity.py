@@ -27,15 +27,10 @@ Facts = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A value that makes no sense. `field`: of the spec; `severity`: "impossible" or "warning"."""
+class Finding(Fault):
+    """A value that makes no sense. `severity`: "impossible" or "warning"."""
 
-    field: str
-    message: str
     severity: str
-
-    def fault(self) -> Fault:
-        return Fault(self.field, self.message)
 
 
 def judge(

@@ -110,16 +110,18 @@ class Edited(BaseModel):
     generated: Annotated[str, Field(max_length=200_000)]
 
 
-def shown(group: str, default: Any, label: str, info: str = "", flag: str = "", **more: Any) -> Any:
+def shown(
+    group: str, default: Any, label: str, info: str = "", flag: str = "", choices: Any = (), **limits: Any
+) -> Any:
     """A field that the form shows (runs/fields.py).
 
     Args:
         group: where in the form. info: its help text.
-        flag: what the trainers call it, where that is another name. more: `choices` (pairs of label and value),
-            `dataset` (the trainers' key of dataset.toml), and limits of pydantic's Field.
+        flag: what the trainers call it, where that is another name. choices: pairs of label and value. limits: of
+            pydantic's Field.
     """
-    about = {"group": group, "flag": flag, "choices": more.pop("choices", ()), "dataset": more.pop("dataset", "")}
-    return Field(default, title=label, description=info, json_schema_extra=about, **more)
+    about = {"group": group, "flag": flag, "choices": choices}
+    return Field(default, title=label, description=info, json_schema_extra=about, **limits)
 
 
 in_head, in_control, in_length, in_samples, in_more, in_machines = (
@@ -188,7 +190,6 @@ class RunSpec(BaseModel):
         "Uses without a caption",
         "Share of an image's uses, e.g. 0.05; the built-in trainer only",
         "caption_dropout_rate",
-        dataset="caption_dropout_rate",
     )
     validation_split: Share = in_more(
         0.0, "Images held out", "Share that is not trained on, e.g. 0.1; its loss shows overfitting", le=0.5
@@ -319,11 +320,6 @@ class RunSpec(BaseModel):
         """Its fields without the values of secrets, for everything that is written or shown."""
         fields = self.model_dump()
         return {**fields, "environment": {k: v for k, v in self.environment.items() if k not in self.secrets}}
-
-    def in_dataset(self) -> dict[str, Any]:
-        """The fields that are keys of dataset.toml, as the trainers call them, where they are set."""
-        keys = {about(key)["dataset"]: getattr(self, key) for key in RunSpec.model_fields if about(key).get("dataset")}
-        return {key: value for key, value in keys.items() if value}
 
     def changed(self, **fields: Any) -> "RunSpec":
         """A copy with other values, validated like a new spec. Raises RunError."""

@@ -168,11 +168,9 @@ def create(
 
 def _free_name(base: str) -> str:
     """A name that no sweep and no run has: `cat-sweep`, `cat-sweep-2`, …"""
-    for number in itertools.count(1):
-        name = slug(f"{base[:60]}-sweep" + (f"-{number}" if number > 1 else ""))
-        if not (outputs_dir() / FOLDER / f"{name}.json").exists() and not (outputs_dir() / name).exists():
-            return name
-    raise AssertionError("unreachable: the numbers do not end")
+    names = (slug(f"{base[:60]}-sweep" + (f"-{number}" if number > 1 else "")) for number in itertools.count(1))
+    places = ((name, outputs_dir() / FOLDER / f"{name}.json", outputs_dir() / name) for name in names)
+    return next(name for name, sweep, run in places if not sweep.exists() and not run.exists())
 
 
 def is_cache(path: Path) -> bool:

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import tomllib
-
 from presets.steps import repeats_of
 from runs.dataset import folder_names
 from trainer.buckets import Rules, Size, cover, place
@@ -88,7 +86,7 @@ def _settings(spec: "RunSpec") -> Rules:
     """The bucket settings in the run's `dataset.toml`, and those of its command line that the file leaves open."""
     from runs import command
 
-    table: dict[str, Any] = tomllib.loads(command.dataset_toml(spec))
+    table = command.dataset_tables(spec)
     found = {**table.get("general", {}), **table["datasets"][0]}
     side = found["resolution"]
     values: dict[str, Any] = {"resolution": (side, side) if isinstance(side, int) else (side[0], side[1])}

@@ -105,7 +105,8 @@ def review(
     """
     from runs.sanity import IMPOSSIBLE, judge
 
-    missing, warnings = [], []
+    missing: list[Fault] = []
+    warnings: list[Fault] = []
     if not (values["name"] or "").strip():
         missing.append(Fault("name", "Give your LoRA a name"))
         values = {**values, "name": "my-lora"}  # so that the other fields are judged too
@@ -121,8 +122,8 @@ def review(
         later |= set() if spec.control_dir else {"control_dir"}
         missing += [one for one in found if one.field in later]
         faults += [one for one in found if one.field not in later]
-        faults += [finding.fault() for finding in findings if finding.severity == IMPOSSIBLE]
-        warnings = [finding.fault() for finding in findings if finding.severity != IMPOSSIBLE]
+        faults += [finding for finding in findings if finding.severity == IMPOSSIBLE]
+        warnings = [finding for finding in findings if finding.severity != IMPOSSIBLE]
         warnings += [Fault("extra", env_file.kept_text(spec.secrets))] if spec.secrets else []
         pairs = bool(spec.control_dir)
         warnings += [Fault("images", note) for note in image_edit.start_notes(items, spec.backend, pairs)]

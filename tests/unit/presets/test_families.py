@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import tiny_musubi
 import tiny_sd_scripts
-import tomllib
 from families import BY_FILE, FAMILIES, MODELS, PLATFORMS, fitting, made
 from runs_helpers import PROJECT, executable, picture, pictures, run_script, spec
 
@@ -126,7 +125,7 @@ def test_musubis_data_set_has_one_table_for_each_folder(tmp_path, data):
     for name in ("a.png", "3_cat/b.png"):
         picture(folder / name)
     one = spec(model="z-image", backend="musubi", resolution=768, batch_size=2, repeats=5)
-    table = tomllib.loads(runs.dataset_toml(one))
+    table = runs.dataset_tables(one)
     assert table["general"] == {
         "resolution": [768, 768], "caption_extension": ".txt", "batch_size": 2, "enable_bucket": True,
         "bucket_no_upscale": False,
@@ -151,7 +150,7 @@ def test_a_model_that_learns_from_pairs_needs_a_control_image_for_each_image(tmp
     assert "no control image 1.*" in fault(control_dir=str(control))[0]
     pictures(control, 2)
     assert fault(control_dir=str(control)) == []
-    rows = tomllib.loads(runs.dataset_toml(one.changed(control_dir=str(control))))["datasets"]
+    rows = runs.dataset_tables(one.changed(control_dir=str(control)))["datasets"]
     assert rows[0]["control_directory"] == control.as_posix()
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import tiny_sd_scripts
-import tomllib
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lint_corpus import FLUXGYM
@@ -13,8 +12,8 @@ from runs_helpers import spec
 
 import presets
 import runs
-from runs import fields
-from runs.flags import check_extra, parse_settings
+from runs import fields, flags
+from runs.flags import check_extra
 from runs.foreign import read
 from runs.foreign_spec import convert
 from runs.spec import RunSpec
@@ -120,7 +119,7 @@ def test_a_model_is_loaded_from_where_its_backend_looks(data):
 @pytest.mark.parametrize("resolution", [32, 64, 96, 640, 2048])
 def test_buckets_are_valid_for_every_resolution(resolution, backend):
     """sd-scripts asserts min ≤ resolution ≤ max, and steps in multiples of 64 (train_util, train_network)."""
-    table = tomllib.loads(runs.dataset_toml(spec(resolution=resolution, backend=backend)))["datasets"][0]
+    table = runs.dataset_tables(spec(resolution=resolution, backend=backend))["datasets"][0]
     step = table["bucket_reso_steps"]
     assert step % (64 if backend == "sd-scripts" else 32) == 0
     assert table["min_bucket_reso"] % step == table["max_bucket_reso"] % step == 0
@@ -130,7 +129,7 @@ def test_buckets_are_valid_for_every_resolution(resolution, backend):
 
 def test_toml_readers_read_the_trigger_as_it_is():
     trigger = """say "x" back\\slash \\u0041 é 日本 🦊 a = [1] # no it's \x01\x7f"""
-    ours = tomllib.loads(runs.dataset_toml(spec(trigger=f"{trigger}\ttab")))
+    ours = runs.dataset_tables(spec(trigger=f"{trigger}\ttab"))
     assert ours["datasets"][0]["subsets"][0]["class_tokens"] == f"{trigger} tab"
 
 
@@ -194,7 +193,7 @@ def test_flags_are_checked_against_the_backends_parser(tmp_path, data, monkeypat
     ):
         with pytest.raises(runs.RunError, match=message):
             check_extra(spec(extra=extra))
-    fields = parse_settings(["network-dim=8", "--sdpa=no", "lr_warmup_steps=10", "prompts=a\nb"], {"name": "x"})
+    fields = flags.settings(["network-dim=8", "--sdpa=no", "lr_warmup_steps=10", "prompts=a\nb"], {"name": "x"})[0]
     extra = {"sdpa": False, "lr_warmup_steps": 10.0}
     assert fields == {"name": "x", "rank": "8", "prompts": ["a", "b"], "extra": extra}
     monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path))
@@ -223,10 +222,10 @@ def test_a_setting_that_is_declared_once_is_in_the_form_the_command_the_import_a
     """`caption_dropout` has one declaration, in RunSpec; docs/settings.md has it by test_documentation.py."""
     shown = next(one for one in fields.MORE if one.key == "caption_dropout")
     assert (shown.label, shown.kind, fields.EMPTY["caption_dropout"]) == ("Uses without a caption", "text", 0.0)
-    made = runs.make(parse_settings(["caption_dropout_rate=0.25"], {"name": "x", "backend": "diffusers"}))
+    made = runs.make(flags.settings(["caption_dropout_rate=0.25"], {"name": "x", "backend": "diffusers"})[0])
     assert made.caption_dropout == 0.25
-    assert tomllib.loads(runs.dataset_toml(made))["general"]["caption_dropout_rate"] == 0.25
-    assert "caption_dropout_rate" not in runs.dataset_toml(spec(backend="diffusers"))
+    assert runs.dataset_tables(made)["general"]["caption_dropout_rate"] == 0.25
+    assert "caption_dropout_rate" not in runs.dataset_tables(spec(backend="diffusers"))["general"]
     assert RunSpec.model_json_schema()["properties"]["caption_dropout"]["title"] == "Uses without a caption"
     ours = convert(read([("train.sh", "python -m trainer --network_dim 8 --caption_dropout_rate 0.25")]))
     assert ours.fields["caption_dropout"] == "0.25"

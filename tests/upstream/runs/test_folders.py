@@ -6,6 +6,7 @@ import random
 import subprocess
 
 import tiny_sd_scripts
+import tomlkit
 from draft_helpers import item
 from PIL import Image
 from trainer_helpers import flags
@@ -46,7 +47,7 @@ def written(spec, folders):
             Image.new("RGB", size).save(root / name / f"{number}.png", compress_level=1)
             (root / name / f"{number}.txt").write_text("a thing\n", encoding="utf-8")
     path = root.with_suffix(".toml")
-    path.write_text(command.dataset_toml(spec), encoding="utf-8")
+    path.write_text(tomlkit.dumps(command.dataset_tables(spec)), encoding="utf-8")
     return path
 
 
