@@ -13,7 +13,6 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from runs.growing import Added, entries
 
@@ -97,27 +96,20 @@ class Sample:
 
 
 def read_samples(folder: Path) -> list[Sample]:
-    """The sample images of a folder by name, hidden ones not; of each moment and prompt the newest.
-
-    One whose name says neither step nor epoch has prompt -1.
-    """
+    """The sample images of a folder by name, hidden ones not. One whose name says neither step nor epoch has prompt -1."""
     try:
         names = sorted(name for name in os.listdir(folder) if name.lower().endswith(IMAGES) and name[0] != ".")
     except OSError:
         return []
-    found: dict[Any, Sample] = {}
-    for name in names:
-        match = SAMPLE.search(Path(name).stem)
-        if match is None:
-            found[name] = Sample(folder / name, "", 0, -1)
-            continue
-        unit = "epoch" if match["epoch"] else "step"
-        seed = int(match["seed"]) if match["seed"] else None
-        one = Sample(folder / name, unit, int(match["number"]), int(match["prompt"]), seed, match["time"])
-        before = found.get((unit, one.number, one.prompt))
-        if before is None or before.drawn <= one.drawn:
-            found[unit, one.number, one.prompt] = one
-    return list(found.values())
+    return [_sample(folder / name) for name in names]
+
+
+def _sample(path: Path) -> Sample:
+    match = SAMPLE.search(path.stem)
+    if match is None:
+        return Sample(path, "", 0, -1)
+    unit, seed = "epoch" if match["epoch"] else "step", int(match["seed"]) if match["seed"] else None
+    return Sample(path, unit, int(match["number"]), int(match["prompt"]), seed, match["time"])
 
 
 @dataclass(frozen=True)

@@ -40,13 +40,12 @@ REASONS = {
     errno.ENOSPC: "the disk is full; free some space and try again",
     errno.EDQUOT: "your disk quota is used up; free some space and try again",
     errno.EACCES: "no permission to write there; fix the folder's permissions, or set HANGPROOF_DATA to a folder of yours",
-    errno.EPERM: "no permission to write there; fix the folder's permissions, or set HANGPROOF_DATA to a folder of yours",
     errno.EROFS: "the file system is read-only; set HANGPROOF_DATA to a folder on another disk",
-    errno.ENOTDIR: "a file has the name of the folder; move or rename the file, or set HANGPROOF_DATA to another folder",
     errno.EEXIST: "a file has the name of the folder; move or rename the file, or set HANGPROOF_DATA to another folder",
     errno.ENAMETOOLONG: "the path is too long; use a shorter name, or set HANGPROOF_DATA to a shorter path",
     errno.ENOENT: "the folder does not exist; create it, or set HANGPROOF_DATA to an existing folder",
 }
+REASONS |= {errno.EPERM: REASONS[errno.EACCES], errno.ENOTDIR: REASONS[errno.EEXIST]}
 
 
 @contextlib.contextmanager

@@ -192,11 +192,7 @@ def header(metadata: dict[str, str], table: dict[str, Any]) -> bytes:
 
 def samples_for(lora: Lora, samples: Iterable[Sample], prompts: dict[int, str], most: int) -> list[tuple[Path, str]]:
     """The samples that show a LoRA best: those drawn when it was saved, else the last of each prompt; with their prompts."""
-    all_samples = [one for one in samples if one.prompt >= 0 and one.number]
-    found = [one for one in all_samples if (one.unit, one.number) in (("step", lora.step), ("epoch", lora.epoch))]
-    if not found:
-        last: dict[int, Sample] = {}
-        for one in sorted(all_samples, key=lambda one: one.number):
-            last[one.prompt] = one
-        found = list(last.values())
-    return [(one.path, prompts.get(one.prompt, "")) for one in sorted(found, key=lambda one: one.prompt)[:most]]
+    numbered = [one for one in samples if one.prompt >= 0 and one.number]
+    of_lora = [one for one in numbered if (one.unit, one.number) in (("step", lora.step), ("epoch", lora.epoch))]
+    found = {one.prompt: one for one in sorted(of_lora or numbered, key=lambda one: (one.number, one.drawn))}
+    return [(found[prompt].path, prompts.get(prompt, "")) for prompt in sorted(found)[:most]]

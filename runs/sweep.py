@@ -19,8 +19,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from guards.metrics import utc_now
+from guards.reading import read_json
 from runs.evolution import Losses
 from runs.files import Fault, RunError, atomic_write, building, explained
+from runs.growing import count_of
 from runs.paths import datasets_dir, outputs_dir, slug
 
 if TYPE_CHECKING:
@@ -157,8 +160,6 @@ def create(
                 raise
         fields = tuple(key for key in values if values[key])
         chosen = tuple((spec.slug, {key: getattr(spec, key) for key in fields}) for spec in specs)
-        from guards.metrics import utc_now
-
         sweep = Sweep(_free_name(base), base, fields, chosen, utc_now())
         (outputs_dir() / FOLDER).mkdir(parents=True, exist_ok=True)
         text = json.dumps({"version": 1, **vars(sweep)}, ensure_ascii=False, indent=1)
@@ -290,10 +291,7 @@ def table(sweep: Sweep) -> list[dict[str, Any]]:
 
 def _row(run: str, values: dict[str, float]) -> dict[str, Any]:
     folder = outputs_dir() / run
-    status: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-        status = found if isinstance(found, dict) else {}
+    status = read_json(folder / "status.json") or {}
     final, best, val = None, None, None
     with contextlib.suppress(OSError):
         metrics = folder / "metrics.jsonl"
@@ -304,7 +302,7 @@ def _row(run: str, values: dict[str, float]) -> dict[str, Any]:
         "run": run,
         "values": values,
         "state": str(status.get("state", "new")) if folder.is_dir() else "deleted",
-        "steps": status.get("step") if isinstance(status.get("step"), int) else 0,
+        "steps": count_of(status.get("step")),
         "final_loss": final,
         "best_loss": best,
         "val_loss": val,
