@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import tiny_sd_scripts
+import tomlkit
+import tomllib
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lint_corpus import FLUXGYM
@@ -129,7 +131,7 @@ def test_buckets_are_valid_for_every_resolution(resolution, backend):
 
 def test_toml_readers_read_the_trigger_as_it_is():
     trigger = """say "x" back\\slash \\u0041 é 日本 🦊 a = [1] # no it's \x01\x7f"""
-    ours = runs.dataset_tables(spec(trigger=f"{trigger}\ttab"))
+    ours = tomllib.loads(tomlkit.dumps(runs.dataset_tables(spec(trigger=f"{trigger}\ttab"))))
     assert ours["datasets"][0]["subsets"][0]["class_tokens"] == f"{trigger} tab"
 
 
