@@ -17,7 +17,6 @@ from runs import dataset, masks
 from runs.dataset import one_line
 from runs.files import Fault, RunError
 from runs.paths import CHECKOUTS, datasets_dir, models_dir, outputs_dir
-from runs.quoting import Variable
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
@@ -44,7 +43,7 @@ of 1.6 and 1.15). A script of one process sets it itself and starts the trainer 
 at each start, only to start a child, and orphans that child on SIGTERM.
 """
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-NODE, MAIN_ADDRESS, MAIN_PORT = (Variable(f"HANGPROOF_{name}") for name in ("NODE", "MAIN_ADDRESS", "MAIN_PORT"))
+NODE, MAIN_ADDRESS, MAIN_PORT = (f"HANGPROOF_{name}" for name in ("NODE", "MAIN_ADDRESS", "MAIN_PORT"))
 NODE_VARIABLES = {
     NODE: "the number of this machine, 0 for the first",
     MAIN_ADDRESS: "the address of the first machine",
@@ -247,7 +246,8 @@ def module(backend: str, script: str) -> list[str]:
 def launch_options(spec: "RunSpec") -> list[list[str]]:
     """The words after accelerate's launcher, `launch` and its options by line; [] where `direct`.
 
-    The options set all that accelerate would otherwise read from its configuration file, so that none is needed.
+    The options set all that accelerate would otherwise read from its configuration file, so that none is needed. A word
+    `$NAME` is the value of that variable where the script runs.
     """
     if direct(spec):
         return []
@@ -265,9 +265,9 @@ def launch_options(spec: "RunSpec") -> list[list[str]]:
         lines.append(["--multi_gpu"])
     if spec.nodes > 1:
         lines += [
-            ["--machine_rank", NODE],
-            ["--main_process_ip", MAIN_ADDRESS],
-            ["--main_process_port", MAIN_PORT],
+            ["--machine_rank", f"${NODE}"],
+            ["--main_process_ip", f"${MAIN_ADDRESS}"],
+            ["--main_process_port", f"${MAIN_PORT}"],
         ]
     elif spec.gpus > 1:
         lines.append(["--main_process_port", "0"])  # 0 selects a free port, so that two runs do not collide

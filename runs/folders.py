@@ -261,19 +261,20 @@ def problems(spec: "RunSpec", platform: str = sys.platform, ask: bool = False) -
 def _control_fault(spec: "RunSpec", data: Path) -> Fault | None:
     """What is wrong with the control images of a model that learns from pairs; None where nothing is."""
     model = presets.models()[spec.model]
-    if not model["control"]:
-        return None
-    if not spec.control_dir:
-        return Fault(
-            "control_dir", f"{model['name']} learns from pairs; set the folder that has a control image for each image"
-        )
+    if model["control"] and not spec.control_dir:
+        text = f"{model['name']} learns from pairs; set the folder that has a control image for each image"
+        return Fault("control_dir", text)
+    stems = (image.relative_to(data).with_suffix("") for image in dataset.images_in(data))
+    return unpaired(spec, stems) if model["control"] else None
+
+
+def unpaired(spec: "RunSpec", stems: Iterable[Path]) -> Fault | None:
+    """The first image without a control image; None without a folder of them. stems: the images' names in the data set."""
     folder = Path(spec.control_dir).expanduser().absolute()
-    for image in dataset.images_in(data):
-        stem = image.relative_to(data).with_suffix("")
+    for stem in stems if spec.control_dir else ():
         if not any((folder / stem.parent).glob(f"{glob.escape(stem.name)}.*")):
-            return Fault(
-                "control_dir", f"no control image {stem}.* in {folder}; add one for each image, with the same name"
-            )
+            text = f"No control image {stem.as_posix()}.* in {folder}; add one for each image, under the same name"
+            return Fault("control_dir", text)
     return None
 
 

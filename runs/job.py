@@ -17,7 +17,6 @@ import presets
 from runs.command import commands, dataset_tables, environment, launch_options, sample_prompts
 from runs.files import RunError, checksum
 from runs.paths import CHECKOUTS, ROOT, datasets_dir, models_dir, slug
-from runs.quoting import Variable
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec
@@ -115,7 +114,7 @@ def resolve(spec: "RunSpec", folder: Path, platform: str = sys.platform) -> Job:
     return Job(
         title=f"{title}with {presets.backends()[spec.backend]['label']}",
         environment=environment(spec, platform),
-        launch=[[f"${word}" if isinstance(word, Variable) else word for word in line] for line in launch_options(spec)],
+        launch=launch_options(spec),
         commands=commands(spec, folder, platform),
         dataset=dataset_tables(spec),
         prompts=sample_prompts(spec),

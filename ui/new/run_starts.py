@@ -3,8 +3,6 @@
 The page, the API, sweeps, rehearsals and exports name the draft and pass no settings along, so all of them train the same run.
 """
 
-import glob
-from collections.abc import Iterable
 from pathlib import Path
 
 import runs
@@ -65,10 +63,13 @@ def checked(draft_id: str) -> tuple["runs.RunSpec", list[str]]:
     Raises:
         RunError: one fault for each error, by key of the form.
     """
+    from runs.folders import unpaired
+
     found = settings.reviewed(draft_id, ask=True)
     if found.missing or found.faults or found.spec is None:
         raise RunError([*found.missing, *found.faults])
-    if fault := _store_fault(found.spec) or unpaired(found.spec, draft.items(draft_id)):
+    stems = (Path(item.folder) / Path(item.file).stem for item in draft.items(draft_id))
+    if fault := _store_fault(found.spec) or unpaired(found.spec, stems):
         raise RunError([fault])
     return found.spec, [f"Warning: {form.shown(warning)}" for warning in found.warnings]
 
@@ -103,17 +104,4 @@ def _store_fault(spec: "runs.RunSpec") -> Fault | None:
             open_place(spec.store)
     except LaunchError as error:
         return Fault("store", str(error))
-    return None
-
-
-def unpaired(spec: "runs.RunSpec", items: Iterable[draft.Item]) -> Fault | None:
-    """The first image without a control image, for a model that learns from pairs."""
-    if not spec.control_dir:
-        return None
-    folder = Path(spec.control_dir).expanduser()
-    for item in items:
-        stem = Path(item.folder) / Path(item.file).stem
-        if not any((folder / stem.parent).glob(f"{glob.escape(stem.name)}.*")):
-            text = f"No control image {stem.as_posix()}.* in {folder}; add one for each image, under the same name"
-            return Fault("control_dir", text)
     return None

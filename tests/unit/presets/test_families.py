@@ -147,7 +147,7 @@ def test_a_model_that_learns_from_pairs_needs_a_control_image_for_each_image(tmp
     (missing,) = fault()
     assert "learns from pairs" in missing
     control = pictures(tmp_path / "control", 1)
-    assert "no control image 1.*" in fault(control_dir=str(control))[0]
+    assert "No control image 1.*" in fault(control_dir=str(control))[0]
     pictures(control, 2)
     assert fault(control_dir=str(control)) == []
     rows = runs.dataset_tables(one.changed(control_dir=str(control)))["datasets"]

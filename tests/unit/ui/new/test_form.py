@@ -1,15 +1,18 @@
 """The form: its values become a spec, and what is wrong with them stands beside the fields and at Start."""
 
+from pathlib import Path
+
 import pytest
 from draft_helpers import create_run
 from runs_helpers import picture, pictures
 
 import presets
 import runs
+from runs import folders
 from runs.files import Fault
 from runs.machine import Machine
 from ui.dataset import draft
-from ui.new import form, model_note, model_table, new_lora, run_starts
+from ui.new import form, model_note, model_table, new_lora
 
 GPU = Machine("NVIDIA GeForce RTX 3060", 12.0, True, 31.2, 220.0)
 NO_GPU = Machine("", None, False, 31.2, 220.0)
@@ -181,7 +184,7 @@ def test_a_store_that_cannot_be_used_and_an_image_without_its_pair_do_not_start(
     drop(mine, tmp_path, 1)
     with pytest.raises(runs.RunError, match="store: "):
         create_run(mine, values(store="gopher://x/y"))
-    monkeypatch.setattr(run_starts, "unpaired", lambda spec, items: Fault("control_dir", "No control image"))
+    monkeypatch.setattr("runs.folders.unpaired", lambda spec, stems: Fault("control_dir", "No control image"))
     with pytest.raises(runs.RunError, match="No control image"):
         create_run(mine, values(store=""))
     assert runs.list_runs() == []
@@ -295,15 +298,16 @@ def test_the_folder_of_control_images_belongs_to_models_that_learn_from_pairs(da
     wrong = form.review({**pairs, "control_dir": str(tmp_path / "none")}, {"": 2}, NO_GPU).marks()
     assert wrong["control_dir"][0][1].startswith("There is no folder")
     (tmp_path / "pairs").mkdir()
+    stems = [Path(item.folder) / Path(item.file).stem for item in draft.items(mine)]
     pairs["control_dir"] = f" {tmp_path / 'pairs'} "
     spec = form.parse(pairs)[0]
     assert (
         spec.control_dir == str(tmp_path / "pairs") and "control_dir" not in form.review(pairs, {"": 2}, NO_GPU).marks()
     )
-    assert run_starts.unpaired(spec, draft.items(mine)).message.startswith("No control image 0.* in ")
+    assert folders.unpaired(spec, stems).message.startswith("No control image 0.* in ")
     for n in range(2):
         picture(tmp_path / "pairs" / f"{n}.jpg", size=(96, 64))
-    assert run_starts.unpaired(spec, draft.items(mine)) is None
+    assert folders.unpaired(spec, stems) is None
     assert form.values_of_spec(spec, {"": 2})["control_dir"] == spec.control_dir
     z_image = {**pairs, **form.model_values("z-image", "musubi", "person", NO_GPU), "model": "z-image"}
     assert form.parse(z_image)[0].control_dir == ""
