@@ -65,17 +65,8 @@ def model_files(spec: "RunSpec") -> dict[str, str]:
     return {flag: str(spec.extra.get(flag, path)) for flag, path in files.items()}
 
 
-def save_interval(spec: "RunSpec") -> int:
-    """Optimizer steps between saved states; 0 when states are saved by epochs only."""
-    return _interval(spec.save_every_n_steps)
-
-
-def sample_interval(spec: "RunSpec") -> int:
-    """Optimizer steps between sample images; 0 when they are turned off."""
-    return _interval(spec.sample_every_n_steps)
-
-
-def _interval(every: int | None) -> int:
+def interval(every: int | None) -> int:
+    """Optimizer steps between saved states or samples, from the field of a spec; 0 where there are none."""
     return presets.defaults()["save"]["at_most_every_n_steps"] if every is None else every
 
 
@@ -90,7 +81,7 @@ def validation(spec: "RunSpec") -> dict[str, Flag]:
     """
     if not spec.validation_split:
         return {}
-    every = spec.validate_every_n_steps or sample_interval(spec) or save_interval(spec)
+    every = spec.validate_every_n_steps or interval(spec.sample_every_n_steps) or interval(spec.save_every_n_steps)
     out: dict[str, Flag] = {"validation_split": spec.validation_split, "validation_seed": spec.seed}
     out |= {"validate_every_n_steps": every} if every else {}
     return {**out, "validate_every_n_epochs": NEVER} if every and spec.backend == "sd-scripts" else out
@@ -120,7 +111,7 @@ def tier_flags(spec: "RunSpec") -> dict[str, Any]:
 
 def flags(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: str = sys.platform) -> dict[str, Flag]:
     """All flags of the training command by name, in the order of the script. A flag that is False is not written."""
-    trainer, every = presets.trainer_of(spec.model, spec.backend), save_interval(spec)
+    trainer, every = presets.trainer_of(spec.model, spec.backend), interval(spec.save_every_n_steps)
     rules = loader(spec, platform)
     out: dict[str, Flag] = dict(model_files(spec))
     out |= {
@@ -156,7 +147,7 @@ def flags(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: s
         out |= {"save_every_n_epochs": spec.save_every_n_epochs, "save_last_n_epochs_state": spec.keep_states}
     if samples(spec):
         out["sample_prompts"] = str(folder / "sample_prompts.txt")
-        out["sample_every_n_steps"] = sample_interval(spec) or False
+        out["sample_every_n_steps"] = interval(spec.sample_every_n_steps) or False
     out |= validation(spec)
     if spec.trackers not in ("", "trackio"):  # that one is logged outside the training process
         out |= {"log_with": spec.trackers, "logging_dir": str(folder / "logs")}

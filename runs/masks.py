@@ -65,7 +65,9 @@ def read(content: bytes, name: str, shape: tuple[int, int]) -> "Image.Image":
     try:
         with Image.open(io.BytesIO(content), formats=("PNG",)) as opened:
             check_size(name, opened)
-            _check_shape(name, opened.size, shape)
+            if abs(opened.size[0] * shape[1] / (opened.size[1] * shape[0]) - 1) > SHAPE_TOLERANCE:
+                sizes = f"the mask has {opened.size[0]} × {opened.size[1]} pixels and the image {shape[0]} × {shape[1]}"
+                raise RunError(f"{name}: {sizes}; use a mask of the same shape")
             opened.load()
             mask = opened.getchannel("A") if opened.mode in ("RGBA", "LA") else None
             if mask is None and opened.has_transparency_data:
@@ -81,14 +83,6 @@ def read(content: bytes, name: str, shape: tuple[int, int]) -> "Image.Image":
         raise RunError(f"{name}: the mask is damaged ({error}); export it again") from error
     mask.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.BOX)
     return mask
-
-
-def _check_shape(name: str, size: tuple[int, int], shape: tuple[int, int]) -> None:
-    if abs(size[0] * shape[1] / (size[1] * shape[0]) - 1) > SHAPE_TOLERANCE:
-        raise RunError(
-            f"{name}: the mask has {size[0]} × {size[1]} pixels and the image {shape[0]} × {shape[1]}; "
-            "use a mask of the same shape"
-        )
 
 
 def png(mask: "Image.Image") -> bytes:

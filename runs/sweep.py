@@ -46,7 +46,6 @@ SHORT = {
     "gradient_accumulation": "ga",
     "seed": "seed",
 }
-ALIASES = {"lr": "learning_rate", "network_dim": "rank", "network_alpha": "alpha", "max_train_epochs": "epochs"}
 CACHE = ".hangproof-cache"  # of the built-in trainer, beside the images; no folder of images is hidden
 
 
@@ -70,11 +69,13 @@ def parse(texts: Iterable[str]) -> dict[str, list[float]]:
     Raises:
         RunError: an unknown field, a value that is not a number, or too many.
     """
+    from runs.spec import ALIASES
+
     found: dict[str, list[float]] = {}
     for text in texts:
         key, equals, values = text.partition("=")
         key = key.strip().removeprefix("--").replace("-", "_")
-        key = ALIASES.get(key, key)
+        key = {"lr": "learning_rate", **ALIASES}.get(key, key)
         if key not in SHORT or not equals:
             raise RunError([Fault(key, f"{text!r}: write FIELD=VALUE,VALUE with one of {', '.join(SHORT)}")])
         numbers = []
