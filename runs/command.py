@@ -193,6 +193,14 @@ def samples(spec: "RunSpec") -> list[str]:
     return prompts if turned_on or spec.sample_every_n_steps is None else []
 
 
+def number(value: object, other: float = 0.0) -> float:
+    """A flag's value as a number; `other` where it is off or not a number."""
+    try:
+        return other if isinstance(value, bool) else float(str(value))
+    except ValueError:
+        return other
+
+
 def words(flags: Mapping[str, Flag]) -> list[list[str]]:
     """Flags as words of a command line, one list per flag.
 

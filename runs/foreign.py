@@ -23,6 +23,7 @@ from runs.foreign_settings import Settings, lines_of, shown, tables
 MAX_BYTES = 1_000_000  # of one file
 MAX_SCRIPT = 64_000  # of a script or YAML, which take longer to read; FluxGym's have 3 kB
 MAX_FILES = 10
+DATA_SET = re.compile(r"^[ \t]*\[\[?(datasets|general)", re.MULTILINE)
 READ = (
     "a train.sh and dataset.toml of FluxGym, a JSON of kohya_ss, a command, script or config TOML of sd-scripts, a command of "
     "musubi-tuner, or a YAML of ai-toolkit"
@@ -49,7 +50,8 @@ def read(files: Sequence[tuple[str, str]]) -> Settings:
         if "\0" in text:
             raise RunError(f"{name or 'The text'}: contains a NUL character, so it is no text; choose another file")
     out, texts = Settings(), []
-    for name, text in sorted(files, key=lambda one: _rank(one[1])):
+    # Scripts before data sets: the script says what the kind is.
+    for name, text in sorted(files, key=lambda one: DATA_SET.search(one[1]) is not None):
         try:
             if not _read_one(out, name, text.lstrip("\ufeff")):
                 texts.append((name, text))
@@ -64,11 +66,6 @@ def read(files: Sequence[tuple[str, str]]) -> Settings:
     if not out.kind:
         raise RunError(f"The file has no settings of a training. Choose {READ}")
     return out
-
-
-def _rank(text: str) -> int:
-    """Scripts before data sets: the script says what the kind is."""
-    return 1 if re.search(r"^[ \t]*\[\[?(datasets|general)", text, re.MULTILINE) else 0
 
 
 def _read_one(out: Settings, name: str, text: str) -> bool:

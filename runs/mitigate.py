@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import presets
 from runs import custom_script, staging
-from runs.command import tier_flags
+from runs.command import number, tier_flags
 from runs.files import RunError, private_folder
 from runs.job import Job, Patch, difference, resolve, respecifying
 from runs.paths import outputs_dir
@@ -45,14 +45,6 @@ def _without(spec: "RunSpec", *names: str) -> dict[str, "Value"]:
     return {flag: value for flag, value in spec.extra.items() if flag not in names}
 
 
-def _number(value: object) -> float:
-    """A flag's value as a number; 0 where it is off or not a number."""
-    try:
-        return float(str(value)) if not isinstance(value, bool) else float(value)
-    except ValueError:
-        return 0.0
-
-
 def workers_0(spec: "RunSpec") -> Change:
     """Load data in the training process; persistent workers and prefetching are turned off with the workers."""
     sentence = f"the training process loads the images itself instead of {spec.workers} worker processes"
@@ -61,7 +53,7 @@ def workers_0(spec: "RunSpec") -> Change:
 
 def batch_1(spec: "RunSpec") -> Change:
     """Process one image at a time, also while encoding; gradients are accumulated, so the effective batch stays."""
-    extra = {**spec.extra, **{flag: 1 for flag in ENCODER_BATCHES if _number(spec.extra.get(flag, 1)) > 1}}
+    extra = {**spec.extra, **{flag: 1 for flag in ENCODER_BATCHES if number(spec.extra.get(flag, 1)) > 1}}
     if spec.batch_size == 1:
         return {"extra": extra}, "images and captions are encoded one at a time"
     steps = spec.gradient_accumulation * spec.batch_size
@@ -120,7 +112,7 @@ def _network_args(extra: dict[str, "Value"], wanted: list[str]) -> dict[str, "Va
 
 def no_block_swap(spec: "RunSpec") -> Change:
     """Never swap blocks between GPU and host memory."""
-    if not _number(spec.extra.get("blocks_to_swap", 0)):
+    if not number(spec.extra.get("blocks_to_swap", 0)):
         return NOTHING  # a flag of 0 swaps none
     return {"extra": _without(spec, "blocks_to_swap")}, "no blocks are swapped (without --blocks_to_swap)"
 
@@ -218,11 +210,11 @@ def _halved(value: "Value") -> "Value":
     """Half a rate, or half of each of several; what is not a number stays."""
     if isinstance(value, list):
         return [str(_halved(word)) for word in value]
-    return _number(value) / 2 or value
+    return number(value) / 2 or value
 
 
 def _shown(value: object) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else f"{_number(value):g}"
+    return " ".join(map(str, value)) if isinstance(value, list) else f"{number(value):g}"
 
 
 def fp32_guard(spec: "RunSpec") -> Change:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import presets
 from presets.estimate import GB, disk, estimate
 from presets.steps import held_out
-from runs.command import tier_flags
+from runs.command import number, tier_flags
 from runs.dataset import shown_per_epoch
 from runs.files import Fault
 
@@ -72,21 +72,12 @@ def facts(
         **{name: value for name, value in spec.model_dump().items() if isinstance(value, int | float | str)},
         "fp16_chosen": spec.mixed_precision == "fp16" and settings.get("mixed_precision") != "fp16",
         "generated": presets.models()[spec.model]["generated"],
-        "swaps_blocks": spec.backend != "musubi" and bool(_number(spec.extra.get("blocks_to_swap"))),
+        "swaps_blocks": spec.backend != "musubi" and bool(number(spec.extra.get("blocks_to_swap"))),
     }
     known |= _rate(spec) | _length(spec, images, sizes) | _memory(spec, machine)
     if "disk_gb" in known and "free_disk_gb" in known:
         known["disk_share"] = known["disk_gb"] / max(0.001, known["free_disk_gb"])
     return known
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return None
 
 
 def _rate(spec: "RunSpec") -> Facts:
@@ -95,8 +86,7 @@ def _rate(spec: "RunSpec") -> Facts:
     if "relative_step=true" in str(flags.get("optimizer_args", "")).lower():
         return {}  # Adafactor finds its own
     optimizer = str(flags.get("optimizer_type") or "adamw").lower()
-    given = _number(spec.extra.get("unet_lr"))
-    rate = spec.learning_rate if given is None else given
+    rate = number(spec.extra.get("unet_lr", spec.learning_rate), spec.learning_rate)
     rates = presets.read_table("sanity.toml")["rates"]
     usual = rates.get(optimizer, rates["adamw"])
     return {"optimizer": optimizer, "rate": rate, "usual_rate": usual, "rate_share": rate / usual}
