@@ -9,12 +9,12 @@ import importlib
 
 _NAMES = {
     "files": ("RunError",),
-    "paths": ("ROOT", "data_root", "outputs_dir", "datasets_dir", "models_dir", "run_folder", "list_runs", "slug", "free_name"),
+    "paths": ("ROOT", "data_root", "outputs_dir", "datasets_dir", "models_dir", "run_folder", "list_runs", "script_name", "slug", "free_name"),
     "spec": ("RunSpec", "make", "load", "save", "dumps"),
     "command": ("arguments", "dataset_tables", "sample_prompts"),
     "job": ("resolve",),
     "pin": ("pinned",),
-    "scripts": ("script", "script_name"),
+    "scripts": ("script",),
     "folders": ("create", "render", "write_attempt", "longer", "train_longer", "planned_steps", "with_intervals", "problems"),
     "weights": ("fetch_model", "missing_files"),
     "dataset": ("read_captions", "images_in"),

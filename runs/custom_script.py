@@ -20,6 +20,7 @@ from presets.fix import fix as fix_script
 from presets.fix import set_flags
 from presets.training import Training, trainings
 from runs.files import Fault, RunError
+from runs.paths import script_name
 
 MAX_BYTES = 64_000  # of a script; one with 500 flags has 20 kB
 CHECK_S = 5.0
@@ -46,15 +47,10 @@ class Problem:
 
 def only(text: str, platform: str = sys.platform) -> Training:
     """The training command of a script. Raises RunError: there is none, or several."""
-    found = trainings(text, name(platform))
+    found = trainings(text, script_name(platform=platform))
     if len(found) != 1:
         raise RunError([Fault("script", NO_COMMAND if not found else SEVERAL.format(count=len(found)))])
     return found[0]
-
-
-def name(platform: str = sys.platform) -> str:
-    """The name that tells lint the language of the script."""
-    return "train.bat" if platform.startswith("win") else "train.sh"
 
 
 def flags(t: Training) -> dict[str, list[str | None]]:
@@ -86,7 +82,9 @@ def merged(mine: str, base: str, now: str, platform: str = sys.platform) -> tupl
         old, new = only(base, platform), only(now, platform)
         before, after = flags(old), flags(new)
         changed = [flag for flag in {**before, **after} if before.get(flag) != after.get(flag)]
-        text, refused = set_flags(mine, {flag: _known(after.get(flag)) for flag in changed}, name(platform))
+        text, refused = set_flags(
+            mine, {flag: _known(after.get(flag)) for flag in changed}, script_name(platform=platform)
+        )
         head, rest = _split(text, only(text, platform))
     except PresetError as error:
         raise RunError(f"the edited script cannot be read: {error}") from error
@@ -153,8 +151,8 @@ def problems(text: str, generated: str, platform: str = sys.platform) -> list[Pr
         return [Problem("error", line, "The script contains a NUL character", "Remove it")]
     found = _syntax(text, platform)
     try:
-        trained = trainings(text, name(platform), Path())
-        findings = lint.lint(text, name(platform), Path())
+        trained = trainings(text, script_name(platform=platform), Path())
+        findings = lint.lint(text, script_name(platform=platform), Path())
     except (PresetError, RecursionError, ValueError) as error:
         return [*found, Problem("error", 1, f"The script cannot be read: {error}", "Correct it")]
     if len(trained) != 1:
@@ -225,10 +223,10 @@ def fix(text: str, wanted: str, generated: str, platform: str = sys.platform) ->
     try:
         if wanted.startswith("--"):
             right = only(generated, platform).text(wanted[2:])
-            new, refused = set_flags(text, {wanted[2:]: [right or ""]}, name(platform))
+            new, refused = set_flags(text, {wanted[2:]: [right or ""]}, script_name(platform=platform))
             if not refused:
                 return new
-        elif wanted in (done := fix_script(text, name(platform), only=wanted)).fixed:
+        elif wanted in (done := fix_script(text, script_name(platform=platform), only=wanted)).fixed:
             return done.text
     except PresetError as error:
         raise RunError(f"{error}") from error
@@ -256,7 +254,7 @@ def follow(mine: str, base: str, now: str, platform: str = sys.platform) -> str:
     except RunError:
         return mine
     kept = [flag for flag in OF_THE_RUN if edited.get(flag) == old.get(flag) != new.get(flag) and flag in new]
-    text = set_flags(mine, {flag: _known(new[flag]) for flag in kept}, name(platform))[0]
+    text = set_flags(mine, {flag: _known(new[flag]) for flag in kept}, script_name(platform=platform))[0]
     named = dict(zip(_naming(base), _naming(now), strict=False))
     return "".join(named.get(line, line) for line in text.splitlines(keepends=True))
 

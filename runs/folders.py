@@ -20,8 +20,8 @@ from runs import dataset, env_file, masks, pictures, pin, staging, weights
 from runs.command import direct, samples
 from runs.files import Fault, RunError, atomic_write, building, checksum, explained
 from runs.job import Job, made, resolve, respecified
-from runs.paths import CHECKOUTS, backend_venv, datasets_dir, entries, outputs_dir, venv_program
-from runs.scripts import INSTALL, rendered, script_name
+from runs.paths import CHECKOUTS, backend_venv, datasets_dir, entries, outputs_dir, script_name, venv_program
+from runs.scripts import INSTALL, rendered
 
 if TYPE_CHECKING:
     from runs.spec import RunSpec

@@ -101,6 +101,12 @@ def venv_program(venv: Path, program: str, platform: str = sys.platform) -> Path
     return venv / "Scripts" / f"{program}.exe" if platform.startswith("win") else venv / "bin" / program
 
 
+def script_name(attempt: int = 1, platform: str = sys.platform) -> str:
+    """The file name of an attempt's script; the first is the one that a person starts."""
+    suffix = "bat" if platform.startswith("win") else "sh"
+    return f"train.{suffix}" if attempt == 1 else f"train.attempt-{attempt}.{suffix}"
+
+
 def slug(name: str) -> str:
     """The folder and file name of a run: ASCII letters, digits, `_` and `-`, at most 80 characters, case kept.
 

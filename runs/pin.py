@@ -23,7 +23,8 @@ from presets.training import commands, file_name, flags_of
 from runs import custom_script, env_file
 from runs.files import Fault, RunError, atomic_write, checksum, explained
 from runs.job import FILE, Job, dumps, fields, for_platform, is_here, load, made, moved, places, resolve, respecified
-from runs.scripts import rendered, script, script_name
+from runs.paths import script_name
+from runs.scripts import rendered, script
 from runs.spec import ALIASES, RESERVED_FLAGS, RunSpec
 from runs.spec import load as load_spec
 

@@ -17,7 +17,7 @@ from runs import custom_script, env_file
 from runs.command import NODE_VARIABLES, module, words
 from runs.files import RunError
 from runs.job import Job, resolve
-from runs.paths import CHECKOUTS, ROOT, backend_venv, venv_program
+from runs.paths import CHECKOUTS, ROOT, backend_venv, script_name, venv_program
 from runs.quoting import Variable, quote, quote_cmd
 
 if TYPE_CHECKING:
@@ -32,12 +32,6 @@ NOT_COPIED = (
 )
 INSTALL = {"diffusers": "run ./start.sh once"} | {name: f"run ./start.sh {name}" for name in CHECKOUTS}
 GUARDS = "sd_scripts_patches"
-
-
-def script_name(attempt: int = 1, platform: str = sys.platform) -> str:
-    """The file name of an attempt's script; the first is the one that a person starts."""
-    suffix = "bat" if platform.startswith("win") else "sh"
-    return f"train.{suffix}" if attempt == 1 else f"train.attempt-{attempt}.{suffix}"
 
 
 def script(spec: "RunSpec", folder: Path, resume: Path | None = None, platform: str = sys.platform) -> str:
