@@ -36,10 +36,6 @@ class Entry:
     name: str
 
 
-class _Refused(Exception):
-    """Why an entry is not unpacked."""
-
-
 def is_zip(name: str) -> bool:
     """Whether a file name is that of a ZIP."""
     return name.lower().endswith(".zip")
@@ -97,12 +93,12 @@ def unpack(path: Path, into: Path, name: str = "") -> tuple[list[Entry], list[st
         for number, info in enumerate(infos):
             if info.is_dir() or ignored(info.orig_filename.replace("\\", "/")):
                 continue
-            shown = f"{name}: {info.orig_filename[:200]!r}"
+            shown = name
             try:
                 inside = relative_name(info.orig_filename)
                 shown = f"{name}: {inside[-200:]}"
                 if last[info.orig_filename] is not info:
-                    raise _Refused("the ZIP has this file twice; the last one is used")
+                    raise RunError("the ZIP has this file twice; the last one is used")
                 _check(info, inside)
                 if info.flag_bits & 1:
                     locked += 1
@@ -111,10 +107,8 @@ def unpack(path: Path, into: Path, name: str = "") -> tuple[list[Entry], list[st
                 left -= _copy(archive, info, target, left)
                 if left >= 0:
                     found.append(Entry(target, inside))
-            except _Refused as error:
-                messages.append(f"{shown}: {error}")
             except RunError as error:
-                messages.append(f"{name}: {error}")
+                messages.append(f"{shown}: {error}")
             if left < 0:
                 messages.append(f"{name}: the files are larger than {limits['max_zip_mb']} MB together; split the ZIP")
                 break
@@ -133,11 +127,11 @@ def _check(info: zipfile.ZipInfo, inside: str) -> None:
     kind = stat.S_IFMT(info.external_attr >> 16)
     suffix = Path(inside).suffix.lower()
     if kind not in (0, stat.S_IFREG):
-        raise _Refused("a link or a special file; replace it by the file itself")
+        raise RunError("a link or a special file; replace it by the file itself")
     if suffix in ARCHIVE_SUFFIXES:
-        raise _Refused("an archive inside the ZIP; unpack it first")
+        raise RunError("an archive inside the ZIP; unpack it first")
     if suffix not in (*IMAGE_SUFFIXES, *CAPTION_SUFFIXES):
-        raise _Refused("neither an image nor a caption")
+        raise RunError("neither an image nor a caption")
 
 
 def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, left: int) -> int:
@@ -164,7 +158,7 @@ def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, left: i
     if refused or size > left:
         target.unlink(missing_ok=True)
     if refused:
-        raise _Refused(refused)
+        raise RunError(refused)
     return size
 
 
