@@ -4,10 +4,10 @@ Everything is said once, where RunSpec declares the field (runs/spec.py).
 """
 
 from dataclasses import dataclass
-from typing import Any, get_args, get_origin
+from typing import Any, get_origin
 
 from runs.proposal import subjects
-from runs.spec import RunSpec, about
+from runs.spec import RunSpec, about, may_be_none
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,11 @@ LABELS = {field.key: field.label for field in (*_group("head"), SUBJECT, *TYPED)
 LABELS |= {"prompts": "Sample prompts", "flags": "Extra trainer options", "images": "Images", "script": "The script"}
 
 
-def _may_be_none(key: str) -> bool:
-    return type(None) in get_args(RunSpec.model_fields[key].annotation)
-
-
 # Fields that may be empty, and the value of the spec that an empty one gives.
 EMPTY: dict[str, Any] = {
-    field.key: None if _may_be_none(field.key) else RunSpec.model_fields[field.key].default
+    field.key: None if may_be_none(field.key) else RunSpec.model_fields[field.key].default
     for field in TYPED
-    if _may_be_none(field.key) or RunSpec.model_fields[field.key].default in ("", 0.0)
+    if may_be_none(field.key) or RunSpec.model_fields[field.key].default in ("", 0.0)
 }
 EMPTY["prompts"] = ""
 

@@ -12,7 +12,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import presets
 from runs.files import Fault, RunError
@@ -185,7 +185,7 @@ def settings(lines: list[str], given: Mapping[str, Any]) -> tuple[dict[str, Any]
 
     Keys that are not fields go into `extra`. A list is JSON (`["a=1", "b=2"]`) or words separated by spaces.
     """
-    from runs.spec import ALIASES, DEFAULTS, RunSpec
+    from runs.spec import ALIASES, DEFAULTS, RunSpec, may_be_none
 
     out, extra, faults = dict(given), dict[str, str](), []
     for setting in lines:
@@ -202,8 +202,7 @@ def settings(lines: list[str], given: Mapping[str, Any]) -> tuple[dict[str, Any]
             except ValueError as error:
                 faults.append(Fault(key, str(error)))
         else:
-            may_be_none = type(None) in get_args(RunSpec.model_fields[key].annotation)
-            out[key] = None if may_be_none and text.strip().lower() in ("none", "") else text
+            out[key] = None if may_be_none(key) and text.strip().lower() in ("none", "") else text
     if extra:
         key = presets.find_model(out.get("model", DEFAULTS["model"]))
         known = known_flags(out.get("backend", presets.backend_of(key)), presets.models()[key]["family"])

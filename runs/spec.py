@@ -332,6 +332,11 @@ def about(key: str) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
+def may_be_none(key: str) -> bool:
+    """Whether a field can be left open."""
+    return type(None) in get_args(RunSpec.model_fields[key].annotation)
+
+
 ALIASES: dict[str, str] = {about(key)["flag"]: key for key in RunSpec.model_fields if about(key).get("flag")}
 """Flags of sd-scripts that are fields with another name: `--set network_dim=8` sets rank."""
 
