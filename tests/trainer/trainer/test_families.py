@@ -126,3 +126,14 @@ def test_a_model_of_another_pipeline_is_refused_with_the_ones_that_are_trained(m
     message = "is a model of WanPipeline; the built-in trainer has FluxPipeline, .*one of kohya's trainers"
     with pytest.raises(TrainError, match=message):
         models.locate(str(tmp_path), lambda done, total: None)
+
+
+def test_tokens_and_positions_are_those_of_the_pipeline():
+    from diffusers import FluxPipeline
+
+    latents = torch.randn(2, 16, 8, 12)
+    packed = common.pack(latents)
+    assert torch.equal(packed, FluxPipeline._pack_latents(latents, 2, 16, 8, 12))
+    assert torch.equal(common.unpack(packed, 8, 12), latents)
+    ids = FluxPipeline._prepare_latent_image_ids(2, 4, 6, CPU, torch.float32)
+    assert torch.equal(common.image_ids(8, 12, CPU), ids)

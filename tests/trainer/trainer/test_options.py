@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from trainer_helpers import flags, fork, good, make_config, sha
 
-from trainer import cache, dataset, families, imports, lora, models, optimizers
+from trainer import cache, dataset, families, imports, lora, models
 from trainer.arguments import parse
 from trainer.data_order import text_of
 from trainer.errors import TrainError
@@ -84,25 +84,6 @@ def setup_weights(work, data, plain):
     settings = {"rank": 4, "alpha": 1.0, "dropout": 0.0, "seed": args.seed, "cast_inputs": True}
     found = lora.add(model, blocks=family.blocks["all"], **settings).items()
     return {f"transformer.{name}": value.detach() * (0.25 if "lora_B" in name else 1) for name, value in found}
-
-
-def test_the_attention_of_cudnn_is_off_because_its_gradients_can_be_nan():
-    imports.heavy()
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-
-
-def test_a_schedule_free_lora_has_the_average_and_its_training_goes_on_unchanged():
-    weight = torch.nn.Parameter(torch.randn(8, 8, generator=torch.Generator().manual_seed(1)))
-    optimizer = optimizers.build("adamwschedulefree", {}, 0.1, [weight])
-    for _ in range(3):
-        (weight**2).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    before = weight.detach().clone()
-    found = optimizers.averaged(optimizer, {"w": weight})["w"]
-    assert torch.equal(weight, before) and optimizer.param_groups[0]["train_mode"]
-    optimizer.eval()
-    assert torch.equal(found, weight) and not torch.equal(found, before)
 
 
 def test_a_caption_is_dropped_as_often_as_asked_and_its_first_tags_stay(work, data):

@@ -1,0 +1,74 @@
+"""The caches: encoded once, and again only what changed or broke; each error names its file."""
+
+import pytest
+from trainer_helpers import flags, fork, good, make_config, make_images, sha
+
+from guards.heartbeat import Heartbeat
+from trainer.arguments import parse
+from trainer.cache import FOLDER
+from trainer.errors import TrainError
+from trainer.setup import build
+
+
+def test_a_run_encodes_once_and_again_only_what_changed_or_broke(tmp_path):
+    """The model's own folder is made by the run; then a restart, then a changed caption, image, and a cut cache file."""
+    from PIL import Image
+
+    images = make_images(tmp_path / "images")
+    config = make_config(tmp_path / "dataset.toml", images)
+
+    def encoded(number):
+        """How many images and texts a start of the run encodes."""
+        found = {}
+        watch = lambda phase, step, hb: found.update({phase: max(found.get(phase, 0), hb.record.done)})  # noqa: E731
+        argv = flags(tmp_path / "models" / "tiny-flux", config, tmp_path / f"out{number}", max_train_steps=2)
+        build(parse(argv), Heartbeat(None, inject=watch))
+        return found.get("cache_latents", 0), found.get("cache_text", 0)
+
+    assert encoded(1) == (5, 5)
+    assert encoded(2) == (0, 0)
+    (images / "0.txt").write_text("another caption", encoding="utf-8")
+    Image.new("RGB", (64, 64), "red").save(images / "1.png")
+    cut = sorted((images / FOLDER).glob("latents-*"))[0]
+    cut.write_bytes(cut.read_bytes()[:-30])
+    latents, texts = encoded(3)
+    assert texts == 1 and latents in (1, 2)  # the cut one may be the changed image's
+    assert len(list((images / FOLDER).glob("text-*"))) == 6
+
+
+def test_a_cache_that_cannot_be_written_names_its_file(work, tmp_path):
+    images = make_images(tmp_path / "images", 1)
+    (images / FOLDER).write_text("in the way", encoding="utf-8")
+    argv = flags(work["model"], make_config(tmp_path / "dataset.toml", images), tmp_path / "out")
+    with pytest.raises(OSError, match="exists") as error:
+        build(parse(argv), Heartbeat(None))
+    assert error.value.filename.startswith(str(images / FOLDER / "latents-"))
+
+
+def test_a_truncated_image_is_named_with_what_to_do(work, tmp_path):
+    images = make_images(tmp_path / "images", 2)
+    file = images / "1.png"
+    file.write_bytes(file.read_bytes()[:-2000])
+    argv = flags(work["model"], make_config(tmp_path / "dataset.toml", images), tmp_path / "out")
+    message = r"1\.png: the image cannot be read: .*; export it again as JPEG or PNG, or remove it"
+    with pytest.raises(TrainError, match=message):
+        build(parse(argv), Heartbeat(None))
+
+
+def test_a_damaged_cache_file_is_an_error_with_its_name_and_the_next_start_encodes_it_again(work, tmp_path):
+    images = make_images(tmp_path / "images", 1)
+    config = make_config(tmp_path / "dataset.toml", images)
+    argv = flags(work["model"], config, tmp_path / "out", max_data_loader_n_workers=1)
+    long_folder = tmp_path / ("x" * 120)  # too long for the sockets of a loader's worker
+    long_folder.mkdir()
+    assert f"warning: TMPDIR ({long_folder}) is too long" in good(fork(argv, TMPDIR=str(long_folder))).stdout
+    original = sha(tmp_path / "out" / "tiny.safetensors")
+    text = next((images / FOLDER).glob("text-*"))
+    data = bytearray(text.read_bytes())
+    data[len(data) // 3] ^= 0xFF
+    text.write_bytes(data)
+    done = fork(argv)
+    assert done.returncode == 1 and f"{text} is damaged" in done.stderr
+    assert not text.exists() and text.with_name(text.name + ".corrupt").exists()
+    assert "caching Text Encoder outputs" in good(fork(argv)).stdout
+    assert sha(tmp_path / "out" / "tiny.safetensors") == original

@@ -1,0 +1,131 @@
+"""A model in diffusers' layout: loaded as diffusers loads it, refused by name where a file is missing or damaged."""
+
+import json
+import re
+import shutil
+
+import pytest
+from flux_parts import CPU, a_batch, arguments, load, loss_of, no_tick, with_tokens
+
+from guards.heartbeat import Heartbeat
+from trainer import models
+from trainer.errors import TrainError
+from trainer.families.flux import FAMILY
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_the_transformer_is_that_of_diffusers(model):
+    from diffusers import FluxTransformer2DModel
+
+    ours = load(model)
+    theirs = FluxTransformer2DModel.from_pretrained(model / "transformer").eval()
+    args = arguments()
+    with torch.no_grad():
+        assert torch.equal(loss_of(args, ours, a_batch(), 1), loss_of(args, theirs, a_batch(), 1))
+
+
+def as_published(model, folder):
+    """The tiny model with the files that black-forest-labs/FLUX.1-dev has: older names in CLIP, shards, no fast CLIP
+    tokenizer, and single files beside the folders."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, folder)
+    for part, stem in (("transformer", "diffusion_pytorch_model"), ("text_encoder_2", "model")):
+        original = folder / part / f"{stem}.safetensors"
+        tensors = load_file(original)
+        shards = {f"{stem}-0000{n + 1}-of-00002.safetensors": sorted(tensors)[n::2] for n in range(2)}
+        for file, members in shards.items():
+            save_file({name: tensors[name] for name in members}, folder / part / file, metadata={"format": "pt"})
+        index = {"metadata": {}, "weight_map": {name: file for file, members in shards.items() for name in members}}
+        (folder / part / f"{stem}.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+        original.unlink()
+    clip = folder / "text_encoder" / "model.safetensors"
+    named = {f"text_model.{name}": tensor for name, tensor in load_file(clip).items()}
+    named["text_model.embeddings.position_ids"] = torch.arange(77)[None]
+    save_file(named, clip, metadata={"format": "pt"})
+    (folder / "tokenizer" / "tokenizer.json").unlink()
+    special = dict.fromkeys(("eos_token", "pad_token", "unk_token"), "<|endoftext|>") | {"bos_token": "<|startoftext|>"}
+    (folder / "tokenizer" / "special_tokens_map.json").write_text(json.dumps(special), encoding="utf-8")
+    stated = {"add_prefix_space": False, "do_lower_case": True, "errors": "replace", "model_max_length": 77}
+    settings = {**stated, **special, "tokenizer_class": "CLIPTokenizer"}
+    (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    (folder / "flux1-dev.safetensors").write_bytes(b"not looked at")
+    return folder
+
+
+def test_a_folder_as_it_is_published_encodes_and_trains_like_the_same_model_in_todays_files(model, tmp_path):
+    from trainer import cache
+
+    answers = []
+    for folder in (model, as_published(model, tmp_path / "flux-dev")):
+        models.check(folder)
+        todo = [("a thing, ünï 🎉", tmp_path / f"{folder.name}.npz")]
+        cache.encode_texts(todo, folder, FAMILY, with_tokens(), torch.float32, CPU, Heartbeat(None))
+        vae = models.load_part(folder, "vae", torch.float32, CPU)
+        transformer = load(folder)
+        with torch.no_grad():
+            latent = vae.encode(torch.linspace(-1, 1, 3 * 64 * 64).view(1, 3, 64, 64)).latent_dist.mode()
+            loss = loss_of(arguments(), transformer, a_batch(), 1)
+        answers.append([*cache.load(todo[0][1]).values(), latent, loss])
+    assert all(torch.equal(one, other) for one, other in zip(*answers, strict=True))
+
+
+@pytest.mark.parametrize("part", ["vae", "text_encoder", "text_encoder_2"])
+def test_a_part_that_lacks_a_tensor_is_refused_and_not_filled_with_noise(model, tmp_path, part):
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model / part, tmp_path / part)
+    shutil.copy(model / "model_index.json", tmp_path)
+    file = next((tmp_path / part).glob("*.safetensors"))
+    tensors = load_file(file)
+    gone = sorted(tensors)[-2]
+    del tensors[gone]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(TrainError, match=f"1 missing tensors: {re.escape(gone)}; download it again"):
+        models.load_part(tmp_path, part, torch.float32, CPU)
+
+
+def another_size(transformer):
+    config = json.loads((transformer / "config.json").read_text())
+    (transformer / "config.json").write_text(json.dumps({**config, "num_single_layers": 5}))
+
+
+WEIGHTS, INDEX = "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json"
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+# what is done to the folder of the transformer → the message
+DAMAGED = {
+    "vae/config.json is missing; download the complete folder": lambda at: shutil.rmtree(at.parent / "vae"),
+    "is a git-lfs pointer": lambda at: (at / WEIGHTS).write_text(POINTER),
+    "damaged or truncated": lambda at: (at / WEIGHTS).write_bytes((at / WEIGHTS).read_bytes()[:-1000]),
+    "transformer/one.safetensors is missing": lambda at: (at / INDEX).write_text('{"weight_map": {"a": "one.safetensors"}}'),
+    "tokenizer/tokenizer.json or vocab.json and merges.txt or spiece.model is missing": lambda at: [
+        (at.parent / "tokenizer" / name).unlink() for name in ("tokenizer.json", "merges.txt")
+    ],
+    "index.json: not valid JSON (Expecting property name": lambda at: (at / INDEX).write_text("{broken"),
+    "transformer/config.json: not a JSON object; download it again": lambda at: (at / "config.json").write_text("[1]"),
+    "missing tensors: single_transformer_blocks.4.": another_size,
+    "the folder does not exist; correct the path, or use a hub id": lambda at: shutil.rmtree(at.parent),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", DAMAGED)
+def test_a_model_that_cannot_be_used_says_what_and_where(model, tmp_path, message):
+    folder = tmp_path / "a-flux"
+    shutil.copytree(model, folder)
+    DAMAGED[message](folder / "transformer")
+    with pytest.raises(TrainError) as error:
+        load(models.locate(str(folder), no_tick))
+    assert message in str(error.value) and str(tmp_path) in str(error.value)
+
+
+def test_a_single_file_is_refused(model):
+    with pytest.raises(TrainError, match="is a single file; this trainer reads a folder"):
+        models.locate(str(model / "transformer" / WEIGHTS), no_tick)
+
+
+def test_a_hub_id_that_is_not_downloaded_is_refused_offline(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(TrainError, match=r"nobody/no-flux: not in the local cache, .*HF_HUB_OFFLINE is set"):
+        models.locate("nobody/no-flux", no_tick)

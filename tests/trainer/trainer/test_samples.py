@@ -1,0 +1,85 @@
+"""Sample images: fixed by their seed, made when they are due, and skipped where one fails."""
+
+import shutil
+from argparse import Namespace
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from flux_parts import CPU, loaded, steps, with_tokens
+
+from guards import limits
+from guards.heartbeat import Heartbeat
+from trainer import samples
+from trainer.families.flux import FAMILY
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("one_thread")
+PROMPTS = """# comment
+a thing --w 72 --h 64 --s 2 --d 7
+another --w 64 --h 64 --s 2 --l 2 --n bad --ss euler
+"""
+
+
+def test_samples_are_fixed_by_their_seed_and_a_bad_one_is_skipped(model, tmp_path, monkeypatch):
+    from PIL import Image
+
+    from trainer import cache
+
+    messages: list[str] = []
+    (tmp_path / "p.txt").write_text(PROMPTS, encoding="utf-8")
+    prompts = samples.read(tmp_path / "p.txt", 42, messages.append)
+    assert [(p.width, p.height, p.steps, p.seed, p.cfg) for p in prompts] == [(64, 64, 2, 7, 1.0), (64, 64, 2, 43, 2.0)]
+    assert "'--ss euler' is not an option of sample images" in messages[0]
+    args, hb = with_tokens(output_dir=tmp_path, output_name="x"), Heartbeat(None)
+    dtypes = (torch.float32, torch.float32)
+    paths = cache.plan([], samples.texts(prompts), model, tmp_path, args, dtypes, hb, messages.append)
+    cache.encode_texts(cache.missing_texts([], paths), model, FAMILY, args, torch.float32, CPU, hb)
+    transformer, parameters = loaded(model)
+    sampler = samples.Sampler(prompts, paths, model, FAMILY, args, CPU, dtypes, messages.append)
+
+    def make(step):
+        made = sampler.make(transformer, None, step, 0.1, hb, torch.no_grad, lambda: None)
+        return [(p.name, Image.open(p).convert("RGB").tobytes()) for p in made]
+
+    first, again = make(1), make(2)
+    assert [name[:12] for name, _ in first] == ["x_000001_00_", "x_000001_01_"]
+    assert first[0][0].endswith("_7.png")
+    assert [pixels for _, pixels in first] == [pixels for _, pixels in again]
+    steps(transformer, parameters, args)
+    assert make(3)[0][1] != first[0][1]
+    assert hb.current_phase == "sample"
+    monkeypatch.setitem(limits.TABLE, "sample_least_s", limits.Limit(0.0, "a sample image"))
+    monkeypatch.setattr(samples, "BUDGET_STEPS", 0.0)
+    assert make(4) == []
+    assert "sample image 1 is skipped: SampleError: 1 of 2 steps took longer than its limit" in messages[-2]
+
+
+def test_samples_come_when_sd_scripts_would_make_them():
+    def due(step, epoch, **changed):
+        args = Namespace(sample_at_first=False, sample_every_n_steps=None, sample_every_n_epochs=None)
+        vars(args).update(changed)
+        return samples.Sampler([samples.Prompt(0, "x", 1)], None, None, FAMILY, args, None, (), None).due(step, epoch)
+
+    assert due(0, None, sample_at_first=True) and not due(0, None)
+    assert due(4, None, sample_every_n_steps=2) and not due(5, None, sample_every_n_steps=2)
+    assert due(5, 2, sample_every_n_epochs=2) and not due(5, 1, sample_every_n_epochs=2)
+    assert not due(4, None, sample_every_n_steps=2, sample_every_n_epochs=1)
+
+
+def test_a_damaged_vae_costs_the_samples_and_not_the_training(work, tmp_path):
+    """It is read again for the first sample of each attempt, long after the images were encoded."""
+    model = Path(shutil.copytree(work["model"], tmp_path / "model"))
+    file = next((model / "vae").glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:1000])
+    transformer, messages = torch.nn.Linear(1, 1), []
+    transformer.gradient_checkpointing = True
+    args = SimpleNamespace(output_dir=tmp_path / "out", output_name="tiny")
+    dtypes = (torch.float32, torch.float32)
+    sampler = samples.Sampler(
+        [samples.Prompt(0, "a thing", 1)], None, model, FAMILY, args, CPU, dtypes, messages.append
+    )
+    assert sampler.make(transformer, None, 2, 0.1, Heartbeat.from_env(0), nullcontext, lambda: None) == []
+    assert "sample image 1 is skipped: TrainError" in messages[-1] and "download it again" in messages[-1]
+    assert transformer.training and transformer.gradient_checkpointing

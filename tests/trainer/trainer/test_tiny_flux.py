@@ -1,0 +1,26 @@
+"""The tiny FLUX: made once, always the same."""
+
+import threading
+
+import pytest
+from trainer_helpers import sha
+
+from trainer import tiny_flux
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_two_makers_at_once_make_one_model_and_always_the_same(tmp_path, monkeypatch, model):
+    made, real = [], tiny_flux.make
+    monkeypatch.setattr(tiny_flux, "make", lambda folder: (made.append(folder), real(folder)))
+    makers = [threading.Thread(target=tiny_flux.ensure, args=(tmp_path / "tiny-flux",)) for _ in range(2)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join(60)
+    assert len(made) == 1
+    files = [p.relative_to(tmp_path / "tiny-flux") for p in (tmp_path / "tiny-flux").rglob("*") if p.is_file()]
+    assert len(files) > 5  # other tests keep a quantized copy in the model that they share
+    assert [sha(tmp_path / "tiny-flux" / p) for p in files] == [sha(model / p) for p in files]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".tiny-flux.lock", "tiny-flux"]
