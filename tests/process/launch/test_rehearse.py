@@ -9,7 +9,7 @@ from runs_helpers import picture, spec
 from short_run_helpers import launched, listing, nothing_runs, states, tiny_run
 
 import runs
-from launch import forecast, rehearse
+from launch import rehearse
 from launch.common import LaunchError
 from launch.rehearse import DONE, FAILED, PASSED, SKIPPED
 from monitor.process import spawned
@@ -58,29 +58,6 @@ def test_a_missing_model_is_said_at_once_and_start_asks_once(data, monkeypatch):
     assert "Press the button again to start anyway" in asked and "Check the settings" in asked and started == []
     run_page.start(folder.name, None)
     assert started == [folder]
-
-
-MEASURED = {
-    "load_s": 60.0, "cache_s": 20.0, "image_s": 0.5, "step_s": 2.0, "sample_s": 10.0, "save_s": 3.0, "images": 2,
-    "state_bytes": 400_000_000, "lora_bytes": 100_000_000, "cache_bytes": 4_000_000, "host_bytes": 8_000_000_000,
-    "gpu_bytes": 15_700_000_000, "gpu_total_bytes": 16_000_000_000, "gpu_before_bytes": 0,
-}  # fmt: skip
-
-
-def test_the_forecast_counts_all_parts(data):
-    made = spec(
-        max_train_steps=1000, save_every_n_steps=100, sample_every_n_steps=250, prompts=["a", "b"], keep_states=2,
-        save_every_n_epochs=0, price_per_hour=2.0, spend_limit=0.5,
-    )  # fmt: skip
-    found = forecast.of(MEASURED, made, {"": 22})
-    parts = {"loading": 60.0, "encoding": 30.0, "training": 2000.0, "samples": 80.0, "checkpoints": 33.0}
-    assert found["parts_s"] == parts and found["seconds"] == sum(parts.values())
-    assert found["ends_s"] == pytest.approx(time.time() + 2203, abs=60)
-    assert found["cost"] == pytest.approx(2203 / 3600 * 2, abs=0.01)
-    assert found["disk_bytes"] == 3 * 400_000_000 + 3 * 100_000_000 + 22 * 2_000_000
-    said = " ".join(found["warnings"])
-    assert "nearly full: 15.7 GB of 16.0 GB" in said and "more than the spend limit of 0.5" in said
-    assert forecast.of({}, made, {"": 22}) == {} and forecast.lines({}) == []
 
 
 def test_the_digest_follows_what_decides_whether_it_trains():

@@ -1,9 +1,12 @@
 """When a rented machine has nothing left to do, and what the container's log says then."""
 
 import json
+import os
+import signal
 
 import pytest
 
+from launch import serve
 from launch.common import LaunchError
 from launch.serve import GRACE_S, IDLE_S, Container, Idle, endings
 
@@ -64,3 +67,23 @@ def test_the_container_log_says_how_the_runs_ended(tmp_path, monkeypatch):
     first, second = endings({"cat"})
     assert first == "cat: preempted: this machine has none"
     assert second == "cat: not in the store: a checkpoint. It is kept on this machine's disk"
+
+
+def test_a_signal_ends_the_loop_of_the_container(data, monkeypatch):
+    rounds = []
+
+    def keep_page(container):
+        rounds.append(container)
+        assert len(rounds) == 1, "the loop went on after SIGTERM"
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    monkeypatch.setattr(serve, "POLL_S", 0.0)
+    monkeypatch.setattr(serve.subprocess, "run", lambda *words, **more: None)
+    monkeypatch.setattr(serve.Container, "_keep_page", keep_page)
+    monkeypatch.setattr(serve.Container, "leave", lambda container: container.signals[0])
+    try:
+        assert serve.Container(1, {}).serve() == signal.SIGTERM
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -9,8 +9,7 @@ from launch_helpers import CHOICES, a_run, a_spec, arguments
 from runs_helpers import call, executable, spec
 
 import presets
-import runs
-from launch import rent, skypilot, train, travel
+from launch import rent, skypilot, travel
 from launch.common import LaunchError
 from monitor import config
 
@@ -98,15 +97,3 @@ def test_docker_says_what_is_missing(data, tmp_path, clean, monkeypatch):
     keys = dict.fromkeys(("HF_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "x")
     done = call("launch", "docker", folder.name, "--submit", **env, **keys)
     assert done.returncode == 1 and "docker did not start the container" in done.stderr
-
-
-def test_prepare_writes_the_script_for_this_machine_and_fetches_the_model(data, clean, monkeypatch):
-    fetched = []
-    monkeypatch.setattr(runs, "fetch_model", fetched.append)
-    for choice in (("sdxl", "sd-scripts", "12G"), ("flux-dev", "diffusers", "20G")):
-        folder = a_run(data, name=choice[0], model=choice[0], backend=choice[1], tier=choice[2])
-        for file in (folder / "train.sh", folder / "job.json"):
-            file.write_text(file.read_text().replace(str(data), "/another/machine"))
-        assert train.run(arguments(train, "--prepare", run=folder.name)) == 0
-        assert str(folder) in (folder / "train.sh").read_text()
-    assert fetched == ["sdxl"], "the built-in trainer fetches its own"

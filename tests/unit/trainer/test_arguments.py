@@ -1,24 +1,11 @@
 """The trainer's command line: sd-scripts' flags, none of them ignored."""
 
 import pytest
-import tiny_sd_scripts
 
-from presets import schema
-from trainer.arguments import parse, parser
-from trainer.unsupported import reasons
+from trainer.arguments import parse
 
 LEAST = ["--pretrained_model_name_or_path", "m", "--dataset_config", "d", "--output_dir", "o"]
 LEAST += ["--network_train_unet_only"]
-
-
-def test_every_flag_of_sd_scripts_is_taken_or_refused_with_a_reason():
-    tiny_sd_scripts.need(run=False)
-    taken = {flag for flag in parser()._option_string_actions if flag.startswith("--")} - {"--help"}
-    theirs = {f"--{name}" for name in schema.flags_of(tiny_sd_scripts.checkout(), "flux_train_network.py")}
-    ours = {"--quantize", "--blocks_to_stream", "--text_encoder_cpu", "--ema_decay"}
-    assert taken - theirs == ours, "one renderer serves both"
-    assert not taken & set(reasons())
-    assert theirs - taken - set(reasons()) == set()
 
 
 @pytest.mark.parametrize(

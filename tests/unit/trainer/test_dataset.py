@@ -1,74 +1,16 @@
-"""The trainer's data: buckets, order, and errors in a data set, each with its file and key."""
-
-from argparse import Namespace
-from collections import Counter
-from pathlib import Path
+"""A data set as it is written, and errors in it, each with its file and key."""
 
 import numpy
 import pytest
 from PIL import Image as Pillow
 from trainer_helpers import make_config, make_images
 
-from guards.loader import die_with_parent
-from trainer import setup
 from trainer.arguments import parse
-from trainer.buckets import Rules, place, resolutions
-from trainer.data_order import EpochSampler, batches, seed_for
 from trainer.dataset import Image, header_of, pixels_and_mask, read
 from trainer.errors import TrainError
 
 NEEDED = ["--pretrained_model_name_or_path", "m", "--dataset_config", "d", "--output_dir", "o"]
 ARGS = parse([*NEEDED, "--network_train_unet_only", "--caption_extension", ".txt"])
-
-
-def test_buckets_are_those_of_sd_scripts():
-    """Values from sd-scripts v0.10.1 (`model_util.make_bucket_resolutions`, `BucketManager.select_bucket`)."""
-    rules = Rules((512, 512), enable_bucket=True, max_bucket_reso=1024)
-    assert resolutions(rules)[:3] == [(256, 832), (256, 896), (256, 960)] and len(resolutions(rules)) == 17
-    assert place(rules, (1000, 1000)) == ((512, 512), (512, 512))
-    assert place(rules, (1600, 1000)) == ((640, 384), (640, 400))
-    assert place(rules, (1000, 3000)) == ((256, 832), (277, 832))
-    assert place(Rules((512, 512)), (1000, 500)) == ((512, 512), (1024, 512))
-    small = Rules((512, 512), enable_bucket=True, bucket_no_upscale=True)
-    assert place(small, (300, 200)) == ((256, 192), (300, 200))
-    assert place(small, (2000, 1000)) == ((640, 320), (640, 320))
-    assert place(small, (1234, 777)) == ((640, 384), (640, 403))
-    assert place(small, (20, 10))[0] == (64, 64)
-
-
-def images(count=7, batch_size=2):
-    size = [(64, 64), (80, 48)]
-    return [Image(Path(f"{i}.png"), "", 3, size[i % 2], size[i % 2], 0, batch_size) for i in range(count)]
-
-
-def test_the_order_is_a_function_of_seed_and_epoch_and_shows_each_image_as_often_as_asked():
-    data = images()
-    one = batches(data, 1, 0)
-    assert one == batches(data, 1, 0)
-    assert one != batches(data, 1, 1) and one != batches(data, 2, 0)
-    assert Counter(i for batch in one for i, _ in batch) == dict.fromkeys(range(7), 3)
-    assert all(len({data[i].bucket for i, _ in batch}) == 1 for batch in one)
-
-
-def test_ranks_share_the_batches_of_an_epoch_evenly():
-    data = images(5, batch_size=1)  # 15 batches for 2 ranks: none is seen twice
-    shares = [list(EpochSampler(data, 1, rank, 2)) for rank in range(2)]
-    assert [len(share) for share in shares] == [8, 7] and len(EpochSampler(data, 1, 1, 2)) == 8
-    assert [shares[i % 2][i // 2] for i in range(15)] == batches(data, 1, 0)
-
-
-def test_an_epoch_continues_where_it_stopped():
-    order = EpochSampler(images(), 1, 0, 1)
-    order.start_at(3, 0)
-    original = list(order)
-    order.start_at(3, 4)
-    assert list(order) == original[4:]
-
-
-def test_seeds_depend_on_their_parts_alone():
-    assert seed_for(42, "noise", 7, 0, 0) == 2413588734058466749  # older states continue with the same numbers
-    assert len({seed_for(1, "noise", step, micro) for step in range(100) for micro in range(4)}) == 400
-    assert seed_for(1, 12) != seed_for(11, 2)
 
 
 def test_a_data_set_is_read_as_it_is_written(tmp_path):
@@ -160,10 +102,3 @@ def test_an_image_of_absurd_size_is_refused_without_decoding_it(tmp_path):
     Pillow.new("1", (20000, 20000)).save(folder / "0.png")
     with pytest.raises(TrainError, match=r"0\.png: the image cannot be read: .*decompression bomb"):
         read(make_config(tmp_path / "d.toml", folder), ARGS)
-
-
-def test_the_loaders_workers_do_not_outlive_the_trainer():
-    """What that does to a worker: tests/process/guards/test_crash.py."""
-    args = Namespace(max_data_loader_n_workers=1, persistent_data_loader_workers=False)
-    loader = setup.make_loader(args, [((0, 0),), ((1, 0),)], Namespace(latents=[], texts=[]), Namespace(type="cpu"))
-    assert loader.worker_init_fn is die_with_parent
