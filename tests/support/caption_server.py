@@ -1,14 +1,19 @@
-"""A server with OpenAI's chat completions on loopback, which can be slow, fail and lie."""
+"""A server with OpenAI's chat completions on loopback, which can be slow, fail and lie, and a job that asks it."""
 
 import base64
 import io
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from loopback import Answer, Double, Request, running
 from PIL import Image
+
+from captions import endpoint, job
+from captions.text import Frame
+from captions.work import Folder
 
 
 class CaptionServer(Double):
@@ -65,3 +70,14 @@ def slow(seconds: float, text: str = "a slow picture"):
         return f"{text} {number}"
 
     return answer
+
+
+def texts(folder: Path) -> dict[str, str]:
+    """The captions of a folder, by the name of their image."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.txt"))}
+
+
+def run(server: CaptionServer, folder: Path, **limits) -> job.Report:
+    """A job in this process, with a server."""
+    asked = endpoint.Server(server.url, "m", limit_s=limits.pop("limit_s", 5.0))
+    return job.run(Folder(folder), lambda: endpoint.load(asked), Frame(), **limits)
