@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from monitor_helpers import toy_run
+from monitor_helpers import events, toy_run
 from run_facts import status
 from runs_helpers import python
 
@@ -53,3 +53,8 @@ def made(data: Path, *names: str, steps: int = 12, **more) -> list[Path]:
 
 def ended(folder: Path, state: str = "completed") -> bool:
     return status(folder)["state"] == state and not is_held(folder / LOCK)
+
+
+def starts(folder: Path) -> list[str]:
+    """When attempts of this run were started."""
+    return [event["t"] for event in events(folder) if event["kind"] in ("started", "restarted")]

@@ -2,12 +2,11 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from monitor_helpers import events, wait_for
-from queue_helpers import command, ended, made, one_gpu, processes
-from run_facts import step_of, weight
+from monitor_helpers import wait_for
+from queue_helpers import command, ended, made, processes, starts
+from run_facts import weight
 from toys import undisturbed
 
 from jobs import queue, worker
@@ -15,17 +14,6 @@ from monitor.process.platform import LOCK, Lock
 from monitor.process.spawned import idle
 from monitor.run_folder import MonitorError
 from runs import manage
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    with one_gpu(tmp_path, monkeypatch) as root:
-        yield root
-
-
-def starts(folder: Path) -> list[str]:
-    """When attempts of this run were started."""
-    return [event["t"] for event in events(folder) if event["kind"] in ("started", "restarted")]
 
 
 @pytest.mark.slow
@@ -46,37 +34,6 @@ def test_runs_are_trained_one_after_another_in_the_order_that_people_choose(data
     assert left.run == "broken" and "no-such-model" in left.problem
     wait_for(lambda: not processes(data, "work"), what="the end of the queue's process")
     assert queue.cancel("broken").run == "broken" and not queue.read().entries
-
-
-@pytest.mark.slow
-def test_what_was_started_before_a_kill_is_not_started_again(data):
-    (run,) = made(data, "run")
-    queue.add(run)
-    assert worker._take() == "run"
-    assert worker._start(run) == ""
-    wait_for(lambda: ended(run), what="the run")
-    (run / "run.safetensors").unlink()  # so that a second start would train again
-    command("queue", "work")  # the process that took it was killed here
-    assert not queue.read().entries and len(starts(run)) == 1
-    # Taken, and killed before the start: it is started now.
-    (other,) = made(data, "other")
-    queue.add(other)
-    assert worker._take() == "other"
-    command("queue", "work")
-    wait_for(lambda: ended(other), what="the other run")
-    assert len(starts(other)) == 1
-
-
-def test_a_look_at_a_busy_gpu_keeps_the_note_of_what_is_being_started(data):
-    run, other = made(data, "run", "other")
-    queue.add(run)
-    assert worker._take() == "run"  # the process that took it was killed here, before the monitor had its lock
-    lock = Lock(other / LOCK)
-    assert lock.acquire()
-    assert worker._take() == "" and queue.read().taken == "run"
-    (run / "status.json").write_text("{}")  # the monitor's first act
-    lock.release()
-    assert worker._take() == "" and queue.read() == queue.Queue()
 
 
 def test_many_who_change_the_queue_at_once_lose_nothing(data):
@@ -133,17 +90,3 @@ def test_a_damaged_queue_is_an_empty_one(data, text):
     assert queue.read() == queue.Queue()
     (folder,) = made(data, "a")
     assert queue.add(folder) == 1
-
-
-@pytest.mark.slow
-def test_a_run_without_a_gpu_starts_at_once_and_one_with_a_gpu_waits(data, monkeypatch):
-    busy, other = made(data, "busy", "other", steps=5000)
-    worker.start_or_wait(busy)
-    wait_for(lambda: step_of(busy) >= 1, what="a step")
-    assert worker.start_or_wait(other)["position"] == 1
-    assert worker.start_or_wait(other)["position"] == 1  # asked twice
-    queue.cancel("other")
-    monkeypatch.setenv("HANGPROOF_GPUS", "")
-    assert worker.start_or_wait(other)["pid"]
-    for name in ("busy", "other"):
-        assert command("stop", name, "--wait", "60").returncode == 0

@@ -7,11 +7,10 @@ import pytest
 from draft_helpers import drop, photo
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs_helpers import pictures
+from sweep_helpers import FIELDS, make
 
 import runs
-from jobs import __main__ as commands
-from jobs import queue, worker
+from jobs import queue
 from monitor.process.spawned import idle
 from runs import dataset, manage, sweep
 from runs.files import RunError
@@ -19,23 +18,6 @@ from ui.dataset import draft
 from ui.dataset.draft_store import new_id
 from ui.new import form
 from ui.new import sweep as page_sweep
-
-FIELDS = {"model": "tiny-flux", "backend": "diffusers", "tier": "16G", "resolution": 64, "workers": 0}
-FIELDS |= {"trigger": "ohwx", "max_train_steps": 4, "sample_every_n_steps": 0, "save_every_n_steps": 2}
-
-
-@pytest.fixture
-def base(tmp_path, monkeypatch):
-    """A run with two images, in a data root of its own."""
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    monkeypatch.setenv("HANGPROOF_GPUS", "")
-    folder = runs.create(runs.make({"name": "cat", **FIELDS}), pictures(tmp_path / "photos", 2))
-    yield runs.load(folder)
-    (tmp_path / "outputs" / queue.FILE).unlink(missing_ok=True)
-
-
-def make(base, **values):
-    return sweep.create(base.name, sweep.combinations(base, values), values, runs.datasets_dir() / base.slug)
 
 
 def test_the_names_say_the_values():
@@ -47,14 +29,6 @@ def test_the_names_say_the_values():
     assert len({spec.slug for spec in specs}) == 6
     (short, long) = sweep.combinations(base, {"epochs": [2, 4]})
     assert (short.epochs, short.max_train_steps, long.epochs) == (2, None, 4)  # else epochs would have no effect
-
-
-@pytest.mark.parametrize("words", [[], ["--no-queue"]])
-def test_the_command_queues_the_sweep_unless_it_shall_not(base, monkeypatch, capsys, words):
-    monkeypatch.setattr(queue, "ensure_worker", lambda: True)
-    assert commands.main(["sweep", "cat", "--set", "rank=8,16", "--json", *words]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["sweep"] == "cat-sweep"
-    assert [entry.run for entry in queue.read().entries] == ([] if words else ["cat-sweep"])
 
 
 @pytest.mark.parametrize(
@@ -159,14 +133,6 @@ def test_a_damaged_sweep_is_none(base, text):
     assert sweep.all_sweeps() == []
     with pytest.raises(RunError, match="no sweep 'x'"):
         sweep.find("x")
-
-
-def test_cancelling_a_sweep_removes_what_is_left(base):
-    made = make(base, rank=[4, 8])
-    queue.add_sweep(made.name, [run for run, _ in made.runs])
-    assert worker.cancel(made.name) == [] and not queue.read().entries
-    with pytest.raises(queue.MonitorError, match="none of its runs waits or trains"):
-        worker.cancel(made.name)
 
 
 def test_the_page_plans_and_makes_a_sweep_of_the_draft(base, tmp_path, monkeypatch):

@@ -1,0 +1,16 @@
+"""`python -m jobs sweep`: the runs of a sweep are one entry of the queue."""
+
+import json
+
+import pytest
+
+from jobs import __main__ as commands
+from jobs import queue
+
+
+@pytest.mark.parametrize("words", [[], ["--no-queue"]])
+def test_the_command_queues_the_sweep_unless_it_shall_not(base, monkeypatch, capsys, words):
+    monkeypatch.setattr(queue, "ensure_worker", lambda: True)
+    assert commands.main(["sweep", "cat", "--set", "rank=8,16", "--json", *words]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["sweep"] == "cat-sweep"
+    assert [entry.run for entry in queue.read().entries] == ([] if words else ["cat-sweep"])
