@@ -1,0 +1,55 @@
+"""The loss: nothing for a prediction of exactly the noise, whatever its level, and the options that choose the level."""
+
+from types import SimpleNamespace
+
+import pytest
+from trainer_helpers import flags
+
+from trainer.arguments import parse
+
+torch = pytest.importorskip("torch")
+from trainer import flow  # noqa: E402 - it needs torch
+
+LATENTS = torch.linspace(-1, 1, 2 * 4 * 8 * 8).view(2, 4, 8, 8)
+
+
+def loss(args, predict, **batch) -> float:
+    family = SimpleNamespace(loss=None, patch=2, predict=predict)
+    return flow.loss_of(args, family, None, {"latents": LATENTS, **batch}, 7, "cpu", torch.float32).item()
+
+
+@pytest.mark.parametrize("kind", ["l2", "l1", "huber", "smooth_l1"])
+@pytest.mark.parametrize("sampling", ["uniform", "sigma", "sigmoid", "shift", "flux_shift"])
+def test_a_perfect_prediction_has_no_loss_and_a_worse_one_has(kind, sampling):
+    args = parse(flags("m", "d", "o", loss_type=kind, timestep_sampling=sampling))
+    noise = flow.begin({"latents": LATENTS}, 7, "cpu")[1]
+    levels = []
+
+    def perfect(model, noisy, level, texts, args):
+        levels.append(level)
+        assert torch.allclose(noisy, LATENTS + level.view(-1, 1, 1, 1) * (noise - LATENTS), atol=1e-5)
+        return noise - LATENTS
+
+    assert loss(args, perfect) == 0 and loss(args, perfect) == 0
+    assert torch.equal(*levels) and (levels[0] > 0).all() and (levels[0] <= 1).all()
+    worse = loss(args, lambda *given: perfect(*given) + 0.1)
+    assert 0 < worse < loss(args, lambda *given: perfect(*given) + 0.2)
+
+
+def test_what_a_mask_ignores_has_no_loss_and_still_counts_in_the_mean():
+    args, half = parse(flags("m", "d", "o", loss_type="l2")), torch.ones(2, 8, 8)
+    half[:, 4:] = 0
+    whole = loss(args, lambda model, noisy, *_: noisy * 0 + 5)
+    masked = [loss(args, lambda model, noisy, *_: noisy * 0 + 5, loss_mask=mask) for mask in (half, 1 - half)]
+    assert sum(masked) == pytest.approx(whole) and all(masked)
+    assert loss(args, lambda model, noisy, *_: noisy, loss_mask=half * 0) == 0
+
+
+def test_a_model_is_as_before_after_it_was_evaluated():
+    model = torch.nn.Dropout(0.5)
+    for training in (True, False):
+        model.train(training)
+        with pytest.raises(ValueError, match="x"), flow.evaluating(model):
+            assert not model.training
+            raise ValueError("x")
+        assert model.training == training
