@@ -88,6 +88,17 @@ def server(tmp_path_factory):
         yield running
 
 
+@pytest.fixture
+def one_thread():
+    """Threads that wait for each other make a small model slow where there are more threads than free processors."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def moto_port():
     """Returns the port of one moto server (S3) for a file's tests; it starts with the first use."""

@@ -9,18 +9,12 @@ from pathlib import Path
 
 import pytest
 from monitor_helpers import events
-from queue_helpers import command, ended, made, one_gpu, processes
+from queue_helpers import command, ended, made, one_gpu, processes  # noqa: F401 - a fixture
 from run_facts import members, status, weight
 from seeds import seed
 from toys import undisturbed
 
 from jobs import worker
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    with one_gpu(tmp_path, monkeypatch) as root:
-        yield root
 
 
 def _is_done(folder: Path) -> bool:

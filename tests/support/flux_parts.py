@@ -17,11 +17,7 @@ def no_tick(done, total):
 
 
 def arguments(**changed):
-    return parse(flags("m", "d", "o", **changed))
-
-
-def with_tokens(**changed):
-    args = arguments(**changed)
+    args = parse(flags("m", "d", "o", **changed))
     args.t5_tokens = 16
     return args
 

@@ -16,7 +16,7 @@ from jobs import queue
 from monitor.process.platform import LOCK, is_held
 
 
-@contextlib.contextmanager
+@pytest.fixture(name="data")
 def one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A data root with one GPU. At the end nothing of it is alive."""
     (tmp_path / "tmp").mkdir()

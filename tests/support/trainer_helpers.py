@@ -155,6 +155,11 @@ def sha(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def numbers(lora: bytes) -> bytes:
+    """The numbers of a LoRA without its header, which also has the numbers of steps and epochs."""
+    return lora[8 + int.from_bytes(lora[:8], "little") :]
+
+
 _fsyncs = 0
 
 

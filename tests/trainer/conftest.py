@@ -33,14 +33,3 @@ def ring():
     folder = Path(tempfile.mkdtemp(prefix="hangproof-test-", dir="/dev/shm"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture
-def one_thread():
-    """Threads that wait for each other make a small model slow where there are more threads than free processors."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -1,10 +1,5 @@
-"""A data root with one GPU."""
+"""Fixtures of the tests of the queue."""
 
-import pytest
 from queue_helpers import one_gpu
 
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    with one_gpu(tmp_path, monkeypatch) as root:
-        yield root
+__all__ = ["one_gpu"]

@@ -3,6 +3,7 @@
 import json
 
 from runs_helpers import pictures, python
+from trainer_helpers import numbers
 
 SET = ("epochs=2", "repeats=2", "workers=0", "save_every_n_steps=3")
 LIMIT_S = 400
@@ -17,11 +18,6 @@ def steps(folder) -> list[tuple[int, int]]:
     """(step, epoch) in the order they were trained."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [(line["step"], line["epoch"]) for line in lines if line["kind"] == "step"]
-
-
-def weights(lora: bytes) -> bytes:
-    """The numbers of a LoRA without its header, which also has the number of epochs."""
-    return lora[8 + int.from_bytes(lora[:8], "little") :]
 
 
 def test_a_completed_run_started_again(data, tmp_path):
@@ -53,5 +49,5 @@ def test_a_completed_run_started_again(data, tmp_path):
     assert python("-m", "runs", "render", "again").returncode == 0  # an edit counts from here on
     monitor("run", "again")
     assert steps(folder) == [*expected, *((step, 3) for step in range(9, 13))]
-    assert weights((folder / "again.safetensors").read_bytes()) != weights(before["again.safetensors"])
+    assert numbers((folder / "again.safetensors").read_bytes()) != numbers(before["again.safetensors"])
     assert json.loads((folder / "status.json").read_text())["state"] == "completed"

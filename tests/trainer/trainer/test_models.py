@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-from flux_parts import CPU, a_batch, arguments, load, loss_of, no_tick, with_tokens
+from flux_parts import CPU, a_batch, arguments, load, loss_of, no_tick
 
 from guards.heartbeat import Heartbeat
 from trainer import models
@@ -62,7 +62,7 @@ def test_a_folder_as_it_is_published_encodes_and_trains_like_the_same_model_in_t
     for folder in (model, as_published(model, tmp_path / "flux-dev")):
         models.check(folder)
         todo = [("a thing, ünï 🎉", tmp_path / f"{folder.name}.npz")]
-        cache.encode_texts(todo, folder, FAMILY, with_tokens(), torch.float32, CPU, Heartbeat(None))
+        cache.encode_texts(todo, folder, FAMILY, arguments(), torch.float32, CPU, Heartbeat(None))
         vae = models.load_part(folder, "vae", torch.float32, CPU)
         transformer = load(folder)
         with torch.no_grad():

@@ -3,15 +3,16 @@
 from pathlib import Path
 
 import pytest
+from flux_parts import loaded
+from safetensors.torch import load_file
 from trainer_helpers import flags, fork, good, make_config, sha
 
-from trainer import cache, dataset, families, imports, lora, models
+from trainer import cache, dataset, families, lora
 from trainer.arguments import parse
 from trainer.data_order import text_of
 from trainer.errors import TrainError
 
 torch = pytest.importorskip("torch")
-CPU = torch.device("cpu")
 CAPTIONS = {"shuffle_caption": True, "caption_dropout_rate": 0.3, "keep_tokens": 1}
 # a run's flags, by what they are about
 OPTIONS = {
@@ -44,12 +45,6 @@ def plain(work, data):
     return folder
 
 
-def weights(file):
-    from safetensors.torch import load_file
-
-    return load_file(file)
-
-
 @pytest.mark.parametrize("what", OPTIONS)
 def test_a_run_that_goes_on_from_a_state_ends_with_the_bytes_of_one_that_was_not_interrupted(work, data, plain, what):
     whole, done = run(work, data, f"{what}-whole", **OPTIONS[what])
@@ -63,27 +58,20 @@ def test_a_run_that_goes_on_from_a_state_ends_with_the_bytes_of_one_that_was_not
 def test_the_average_is_that_of_the_weights_of_all_steps(work, data, plain):
     averaged, done = run(work, data, "averaged", save_every_n_steps=4, ema_decay=0.5)
     good(done)
-    first = setup_weights(work, data, plain)
+    first = {  # the weights before the first step, as a file has them
+        f"transformer.{name}": value.detach() * (0.25 if "lora_B" in name else 1)
+        for name, value in loaded(work["model"])[1].items()
+    }
     for step in range(8):
         file = plain / ("tiny.safetensors" if step == 7 else f"tiny-step{step + 1:08d}.safetensors")
         share = 1 - min(0.5, (step + 1) / (step + 10))
-        first = {name: value.lerp(weights(file)[name], share) for name, value in first.items()}
-    found = weights(averaged / "tiny.safetensors")
+        first = {name: value.lerp(load_file(file)[name], share) for name, value in first.items()}
+    found = load_file(averaged / "tiny.safetensors")
     assert all(torch.allclose(found[name], value, atol=1e-7) for name, value in first.items())
     state = "tiny-step00000004-state/model.safetensors"
     assert sha(averaged / state) == sha(plain / state), "what is trained does not depend on the average"
     _, done = run(work, data, "averaged", resume=averaged / "tiny-step00000004-state")
     assert "ema_decay is 0.5 in the state and None in this run" in done.stderr
-
-
-def setup_weights(work, data, plain):
-    """The weights of a LoRA before the first step, as a file has them."""
-    family, args = families.of(work["model"]), parse(flags(work["model"], data, plain))
-    imports.heavy()
-    model = models.load_denoiser(work["model"], family, torch.float32, CPU, "", lambda done, total: None)
-    settings = {"rank": 4, "alpha": 1.0, "dropout": 0.0, "seed": args.seed, "cast_inputs": True}
-    found = lora.add(model, blocks=family.blocks["all"], **settings).items()
-    return {f"transformer.{name}": value.detach() * (0.25 if "lora_B" in name else 1) for name, value in found}
 
 
 def test_a_caption_is_dropped_as_often_as_asked_and_its_first_tags_stay(work, data):
@@ -102,7 +90,7 @@ def test_a_caption_is_dropped_as_often_as_asked_and_its_first_tags_stay(work, da
 def test_a_lora_to_begin_with_is_read_with_kohyas_names_and_with_diffusers(work, data, plain):
     files = {"diffusers": plain / "tiny.safetensors", "kohya": work["folder"] / "kohya.safetensors"}
     family = families.of(work["model"])
-    own = {name.removeprefix(family.prefix): value for name, value in weights(files["diffusers"]).items()}
+    own = {name.removeprefix(family.prefix): value for name, value in load_file(files["diffusers"]).items()}
     for name, value in own.items():
         own[name] = value * 4 if ".lora_B." in name else value  # the file's has alpha / rank in it
     files["kohya"].write_bytes(lora.to_file(own, lora.KOHYA, 0.25, None, {}))
@@ -110,8 +98,8 @@ def test_a_lora_to_begin_with_is_read_with_kohyas_names_and_with_diffusers(work,
     for name, file in files.items():
         folder, done = run(work, data, f"from-{name}", max_train_steps=1, network_weights=file, learning_rate=1e-30)
         good(done)
-        found.append(weights(folder / "tiny.safetensors"))
-    given = weights(plain / "tiny.safetensors").items()
+        found.append(load_file(folder / "tiny.safetensors"))
+    given = load_file(plain / "tiny.safetensors").items()
     assert all(torch.allclose(one[name], value, atol=1e-7) for one in found for name, value in given)
     message = r"\d of this run's 1 weights are not in it in this size, such as x.lora_A.weight; use a LoRA of the same"
     with pytest.raises(TrainError, match=message):

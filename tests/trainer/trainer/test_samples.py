@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from flux_parts import CPU, loaded, steps, with_tokens
+from flux_parts import CPU, arguments, loaded, steps
 
 from guards import limits
 from guards.heartbeat import Heartbeat
@@ -32,7 +32,7 @@ def test_samples_are_fixed_by_their_seed_and_a_bad_one_is_skipped(model, tmp_pat
     prompts = samples.read(tmp_path / "p.txt", 42, messages.append)
     assert [(p.width, p.height, p.steps, p.seed, p.cfg) for p in prompts] == [(64, 64, 2, 7, 1.0), (64, 64, 2, 43, 2.0)]
     assert "'--ss euler' is not an option of sample images" in messages[0]
-    args, hb = with_tokens(output_dir=tmp_path, output_name="x"), Heartbeat(None)
+    args, hb = arguments(output_dir=tmp_path, output_name="x"), Heartbeat(None)
     dtypes = (torch.float32, torch.float32)
     paths = cache.plan([], samples.texts(prompts), model, tmp_path, args, dtypes, hb, messages.append)
     cache.encode_texts(cache.missing_texts([], paths), model, FAMILY, args, torch.float32, CPU, hb)

@@ -2,13 +2,9 @@
 
 import threading
 
-import pytest
 from trainer_helpers import sha
 
 from trainer import tiny_flux
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_two_makers_at_once_make_one_model_and_always_the_same(tmp_path, monkeypatch, model):

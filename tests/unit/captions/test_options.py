@@ -17,11 +17,9 @@ def test_the_defaults_are_options_and_what_the_page_does_not_store_is_none():
     ("options", "message"),
     [
         ([], "not options"),
-        ({}, "not options"),
         ({"engine": "magic"}, "not options"),
         ({"engine": "tagger", "target": "/etc"}, "not options"),
         ({"engine": "tagger", "general": "0.5"}, "general: '0.5' is not a value"),
-        ({"engine": "tagger", "underscores": "yes"}, "underscores: 'yes'"),
         ({"engine": "florence", "task": "endless"}, "task: 'endless'"),
         ({"engine": "endpoint", "url": 5}, "url: 5"),
     ],

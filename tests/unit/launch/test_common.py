@@ -1,7 +1,7 @@
-"""What the commands of launch share: arguments from a table, the last line of JSON, templates, the files of a folder."""
+"""What the commands of launch share: arguments from a table, the files of a folder."""
 
 import argparse
-import json
+import shlex
 
 from launch import common
 
@@ -22,40 +22,11 @@ def test_a_row_of_the_table_says_the_type_of_its_argument():
     given = vars(parser.parse_args(["my run", "--image", "i"]))
     defaults = {"disk": 40, "hours": None, "submit": False, "secret": [], "kind": "one"}
     assert given == {"run": "my run", "image": "i", **defaults}
-    words = [
-        "r",
-        "--image",
-        "i",
-        "--disk",
-        "80",
-        "--hours",
-        "3",
-        "--submit",
-        "--secret",
-        "A",
-        "--secret",
-        "B",
-        "--kind",
-        "two",
-    ]
+    words = shlex.split("r --image i --disk 80 --hours 3 --submit --secret A --secret B --kind two")
     given = vars(parser.parse_args(words))
     assert given["disk"] == 80 and given["hours"] == 3 and given["submit"]
     assert given["secret"] == ["A", "B"] and given["kind"] == "two"
     assert "its disk, 100 % of it" in parser.format_help()
-
-
-def test_the_value_is_the_last_line_where_json_is_asked_for(capsys):
-    for asked in (False, True):
-        assert common.report(argparse.Namespace(json=asked), "a text", {"name": "ü"}) == 0
-        first, *rest = capsys.readouterr().out.splitlines()
-        assert first == "a text" and [json.loads(line) for line in rest] == [{"name": "ü"}] * asked
-
-
-def test_a_template_gets_its_values_and_the_sections_that_are_named(tmp_path):
-    (tmp_path / "template").write_text("run @NAME@\n#[GPU\ngpus @COUNT@\n#]\nend\n", encoding="utf-8")
-    template = str(tmp_path / "template")
-    assert common.fill(template, name="cat") == "run cat\nend\n"
-    assert common.fill(template, "GPU", name="cat", count="2") == "run cat\ngpus 2\nend\n"
 
 
 def test_hidden_files_and_linked_folders_are_not_among_the_files_of_a_folder(tmp_path):

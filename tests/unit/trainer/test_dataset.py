@@ -3,14 +3,13 @@
 import numpy
 import pytest
 from PIL import Image as Pillow
-from trainer_helpers import make_config, make_images
+from trainer_helpers import flags, make_config, make_images
 
 from trainer.arguments import parse
 from trainer.dataset import Image, header_of, pixels_and_mask, read
 from trainer.errors import TrainError
 
-NEEDED = ["--pretrained_model_name_or_path", "m", "--dataset_config", "d", "--output_dir", "o"]
-ARGS = parse([*NEEDED, "--network_train_unet_only", "--caption_extension", ".txt"])
+ARGS = parse(flags("m", "d", "o", caption_extension=".txt"))
 
 
 def test_a_data_set_is_read_as_it_is_written(tmp_path):

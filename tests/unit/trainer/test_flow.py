@@ -43,13 +43,3 @@ def test_what_a_mask_ignores_has_no_loss_and_still_counts_in_the_mean():
     masked = [loss(args, lambda model, noisy, *_: noisy * 0 + 5, loss_mask=mask) for mask in (half, 1 - half)]
     assert sum(masked) == pytest.approx(whole) and all(masked)
     assert loss(args, lambda model, noisy, *_: noisy, loss_mask=half * 0) == 0
-
-
-def test_a_model_is_as_before_after_it_was_evaluated():
-    model = torch.nn.Dropout(0.5)
-    for training in (True, False):
-        model.train(training)
-        with pytest.raises(ValueError, match="x"), flow.evaluating(model):
-            assert not model.training
-            raise ValueError("x")
-        assert model.training == training

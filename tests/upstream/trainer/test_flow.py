@@ -16,6 +16,7 @@ from trainer.arguments import parse
 from trainer.families.flux import FAMILY
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 SAMPLINGS = [
     {"timestep_sampling": "uniform"},
@@ -40,15 +41,6 @@ LOSSES = [
         for s in ("constant", "exponential")
     ),
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads that wait for each other make a small model slow where there are more threads than free processors."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def numbered(cases: list[dict]) -> list[dict]:
