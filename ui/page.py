@@ -167,10 +167,10 @@ def build(login: bool = False) -> gr.Blocks:
         page.load(
             opened,
             draft_id,
-            [draft_id, new.images, new.problem, *new.fields, *run.outputs, new.intro, tabs, *timers],
+            [draft_id, *new.outputs, *run.outputs, new.intro, tabs, *timers],
             js=new_lora.DRAFT,
             **QUIET,
-        ).then(None, [draft_id, *new.fields], new.fields, js=new_lora.RESTORE, **QUIET).then(
+        ).then(None, [draft_id, new.images, *new.fields], new.fields, js=new_lora.RESTORE, **QUIET).then(
             None, None, None, js=run_page.OPENED, **QUIET
         )
         run.copy.click(

@@ -12,8 +12,9 @@ let toShow = {};
 /** Whether a field shows both values alike: some numbers are shown as texts. */
 const alike = (a, b) => hangproof.same(a, b) || String(a ?? "") === String(b ?? "");
 /** At the start: the values to show in place of those that the server has: those that this browser kept. */
-hangproof.restore = (keys, [id, ...values]) => {
+hangproof.restore = (keys, id, marks, values) => {
   names = keys;
+  markFields(marks || {});
   keys.forEach((key, n) => (base[key] = known[key] = values[n]));
   hangproof.setDraft(id);
   hangproof.sync();

@@ -48,7 +48,7 @@ DRAFT = """async (known) => {
   while (!window.hangproof) await new Promise((done) => setTimeout(done, 10)); // until its component is on the page
   return hangproof.draftId(known);
 }"""
-RESTORE = f"(...values) => hangproof.restore({json.dumps(form.KEYS)}, values)"
+RESTORE = f"(id, images, ...values) => hangproof.restore({json.dumps(form.KEYS)}, id, images.marks, values)"
 SHOW = "() => hangproof.shown()"
 START = """async (draft) => {
   hangproof.starting();
@@ -63,14 +63,14 @@ START = """async (draft) => {
 class NewLora:
     """The components of the tab that the rest of the page uses.
 
-    intro: the offer of an example run. begun: events after which the states of `build` hold the run that was started.
+    intro: the offer of an example run. outputs: what `load` updates after the draft's id, in order. begun: events after
+    which the states of `build` hold the run that was started.
     """
 
     intro: gr.Row
-
     fields: list[gr.components.Component]
     images: gr.HTML
-    problem: gr.HTML
+    outputs: list[gr.components.Component]
     begun: list[Any]
 
 
@@ -153,9 +153,9 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         problem = gr.HTML(elem_id="problem", apply_default_css=False)
         go = gr.Button("Start training", variant="primary", elem_id="start", size="lg")
 
-    form_fields = [parts[key] for key in form.KEYS]
+    form_fields, reviewed = [parts[key] for key in form.KEYS], [plan, propose, *of_model]
     shown.show(None, None, form_fields, js=SHOW, **QUIET)
-    shown.review(review, draft_id, [plan, propose, *of_model], trigger_mode="always_last", **QUIET)
+    shown.review(review, draft_id, reviewed, trigger_mode="always_last", **QUIET)
     shown.insert(insert_trigger, [draft_id, shown], [shown, problem], js=settings.FLUSH, **QUIET)
     propose.click(settings.follow_images, draft_id, None, **QUIET).then(None, None, None, js=settings.SYNC, **QUIET)
     fetch_button.click(fetch_model, draft_id, of_model, **QUIET)
@@ -164,7 +164,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         try_button.click(try_example, None, [try_note, started, messages], **QUIET),
         go.click(start, [draft_id, unsent], [problem, started, messages], js=START, **QUIET),
     ]
-    return NewLora(try_row, form_fields, shown, problem, begun)
+    return NewLora(try_row, form_fields, shown, [shown, problem, *form_fields, *reviewed], begun)
 
 
 def _unseen(elem_id: str, **script: str) -> gr.HTML:
@@ -232,7 +232,8 @@ def problem_html(what: str | Exception, title: str = "Not started", kind: str = 
 
 
 def load(draft_id: str | None) -> tuple[Any, ...]:
-    """What a newly opened page shows: this browser's draft, or a new one."""
+    """What a newly opened page shows: this browser's draft, or a new one, with all that is said of it: what came later
+    would move what the user is about to press."""
     draft_id = draft_id if draft.is_id(draft_id) else draft.new_id()
     try:
         stored, shown, problem = draft.form(draft_id), images.listing(draft_id), ""
@@ -240,21 +241,26 @@ def load(draft_id: str | None) -> tuple[Any, ...]:
     except runs.RunError as error:
         draft_id = draft.new_id()
         stored, shown, problem = {}, images.listing(draft_id), problem_html(str(error), "Your draft could not be read")
+    said: tuple[Any, ...] = (gr.skip(),) * 8
     try:
-        values = settings.current(draft_id)
+        values, found = settings.current(draft_id), settings.reviewed(draft_id)
+        shown, said = {**shown, "marks": found.marks()}, _said(draft_id, found)
     except presets.PresetError as error:
         values, problem = stored, problem_html(str(error), "The base models could not be read")
-    return draft_id, shown, problem, *(values.get(key, gr.skip()) for key in form.KEYS)
+    return draft_id, shown, problem, *(values.get(key, gr.skip()) for key in form.KEYS), *said
 
 
 def review(draft_id: str | None) -> tuple[Any, ...]:
     """Update the plan, the proposed length and the model's notes."""
     try:
         draft_id = _known(draft_id)
-        found, captions = settings.reviewed(draft_id), [item.caption for item in draft.items(draft_id)]
+        return _said(draft_id, settings.reviewed(draft_id))
     except ERRORS as error:
         return f'<p class="hp-plan hp-warn">{esc(error)}</p>', *[gr.skip()] * 7
-    planned = script_editor.reviewed(draft_id, found)
+
+
+def _said(draft_id: str, found: form.Review) -> tuple[Any, ...]:
+    planned, captions = script_editor.reviewed(draft_id, found), [item.caption for item in draft.items(draft_id)]
     estimated = estimates.html(planned.spec, found.images, captions, planned.steps)
     plan = form.plan(planned) + estimated + form.findings(found)
     return plan, _propose(draft_id, found.values), *model_updates(found.values, found.spec)

@@ -33,7 +33,7 @@ function open(localStorage, { now = () => 0, stored = { ...FIRST }, server, soon
       if (name === "show") hangproof.shown().forEach((value, n) => value !== undefined && (dom[Object.keys(FIRST)[n]] = value));
     },
   });
-  const kept = hangproof.restore(Object.keys(dom), ["d1", ...Object.values(dom)]);
+  const kept = hangproof.restore(Object.keys(dom), "d1", {}, Object.values(dom));
   kept.forEach((value, n) => value !== undefined && (dom[Object.keys(FIRST)[n]] = value));
   const type = async (key, value, role = "") => {
     dom[key] = value;

@@ -43,3 +43,13 @@ def test_what_scrolls_under_start_is_covered_by_it(tab, server):
     open_page(tab, server)
     tab.locator("#plan .hp-plan").wait_for()
     assert tab.evaluate(UNDER_START) == [0, "Start"]
+
+
+def test_nothing_moves_once_the_page_is_open(tab, bare_server):
+    shown = "['#model-note', '#plan', '#start'].map((one) => document.querySelector(one).getBoundingClientRect().y)"
+    tab.add_init_script(f"addEventListener('hangproof-open', () => (window.places = {shown}))")
+    open_page(tab, bare_server)
+    tab.locator("#note-model-0").wait_for()  # a machine without a GPU
+    tab.evaluate("hangproof.flush()")
+    tab.wait_for_timeout(1000)  # until the answer to that would have moved something
+    assert tab.evaluate("places") == tab.evaluate(shown)
