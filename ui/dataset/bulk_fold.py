@@ -18,11 +18,6 @@ SHOW_SUBSET = "(folder) => { hangproof.showImages({ folder }); return []; }"
 SHOW_TAG = "(tag) => { hangproof.showImages({ how: 'tag', text: tag }); return []; }"
 
 
-def build(draft_id: gr.BrowserState, images: Callable[[], Any]) -> None:
-    """The fold. images: returns the component whose event `changed` says that the images or their selection changed."""
-    fold.opened("Edit many images: captions, subsets, tags", "bulk-fold", draft_id, lambda name: _draw(name, images()))
-
-
 def _effect(found: dict[str, Any]) -> str:
     """What an edit would change, with examples, as markup."""
     examples = "".join(
@@ -58,7 +53,9 @@ def _text(label: str, placeholder: str = "", visible: bool = True) -> gr.Textbox
     return gr.Textbox(label=label, placeholder=placeholder, max_lines=1, visible=visible, interactive=True)
 
 
-def _draw(draft_id: str, images: Any) -> None:
+def draw(draft_id: str, images: Any) -> None:
+    """Make the components of the fold. images: the component whose event `changed` says that the images or their selection
+    changed."""
     small: dict[str, Any] = {"size": "sm", "scale": 0, "min_width": 150}
     ids, seed = gr.HTML(html_template=""), gr.State(1)
     some = gr.Checkbox(True, label="Only the selected images, if some are selected", interactive=True)

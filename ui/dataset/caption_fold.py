@@ -30,11 +30,6 @@ ENDED = {
 }
 
 
-def build(draft_id: gr.BrowserState) -> None:
-    """Build the fold; `draft_id` has the draft of this browser."""
-    fold.opened("Write captions", "caption-writer", draft_id, _form)
-
-
 def shown(status: dict[str, Any]) -> str:
     """How far a job is, as markup; "" where there was none."""
     if not status["state"]:
@@ -98,7 +93,8 @@ def _number(label: str, value: float, info: str | None = None) -> gr.Number:
     return gr.Number(value, label=label, info=info, step=0.01, interactive=True)
 
 
-def _form(draft_id: str) -> None:
+def draw(draft_id: str) -> None:
+    """Make the components of the fold."""
     found, status = captioning.stored(draft_id), captioning.status(draft_id)
     (choices, _), trigger = _counts(draft_id), draft.trigger(draft_id)
     last = found["options"] if found else {}

@@ -27,11 +27,6 @@ ABOUT_BUCKETS = (
 WRITE = "(ids) => { hangproof.writeCaptions(ids); return []; }"
 
 
-def build(draft_id: gr.BrowserState) -> None:
-    """Build the fold; `draft_id` has the draft of this browser."""
-    fold.opened("Check images", "image-check", draft_id, _draw)
-
-
 def _picture(thumb: str, name: str, part: Sequence[float] | None = None, kept: bool = False) -> str:
     """A thumbnail. part: what the trainer keeps of it, as fractions; the rest is darkened."""
     image = f'<img loading="lazy" src="{esc(thumb)}" alt="{esc(name)}">' if thumb else "<span>no picture</span>"
@@ -97,7 +92,8 @@ def _bucket(one: dict[str, Any]) -> tuple[str, int]:
     return f"{size}: {count(one['images'], 'image')}{shown}{few}", one["number"]
 
 
-def _draw(draft_id: str) -> None:
+def draw(draft_id: str) -> None:
+    """Make the components of the fold."""
     doctor.examine(draft_id, again=True)  # a file may have gone
     state = gr.HTML(elem_id="check-state", apply_default_css=False)
     small: dict[str, Any] = {"size": "sm", "scale": 0, "min_width": 110}

@@ -21,11 +21,6 @@ ENDED = {
 }
 
 
-def build(draft_id: gr.BrowserState) -> None:
-    """The fold; its components are made when it is opened."""
-    fold.opened("Add a folder on the server", "import-fold", draft_id, _draw)
-
-
 def shown(status: dict[str, Any]) -> str:
     """The import that runs and the results of those before it, as markup."""
     text = ""
@@ -44,7 +39,9 @@ def shown(status: dict[str, Any]) -> str:
     return text
 
 
-def _draw(draft_id: str) -> None:
+def draw(draft_id: str) -> None:
+    """Make the components of the fold."""
+
     def current() -> list[Any]:
         now = imports.status(draft_id)
         busy = now["waiting"] > 0

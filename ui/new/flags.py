@@ -5,7 +5,6 @@ opened, because reading them takes longer than opening the page.
 """
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
@@ -107,11 +106,6 @@ def _text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def build(draft_id: gr.BrowserState, images: Callable[[], Any]) -> None:
-    """The fold. images: returns the component whose event `chosen` says that the model, the VRAM or the trainer changed."""
-    fold.opened("All trainer options", "all-flags-fold", draft_id, lambda name: _draw(name, images()))
-
-
 def markup(values: dict[str, Any], words: str = "") -> str:
     """The options whose name or description has all the words, as a table; else why there are none."""
     head, wanted = f"Options of {label_of(values)}", words.casefold().split()
@@ -123,7 +117,10 @@ def markup(values: dict[str, Any], words: str = "") -> str:
     return f"<h4>{esc(head)}</h4>{table(head, ['Option', 'What it does', 'Type', 'Default', 'Set by'], shown) or none}"
 
 
-def _draw(draft_id: str, images: Any) -> None:
+def draw(draft_id: str, images: Any) -> None:
+    """Make the components of the fold. images: the component whose event `chosen` says that the model, the VRAM or the
+    trainer changed."""
+
     def found(words: str = "") -> str:
         try:
             return markup(settings.current(draft_id), words)

@@ -7,16 +7,14 @@ message, and never goes back to the browser.
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import gradio as gr
 
 from guards import hub
 from ui.html import esc
 from ui.new import settings
-from ui.run import fold
 from ui.run.fold import QUIET
-
-if TYPE_CHECKING:
-    import gradio as gr
 
 LABEL = "Hugging Face account"
 ANSWER_S = 20.0
@@ -117,14 +115,8 @@ def status_html(name: str = "", error: str = "") -> str:
     return f'{problem}<p class="hp-hint">{link} (type “Read”), then paste it here. The token is kept in Hugging Face’s own store on this machine.</p>'
 
 
-def build(draft_id: "gr.BrowserState") -> None:
-    """The fold; its components are made when it is opened."""
-    fold.opened(LABEL, "hub-fold", draft_id, lambda _: _draw())
-
-
-def _draw() -> None:
-    import gradio as gr
-
+def draw(_: str) -> None:
+    """Make the components of the fold."""
     status = gr.HTML(status_html(), elem_id="hub-status", apply_default_css=False)
     known = bool(hub.token())
     token = gr.Textbox(

@@ -23,7 +23,6 @@ from ui.run.fold import QUIET
 if TYPE_CHECKING:
     from runs.foreign_settings import Settings
 
-ERRORS = (RunError, presets.PresetError)
 TEXT = 300  # characters of a value that is shown
 
 
@@ -112,11 +111,6 @@ MOST_FILES = MOST_FOLDERS = 20
 DELETE, SURE = "Delete this template", "Delete it now? Press again"
 
 
-def build(draft_id: gr.BrowserState) -> None:
-    """The fold; its components are made when it is opened."""
-    fold.opened("Templates and import", "setup", draft_id, _draw)
-
-
 def _choices() -> list[tuple[str, str]]:
     """The templates as choices of a dropdown."""
     return [
@@ -125,7 +119,8 @@ def _choices() -> list[tuple[str, str]]:
     ]
 
 
-def _draw(draft_id: str) -> None:
+def draw(draft_id: str) -> None:
+    """Make the components of the fold."""
     fold.say("A template holds all settings of this form except the name, the trigger word and the images.")
     template = gr.Dropdown(_choices(), value=None, label="Template", interactive=True, elem_id="template")
     delete = gr.Button(DELETE, size="sm", visible=False, elem_id="template-delete")
@@ -185,13 +180,13 @@ def _draw(draft_id: str) -> None:
         try:
             values = templates.values_of(key, settings.current(draft_id))
             return [*of_changes("What the template sets", "", values, []), own]
-        except ERRORS as error:
+        except fold.ERRORS as error:
             return [*nothing(error, True), own]
 
     def on_save(name: str, replace: bool) -> list[Any]:
         try:
             saved = templates.save(name, settings.current(draft_id), bool(replace))
-        except ERRORS as error:
+        except fold.ERRORS as error:
             return [fold.note(error, True), gr.skip(), gr.skip(), gr.skip()]
         return [fold.note(f"Saved as “{saved['name']}”."), gr.update(choices=_choices()), "", False]
 
@@ -200,7 +195,7 @@ def _draw(draft_id: str) -> None:
             return [*[gr.skip()] * 6, SURE, gr.skip()]
         try:
             templates.delete(key)
-        except ERRORS as error:
+        except fold.ERRORS as error:
             return [*nothing(error, True), DELETE, gr.skip()]
         gone = gr.update(visible=False, value=DELETE)
         return [*nothing("Deleted."), gone, gr.update(choices=_choices(), value=None)]
@@ -212,20 +207,20 @@ def _draw(draft_id: str) -> None:
             title, more = f"{result.kind[:1].upper()}{result.kind[1:]}", _outcomes(result, folders)
             values = form_values(result, settings.current(draft_id))
             return of_changes(title, more, values, [path for path, problem in folders.items() if not problem])
-        except ERRORS as error:
+        except fold.ERRORS as error:
             return nothing(error, True)
 
     def on_use(values: dict[str, Any]) -> list[Any]:
         try:
             settings.save(draft_id, values, typed=True)
-        except ERRORS as error:
+        except fold.ERRORS as error:
             return nothing(error, True)
         return nothing(f"{len(values)} field{'s were' if len(values) != 1 else ' was'} changed.")
 
     def on_add(path: str) -> str:
         try:
             imports.start_folder(draft_id, path)
-        except ERRORS as error:
+        except fold.ERRORS as error:
             return fold.note(error, True)
         return fold.note("The images are being added in step 1.")
 

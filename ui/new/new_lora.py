@@ -3,6 +3,7 @@
 The page's script stores each field as it is typed (ui/new/fields.js); the handlers here take the draft's id and read its settings.
 """
 
+import functools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -42,7 +43,6 @@ from ui.run.fold import QUIET
 GPU = "GPU memory and trainer"
 FETCH = "Download the missing model files"
 FETCH_TICK_S = 1.0
-ERRORS = (runs.RunError, presets.PresetError)
 # The browser's part of the settings (ui/new/fields.js).
 DRAFT = """async (known) => {
   while (!window.hangproof) await new Promise((done) => setTimeout(done, 10)); // until its component is on the page
@@ -90,6 +90,7 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
             what its page says.
     """
     parts = dict[str, Any].fromkeys(form.KEYS)
+    opened = functools.partial(fold.opened, draft_id)
     threading.Thread(target=this_machine, daemon=True).start()  # the driver answers before the first page asks
     with gr.Row(elem_classes="hp-try") as try_row:
         try_note = gr.HTML(try_it.INTRO, elem_id="try-note", apply_default_css=False)
@@ -101,10 +102,10 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
             "10 to 30 varied images make a good LoRA. A caption describes what its image shows.",
         )
         shown = images.images_view([settings.save_settings, script_editor.save_script])
-        import_fold.build(draft_id)
-        bulk_fold.build(draft_id, lambda: shown)
-        doctor_fold.build(draft_id)
-        caption_fold.build(draft_id)
+        opened("Add a folder on the server", "import-fold", import_fold.draw)
+        opened("Edit many images: captions, subsets, tags", "bulk-fold", lambda name: bulk_fold.draw(name, shown))
+        opened("Check images", "image-check", doctor_fold.draw)
+        opened("Write captions", "caption-writer", caption_fold.draw)
         unsent = _unseen("unsent")
     with gr.Column(elem_classes="hp-step"):
         step(2, "The LoRA", "Choose a name, a trigger word, what your images show, and a base model.")
@@ -113,12 +114,12 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         with gr.Accordion(GPU, open=False, elem_id="gpu-fold") as of_gpu:
             _gpu(parts)
             choice_notes = _unseen("choice-notes", js_on_load=scripts.loader("choice_notes"))
-            fold.opened("Which model fits my GPU?", "models-fold", draft_id, lambda _: _models())
+            opened("Which model fits my GPU?", "models-fold", _models)
         note = gr.HTML(elem_id="model-note", apply_default_css=False)
         fetch_button = gr.Button(FETCH, visible=False, elem_id="fetch", size="sm")
         fetching = gr.Timer(FETCH_TICK_S, active=False)
         of_model = [note, choice_notes, of_gpu, parts["control_dir"], fetch_button, fetching]
-        hub_login.build(draft_id)
+        opened(hub_login.LABEL, "hub-fold", hub_login.draw)
         with gr.Row(elem_classes="hp-fields"):
             for one in fields.LENGTH:
                 parts[one.key] = _component(one)
@@ -136,8 +137,8 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
                     for one in fields.MACHINES:
                         parts[one.key] = _component(one)
             parts["flags"] = _component(fields.FLAGS)
-            flags.build(draft_id, lambda: shown)
-        importing.build(draft_id)
+            opened("All trainer options", "all-flags-fold", lambda name: flags.draw(name, shown))
+        opened("Templates and import", "setup", importing.draw)
     with gr.Column(elem_classes="hp-step"):
         step(
             3,
@@ -146,9 +147,9 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         )
         plan = gr.HTML(elem_id="plan", apply_default_css=False)
         propose = gr.Button(visible=False, elem_id="propose", size="sm")
-        script_editor.build(draft_id, shown, export.draw)
-        sweep.build(draft_id)
-        rehearsal.build(draft_id)
+        opened("The script", "script-fold", lambda name: script_editor.draw(name, shown, export.draw))
+        opened("Sweep: several runs that differ in a few numbers", "sweep", sweep.draw)
+        opened("Rehearse before you start (about 2 minutes)", "rehearsal", rehearsal.draw)
     with gr.Column(elem_id="start-bar"):  # stays at the lower edge of the window
         problem = gr.HTML(elem_id="problem", apply_default_css=False)
         go = gr.Button("Start training", variant="primary", elem_id="start", size="lg")
@@ -255,7 +256,7 @@ def review(draft_id: str | None) -> tuple[Any, ...]:
     try:
         draft_id = _known(draft_id)
         return _said(draft_id, settings.reviewed(draft_id))
-    except ERRORS as error:
+    except fold.ERRORS as error:
         return f'<p class="hp-plan hp-warn">{esc(error)}</p>', *[gr.skip()] * 7
 
 
@@ -309,12 +310,12 @@ def insert_trigger(draft_id: str, shown: dict[str, Any] | None) -> tuple[Any, ..
     """Add the trigger word to all captions."""
     try:
         draft.insert_trigger(draft_id, str(settings.current(draft_id)["trigger"] or ""))
-    except ERRORS as error:
+    except fold.ERRORS as error:
         return gr.skip(), problem_html(str(error), "Captions not changed")
     return images.listed_again(draft_id, shown), ""
 
 
-def _models() -> None:
+def _models(_: str) -> None:
     """The table of all models."""
     try:
         shown = model_table.html(this_machine())
@@ -373,7 +374,7 @@ def starting(
         folder, messages = begin()
     except run_starts.NotStarted as error:
         yield intro, error.folder.name, [f"The run was created but did not start: {error}", *error.messages]
-    except ERRORS as error:
+    except fold.ERRORS as error:
         yield f"{intro}{problem_html(error)}", "", []
     else:
         yield intro, folder.name, messages

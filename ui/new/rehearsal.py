@@ -80,11 +80,6 @@ ENDED = {
 }
 
 
-def build(draft_id: gr.BrowserState) -> None:
-    """The fold. Its components are made when it is opened."""
-    fold.opened("Rehearse before you start (about 2 minutes)", "rehearsal", draft_id, _draw)
-
-
 def look(draft_id: str) -> tuple[bool, str]:
     """(whether the draft is being rehearsed, its last rehearsal as it is now as markup)."""
     folder = _folder(draft_id)
@@ -159,7 +154,8 @@ def _verdict(colour: str, lines: list[str]) -> str:
     return f'<div class="hp-verdict hp-{colour}">{"".join(f"<p>{esc(line)}</p>" for line in lines if line)}</div>'
 
 
-def _draw(draft_id: str) -> None:
+def draw(draft_id: str) -> None:
+    """Make the components of the fold."""
     fold.say(ABOUT)
     go = gr.Button("Rehearse", size="sm", elem_id="rehearse", scale=0, min_width=140)
 

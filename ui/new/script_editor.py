@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import presets
 import runs
@@ -21,9 +21,6 @@ from ui.dataset import calls, draft
 from ui.dataset.images import OUT_OF_DATE
 from ui.html import esc, press, pressed
 from ui.new import form, settings
-
-if TYPE_CHECKING:
-    import gradio as gr
 
 FILE = "script.json"
 STALE = "The settings changed after you edited the script. Open “The script” and choose which of both is used"
@@ -219,13 +216,6 @@ FORGET = (
 )
 
 
-def build(draft_id: "gr.BrowserState", images: Any, more: Callable[[str], None]) -> None:
-    """The fold. images: the component whose event `script` says that something of the draft changed. more: draws more buttons."""
-    from ui.run import fold
-
-    fold.opened("The script", "script-fold", draft_id, lambda name: _draw(name, images, more))
-
-
 def _now(draft_id: str) -> Shown:
     try:
         return shown(draft_id)
@@ -233,7 +223,9 @@ def _now(draft_id: str) -> Shown:
         return Shown("".join(f"# {line}\n" for line in str(error).splitlines()), False, False, [], [])
 
 
-def _draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
+def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
+    """Make the components of the fold. images: the component whose event `script` says that something of the draft
+    changed. more: draws more buttons."""
     import gradio as gr
 
     from ui.run import fold

@@ -8,7 +8,6 @@ from typing import Any
 
 import gradio as gr
 
-import presets
 import runs
 from runs import env_file
 from runs.files import Fault, RunError
@@ -81,12 +80,8 @@ def start(draft_id: str, texts: dict[str, str]) -> Sweep:
 # The fold ----------------------------------------------------------------------------------------------------------------
 
 
-def build(draft_id: gr.BrowserState) -> None:
-    """The fold. Its fields are made when it is opened."""
-    fold.opened("Sweep: several runs that differ in a few numbers", "sweep", draft_id, _draw)
-
-
-def _draw(draft_id: str) -> None:
+def draw(draft_id: str) -> None:
+    """Make the components of the fold."""
     fold.say(
         f"Enter values with commas between them. Each combination is a run, at most {MOST}; all share one copy of the images."
     )
@@ -110,7 +105,7 @@ def _draw(draft_id: str) -> None:
             return ["", gr.update(interactive=False)]
         try:
             found = plan(draft_id, given)
-        except (RunError, presets.PresetError) as error:
+        except fold.ERRORS as error:
             return [fold.note(error, True), gr.update(interactive=False)]
         steps = f", {found['steps']:,} steps together" if found["steps"] else ""
         return [fold.note(f"{len(found['runs'])} runs{steps}: {', '.join(found['runs'])}"), gr.update(interactive=True)]
@@ -118,7 +113,7 @@ def _draw(draft_id: str) -> None:
     def on_start(other: str | None, *texts: str) -> str:
         try:
             made = start(draft_id, values(other, texts))
-        except (RunError, presets.PresetError) as error:
+        except fold.ERRORS as error:
             return fold.note(error, True)
         return fold.note(f"{len(made.runs)} runs are in the queue as {made.name}. The tab Runs shows them.")
 

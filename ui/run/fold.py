@@ -24,7 +24,7 @@ TICK_S, IDLE_S = 1.0, 5.0  # while a command runs, and while none does: somebody
 Look = Callable[[], tuple[bool, str]]
 
 
-def opened(title: str, elem_id: str, source: gr.Component, draw: Callable[[Any], None]) -> gr.Accordion:
+def opened(source: gr.Component, title: str, elem_id: str, draw: Callable[[Any], None]) -> gr.Accordion:
     """Build an accordion whose components `draw(value of source)` makes each time it is opened. It shows an error of `draw`."""
     with gr.Accordion(title, open=False, elem_id=elem_id) as fold:
 
@@ -46,7 +46,7 @@ def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[Path], N
             raise RunError("Choose a run in the list.")
         draw(calls.folder_of(name))
 
-    return opened(title, elem_id, selected, drawn)
+    return opened(selected, title, elem_id, drawn)
 
 
 def say(text: object) -> gr.HTML:

@@ -17,7 +17,7 @@ def test_a_part_that_is_drawn_anew_still_knows_the_tick_of_its_old_timer():
         jobs.follow()
 
     with gr.Blocks() as page:
-        fold.opened("Work", "work-fold", gr.State(""), draw)
+        fold.opened(gr.State(""), "Work", "work-fold", draw)
     (renderable,) = page.renderables
     session = SessionState(page)
 
@@ -39,6 +39,10 @@ def test_each_tick_of_such_a_part_has_a_key_of_its_own():
     for path in sorted((ROOT / "ui").rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
-            if isinstance(call.func, ast.Attribute) and call.func.attr == "tick" and "draw(" in source:
+            if (
+                isinstance(call.func, ast.Attribute)
+                and call.func.attr == "tick"
+                and ("def draw(" in source or path.name == "fold.py")
+            ):
                 keys += [ast.unparse(word.value) for word in call.keywords if word.arg == "key"] or [path.name]
     assert len(keys) == len(set(keys)) > 4 and not [key for key in keys if key.endswith(".py")]
