@@ -9,12 +9,14 @@ import os
 import re
 import stat
 from pathlib import Path
+from urllib.parse import quote
 
 import anyio
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 
 from runs.paths import datasets_dir, outputs_dir
+from ui.run.readers import stamp
 
 PREFIX = "/gradio_api/file="
 IMAGES = {
@@ -44,6 +46,15 @@ DOWNLOADS = {
 EXPORT = re.compile(r"\.drafts/[0-9a-f]{24}/export/[A-Za-z0-9_-]+\.zip")
 DRAFT = re.compile(r"\.drafts/[0-9a-f]{24}/[A-Za-z0-9_-]+/.*")
 KINDS = {"outputs": {**IMAGES, **DOWNLOADS}, "datasets": IMAGES}
+
+
+def file_url(path: Path, versioned: bool = False) -> str:
+    """URL of a file in the data folders; relative, so that it works behind a proxy with a path prefix.
+
+    versioned: with the version that the file has now, so that a browser keeps what it got.
+    """
+    version = f"?v={stamp(path).mtime_ns:x}" if versioned else ""
+    return f"{PREFIX[1:]}{quote(path.as_posix())}{version}"
 
 
 def find(text: str) -> tuple[Path, str, os.stat_result] | None:
@@ -78,7 +89,6 @@ async def respond(request: Request) -> Response:
         return PlainTextResponse("There is no such file, or Hangproof does not send this kind of file.", 404)
     path, content_type, status = found
     image, known = content_type.startswith("image/"), request.headers.get("if-none-match", "")
-    # An address with the version that the file has now: what the browser got stays right.
     same = request.query_params.get("v") == f"{status.st_mtime_ns:x}"
     response = FileResponse(
         path,

@@ -1,9 +1,10 @@
-"""Endpoints of drafts: images, captions and settings of a LoRA before it is a run, as in the tab New LoRA."""
+"""Endpoints of the tab New LoRA: base models, VRAM tiers, and drafts with their images, captions and settings."""
 
 import secrets
 from pathlib import Path
 from typing import Any
 
+import presets
 from runs.files import RunError
 from ui.dataset import bulk, captioning, doctor, draft, drafts, images, imports, selection
 from ui.new import form, run_starts
@@ -11,6 +12,19 @@ from ui.new import settings as of_draft
 
 PAGE = 100  # images of one answer
 MOST_LISTED = 1000
+
+
+def list_models() -> list[dict[str, Any]]:
+    """The base models: key, name, trainers, licence."""
+    return [
+        {"key": key, "name": one["name"], "trainers": one["backends"], "licence": one["licence"], "note": one["note"]}
+        for key, one in presets.models().items()
+    ]
+
+
+def list_tiers() -> list[dict[str, Any]]:
+    """The VRAM tiers."""
+    return [{"key": key, **one} for key, one in presets.tiers().items()]
 
 
 def new_draft() -> str:

@@ -1,12 +1,15 @@
 """Endpoints of runs: what the tab Runs shows and does."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import runs
 from runs import manage
+from runs.evolution import Prompt, Sample, Snapshot, best
 from runs.files import RunError
 from ui import jobs
-from ui.run import actions, calls, charts, control, evolution, log_view, queue, view
+from ui.run import actions, blind_vote, charts, control, log_view, queue, view
+from ui.served import file_url
 
 MOST_LINES = 2000
 
@@ -30,7 +33,7 @@ def _row(one: view.View) -> dict[str, Any]:
 
 def run_status(run: str) -> dict[str, Any]:
     """One run: its state, its settings, its LoRA files, its incidents, and what can be done with it now."""
-    folder = calls.folder_of(run)
+    folder = view.folder_of(run)
     shown = view.read(folder)
     return {
         **_row(shown),
@@ -46,14 +49,14 @@ def run_status(run: str) -> dict[str, Any]:
 
 def start_run(run: str) -> dict[str, Any]:
     """Start a run, or continue it from its last checkpoint. While the GPU is busy, it waits in the queue."""
-    folder = calls.folder_of(run)
+    folder = view.folder_of(run)
     control.start(folder)
     return _row(view.read(folder))
 
 
 def stop_run(run: str) -> dict[str, Any]:
     """Save a checkpoint and stop."""
-    folder = calls.folder_of(run)
+    folder = view.folder_of(run)
     control.stop(folder)
     return _row(view.read(folder))
 
@@ -75,7 +78,7 @@ def save_now(run: str) -> dict[str, Any]:
 
 def train_longer(run: str, total: int) -> dict[str, Any]:
     """Continue a completed run to `total` epochs, or to `total` steps where the run is counted in steps."""
-    folder = calls.folder_of(run)
+    folder = view.folder_of(run)
     runs.train_longer(folder, total)
     control.start(folder)
     return _row(view.read(folder))
@@ -83,31 +86,73 @@ def train_longer(run: str, total: int) -> dict[str, Any]:
 
 def delete_run(run: str, images: bool = False) -> dict[str, Any]:
     """Delete a run that is not running, with its LoRAs; with `images`, its data set as well. It cannot be undone."""
-    freed = manage.delete(calls.folder_of(run), jobs.idle, images)
+    freed = manage.delete(view.folder_of(run), jobs.idle, images)
     queue.follow_delete(run)
     return {"freed_bytes": freed}
 
 
 def run_files(run: str) -> list[dict[str, Any]]:
     """The addresses from which the LoRA files of a run can be downloaded, relative to the page's."""
-    from ui.dataset.images import file_url
-
     return [
         {"file": one.path.name, "at": one.at, "bytes": one.size, "url": file_url(one.path)}
-        for one in view.loras(calls.folder_of(run))
+        for one in view.loras(view.folder_of(run))
     ]
 
 
 def run_samples(run: str) -> dict[str, Any]:
     """The prompts, and each saved step: its losses, its LoRA and its samples with their addresses; the best and the picked step."""
-    return evolution.summary(calls.folder_of(run))
+    folder = view.folder_of(run)
+    shown, found = view.read(folder), view.evolution(folder)
+    known = {one.number: one for one in found.prompts}
+    numbers = sorted({each.prompt for one in found.snapshots for each in one.samples} | set(known))
+    picked, lowest = blind_vote.picked(folder), best(found.validation)
+
+    def prompt(number: int) -> dict[str, Any]:
+        one = known.get(number, Prompt(number, "", None))
+        return {"number": number, "prompt": one.text or f"Prompt {number + 1}", "seed": one.seed}
+
+    def sample(one: Sample) -> dict[str, Any]:
+        seed = {} if one.seed is None else {"seed": one.seed}
+        return {**prompt(one.prompt), **seed, "url": file_url(one.path, versioned=True)}
+
+    def row(one: Snapshot) -> dict[str, Any]:
+        lora = one.lora
+        return {
+            "step": one.step,
+            "epoch": one.epoch,
+            "at": one.at,
+            "time": None if one.time is None else datetime.fromtimestamp(one.time, UTC).isoformat(timespec="seconds"),
+            "loss": _short(one.loss),
+            "val_loss": _short(one.val_loss),
+            "picked": one.step is not None and one.step == picked,
+            "best": lowest is not None and one.step == lowest[0],
+            "lora": lora
+            and {"name": lora.path.name, "size": lora.size, "final": lora.final, "url": file_url(lora.path)},
+            "samples": [sample(each) for each in one.samples],
+        }
+
+    return {
+        "run": folder.name,
+        "name": shown.name,
+        "state": shown.state,
+        "prompts": [prompt(number) for number in numbers],
+        "snapshots": [row(one) for one in found.snapshots],
+        "validation": [{"step": step, "val_loss": _short(value)} for step, value in found.validation],
+        "best": None if lowest is None else {"step": lowest[0], "val_loss": _short(lowest[1])},
+        "others": [{"name": one.path.name, "url": file_url(one.path, versioned=True)} for one in found.others],
+        "picked": picked,
+    }
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
 
 
 def run_charts(run: str, axis: str = "step") -> dict[str, Any]:
     """The lines of the charts: loss, learning rate, GPU use, memory, power, temperature. axis: "step" or "time"."""
     if axis not in ("step", "time"):
         raise RunError(f"There is no axis {axis[:100]!r}; use step or time")
-    found = charts.value(view.read(calls.folder_of(run)))
+    found = charts.value(view.read(view.folder_of(run)))
     lines, marks = (
         [{"x": one[axis], **{key: value for key, value in one.items() if key not in ("step", "time")}} for one in part]
         for part in (found.get("lines", []), found.get("marks", []))
@@ -123,7 +168,7 @@ def run_charts(run: str, axis: str = "step") -> dict[str, Any]:
 
 def run_log(run: str, text: str = "", level: str = "", lines: int = 200) -> list[str]:
     """The last lines of the log; with `text` or a `level` ("warning", "error"), those that it finds."""
-    folder = calls.folder_of(run)
+    folder = view.folder_of(run)
     found = log_view.find(folder, text, level)[0] if text or level else log_view.tail(folder)
     shown = [line for _, line in found]
     return shown[-max(1, min(lines, MOST_LINES)) :]

@@ -48,10 +48,10 @@ MCP_MISSING = "--mcp needs the package mcp; install it with: .venv/bin/python -m
 
 
 def endpoints() -> dict[str, Callable[..., Any]]:
-    """The public functions of ui/api/runs.py, drafts.py and machine.py by name."""
-    from ui.api import drafts, machine, runs
+    """The public functions of ui/api/runs.py and drafts.py by name."""
+    from ui.api import drafts, runs
 
-    own = (one for module in (runs, drafts, machine) for one in vars(module).values() if _is_of(one, module.__name__))
+    own = (one for module in (runs, drafts) for one in vars(module).values() if _is_of(one, module.__name__))
     return {one.__name__: checked(one) for one in own}
 
 

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12
 
@@ -21,6 +20,7 @@ from ui.dataset.calls import Text
 from ui.dataset.draft import OUT_OF_DATE
 from ui.dataset.selection import Query
 from ui.new import settings
+from ui.served import file_url
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -32,11 +32,6 @@ NAMED = 20  # names of captions without an image that a page gets
 
 
 # What a page shows ------------------------------------------------------------------------------------------------------
-
-
-def file_url(path: Path) -> str:
-    """URL of a file in the data folders; relative, so that it works behind a proxy with a path prefix."""
-    return "gradio_api/file=" + quote(path.as_posix())
 
 
 def listing(draft_id: str, page: int = 0, query: Query | None = None, size: int = PAGE_SIZE) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from runs.files import RunError, explained
 from runs.manage import size_text
 from ui import jobs
 from ui.dataset import draft
-from ui.dataset.images import file_url
 from ui.html import duration, esc
 from ui.new import form, script_editor, settings
+from ui.served import file_url
 
 JOB = "export"
 LIMIT_S = 3600.0

@@ -29,7 +29,6 @@ from ui.new import (
     hub_login,
     importing,
     model_note,
-    model_table,
     rehearsal,
     run_starts,
     script_editor,
@@ -318,7 +317,7 @@ def insert_trigger(draft_id: str, shown: dict[str, Any] | None) -> tuple[Any, ..
 def _models(_: str) -> None:
     """The table of all models."""
     try:
-        shown = model_table.html(this_machine())
+        shown = model_note.table_html(this_machine())
     except presets.PresetError as error:
         shown = problem_html(str(error), "The base models could not be read")
     gr.HTML(shown, elem_id="models", apply_default_css=False)

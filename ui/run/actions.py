@@ -15,7 +15,7 @@ from runs.files import RunError
 from runs.growing import json_objects
 from ui.dataset.images import OUT_OF_DATE
 from ui.html import esc, press
-from ui.run import calls, queue, view
+from ui.run import queue, view
 from ui.run.readers import kept
 
 STEPS = ("starting", "running", "suspect", "slow")  # states in which a request is done at the next step
@@ -113,12 +113,12 @@ def act(run: str, action: str) -> dict[str, Any]:
     try:
         match action:
             case "sample" | "save":
-                return {"id": commands.request(calls.folder_of(run), action)}
+                return {"id": commands.request(view.folder_of(run), action)}
             case "pause":
-                commands.ask_to_end(calls.folder_of(run), {"pause": True})
+                commands.ask_to_end(view.folder_of(run), {"pause": True})
                 return {}
             case "queue":
-                return {"position": worker.add(calls.folder_of(run))}
+                return {"position": worker.add(view.folder_of(run))}
             case "now":
                 paused = worker.run_now(run)
                 return {"paused": paused, "message": f"Pausing {', '.join(paused)} first." if paused else ""}

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 from monitor.phrases import PHASES, count
 from runs.evolution import Evolution, Lora, Sample
 from runs.manage import size_text
-from ui.dataset.images import file_url
 from ui.html import duration, esc, markdown, number, per_step
 from ui.run import downloads
-from ui.run.evolution import versioned
 from ui.run.view import Incident, View, number_of
+from ui.served import file_url
 
 if TYPE_CHECKING:
     from monitor.ledger import Ledger
@@ -327,7 +326,7 @@ def _lora(lora: Lora, samples: Sequence[Sample], picked: int | None) -> str:
     title = f"Final LoRA · {at}" if lora.final and at != name else at[:1].upper() + at[1:] if at != name else name
     thumbs = "".join(
         f'<a class="hp-thumb" target="_blank" href="{esc(file_url(sample.path))}" '
-        f'title="{esc(sample.at)}"><img loading="lazy" decoding="async" src="{esc(versioned(sample.path))}" '
+        f'title="{esc(sample.at)}"><img loading="lazy" decoding="async" src="{esc(file_url(sample.path, versioned=True))}" '
         f'alt="Sample of prompt {sample.prompt + 1}, {esc(sample.at)}"></a>'
         for sample in samples
     )

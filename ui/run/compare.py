@@ -11,7 +11,7 @@ import numpy as np
 from runs.files import RunError
 from ui.html import duration, esc, number, per_step, table
 from ui.new import form
-from ui.run import calls, cards, view
+from ui.run import cards, view
 from ui.run.charts import points
 from ui.run.fold import QUIET
 from ui.run.metrics import Metrics
@@ -49,7 +49,7 @@ def compare(names: list[str]) -> Comparison:
     """
     if not FEWEST <= len(set(names)) <= MOST:
         raise RunError(f"Choose {FEWEST} to {MOST} runs.")
-    views = [view.read(calls.folder_of(name)) for name in dict.fromkeys(names)]
+    views = [view.read(view.folder_of(name)) for name in dict.fromkeys(names)]
     return Comparison(
         [one.name for one in views],
         rows([facts(one) for one in views]),

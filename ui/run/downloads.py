@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from runs import env_file
 from runs.files import RunError
 from ui import served
-from ui.run import calls, view
+from ui.run import view
 
 if TYPE_CHECKING:
     from zipstream import ZipStream
@@ -56,7 +56,7 @@ async def respond(request: Request) -> Response:
     try:
         if not name.endswith(SUFFIX):
             raise RunError("Hangproof has no such page.")
-        folder = calls.folder_of(name.removesuffix(SUFFIX))
+        folder = view.folder_of(name.removesuffix(SUFFIX))
         stream = await anyio.to_thread.run_sync(archive, folder)
     except (RunError, OSError) as error:
         return PlainTextResponse(str(error), 404)

@@ -10,7 +10,7 @@ from launch.common import LaunchError
 from presets import PresetError
 from runs.files import RunError
 from ui.html import esc
-from ui.run import calls
+from ui.run import view
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 # A part that is drawn anew loses the events that it had, and a tick that its old timer had just sent would find none: the page then
@@ -44,7 +44,7 @@ def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[Path], N
     def drawn(name: str) -> None:
         if not name:
             raise RunError("Choose a run in the list.")
-        draw(calls.folder_of(name))
+        draw(view.folder_of(name))
 
     return opened(selected, title, elem_id, drawn)
 

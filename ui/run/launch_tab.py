@@ -24,7 +24,6 @@ from launch.__main__ import COMMANDS
 from runs.files import RunError
 from runs.manage import size_text
 from ui import jobs, served
-from ui.dataset.images import file_url
 from ui.html import duration, esc
 from ui.run import fold, view
 from ui.run.fold import QUIET
@@ -208,7 +207,7 @@ def written(folder: Path, values: Any) -> str:
     sent = path.suffix.lower() in served.DOWNLOADS
     if not text and not sent:
         return ""
-    address = file_url(path) if sent else f"data:text/plain;charset=utf-8,{quote(text)}"
+    address = served.file_url(path) if sent else f"data:text/plain;charset=utf-8,{quote(text)}"
     link = f'<a class="hp-button" href="{esc(address)}" download="{esc(path.name)}" aria-label="Download {esc(name)}">Download</a>'
     head = f'<div class="hp-file-head"><strong>{esc(name)}</strong><span>{size_text(size)}</span>{link}</div>'
     return f'<div class="hp-file">{head}{_region("hp-text", name, text) if text else ""}</div>'

@@ -16,12 +16,13 @@ from runs.env_file import masking
 from runs.files import RunError
 from runs.manage import size_text
 from ui import scripts
-from ui.dataset.images import OUT_OF_DATE, file_url
+from ui.dataset.images import OUT_OF_DATE
 from ui.html import ANSI, esc
 from ui.run import fold, view
 from ui.run.cards import ERROR_STATES, local_times
 from ui.run.fold import QUIET
 from ui.run.readers import LINE_BYTES, kept, last_state, stamp
+from ui.served import file_url
 
 NAME = view.LOG
 TICK_S = 1.0

@@ -20,6 +20,8 @@ import tomllib
 import runs
 from runs import env_file, manage
 from runs.evolution import SUFFIX, Evolution, Lora, Losses, read_lora, read_prompts, read_samples, table
+from runs.files import RunError
+from ui.dataset.draft_store import OUT_OF_DATE
 from ui.run.metrics import Metrics
 from ui.run.readers import LogEnd, kept, stamp
 
@@ -123,6 +125,20 @@ def moment(text: object) -> datetime | None:
     return then if then.tzinfo else then.replace(tzinfo=UTC)
 
 
+def folder_of(name: object) -> Path:
+    """The folder of the run that a browser or a program names. RunError: there is none."""
+    if not isinstance(name, str):
+        raise RunError(OUT_OF_DATE)
+    folder = runs.outputs_dir() / name
+    try:
+        known = folder.parent == runs.outputs_dir() and name[:1] != "." and (folder / "run.toml").is_file()
+    except (OSError, ValueError):  # too long, or with a null character
+        known = False
+    if not known:
+        raise RunError(f"There is no run {name[:100]!r}. Reload the page.")
+    return folder
+
+
 # The list -------------------------------------------------------------------------------------------------------------
 
 _lock = threading.Lock()  # two open tabs poll in two threads
@@ -156,7 +172,7 @@ def _read(folder: Path) -> View:
         spec = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8"))
         if env_file.exposed(spec):
             spec = runs.load(folder).public()  # takes the secrets out of the files that a person wrote
-    except (OSError, ValueError, runs.RunError) as error:
+    except (OSError, ValueError, RunError) as error:
         problem = f"{folder / 'run.toml'} cannot be read: {error}"
     try:
         value = json.loads((folder / "status.json").read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from ui.dataset import bulk, draft, images
 from ui.new import script_editor
 from ui.page import build
 from ui.run import control
-from ui.run.calls import folder_of
+from ui.run.view import folder_of
 
 HOSTILE = st.text(st.sampled_from("ab(){}[]*+?|^$\\.,<>&/\n\0é\ud83d💥 1"), max_size=12)
 KEYS = (

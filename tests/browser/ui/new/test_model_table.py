@@ -5,7 +5,7 @@ import re
 from ui_page import assert_accessible, field, gpu_fold, open_page, until
 
 import presets
-from ui.new import form, model_table
+from ui.new import form, model_note
 
 
 def choose(page, name: str) -> int:
@@ -76,7 +76,7 @@ def test_a_model_sets_its_values_and_the_page_says_what_each_tier_needs(tab, bar
     tab.get_by_text("Which model fits my GPU?").click()
     table.wait_for()
     rows = table.locator("tbody tr")
-    assert rows.count() == sum(len([*model_table.rows_of(key)]) for _, key in form.model_choices())
+    assert rows.count() == sum(len([*model_note.rows_of(key)]) for _, key in form.model_choices())
     row = rows.filter(has_text="HunyuanImage 2.1").first
     assert row.get_by_text("too small").count() == 3 and "kohya's sd-scripts" in row.inner_text()
     assert_accessible(tab, "#models")

@@ -12,7 +12,7 @@ from runs import folders
 from runs.files import Fault
 from runs.machine import Machine
 from ui.dataset import draft
-from ui.new import form, model_note, model_table, new_lora
+from ui.new import form, model_note, new_lora
 
 GPU = Machine("NVIDIA GeForce RTX 3060", 12.0, True, 31.2, 220.0)
 NO_GPU = Machine("", None, False, 31.2, 220.0)
@@ -274,16 +274,16 @@ def test_the_notes_name_a_trainer_that_is_not_installed_and_files_behind_a_licen
 
 
 def test_the_table_has_every_model_with_every_tier():
-    shown = model_table.html(GPU)
+    shown = model_note.table_html(GPU)
     for key, model in presets.models().items():
         for backend in presets.backends_of(key):
-            (row,) = [row for row in model_table.rows_of(key) if form.BACKENDS[backend] in row[1]]
+            (row,) = [row for row in model_note.rows_of(key) if form.BACKENDS[backend] in row[1]]
             needs = presets.tiers_of(key, backend).values()
             figures = ["too small" if one["problem"] else f"{one['needs_gb']:g} GB" for one in needs]
             assert row == [model["name"], row[1], *figures, model["licence"]]
             assert "".join(f"<td>{form.esc(cell)}</td>" for cell in row[1:]) in shown
     assert "12 GB (your GPU)" in shown and shown.count("(your GPU)") == 1
-    assert "(your GPU)" not in model_table.html(NO_GPU)
+    assert "(your GPU)" not in model_note.table_html(NO_GPU)
 
 
 # Models that learn from pairs ----------------------------------------------------------------------------------------

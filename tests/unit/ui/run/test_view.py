@@ -13,7 +13,8 @@ from ui_helpers import lora_file, photos, write_incident, write_run
 from monitor.process import platform
 from monitor.process.platform import LOCK, Lock
 from ui import html
-from ui.run import cards, evolution, log_view, run_page, view
+from ui.api.runs import run_samples
+from ui.run import cards, log_view, run_page, view
 
 HOSTILE = "\"><img src=x onerror=alert(1)><script>alert(2)</script>'${7*7}{{7*7}}`&amp;\x1b[31m\u202e💥"
 
@@ -63,7 +64,7 @@ def test_hostile_text_stays_text(data):
     markup = everything(folder)
     harmless(markup)
     assert "alert(2)" in markup  # shown, as text
-    [other] = evolution.summary(folder)["others"]
+    [other] = run_samples(folder.name)["others"]
     assert other["url"].count("<") == 0
 
 
