@@ -19,7 +19,7 @@ def esc(value: object) -> str:
 
 
 def press(text: str, do: str, *, label: str = "", title: str = "", off: bool = False, **data: object) -> str:
-    """A button whose press triggers the event "act" of its component (ui/buttons.js) with {"do": `do`, **data}.
+    """A button whose press triggers the event "act" of its component (ui/drawn.js) with {"do": `do`, **data}.
 
     label: its name for a screen reader, where `text` is too short. off: it cannot be pressed.
     """

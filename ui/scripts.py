@@ -37,11 +37,8 @@ PARTS = {
         "dataset/images",
     ),
     "choice_notes": ("new/choice_notes",),
-    "run_list": ("run/run_list",),
-    "buttons": ("buttons", "run/run_times"),
-    "log": ("run/run_times", "run/log_place"),
-    "run_actions": ("buttons", "run/run_address"),
-    "run_times": ("run/run_times",),
+    "drawn": ("drawn",),
+    "run_actions": ("drawn", "run/run_address"),
     "charts": ("vendor/uplot", "run/plot", "run/charts"),
 }
 # Gradio repeats the rules that it gets for its own container, so that they win over its components' rules.
@@ -102,11 +99,11 @@ def loader(name: str, *events: str) -> str:
     )
 
 
-def drawn(part: str, elem_id: str, *events: str, value: str = "") -> "gr.HTML":
-    """A component whose value is markup of the server's; a part of the script triggers its `events`."""
+def drawn(elem_id: str, value: str = "", part: str = "drawn") -> "gr.HTML":
+    """A component whose value is markup of the server's. Its event "act" says which of its buttons was pressed (drawn.js)."""
     import gradio as gr
 
-    return gr.HTML(value, elem_id=elem_id, js_on_load=loader(part, *events), apply_default_css=False)
+    return gr.HTML(value, elem_id=elem_id, js_on_load=loader(part, "act"), apply_default_css=False)
 
 
 def component(

@@ -104,7 +104,7 @@ def draw(draft_id: str) -> None:
     with gr.Row(elem_classes="hp-actions"):
         fix = gr.Button("Fix", visible=False, elem_id="check-fix", **small)
         write = gr.Button("Write captions…", visible=False, **small)
-    pictures = scripts.drawn("buttons", "check-pictures", "act")
+    pictures = scripts.drawn("check-pictures")
     ids = gr.JSON(visible=False)
     # What the user chose last: a look that began before the choice, and answers after it, is followed by one that shows the choice.
     picked, place = gr.State(None), gr.State(None)

@@ -253,7 +253,7 @@ def draw(draft_id: str, images: Any, more: Callable[[str], None]) -> None:
         back = gr.Button(elem_id="discard-script", **small, **of_back)
         more(draft_id)
     note = gr.HTML(apply_default_css=False)
-    about = scripts.drawn("buttons", "script-tools", "act", **of_about)
+    about = scripts.drawn("script-tools", **of_about)
     parts = [editing, code, edit, keep, merge, back, about]
 
     def draw(text: str | None = "", editing: bool = False) -> list[Any]:

@@ -68,7 +68,7 @@ def describe(view: View) -> tuple[str, str, str]:
 
 
 def local_time(when: datetime | None) -> str:
-    """A time that the browser shows in its own time zone (run_times.js); without the script it is UTC."""
+    """A time that the browser shows in its own time zone (drawn.js); without the script it is UTC."""
     if when is None:
         return "–"
     return f'<time datetime="{when.isoformat()}">{when.astimezone(UTC):%Y-%m-%d %H:%M} UTC</time>'
@@ -112,7 +112,7 @@ def _row(view: View, here: bool) -> str:
     colour, label, _ = describe(view)
     percent = f"{view.progress:.0%}" if view.status.get("state") and view.state != "completed" else ""
     return (
-        f'<button type="button" class="hp-run{" hp-here" if here else ""}" data-run="{esc(view.folder.name)}" '
+        f'<button type="button" class="hp-run{" hp-here" if here else ""}" data-do="pick" data-run="{esc(view.folder.name)}" '
         f'aria-current="{str(here).lower()}"><span class="hp-run-name" title="{esc(view.name)}">{esc(view.name)}</span>'
         f'<span class="hp-run-state"><i class="hp-dot hp-{colour}"></i>{esc(label)} {percent}</span>'
         f'<span class="hp-mini"><i class="hp-{colour}" style="width:{view.progress:.1%}"></i></span></button>'

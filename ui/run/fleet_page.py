@@ -224,7 +224,7 @@ def build() -> gr.Timer:
             add = gr.Button("Add store", elem_id="store-add", scale=0, min_width=140)
             again = gr.Button("Refresh", elem_id="store-refresh", scale=0, min_width=110)
         problem = gr.HTML(apply_default_css=False)
-        shown = scripts.drawn("buttons", "fleet-stores", "act")
+        shown = scripts.drawn("fleet-stores")
         timer, drawn = gr.Timer(TICK_S, active=False), gr.State("")
 
     def on_tick(before: str) -> list[Any]:

@@ -181,7 +181,7 @@ def draw(folder: Path) -> None:
         file = gr.HTML(_link(folder), apply_default_css=False)
     status = gr.HTML(elem_id="log-status", apply_default_css=False)
     shown = tail(folder)
-    pane = scripts.drawn("log", "log-pane", "scroll_up", value=markup(shown))
+    pane = scripts.drawn("log-pane", markup(shown))
     # `drawn`: the end of the log as it is shown; None where something else is, over which a look at the end draws
     # nothing, however late its answer is.
     drawn, timer = gr.State(shown), gr.Timer(TICK_S)
@@ -215,7 +215,7 @@ def draw(folder: Path) -> None:
     timer.tick(on_tick, drawn, [pane, drawn, file], key="log-tick", **QUIET)
     gr.on([query.change, level.input], on_search, [query, level], outputs, trigger_mode="always_last", **QUIET)
     follow.input(on_follow, follow, outputs, trigger_mode="always_last", **QUIET)
-    pane.scroll_up(lambda: [False, gr.Timer(active=False), None], None, [follow, timer, drawn], **QUIET)
+    pane.act(lambda: [False, gr.Timer(active=False), None], None, [follow, timer, drawn], **QUIET)
 
 
 def _link(folder: Path) -> str:

@@ -45,14 +45,6 @@ from ui.run.fold import QUIET
 TICK_S = 1.0
 COPY = "New LoRA from this run"
 PARTS = ("list", "head", "loras", "incidents", "ledger", "charts", "log", "queue", "actions")
-# The script of a part (ui/scripts.py), and the event that it triggers.
-SCRIPTS = {
-    "list": ("run_list", "pick"),
-    "head": ("run_times",),
-    "incidents": ("run_times",),
-    "queue": ("buttons", "act"),
-    "actions": ("run_actions", "act"),
-}
 FOLDS = {
     "samples": ("Samples", samples.draw),
     "compare": ("Compare runs", compare.draw),
@@ -96,11 +88,7 @@ def build() -> RunPage:
     parts: dict[str, Any] = {}
 
     def part(name: str) -> None:
-        if name in SCRIPTS:
-            script, *events = SCRIPTS[name]
-            parts[name] = scripts.drawn(script, f"run-{name}", *events)
-        else:
-            parts[name] = gr.HTML(elem_id=f"run-{name}", js_on_load=None, apply_default_css=False)
+        parts[name] = scripts.drawn(f"run-{name}", part="run_actions" if name == "actions" else "drawn")
 
     def button(label: str, elem_id: str, width: int = 140, **more: Any) -> gr.Button:
         return gr.Button(label, visible=False, elem_id=elem_id, min_width=width, scale=0, **more)
@@ -140,7 +128,7 @@ def build() -> RunPage:
     again: dict[str, Any] = {"fn": refresh, "inputs": shown, "outputs": outputs, **QUIET}
     timer.tick(queue=False, **again)
     search.input(trigger_mode="always_last", **again)
-    parts["list"].pick(pick, search, [*outputs, notice, confirmed], **QUIET)
+    parts["list"].act(pick, search, [*outputs, notice, confirmed], **QUIET)
     for name in ("actions", "queue"):
         parts[name].act(on_press, selected, notice, **QUIET).then(**again)
     halt.click(None, None, halt, js=STOPPING, **QUIET)
