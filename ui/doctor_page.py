@@ -16,7 +16,7 @@ import doctor_tools
 from runs.files import RunError
 from runs.paths import data_root
 from ui import jobs
-from ui.html import duration, esc
+from ui.html import duration, esc, region
 from ui.run import drill, fold
 from ui.run.fold import DRAWN, QUIET
 
@@ -88,12 +88,6 @@ def _button(label: str, primary: bool = False, width: int = 150, **more: Any) ->
     return gr.Button(label, variant="primary" if primary else "secondary", scale=0, min_width=width, **more)
 
 
-def _printed(label: str, text: str) -> str:
-    """A text that scrolls, and that the keyboard reaches; "" without text."""
-    region = f'<pre class="hp-doctor-text" role="region" tabindex="0" aria-label="{esc(label)}">{esc(text)}</pre>'
-    return region if text else ""
-
-
 def look() -> tuple[bool, str]:
     """(whether an examination runs, what it has found, without secrets, as markup)."""
     job = jobs.read(_folder(), JOB)
@@ -101,9 +95,9 @@ def look() -> tuple[bool, str]:
         return False, ""
     text = doctor_tools.without_secrets(jobs.output(_folder(), JOB)[0].strip())
     if job.state == "running":
-        return True, fold.note(f"Looking for {duration(round(job.seconds))}…") + _printed("Report", text)
+        return True, fold.note(f"Looking for {duration(round(job.seconds))}…") + region("Report", esc(text))
     problem = "" if text else jobs.reason(_folder(), JOB)
-    return False, fold.note(problem, True) + _printed("Report", text)
+    return False, fold.note(problem, True) + region("Report", esc(text))
 
 
 def _machine() -> None:
@@ -174,7 +168,7 @@ def _explain() -> None:
     def on_go(number: str) -> Any:
         yield '<p class="hp-hint" role="status">Looking twice, two seconds apart…</p>'
         try:
-            yield _printed(f"Process {number}", explain(number))
+            yield region(f"Process {number}", esc(explain(number)))
         except RunError as error:
             yield fold.note(f"{error}.", True)
 
@@ -205,7 +199,7 @@ def _lint() -> None:
             for one in found["findings"]
         ]
         note = f'<p class="hp-hint">{esc(found["note"])}</p>' if found["note"] else ""
-        shown = _printed("Problems of the script", "\n".join(lines)) or fold.note("No problems found.")
+        shown = region("Problems of the script", esc("\n".join(lines))) or fold.note("No problems found.")
         return [shown + note, gr.update(visible=bool(found["fixed"]), value=found["fixed"])]
 
     go.click(on_go, [text, kind], [shown, fixed], **QUIET)

@@ -38,11 +38,14 @@ def table(label: str, heads: list[str], rows: Iterable[Sequence[object]]) -> str
     )
     top = "".join(f'<th scope="col">{esc(head)}</th>' if head else "<td></td>" for head in heads)
     whole = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-    return (
-        f'<div class="hp-table-scroll" role="region" tabindex="0" aria-label="{esc(label)}">{whole}</div>'
-        if body
-        else ""
-    )
+    shown = f'<div class="hp-table-scroll" role="region" tabindex="0" aria-label="{esc(label)}">{whole}</div>'
+    return shown if body else ""
+
+
+def region(label: str, markup: str, kind: str = "hp-printed") -> str:
+    """Text as it was printed, which scrolls and which the keyboard reaches; "" without text. kind: "hp-log" shows its end."""
+    shown = f'<div class="{kind}" tabindex="0" role="region" aria-label="{esc(label)}"><pre>{markup}</pre></div>'
+    return shown if markup else ""
 
 
 MARKS = {"waiting": "○", "running": "◐", "done": "✓", "failed": "✗", "skipped": "–"}

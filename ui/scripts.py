@@ -25,9 +25,7 @@ PARTS = {
     "header": ("keyboard",),
     "images": (
         "vendor/cropper",
-        "new/field_marks",
         "new/fields",
-        "new/script_text",
         "dataset/image_cards",
         "dataset/crop_tool",
         "dataset/mask_painter",

@@ -119,3 +119,36 @@ async function exchange() {
 hangproof.on("replaced", (kind, key, value) => {
   if (kind === "field") base[key] = value; // another tab has a newer one, which `sync` shows
 });
+
+// Errors and warnings beside their fields -----------------------------------------------------------------------------
+// They come with the answer that stores the fields. Gradio's own validation (gr.validate) has errors only, and it would keep an
+// invalid value from being stored.
+/** found: {key of the field: [["bad" or "warn", text], …]}, in place of what was shown before. */
+function markFields(found) {
+  for (const note of document.querySelectorAll("[id^=note-]")) note.remove();
+  for (const input of document.querySelectorAll("[aria-describedby^=note-]")) {
+    input.removeAttribute("aria-invalid");
+    input.removeAttribute("aria-describedby");
+  }
+  for (const [key, marks] of Object.entries(found)) {
+    const field = document.getElementById(key);
+    const input = field && (field.querySelector("[type=radio]:checked") || field.querySelector("input, textarea, [role=button]"));
+    if (!input) continue;
+    const notes = marks.map(([kind, text], at) => make("p", `hp-field-${kind === "bad" ? "error" : "warning"}`, { textContent: text, id: `note-${key}-${at}` }));
+    field.append(...notes);
+    if (marks.some(([kind]) => kind === "bad")) input.setAttribute("aria-invalid", "true");
+    input.setAttribute("aria-describedby", notes.map((note) => note.id).join(" "));
+  }
+}
+
+// The edited script (script_editor.py) --------------------------------------------------------------------------------
+hangproof.kinds.script = {
+  async call(_, text) {
+    await hangproof.sync(); // the script is compared with the one that the stored settings give
+    return server.save_script({ draft: hangproof.draft(), text }).catch(() => null);
+  },
+  stored() {
+    trigger("review");
+    trigger("script");
+  },
+};

@@ -16,7 +16,7 @@ from runs.files import Fault, RunError
 from ui import jobs
 from ui.dataset import draft
 from ui.dataset.images import OUT_OF_DATE
-from ui.html import duration, esc, stage
+from ui.html import duration, esc, region, stage
 from ui.new import form, run_starts, script_editor, settings
 from ui.run import fold
 
@@ -141,8 +141,8 @@ def _sheet(state: str, colour: str, said: str, parts: list[str]) -> str:
 
 
 def _log(text: str) -> list[str]:
-    region = f'<div class="hp-log" tabindex="0" role="region" aria-label="End of the log"><pre>{esc(text)}</pre></div>'
-    return [f"<details><summary>End of the log</summary>{region}</details>"] if text else []
+    shown = region("End of the log", esc(text), "hp-log")
+    return [f"<details><summary>End of the log</summary>{shown}</details>"] if text else []
 
 
 def _text(one: "rehearse.Stage") -> str:

@@ -206,7 +206,7 @@ LEVELS = {
 }
 MOST_PROBLEMS = 50
 DISCARD, SURE = "Use the generated script", "Discard your script? Press again"
-# What ui/new/script_text.js does with the editor. An editor with a text that is not stored yet keeps it.
+# What ui/new/fields.js does with the editor. An editor with a text that is not stored yet keeps it.
 TYPED = "(text) => { if (typeof text === 'string') hangproof.typed('script', 'text', text); return []; }"
 IN_EDITOR = "(text, ...rest) => [hangproof.unsaved('script').length ? null : text, ...rest]"
 # The second press forgets what was typed, once nothing of it is on its way to the server.

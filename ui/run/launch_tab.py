@@ -24,7 +24,7 @@ from launch.__main__ import COMMANDS
 from runs.files import RunError
 from runs.manage import size_text
 from ui import jobs, served
-from ui.html import duration, esc
+from ui.html import duration, esc, region
 from ui.run import fold, view
 from ui.run.fold import QUIET
 
@@ -179,7 +179,7 @@ def result(folder: Path, name: str) -> str:
     if name.startswith("launch-"):
         parts.append(written(folder, values))
     if text := "\n".join(filter(None, (printed.strip(), errors if busy else ""))):
-        parts.append(_region("hp-log", "Output", text))
+        parts.append(region("Output", esc(text), "hp-log"))
     return f'<div class="hp-job">{"".join(parts)}</div>'
 
 
@@ -210,11 +210,7 @@ def written(folder: Path, values: Any) -> str:
     address = served.file_url(path) if sent else f"data:text/plain;charset=utf-8,{quote(text)}"
     link = f'<a class="hp-button" href="{esc(address)}" download="{esc(path.name)}" aria-label="Download {esc(name)}">Download</a>'
     head = f'<div class="hp-file-head"><strong>{esc(name)}</strong><span>{size_text(size)}</span>{link}</div>'
-    return f'<div class="hp-file">{head}{_region("hp-text", name, text) if text else ""}</div>'
-
-
-def _region(kind: str, label: str, text: str) -> str:
-    return f'<div class="{kind}" tabindex="0" role="region" aria-label="{esc(label)}"><pre>{esc(text)}</pre></div>'
+    return f'<div class="hp-file">{head}{region(name, esc(text))}</div>'
 
 
 def _ranks(folder: Path) -> str:
@@ -222,7 +218,7 @@ def _ranks(folder: Path) -> str:
     from monitor.cli.commands import rank_report
 
     found = rank_report(folder) if view.read(folder).running else None
-    return _region("hp-text", "Rank report", "\n".join(found["lines"])) if found else ""
+    return region("Rank report", esc("\n".join(found["lines"]))) if found else ""
 
 
 # The part of the page ---------------------------------------------------------------------------------------------------

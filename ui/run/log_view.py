@@ -17,7 +17,7 @@ from runs.files import RunError
 from runs.manage import size_text
 from ui import scripts
 from ui.dataset.images import OUT_OF_DATE
-from ui.html import ANSI, esc
+from ui.html import ANSI, esc, region
 from ui.run import fold, view
 from ui.run.cards import ERROR_STATES, local_times
 from ui.run.fold import QUIET
@@ -140,8 +140,7 @@ def markup(lines: list[Line]) -> str:
         f'<span class="hp-log-line{f" hp-log-{level}" if level else ""}">{_coloured(text)}\n</span>'
         for level, text in lines
     ]
-    region = '<div class="hp-log" tabindex="0" role="region" aria-label="Training log">'
-    return f"{region}<pre>{''.join(out)}</pre></div>" if out else EMPTY
+    return region("Training log", "".join(out), "hp-log") or EMPTY
 
 
 def _coloured(line: str) -> str:

@@ -15,7 +15,7 @@ function open(localStorage, { now = () => 0, stored = { ...FIRST }, server, soon
   const requests = [];
   const events = [];
   const save_settings = server || (async ({ changes }) => (Object.assign(stored, changes), { ok: true, values: { ...stored } }));
-  const { hangproof } = load(["dom", "unsaved", "new/field_marks", "new/fields"], ["hangproof"], {
+  const { hangproof } = load(["dom", "unsaved", "new/fields"], ["hangproof"], {
     localStorage,
     sessionStorage: storage(),
     window: {},
