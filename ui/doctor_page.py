@@ -5,6 +5,7 @@ background (ui/jobs.py): the server imports no torch, waits for no driver, and a
 components are made when the tab is opened and not with the page, so that they cost a visit nothing.
 """
 
+import functools
 import json
 import time
 from pathlib import Path
@@ -13,15 +14,17 @@ from typing import Any
 import gradio as gr
 
 import doctor_tools
+import runs
 from runs.files import RunError
 from runs.paths import data_root
 from ui import jobs
 from ui.html import duration, esc, region
-from ui.run import drill, fold
+from ui.run import fold
 from ui.run.fold import DRAWN, QUIET
 
 FOLDER, JOB = ".doctor", "doctor"  # the folder, in the data folder, has what the command printed
 QUICK_S, FULL_S, EXPLAIN_S = 600.0, 3600.0, 60.0
+DRILL, DRILL_S = "drill", 600.0  # the time is for its start alone: its run, one of the list, goes on without the page
 MOST_TEXT = 100_000  # characters of the stacks of a process
 SHELLS = [("bash (Linux, macOS)", "train.sh"), ("batch (Windows)", "train.bat"), ("PowerShell (Windows)", "train.ps1")]
 ABOUT_DRILL = (
@@ -207,9 +210,25 @@ def _lint() -> None:
 
 def _drill() -> None:
     _html(f'<p class="hp-hint">{ABOUT_DRILL}</p>')
-    followed = fold.Jobs()
-    followed.add(_button("Start the drill", primary=True), drill.start, drill.look, drill.cancel, "drill")
+    words, followed = ["launch", "drill", "--no-wait", "--json"], fold.Jobs()
+    start = functools.partial(jobs.start, data_root(), DRILL, words, DRILL_S)
+    go = _button("Start the drill", primary=True)
+    followed.add(go, start, look_at_drill, lambda: jobs.cancel(data_root(), DRILL), DRILL)
     followed.follow()
+
+
+def look_at_drill() -> tuple[bool, str]:
+    """(whether a drill is starting, why the last one did not start or a link to its run, as markup)."""
+
+    def link(found: dict[str, Any]) -> str:
+        name = str(found["run"])
+        try:
+            runs.run_folder(name)
+        except RunError:  # deleted since
+            return ""
+        return f'<p role="status"><a class="hp-link" href="?run={esc(name)}">Watch the run {esc(name)}</a></p>'
+
+    return fold.outcome(data_root(), DRILL, "Starting", "The drill did not start", link)
 
 
 PARTS = (

@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import presets
 import runs
@@ -19,7 +20,7 @@ from runs.files import RunError, explained
 from runs.manage import size_text
 from ui import jobs
 from ui.dataset import draft
-from ui.html import duration, esc
+from ui.html import esc
 from ui.new import form, script_editor, settings
 from ui.served import file_url
 
@@ -41,21 +42,16 @@ def look(draft_id: str) -> tuple[bool, str]:
     """(whether the ZIP is being packed, the last export as markup)."""
     from ui.run import fold
 
-    folder = folder_of(draft_id)
-    job = jobs.read(folder, JOB)
-    if job is None or job.state == "cancelled":
-        return False, ""
-    if job.state == "running":
-        return True, fold.note(f"Packing the ZIP for {duration(job.seconds)}…")
-    found = jobs.output(folder, JOB)[1]
-    if job.state != "done" or not isinstance(found, dict):
-        return False, fold.note(f"Not exported: {jobs.reason(folder, JOB)}", True)
+    return fold.outcome(folder_of(draft_id), JOB, "Packing the ZIP", "Not exported", _download)
+
+
+def _download(found: dict[str, Any]) -> str:
     path = Path(found["file"])
     if not path.is_file():
-        return False, ""
+        return ""
     link = f'<a class="hp-link" data-testid="export-link" href="{esc(file_url(path))}" download="{esc(path.name)}">Download {esc(path.name)}</a>'
     text = f"{link} ({size_text(found['bytes'])}). Unpack it and run train.sh or train.bat."
-    return False, f'<p class="hp-hint" role="status">{text}</p>'
+    return f'<p class="hp-hint" role="status">{text}</p>'
 
 
 def draw(draft_id: str) -> None:

@@ -9,7 +9,8 @@ import gradio as gr
 from launch.common import LaunchError
 from presets import PresetError
 from runs.files import RunError
-from ui.html import esc
+from ui import jobs
+from ui.html import duration, esc
 from ui.run import view
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
@@ -58,6 +59,20 @@ def note(text: object, bad: bool = False) -> str:
     """What came of a press of a button, as markup; a screen reader says it. "" without text."""
     kind, role = ("hp-job-note", "alert") if bad else ("hp-job-state", "status")
     return f'<p class="{kind}" role="{role}">{esc(text)}</p>' if text else ""
+
+
+def outcome(folder: Path, name: str, busy: str, failed: str, done: Callable[[Any], str]) -> tuple[bool, str]:
+    """(whether a command of ui/jobs.py runs, what it does or did as markup: `busy`, `failed` with the reason, or what
+    `done` makes of the JSON value that it printed)."""
+    job = jobs.read(folder, name)
+    if job is None or job.state == "cancelled":
+        return False, ""
+    if job.state == "running":
+        return True, note(f"{busy} ({duration(job.seconds)})…")
+    found = jobs.output(folder, name)[1]
+    if job.state != "done" or not isinstance(found, dict):
+        return False, note(f"{failed}: {jobs.reason(folder, name)}", True)
+    return False, done(found)
 
 
 class Jobs:
