@@ -34,7 +34,6 @@ PARTS = {
         "dataset/image_tools",
         "dataset/images",
     ),
-    "choice_notes": ("new/choice_notes",),
     "drawn": ("drawn",),
     "run_actions": ("drawn", "run/run_address"),
     "charts": ("vendor/uplot", "run/plot", "run/charts"),

@@ -59,26 +59,18 @@ def licence(model: Mapping[str, Any]) -> str:
     return esc(model["licence"])
 
 
-def of_choices(values: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
-    """For ui/new/choice_notes.js: what to show under each VRAM choice and trainer, {field: {choice: {text, unfit}}}."""
-    key, backend = values["model"], values["backend"]
-    model = presets.models().get(key)
-    if model is None:
-        return {}
-    trainers = {
-        one: {"text": "" if one in model["backends"] else "not for this model", "unfit": one not in model["backends"]}
-        for one in presets.backends()
+def choices(values: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """(label, key) of each VRAM choice and trainer by field; the label says what the chosen model needs of it."""
+    model, backend = presets.models().get(values["model"]), values["backend"]
+    fitting = model["backends"] if model else form.BACKENDS
+    needs = presets.tiers_of(values["model"], backend) if model and backend in fitting else {}
+    tiers = {key: f" · {'' if row['problem'] else 'uses '}{_needs(row)}" for key, row in needs.items()}
+    return {
+        "tier": [(f"{tier['label']}{tiers.get(key, '')}", key) for key, tier in presets.tiers().items()],
+        "backend": [
+            (label if key in fitting else f"{label} · not for this model", key) for key, label in form.BACKENDS.items()
+        ],
     }
-    tiers: dict[str, dict[str, Any]] = {name: {} for name in presets.tiers()}
-    if backend in model["backends"]:
-        tiers = {
-            name: {
-                "text": "too small" if row["problem"] else f"uses {row['needs_gb']:g} GB",
-                "unfit": bool(row["problem"]),
-            }
-            for name, row in presets.tiers_of(key, backend).items()
-        }
-    return {"backend": trainers, "tier": tiers}
 
 
 def _paragraphs(lines: Iterable[str]) -> str:

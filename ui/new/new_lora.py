@@ -17,7 +17,6 @@ import presets
 import runs
 from runs import fields
 from runs.machine import this_machine
-from ui import scripts
 from ui.dataset import bulk_fold, caption_fold, doctor_fold, draft, drafts, images, import_fold
 from ui.html import esc
 from ui.new import (
@@ -105,19 +104,18 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         opened("Edit many images: captions, subsets, tags", "bulk-fold", lambda name: bulk_fold.draw(name, shown))
         opened("Check images", "image-check", doctor_fold.draw)
         opened("Write captions", "caption-writer", caption_fold.draw)
-        unsent = _unseen("unsent")
+        unsent = gr.HTML(html_template="", elem_id="unsent")  # shows nothing: START gives its value
     with gr.Column(elem_classes="hp-step"):
         step(2, "The LoRA", "Choose a name, a trigger word, what your images show, and a base model.")
         _head(parts)
         parts["control_dir"] = _component(fields.CONTROL, visible=False)
         with gr.Accordion(GPU, open=False, elem_id="gpu-fold") as of_gpu:
             _gpu(parts)
-            choice_notes = _unseen("choice-notes", js_on_load=scripts.loader("choice_notes"))
             opened("Which model fits my GPU?", "models-fold", _models)
         note = gr.HTML(elem_id="model-note", apply_default_css=False)
         fetch_button = gr.Button(FETCH, visible=False, elem_id="fetch", size="sm")
         fetching = gr.Timer(FETCH_TICK_S, active=False)
-        of_model = [note, choice_notes, of_gpu, parts["control_dir"], fetch_button, fetching]
+        of_model = [note, parts["tier"], parts["backend"], of_gpu, parts["control_dir"], fetch_button, fetching]
         opened(hub_login.LABEL, "hub-fold", hub_login.draw)
         with gr.Row(elem_classes="hp-fields"):
             for one in fields.LENGTH:
@@ -167,11 +165,6 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
     return NewLora(try_row, form_fields, shown, [shown, problem, *form_fields, *reviewed], begun)
 
 
-def _unseen(elem_id: str, **script: str) -> gr.HTML:
-    """A component that shows nothing: its value is for a script."""
-    return gr.HTML(html_template="", elem_id=elem_id, **script)
-
-
 def _head(parts: dict[str, Any]) -> None:
     values = form.defaults()
     with gr.Row(elem_classes="hp-fields"):
@@ -199,16 +192,13 @@ def _head(parts: dict[str, Any]) -> None:
 
 def _gpu(parts: dict[str, Any]) -> None:
     values = form.defaults()
-    radios = {
-        "tier": ("Memory of the GPU you train on", [(tier["label"], key) for key, tier in presets.tiers().items()]),
-        "backend": (
-            "Chosen to suit the base model; if unsure, keep it",
-            [(label, key) for key, label in form.BACKENDS.items()],
-        ),
+    about = {
+        "tier": "Memory of the GPU you train on",
+        "backend": "Chosen to suit the base model; if unsure, keep it",
     }
     with gr.Row(elem_classes="hp-fields"):
-        for key, (info, choices) in radios.items():
-            parts[key] = gr.Radio(choices, value=values[key], label=form.LABELS[key], info=info, elem_id=key)
+        for key, choices in model_note.choices(values).items():
+            parts[key] = gr.Radio(choices, value=values[key], label=form.LABELS[key], info=about[key], elem_id=key)
 
 
 def _component(one: fields.Field, **more: Any) -> gr.components.Component:
@@ -241,7 +231,7 @@ def load(draft_id: str | None) -> tuple[Any, ...]:
     except runs.RunError as error:
         draft_id = draft.new_id()
         stored, shown, problem = {}, images.listing(draft_id), problem_html(str(error), "Your draft could not be read")
-    said: tuple[Any, ...] = (gr.skip(),) * 8
+    said: tuple[Any, ...] = (gr.skip(),) * 9
     try:
         values, found = settings.current(draft_id), settings.reviewed(draft_id)
         shown, said = {**shown, "marks": found.marks()}, _said(draft_id, found)
@@ -256,7 +246,7 @@ def review(draft_id: str | None) -> tuple[Any, ...]:
         draft_id = _known(draft_id)
         return _said(draft_id, settings.reviewed(draft_id))
     except fold.ERRORS as error:
-        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', *[gr.skip()] * 7
+        return f'<p class="hp-plan hp-warn">{esc(error)}</p>', *[gr.skip()] * 8
 
 
 def _said(draft_id: str, found: form.Review) -> tuple[Any, ...]:
@@ -267,7 +257,7 @@ def _said(draft_id: str, found: form.Review) -> tuple[Any, ...]:
 
 
 def model_updates(values: dict[str, Any], spec: "runs.RunSpec | None") -> tuple[Any, ...]:
-    """The model's notes with the download's progress, the title of the GPU's fold, the model's own field, the download
+    """The model's notes with the download's progress, the choices of VRAM and trainer, the title of the GPU's fold, the model's own field, the download
     button, and the timer that polls it."""
     key = fetch.model_to_fetch(values)
     busy = bool(key) and fetch.running(key)
@@ -277,7 +267,8 @@ def model_updates(values: dict[str, Any], spec: "runs.RunSpec | None") -> tuple[
     note = model_note.html(values, spec) + (fetch.progress_html(key) if key else "")
     tier, backend = presets.tiers().get(values["tier"]), form.BACKENDS.get(values["backend"])
     title = gr.update(label=f"{GPU}: {tier['label']}, {backend}" if tier and backend else GPU)
-    return note, model_note.of_choices(values), title, pairs, button, gr.Timer(active=busy)
+    choices = (gr.update(choices=one) for one in model_note.choices(values).values())
+    return note, *choices, title, pairs, button, gr.Timer(active=busy)
 
 
 def _propose(draft_id: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -301,7 +292,7 @@ def fetch_model(draft_id: str) -> tuple[Any, ...]:
         if key := fetch.model_to_fetch(settings.current(draft_id)):
             fetch.start(key)
     except runs.RunError as error:
-        return problem_html(error, "Model files not downloaded"), *[gr.skip()] * 4, gr.Timer(active=False)
+        return problem_html(error, "Model files not downloaded"), *[gr.skip()] * 5, gr.Timer(active=False)
     return poll_fetch(draft_id)
 
 

@@ -105,8 +105,8 @@ def test_one_click_starts_a_run_and_leaves_the_draft_as_it_is(tab, data, tmp_pat
         open_page(tab, server)
         tab.locator("#model-note").get_by_text("GPU found: Stand-in, 24 GB").wait_for()
         gpu_fold(tab)
-        assert tab.get_by_label("20 GB and more", exact=True).is_checked()
-        tab.get_by_label("12 GB", exact=True).click()
+        assert tab.locator("#tier input[value='20G']").is_checked()
+        tab.locator("#tier input[value='12G']").click()
         tab.locator("#model-note").get_by_text("single blocks").wait_for()
         choose_tiny(tab)
         field(tab, "name").fill("my own")
@@ -124,7 +124,7 @@ def test_one_click_starts_a_run_and_leaves_the_draft_as_it_is(tab, data, tmp_pat
         assert tab.locator(".hp-bad:visible").count() == 0
         tab.get_by_role("tab", name="New LoRA").click()
         assert captions(tab)["0000.png"] == "mine" and field(tab, "name").input_value() == "my own"
-        assert tab.get_by_label("12 GB", exact=True).is_checked()
+        assert tab.locator("#tier input[value='12G']").is_checked()
 
 
 def whoami(request):

@@ -254,14 +254,15 @@ def test_a_gpu_chooses_the_tier_that_fits_it_and_the_model():
 @pytest.mark.parametrize(("key", "backend"), PAIRS)
 def test_the_notes_say_what_every_tier_needs(data, key, backend):
     given = values(model=key, **form.model_values(key, backend, "person", NO_GPU))
-    notes = model_note.of_choices(given)
+    choices = {key: dict(map(reversed, found)) for key, found in model_note.choices(given).items()}
     for name, row in presets.tiers_of(key, backend).items():
         shown = model_note.html({**given, "tier": name}, None)
         assert f"{row['label']}{' is too small' if row['problem'] else ': '}" in shown
         assert form.esc(row["basis"]) in shown
-        assert notes["tier"][name]["unfit"] == bool(row["problem"])
-        assert notes["tier"][name]["text"] == ("too small" if row["problem"] else f"uses {row['needs_gb']:g} GB")
-    assert {name for name, note in notes["backend"].items() if not note["unfit"]} == set(presets.backends_of(key))
+        needs = "too small" if row["problem"] else f"uses {row['needs_gb']:g} GB"
+        assert choices["tier"][name] == f"{row['label']} · {needs}"
+    fitting = {name for name, label in choices["backend"].items() if not label.endswith(" · not for this model")}
+    assert fitting == set(presets.backends_of(key))
 
 
 def test_the_notes_name_a_trainer_that_is_not_installed_and_files_behind_a_licence(data, tmp_path, monkeypatch):
