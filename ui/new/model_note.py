@@ -10,6 +10,7 @@ from guards import hub
 from runs import weights
 from runs.machine import Machine, this_machine
 from runs.paths import CHECKOUTS
+from ui import jobs
 from ui.html import esc, table
 from ui.new import form, hub_login
 
@@ -112,6 +113,50 @@ def _gated_repo(model: Mapping[str, Any], names: list[str]) -> str:
     """The repository that asks for its licence: the model's own, else that of its first missing file, the model itself."""
     sources = presets.tables.downloads()
     return model["repo"] or next((sources[name]["repo"] for name in names if name in sources), "")
+
+
+# The download: `python -m runs fetch-model` in the background. It continues what an earlier one kept --------------------
+
+FETCH_S = 7 * 24 * 3600.0
+
+
+def model_to_fetch(values: Mapping[str, Any]) -> str:
+    """Key of the chosen model when its files must be downloaded first; "" when nothing is missing."""
+    model, trainer = presets.models().get(values["model"]), presets.backends().get(values["backend"])
+    if model is None or model["generated"] or trainer is None or trainer["loads"] != "files" or not model["files"]:
+        return ""
+    return values["model"] if runs.missing_files(values["model"]) else ""
+
+
+def fetch(key: str) -> None:
+    """Start or continue the download.
+
+    Raises:
+        RunError: the models folder cannot be written, or another page has just started it.
+    """
+    if not fetching(key):
+        jobs.start(runs.models_dir(), _fetch_job(key), ["runs", "fetch-model", key], FETCH_S)
+
+
+def fetching(key: str) -> bool:
+    """Whether the page is downloading this model's files."""
+    return jobs.running(runs.models_dir(), _fetch_job(key))
+
+
+def fetch_html(key: str) -> str:
+    """Progress of the download, or the reason it failed, as HTML; "" when none was started."""
+    if jobs.read(runs.models_dir(), _fetch_job(key)) is None:
+        return ""
+    last = jobs.reason(runs.models_dir(), _fetch_job(key), "contacting the server…")  # its progress, while it runs
+    if fetching(key):
+        return f'<p class="hp-hint" role="status" data-testid="fetching">Downloading: {esc(last)}</p>'
+    if not runs.missing_files(key):
+        return ""
+    return f'<p class="hp-hint" role="alert" data-testid="fetch-error"><span class="hp-warn">{esc(last)}</span></p>'
+
+
+def _fetch_job(key: str) -> str:
+    return f"fetch-{runs.slug(key)}"
 
 
 # The table of all base models, made when it is opened: it is larger than the rest of the form ------------------------

@@ -22,7 +22,6 @@ from ui.html import esc
 from ui.new import (
     estimates,
     export,
-    fetch,
     flags,
     form,
     hub_login,
@@ -259,12 +258,12 @@ def _said(draft_id: str, found: form.Review) -> tuple[Any, ...]:
 def model_updates(values: dict[str, Any], spec: "runs.RunSpec | None") -> tuple[Any, ...]:
     """The model's notes with the download's progress, the choices of VRAM and trainer, the title of the GPU's fold, the model's own field, the download
     button, and the timer that polls it."""
-    key = fetch.model_to_fetch(values)
-    busy = bool(key) and fetch.running(key)
+    key = model_note.model_to_fetch(values)
+    busy = bool(key) and model_note.fetching(key)
     button = gr.update(visible=bool(key) and not busy)
     model = presets.models().get(values["model"])
     pairs = gr.update(visible=bool(model and model["control"]))
-    note = model_note.html(values, spec) + (fetch.progress_html(key) if key else "")
+    note = model_note.html(values, spec) + (model_note.fetch_html(key) if key else "")
     tier, backend = presets.tiers().get(values["tier"]), form.BACKENDS.get(values["backend"])
     title = gr.update(label=f"{GPU}: {tier['label']}, {backend}" if tier and backend else GPU)
     choices = (gr.update(choices=one) for one in model_note.choices(values).values())
@@ -289,8 +288,8 @@ def poll_fetch(draft_id: str) -> tuple[Any, ...]:
 def fetch_model(draft_id: str) -> tuple[Any, ...]:
     """Start to download the chosen model's files."""
     try:
-        if key := fetch.model_to_fetch(settings.current(draft_id)):
-            fetch.start(key)
+        if key := model_note.model_to_fetch(settings.current(draft_id)):
+            model_note.fetch(key)
     except runs.RunError as error:
         return problem_html(error, "Model files not downloaded"), *[gr.skip()] * 5, gr.Timer(active=False)
     return poll_fetch(draft_id)

@@ -4,15 +4,20 @@ They are not in the table of ui/jobs.py: the monitor's own lock excludes a secon
 stop must work on a full disk.
 
 Their output goes to a file, not to a pipe: the processes that the monitor starts inherit it and would keep a pipe open.
+`changed` says that a run continues on another version of its trainer. Whether a version is tested is in the tab Doctor.
 """
 
 import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
 
 import runs
 from monitor.process.spawned import helper, python
+from runs.quoting import quote, quote_cmd
+from sd_scripts_patches import versions
+from sd_scripts_patches.trainers import TRAINERS
 
 START_S = 60  # seconds `monitor start` may take
 STOP_S = 5  # seconds the page waits for `monitor stop`, which continues without the page
@@ -65,3 +70,22 @@ def _done(words: list[str], wait_s: float) -> bool:
             said = "\n".join(line.removeprefix("monitor: ").removeprefix("jobs: ") for line in lines)
             raise runs.RunError(said or f"python -m {' '.join(words)} exited with code {code}")
         return True
+
+
+def changed(run: Path) -> list[str]:
+    """What is said when a run continues on another version than the one it used so far; [] when it does not."""
+    noted = versions.used(run)
+    trainer = TRAINERS.get(noted.trainer) if noted else None
+    now = versions.commit(trainer.checkout) if trainer else ""
+    if noted is None or trainer is None or not noted.commits or not now or noted.commits[-1] == now:
+        return []
+    return [
+        f"This run used commit {noted.commits[-1][:8]} of {trainer.name} so far and continues on {now[:8]}. The tab Doctor says what "
+        f"fits it. To go back, stop the run, then run in the Hangproof folder: {command_back(trainer.key, noted.commits[-1])}"
+    ]
+
+
+def command_back(key: str, commit: str, platform: str = sys.platform) -> str:
+    """The command that puts the old version and its requirements back. It refuses where a file was changed by hand."""
+    quoted, start = (quote_cmd, r".\start.bat") if platform == "win32" else (quote, "./start.sh")
+    return f"{quoted(sys.executable)} -m sd_scripts_patches.versions {key} {commit} && {start} {key}"

@@ -37,7 +37,6 @@ from ui.run import (
     publish,
     queue,
     samples,
-    trainer_checks,
     view,
 )
 from ui.run.fold import QUIET
@@ -286,7 +285,7 @@ def start(selected: str, total: float | None) -> str:
         control.start(folder)
     except runs.RunError as error:
         return notice(str(error).splitlines(), "bad")
-    return notice(trainer_checks.changed(folder), "warn")
+    return notice(control.changed(folder), "warn")
 
 
 def _train_longer(folder: Path, total: float | None) -> None:

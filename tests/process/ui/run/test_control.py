@@ -7,7 +7,7 @@ import pytest
 from checkout_helpers import used
 
 from sd_scripts_patches import versions
-from ui.run import control, run_page, trainer_checks
+from ui.run import control, run_page
 
 
 @pytest.fixture
@@ -39,5 +39,5 @@ def test_a_run_that_continues_on_another_version_says_so(data, checkout, monkeyp
 )
 def test_the_command_back_names_the_pages_own_interpreter(platform, interpreter, shown, start, monkeypatch):
     monkeypatch.setattr(sys, "executable", interpreter)
-    command = trainer_checks.command_back("sd-scripts", "1" * 40, platform)
+    command = control.command_back("sd-scripts", "1" * 40, platform)
     assert command == f"{shown} -m sd_scripts_patches.versions sd-scripts {'1' * 40} && {start} sd-scripts"
