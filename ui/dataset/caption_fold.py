@@ -5,14 +5,12 @@ from typing import Any
 import gradio as gr
 
 from captions import endpoint, models
-from runs.files import RunError
 from ui.dataset import captioning, draft, draft_store
 from ui.html import duration, esc
 from ui.new import settings
 from ui.run import fold
 from ui.run.fold import QUIET
 
-TICK_S, IDLE_S = 1.0, 5.0  # idle: another browser may start a job
 LEAST_LEFT_S = 5  # of an estimate that is shown
 ENGINES = {
     "florence": ("Florence-2", "Sentences. Runs on this machine."),
@@ -98,13 +96,9 @@ def draw(draft_id: str) -> None:
     found, status = captioning.stored(draft_id), captioning.status(draft_id)
     (choices, _), trigger = _counts(draft_id), draft.trigger(draft_id)
     last = found["options"] if found else {}
-    engine_now, busy = last.get("engine", "florence"), status["state"] == "running"
-    state = gr.HTML(shown(status), elem_id="caption-state", apply_default_css=False)
-    with gr.Row(elem_classes="hp-actions"):
-        resume = gr.Button("Continue", visible=_unfinished(status), size="sm", scale=0, min_width=110)
-        cancel = gr.Button("Cancel", visible=busy, size="sm", scale=0, min_width=110)
+    engine_now = last.get("engine", "florence")
     fields: dict[tuple[str, str], Any] = {}  # (the engine, "" for each of them; an option of `python -m captions`)
-    with gr.Column(visible=not busy) as form:
+    with gr.Column() as form:
         engines, about = [(label, key) for key, (label, _) in ENGINES.items()], ENGINES[engine_now][1]
         engine = gr.Radio(engines, value=engine_now, label="Written by", info=about, interactive=True)
         with gr.Row(elem_classes="hp-fields", visible=engine_now == "florence") as florence:
@@ -140,22 +134,14 @@ def draw(draft_id: str) -> None:
         which = gr.Radio(choices, value="empty", label="For", interactive=True)
         some = gr.Checkbox(True, label="Only the selected images, if some are selected", interactive=True)
         over = gr.Checkbox(False, visible=False, interactive=True)
-        go = gr.Button("Write captions", variant="primary", elem_id="write-captions", scale=0, min_width=160)
+        with gr.Row(elem_classes="hp-actions"):
+            go = gr.Button("Write captions", variant="primary", elem_id="write-captions", scale=0, min_width=160)
+            resume = gr.Button("Continue", visible=_unfinished(status), scale=0, min_width=110)
         ids = gr.HTML(html_template="", elem_id="caption-ids")
-    note = gr.HTML(elem_id="caption-note", apply_default_css=False)
-    timer = gr.Timer(TICK_S if busy else IDLE_S)
 
-    def current(said: str | None = None) -> list[Any]:
+    def look() -> tuple[bool, str]:
         now = captioning.status(draft_id)
-        busy = now["state"] == "running"
-        return [
-            shown(now),
-            gr.update(visible=_unfinished(now)),
-            gr.update(visible=busy),
-            gr.update(visible=not busy),
-            gr.Timer(TICK_S if busy else IDLE_S),
-            gr.skip() if said is None else said,
-        ]
+        return now["state"] == "running", shown(now)
 
     def on_engine(name: str) -> list[Any]:
         return [gr.update(info=ENGINES[name][1]), *(gr.update(visible=name == key) for key in ENGINES)]
@@ -166,9 +152,10 @@ def draw(draft_id: str) -> None:
         return gr.update(visible=name == "all" and number > 0, label=label)
 
     def on_new_captions(name: str) -> list[Any]:
-        return [gr.update(choices=_counts(draft_id)[0]), on_which(name)]
+        unfinished = gr.update(visible=_unfinished(captioning.status(draft_id)))
+        return [gr.update(choices=_counts(draft_id)[0]), on_which(name), unfinished]
 
-    def on_go(engine: str, which: str, some: bool, over: bool, first: bool, *values: Any) -> list[Any]:
+    def on_go(engine: str, which: str, some: bool, over: bool, first: bool, *values: Any) -> None:
         *typed, selected = values
         options: dict[str, Any] = {"engine": engine, "trigger": draft.trigger(draft_id) if first else ""}
         for (of, name), value in zip(fields, typed, strict=True):
@@ -176,24 +163,17 @@ def draw(draft_id: str) -> None:
                 given = (0 if name in THRESHOLDS else "") if value is None else value
                 options[name] = given.strip() if isinstance(given, str) and name not in FRAME else given
         only = [str(one) for one in selected] if some and isinstance(selected, list) and selected else None
-        return _told(lambda: captioning.start(draft_id, options, which, only, over and which == "all"))
-
-    def _told(act: Any) -> list[Any]:
-        try:
-            act()
-        except RunError as error:
-            return current(fold.note(error, True))
-        return current("")
+        captioning.start(draft_id, options, which, only, over and which == "all")
 
     chosen = [engine, which, some, over, first, *fields.values(), ids]
-    changed = [state, resume, cancel, form, timer, note]
     engine.change(on_engine, engine, [engine, florence, tagger, server], **QUIET)
     which.change(on_which, which, over, **QUIET)
-    go.click(on_go, chosen, changed, js=settings.CHOSEN, **QUIET)
-    resume.click(lambda: _told(lambda: captioning.resume(draft_id)), None, changed, **QUIET)
-    cancel.click(lambda: _told(lambda: captioning.cancel(draft_id)), None, changed, **QUIET)
-    timer.tick(current, None, changed, key="caption-tick", **QUIET)
-    state.change(on_new_captions, which, [which, over], **QUIET)
+    followed, more = fold.Jobs(), [(resume.click, lambda *_: captioning.resume(draft_id))]
+    state = followed.add(
+        go, on_go, look, lambda: captioning.cancel(draft_id), "captions", chosen, settings.CHOSEN, [form], more
+    )
+    followed.follow()
+    state.change(on_new_captions, which, [which, over, resume], **QUIET)
     state.change(None, None, None, js=settings.SHOW_NEW, **QUIET)
 
 

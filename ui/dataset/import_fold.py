@@ -5,12 +5,11 @@ from typing import Any
 import gradio as gr
 
 from monitor.phrases import count
-from runs.files import RunError
 from ui.dataset import imports
 from ui.html import esc
 from ui.new import settings
 from ui.run import fold
-from ui.run.fold import IDLE_S, QUIET, TICK_S
+from ui.run.fold import QUIET
 
 ABOUT = "Images in the folder and its subfolders are added with their captions. The folder is only read."
 PHASES = {"starting": "Starting", "reading": "Reading the folder", "unpacking": "Unpacking", "adding": "Adding images"}
@@ -42,35 +41,18 @@ def shown(status: dict[str, Any]) -> str:
 def draw(draft_id: str) -> None:
     """Make the components of the fold."""
 
-    def current() -> list[Any]:
+    def look() -> tuple[bool, str]:
         now = imports.status(draft_id)
-        busy = now["waiting"] > 0
-        return [shown(now), gr.update(visible=busy), gr.Timer(TICK_S if busy else IDLE_S)]
+        return now["waiting"] > 0, shown(now)
 
-    def on_start(text: str) -> list[Any]:
-        try:
-            imports.start_folder(draft_id, text)
-        except RunError as error:
-            return [fold.note(error, True), *current()]
-        return ["", *current()]
+    def begin(text: str) -> None:
+        imports.start_folder(draft_id, text)
 
-    def on_cancel() -> list[Any]:
-        imports.cancel(draft_id)
-        return current()
-
-    now = imports.status(draft_id)
-    busy = now["waiting"] > 0
     path = gr.Textbox(
         label="Folder on the server", info=ABOUT, placeholder="/home/me/photos", max_lines=1, interactive=True
     )
-    with gr.Row(elem_classes="hp-actions"):
-        start = gr.Button("Import", size="sm", scale=0, min_width=110, elem_id="import-start")
-        cancel = gr.Button("Cancel the import", visible=busy, size="sm", scale=0, min_width=110)
-    problem = gr.HTML(apply_default_css=False)
-    state = gr.HTML(shown(now), elem_id="import-state", apply_default_css=False)
-    timer = gr.Timer(TICK_S if busy else IDLE_S)
-    changed = [state, cancel, timer]
-    gr.on([start.click, path.submit], on_start, path, [problem, *changed], **QUIET)
-    cancel.click(on_cancel, None, changed, **QUIET)
-    timer.tick(current, None, changed, key="import-tick", **QUIET)
+    start = gr.Button("Import", size="sm", scale=0, min_width=110, elem_id="import-start")
+    followed, more = fold.Jobs(), [(path.submit, begin)]  # several imports wait for each other: nothing is hidden
+    state = followed.add(start, begin, look, lambda: imports.cancel(draft_id), "import", [path], hides=[], more=more)
+    followed.follow()
     state.change(None, None, None, js=settings.SHOW_NEW, **QUIET)

@@ -1,6 +1,7 @@
 """A part of a run that is made when it is opened and not with the page, so that it costs a visit nothing."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ class Jobs:
     """
 
     def __init__(self) -> None:
-        self._looks: list[Look] = []
+        self._looks: list[tuple[Look, int]] = []  # with the number of what is hidden while it runs
         self._outputs: list[Any] = []
         self._key = ""
         self._timer = gr.Timer(IDLE_S)
@@ -96,49 +97,57 @@ class Jobs:
         elem_id: str,
         inputs: list[Any] | None = None,
         js: str | None = None,
-    ) -> None:
-        """Show a command here.
+        hides: Sequence[Any] | None = None,
+        more: Sequence[tuple[Any, Callable[..., object]]] = (),
+    ) -> gr.HTML:
+        """Show a command here. Returns the component that shows what it does.
 
         Args:
             begin: starts it with the values of `inputs`. look: returns whether it runs, and what it does or did as markup.
+            hides: what is hidden while it runs; by default `go`. more: other events that start it, and how.
         """
-        busy, markup = look()
-        go.visible = not busy
+        hides, (busy, markup) = [go] if hides is None else hides, look()
+        for one in hides:
+            one.visible = not busy
         self._key = self._key or f"{elem_id}-tick"
         self._timer.value = TICK_S if busy else self._timer.value
         stop = gr.Button("Cancel", size="sm", visible=busy, scale=0, min_width=110, elem_id=f"cancel-{elem_id}")
         problem = gr.HTML(apply_default_css=False)
         shown = gr.HTML(markup, elem_id=f"job-{elem_id}", apply_default_css=False)
-        outputs = [go, stop, shown]
+        outputs = [*hides, stop, shown]
 
-        def on_go(*values: Any) -> list[Any]:
+        def started(begin: Callable[..., object], *values: Any) -> list[Any]:
             try:
                 begin(*values)
             except ERRORS as error:
                 return [note(error, True), *[gr.skip()] * (len(outputs) + 2)]
-            return ["", *_updates(look()), None, gr.Timer(TICK_S)]
+            return ["", *_updates(look(), len(hides)), None, gr.Timer(TICK_S)]
 
-        go.click(on_go, inputs, [problem, *outputs, self._drawn, self._timer], js=js, **QUIET)
+        changed = [problem, *outputs, self._drawn, self._timer]
+        for event, act in ((go.click, begin), *more):
+            event(functools.partial(started, act), inputs, changed, js=js, **QUIET)
         stop.click(lambda: cancel(), None, None, **QUIET)
-        self._looks.append(look)
+        self._looks.append((look, len(hides)))
         self._outputs += outputs
+        return shown
 
     def follow(self) -> None:
         """Draw again what has changed, every TICK_S or IDLE_S."""
 
         def on_tick(before: list[Any] | None) -> list[Any]:
-            now = [look() for look in self._looks]
+            now = [look() for look, _ in self._looks]
             old = [tuple(one) for one in before] if before else [None] * len(now)
-            changed = (_updates(new) if new != was else [gr.skip()] * 3 for was, new in zip(old, now, strict=True))
             if now == old:
                 return [gr.skip()] * (len(self._outputs) + 2)
-            interval = TICK_S if any(busy for busy, _ in now) else IDLE_S
-            return [*(one for updates in changed for one in updates), now, gr.Timer(interval)]
+            out: list[Any] = []
+            for was, new, (_, hidden) in zip(old, now, self._looks, strict=True):
+                out += _updates(new, hidden) if new != was else [gr.skip()] * (hidden + 2)
+            return [*out, now, gr.Timer(TICK_S if any(busy for busy, _ in now) else IDLE_S)]
 
         outputs = [*self._outputs, self._drawn, self._timer]
         self._timer.tick(on_tick, self._drawn, outputs, key=self._key, **QUIET)
 
 
-def _updates(found: tuple[bool, str]) -> list[Any]:
+def _updates(found: tuple[bool, str], hidden: int) -> list[Any]:
     busy, markup = found
-    return [gr.update(visible=not busy), gr.update(visible=busy), markup]
+    return [*[gr.update(visible=not busy)] * hidden, gr.update(visible=busy), markup]
