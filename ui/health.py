@@ -7,16 +7,14 @@ One answer serves all requests of TTL_S seconds, and a disk that does not respon
 """
 
 import asyncio
-import json
 import os
 import time
 
 from starlette.responses import JSONResponse, Response
 
-from monitor.process.platform import LOCK, is_held
-from monitor.run_folder import SCRIPT, STATUS
-from monitor.state import FINAL
-from runs.paths import datasets_dir, entries, outputs_dir
+from monitor.run_folder import SCRIPT
+from runs.paths import datasets_dir, outputs_dir
+from ui.run import view
 
 TTL_S = 5.0
 DISK_S = 5.0  # until a disk counts as gone
@@ -39,21 +37,13 @@ def fault(unwatched: dict[str, float], now_s: float) -> str:
             if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
                 return UNREADABLE
             os.listdir(folder)
-        names = [name for name in entries(outputs_dir()) if not name.startswith(".") and _without_monitor(name)]
+        runs = (one.folder for one in view.read_all() if one.state == "orphaned")
+        names = [folder.name for folder in runs if (folder / SCRIPT).is_file()]
     except OSError:
         return UNREADABLE
     for gone in set(unwatched) - set(names):
         del unwatched[gone]
     return UNWATCHED if any(now_s - unwatched.setdefault(name, now_s) >= MONITOR_S for name in names) else ""
-
-
-def _without_monitor(name: str) -> bool:
-    folder = outputs_dir() / name
-    try:
-        state = json.loads((folder / STATUS).read_text(encoding="utf-8"))["state"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False  # never started, or the file is being replaced
-    return state not in FINAL and (folder / SCRIPT).is_file() and not is_held(folder / LOCK)
 
 
 async def respond() -> Response:

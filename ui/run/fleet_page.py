@@ -17,6 +17,7 @@ from typing import Any
 import gradio as gr
 
 from monitor.process.spawned import Subjob, python
+from monitor.state import FINAL
 from runs.files import RunError
 from ui import scripts
 from ui.html import esc, press, pressed
@@ -159,7 +160,7 @@ def _store(address: str, store: Store, added: bool) -> str:
 def _run(run: dict[str, Any], store: str, stop: Subjob | None) -> str:
     shown = view.View(Path(run["slug"]), run["name"], {**run, "checkpoint": {"step": run.get("checkpoint_step")}})
     colour, state, _ = cards.STATES.get(run.get("state", ""), ("idle", "Unknown", ""))
-    ended, updated = run.get("state") in view.FINAL, shown.time("updated_at")
+    ended, updated = run.get("state") in FINAL, shown.time("updated_at")
     facts = [("Step", cards.steps(shown), ""), *cards.facts(shown, not ended)]
     if updated and not ended:
         facts.append(("Last update", cards.local_time(updated), ""))

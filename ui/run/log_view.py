@@ -12,6 +12,7 @@ from typing import Any
 
 import gradio as gr
 
+from monitor.run_folder import TRAINING_LOG
 from runs.env_file import masking
 from runs.files import RunError
 from runs.manage import size_text
@@ -24,7 +25,6 @@ from ui.run.fold import QUIET
 from ui.run.readers import LINE_BYTES, kept, last_state, stamp
 from ui.served import file_url
 
-NAME = view.LOG
 TICK_S = 1.0
 SHOWN = 300  # lines of the end
 SEARCHED_BYTES = 4_000_000
@@ -78,7 +78,7 @@ def tail(folder: Path) -> list[Line]:
         lines = [styled(line) for line in _end(folder)[-SHOWN:]]
         return [(level_of(line), line) for line in lines] if any(lines) else []
 
-    return kept("log", folder, [folder / NAME], made)
+    return kept("log", folder, [folder / TRAINING_LOG], made)
 
 
 def first_error(shown: "view.View") -> str:
@@ -86,7 +86,7 @@ def first_error(shown: "view.View") -> str:
     if shown.state not in ERROR_STATES:
         return ""
     folder = shown.folder
-    error = kept("error", folder, [folder / NAME], lambda: error_of(folder))
+    error = kept("error", folder, [folder / TRAINING_LOG], lambda: error_of(folder))
     return f'<p class="hp-first-error" data-testid="first-error">{esc(error[:2000])}</p>' if error else ""
 
 
@@ -111,13 +111,13 @@ def find(folder: Path, text: str, level: str = "") -> tuple[list[Line], float]:
     if level not in KINDS or len(text) > LONGEST_QUERY:
         raise RunError(OUT_OF_DATE)
     try:
-        with (folder / NAME).open("rb") as file:
+        with (folder / TRAINING_LOG).open("rb") as file:
             size = file.seek(0, 2)
             searched = min(size, SEARCHED_BYTES)
             file.seek(size - searched)
             data = masking(folder)(file.read(searched))  # before it is searched: what is hidden is not found either
     except OSError as error:
-        raise RunError(f"{NAME} cannot be read: {error.strerror}") from error
+        raise RunError(f"{TRAINING_LOG} cannot be read: {error.strerror}") from error
 
     def backwards() -> Iterator[Line]:
         for line in map(styled, reversed(data.split(b"\n"))):
@@ -218,6 +218,10 @@ def draw(folder: Path) -> None:
 
 
 def _link(folder: Path) -> str:
-    size = stamp(folder / NAME).size
-    address = esc(file_url(folder / NAME))
-    return f'<a class="hp-button" href="{address}" download="{NAME}">Download ({size_text(size)})</a>' if size else ""
+    size = stamp(folder / TRAINING_LOG).size
+    address = esc(file_url(folder / TRAINING_LOG))
+    return (
+        f'<a class="hp-button" href="{address}" download="{TRAINING_LOG}">Download ({size_text(size)})</a>'
+        if size
+        else ""
+    )

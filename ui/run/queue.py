@@ -10,6 +10,7 @@ import time
 import runs
 from jobs import queue
 from monitor.run_folder import MonitorError
+from monitor.state import FINAL, load_learned
 from runs import sweep
 from runs.files import RunError
 from ui.html import duration, esc, number, press, table
@@ -83,7 +84,7 @@ def _item(entry: queue.Entry, shown: view.View, place: int, last: int, starts_s:
 def _sweep(one: sweep.Sweep, views: dict[str, view.View]) -> str:
     """A sweep: how many of its runs have ended, and what can be done with them."""
     shown, name = [views[run] for run, _ in one.runs if run in views], one.name
-    ended = sum(each.state in view.FINAL for each in shown)
+    ended = sum(each.state in FINAL for each in shown)
     buttons = press("Compare", "table", label=f"Compare the runs of {name}", run=name)
     if any(entry.run == name for entry in entries()) or any(each.running for each in shown):
         buttons += press("Cancel all", "cancel", label=f"Cancel all runs of {name} that have not ended", run=name)
@@ -111,7 +112,6 @@ def _left_s(shown: view.View) -> float | None:
 
 
 def _estimate(shown: view.View) -> float | None:
-    from monitor.state import load_learned
     from runs.dataset import counts
 
     durations = load_learned(shown.spec)

@@ -13,11 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import tomllib
 
 import runs
+from monitor.ledger import Ledger
+from monitor.process.platform import LOCK, is_held
+from monitor.run_folder import METRICS, STATUS, STOP, TRAINING_LOG
+from monitor.state import FINAL, with_age
 from runs import env_file, manage
 from runs.evolution import SUFFIX, Evolution, Lora, Losses, read_lora, read_prompts, read_samples, table
 from runs.files import RunError
@@ -25,12 +29,7 @@ from ui.dataset.draft_store import OUT_OF_DATE
 from ui.run.metrics import Metrics
 from ui.run.readers import LogEnd, kept, stamp
 
-if TYPE_CHECKING:
-    from monitor.ledger import Ledger
-
-FINAL = ("completed", "failed", "stopped", "paused", "preempted", "unkillable")
-STOP_REQUEST = "stop.request"  # in a run's folder, until the monitor has read it (monitor/run_folder.py)
-SAMPLES, PROMPTS, METRICS, LOG = "sample", "sample_prompts.txt", "metrics.jsonl", "training.log"
+SAMPLES, PROMPTS = "sample", "sample_prompts.txt"
 READ_RUNS = 8  # runs whose losses, log and incidents stay in memory
 T = TypeVar("T")
 
@@ -146,10 +145,7 @@ _lock = threading.Lock()  # two open tabs poll in two threads
 
 def read(folder: Path) -> View:
     """The current view of one run."""
-    from monitor.process.platform import LOCK, is_held
-    from monitor.state import with_age
-
-    files = [folder / name for name in ("run.toml", "status.json", manage.LABEL)]
+    files = [folder / name for name in ("run.toml", STATUS, manage.LABEL)]
     view = kept("view", folder, files, lambda: _read(folder))
     state = view.status.get("state")
     if not isinstance(state, str) or state in FINAL or not is_held(folder / LOCK):
@@ -175,12 +171,12 @@ def _read(folder: Path) -> View:
     except (OSError, ValueError, RunError) as error:
         problem = f"{folder / 'run.toml'} cannot be read: {error}"
     try:
-        value = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+        value = json.loads((folder / STATUS).read_text(encoding="utf-8"))
         now = value if isinstance(value, dict) else {}
     except (FileNotFoundError, ValueError):
         pass  # never started; or incomplete: it is replaced within a second
     except OSError as error:
-        problem = f"{folder / 'status.json'} cannot be read: {error}"
+        problem = f"{folder / STATUS} cannot be read: {error}"
     name = manage.label_of(folder) or spec.get("name")
     return View(folder, name if isinstance(name, str) else folder.name, {**now, "alive": False}, problem, spec)
 
@@ -200,7 +196,7 @@ def read_all() -> list[View]:
 # What grows is read from where the last look ended. The readers are used with the lock.
 _metrics = functools.lru_cache(READ_RUNS)(lambda folder: Metrics(folder / METRICS))
 _losses = functools.lru_cache(READ_RUNS)(lambda folder: Losses(folder / METRICS))
-_log = functools.lru_cache(READ_RUNS)(lambda folder: LogEnd(folder / LOG))
+_log = functools.lru_cache(READ_RUNS)(lambda folder: LogEnd(folder / TRAINING_LOG))
 
 
 def with_metrics(folder: Path, use: Callable[[Metrics], T]) -> T:
@@ -267,13 +263,11 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def ledger(view: View) -> "Ledger":
+def ledger(view: View) -> Ledger:
     """Where the time of a run went."""
-    from monitor.ledger import Ledger
-
     return Ledger.of(view.status)
 
 
 def stop_requested(folder: Path) -> bool:
     """Whether a stop was requested that the monitor has not read yet."""
-    return os.path.exists(folder / STOP_REQUEST)
+    return os.path.exists(folder / STOP)

@@ -380,5 +380,5 @@ def test_a_page_opens_with_the_run_in_its_address_or_a_running_one_and_says_what
     assert run_page.first_run("no-such-run") == "" and run_page.first_run("") == ""
     assert run_page.refresh("old", "")[0] == {"__type__": "update"}, "a late refresh does not undo a click"
     assert run_page.refresh("", "")[0] in ("old", "busy")
-    monkeypatch.setattr("monitor.process.platform.is_held", lambda path: True)
+    monkeypatch.setattr("ui.run.view.is_held", lambda path: True)
     assert run_page.first_run("") == "busy"
