@@ -48,20 +48,6 @@ def region(label: str, markup: str, kind: str = "hp-printed") -> str:
     return shown if markup else ""
 
 
-MARKS = {"waiting": "○", "running": "◐", "done": "✓", "failed": "✗", "skipped": "–"}
-
-
-def stage(key: str, title: str, state: str, text: str) -> str:
-    """One line of an `<ol class="hp-stages">`; state: a key of MARKS."""
-    spoken = "did not happen" if state == "skipped" else esc(state)
-    return (
-        f'<li class="hp-stage hp-stage-{esc(state)}" data-stage="{esc(key)}" data-state="{esc(state)}">'
-        f'<span class="hp-stage-mark" aria-hidden="true">{MARKS.get(state, "")}</span>'
-        f'<span class="hp-stage-name">{esc(title)}<span class="hp-spoken">: {spoken}</span></span>'
-        f'<span class="hp-stage-text">{esc(text)}</span></li>'
-    )
-
-
 def pressed(event: Any, key: str) -> str:
     """A value of the button that was pressed; "" where the browser sent none."""
     value = getattr(event, key, "")

@@ -7,6 +7,7 @@ import runs
 from presets.estimate import cost, disk, estimate, samples_s, table_time
 from runs import history, weights
 from runs.machine import Machine, free_gb, this_machine
+from runs.manage import size_text
 from ui.html import duration, esc
 
 
@@ -91,9 +92,9 @@ def _disk(spec: "runs.RunSpec", images: int, steps: int) -> str:
     written = disk(spec.model_dump(), images, steps)
     download, folder = weights.to_download(spec)
     parts = {**({"model download": download} if download else {}), **written}
-    named = ", ".join(f"{name} {_size(count)}" for name, count in parts.items())
+    named = ", ".join(f"{name} {size_text(count)}" for name, count in parts.items())
     free = free_gb(runs.data_root())
-    text = f"about {_size(sum(parts.values()))} <span>({esc(named)}; {free:.0f} GB free)</span>"
+    text = f"about {size_text(sum(parts.values()))} <span>({esc(named)}; {free:.0f} GB free)</span>"
     short = [
         f"{place} has {available:.1f} GB free"
         for place, available, needed in (
@@ -107,10 +108,6 @@ def _disk(spec: "runs.RunSpec", images: int, steps: int) -> str:
         if short
         else text
     )
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 5e7 else f"{max(count / 1e6, 0.1):.1f} MB"
 
 
 def _samples(spec: "runs.RunSpec") -> str:

@@ -14,7 +14,7 @@ import runs
 from runs import env_file
 from runs.files import RunError, explained
 from runs.machine import this_machine, tier_for
-from ui.dataset import imports
+from ui.dataset import checks, imports
 from ui.html import esc, table
 from ui.new import form, settings, templates
 from ui.run import fold
@@ -48,8 +48,7 @@ def _shown(key: str, value: object) -> str:
     if named := next((label for label, choice in choices if choice == value), ""):
         return named
     value = env_file.of_lines(value)[0] if key == "flags" and isinstance(value, str) else value
-    text = "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= TEXT else text[: TEXT - 1] + "…"
+    return checks.shortened("" if value is None else f"{value:g}" if isinstance(value, float) else str(value), TEXT)
 
 
 # Import ------------------------------------------------------------------------------------------------------------------
@@ -86,8 +85,6 @@ def form_values(found: "Settings", now: Mapping[str, Any]) -> dict[str, Any]:
 
 def folder_problem(path: str) -> str:
     """Why an image folder that a file names cannot be added; "" where it can."""
-    from ui.dataset import imports
-
     try:
         imports.given_folder(path)
     except RunError as error:

@@ -16,7 +16,7 @@ from runs.files import Fault, RunError
 from ui import jobs
 from ui.dataset import draft
 from ui.dataset.images import OUT_OF_DATE
-from ui.html import duration, esc, region, stage
+from ui.html import duration, esc, region
 from ui.new import form, run_starts, script_editor, settings
 from ui.run import fold
 
@@ -74,6 +74,7 @@ def cancel(draft_id: str) -> None:
 # The fold ----------------------------------------------------------------------------------------------------------------
 
 ABOUT = "Tries this run on the real model: load, two steps, a sample, a checkpoint and a resume."
+MARKS = {"waiting": "○", "running": "◐", "done": "✓", "failed": "✗", "skipped": "–"}
 ENDED = {
     "cancelled": "The rehearsal was cancelled.",
     "lost": "The rehearsal ended without a result, for example because the machine restarted. Rehearse again.",
@@ -97,8 +98,7 @@ def look(draft_id: str) -> tuple[bool, str]:
             return True, _sheet("running", "busy", f"Rehearsing for {took}: starting…", [])
         why = _verdict("bad", [jobs.reason(folder, JOB)])
         return False, _sheet("failed", "bad", "The rehearsal failed: It could not be tried.", [why])
-    rows = (stage(one.key, one.title, one.state, _text(one)) for one in found.stages)
-    stages = [f'<ol class="hp-stages">{"".join(rows)}</ol>'] if found.stages else []
+    stages = [f'<ol class="hp-stages">{"".join(map(_stage, found.stages))}</ol>'] if found.stages else []
     if found.state == rehearse.RUNNING:
         doing = next((one.title.lower() for one in found.stages if one.state == "running"), "starting")
         return True, _sheet("running", "busy", f"Rehearsing for {took}: {doing}…", stages)
@@ -145,9 +145,16 @@ def _log(text: str) -> list[str]:
     return [f"<details><summary>End of the log</summary>{shown}</details>"] if text else []
 
 
-def _text(one: "rehearse.Stage") -> str:
+def _stage(one: "rehearse.Stage") -> str:
     took = f"{one.took_s:.1f} s" if one.took_s and one.state != "running" else ""
-    return " · ".join(filter(None, (took, one.text)))
+    state = esc(one.state)
+    spoken = "did not happen" if one.state == "skipped" else state
+    return (
+        f'<li class="hp-stage hp-stage-{state}" data-stage="{esc(one.key)}" data-state="{state}">'
+        f'<span class="hp-stage-mark" aria-hidden="true">{MARKS.get(one.state, "")}</span>'
+        f'<span class="hp-stage-name">{esc(one.title)}<span class="hp-spoken">: {spoken}</span></span>'
+        f'<span class="hp-stage-text">{esc(" · ".join(filter(None, (took, one.text))))}</span></li>'
+    )
 
 
 def _verdict(colour: str, lines: list[str]) -> str:
