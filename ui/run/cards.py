@@ -330,7 +330,7 @@ def _lora(lora: Lora, samples: Sequence[Sample], picked: int | None) -> str:
         f'alt="Sample of prompt {sample.prompt + 1}, {esc(sample.at)}"></a>'
         for sample in samples
     )
-    pill = '<span class="hp-mark-pill hp-done">picked</span>' if picked is not None and lora.step == picked else ""
+    pill = ' <span class="hp-pill hp-done">picked</span>' if picked is not None and lora.step == picked else ""
     look, test = ("hp-primary", "download") if lora.final else ("", "download-numbered")
     return (
         f'<li class="hp-lora{" hp-final" if lora.final else ""}" data-testid="lora"><div><strong>{esc(title)}</strong>{pill}'

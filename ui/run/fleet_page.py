@@ -148,7 +148,7 @@ def _store(address: str, store: Store, added: bool) -> str:
     head = f'<strong>{esc(address)}</strong><span class="hp-hint">{state}</span>'
     if added:
         head += press("Remove", "remove", label=f"Remove {address} from this list", store=address)
-    parts = [f'<ul class="hp-store-list"><li>{head}</li></ul>']
+    parts = [f"<header>{head}</header>"]
     if store.error:
         parts.append(f'<div class="hp-problem hp-bad" role="status"><p>{esc(store.error)}</p></div>')
     elif store.read_at and not store.runs:
