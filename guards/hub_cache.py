@@ -18,8 +18,7 @@ from typing import Any
 
 from guards.checkpoint import atomic_write
 from guards.download import check_space, fetch, missing_bytes
-from guards.hub import Options, Progress, Source, hub_home
-from guards.hub_request import listing, safe
+from guards.hub import Options, Progress, Source, hub_home, listing, safe
 from guards.reading import read_json, read_text
 
 
