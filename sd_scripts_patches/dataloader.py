@@ -34,18 +34,13 @@ def _safe_settings(original: Callable) -> Callable:
         bound = signature.bind(self, *args, **kwargs)
         given = bound.arguments
         workers = given.get("num_workers", 0)
-        limit = limits.seconds("dataloader_timeout_s") if workers else 0.0
         safe = loader.rules(
             num_workers=workers,
             persistent_workers=given.get("persistent_workers", False),
             prefetch_factor=given.get("prefetch_factor"),
-            timeout=given.get("timeout", 0) or limit,
-            pin_memory=given.get("pin_memory", False),
-            platform=sys.platform,
-            cuda=torch.cuda.is_available(),
+            timeout=given.get("timeout", 0),
         )
-        if workers and not limit:
-            safe["timeout"] = given.get("timeout", 0)  # the user switched the limit off
+        safe["pin_memory"] = given.get("pin_memory", False) or torch.cuda.is_available()
         if safe["num_workers"] != workers:
             session.log(f"data loader: {safe['num_workers']} workers instead of {workers} on {sys.platform}")
         given.update({name: value for name, value in safe.items() if name in signature.parameters})

@@ -353,10 +353,6 @@ def make_loader(args, order: EpochSampler, paths: cache.Paths, device):
         num_workers=workers,
         persistent_workers=args.persistent_data_loader_workers,
         prefetch_factor=2 if workers else None,
-        timeout=0,
-        pin_memory=False,
-        platform=sys.platform,
-        cuda=device.type == "cuda",
     )
     return DataLoader(
         cache.Batches(paths),
@@ -364,5 +360,6 @@ def make_loader(args, order: EpochSampler, paths: cache.Paths, device):
         sampler=order,
         generator=torch.Generator().manual_seed(0),
         worker_init_fn=loader.die_with_parent,
+        pin_memory=device.type == "cuda",
         **settings,
     )
