@@ -122,10 +122,7 @@ def ignore_child_deaths() -> None:
 
 
 def _save_at_term(heartbeat: Heartbeat) -> None:
-    def in_main() -> bool:
-        return threading.current_thread() is threading.main_thread()
-
-    if not hasattr(signal, "SIGHUP") or not in_main():
+    if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
         return  # Windows has neither; Python handlers belong to the main thread
 
     first, owner = True, os.getpid()
@@ -141,18 +138,17 @@ def _save_at_term(heartbeat: Heartbeat) -> None:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    def default() -> None:
-        # Python loses a signal that reaches a child during the fork, and its sender would wait for ever.
-        if in_main() and signal.getsignal(signal.SIGTERM) is term:
+    def child() -> None:
+        if signal.getsignal(signal.SIGTERM) is term:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    def restore() -> None:
-        if in_main() and first and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, term)
+        release()
 
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, term)
-        os.register_at_fork(before=default, after_in_parent=restore)
+        # Python loses a signal that it has noted when it forks a child, and its sender would wait for ever.
+        change = partial(signal.pthread_sigmask, mask=[signal.SIGTERM])
+        release = partial(change, signal.SIG_UNBLOCK)
+        os.register_at_fork(before=partial(change, signal.SIG_BLOCK), after_in_parent=release, after_in_child=child)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent when a terminal closes; the monitor decides
 
