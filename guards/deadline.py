@@ -23,8 +23,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 from guards import crash, limits
@@ -92,8 +91,6 @@ class Deadline:
     with (seconds, what) instead of killing the process.
     """
 
-    __slots__ = ("action", "seconds", "what")
-
     def __init__(self, seconds: float | None, what: str, action: Callable[[float, str], object] | None = None):
         self.seconds, self.what, self.action = max(seconds or 0.0, 0.0), what, action or expire
 
@@ -158,31 +155,21 @@ def bounded(function: Callable[[], T], seconds: float, what: str) -> T:
     on_main = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
     if seconds <= 0 or not on_main or signal.getitimer(signal.ITIMER_REAL)[0]:
         return call(function, seconds=seconds, what=what)
-    with Deadline(seconds + limits.seconds("alarm_backstop_s"), f"{what} (not interruptible)"), _alarm(seconds, what):
-        return function()
-
-
-@contextmanager
-def _alarm(seconds: float, what: str) -> Iterator[None]:
     finished = False
 
     def expired(*_: object) -> None:
         if not finished:
             raise TimeoutError(f"waited {seconds:g} s for {what}")
 
-    before = signal.signal(signal.SIGALRM, expired)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-    finally:
-        finished = True
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before if before is not None else signal.SIG_DFL)
-
-
-def phase_limit(phase: str) -> str:
-    """The name of the limit of a phase in limits.TABLE."""
-    return f"phase_{phase}_s"
+    with Deadline(seconds + limits.seconds("alarm_backstop_s"), f"{what} (not interruptible)"):
+        before = signal.signal(signal.SIGALRM, expired)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            return function()
+        finally:
+            finished = True
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before if before is not None else signal.SIG_DFL)
 
 
 def watch_phases(heartbeat: Heartbeat, interval_s: float = 5.0) -> None:
@@ -193,7 +180,7 @@ def watch_phases(heartbeat: Heartbeat, interval_s: float = 5.0) -> None:
     """
 
     def watch() -> None:
-        table = {phase: limits.seconds(phase_limit(phase)) for phase in PHASES}
+        table = {phase: limits.seconds(f"phase_{phase}_s") for phase in PHASES}
         read, progress_s = moved_bytes("self", ("rchar",)) or 0, time.monotonic()
         while True:
             before_s, before = time.monotonic(), read

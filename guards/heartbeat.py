@@ -296,18 +296,18 @@ def _create(path: Path) -> mmap.mmap:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(bytes(SIZE))
-    _replace(temporary, path)
+    tries_left = 50 if os.name == "nt" else 1
+    while tries_left:
+        tries_left -= 1
+        try:
+            os.replace(temporary, path)
+            break
+        except PermissionError:  # a reader has the old record open for a moment
+            if not tries_left:
+                raise
+            time.sleep(0.02)
     with open(path, "r+b") as file:
         return mmap.mmap(file.fileno(), SIZE)
-
-
-def _replace(temporary: Path, path: Path) -> None:
-    for _ in range(50 if os.name == "nt" else 0):  # a reader has the old record open for a moment
-        try:
-            return os.replace(temporary, path)
-        except PermissionError:
-            time.sleep(0.02)
-    os.replace(temporary, path)
 
 
 def read(path: str | os.PathLike[str]) -> Beat:

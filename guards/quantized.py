@@ -69,7 +69,10 @@ class Copy:
         """Make the copy from `count` tensors; where it cannot be written, says so once and does nothing."""
         try:
             self.path.parent.mkdir(exist_ok=True)
-            self._sweep()
+            for left in self.path.parent.glob("*.tmp"):  # by processes that were killed
+                with contextlib.suppress(OSError):
+                    if time.time() - left.stat().st_mtime > LEFT_AGE_S:
+                        left.unlink()
             need, free = self._bytes // 2 + RESERVE, shutil.disk_usage(self.path.parent).free
             if free < need:
                 return say(f"the disk has {free / 1e9:.0f} GB free, and {need / 1e9:.0f} GB are needed")
@@ -131,13 +134,6 @@ class Copy:
             if own.fullmatch(old.name) and old != self.path:
                 with contextlib.suppress(OSError):  # another process reads it, on Windows
                     old.unlink()
-
-    def _sweep(self) -> None:
-        """Remove what processes that were killed have left."""
-        for left in self.path.parent.glob("*.tmp"):
-            with contextlib.suppress(OSError):
-                if time.time() - left.stat().st_mtime > LEFT_AGE_S:
-                    left.unlink()
 
 
 def say(why: str) -> None:

@@ -99,6 +99,7 @@ class Snapshots:
         self.off = off
         self.limit_bytes = limit_bytes
         self.every = 1
+        self.run = run
         self._identity = {"run": run, "spec": spec, "boot": boot_id()}
         self._attempt = attempt
         known = [_Slot(path, guard["step"]) for path, guard in headers(folder).items()] if folder else []

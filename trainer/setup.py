@@ -186,7 +186,7 @@ def build(args, hb) -> Training:
         total=total,
         requests=StepRequests.from_env(),
         snapshots=memory,
-        saves=StateSaves.from_env(memory, hb),
+        saves=StateSaves(memory, hb),
     )
 
 
