@@ -20,7 +20,6 @@ import sys
 import threading
 import traceback
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import IO, NoReturn
 
@@ -34,17 +33,16 @@ EXIT_DEADLINE = 75  # EX_TEMPFAIL of sysexits.h: try again
 _stacks_file: IO[str] | None = None  # faulthandler keeps its descriptor, so the object lives as long as the process
 
 
-def enable_stacks(folder: str | os.PathLike[str] | None = None) -> Path | None:
-    """Write the stack of every thread on SIGUSR2 and on a fatal signal; returns the file (mode 0600).
+def _enable_stacks() -> None:
+    """Write the stack of every thread on SIGUSR2 and on a fatal signal, into a file of this process (mode 0600).
 
-    folder: default `$HANGPROOF_HEARTBEAT`. Without one, fatal signals write to standard error; SIGUSR2 is not handled.
-    May be called again: after a fork the child gets its own file. Raises OSError.
+    Without a folder, `$HANGPROOF_HEARTBEAT`, fatal signals write to standard error; SIGUSR2 is not handled. After a
+    fork the child gets its own file. Raises OSError.
     """
     global _stacks_file
-    folder = folder or os.environ.get("HANGPROOF_HEARTBEAT")
+    folder = os.environ.get("HANGPROOF_HEARTBEAT")
     if not folder:
-        faulthandler.enable()
-        return None
+        return faulthandler.enable()
     path = stacks_path(folder, os.getpid())
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     private = partial(os.open, mode=0o600)
@@ -53,7 +51,6 @@ def enable_stacks(folder: str | os.PathLike[str] | None = None) -> Path | None:
     if hasattr(signal, "SIGUSR2"):
         faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
     _stacks_file = file
-    return path
 
 
 def exit_now(code: int) -> NoReturn:
@@ -91,7 +88,7 @@ def install(heartbeat: Heartbeat) -> None:
     The error is printed as usual and recorded in the heartbeat. Then the process exits with code 1 within the limit
     `flush_s`, even when another thread is stuck. SystemExit is not changed.
     """
-    enable_stacks()
+    _enable_stacks()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_enable_in_child)
     if heartbeat.path is not None:
@@ -155,6 +152,6 @@ def _save_at_term(heartbeat: Heartbeat) -> None:
 
 def _enable_in_child() -> None:
     try:
-        enable_stacks()
+        _enable_stacks()
     except OSError as error:  # the folder is gone: the child works without a file for its stacks
         print(f"hangproof: cannot write the stacks of this worker: {error}", file=sys.stderr)

@@ -162,16 +162,14 @@ class Heartbeat:
         self.describe()
 
     @classmethod
-    def from_env(cls, rank: int | None = None) -> Heartbeat:
+    def from_env(cls) -> Heartbeat:
         """The heartbeat that the environment describes.
 
         `HANGPROOF_HEARTBEAT` names the folder (unset: nothing is written), `RANK` and `WORLD_SIZE` are the launcher's,
         `HANGPROOF_INJECT` = `module:function` is a fault injector that every beat calls (tests and benchmarks only).
         """
         folder = os.environ.get("HANGPROOF_HEARTBEAT")
-        if rank is None:
-            rank = int(os.environ.get("RANK", "0"))
-        world = int(os.environ.get("WORLD_SIZE", "1"))
+        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         inject = None
         if os.environ.get("HANGPROOF_INJECT"):
             module, _, function = os.environ["HANGPROOF_INJECT"].partition(":")

@@ -270,7 +270,7 @@ def make_accelerator(args, hb):
     if chosen and group.rank() == 0:
         print(chosen, flush=True)
     try:
-        with group.joining():
+        with group.barrier(limits.seconds("group_s"), "joining the group"):
             accelerator = Accelerator(
                 mixed_precision=args.mixed_precision,
                 kwargs_handlers=[InitProcessGroupKwargs(timeout=group.timeout(args.ddp_timeout))],
