@@ -36,13 +36,8 @@ WATCH_POLL_S = 0.1  # between two looks at all deadlines, at most
 READS = ("import", "load", "hash")  # phases that are silent while they read large files
 LEAST_READ_BYTES = 1 << 20  # read between two looks: fewer are no progress
 
-_heartbeat: Heartbeat | None = None
-
-
-def install(heartbeat: Heartbeat | None) -> None:
-    """From now on an expired deadline writes its message to `heartbeat`; None: nowhere, as without this call."""
-    global _heartbeat
-    _heartbeat = heartbeat
+record_in: Heartbeat | None = None
+"""Where an expired deadline writes its message."""
 
 
 def expire(seconds: float, what: str) -> None:
@@ -50,8 +45,8 @@ def expire(seconds: float, what: str) -> None:
     # Standard error may be a full pipe that nobody reads: the report has a limit, too.
     crash.exit_within(limits.seconds("expire_s"), crash.EXIT_DEADLINE)
     message = f"waited {seconds:g} s for {what}"
-    if _heartbeat is not None:
-        _heartbeat.end("deadline", message)
+    if record_in is not None:
+        record_in.end("deadline", message)
     sys.stderr.write(f"\nhangproof: {message}. The process exits so that the run can restart.\n")
     sys.stderr.flush()
     faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)

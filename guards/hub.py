@@ -95,7 +95,6 @@ class Options:
     """How to download. by_hand: where a user can put the file, for messages."""
 
     on_progress: Callable[[Progress], object] = lambda _: None
-    say: Callable[[str], object] = say
     by_hand: str = ""
 
     @property
@@ -157,10 +156,10 @@ class Busy(ConnectionError):
 
 
 class Patience:
-    """Retries with growing pauses, until `limit_s` seconds (0: no limit) bring no progress. `say` reports a wait."""
+    """Retries with growing pauses, until `limit_s` seconds (0: no limit) bring no progress. A wait is reported in the log."""
 
-    def __init__(self, limit_s: float, what: str, say: Callable[[str], object]) -> None:
-        self.limit_s, self.what, self.say = limit_s or math.inf, what, say
+    def __init__(self, limit_s: float, what: str) -> None:
+        self.limit_s, self.what = limit_s or math.inf, what
         self.reason = "no answer"
         self.progress()
 
@@ -182,7 +181,7 @@ class Patience:
         if waited_s >= self.report_s:
             self.report_s += REPORT_S
             limit = f"; giving up after {self.limit_s:.0f} s" if self.limit_s < math.inf else ""
-            self.say(f"waited {waited_s:.0f} s for {self.what} ({self.reason}){limit}")
+            say(f"waited {waited_s:.0f} s for {self.what} ({self.reason}){limit}")
 
     def pause(self, error: Exception, options: Options, kept: int = 0) -> None:
         """Wait before the next attempt; DownloadError when there is none. kept: bytes of the file on the disk."""
@@ -213,15 +212,10 @@ def check_status(response: Any, source: Source, options: Options) -> None:
         text = f"{source.page} does not exist, or is private; correct the name, or set HF_TOKEN to a token with access"
         raise DownloadError("missing", f"{text}{options.hint}")
     if status in (401, 403):
-        text = (
-            f"no access to {source.repo} (HTTP status {status}): accept its licence at {source.page}, then set HF_TOKEN"
-        )
-        text += f" to your token (or run `hf auth login`){options.hint}"
-        if token():
-            text += (
-                ". A token is set: check that it belongs to the account that accepted the licence (`hf auth whoami`), "
-            )
-            text += "and that it may read gated repositories"
+        check = ". A token is set: check that it belongs to the account that accepted the licence (`hf auth whoami`), "
+        check += "and that it may read gated repositories"
+        text = f"no access to {source.repo} (HTTP status {status}): accept its licence at {source.page}, then set "
+        text += f"HF_TOKEN to your token (or run `hf auth login`){options.hint}{check if token() else ''}"
         raise DownloadError("gated", text)
     if status in (404, 410):
         raise missing(name, source, options)
@@ -240,7 +234,7 @@ def listing(source: Source, options: Options) -> tuple[str, dict[str, Remote]]:
         text = f"HF_HUB_OFFLINE is set, so {source.repo} is not downloaded; unset it{options.hint}"
         raise DownloadError("offline", text)
     limit_s = min(limits.seconds(name) or math.inf for name in ("download_stall_s", "hub_reach_s"))
-    patience = Patience(limit_s, f"an answer about {source.repo} from {endpoint()}", options.say)
+    patience = Patience(limit_s, f"an answer about {source.repo} from {endpoint()}")
     while True:
         at_most_s = min(patience.read_s(), round(max(patience.left_s(), POLL_S), 1))
         try:

@@ -35,7 +35,7 @@ def main(argv: list[str]) -> None:
         argv = gate.wait(argv)
     hb = Heartbeat.from_env()
     crash.install(hb)
-    deadline.install(hb)
+    deadline.record_in = hb
     hb.reach("arguments")
     args = parse(argv)
     deadline.watch_phases(hb)

@@ -35,12 +35,8 @@ def hub(monkeypatch, tmp_path):
         yield server
 
 
-def options(**more) -> Options:
-    return Options(**{"say": lambda _: None, **more})
-
-
 def get(target: Path, stall_s: float = 20, **more) -> None:
-    how = options(**more)
+    how = Options(**more)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("HANGPROOF_DOWNLOAD_STALL_S", str(stall_s))
         download.fetch(SOURCE, target, hub_module.listing(SOURCE, how)[1][NAME], how)
@@ -223,7 +219,7 @@ def test_too_little_space_for_all_files_is_noticed_before_the_first_byte(hub, tm
     with small_disk(tmp_path, "700k") as disk:
         with pytest.raises(DownloadError, match="me/model needs 0.0 GB more, but .*disk has .* free some space"):
             monkeypatch.setenv("HF_HUB_CACHE", str(disk))
-            whole(options())
+            whole(Options())
     assert hub.sent == []
 
 
@@ -294,7 +290,7 @@ def test_a_lock_whose_holder_makes_no_progress_is_a_reason(hub, tmp_path, monkey
     lock = hub_cache.folder() / ".locks" / "models--me--model" / f"{hashlib.sha256(CONTENT).hexdigest()}.lock"
     lock.parent.mkdir(parents=True)
     with FileLock(lock), pytest.raises(DownloadError, match="another process holds .*lock"):
-        whole(options())
+        whole(Options())
 
 
 # The cache of the hub's library, and a whole repository.
@@ -303,7 +299,7 @@ def test_a_lock_whose_holder_makes_no_progress_is_a_reason(hub, tmp_path, monkey
 def test_the_hubs_library_finds_the_file_without_a_network(hub, tmp_path):
     import huggingface_hub
 
-    folder, cache = whole(options()), str(hub_cache.folder())
+    folder, cache = whole(Options()), str(hub_cache.folder())
     for name, content in FILES.items():
         library = huggingface_hub.hf_hub_download("me/model", name, cache_dir=cache, local_files_only=True)
         found = folder / name
@@ -315,7 +311,7 @@ def test_the_hubs_library_finds_the_file_without_a_network(hub, tmp_path):
 def test_a_name_that_leaves_the_repository_is_refused(hub, tmp_path, name):
     hub.files = {name: b"x"}
     with pytest.raises(DownloadError, match="is not a name of a file"):
-        whole(options())
+        whole(Options())
     assert hub.sent == []
 
 

@@ -98,7 +98,8 @@ def test_the_wait_is_on_the_log_before_it_ends_and_again(monkeypatch):
     monkeypatch.setattr(hub, "REPORT_S", 0.3)
     monkeypatch.setattr(hub, "FIRST_REPORT_S", 0.3)
     said: list[str] = []
-    patience = hub.Patience(60, "an answer", said.append)
+    monkeypatch.setattr(hub, "say", said.append)
+    patience = hub.Patience(60, "an answer")
     patience.pause_s = 1.2
     patience.pause(ConnectionRefusedError(111, "Connection refused"), hub.Options())  # in which it speaks
     assert len(said) >= 2 and all("Connection refused" in text and "giving up after 60 s" in text for text in said)

@@ -19,7 +19,7 @@ from guards import crash, deadline
 from guards.heartbeat import Heartbeat
 hb = Heartbeat.from_env()
 crash.install(hb)
-deadline.install(hb)
+deadline.record_in = hb
 hb.phase("load")
 """
 
