@@ -104,7 +104,10 @@ class StateSaves:
         """
         for path in self._copies():
             guard, wrong = checkpoint.guard_of(path), checkpoint.problems(path)
-            ours = guard if guard and self.snapshots.is_ours(guard) and guard["step"] <= step else None
+            # Of this run, with these settings, since the machine was started.
+            ours = (
+                guard if guard and self.snapshots.identity.items() <= guard.items() and guard["step"] <= step else None
+            )
             if ours is not None:
                 outcome = f"is lost: {'; '.join(wrong)}" if wrong else "is completed"
                 print(f"hangproof: {ours['name']} was being saved when the training ended; it {outcome}", flush=True)
@@ -156,7 +159,8 @@ class StateSaves:
         path = self.snapshots.folder / f"{NAME}{number}"
         try:
             plan = snapshot_files.plan(files)
-            problem = self.snapshots.no_room_beside(plan.bytes)
+            what = f"a copy of the state has {plan.bytes / 1e6:.0f} MB"
+            problem = self.snapshots.full(plan.bytes, plan.bytes, what)  # and a file of it in the process's memory
             if not problem:
                 path.mkdir()
                 mapped, tensors = snapshot_files.create(path, plan.layout)
