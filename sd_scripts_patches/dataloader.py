@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from guards import limits
+from guards import limits, loader
 from sd_scripts_patches import session
 from sd_scripts_patches.patch import Patch, around, function
 
@@ -24,8 +24,6 @@ MODULE = "torch.utils.data.dataloader"
 
 
 def _safe_settings(original: Callable) -> Callable:
-    from guards import loader
-
     signature = inspect.signature(original)
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from guards import checkpoint, deadline, limits
+from guards import checkpoint, deadline, limits, loader
 from guards import world as group
 from guards.snapshots import Snapshots
 from guards.state_saves import StateSaves
@@ -345,8 +345,6 @@ def encode_share(args, hb, log, accelerator, images, paths, model, family, dtype
 def make_loader(args, order: EpochSampler, paths: cache.Paths, device):
     import torch
     from torch.utils.data import DataLoader
-
-    from guards import loader
 
     workers = min(args.max_data_loader_n_workers, os.cpu_count() or 1, len(order))
     settings = loader.rules(
