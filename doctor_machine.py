@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from guards import socket_folder
+from guards import loader
 from presets import disks
 from runs.machine import this_machine
 from runs.paths import ROOT, data_root, datasets_dir, models_dir, outputs_dir
@@ -203,9 +203,9 @@ def folders() -> Iterator[Finding]:
         yield from file_system(name, place)
         yield disk_speed(name, place)
     try:
-        moved = socket_folder.choose()
+        moved = loader.move_sockets()
         yield Finding("TMPDIR", NOTE if moved else OK, moved or "short enough for the sockets of loader workers")
-    except socket_folder.TooLong as error:
+    except loader.TooLong as error:
         yield Finding("TMPDIR", FAILED, str(error), "Set TMPDIR to a shorter folder.")
 
 

@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--resume", type=Path)
     args, _ = parser.parse_known_args(argv)
     log("start", 0, begun_s)
-    beat = Heartbeat.from_env(rank=0)
+    beat = Heartbeat.from_env()
     crash.install(beat)
     if os.environ.get("TOY_TORCH") == "1":
         import torch  # noqa: F401 - for the time it takes

@@ -6,8 +6,7 @@ fail, when many in a row fail, or when the next one would meet the same refusal.
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +38,7 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-@contextmanager
-def limited(seconds: float, what: str) -> Iterator[None]:
+def limited(seconds: float, what: str) -> Deadline:
     """End the process when the block takes longer: a model that hangs in the driver cannot be interrupted."""
 
     def end(limit_s: float, waited_for: str) -> None:
@@ -51,8 +49,7 @@ def limited(seconds: float, what: str) -> Iterator[None]:
         sys.stderr.flush()
         os._exit(EXIT_STUCK)
 
-    with Deadline(seconds, what, end):
-        yield
+    return Deadline(seconds, what, end)
 
 
 def run(

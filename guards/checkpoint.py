@@ -372,10 +372,8 @@ def _exists(path: Path) -> bool:
     """Is there anything at `path`? True where that cannot be found out."""
     try:
         os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, (FileNotFoundError, NotADirectoryError))
     return True
 
 

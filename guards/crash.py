@@ -20,7 +20,6 @@ import sys
 import threading
 import traceback
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import IO, NoReturn
 
@@ -34,17 +33,16 @@ EXIT_DEADLINE = 75  # EX_TEMPFAIL of sysexits.h: try again
 _stacks_file: IO[str] | None = None  # faulthandler keeps its descriptor, so the object lives as long as the process
 
 
-def enable_stacks(folder: str | os.PathLike[str] | None = None) -> Path | None:
-    """Write the stack of every thread on SIGUSR2 and on a fatal signal; returns the file (mode 0600).
+def _enable_stacks() -> None:
+    """Write the stack of every thread on SIGUSR2 and on a fatal signal, into a file of this process (mode 0600).
 
-    folder: default `$HANGPROOF_HEARTBEAT`. Without one, fatal signals write to standard error; SIGUSR2 is not handled.
-    May be called again: after a fork the child gets its own file. Raises OSError.
+    Without a folder, `$HANGPROOF_HEARTBEAT`, fatal signals write to standard error; SIGUSR2 is not handled. After a
+    fork the child gets its own file. Raises OSError.
     """
     global _stacks_file
-    folder = folder or os.environ.get("HANGPROOF_HEARTBEAT")
+    folder = os.environ.get("HANGPROOF_HEARTBEAT")
     if not folder:
-        faulthandler.enable()
-        return None
+        return faulthandler.enable()
     path = stacks_path(folder, os.getpid())
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     private = partial(os.open, mode=0o600)
@@ -53,7 +51,6 @@ def enable_stacks(folder: str | os.PathLike[str] | None = None) -> Path | None:
     if hasattr(signal, "SIGUSR2"):
         faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
     _stacks_file = file
-    return path
 
 
 def exit_now(code: int) -> NoReturn:
@@ -91,7 +88,7 @@ def install(heartbeat: Heartbeat) -> None:
     The error is printed as usual and recorded in the heartbeat. Then the process exits with code 1 within the limit
     `flush_s`, even when another thread is stuck. SystemExit is not changed.
     """
-    enable_stacks()
+    _enable_stacks()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_enable_in_child)
     if heartbeat.path is not None:
@@ -122,10 +119,7 @@ def ignore_child_deaths() -> None:
 
 
 def _save_at_term(heartbeat: Heartbeat) -> None:
-    def in_main() -> bool:
-        return threading.current_thread() is threading.main_thread()
-
-    if not hasattr(signal, "SIGHUP") or not in_main():
+    if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
         return  # Windows has neither; Python handlers belong to the main thread
 
     first, owner = True, os.getpid()
@@ -141,24 +135,23 @@ def _save_at_term(heartbeat: Heartbeat) -> None:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    def default() -> None:
-        # Python loses a signal that reaches a child during the fork, and its sender would wait for ever.
-        if in_main() and signal.getsignal(signal.SIGTERM) is term:
+    def child() -> None:
+        if signal.getsignal(signal.SIGTERM) is term:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    def restore() -> None:
-        if in_main() and first and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, term)
+        release()
 
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, term)
-        os.register_at_fork(before=default, after_in_parent=restore)
+        # Python loses a signal that it has noted when it forks a child, and its sender would wait for ever.
+        change = partial(signal.pthread_sigmask, mask=[signal.SIGTERM])
+        release = partial(change, signal.SIG_UNBLOCK)
+        os.register_at_fork(before=partial(change, signal.SIG_BLOCK), after_in_parent=release, after_in_child=child)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent when a terminal closes; the monitor decides
 
 
 def _enable_in_child() -> None:
     try:
-        enable_stacks()
+        _enable_stacks()
     except OSError as error:  # the folder is gone: the child works without a file for its stacks
         print(f"hangproof: cannot write the stacks of this worker: {error}", file=sys.stderr)

@@ -23,8 +23,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 from guards import crash, limits
@@ -37,13 +36,8 @@ WATCH_POLL_S = 0.1  # between two looks at all deadlines, at most
 READS = ("import", "load", "hash")  # phases that are silent while they read large files
 LEAST_READ_BYTES = 1 << 20  # read between two looks: fewer are no progress
 
-_heartbeat: Heartbeat | None = None
-
-
-def install(heartbeat: Heartbeat | None) -> None:
-    """From now on an expired deadline writes its message to `heartbeat`; None: nowhere, as without this call."""
-    global _heartbeat
-    _heartbeat = heartbeat
+record_in: Heartbeat | None = None
+"""Where an expired deadline writes its message."""
 
 
 def expire(seconds: float, what: str) -> None:
@@ -51,8 +45,8 @@ def expire(seconds: float, what: str) -> None:
     # Standard error may be a full pipe that nobody reads: the report has a limit, too.
     crash.exit_within(limits.seconds("expire_s"), crash.EXIT_DEADLINE)
     message = f"waited {seconds:g} s for {what}"
-    if _heartbeat is not None:
-        _heartbeat.end("deadline", message)
+    if record_in is not None:
+        record_in.end("deadline", message)
     sys.stderr.write(f"\nhangproof: {message}. The process exits so that the run can restart.\n")
     sys.stderr.flush()
     faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
@@ -91,8 +85,6 @@ class Deadline:
     seconds: the limit; None or <= 0 means none. what: a noun phrase for people. action: called on the watching thread
     with (seconds, what) instead of killing the process.
     """
-
-    __slots__ = ("action", "seconds", "what")
 
     def __init__(self, seconds: float | None, what: str, action: Callable[[float, str], object] | None = None):
         self.seconds, self.what, self.action = max(seconds or 0.0, 0.0), what, action or expire
@@ -158,31 +150,21 @@ def bounded(function: Callable[[], T], seconds: float, what: str) -> T:
     on_main = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
     if seconds <= 0 or not on_main or signal.getitimer(signal.ITIMER_REAL)[0]:
         return call(function, seconds=seconds, what=what)
-    with Deadline(seconds + limits.seconds("alarm_backstop_s"), f"{what} (not interruptible)"), _alarm(seconds, what):
-        return function()
-
-
-@contextmanager
-def _alarm(seconds: float, what: str) -> Iterator[None]:
     finished = False
 
     def expired(*_: object) -> None:
         if not finished:
             raise TimeoutError(f"waited {seconds:g} s for {what}")
 
-    before = signal.signal(signal.SIGALRM, expired)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-    finally:
-        finished = True
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before if before is not None else signal.SIG_DFL)
-
-
-def phase_limit(phase: str) -> str:
-    """The name of the limit of a phase in limits.TABLE."""
-    return f"phase_{phase}_s"
+    with Deadline(seconds + limits.seconds("alarm_backstop_s"), f"{what} (not interruptible)"):
+        before = signal.signal(signal.SIGALRM, expired)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            return function()
+        finally:
+            finished = True
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before if before is not None else signal.SIG_DFL)
 
 
 def watch_phases(heartbeat: Heartbeat, interval_s: float = 5.0) -> None:
@@ -193,7 +175,7 @@ def watch_phases(heartbeat: Heartbeat, interval_s: float = 5.0) -> None:
     """
 
     def watch() -> None:
-        table = {phase: limits.seconds(phase_limit(phase)) for phase in PHASES}
+        table = {phase: limits.seconds(f"phase_{phase}_s") for phase in PHASES}
         read, progress_s = moved_bytes("self", ("rchar",)) or 0, time.monotonic()
         while True:
             before_s, before = time.monotonic(), read

@@ -21,14 +21,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from guards import limits
 from guards.checkpoint import fsync_path
 from guards.deadline import call
-from guards.hub import DownloadError, Options, Progress, Remote, Source
-from guards.hub_request import NETWORK_ERRORS, POLL_S, Patience, ask, check_status
+from guards.hub import (
+    NETWORK_ERRORS,
+    POLL_S,
+    DownloadError,
+    Options,
+    Patience,
+    Progress,
+    Remote,
+    Source,
+    ask,
+    check_status,
+)
 
 CHUNK = 1 << 20
 LEAST_BYTES = 1 << 16  # that a connection must bring in `download_read_s`; fewer are no progress
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def part_of(target: Path, remote: Remote) -> Path:
@@ -105,7 +115,7 @@ def fetch(source: Source, target: Path, remote: Remote, options: Options, lock: 
             patience.report()
             time.sleep(POLL_S)
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             kept = f"the disk of {target.parent} is full; the {size_of(part)} bytes received are kept"
             raise DownloadError("space", f"{kept}. Free some space and download again") from error
         text = f"cannot write {part}: {error.strerror or error}; fix the folder and download again"
@@ -118,7 +128,7 @@ class _Download:
     def __init__(self, source: Source, target: Path, remote: Remote, options: Options) -> None:
         self.source, self.target, self.remote, self.options = source, target, remote, options
         self.part = part_of(target, remote)
-        self.patience = Patience(options.limit_s, f"a byte of {source.file}", options.say)
+        self.patience = Patience(limits.seconds("download_stall_s"), f"a byte of {source.file}")
         self.begun_s, self.begun = time.monotonic(), size_of(self.part)
         self.most = self.begun  # bytes on the disk when there was progress last
 

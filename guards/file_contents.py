@@ -34,13 +34,15 @@ def deep_check(path: Path) -> tuple[list[str], list[str]]:
 def _optimizer_check(path: Path) -> tuple[list[str], list[str]]:
     """Only what torch reports about the content is damage; torch itself may be missing, broken or out of memory."""
     import pickle
+    import zipfile
 
     try:
         import torch
     except Exception as error:  # noqa: BLE001 - missing, damaged, or built for another numpy or CUDA
         return [], [f"{path.name}: torch cannot be imported: {type(error).__name__}: {_first_line(error)}"]
     try:
-        torch.load(path, map_location="cpu", weights_only=True, mmap=_mappable(path))
+        # torch maps only files in its zip format, and then needs no memory for their tensors.
+        torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
         return [f"{path.name}: does not load: {_first_line(error)}"], []
     except RuntimeError as error:
@@ -50,12 +52,6 @@ def _optimizer_check(path: Path) -> tuple[list[str], list[str]]:
             return [], [f"{path.name}: out of memory: {text}"]
         return [f"{path.name}: does not load: {text}"], []
     return [], []
-
-
-def _mappable(path: Path) -> bool:
-    """torch maps only files in its zip format, and then needs no memory for their tensors."""
-    with open(path, "rb") as file:
-        return file.read(4) == b"PK\x03\x04"
 
 
 def _first_line(error: BaseException) -> str:

@@ -162,16 +162,14 @@ class Heartbeat:
         self.describe()
 
     @classmethod
-    def from_env(cls, rank: int | None = None) -> Heartbeat:
+    def from_env(cls) -> Heartbeat:
         """The heartbeat that the environment describes.
 
         `HANGPROOF_HEARTBEAT` names the folder (unset: nothing is written), `RANK` and `WORLD_SIZE` are the launcher's,
         `HANGPROOF_INJECT` = `module:function` is a fault injector that every beat calls (tests and benchmarks only).
         """
         folder = os.environ.get("HANGPROOF_HEARTBEAT")
-        if rank is None:
-            rank = int(os.environ.get("RANK", "0"))
-        world = int(os.environ.get("WORLD_SIZE", "1"))
+        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         inject = None
         if os.environ.get("HANGPROOF_INJECT"):
             module, _, function = os.environ["HANGPROOF_INJECT"].partition(":")
@@ -296,18 +294,18 @@ def _create(path: Path) -> mmap.mmap:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(bytes(SIZE))
-    _replace(temporary, path)
+    tries_left = 50 if os.name == "nt" else 1
+    while tries_left:
+        tries_left -= 1
+        try:
+            os.replace(temporary, path)
+            break
+        except PermissionError:  # a reader has the old record open for a moment
+            if not tries_left:
+                raise
+            time.sleep(0.02)
     with open(path, "r+b") as file:
         return mmap.mmap(file.fileno(), SIZE)
-
-
-def _replace(temporary: Path, path: Path) -> None:
-    for _ in range(50 if os.name == "nt" else 0):  # a reader has the old record open for a moment
-        try:
-            return os.replace(temporary, path)
-        except PermissionError:
-            time.sleep(0.02)
-    os.replace(temporary, path)
 
 
 def read(path: str | os.PathLike[str]) -> Beat:

@@ -14,12 +14,10 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from guards.checkpoint import atomic_write
+from guards.checkpoint import atomic_write, writing_file
 from guards.download import check_space, fetch, missing_bytes
-from guards.hub import Options, Progress, Source, hub_home
-from guards.hub_request import listing, safe
+from guards.hub import Options, Progress, Source, hub_home, listing, safe
 from guards.reading import read_json, read_text
 
 
@@ -48,8 +46,10 @@ def snapshot(source: Source, choose: Callable[[list[str]], list[str]], options: 
     """
     home = repository(source)
     records = read_json(home / ".hangproof.json") or {}
-    if (done := _completed(home, records.get(source.revision))) is not None:
-        return done
+    record = records.get(source.revision) or {"commit": "", "files": [""]}
+    found = home / "snapshots" / record["commit"]
+    if all((found / name).is_file() for name in record["files"]):
+        return found
     commit, files = listing(source, options)
     wanted = sorted({*choose(list(files))} & files.keys(), key=lambda name: (files[name].size, name))
     blobs = {name: home / "blobs" / files[name].digest for name in wanted}
@@ -77,27 +77,17 @@ def snapshot(source: Source, choose: Callable[[list[str]], list[str]], options: 
     return found
 
 
-def _completed(home: Path, record: Any) -> Path | None:
-    """The snapshot that was completed here, when all its files still exist."""
-    if not isinstance(record, dict):
-        return None
-    found = home / "snapshots" / str(record.get("commit"))
-    files = record.get("files") or [""]
-    return found if all((found / name).is_file() for name in files) else None
-
-
 def _link(path: Path, blob: Path) -> None:
     """Make the file of a snapshot, as a link to its blob; where links are not possible, a copy."""
     if path.is_file():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        temporary.symlink_to(os.path.relpath(blob, path.parent))
-    except (OSError, NotImplementedError):  # Windows without the right to create links
-        shutil.copyfile(blob, temporary)
-    os.replace(temporary, path)
+    with writing_file(path, sync=False) as temporary:
+        temporary.unlink(missing_ok=True)
+        try:
+            temporary.symlink_to(os.path.relpath(blob, path.parent))
+        except (OSError, NotImplementedError):  # Windows without the right to create links
+            shutil.copyfile(blob, temporary)
 
 
 def _write(path: Path, text: str) -> None:

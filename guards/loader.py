@@ -1,9 +1,12 @@
-"""DataLoader settings that cannot hang, as one pure function, and workers that die with their trainer.
+"""Loader workers that cannot hang: their settings, as one pure function, their sockets, and their death with the trainer.
 
-The sd-scripts patch and the built-in trainer share both. A loader with workers and no timeout waits for ever for a
+The sd-scripts patch and the built-in trainer share these. A loader with workers and no timeout waits for ever for a
 worker that sleeps, so workers imply a timeout. A loader without workers refuses persistent workers, prefetch and a
 timeout, so without workers all three are dropped. Windows and macOS spawn workers, and there they often hung after the
 first step (issue trackers of kohya-ss/sd-scripts and FluxGym), so there are none on these platforms.
+
+A worker hands its tensors over by a socket named TMPDIR/pymp-12345678/listener-12345678. When that path is too long,
+the worker loses each batch, prints an error that nobody links to TMPDIR, and the trainer waits.
 """
 
 from __future__ import annotations
@@ -11,14 +14,20 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import multiprocessing.process
+import multiprocessing.util
 import os
 import signal
 import sys
+import tempfile
 import threading
 
 from guards import limits
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+NAMES = len("/pymp-12345678/listener-12345678")
+LIMIT = 107 if sys.platform == "linux" else 103
+"""Bytes of a socket's path (sun_path without its final zero)."""
+SHORT = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 def rules(
@@ -26,29 +35,22 @@ def rules(
     persistent_workers: bool = False,
     prefetch_factor: int | None = None,
     timeout: float = 0.0,
-    pin_memory: bool = False,
-    platform: str = sys.platform,
-    cuda: bool = False,
 ) -> dict[str, object]:
-    """Safe keyword arguments for `torch.utils.data.DataLoader`, from the requested ones. `timeout` in seconds.
+    """Safe keyword arguments for `torch.utils.data.DataLoader`, from the requested ones.
 
-    Returns num_workers, persistent_workers, prefetch_factor (None: torch's default), timeout, pin_memory.
-    Raises ValueError for a negative number.
+    timeout: seconds, 0 for the limit `dataloader_timeout_s`. prefetch_factor: None for torch's default.
     """
-    if num_workers < 0 or timeout < 0:
-        raise ValueError(f"num_workers={num_workers}, timeout={timeout}: must not be negative")
-    if platform in ("win32", "darwin"):
+    if sys.platform in ("win32", "darwin"):
         num_workers = 0
     if num_workers == 0:
         persistent_workers, prefetch_factor, timeout = False, None, 0.0
-    elif timeout == 0:
-        timeout = limits.TABLE["dataloader_timeout_s"].default_s
+    else:
+        timeout = timeout or limits.seconds("dataloader_timeout_s")
     return {
         "num_workers": num_workers,
         "persistent_workers": persistent_workers,
         "prefetch_factor": prefetch_factor,
         "timeout": timeout,
-        "pin_memory": pin_memory or cuda,
     }
 
 
@@ -76,3 +78,36 @@ def die_with_parent(_: int = 0) -> None:
 def _exit_after(trainer: multiprocessing.process.BaseProcess) -> None:
     trainer.join()  # waits on a pipe that closes with the trainer
     os._exit(1)
+
+
+class TooLong(RuntimeError):
+    """TMPDIR is too long, and no other folder can be used; the message says what to do."""
+
+
+def sockets_fit(folder: str) -> bool:
+    """Return True when sockets in a temporary folder have paths that the system accepts."""
+    return os.name == "nt" or len(os.fsencode(folder)) + NAMES <= LIMIT
+
+
+def move_sockets() -> str:
+    """Move the sockets of this process and its workers out of a TMPDIR that is too long; a line for the log, or "".
+
+    TMPDIR itself stays as it is, because large temporary files belong on the disk that the user chose. Raises TooLong.
+    """
+    given = tempfile.gettempdir()
+    if sockets_fit(given):
+        return ""
+    before = tempfile.tempdir
+    for folder in filter(sockets_fit, SHORT):
+        tempfile.tempdir = folder
+        try:
+            made = multiprocessing.util.get_temp_dir()  # workers inherit it; removed at exit
+        except OSError:
+            continue
+        finally:
+            tempfile.tempdir = before
+        return f"TMPDIR ({given}) is too long for the sockets of loader workers; they are in {made}"
+    raise TooLong(
+        f"TMPDIR ({given}) is {len(os.fsencode(given))} bytes long, and loader workers need at most {LIMIT - NAMES} "
+        f"for their sockets; {', '.join(SHORT)} cannot be used either. Set TMPDIR to a shorter folder, then start again"
+    )

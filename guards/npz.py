@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import numpy
 
 T = TypeVar("T")
-DEFAULT_TIMEOUT_S = limits.TABLE["npz_timeout_s"].default_s
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError)
 """What zipfile and numpy raise for damaged bytes (RuntimeError: a flipped bit turned on encryption)."""
 
@@ -36,13 +35,12 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, R
 class Archive(Mapping[str, "numpy.ndarray"]):
     """The used part of what `np.load` returns for an npz: a mapping, `files`, a context manager.
 
-    The directory is read when it is opened, each member when it is accessed; every read within `timeout_s`.
+    The directory is read when it is opened, each member when it is accessed; every read within `npz_timeout_s`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises TimeoutError, FileNotFoundError, other OSError, or ValueError after a damaged file was renamed."""
         self.path = Path(path)
-        self.timeout_s = timeout_s
         self._zip = self._guarded(lambda: zipfile.ZipFile(self.path), "the directory")
         self.files = [name.removesuffix(".npy") for name in self._zip.namelist()]
 
@@ -71,11 +69,6 @@ class Archive(Mapping[str, "numpy.ndarray"]):
         """Close the file."""
         self._zip.close()
 
-    def verify(self) -> None:
-        """Read every member. Raises as `__getitem__` does."""
-        for key in self.files:
-            self[key]
-
     def _guarded(self, read: Callable[[], T], part: str) -> T:
         def attempt() -> tuple[T] | Exception:  # what `bounded` itself raises (no thread can be started) is no damage
             try:
@@ -83,7 +76,7 @@ class Archive(Mapping[str, "numpy.ndarray"]):
             except _DAMAGE as error:
                 return error
 
-        found = bounded(attempt, self.timeout_s, f"{part} of {self.path}")
+        found = bounded(attempt, limits.seconds("npz_timeout_s"), f"{part} of {self.path}")
         if isinstance(found, Exception):
             raise ValueError(f"{self.path} is damaged ({part}: {found}); {_set_aside(self.path)}")
         return found[0]
@@ -96,13 +89,9 @@ class Archive(Mapping[str, "numpy.ndarray"]):
         return npy.read_array(io.BytesIO(data), allow_pickle=False)
 
 
-def load(path: str | os.PathLike[str], timeout_s: float = DEFAULT_TIMEOUT_S) -> dict[str, numpy.ndarray]:
-    """The members of an npz, read completely and verified; `timeout_s` is for each read.
-
-    Raises TimeoutError with the file's name, ValueError after a damaged file was renamed to `.corrupt`,
-    FileNotFoundError and other OSError unchanged.
-    """
-    with Archive(path, timeout_s) as archive:
+def load(path: str | os.PathLike[str]) -> dict[str, numpy.ndarray]:
+    """The members of an npz, read completely and verified. Raises as `Archive` does."""
+    with Archive(path) as archive:
         return dict(archive)
 
 
@@ -117,11 +106,6 @@ def save(path: str | os.PathLike[str], **arrays: object) -> Path:
     with writing_file(final, sync=False, temporary=temporary), open(temporary, "wb") as file:
         numpy.savez(file, **arrays)  # type: ignore[arg-type]  # its other keyword is a bool
     return final
-
-
-def found_corrupt(path: str | os.PathLike[str]) -> bool:
-    """Was a damaged cache found in the folder of `path`? Then the others there should be verified. Raises OSError."""
-    return any(name.endswith(".corrupt") for name in os.listdir(Path(path).parent))
 
 
 def _set_aside(path: Path) -> str:

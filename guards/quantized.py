@@ -11,6 +11,7 @@ copy: where the folder cannot be written or the disk has no room, one line says 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -69,10 +70,15 @@ class Copy:
         """Make the copy from `count` tensors; where it cannot be written, says so once and does nothing."""
         try:
             self.path.parent.mkdir(exist_ok=True)
-            self._sweep()
+            for left in self.path.parent.glob("*.tmp"):  # by processes that were killed
+                with contextlib.suppress(OSError):
+                    if time.time() - left.stat().st_mtime > LEFT_AGE_S:
+                        left.unlink()
             need, free = self._bytes // 2 + RESERVE, shutil.disk_usage(self.path.parent).free
             if free < need:
-                return say(f"the disk has {free / 1e9:.0f} GB free, and {need / 1e9:.0f} GB are needed")
+                raise OSError(
+                    errno.ENOSPC, f"the disk has {free / 1e9:.0f} GB free, and {need / 1e9:.0f} GB are needed"
+                )
             self._file = open(self.temporary, "wb")  # noqa: SIM115 - until `finish`
         except OSError as error:
             return self._fail(error)
@@ -109,7 +115,8 @@ class Copy:
             self.temporary.unlink(missing_ok=True)
 
     def _fail(self, error: OSError) -> None:
-        say(f"{self.path.parent} cannot be written: {error.strerror}")
+        why = f"so each start casts them: {self.path.parent} cannot be written: {error.strerror}"
+        print(f"hangproof: no copy of the weights in float8 is kept, {why}", flush=True)
         self.give_up()
 
     def _complete(self) -> None:
@@ -131,15 +138,3 @@ class Copy:
             if own.fullmatch(old.name) and old != self.path:
                 with contextlib.suppress(OSError):  # another process reads it, on Windows
                     old.unlink()
-
-    def _sweep(self) -> None:
-        """Remove what processes that were killed have left."""
-        for left in self.path.parent.glob("*.tmp"):
-            with contextlib.suppress(OSError):
-                if time.time() - left.stat().st_mtime > LEFT_AGE_S:
-                    left.unlink()
-
-
-def say(why: str) -> None:
-    """In the log of the training."""
-    print(f"hangproof: no copy of the weights in float8 is kept, so each start casts them: {why}", flush=True)

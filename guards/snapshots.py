@@ -99,7 +99,8 @@ class Snapshots:
         self.off = off
         self.limit_bytes = limit_bytes
         self.every = 1
-        self._identity = {"run": run, "spec": spec, "boot": boot_id()}
+        self.run = run
+        self.identity = {"run": run, "spec": spec, "boot": boot_id()}
         self._attempt = attempt
         known = [_Slot(path, guard["step"]) for path, guard in headers(folder).items()] if folder else []
         self._slots = [*known, *(_Slot() for _ in range(KEPT))][:KEPT]
@@ -185,9 +186,12 @@ class Snapshots:
         guard = {"step": step, "epoch": epoch, **self.about(belongs)}
         job = _Job(slot, plan, self.folder / name, guard, self._begin(slot, plan))
         job.staged = self._copy(slot, plan)
-        job.cost_s = self._spent_s(job.staged)
+        # On a CPU its thread's own time: other programs would make the snapshot look as expensive as the step. With a
+        # GPU the wall time, because a thread that waits for the GPU keeps it from getting work.
+        on_gpu = job.staged is not None
+        job.cost_s = time.monotonic() - self._begun_s if on_gpu else time.thread_time() - self._begun_cpu_s
         self._since = 0
-        if plan.bytes <= INLINE and job.staged is None:
+        if plan.bytes <= INLINE and not on_gpu:
             self._finish(job)
         else:
             self._idle.clear()
@@ -208,7 +212,7 @@ class Snapshots:
         held = sum(len(other.mapped) for other in self._slots if other.mapped is not None)
         # One more copy is in pinned memory; torch rounds it up to a power of two.
         pinned = 2 * size if self._pinned is None and any(tensor.is_cuda for tensor in plan.tensors) else 0
-        problem = self._full(
+        problem = self.full(
             COPIES * size - held, pinned, f"a state has {size / 1e6:.0f} MB and needs {COPIES} times that"
         )
         if COPIES * size > self.limit_bytes:
@@ -221,17 +225,7 @@ class Snapshots:
         slot.layout = plan.layout
         return True
 
-    def _spent_s(self, staged: Any) -> float:
-        """What the step has lost to its snapshot so far.
-
-        On a CPU its thread's own time: other programs would make the snapshot look as expensive as the step. With a GPU
-        the wall time, because a thread that waits for the GPU keeps it from getting work.
-        """
-        if staged is not None:
-            return time.monotonic() - self._begun_s
-        return time.thread_time() - self._begun_cpu_s
-
-    def _full(self, shared: int, private: int, what: str) -> str:
+    def full(self, shared: int, private: int, what: str) -> str:
         """ "" where so many bytes fit, in shared memory and of the process's own; else `what`, and what is too full."""
         assert self.folder is not None
         found = os.statvfs(self.folder)
@@ -244,18 +238,10 @@ class Snapshots:
                 return f"{what}, and {where} {free / 1e6:.0f} MB free"
         return ""
 
-    def no_room_beside(self, size: int) -> str:
-        """ "" when one more copy of `size` bytes fits, and a file of it in the process's memory; else the sentence."""
-        return self._full(size, size, f"a copy of the state has {size / 1e6:.0f} MB")
-
     def about(self, belongs: dict[str, Any] | None = None) -> dict[str, Any]:
         """What the guard file of a snapshot says beside its step. belongs: for the guard file of its state."""
-        about = {**self._identity, "attempt": self._attempt, "every": self.every, "python": sys.executable}
+        about = {**self.identity, "attempt": self._attempt, "every": self.every, "python": sys.executable}
         return about | ({"belongs": belongs} if belongs is not None else {})
-
-    def is_ours(self, guard: dict[str, Any]) -> bool:
-        """Whether a snapshot is of this run, with these settings, since the machine was started."""
-        return self._identity.items() <= guard.items()
 
     def _copy(self, slot: _Slot, plan: Plan) -> Any:
         """Copy the tensors; from a GPU they are only on their way when this returns (`_Job.staged`, else None)."""

@@ -45,10 +45,9 @@ NAME = "save-"  # begins the names of the copies
 class StateSaves:
     """The saves of one training process. `snapshots`: those of the same training."""
 
-    def __init__(self, snapshots: Snapshots, beat: Heartbeat, run: str = "") -> None:
+    def __init__(self, snapshots: Snapshots, beat: Heartbeat) -> None:
         self.snapshots = snapshots
         self.beat = beat
-        self.run = run
         self._step = -1  # whose saves are under way
         self._what = ""  # the file or folder being written
         self._messages: set[str] = set()
@@ -56,11 +55,6 @@ class StateSaves:
         self._thread: threading.Thread | None = None
         self._written: list[Path] = []  # copies that are on the disk
         self._error: BaseException | None = None
-
-    @classmethod
-    def from_env(cls, snapshots: Snapshots, beat: Heartbeat) -> StateSaves:
-        """Those of the run in `$HANGPROOF_RUN`."""
-        return cls(snapshots, beat, os.environ.get("HANGPROOF_RUN", ""))
 
     @property
     def busy(self) -> bool:
@@ -110,7 +104,10 @@ class StateSaves:
         """
         for path in self._copies():
             guard, wrong = checkpoint.guard_of(path), checkpoint.problems(path)
-            ours = guard if guard and self.snapshots.is_ours(guard) and guard["step"] <= step else None
+            # Of this run, with these settings, since the machine was started.
+            ours = (
+                guard if guard and self.snapshots.identity.items() <= guard.items() and guard["step"] <= step else None
+            )
             if ours is not None:
                 outcome = f"is lost: {'; '.join(wrong)}" if wrong else "is completed"
                 print(f"hangproof: {ours['name']} was being saved when the training ended; it {outcome}", flush=True)
@@ -162,7 +159,8 @@ class StateSaves:
         path = self.snapshots.folder / f"{NAME}{number}"
         try:
             plan = snapshot_files.plan(files)
-            problem = self.snapshots.no_room_beside(plan.bytes)
+            what = f"a copy of the state has {plan.bytes / 1e6:.0f} MB"
+            problem = self.snapshots.full(plan.bytes, plan.bytes, what)  # and a file of it in the process's memory
             if not problem:
                 path.mkdir()
                 mapped, tensors = snapshot_files.create(path, plan.layout)
@@ -231,9 +229,9 @@ class StateSaves:
             return
         self._messages.add(reason)
         print(f"hangproof: {message}", flush=True)
-        if self.run:
+        if self.snapshots.run:
             with contextlib.suppress(OSError):  # a full disk: the log has it
-                append_event(Path(self.run), EVENT, message)
+                append_event(Path(self.snapshots.run), EVENT, message)
 
 
 def _moved_bytes(thread: int | None) -> int:

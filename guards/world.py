@@ -166,11 +166,6 @@ def _processes(count: int) -> str:
     return f"{count} process{'es' * (count != 1)}"
 
 
-def joining() -> Deadline:
-    """The limit for all processes to join the group; when it expires, the process ends with a message."""
-    return barrier(limits.seconds("group_s"), "joining the group")
-
-
 def barrier(seconds: float, what: str, ranks: int = 0) -> Deadline:
     """The limit of a barrier. When it expires, the process ends with the phase of each rank of this machine.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
-from guards import download, hub, hub_cache, hub_request
+from guards import download, hub, hub_cache
 from guards.deadline import call
 from presets.tables import downloads, shards
 from runs.command import model_files
@@ -176,7 +176,7 @@ def _hub_status(url: str) -> tuple[int, str]:
     """(HTTP status, reason) of a file on the hub; status 0 when there is no response in time."""
 
     def head() -> int:
-        with hub_request.ask(url, 2 * HUB_TIMEOUT_S, "HEAD") as response:
+        with hub.ask(url, 2 * HUB_TIMEOUT_S, "HEAD") as response:
             return response.status_code
 
     try:
@@ -288,22 +288,16 @@ def fetch_model(model: str, on_progress: Progress = lambda _: None) -> list[Path
     return [path for _, path, _ in wanted]
 
 
-def fetch(
-    what: str, wanted: list[tuple[hub.Source, Path, str]], on_progress: Progress, stall_s: float | None = None
-) -> None:
-    """Download files of the hub that all fit onto the disk, each with its SHA-256 ("": the hub's). Raises RunError.
-
-    Args:
-        stall_s: seconds without progress before the download fails; None: `download_stall_s`.
-    """
+def fetch(what: str, wanted: list[tuple[hub.Source, Path, str]], on_progress: Progress) -> None:
+    """Download files of the hub that all fit onto the disk, each with its SHA-256 ("": the hub's). Raises RunError."""
     known: list[tuple[hub.Source, Path, hub.Remote, hub.Options]] = []
     with explained(f"download {what}"):
         try:
             for source, path, sha256 in wanted:
-                options = hub.Options(on_progress, stall_s=stall_s, by_hand=f"put {path.name} at {path} yourself")
-                commit, files = hub_request.listing(source, options)
+                options = hub.Options(on_progress, by_hand=f"put {path.name} at {path} yourself")
+                commit, files = hub.listing(source, options)
                 if source.file not in files:
-                    raise hub_request.missing(f"{source.file} of {source.repo}", source, options)
+                    raise hub.missing(f"{source.file} of {source.repo}", source, options)
                 remote = files[source.file]
                 exact = replace(remote, digest=sha256.lower() or remote.digest)
                 known.append((replace(source, revision=commit), path, exact, options))

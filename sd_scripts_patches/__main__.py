@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-from guards import amx, gate, socket_folder
+from guards import amx, gate, loader
 from sd_scripts_patches import (
     compatibility,
     hooks,
@@ -77,8 +77,8 @@ def main(arguments: list[str]) -> int:
     if limited := amx.avoid():
         session.log(limited)
     try:
-        moved = socket_folder.choose()
-    except socket_folder.TooLong as error:
+        moved = loader.move_sockets()
+    except loader.TooLong as error:
         print(f"hangproof: {error}. Nothing was loaded.", file=sys.stderr)
         return 1
     if moved:

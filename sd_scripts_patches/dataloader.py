@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from guards import limits
+from guards import limits, loader
 from sd_scripts_patches import session
 from sd_scripts_patches.patch import Patch, around, function
 
@@ -24,8 +24,6 @@ MODULE = "torch.utils.data.dataloader"
 
 
 def _safe_settings(original: Callable) -> Callable:
-    from guards import loader
-
     signature = inspect.signature(original)
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -34,18 +32,13 @@ def _safe_settings(original: Callable) -> Callable:
         bound = signature.bind(self, *args, **kwargs)
         given = bound.arguments
         workers = given.get("num_workers", 0)
-        limit = limits.seconds("dataloader_timeout_s") if workers else 0.0
         safe = loader.rules(
             num_workers=workers,
             persistent_workers=given.get("persistent_workers", False),
             prefetch_factor=given.get("prefetch_factor"),
-            timeout=given.get("timeout", 0) or limit,
-            pin_memory=given.get("pin_memory", False),
-            platform=sys.platform,
-            cuda=torch.cuda.is_available(),
+            timeout=given.get("timeout", 0),
         )
-        if workers and not limit:
-            safe["timeout"] = given.get("timeout", 0)  # the user switched the limit off
+        safe["pin_memory"] = given.get("pin_memory", False) or torch.cuda.is_available()
         if safe["num_workers"] != workers:
             session.log(f"data loader: {safe['num_workers']} workers instead of {workers} on {sys.platform}")
         given.update({name: value for name, value in safe.items() if name in signature.parameters})

@@ -28,7 +28,7 @@ from typing import Any
 
 from guards import deadline, limits
 from guards.download import digest_of
-from guards.hub_request import DIGEST, Patience
+from guards.hub import DIGEST, Patience
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches import session
 from sd_scripts_patches.patch import Patch, Target, around, function
@@ -112,7 +112,7 @@ def download(load: Callable[[], Any], folder: Path, what: str) -> Any:
     """
     from huggingface_hub.utils import LocalEntryNotFoundError
 
-    patience = Patience(limits.seconds("hub_reach_s"), f"a byte of {what}", session.log)
+    patience = Patience(limits.seconds("hub_reach_s"), f"a byte of {what}")
     known, arrives = _partial(folder), False
 
     def watch() -> None:
@@ -235,7 +235,7 @@ def _upload(original: Callable, args: Any, src: object, *rest: Any, **kwargs: An
 def _query(original: Callable, *args: Any, **kwargs: Any) -> object:
     what = f"the hub to answer about {kwargs.get('repo_id') or (args[0] if args else 'a repository')}"
     limit_s = limits.seconds("hub_reach_s")
-    waiting = Patience(limit_s, what, session.log).report
+    waiting = Patience(limit_s, what).report
     return deadline.call(lambda: original(*args, **kwargs), seconds=limit_s, what=what, waiting=waiting)
 
 

@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from guards import checkpoint
 from sd_scripts_patches import trainer_state
 from sd_scripts_patches.trainer_state import ResumeError, TrainerState
 
@@ -23,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 def check_state(folder: Path, step_is_given: bool = False) -> None:
     """Refuse a state that cannot be resumed, before a model is loaded. Raises ResumeError."""
-    from guards import checkpoint
-
     if not folder.is_dir():
         raise ResumeError(f"--resume {folder}: the folder does not exist")
     if (folder / checkpoint.GUARD).exists():

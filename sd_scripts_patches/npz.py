@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from guards import limits, npz
+from guards import npz
 from sd_scripts_patches import session
 from sd_scripts_patches.patch import Patch, Target, around, function
 
@@ -38,7 +38,7 @@ def _load(original: Callable, file: Any, *args: Any, **kwargs: Any) -> Any:
     ours = isinstance(file, (str, os.PathLike)) and os.fspath(file).endswith(".npz")
     if args or set(kwargs) - {"mmap_mode"} or not ours:  # numpy does not map an npz
         return original(file, *args, **kwargs)
-    return npz.Archive(file, limits.seconds("npz_timeout_s"))
+    return npz.Archive(file)
 
 
 @around
@@ -53,8 +53,7 @@ def _expect_readable(original: Callable, *args: Any, **kwargs: Any) -> bool:
     path = next((a for a in (*args, *kwargs.values()) if isinstance(a, str) and a.endswith(".npz")), None)
     try:
         if path is not None and _verify_all(Path(path).parent) and os.path.exists(path):
-            with npz.Archive(path, limits.seconds("npz_timeout_s")) as archive:
-                archive.verify()
+            npz.load(path)
         return original(*args, **kwargs)
     except ValueError as error:
         if path is None or os.path.exists(path):
@@ -70,7 +69,7 @@ _folders_to_verify: dict[Path, bool] = {}
 def _verify_all(folder: Path) -> bool:
     """Return True when the folder has held a damaged cache, so that each of its caches is read in full."""
     if folder not in _folders_to_verify:
-        _folders_to_verify[folder] = folder.is_dir() and npz.found_corrupt(folder / "any")
+        _folders_to_verify[folder] = any(folder.glob("*.corrupt"))
     return _folders_to_verify[folder]
 
 

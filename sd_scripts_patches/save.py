@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from guards import crash, deadline, limits
+from guards import checkpoint, crash, deadline, limits
 from sd_scripts_patches import ast_utils, session, snapshots, trackers
 from sd_scripts_patches.musubi import BASE, LOOP, TRAIN_UTILS
 from sd_scripts_patches.patch import Incompatible, Patch, Target, around, find_function, find_one, function, with_names
@@ -61,8 +61,6 @@ def refuse_nan(tensors: dict[str, torch.Tensor], what: str) -> None:
 
 def save_weights(network: Any, file: str, dtype: Any, metadata: dict[str, str] | None) -> None:
     """`network.save_weights(file, …)`, atomically, in phase "save". Replaces that call in the training."""
-    from guards import checkpoint
-
     snapshots.saves.begin(_step_and_epoch(Path(file))[0])
     snapshots.saves.wait()  # a state that was saved before this LoRA is complete before it
     refuse_nan(_trained(network), file)
@@ -72,8 +70,6 @@ def save_weights(network: Any, file: str, dtype: Any, metadata: dict[str, str] |
 
 def remove_weights(file: str) -> None:
     """Delete an old LoRA file, unless no newer one of its folder verifies. A failure does not end the run."""
-    from guards import checkpoint
-
     old = Path(file)
     try:
         age = old.stat().st_mtime_ns
@@ -122,8 +118,6 @@ def _write_aside(original: Callable, self: Any, output_dir: str | None = None, *
     if output_dir is None or kind in snapshots.SHARDED:
         session.log(f"accelerate writes this state ({kind}) itself, without a guard file")
         return original(self, output_dir, *args, **kwargs)
-    from guards import checkpoint
-
     step, epoch = _step_and_epoch(Path(output_dir))
     snapshots.saves.begin(step)
     for model in self._models:
@@ -139,7 +133,6 @@ def _write_aside(original: Callable, self: Any, output_dir: str | None = None, *
 
 def rmtree(path: str | os.PathLike[str]) -> None:
     """Delete an old state when the newer one is complete, unless it is the last valid one. A failure does not end the run."""
-    from guards import checkpoint
 
     def retire() -> None:
         try:
@@ -155,8 +148,6 @@ def rmtree(path: str | os.PathLike[str]) -> None:
 def _sweep_first(original: Callable, self: Any, args: Any) -> Any:
     """Remove what killed processes left incomplete, or restore what is complete, before anything looks for a state."""
     if os.environ.get("RANK", "0") == "0" and args.output_dir:
-        from guards import checkpoint
-
         for path in checkpoint.sweep(args.output_dir, args.output_name):
             session.log(f"removed {path}, which a killed process left")
     return original(self, args)

@@ -36,7 +36,7 @@ def start() -> None:
     """Start the record of this training process: phase "import", stacks on a signal, the outcome of an uncaught error."""
     global _heartbeat, _metrics
     _heartbeat, _metrics = Heartbeat.from_env(), Metrics.from_env()
-    deadline.install(_heartbeat)
+    deadline.record_in = _heartbeat
     crash.install(_heartbeat)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_reset_in_child)
@@ -75,4 +75,4 @@ def limit(name: str, what: str) -> Deadline:
 def _reset_in_child() -> None:
     global _heartbeat, _metrics
     _heartbeat, _metrics = Heartbeat(None), Metrics(None)
-    deadline.install(None)
+    deadline.record_in = None

@@ -219,7 +219,7 @@ def attach(loop: Any) -> None:
     ours = MemorySnapshots(loop)
     session.on_batch_end.append(ours.take_if_due)
     if not getattr(loop.args, "save_state_to_huggingface", False):  # which reads each state as soon as it is saved
-        saves = StateSaves.from_env(ours.memory, loop.beat)
+        saves = StateSaves(ours.memory, loop.beat)
 
 
 def write_later(accelerator: Any, folder: Path, step: int, epoch: int) -> bool:

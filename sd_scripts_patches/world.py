@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from guards import crash, world
+from guards import crash, limits, world
 from sd_scripts_patches import batch_seeds, session
 from sd_scripts_patches import exit as exit_patch
 from sd_scripts_patches import heartbeat as beats
@@ -63,7 +63,7 @@ def _join(original: Callable, self: Any, *args: Any, **kwargs: Any) -> None:
         handlers.append(InitProcessGroupKwargs(timeout=world.timeout(_minutes)))
     elif found.timeout is None:
         found.timeout = world.timeout(_minutes)
-    with world.joining():
+    with world.barrier(limits.seconds("group_s"), "joining the group"):
         original(self, *args, **{**kwargs, "kwargs_handlers": handlers})
     try:
         world.check(self.num_processes)

@@ -5,7 +5,7 @@ import importlib
 import os
 import sys
 
-from guards import amx, crash, deadline, gate, limits, socket_folder, world
+from guards import amx, crash, deadline, gate, limits, loader, world
 from guards.deadline import Deadline
 from guards.heartbeat import Heartbeat
 from trainer.arguments import parse
@@ -35,13 +35,13 @@ def main(argv: list[str]) -> None:
         argv = gate.wait(argv)
     hb = Heartbeat.from_env()
     crash.install(hb)
-    deadline.install(hb)
+    deadline.record_in = hb
     hb.reach("arguments")
     args = parse(argv)
     deadline.watch_phases(hb)
     try:
         world.check_launcher()
-        if moved := socket_folder.choose():
+        if moved := loader.move_sockets():
             print(f"warning: {moved}", flush=True)
         from trainer.setup import build
 
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> None:
         from trainer.loop import train
 
         outcome = train(training)
-    except (TrainError, socket_folder.TooLong, world.WorldError) as problem:
+    except (TrainError, loader.TooLong, world.WorldError) as problem:
         fail(hb, str(problem))
     except OSError as problem:
         if problem.errno not in DISK:

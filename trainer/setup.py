@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from guards import checkpoint, deadline, limits
+from guards import checkpoint, deadline, limits, loader
 from guards import world as group
 from guards.snapshots import Snapshots
 from guards.state_saves import StateSaves
@@ -186,7 +186,7 @@ def build(args, hb) -> Training:
         total=total,
         requests=StepRequests.from_env(),
         snapshots=memory,
-        saves=StateSaves.from_env(memory, hb),
+        saves=StateSaves(memory, hb),
     )
 
 
@@ -270,7 +270,7 @@ def make_accelerator(args, hb):
     if chosen and group.rank() == 0:
         print(chosen, flush=True)
     try:
-        with group.joining():
+        with group.barrier(limits.seconds("group_s"), "joining the group"):
             accelerator = Accelerator(
                 mixed_precision=args.mixed_precision,
                 kwargs_handlers=[InitProcessGroupKwargs(timeout=group.timeout(args.ddp_timeout))],
@@ -346,17 +346,11 @@ def make_loader(args, order: EpochSampler, paths: cache.Paths, device):
     import torch
     from torch.utils.data import DataLoader
 
-    from guards import loader
-
     workers = min(args.max_data_loader_n_workers, os.cpu_count() or 1, len(order))
     settings = loader.rules(
         num_workers=workers,
         persistent_workers=args.persistent_data_loader_workers,
         prefetch_factor=2 if workers else None,
-        timeout=0,
-        pin_memory=False,
-        platform=sys.platform,
-        cuda=device.type == "cuda",
     )
     return DataLoader(
         cache.Batches(paths),
@@ -364,5 +358,6 @@ def make_loader(args, order: EpochSampler, paths: cache.Paths, device):
         sampler=order,
         generator=torch.Generator().manual_seed(0),
         worker_init_fn=loader.die_with_parent,
+        pin_memory=device.type == "cuda",
         **settings,
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from loopback import Answer, Cut, Double, Request, running
 
-from guards import download, hub_request
+from guards import download, hub
 
 COMMIT = "c0ffee" + "0" * 34
 LARGE = (".safetensors", ".bin")
@@ -163,8 +163,8 @@ def only_hub(
         environment.delenv(name, raising=False)
     environment.setenv("no_proxy", "127.0.0.1,localhost")
     environment.setenv("HF_HOME", str(folder / "hf"))
-    environment.setattr(hub_request, "PAUSE_S", 0.01)
-    environment.setattr(hub_request, "LONGEST_PAUSE_S", 0.05)
+    environment.setattr(hub, "PAUSE_S", 0.01)
+    environment.setattr(hub, "LONGEST_PAUSE_S", 0.05)
     environment.setattr(download, "POLL_S", 0.05)
     with serving(dict(files), certificate) as server:
         environment.setenv("HF_ENDPOINT", server.url)

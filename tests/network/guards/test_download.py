@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from monitor_helpers import wait_for
 from ui_helpers import small_disk
 
-from guards import download, hub_cache, hub_request
+from guards import download, hub_cache
+from guards import hub as hub_module
 from guards.hub import DownloadError, Options, Progress, Source
 
 CONTENT = bytes(range(251)) * 2_000  # 502 kB
@@ -34,13 +35,11 @@ def hub(monkeypatch, tmp_path):
         yield server
 
 
-def options(**more) -> Options:
-    return Options(**{"stall_s": 20, "say": lambda _: None, **more})
-
-
-def get(target: Path, **more) -> None:
-    how = options(**more)
-    download.fetch(SOURCE, target, hub_request.listing(SOURCE, how)[1][NAME], how)
+def get(target: Path, stall_s: float = 20, **more) -> None:
+    how = Options(**more)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("HANGPROOF_DOWNLOAD_STALL_S", str(stall_s))
+        download.fetch(SOURCE, target, hub_module.listing(SOURCE, how)[1][NAME], how)
 
 
 def part(folder: Path) -> Path:
@@ -169,12 +168,12 @@ def test_https_is_watched_too_and_an_unknown_certificate_is_refused_at_once(tmp_
 
 @pytest.mark.parametrize("retry_after", ["", "2", "Fri, 27 Nov 2026 09:00:00 GMT"])
 def test_a_busy_server_is_asked_again_after_as_long_as_it_says(hub, tmp_path, monkeypatch, retry_after):
-    monkeypatch.setattr(hub_request, "LONGEST_PAUSE_S", 5.0)
+    monkeypatch.setattr(hub_module, "LONGEST_PAUSE_S", 5.0)
     hub.refusal, hub.retry_after, began_s = (429, ""), retry_after, time.monotonic()
     threading.Timer(0.5, lambda: setattr(hub, "refusal", None)).start()
     get(tmp_path / "d" / NAME)
     if retry_after == "2":
-        assert time.monotonic() - began_s >= 2 and hub_request.Busy(429, "9999").pause_s == 5.0
+        assert time.monotonic() - began_s >= 2 and hub_module.Busy(429, "9999").pause_s == 5.0
 
 
 @pytest.mark.parametrize(
@@ -220,7 +219,7 @@ def test_too_little_space_for_all_files_is_noticed_before_the_first_byte(hub, tm
     with small_disk(tmp_path, "700k") as disk:
         with pytest.raises(DownloadError, match="me/model needs 0.0 GB more, but .*disk has .* free some space"):
             monkeypatch.setenv("HF_HUB_CACHE", str(disk))
-            whole(options())
+            whole(Options())
     assert hub.sent == []
 
 
@@ -253,7 +252,7 @@ LOAD = """
 import sys
 from pathlib import Path
 from guards import hub, hub_cache
-found = hub_cache.snapshot(hub.Source("me/model", ""), lambda names: ["x.safetensors"], hub.Options(stall_s=120))
+found = hub_cache.snapshot(hub.Source("me/model", ""), lambda names: ["x.safetensors"], hub.Options())
 print(found / "x.safetensors")
 """
 
@@ -286,11 +285,12 @@ def test_a_killed_download_continues_in_the_next_process(hub, tmp_path):
     assert sorted(p.name for p in blobs.iterdir()) == [hashlib.sha256(CONTENT).hexdigest()]
 
 
-def test_a_lock_whose_holder_makes_no_progress_is_a_reason(hub, tmp_path):
+def test_a_lock_whose_holder_makes_no_progress_is_a_reason(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("HANGPROOF_DOWNLOAD_STALL_S", "1")
     lock = hub_cache.folder() / ".locks" / "models--me--model" / f"{hashlib.sha256(CONTENT).hexdigest()}.lock"
     lock.parent.mkdir(parents=True)
     with FileLock(lock), pytest.raises(DownloadError, match="another process holds .*lock"):
-        whole(options(stall_s=1))
+        whole(Options())
 
 
 # The cache of the hub's library, and a whole repository.
@@ -299,7 +299,7 @@ def test_a_lock_whose_holder_makes_no_progress_is_a_reason(hub, tmp_path):
 def test_the_hubs_library_finds_the_file_without_a_network(hub, tmp_path):
     import huggingface_hub
 
-    folder, cache = whole(options()), str(hub_cache.folder())
+    folder, cache = whole(Options()), str(hub_cache.folder())
     for name, content in FILES.items():
         library = huggingface_hub.hf_hub_download("me/model", name, cache_dir=cache, local_files_only=True)
         found = folder / name
@@ -311,7 +311,7 @@ def test_the_hubs_library_finds_the_file_without_a_network(hub, tmp_path):
 def test_a_name_that_leaves_the_repository_is_refused(hub, tmp_path, name):
     hub.files = {name: b"x"}
     with pytest.raises(DownloadError, match="is not a name of a file"):
-        whole(options())
+        whole(Options())
     assert hub.sent == []
 
 

@@ -26,7 +26,9 @@ def get(target: Path, stall_s: float = 5, sha256: str = "") -> list[tuple]:
     """Download the file; (name, bytes so far, size) of each report."""
     calls: list[tuple] = []
     report = lambda at: calls.append((at.name, at.done, at.total))  # noqa: E731
-    weights.fetch(target.name, [(Source("me/model", NAME), target, sha256)], report, stall_s)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("HANGPROOF_DOWNLOAD_STALL_S", str(stall_s))
+        weights.fetch(target.name, [(Source("me/model", NAME), target, sha256)], report)
     return calls
 
 

@@ -19,7 +19,7 @@ from guards import crash, deadline
 from guards.heartbeat import Heartbeat
 hb = Heartbeat.from_env()
 crash.install(hb)
-deadline.install(hb)
+deadline.record_in = hb
 hb.phase("load")
 """
 
@@ -76,6 +76,25 @@ def test_a_worker_that_dies_while_the_error_is_printed_does_not_lose_the_error(t
     assert done.returncode == 1
     assert "shown: the reason" in done.stderr and "a worker is gone" not in done.stderr
     assert read(path_of(tmp_path, 0)).note == "ValueError: the reason"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGTERM here")
+def test_a_sigterm_while_a_child_is_forked_requests_a_save_and_ends_the_child_that_it_is_for(tmp_path):
+    code = f"""import os, signal
+own = [signal.SIGTERM]
+os.register_at_fork(before=lambda: own and os.kill(os.getpid(), own.pop()))  # runs after those that are registered later
+{PRELUDE}
+def forked():
+    pid = os.fork()
+    if not pid:
+        threading.Event().wait()
+    os.kill(pid, signal.SIGTERM)
+    return os.waitpid(pid, 0)[1]
+hb.step(1)
+print({{forked() for _ in range(50)}}, hb.request, len(own))
+"""
+    done = children.run(code, HANGPROOF_HEARTBEAT=tmp_path)
+    assert done.stdout == "{15} 1 0\n", (done.returncode, done.stderr)
 
 
 WORKER = """

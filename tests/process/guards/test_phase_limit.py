@@ -15,7 +15,7 @@ from guards import crash, deadline
 from guards.heartbeat import Heartbeat
 beat = Heartbeat({folder!r})
 crash.install(beat)
-deadline.install(beat)
+deadline.record_in = beat
 beat.phase({phase!r})
 deadline.watch_phases(beat, interval_s=0.1)
 {body}

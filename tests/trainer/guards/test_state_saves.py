@@ -21,7 +21,7 @@ from guards.state_saves import StateSaves
 
 @pytest.fixture
 def saves(ring, tmp_path):
-    return StateSaves(Snapshots(ring, "/runs/a", "spec"), Heartbeat(None), str(tmp_path))
+    return StateSaves(Snapshots(ring, str(tmp_path), "spec"), Heartbeat(None))
 
 
 def tensor_file(value):
@@ -76,7 +76,7 @@ def test_a_save_that_stands_still_beats_no_more_and_one_on_a_slow_disk_does(ring
     """The disk is a pipe: a write that finds it full blocks, until somebody reads."""
     monkeypatch.setattr(state_saves, "BEAT_POLL_S", 0.05)
     record, (disk, end) = tmp_path / "rank-0.hb", os.pipe()
-    saves = StateSaves(Snapshots(ring, "/runs/a", "spec"), Heartbeat(record), str(tmp_path))
+    saves = StateSaves(Snapshots(ring, str(tmp_path), "spec"), Heartbeat(record))
     saves.save("a", 1, 0, [tensor_file(1)], lambda files: [os.write(end, bytes(1 << 16)) for _ in range(20)])
     waiting = threading.Thread(target=saves.wait)
     waiting.start()

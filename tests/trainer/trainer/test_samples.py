@@ -80,6 +80,6 @@ def test_a_damaged_vae_costs_the_samples_and_not_the_training(work, tmp_path):
     sampler = samples.Sampler(
         [samples.Prompt(0, "a thing", 1)], None, model, FAMILY, args, CPU, dtypes, messages.append
     )
-    assert sampler.make(transformer, None, 2, 0.1, Heartbeat.from_env(0), nullcontext, lambda: None) == []
+    assert sampler.make(transformer, None, 2, 0.1, Heartbeat.from_env(), nullcontext, lambda: None) == []
     assert "sample image 1 is skipped: TrainError" in messages[-1] and "download it again" in messages[-1]
     assert transformer.training and transformer.gradient_checkpointing

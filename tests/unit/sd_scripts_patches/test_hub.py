@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import children
 
-from guards import deadline, hub_request
+from guards import deadline
+from guards import hub as requests
 from sd_scripts_patches import hub, session
 
 
@@ -26,7 +27,7 @@ def test_a_slow_download_continues_while_bytes_arrive(tmp_path, monkeypatch):
 
     monkeypatch.setenv("HANGPROOF_HUB_TIMEOUT_S", "3")
     monkeypatch.setattr(deadline, "POLL_S", 0.01)
-    monkeypatch.setattr(hub_request, "time", SimpleNamespace(monotonic=seconds))
+    monkeypatch.setattr(requests, "time", SimpleNamespace(monotonic=seconds))
     assert hub.download(lambda: done.wait(60) and "path", tmp_path, "a file") == "path"
 
 

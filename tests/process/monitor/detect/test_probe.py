@@ -25,7 +25,13 @@ from monitor.process.spawned import TOKEN, Tree
 from monitor.state import Signals, Verdict
 
 LINUX = sys.platform.startswith("linux")
-GUARDED = "import sys, time; from guards import crash; crash.enable_stacks(sys.argv[1]); print('ready', flush=True); time.sleep(600)"
+GUARDED = """import os, sys, time
+from guards import crash, heartbeat
+os.environ["HANGPROOF_HEARTBEAT"] = sys.argv[1]
+crash.install(heartbeat.Heartbeat(None))
+print("ready", flush=True)
+time.sleep(600)
+"""
 
 
 @pytest.fixture

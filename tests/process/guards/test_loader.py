@@ -6,13 +6,13 @@ from pathlib import Path
 import children
 import pytest
 
-from guards import socket_folder
+from guards import loader
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sockets as on Unix")
 
 LOADER = """
-from guards import socket_folder
-print(socket_folder.choose())
+from guards import loader
+print(loader.move_sockets())
 import tempfile, torch
 from torch.utils.data import DataLoader
 torch.multiprocessing.set_sharing_strategy("file_descriptor")
@@ -37,15 +37,15 @@ def test_batches_arrive_with_a_long_tmpdir_which_stays(long_folder):
 
 
 def test_a_short_tmpdir_changes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(socket_folder.tempfile, "tempdir", "/tmp")
-    assert socket_folder.choose() == "" and socket_folder.tempfile.tempdir == "/tmp"
-    assert not socket_folder.fits("/" + "é" * 40)  # bytes count, not letters
+    monkeypatch.setattr(loader.tempfile, "tempdir", "/tmp")
+    assert loader.move_sockets() == "" and loader.tempfile.tempdir == "/tmp"
+    assert not loader.sockets_fit("/" + "é" * 40)  # bytes count, not letters
 
 
 def test_when_no_folder_can_be_used_the_error_names_tmpdir_and_what_to_do(long_folder, monkeypatch):
-    monkeypatch.setattr(socket_folder.tempfile, "tempdir", str(long_folder))
-    monkeypatch.setattr(socket_folder, "SHORT", ("/no/such/folder", str(long_folder)))
-    monkeypatch.setattr(socket_folder.multiprocessing.process.current_process(), "_config", {})
-    with pytest.raises(socket_folder.TooLong, match=r"TMPDIR \(.*Set TMPDIR to a shorter folder"):
-        socket_folder.choose()
-    assert socket_folder.tempfile.tempdir == str(long_folder)
+    monkeypatch.setattr(loader.tempfile, "tempdir", str(long_folder))
+    monkeypatch.setattr(loader, "SHORT", ("/no/such/folder", str(long_folder)))
+    monkeypatch.setattr(loader.multiprocessing.process.current_process(), "_config", {})
+    with pytest.raises(loader.TooLong, match=r"TMPDIR \(.*Set TMPDIR to a shorter folder"):
+        loader.move_sockets()
+    assert loader.tempfile.tempdir == str(long_folder)

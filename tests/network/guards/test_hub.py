@@ -11,8 +11,7 @@ from pathlib import Path
 import netns
 import pytest
 
-from guards import hub_request
-from guards.hub import Options
+from guards import hub
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = ("config.json", "tokenizer.json", "optional_1.json", "optional_2.json", "optional_3.json")
@@ -96,10 +95,11 @@ def test_without_a_network_the_library_raises_its_own_error_after_one_wait_for_a
 
 
 def test_the_wait_is_on_the_log_before_it_ends_and_again(monkeypatch):
-    monkeypatch.setattr(hub_request, "REPORT_S", 0.3)
-    monkeypatch.setattr(hub_request, "FIRST_REPORT_S", 0.3)
+    monkeypatch.setattr(hub, "REPORT_S", 0.3)
+    monkeypatch.setattr(hub, "FIRST_REPORT_S", 0.3)
     said: list[str] = []
-    patience = hub_request.Patience(60, "an answer", said.append)
+    monkeypatch.setattr(hub, "say", said.append)
+    patience = hub.Patience(60, "an answer")
     patience.pause_s = 1.2
-    patience.pause(ConnectionRefusedError(111, "Connection refused"), Options())  # in which it speaks
+    patience.pause(ConnectionRefusedError(111, "Connection refused"), hub.Options())  # in which it speaks
     assert len(said) >= 2 and all("Connection refused" in text and "giving up after 60 s" in text for text in said)
