@@ -199,14 +199,14 @@ def _hub() -> Iterator[Any]:
 
     Raises LaunchError: it refuses, or does not answer.
     """
-    import httpx2
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.utils import httpx
     from huggingface_hub.utils._http import default_client_factory
 
-    def client() -> httpx2.Client:
+    def client() -> httpx.Client:
         made = default_client_factory()
-        made.timeout = httpx2.Timeout(REQUEST_S)
+        made.timeout = httpx.Timeout(REQUEST_S)
         return made
 
     huggingface_hub.constants.HF_HUB_DISABLE_XET = True  # its variable counts only before the first import
@@ -215,13 +215,13 @@ def _hub() -> Iterator[Any]:
         yield huggingface_hub.HfApi(endpoint=hub.endpoint(), token=hub.token())
     except HFValidationError as error:
         raise LaunchError(f"{error} Write it as OWNER/NAME") from error
-    except (HfHubHTTPError, httpx2.HTTPError, RuntimeError) as error:
+    except (HfHubHTTPError, httpx.HTTPError, RuntimeError) as error:
         # An upload raises a RuntimeError from the real error.
         cause = error.__cause__ if type(error) is RuntimeError else error
         if isinstance(cause, HfHubHTTPError) and cause.response is not None:
             status = cause.response.status_code
             reason = REFUSED.get(status, f"Hugging Face answered with HTTP status {status}; start it again later")
-        elif isinstance(cause, httpx2.HTTPError):
+        elif isinstance(cause, httpx.HTTPError):
             why = f"cannot be reached or does not answer ({type(cause).__name__}); start it again later"
             reason = f"{hub.endpoint()} {why}"
         else:

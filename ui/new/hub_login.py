@@ -51,8 +51,8 @@ def store(token: str) -> str:
         raise LoginError(
             "HF_HUB_OFFLINE is set, so Hangproof cannot contact Hugging Face; unset it and restart Hangproof."
         )
-    from httpx2 import HTTPError  # the HTTP library of huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import httpx
 
     pool = ThreadPoolExecutor(1)  # the library itself waits without an end; app.py exits without waiting for a thread
     try:
@@ -63,7 +63,7 @@ def store(token: str) -> str:
         raise LoginError(
             known.get(status, f"{hub.endpoint()} answered with HTTP status {status}; try again later.")
         ) from None
-    except (HTTPError, TimeoutError) as error:
+    except (httpx.HTTPError, TimeoutError) as error:
         raise LoginError(f"{hub.endpoint()} cannot be reached ({type(error).__name__}); check the network.") from None
     except OSError as error:
         raise LoginError(f"The token cannot be stored ({error.strerror}): {error.filename}") from None
