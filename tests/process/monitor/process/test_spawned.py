@@ -1,167 +1,25 @@
-"""Processes and locks: who belongs to a run, who holds what, and what happens when the system cannot say."""
+"""Who belongs to a run and how it is killed; a child with a deadline, which never takes the monitor with it."""
 
-import contextlib
 import errno
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from unittest.mock import Mock
 
 import children
 import pytest
-from fault_actions import with_pids
-from monitor_helpers import wait_for
+from monitor_helpers import ROOT, wait_for
+from proc_helpers import error, failing, linux, start_of
 
-from guards import reading
 from monitor.process import platform, spawned
-from monitor.process.platform import Lock, is_held
+from monitor.process.platform import Lock
+from monitor.process.spawned import Subjob, python
 
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 MARK = f"test-{os.getpid()}"  # the token: another run of these tests has another one
 OURS = {spawned.TOKEN: MARK}
-
-
-def start_of(process: subprocess.Popen) -> float:
-    return platform.process_info(process.pid).start
-
-
-def error(number):
-    return OSError(number, os.strerror(number))
-
-
-def failing(monkeypatch, suffix, number, until_s=float("inf")):
-    """Reading files of /proc whose path ends in `suffix` fails, up to this moment."""
-    read = platform.read_bytes
-
-    def broken(path):
-        if path.endswith(suffix) and time.monotonic() < until_s:
-            raise error(number)
-        return read(path)
-
-    for module in (platform, reading):
-        monkeypatch.setattr(module, "read_bytes", broken)
-
-
-def test_a_process_is_known_by_number_and_start(child):
-    start = start_of(child)
-    assert platform.alive(child.pid, start) and not platform.alive(child.pid, start + 1)
-    assert not platform.send(child.pid, start + 1, 15), "a reused pid must not be signalled"
-    child.kill()
-    wait_for(lambda: platform.process_info(child.pid).dead, what="a zombie is dead")
-    assert not platform.alive(child.pid, start)
-    child.wait()
-    assert platform.process_info(child.pid) is None
-
-
-FIRST_THREAD_ENDS = """
-import ctypes, threading, time
-threading.Thread(target=lambda: time.sleep(60)).start()
-ctypes.CDLL(None).pthread_exit(None)
-"""
-
-
-@linux
-def test_a_process_lives_until_its_last_thread_has_ended(spawn):
-    """The kernel shows it as a zombie as soon as its first thread has; what it has open is still locked."""
-    process = spawn(sys.executable, "-c", FIRST_THREAD_ENDS)
-    stat = f"/proc/{process.pid}/stat"
-    wait_for(lambda: platform.read_bytes(stat).rpartition(b")")[2].split()[0] == b"Z", what="its first thread ends")
-    found = platform.process_info(process.pid)
-    assert not found.dead and platform.alive(process.pid, found.start)
-    process.kill()
-    wait_for(lambda: platform.process_info(process.pid).dead, what="the end of the process")
-
-
-@linux
-def test_processes_that_exit_during_a_scan_are_left_out(spawn):
-    shell = spawn("bash", "-c", "for i in $(seq 150); do /bin/true; done")
-    while shell.poll() is None:
-        found = platform.scan()
-        assert os.getpid() in found
-        for pid in found:
-            platform.environ_of(pid), platform.command_of(pid), platform.catches(pid, 1)
-
-
-@linux
-@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ENOMEM])
-def test_a_process_that_cannot_be_read_is_not_dead(monkeypatch, child, number):
-    start = start_of(child)
-    failing(monkeypatch, f"/{child.pid}/stat", number)
-    for call in (platform.scan, lambda: platform.alive(child.pid, start), lambda: platform.send(child.pid, start, 9)):
-        with pytest.raises(OSError):
-            call()
-    assert child.poll() is None, "nobody knows whether it is the same process"
-
-
-@linux
-def test_a_process_number_that_is_used_again_is_never_hit(monkeypatch, child, request):
-    """The process dies after it was found alive and before the signal is sent, and another one gets its number."""
-    start, alive, others = start_of(child), platform.alive, []
-
-    def dies_after(pid, started):
-        found = alive(pid, started)
-        child.kill()
-        child.wait()
-        with contextlib.suppress(OSError):
-            others.extend(with_pids([pid]))
-        return found
-
-    monkeypatch.setattr(platform, "alive", dies_after)
-    sent = platform.send(child.pid, start, signal.SIGKILL)
-    if not others:
-        pytest.skip("only root can choose the number of a process")
-    request.addfinalizer(others[0].kill)
-    with pytest.raises(subprocess.TimeoutExpired):
-        others[0].wait(0.2)
-    assert not sent
-
-
-@linux
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EMFILE, errno.EPERM])
-def test_a_signal_is_sent_where_there_is_no_pidfd(monkeypatch, child, number):
-    refuse = Mock(side_effect=error(number))
-    monkeypatch.setattr(os, "pidfd_open", refuse)
-    assert platform.send(child.pid, start_of(child), signal.SIGKILL)
-    assert child.wait(30) == -signal.SIGKILL
-
-
-@linux
-def test_an_exit_code_that_somebody_waits_for_survives_the_reaping_of_orphans():
-    """In a process of its own, which adopts orphans as the monitor does."""
-    code = """
-import subprocess, sys, time
-from monitor.process import platform
-platform.become_subreaper()
-known = platform.popen(["sh", "-c", "exit 7"])
-subprocess.run(["sh", "-c", "for i in 1 2 3 4 5; do sleep 0.1 & done"])
-until = time.monotonic() + 60
-while [p for p in platform.scan().values() if p.ppid == platform.os.getpid()]:
-    assert time.monotonic() < until, platform.scan()
-    time.sleep(0.05)
-    platform.reap()
-print(known.wait())
-"""
-    done = children.run(code)
-    assert done.stdout == "7\n", done.stderr
-
-
-@linux
-def test_an_environment_that_cannot_be_read_is_not_an_empty_one(monkeypatch, child):
-    path = f"/{child.pid}/environ"
-    for number in (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM):
-        with monkeypatch.context() as context:
-            failing(context, path, number)
-            assert platform.environ_of(child.pid) == {}
-    failing(monkeypatch, path, errno.EIO)
-    for read in (
-        lambda: platform.environ_of(child.pid),
-        lambda: spawned.with_environment(spawned.RUN, "/x"),
-        spawned.orphans,
-    ):
-        with pytest.raises(OSError):
-            read()
 
 
 @linux
@@ -261,122 +119,144 @@ def test_orphans_are_named_with_what_to_do(tmp_path, spawn):
     assert not spawned.with_environment(spawned.RUN, str(tmp_path) + "x")
 
 
-@linux
-def test_the_boot_id_does_not_depend_on_the_wall_clock(monkeypatch):
-    """A name computed from the wall clock flips, and a healthy training would be killed as one of the boot before."""
-    before = platform.boot_id()
-    monkeypatch.setattr(time, "time", lambda: 0.0)
-    assert platform.boot_id() == before != ""
-    failing(monkeypatch, "", errno.ENOENT)
-    assert platform.boot_id() == "", "unknown off Linux"
+posix = pytest.mark.skipif(os.name == "nt", reason="signals")
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners of files")
-def test_a_private_folder_is_ours_alone_and_listed_without_what_others_made(tmp_path, monkeypatch):
-    folder = platform.private_folder("a run", tmp_path)
-    assert folder.stat().st_mode & 0o777 == 0o700
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "hangproof-link").symlink_to(tmp_path / "elsewhere")
-    assert platform.private_folders(tmp_path) == [folder]
-    platform.drop_private(tmp_path / "elsewhere")
-    with monkeypatch.context() as another:
-        another.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
-        assert platform.private_folders(tmp_path) == []
-    platform.drop_private(folder)
-    assert not folder.exists() and (tmp_path / "elsewhere").exists()
+def run(code, timeout_s=60, **more):
+    """Run Python code to its end."""
+    job = Subjob([sys.executable, "-c", code], timeout_s, **more)
+    job.wait(time.sleep)
+    return job
 
 
-@linux
-def test_a_waker_sleeps_its_time_and_wakes_when_a_child_exits_or_a_signal_handler_says_so():
-    waker = platform.Waker()
-    began = time.monotonic()
-    waker.sleep(0.2)
-    assert time.monotonic() - began >= 0.19
-    process = subprocess.Popen(["sleep", "0.2"])
-    waker.sleep(60)
-    assert time.monotonic() - began < 50
-    process.wait()
-    began = time.monotonic()
-    before = signal.signal(signal.SIGALRM, lambda *_: waker.wake())
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
-    waker.sleep(60)
-    assert time.monotonic() - began < 50
-    signal.signal(signal.SIGALRM, before)
-    for _ in range(3):
-        waker.wake()
-    waker.sleep(60)
-    began = time.monotonic()
-    waker.sleep(0.2)
-    assert time.monotonic() - began >= 0.19, "several wakes end one sleep"
+def test_the_answer_is_the_json_object_on_the_last_line():
+    job = run("print('noise'); print('{\"a\": 1}'); print()")
+    assert (job.code, job.error, job.answer()) == (0, "", {"a": 1}) and job.text().startswith("noise")
+    assert not job.timed_out and job.took_s > 0
+    assert run("print('[1]')").answer() is None and run("print('{')").answer() is None and run("").answer() is None
 
 
-def test_a_lock_goes_with_its_holder(tmp_path, spawn):
-    path = tmp_path / "lock"
-    code = (
-        "import sys, time, pathlib; from monitor.process.platform import Lock; lock = Lock(pathlib.Path(sys.argv[1]))"
-    )
-    holder = spawn(sys.executable, "-c", f"{code}; print(lock.acquire(), flush=True); time.sleep(60)", str(path))
-    assert holder.stdout.readline() == "True\n"
-    mine = Lock(path)
-    assert is_held(path) and not mine.acquire()
-    with pytest.raises(RuntimeError, match="not held"):
-        _ = mine.handle
-    holder.kill()
-    holder.wait()
-    assert not is_held(path)
-    assert mine.acquire(patience_s=30)
-    assert not Lock(path).acquire()
-    mine.release()
+def test_it_reads_its_standard_input_from_a_file_and_nothing_without():
+    echo = "import sys; print(len(sys.stdin.read()))"
+    assert run(echo, stdin=b"x" * 1_000_000).text().strip() == "1000000"
+    assert run(echo).text().strip() == "0"
 
 
-@linux
-def test_a_lock_on_a_file_removed_meanwhile_is_taken_again_on_the_new_one(tmp_path, monkeypatch):
-    path = tmp_path / "lock"
-    first, lock = [True], platform._lock
-
-    def removed_before(handle, shared=False):
-        if first.pop() if first else False:
-            path.unlink()
-        return lock(handle, shared)
-
-    monkeypatch.setattr(platform, "_lock", removed_before)
-    mine = Lock(path)
-    assert mine.acquire() and path.exists() and is_held(path)
-    mine.release()
-    assert not is_held(path)
+def test_much_output_blocks_nobody_and_its_end_is_kept():
+    job = run("import sys; sys.stderr.write('x' * 3_000_000); print('\\nend')")
+    assert job.code == 0 and len(job.text()) <= 1 << 20 and job.text().endswith("end\n")
 
 
-def test_none_of_it_imports_more_than_the_standard_library():
-    modules = ["process.platform", "process.spawned", "gpu"]
-    code = f"import sys, importlib\nfor m in {modules}: importlib.import_module('monitor.' + m)\nprint(*sorted(m for m in sys.modules))"
-    shown = children.run(code).stdout
-    assert shown
-    allowed = set(sys.stdlib_module_names) | {"monitor", "guards", "sitecustomize", "__main__"}
-    names = {name.partition(".")[0] for name in shown.split()}
-    assert {n for n in names if n not in allowed and not n.startswith(("_", "distutils"))} == set()
+def test_the_error_is_the_last_line_or_the_exit_status():
+    assert run("import sys; sys.exit('run.toml: no model')").error == "run.toml: no model"
+    assert run("import sys; sys.exit(3)").error.endswith("failed: exit status 3")
+    job = run("import sys; print('{\"a\": 1}'); sys.exit(3)")
+    assert job.error.endswith("failed: exit status 3") and job.answer() == {"a": 1} and job.code == 3
+    if os.name != "nt":
+        job = run("import os; print('half a line', flush=True); os.kill(os.getpid(), 11)")
+        assert job.error.endswith("was killed by SIGSEGV") and job.code == -11 and job.text() == "half a line\n"
 
 
-@pytest.mark.parametrize("system", ["win32", "darwin"])
-def test_it_imports_and_works_without_linux(system, tmp_path):
-    """The modules of another system are missing, and psutil reads the processes."""
+@posix
+def test_its_deadline_kills_it_and_its_children():
+    job = Subjob(["bash", "-c", "sleep 600 & echo $!; wait"], 0.5)
+    job.wait(time.sleep)
+    assert job.timed_out and "timed out after 0.5 s" in job.error and job.code == -9 and job.took_s >= 0.5
+    child = int(job.text())
+    wait_for(lambda: (info := platform.process_info(child)) is None or info.dead)
+    job.kill()
+    assert "timed out" in job.error, "the first reason stays"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count the bytes of a process")
+@pytest.mark.parametrize(("moves", "limit_s", "standstill_s"), [(3, 600, 1.0), (30, 1.0, 60)])
+def test_a_standstill_or_its_limit_ends_one_that_moves_bytes(tmp_path, moves, limit_s, standstill_s):
+    """It reads a thousand bytes every 0.1 s, then stands still. One that lasts: ../resume/test_checkpoints.py."""
+    (tmp_path / "file").write_bytes(bytes(30_000))
     code = f"""
-import contextlib, os, pathlib, random, signal, subprocess, sys, tempfile, threading, psutil
-tempfile.tempdir = {str(tmp_path)!r}
-sys.platform = {system!r}
-if sys.platform == "win32":
-    sys.modules["fcntl"] = None
-    for name in ("getuid", "sysconf", "killpg", "pidfd_open", "waitpid", "set_blocking"):
-        delattr(os, name)
-    del signal.SIGKILL, signal.SIGCONT
-from monitor.process import platform, spawned
-from monitor import gpu
-child = subprocess.Popen(["sleep", "60"], env={{**os.environ, spawned.TOKEN: {MARK!r}}})
-print(platform.alive(child.pid, platform.process_info(child.pid).start), platform.process_info(1 << 22))
-print(len(spawned.Tree({MARK!r}).refresh()), platform.command_of(child.pid), platform.catches(child.pid, 9))
-platform.Waker().sleep(0.01)
-platform.private_folder("x")
-os.kill(child.pid, 9)
+import time
+with open({str(tmp_path / "file")!r}, "rb", buffering=0) as file:
+    for _ in range({moves}):
+        file.read(1000)
+        time.sleep(0.1)
+time.sleep(60)
 """
-    run = children.run(code)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == ["True None", "1 sleep 60 True"]
+    job = run(code, limit_s, standstill_s=standstill_s)
+    how = " in which it read and wrote nothing" if moves == 3 else ""
+    assert job.timed_out and job.error.endswith(f"timed out after 1 s{how}")
+
+
+def test_a_pause_that_raises_kills_it():
+    job = Subjob([sys.executable, "-c", "import time; time.sleep(60)"], 60)
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        job.wait(interrupted)
+    assert job.done() and job.error.endswith("was killed") and job.code != 0
+
+
+def test_a_program_that_is_missing_is_an_error_in_words():
+    job = Subjob(["no-such-program-here"], 5)
+    assert job.done() and job.code is None and job.answer() is None and job.text() == ""
+    assert job.error.startswith("no-such-program-here cannot be started: No such file or directory")
+    job.wait(time.sleep)
+    job.kill()
+    assert Subjob(["a\0b"], 5).error
+
+
+@posix
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE, errno.ENOSPC])
+@pytest.mark.parametrize(("place", "name"), [(subprocess.Popen, "_execute_child"), (tempfile, "TemporaryFile")])
+def test_a_fork_or_a_temporary_file_that_fails_is_an_error_in_words(monkeypatch, number, place, name):
+    fails = Mock(side_effect=OSError(number, os.strerror(number)))
+    monkeypatch.setattr(place, name, fails)
+    job = Subjob(python("monitor.nothing"), 5, stdin=b"text")
+    assert job.done() and job.code is None and os.strerror(number) in job.error
+    assert place is tempfile or job.error.startswith("monitor.nothing cannot be started: ")
+
+
+@posix
+def test_without_a_free_descriptor_it_is_done_at_once():
+    code = """
+import os, resource, tempfile
+from monitor.process.spawned import Subjob
+tempfile.gettempdir()
+n = len(os.listdir('/proc/self/fd')) - 1
+for free in range(6):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (n + free, 4096))
+    job = Subjob(['true'], 5, stdin=b'text')
+    while not job.done():
+        pass
+    print('fails' if 'Too many open files' in job.error else job.error or 'works')
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+assert len(os.listdir('/proc/self/fd')) - 1 == n, 'nothing stays open'
+"""
+    if sys.platform.startswith("linux"):
+        shown = children.run(code)
+        assert shown.returncode == 0, shown.stderr
+        assert shown.stdout.split()[:4] == ["fails"] * 4 and set(shown.stdout.split()) == {"fails", "works"}
+
+
+@posix
+def test_a_child_that_cannot_be_killed_does_not_hold_us_up(monkeypatch):
+    killed = []
+    job = Subjob(["sleep", "60"], 0.2)
+    with monkeypatch.context() as context:
+        context.setattr(os, "killpg", lambda *_: killed.append(1))  # as if it were in uninterruptible sleep
+        wait_for(job.done)
+        assert job.done() and job.timed_out and job.code is None and len(killed) == 1, "the wait is paid once"
+    assert f"process {job._popen.pid} is stuck in the kernel" in job.error
+    os.kill(job._popen.pid, signal.SIGKILL)
+    job._popen.wait()
+
+
+def test_helpers_do_not_look_like_processes_of_a_run(monkeypatch):
+    for name in ("HANGPROOF_TOKEN", "HANGPROOF_RUN", "HANGPROOF_HEARTBEAT"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("HANGPROOF_DATA", "y")
+    shown = run("import os; print(sorted(k for k in os.environ if k.startswith('HANGPROOF_')))").text()
+    assert "HANGPROOF_DATA" in shown and not any(n in shown for n in ("TOKEN", "HANGPROOF_RUN", "HEARTBEAT"))
+    assert spawned.ROOT == ROOT

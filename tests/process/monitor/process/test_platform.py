@@ -1,0 +1,262 @@
+"""What the system says of processes, signals, private folders and locks, and what happens when it cannot say."""
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from unittest.mock import Mock
+
+import children
+import pytest
+from fault_actions import with_pids
+from monitor_helpers import wait_for
+from proc_helpers import error, failing, linux, start_of
+
+from monitor.process import platform, spawned
+from monitor.process.platform import Lock, is_held
+
+MARK = f"test-{os.getpid()}"  # the token: another run of these tests has another one
+
+
+def test_a_process_is_known_by_number_and_start(child):
+    start = start_of(child)
+    assert platform.alive(child.pid, start) and not platform.alive(child.pid, start + 1)
+    assert not platform.send(child.pid, start + 1, 15), "a reused pid must not be signalled"
+    child.kill()
+    wait_for(lambda: platform.process_info(child.pid).dead, what="a zombie is dead")
+    assert not platform.alive(child.pid, start)
+    child.wait()
+    assert platform.process_info(child.pid) is None
+
+
+FIRST_THREAD_ENDS = """
+import ctypes, threading, time
+threading.Thread(target=lambda: time.sleep(60)).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+@linux
+def test_a_process_lives_until_its_last_thread_has_ended(spawn):
+    """The kernel shows it as a zombie as soon as its first thread has; what it has open is still locked."""
+    process = spawn(sys.executable, "-c", FIRST_THREAD_ENDS)
+    stat = f"/proc/{process.pid}/stat"
+    wait_for(lambda: platform.read_bytes(stat).rpartition(b")")[2].split()[0] == b"Z", what="its first thread ends")
+    found = platform.process_info(process.pid)
+    assert not found.dead and platform.alive(process.pid, found.start)
+    process.kill()
+    wait_for(lambda: platform.process_info(process.pid).dead, what="the end of the process")
+
+
+@linux
+def test_processes_that_exit_during_a_scan_are_left_out(spawn):
+    shell = spawn("bash", "-c", "for i in $(seq 150); do /bin/true; done")
+    while shell.poll() is None:
+        found = platform.scan()
+        assert os.getpid() in found
+        for pid in found:
+            platform.environ_of(pid), platform.command_of(pid), platform.catches(pid, 1)
+
+
+@linux
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ENOMEM])
+def test_a_process_that_cannot_be_read_is_not_dead(monkeypatch, child, number):
+    start = start_of(child)
+    failing(monkeypatch, f"/{child.pid}/stat", number)
+    for call in (platform.scan, lambda: platform.alive(child.pid, start), lambda: platform.send(child.pid, start, 9)):
+        with pytest.raises(OSError):
+            call()
+    assert child.poll() is None, "nobody knows whether it is the same process"
+
+
+@linux
+def test_a_process_number_that_is_used_again_is_never_hit(monkeypatch, child, request):
+    """The process dies after it was found alive and before the signal is sent, and another one gets its number."""
+    start, alive, others = start_of(child), platform.alive, []
+
+    def dies_after(pid, started):
+        found = alive(pid, started)
+        child.kill()
+        child.wait()
+        with contextlib.suppress(OSError):
+            others.extend(with_pids([pid]))
+        return found
+
+    monkeypatch.setattr(platform, "alive", dies_after)
+    sent = platform.send(child.pid, start, signal.SIGKILL)
+    if not others:
+        pytest.skip("only root can choose the number of a process")
+    request.addfinalizer(others[0].kill)
+    with pytest.raises(subprocess.TimeoutExpired):
+        others[0].wait(0.2)
+    assert not sent
+
+
+@linux
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EMFILE, errno.EPERM])
+def test_a_signal_is_sent_where_there_is_no_pidfd(monkeypatch, child, number):
+    refuse = Mock(side_effect=error(number))
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert platform.send(child.pid, start_of(child), signal.SIGKILL)
+    assert child.wait(30) == -signal.SIGKILL
+
+
+@linux
+def test_an_exit_code_that_somebody_waits_for_survives_the_reaping_of_orphans():
+    """In a process of its own, which adopts orphans as the monitor does."""
+    code = """
+import subprocess, sys, time
+from monitor.process import platform
+platform.become_subreaper()
+known = platform.popen(["sh", "-c", "exit 7"])
+subprocess.run(["sh", "-c", "for i in 1 2 3 4 5; do sleep 0.1 & done"])
+until = time.monotonic() + 60
+while [p for p in platform.scan().values() if p.ppid == platform.os.getpid()]:
+    assert time.monotonic() < until, platform.scan()
+    time.sleep(0.05)
+    platform.reap()
+print(known.wait())
+"""
+    done = children.run(code)
+    assert done.stdout == "7\n", done.stderr
+
+
+@linux
+def test_an_environment_that_cannot_be_read_is_not_an_empty_one(monkeypatch, child):
+    path = f"/{child.pid}/environ"
+    for number in (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM):
+        with monkeypatch.context() as context:
+            failing(context, path, number)
+            assert platform.environ_of(child.pid) == {}
+    failing(monkeypatch, path, errno.EIO)
+    for read in (
+        lambda: platform.environ_of(child.pid),
+        lambda: spawned.with_environment(spawned.RUN, "/x"),
+        spawned.orphans,
+    ):
+        with pytest.raises(OSError):
+            read()
+
+
+@linux
+def test_the_boot_id_does_not_depend_on_the_wall_clock(monkeypatch):
+    """A name computed from the wall clock flips, and a healthy training would be killed as one of the boot before."""
+    before = platform.boot_id()
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert platform.boot_id() == before != ""
+    failing(monkeypatch, "", errno.ENOENT)
+    assert platform.boot_id() == "", "unknown off Linux"
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners of files")
+def test_a_private_folder_is_ours_alone_and_listed_without_what_others_made(tmp_path, monkeypatch):
+    folder = platform.private_folder("a run", tmp_path)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "hangproof-link").symlink_to(tmp_path / "elsewhere")
+    assert platform.private_folders(tmp_path) == [folder]
+    platform.drop_private(tmp_path / "elsewhere")
+    with monkeypatch.context() as another:
+        another.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+        assert platform.private_folders(tmp_path) == []
+    platform.drop_private(folder)
+    assert not folder.exists() and (tmp_path / "elsewhere").exists()
+
+
+@linux
+def test_a_waker_sleeps_its_time_and_wakes_when_a_child_exits_or_a_signal_handler_says_so():
+    waker = platform.Waker()
+    began = time.monotonic()
+    waker.sleep(0.2)
+    assert time.monotonic() - began >= 0.19
+    process = subprocess.Popen(["sleep", "0.2"])
+    waker.sleep(60)
+    assert time.monotonic() - began < 50
+    process.wait()
+    began = time.monotonic()
+    before = signal.signal(signal.SIGALRM, lambda *_: waker.wake())
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    waker.sleep(60)
+    assert time.monotonic() - began < 50
+    signal.signal(signal.SIGALRM, before)
+    for _ in range(3):
+        waker.wake()
+    waker.sleep(60)
+    began = time.monotonic()
+    waker.sleep(0.2)
+    assert time.monotonic() - began >= 0.19, "several wakes end one sleep"
+
+
+def test_a_lock_goes_with_its_holder(tmp_path, spawn):
+    path = tmp_path / "lock"
+    code = (
+        "import sys, time, pathlib; from monitor.process.platform import Lock; lock = Lock(pathlib.Path(sys.argv[1]))"
+    )
+    holder = spawn(sys.executable, "-c", f"{code}; print(lock.acquire(), flush=True); time.sleep(60)", str(path))
+    assert holder.stdout.readline() == "True\n"
+    mine = Lock(path)
+    assert is_held(path) and not mine.acquire()
+    with pytest.raises(RuntimeError, match="not held"):
+        _ = mine.handle
+    holder.kill()
+    holder.wait()
+    assert not is_held(path)
+    assert mine.acquire(patience_s=30)
+    assert not Lock(path).acquire()
+    mine.release()
+
+
+@linux
+def test_a_lock_on_a_file_removed_meanwhile_is_taken_again_on_the_new_one(tmp_path, monkeypatch):
+    path = tmp_path / "lock"
+    first, lock = [True], platform._lock
+
+    def removed_before(handle, shared=False):
+        if first.pop() if first else False:
+            path.unlink()
+        return lock(handle, shared)
+
+    monkeypatch.setattr(platform, "_lock", removed_before)
+    mine = Lock(path)
+    assert mine.acquire() and path.exists() and is_held(path)
+    mine.release()
+    assert not is_held(path)
+
+
+def test_none_of_it_imports_more_than_the_standard_library():
+    modules = ["process.platform", "process.spawned", "gpu"]
+    code = f"import sys, importlib\nfor m in {modules}: importlib.import_module('monitor.' + m)\nprint(*sorted(m for m in sys.modules))"
+    shown = children.run(code).stdout
+    assert shown
+    allowed = set(sys.stdlib_module_names) | {"monitor", "guards", "sitecustomize", "__main__"}
+    names = {name.partition(".")[0] for name in shown.split()}
+    assert {n for n in names if n not in allowed and not n.startswith(("_", "distutils"))} == set()
+
+
+@pytest.mark.parametrize("system", ["win32", "darwin"])
+def test_it_imports_and_works_without_linux(system, tmp_path):
+    """The modules of another system are missing, and psutil reads the processes."""
+    code = f"""
+import contextlib, os, pathlib, random, signal, subprocess, sys, tempfile, threading, psutil
+tempfile.tempdir = {str(tmp_path)!r}
+sys.platform = {system!r}
+if sys.platform == "win32":
+    sys.modules["fcntl"] = None
+    for name in ("getuid", "sysconf", "killpg", "pidfd_open", "waitpid", "set_blocking"):
+        delattr(os, name)
+    del signal.SIGKILL, signal.SIGCONT
+from monitor.process import platform, spawned
+from monitor import gpu
+child = subprocess.Popen(["sleep", "60"], env={{**os.environ, spawned.TOKEN: {MARK!r}}})
+print(platform.alive(child.pid, platform.process_info(child.pid).start), platform.process_info(1 << 22))
+print(len(spawned.Tree({MARK!r}).refresh()), platform.command_of(child.pid), platform.catches(child.pid, 9))
+platform.Waker().sleep(0.01)
+platform.private_folder("x")
+os.kill(child.pid, 9)
+"""
+    run = children.run(code)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == ["True None", "1 sleep 60 True"]
