@@ -192,6 +192,13 @@ def events(folder: Path, kind: str | None = None) -> list[dict]:
     return [event for event in read_lines(folder / "events.jsonl") if kind in (None, event["kind"])]
 
 
+# What status.json says of a run that trains.
+STATUS = {
+    "name": 'my "lora"', "state": "running", "alive": True, "step": 12, "planned_steps": 100, "step_s": 0.5,
+    "loss": 0.25, "eta_s": 44.0, "attempt": 2, "restarts": 1, "incidents": 1, "phase": "step", "epoch": 1,
+    "last_progress_at": "2026-01-02T03:04:05.500Z", "updated_at": "2026-01-02T03:04:06.000Z", "message": "",
+}  # fmt: skip
+
 WATCHES = "any(sys.orig_argv[i:i+3] == ['-m', 'monitor', 'run'] for i in range(6))"
 
 

@@ -1,6 +1,5 @@
 """Processes as the tests of monitor/process/ look at them, and files of /proc that cannot be read."""
 
-import errno
 import os
 import subprocess
 import sys

@@ -1,36 +1,16 @@
 """The tab Doctor: what it asks and answers, whatever is sent to it."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ui_page import until
 
 import doctor_tools
-from monitor.cli import explain
-from monitor.process import platform
-from monitor.run_folder import MonitorError
 from runs.files import RunError
 from ui import doctor_page
-
-
-@settings(max_examples=50)
-@given(st.text(max_size=30) | st.integers() | st.floats() | st.none() | st.binary(max_size=9) | st.lists(st.integers()))
-def test_no_process_number_does_harm(pid):
-    mine = {process.pid for process in platform.scan().values()} if isinstance(pid, int) and 0 < pid < 5000 else set()
-    try:
-        found = explain.checked(pid)
-    except MonitorError as error:
-        assert str(error) and len(str(error)) < 300
-    else:
-        assert found.pid in mine or os.path.exists(f"/proc/{found.pid}")
 
 
 @settings(max_examples=30)
@@ -75,25 +55,6 @@ def test_a_report_has_no_home_no_token_and_no_password():
     given_text = f"{home}/models https://me:secret@host/x hf_abcdefghijklmnop sk-1234567890abcdef"
     text = doctor_tools.without_secrets(given_text)
     assert home not in text and "secret" not in text and "hf_" not in text and "sk-" not in text
-
-
-def says(pid: int, words: str) -> None:
-    until(lambda: words in explain.facts(explain.checked(pid))["text"], f"{words} is said", 10)
-
-
-def test_a_dead_lock_a_read_and_a_stop_are_explained(tmp_path):
-    code = "import sys, threading; lock = threading.Lock(); lock.acquire(); print('r', flush=True)\n"
-    pipe = "import os; r, w = os.pipe(); print('r', flush=True); os.read(r, 1)"
-    for program, words in ((code + "lock.acquire()", "for a lock"), (pipe, "pipe")):
-        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-        try:
-            assert process.stdout is not None and process.stdout.readline()
-            says(process.pid, words)
-            process.send_signal(signal.SIGSTOP)
-            says(process.pid, "is stopped by a signal")
-        finally:
-            process.kill()
-            process.wait(60)
 
 
 @pytest.mark.parametrize(

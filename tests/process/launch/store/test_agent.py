@@ -1,6 +1,5 @@
 """A run with a store, as real processes: keeper, monitor, agent and a toy trainer; a machine is an empty data root."""
 
-import io
 import json
 import os
 import shutil
@@ -9,7 +8,6 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -25,11 +23,9 @@ from launch.store import copies
 from launch.store.agent import Report
 from launch.store.lease import current
 from launch.store.places import open_place
-from monitor import config, store
+from monitor import store
 from monitor.cli.commands import line
-from monitor.run_folder import RunFolder
-from monitor.state import State, Transition, read_status
-from monitor.supervisor import admission
+from monitor.state import read_status
 
 STEPS, EVERY = 80, 20
 TRAINING = toy(STEPS, EVERY, step_s=0.03)
@@ -225,27 +221,6 @@ def test_a_store_that_fails_during_the_training_does_not_stop_it_and_a_second_st
     assert 1 <= len(events(one.folder, "store_error")) <= 3, "once for each kind of error"
 
 
-class Living:
-    """A process that takes orders and carries out none."""
-
-    pid, stdin = 1, io.BytesIO()
-
-    def poll(self) -> None:
-        return None
-
-
-def test_the_last_copy_ends_at_its_limit_with_what_is_missing(tmp_path):
-    (tmp_path / "run.toml").write_text(f'name = "a"\nstore = "{tmp_path}"\n')
-    agent = store.StoreAgent(RunFolder(tmp_path), config.load().store)
-    view = {"pid": 1, "lease": "held", "ready": True, "pending": "the LoRA", "error": "no answer", "done": 0}
-    (tmp_path / store.STORE).write_text(json.dumps(view))
-    agent._popen, left = Living(), iter([5.0, 1.0, 0.0])
-    assert agent.flush(lambda: next(left), lambda seconds: None) == "not in the store: the LoRA (no answer)"
-    assert json.loads(agent._popen.stdin.getvalue())["what"] == "flush"
-    (tmp_path / store.STORE).write_text(json.dumps({**view, "done": 2}))
-    assert agent.flush(lambda: 5.0, lambda seconds: None) == "", "the second order was carried out"
-
-
 @pytest.mark.slow
 def test_killed_agents_and_monitors_are_replaced_and_the_run_stays_one(machine, address):
     training = toy(200, EVERY, step_s=0.03)
@@ -279,22 +254,9 @@ def test_what_a_training_saves_while_nobody_watches_reaches_the_store(machine, a
     assert manifest.step == 120 and manifest.completed and "run/toy.safetensors" in manifest.files
 
 
-@pytest.mark.parametrize("lease", ["refused", "lost"])
-def test_a_run_that_another_machine_trains_ends_before_its_first_attempt(lease):
-    view = store.StoreView(lease=store.LeaseState(lease), message="other (process 1) trains this run")
-    agent = SimpleNamespace(poll=lambda: view, unreachable_s=lambda: 0.0)
-    waiting = SimpleNamespace(config=config.load())
-    assert admission(waiting, agent) == Transition(State.FAILED, view.message, code=4)
-
-
 def test_what_ends_a_run_is_not_overwritten_by_another_thread_of_the_agent(tmp_path):
     report = Report(tmp_path, "1" * 16)
     report.set(lease=store.LeaseState.LOST, message="other (process 1) took the lease")
     report.set(lease=store.LeaseState.HELD, ready=True, message="the lease is held")
     values = json.loads((tmp_path / store.STORE).read_text())
     assert (values["lease"], values["ready"], values["message"]) == ("lost", False, "other (process 1) took the lease")
-
-
-def test_values_of_another_version_are_ignored():
-    assert store.parse({"lease": "held", "ready": True, "new": 1}).lease is store.LeaseState.HELD
-    assert store.parse({"lease": "borrowed"}) is None and store.parse({}) is None

@@ -16,7 +16,7 @@ from toys import AT, GO, HANG, HOLD, SHORT, fault_at, undisturbed
 from guards import checkpoint
 from monitor.cli import commands
 from monitor.process import platform
-from monitor.run_folder import MonitorError, RunFolder
+from monitor.run_folder import RunFolder
 from monitor.state import RunState
 
 pytestmark = [
@@ -198,18 +198,3 @@ def test_a_pause_survives_a_killed_monitor(folder):
     psutil.Process(status(folder)["monitor_pid"]).kill()  # its keeper starts the next one
     assert finish(process)[0] == 3
     assert status(folder)["state"] == "paused" and not members(folder)
-
-
-def test_a_request_that_cannot_be_done_says_why(folder):
-    toy_run(folder, f"def fault(step):\n{GO}", steps=20)
-    with pytest.raises(MonitorError, match="toy: sample images can be made while it trains, but it is never started"):
-        commands.request(folder, "sample")
-    process = started(folder, 1)
-    name = commands.request(folder, "save")
-    assert name == commands.request(folder, "save")  # two requests of one kind are one
-    (folder / "go").touch()
-    assert finish(process)[0] == 0
-    found = commands.outcome(folder, name)
-    assert found and not found["done"] and found["message"] == "a checkpoint not made: the run is completed"
-    with pytest.raises(MonitorError, match="it is completed"):
-        commands.request(folder, "save")
