@@ -8,17 +8,9 @@ import children
 import pytest
 
 from guards.metrics import append_line
-from monitor.run_folder import RunFolder
 
-FULL = """
-import resource, sys
-from pathlib import Path
-folder = Path(sys.argv[1])
-def room(bytes):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes, resource.RLIM_INFINITY))
-"""
 METRICS = (
-    FULL
+    children.FULL_DISK
     + """
 from guards.metrics import Metrics
 metrics = Metrics(folder / "metrics.jsonl")
@@ -54,44 +46,3 @@ def test_a_line_that_a_kill_cut_off_does_not_swallow_the_next(tmp_path):
     append_line(path, {"kind": "d"})
     assert path.read_bytes().splitlines()[-2:] == [b'{"kind": "c"}', b'{"kind": "d"}']
     assert os.stat(path).st_mode & 0o600 == 0o600
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_replaced_file_of_a_run_is_synced_with_its_folder(tmp_path, monkeypatch):
-    """`monitor.json`: without that, a power cut after "saved" brings the old file back."""
-    synced, fsync = [], os.fsync
-    monkeypatch.setattr(
-        os, "fsync", lambda number: (synced.append(os.readlink(f"/proc/self/fd/{number}")), fsync(number))
-    )
-    assert RunFolder(tmp_path).replace("monitor.json", "{}", sync=True)
-    assert synced[-1] == str(tmp_path) and len(synced) == 2
-
-
-SAVED = (
-    FULL
-    + """
-from monitor.run_folder import RunFolder
-from monitor.state import RunState
-from monitor.loop import Loop
-from monitor.supervisor import turn
-loop = Loop(RunFolder(folder), turn)
-state = loop.state
-room(10)
-state.restarts = 3
-print(state.save(loop.folder), RunState.load(loop.folder).restarts)
-state.restarts = 4  # under way: not committed
-loop.write_status(force=True)
-room(resource.RLIM_INFINITY)
-loop.write_status(force=True)
-print(RunState.load(loop.folder).restarts)
-"""
-)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="RLIMIT_FSIZE is POSIX")
-def test_a_state_that_the_disk_refused_is_saved_with_the_next_status(tmp_path):
-    (tmp_path / "run.toml").write_text("")
-    done = children.run(SAVED, tmp_path)
-    assert done.returncode == 0, done.stderr
-    shown = [line for line in done.stdout.splitlines() if "cannot write" not in line]
-    assert shown[-2:] == ["False 0", "3"], done.stdout
