@@ -2,5 +2,6 @@
 
 from ladder_runs import run
 from runs_helpers import data
+from snapshot_helpers import ring
 
-__all__ = ["data", "run"]
+__all__ = ["data", "ring", "run"]

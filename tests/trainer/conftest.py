@@ -1,11 +1,12 @@
 """What trainings of the built-in trainer start with: its tiny model, images, and a folder in memory."""
 
-import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
+from snapshot_helpers import ring
 from trainer_helpers import make_config, make_images
+
+__all__ = ["ring"]
 
 
 @pytest.fixture(scope="session")
@@ -23,13 +24,3 @@ def work(model, tmp_path_factory):
     images = make_images(folder / "images")
     config = make_config(folder / "dataset.toml", images)
     return {"folder": folder, "model": model, "images": images, "config": config}
-
-
-@pytest.fixture
-def ring():
-    """A folder for snapshots in memory."""
-    if not Path("/dev/shm").is_dir():
-        pytest.skip("no /dev/shm")
-    folder = Path(tempfile.mkdtemp(prefix="hangproof-test-", dir="/dev/shm"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)

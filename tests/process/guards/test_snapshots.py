@@ -1,100 +1,29 @@
 """Snapshots in memory: each is complete or none, holds what was saved to the bit, and never takes what others need."""
 
-import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import children
-import numpy
 import pytest
 import torch
 from monitor_helpers import wait_for
+from snapshot_helpers import raw, restored, take, writer
 
-from guards import checkpoint, memory, snapshot_files, snapshots
-from guards.snapshot_files import File, SnapshotError
+from guards import memory, snapshot_files, snapshots
+from guards.snapshot_files import File
 from guards.snapshots import Snapshots
 from runs.paths import ROOT
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")
 
 
-@pytest.fixture
-def ring():
-    folder = Path(tempfile.mkdtemp(prefix="hangproof-test-", dir="/dev/shm"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def writer(ring, run="/runs/a", spec="spec", attempt=1):
-    return Snapshots(ring, run, spec, attempt)
-
-
-def raw(text):
-    return [File("weights.bin", "raw", text)]
-
-
-def take(snapshots_, step, files):
-    snapshots_.due()
-    snapshots_.take(f"toy-step{step:08d}-state", step, 1, files)
-    snapshots_.wait()
-
-
 def steps(ring):
     return [guard["step"] for guard in snapshots.headers(ring).values()]
-
-
-def newest(ring):
-    return next(iter(snapshots.headers(ring)))
-
-
-def restored(ring):
-    folder = ring / snapshot_files.RESUMED / newest(ring).name
-    snapshot_files.restore(folder, {snapshot_files.RING: str(ring)})
-    return folder
-
-
-def state_of(seed):
-    """The kinds of values that states hold."""
-    torch.manual_seed(seed)
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(8, 600))
-    optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
-    model[1](torch.randn(2, 8)).sum().backward()
-    model[0](torch.randn(1, 3, 5, 5)).sum().backward()
-    optimizer.step()
-    rng = {"numpy": numpy.random.get_state(), "torch": torch.get_rng_state(), "step": 3, "none": torch.empty(0, 4)}
-    kinds = [
-        torch.randn(5, 3).bfloat16(),
-        torch.randn(7).half(),
-        torch.tensor(True),
-        torch.arange(5),
-        torch.eye(3).to_sparse(),
-    ]
-    return [
-        File("model.safetensors", "safetensors", dict(model.state_dict()), {"format": "pt"}),
-        File("optimizer.bin", "torch", optimizer.state_dict()),
-        File("random_states_0.pkl", "torch", rng),
-        File("kinds.pt", "torch", kinds),
-        File("train_state.json", "raw", b'{"current_step": 3}'),
-    ]
-
-
-def test_a_restored_state_has_the_files_that_the_trainer_would_have_written(ring, tmp_path):
-    files = state_of(1)
-    snapshot_files.write_folder(tmp_path, files)
-    take(writer(ring), 3, files)
-    folder = restored(ring)
-    assert checkpoint.problems(folder, deep=True) == []
-    assert checkpoint.guard_of(folder)["step"] == 3
-    for file in files:
-        assert (folder / file.name).read_bytes() == (tmp_path / file.name).read_bytes(), file.name
 
 
 def test_a_snapshot_keeps_the_values_of_its_step(ring):
@@ -128,23 +57,6 @@ def test_the_thread_waits_for_an_event_before_it_copies_pinned_memory_into_the_s
     assert torch.equal(found["a"], torch.arange(700_000)) and torch.equal(found["b"], torch.ones(3))
 
 
-def test_a_layout_is_used_again_until_a_tensor_has_another_form(ring):
-    def files(value, dtype=torch.float32, shape=(300, 3)):
-        content = {"a": torch.full(shape, value, dtype=dtype), "b": torch.ones(5) * value, "n": value}
-        return [File("a.pt", "torch", content)]
-
-    first = snapshot_files.plan(files(1.0)).layout
-    assert snapshot_files.plan(files(2.0), first).layout is first
-    others = {"dtype": torch.bfloat16}, {"shape": (3, 300)}, {"shape": (301, 3)}
-    assert all(snapshot_files.plan(files(2.0, **other), first).layout is not first for other in others)
-    ours = writer(ring)
-    for step, other in enumerate([{}, {}, {}, *others, {}], 1):
-        take(ours, step, files(float(step), **other))
-        found, wanted = torch.load(restored(ring) / "a.pt"), files(float(step), **other)[0].content
-        assert torch.equal(found["a"], wanted["a"]) and torch.equal(found["b"], wanted["b"]), step
-        assert found["a"].dtype == wanted["a"].dtype and found["n"] == wanted["n"]
-
-
 def test_the_two_newest_are_kept(ring):
     ours = writer(ring)
     for step in (1, 2, 3, 4):
@@ -152,31 +64,6 @@ def test_the_two_newest_are_kept(ring):
     assert steps(ring) == [4, 3]
     found = snapshots.status(ring)
     assert (found["step"], found["off"]) == (4, "") and found["bytes"] > 0 and found["every"] >= 1
-
-
-def test_a_snapshot_of_nan_is_not_usable(ring):
-    ours = writer(ring)
-    for step, kind in enumerate((torch.float32, torch.bfloat16, torch.float16, torch.float64), 1):
-        for bad in (math.nan, -math.inf):
-            values = torch.ones(300_000, dtype=kind)
-            values[-1] = bad
-            take(ours, step, [File("model.safetensors", "safetensors", {"a": values})])
-            assert "holds NaN or infinity" in checkpoint.problems(newest(ring), deep=True)[0]
-    take(ours, 6, [File("model.safetensors", "safetensors", {"a": torch.tensor([-3e38, 3e38]), "b": torch.tensor(1)})])
-    assert checkpoint.problems(newest(ring), deep=True) == []
-
-
-@pytest.mark.parametrize("name", [snapshot_files.FILES, snapshot_files.TENSORS])
-def test_a_changed_byte_is_found_and_the_snapshot_removed_with_its_reason(ring, name):
-    take(writer(ring), 2, [File("a.pt", "torch", torch.ones(5000))])
-    path = newest(ring)
-    assert checkpoint.problems(path) == []
-    data = bytearray((path / name).read_bytes())
-    data[20] ^= 1
-    (path / name).write_bytes(data)
-    with pytest.raises(SnapshotError, match="wrong checksum"):
-        restored(ring)
-    assert not path.exists() and list(ring.rglob("*-state")) == []
 
 
 def test_an_attempt_that_resumes_earlier_forgets_the_later_records(ring):
