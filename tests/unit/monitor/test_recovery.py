@@ -1,7 +1,10 @@
 """What the recovery decides, without a run."""
 
 from monitor import config, recovery
-from monitor.state import History
+from monitor.loop import Loop
+from monitor.run_folder import RunFolder
+from monitor.state import History, State
+from monitor.supervisor import turn
 
 CONFIG = config.load()
 
@@ -53,3 +56,19 @@ def test_a_failure_is_counted_in_the_returned_history_only():
 
 def test_a_cause_that_needs_time_gets_it_on_the_first_failure_too():
     assert recovery.after_failure(History(), "x", True, False, CONFIG.restart, least_wait_s=30)[2] == 30
+
+
+def test_a_lora_that_does_not_verify_is_never_called_completed(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "run.toml").write_text('name = "run"\n')
+    (folder / "run.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
+    loop = Loop(RunFolder(folder), turn)
+    try:
+        loop.at = loop.at.__class__(State.RUNNING)
+        assert "damaged" in recovery.complete(loop)
+        (folder / "run.safetensors").unlink()
+        assert "missing" in recovery.complete(loop)
+    finally:
+        loop.at = loop.at.__class__(State.FAILED)
+        loop.close()
