@@ -15,10 +15,12 @@ from pathlib import Path
 import tomllib
 from runs_helpers import call, executable
 
+from presets.lint import lint as find
 from presets.tables import ROOT, read_table
 from presets.training import file_name, trainings
 
 CORPUS = tomllib.loads(Path(__file__).with_name("data").joinpath("lint_corpus.toml").read_text(encoding="utf-8"))
+SUPPORTED = [entry for entry in CORPUS["command"] if entry["source"] != "kohya-ss/musubi-tuner"]
 SCRIPTS = set(read_table("lint.toml")["scripts"])
 SWITCHES = set(read_table("lint.toml")["switches"])
 PROGRAMS = ("accelerate", "python", "python3", "torchrun", "flux_train_network.py")
@@ -27,6 +29,17 @@ STAND_IN = """#!/bin/sh
 printf '%s\\0' "$#" "${0##*/}" "$PYTHONPATH" "$@" >> "$RECORD"
 """
 NEXT_LINE = {"sh": " \\\n  ", "cmd": " ^\r\n  ", "ps": " `\r\n  "}
+
+# A script without a fault, and the same without the guards.
+GOOD = """#!/bin/bash
+export PYTHONPATH=/hangproof
+accelerate launch --num_processes 1 -m sd_scripts_patches /sd/flux_train_network.py \\
+  --max_data_loader_n_workers 2 --persistent_data_loader_workers \\
+  --save_state --save_every_n_epochs 4 --save_last_n_epochs_state 2 \\
+  --cache_latents --cache_latents_to_disk --cache_text_encoder_outputs --cache_text_encoder_outputs_to_disk \\
+  --network_args "train_blocks=single" --output_dir /out --output_name x
+"""
+UNGUARDED = GOOD.replace("-m sd_scripts_patches ", "")
 
 
 @dataclass
@@ -206,3 +219,13 @@ def corpus_text(entry: dict, last: str = "\n") -> str:
         groups[-1].append(word)
     between = {"continued": NEXT_LINE[language], "not continued": " \n    ", "one line": " "}[entry["layout"]]
     return between.join(" ".join(group) for group in groups) + last
+
+
+def plus(more: str, script: str = GOOD) -> str:
+    """A script with more flags at the end of its command."""
+    return script.rstrip("\n") + f" {more}\n"
+
+
+def ids(text: str, name: str = "train.sh", base: Path | None = None) -> set[str]:
+    """The rules that a script breaks."""
+    return {finding.id for finding in find(text, name, base)}

@@ -73,6 +73,11 @@ def spec(**fields) -> "runs.RunSpec":
     return runs.make({"name": "my lora", "trigger": "ohwx", "model": "flux-dev", "backend": "diffusers", **fields})
 
 
+def folder_of(tmp_path: Path, **fields) -> Path:
+    """A new run with three images."""
+    return runs.create(spec(**fields), pictures(tmp_path / "in"))
+
+
 def stub(folder: Path) -> Path:
     """A launcher that prints its arguments, each followed by a NUL."""
     return executable(folder / "accelerate stub", STUB)

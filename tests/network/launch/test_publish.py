@@ -3,14 +3,11 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hub_repo_server import TOKEN, Repository, serving_hub
 from huggingface_hub import ModelCard
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from monitor_helpers import wait_for
 from PIL import Image
 from runs_helpers import PROJECT, python
@@ -20,7 +17,6 @@ from safetensors.numpy import save_file
 import runs
 from launch import publish
 from launch.common import LaunchError
-from runs import model_card
 
 NOTHING = dict.fromkeys(("lora", "title", "description", "licence"), "") | {"base_model": None, "samples": 6}
 
@@ -170,29 +166,3 @@ def test_a_publication_that_was_killed_continues_without_sending_a_file_twice(hu
     assert TOKEN not in again.stdout + again.stderr
     assert not any(TOKEN in path for _, path in hub.requests)
     assert not [path for path in folder.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
-
-
-@settings(max_examples=50)
-@given(st.text(max_size=200))
-def test_no_text_breaks_the_card(text):
-    trigger = model_card._line(text)[:100].replace("\0", "") if text.isprintable() else "x"
-    card = model_card.Card(text or "-", "", model_card.licences()["mit"], samples=((Path("a.png"), text),))
-    lora = model_card.Lora(Path("cat.safetensors"), 1, True, 1, 1)
-    found = model_card.readme(runs.RunSpec(name="cat", trigger=trigger), lora, "cat.safetensors", card, 1)
-    data = ModelCard(found).data
-    assert data.license == "mit" and len(data.widget) == 1
-    assert "<script" not in model_card.plain(text).replace("&lt;script", "")
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("/home/me/models/a.safetensors", "a.safetensors"),
-        ('{"dir": "C:\\\\Users\\\\me\\\\a.png"}', '{"dir": "a.png"}'),
-        ("see https://huggingface.co/a/b", "see https://huggingface.co/a/b"),
-        ("1/2 and 3/4", "1/2 and 3/4"),
-        ("~/secret/b.txt", "b.txt"),
-    ],
-)
-def test_paths_are_reduced_to_their_last_part(text, shown):
-    assert model_card.PATH.sub("", text) == shown

@@ -157,12 +157,6 @@ def test_the_spec_gives_each_trainer_its_flags(tmp_path):
         runs.make({"name": "t", "model": "z-image", "backend": "musubi", "validation_split": 0.1})
 
 
-def test_the_plan_leaves_out_what_is_held_out():
-    spec = runs.make({"name": "t", "model": "tiny-flux", "repeats": 1, "epochs": 2, "validation_split": 0.25})
-    found = [runs.planned_steps(spec, images) for images in ({"": 4}, {"": 8}, {"": 4, "3_cat": 4})]
-    assert found == [6, 12, 2 * (3 + 9)]
-
-
 def test_four_images_with_a_tenth_held_out_start():
     """The built-in trainer holds out one, sd-scripts none: it says so, and trains."""
     four = {"name": "t", "validation_split": 0.1, "repeats": 50}

@@ -1,12 +1,8 @@
 """The memory estimate: its shapes are the real model's, and it moves the right way."""
 
-import json
-
 import pytest
-from runs_helpers import call, pictures, spec
 
 import presets
-import runs
 from presets.estimate import disk, estimate, samples_s, table_time
 
 
@@ -22,16 +18,6 @@ def test_a_table_estimate_grows_with_resolution_batch_and_rank():
     for name, tier in presets.tiers_of("flux-dev").items():
         result = estimate({"tier": name})
         assert tier["problem"] or (result["tiers"][name] and result["peak_gb"] <= tier["vram_gb"])
-
-
-def test_the_command_reads_a_run_by_name_folder_or_file(tmp_path, data):
-    folder = runs.create(spec(name="my run", tier="12G"), pictures(tmp_path / "in"))
-    for name in ("my-run", str(folder), str(folder / "run.toml")):
-        done = call("presets", "estimate", name, "--json")
-        assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])["peak_stage"] == "text"
-    assert "an estimate" in done.stdout
-    wrong = call("presets", "estimate", "nothing")
-    assert wrong.returncode == 1 and "no run 'nothing'" in wrong.stderr
 
 
 def test_the_time_of_a_step_grows_with_its_tokens_and_names_its_source():

@@ -22,7 +22,6 @@ from presets.estimate import disk, estimate, table_time
 from presets.lint import lint
 from presets.training import commands
 from runs.command import commands as commands_of
-from runs.flags import check_extra, known_flags, table_faults
 from runs.paths import CHECKOUTS, datasets_dir
 from runs.sanity import judge
 
@@ -184,35 +183,6 @@ def test_a_failing_caching_command_ends_the_script_with_its_exit_code(tmp_path, 
     for count, name in enumerate(names, 1):
         done = run_script(script, program, FAILS=name)
         assert (done.returncode, done.stdout.decode().split()) == (75, names[:count])
-
-
-def test_a_checkout_that_lacks_a_flag_of_the_tables_is_named_and_without_one_no_flag_is_guessed(tmp_path, monkeypatch):
-    monkeypatch.setenv("MUSUBI_DIR", str(tmp_path))
-    one = made("z-image", "musubi", "12G", extra={"split_attn": True})
-    assert known_flags("musubi", "z-image") == {}
-    with pytest.raises(runs.RunError, match=r"split_attn: Cannot be checked, because .* not installed; run \./start"):
-        check_extra(one)
-    check_extra(made("z-image", "musubi", "12G", extra={"dit": "/mine.safetensors"}))
-    scripts = tmp_path / "src/musubi_tuner"
-    scripts.mkdir(parents=True)
-    switch = ", action='store_true'"
-    for name, flags in (
-        ("latents", {"vae": "", "dataset_config": ""}),
-        ("text_encoder_outputs", {"text_encoder": "", "fp8_llm": switch, "batch_size": "", "dataset_config": "", "skip_existing": switch}),
-    ):  # fmt: skip
-        adds = "".join(f"    parser.add_argument('--{flag}'{kind})\n" for flag, kind in flags.items())
-        text = f"import argparse\ndef main():\n    parser = argparse.ArgumentParser()\n{adds}    parser.parse_args()\n"
-        (scripts / f"zimage_cache_{name}.py").write_text(text)
-    one = made("z-image", "musubi", "12G")
-    (fault,) = table_faults(one)
-    assert fault.field == "backend" and "zimage_cache_latents.py in " in fault.message
-    assert "does not take --skip_existing" in fault.message and "./start.sh musubi" in fault.message
-    with pytest.raises(runs.RunError, match="does not take --skip_existing"):
-        check_extra(one)
-    path = scripts / "zimage_cache_latents.py"
-    more = "'--vae')\n    parser.add_argument('--skip_existing', action='store_true'"
-    path.write_text(path.read_text().replace("'--vae'", more))
-    assert table_faults(one) == []
 
 
 # Each script gives its parser away at its first call of parse_args.

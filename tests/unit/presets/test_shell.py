@@ -3,13 +3,13 @@
 import shlex
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lint_corpus import run, stand_ins
 from seeds import examples
 
 from presets import PresetError, shell
-from presets.training import commands, dialect
+from presets.training import commands
 
 PIECES = [
     "plain", "--flag", "--flag=value", "a b", "it's", 'say "x"', "back\\slash", "$HOME", "`id`", "$(id)", "*", "#", "", "é🦊",
@@ -91,64 +91,9 @@ def test_what_is_unknown_has_no_value_and_where_it_may_be_several_words_the_comm
     assert command.opaque == (written[0] != '"' or "@" in written)
 
 
-@pytest.mark.parametrize(
-    ("language", "text"),
-    [
-        ("sh", 'X=1\n[ -d /x ] && X=2\nprogram "$X"'),
-        ("sh", 'X=1\nread -r X\nprogram "$X"'),
-        ("sh", 'f() { X=2; }\nX=1\nf\nprogram "$X"'),
-        ("cmd", 'set X=1\nif exist y set X=2\nprogram "%X%"'),
-        ("cmd", 'set X=1\nset /p X=\nprogram "%X%"'),
-        ("ps", '$X = "1"\nif ($y) { $X = "2" }\nprogram "$X"'),
-        ("ps", '$X = "1"\n$global:X = "2"\nprogram "$X"'),
-        ("ps", '$X = "1"\nforeach ($X in 1..2) { }\nprogram "$X"'),
-    ],
-)
-def test_a_variable_that_is_not_set_at_the_top_level_alone_is_unknown(language, text):
-    assert [word.value for word in commands(text, language)[-1].words] == ["program", None]
-    first = next(line for line in text.splitlines() if line.endswith(("=1", '= "1"')))
-    plain = f"{first}\n{text.splitlines()[-1]}"
-    assert [word.value for word in commands(plain, language)[-1].words] == ["program", "1"]
-
-
 def test_an_empty_variable_is_no_word_and_a_number_before_a_redirection_none():
     text = "M=\nfor s in 1; do program a $M \"$M\" $'b' \\\n  2>&1 c; done\n"
     assert [word.value for word in commands(text, "sh")[-1].words] == ["program", "a", "", "b", "c"]
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    text=st.text(st.sampled_from("ab \\'\"$(){}`\n;&|<>#=^%!"), max_size=25),
-    language=st.sampled_from(["sh", "cmd", "ps"]),
-)
-@example("cat <<EOF\nprogram", "sh")
-def test_any_text_is_read_to_its_end(text, language):
-    for command in commands(text, language):
-        assert all(0 <= w.start < w.end <= len(text) for w in command.words)
-
-
-BATCH = """@echo off\r
-rem program --not this\r
-set MODEL=C:\\models\\flux.sft\r
-set "NAME=my lora"\r
-call program --model %MODEL% --name "%NAME%" ^\r
-  --args "a b" c=1 --gone %GONE% --percent 50%% ^\r
-  --quoted "C:\\out dir\\x" > log.txt 2>&1\r
-if exist x (program second) & program third\r
-"""
-
-
-def test_batch_files_are_read():
-    assert dialect("train.bat", "") == dialect("x", BATCH) == "cmd" and dialect("train.sh", "program") == "sh"
-    found = [[w.value for w in c.words] for c in commands(BATCH, "cmd")]
-    first = next(words for words in found if words[0] == "call")
-    assert first[1:] == [
-        "program", "--model", "C:\\models\\flux.sft", "--name", "my lora", "--args", "a b", "c=1", "--gone", None,
-        "--percent", "50%", "--quoted", "C:\\out dir\\x",
-    ]  # fmt: skip
-    assert ["program", "second"] in found and ["program", "third"] in found
-    places = next(c for c in commands(BATCH, "cmd") if c.words[0].value == "call").words
-    assert BATCH[places[5].start : places[5].end] == '"%NAME%"'
 
 
 def test_text_that_the_parser_cannot_finish_is_refused(monkeypatch):

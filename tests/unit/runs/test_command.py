@@ -7,18 +7,12 @@ import pytest
 import tiny_sd_scripts
 import tomlkit
 import tomllib
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from lint_corpus import FLUXGYM
 from runs_helpers import spec
 
 import presets
 import runs
-from runs import fields, flags
 from runs.flags import check_extra
-from runs.foreign import read
-from runs.foreign_spec import convert
-from runs.spec import RunSpec
 
 OF_A_TIER = {"optimizer_type", "optimizer_args", "split_mode", "network_args", "lr_scheduler", "max_grad_norm"}
 TIERS = {tier: shlex.split(" ".join(flags)) for tier, flags in FLUXGYM.items()}
@@ -143,68 +137,6 @@ def test_a_prompt_is_one_line_with_size_steps_and_seed():
     assert runs.sample_prompts(spec(sample_every_n_steps=5)) == "ohwx --w 512 --h 512 --s 20 --d 42\n"
 
 
-text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
-
-
-@settings(max_examples=30, deadline=None)
-@given(text, text, st.lists(text), st.dictionaries(st.sampled_from(["vae", "clip_l"]), text))
-@example("x 🦊", '"\\\n', ["a\tb", "'''"], {"network_args": ["a=1"], "sdpa": False, "vae": "é"})
-def test_any_spec_survives_its_file(tmp_path_factory, name, trigger, prompts, extra):
-    folder = tmp_path_factory.getbasetemp()
-    made = spec(name=f"{name}x", trigger=trigger, prompts=prompts, extra=extra)
-    runs.save(folder, made)
-    assert runs.load(folder) == made
-    assert made.slug.isascii() and 0 < len(made.slug) <= 80 and "/" not in made.slug
-
-
-def test_an_invalid_run_toml_is_refused_with_its_line_or_field(tmp_path):
-    path = tmp_path / "run.toml"
-    for content, message in (
-        (b"name = \nx = 1", "at line 1"),
-        (b'name = "caf\xe9"', "not UTF-8"),
-        (b'name = "x"\nrankk = 3', "rankk: Unknown field; did you mean rank"),
-        (b'name = "x"\nmodel = "gone"', "no base model 'gone'"),
-        (b"rank = 3", "name: Missing; add a value"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(runs.RunError, match=message.replace("(", r"\(")) as caught:
-            runs.load(tmp_path)
-        assert str(path) in str(caught.value)
-    path.unlink()
-    with pytest.raises(runs.RunError, match="does not exist"):
-        runs.load(tmp_path)
-
-
-def test_names_make_folders():
-    for name, folder in (
-        ("My LoRA_v1.0", "My-LoRA_v1-0"), ("  déjà vu ", "deja-vu"), ("../../etc", "etc"), ("日本", "Ri-Ben"),
-        ("a" * 200, "a" * 80), ("-rf", "rf"), ("$(id)", "id"), ("com10", "com10"),
-    ):  # fmt: skip
-        assert runs.slug(name) == folder
-    for name in ("", "  ", "☃", "__", "nul", "COM1", "...", "/"):
-        with pytest.raises(runs.RunError):
-            runs.slug(name)
-
-
-def test_flags_are_checked_against_the_backends_parser(tmp_path, data, monkeypatch):
-    check_extra(spec(extra={"network_dropout": 0.1, "highvram": False}))
-    for extra, message in (
-        ({"blocks_to_swap": 18}, "blocks_to_swap: The built-in trainer does not support it: moving blocks"),
-        ({"sdpa": "yes"}, "sdpa: Must be true or false, not 'yes'"),
-        ({"loss_type": "l3"}, "loss_type: Must be one of l1, l2"),
-    ):
-        with pytest.raises(runs.RunError, match=message):
-            check_extra(spec(extra=extra))
-    fields = flags.settings(["network-dim=8", "--sdpa=no", "lr_warmup_steps=10", "prompts=a\nb"], {"name": "x"})[0]
-    extra = {"sdpa": False, "lr_warmup_steps": 10.0}
-    assert fields == {"name": "x", "rank": "8", "prompts": ["a", "b"], "extra": extra}
-    monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path))
-    check_extra(spec(backend="sd-scripts", extra={"clip_l": "/c", "ae": "/a"}))
-    message = r"lowram: Cannot be checked, because sd-scripts is not installed; run ./start\.sh"
-    with pytest.raises(runs.RunError, match=message):
-        check_extra(spec(backend="sd-scripts", extra={"lowram": True}))
-
-
 def test_a_users_model_is_used_and_a_broken_one_named(data):
     (data / "models.toml").write_text('[models.mine]\nname = "Mine"\nrepo = "/models/mine"\n', encoding="utf-8")
     assert words_of(spec(model="Mine"))["pretrained_model_name_or_path"] == ["/models/mine"]
@@ -218,20 +150,3 @@ def test_a_users_model_is_used_and_a_broken_one_named(data):
         (data / "models.toml").write_text(broken, encoding="utf-8")
         with pytest.raises(presets.PresetError, match=message):
             presets.models()
-
-
-def test_a_setting_that_is_declared_once_is_in_the_form_the_command_the_import_and_the_data_set(tmp_path):
-    """`caption_dropout` has one declaration, in RunSpec; docs/settings.md has it by test_documentation.py."""
-    shown = next(one for one in fields.MORE if one.key == "caption_dropout")
-    assert (shown.label, shown.kind, fields.EMPTY["caption_dropout"]) == ("Uses without a caption", "text", 0.0)
-    made = runs.make(flags.settings(["caption_dropout_rate=0.25"], {"name": "x", "backend": "diffusers"})[0])
-    assert made.caption_dropout == 0.25
-    assert runs.dataset_tables(made)["general"]["caption_dropout_rate"] == 0.25
-    assert "caption_dropout_rate" not in runs.dataset_tables(spec(backend="diffusers"))["general"]
-    assert RunSpec.model_json_schema()["properties"]["caption_dropout"]["title"] == "Uses without a caption"
-    ours = convert(read([("train.sh", "python -m trainer --network_dim 8 --caption_dropout_rate 0.25")]))
-    assert ours.fields["caption_dropout"] == "0.25"
-    theirs = convert(read([("train.sh", "python flux_train_network.py --network_dim 8 --caption_dropout_rate 0.25")]))
-    assert "caption_dropout" not in theirs.fields, "kohya's trainers encode captions once"
-    row = next(one for one in theirs.rows if one.name == "--caption_dropout_rate")
-    assert row.outcome == "unsupported" and "encode captions once" in row.text

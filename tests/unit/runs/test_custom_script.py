@@ -4,14 +4,11 @@ from pathlib import Path
 
 import pytest
 import tomllib
-from cmd_words import cmd_words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs_helpers import pictures
 
 import runs
-from presets import PresetError
-from presets.fix import set_flags
 from presets.training import trainings
 from runs import custom_script, mitigate, pin
 from runs.files import RunError
@@ -171,22 +168,6 @@ def test_bash_reads_a_script_and_executes_nothing_of_it(tmp_path, monkeypatch):
     monkeypatch.setenv("BASH_ENV", str(tmp_path / "rc"))
     text = f"touch {flag}\n$(touch {flag})\n" + generated(spec_of())
     assert not of_level(text, "error") and not flag.exists()
-
-
-def test_flags_are_set_and_removed_wherever_they_are():
-    text = "accelerate launch flux_train_network.py --a 1 --list x y z --seed 5 \\\n  --a 2 --sw\n"
-    new, refused = set_flags(text, {"a": ["3 4"], "list": ["q"], "seed": None, "sw": None, "new": []})
-    assert not refused
-    assert custom_script.flags(trainings(new)[0]) == {"a": ["3 4"], "list": ["q"], "new": []}
-    with pytest.raises(PresetError, match="training commands"):
-        set_flags("echo", {"a": []})
-
-
-@pytest.mark.parametrize("value", ['a"&calc', 'say "50 %" ^ (x)', "C:\\a b\\", "写真 & more", '"'])
-def test_a_value_that_is_set_in_a_batch_file_reaches_the_program_as_it_is(value):
-    new, _ = set_flags("accelerate launch flux_train_network.py --seed 5\r\n", {"name": [value]}, "train.bat")
-    assert cmd_words(new.strip())[-2:] == ["--name", value]
-    assert custom_script.flags(trainings(new, "train.bat")[0])["name"] == [value]
 
 
 VALUE = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=12)

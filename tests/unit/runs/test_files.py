@@ -1,8 +1,12 @@
 """A file is replaced as a whole, and is on the disk before it has its name."""
 
+import errno
 import os
 
-from runs.files import atomic_write
+import pytest
+
+import runs
+from runs.files import REASONS, atomic_write, explained
 
 
 def test_the_content_is_on_the_disk_before_the_file_has_its_name(tmp_path, monkeypatch):
@@ -14,3 +18,12 @@ def test_the_content_is_on_the_disk_before_the_file_has_its_name(tmp_path, monke
     atomic_write(path, "new")
     assert path.read_text() == "new" and done[:2] == [("fsync", "old"), ("replace", "old")]
     assert done[2:] == [("fsync", "new")], "the folder, with the new name"
+
+
+def test_every_known_error_says_what_to_do():
+    assert errno.EACCES in REASONS
+    for code in REASONS:
+        with pytest.raises(runs.RunError, match="^cannot write .*;"), explained("write"):
+            raise OSError(code, os.strerror(code), "/x")
+    with pytest.raises(runs.RunError, match="Input/output error"), explained("write"):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "/x")

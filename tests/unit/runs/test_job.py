@@ -1,24 +1,20 @@
 """A run is resolved once: every attempt runs its job.json, whatever the tables or run.toml say since."""
 
 import json
-import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from families import FAMILIES, PLATFORMS, fitting, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs_helpers import call, pictures, spec
+from runs_helpers import folder_of, spec
 
 import runs
 from launch import bundle
-from monitor.resume import next_attempt
-from monitor.run_folder import RunFolder
-from monitor.state import spec_edited, spec_hash
+from monitor.state import spec_edited
 from runs import job as jobs
 from runs import mitigate
-from runs.pin import adopted, pinned, write
+from runs.pin import pinned, write
 from runs.scripts import rendered
 
 
@@ -49,26 +45,6 @@ def test_hostile_values_come_through_the_file_and_a_patch(trigger, value, other)
     changed = plain.changed(extra={"training_comment": other}, environment={"A": other}, gpus=2)
     patch = json.loads(json.dumps(jobs.difference(job, jobs.resolve(changed, folder))))
     assert job.patched(patch).trains() == jobs.resolve(changed, folder).trains()
-
-
-def folder_of(tmp_path, **fields) -> Path:
-    return runs.create(spec(**fields), pictures(tmp_path / "in"))
-
-
-def test_a_hostile_name_and_place_hold_through_a_move(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "da ta's $(x)"))
-    folder = folder_of(tmp_path, name='写真 `it\'s` $(id) "x"', prompts=["a"], sample_every_n_steps=2)
-    job = pinned(folder)
-    assert job.flags["output_name"] == folder.name == job.slug
-    assert job.flags["output_dir"] == str(folder) and job.flags["sample_prompts"] == f"{folder}/sample_prompts.txt"
-    assert rendered(job) == (folder / "train.sh").read_text() == runs.script(runs.load(folder), folder)
-    assert not spec_edited(folder)
-    moved = tmp_path / "写真 other"
-    os.rename(tmp_path / "da ta's $(x)", moved)
-    monkeypatch.setenv("HANGPROOF_DATA", str(moved))
-    there = moved / "outputs" / folder.name
-    assert rendered(pinned(there)) == (there / "train.sh").read_text() == runs.script(runs.load(there), there)
-    assert str(folder.parent) not in (there / "train.sh").read_text() + (there / "dataset.toml").read_text()
 
 
 def old_tables(folder: Path) -> jobs.Job:
@@ -114,83 +90,3 @@ def test_a_mitigation_starts_from_the_job_and_touches_nothing_else(tmp_path, dat
     assert mitigate.change(after, "batch_1") == ({}, "")
     smaller = job.patched(mitigate.change(job, "tier_down")[0])
     assert smaller.spec["tier"] == "16G" and not mitigate.same_state(job, smaller)
-
-
-def test_a_script_edited_by_hand_is_what_every_attempt_runs(tmp_path, data):
-    folder = folder_of(tmp_path)
-    said: list[str] = []
-    text = (folder / "train.sh").read_text().replace("set -eu\n", "set -eu\nulimit -n 4096\n")
-    text = text.replace("--network_dim 4", "--network_dim 12")
-    (folder / "train.sh").write_text(text)
-    job = pinned(folder, said.append)
-    assert rendered(job) == text == (folder / "train.sh").read_text() and job.flags["network_dim"] == "12"
-    assert len(said) == 1 and "edited by hand" in said[0] and job.spec["rank"] == 12 and "edited" in job.spec
-    again = rendered(pinned(folder, said.append), folder / "x-state")
-    assert "ulimit -n 4096" in again and "--resume" in again and len(said) == 1
-
-
-@pytest.mark.parametrize(
-    "model, backend", [("z-image", "musubi"), ("flux-dev", "sd-scripts"), ("tiny-flux", "diffusers")]
-)
-@pytest.mark.parametrize("platform", ["linux", "win32"])
-def test_a_script_of_other_tables_gives_its_own_flags(model, backend, platform):
-    """Those of the commands that cache, too; nothing of it is executed."""
-    one = made(model, backend, fitting(model, backend)[-1])
-    job = jobs.resolve(one, Path("/out/my it's run"), platform)
-    other = {"batch_size": "3", "mixed_precision": "a b's"}
-    older = replace(job, commands=[{**one, "flags": {**one["flags"], **other}} for one in job.commands])
-    found = adopted(job, rendered(older))
-    assert found is not None and "edited" not in found.spec
-    assert rendered(found) == rendered(older)
-    assert adopted(job, rendered(job)) == job and adopted(job, "echo hello\n") is None
-
-
-def test_a_run_of_an_earlier_version_keeps_its_place_in_the_monitor(tmp_path, data):
-    folder = folder_of(tmp_path)
-    (folder / "job.json").unlink()
-    before = spec_hash(folder)
-    pinned(folder)
-    assert spec_hash(folder) == before and (folder / "job.json").is_file() and not spec_edited(folder)
-
-
-def test_a_data_set_file_edited_by_hand_is_written_again_before_the_first_attempt_as_before_all(tmp_path, data):
-    folder = folder_of(tmp_path)
-    before = (folder / "dataset.toml").read_text()
-    (folder / "dataset.toml").write_text(before.replace("resolution = 512", "resolution = 256"))
-    assert (folder / "dataset.toml").read_text() != before
-    done = ask(folder, "problems")
-    assert (folder / "dataset.toml").read_text() == before
-    assert "dataset.toml said something else" in done["notes"][0] and ask(folder, "problems")["notes"] == []
-
-
-def ask(folder: Path, want: str, **more) -> dict:
-    """What the process that the monitor asks answers."""
-    return next_attempt.respond(folder, {"want": want, **more})
-
-
-def test_a_damaged_job_is_an_error_that_render_corrects(tmp_path, data):
-    folder = folder_of(tmp_path)
-    (folder / "job.json").write_text('{"commands": []}')
-    with pytest.raises(runs.RunError, match="job.json cannot be read: .*python -m runs render my-lora"):
-        pinned(folder)
-    assert call("runs", "render", "my-lora").returncode == 0 and pinned(folder).flags
-
-
-def test_a_spec_that_this_version_refuses_still_resumes(tmp_path, data):
-    """An update that removes a tier or renames a model ends no run."""
-    folder = folder_of(tmp_path)
-    job = pinned(folder)
-    gone = replace(job, spec={**job.spec, "tier": "11G"})
-    (folder / "job.json").write_text(jobs.dumps(gone))
-    assert "refuses the run's spec" in ask(folder, "problems")["notes"][-1]
-    assert ask(folder, "script", number=2, resume=str(folder / "x-state"), was=[])["compatible"]
-    assert rendered(job, folder / "x-state") == (folder / "train.attempt-2.sh").read_text()
-
-
-def test_what_only_the_monitor_reads_is_taken_from_run_toml_at_each_start(tmp_path, data):
-    folder = folder_of(tmp_path)
-    runs.save(folder, runs.load(folder).changed(spend_limit=5.0, gpus=2))
-    found = RunFolder(folder).spec
-    assert found["spend_limit"] == 5.0 and found["gpus"] == 1
-    (folder / "run.toml").write_text("not TOML")
-    assert not RunFolder(folder).foreign and RunFolder(folder).spec["model"] == "flux-dev"

@@ -239,3 +239,15 @@ def test_a_batch_file_copies_under_another_name_first():
     assert 'copy /b /y "%%F" "C:\\x\\.%%~nxF.tmp"' in lora and 'move /y "C:\\x\\.%%~nxF.tmp" "C:\\x\\%%~nxF"' in lora
     assert 'xcopy /e /i /y /q "D:\\local 100%%\\x\\%~1" "C:\\x\\.%~1.tmp" >nul || exit /b 1' in lines
     assert lines[lines.index(":copy_state") - 2] == "exit /b %code%"
+
+
+def test_one_gpu_keeps_the_machines_and_the_effective_batch():
+    several = spec(nodes=2, gpus=2, gradient_accumulation=2)
+    alone, sentence = mitigate.apply(several, "one_gpu")
+    assert (alone.nodes, alone.gpus, alone.gradient_accumulation) == (2, 1, 4)
+    assert sentence == "one GPU instead of 2 in each machine; gradients of 4 batches make up one step as before"
+    assert runs.planned_steps(alone, {"": 30}) == runs.planned_steps(several, {"": 30})
+    assert mitigate.apply(alone, "one_gpu") == (alone, "")
+    for backend, seeds in (("diffusers", {}), ("sd-scripts", {"HANGPROOF_BATCH_SEEDS": "1"})):  # the noise of several
+        alone, _ = mitigate.apply(spec(gpus=2, backend=backend, environment={"A": "1"}), "one_gpu")
+        assert alone.environment == {"A": "1", **seeds}

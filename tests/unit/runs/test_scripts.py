@@ -1,204 +1,68 @@
-"""A run is created completely or not at all, errors say what is wrong, and the same spec gives the same bytes."""
+"""The script of a run with several processes: what it passes to accelerate, and what it needs from its environment."""
 
-import errno
-import os
-import shutil
 import subprocess
-import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
-import tomllib
-from runs_helpers import contents, picture, pictures, python, sources, spec
+from runs_helpers import arguments_of, pictures, run_script, spec, stub
 
 import runs
-from runs.files import REASONS, explained
+from runs.quoting import Variable, quote
+from runs.scripts import script
+
+NODE = {"HANGPROOF_NODE": "1", "HANGPROOF_MAIN_ADDRESS": "10.0.0.7", "HANGPROOF_MAIN_PORT": "29400"}
 
 
-def test_a_run_has_its_files(tmp_path, data):
-    folder = runs.create(spec(name="Mein Hund", prompts=["ohwx at sea"]), pictures(tmp_path / "in"))
-    assert folder == data / "outputs/Mein-Hund"
-    files = "dataset.toml job.json run.toml sample_prompts.txt train.sh"
-    assert sorted(p.name for p in folder.iterdir()) == files.split()
-    assert os.access(folder / "train.sh", os.X_OK)
-    config = tomllib.loads((folder / "dataset.toml").read_text(encoding="utf-8"))
-    assert config["datasets"][0]["subsets"][0]["image_dir"] == str(data / "datasets/Mein-Hund")
-    assert runs.load(folder).name == "Mein Hund"
-    assert runs.list_runs() == [folder]
-    assert {runs.run_folder(n) for n in ("Mein Hund", "Mein-Hund", folder)} == {folder}
-    with pytest.raises(runs.RunError, match="use one of Mein-Hund"):
-        runs.run_folder("Katze")
+def after(words: list[bytes], flag: str) -> str:
+    """The value of a flag among the launcher's arguments."""
+    return words[words.index(flag.encode()) + 1].decode()
 
 
-def test_render_writes_the_script_again_from_run_toml(tmp_path, data):
-    folder = runs.create(spec(), pictures(tmp_path / "in"))
-    before = contents(folder)
-    (folder / "train.sh").write_text("broken")
-    assert runs.render(folder) == folder / "train.sh" and contents(folder) == before
-    runs.save(folder, runs.load(folder).changed(rank=32))
-    runs.render(folder)
-    assert "--network_dim 32" in (folder / "train.sh").read_text()
+@pytest.mark.parametrize("backend", ["diffusers", "sd-scripts"])
+def test_one_machine_gets_a_free_port_and_the_size_of_its_world(data, tmp_path, backend):
+    folder = runs.create(spec(gpus=4, backend=backend), pictures(tmp_path / "images"))
+    words = arguments_of(run_script(folder / "train.sh", stub(tmp_path)))
+    assert b"--multi_gpu" in words and b"--machine_rank" not in words
+    assert [after(words, f) for f in ("--num_processes", "--num_machines", "--main_process_port")] == ["4", "1", "0"]
+    assert after(words, "--ddp_timeout") == "60"
+    text = (folder / "train.sh").read_text()
+    assert "\nexport HANGPROOF_WORLD=4\nexport PET_STANDALONE=1\nexport PET_LOCAL_ADDR=127.0.0.1\n" in text
+    assert "# 4 processes train together: " in text
+    alone = script(spec(), tmp_path, platform="linux")
+    assert "HANGPROOF_WORLD" not in alone and "--multi_gpu" not in alone and "together" not in alone
 
 
-def test_an_attempt_has_a_script_of_its_own_and_leaves_the_spec_alone(tmp_path, data):
-    folder = runs.create(spec(), pictures(tmp_path / "in"))
-    before = contents(folder)
-    job = runs.resolve(runs.load(folder).changed(workers=0), folder)
-    path = runs.write_attempt(folder, job, 2, folder / "my-lora-step00000010-state")
-    assert path == folder / "train.attempt-2.sh"
-    text = path.read_text()
-    assert f"--resume {folder}/my-lora-step00000010-state" in text and "--max_data_loader_n_workers 0" in text
-    assert "--persistent" not in text
-    assert {k: v for k, v in contents(folder).items() if k != path.name} == before
-    assert runs.write_attempt(folder, runs.pinned(folder), 1) == folder / "train.sh"
-    assert contents(folder) | before == contents(folder)
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_several_machines_take_their_number_and_the_first_ones_address_from_the_environment(data, tmp_path, gpus):
+    folder = runs.create(spec(nodes=3, gpus=gpus), pictures(tmp_path / "images"))
+    hostile = "10.0.0.7 $(touch x); `id` \"'\n--multi"
+    words = arguments_of(run_script(folder / "train.sh", stub(tmp_path), **{**NODE, "HANGPROOF_MAIN_ADDRESS": hostile}))
+    assert [after(words, f) for f in ("--num_processes", "--num_machines")] == [str(3 * gpus), "3"]
+    place = [after(words, f) for f in ("--machine_rank", "--main_process_ip", "--main_process_port")]
+    assert place == ["1", hostile, "29400"], "the value of a variable is one word"
+    text = (folder / "train.sh").read_text()
+    assert f"\nexport HANGPROOF_WORLD={3 * gpus}\n" in text and "PET_STANDALONE" not in text
 
 
-def test_states_are_saved_ten_times_per_run_by_default(tmp_path, data):
-    images = pictures(tmp_path / "in", 3)
-    long, short = {"epochs": 100, "repeats": 100}, {"epochs": 1, "repeats": 10}
-    for fields, steps in ((short, 3), (long, 100), ({"save_every_n_steps": 7}, 7), ({"save_every_n_steps": 0}, 0)):
-        folder = runs.create(spec(name=f"every {steps}", **fields), images)
-        assert runs.load(folder).save_every_n_steps == steps
-        assert ("--save_every_n_steps" in (folder / "train.sh").read_text()) == bool(steps)
+@pytest.mark.parametrize("missing", NODE)
+def test_a_variable_that_is_not_set_is_named_before_anything_starts(data, tmp_path, missing):
+    folder = runs.create(spec(nodes=3), pictures(tmp_path / "images"))
+    result = run_script(folder / "train.sh", stub(tmp_path), **{**NODE, missing: ""})
+    assert result.returncode == 2 and not result.stdout
+    assert f"{missing} is not set: this run trains on 3 machines" in result.stderr.decode()
 
 
-def nothing_made(root: Path) -> None:
-    """No run, no data set, no temporary left."""
-    assert not list(root.glob("*/*"))
+def test_several_machines_are_refused_under_windows(tmp_path):
+    with pytest.raises(runs.RunError, match="under Linux only; set nodes to 1"):
+        script(spec(nodes=2), tmp_path, platform="win32")
+    assert "--multi_gpu" in script(spec(gpus=2), tmp_path, platform="win32")
+    assert quote(Variable("HANGPROOF_NODE")) == '"$HANGPROOF_NODE"'
+    with pytest.raises(runs.RunError, match="not the name of an environment variable"):
+        quote(Variable('A"; rm -rf x #'))
 
 
-def test_bad_input_leaves_nothing(tmp_path, data):
-    text = tmp_path / "words.png"
-    text.write_text("words")
-    for images, match in (
-        (sources([picture(tmp_path / "a.png"), text]), "words.png: Not a readable image"),
-        ([], "no images"),
-        (tmp_path / "gone", "gone is not a folder; use the folder of the images"),
-    ):
-        with pytest.raises(runs.RunError, match=match):
-            runs.create(spec(), images)
-        nothing_made(data)
-    with pytest.raises(runs.RunError, match="did you mean guidance_scale"):
-        runs.create(spec(extra={"guidance_skale": 1}), pictures(tmp_path / "in"))
-    with pytest.raises(runs.RunError, match="no prompt"):
-        runs.create(spec(trigger="", sample_every_n_steps=5), pictures(tmp_path / "in"))
-    nothing_made(data)
-    (data / "outputs").rmdir()
-    (data / "outputs").write_text("I am a file")
-    with pytest.raises(runs.RunError, match="a file has the name of the folder"):
-        runs.create(spec(), pictures(tmp_path / "in"))
-
-
-def test_a_name_that_exists_is_refused_and_the_old_run_untouched(tmp_path, data):
-    images = pictures(tmp_path / "in")
-    runs.create(spec(name="a b"), images)
-    before = contents(data)
-    with pytest.raises(runs.RunError, match=r"name: A run named 'a-b' already exists in .*; choose another name"):
-        runs.create(spec(name="a-b", rank=64), images)
-    shutil.rmtree(data / "outputs/a-b")
-    with pytest.raises(runs.RunError, match="name: A data set named 'a b' already exists"):
-        runs.create(spec(name="a b"), images)
-    assert {k: v for k, v in before.items() if k.startswith("datasets")} == contents(data)
-    again = runs.create(spec(name="a b"), data / "datasets/a-b")
-    assert again.is_dir() and {k: v for k, v in contents(data).items() if k in before} == before
-
-
-def test_of_two_that_make_the_same_name_at_once_one_wins_whole(tmp_path, data):
-    images = pictures(tmp_path / "in", 8)
-    barrier = threading.Barrier(4)
-
-    def make(rank: int) -> Path:
-        barrier.wait(timeout=200)
-        return runs.create(spec(name="race", rank=rank), images)
-
-    with ThreadPoolExecutor(4) as pool:
-        futures = [pool.submit(make, rank) for rank in (4, 8, 16, 32)]
-    (won,) = (future.result() for future in futures if not future.exception())
-    assert all("exists" in str(future.exception() or "exists") for future in futures)
-    assert len(runs.read_captions("race")) == 8
-    assert runs.render(won) and not list(data.rglob(".new-*"))
-
-
-def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
-    if sys.platform != "linux" or subprocess.run(command, capture_output=True, timeout=200, check=False).returncode:
-        pytest.skip("a small file system cannot be mounted here")
-    try:
-        monkeypatch.setenv("HANGPROOF_DATA", str(disk))
-        images = sources(picture(tmp_path / f"noise {i}.bmp", size=(200, 200)) for i in range(4))  # 120 kB each
-        with pytest.raises(runs.RunError, match=r"the disk is full; free some space and try again"):
-            runs.create(spec(), images)
-        nothing_made(disk)
-        made = runs.create(spec(), images[:1])  # with less to store, the same name works
-        filler = disk / "filler"
-        with filler.open("wb", buffering=0) as file, pytest.raises(OSError):
-            while True:
-                file.write(b"x" * 4096)
-        before = contents(made)
-        with pytest.raises(runs.RunError, match="the disk is full"):
-            runs.render(made, runs.load(made).changed(prompts=["long " * 4000]))
-        with pytest.raises(runs.RunError, match="the disk is full"):
-            runs.train_longer(made, 99)
-        assert contents(made) == before and runs.read_captions("my-lora") == {"noise-0.bmp": "ohwx"}
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], timeout=200, check=False)
-
-
-def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path, data, monkeypatch):
-    monkeypatch.setattr("runs.pin.write", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        runs.create(spec(), pictures(tmp_path / "in"))
-    nothing_made(data)
-
-
-def test_every_known_error_says_what_to_do():
-    assert errno.EACCES in REASONS
-    for code in REASONS:
-        with pytest.raises(runs.RunError, match="^cannot write .*;"), explained("write"):
-            raise OSError(code, os.strerror(code), "/x")
-    with pytest.raises(runs.RunError, match="Input/output error"), explained("write"):
-        raise OSError(errno.EIO, os.strerror(errno.EIO), "/x")
-
-
-def test_missing_model_files_are_named_before_a_start(tmp_path, data, monkeypatch):
-    monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path / "no checkout"))
-    found = [fault.message for fault in runs.problems(spec(backend="sd-scripts", tier="12G"))]
-    (files,) = [line for line in found if line.startswith("model files missing")]
-    flags = ["pretrained_model_name_or_path", "clip_l", "t5xxl", "ae"]
-    assert [part.split(")")[0] for part in files.split(" (--")[1:]] == flags
-    assert str(data / "models") in files and "trainer options FLAG=PATH" in files and "fetch-model flux-dev" in files
-    elsewhere = spec(backend="sd-scripts", extra={"ae": str(tmp_path / "ae.safetensors")})
-    missing = "\n".join(fault.message for fault in runs.problems(elsewhere) if "model files missing: " in fault.message)
-    assert f"{tmp_path / 'ae.safetensors'} (--ae)" in missing
-    assert f"{data / 'models' / 'clip_l.safetensors'} (--clip_l)" in missing
-    assert any("start.sh sd-scripts" in line for line in found)
-    assert any("no images" in line for line in found)
-
-
-def test_a_run_is_trained_longer(tmp_path, data):
-    folder = runs.create(spec(epochs=4), pictures(tmp_path / "in"))
-    assert runs.longer(runs.load(folder).model_dump()) == ("epochs", 4)
-    assert runs.train_longer(folder, 6).epochs == 6 and runs.load(folder).epochs == 6
-    assert "--max_train_epochs 6" in (folder / "train.sh").read_text()
-    before = contents(folder)
-    with pytest.raises(runs.RunError, match="epochs: Must be 6 or more; the run is set to 6 already"):
-        runs.train_longer(folder, 5)
-    assert contents(folder) == before
-    assert runs.train_longer(folder, 6).epochs == 6 and contents(folder) == before
-    by_steps = runs.create(spec(name="steps", max_train_steps=100), pictures(tmp_path / "in"))
-    assert runs.train_longer(by_steps, 150).max_train_steps == 150
-    assert "--max_train_steps 150" in (by_steps / "train.sh").read_text()
-    assert runs.longer({}) is None and runs.longer({"epochs": "x"}) is None
-
-
-def test_importing_runs_and_presets_is_light():
-    """The monitor and the page import them: no pydantic, Pillow, slugify or torch before they are needed."""
-    code = "import sys, runs, presets; runs.data_root(); presets.tiers(); print(*sorted(m.partition('.')[0] for m in sys.modules))"
-    loaded = set(python("-c", code).stdout.split())
-    assert loaded and not loaded & {"pydantic", "PIL", "slugify", "torch", "numpy", "tomlkit", "huggingface_hub"}
+def test_the_caches_of_musubi_are_made_by_one_process(tmp_path):
+    text = script(spec(model="z-image", backend="musubi", gpus=4), tmp_path, platform="linux")
+    caching, training = text.split("# Trains.")
+    assert caching.count('\n"$python" -m sd_scripts_patches') == 2 and "--num_processes" not in caching
+    assert "--num_processes 4" in training
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=60)

@@ -3,8 +3,9 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from runs_helpers import spec
 from strategies import ANY_VALUE
 
 import runs
@@ -68,3 +69,35 @@ def test_no_value_of_any_field_shows_a_sentence_of_pydantic(fields):
         for line in str(error).splitlines():
             assert re.match(r"[\w-]+(\.toml)?: |'.*': |\".*\": ", line), line
             assert not PYDANTIC.search(line) and UNKNOWN not in line, line
+
+
+text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+
+
+@settings(max_examples=30, deadline=None)
+@given(text, text, st.lists(text), st.dictionaries(st.sampled_from(["vae", "clip_l"]), text))
+@example("x 🦊", '"\\\n', ["a\tb", "'''"], {"network_args": ["a=1"], "sdpa": False, "vae": "é"})
+def test_any_spec_survives_its_file(tmp_path_factory, name, trigger, prompts, extra):
+    folder = tmp_path_factory.getbasetemp()
+    made = spec(name=f"{name}x", trigger=trigger, prompts=prompts, extra=extra)
+    runs.save(folder, made)
+    assert runs.load(folder) == made
+    assert made.slug.isascii() and 0 < len(made.slug) <= 80 and "/" not in made.slug
+
+
+def test_an_invalid_run_toml_is_refused_with_its_line_or_field(tmp_path):
+    path = tmp_path / "run.toml"
+    for content, message in (
+        (b"name = \nx = 1", "at line 1"),
+        (b'name = "caf\xe9"', "not UTF-8"),
+        (b'name = "x"\nrankk = 3', "rankk: Unknown field; did you mean rank"),
+        (b'name = "x"\nmodel = "gone"', "no base model 'gone'"),
+        (b"rank = 3", "name: Missing; add a value"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(runs.RunError, match=message.replace("(", r"\(")) as caught:
+            runs.load(tmp_path)
+        assert str(path) in str(caught.value)
+    path.unlink()
+    with pytest.raises(runs.RunError, match="does not exist"):
+        runs.load(tmp_path)

@@ -1,4 +1,4 @@
-"""Lint on the scripts that people have: the commands of other projects' documents, FluxGym's scripts, kohya_ss's commands.
+"""The fixes of lint on the scripts that people have: the commands of other projects' documents, FluxGym's scripts, kohya_ss's commands.
 
 Each script is fixed and run in bash; it must start the same programs with the same arguments, apart from the changes
 that lint reports. Batch files and PowerShell scripts are compared by the parser, because neither interpreter is here.
@@ -9,9 +9,26 @@ from pathlib import Path
 
 import pytest
 from cmd_words import cmd_words
-from lint_corpus import CORPUS, Started, announced, corpus_text, fluxgym, hold, lint, parsed, stand_ins
+from lint_corpus import (
+    CORPUS,
+    SUPPORTED,
+    UNGUARDED,
+    Started,
+    announced,
+    corpus_text,
+    fluxgym,
+    hold,
+    ids,
+    lint,
+    plus,
+    stand_ins,
+)
 
-SUPPORTED = [entry for entry in CORPUS["command"] if entry["source"] != "kohya-ss/musubi-tuner"]
+from presets import PresetError
+from presets.fix import fix, set_flags
+from presets.training import trainings
+from runs import custom_script
+
 IN_BASH = [entry for entry in SUPPORTED if entry["language"] == "sh"]
 OTHERS = [entry for entry in CORPUS["command"] if entry["source"] == "kohya-ss/musubi-tuner"]
 
@@ -40,21 +57,6 @@ def test_a_command_of_another_trainer_is_refused_and_left_alone(tmp_path):
 def batch_words(text: str) -> list[str]:
     """What the last command of a batch file starts, read independently of presets.windows; its variables are PYTHONPATH's alone."""
     return cmd_words(re.sub(r"\^\r?(\n|\Z)", "", text).rstrip().rpartition(" && ")[2])
-
-
-@pytest.mark.parametrize("last", ["\r\n", "", " `"])
-@pytest.mark.parametrize("entry", [e for e in SUPPORTED if e["language"] == "ps"])
-def test_a_powershell_example_is_read_and_left_to_a_person(tmp_path, entry, last):
-    path = tmp_path / "train.ps1"
-    text = '$dir = "D:\\my train"\r\n' + corpus_text(entry, last)
-    (words,) = parsed(text, path.name)
-    assert len(words) == len(entry["words"]) and '"' not in "".join(words)
-    for encoding in ("utf-8", "utf-16"):
-        path.write_bytes(text.encode(encoding))
-        before, (code, _, value) = path.read_bytes(), lint(path, "--fix")
-        assert code == 1 and path.read_bytes() == before and value["changes"] == []
-        assert "unguarded" in {one["id"] for one in value["findings"]}
-        assert not any(one["fixable"] for one in lint(path)[2]["findings"])
 
 
 ADVANCED = ["--blocks_to_swap 18", "--save_state", "--log_with wandb", "--fused_backward_pass", "--noise_offset 0.1"]
@@ -90,7 +92,6 @@ def test_a_command_of_the_kohya_ss_gui_starts_the_same_after_the_fix(tmp_path, p
     assert {one["id"] for one in value["findings"]} == {"block-swap"} and "-m" in value["started"][0].words
 
 
-T = "accelerate launch sd/flux_train_network.py"
 TRICKY = CORPUS["tricky"]  # each starts what it started before
 
 
@@ -103,34 +104,31 @@ def test_a_tricky_script_starts_the_same_after_the_fix(tmp_path, programs, case)
         assert value["text"].splitlines()[:-1] == TRICKY[case].splitlines()[:-1]
 
 
-@pytest.mark.parametrize(
-    "text, file",
-    [
-        (f"{T} --seed 1 \\\n  # a comment \\\n  --lr 3\n", "t.sh"),
-        (f"{T} --seed 1 \\ \n  --lr 3\n", "t.sh"),
-        (f"{T} --seed 1 ^ \r\n  --lr 3\r\n", "t.bat"),
-        (f"{T} --seed 1 `\r\n\r\n  --lr 3\r\n", "t.ps1"),
-    ],
-)
-def test_flags_that_the_command_does_not_get_are_named_with_their_line(tmp_path, text, file):
-    path = tmp_path / file
-    path.write_bytes(text.encode())
-    code, _, value = lint(path, "--fix")
-    (finding,) = [one for one in value["findings"] if one["id"] == "cut-off"]
-    assert code == 1 and finding["level"] == "fail"
-    assert path.read_text().splitlines()[finding["line"] - 1].strip() == "--lr 3"
-    path.write_bytes(re.sub(r" ([\\^`]) ?(\r?)\n(  # .*\n|\r\n)?", r" \1\2\n", text).encode())
-    assert "cut-off" not in {finding["id"] for finding in lint(path)[2]["findings"]}
-
-
-def test_utf_16_is_refused_where_the_shell_cannot_read_it(tmp_path):
-    (tmp_path / "train.sh").write_bytes("python sd/train_network.py\n".encode("utf-16"))
-    code, printed, _ = lint(tmp_path / "train.sh")
-    assert code == 1 and "UTF-16" in printed and "UTF-8" in printed
-
-
 def test_a_link_to_a_script_stays_a_link(tmp_path):
-    (tmp_path / "real.sh").write_text(f"{T} --blocks_to_swap 3\n")
+    (tmp_path / "real.sh").write_text("accelerate launch sd/flux_train_network.py --blocks_to_swap 3\n")
     (tmp_path / "link.sh").symlink_to("real.sh")
     assert lint(tmp_path / "link.sh", "--fix")[0] == 0
     assert (tmp_path / "link.sh").is_symlink() and "blocks_to_swap" not in (tmp_path / "real.sh").read_text()
+
+
+def test_flags_are_set_and_removed_wherever_they_are():
+    text = "accelerate launch flux_train_network.py --a 1 --list x y z --seed 5 \\\n  --a 2 --sw\n"
+    new, refused = set_flags(text, {"a": ["3 4"], "list": ["q"], "seed": None, "sw": None, "new": []})
+    assert not refused
+    assert custom_script.flags(trainings(new)[0]) == {"a": ["3 4"], "list": ["q"], "new": []}
+    with pytest.raises(PresetError, match="training commands"):
+        set_flags("echo", {"a": []})
+
+
+@pytest.mark.parametrize("value", ['a"&calc', 'say "50 %" ^ (x)', "C:\\a b\\", "写真 & more", '"'])
+def test_a_value_that_is_set_in_a_batch_file_reaches_the_program_as_it_is(value):
+    new, _ = set_flags("accelerate launch flux_train_network.py --seed 5\r\n", {"name": [value]}, "train.bat")
+    assert cmd_words(new.strip())[-2:] == ["--name", value]
+    assert custom_script.flags(trainings(new, "train.bat")[0])["name"] == [value]
+
+
+def test_a_split_mode_that_trains_all_blocks_is_left_out():
+    """With other blocks than the single ones it was block swap and nothing else; the launcher would refuse it."""
+    text = plus("--split_mode", UNGUARDED).replace("train_blocks=single", "train_blocks=all")
+    out = fix(text)
+    assert "--split_mode" not in out.text and "sd_scripts_patches" in out.text and ids(out.text) == set()

@@ -1,0 +1,243 @@
+"""A run is created completely or not at all, errors say what is wrong, and the same spec gives the same bytes."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import tomllib
+from runs_helpers import contents, picture, pictures, python, sources, spec
+
+import runs
+
+
+def test_a_run_has_its_files(tmp_path, data):
+    folder = runs.create(spec(name="Mein Hund", prompts=["ohwx at sea"]), pictures(tmp_path / "in"))
+    assert folder == data / "outputs/Mein-Hund"
+    files = "dataset.toml job.json run.toml sample_prompts.txt train.sh"
+    assert sorted(p.name for p in folder.iterdir()) == files.split()
+    assert os.access(folder / "train.sh", os.X_OK)
+    config = tomllib.loads((folder / "dataset.toml").read_text(encoding="utf-8"))
+    assert config["datasets"][0]["subsets"][0]["image_dir"] == str(data / "datasets/Mein-Hund")
+    assert runs.load(folder).name == "Mein Hund"
+    assert runs.list_runs() == [folder]
+    assert {runs.run_folder(n) for n in ("Mein Hund", "Mein-Hund", folder)} == {folder}
+    with pytest.raises(runs.RunError, match="use one of Mein-Hund"):
+        runs.run_folder("Katze")
+
+
+def test_render_writes_the_script_again_from_run_toml(tmp_path, data):
+    folder = runs.create(spec(), pictures(tmp_path / "in"))
+    before = contents(folder)
+    (folder / "train.sh").write_text("broken")
+    assert runs.render(folder) == folder / "train.sh" and contents(folder) == before
+    runs.save(folder, runs.load(folder).changed(rank=32))
+    runs.render(folder)
+    assert "--network_dim 32" in (folder / "train.sh").read_text()
+
+
+def test_an_attempt_has_a_script_of_its_own_and_leaves_the_spec_alone(tmp_path, data):
+    folder = runs.create(spec(), pictures(tmp_path / "in"))
+    before = contents(folder)
+    job = runs.resolve(runs.load(folder).changed(workers=0), folder)
+    path = runs.write_attempt(folder, job, 2, folder / "my-lora-step00000010-state")
+    assert path == folder / "train.attempt-2.sh"
+    text = path.read_text()
+    assert f"--resume {folder}/my-lora-step00000010-state" in text and "--max_data_loader_n_workers 0" in text
+    assert "--persistent" not in text
+    assert {k: v for k, v in contents(folder).items() if k != path.name} == before
+    assert runs.write_attempt(folder, runs.pinned(folder), 1) == folder / "train.sh"
+    assert contents(folder) | before == contents(folder)
+
+
+def test_states_are_saved_ten_times_per_run_by_default(tmp_path, data):
+    images = pictures(tmp_path / "in", 3)
+    long, short = {"epochs": 100, "repeats": 100}, {"epochs": 1, "repeats": 10}
+    for fields, steps in ((short, 3), (long, 100), ({"save_every_n_steps": 7}, 7), ({"save_every_n_steps": 0}, 0)):
+        folder = runs.create(spec(name=f"every {steps}", **fields), images)
+        assert runs.load(folder).save_every_n_steps == steps
+        assert ("--save_every_n_steps" in (folder / "train.sh").read_text()) == bool(steps)
+
+
+def nothing_made(root: Path) -> None:
+    """No run, no data set, no temporary left."""
+    assert not list(root.glob("*/*"))
+
+
+def test_bad_input_leaves_nothing(tmp_path, data):
+    text = tmp_path / "words.png"
+    text.write_text("words")
+    for images, match in (
+        (sources([picture(tmp_path / "a.png"), text]), "words.png: Not a readable image"),
+        ([], "no images"),
+        (tmp_path / "gone", "gone is not a folder; use the folder of the images"),
+    ):
+        with pytest.raises(runs.RunError, match=match):
+            runs.create(spec(), images)
+        nothing_made(data)
+    with pytest.raises(runs.RunError, match="did you mean guidance_scale"):
+        runs.create(spec(extra={"guidance_skale": 1}), pictures(tmp_path / "in"))
+    with pytest.raises(runs.RunError, match="no prompt"):
+        runs.create(spec(trigger="", sample_every_n_steps=5), pictures(tmp_path / "in"))
+    nothing_made(data)
+    (data / "outputs").rmdir()
+    (data / "outputs").write_text("I am a file")
+    with pytest.raises(runs.RunError, match="a file has the name of the folder"):
+        runs.create(spec(), pictures(tmp_path / "in"))
+
+
+def test_a_name_that_exists_is_refused_and_the_old_run_untouched(tmp_path, data):
+    images = pictures(tmp_path / "in")
+    runs.create(spec(name="a b"), images)
+    before = contents(data)
+    with pytest.raises(runs.RunError, match=r"name: A run named 'a-b' already exists in .*; choose another name"):
+        runs.create(spec(name="a-b", rank=64), images)
+    shutil.rmtree(data / "outputs/a-b")
+    with pytest.raises(runs.RunError, match="name: A data set named 'a b' already exists"):
+        runs.create(spec(name="a b"), images)
+    assert {k: v for k, v in before.items() if k.startswith("datasets")} == contents(data)
+    again = runs.create(spec(name="a b"), data / "datasets/a-b")
+    assert again.is_dir() and {k: v for k, v in contents(data).items() if k in before} == before
+
+
+def test_of_two_that_make_the_same_name_at_once_one_wins_whole(tmp_path, data):
+    images = pictures(tmp_path / "in", 8)
+    barrier = threading.Barrier(4)
+
+    def make(rank: int) -> Path:
+        barrier.wait(timeout=200)
+        return runs.create(spec(name="race", rank=rank), images)
+
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(make, rank) for rank in (4, 8, 16, 32)]
+    (won,) = (future.result() for future in futures if not future.exception())
+    assert all("exists" in str(future.exception() or "exists") for future in futures)
+    assert len(runs.read_captions("race")) == 8
+    assert runs.render(won) and not list(data.rglob(".new-*"))
+
+
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if sys.platform != "linux" or subprocess.run(command, capture_output=True, timeout=200, check=False).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        monkeypatch.setenv("HANGPROOF_DATA", str(disk))
+        images = sources(picture(tmp_path / f"noise {i}.bmp", size=(200, 200)) for i in range(4))  # 120 kB each
+        with pytest.raises(runs.RunError, match=r"the disk is full; free some space and try again"):
+            runs.create(spec(), images)
+        nothing_made(disk)
+        made = runs.create(spec(), images[:1])  # with less to store, the same name works
+        filler = disk / "filler"
+        with filler.open("wb", buffering=0) as file, pytest.raises(OSError):
+            while True:
+                file.write(b"x" * 4096)
+        before = contents(made)
+        with pytest.raises(runs.RunError, match="the disk is full"):
+            runs.render(made, runs.load(made).changed(prompts=["long " * 4000]))
+        with pytest.raises(runs.RunError, match="the disk is full"):
+            runs.train_longer(made, 99)
+        assert contents(made) == before and runs.read_captions("my-lora") == {"noise-0.bmp": "ohwx"}
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], timeout=200, check=False)
+
+
+def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path, data, monkeypatch):
+    monkeypatch.setattr("runs.pin.write", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        runs.create(spec(), pictures(tmp_path / "in"))
+    nothing_made(data)
+
+
+def test_missing_model_files_are_named_before_a_start(tmp_path, data, monkeypatch):
+    monkeypatch.setenv("SD_SCRIPTS_DIR", str(tmp_path / "no checkout"))
+    found = [fault.message for fault in runs.problems(spec(backend="sd-scripts", tier="12G"))]
+    (files,) = [line for line in found if line.startswith("model files missing")]
+    flags = ["pretrained_model_name_or_path", "clip_l", "t5xxl", "ae"]
+    assert [part.split(")")[0] for part in files.split(" (--")[1:]] == flags
+    assert str(data / "models") in files and "trainer options FLAG=PATH" in files and "fetch-model flux-dev" in files
+    elsewhere = spec(backend="sd-scripts", extra={"ae": str(tmp_path / "ae.safetensors")})
+    missing = "\n".join(fault.message for fault in runs.problems(elsewhere) if "model files missing: " in fault.message)
+    assert f"{tmp_path / 'ae.safetensors'} (--ae)" in missing
+    assert f"{data / 'models' / 'clip_l.safetensors'} (--clip_l)" in missing
+    assert any("start.sh sd-scripts" in line for line in found)
+    assert any("no images" in line for line in found)
+
+
+def test_a_run_is_trained_longer(tmp_path, data):
+    folder = runs.create(spec(epochs=4), pictures(tmp_path / "in"))
+    assert runs.longer(runs.load(folder).model_dump()) == ("epochs", 4)
+    assert runs.train_longer(folder, 6).epochs == 6 and runs.load(folder).epochs == 6
+    assert "--max_train_epochs 6" in (folder / "train.sh").read_text()
+    before = contents(folder)
+    with pytest.raises(runs.RunError, match="epochs: Must be 6 or more; the run is set to 6 already"):
+        runs.train_longer(folder, 5)
+    assert contents(folder) == before
+    assert runs.train_longer(folder, 6).epochs == 6 and contents(folder) == before
+    by_steps = runs.create(spec(name="steps", max_train_steps=100), pictures(tmp_path / "in"))
+    assert runs.train_longer(by_steps, 150).max_train_steps == 150
+    assert "--max_train_steps 150" in (by_steps / "train.sh").read_text()
+    assert runs.longer({}) is None and runs.longer({"epochs": "x"}) is None
+
+
+def test_importing_runs_and_presets_is_light():
+    """The monitor and the page import them: no pydantic, Pillow, slugify or torch before they are needed."""
+    code = "import sys, runs, presets; runs.data_root(); presets.tiers(); print(*sorted(m.partition('.')[0] for m in sys.modules))"
+    loaded = set(python("-c", code).stdout.split())
+    assert loaded and not loaded & {"pydantic", "PIL", "slugify", "torch", "numpy", "tomlkit", "huggingface_hub"}
+
+
+def open_spec(**fields):
+    return spec(**{"sample_every_n_steps": None, **fields})
+
+
+def test_samples_come_every_tenth_of_the_run_with_the_trigger_word(tmp_path, data):
+    folder = runs.create(open_spec(trigger="tok", repeats=10, epochs=20), pictures(tmp_path / "in"))
+    made = runs.load(folder)
+    count = len(runs.images_in(data / "datasets" / made.slug))
+    assert made.sample_every_n_steps == count * 10 * 20 // 10
+    assert (folder / "sample_prompts.txt").read_text().startswith("tok --w")
+    assert f"--sample_every_n_steps {made.sample_every_n_steps}" in (folder / "train.sh").read_text()
+
+
+def test_without_a_trigger_the_first_caption_is_drawn_without_its_options():
+    captions = ["", " ", "a cat --w 9999\n--n x", "a dog"]
+    made = runs.with_intervals(open_spec(trigger="", max_train_steps=100), {"": 5}, captions)
+    assert made.sample_every_n_steps == 10 and made.prompts == ["a cat  w 9999  n x"]
+    assert runs.sample_prompts(made).startswith("a cat w 9999 n x --w 512 --h 512")
+
+
+def test_with_nothing_to_draw_samples_are_off_and_the_run_is_created(tmp_path, data):
+    folder = runs.create(open_spec(trigger=""), pictures(tmp_path / "in"))
+    assert runs.load(folder).sample_every_n_steps == 0
+    assert "sample" not in (folder / "train.sh").read_text().replace("sample_prompts.txt", "")
+
+
+def test_an_interval_that_was_set_stays_and_a_short_run_draws_after_each_step_at_most():
+    for fields, interval in (
+        ({"sample_every_n_steps": 7}, 7),
+        ({"sample_every_n_steps": 0, "trigger": "tok"}, 0),
+        ({"trigger": "tok", "max_train_steps": 3}, 1),
+    ):
+        assert runs.with_intervals(open_spec(**fields), {"": 5}).sample_every_n_steps == interval
+
+
+@pytest.mark.parametrize(
+    ("images", "repeats", "epochs", "every"), [(12, 10, 17, 4), (20, 10, 10, 4), (4, 24, 20, 4), (10, 10, 20, 0)]
+)
+def test_each_lora_that_stays_has_samples_of_its_step(images, repeats, epochs, every):
+    made = open_spec(repeats=repeats, epochs=epochs, save_every_n_epochs=every, trigger="tok")
+    interval, epoch = runs.with_intervals(made, {"": images}).sample_every_n_steps, images * repeats
+    assert epoch * every % interval == 0 and epoch * epochs % interval == 0
+    assert 5 <= epoch * epochs / interval <= 20
+
+
+def test_a_run_without_an_end_in_sight_has_an_interval_too():
+    made = open_spec(repeats=1, epochs=10**9, save_every_n_epochs=1, trigger="tok")
+    assert runs.with_intervals(made, {"": 2}).sample_every_n_steps == 200_000_000

@@ -1,0 +1,26 @@
+"""A file that another process writes is read in parts: complete lines once each, and from its beginning where it is another one."""
+
+import os
+
+from runs.growing import Added, count_of, entries, json_objects
+
+
+def test_lines_come_once_they_are_complete_and_a_replaced_file_starts_over(tmp_path):
+    path, other = tmp_path / "metrics.jsonl", tmp_path / "other"
+    added = Added(path)
+    assert added.lines() == ([], False), "a file that is not there yet"
+    path.write_bytes(b"one\ntw")
+    assert added.lines() == ([b"one"], True)
+    with path.open("ab") as file:
+        file.write(b"o\n")
+    assert added.lines() == ([b"two"], False) and added.lines() == ([], False)
+    other.write_bytes(b"1\n2\n3\n")
+    os.replace(other, path)
+    assert added.read(limit=4, skip_to_end=True) == (b"2\n3\n", True)
+
+
+def test_damaged_lines_are_passed_over():
+    lines = [b'{"a": 1}', b'{"b": ', b"3", b'{"c": NaN}', b"[" * 100_000]
+    assert [list(one) for one in entries(lines)] == [["a"], ["c"]]
+    assert json_objects(b'{"a": 1}\n\n{"a": 2}\n') == [{"a": 1}, {"a": 2}]
+    assert [count_of(value) for value in (3, -1, True, "3", 1 << 60)] == [3, 0, 0, 0, 0]
