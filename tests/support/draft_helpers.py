@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import skimage.data
 from PIL import Image
 
 import presets
 import runs
 from runs import masks
-from ui.dataset import draft, draft_store
+from ui.dataset import doctor, draft, draft_store
 from ui.new import run_starts, script_editor
 
 
@@ -72,6 +73,11 @@ def photo(path, seed: int = 0, size=(96, 64), **save):
     small = Image.frombytes("RGB", (8, 8), random.Random(seed).randbytes(192))
     small.resize(size, Image.Resampling.BICUBIC).save(path, **save)
     return path
+
+
+def shot(name: str) -> Image.Image:
+    """A photo that scikit-image brings."""
+    return Image.open(Path(skimage.data.__file__).parent / name).convert("RGB")
 
 
 def camera_exif(orientation: int, *size: int) -> Image.Exif:
@@ -166,3 +172,14 @@ def filled(draft_id: str, *texts: str) -> list[str]:
 
 def texts(draft_id: str) -> list[str]:
     return [item.caption for item in draft.items(draft_id)]
+
+
+def found(draft_id: str) -> dict[str, list[str]]:
+    """The files of each finding of "Check images"."""
+    report = doctor.examine(draft_id, again=True)
+    return {kind: [report.items[one.id].file for one in some] for kind, some in report.findings.items()}
+
+
+def add_photos(draft_id: str, folder: Path, count: int) -> None:
+    """Drop photos that differ."""
+    drop(draft_id, *(photo(folder / f"{n}.png", n) for n in range(count)))

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import socket
-import urllib.request
 from pathlib import Path
 
 import psutil
@@ -32,17 +31,6 @@ def test_a_server_uses_little_memory_no_proxy_and_ends_with_ctrl_c(tmp_path):
 def test_the_config_that_each_visit_downloads_is_small(server):
     status, config = server.get("/config")
     assert status == 200 and len(config) <= CONFIG_KB * 1000, f"{len(config)} bytes"
-
-
-def test_the_scripts_and_the_style_sheet_are_files_that_a_browser_keeps(server):
-    page = server.get("/")[1].decode()
-    for pattern, kind in ((r"scripts/page-\w{16}\.js", "text/javascript"), (r"scripts/style-\w{16}\.css", "text/css")):
-        (found,) = set(re.findall(pattern, page))
-        request = urllib.request.Request(f"{server.url}/{found}", headers=server.headers)
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as reply:
-            assert reply.headers["content-type"].startswith(kind) and "immutable" in reply.headers["cache-control"]
-            assert len(reply.read()) > 10_000
-    assert server.get("/scripts/page-0123456789abcdef.js")[0] == 404
 
 
 def test_the_address_is_printed_without_the_token_where_others_can_read_it(server):

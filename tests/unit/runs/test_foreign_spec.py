@@ -55,20 +55,10 @@ def toml(table: dict) -> str:
 
 
 LORA, NAME = {"LoRA_type": "Standard"}, st.text(max_size=12)
-
-
 OPTIONS = NAME | st.sampled_from(["network_dim", "seed", "resolution", "resume", "optimizer_args", "datasets"])
-
-
 KEYS = NAME | st.sampled_from([*GUI, *CHECKBOXES, "conv_dim", "max_grad_norm", "lr_scheduler_args", "vae", "resume"])
-
-
 FLAGS = st.lists(st.builds(" \\\n --{} {}".format, OPTIONS, st.text(max_size=40)), max_size=12).map("".join)
-
-
 TABLES = st.dictionaries(OPTIONS, ANY_VALUE, max_size=6).map(toml)
-
-
 FILES = st.one_of(
     st.dictionaries(KEYS, ANY_VALUE, max_size=25).map(lambda t: [("x.json", json.dumps({**LORA, **t}))]),
     st.lists(st.tuples(NAME, st.text(max_size=200)), max_size=4),

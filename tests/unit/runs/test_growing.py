@@ -2,6 +2,10 @@
 
 import os
 
+from hypothesis import given
+from hypothesis import strategies as st
+from ui_helpers import metrics_line as line
+
 from runs.growing import Added, count_of, entries, json_objects
 
 
@@ -24,3 +28,10 @@ def test_damaged_lines_are_passed_over():
     assert [list(one) for one in entries(lines)] == [["a"], ["c"]]
     assert json_objects(b'{"a": 1}\n\n{"a": 2}\n') == [{"a": 1}, {"a": 2}]
     assert [count_of(value) for value in (3, -1, True, "3", 1 << 60)] == [3, 0, 0, 0, 0]
+
+
+@given(st.binary(max_size=300))
+def test_a_damaged_line_costs_only_itself(noise):
+    good = [line(s).encode().strip() for s in (1, 2)]
+    found = entries([good[0], noise.replace(b"\n", b""), good[1]])
+    assert [one["step"] for one in found if one.get("loss") == 0.5] == [1, 2]

@@ -4,20 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from draft_helpers import drop, photo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sweep_helpers import FIELDS, make
 
 import runs
-from jobs import queue
 from monitor.process.spawned import idle
 from runs import dataset, manage, sweep
 from runs.files import RunError
-from ui.dataset import draft
-from ui.dataset.draft_store import new_id
-from ui.new import form
-from ui.new import sweep as page_sweep
 
 
 def test_the_names_say_the_values():
@@ -133,26 +127,3 @@ def test_a_damaged_sweep_is_none(base, text):
     assert sweep.all_sweeps() == []
     with pytest.raises(RunError, match="no sweep 'x'"):
         sweep.find("x")
-
-
-def test_the_page_plans_and_makes_a_sweep_of_the_draft(base, tmp_path, monkeypatch):
-    draft_id = new_id()
-    drop(draft_id, photo(tmp_path / "a.png", 1), photo(tmp_path / "b.png", 2))
-    fields = form.defaults() | {"name": "bird", "model": "tiny-flux", "backend": "diffusers", "tier": "16G"}
-    fields |= {"trigger": "ohwx", "resolution": 64, "max_train_steps": "4"}
-    draft.save_fields(draft_id, fields)
-    values = {"rank": "2, 4", "seed": "1"}
-    assert page_sweep.plan(draft_id, values) == {"runs": ["bird-r2-seed1", "bird-r4-seed1"], "steps": 8}
-    for wrong in ({"rank": "x"}, {"name": "1,2"}, {"rank": "1," * 200}, {"rank": "8"}, {}):
-        with pytest.raises(RunError):
-            page_sweep.start(draft_id, wrong)
-    with pytest.raises(RunError):
-        page_sweep.start("../x", values)
-    assert [folder.name for folder in runs.list_runs()] == ["cat"]
-    monkeypatch.setattr(queue, "ensure_worker", lambda: False)  # nothing is trained here
-    made = page_sweep.start(draft_id, values)
-    assert (made.name, [run for run, _ in made.runs]) == ("bird-sweep", ["bird-r2-seed1", "bird-r4-seed1"])
-    (entry,) = queue.read().entries
-    assert (entry.run, entry.sweep, entry.total) == ("bird-sweep", ("bird-r2-seed1", "bird-r4-seed1"), 2)
-    one, two = (sorted((runs.datasets_dir() / run).glob("*.png")) for run in entry.sweep)
-    assert len(one) == 2 and all(a.samefile(b) for a, b in zip(one, two, strict=True))

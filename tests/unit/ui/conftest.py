@@ -1,6 +1,16 @@
 """What most tests of the page's modules start with: a draft in an empty data root, or one with settings and images."""
 
+import pytest
 from configure_helpers import filled
 from draft_helpers import mine
 
+from runs.machine import Machine
+from ui.new import settings
+
 __all__ = ["filled", "mine"]
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """The settings of a draft are those of a machine without a GPU."""
+    monkeypatch.setattr(settings, "this_machine", lambda *_: Machine("", None, False, 31.2, 220.0))

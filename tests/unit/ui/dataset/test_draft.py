@@ -4,12 +4,13 @@ import re
 import shutil
 
 import pytest
-from draft_helpers import captions, create_run, drop, item_of, note, remove, set_caption
+from draft_helpers import captions, create_run, drop, filled, item_of, note, remove, set_caption
 from PIL import Image
 from runs_helpers import picture
 from ui_helpers import photos, small_disk
 
 import runs
+from runs.files import RunError
 from ui.dataset import draft, image_edit, images
 from ui.new import form
 from ui.run import run_page
@@ -191,3 +192,16 @@ def test_a_draft_is_replaced_only_after_confirmation_and_by_a_run_with_images(da
     assert draft.form(other)["name"] == "my lora 2"
     *_, again = run_page.copy_to_new_lora(folder.name, "", other)  # every image is in a run: no question
     assert again[2]["total"] == 1
+
+
+def test_values_of_images_are_stored_and_undone_as_one_step(mine):
+    ids = filled(mine, "a", "b")
+    assert draft.change_images(mine, ids, lambda *_: {"weight": 3, "crop": [0, 0.25, 1, 0.75]}, "crop of {}") == 2
+    assert draft.change_images(mine, [*ids, "gone"], lambda *_: {"weight": 3}, "weight") == 0
+    (item, _) = draft.items(mine)
+    assert (item.crop, item.weight, item.mask) == ((0, 0.25, 1, 0.75), 3, None)
+    assert draft.sources(mine)[0].crop == (0, 0.25, 1, 0.75) and draft.sources(mine)[0].weight == 3
+    assert draft.undo(mine) == "Undone: crop of 2 images." and draft.items(mine)[0].crop is None
+    with pytest.raises(RunError, match="was removed"):
+        draft.change_images(mine, [ids[0], "gone"], lambda *_: {"weight": 2}, "x", needed=True)
+    assert draft.items(mine)[0].weight == 1, "all or none"

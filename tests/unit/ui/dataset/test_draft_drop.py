@@ -1,9 +1,7 @@
 """Dropped folders: every caption on its own picture, in every order of arrival and through the whole run."""
 
 import itertools
-import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from draft_helpers import captions, drop, note, photo, run_of, set_caption, tree
 
 import runs
 from runs import dataset, pictures
-from ui.dataset import draft, drafts, images
+from ui.dataset import draft, images
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
@@ -50,14 +48,6 @@ def test_two_drops_of_one_file_share_an_upload_and_both_work(data, mine, tmp_pat
     sent = [{"path": str(upload(photo(tmp_path / "y.png", 1))), "name": "y.png"}]
     answer = images.image_action({"action": "add_images", "draft": mine, "uploads": sent, "drop": "one", "more": False})
     assert answer["added"] == 1 and [path.name for path in draft.uploads_dir().rglob("y.png")] == ["y.png"]
-
-
-def test_an_upload_is_deleted_by_its_age_only(data, mine, tmp_path):
-    old, new, again = (upload(photo(tmp_path / f"{n}.png", n)) for n in range(3))
-    for path in (old, old.parent, again.parent):  # `again` was written a second time, which its folder does not show
-        os.utime(path, (time.time() - 2 * drafts.UPLOAD_EXPIRES_S,) * 2)
-    drafts.delete_expired()
-    assert [path.exists() for path in (old, new, again)] == [False, True, True]
 
 
 def test_captions_of_two_drops_with_the_same_names_are_not_mixed(mine, tmp_path):

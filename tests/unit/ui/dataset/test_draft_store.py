@@ -1,7 +1,6 @@
 """A draft's file: what was stored is there after a kill, and two processes lose nothing."""
 
 import contextlib
-import os
 import random
 import sqlite3
 import subprocess
@@ -14,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runs.files import RunError
-from ui.dataset import bulk, draft, draft_store, drafts
-from ui.dataset.draft_store import in_order, placed
-from ui.new import new_lora
+from ui.dataset import bulk, draft, draft_store
+from ui.dataset.draft_store import applied, difference, in_order, placed
 
 WRITER = """
 import sys
@@ -152,25 +150,15 @@ def test_an_image_that_is_moved_to_the_same_place_again_and_again_stays_in_order
     assert texts(mine) == ["a", "d", "c", "b"]
 
 
-def test_drafts_that_no_page_opened_for_sixty_days_are_deleted(data):
-    now, day = time.time(), 24 * 3600
+KEYS = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8)
 
-    def aged(mine, days):
-        for path in draft.folder(mine).glob("draft.sqlite*"):
-            os.utime(path, (now - days * day,) * 2)
 
-    ages = {days: draft.new_id() for days in (0, 59, 61)}
-    for days, mine in ages.items():
-        draft.save_fields(mine, {"name": f"{days}"})
-        aged(mine, days)
-    other = draft.folder(ages[0]).parent / "not-a-draft"
-    other.mkdir()
-    os.utime(other, (0, 0))
-    drafts.delete_expired()
-    assert [draft.folder(mine).exists() for mine in ages.values()] == [True, True, False] and other.exists()
-    drafts.touch(ages[59])  # a page has opened it, which restarts its expiry
-    aged(ages[0], 61)
-    assert new_lora.load(ages[0])[0] == ages[0]  # opening the page does the same
-    drafts.delete_expired()
-    assert draft.form(ages[59]) == {"name": "59"} and draft.form(ages[0]) == {"name": "0"}
-    assert new_lora.load(ages[61])[0] == ages[61]  # a deleted draft opens empty, without an error
+@settings(max_examples=50)
+@given(before=KEYS, after=KEYS, changed=st.sets(st.sampled_from("abcdefgh")))
+def test_a_step_leads_from_each_state_to_the_other_in_its_order(before, after, changed):
+    old = {"images": placed({key: {"caption": key} for key in before}), "texts": {}}
+    table = {key: {**old["images"].get(key, {}), "caption": key.upper() if key in changed else key} for key in after}
+    new = {"images": placed(table), "texts": {}}
+    for start, end in ((new, old), (old, new)):
+        found = applied(start, difference(end, start))
+        assert found == end and list(found["images"]) == list(end["images"])

@@ -1,28 +1,16 @@
 """The settings of a draft: what was set is stored, what was not follows the model, the machine and the images."""
 
 import json
-from pathlib import Path
 
 import pytest
-from draft_helpers import drop, photo
+from draft_helpers import add_photos
 
-import presets
-from launch import rehearse
 from runs.files import RunError
 from runs.machine import Machine
 from ui.dataset import draft
-from ui.new import form, new_lora, run_starts, script_editor, settings
+from ui.new import form, new_lora, settings
 
-NO_GPU = Machine("", None, False, 31.2, 220.0)
-
-
-@pytest.fixture(autouse=True)
-def no_gpu(monkeypatch):
-    monkeypatch.setattr(settings, "this_machine", lambda *_: NO_GPU)
-
-
-def images(mine: str, folder, count: int) -> None:
-    drop(mine, *(photo(folder / f"{n}.png", n) for n in range(count)))
+pytestmark = pytest.mark.usefixtures("no_gpu")
 
 
 def length(mine: str) -> tuple[int, int]:
@@ -58,7 +46,7 @@ def test_what_is_no_setting_is_refused_and_nothing_is_stored(mine, changes):
 
 def test_repeats_and_epochs_follow_the_images_until_one_of_them_is_typed(mine, tmp_path):
     assert length(mine) == (10, 16)
-    images(mine, tmp_path, 4)
+    add_photos(mine, tmp_path, 4)
     assert length(mine) == (24, 20)
     settings.save(mine, {"batch_size": 2}, typed=True)
     assert length(mine) == (48, 20)
@@ -66,7 +54,7 @@ def test_repeats_and_epochs_follow_the_images_until_one_of_them_is_typed(mine, t
     assert length(mine) == (10, 16), "there is no proposal for an invalid field"
     settings.save(mine, {"batch_size": 1}, typed=True)
     settings.save(mine, {"epochs": 3}, typed=True)
-    images(mine, tmp_path, 8)
+    add_photos(mine, tmp_path, 8)
     assert length(mine) == (24, 3)
     button = new_lora.review(mine)[1]
     assert button["visible"] and button["value"].startswith("Use proposed: 12 repeats × 20 epochs = 1,920 steps")
@@ -115,79 +103,3 @@ def test_a_tier_that_is_too_small_changes_with_the_model_unless_the_user_chose_i
     ((kind, text),) = form.review(now, {"": 20}).marks()["tier"]
     assert kind == "bad" and "HunyuanImage 2.1 does not fit" in text and "20G" in text
     assert choose(mine, "z-image")["tier"] == "16G"
-
-
-def test_a_draft_of_the_api_follows_its_model_and_images_as_on_the_page(data, mine, tmp_path):
-    from ui.api import drafts
-
-    made = drafts.new_draft()
-    for one in (made, mine):
-        images(one, tmp_path, 4)
-        settings.save(one, {"model": "sd15"}, typed=one == mine)
-    assert drafts.review_draft(made)["settings"] == settings.current(mine)
-    with pytest.raises(RunError, match="There is no setting 'rnak'; use some of name, trigger"):
-        drafts.set_settings(made, {"rnak": 4})
-    with pytest.raises(RunError, match="rank: a setting is a text, a number or null"):
-        drafts.set_settings(made, {"rank": [4]})
-
-
-def test_a_table_of_models_that_becomes_invalid_while_the_page_is_open_loses_nothing(data, mine, tmp_path):
-    images(mine, tmp_path, 1)
-    (data / "models.toml").write_text("[models.")
-    typed = {"trigger": "kept", "epochs": 3, "model": "tiny-flux"}
-    assert settings.save_settings({"draft": mine, "changes": typed}) == {"ok": True, "values": typed, "marks": {}}
-    with pytest.raises(presets.PresetError):
-        settings.current(mine)
-    assert "models.toml" in new_lora.review(mine)[0]
-    opened = new_lora.load(mine)
-    assert opened[0] == mine and "models.toml" in opened[2] and opened[3 + form.KEYS.index("trigger")] == "kept"
-    *_, (problem, name, _) = new_lora.start(mine, {})
-    assert "models.toml" in problem and name == "" and not list((data / "outputs").glob("*"))
-    (data / "models.toml").unlink()
-    assert settings.current(mine)["trigger"] == "kept" and len(draft.items(mine)) == 1
-
-
-@pytest.mark.parametrize("key", list(new_lora.NOT_ARRIVED))
-def test_start_refuses_while_the_browser_holds_something(mine, key):
-    *_, (problem, name, _) = new_lora.start(mine, {key: 2})
-    assert "not saved" in problem or "not uploaded" in problem
-    assert name == ""
-
-
-def test_start_asks_once_about_images_that_nothing_describes_and_about_a_failed_rehearsal(mine, tmp_path, monkeypatch):
-    begun: list[Path] = []
-    monkeypatch.setattr("ui.run.control.start", begun.append)
-
-    def start() -> tuple[str, str]:
-        *_, (problem, name, _) = new_lora.start(mine, {})
-        return problem, name
-
-    images(mine, tmp_path, 2)
-    settings.save(mine, {"name": "bare", "model": "tiny-flux"}, typed=True)
-    assert "2 of 2 images have no caption" in new_lora.review(mine)[0], "the plan says so before"
-    problem, name = start()
-    assert (
-        "2 of 2 images have no caption" in problem and "again to start anyway" in problem and (name, begun) == ("", [])
-    )
-
-    spec = script_editor.for_run(mine, run_starts.checked(mine)[0])
-    stages = [{"key": "load", "title": "Load", "state": rehearse.FAILED}]
-    failed = {
-        "state": rehearse.FAILED,
-        "digest": rehearse.digest(spec),
-        "stages": stages,
-        "asked": True,
-    }  # of old versions
-    failed |= {"problem": {"stage": "Load", "title": "No memory."}}
-    rehearsed = run_starts.rehearsal_folder(mine)
-    rehearsed.mkdir()
-    (rehearsed / rehearse.FILE).write_text(json.dumps(failed))
-    problem, name = start()
-    assert (
-        "have no caption" in problem and "failed at “Load”: No memory. Press" in problem and (name, begun) == ("", [])
-    )
-    assert start() == ("", "bare") and [one.name for one in begun] == ["bare"]
-
-    settings.save(mine, {"name": "described", "trigger": "tok"}, typed=True)
-    (rehearsed / rehearse.FILE).unlink()
-    assert start() == ("", "described")

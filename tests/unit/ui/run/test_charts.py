@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -13,53 +12,7 @@ from strategies import ANY_VALUE
 from ui_helpers import metrics_line as line
 from ui_helpers import write_incident, write_run
 
-from runs.growing import entries
 from ui.run import charts, metrics, view
-
-
-def losses(folder: Path) -> dict[int, float]:
-    return view.with_metrics(folder, lambda found: dict(zip(found.steps["step"], found.steps["loss"], strict=True)))
-
-
-def test_metrics_are_read_from_where_the_last_read_ended(data):
-    folder = write_run(data)
-    path = folder / "metrics.jsonl"
-    assert losses(folder) == {}
-    path.write_text("".join(line(s, 1 / s) for s in (1, 2, 4)) + '{"kind":"gpu"}\n{"kind":"step","st')
-    assert list(losses(folder)) == [1, 2, 4]
-    revision = view.with_metrics(folder, lambda found: found.revision)
-    assert view.with_metrics(folder, lambda found: found.revision) == revision, "nothing was added"
-    assert metrics.Metrics(path).update().revision == revision, "a page of the server before asks"
-    with path.open("a") as file:
-        file.write('ep":5,"loss":0.25}\n')
-    assert losses(folder) == {1: 1.0, 2: 0.5, 4: 0.25, 5: 0.25}
-    assert metrics.Metrics(path).update().revision != revision
-    path.unlink()
-    path.write_text(line(1, 5.0))
-    os.utime(path)
-    assert losses(folder) == {1: 5.0}
-
-
-def test_a_restart_replaces_the_steps_that_it_repeats(data):
-    folder = write_run(data)
-    first = [line(s, 1.0, 1, s) for s in range(1, 26)]
-    second = [line(s, 2.0, 2, 60 + s) for s in range(21, 24)]
-    (folder / "metrics.jsonl").write_text("".join(first + second))
-    assert losses(folder) == {**dict.fromkeys(range(1, 21), 1.0), **dict.fromkeys(range(21, 24), 2.0)}
-    with (folder / "metrics.jsonl").open("a") as file:  # stopped at a checkpoint, and continued: no step is repeated
-        file.write("".join(line(s, 3.0, 3, 120 + s) for s in range(24, 27)))
-    found = view.with_metrics(folder, lambda one: (list(one.steps["step"]), one.restarts))
-    assert found == (list(range(1, 27)), [21, 24])
-
-
-def test_a_long_history_is_read_in_parts(data, monkeypatch):
-    monkeypatch.setattr(metrics, "READ_BYTES", 10_000)
-    folder = write_run(data)
-    (folder / "metrics.jsonl").write_text("".join(line(s) for s in range(1, 501)))
-    shares = [view.with_metrics(folder, lambda found: found.share) for _ in range(20)]
-    assert shares[0] < 0.5 and shares[-1] == 1.0 and shares == sorted(shares)
-    assert len(losses(folder)) == 500
-
 
 KEYS = ["kind", "t", "attempt", "step", "loss", "lr", "step_s", "gpu", "name", "memory_used", "memory_total"]
 VALUES = ANY_VALUE | st.sampled_from(["step", "gpu", "2026-11-22T12:00:00.000Z", 1, 2, 3, 10**12])
@@ -74,13 +27,6 @@ def test_no_line_of_metrics_can_break_the_charts(tmp_path_factory, found):
     steps = read.steps["step"].tolist()
     assert steps == sorted(set(steps)) and all(0 <= s <= metrics.MAX_STEP for s in steps)
     json.dumps(charts.lines_of(read, 0, []), allow_nan=False)
-
-
-@given(st.binary(max_size=300))
-def test_a_damaged_line_costs_only_itself(noise):
-    good = [line(s).encode().strip() for s in (1, 2)]
-    found = entries([good[0], noise.replace(b"\n", b""), good[1]])
-    assert [one["step"] for one in found if one.get("loss") == 0.5] == [1, 2]
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000), st.integers(1, 50))

@@ -1,0 +1,29 @@
+"""Images are found by caption, tag and subset."""
+
+import pytest
+from draft_helpers import filled
+
+from runs.files import RunError
+from ui.dataset import draft, selection, subsets
+from ui.dataset.selection import Query
+
+
+def test_images_are_found_by_caption_tag_and_subset(mine):
+    ids = filled(mine, "1girl, red hair, solo", "a girl with Red Hair", "", "solo")
+    subsets.move(mine, ids[3:], "extra", 5)
+    items = draft.items(mine)
+
+    def found(**query):
+        return [ids.index(item.id) for item in Query(**query).found(items)]
+
+    assert found() == [0, 1, 2, 3] and found(kind="no_caption") == [2]
+    assert found(text="RED hair") == [0, 1] and found(how="lacks", text="red") == [2, 3]
+    assert found(how="tag", text=" Red  hair ") == [0] and found(how="no_tag", text="red hair") == [1, 2, 3]
+    assert found(folder="5_extra") == [3] and found(folder="", text="solo") == [0] and found(kind="model") == []
+    assert selection.ids(mine, Query(text="o"), (ids[3], ids[0])) == [ids[0], ids[3]]
+    with pytest.raises(RunError, match="no longer shown"):
+        selection.ids(mine, Query(text="solo"), (ids[1], ids[3]))
+    assert selection.tags(mine) == {
+        "tags": [["solo", 2], ["1girl", 1], ["a girl with Red Hair", 1], ["red hair", 1]],
+        "total": 4,
+    }

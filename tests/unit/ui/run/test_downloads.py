@@ -1,0 +1,32 @@
+"""A run's LoRAs as one archive."""
+
+import io
+import os
+import zipfile
+
+import pytest
+from compare_helpers import a_run
+from ui_helpers import lora_file, write_run
+
+import runs
+from ui.run import downloads
+
+
+def test_an_archive_holds_the_complete_loras_and_nothing_from_elsewhere(data):
+    folder = a_run(data, "with loras", 1e-4)
+    lora_file(folder / f"{folder.name}-step000020.safetensors", 20)
+    final = lora_file(folder / f"{folder.name}.safetensors", 60)
+    (folder / "cut.safetensors").write_bytes(final.read_bytes()[:100])  # still written
+    lora_file(data / "elsewhere.safetensors", 1)
+    os.symlink(data / "elsewhere.safetensors", folder / "link.safetensors")
+    stream = downloads.archive(folder)
+    whole = b"".join(stream)
+    assert len(whole) == len(downloads.archive(folder))
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+        assert archive.testzip() is None
+        name = folder.name
+        files = ("run.toml", "sample_prompts.txt", f"{name}-step000020.safetensors", f"{name}.safetensors")
+        assert sorted(archive.namelist()) == [f"{name}/{file}" for file in files]
+        assert archive.read(f"{name}/{name}.safetensors") == final.read_bytes()
+    with pytest.raises(runs.RunError, match="no LoRA yet"):
+        downloads.archive(write_run(data, "empty"))

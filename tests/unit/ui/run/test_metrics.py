@@ -1,0 +1,53 @@
+"""What is read of metrics.jsonl: from where the last read ended, in parts, and each step once."""
+
+import os
+from pathlib import Path
+
+from ui_helpers import metrics_line as line
+from ui_helpers import write_run
+
+from ui.run import metrics, view
+
+
+def losses(folder: Path) -> dict[int, float]:
+    return view.with_metrics(folder, lambda found: dict(zip(found.steps["step"], found.steps["loss"], strict=True)))
+
+
+def test_metrics_are_read_from_where_the_last_read_ended(data):
+    folder = write_run(data)
+    path = folder / "metrics.jsonl"
+    assert losses(folder) == {}
+    path.write_text("".join(line(s, 1 / s) for s in (1, 2, 4)) + '{"kind":"gpu"}\n{"kind":"step","st')
+    assert list(losses(folder)) == [1, 2, 4]
+    revision = view.with_metrics(folder, lambda found: found.revision)
+    assert view.with_metrics(folder, lambda found: found.revision) == revision, "nothing was added"
+    assert metrics.Metrics(path).update().revision == revision, "a page of the server before asks"
+    with path.open("a") as file:
+        file.write('ep":5,"loss":0.25}\n')
+    assert losses(folder) == {1: 1.0, 2: 0.5, 4: 0.25, 5: 0.25}
+    assert metrics.Metrics(path).update().revision != revision
+    path.unlink()
+    path.write_text(line(1, 5.0))
+    os.utime(path)
+    assert losses(folder) == {1: 5.0}
+
+
+def test_a_restart_replaces_the_steps_that_it_repeats(data):
+    folder = write_run(data)
+    first = [line(s, 1.0, 1, s) for s in range(1, 26)]
+    second = [line(s, 2.0, 2, 60 + s) for s in range(21, 24)]
+    (folder / "metrics.jsonl").write_text("".join(first + second))
+    assert losses(folder) == {**dict.fromkeys(range(1, 21), 1.0), **dict.fromkeys(range(21, 24), 2.0)}
+    with (folder / "metrics.jsonl").open("a") as file:  # stopped at a checkpoint, and continued: no step is repeated
+        file.write("".join(line(s, 3.0, 3, 120 + s) for s in range(24, 27)))
+    found = view.with_metrics(folder, lambda one: (list(one.steps["step"]), one.restarts))
+    assert found == (list(range(1, 27)), [21, 24])
+
+
+def test_a_long_history_is_read_in_parts(data, monkeypatch):
+    monkeypatch.setattr(metrics, "READ_BYTES", 10_000)
+    folder = write_run(data)
+    (folder / "metrics.jsonl").write_text("".join(line(s) for s in range(1, 501)))
+    shares = [view.with_metrics(folder, lambda found: found.share) for _ in range(20)]
+    assert shares[0] < 0.5 and shares[-1] == 1.0 and shares == sorted(shares)
+    assert len(losses(folder)) == 500
