@@ -14,3 +14,18 @@ def test_names_make_folders():
     for name in ("", "  ", "☃", "__", "nul", "COM1", "...", "/"):
         with pytest.raises(runs.RunError):
             runs.slug(name)
+
+
+def test_a_free_name_is_found_for_every_name(data):
+    long = "a very long name of a LoRA that goes on and on until its folder's name is cut " * 2
+    long_names = ["é" * 200, long, "x" * 500, long.strip() + " 9", "a" * 79 + " 9"]
+    for name in ["my lora", "my lora 2", "v2", "7", "2024 12", *long_names]:
+        used = set()
+        for _ in range(4):
+            free = runs.free_name(name)
+            assert runs.slug(free).casefold() not in used
+            used.add(runs.slug(free).casefold())
+            (data / "outputs" / runs.slug(free)).mkdir(parents=True)
+    assert runs.free_name("my lora") == "my lora 9"  # 2 to 8 are taken by the names above
+    (data / "datasets" / "Alone").mkdir(parents=True)
+    assert runs.free_name("alone") == "alone 2"

@@ -3,11 +3,12 @@
 import pytest
 from configure_helpers import filled
 from draft_helpers import mine
+from sampled_run import sampled
 
 from runs.machine import Machine
 from ui.new import settings
 
-__all__ = ["filled", "mine"]
+__all__ = ["filled", "mine", "sampled"]
 
 
 @pytest.fixture

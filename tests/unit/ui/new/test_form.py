@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from draft_helpers import create_run
+from form_helpers import GPU, NO_GPU, PAIRS, drop, values
 from runs_helpers import picture, pictures
 
 import presets
@@ -12,24 +13,7 @@ from runs import folders
 from runs.files import Fault
 from runs.machine import Machine
 from ui.dataset import draft
-from ui.new import form, model_note, new_lora
-
-GPU = Machine("NVIDIA GeForce RTX 3060", 12.0, True, 31.2, 220.0)
-NO_GPU = Machine("", None, False, 31.2, 220.0)
-PAIRS = [(key, backend) for key in presets.models() for backend in presets.backends_of(key)]
-
-
-def drop(draft_id: str, folder, count: int) -> None:
-    """Add images to a draft."""
-    paths = [picture(draft.uploads_dir() / f"up{n}" / f"{n}.png", size=(96, 64 + 32 * n)) for n in range(count)]
-    assert draft.add(draft_id, [(path, path.name) for path in paths])[0] == count
-
-
-def values(**given) -> dict:
-    return {**form.defaults(), "name": "my lora", "trigger": "tok", "model": "tiny-flux", **given}
-
-
-# Values ---------------------------------------------------------------------------------------------------------------
+from ui.new import form
 
 
 def test_the_initial_form_is_valid_except_for_its_name():
@@ -109,19 +93,6 @@ def test_what_is_not_entered_yet_is_an_error_only_at_the_start():
     assert [fault.field for fault in typed.missing] == ["name", "images"]
 
 
-def test_the_form_is_parsed_once_a_change(mine, monkeypatch, tmp_path):
-    drop(mine, tmp_path, 2)
-    calls = []
-    make = runs.make
-    monkeypatch.setattr(runs, "make", lambda fields: calls.append(1) or make(fields))
-    draft.save_fields(mine, values())
-    plan, *_ = new_lora.review(mine)
-    assert len(calls) == 1 and "320 steps" in plan
-
-
-# Names ----------------------------------------------------------------------------------------------------------------
-
-
 def test_a_taken_name_is_shown_while_it_is_typed_also_in_another_case(data, tmp_path):
     runs.create(form.spec_of(values(name="First Light")), pictures(tmp_path / "in"))
     other_case = "A run named 'First-Light' already exists, and Windows and macOS do not tell it from 'first-light'"
@@ -136,76 +107,11 @@ def test_a_taken_name_is_shown_while_it_is_typed_also_in_another_case(data, tmp_
     assert "name" not in form.review(values(name="Second Light"), {"": 2}).marks()
 
 
-def test_a_free_name_is_found_for_every_name(data):
-    long = "a very long name of a LoRA that goes on and on until its folder's name is cut " * 2
-    long_names = ["é" * 200, long, "x" * 500, long.strip() + " 9", "a" * 79 + " 9"]
-    for name in ["my lora", "my lora 2", "v2", "7", "2024 12", *long_names]:
-        used = set()
-        for _ in range(4):
-            free = runs.free_name(name)
-            assert runs.slug(free).casefold() not in used
-            used.add(runs.slug(free).casefold())
-            (data / "outputs" / runs.slug(free)).mkdir(parents=True)
-    assert runs.free_name("my lora") == "my lora 9"  # 2 to 8 are taken by the names above
-    (data / "datasets" / "Alone").mkdir(parents=True)
-    assert runs.free_name("alone") == "alone 2"
-
-
-# Start ----------------------------------------------------------------------------------------------------------------
-
-
-def test_a_failed_start_reports_all_errors_and_creates_nothing(data, mine):
-    with pytest.raises(runs.RunError) as caught:
-        create_run(mine, values(name="", epochs=None))
-    assert {fault.field for fault in caught.value.faults} == {"name", "epochs", "images"}
-    assert runs.list_runs() == []
-
-
-def test_a_missing_model_file_is_reported_before_anything_is_created(data, mine, tmp_path):
-    drop(mine, tmp_path, 1)
-    with pytest.raises(runs.RunError) as caught:
-        create_run(mine, values(model="flux-dev", backend="sd-scripts"))
-    assert any(fault.field == "model" and "flux1-dev.safetensors" in fault.message for fault in caught.value.faults)
-    assert runs.list_runs() == [] and len(draft.items(mine)) == 1
-
-
-def test_an_impossible_value_does_not_start_and_a_warning_does(data, mine, tmp_path):
-    drop(mine, tmp_path, 2)
-    with pytest.raises(runs.RunError, match="rank: Must be 16384 or less"):
-        create_run(mine, values(rank=1_000_000_000))
-    assert runs.list_runs() == []
-    folder, messages = create_run(mine, values(learning_rate="5"))
-    assert runs.load(folder).learning_rate == 5
-    warning = "Warning: Learning rate: Learning rate 5 is 25,000 times the usual"
-    assert any(line.startswith(warning) for line in messages)
-
-
-def test_a_store_that_cannot_be_used_and_an_image_without_its_pair_do_not_start(data, mine, tmp_path, monkeypatch):
-    drop(mine, tmp_path, 1)
-    with pytest.raises(runs.RunError, match="store: "):
-        create_run(mine, values(store="gopher://x/y"))
-    monkeypatch.setattr("runs.folders.unpaired", lambda spec, stems: Fault("control_dir", "No control image"))
-    with pytest.raises(runs.RunError, match="No control image"):
-        create_run(mine, values(store=""))
-    assert runs.list_runs() == []
-
-
-def test_one_image_is_accepted_with_a_warning(data, mine, tmp_path):
-    drop(mine, tmp_path, 1)
-    assert "With one image" in form.plan(form.review(values(), {"": 1}))
-    folder, messages = create_run(mine, values())
-    assert any("one image" in line.lower() for line in messages)
-    assert runs.read_captions(folder.name) == {"0.png": "tok"}
-
-
 def test_the_script_shown_is_the_script_written(data, mine, tmp_path):
     drop(mine, tmp_path, 2)
     shown = form.script_of(form.review(values(), draft.counts(mine)))
     folder, _ = create_run(mine, values())
     assert (folder / "train.sh").read_text(encoding="utf-8") == shown
-
-
-# What is shown --------------------------------------------------------------------------------------------------------
 
 
 def test_the_plan_counts_the_steps_and_findings_are_listed_with_labels():
@@ -223,9 +129,6 @@ def test_the_script_names_the_errors_that_prevent_it():
     assert shown == (
         "# The script appears here once these errors are fixed:\n# Epochs: Enter a value; the default is 16\n"
     )
-
-
-# Every base model ----------------------------------------------------------------------------------------------------
 
 
 def test_every_model_can_be_chosen_and_its_label_names_its_family():
@@ -249,45 +152,6 @@ def test_a_gpu_chooses_the_tier_that_fits_it_and_the_model():
     small_gpu = Machine("NVIDIA GeForce RTX 4060", 8.0, True, 31.2, 220.0)
     assert form.model_values("z-image", "musubi", "person", small_gpu)["tier"] == "8G"
     assert form.model_values("flux-dev", "diffusers", "person", small_gpu)["tier"] == "12G"
-
-
-@pytest.mark.parametrize(("key", "backend"), PAIRS)
-def test_the_notes_say_what_every_tier_needs(data, key, backend):
-    given = values(model=key, **form.model_values(key, backend, "person", NO_GPU))
-    choices = {key: dict(map(reversed, found)) for key, found in model_note.choices(given).items()}
-    for name, row in presets.tiers_of(key, backend).items():
-        shown = model_note.html({**given, "tier": name}, None)
-        assert f"{row['label']}{' is too small' if row['problem'] else ': '}" in shown
-        assert form.esc(row["basis"]) in shown
-        needs = "too small" if row["problem"] else f"uses {row['needs_gb']:g} GB"
-        assert choices["tier"][name] == f"{row['label']} · {needs}"
-    fitting = {name for name, label in choices["backend"].items() if not label.endswith(" · not for this model")}
-    assert fitting == set(presets.backends_of(key))
-
-
-def test_the_notes_name_a_trainer_that_is_not_installed_and_files_behind_a_licence(data, tmp_path, monkeypatch):
-    monkeypatch.setenv("MUSUBI_DIR", str(tmp_path / "none"))
-    given = values(model="krea2", **form.model_values("krea2", "musubi", "person", NO_GPU))
-    shown = model_note.html(given, form.parse(given)[0])
-    for text in ("<code>./start.sh musubi</code>", "3 model files", "accept the licence of krea/"):
-        assert text in shown
-    assert "musubi-tuner is not installed" in form.review(given, {"": 20}, NO_GPU).marks()["backend"][0][1]
-
-
-def test_the_table_has_every_model_with_every_tier():
-    shown = model_note.table_html(GPU)
-    for key, model in presets.models().items():
-        for backend in presets.backends_of(key):
-            (row,) = [row for row in model_note.rows_of(key) if form.BACKENDS[backend] in row[1]]
-            needs = presets.tiers_of(key, backend).values()
-            figures = ["too small" if one["problem"] else f"{one['needs_gb']:g} GB" for one in needs]
-            assert row == [model["name"], row[1], *figures, model["licence"]]
-            assert "".join(f"<td>{form.esc(cell)}</td>" for cell in row[1:]) in shown
-    assert "12 GB (your GPU)" in shown and shown.count("(your GPU)") == 1
-    assert "(your GPU)" not in model_note.table_html(NO_GPU)
-
-
-# Models that learn from pairs ----------------------------------------------------------------------------------------
 
 
 def test_the_folder_of_control_images_belongs_to_models_that_learn_from_pairs(data, mine, tmp_path):

@@ -2,8 +2,10 @@
 
 import pytest
 from draft_helpers import add_photos
+from form_helpers import drop, values
 
 import presets
+import runs
 from ui.dataset import draft
 from ui.new import form, new_lora, settings
 
@@ -31,3 +33,13 @@ def test_start_refuses_while_the_browser_holds_something(mine, key):
     *_, (problem, name, _) = new_lora.start(mine, {key: 2})
     assert "not saved" in problem or "not uploaded" in problem
     assert name == ""
+
+
+def test_the_form_is_parsed_once_a_change(mine, monkeypatch, tmp_path):
+    drop(mine, tmp_path, 2)
+    calls = []
+    make = runs.make
+    monkeypatch.setattr(runs, "make", lambda fields: calls.append(1) or make(fields))
+    draft.save_fields(mine, values())
+    plan, *_ = new_lora.review(mine)
+    assert len(calls) == 1 and "320 steps" in plan

@@ -5,7 +5,6 @@ import json
 from dataclasses import asdict
 
 import pytest
-from ledger_helpers import write_history
 from runs_helpers import sources
 from ui_helpers import photos, write_run
 
@@ -14,47 +13,13 @@ from launch import rehearse
 from launch.__main__ import COMMANDS
 from monitor.process.platform import LOCK, Lock
 from ui import jobs, served
-from ui.run import cards, launch_tab, view
+from ui.run import launch_tab
 
 
 def make_run(data, name: str = "my cat", **fields):
     """A run as `runs.create` writes it, on the tiny model."""
     values = {"name": name, "model": "tiny-flux", "backend": "diffusers", "max_train_steps": 4, "trigger": "cat"}
     return runs.create(runs.make({**values, **fields}), sources(photos("chelsea.png", "coffee.png")))
-
-
-def test_the_card_shows_time_by_state_cost_and_what_recovery_saved(data):
-    def card(name: str, price: float) -> str:
-        folder = write_run(data, name, state="completed")
-        write_history(folder, price)
-        return cards.ledger(view.read(folder), view.ledger(view.read(folder)))
-
-    shown, free = card("paid", 3.6), card("free", 0)
-    parts = ("Time and money", "Recovering", "Lost", "10 steps", "1.10", "1 of 1 failure recovered", "not counted")
-    assert [text for text in parts if text not in shown] == []
-    assert "Recovering" in free and "Cost" not in free and "money" not in free
-
-
-@pytest.mark.parametrize(
-    "store, text",
-    [
-        ({"step": 1200, "pending_bytes": 0}, "Store s3://b/r: the checkpoint of step 1,200 is there."),
-        ({"step": 20, "pending_bytes": 2_500_000}, "step 20 is there; 2.5 MB still to copy."),
-        ({"step": None, "error": "no answer"}, "no checkpoint is there yet. no answer. Training goes on"),
-        (
-            {"lease": "lost", "state": "other (process 7) took the lease"},
-            "Store s3://b/r: other (process 7) took the lease.",
-        ),
-        (None, ""),
-        ({"address": "<b>", "step": "x"}, "Store <b>: no checkpoint is there yet."),
-    ],
-)
-def test_the_state_of_the_store_is_a_sentence(data, store, text):
-    store = store and {"address": "s3://b/r", "lease": "held", **store}
-    folder = write_run(data, "far", state="completed", store=store)
-    shown = view.read(folder)
-    assert text in cards.store(shown) and (text or cards.store(shown) == "")
-    assert "<b>" not in cards.head(shown)
 
 
 @pytest.mark.parametrize("kind", launch_tab.PLACES)

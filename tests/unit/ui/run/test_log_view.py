@@ -9,7 +9,8 @@ from ui_helpers import write_run
 
 from runs import env_file
 from runs.files import RunError
-from ui.run import cards, log_view
+from ui import html
+from ui.run import cards, log_view, view
 
 
 def found(folder, text="", level="") -> list[str]:
@@ -94,3 +95,47 @@ def test_a_log_of_a_gigabyte_stays_quick(data):
     assert log_view.tail(folder)[-1][1] == "the last line"
     assert found(folder, "last line") == ["the last line"]
     assert time.process_time() - began < 5.0
+
+
+def test_the_log_reads_as_it_looked_on_a_terminal_with_its_colours(data):
+    folder = write_run(data)
+    bar = b"".join(b"\x1b[32msteps: %3d%%\x1b[0m\r" % n for n in range(0, 101, 10))
+    end = b"\n\xff\xfe bytes\x00\x07\n\x1b]0;title\x07\x1b[2Kend\n"
+    (folder / "training.log").write_bytes(b"\x1b[1;32mINFO\x1b[0m start\r\n" + bar + end)
+    coloured = ("\x1b[1;32mINFO\x1b[0m start", "\x1b[32msteps: 100%\x1b[0m")
+    assert [line for _, line in log_view.tail(folder)] == [*coloured, "\ufffd\ufffd bytes", "end"]
+    shown = log_view.markup(log_view.tail(folder))
+    assert '<span class="hp-sgr-c2">steps: 100%</span>' in shown and "\x1b" not in shown
+
+
+OWN = 'Traceback (most recent call last):\n  File "/x/trainer/loop.py", line 1\nRuntimeError: CUDA out of memory\n'
+LAUNCHER = (
+    "Traceback (most recent call last):\nsubprocess.CalledProcessError: Command '['python']' returned exit status 3.\n"
+)
+
+
+def test_a_usage_error_leads_the_log(data):
+    folder = write_run(data, state="failed")
+    header = "=== 2026-11-22T00:20:00.000Z attempt 1: train.sh, from the start\n"
+    error = "__main__.py: error: argument --optimizer_type: invalid choice: 'prodigy' (choose from adamw, sgd)"
+    (folder / "training.log").write_text(header + "usage: …\n" + error + "\n" + OWN + LAUNCHER)
+    assert log_view.error_of(folder) == error
+    assert html.esc(error) in log_view.first_error(view.read(folder))
+    with (folder / "training.log").open("a") as file:
+        file.write(header.replace("attempt 1", "attempt 2") + OWN + LAUNCHER)
+    assert log_view.error_of(folder) == "RuntimeError: CUDA out of memory"  # of the last attempt, not the launcher's
+    (folder / "status.json").write_text('{"state": "stopped", "step": 3}')
+    assert error not in log_view.first_error(view.read(folder))
+
+
+def test_a_log_that_grows_or_begins_again_is_read_again_and_no_other(data):
+    folder = write_run(data)
+    path = folder / "training.log"
+    whole = b"caf\xc3\xa9\n" + b"".join(b"steps: %d%%\r" % n for n in range(5)) + b"\n\x1b[31mred\x1b[0m\nend\n"
+    for end in range(len(whole) + 1):
+        path.write_bytes(b"") if end == 0 else path.open("ab").write(whole[end - 1 : end])
+        last = log_view.tail(folder)
+    assert [line for _, line in last] == ["café", "steps: 4%", "\x1b[31mred\x1b[0m", "end"]
+    assert log_view.tail(folder) is last
+    path.write_text("new\n")
+    assert log_view.tail(folder) == [("", "new")]

@@ -1,0 +1,36 @@
+"""A run's samples in the API."""
+
+import json
+
+from sampled_run import HOSTILE
+from ui_helpers import lora_file
+
+from ui.api.runs import run_samples
+from ui.run import blind_vote, cards, view
+
+
+def test_the_api_has_each_saved_step_and_the_last_mark_counts(sampled):
+    for step in (8, 16, 24):
+        lora_file(sampled / f"my-cat-step{step:08}.safetensors", step)
+    lines = [{"kind": "step", "step": step, "epoch": 1, "loss": 0.5} for step in range(1, 25)]
+    lines += [{"kind": "validation", "step": step, "epoch": 1, "val_loss": 1 / step} for step in (8, 16)]
+    (sampled / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = run_samples("my-cat")
+    assert (found["run"], found["name"], found["picked"]) == ("my-cat", "my cat", None)
+    assert found["best"] == {"step": 16, "val_loss": 0.0625}
+    assert [one["prompt"] for one in found["prompts"]] == ["a cat", HOSTILE]
+    one = found["snapshots"][1]
+    assert (one["step"], one["loss"], one["val_loss"]) == (16, 0.5, 0.0625) and one["time"].endswith("+00:00")
+    assert one["lora"]["name"] == "my-cat-step00000016.safetensors" and one["lora"]["size"] > 100
+    assert (one["samples"][0]["prompt"], one["samples"][0]["seed"]) == ("a cat", 42)
+
+    blind_vote.mark(sampled, 8)
+    with (sampled / blind_vote.FILE).open("a") as file:
+        file.write('{"kind": "pick", "st')  # a power cut
+    assert blind_vote.picked(sampled) == 8
+    blind_vote.mark(sampled, 24)
+    assert run_samples("my-cat")["picked"] == 24
+    shown = cards.loras(sampled, view.loras(sampled), view.evolution(sampled), blind_vote.picked(sampled))
+    assert shown.count(">picked<") == 1 and ">picked<" in shown.partition("my-cat-step00000024.safetensors")[0]
+    blind_vote.mark(sampled, None)
+    assert blind_vote.picked(sampled) is None
