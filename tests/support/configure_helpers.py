@@ -1,16 +1,23 @@
-"""A draft with settings and two images, for the tests of the tab New LoRA."""
+"""A draft with settings and two images, and values of the form, for the tests of the tab New LoRA."""
 
 from pathlib import Path
 
 import pytest
 from draft_helpers import drop, photo
+from runs_helpers import picture
 
+import presets
+from runs.machine import Machine
 from ui.dataset import draft
+from ui.new import form
 
 DRAFT = "d" * 24
 FORM = {"name": "cat", "trigger": "ohwx", "model": "tiny-flux", "backend": "diffusers", "tier": "16G", "resolution": 64}
 FORM |= {"mixed_precision": "no", "max_train_steps": "12", "save_every_n_steps": "6", "sample_every_n_steps": "0"}
 FORM |= {"workers": 0, "repeats": 1}
+GPU = Machine("NVIDIA GeForce RTX 3060", 12.0, True, 31.2, 220.0)
+NO_GPU = Machine("", None, False, 31.2, 220.0)
+PAIRS = [(key, backend) for key in presets.models() for backend in presets.backends_of(key)]
 
 
 @pytest.fixture
@@ -35,3 +42,14 @@ def exported() -> Path:
     job, folder = jobs.wait(export.folder_of(DRAFT), export.JOB, 90), export.folder_of(DRAFT)
     assert job is not None and job.state == "done", jobs.output(folder, export.JOB)
     return Path(jobs.output(folder, export.JOB)[1]["file"])
+
+
+def add_pictures(draft_id: str, folder, count: int) -> None:
+    """Add images to a draft."""
+    paths = [picture(draft.uploads_dir() / f"up{n}" / f"{n}.png", size=(96, 64 + 32 * n)) for n in range(count)]
+    assert draft.add(draft_id, [(path, path.name) for path in paths])[0] == count
+
+
+def values(**given) -> dict:
+    """The values of the form: a run on the tiny model."""
+    return {**form.defaults(), "name": "my lora", "trigger": "tok", "model": "tiny-flux", **given}

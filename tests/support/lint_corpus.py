@@ -15,7 +15,6 @@ from pathlib import Path
 import tomllib
 from runs_helpers import call, executable
 
-from presets.lint import lint as find
 from presets.tables import ROOT, read_table
 from presets.training import file_name, trainings
 
@@ -224,8 +223,3 @@ def corpus_text(entry: dict, last: str = "\n") -> str:
 def plus(more: str, script: str = GOOD) -> str:
     """A script with more flags at the end of its command."""
     return script.rstrip("\n") + f" {more}\n"
-
-
-def ids(text: str, name: str = "train.sh", base: Path | None = None) -> set[str]:
-    """The rules that a script breaks."""
-    return {finding.id for finding in find(text, name, base)}

@@ -1,11 +1,13 @@
-"""Shared by the tests of what the page draws of a run: hostile text, and markup that must be harmless."""
+"""Shared by the tests of what the page draws of a run: hostile text, markup that must be harmless, a run with samples."""
 
 import shutil
 from html.parser import HTMLParser
 
-from ui_helpers import photos
+import pytest
+from ui_helpers import photos, write_run
 
 HOSTILE = "\"><img src=x onerror=alert(1)><script>alert(2)</script>'${7*7}{{7*7}}`&amp;\x1b[31m\u202e💥"
+PROMPT = "a dog </p><img src=x onerror=alert(1)>"
 
 
 class Tags(HTMLParser):
@@ -42,3 +44,16 @@ def sample(folder, name: str):
     """A sample image of a run."""
     (folder / "sample").mkdir(exist_ok=True)
     return shutil.copy(photos("coffee.png")[0], folder / "sample" / name)
+
+
+@pytest.fixture
+def sampled(data):
+    """A run with two prompts at three steps, and an image of another name."""
+    made = write_run(data, "my cat")
+    (made / "sample").mkdir()
+    (made / "sample_prompts.txt").write_text(f"a cat\n{PROMPT}\n")
+    for step in (8, 16, 24):
+        for prompt in (0, 1):
+            shutil.copy(photos("coffee.png")[0], made / "sample" / f"cat_{step:06}_{prompt:02}_20260101120000_42.png")
+    shutil.copy(photos("coffee.png")[0], made / "sample" / "mine.png")
+    return made

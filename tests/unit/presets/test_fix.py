@@ -9,23 +9,10 @@ from pathlib import Path
 
 import pytest
 from cmd_words import cmd_words
-from lint_corpus import (
-    CORPUS,
-    SUPPORTED,
-    UNGUARDED,
-    Started,
-    announced,
-    corpus_text,
-    fluxgym,
-    hold,
-    ids,
-    lint,
-    plus,
-    stand_ins,
-)
+from lint_corpus import CORPUS, SUPPORTED, Started, announced, corpus_text, fluxgym, hold, lint, stand_ins
 
 from presets import PresetError
-from presets.fix import fix, set_flags
+from presets.fix import set_flags
 from presets.training import trainings
 from runs import custom_script
 
@@ -125,10 +112,3 @@ def test_a_value_that_is_set_in_a_batch_file_reaches_the_program_as_it_is(value)
     new, _ = set_flags("accelerate launch flux_train_network.py --seed 5\r\n", {"name": [value]}, "train.bat")
     assert cmd_words(new.strip())[-2:] == ["--name", value]
     assert custom_script.flags(trainings(new, "train.bat")[0])["name"] == [value]
-
-
-def test_a_split_mode_that_trains_all_blocks_is_left_out():
-    """With other blocks than the single ones it was block swap and nothing else; the launcher would refuse it."""
-    text = plus("--split_mode", UNGUARDED).replace("train_blocks=single", "train_blocks=all")
-    out = fix(text)
-    assert "--split_mode" not in out.text and "sd_scripts_patches" in out.text and ids(out.text) == set()

@@ -4,12 +4,16 @@ import re
 from pathlib import Path
 
 import pytest
-from lint_corpus import GOOD, UNGUARDED, ids, plus
+from lint_corpus import GOOD, UNGUARDED, plus
 
 import presets
 from presets.fix import fix
 from presets.lint import lint
 from presets.training import trainings
+
+
+def ids(text: str, name: str = "train.sh", base: Path | None = None) -> set[str]:
+    return {finding.id for finding in lint(text, name, base)}
 
 
 def flags_of(text: str, name: str = "train.sh", base: Path | None = None) -> dict[str, list]:
@@ -95,3 +99,10 @@ def test_kohya_ss_settings_in_a_config_file_are_read_and_left_to_a_person_where_
     out = fix(text)
     assert ids(out.text) == {"block-swap", "persistent-without-workers"} and config.read_bytes() == original
     assert [path.name for path in tmp_path.iterdir()] == [config.name]
+
+
+def test_a_split_mode_that_trains_all_blocks_is_left_out():
+    """With other blocks than the single ones it was block swap and nothing else; the launcher would refuse it."""
+    text = plus("--split_mode", UNGUARDED).replace("train_blocks=single", "train_blocks=all")
+    out = fix(text)
+    assert "--split_mode" not in out.text and "sd_scripts_patches" in out.text and ids(out.text) == set()

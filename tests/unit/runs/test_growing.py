@@ -1,6 +1,7 @@
 """A file that another process writes is read in parts: complete lines once each, and from its beginning where it is another one."""
 
 import os
+from unittest.mock import ANY
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,18 +16,15 @@ def test_lines_come_once_they_are_complete_and_a_replaced_file_starts_over(tmp_p
     assert added.lines() == ([], False), "a file that is not there yet"
     path.write_bytes(b"one\ntw")
     assert added.lines() == ([b"one"], True)
-    with path.open("ab") as file:
-        file.write(b"o\n")
+    path.write_bytes(b"one\ntwo\n")
     assert added.lines() == ([b"two"], False) and added.lines() == ([], False)
     other.write_bytes(b"1\n2\n3\n")
     os.replace(other, path)
     assert added.read(limit=4, skip_to_end=True) == (b"2\n3\n", True)
 
 
-def test_damaged_lines_are_passed_over():
-    lines = [b'{"a": 1}', b'{"b": ', b"3", b'{"c": NaN}', b"[" * 100_000]
-    assert [list(one) for one in entries(lines)] == [["a"], ["c"]]
-    assert json_objects(b'{"a": 1}\n\n{"a": 2}\n') == [{"a": 1}, {"a": 2}]
+def test_what_is_no_object_is_passed_over_and_what_is_no_count_is_0():
+    assert json_objects(b'{"a": 1}\n\n3\n{"c": NaN}\n' + b"[" * 100_000) == [{"a": 1}, {"c": ANY}]
     assert [count_of(value) for value in (3, -1, True, "3", 1 << 60)] == [3, 0, 0, 0, 0]
 
 

@@ -3,7 +3,7 @@
 import pytest
 from configure_helpers import filled
 from draft_helpers import mine
-from sampled_run import sampled
+from ui_markup import sampled
 
 from runs.machine import Machine
 from ui.new import settings

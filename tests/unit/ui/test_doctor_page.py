@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ui_helpers import write_run
 
 import doctor_tools
 from runs.files import RunError
-from ui import doctor_page
+from ui import doctor_page, jobs
 
 
 @settings(max_examples=30)
@@ -71,3 +72,29 @@ def test_a_network_disk_is_a_warning(mounts, kind, monkeypatch):
     monkeypatch.setattr("psutil.disk_partitions", lambda all: table)
     (found,) = doctor_machine.file_system("runs", Path("/data/outputs"))
     assert (found.status == "note" and f"({kind}," in found.text) if kind else found.status == "ok"
+
+
+RUN = {"run": "demo"}
+
+
+# state of the command, its answer, whether the run is there → whether it is busy, what the markup has
+LOOKS = [
+    ("running", None, False, True, "Starting (1 s)…"),
+    ("done", RUN, True, False, '<a class="hp-link" href="?run=demo">'),
+    ("done", RUN, False, False, ""),
+    ("failed", None, False, False, "The drill did not start: no space is left"),
+    ("cancelled", None, False, False, ""),
+]
+
+
+@pytest.mark.parametrize(("state", "answer", "there", "busy", "expected"), LOOKS)
+def test_the_last_drill_is_shown_with_a_link_to_its_run(tmp_path, monkeypatch, state, answer, there, busy, expected):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    assert doctor_page.look_at_drill() == (False, "")
+    if there:
+        write_run(tmp_path, "demo")
+    monkeypatch.setattr(jobs, "read", lambda folder, name: jobs.Job(name, state, 1.0))
+    monkeypatch.setattr(jobs, "output", lambda folder, name: ([], answer, "launch drill: no space is left"))
+    found, markup = doctor_page.look_at_drill()
+    assert found is busy
+    assert expected in markup if expected else markup == ""

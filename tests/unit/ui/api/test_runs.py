@@ -2,8 +2,8 @@
 
 import json
 
-from sampled_run import HOSTILE
 from ui_helpers import lora_file
+from ui_markup import PROMPT
 
 from ui.api.runs import run_samples
 from ui.run import blind_vote, cards, view
@@ -18,7 +18,7 @@ def test_the_api_has_each_saved_step_and_the_last_mark_counts(sampled):
     found = run_samples("my-cat")
     assert (found["run"], found["name"], found["picked"]) == ("my-cat", "my cat", None)
     assert found["best"] == {"step": 16, "val_loss": 0.0625}
-    assert [one["prompt"] for one in found["prompts"]] == ["a cat", HOSTILE]
+    assert [one["prompt"] for one in found["prompts"]] == ["a cat", PROMPT]
     one = found["snapshots"][1]
     assert (one["step"], one["loss"], one["val_loss"]) == (16, 0.5, 0.0625) and one["time"].endswith("+00:00")
     assert one["lora"]["name"] == "my-cat-step00000016.safetensors" and one["lora"]["size"] > 100

@@ -1,7 +1,7 @@
 """Which base models the page downloads."""
 
 import pytest
-from form_helpers import GPU, NO_GPU, PAIRS, values
+from configure_helpers import GPU, NO_GPU, PAIRS, values
 
 import presets
 from ui.new import form, model_note

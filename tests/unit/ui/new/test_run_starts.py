@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from configure_helpers import add_pictures, values
 from draft_helpers import add_photos, create_run
-from form_helpers import drop, values
 
 import runs
 from launch import rehearse
@@ -63,7 +63,7 @@ def test_a_failed_start_reports_all_errors_and_creates_nothing(data, mine):
 
 
 def test_a_missing_model_file_is_reported_before_anything_is_created(data, mine, tmp_path):
-    drop(mine, tmp_path, 1)
+    add_pictures(mine, tmp_path, 1)
     with pytest.raises(runs.RunError) as caught:
         create_run(mine, values(model="flux-dev", backend="sd-scripts"))
     assert any(fault.field == "model" and "flux1-dev.safetensors" in fault.message for fault in caught.value.faults)
@@ -71,7 +71,7 @@ def test_a_missing_model_file_is_reported_before_anything_is_created(data, mine,
 
 
 def test_an_impossible_value_does_not_start_and_a_warning_does(data, mine, tmp_path):
-    drop(mine, tmp_path, 2)
+    add_pictures(mine, tmp_path, 2)
     with pytest.raises(runs.RunError, match="rank: Must be 16384 or less"):
         create_run(mine, values(rank=1_000_000_000))
     assert runs.list_runs() == []
@@ -82,7 +82,7 @@ def test_an_impossible_value_does_not_start_and_a_warning_does(data, mine, tmp_p
 
 
 def test_a_store_that_cannot_be_used_and_an_image_without_its_pair_do_not_start(data, mine, tmp_path, monkeypatch):
-    drop(mine, tmp_path, 1)
+    add_pictures(mine, tmp_path, 1)
     with pytest.raises(runs.RunError, match="store: "):
         create_run(mine, values(store="gopher://x/y"))
     monkeypatch.setattr("runs.folders.unpaired", lambda spec, stems: Fault("control_dir", "No control image"))
@@ -92,7 +92,7 @@ def test_a_store_that_cannot_be_used_and_an_image_without_its_pair_do_not_start(
 
 
 def test_one_image_is_accepted_with_a_warning(data, mine, tmp_path):
-    drop(mine, tmp_path, 1)
+    add_pictures(mine, tmp_path, 1)
     assert "With one image" in form.plan(form.review(values(), {"": 1}))
     folder, messages = create_run(mine, values())
     assert any("one image" in line.lower() for line in messages)

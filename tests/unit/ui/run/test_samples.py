@@ -2,8 +2,8 @@
 
 import shutil
 
-from sampled_run import HOSTILE
 from ui_helpers import photos, write_run
+from ui_markup import PROMPT
 
 from ui.run import samples, view
 
@@ -12,16 +12,16 @@ def test_pictures_are_in_the_order_of_their_steps_and_nothing_from_elsewhere_is_
     def captions(prompt: int = samples.ALL) -> list[str]:
         return [caption for _, caption in samples.pictures(view.evolution(sampled), prompt)]
 
-    assert samples.prompts(view.evolution(sampled)) == {0: "a cat", 1: HOSTILE}
+    assert samples.prompts(view.evolution(sampled)) == {0: "a cat", 1: PROMPT}
     assert (
-        captions()[:3] == ["Step 8 · a cat", f"Step 8 · {HOSTILE}", "Step 16 · a cat"] and captions()[-1] == "mine.png"
+        captions()[:3] == ["Step 8 · a cat", f"Step 8 · {PROMPT}", "Step 16 · a cat"] and captions()[-1] == "mine.png"
     )
     assert captions(0) == [f"Step {n} · a cat" for n in (8, 16, 24)]
     outside = shutil.copy(photos("coffee.png")[0], tmp_path_factory.mktemp("outside") / "secret.png")
     (sampled / "sample" / "mine.png").unlink()
     (sampled / "sample" / "mine.png").symlink_to(outside)
     (sampled / "sample" / "cat_000008_00_20260101120000_42.png").unlink()
-    assert captions()[0] == f"Step 8 · {HOSTILE}" and len(captions()) == 5 and "mine.png" not in captions()
+    assert captions()[0] == f"Step 8 · {PROMPT}" and len(captions()) == 5 and "mine.png" not in captions()
 
 
 def test_texts_stay_texts_and_a_run_without_samples_says_how_to_get_them(sampled, data):
