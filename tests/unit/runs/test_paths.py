@@ -1,4 +1,4 @@
-"""A run's name makes the name of its folder."""
+"""Which names a run can have, and the folder that each makes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which base models the page downloads."""
+"""What the page says of a base model: its VRAM choices, what is missing, and which models it downloads."""
 
 import pytest
 from configure_helpers import GPU, NO_GPU, PAIRS, values

@@ -1,4 +1,4 @@
-"""Start asks once about what a person may have overlooked."""
+"""Start checks everything before a run is created, and asks once about what a person may have overlooked."""
 
 import json
 from pathlib import Path

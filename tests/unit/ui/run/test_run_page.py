@@ -1,4 +1,4 @@
-"""A run is copied into the tab New LoRA."""
+"""A run page: what a tick sends, which run it opens with, and a run that is copied into the tab New LoRA."""
 
 import pytest
 from runs_helpers import sources
