@@ -101,3 +101,21 @@ def test_the_monitors_process_holds_none_of_the_large_modules():
     loaded = python("-c", "import sys, monitor.supervisor; print(*sys.modules)").stdout.split()
     large = {"hashlib", "ssl", "urllib.request", "http.client", "pydantic", "numpy", "psutil", "argparse", "asyncio"}
     assert loaded and not large & set(loaded)
+
+
+# What has no test file of its own name: the members of a family of alike modules, and modules too small to have a promise.
+TESTED_TOGETHER = {"trainer/families": "tests/trainer/trainer/test_families.py"}
+SMALL = 45  # lines
+
+
+@pytest.mark.parametrize("folder", [*ARROWS, "ui"])
+def test_each_module_has_its_tests_under_its_own_path(folder):
+    assert all((ROOT / file).is_file() for file in TESTED_TOGETHER.values())
+    missing = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        place = path.parent.relative_to(ROOT)
+        small = path.name == "__init__.py" or len(path.read_text(encoding="utf-8").splitlines()) < SMALL
+        if not small and place.as_posix() not in TESTED_TOGETHER:
+            if not any((ROOT / "tests").glob(f"*/{place}/test_{path.stem.strip('_')}.py")):
+                missing.append(f"{place}/{path.name}")
+    assert not missing, "a test of each of them belongs into tests/*/FOLDER/test_NAME.py"
