@@ -9,13 +9,16 @@ import re
 import subprocess
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
+import tomllib
 from monitor_evidence import attempt, beat, crash, frames, hang, known, proc, rank
 
 from guards.heartbeat import stacks_path
 from monitor.detect.probe import Missing
 from monitor.diagnose import causes, ranks, slow
+from monitor.diagnose.causes import Evidence
 from monitor.process import platform
 from monitor.state import ExitStatus, Verdict
 from runs.mitigate import MITIGATIONS
@@ -233,7 +236,10 @@ LAUNCHER = (
 )
 
 
-def log(error: str, end: str = "returned non-zero exit status 1.") -> str:
+NON_ZERO = "returned non-zero exit status 1."
+
+
+def log(error: str, end: str = NON_ZERO) -> str:
     """A training's log as it is: a progress bar, a warning that has nothing to do with it, a traceback, the launcher's own."""
     return (
         "steps:   3%|▎         | 34/1000 [00:51<24:11,  1.50s/it, avr_loss=0.412]\r\n"
@@ -245,172 +251,47 @@ def log(error: str, end: str = "returned non-zero exit status 1.") -> str:
     )
 
 
-# The cause that must be found, and an error in the log as the program prints it.
-CRASHES = [line.split(maxsplit=1) for line in """\
-worker_stuck        RuntimeError: DataLoader timed out after 60 seconds
-worker_killed       RuntimeError: DataLoader worker (pid 71) is killed by signal: Killed.
-worker_killed       RuntimeError: DataLoader worker (pid(s) 71, 72) exited unexpectedly
-shared_memory_full  RuntimeError: DataLoader worker (pid 71) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.
-shared_memory_full  RuntimeError: unable to write to file </torch_71_12_0>: No space left on device (28)
-npz_corrupt         ValueError: /d/cat_512_flux.npz is damaged (latents_64x64: Bad CRC-32 for file 'latents_64x64.npy'); renamed cat_512_flux.npz.bad
-npz_corrupt         zipfile.BadZipFile: Bad CRC-32 for file 'latents.npy'
-cuda_after_fork     RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method
-collective          [rank0]:[E ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4012, OpType=ALLREDUCE)
-collective          torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.
-collective          RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete
-tracker_start       wandb.errors.errors.CommError: Run initialization has timed out after 90.0 sec.
-hub                 huggingface_hub.errors.LocalEntryNotFoundError: An error happened while trying to locate the file on the Hub
-hub                 requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /x
-cuda_out_of_memory  torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 11.76 GiB
-cuda_out_of_memory  RuntimeError: CUDA error: out of memory
-disk_full           safetensors_rust.SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)
-disk_full           RuntimeError: PytorchStreamWriter failed writing file data/12: file write failed
-disk_full           OSError: [Errno 122] Disk quota exceeded: '/home/u/outputs/x-state/model.safetensors'
-nan_loss            trainer.errors.TrainError: the loss of step 12 is nan: training stops here, nothing of it is saved
-nan_loss            sd_scripts_patches.save.NotSaved: x.safetensors is not saved: 3 of 304 trained tensors hold NaN or infinity (lora_unet_double_blocks_0 first)
-nan_encoded         RuntimeError: NaN detected in latents: /d/cat.png
-cuda_error          RuntimeError: CUDA error: an illegal memory access was encountered
-gpu_lost            RuntimeError: CUDA error: unspecified launch failure
-gpu_lost            RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment
-exception           KeyError: 'lora_unet'
-""".splitlines()]  # fmt: skip
-PHASES = {"tracker_start": "load"}  # where that one happens; the others in a step
+TABLE = tomllib.loads((Path(__file__).parents[3] / "support" / "data" / "failures.toml").read_text(encoding="utf-8"))
 
-FOUND = {
-    **{error: (crash(log(error), exit_code=1, phase=PHASES.get(name, "step")), name) for name, error in CRASHES},
-    # ---- dead, and the machine or the training's own error says why ----
-    "a LoRA that is not there": (
-        crash(outcome="lora_damaged", exit_code=0, note="the LoRA toy.safetensors is missing", phase="end"), "lora_damaged"),
-    "a rank whose peer is gone": (
-        crash(outcome="failed", note="RuntimeError: [third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"),
-        "rank_lost"),
-    "a flag that argparse rejects": (
-        crash("usage: flux_train_network.py [-h]\nflux_train_network.py: error: argument --seed: invalid int value: 'x'\n",
-              exit_code=2, phase="import"), "usage_error"),
-    "a flag that argparse rejects, behind a launcher": (
-        crash("t.py: error: unrecognized arguments: --bogus\n" + LAUNCHER + "returned non-zero exit status 2.\n",
-              exit_code=1, phase="import"), "usage_error"),
-    "a flag that the built-in trainer rejects": (
-        crash("error: --max_train_steps 0: must be at least 1\n", exit_code=2, phase="import"), "usage_error"),
+
+def evidence(row: dict) -> tuple[Evidence, str]:
+    """The evidence of a row of TABLE, and its cause."""
+    values = {key: value for key, value in row.items() if key not in ("what", "cause")}
+    for name, make in (("processes", proc), ("ranks", rank)):
+        if name in values:
+            values[name] = [make(**one) for one in values[name]]
+    if values.pop("kind", "") == "hang":
+        return hang(frames(*values.pop("frames")) if "frames" in values else "", **values), row["cause"]
+    text = values.pop("log", "")
+    if "error" in values:
+        text += log(values.pop("error"), values.pop("end", NON_ZERO))
+    if "launcher" in values:
+        text += LAUNCHER + values.pop("launcher")
+    return crash(text, **values), row["cause"]
+
+
+LONG = (
+    "t.py: error: unrecognized arguments: --bogus\nsubprocess.CalledProcessError: Command '['python', '"
+    f"{'x' * 9000}']' returned non-zero exit status 2.\n"
+)
+FATAL = "Fatal Python error: Segmentation fault\n\n" + frames("x.py:f")
+ASIDE = frames("queue.py:get", "trackers.py:_run", main=False) + "\n\n"
+STEP, READ = frames("loop.py:one_step"), frames("zipfile.py:read")
+FOUND = {row.get("what", row.get("error")): evidence(row) for row in TABLE["found"]} | {
     "a flag that argparse rejects, behind a launcher with a long command": (
-        crash("t.py: error: unrecognized arguments: --bogus\nsubprocess.CalledProcessError: Command '['python', '"
-              + "x" * 9000 + "']' returned non-zero exit status 2.\n", exit_code=1, phase="import"), "usage_error"),
-    "a script with a syntax error": (
-        crash("train.sh: line 7: syntax error near unexpected token `fi'\n", exit_code=2, phase="import"), "script_broken"),
-    "a training script that is not there": (
-        crash("/venv/bin/python: can't open file '/sd-scripts/flux_train_network.py': [Errno 2] No such file or directory\n",
-              exit_code=2, phase="import"), "cannot_start"),
-    "a training script that is not there, on Windows": (
-        crash("C:\\v\\Scripts\\python.exe: can't open file 'C:\\\\x.py': [Errno 2] No such file or directory\n", exit_code=2),
-        "cannot_start"),
-    "a training script that is not there, behind a launcher": (
-        crash("python3.11: can't open file '/m/zimage_train_network.py': [Errno 2] No such file or directory\n" + LAUNCHER
-              + "returned non-zero exit status 2.\n", exit_code=1, phase="import"), "cannot_start"),
-    "a training script that is not there, behind the guards": (
-        crash("sd_scripts_patches: /sd-scripts/flux_train_network.py: script not found\n", exit_code=2), "cannot_start"),
-    "a trainer that is not installed": (
-        crash("/venv/bin/python3: No module named trainer\n", exit_code=1, phase="import"), "cannot_start"),
-    "no accelerate's own flag": (
-        crash("accelerate <command> [<args>] launch: error: unrecognized arguments: --x\n", exit_code=2), "usage_error"),
-    "host memory": (crash(signal=9, host={"oom_kills": 1}), "host_out_of_memory"),
-    "host memory, by the kernel's log": (
-        crash(signal=9, kernel=["Out of memory: Killed process 71 (python) total-vm:31250000kB"]), "host_out_of_memory"),
-    "host memory, behind a launcher": (
-        crash(log("", "died with <Signals.SIGKILL: 9>."), exit_code=1, host={"oom_kills": 1}), "host_out_of_memory"),
-    "a killer": (crash(signal=9), "killed"),
-    "a killer behind a launcher": (crash(log("", "died with <Signals.SIGKILL: 9>."), exit_code=1), "killed"),
-    "a segfault": (crash(signal=11, stacks={7: "Fatal Python error: Segmentation fault\n\n" + frames("x.py:f")}), "crashed_in_c"),
-    "a segfault behind a launcher": (crash(log("", "died with <Signals.SIGSEGV: 11>."), exit_code=1), "crashed_in_c"),
-    "an illegal instruction": (crash(signal=4), "illegal_instruction"),
-    "an illegal instruction behind a launcher": (crash(log("", "died with <Signals.SIGILL: 4>."), exit_code=1), "illegal_instruction"),
-    "a driver that was changed": (
-        crash(log("Failed to initialize NVML: Driver/library version mismatch"), phase="import"), "driver_mismatch"),
-    "a driver that is too old": (
-        crash(log("RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."), phase="load"),
-        "driver_mismatch"),
-    "a GPU that this PyTorch does not know": (
-        crash(log("RuntimeError: CUDA error: no kernel image is available for execution on the device"), phase="load"),
-        "driver_mismatch"),
-    "Xid 79": (
-        crash(log("RuntimeError: CUDA error"), kernel=["NVRM: Xid (PCI:0000:01:00): 79, pid=71, GPU has fallen off the bus."]),
-        "gpu_lost"),
-    "no accelerate": (crash("train.sh: line 9: accelerate: command not found", exit_code=127, phase="import"), "cannot_start"),
-    "an npz deadline": (
-        crash(note="waited 30 s for latents_64x64 of /nfs/cat_512_flux.npz", outcome="deadline"), "npz_stalled"),
-    "an npz read given up": (
-        crash(note="TimeoutError: waited 30 s for values of /nfs/cat.npz", outcome="failed", exit_code=1), "npz_stalled"),
-    "an image deadline": (crash(note="waited 30 s for image /nfs/cat.png", outcome="deadline"), "image_stalled"),
-    "a batch deadline": (
-        crash(note="waited 60 s for batch 35 of the data loader from worker 1 (pid 72)", outcome="deadline"), "worker_stuck"),
-    "a block deadline": (
-        crash(note="waited 30 s for block 3 of 19 to be swapped in (block swap, 18 blocks)", outcome="deadline"), "block_swap"),
-    "a barrier deadline": (
-        crash(note="waited 1800 s for all 2 ranks at a barrier (this is rank 0, phase save)", outcome="deadline"), "collective"),
-    "a download deadline": (
-        crash(note="waited 300 s for a byte of ae.safetensors of x/y from the hub", outcome="deadline", phase="load"), "hub"),
-    "a sample deadline": (
-        crash(note="waited 600 s for sample image 2 (one step hangs)", outcome="deadline", phase="sample"), "sampling"),
-    "a save deadline": (crash(note="waited 900 s for writing x-state", outcome="deadline", phase="save"), "save_slow"),
-    "another deadline": (crash(note="waited 10 s for the moon", outcome="deadline"), "deadline"),
-    "a stray SIGTERM": (crash(signal=15), "terminated"),
-    "a stray SIGTERM, honored with a checkpoint": (crash(outcome="stopped", exit_code=3), "terminated"),
-    "sampling fails": (crash(log("ValueError: no such sampler"), phase="sample"), "sampling"),
-    "silence": (crash(ended="exit code 1"), "exited_unexpectedly"),
-    # ---- stuck ----
-    "a worker that is stopped": (hang(processes=[proc(1, "S", True), proc(2, "T", ppid=1)]), "worker_stuck"),
-    "a worker that sleeps": (
-        hang(frames("threading.py:wait", "queue.py:get", "dataloader.py:_try_get_data", "dataloader.py:_get_data")),
-        "worker_stuck"),
-    "npz stalled": (hang(frames("zipfile.py:read", "_npyio_impl.py:__getitem__", "npz.py:__getitem__")), "npz_stalled"),
-    "block swap": (
-        hang(frames("threading.py:wait", "_base.py:result", "custom_offloading_utils.py:_wait_blocks_move")), "block_swap"),
-    "a late rank": (hang(ranks=[rank(0, 9), rank(1, 8)]), "collective"),
-    "a barrier": (hang(frames("distributed_c10d.py:barrier", "other.py:wait_for_everyone")), "collective"),
-    "the tracker": (hang(frames("wandb_init.py:init", "tracking.py:store_init_configuration"), phase="load"), "tracker_start"),
-    "the hub": (hang(frames("socket.py:readinto", "file_download.py:http_get"), phase="load"), "hub"),
-    "sampling": (hang(phase="sample"), "sampling"),
-    "validation": (hang(phase="validate"), "validation"),
-    "a slow save": (hang(phase="save"), "save_slow"),
-    "an exit that hangs": (hang(outcome="done", phase="end"), "exit"),
-    "a tracker's end": (hang(frames("tracking.py:finish"), phase="end"), "tracker_start"),
-    "an end that hangs": (hang(frames("loop.py:finish"), phase="end"), "exit"),
-    "an error and no exit": (hang(outcome="failed", note="KeyError: 'x'"), "exception"),
-    "a GPU lost under way": (hang(kernel=["NVRM: Xid (PCI:0000:01:00): 79, pid=71"]), "gpu_lost"),
-    "D state": (hang(processes=[proc(1, "D", True, wchan="folio_wait_bit")]), "unkillable"),
-    "SIGSTOP": (hang(processes=[proc(1, "T", True)]), "trainer_stopped"),
-    "caching": (hang(phase="cache_latents", note="cat.png"), "caching"),
-    "loading": (hang(phase="load"), "loading"),
-    "a kernel that never ends": (hang(frames("loop.py:one_step"), processes=[proc(71, "S", True)], gpu=[{"utilization": 100, "pids": [71]}]), "gpu_endless"),
-    "another program's kernel": (hang(frames("loop.py:one_step"), processes=[proc(71, "S", True)], gpu=[{"utilization": 100, "pids": [9]}]), "stuck"),
-    "an idle GPU": (hang(frames("loop.py:one_step"), processes=[proc(71, "S", True)], gpu=[{"utilization": 3, "pids": [71]}]), "stuck"),
-    "nothing known": (hang(frames("loop.py:one_step")), "stuck"),
-}  # fmt: skip
-
-# What only looks like a cause: an innocent word, another thread, an older line.
-INNOCENT = {
-    "a module that is missing in the training": (
-        crash(log("ModuleNotFoundError: No module named 'prodigyopt'"), exit_code=1), "exception"),
-    "a tracker's thread always waits": (
-        hang(frames("queue.py:get", "trackers.py:_run", main=False) + "\n\n" + frames("loop.py:one_step")), "stuck"),
-    "a worker's stack is not the trainer's": (
-        hang(ranks=[rank(0)], stacks={100: frames("loop.py:one_step"), 50: frames("zipfile.py:read")}), "stuck"),
-    "another program ran out of memory": (
-        crash(log("KeyError: 'lora'"), exit_code=1, host={"oom_kills": 1}), "exception"),
-    "an Xid that every ended program leaves": (
-        hang(kernel=["NVRM: Xid (PCI:0000:01:00): 45, pid=71, Ch 00000008"]), "stuck"),
-    "a driver's warning long before": (
-        crash("UserWarning: CUDA initialization: The NVIDIA driver on your system is too old\n" + log("KeyError: 'x'")),
-        "exception"),
-    "wandb complained an hour ago": (crash("wandb: ERROR Error while calling W&B API\n" + log("KeyError: 'x'")), "exception"),
+        crash(LONG, exit_code=1, phase="import"),
+        "usage_error",
+    ),
+    "a segfault": (crash(signal=11, stacks={7: FATAL}), "crashed_in_c"),
+}
+INNOCENT = {row["what"]: evidence(row) for row in TABLE["innocent"]} | {
+    "a tracker's thread always waits": (hang(ASIDE + STEP), "stuck"),
+    "a worker's stack is not the trainer's": (hang(ranks=[rank(0)], stacks={100: STEP, 50: READ}), "stuck"),
     "an old out of memory that was survived": (
-        crash("CUDA out of memory, trying again\n" + "steps 1\n" * 400 + log("KeyError: 'x'")), "exception"),
-    "a file that is not finite-looking": (crash(log("ValueError: the schedule is not finite-state")), "exception"),
-    "a worker in D state for a moment": (
-        hang(frames("loop.py:one_step"), processes=[proc(1, "S", True), proc(2, "D", ppid=1)]), "stuck"),
-    "an error line of a run that did not reject its flags": (crash("error: the disk is slow\n", exit_code=1), "exception"),
-    "exit code 2 without a message": (crash("steps 1\n", exit_code=2), "exited_unexpectedly"),
-    "an npz that is only named": (crash(note="KeyError: 'cat.npz'", outcome="failed", exit_code=1), "exited_unexpectedly"),
-}  # fmt: skip
+        crash("CUDA out of memory, trying again\n" + "steps 1\n" * 400 + log("KeyError: 'x'")),
+        "exception",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", [*FOUND, *INNOCENT])
@@ -427,7 +308,7 @@ def test_every_row_of_the_table_is_matched_by_one_of_these():
 
 
 def test_the_explanation_shows_the_trainings_error_and_not_the_launchers():
-    for _, error in CRASHES:
+    for error in (row["error"] for row in TABLE["found"] if "what" not in row):
         shown = causes.match(FOUND[error][0]).explanation
         assert error[:60].removeprefix("[rank0]:") in shown and not shown.endswith(".."), (error, shown)
     short = crash("Traceback (most recent call last):\nValueError: the LoRA is empty\n" + LAUNCHER + "returned 1.\n")
