@@ -23,44 +23,7 @@ from ui_helpers import free_port
 
 PROGRAMS = "munged slurmctld slurmd sbatch srun scontrol squeue scancel sinfo flock setpriv"
 SEARCHED = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
-# Times in seconds that differ from a cluster's: `cred_expire` (120) is also how long a requeued job waits before it can
-# start, and must be more than 5. The rest is what a container without cgroups and a database needs.
-CONFIGURATION = """
-ClusterName=hangproof
-SlurmctldHost=localhost(127.0.0.1)
-SlurmctldPort={ports[0]}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket,cred_expire=6
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SwitchType=switch/none
-MpiDefault=none
-ReturnToService=0
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
-SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=1
-AccountingStorageType=accounting_storage/none
-JobAcctGatherType=jobacct_gather/none
-JobCompType=jobcomp/none
-SlurmdParameters=config_overrides
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
-GresTypes=gpu
-NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8
-NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8
-NodeName=g1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[3]} CPUs=8 Gres=gpu:a100:2
-PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=20
-PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE PriorityTier=2 PreemptMode=OFF
-PartitionName=gpu Nodes=g1 MaxTime=INFINITE
-"""
+CONFIGURATION = (Path(__file__).parent / "data" / "slurm.conf").read_text(encoding="utf-8")
 GPUS = "NodeName=g1 Name=gpu Type=a100 File=/dev/null,/dev/zero\n"  # any devices: nothing opens them
 NODES = ("n1", "n2", "g1")
 
