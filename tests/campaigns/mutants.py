@@ -3,9 +3,9 @@
     python tests/campaigns/mutants.py [--seed 1] [--number 40] [--json]
 
 A mutant is one change: a comparison, `and` for `or`, a number, a condition that is negated, a call that is left out, a
-result that is dropped. It is tried with the tests of its module, then with those of its folder, then with every
-everyday test. About half a minute a mutant on two cores. Exit code 1 when fewer than 80 in 100 are caught, 2 when the
-tests fail without a mutant.
+result that is dropped. It is tried with the tests of its module, then with those that import it, then with every
+everyday test: on two cores 20 seconds for a mutant that the first two catch, four minutes for one that none catches.
+Exit code 1 when fewer than 80 in 100 are caught, 2 when the tests fail without a mutant.
 """
 
 from __future__ import annotations
@@ -116,11 +116,14 @@ def apply(mutant: Mutant, root: Path) -> str:
 
 
 def stages(mutant: Mutant, root: Path) -> dict[str, list[str]]:
-    """The tests of its module, of its folder, then all."""
+    """The tests of its module, those that import it, then all."""
     file = Path(mutant.file)
-    own = [str(path) for path in root.glob(f"tests/*/{file.parent}/test_{file.stem.strip('_')}.py")]
-    folder = [str(path) for path in root.glob(f"tests/*/{file.parts[0]}")]
-    return {**({"module": own} if own else {}), "folder": folder, "everyday": ["tests"]}
+    package, name = ".".join(file.parts[:-1]), file.stem
+    says = re.compile(rf"from {package} import [^\n]*\b{name}\b|(from|import) {package}\.{name}\b")
+    own = set(root.glob(f"tests/*/{file.parent}/test_{name.strip('_')}.py"))
+    users = {path for path in root.glob("tests/*/**/test_*.py") if says.search(path.read_text(encoding="utf-8"))} - own
+    found = {"module": own, "users": users, "everyday": {root / "tests"}}
+    return {stage: sorted(map(str, paths)) for stage, paths in found.items() if paths}
 
 
 def run_tests(paths: list[str], root: Path) -> str:
