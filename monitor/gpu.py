@@ -11,7 +11,7 @@ lock, so a GPU stays taken while a killed monitor's training lives. `HANGPROOF_G
 none); else `CUDA_VISIBLE_DEVICES`; else the first, where there is one. The files are in one folder for all accounts of
 the machine, whatever TMPDIR says, and have the GPU's UUID in their names: "0" and its UUID are one GPU. An index counts
 as NVML and nvidia-smi do, by PCI bus. The folder is one that everybody may write to and nobody else's files may be
-removed from, so each file is opened as what somebody else may have put there (locks.py).
+removed from, so each file is opened as what somebody else may have put there (process/platform.py).
 """
 
 import contextlib
