@@ -1,6 +1,7 @@
 """Fixtures of the tests that need files and this process alone."""
 
+from launch_helpers import clean, quick
 from runs_helpers import data
 from sweep_helpers import base
 
-__all__ = ["base", "data"]
+__all__ = ["base", "clean", "data", "quick"]
