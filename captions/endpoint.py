@@ -139,11 +139,11 @@ def _answer(server: Server, body: bytes) -> str:
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "hangproof"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
-    late = threading.Event()
+    late = threading.Event()  # the limit as a whole: that of one read comes later
 
     def request() -> tuple[int, bytes, str]:
         with (
-            httpx.Client(timeout=server.limit_s, trust_env=not _is_local(server.url), follow_redirects=False) as client,
+            httpx.Client(timeout=2 * server.limit_s, trust_env=not _is_local(server.url), follow_redirects=False) as client,
             client.stream("POST", server.url, content=body, headers=headers) as response,
         ):
             data = b""

@@ -158,15 +158,22 @@ def _manage(folder: Path, selected: gr.State, said: gr.HTML, itself: gr.Accordio
     )
     delete = gr.Button("Delete", variant="stop", size="sm", scale=0, min_width=110, elem_id="delete-ok")
 
-    def on_rename(name: str) -> str:
+    def check(now: str) -> None:
+        # Until a fold is drawn for the run that is selected now, it has the buttons of the one before.
+        if now != folder.name:
+            raise runs.RunError(f"Nothing was changed: these were the buttons of {shown.name!r}. Open the part again.")
+
+    def on_rename(name: str, now: str) -> str:
         try:
+            check(now)
             manage.rename(folder.name, name)
         except runs.RunError as error:
             return notice(str(error).splitlines(), "bad")
         return notice([f"Renamed to {name.strip()!r}."])
 
-    def on_delete(images: bool) -> list[Any]:
+    def on_delete(images: bool, now: str) -> list[Any]:
         try:
+            check(now)
             freed = manage.delete(folder.name, jobs.idle, images)
             queue.follow_delete(folder.name)
         except runs.RunError as error:
@@ -174,8 +181,8 @@ def _manage(folder: Path, selected: gr.State, said: gr.HTML, itself: gr.Accordio
         said = notice([f"Deleted {folder.name}. This freed {manage.size_text(freed)}."])
         return ["", said, gr.update(open=False)]  # also where no other run is left to be selected
 
-    gr.on([rename.click, name.submit], on_rename, name, said, **QUIET).then(**again)
-    delete.click(on_delete, with_images, [selected, said, itself], **QUIET).then(**again)
+    gr.on([rename.click, name.submit], on_rename, [name, selected], said, **QUIET).then(**again)
+    delete.click(on_delete, [with_images, selected], [selected, said, itself], **QUIET).then(**again)
 
 
 BUTTONS = ("stop", "go", "total", "copy")

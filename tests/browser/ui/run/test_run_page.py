@@ -196,12 +196,25 @@ def test_a_run_that_is_renamed_or_deleted_elsewhere_is_not_replaced_by_another(p
     page.locator("#run-list [data-run=elm]").click()
     page.locator("[data-testid=run-name][data-run=elm]").wait_for()
     page.locator("#manage-fold button.label-wrap").click()
-    page.locator("#manage-fold").get_by_text("Delete the run").wait_for()
+    page.locator("#manage-fold").get_by_text("Delete the run 'oak'").wait_for()  # and no longer that of an earlier test
     shutil.rmtree(folder.with_name("elm"))
     page.get_by_text("The run 'elm' was renamed or deleted").wait_for()
     page.locator("#delete-ok").click()
     page.locator("#run-notice").get_by_text("elm").wait_for()
     assert (other / "run.toml").is_file()
+
+
+def test_the_buttons_of_a_run_that_is_no_longer_selected_delete_nothing(page, server):
+    """They stay in the fold until it is drawn again."""
+    birch, beech = (write_run(server.data, name, state="stopped") for name in ("birch", "beech"))
+    show_run(page, server, birch.name)
+    page.locator("#manage-fold button.label-wrap").click()
+    page.locator("#manage-fold").get_by_text("Delete the run 'birch'").wait_for()
+    page.locator("#run-list [data-run=beech]").click()
+    page.locator("[data-testid=run-name][data-run=beech]").wait_for()
+    page.locator("#delete-ok").dispatch_event("click")
+    page.locator("#run-notice").get_by_text("these were the buttons of 'birch'").wait_for()
+    assert (birch / "run.toml").is_file() and (beech / "run.toml").is_file()
 
 
 def test_an_answer_that_arrives_late_does_not_stay(page, server):
