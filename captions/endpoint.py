@@ -143,7 +143,9 @@ def _answer(server: Server, body: bytes) -> str:
 
     def request() -> tuple[int, bytes, str]:
         with (
-            httpx.Client(timeout=2 * server.limit_s, trust_env=not _is_local(server.url), follow_redirects=False) as client,
+            httpx.Client(
+                timeout=2 * server.limit_s, trust_env=not _is_local(server.url), follow_redirects=False
+            ) as client,
             client.stream("POST", server.url, content=body, headers=headers) as response,
         ):
             data = b""

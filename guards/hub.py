@@ -239,7 +239,9 @@ def listing(source: Source, options: Options) -> tuple[str, dict[str, Remote]]:
         at_most_s = min(patience.read_s(), round(max(patience.left_s(), POLL_S), 1))
         try:
             # On a thread: nothing interrupts a name look-up.
-            return call(_list, source, options, 2 * at_most_s, seconds=at_most_s, what="an answer", waiting=patience.report)
+            return call(
+                _list, source, options, 2 * at_most_s, seconds=at_most_s, what="an answer", waiting=patience.report
+            )
         except NETWORK_ERRORS as error:
             patience.pause(error, options)
 
