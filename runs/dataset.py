@@ -216,8 +216,8 @@ def ingest(
     folder: Path,
     on_note: Callable[[str], None] = lambda _: None,
     with_masks: bool = True,
-) -> list[str]:
-    """Write the images and captions into `folder`, which is empty; returns the new file names in order.
+) -> None:
+    """Write the images and captions into `folder`, which is empty.
 
     Args:
         on_note: called with one sentence for each image that was changed and each warning.
@@ -230,7 +230,6 @@ def ingest(
     errors: list[str] = []
     taken: dict[str, set[str]] = {}
     subfolders = _Subfolders()
-    names: list[str] = []
     for source in sources:
         try:
             inside = subfolders.name(source.folder, source.weight)
@@ -259,12 +258,10 @@ def ingest(
         if not source.caption:
             on_note(f"{source.name}: no caption and no trigger word; it is trained with an empty caption")
         target.with_suffix(".txt").write_text(source.caption + "\n", encoding="utf-8", newline="\n")
-        names.append(target.relative_to(folder).as_posix())
     if errors:
         raise RunError("\n".join(errors))
-    if len(names) == 1:
+    if len(sources) == 1:
         on_note("only one image: the LoRA will reproduce it; use 10 to 30 different images")
-    return names
 
 
 def images_in(folder: Path) -> list[Path]:
