@@ -1,6 +1,7 @@
-"""An empty data root, as most tests of the modules start with it; and what the tests of launch start with."""
+"""An empty data root, as most tests of the modules start with it; what the tests of launch start with; a model hub."""
 
+from download_helpers import hub
 from launch_helpers import clean, quick
 from runs_helpers import data
 
-__all__ = ["clean", "data", "quick"]
+__all__ = ["clean", "data", "hub", "quick"]
