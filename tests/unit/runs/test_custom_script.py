@@ -55,6 +55,9 @@ def test_an_edited_script_is_the_script_of_the_run_byte_for_byte(tmp_path, monke
     assert generated(spec) == text
     assert (spec.learning_rate, spec.workers, spec.extra) == (0.002, 4, {"highvram": False}), "as the script says"
     assert runs.make(tomllib.loads(dumps(spec))) == spec
+    for odd in (f"{text}# '''\n", f"\n{text}", f"{text}# '", f"{text}# \x1b\n"):
+        other = spec.changed(edited=spec.edited.model_copy(update={"script": odd}))
+        assert tomllib.loads(dumps(other))["edited"]["script"] == odd
     state = str(folder_of(spec) / "cat-step000050-state")
     again = runs.script(spec, folder_of(spec), Path(state))
     assert flags_of(again) == {**flags_of(text), "resume": [state]} and OWN_LINES in again, "a restart adds this only"
