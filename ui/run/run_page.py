@@ -118,7 +118,7 @@ def build() -> RunPage:
             folds = [fold.build(title, f"{name}-fold", selected, draw) for name, (title, draw) in FOLDS.items()]
 
             def manage(of: Path) -> None:
-                _manage(of, selected, notice, folds[-1], again)
+                _manage(of, notice, again)
 
             folds.append(fold.build("Rename or delete", "manage-fold", selected, manage))
     outputs = [selected, seen, *(parts[name] for name in PARTS), halt, go, total, copy, *folds]
@@ -136,8 +136,8 @@ def build() -> RunPage:
     return RunPage(selected, confirmed, timer, notice, copy, outputs)
 
 
-def _manage(folder: Path, selected: gr.State, said: gr.HTML, itself: gr.Accordion, again: dict[str, Any]) -> None:
-    """The fold that renames or deletes a run that does not train. again: shows the list as it is afterwards."""
+def _manage(folder: Path, said: gr.HTML, again: dict[str, Any]) -> None:
+    """The fold that renames or deletes a run that does not train. again: the event that shows the tab as it is now."""
     shown = view.read(folder)
     if shown.running:
         fold.say("The run is under way. Stop it first.")
@@ -171,18 +171,18 @@ def _manage(folder: Path, selected: gr.State, said: gr.HTML, itself: gr.Accordio
             return notice(str(error).splitlines(), "bad")
         return notice([f"Renamed to {name.strip()!r}."])
 
-    def on_delete(images: bool, now: str) -> list[Any]:
+    def on_delete(images: bool, now: str, seen: str, search: str) -> list[Any]:
         try:
             check(now)
             freed = manage.delete(folder.name, jobs.idle, images)
             queue.follow_delete(folder.name)
         except runs.RunError as error:
-            return [gr.skip(), notice([str(error)], "bad"), gr.skip()]
+            return [*[gr.skip()] * len(again["outputs"]), notice([str(error)], "bad")]
         said = notice([f"Deleted {folder.name}. This freed {manage.size_text(freed)}."])
-        return ["", said, gr.update(open=False)]  # also where no other run is left to be selected
+        return [*render(newest(), seen, search), said]
 
-    gr.on([rename.click, name.submit], on_rename, [name, selected], said, **QUIET).then(**again)
-    delete.click(on_delete, [with_images, selected], [selected, said, itself], **QUIET).then(**again)
+    gr.on([rename.click, name.submit], on_rename, [name, again["inputs"][0]], said, **QUIET).then(**again)
+    delete.click(on_delete, [with_images, *again["inputs"]], [*again["outputs"], said], **QUIET)
 
 
 BUTTONS = ("stop", "go", "total", "copy")
@@ -212,9 +212,6 @@ def render(selected: str, seen: str, search: str = "", closing: bool = True) -> 
     known = _digests(seen)
     everything = view.read_all()
     shown = next((one for one in everything if one.folder.name == selected), None)
-    if shown is None and everything and not selected:  # a selected run that is gone is not replaced by another one
-        shown = everything[0]
-        selected = shown.folder.name
     parts: dict[str, Any] = dict.fromkeys(PARTS, "")
     parts["list"] = cards.run_list(everything, selected, search or "")
     parts["head"] = cards.head(shown) if shown else cards.no_run(selected)
@@ -239,11 +236,8 @@ def render(selected: str, seen: str, search: str = "", closing: bool = True) -> 
 
 
 def refresh(selected: str, seen: str, search: str = "") -> list[Any]:
-    """`render` without changing the selection: the user may have selected another run in the meantime, and opened a fold of it."""
-    out = render(selected, seen, search, closing=False)
-    if out[0] == selected:
-        return [gr.skip(), *out[1:]]
-    return [*out[:-ALL_FOLDS], *[gr.update(open=False)] * ALL_FOLDS]  # the first run, where none was selected
+    """`render` without selecting or closing: the user may have selected another run since, and opened a fold of it."""
+    return [gr.skip(), *render(selected, seen, search, closing=False)[1:]]
 
 
 def _digests(seen: str) -> dict[str, str]:
@@ -260,6 +254,11 @@ def first_run(name: str) -> str:
     everything = view.read_all()
     found = [one for one in everything if one.folder.name == name] or [one for one in everything if one.running]
     return found[0].folder.name if found else ""
+
+
+def newest() -> str:
+    """The first run of the list; "" where there is none."""
+    return next((one.folder.name for one in view.read_all()), "")
 
 
 def notice(lines: list[str], kind: str = "info") -> str:
