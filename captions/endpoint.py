@@ -139,7 +139,7 @@ def _answer(server: Server, body: bytes) -> str:
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "hangproof"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
-    late = threading.Event()  # the limit as a whole: that of one read comes later
+    late = threading.Event()  # the limit as a whole is over; that of one read is longer, so that it never decides
 
     def request() -> tuple[int, bytes, str]:
         with (

@@ -372,8 +372,10 @@ def _exists(path: Path) -> bool:
     """Is there anything at `path`? True where that cannot be found out."""
     try:
         os.lstat(path)
-    except OSError as error:
-        return not isinstance(error, (FileNotFoundError, NotADirectoryError))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
     return True
 
 

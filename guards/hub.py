@@ -130,7 +130,8 @@ def token() -> str | None:
 def ask(url: str, read_s: float, method: str = "GET", **headers: str) -> Iterator[Any]:
     """The response at the end of the redirects, whatever its status. Raises one of NETWORK_ERRORS.
 
-    read_s: the limit of one read, infinite for none. The token goes to the hub's host, never to that of a redirect.
+    read_s: the limit of one read, infinite for none. A caller that limits the whole (`deadline.call`) gives twice that
+    limit here: of two equal ones, either could end first, with a reason of its own. The token goes to the hub's host, never to that of a redirect.
     """
     from huggingface_hub.utils import get_session, httpx
 

@@ -31,9 +31,10 @@ def feed(folder: Path, tracker: Any, poll_s: float = 2.0, end_s: float = 30.0) -
             lines = file.read(1 << 20).rpartition(b"\n")[0]  # the rest of the last line is not written yet
         begin += len(lines) + bool(lines)
         for line in json_objects(lines):
-            known = {k: float(v) for k, v in line.items() if k in NUMBERS and type(v) in (int, float) and abs(v) < 1e30}
-            if line.get("kind") == "step" and known and (step := count_of(line.get("step"))) > logged:
-                tracker.log(known, step=(logged := step))
+            known = {key: line[key] for key in NUMBERS if type(line.get(key)) in (int, float) and abs(line[key]) < 1e30}
+            if line.get("kind") == "step" and known and count_of(line.get("step")) > logged:
+                logged = count_of(line["step"])
+                tracker.log({key: float(value) for key, value in known.items()}, step=logged)
         atomic_write(folder / STATE, json.dumps({"step": logged}))
         seen_s = time.monotonic() if lines or is_held(folder / LOCK) else seen_s
         time.sleep(poll_s * (not lines))
@@ -52,7 +53,8 @@ def main(run: RunFolder) -> None:
         faulthandler.dump_traceback_later(60, exit=True)  # for its last entries
         tracker.finish()
     except Exception as error:  # noqa: BLE001 - top of the process: a tracker's error is reported, and the run goes on
-        run.event("tracker", f"trackio: {error!r}. The run goes on; try {sys.executable} -m pip install -U trackio")
+        how = f"; install it: {sys.executable} -m pip install trackio" if isinstance(error, ImportError) else ""
+        run.event("tracker", f"trackio: {type(error).__name__}: {error}{how}. The run continues without it")
     os._exit(0)
 
 

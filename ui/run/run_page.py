@@ -161,7 +161,8 @@ def _manage(folder: Path, said: gr.HTML, again: dict[str, Any]) -> None:
     def check(now: str) -> None:
         # Until a fold is drawn for the run that is selected now, it has the buttons of the one before.
         if now != folder.name:
-            raise runs.RunError(f"Nothing was changed: these were the buttons of {shown.name!r}. Open the part again.")
+            why = f"these buttons are for {shown.name!r}, and another run is selected now"
+            raise runs.RunError(f"Nothing was changed: {why}. Close and open “Rename or delete”")
 
     def on_rename(name: str, now: str) -> str:
         try:

@@ -213,7 +213,7 @@ def test_the_buttons_of_a_run_that_is_no_longer_selected_delete_nothing(page, se
     page.locator("#run-list [data-run=beech]").click()
     page.locator("[data-testid=run-name][data-run=beech]").wait_for()
     page.locator("#delete-ok").dispatch_event("click")
-    page.locator("#run-notice").get_by_text("these were the buttons of 'birch'").wait_for()
+    page.locator("#run-notice").get_by_text("these buttons are for 'birch'").wait_for()
     assert (birch / "run.toml").is_file() and (beech / "run.toml").is_file()
 
 
