@@ -260,4 +260,5 @@ def test_new_lora_from_this_run_fills_in_the_form_and_its_message_is_in_view(pag
     in_view = "(e) => { const b = e.getBoundingClientRect(); return b.top >= 0 && b.bottom <= innerHeight; }"
     until(lambda: message.evaluate(in_view), "the message is in view")
     until(lambda: captions(page) == {"coffee.png": "tok, a cup"}, "the image is copied")
-    assert field(page, "epochs").input_value() == "7" and field(page, "name").input_value() == "copied 2"
+    shown = ["7", "copied 2"]
+    until(lambda: [field(page, key).input_value() for key in ("epochs", "name")] == shown, "the settings are copied")
