@@ -144,9 +144,9 @@ class Prewarm:
             self._next_s = now_s + max(EVERY_S, min(REST_COUNT * self.verifier.took_s, REST_MAX_S))
 
     def text(self, changes: list[Change]) -> str:
-        """The prepared script with the stand-in; "" when it is missing or stale."""
+        """The prepared script, with the stand-in, for a standby; "" when it is missing or stale, or copies its results."""
         found = self._fresh(changes)
-        return str(found["text"]) if found else ""
+        return str(found["text"]) if found and not found["save_dir"] else ""
 
     def render(
         self, number: int, resume: Path | None, changes: list[Change], changes_at_save: list[str], pause: Pause

@@ -21,7 +21,7 @@ from monitor import config
 from monitor.attempt import Attempt
 from monitor.detect.progress import Durations
 from monitor.process import platform
-from monitor.resume.next_attempt import LOOK_S, STAND_IN, Standby, never
+from monitor.resume.next_attempt import LOOK_S, STAND_IN, Prewarm, Standby, never
 from monitor.run_folder import RunFolder
 
 pytestmark = pytest.mark.skipif(not platform.LINUX, reason="the standby attempt needs Linux")
@@ -135,6 +135,13 @@ def test_what_a_run_must_be_like_to_have_one(tmp_path, spec, reason):
     assert reason in never(folder, limits)
     folder.spec = {"name": "x"}
     assert never(folder, limits) == ""
+
+
+@pytest.mark.parametrize(("save_dir", "text"), [("", "the script"), ("/var/tmp/x", "")])
+def test_a_script_that_copies_its_results_has_no_standby_to_copy_them_too(tmp_path, save_dir, text):
+    prewarm = Prewarm(RunFolder(tmp_path), Mock(), 1.0)
+    prewarm._template = (prewarm._depends_on([]), {"text": "the script", "save_dir": save_dir})
+    assert prewarm.text([]) == text
 
 
 def test_the_message_is_written_at_once_or_not_at_all():
