@@ -1,6 +1,6 @@
 """The models that write captions (presets/captioners.toml), and their files: in a folder, in the hub's cache, or downloaded.
 
-guards/hub_cache.py downloads: it watches the bytes, checks the disk first and continues a download that was interrupted.
+guards/download.py downloads: it watches the bytes, checks the disk first and continues a download that was interrupted.
 """
 
 import fnmatch
@@ -13,7 +13,7 @@ from typing import Any
 
 import tomllib
 
-from guards import hub_cache
+from guards import download
 from guards.hub import DownloadError, Options, Progress, Source
 from runs.files import RunError, explained
 from runs.paths import ROOT, models_dir
@@ -76,7 +76,7 @@ def _lacking(engine: str, folder: Path) -> list[str]:
 
 def present(row: Captioner) -> Path | None:
     """The folder with a model's files; None when they must be downloaded. `models/KEY` comes before the hub's cache."""
-    found = models_dir() / row.key, hub_cache.cached_repository(Source(row.repo, ""))
+    found = models_dir() / row.key, download.cached_repository(Source(row.repo, ""))
     for folder in found:
         if folder is not None and not _lacking(row.engine, folder):
             return folder
@@ -109,6 +109,6 @@ def fetch(row: Captioner, on_line: Callable[[str], None]) -> Path:
 
     try:
         with explained(f"download {row.name}"):
-            return hub_cache.snapshot(Source(row.repo, ""), chosen, Options(report, by_hand=by_hand))
+            return download.snapshot(Source(row.repo, ""), chosen, Options(report, by_hand=by_hand))
     except DownloadError as error:
         raise RunError(f"{row.name} was not downloaded: {error}") from error

@@ -1,4 +1,5 @@
-"""Downloads one file of a model hub so that it ends: complete and verified, or with a reason and its bytes kept.
+"""Downloads from a model hub that end: complete and verified, or with a reason and the bytes kept. One file, or a
+repository into the cache of the hub's library, which then finds it without a network.
 
 Decision: plain HTTP ranges, bounded by a watchdog on bytes, not the library's own download. What that one lacks: its
 transfers by xet wait without a limit (HF_HUB_DOWNLOAD_TIMEOUT does not reach them), and since 1.0 it downloads to a
@@ -7,6 +8,11 @@ are downloaded again. Here a connection that brings less than `LEAST_BYTES` in `
 closed and continued by a range request; after `download_stall_s` without as many new bytes the download fails. Received
 bytes stay in `.NAME.HASH.part`. Each file has a lock that ends with its process; another process that wants the file
 waits as long as the bytes grow.
+
+The layout of the cache is the library's own: contents in `blobs/`, named by their hash; `snapshots/COMMIT/` with links to
+them; the commit of a branch in `refs/`. Links and refs are written after the contents, so a download that was killed
+never looks complete. A repository that this module completed is noted in `.hangproof.json`: it is used again without a
+request, so a restart needs no network and gets the same files even when the branch has moved on.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import shutil
 import time
@@ -22,7 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from guards import limits
-from guards.checkpoint import fsync_path
+from guards.checkpoint import atomic_write, fsync_path, writing_file
 from guards.deadline import call
 from guards.hub import (
     NETWORK_ERRORS,
@@ -35,7 +42,11 @@ from guards.hub import (
     Source,
     ask,
     check_status,
+    hub_home,
+    listing,
+    safe,
 )
+from guards.reading import read_json, read_text
 
 CHUNK = 1 << 20
 LEAST_BYTES = 1 << 16  # that a connection must bring in `download_read_s`; fewer are no progress
@@ -205,3 +216,77 @@ class _Download:
             )
         os.replace(self.part, self.target)
         fsync_path(self.target.parent)
+
+
+def cache_folder() -> Path:
+    """The library's cache: `$HF_HUB_CACHE`, else in `hub_home()`."""
+    return Path(os.environ.get("HF_HUB_CACHE") or hub_home() / "hub").expanduser()
+
+
+def repository(source: Source) -> Path:
+    """The folder of a repository in the cache."""
+    return cache_folder() / "--".join(["models", *source.repo.split("/")])
+
+
+def cached_repository(source: Source) -> Path | None:
+    """The snapshot of a revision in the cache, complete or not; None when there is none."""
+    home = repository(source)
+    commit = read_text(home / "refs" / safe(source.revision)).strip() or source.revision
+    found = home / "snapshots" / safe(commit)
+    return found if found.is_dir() else None
+
+
+def snapshot(source: Source, choose: Callable[[list[str]], list[str]], options: Options) -> Path:
+    """Download the files of a repository that `choose` selects from all names; returns the snapshot's folder.
+
+    Progress counts the bytes of all of them. Raises DownloadError; received bytes are kept.
+    """
+    home = repository(source)
+    records = read_json(home / ".hangproof.json") or {}
+    record = records.get(source.revision) or {"commit": "", "files": [""]}
+    found = home / "snapshots" / record["commit"]
+    if all((found / name).is_file() for name in record["files"]):
+        return found
+    commit, files = listing(source, options)
+    wanted = sorted({*choose(list(files))} & files.keys(), key=lambda name: (files[name].size, name))
+    blobs = {name: home / "blobs" / files[name].digest for name in wanted}
+    missing = [name for name in wanted if not blobs[name].is_file()]
+    check_space(sum(missing_bytes(blobs[name], files[name]) for name in missing), home, source.repo)
+    total = sum(files[name].size for name in wanted)
+    before = total - sum(files[name].size for name in missing)
+    by_hand = options.by_hand or f"download it elsewhere (hf download {source.repo}) and use the folder"
+    for name in missing:
+
+        def report(at: Progress, name: str = name, before: int = before) -> None:
+            label = at.name.replace(blobs[name].name, name)
+            options.on_progress(replace(at, name=label, done=before + at.done, total=total))
+
+        one = replace(source, file=name, revision=commit)
+        lock = home.parent / ".locks" / home.name / f"{blobs[name].name}.lock"
+        fetch(one, blobs[name], files[name], replace(options, by_hand=by_hand, on_progress=report), lock)
+        before += files[name].size
+    found = home / "snapshots" / commit
+    for name in wanted:
+        _link(found / safe(name), blobs[name])
+    if source.revision != commit:
+        _write(home / "refs" / safe(source.revision), commit)
+    _write(home / ".hangproof.json", json.dumps({**records, source.revision: {"commit": commit, "files": wanted}}))
+    return found
+
+
+def _link(path: Path, blob: Path) -> None:
+    """Make the file of a snapshot, as a link to its blob; where links are not possible, a copy."""
+    if path.is_file():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing_file(path, sync=False) as temporary:
+        temporary.unlink(missing_ok=True)
+        try:
+            temporary.symlink_to(os.path.relpath(blob, path.parent))
+        except (OSError, NotImplementedError):  # Windows without the right to create links
+            shutil.copyfile(blob, temporary)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, text)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import presets
-from guards import download, hub, hub_cache
+from guards import download, hub
 from guards.deadline import call
 from presets.tables import downloads, shards
 from runs.command import model_files
@@ -193,7 +193,7 @@ def from_hub(spec: "RunSpec") -> str:
     local = spec.backend != "diffusers" or model["generated"] or (ROOT / Path(name).expanduser()).exists()
     if local or not _is_id(name):
         return ""
-    cached = hub_cache.cached_repository(hub.Source(name, ""))
+    cached = download.cached_repository(hub.Source(name, ""))
     return "" if cached is not None and not incomplete(spec, cached) else name
 
 
@@ -219,7 +219,7 @@ def to_download(spec: "RunSpec") -> tuple[float, Path]:
     """Bytes of the model's files that are not on this machine (as far as known), and the folder that receives them."""
     if spec.backend == "diffusers":
         family = presets.families()[presets.models()[spec.model]["family"]]
-        return (float(family["download_bytes"]) if from_hub(spec) else 0.0), hub_cache.folder()
+        return (float(family["download_bytes"]) if from_hub(spec) else 0.0), download.cache_folder()
     if presets.models()[spec.model]["generated"]:
         return 0.0, models_dir()
     gone, sources = missing_files(spec.model), downloads()

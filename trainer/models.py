@@ -111,15 +111,15 @@ def download(name: str, tick: Tick) -> Path:
 
     Raises: TrainError with the reason. A download that was interrupted continues at the next start.
     """
-    from guards import hub_cache
+    from guards.download import cached_repository, snapshot
     from guards.hub import DownloadError, Options, Source
 
     try:
         options = Options(lambda at: tick(at.done >> 20, at.total >> 20))
-        folder = hub_cache.snapshot(Source(name, ""), wanted, options)
+        folder = snapshot(Source(name, ""), wanted, options)
     except (DownloadError, OSError) as problem:
         kind = getattr(problem, "kind", "disk")
-        found = hub_cache.cached_repository(Source(name, ""))
+        found = cached_repository(Source(name, ""))
         if found is not None and kind in ("offline", "stalled", "server"):
             # perhaps the hub's library completed it
             try:

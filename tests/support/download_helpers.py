@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hub_server import Hub, only_hub
 
-from guards import download, hub_cache
+from guards import download
 from guards import hub as hub_module
 from guards.hub import Options, Source
 
@@ -35,7 +35,7 @@ def part(folder: Path) -> Path:
 
 def whole(how: Options) -> Path:
     """Download the complete repository."""
-    return hub_cache.snapshot(Source("me/model", ""), lambda names: names, how)
+    return download.snapshot(Source("me/model", ""), lambda names: names, how)
 
 
 def no_overlap(hub: Hub, name: str = NAME) -> bool:
