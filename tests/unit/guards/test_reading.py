@@ -2,9 +2,11 @@
 
 import builtins
 import errno
+from pathlib import Path
 
 import pytest
 
+from guards import reading
 from guards.reading import TRIES_COUNT, read_bytes
 
 
@@ -27,3 +29,24 @@ def test_a_shortage_is_tried_again_and_another_error_is_not(tmp_path, monkeypatc
     left[0] = tries
     with pytest.raises(OSError):
         read_bytes(tmp_path / "stat")
+
+
+def test_what_cannot_be_read_is_empty_and_what_is_no_object_is_none(tmp_path):
+    file = tmp_path / "x.json"
+    assert (reading.read_text(file), reading.read_json(file)) == ("", None)
+    for data, text, value in ((b"[1]", "[1]", None), (b'{"a"', '{"a"', None), (b'{"a": 1}', '{"a": 1}', {"a": 1})):
+        file.write_bytes(data)
+        assert (reading.read_text(file), reading.read_json(file)) == (text, value)
+    file.write_bytes(b"a\xff")
+    assert reading.read_text(file) == "a\ufffd" and reading.read_json(file) is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="this system does not count bytes")
+def test_the_bytes_that_a_process_moves_are_counted_and_a_boot_has_a_name(tmp_path):
+    (tmp_path / "x").write_bytes(bytes(1 << 20))
+    before = [reading.moved_bytes("self", ("rchar",)), reading.moved_bytes("self")]
+    (tmp_path / "x").read_bytes()
+    after = [reading.moved_bytes("self", ("rchar",)), reading.moved_bytes("self")]
+    assert all(1 << 20 <= now - then < 2 << 20 for then, now in zip(before, after, strict=True))
+    assert reading.moved_bytes("no-such-process") is None
+    assert reading.boot_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()

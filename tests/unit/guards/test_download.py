@@ -1,0 +1,66 @@
+"""Room, hashes and the cache of the hub's library, without a request."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from guards import download
+from guards.hub import DownloadError, Options, Remote, Source
+
+SOURCE = Source("me/model", "")
+
+
+def test_the_room_that_is_needed_is_what_is_not_received_yet_and_compared_with_the_disk(tmp_path):
+    target, remote = tmp_path / "x.bin", Remote(10, "ab" * 32)
+    assert download.missing_bytes(target, remote) == 10
+    for have, missing in ((3, 7), (12, 0)):
+        download.part_of(target, remote).write_bytes(bytes(have))
+        assert download.missing_bytes(target, remote) == missing
+    download.part_of(target, remote).unlink()
+    target.touch()
+    assert download.missing_bytes(target, remote) == 0
+    download.check_space(0, tmp_path / "a/b", "x.bin")
+    with pytest.raises(DownloadError, match=rf"^x.bin needs 1000000.0 GB more, but {tmp_path} has .* GB free") as error:
+        download.check_space(10**15, tmp_path / "a/b", "x.bin")
+    assert error.value.kind == "space"
+
+
+def test_a_hash_is_of_the_kind_that_the_hub_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "CHUNK", 1)
+    (tmp_path / "x").write_bytes(b"0123456789")
+    pieces: list[int] = []
+    assert download.digest_of(tmp_path / "x", "a" * 64, pieces.append) == hashlib.sha256(b"0123456789").hexdigest()
+    assert pieces == [8, 10]
+    assert download.digest_of(tmp_path / "x", "a" * 40) == hashlib.sha1(b"blob 10\x000123456789").hexdigest()
+
+
+def test_a_repository_in_the_cache_is_found_by_its_branch_or_commit_and_used_again_when_it_is_complete(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    home = download.repository(SOURCE)
+    assert home == tmp_path / "models--me--model" and download.cached_repository(SOURCE) is None
+    (home / "refs").mkdir(parents=True)
+    (home / "refs/main").write_text("c0ffee\n")
+    assert download.cached_repository(SOURCE) is None, "only a name"
+    found = home / "snapshots/c0ffee"
+    found.mkdir(parents=True)
+    assert download.cached_repository(SOURCE) == found == download.cached_repository(Source("me/model", "", "c0ffee"))
+    (home / ".hangproof.json").write_text(json.dumps({"main": {"commit": "c0ffee", "files": ["a", "b"]}}))
+    (found / "a").touch()
+    with pytest.raises(DownloadError, match="HF_HUB_OFFLINE is set, so me/model is not downloaded"):
+        download.snapshot(SOURCE, list, Options())
+    (found / "b").touch()
+    assert download.snapshot(SOURCE, list, Options()) == found
+
+
+def test_where_links_are_not_possible_a_file_of_the_cache_is_a_copy(tmp_path, monkeypatch):
+    (tmp_path / "blob").write_bytes(b"x")
+    for name in ("link", "copy", "copy"):
+        download._link(tmp_path / "snapshots" / name, tmp_path / "blob")
+        assert (tmp_path / "snapshots" / name).read_bytes() == b"x"
+        monkeypatch.setattr(Path, "symlink_to", lambda *_: (_ for _ in ()).throw(NotImplementedError))
+    assert [(tmp_path / "snapshots" / name).is_symlink() for name in ("link", "copy")] == [True, False]

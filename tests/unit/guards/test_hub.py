@@ -1,0 +1,103 @@
+"""What names a file on a hub, what its settings say and how long it is waited for, without a request."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from guards import hub
+from guards.hub import DownloadError, Options, Progress, Source
+
+
+@pytest.fixture(autouse=True)
+def setting(monkeypatch, tmp_path):
+    for name in ("HF_ENDPOINT", "HF_HOME", "HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_OFFLINE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return monkeypatch.setenv
+
+
+def test_the_settings_are_read_as_the_hubs_library_reads_them(setting, tmp_path):
+    assert hub.endpoint() == "https://huggingface.co" and hub.hub_home() == tmp_path / ".cache/huggingface"
+    assert not hub.offline() and hub.token() is None
+    setting("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert hub.hub_home() == tmp_path / "xdg/huggingface"
+    setting("HF_HOME", "~/hf")
+    assert hub.hub_home() == tmp_path / "hf"
+    for folder, secret in (("hf", "hf_home"), ("other", "hf_other")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "token").write_text(f" {secret}\n")
+    assert hub.token() == "hf_home"
+    setting("HF_TOKEN_PATH", str(tmp_path / "other/token"))
+    assert hub.token() == "hf_other"
+    setting("HF_TOKEN", "hf_set ")
+    setting("HF_HUB_OFFLINE", "YES")
+    setting("HF_ENDPOINT", "http://mirror/")
+    assert hub.token() == "hf_set" and hub.offline()
+    assert (
+        Source("me/model", "a b/c.bin", "refs/pr/1").url == "http://mirror/me/model/resolve/refs%2Fpr%2F1/a%20b/c.bin"
+    )
+
+
+def test_the_time_left_follows_from_the_speed():
+    assert (Progress("x", 25, 100, 5.0).eta_s, Progress("x", 25, 100).eta_s) == (15.0, None)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time of the hub's module, in seconds; a pause moves it."""
+    now_s = [100.0]
+
+    def sleep(pause_s: float) -> None:
+        now_s[0] += pause_s
+
+    monkeypatch.setattr(hub, "time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep))
+    return now_s
+
+
+def test_pauses_grow_until_a_limit_without_progress_ends_them_and_the_log_says_what_is_waited_for(clock, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(hub, "say", said.append)
+    patience, ends_s = hub.Patience(20, "a byte of x"), []
+    reason = r"no data from huggingface.co for 20 s \(lost\); the 7 bytes received are kept.* again, or copy it"
+    with pytest.raises(DownloadError, match=reason) as error:
+        while True:
+            patience.pause(ConnectionError("lost"), Options(by_hand="copy it"), 7)
+            ends_s.append(clock[0])
+    assert (ends_s, error.value.kind) == ([101, 103, 107, 115, 120], "stalled")
+    assert said == ["waited 4 s for a byte of x (lost); giving up after 20 s"]
+    patience.progress()
+    assert patience.left_s() == 20
+    patience.pause(hub.Busy(503, "3"), Options())
+    assert (clock[0], patience.left_s(), patience.read_s()) == (123, 17, 20)
+    endless = hub.Patience(0, "x")
+    for _ in range(7):
+        endless.pause(hub.Busy(503, "soon"), Options())
+    assert endless.left_s() == math.inf and clock[0] - 123 == 1 + 2 + 4 + 8 + 16 + 30 + 30
+    assert said[1:] == [f"waited {waited_s} s for x (HTTP status 503)" for waited_s in (4, 34, 64)]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "says"),
+    [
+        (200, "", "", ""),
+        (206, "", "", ""),
+        (302, "", "server", "me/model/resolve/main/x.bin: HTTP status 302; check HF_ENDPOINT"),
+        (401, "RevisionNotFound", "missing", "does not exist, or is private; .* access, or copy it"),
+        (401, "", "gated", r"no access to me/model \(HTTP status 401\): .*login`\), or copy it$"),
+        (403, "GatedRepo", "gated", "accept its licence at https://huggingface.co/me/model, then set HF_TOKEN"),
+        (404, "", "missing", "^x.bin of me/model does not exist at .*; correct the name, or copy it"),
+        (410, "", "missing", "does not exist at"),
+        (408, "", "busy", "HTTP status 408"),
+        (425, "", "busy", "HTTP status 425"),
+        (429, "", "busy", "HTTP status 429"),
+        (500, "", "busy", "HTTP status 500"),
+    ],
+)
+def test_an_answer_is_used_refused_with_what_to_do_or_asked_for_again(status, code, kind, says):
+    response = SimpleNamespace(status_code=status, headers={"X-Error-Code": code})
+    if not kind:
+        return hub.check_status(response, Source("me/model", "x.bin"), Options())
+    with pytest.raises(hub.Busy if kind == "busy" else DownloadError, match=says) as error:
+        hub.check_status(response, Source("me/model", "x.bin"), Options(by_hand="copy it"))
+    assert getattr(error.value, "kind", "busy") == kind
