@@ -178,7 +178,7 @@ class StateSaves:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=THREAD, daemon=True)
             self._thread.start()
-        if not self.busy:
+        if not self.busy and self._error is None:  # the error stays that of its own file
             self._what = what
         self._jobs.put((what, function))
 

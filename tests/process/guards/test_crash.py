@@ -97,6 +97,25 @@ print({{forked() for _ in range(50)}}, hb.request, len(own))
     assert done.stdout == "{15} 1 0\n", (done.returncode, done.stderr)
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGTERM here")
+@pytest.mark.parametrize(("steps", "said"), [(0, ""), (1, "1 running\n")])
+def test_a_sigterm_before_the_first_step_and_a_second_one_end_the_process(tmp_path, steps, said):
+    code = (
+        PRELUDE
+        + """import os, signal, sys
+os.kill(os.getpid(), signal.SIGHUP)  # a terminal closes: the monitor decides
+for _ in range(int(sys.argv[1])): hb.step(1)
+os.kill(os.getpid(), signal.SIGTERM)
+print(hb.request, "running", flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+print("still running", flush=True)
+"""
+    )
+    done = children.run(code, steps, HANGPROOF_HEARTBEAT=tmp_path)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, said)
+    assert done.stderr.count("SIGTERM: saving a state at the next step boundary") == steps
+
+
 WORKER = """
 import os, time
 from guards import loader

@@ -156,3 +156,78 @@ def test_a_foreign_file_is_refused_by_name_and_a_folder_that_cannot_be_listed_is
     assert len(read_all(tmp_path)) == 1
     monkeypatch.setattr(os, "listdir", Mock(side_effect=OSError(errno.ESTALE, "stale")))
     assert read_all(tmp_path) == []
+
+
+def test_a_torn_record_is_refused_and_left_out_and_ranks_come_in_order(tmp_path):
+    for rank in (10, 9, 2):
+        Heartbeat(path_of(tmp_path, rank), rank, 11).step(rank)
+    torn = Heartbeat(path_of(tmp_path, 3), 3)
+    torn.record.sequence += 1
+    with pytest.raises(HeartbeatError, match="torn"):
+        read(path_of(tmp_path, 3))
+    for values in ({"phase": 99}, {"outcome": 99}, {"note_bytes": 999}, {"point": 99}, {"about_bytes": 9999}):
+        torn = Heartbeat(path_of(tmp_path, 3), 3)
+        for name, value in values.items():
+            setattr(torn.record, name, value)
+        with pytest.raises(HeartbeatError, match="torn"):
+            read(path_of(tmp_path, 3))
+    (tmp_path / "rank-x.hb").write_bytes(path_of(tmp_path, 2).read_bytes())
+    assert [(beat.rank, beat.step, beat.world) for beat in read_all(tmp_path)] == [(2, 2, 11), (9, 9, 11), (10, 10, 11)]
+
+
+def test_every_beat_reaches_the_injector_that_the_environment_names(tmp_path, monkeypatch):
+    (tmp_path / "an_injector.py").write_text("SEEN = []\ndef seen(*what):\n    SEEN.append(what[:2])\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, value in {"HEARTBEAT": str(tmp_path), "INJECT": "an_injector:seen"}.items():
+        monkeypatch.setenv(f"HANGPROOF_{name}", value)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    writer = Heartbeat.from_env()
+    writer.phase("load")
+    writer.item(1)
+    writer.step(7)
+    writer.phase("validate")
+    writer.item(2)
+    writer.reach("data")
+    writer.reach("data")
+    seen = sys.modules.pop("an_injector").SEEN
+    assert seen == [("load", 0), ("load", 0), ("step", 7), ("validate", 7), ("validate", 7), ("check point data", 7)]
+    assert (read(path_of(tmp_path, 1)).rank, read(path_of(tmp_path, 1)).world, writer.point) == (1, 2, "data")
+
+
+def test_a_signal_requests_a_stop_only_when_a_step_can_be_saved_and_never_over_the_monitors(tmp_path):
+    writer = Heartbeat(path_of(tmp_path, 0))
+    assert not writer.request_stop() and writer.request == heartbeat.REQUEST_NONE
+    writer.step(1)
+    assert writer.request_stop() and writer.request == heartbeat.REQUEST_STOP
+    assert read(path_of(tmp_path, 0)).request == heartbeat.REQUEST_TERM
+    set_request(path_of(tmp_path, 0), heartbeat.REQUEST_STOP)
+    assert writer.request_stop() and read(path_of(tmp_path, 0)).request == heartbeat.REQUEST_STOP
+
+
+def test_a_phase_counts_from_zero_a_step_is_timed_from_its_beginning_and_a_failure_keeps_its_phase(
+    tmp_path, monkeypatch
+):
+    writer, now_s = Heartbeat(path_of(tmp_path, 0)), [1000.0]
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now_s[0])
+    for phase in ("load", "first_step"):
+        now_s[0] += 100
+        writer.phase(phase, total=9)
+        writer.item(5)
+    now_s[0] += 3
+    writer.step(1)
+    beat = read(path_of(tmp_path, 0))
+    assert beat.intervals == (3.0,) and (beat.done, beat.total, beat.phase_s, beat.step_s) == (0, 0, 1203.0, 1203.0)
+    now_s[0] += 2
+    writer.step(2)
+    writer.waited(0.5)
+    writer.waited(0.25)
+    now_s[0] += 10
+    writer.phase("sample", total=4, note="x")
+    writer.item(3)
+    writer.end("failed", "the reason")
+    beat = read(path_of(tmp_path, 0))
+    assert (beat.phase, beat.phase_s, beat.beat_s, beat.step_s) == ("sample", 1215.0, 1215.0, 1205.0)
+    assert (beat.outcome, beat.note, beat.done, beat.total, beat.waited_s) == ("failed", "the reason", 3, 4, 0.75)
+    writer.end("stopped")
+    assert (read(path_of(tmp_path, 0)).phase, beat.intervals) == ("end", (3.0, 2.0))

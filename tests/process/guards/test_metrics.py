@@ -1,13 +1,15 @@
 """Lines on a full disk: a metric or an event that cannot be written costs that line, never a step, and no line after it."""
 
 import json
+import math
 import os
 import sys
+import time
 
 import children
 import pytest
 
-from guards.metrics import append_line
+from guards.metrics import Metrics, append_line
 
 METRICS = (
     children.FULL_DISK
@@ -46,3 +48,22 @@ def test_a_line_that_a_kill_cut_off_does_not_swallow_the_next(tmp_path):
     append_line(path, {"kind": "d"})
     assert path.read_bytes().splitlines()[-2:] == [b'{"kind": "c"}', b'{"kind": "d"}']
     assert os.stat(path).st_mode & 0o600 == 0o600
+
+
+def test_each_line_says_which_attempt_step_and_epoch_it_is_of(tmp_path, monkeypatch):
+    for name, value in {"RUN": str(tmp_path), "ATTEMPT": "3"}.items():
+        monkeypatch.setenv(f"HANGPROOF_{name}", value)
+    open_before = len(os.listdir("/dev/fd")) if os.path.isdir("/dev/fd") else 0
+    Metrics.from_env().step(7, 2, math.nan, 1e-4, 0.1234567)
+    Metrics.from_env().validation(8, 2, 0.5, 4)
+    assert not open_before or len(os.listdir("/dev/fd")) == open_before
+    step, validation = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert abs(step.pop("mono_s") - time.monotonic()) < 60 and step.pop("t").endswith("Z")
+    assert step == {
+        "kind": "step", "attempt": 3, "step": 7, "epoch": 2, "loss": None, "lr": 1e-4, "step_s": 0.123457
+    }  # fmt: skip
+    del validation["t"]
+    assert validation == {"kind": "validation", "attempt": 3, "step": 8, "epoch": 2, "val_loss": 0.5, "items": 4}
+    monkeypatch.delenv("HANGPROOF_RUN")
+    assert Metrics.from_env().path is None
+    Metrics.from_env().step(1, 1, 0.5, 1e-4, 0.1)

@@ -77,6 +77,7 @@ def test_a_limit_that_is_off_encloses_nothing_and_one_that_is_no_number_is_refus
     off = {limits.variable(name): "0" for name, limit in limits.TABLE.items() if limit.user}
     assert limits.seconds("npz_timeout_s", off) == 0
     assert limits.seconds("flush_s", {"HANGPROOF_FLUSH_S": "100"}) == limits.TABLE["flush_s"].default_s
+    assert limits.minimums(off | {"HANGPROOF_EXIT_GRACE_S": "0.5"})["watch.exit_s"] == 10.5
     assert limits.minimums(off)["watch.exit_s"] == 10  # the constants: nobody can switch them off
     for text in ("soon", "-1", "inf", "nan"):
         with pytest.raises(limits.LimitError, match="HANGPROOF_NPZ_TIMEOUT_S='.*': expected seconds, 0 for no limit"):

@@ -39,6 +39,10 @@ def test_what_is_saved_is_loaded_and_is_what_numpy_reads(cache):
 
 
 def test_a_key_that_is_not_there_is_named_with_those_that_are(cache):
+    with npz.Archive(cache) as archive:
+        assert (list(archive), len(archive)) == (archive.files, 3) == (["latents", "size", "flag"], 3)
+        assert "size" in archive and "nothing" not in archive
+    assert archive._zip.fp is None, "the file is closed"
     with (
         npz.Archive(cache) as archive,
         pytest.raises(KeyError, match=r"a_flux\.npz: no 'nothing'; it holds latents, size, flag"),

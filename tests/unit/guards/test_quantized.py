@@ -1,3 +1,10 @@
+"""A copy of frozen weights in fewer bits: made once from one model, readable, and never in the way."""
+
+import os
+import threading
+
+import pytest
+
 from guards import quantized
 
 
@@ -13,3 +20,75 @@ def test_a_copy_that_cannot_be_written_is_reported_once_and_hinders_nothing(tmp_
     said = capsys.readouterr().out
     assert said.count("each start casts them") == 1 and str(tmp_path / quantized.FOLDER) in said
     assert not copy.path.exists()
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    monkeypatch.setattr(quantized, "RESERVE", 0)
+    file = tmp_path / "flux-00001-of-00002.safetensors"
+    file.write_bytes(b"a" * 100_000 + b"b" * 100_000)
+    return file
+
+
+def test_another_model_or_another_cast_has_another_copy(model):
+    def key(recipe: str = "float8") -> str:
+        return quantized.key([model], recipe)
+
+    seen, at = [key(), key("int8")], model.stat()
+    for place in (0, 199_999, 70_000):  # the last one is between the ends
+        data = bytearray(model.read_bytes())
+        data[place] ^= 1
+        model.write_bytes(data)
+        os.utime(model, ns=(at.st_atime_ns, at.st_mtime_ns))
+        seen.append(key())
+    assert len(set(seen[:4])) == 4 and seen[4] == seen[3] and all(len(one) == 16 for one in seen)
+    os.utime(model, ns=(1, 1))
+    assert key() not in seen
+
+
+def test_a_copy_is_complete_when_it_has_its_name_and_replaces_older_ones_of_its_model(model):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file
+
+    copy = quantized.Copy(model.parent, [model], "float8")
+    folder = copy.path.parent
+    folder.mkdir()
+    assert copy.path.name.startswith("flux-") and len(copy.path.name) == len("flux-.safetensors") + 16
+    old, other, left, recent = (
+        folder / n for n in (f"flux-{'0' * 16}.safetensors", f"flux-fp8-{'0' * 16}.safetensors", "a.tmp", "b.tmp")
+    )
+    for file in (old, other, left, recent):
+        file.touch()
+    os.utime(left, (1, 1))
+    tensors = {
+        "a": torch.arange(6.0).view(2, 3).T,
+        "b": torch.ones(5).to(torch.float8_e4m3fn),
+        "c": torch.tensor([1, 2], dtype=torch.uint8),
+    }
+    copy.begin(3)
+    for name, tensor in tensors.items():
+        copy.add(name, tensor)
+    assert not copy.path.exists() and copy.temporary.exists()
+    copy.finish()
+    for thread in threading.enumerate():
+        if thread.name == quantized.THREAD:
+            thread.join()
+    assert {file.name for file in folder.iterdir()} == {copy.path.name, other.name, recent.name}
+    found = load_file(copy.path)
+    assert all(found[n].dtype == t.dtype and torch.equal(found[n].float(), t.float()) for n, t in tensors.items())
+    assert int.from_bytes(copy.path.read_bytes()[:8], "little") % 4096 == 4088, "the tensors begin at the end of a page"
+
+
+def test_a_copy_that_is_given_up_or_has_no_room_leaves_nothing(model, monkeypatch, capsys):
+    copy = quantized.Copy(model.parent, [model], "float8")
+    copy.begin(1)
+    copy.give_up()
+    assert not list(copy.path.parent.iterdir()) and not capsys.readouterr().out
+    monkeypatch.setattr(quantized, "RESERVE", 10**18)
+    copy.begin(1)
+    assert "the disk has" in capsys.readouterr().out and not list(copy.path.parent.iterdir())
+    monkeypatch.setattr(quantized, "RESERVE", 0)
+    monkeypatch.setattr(quantized, "ENTRY", 0)
+    copy.begin(1)
+    copy._complete()
+    assert "the names of the tensors are too long" in capsys.readouterr().out and not list(copy.path.parent.iterdir())
