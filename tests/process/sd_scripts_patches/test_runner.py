@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import children
 import pytest
 from patches_helpers import launch, write
 
@@ -27,6 +28,17 @@ def test_a_script_sees_what_python_shows_it(tmp_path):
     plain = subprocess.run([sys.executable, str(script), "--a", "1", "b c"], check=True, capture_output=True, text=True)
     assert seen == json.loads(plain.stdout)
     assert seen["argv"] == ["--a", "1", "b c"] and seen["main"]
+
+
+def test_a_module_runs_as_python_runs_it_and_finds_the_modules_beside_it(tmp_path):
+    write(tmp_path, "helper.py", "VALUE = 7\n")
+    write(tmp_path, "report.py", REPORT)
+    seen = []
+    for launcher in (["-m", "sd_scripts_patches"], []):
+        command = [sys.executable, *launcher, "-m", "report", "--a", "1"]
+        env = children.environment()
+        seen.append(subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, text=True).stdout)
+    assert seen[0] == seen[1] and json.loads(seen[0])["argv"] == ["--a", "1"]
 
 
 LOADER = """
