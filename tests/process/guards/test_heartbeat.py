@@ -27,13 +27,6 @@ def test_a_reader_sees_what_the_writer_wrote(tmp_path):
     beat = read(path_of(tmp_path, 0))
     assert (beat.phase, beat.done, beat.total, beat.note, beat.planned) == ("cache_latents", 3, 7, "bär.png", 40)
     assert (beat.step, beat.count, beat.step_s, beat.outcome, beat.pid) == (0, 0, 0.0, "running", os.getpid())
-    writer.phase("first_step")
-    writer.step(21, epoch=3, loss=0.5, lr=1e-4)
-    beat = read(path_of(tmp_path, 0))
-    assert (beat.phase, beat.step, beat.count, beat.epoch, beat.loss, beat.lr) == ("step", 21, 1, 3, 0.5, 1e-4)
-    assert beat.step_s <= time.monotonic()
-    writer.end("done")
-    assert (read(path_of(tmp_path, 0)).phase, read(path_of(tmp_path, 0)).outcome) == ("end", "done")
 
 
 def test_the_last_256_intervals_are_kept_oldest_first(tmp_path, monkeypatch):
@@ -44,15 +37,6 @@ def test_the_last_256_intervals_are_kept_oldest_first(tmp_path, monkeypatch):
         now_s[0] += step
         writer.step(step)
     assert list(read(path_of(tmp_path, 0)).intervals) == list(range(45, 301))
-
-
-def test_a_request_reaches_the_writer_and_survives_its_beats(tmp_path):
-    writer = Heartbeat(path_of(tmp_path, 0))
-    assert writer.request == heartbeat.REQUEST_NONE
-    set_request(path_of(tmp_path, 0), heartbeat.REQUEST_STOP)
-    writer.step(1)
-    assert writer.request == heartbeat.REQUEST_STOP
-    assert read(path_of(tmp_path, 0)).request == heartbeat.REQUEST_STOP
 
 
 @given(note=st.text(max_size=600))
@@ -161,14 +145,9 @@ def test_a_foreign_file_is_refused_by_name_and_a_folder_that_cannot_be_listed_is
 def test_a_torn_record_is_refused_and_left_out_and_ranks_come_in_order(tmp_path):
     for rank in (10, 9, 2):
         Heartbeat(path_of(tmp_path, rank), rank, 11).step(rank)
-    torn = Heartbeat(path_of(tmp_path, 3), 3)
-    torn.record.sequence += 1
-    with pytest.raises(HeartbeatError, match="torn"):
-        read(path_of(tmp_path, 3))
-    for values in ({"phase": 99}, {"outcome": 99}, {"note_bytes": 999}, {"point": 99}, {"about_bytes": 9999}):
-        torn = Heartbeat(path_of(tmp_path, 3), 3)
-        for name, value in values.items():
-            setattr(torn.record, name, value)
+    wrong = {"phase": 99, "outcome": 99, "note_bytes": 999, "point": 99, "about_bytes": 9999, "sequence": 1}
+    for name, value in wrong.items():
+        setattr(Heartbeat(path_of(tmp_path, 3), 3).record, name, value)
         with pytest.raises(HeartbeatError, match="torn"):
             read(path_of(tmp_path, 3))
     (tmp_path / "rank-x.hb").write_bytes(path_of(tmp_path, 2).read_bytes())
@@ -178,10 +157,9 @@ def test_a_torn_record_is_refused_and_left_out_and_ranks_come_in_order(tmp_path)
 def test_every_beat_reaches_the_injector_that_the_environment_names(tmp_path, monkeypatch):
     (tmp_path / "an_injector.py").write_text("SEEN = []\ndef seen(*what):\n    SEEN.append(what[:2])\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name, value in {"HEARTBEAT": str(tmp_path), "INJECT": "an_injector:seen"}.items():
-        monkeypatch.setenv(f"HANGPROOF_{name}", value)
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    values = {"HANGPROOF_HEARTBEAT": str(tmp_path), "HANGPROOF_INJECT": "an_injector:seen", "RANK": "1"}
+    for name, value in {**values, "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
     writer = Heartbeat.from_env()
     writer.phase("load")
     writer.item(1)
@@ -215,8 +193,9 @@ def test_a_phase_counts_from_zero_a_step_is_timed_from_its_beginning_and_a_failu
         writer.phase(phase, total=9)
         writer.item(5)
     now_s[0] += 3
-    writer.step(1)
+    writer.step(21, epoch=3, loss=0.5, lr=1e-4)
     beat = read(path_of(tmp_path, 0))
+    assert (beat.phase, beat.step, beat.count, beat.epoch, beat.loss, beat.lr) == ("step", 21, 1, 3, 0.5, 1e-4)
     assert beat.intervals == (3.0,) and (beat.done, beat.total, beat.phase_s, beat.step_s) == (0, 0, 1203.0, 1203.0)
     now_s[0] += 2
     writer.step(2)

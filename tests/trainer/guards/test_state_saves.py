@@ -1,7 +1,6 @@
 """Saves without a pause: steps go on while a thread writes, and what is on the disk is what it would be without the thread."""
 
 import contextlib
-import errno
 import json
 import os
 import threading
@@ -10,66 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from monitor_helpers import wait_for
+from snapshot_helpers import raw
 from trainer_helpers import attempt_of, good, sha
 
-from guards import checkpoint, memory, snapshot_files, snapshots, state_saves
+from guards import checkpoint, snapshots, state_saves
 from guards.heartbeat import Heartbeat, read
-from guards.snapshot_files import File
 from guards.snapshots import Snapshots
 from guards.state_saves import StateSaves
-
-
-@pytest.fixture
-def saves(ring, tmp_path):
-    return StateSaves(Snapshots(ring, str(tmp_path), "spec"), Heartbeat(None))
-
-
-def tensor_file(value):
-    import torch
-
-    return File("a.pt", "torch", {"a": torch.full((4,), float(value)), "n": [value]})
-
-
-def values(files):
-    return files[0].content["a"].tolist(), files[0].content["n"]
-
-
-def test_the_thread_writes_what_the_tensors_were_when_the_save_was_due(saves):
-    file, go, seen = tensor_file(1), threading.Event(), []
-    saves.begin(1)
-    note = lambda files: seen.append((values(files), threading.current_thread().name))  # noqa: E731
-    saves.save("a", 1, 0, [file], lambda files: (go.wait(10), note(files)))
-    saves.then("old", lambda: seen.append("old files are gone"))
-    file.content["a"].fill_(7)
-    file.content["n"][0] = 7
-    assert saves.busy and seen == []
-    go.set()
-    saves.wait()
-    assert seen == [(([1.0] * 4, [1]), "hangproof-saves"), "old files are gone"] and not saves.busy
-    saves.then("nothing is under way", lambda: seen.append(threading.current_thread()))
-    assert seen[-1] is threading.main_thread()
-
-
-def test_the_next_step_that_saves_waits_and_says_so_once(saves, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(state_saves, "SLOW_AGE_S", 0.1)
-    monkeypatch.setattr(state_saves, "BEAT_POLL_S", 0.05)
-    done = []
-
-    def slow(files):
-        time.sleep(0.5)
-        done.append(files[0].content["n"])
-
-    for step in (1, 2, 3):
-        saves.begin(step)
-        assert len(done) == step - 1, "one step's saves at a time"
-        saves.save(f"state-{step}", step, 0, [tensor_file(step)], slow)
-        saves.begin(step)  # the same step has more to save: no wait
-    with saves:
-        pass
-    assert done == [[1], [2], [3]]
-    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert [event["kind"] for event in events] == ["slow_save"] and "state-1, of step 1" in events[0]["message"]
-    assert capfd.readouterr().out.count("is still being written") == 1
 
 
 def test_a_save_that_stands_still_beats_no_more_and_one_on_a_slow_disk_does(ring, tmp_path, monkeypatch):
@@ -77,7 +23,7 @@ def test_a_save_that_stands_still_beats_no_more_and_one_on_a_slow_disk_does(ring
     monkeypatch.setattr(state_saves, "BEAT_POLL_S", 0.05)
     record, (disk, end) = tmp_path / "rank-0.hb", os.pipe()
     saves = StateSaves(Snapshots(ring, str(tmp_path), "spec"), Heartbeat(record))
-    saves.save("a", 1, 0, [tensor_file(1)], lambda files: [os.write(end, bytes(1 << 16)) for _ in range(20)])
+    saves.save("a", 1, 0, raw(b"x"), lambda files: [os.write(end, bytes(1 << 16)) for _ in range(20)])
     waiting = threading.Thread(target=saves.wait)
     waiting.start()
     wait_for(lambda: read(record).phase == "save")
@@ -111,58 +57,6 @@ def test_the_sync_of_a_large_file_shows_progress(tmp_path, monkeypatch):
         before = state_saves._moved_bytes(thread)
         disk.submit(checkpoint.fsync_path, tmp_path / "large").result()
         assert state_saves._moved_bytes(thread) - before == 10, "a byte for each piece"
-
-
-def test_an_error_stops_the_training_and_what_would_have_followed(saves):
-    def full(files):
-        raise OSError(errno.ENOSPC, "No space left on device", "/x/state")
-
-    later = []
-    with pytest.raises(OSError, match=r"No space left on device: '/x/state'"), saves:
-        saves.save("a", 1, 0, [tensor_file(1)], full)
-        saves.then("old", lambda: later.append(1))
-        saves._wait()
-        saves.check()
-    with pytest.raises(OSError, match="No space left"):
-        saves.begin(2)
-    assert later == []
-
-
-def test_what_a_killed_process_was_saving_is_written_by_the_next_one_that_goes_on_from_there(ring, capfd):
-    """Killed in the save of step 6; others were of a step that comes again, of other settings, and damaged."""
-    killed = [StateSaves(Snapshots(ring, "/runs/a", spec), Heartbeat(None)) for spec in ("spec", "other")]
-    for number, (step, ours) in enumerate([(6, 0), (6, 0), (6, 0), (9, 0), (6, 1)], 1):
-        copy = killed[ours]._copy(f"state-{number}", step, 2, [tensor_file(number)], {"seed": 1})
-        assert copy == ring / f"save-{number}"
-    with open(ring / "save-3" / snapshot_files.TENSORS, "r+b") as file:
-        file.seek(-4, os.SEEK_END)
-        file.write(b"!")
-    saves, seen = StateSaves(Snapshots(ring, "/runs/a", "spec", 2), Heartbeat(None)), []
-    with saves:
-        saves.redo(7, lambda guard, files: seen.append((guard["name"], guard["belongs"], values(files))))
-    assert seen == [(f"state-{n}", {"seed": 1}, ([float(n)] * 4, [n])) for n in (1, 2)]
-    assert list(ring.iterdir()) == [] and "state-3 was being saved" in capfd.readouterr().out
-
-
-def test_after_an_error_in_the_training_the_save_is_completed(saves, capfd):
-    done = []
-    with pytest.raises(ValueError, match="of the training"), saves:
-        saves.save("a", 1, 0, [tensor_file(1)], lambda files: (time.sleep(0.2), done.append(1)))
-        raise ValueError("of the training")
-    assert done == [1]
-
-
-@pytest.mark.parametrize("why", ["short of memory", "snapshots are off", "no folder"])
-def test_without_room_for_a_copy_the_training_writes_itself(ring, monkeypatch, capfd, why):
-    monkeypatch.setattr(memory, "available_bytes", lambda: 40 if why == "short of memory" else 1 << 40)
-    ours = Snapshots(None if why == "no folder" else ring, off="too small" if why == "snapshots are off" else "")
-    saves, seen = StateSaves(ours, Heartbeat(None)), []
-    for step in (1, 2):
-        saves.begin(step)
-        saves.save("a", step, 0, [tensor_file(step)], lambda files: seen.append(threading.current_thread()))
-    assert seen == [threading.main_thread()] * 2
-    said = capfd.readouterr().out.count("saves wait for the disk: a copy of the state has")
-    assert said == (why == "short of memory")
 
 
 # The built-in trainer, on a disk whose every fsync takes long.

@@ -37,12 +37,6 @@ def test_wrong_usage_exits_with_2_and_a_message(args, message, monkeypatch, caps
     registry.patches.cache_clear()
 
 
-def test_help_is_on_standard_output_and_lists_the_flags(capsys):
-    assert main.main(["--help"]) == 0
-    out, err = capsys.readouterr()
-    assert out.startswith("usage:") and "--hangproof_npz_timeout_s" in out and not err
-
-
 @pytest.mark.parametrize(
     ("body", "code", "outcome", "note", "said"),
     [
