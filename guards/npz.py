@@ -17,6 +17,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -32,7 +33,7 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, R
 """What zipfile and numpy raise for damaged bytes (RuntimeError: a flipped bit turned on encryption)."""
 
 
-class Archive(Mapping[str, "numpy.ndarray"]):
+class Archive(Mapping[str, "numpy.ndarray"], AbstractContextManager["Archive"]):
     """The used part of what `np.load` returns for an npz: a mapping, `files`, a context manager.
 
     The directory is read when it is opened, each member when it is accessed; every read within `npz_timeout_s`.
@@ -43,9 +44,6 @@ class Archive(Mapping[str, "numpy.ndarray"]):
         self.path = Path(path)
         self._zip = self._guarded(lambda: zipfile.ZipFile(self.path), "the directory")
         self.files = [name.removesuffix(".npy") for name in self._zip.namelist()]
-
-    def __enter__(self) -> Archive:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -222,28 +222,23 @@ def _tensors(path: Path) -> list[Any]:
     return [tensor.clone() for tensor in views(torch.frombuffer(mapped, dtype=torch.uint8, offset=start), places)]
 
 
-def write_folder(folder: Path, contents: list[File]) -> None:
-    """Write the files of a state into `folder`, as the trainer's own save would. Raises OSError."""
-    for file in contents:
-        path = folder / file.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if file.kind == "raw":
-            path.write_bytes(file.content)
-        elif file.kind == "safetensors":
-            from safetensors.torch import save_file
-
-            tensors = {name: tensor.contiguous() for name, tensor in file.content.items()}
-            save_file(tensors, path, metadata=file.metadata)
-        else:
-            import torch
-
-            torch.save(file.content, path)  # to a path, as accelerate: torch puts the file's name into the file
-
-
 def write_state(state: Path, files: list[File], step: int, epoch: int, **extra: Any) -> None:
     """Write a state as the trainer's own save would. Raises OSError; RuntimeError (torch's) where the disk is full."""
     with checkpoint.writing(state, step, epoch, **extra) as temporary:
-        write_folder(temporary, files)
+        for file in files:
+            path = temporary / file.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if file.kind == "raw":
+                path.write_bytes(file.content)
+            elif file.kind == "safetensors":
+                from safetensors.torch import save_file
+
+                tensors = {name: tensor.contiguous() for name, tensor in file.content.items()}
+                save_file(tensors, path, metadata=file.metadata)
+            else:
+                import torch
+
+                torch.save(file.content, path)  # to a path, as accelerate: torch puts the file's name into the file
 
 
 def write_state_of(snapshot: Path, state: Path) -> None:

@@ -42,7 +42,7 @@ THREAD = "hangproof-saves"  # the name of the thread
 NAME = "save-"  # begins the names of the copies
 
 
-class StateSaves:
+class StateSaves(contextlib.AbstractContextManager["StateSaves"]):
     """The saves of one training process. `snapshots`: those of the same training."""
 
     def __init__(self, snapshots: Snapshots, beat: Heartbeat) -> None:
@@ -134,9 +134,6 @@ class StateSaves:
         """Wait until everything is on the disk. Raises the error of a save that failed."""
         self._wait()
         self.check()
-
-    def __enter__(self) -> StateSaves:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """The training has ended: what it had asked to save is completed, after an error, too."""

@@ -38,13 +38,13 @@ def state_of(seed):
 
 def test_a_restored_state_has_the_files_that_the_trainer_would_have_written(ring, tmp_path):
     files = state_of(1)
-    snapshot_files.write_folder(tmp_path, files)
+    snapshot_files.write_state(tmp_path / "own", files, 3, 1)
     take(writer(ring), 3, files)
     folder = restored(ring)
     assert checkpoint.problems(folder, deep=True) == []
     assert checkpoint.guard_of(folder)["step"] == 3
     for file in files:
-        assert (folder / file.name).read_bytes() == (tmp_path / file.name).read_bytes(), file.name
+        assert (folder / file.name).read_bytes() == (tmp_path / "own" / file.name).read_bytes(), file.name
 
 
 def test_a_layout_is_used_again_until_a_tensor_has_another_form(ring):
