@@ -154,25 +154,6 @@ def test_a_torn_record_is_refused_and_left_out_and_ranks_come_in_order(tmp_path)
     assert [(beat.rank, beat.step, beat.world) for beat in read_all(tmp_path)] == [(2, 2, 11), (9, 9, 11), (10, 10, 11)]
 
 
-def test_every_beat_reaches_the_injector_that_the_environment_names(tmp_path, monkeypatch):
-    (tmp_path / "an_injector.py").write_text("SEEN = []\ndef seen(*what):\n    SEEN.append(what[:2])\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    values = {"HANGPROOF_HEARTBEAT": str(tmp_path), "HANGPROOF_INJECT": "an_injector:seen", "RANK": "1"}
-    for name, value in {**values, "WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    writer = Heartbeat.from_env()
-    writer.phase("load")
-    writer.item(1)
-    writer.step(7)
-    writer.phase("validate")
-    writer.item(2)
-    writer.reach("data")
-    writer.reach("data")
-    seen = sys.modules.pop("an_injector").SEEN
-    assert seen == [("load", 0), ("load", 0), ("step", 7), ("validate", 7), ("validate", 7), ("check point data", 7)]
-    assert (read(path_of(tmp_path, 1)).rank, read(path_of(tmp_path, 1)).world, writer.point) == (1, 2, "data")
-
-
 def test_a_signal_requests_a_stop_only_when_a_step_can_be_saved_and_never_over_the_monitors(tmp_path):
     writer = Heartbeat(path_of(tmp_path, 0))
     assert not writer.request_stop() and writer.request == heartbeat.REQUEST_NONE

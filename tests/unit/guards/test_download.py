@@ -1,6 +1,5 @@
 """Room, hashes and the cache of the hub's library, without a request."""
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -25,15 +24,6 @@ def test_the_room_that_is_needed_is_what_is_not_received_yet_and_compared_with_t
     with pytest.raises(DownloadError, match=rf"^x.bin needs 1000000.0 GB more, but {tmp_path} has .* GB free") as error:
         download.check_space(10**15, tmp_path / "a/b", "x.bin")
     assert error.value.kind == "space"
-
-
-def test_a_hash_is_of_the_kind_that_the_hub_names(tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "CHUNK", 1)
-    (tmp_path / "x").write_bytes(b"0123456789")
-    pieces: list[int] = []
-    assert download.digest_of(tmp_path / "x", "a" * 64, pieces.append) == hashlib.sha256(b"0123456789").hexdigest()
-    assert pieces == [8, 10]
-    assert download.digest_of(tmp_path / "x", "a" * 40) == hashlib.sha1(b"blob 10\x000123456789").hexdigest()
 
 
 def test_a_repository_in_the_cache_is_found_by_its_branch_or_commit_and_used_again_when_it_is_complete(

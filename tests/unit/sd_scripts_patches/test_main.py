@@ -55,32 +55,25 @@ def test_the_end_of_a_script_is_the_end_of_the_launcher_and_on_record(tmp_path, 
     assert (beat.outcome, beat.note) == (outcome, note)
 
 
-@pytest.fixture
-def bare(tmp_path):
-    """A folder that looks like a checkout and has none of what is guarded."""
-    for name in ("train_network.py", "library/x.py", "networks/x.py", "elsewhere/x.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("print('trained')\n")
-    return tmp_path
-
-
-def test_a_check_reports_each_patch_and_names_those_that_are_open(bare, capsys):
-    assert main.main(["check", str(bare), "--json"]) == 1
+def test_what_is_open_in_a_checkout_is_reported_by_the_check_and_refused_at_a_start(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # a flag sets a variable
+    write(tmp_path, "train_network.py", "print('trained')\n")
+    for name in ("library", "networks"):
+        (tmp_path / name).mkdir()
+    assert main.main(["check", str(tmp_path), "--json"]) == 1
     out, err = capsys.readouterr()
     found = json.loads(out)
     missing = [row["patch"] for row in found["patches"] if row["verdict"] in compatibility.OPEN]
-    assert found["checkout"] == str(bare) and found["ok"] is False and "heartbeat" in missing
+    assert found["checkout"] == str(tmp_path) and found["ok"] is False and "heartbeat" in missing
     assert [row["patch"] for row in found["patches"]] == [patch.name for patch in registry.patches()]
     assert sum(found["counts"].values()) == sum(len(row["targets"]) for row in found["patches"])
     assert err == f"sd_scripts_patches: not guarded: {', '.join(missing)}; see the table\n"
-    assert main.check([str(bare)]) == 1
-    out, _ = capsys.readouterr()
-    assert f"{len(found['patches'])} patches checked with {bare}: {found['counts']['guarded']} guarded, " in out
+    assert main.main([str(tmp_path / "train_network.py"), "--hangproof_strict=1"]) == 1
+    out, err = capsys.readouterr()
+    assert "incompatible with" in err and not out
 
 
-def test_a_script_that_would_train_unguarded_is_refused_and_a_standby_caches_nothing(bare):
-    done = launch(bare / "train_network.py")
-    assert done.returncode == 1 and "missing" in done.stderr and not done.stdout
-    caches = write(bare / "elsewhere", "zimage_cache_latents.py", "print('cached')\n")
-    done = launch(caches, **{gate.VARIABLE: "99"})
-    assert (done.returncode, done.stdout) == (0, ""), "the attempt that trains has finished the caches"
+def test_a_standby_caches_nothing(tmp_path, monkeypatch):
+    """The attempt that trains has finished the caches."""
+    monkeypatch.setenv(gate.VARIABLE, "99")
+    assert main.main([str(write(tmp_path, "zimage_cache_latents.py", "1 / 0\n"))]) == 0
