@@ -130,7 +130,7 @@ def call(
     thread.start()
     end_s = time.monotonic() + seconds
     while thread.is_alive() and (left_s := end_s - time.monotonic()) > 0:
-        thread.join(min(left_s, threading.TIMEOUT_MAX) if waiting is None else min(left_s, POLL_S))
+        thread.join(min(left_s, POLL_S))
         if waiting is not None and thread.is_alive():
             waiting()
     if failure:

@@ -43,7 +43,6 @@ def wait(arguments: list[str]) -> list[str]:
         return arguments
     descriptor, stand_in = int(os.environ.pop(VARIABLE)), os.environ.pop(STAND_IN)
     os.environ.pop(NO_CONTEXT, None)
-    os.set_inheritable(descriptor, False)
     folder = Path(os.environ[FOLDER])
     with contextlib.suppress(FileNotFoundError):  # dropped already: the pipe says so
         (folder / READY).touch(mode=0o600)

@@ -294,9 +294,7 @@ def _create(path: Path) -> mmap.mmap:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(bytes(SIZE))
-    tries_left = 50 if os.name == "nt" else 1
-    while tries_left:
-        tries_left -= 1
+    for tries_left in reversed(range(50 if os.name == "nt" else 1)):
         try:
             os.replace(temporary, path)
             break

@@ -212,13 +212,11 @@ class Snapshots:
         held = sum(len(other.mapped) for other in self._slots if other.mapped is not None)
         # One more copy is in pinned memory; torch rounds it up to a power of two.
         pinned = 2 * size if self._pinned is None and any(tensor.is_cuda for tensor in plan.tensors) else 0
-        problem = self.full(
-            COPIES * size - held, pinned, f"a state has {size / 1e6:.0f} MB and needs {COPIES} times that"
-        )
         if COPIES * size > self.limit_bytes:
             allowed = f"snapshots_bytes allows {self.limit_bytes / 1e6:.0f} MB"
-            problem = f"they need {COPIES * size / 1e6:.0f} MB, and {allowed}"
-        if problem:
+            raise SnapshotError(f"they need {COPIES * size / 1e6:.0f} MB, and {allowed}")
+        what = f"a state has {size / 1e6:.0f} MB and needs {COPIES} times that"
+        if problem := self.full(COPIES * size - held, pinned, what):
             raise SnapshotError(problem)
         self._next.mkdir()
         slot.mapped, slot.tensors = snapshot_files.create(self._next, plan.layout)
