@@ -1,5 +1,6 @@
 """The files of a snapshot: laid out once, checked, and written out as the trainer would have written them."""
 
+import json
 import math
 
 import numpy
@@ -36,7 +37,7 @@ def state_of(seed):
     ]
 
 
-def test_a_restored_state_has_the_files_that_the_trainer_would_have_written(ring, tmp_path):
+def test_a_restored_state_has_the_files_that_the_trainer_would_have_written(ring, tmp_path, capsys):
     files = state_of(1)
     snapshot_files.write_state(tmp_path / "own", files, 3, 1)
     take(writer(ring), 3, files)
@@ -45,6 +46,11 @@ def test_a_restored_state_has_the_files_that_the_trainer_would_have_written(ring
     assert checkpoint.guard_of(folder)["step"] == 3
     for file in files:
         assert (folder / file.name).read_bytes() == (tmp_path / "own" / file.name).read_bytes(), file.name
+    assert snapshot_files.main([str(newest(ring)), str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out) == {"state": str(tmp_path / folder.name)}
+    assert checkpoint.guard_of(tmp_path / folder.name)["files"] == checkpoint.guard_of(folder)["files"]
+    assert snapshot_files.main([str(tmp_path / "none"), str(tmp_path)]) == 1
+    assert "no such folder" in capsys.readouterr().err
 
 
 def test_a_layout_is_used_again_until_a_tensor_has_another_form(ring):
