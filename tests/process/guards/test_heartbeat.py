@@ -164,10 +164,9 @@ def test_a_signal_requests_a_stop_only_when_a_step_can_be_saved_and_never_over_t
     assert writer.request_stop() and read(path_of(tmp_path, 0)).request == heartbeat.REQUEST_STOP
 
 
-def test_a_phase_counts_from_zero_a_step_is_timed_from_its_beginning_and_a_failure_keeps_its_phase(
-    tmp_path, monkeypatch
-):
-    writer, now_s = Heartbeat(path_of(tmp_path, 0)), [1000.0]
+def test_a_phase_counts_from_zero_a_step_from_its_beginning_and_a_failure_keeps_its_phase(tmp_path, monkeypatch):
+    seen, now_s = [], [1000.0]
+    writer = Heartbeat(path_of(tmp_path, 0), inject=lambda *what: seen.append(what[:2]))
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now_s[0])
     for phase in ("load", "first_step"):
         now_s[0] += 100
@@ -191,3 +190,5 @@ def test_a_phase_counts_from_zero_a_step_is_timed_from_its_beginning_and_a_failu
     assert (beat.outcome, beat.note, beat.done, beat.total, beat.waited_s) == ("failed", "the reason", 3, 4, 0.75)
     writer.end("stopped")
     assert (read(path_of(tmp_path, 0)).phase, beat.intervals) == ("end", (3.0, 2.0))
+    assert seen[:4] == [("load", 0), ("load", 0), ("first_step", 0), ("first_step", 0)]
+    assert seen[4:] == [("step", 21), ("step", 2), ("sample", 2), ("sample", 2)]
