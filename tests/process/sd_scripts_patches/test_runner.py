@@ -1,12 +1,17 @@
 """The launcher runs a script as Python does: arguments, paths, spawned workers. No checkout needed."""
 
+import ast
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import children
 import pytest
 from patches_helpers import launch, write
+
+from sd_scripts_patches import runner
+from sd_scripts_patches.patch import Incompatible
 
 REPORT = """
 import json, sys
@@ -39,6 +44,33 @@ def test_a_module_runs_as_python_runs_it_and_finds_the_modules_beside_it(tmp_pat
         env = children.environment()
         seen.append(subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, text=True).stdout)
     assert seen[0] == seen[1] and json.loads(seen[0])["argv"] == ["--a", "1"]
+
+
+def test_the_import_path_begins_with_the_scripts_folder_then_the_checkouts(monkeypatch):
+    monkeypatch.setattr(sys, "path", ["", "/lib"])
+    runner._set_import_path("/scripts")
+    runner._add_source(Path("/src"))
+    runner._add_source(None)
+    assert sys.path == ["/scripts", "/src", "/lib", str(children.ROOT)]
+    runner._set_import_path("/src")
+    runner._add_source(Path("/src"))
+    assert sys.path == ["/src", "/src", "/lib", str(children.ROOT)]
+
+
+def test_patches_are_applied_right_before_the_main_part_of_a_script():
+    text = "a = 1\nif a:\n    b()\nif __name__ == '__main__':\n    c()"
+    tree = runner._insert_hook(ast.parse(text), "x")
+    assert ast.unparse(tree) == text.replace("if __name__", f"{runner._HOOK}()\nif __name__")
+    with pytest.raises(Incompatible, match="x: there is no `if __name__"):
+        runner._insert_hook(ast.parse("if a:\n    b()"), "x")
+
+
+def test_a_spawned_worker_imports_the_main_module_of_its_parent(tmp_path):
+    script = write(tmp_path, "script.py", "NAME = __name__\n")
+    assert runner.import_parent_main({"init_main_from_path": str(script)})["NAME"] == "__mp_main__"
+    assert runner.import_parent_main({"init_main_from_name": "json.tool"})["__name__"] == "__mp_main__"
+    for main in ({}, {"init_main_from_name": "json.__main__"}, {"init_main_from_path": str(tmp_path / "script")}):
+        assert runner.import_parent_main(main) == {}
 
 
 LOADER = """

@@ -6,6 +6,7 @@ import pytest
 from monitor_helpers import events
 
 from guards import step_requests
+from guards.reading import boot_id
 from monitor import config
 from monitor.run_folder import RunFolder
 from monitor.store import StoreAgent, StoreView, extra_save_due
@@ -35,6 +36,12 @@ def test_a_damaged_request_is_a_request(tmp_path):
     assert reader.pending(1) == ("sample",)
     reader.done("sample", 1, "1 sample image")
     assert not step_requests.waiting(tmp_path)
+    (found,) = events(tmp_path)
+    assert (found["message"], found["done"]) == ("1 sample image of step 1, as requested", True)
+    assert (found["request"], found["step"], found["boot"]) == ("sample", 1, boot_id()[:8]) and 0 <= found[
+        "took_s"
+    ] < 60
+    assert step_requests.answer([{"kind": "x", "id": ""}, found], "") is found
 
 
 def test_only_rank_0_reads_requests(tmp_path):
