@@ -52,7 +52,6 @@ class Hub(Double):
         self.silent = False
         self.hashes = True
         self.refusal: tuple[int, str] | None = None
-        self.retry_after = ""  # that a refusal asks for
         self.redirect = ""
         self.nap_s = 0.0
         self.lock = threading.Lock()
@@ -68,7 +67,7 @@ class Hub(Double):
             return None
         if self.refusal:
             status, code = self.refusal
-            return status, b"", {"X-Error-Code": code, "Retry-After": self.retry_after}
+            return status, b"", {"X-Error-Code": code}
         if path.startswith("/cdn/"):
             return self.contents(path.removeprefix("/cdn/"), request)
         if path.startswith("/api/models/") and "/revision/" in path:
