@@ -21,10 +21,19 @@ def test_lines_come_once_they_are_complete_and_a_replaced_file_starts_over(tmp_p
     other.write_bytes(b"1\n2\n3\n")
     os.replace(other, path)
     assert added.read(limit=4, skip_to_end=True) == (b"2\n3\n", True)
+    with path.open("ab") as file:
+        file.write(b"4\n5")
+    assert added.read(100, skip_to_end=True) == (b"4\n5", False), "and not again what was read"
+    before, _ = added.place, path.write_bytes(b"1\n")
+    assert added.read() == (b"1\n", True) and added.size == added.offset == 2, "it was cut"
+    assert added.place not in (before, "None-0") and Added(path).place == "None-0"
+    path.unlink()
+    assert added.read() == (b"", False)
 
 
 def test_what_is_no_object_is_passed_over_and_what_is_no_count_is_0():
     assert json_objects(b'{"a": 1}\n\n3\n{"c": NaN}\n' + b"[" * 100_000) == [{"a": 1}, {"c": ANY}]
+    assert entries([b'{"a": 1},{"b": 2}', b'{"c": 3}']) == [{"c": 3}], "a line with two values"
     assert [count_of(value) for value in (3, -1, True, "3", 1 << 60)] == [3, 0, 0, 0, 0]
 
 

@@ -7,25 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draft_helpers import photo
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from runs_helpers import png_header
-from strategies import ANY_VALUE
 
 import runs
 from runs import dataset, masks, pictures
 from runs.dataset import Source
-
-SIZES = st.tuples(st.integers(1, 300), st.integers(1, 300))
-FRACTION = st.floats(0, 1, allow_nan=False)
-
-
-@st.composite
-def crops(draw):
-    left, right = sorted(draw(st.lists(st.integers(0, 1000), min_size=2, max_size=2, unique=True)))
-    top, bottom = sorted(draw(st.lists(st.integers(0, 1000), min_size=2, max_size=2, unique=True)))
-    return left / 1000, top / 1000, right / 1000, bottom / 1000
 
 
 def gradient(path: Path, size=(96, 64), **save) -> Path:
@@ -51,38 +40,6 @@ def written(tmp_path: Path, *sources: Source, **more) -> Path:
     folder.mkdir()
     dataset.ingest(list(sources), folder, **more)
     return folder
-
-
-@settings(max_examples=50, deadline=None)
-@given(SIZES, crops())
-def test_a_crop_is_never_empty_and_never_outside(size, crop):
-    left, top, right, bottom = pictures.crop_box(size, crop)
-    assert 0 <= left < right <= size[0] and 0 <= top < bottom <= size[1]
-    assert pictures.cropped_size(size, crop) == (right - left, bottom - top)
-
-
-@settings(max_examples=50, deadline=None)
-@given(crops(), st.integers(0, 7), st.integers(0, 7))
-def test_turning_a_crop_twice_is_turning_it_once_by_the_sum(crop, first, second):
-    twice = pictures.turned_crop(pictures.turned_crop(crop, first), second)
-    assert twice == pytest.approx(pictures.turned_crop(crop, first + second), abs=2e-6)
-    assert pictures.turned_crop(crop, 4) == pytest.approx(crop, abs=2e-6)
-
-
-@settings(max_examples=50, deadline=None)
-@given(ANY_VALUE | st.lists(st.floats() | st.integers(-2, 2) | FRACTION, min_size=4, max_size=4))
-@example([0, 0, float("nan"), 1])
-@example([True, 0, 1, 1])
-@example([0.5, 0, 0.5000000001, 1])
-def test_any_crop_from_a_browser_is_checked(value):
-    try:
-        crop = pictures.valid_crop(value)
-    except runs.RunError as error:
-        assert "crop" in str(error)
-        return
-    assert crop is None or (0 <= crop[0] < crop[2] <= 1 and 0 <= crop[1] < crop[3] <= 1)
-    if crop:
-        assert all(side >= 1 for side in pictures.cropped_size((10, 10), crop))
 
 
 def png_of(image: Image.Image) -> bytes:

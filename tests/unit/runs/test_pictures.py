@@ -1,10 +1,16 @@
-"""Pictures of other depths: their light and dark stay, and what was done to them is said."""
+"""Pictures are opened within limits, made the same for every trainer, turned and cropped, and what was done to them is said."""
+
+import math
+from pathlib import Path
 
 import numpy
 import pytest
-from PIL import Image
+from draft_helpers import limits
+from PIL import Image, ImageDraw
+from runs_helpers import picture, png_header
 
 from runs import pictures
+from runs.files import RunError
 
 
 @pytest.mark.parametrize(
@@ -21,3 +27,104 @@ from runs import pictures
 def test_a_greyscale_image_of_more_bits_keeps_its_light_and_dark(values, kind, wanted):
     image = Image.fromarray(numpy.array([values], kind))
     assert list(pictures.eight_bits(image).get_flattened_data()) == wanted
+
+
+@pytest.mark.parametrize(
+    ("file", "mode", "options", "wanted"),
+    [
+        ("a.jpg", "RGB", {}, (".jpg", "", (96, 64))),
+        ("a.bmp", "RGB", {}, (".bmp", "", (96, 64))),
+        ("a.webp", "RGB", {"turn": 4, "crop": (0, 0, 1, 1)}, (".webp", "", (96, 64))),
+        ("a.jpg", "CMYK", {"turn": 1}, (".jpg", "converted from CMYK to RGB, rotated", (64, 96))),
+        ("a.bmp", "L", {"crop": (0.25, 0, 1, 0.5)}, (".png", "cropped", (72, 32))),
+        ("a.gif", "RGB", {"turn": 2}, (".png", "GIF saved as PNG, converted from P to RGB, rotated", (96, 64))),
+        ("a.jpg", "RGB", {"mask": Image.new("L", (48, 32), 200)}, (".png", "mask added", (96, 64))),
+        ("a.avif", "RGB", {}, (".jpg", "AVIF saved as JPEG", (96, 64))),
+        ("a.png", "RGBA", {}, (".png", "transparency replaced by white", (96, 64))),
+        ("a.png", "LA", {}, (".png", "transparency replaced by white", (96, 64))),
+        ("a.tif", "1", {}, (".png", "TIFF saved as PNG, converted from 1 to RGB", (96, 64))),
+        ("a.tif", "F", {}, (".png", "TIFF saved as PNG, converted to 8 bits per channel", (96, 64))),
+    ],
+)
+def test_what_was_done_to_an_image_is_said_and_it_is_saved_in_a_format_that_every_trainer_reads(
+    tmp_path, file, mode, options, wanted
+):
+    image, suffix, why = pictures.decoded(picture(tmp_path / file, mode=mode), **options)
+    assert (suffix, why, image.size) == wanted and pictures.is_image_name(Path(file.upper()))
+    assert image.mode == ("RGBA" if "mask" in options else "L" if mode in "LF" else "RGB")
+    if "mask" in options:
+        assert image.getpixel((0, 0)) == pytest.approx((254, 0, 0, 200), abs=3)
+
+
+def test_a_picture_that_cannot_be_used_is_named_with_what_to_do(tmp_path, monkeypatch):
+    limits(monkeypatch, max_side=100, max_megapixels=0.007)
+    with pictures.opened(picture(tmp_path / "a.png", size=(100, 70))) as image:
+        assert image.size == (100, 70)
+    (tmp_path / "bomb.png").write_bytes(png_header(30_000, 30_000))
+    (tmp_path / "wide.png").write_bytes(png_header(101, 10))  # refused before it is decoded
+    (tmp_path / "area.png").write_bytes(png_header(100, 71))
+    (tmp_path / "text.png").write_text("words")
+    cut = picture(tmp_path / "cut.png")
+    cut.write_bytes(cut.read_bytes()[:90])
+    large = "too large; scale it down to at most 100 pixels per side and 0.007 megapixels"
+    for path, says in (
+        (tmp_path / "wide.png", f"wide.png: 101 × 10 pixels is {large}"),
+        (tmp_path / "area.png", f"area.png: 100 × 71 pixels is {large}"),
+        (tmp_path / "bomb.png", f"bomb.png: The image is {large}"),
+        (tmp_path / "text.png", "text.png: Not a readable image. Export it as JPEG or PNG."),
+        (tmp_path / "gone.png", f"gone.png: No such file or directory; check the file {tmp_path / 'gone.png'}"),
+        (cut, "cut.png: the image is damaged ("),
+    ):
+        with pytest.raises(RunError) as caught:
+            pictures.decoded(path)
+        assert str(caught.value).startswith(says)
+    with pytest.raises(RunError, match="^as dropped.png: Not a readable"):
+        pictures.decoded(tmp_path / "text.png", "as dropped.png")
+
+
+@pytest.mark.parametrize(
+    ("crop", "box"),
+    [
+        ((0, 0, 1, 1), (0, 0, 100, 50)),
+        ((0.25, 0.5, 0.75, 1), (25, 25, 75, 50)),
+        ((1, 1, 1, 1), (99, 49, 100, 50)),
+        ((0.5, 0.5, 0.5, 0.5), (50, 25, 51, 26)),
+    ],
+)
+def test_a_crop_has_at_least_one_pixel_and_all_are_inside(crop, box):
+    assert pictures.crop_box((100, 50), crop) == box
+    assert pictures.cropped_size((100, 50), crop) == (box[2] - box[0], box[3] - box[1])
+    assert pictures.cropped_size((100, 50), None) == (100, 50)
+
+
+def test_a_crop_of_a_turned_image_shows_the_same_pixels(tmp_path):
+    image, crop = Image.new("RGB", (40, 20)), (0.1, 0.2, 0.5, 0.9)
+    ImageDraw.Draw(image).polygon([(0, 0), (40, 3), (9, 20)], fill="red")
+    for turn in range(-1, 6):
+        turned = pictures.turned(image, turn)
+        inside = turned.crop(pictures.crop_box(turned.size, pictures.turned_crop(crop, turn) or crop))
+        assert inside == pictures.turned(image.crop(pictures.crop_box(image.size, crop)), turn)
+    assert pictures.turned(image, 1).getpixel((19, 0)) == (255, 0, 0), (
+        "clockwise: the upper left corner is at the right"
+    )
+    assert pictures.turned_crop(None, 1) is None
+
+
+def test_a_crop_from_outside_is_four_numbers_that_enclose_an_area():
+    assert pictures.valid_crop(None) is pictures.valid_crop([0, 0, 1, 1]) is None
+    assert pictures.valid_crop([0, 0.1, 0.50000001, 1]) == (0, 0.1, 0.5, 1)
+    for wrong in (
+        [0, 0, 1],
+        [0, 0, 1, 1, 1],
+        ["0", 0, 1, 1],
+        [0, 0, 1, 1, "x"],
+        [0, 0, math.nan, 1],
+        [True, 0, 1, 1],
+        "0011",
+        3,
+    ):
+        with pytest.raises(RunError, match="four numbers"):
+            pictures.valid_crop(wrong)
+    for wrong in ([0.5, 0, 0.5, 1], [0.6, 0, 0.5, 1], [0, 0, 1, 1.1], [-0.1, 0, 1, 1], [0, 0.7, 1, 0.6]):
+        with pytest.raises(RunError, match="no area"):
+            pictures.valid_crop(wrong)
