@@ -4,7 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from hub_server import only_hub
 from runs_helpers import call, pictures
+
+import presets
+import runs
 
 
 def test_the_command_line_makes_shows_and_renders(tmp_path, data):
@@ -45,6 +49,7 @@ def test_the_command_line_makes_shows_and_renders(tmp_path, data):
         (["--name", "x", "--set", "rank"], 1, "KEY=VALUE"),
         (["--name", "x", "--tier", "8G"], 1, "tier"),
         (["--name", "x", "--model", "flux-devv"], 1, "did you mean flux-dev"),
+        (["--name", "x", "--set", "repeats=1000000000", "--model", "tiny-flux"], 1, "At 10"),
         ([], 2, "--name"),
     ],
 )
@@ -52,3 +57,43 @@ def test_wrong_words_are_refused_by_name(tmp_path, data, words, code, says):
     done = call("runs", "new", "--images", pictures(tmp_path / "in"), *words)
     assert done.returncode == code and says in done.stderr, done.stderr
     assert not list(data.glob("*/*"))
+
+
+def test_what_a_new_run_is_short_of_and_what_a_changed_one_trains_differently_is_said(tmp_path, data):
+    words = ["--name", "cat", "--images", pictures(tmp_path / "in"), "--model", "flux-dev", "--backend", "sd-scripts"]
+    done = call("runs", "new", *words, "--set", "learning_rate=0.9", "--set", "MY_KEY=s3cret-key")
+    assert done.returncode == 0 and "warning: learning_rate: Learning rate 0.9 is" in done.stderr
+    assert "note: MY_KEY: kept in a file" in done.stderr and "not ready to start: " in done.stderr
+    folder = data / "outputs" / "cat"
+    assert json.loads(call("runs", "show", "cat", "--json").stdout.splitlines()[-1])["problems"]
+    again = call("runs", "render", "cat", "--json")
+    said = {"folder": str(folder), "script": str(folder / "train.sh"), "changed": []}
+    assert json.loads(again.stdout.splitlines()[-1]) == said
+    assert "note: MY_KEY: kept" in again.stderr and "changed" not in again.stderr
+    (folder / "cat-000001-state").mkdir()
+    runs.save(folder, runs.load(folder).changed(rank=2))
+    changed = call("runs", "render", "cat")
+    assert (
+        "changed: --network_dim: 4 → 2\n" in changed.stderr
+        and "warning: the run cannot go on from its states, such as cat-000001-state" in changed.stderr
+    )
+    runs.save(folder, runs.load(folder).changed(epochs=99))
+    assert "warning" not in call("runs", "render", "cat").stderr
+    named = call("runs", "rename", "cat", "My cat", "--json").stdout.splitlines()
+    assert named[0] == f"{folder}: My cat" and json.loads(named[1]) == {"folder": str(folder), "label": "My cat"}
+    assert call("runs", "fields").stdout.startswith("| Setting |")
+
+
+def test_a_download_shows_its_progress_and_its_files(tmp_path, data, monkeypatch):
+    (data / "models").mkdir()
+    first, *others = presets.models()["flux-schnell"]["files"].values()
+    for name in others:
+        (data / "models" / name).write_bytes(b"already here")
+    with only_hub(monkeypatch, tmp_path, {first: b"x" * 10_000_000}):
+        done = call("runs", "fetch-model", "FLUX.1-schnell", "--json")
+    assert done.returncode == 0, done.stderr
+    path = str(data / "models" / first)
+    assert done.stdout.splitlines() == [path, json.dumps({"files": [path]})]
+    assert f"{first}: 0.01 of 0.01 GB · 100 %" in done.stderr
+    again = call("runs", "fetch-model", "FLUX.1-schnell")
+    assert again.stdout == "FLUX.1-schnell: all files are downloaded already\n"

@@ -9,7 +9,7 @@ from runs_helpers import spec
 from strategies import ANY_VALUE
 
 import runs
-from runs.spec import UNKNOWN, VALUE, RunSpec
+from runs.spec import UNKNOWN, VALUE, RunSpec, may_be_none
 
 PYDANTIC = re.compile(
     r"Input should|unable to parse|[Vv]alue error|[Ff]ield required|Extra inputs|valid (string|integer|number|list|dict)"
@@ -25,7 +25,17 @@ PYDANTIC = re.compile(
         ({"environment": {"A B": "1"}}, "environment: 'A B' cannot be set; use letters, digits and _, and no variable that Hangproof sets"),
         ({"extra": {"sdpa": None}}, f"extra: sdpa: {VALUE}"),
         ({"extra": {"network_dim": 3}}, "extra: network_dim: Set the field rank instead"),
+        ({"extra": {"rank": 3}}, "extra: rank: Set the field rank instead"),
+        ({"extra": {"output_dir": "x"}}, "extra: output_dir: The run's folder determines this flag; remove it"),
         ({"xyz": 1}, "xyz: Unknown field; remove it"),
+        ({"rankk": 1, "rank": 3.5}, "rank: Not a whole number; write for example 4\nrankk: Unknown field; did you mean rank?"),
+        ({"tier": "9g+"}, "tier: Must be one of 8G, 12G, 16G, 20G"),
+        ({"validation_split": 0.75}, "validation_split: Must be 0.5 or less"),
+        ({"alpha": 0}, "alpha: Must be more than 0"),
+        ({"backend": "kohya"}, "backend: Must be one of sd-scripts, diffusers, musubi"),
+        ({"environment": {"PYTHONPATH": "1"}, "secrets": []}, "environment: 'PYTHONPATH' cannot be set; use letters, digits and _, and no variable that Hangproof sets"),
+        ({"caption_dropout": 0.1, "backend": "sd-scripts"}, "caption_dropout: kohya's trainers encode captions once; leave this empty"),
+        ({"model": "z-image", "backend": "musubi", "validation_split": 0.1}, "validation_split: kohya's musubi-tuner cannot hold out images; leave this empty"),
         ({"name": "!!!"}, "name: Use at least one letter or digit"),
         ({"name": "con"}, "name: Windows reserves the name con; choose another name"),
         ({"model": "flux-dev2pro"}, "backend: diffusers cannot train flux-dev2pro; use sd-scripts"),
@@ -101,3 +111,28 @@ def test_an_invalid_run_toml_is_refused_with_its_line_or_field(tmp_path):
     path.unlink()
     with pytest.raises(runs.RunError, match="does not exist"):
         runs.load(tmp_path)
+
+
+def test_a_spec_is_written_without_secrets_and_open_fields_and_a_script_as_lines(tmp_path, data):
+    edited = {"script": "set -eu\necho 'x'\n", "generated": "a\x07\n" + "'" * 3}
+    fields = {
+        "tier": " 16g+",
+        "prompts": ["a", " "],
+        "environment": {"B": "2", "A": "1", "MY_KEY": "s3cret"},
+        "edited": edited,
+    }
+    made = spec(**fields, secrets=["MY_KEY"])
+    assert (made.tier, made.prompts, made.public()["environment"]) == ("16G", ["a"], {"B": "2", "A": "1"})
+    folder = data / "outputs" / made.slug
+    folder.mkdir(parents=True)
+    runs.save(folder, made)
+    text = (folder / "run.toml").read_text()
+    assert "s3cret" not in text and 'A = "1"\nB = "2"\n' in text and "max_train_steps" not in text
+    assert "'" * 3 + "set -eu\necho 'x'\n" + "'" * 3 in text and "secrets" not in runs.dumps(spec())
+    assert runs.load(folder) == made
+    being_made = data / "outputs" / ".new-1"
+    being_made.mkdir()
+    (being_made / "run.toml").write_text(text.replace('A = "1"', 'A_KEY = "1"'))
+    assert runs.load(being_made).secrets == ["A_KEY", "MY_KEY"]
+    assert 'A_KEY = "1"' in (being_made / "run.toml").read_text(), "what is being made is not written"
+    assert may_be_none("max_train_steps") and not may_be_none("epochs")
