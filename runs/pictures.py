@@ -183,8 +183,6 @@ def _normal(image):
     reasons = [] if kind in (*KEPT, "MPO") else [f"{kind} saved as {'JPEG' if kind in PHOTO_FORMATS else 'PNG'}"]
     if getattr(image, "n_frames", 1) > 1 and kind != "HEIF":  # a HEIF file opens at its main picture
         reasons.append("only the first frame is used")
-        image.seek(0)
-        image.load()
     if image.getexif().get(EXIF_ORIENTATION, 1) not in (0, 1):
         reasons.append("rotated upright")
         image = ImageOps.exif_transpose(image)

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from draft_helpers import limits
 from PIL import Image, ImageChops, ImageOps, ImageStat
 from runs_helpers import picture, pictures, sources, spec
 
@@ -35,9 +36,10 @@ def test_exif_orientation_is_applied(tmp_path, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = picture(tmp_path / "in/turned.jpg", size=(64, 32), quality=95, exif=exif)
-    folder, _ = take(tmp_path, [path], trigger="x")
+    folder, notes = take(tmp_path, [path], trigger="x")
     (taken,) = dataset.images_in(folder)
     assert taken.suffix == ".jpg", "a camera's JPEG stays one"
+    assert ("turned.jpg: rotated upright" in notes) == (orientation > 1)
     with Image.open(path) as stored, Image.open(taken) as image:
         upright = ImageOps.exif_transpose(stored)
         assert image.size == upright.size == ((64, 32) if orientation < 5 else (32, 64))
@@ -135,6 +137,43 @@ def test_hostile_names_become_harmless_and_stay_apart(tmp_path):
     assert not {p.stem.upper() for p in taken} & {"CON", "NUL"} and not any(p.name.startswith("-") for p in taken)
     captions = {(folder / p.name).with_suffix(".txt").read_text(encoding="utf-8").strip() for p in taken}
     assert captions == {f"caption of {i}" for i in range(len(files))}
+
+
+def test_a_caption_is_text_in_utf8_or_utf16_of_a_captions_size(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    for content in ("\ufeffü\0 x\n".encode(), "ü\n x".encode("utf-16"), b"\xfe\xff" + "ü x".encode("utf-16-be")):
+        path.write_bytes(content)
+        assert dataset.read_caption(path) == "ü x"
+    path.write_bytes(b"\xff\xfea")
+    with pytest.raises(runs.RunError, match=r"^a\.txt: the caption is not UTF-16 text \(byte 2\)"):
+        dataset.read_caption(path)
+    limits(monkeypatch, max_caption_kb=1)
+    path.write_text("x" * 1000)
+    assert len(dataset.read_caption(path)) == 1000
+    path.write_text("x" * 1001)
+    with pytest.raises(runs.RunError, match=r"^mine\.txt: the caption is larger than 1 kB; shorten it"):
+        dataset.read_caption(path, "mine.txt")
+
+
+def test_dropped_folders_become_subfolders_of_one_level_that_stay_apart():
+    named = {
+        "": "", "dogs": "dogs", "Dogs": "Dogs-2", "10_cat": "10_cat", "a/10_cat/b?": "10_a-b-cat", "a/b": "a-b", "5_a/5_a": "5_a",
+        "weight-2": "folder-weight-2", "3_": "3_", "...": "folder-", "con": "image-con",
+    }  # fmt: skip
+    assert dataset.folder_names((name, 1) for name in (*named, "dogs")) == [*named.values(), "dogs"]
+
+
+def test_the_images_of_a_data_set_are_those_that_a_trainer_reads(tmp_path):
+    shown = ["b.png", "c.JPEG", "10_cat/a.webp", "dogs/b.bmp"]
+    for name in (*shown, ".x.png", "a.gif", ".masks/a.png", "dogs/.b.png", "dogs/deep/c.png", "other/x.txt"):
+        picture(tmp_path / "in" / name, format="PNG")
+    (tmp_path / "in" / "linked").symlink_to(tmp_path / "in" / "dogs")
+    found = dataset.images_in(tmp_path / "in")
+    assert [path.relative_to(tmp_path / "in").as_posix() for path in found] == shown
+    assert (
+        dataset.counts(tmp_path / "in") == {"": 2, "10_cat": 1, "dogs": 1}
+        and dataset.images_in(tmp_path / "none") == []
+    )
 
 
 def test_captions_are_read_by_image(tmp_path, data):

@@ -1,8 +1,9 @@
 """The example photographs of a first run."""
 
+import numpy as np
 from PIL import Image
 
-from runs.examples import SIDE, TRIGGER, write_examples
+from runs.examples import LIGHTS, SIDE, TABLES, TRIGGER, write_examples
 
 
 def test_the_example_photos_have_captions_with_the_trigger_word(tmp_path):
@@ -16,3 +17,32 @@ def test_the_example_photos_have_captions_with_the_trigger_word(tmp_path):
             seen.add(image.tobytes())
         assert path.with_suffix(".txt").read_text().startswith(f"{TRIGGER}, ")
     assert len(seen) == count
+
+
+def test_each_photo_shows_what_its_caption_says(tmp_path):
+    write_examples(tmp_path)
+    balls = []
+    for number, (name, color) in enumerate(TABLES):
+        side = LIGHTS[number % 2][0]
+        caption = (tmp_path / f"red-ball-{number + 1}.txt").read_text()
+        assert caption == f"{TRIGGER}, a shiny red ball on a {name} table, light from the {side}\n"
+        with Image.open(tmp_path / f"red-ball-{number + 1}.png") as image:
+            picture = np.asarray(image) / 255
+        for row, light in ((0, 0.55), (101, 0.67), (103, 0.63), (255, 1.0)):  # the wall, its foot, the table, its front
+            assert np.allclose(picture[row, 0], np.multiply(color, light), atol=0.05)
+        red = (picture[..., 0] > 0.12) & (picture[..., 1:].max(-1) < 0.45 * picture[..., 0])
+        rows, columns = np.nonzero(red)
+        middle = columns.mean()
+        balls.append([red.mean(), middle / SIDE, rows.mean() / SIDE])
+        down, across = np.mgrid[0:SIDE, 0:SIDE]
+        away = np.hypot(across - middle, down - rows.mean()) / np.sqrt(red.sum() / np.pi)
+        bright = np.where(away < 1, picture.sum(-1), 0)
+        top, shine = np.unravel_index(bright.argmax(), bright.shape)
+        assert bright.max() > 2.6 and top < rows.mean() and (shine < middle) == (side == "left")
+        share = np.where(
+            (away < 1.15) | (down < 150), 1, (picture / color).mean(-1)
+        )  # of the table's light: its shadow
+        assert 0.3 < share.min() < 0.6 and (np.nonzero(share < 0.6)[1].mean() > middle) == (side == "left")
+    steps = np.diff(balls, axis=0)
+    assert (steps[:, :2] > 0).all() and (steps[:, 2] < 0).all(), "each is larger, further right and further up"
+    assert np.allclose([balls[0], balls[-1]], [(0.10, 0.35, 0.60), (0.25, 0.63, 0.46)], atol=0.01)

@@ -1,8 +1,11 @@
 """Which names a run can have, and the folder that each makes."""
 
+from pathlib import Path
+
 import pytest
 
 import runs
+from runs import paths
 
 
 def test_names_make_folders():
@@ -29,3 +32,27 @@ def test_a_free_name_is_found_for_every_name(data):
     assert runs.free_name("my lora") == "my lora 9"  # 2 to 8 are taken by the names above
     (data / "datasets" / "Alone").mkdir(parents=True)
     assert runs.free_name("alone") == "alone 2"
+
+
+def test_programs_scripts_and_settings_are_where_the_platform_and_the_environment_say(tmp_path, monkeypatch):
+    assert [paths.script_name(1, "linux"), paths.script_name(3, "win32")] == ["train.sh", "train.attempt-3.bat"]
+    venv = Path("v")
+    assert paths.venv_program(venv, "python", "win32") == venv / "Scripts" / "python.exe"
+    assert paths.venv_program(venv, "python", "darwin") == venv / "bin" / "python"
+    for name, value in (
+        ("XDG_CONFIG_HOME", tmp_path),
+        ("MUSUBI_VENV", "~/venv"),
+        ("SD_SCRIPTS_DIR", tmp_path),
+        ("HOME", tmp_path),
+    ):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("SD_SCRIPTS_VENV", raising=False)
+    wanted = [paths.ROOT / ".venv", paths.ROOT / ".venv-sd-scripts", tmp_path / "venv"]
+    assert list(map(paths.backend_venv, ("diffusers", "sd-scripts", "musubi"))) == wanted
+    assert paths.config_dir() == tmp_path / "hangproof"
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    assert paths.config_dir() == tmp_path / ".config" / "hangproof"
+    checkout = paths.CHECKOUTS["sd-scripts"]
+    assert checkout.script("train_network.py") == tmp_path / "train_network.py" and not checkout.installed()
+    (tmp_path / "library").mkdir()
+    assert checkout.installed()
