@@ -12,6 +12,7 @@ from presets import windows
 from runs.files import RunError
 
 PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+", re.ASCII)
+CONTROL = r"\x01-\x1f\x7f"
 ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "'": r"\'", "\\": r"\\"}
 
 
@@ -33,13 +34,10 @@ def quote(value: str) -> str:
         raise RunError(f"the value {value!r} contains a NUL character; remove it")
     if PLAIN.fullmatch(value):
         return value
-    if not any(ord(c) < 32 or ord(c) == 127 for c in value):
+    if not re.search(f"[{CONTROL}]", value):
         return "'" + value.replace("'", "'\\''") + "'"
-    return (
-        "$'"
-        + "".join(ESCAPES.get(c) or (f"\\{ord(c):03o}" if ord(c) < 32 or ord(c) == 127 else c) for c in value)
-        + "'"
-    )
+    escaped = re.sub(rf"[{CONTROL}'\\]", lambda found: ESCAPES.get(found[0]) or f"\\{ord(found[0]):03o}", value)
+    return f"$'{escaped}'"
 
 
 def quote_cmd(value: str) -> str:

@@ -371,18 +371,18 @@ def test_the_secrets_among_the_fields_of_a_run_are_variables_and_named(fields, w
     assert env_file.moved(fields) == wanted
 
 
-def test_a_run_toml_that_only_names_its_secrets_does_not_expose_them():
+def test_a_run_toml_that_only_names_its_secrets_does_not_expose_them_and_a_flag_is_one_by_its_name():
     assert env_file.exposed({"environment": {"A_KEY": "x"}, "secrets": ["A_KEY"]})
     assert not env_file.exposed({"environment": {"A": "1"}, "secrets": ["A_KEY"]})
+    assert all(map(env_file.is_secret_flag, ("wandb_api_key", "my_password", "token")))
+    assert not any(map(env_file.is_secret_flag, ("keep_tokens", "max_token_length", "seed")))
 
 
 def test_the_private_file_is_read_and_shown_as_a_person_may_have_written_it(data):
     folder = data / "outputs" / "cat"
     env_file.write(folder, {"MY_KEY": "a b c d e", "SHORT": "abc"})
     path = env_file.path_of(folder)
-    assert path == data / ".secrets" / "cat.env" and env_file.path_of(data / "cat") != path, (
-        "a folder that is elsewhere"
-    )
+    assert path == data / ".secrets" / "cat.env" != env_file.path_of(data / "cat"), "of a folder that is elsewhere"
     assert env_file.masking(folder)(b"x a b c d e abc") == b"x (MY_KEY) abc"
     path.write_text("# note\nPLAIN=a 'b'\nexport EMPTY=\nexport 1X=2\nno line\nexport A='x y' # z\n")
     assert env_file.read(folder) == {"PLAIN": "a 'b'", "EMPTY": "", "A": "x y"}
@@ -390,12 +390,9 @@ def test_the_private_file_is_read_and_shown_as_a_person_may_have_written_it(data
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
-    ("platform", "comment", "newline"), [("linux", "#!/bin/bash", "\n"), ("win32", "@echo off", "\r\n")]
-)
-def test_the_lines_that_read_the_private_file_stand_once_after_the_comments_at_the_head(
-    data, platform, comment, newline
-):
+@pytest.mark.parametrize("platform", ["linux", "win32"])
+def test_the_lines_that_read_the_private_file_stand_once_after_the_comments_at_the_head(data, platform):
+    comment, newline = ("@echo off", "\r\n") if platform == "win32" else ("#!/bin/bash", "\n")
     lines = env_file.script_lines(["MY_KEY"], data / "outputs" / "100%", platform)
     assert lines.count("MY_KEY") >= 2 and ("100%%.env" in lines) == (platform == "win32")
     script = f"{comment}{newline}{newline}# about{newline}cd /x{newline}"
@@ -404,12 +401,3 @@ def test_the_lines_that_read_the_private_file_stand_once_after_the_comments_at_t
     assert env_file.with_lines(found, lines) == found and env_file.with_lines(script, "") == script
     assert env_file.with_lines(comment + newline, lines).startswith(comment + newline + lines[:3]), "only comments"
     assert env_file.script_lines([], data, platform) == ""
-
-
-@pytest.mark.parametrize(("flag", "secret"), [
-    ("wandb_api_key", True), ("my_password", True), ("token", True), ("keep_tokens", False), ("max_token_length", False), ("seed", False),
-])  # fmt: skip
-def test_a_flag_is_a_secret_by_its_name(flag, secret):
-    assert env_file.is_secret_flag(flag) is secret
-    row = f"python x.py --{flag} {VALUE} --{flag}-x ^y"
-    assert (VALUE in env_file.of_script(row)[0]) is not secret

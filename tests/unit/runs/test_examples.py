@@ -6,21 +6,8 @@ from PIL import Image
 from runs.examples import LIGHTS, SIDE, TABLES, TRIGGER, write_examples
 
 
-def test_the_example_photos_have_captions_with_the_trigger_word(tmp_path):
-    count = write_examples(tmp_path)
-    images = sorted(tmp_path.glob("*.png"))
-    assert len(images) == count == 8
-    seen = set()
-    for path in images:
-        with Image.open(path) as image:
-            assert image.size == (SIDE, SIDE)
-            seen.add(image.tobytes())
-        assert path.with_suffix(".txt").read_text().startswith(f"{TRIGGER}, ")
-    assert len(seen) == count
-
-
 def test_each_photo_shows_what_its_caption_says(tmp_path):
-    write_examples(tmp_path)
+    assert write_examples(tmp_path) == len(list(tmp_path.glob("*.png"))) == len(TABLES) == 8
     balls = []
     for number, (name, color) in enumerate(TABLES):
         side = LIGHTS[number % 2][0]
@@ -28,6 +15,7 @@ def test_each_photo_shows_what_its_caption_says(tmp_path):
         assert caption == f"{TRIGGER}, a shiny red ball on a {name} table, light from the {side}\n"
         with Image.open(tmp_path / f"red-ball-{number + 1}.png") as image:
             picture = np.asarray(image) / 255
+            assert image.size == (SIDE, SIDE)
         for row, light in ((0, 0.55), (101, 0.67), (103, 0.63), (255, 1.0)):  # the wall, its foot, the table, its front
             assert np.allclose(picture[row, 0], np.multiply(color, light), atol=0.05)
         red = (picture[..., 0] > 0.12) & (picture[..., 1:].max(-1) < 0.45 * picture[..., 0])

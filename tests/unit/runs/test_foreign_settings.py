@@ -22,12 +22,11 @@ def test_plain_values_become_flags_others_are_refused_with_a_reason_and_a_secret
 
 def test_a_setting_is_named_as_its_file_names_it_and_is_no_flag_once_it_is_decided():
     found = Settings()
-    for flag, value, label in (
-        ("network_dim", 8, "LoRA rank"),
-        ("sdpa", True, "sdpa"),
-        ("betas", [True, False, 1e16, 2.0], ""),
-    ):
-        found.add(flag, value, label)
+    (
+        found.add("network_dim", 8, "LoRA rank"),
+        found.add("sdpa", True, "sdpa"),
+        found.add("betas", [True, False, 1e16, 2.0]),
+    )
     found.add("off", ""), found.add(3, 1)
     assert found.labels == {"network_dim": "LoRA rank"} and found.rows == []
     found.take("network_dim", "field", "Rank"), found.take("sdpa", "same", ""), found.take("gone", "field", "")
@@ -45,17 +44,8 @@ def test_a_setting_is_named_as_its_file_names_it_and_is_no_flag_once_it_is_decid
 
 def test_a_folder_has_a_plain_number_of_repeats_or_none():
     found = Settings()
-    for repeats, trigger in (
-        (5, " a\n cat "),
-        (True, 3),
-        (0, None),
-        ("5", None),
-        (1, None),
-        (10**6, None),
-        (10**6 + 1, None),
-    ):
-        found.add_folder("in", repeats, trigger)
-    assert found.folders[0] == ImageFolder("in", 5, "a cat")
-    assert [(one.repeats, one.trigger) for one in found.folders[1:]] == [
-        (n, "") for n in (None, None, None, 1, 10**6, None)
-    ]
+    found.add_folder("in", 5, " a\n cat ")
+    for repeats in (True, 0, "5", 1, 10**6, 10**6 + 1):
+        found.add_folder("in", repeats, 3)
+    wanted = [ImageFolder("in", 5, "a cat"), *(ImageFolder("in", n) for n in (None, None, None, 1, 10**6, None))]
+    assert found.folders == wanted

@@ -7,10 +7,11 @@ import pytest
 from families import FAMILIES, PLATFORMS, fitting, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs_helpers import folder_of, spec
+from runs_helpers import call, folder_of, spec
 
 import runs
 from launch import bundle
+from monitor.resume import next_attempt
 from monitor.state import spec_edited
 from runs import job as jobs
 from runs import mitigate
@@ -60,6 +61,20 @@ def test_a_longer_training_keeps_what_the_tables_said_when_the_run_was_made(tmp_
     job = pinned(folder)
     assert job.flags["optimizer_type"] == "older" and job.flags["max_train_epochs"] == 5 == runs.load(folder).epochs
     assert "--max_train_epochs 5" in (folder / "train.sh").read_text() and not spec_edited(folder)
+
+
+def test_neither_an_update_nor_an_edit_changes_an_attempt_until_the_run_is_made_again(tmp_path, data):
+    folder = folder_of(tmp_path)
+    before = old_tables(folder)
+    runs.save(folder, runs.load(folder).changed(rank=64))
+    assert spec_edited(folder)
+    request = {"want": "script", "number": 2, "resume": str(folder / "x-state"), "was": []}  # as the monitor asks
+    assert next_attempt.respond(folder, request)["compatible"] and pinned(folder) == before
+    text = (folder / "train.attempt-2.sh").read_text()
+    assert text == rendered(before, folder / "x-state") and "older" in text and "--network_dim 4 " in text
+    said = call("runs", "render", folder.name).stderr
+    assert "changed: --network_dim: 4 → 64" in said and "--optimizer_type: older → " in said
+    assert "--network_dim 64" in (folder / "train.sh").read_text() and not spec_edited(folder)
 
 
 def test_a_bundle_trains_what_the_run_trained(tmp_path, data, monkeypatch):

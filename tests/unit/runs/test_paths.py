@@ -39,13 +39,9 @@ def test_programs_scripts_and_settings_are_where_the_platform_and_the_environmen
     venv = Path("v")
     assert paths.venv_program(venv, "python", "win32") == venv / "Scripts" / "python.exe"
     assert paths.venv_program(venv, "python", "darwin") == venv / "bin" / "python"
-    for name, value in (
-        ("XDG_CONFIG_HOME", tmp_path),
-        ("MUSUBI_VENV", "~/venv"),
-        ("SD_SCRIPTS_DIR", tmp_path),
-        ("HOME", tmp_path),
-    ):
-        monkeypatch.setenv(name, str(value))
+    for name in ("XDG_CONFIG_HOME", "SD_SCRIPTS_DIR", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("MUSUBI_VENV", "~/venv")
     monkeypatch.delenv("SD_SCRIPTS_VENV", raising=False)
     wanted = [paths.ROOT / ".venv", paths.ROOT / ".venv-sd-scripts", tmp_path / "venv"]
     assert list(map(paths.backend_venv, ("diffusers", "sd-scripts", "musubi"))) == wanted

@@ -115,13 +115,8 @@ def test_an_invalid_run_toml_is_refused_with_its_line_or_field(tmp_path):
 
 def test_a_spec_is_written_without_secrets_and_open_fields_and_a_script_as_lines(tmp_path, data):
     edited = {"script": "set -eu\necho 'x'\n", "generated": "a\x07\n" + "'" * 3}
-    fields = {
-        "tier": " 16g+",
-        "prompts": ["a", " "],
-        "environment": {"B": "2", "A": "1", "MY_KEY": "s3cret"},
-        "edited": edited,
-    }
-    made = spec(**fields, secrets=["MY_KEY"])
+    environment = {"B": "2", "A": "1", "MY_KEY": "s3cret"}
+    made = spec(tier=" 16g+", prompts=["a", " "], environment=environment, edited=edited, secrets=["MY_KEY"])
     assert (made.tier, made.prompts, made.public()["environment"]) == ("16G", ["a"], {"B": "2", "A": "1"})
     folder = data / "outputs" / made.slug
     folder.mkdir(parents=True)
