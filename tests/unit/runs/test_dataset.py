@@ -97,7 +97,7 @@ def test_no_images_is_an_error_and_one_is_a_note_and_a_pipe_does_not_block(tmp_p
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "readme.md").write_text("hello")
-    assert "no images" in refused(empty) and "no images" in refused([])
+    assert f"no images in {empty};" in refused(empty) and "no images in the selected files;" in refused([])
     assert "is not a folder" in refused(tmp_path / "nowhere")
     _, notes = take(tmp_path, [picture(tmp_path / "in/one.png")], trigger="x")
     assert any("only one image" in note for note in notes)

@@ -1,6 +1,7 @@
 """The example photographs of a first run."""
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from runs.examples import LIGHTS, SIDE, TABLES, TRIGGER, write_examples
@@ -30,6 +31,9 @@ def test_each_photo_shows_what_its_caption_says(tmp_path):
         share = np.where(
             (away < 1.15) | (down < 150), 1, (picture / color).mean(-1)
         )  # of the table's light: its shadow
+        assert np.median(picture[red][:, 0]) == pytest.approx(0.443, abs=0.01), "the lit side"
+        assert picture[red][:, 0].min() == pytest.approx(0.153, abs=0.01), "the dark side"
+        assert 0.07 < (share < 0.8).mean() < 0.14 and 0.0004 < (bright > 2.2).mean() < 0.0014
         assert 0.3 < share.min() < 0.6 and (np.nonzero(share < 0.6)[1].mean() > middle) == (side == "left")
     steps = np.diff(balls, axis=0)
     assert (steps[:, :2] > 0).all() and (steps[:, 2] < 0).all(), "each is larger, further right and further up"

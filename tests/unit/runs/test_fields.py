@@ -13,6 +13,14 @@ def test_a_setting_that_is_declared_once_is_in_the_form_the_command_the_import_a
     """`caption_dropout` has one declaration, in RunSpec; docs/settings.md has it by test_documentation.py."""
     shown = next(one for one in fields.MORE if one.key == "caption_dropout")
     assert (shown.label, shown.kind, fields.EMPTY["caption_dropout"]) == ("Uses without a caption", "text", 0.0)
+    rows = fields.reference().splitlines()
+    assert [rows[2], *(row for row in rows if row.startswith(("| `caption_dr", "| `seed")))] == [
+        "| `name` | Name |  |  |",
+        f"| `caption_dropout` | {shown.label}: {shown.info} | `0.0` | `caption_dropout_rate` |",
+        "| `seed` | Seed: The same seed gives the same run | `42` |  |",
+    ]
+    kinds = {one.key: one.kind for one in fields.TYPED}
+    assert [kinds[key] for key in ("prompts", "seed", "trackers", "store")] == ["lines", "integer", "choice", "text"]
     made = runs.make(flags.settings(["caption_dropout_rate=0.25"], {"name": "x", "backend": "diffusers"})[0])
     assert made.caption_dropout == 0.25
     assert runs.dataset_tables(made)["general"]["caption_dropout_rate"] == 0.25

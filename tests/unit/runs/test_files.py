@@ -6,7 +6,7 @@ import os
 import pytest
 
 import runs
-from runs.files import REASONS, atomic_write, explained
+from runs.files import REASONS, atomic_write, building, checksum, explained, private_folder
 
 
 def test_the_content_is_on_the_disk_before_the_file_has_its_name(tmp_path, monkeypatch):
@@ -27,3 +27,50 @@ def test_every_known_error_says_what_to_do():
             raise OSError(code, os.strerror(code), "/x")
     with pytest.raises(runs.RunError, match="Input/output error"), explained("write"):
         raise OSError(errno.EIO, os.strerror(errno.EIO), "/x")
+
+
+def names(folder) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def mode(path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_a_file_is_for_those_that_it_is_meant_for_and_one_that_cannot_be_replaced_leaves_nothing(tmp_path):
+    path, before = tmp_path / "a", os.umask(0o022)
+    try:
+        for options, wanted in (({}, 0o644), ({"executable": True}, 0o755), ({"private": True}, 0o600)):
+            atomic_write(path, "é\udcff", **options)
+            assert (mode(path), path.read_bytes()) == (wanted, "é".encode() + b"\xff")
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        atomic_write(tmp_path / "folder", "x")
+    assert names(tmp_path) == ["a", "folder"] and checksum(b"abc") == "352441c2-3"
+
+
+def test_a_private_folder_is_this_users_alone_and_no_link(tmp_path):
+    folder = private_folder(tmp_path / "mine")
+    folder.chmod(0o755)
+    assert private_folder(folder) == folder == tmp_path / "mine" and mode(folder) == 0o700
+    (tmp_path / "link").symlink_to(folder)
+    for path in (tmp_path / "link", tmp_path / "file"):
+        (tmp_path / "file").touch()
+        with pytest.raises(OSError):
+            private_folder(path)
+
+
+def test_a_folder_that_is_built_is_whole_or_not_there(tmp_path):
+    final = tmp_path / "in" / "run"
+    with building(final) as work:
+        (work / "a").touch()
+        assert not final.exists() and work.parent == final.parent
+    assert names(final) == ["a"] and mode(final) == 0o755
+    with pytest.raises(runs.RunError, match="exists already; choose another name"), building(final):
+        pass
+    with pytest.raises(KeyError), building(tmp_path / "in" / "other"):
+        raise KeyError
+    assert names(final.parent) == ["run"] and names(final) == ["a"]
