@@ -161,6 +161,10 @@ def test_dropped_folders_become_subfolders_of_one_level_that_stay_apart():
         "weight-2": "folder-weight-2", "3_": "3_", "...": "folder-", "con": "image-con",
     }  # fmt: skip
     assert dataset.folder_names((name, 1) for name in (*named, "dogs")) == [*named.values(), "dogs"]
+    weighted = {("9999_x", 1): "9999_x", ("5_ö", 9): "45_weight-9-o", ("a/b", 2): "weight-2-a-b"}
+    assert dataset.folder_names(weighted) == [*weighted.values()]
+    with pytest.raises(runs.RunError, match="^2024_summer: 2024 repeats × weight 5 is more than 9999; lower one"):
+        dataset.folder_names([("2024_summer", 5)])
 
 
 def test_the_images_of_a_data_set_are_those_that_a_trainer_reads(tmp_path):

@@ -1,7 +1,6 @@
 """Crop, mask and weight of an image: in the data set that a run trains on, and in what a trainer reads of it."""
 
 import io
-import re
 from pathlib import Path
 
 import numpy as np
@@ -161,22 +160,6 @@ def test_images_with_a_weight_get_a_subset_with_more_repeats(tmp_path):
     assert dataset.shown_per_epoch(found, 5) == 5 + 2 * 15 + 10 + 20 + 50 + 5 + 15
     assert {name: dataset.weight_of(name) for name in found} == {name: row[1:] for name, row in made.items()}
     assert dataset.repeats_of("20_weight-2-cat") == (20, "cat")
-
-
-FOLDERS = st.sampled_from(["", "cat", "10_cat", "9999_x", "a/b", "weight-2", "20_weight-2-cat", "2024_summer", "Ä/5_ö"])
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(FOLDERS, st.integers(1, 10)), min_size=1, max_size=12), st.integers(1, 50))
-def test_weights_multiply_the_repeats_of_their_folder(images, repeats):
-    try:
-        found = dataset.folder_counts(images)
-    except runs.RunError as error:
-        assert re.match(r"(9999_x: 9999|2024_summer: 2024) repeats × weight \d+ is more than 9999", str(error))
-        return
-    own = {folder: dataset.repeats_of(folder) for folder, _ in images}
-    wanted = sum((own[folder][0] if own[folder] else repeats) * weight for folder, weight in images)
-    assert dataset.shown_per_epoch(found, repeats) == wanted and sum(found.values()) == len(images)
 
 
 @pytest.mark.parametrize(("backend", "model"), [("sd-scripts", "flux-dev"), ("musubi", "z-image")])
