@@ -261,7 +261,7 @@ def test_secrets_that_a_person_writes_into_run_toml_are_moved_when_it_is_read(da
 
 
 @pytest.mark.parametrize("written", [
-    "export WANDB_API_KEY={}", "export WANDB_API_KEY='{}'", 'WANDB_API_KEY="{}"', "declare -x MY_SECRET={}",
+    "export WANDB_API_KEY={}", "export WANDB_API_KEY='{}'", "MY_KEY=$'{}'", 'WANDB_API_KEY="{}"', "declare -x MY_SECRET={}",
     "WANDB_API_KEY={} python x.py", "env HF_TOKEN={} python x.py", "# export WANDB_API_KEY={}", "wandb login {}",
     "wandb login --relogin {}", "python x.py --wandb_api_key {}", "python x.py --wandb_api_key={} --seed 1",
     "python x.py --wandb_api_key \\\n  '{}' \\\n  --seed 1", "hf auth login --token {}", "python x.py --my_password {}",
