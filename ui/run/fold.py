@@ -41,9 +41,14 @@ def opened(source: gr.Component, title: str, elem_id: str, draw: Callable[[Any],
 
 
 def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[Path], None]) -> gr.Accordion:
-    """Build an accordion whose components `draw(folder of the run)` makes. Selecting another run closes it (run_page.py)."""
+    """Build an accordion whose components `draw(folder of the run)` makes. Selecting another run closes and empties it.
+
+    run_page.py closes it. What was drawn says for which run; while the page shows another one, run_address.js hides it, so
+    that no press acts on the run before.
+    """
 
     def drawn(name: str) -> None:
+        gr.HTML(f'<i data-drawn-for="{esc(name)}"></i>', visible="hidden")
         if not name:
             raise RunError("Choose a run in the list.")
         draw(view.folder_of(name))

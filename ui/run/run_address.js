@@ -11,6 +11,14 @@ const keepAddress = () => {
   if (panel.offsetParent) url.searchParams.delete("tab");
   if (url.href !== window.location.href) window.history.replaceState(null, "", url);
 };
+// The folds (fold.py) show nothing that was drawn for another run than the one whose name stands above them.
+const emptyFolds = () => {
+  const run = document.querySelector("#run-head [data-run]")?.dataset.run;
+  for (const mark of panel.querySelectorAll("[data-drawn-for]")) {
+    mark.closest("[id$=-fold]").querySelector(".label-wrap + *").hidden = mark.dataset.drawnFor !== run;
+  }
+};
+new MutationObserver(emptyFolds).observe(panel, { attributes: true, attributeFilter: ["data-run", "data-drawn-for"], childList: true, subtree: true });
 new MutationObserver(keepAddress).observe(element, { attributes: true, childList: true, subtree: true });
 new ResizeObserver(keepAddress).observe(panel); // also when its tab is shown or hidden
 window.addEventListener("hangproof-open", keepAddress);

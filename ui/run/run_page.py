@@ -158,23 +158,15 @@ def _manage(folder: Path, said: gr.HTML, again: dict[str, Any]) -> None:
     )
     delete = gr.Button("Delete", variant="stop", size="sm", scale=0, min_width=110, elem_id="delete-ok")
 
-    def check(now: str) -> None:
-        # Until a fold is drawn for the run that is selected now, it has the buttons of the one before.
-        if now != folder.name:
-            why = f"these buttons are for {shown.name!r}, and another run is selected now"
-            raise runs.RunError(f"Nothing was changed: {why}. Close and open “Rename or delete”")
-
-    def on_rename(name: str, now: str) -> str:
+    def on_rename(name: str) -> str:
         try:
-            check(now)
             manage.rename(folder.name, name)
         except runs.RunError as error:
             return notice(str(error).splitlines(), "bad")
         return notice([f"Renamed to {name.strip()!r}."])
 
-    def on_delete(images: bool, now: str, seen: str, search: str) -> list[Any]:
+    def on_delete(images: bool, _: str, seen: str, search: str) -> list[Any]:
         try:
-            check(now)
             freed = manage.delete(folder.name, jobs.idle, images)
             queue.follow_delete(folder.name)
         except runs.RunError as error:
@@ -182,7 +174,7 @@ def _manage(folder: Path, said: gr.HTML, again: dict[str, Any]) -> None:
         said = notice([f"Deleted {folder.name}. This freed {manage.size_text(freed)}."])
         return [*render(newest(), seen, search), said]
 
-    gr.on([rename.click, name.submit], on_rename, [name, again["inputs"][0]], said, **QUIET).then(**again)
+    gr.on([rename.click, name.submit], on_rename, name, said, **QUIET).then(**again)
     delete.click(on_delete, [with_images, *again["inputs"]], [*again["outputs"], said], **QUIET)
 
 

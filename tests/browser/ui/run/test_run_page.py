@@ -199,22 +199,35 @@ def test_a_run_that_is_renamed_or_deleted_elsewhere_is_not_replaced_by_another(p
     page.locator("#manage-fold").get_by_text("Delete the run 'oak'").wait_for()  # and no longer that of an earlier test
     shutil.rmtree(folder.with_name("elm"))
     page.get_by_text("The run 'elm' was renamed or deleted").wait_for()
-    page.locator("#delete-ok").click()
-    page.locator("#run-notice").get_by_text("elm").wait_for()
+    page.locator("#delete-ok").wait_for(state="hidden")
     assert (other / "run.toml").is_file()
 
 
-def test_the_buttons_of_a_run_that_is_no_longer_selected_delete_nothing(page, server):
-    """They stay in the fold until it is drawn again."""
+def test_what_a_fold_shows_of_the_run_before_is_gone_at_once(page, server):
+    """Also where the fold is opened again, until the server has drawn it for the run that is selected now."""
     birch, beech = (write_run(server.data, name, state="stopped") for name in ("birch", "beech"))
     show_run(page, server, birch.name)
-    page.locator("#manage-fold button.label-wrap").click()
-    page.locator("#manage-fold").get_by_text("Delete the run 'birch'").wait_for()
+    folds = {"manage": "Delete the run 'birch'", "publish": "This run has no LoRA yet", "checks": "Run it elsewhere"}
+    for name, text in folds.items():
+        page.locator(f"#{name}-fold button.label-wrap").first.click()
+        page.locator(f"#{name}-fold").get_by_text(text).first.wait_for()
     page.locator("#run-list [data-run=beech]").click()
     page.locator("[data-testid=run-name][data-run=beech]").wait_for()
-    page.locator("#delete-ok").dispatch_event("click")
-    page.locator("#run-notice").get_by_text("these buttons are for 'birch'").wait_for()
-    assert (birch / "run.toml").is_file() and (beech / "run.toml").is_file()
+    waiting = []
+    page.route("**/queue/join*", lambda route: waiting.append(route))
+    for name, text in folds.items():
+        page.locator(f"#{name}-fold button.label-wrap").first.click()
+        page.locator(f"#{name}-fold button.label-wrap.open").wait_for()
+        assert not page.locator(f"#{name}-fold").get_by_text(text).first.is_visible()
+    until(lambda: page.wait_for_timeout(50) or waiting, "the server is asked")
+    assert not page.locator("#delete-ok").is_visible()
+    for route in waiting:
+        route.continue_()
+    page.unroute("**/queue/join*")
+    page.locator("#manage-fold").get_by_text("Delete the run 'beech'").wait_for()
+    page.locator("#delete-ok").click()
+    page.locator("#run-notice").get_by_text("Deleted beech").wait_for()
+    assert (birch / "run.toml").is_file() and not beech.exists()
 
 
 def test_an_answer_that_arrives_late_does_not_stay(page, server):
