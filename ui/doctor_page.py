@@ -107,11 +107,8 @@ def _machine() -> None:
     if jobs.read(_folder(), JOB) is None:
         examine()
     full = gr.Checkbox(label="Also start the trainers (half a minute each)", interactive=True)
-    followed = fold.Jobs()
-    followed.add(
-        _button("Look again", primary=True), examine, look, lambda: jobs.cancel(_folder(), JOB), "doctor", [full]
-    )
-    followed.follow()
+    go = _button("Look again", primary=True)
+    fold.job(go, examine, look, lambda: jobs.cancel(_folder(), JOB), "doctor", [full])
 
 
 def _left() -> list[tuple[str, str]]:
@@ -210,11 +207,10 @@ def _lint() -> None:
 
 def _drill() -> None:
     _html(f'<p class="hp-hint">{ABOUT_DRILL}</p>')
-    words, followed = ["launch", "drill", "--no-wait", "--json"], fold.Jobs()
+    words = ["launch", "drill", "--no-wait", "--json"]
     start = functools.partial(jobs.start, data_root(), DRILL, words, DRILL_S)
     go = _button("Start the drill", primary=True)
-    followed.add(go, start, look_at_drill, lambda: jobs.cancel(data_root(), DRILL), DRILL)
-    followed.follow()
+    fold.job(go, start, look_at_drill, lambda: jobs.cancel(data_root(), DRILL), DRILL)
 
 
 def look_at_drill() -> tuple[bool, str]:

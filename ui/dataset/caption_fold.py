@@ -168,11 +168,10 @@ def draw(draft_id: str) -> None:
     chosen = [engine, which, some, over, first, *fields.values(), ids]
     engine.change(on_engine, engine, [engine, florence, tagger, server], **QUIET)
     which.change(on_which, which, over, **QUIET)
-    followed, more = fold.Jobs(), [(resume.click, lambda *_: captioning.resume(draft_id))]
-    state = followed.add(
+    more = [(resume.click, lambda *_: captioning.resume(draft_id))]
+    state = fold.job(
         go, on_go, look, lambda: captioning.cancel(draft_id), "captions", chosen, settings.CHOSEN, [form], more
     )
-    followed.follow()
     state.change(on_new_captions, which, [which, over, resume], **QUIET)
     state.change(None, None, None, js=settings.SHOW_NEW, **QUIET)
 

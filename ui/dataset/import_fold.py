@@ -52,7 +52,6 @@ def draw(draft_id: str) -> None:
         label="Folder on the server", info=ABOUT, placeholder="/home/me/photos", max_lines=1, interactive=True
     )
     start = gr.Button("Import", size="sm", scale=0, min_width=110, elem_id="import-start")
-    followed, more = fold.Jobs(), [(path.submit, begin)]  # several imports wait for each other: nothing is hidden
-    state = followed.add(start, begin, look, lambda: imports.cancel(draft_id), "import", [path], hides=[], more=more)
-    followed.follow()
+    more = [(path.submit, begin)]  # several imports wait for each other: nothing is hidden
+    state = fold.job(start, begin, look, lambda: imports.cancel(draft_id), "import", [path], hides=[], more=more)
     state.change(None, None, None, js=settings.SHOW_NEW, **QUIET)

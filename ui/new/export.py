@@ -61,16 +61,8 @@ def draw(draft_id: str) -> None:
     from ui.run import fold
 
     go = gr.Button("Export (ZIP)", size="sm", scale=0, min_width=150, elem_id="export-zip")
-    packing = fold.Jobs()
-    packing.add(
-        go,
-        lambda: start(draft_id),
-        lambda: look(draft_id),
-        lambda: jobs.cancel(folder_of(draft_id), JOB),
-        JOB,
-        js=settings.FLUSH,
-    )
-    packing.follow()
+    begin, cancel = lambda: start(draft_id), lambda: jobs.cancel(folder_of(draft_id), JOB)
+    fold.job(go, begin, lambda: look(draft_id), cancel, JOB, js=settings.FLUSH)
 
 
 def write(draft_id: str) -> Path:

@@ -172,6 +172,4 @@ def draw(draft_id: str) -> None:
         except fold.ERRORS as error:
             return False, fold.note(error, True)
 
-    followed = fold.Jobs()
-    followed.add(go, lambda: start(draft_id), shown, lambda: cancel(draft_id), "rehearsal", js=settings.FLUSH)
-    followed.follow()
+    fold.job(go, lambda: start(draft_id), shown, lambda: cancel(draft_id), "rehearsal", js=settings.FLUSH)

@@ -23,7 +23,6 @@ DRAWN: dict[str, Any] = {"show_progress": "hidden", "concurrency_limit": 1, "con
 
 ERRORS = (RunError, PresetError, LaunchError)  # their messages are for people
 TICK_S, IDLE_S = 1.0, 5.0  # while a command runs, and while none does: somebody else may start one
-Look = Callable[[], tuple[bool, str]]
 
 
 def opened(source: gr.Component, title: str, elem_id: str, draw: Callable[[Any], None]) -> gr.Accordion:
@@ -81,78 +80,52 @@ def outcome(folder: Path, name: str, busy: str, failed: str, done: Callable[[Any
     return False, done(found)
 
 
-class Jobs:
-    """The commands of a fold that run in the background (ui/jobs.py): the button that starts each, one that ends it, and
-    what it does. One timer looks at all of them, so any page shows their progress, whoever started them.
+def job(
+    go: gr.Button,
+    begin: Callable[..., object],
+    look: Callable[[], tuple[bool, str]],
+    cancel: Callable[[], object],
+    elem_id: str,
+    inputs: list[Any] | None = None,
+    js: str | None = None,
+    hides: Sequence[Any] | None = None,
+    more: Sequence[tuple[Any, Callable[..., object]]] = (),
+) -> gr.HTML:
+    """Show a command that runs in the background (ui/jobs.py): a button that ends it, and what it does. Its timer looks at
+    it, so any page shows its progress, whoever started it. Returns the component that shows what it does.
+
+    Args:
+        go: the button that starts it. begin: starts it with the values of `inputs`. look: returns whether it runs, and what
+            it does or did as markup. hides: what is hidden while it runs; by default `go`. more: other events that start
+            it, and how.
     """
+    hides, (busy, markup) = [go] if hides is None else hides, look()
+    for one in hides:
+        one.visible = not busy
+    stop = gr.Button("Cancel", size="sm", visible=busy, scale=0, min_width=110, elem_id=f"cancel-{elem_id}")
+    problem = gr.HTML(apply_default_css=False)
+    shown = gr.HTML(markup, elem_id=f"job-{elem_id}", apply_default_css=False)
+    drawn, timer = gr.State((busy, markup)), gr.Timer(TICK_S if busy else IDLE_S)
+    outputs = [*hides, stop, shown, drawn, timer]
 
-    def __init__(self) -> None:
-        self._looks: list[tuple[Look, int]] = []  # with the number of what is hidden while it runs
-        self._outputs: list[Any] = []
-        self._key = ""
-        self._timer = gr.Timer(IDLE_S)
-        self._drawn = gr.State(None)  # what `_looks` returned last; None: another press of a button has drawn since
+    def updates(now: tuple[bool, str]) -> list[Any]:
+        busy, markup = now
+        while_idle, while_busy = gr.update(visible=not busy), gr.update(visible=busy)
+        return [*[while_idle] * len(hides), while_busy, markup, now, gr.Timer(TICK_S if busy else IDLE_S)]
 
-    def add(
-        self,
-        go: gr.Button,
-        begin: Callable[..., object],
-        look: Look,
-        cancel: Callable[[], object],
-        elem_id: str,
-        inputs: list[Any] | None = None,
-        js: str | None = None,
-        hides: Sequence[Any] | None = None,
-        more: Sequence[tuple[Any, Callable[..., object]]] = (),
-    ) -> gr.HTML:
-        """Show a command here. Returns the component that shows what it does.
+    def started(begin: Callable[..., object], *values: Any) -> list[Any]:
+        try:
+            begin(*values)
+        except ERRORS as error:
+            return [note(error, True), *[gr.skip()] * len(outputs)]
+        return ["", *updates(look())]
 
-        Args:
-            begin: starts it with the values of `inputs`. look: returns whether it runs, and what it does or did as markup.
-            hides: what is hidden while it runs; by default `go`. more: other events that start it, and how.
-        """
-        hides, (busy, markup) = [go] if hides is None else hides, look()
-        for one in hides:
-            one.visible = not busy
-        self._key = self._key or f"{elem_id}-tick"
-        self._timer.value = TICK_S if busy else self._timer.value
-        stop = gr.Button("Cancel", size="sm", visible=busy, scale=0, min_width=110, elem_id=f"cancel-{elem_id}")
-        problem = gr.HTML(apply_default_css=False)
-        shown = gr.HTML(markup, elem_id=f"job-{elem_id}", apply_default_css=False)
-        outputs = [*hides, stop, shown]
+    def on_tick(before: tuple[bool, str]) -> list[Any]:
+        now = look()
+        return [gr.skip()] * len(outputs) if now == tuple(before) else updates(now)
 
-        def started(begin: Callable[..., object], *values: Any) -> list[Any]:
-            try:
-                begin(*values)
-            except ERRORS as error:
-                return [note(error, True), *[gr.skip()] * (len(outputs) + 2)]
-            return ["", *_updates(look(), len(hides)), None, gr.Timer(TICK_S)]
-
-        changed = [problem, *outputs, self._drawn, self._timer]
-        for event, act in ((go.click, begin), *more):
-            event(functools.partial(started, act), inputs, changed, js=js, **QUIET)
-        stop.click(lambda: cancel(), None, None, **QUIET)
-        self._looks.append((look, len(hides)))
-        self._outputs += outputs
-        return shown
-
-    def follow(self) -> None:
-        """Draw again what has changed, every TICK_S or IDLE_S."""
-
-        def on_tick(before: list[Any] | None) -> list[Any]:
-            now = [look() for look, _ in self._looks]
-            old = [tuple(one) for one in before] if before else [None] * len(now)
-            if now == old:
-                return [gr.skip()] * (len(self._outputs) + 2)
-            out: list[Any] = []
-            for was, new, (_, hidden) in zip(old, now, self._looks, strict=True):
-                out += _updates(new, hidden) if new != was else [gr.skip()] * (hidden + 2)
-            return [*out, now, gr.Timer(TICK_S if any(busy for busy, _ in now) else IDLE_S)]
-
-        outputs = [*self._outputs, self._drawn, self._timer]
-        self._timer.tick(on_tick, self._drawn, outputs, key=self._key, **QUIET)
-
-
-def _updates(found: tuple[bool, str], hidden: int) -> list[Any]:
-    busy, markup = found
-    return [*[gr.update(visible=not busy)] * hidden, gr.update(visible=busy), markup]
+    for event, act in ((go.click, begin), *more):
+        event(functools.partial(started, act), inputs, [problem, *outputs], js=js, **QUIET)
+    stop.click(lambda: cancel(), None, None, **QUIET)
+    timer.tick(on_tick, drawn, outputs, key=f"{elem_id}-tick", **QUIET)
+    return shown

@@ -230,13 +230,13 @@ NO_STORE = "This run has no store. A rented machine loses its disk, so set Store
 def draw(folder: Path) -> None:
     """Make the components of the part."""
     store = runs.load(folder).store
-    trains, followed = view.read(folder).running, fold.Jobs()
+    trains = view.read(folder).running
 
     def follow(name: str, go: gr.Button, begin: Callable[..., None], inputs: list[Any] | None = None) -> None:
         def look() -> tuple[bool, str]:
             return jobs.running(folder, name), result(folder, name)
 
-        followed.add(go, begin, look, lambda: jobs.cancel(folder, name), name, inputs)
+        fold.job(go, begin, look, lambda: jobs.cancel(folder, name), name, inputs)
 
     for name, (package, limit_s, title, about, label) in CHECKS.items():
         if not trains and name == "diagnose" and jobs.read(folder, name) is None:
@@ -260,7 +260,6 @@ def draw(folder: Path) -> None:
         choice.input(lambda kind: [gr.update(visible=kind == one) for one in PLACES], choice, groups, **QUIET)
     ranks = gr.HTML(_ranks(folder), elem_id="rank-report", apply_default_css=False)
     gr.Timer(fold.TICK_S).tick(lambda: _ranks(folder), None, ranks, key="ranks-tick", **QUIET)
-    followed.follow()
 
 
 def _hint(text: str, classes: str = "hp-hint") -> None:

@@ -116,7 +116,6 @@ def draw(folder: Path) -> None:
         except fold.ERRORS as error:
             return [gr.update(visible=False), fold.note(error, True)]
 
-    inputs, sending = [*fields.values()], fold.Jobs()
+    inputs = [*fields.values()]
     look.click(on_look, inputs, [card, said], **QUIET)
-    sending.add(send, on_send, lambda: progress(folder), lambda: jobs.cancel(folder, JOB), "publish", inputs)
-    sending.follow()
+    fold.job(send, on_send, lambda: progress(folder), lambda: jobs.cancel(folder, JOB), "publish", inputs)

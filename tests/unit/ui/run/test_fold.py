@@ -12,9 +12,7 @@ from ui.run import fold
 
 def test_a_part_that_is_drawn_anew_still_knows_the_tick_of_its_old_timer():
     def draw(_: str) -> None:
-        jobs = fold.Jobs()
-        jobs.add(gr.Button("Go"), lambda: None, lambda: (False, ""), lambda: None, "work")
-        jobs.follow()
+        fold.job(gr.Button("Go"), lambda: None, lambda: (False, ""), lambda: None, "work")
 
     with gr.Blocks() as page:
         fold.opened(gr.State(""), "Work", "work-fold", draw)
