@@ -206,7 +206,7 @@ def opened(stored: str | None, request: gr.Request) -> list[Any]:
     intro = gr.update(visible=not any(one.state == "completed" for one in view.read_all()))
     tab = gr.update(selected=shown) if shown else gr.skip()
     active = [gr.Timer(active=shown == "runs"), gr.Timer(active=shown == "fleet")]
-    return [*draft, *run_page.render(selected or run_page.newest(), "", closing=False), intro, tab, *active]
+    return [*draft, *run_page.render(selected or run_page.newest(), ""), intro, tab, *active]
 
 
 def allowed_paths() -> list[str]:

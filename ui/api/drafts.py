@@ -136,13 +136,8 @@ def undo(draft_id: str) -> str:
     return draft.undo(_known(draft_id)) or ""
 
 
-def check_images(draft_id: str) -> dict[str, Any]:
-    """Check the images: duplicates, blur, size, captions; the same as `image_report`."""
-    return doctor.report(_known(draft_id))
-
-
 def image_report(draft_id: str) -> dict[str, Any]:
-    """What is wrong with the images and captions, by kind; and the buckets."""
+    """What is wrong with the images and captions, by kind: duplicates, blur, size; and the buckets."""
     return doctor.report(_known(draft_id))
 
 

@@ -32,11 +32,16 @@ from ui.new import (
     script_editor,
     settings,
     sweep,
-    try_it,
 )
 from ui.run import fold
 from ui.run.fold import QUIET
 
+TRY_BUSY = '<p class="hp-intro" role="status">Preparing the example photos…</p>'
+TRY_INTRO = (
+    '<p class="hp-intro"><strong>New here?</strong> Watch a complete run first. It trains Tiny Flux, a toy model, on example '
+    'photos. It needs no GPU and no download, and changes nothing below. The <a href="?tab=doctor">hang drill</a> shows how a '
+    "frozen run recovers.</p>"
+)
 GPU = "GPU memory and trainer"
 FETCH = "Download the missing model files"
 FETCH_TICK_S = 1.0
@@ -90,8 +95,8 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
     opened = functools.partial(fold.opened, draft_id)
     threading.Thread(target=this_machine, daemon=True).start()  # the driver answers before the first page asks
     with gr.Row(elem_classes="hp-try") as try_row:
-        try_note = gr.HTML(try_it.INTRO, elem_id="try-note", apply_default_css=False)
-        try_button = gr.Button(try_it.LABEL, elem_id="try-it", size="md", min_width=200, scale=0)
+        try_note = gr.HTML(TRY_INTRO, elem_id="try-note", apply_default_css=False)
+        try_button = gr.Button("Try it in one minute", elem_id="try-it", size="md", min_width=200, scale=0)
     with gr.Column(elem_classes="hp-step"):
         step(
             1,
@@ -351,7 +356,7 @@ def start(draft_id: str, sent: object) -> Iterator[tuple[str, str, list[str]]]:
 
 def try_example() -> Iterator[tuple[str, str, list[str]]]:
     """Create and start the example run; yields as `starting`."""
-    yield from starting(try_it.BUSY, try_it.start, try_it.INTRO)
+    yield from starting(TRY_BUSY, run_starts.start_example, TRY_INTRO)
 
 
 def starting(

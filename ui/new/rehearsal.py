@@ -7,6 +7,7 @@ they change, it is shown as out of date, and Start no longer asks because of it.
 
 import contextlib
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,16 @@ def look(draft_id: str) -> tuple[bool, str]:
     folder = _folder(draft_id)
     if not folder.is_dir():  # nothing is imported for a draft that was never rehearsed
         return False, ""
+    return shown(folder, lambda: _spec_now(draft_id), lambda: draft.counts(draft_id))
+
+
+def shown(
+    folder: Path, spec_now: Callable[[], "runs.RunSpec | None"], counts: Callable[[], dict[str, int]]
+) -> tuple[bool, str]:
+    """(whether what is in `folder` is being rehearsed, its last rehearsal as it is now as markup).
+
+    spec_now, counts: the settings and images that a run would have now, which may differ from what was rehearsed.
+    """
     from launch import rehearse
 
     job, found = jobs.read(folder, JOB), rehearse.read(folder)
@@ -102,11 +113,13 @@ def look(draft_id: str) -> tuple[bool, str]:
     if found.state == rehearse.RUNNING:
         doing = next((one.title.lower() for one in found.stages if one.state == "running"), "starting")
         return True, _sheet("running", "busy", f"Rehearsing for {took}: {doing}…", stages)
-    spec = _spec_now(draft_id)
+    spec = None
+    with contextlib.suppress(RunError):
+        spec = spec_now()
     fresh = spec is not None and rehearse.digest(spec) == found.digest
     stale = "" if fresh else " Out of date: the settings have changed since."
     if found.state == rehearse.PASSED:
-        parts = [*stages, *(_forecast(draft_id, found, spec, fresh) if spec else [])]
+        parts = [*stages, *(_forecast(found, spec, counts(), fresh) if spec else [])]
         return False, _sheet("passed", "done" if fresh else "idle", f"The rehearsal passed in {took}.{stale}", parts)
     if found.state == "failed":
         problem, colour = found.problem, "bad" if fresh else "idle"
@@ -118,18 +131,16 @@ def look(draft_id: str) -> tuple[bool, str]:
 
 
 def _spec_now(draft_id: str) -> "runs.RunSpec | None":
-    """The spec that a run of the draft would get now; None where a field or the edited script is invalid."""
-    with contextlib.suppress(RunError):
-        parsed = form.parse({**settings.current(draft_id), "name": "my-lora"})[0]
-        return script_editor.for_run(draft_id, parsed) if parsed is not None else None
-    return None
+    """The spec that a run of the draft would get now; None where a field is invalid. RunError: the edited script is."""
+    parsed = form.parse({**settings.current(draft_id), "name": "my-lora"})[0]
+    return script_editor.for_run(draft_id, parsed) if parsed is not None else None
 
 
-def _forecast(draft_id: str, found: "rehearse.Rehearsal", spec: "runs.RunSpec", fresh: bool) -> list[str]:
+def _forecast(found: "rehearse.Rehearsal", spec: "runs.RunSpec", counts: dict[str, int], fresh: bool) -> list[str]:
     """What the rehearsal says of the settings as they are now."""
     from launch import forecast
 
-    now = forecast.of(found.measured, spec, draft.counts(draft_id))
+    now = forecast.of(found.measured, spec, counts)
     warnings = now.get("warnings", [])
     lines = [line for line in forecast.lines(now) if line not in warnings]
     return [_verdict("done" if fresh else "idle", lines), *(_verdict("warn", [line]) for line in warnings)]
@@ -166,10 +177,10 @@ def draw(draft_id: str) -> None:
     fold.say(ABOUT)
     go = gr.Button("Rehearse", size="sm", elem_id="rehearse", scale=0, min_width=140)
 
-    def shown() -> tuple[bool, str]:
+    def looked() -> tuple[bool, str]:
         try:
             return look(draft_id)
         except fold.ERRORS as error:
             return False, fold.note(error, True)
 
-    fold.job(go, lambda: start(draft_id), shown, lambda: cancel(draft_id), "rehearsal", js=settings.FLUSH)
+    fold.job(go, lambda: start(draft_id), looked, lambda: cancel(draft_id), "rehearsal", js=settings.FLUSH)

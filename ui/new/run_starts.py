@@ -3,7 +3,9 @@
 The page, the API, sweeps, rehearsals and exports name the draft and pass no settings along, so all of them train the same run.
 """
 
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import runs
 from runs.files import Fault, RunError
@@ -89,6 +91,41 @@ def create(draft_id: str, spec: "runs.RunSpec") -> tuple[Path, list[str]]:
 def rehearsal_folder(draft_id: str) -> Path:
     """Where the draft's rehearsal and its result are."""
     return draft.folder(draft_id) / "rehearsal"
+
+
+# The example run: 8 photographs × 4 repeats × 10 epochs = 320 steps, with ten sample images; about 40 s on two CPU cores.
+EXAMPLE: dict[str, Any] = {
+    "model": "tiny-flux",
+    "backend": "diffusers",
+    "tier": "16G",
+    "repeats": 4,
+    "epochs": 10,
+    "save_every_n_epochs": 5,
+    "sample_every_n_steps": None,
+    "workers": 0,
+}
+SAMPLES = "This run uses example photos and a toy model, so its samples are noise. Your own run works the same way."
+
+
+def start_example() -> tuple[Path, list[str]]:
+    """Create a complete run on example photographs with the tiny model, and start it: it needs no GPU, and no draft changes.
+
+    Returns as `start`. Raises NotStarted, RunError, PresetError.
+    """
+    from runs.examples import TRIGGER, write_examples
+
+    spec = runs.make(
+        {
+            "name": runs.free_name("first-try"),
+            "trigger": TRIGGER,
+            "prompts": [f"{TRIGGER}, a shiny red ball"],
+            **EXAMPLE,
+        }
+    )
+    with tempfile.TemporaryDirectory() as photos:
+        write_examples(Path(photos))
+        folder = runs.create(spec, Path(photos))
+    return begin(folder, [SAMPLES])
 
 
 def _store_fault(spec: "runs.RunSpec") -> Fault | None:

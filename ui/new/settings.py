@@ -35,7 +35,8 @@ def current(draft_id: str) -> dict[str, Any]:
     model, backend, subject = (form.restored(stored)[key] for key in ("model", "backend", "subject"))
     values = form.restored(stored, {**form.defaults(), **form.model_values(model, backend, subject, this_machine())})
     if not set(LENGTH) <= stored.keys() and (found := proposal(draft_id, values)):
-        values = {**values, "repeats": found.repeats, "epochs": found.epochs, **_of(stored, LENGTH)}
+        values = {**values, "repeats": found.repeats, "epochs": found.epochs}
+        values |= {key: stored[key] for key in LENGTH if key in stored}
     return values
 
 
@@ -44,10 +45,6 @@ def reviewed(draft_id: str, ask: bool = False) -> form.Review:
     values, items = current(draft_id), draft.items(draft_id)
     sizes = [item.trained_size for item in items]
     return form.review(values, draft.counts(draft_id), this_machine(values["backend"]), sizes, ask, items)
-
-
-def _of(stored: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    return {key: stored[key] for key in keys if key in stored}
 
 
 def proposal(draft_id: str, values: Mapping[str, Any]) -> Proposal | None:

@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from monitor.ledger import Ledger
 from monitor.phrases import PHASES, count
 from runs.evolution import Evolution, Lora, Sample
 from runs.manage import size_text
@@ -19,9 +20,6 @@ from ui.html import duration, esc, markdown, number, per_step
 from ui.run import downloads
 from ui.run.view import Incident, View, number_of
 from ui.served import file_url
-
-if TYPE_CHECKING:
-    from monitor.ledger import Ledger
 
 Fact = tuple[str, str, str]  # label and value as markup, explanation as text
 LISTED = 100  # runs that the list shows; the search finds the others
@@ -226,8 +224,9 @@ LEDGER = {
 }
 
 
-def ledger(view: View, found: "Ledger") -> str:
+def ledger(view: View) -> str:
     """Where the time of the run went, its cost, and what recovery saved."""
+    found = Ledger.of(view.status)
     if not view.status.get("state") or found.wall_s < 1:
         return ""
     shares = {state: found.seconds[state] / found.wall_s for state in LEDGER}

@@ -8,6 +8,7 @@ from typing import Any
 import gradio as gr
 import numpy as np
 
+from monitor.ledger import Ledger
 from runs.files import RunError
 from ui.html import duration, esc, number, per_step, table
 from ui.new import form
@@ -85,7 +86,7 @@ def _text(found: Any) -> str:
 
 def facts(one: "view.View") -> dict[str, str]:
     """What came out of a run."""
-    ledger = view.ledger(one)
+    ledger = Ledger.of(one.status)
     peak = view.with_metrics(one.folder, peak_memory)
     return {
         "State": cards.describe(one)[1],

@@ -21,10 +21,12 @@ import gradio as gr
 
 import runs
 from launch.__main__ import COMMANDS
+from runs.dataset import counts
 from runs.files import RunError
 from runs.manage import size_text
 from ui import jobs, served
 from ui.html import duration, esc, region
+from ui.new import rehearsal
 from ui.run import fold, view
 from ui.run.fold import QUIET
 
@@ -163,7 +165,7 @@ ERROR_LINES = 12
 
 
 def result(folder: Path, name: str) -> str:
-    """What a job did, as markup: its state, its verdict, its file, what it printed. "" where it was never started."""
+    """What a job did, as markup: its state, its file, what it printed. "" where it was never started."""
     job = jobs.read(folder, name)
     if job is None:
         return ""
@@ -171,8 +173,6 @@ def result(folder: Path, name: str) -> str:
     busy, errors = job.state == "running", errors.strip()
     state = f"Running for {duration(job.seconds)}…" if busy else STATES.get(job.state, job.state)
     parts = [f'<p class="hp-job-state" role="status" data-state="{job.state}">{esc(state)}</p>']
-    if name == "rehearse" and not busy:
-        parts.append(_verdict(folder))
     if errors and job.state not in ("running", "done"):
         lines = "".join(f"<p>{esc(line)}</p>" for line in errors.splitlines()[-ERROR_LINES:])
         parts.append(f'<div class="hp-problem hp-bad" role="alert">{lines}</div>')
@@ -181,17 +181,6 @@ def result(folder: Path, name: str) -> str:
     if text := "\n".join(filter(None, (printed.strip(), errors if busy else ""))):
         parts.append(region("Output", esc(text), "hp-log"))
     return f'<div class="hp-job">{"".join(parts)}</div>'
-
-
-def _verdict(folder: Path) -> str:
-    from launch import forecast, rehearse
-
-    found = rehearse.read(folder)
-    if found is None or found.state not in (rehearse.PASSED, rehearse.FAILED):
-        return ""
-    good = found.state == rehearse.PASSED
-    text = "\n".join(forecast.lines(found.forecast) if good else rehearse.failure_lines(found))
-    return f'<p class="hp-verdict hp-{"done" if good else "bad"}">{esc(text)}</p>'
 
 
 def written(folder: Path, values: Any) -> str:
@@ -234,6 +223,10 @@ def draw(folder: Path) -> None:
 
     def follow(name: str, go: gr.Button, begin: Callable[..., None], inputs: list[Any] | None = None) -> None:
         def look() -> tuple[bool, str]:
+            if name == "rehearse":
+                return rehearsal.shown(
+                    folder, lambda: runs.load(folder), lambda: counts(runs.datasets_dir() / folder.name)
+                )
             return jobs.running(folder, name), result(folder, name)
 
         fold.job(go, begin, look, lambda: jobs.cancel(folder, name), name, inputs)

@@ -51,7 +51,6 @@ FOLDS = {
     "checks": ("Checks and other machines", launch_tab.draw),
     "log": ("Log", log_view.draw),
 }
-ALL_FOLDS = len(FOLDS) + 1  # and the one that `_manage` draws
 # The click changes the button before the server hears of it; `refresh` changes it again when the run's state does.
 STOPPING = """() => ({ __type__: 'update', value: 'Stopping…', interactive: false })"""
 SHOW_NOTE = """() => setTimeout(() => {
@@ -115,13 +114,14 @@ def build() -> RunPage:
             parts["charts"] = scripts.component("charts", "run-charts")
             part("log")
             gr.set_static_paths(outputs_dir())  # Gradio names the samples by their path instead of copying them
-            folds = [fold.build(title, f"{name}-fold", selected, draw) for name, (title, draw) in FOLDS.items()]
+            for name, (title, draw) in FOLDS.items():
+                fold.build(title, f"{name}-fold", selected, draw)
 
             def manage(of: Path) -> None:
                 _manage(of, notice, again)
 
-            folds.append(fold.build("Rename or delete", "manage-fold", selected, manage))
-    outputs = [selected, seen, *(parts[name] for name in PARTS), halt, go, total, copy, *folds]
+            fold.build("Rename or delete", "manage-fold", selected, manage)
+    outputs = [selected, seen, *(parts[name] for name in PARTS), halt, go, total, copy]
 
     shown = [selected, seen, search]
     again: dict[str, Any] = {"fn": refresh, "inputs": shown, "outputs": outputs, **QUIET}
@@ -197,11 +197,8 @@ def _buttons(shown: view.View | None) -> dict[str, dict[str, Any]]:
     }
 
 
-def render(selected: str, seen: str, search: str = "", closing: bool = True) -> list[Any]:
-    """The current parts of the tab; parts that the browser already shows are skipped.
-
-    closing: whether the folds are closed, because another run was selected.
-    """
+def render(selected: str, seen: str, search: str = "") -> list[Any]:
+    """The current parts of the tab; parts that the browser already shows are skipped."""
     known = _digests(seen)
     everything = view.read_all()
     shown = next((one for one in everything if one.folder.name == selected), None)
@@ -215,7 +212,7 @@ def render(selected: str, seen: str, search: str = "", closing: bool = True) -> 
         if saved:
             parts["loras"] = cards.loras(folder, saved, view.evolution(folder), blind_vote.picked(folder))
         parts["incidents"] = cards.incidents(view.incidents(folder))
-        parts["ledger"] = cards.ledger(shown, view.ledger(shown))
+        parts["ledger"] = cards.ledger(shown)
         parts["log"] = log_view.first_error(shown)
         parts["actions"] = actions.html(shown)
     parts |= {name: gr.update(**change) for name, change in _buttons(shown).items()}
@@ -225,12 +222,12 @@ def render(selected: str, seen: str, search: str = "", closing: bool = True) -> 
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
         out.append(gr.skip() if known.get(name) == digest else value)
         known[name] = digest
-    return [selected, json.dumps(known), *out, *[gr.update(open=False) if closing else gr.skip()] * ALL_FOLDS]
+    return [selected, json.dumps(known), *out]
 
 
 def refresh(selected: str, seen: str, search: str = "") -> list[Any]:
-    """`render` without selecting or closing: the user may have selected another run since, and opened a fold of it."""
-    return [gr.skip(), *render(selected, seen, search, closing=False)[1:]]
+    """`render` without selecting: the user may have selected another run since."""
+    return [gr.skip(), *render(selected, seen, search)[1:]]
 
 
 def _digests(seen: str) -> dict[str, str]:

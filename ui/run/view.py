@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import tomllib
 
 import runs
-from monitor.ledger import Ledger
 from monitor.process.platform import LOCK, is_held
 from monitor.run_folder import METRICS, STATUS, STOP, TRAINING_LOG
 from monitor.state import FINAL, with_age
@@ -261,11 +260,6 @@ def _names(folder: Path) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
-
-
-def ledger(view: View) -> Ledger:
-    """Where the time of a run went."""
-    return Ledger.of(view.status)
 
 
 def stop_requested(folder: Path) -> bool:

@@ -119,7 +119,7 @@ def test_the_card_shows_time_by_state_cost_and_what_recovery_saved(data):
     def card(name: str, price: float) -> str:
         folder = write_run(data, name, state="completed")
         write_history(folder, price)
-        return cards.ledger(view.read(folder), view.ledger(view.read(folder)))
+        return cards.ledger(view.read(folder))
 
     shown, free = card("paid", 3.6), card("free", 0)
     parts = ("Time and money", "Recovering", "Lost", "10 steps", "1.10", "1 of 1 failure recovered", "not counted")

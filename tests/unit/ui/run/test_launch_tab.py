@@ -1,15 +1,12 @@
 """The lower part of a run: where its time went, the files for other places, and what the ranks do."""
 
 import importlib
-import json
-from dataclasses import asdict
 
 import pytest
 from runs_helpers import sources
 from ui_helpers import photos, write_run
 
 import runs
-from launch import rehearse
 from launch.__main__ import COMMANDS
 from monitor.process.platform import LOCK, Lock
 from ui import jobs, served
@@ -47,16 +44,13 @@ def test_a_typed_value_is_never_another_option():
 
 def test_what_a_job_says_is_text(data, monkeypatch):
     folder = make_run(data)
-    assert launch_tab.result(folder, "rehearse") == ""
+    assert launch_tab.result(folder, "launch-slurm") == ""
     mark = "<i onclick=x>"
     (folder / "plan.yaml").write_text(mark)
-    (folder / rehearse.FILE).write_text(json.dumps(asdict(rehearse.Rehearsal("failed", problem={"text": mark}))))
     monkeypatch.setattr("ui.jobs.read", lambda folder, name: jobs.Job(name, "failed", 3.0))
-    values = {"launch-slurm": {"file": str(folder / "plan.yaml")}, "rehearse": {}}
-    monkeypatch.setattr("ui.jobs.output", lambda folder, name: (mark, values[name], mark))
-    for name in values:
-        shown = launch_tab.result(folder, name)
-        assert "<i" not in shown and shown.count("&lt;i onclick=x&gt;") == 3
+    monkeypatch.setattr("ui.jobs.output", lambda folder, name: (mark, {"file": str(folder / "plan.yaml")}, mark))
+    shown = launch_tab.result(folder, "launch-slurm")
+    assert "<i" not in shown and shown.count("&lt;i onclick=x&gt;") == 3
 
 
 def test_only_files_of_the_run_are_shown(data, tmp_path):

@@ -49,21 +49,6 @@ def test_a_tick_opens_no_file_that_did_not_change_and_sends_only_what_changed(da
     assert [name for name, part in shown.items() if not isinstance(part, dict)] == ["loras"]
 
 
-def test_a_run_that_is_selected_comes_with_its_folds_closed_and_a_look_at_it_leaves_them(data):
-    """A later answer, or a look that began before the selection, would close what was opened meanwhile."""
-    for name in ("one", "two"):
-        write_run(data, name)
-
-    def folds(out: list) -> list:
-        return [one.get("open") for one in out[-run_page.ALL_FOLDS :]]
-
-    selected = run_page.render("two", "")
-    assert folds(selected) == [False] * run_page.ALL_FOLDS
-    for seen in (selected[1], run_page.render("one", "")[1], ""):
-        assert folds(run_page.refresh("two", seen)) == [None] * run_page.ALL_FOLDS
-    assert folds(run_page.refresh("", "")) == [None] * run_page.ALL_FOLDS, "a look before the first selection"
-
-
 def test_a_page_opens_with_the_run_in_its_address_or_a_running_one_and_says_what_to_do_without(data, monkeypatch):
     parts = run_page.render("", "")
     assert "No runs yet" in parts[2] and "No run selected" in parts[3]
