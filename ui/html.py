@@ -42,6 +42,14 @@ def table(label: str, heads: list[str], rows: Iterable[Sequence[object]]) -> str
     return shown if body else ""
 
 
+def box(lines: Iterable[str], kind: str = "bad", title: str = "") -> str:
+    """A box of messages, each given as markup, which a screen reader says; "" without messages. kind: a colour of style.css."""
+    items = "".join(f"<li>{line}</li>" for line in lines)
+    head = f"<strong>{esc(title)}</strong>" if title else ""
+    role = "alert" if kind == "bad" else "status"
+    return f'<div class="hp-problem hp-{kind}" role="{role}">{head}<ul>{items}</ul></div>' if items else ""
+
+
 def region(label: str, markup: str, kind: str = "hp-printed") -> str:
     """Text as it was printed, which scrolls and which the keyboard reaches; "" without text. kind: "hp-log" shows its end."""
     shown = f'<div class="{kind}" tabindex="0" role="region" aria-label="{esc(label)}"><pre>{markup}</pre></div>'

@@ -18,7 +18,7 @@ import runs
 from runs import fields
 from runs.machine import this_machine
 from ui.dataset import bulk_fold, caption_fold, doctor_fold, draft, drafts, images, import_fold
-from ui.html import esc
+from ui.html import box, esc
 from ui.new import (
     estimates,
     export,
@@ -221,8 +221,7 @@ def _component(one: fields.Field, **more: Any) -> gr.components.Component:
 def problem_html(what: str | Exception, title: str = "Not started", kind: str = "bad") -> str:
     """An alert box with one item for each fault of an error, or for each line of a message."""
     texts = [form.shown(fault) for fault in what.faults] if isinstance(what, runs.RunError) else str(what).splitlines()
-    lines = "".join(f"<li>{hub_login.linked(text)}</li>" for text in texts if text.strip())
-    return f'<div class="hp-problem hp-{kind}" role="alert"><strong>{esc(title)}</strong><ul>{lines}</ul></div>'
+    return box([hub_login.linked(text) for text in texts if text.strip()], kind, title)
 
 
 def load(draft_id: str | None) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from monitor.process.spawned import Subjob, python
 from monitor.state import FINAL
 from runs.files import RunError
 from ui import scripts
-from ui.html import esc, press, pressed
+from ui.html import box, esc, press, pressed
 from ui.run import cards, fold, view
 from ui.run.fold import QUIET
 
@@ -150,7 +150,7 @@ def _store(address: str, store: Store, added: bool) -> str:
         head += press("Remove", "remove", label=f"Remove {address} from this list", store=address)
     parts = [f"<header>{head}</header>"]
     if store.error:
-        parts.append(f'<div class="hp-problem hp-bad" role="status"><p>{esc(store.error)}</p></div>')
+        parts.append(box([esc(store.error)]))
     elif store.read_at and not store.runs:
         parts.append('<p class="hp-none">This store has no run.</p>')
     parts += [_run(one, address, store.stops.get(one["slug"])) for one in store.runs]

@@ -25,7 +25,7 @@ from runs.dataset import counts
 from runs.files import RunError
 from runs.manage import size_text
 from ui import jobs, served
-from ui.html import duration, esc, region
+from ui.html import box, duration, esc, region
 from ui.new import rehearsal
 from ui.run import fold, view
 from ui.run.fold import QUIET
@@ -174,8 +174,7 @@ def result(folder: Path, name: str) -> str:
     state = f"Running for {duration(job.seconds)}…" if busy else STATES.get(job.state, job.state)
     parts = [f'<p class="hp-job-state" role="status" data-state="{job.state}">{esc(state)}</p>']
     if errors and job.state not in ("running", "done"):
-        lines = "".join(f"<p>{esc(line)}</p>" for line in errors.splitlines()[-ERROR_LINES:])
-        parts.append(f'<div class="hp-problem hp-bad" role="alert">{lines}</div>')
+        parts.append(box(map(esc, errors.splitlines()[-ERROR_LINES:])))
     if name.startswith("launch-"):
         parts.append(written(folder, values))
     if text := "\n".join(filter(None, (printed.strip(), errors if busy else ""))):

@@ -12,7 +12,7 @@ import gradio as gr
 from launch import publish
 from runs.files import RunError
 from ui import jobs
-from ui.html import duration, esc
+from ui.html import box, duration, esc
 from ui.new.hub_login import linked
 from ui.run import fold
 from ui.run.fold import QUIET
@@ -55,10 +55,7 @@ def progress(folder: Path) -> tuple[bool, str]:
         lines = (jobs.output(folder, JOB)[0] or "").strip().splitlines()
         now = f"{esc(lines[-1]) if lines else 'Preparing the files…'} ({duration(job.seconds)})"
         return True, f'<div class="hp-say" role="status" data-testid="publishing">{now}</div>'
-    return False, (
-        f'<div class="hp-problem hp-bad" role="alert" data-testid="not-published"><strong>{ENDED[job.state]}</strong>'
-        f"<p>{linked(jobs.reason(folder, JOB, ''))}</p></div>{done}"
-    )
+    return False, box([linked(jobs.reason(folder, JOB, ""))], "bad", ENDED[job.state]) + done
 
 
 def draw(folder: Path) -> None:

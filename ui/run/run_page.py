@@ -22,7 +22,7 @@ from runs.dataset import counts
 from runs.paths import outputs_dir
 from ui import jobs, scripts
 from ui.dataset import draft, images
-from ui.html import esc, pressed
+from ui.html import box, esc, pressed
 from ui.new import form, script_editor
 from ui.run import (
     actions,
@@ -199,7 +199,7 @@ def _buttons(shown: view.View | None) -> dict[str, dict[str, Any]]:
 
 def render(selected: str, seen: str, search: str = "") -> list[Any]:
     """The current parts of the tab; parts that the browser already shows are skipped."""
-    known = _digests(seen)
+    known = json.loads(seen or "{}")
     everything = view.read_all()
     shown = next((one for one in everything if one.folder.name == selected), None)
     parts: dict[str, Any] = dict.fromkeys(PARTS, "")
@@ -230,15 +230,6 @@ def refresh(selected: str, seen: str, search: str = "") -> list[Any]:
     return [gr.skip(), *render(selected, seen, search)[1:]]
 
 
-def _digests(seen: str) -> dict[str, str]:
-    """The digest of each part that the browser shows; none when it sends something else."""
-    try:
-        found = json.loads(seen)
-    except (ValueError, TypeError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def first_run(name: str) -> str:
     """The run that a new page selects: the one in its address, else one with a live monitor, else ""."""
     everything = view.read_all()
@@ -253,10 +244,7 @@ def newest() -> str:
 
 def notice(lines: list[str], kind: str = "info") -> str:
     """A box of messages; "" without messages."""
-    if not lines:
-        return ""
-    role = "alert" if kind == "bad" else "status"
-    return f'<div class="hp-problem hp-{kind}" role="{role}"><ul>{"".join(f"<li>{esc(line)}</li>" for line in lines)}</ul></div>'
+    return box(map(esc, lines), kind)
 
 
 def stop(selected: str) -> tuple[str, Any]:

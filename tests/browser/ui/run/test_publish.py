@@ -29,7 +29,7 @@ def test_a_lora_is_published_with_what_was_typed(browser, data, tmp_path):
             page.get_by_test_id("publishing").get_by_text("Sending").wait_for()
             publish.wait_for(state="hidden")
             page.get_by_role("button", name="Cancel", exact=True).click()
-            page.get_by_test_id("not-published").get_by_text("Cancelled").wait_for()
+            page.locator("#job-publish .hp-problem").get_by_text("Cancelled").wait_for()
             hub.stall_put.clear()
             publish.click()
             page.get_by_test_id("published").get_by_text("/me/cup").wait_for()
