@@ -22,7 +22,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ui import health, scripts, served
 from ui.login import PAGES, READS, Login
-from ui.run import downloads
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
@@ -54,7 +53,7 @@ ROUTES: dict[str, set[str]] = {
     f"{API}component_server/": {"POST"},  # as Gradio's script calls it
     f"{served.PREFIX}*": READS,
     f"{scripts.PREFIX}*": READS,
-    f"{downloads.PREFIX}*": READS,
+    f"{served.ARCHIVES}*": READS,
     "/login": {"POST", *READS},
     "/logout": {"POST"},
     "/api": READS,
@@ -255,8 +254,9 @@ class Guard:
             return self.login.log_out(request)
         if path.startswith(scripts.PREFIX):
             return scripts.respond(request)
-        sender = next((one for one in (downloads, served) if path.startswith(one.PREFIX)), None)
-        return await sender.respond(request) if sender else None
+        if path.startswith(served.ARCHIVES):
+            return await served.respond_archive(request)
+        return await served.respond(request) if path.startswith(served.PREFIX) else None
 
     def _unknown_host(self, request: Request) -> str:
         port = (request.scope.get("server") or ("", 7860))[1]

@@ -1,4 +1,4 @@
-"""Which files of the data folders the page sends, and as what.
+"""Which files of the data folders the page sends, and as what; and all LoRAs of a run as one ZIP.
 
 A file that was uploaded or written by a trainer can contain anything. Only a known image is shown by the browser;
 everything else in the table is a download. Gradio itself would send an uploaded .html or .svg as a page of this origin,
@@ -9,16 +9,31 @@ import os
 import re
 import stat
 from pathlib import Path
-from urllib.parse import quote
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
 
 import anyio
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 
+from runs import env_file
+from runs.files import RunError
 from runs.paths import datasets_dir, outputs_dir
+from ui.run import view
 from ui.run.readers import stamp
 
+if TYPE_CHECKING:
+    from zipstream import ZipStream
+
 PREFIX = "/gradio_api/file="
+ARCHIVES = "/downloads/"  # RUN.zip
+EXTRAS = (
+    "run.toml",
+    "train.sh",
+    "train.bat",
+    "dataset.toml",
+    "sample_prompts.txt",
+)  # in an archive: how the LoRAs were made
 IMAGES = {
     ".png": "image/png",
     ".jpg": "image/jpeg",
@@ -102,3 +117,49 @@ async def respond(request: Request) -> Response:
         kept = {key: response.headers[key] for key in ("etag", "cache-control", "last-modified")}
         return Response(status_code=304, headers=kept)
     return response
+
+
+def archive_url(folder: Path) -> str:
+    """The address of a run's archive, relative to the page."""
+    return f"{ARCHIVES[1:]}{quote(folder.name)}.zip"
+
+
+def archive(folder: Path) -> "ZipStream":
+    """A run's complete LoRAs and the files that made them, to be iterated once. A link that leads elsewhere is left out.
+
+    The archive is made while it is sent, so no copy is on the disk; its length is known before. LoRAs do not compress.
+
+    Raises:
+        RunError: the run has no LoRA yet.
+    """
+    from zipstream import ZIP_STORED, ZipStream
+
+    loras = [lora.path for lora in view.loras(folder)]
+    if not loras:
+        raise RunError(f"The run {folder.name} has no LoRA yet. Wait for its first checkpoint.")
+    known = not env_file.exposed(view.read(folder).spec)  # else the spec is invalid, and its files may hold a secret
+    stream = ZipStream(compress_type=ZIP_STORED, sized=True)
+    for path in [*loras, *(folder / name for name in EXTRAS if known)]:
+        if path.resolve().parent == folder.resolve() and find(str(path)):
+            stream.add_path(path, f"{folder.name}/{path.name}", recurse=False)
+    return stream
+
+
+async def respond_archive(request: Request) -> Response:
+    """The archive that a request names; 404 with the reason where there is none."""
+    name = unquote(request.scope["path"].removeprefix(ARCHIVES))
+    try:
+        if not name.endswith(".zip"):
+            raise RunError("Hangproof has no such page.")
+        folder = view.folder_of(name.removesuffix(".zip"))
+        stream = await anyio.to_thread.run_sync(archive, folder)
+    except (RunError, OSError) as error:
+        return PlainTextResponse(str(error), 404)
+    headers = {
+        "content-length": str(len(stream)),
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(folder.name)}.zip",
+        "cache-control": "private, no-store",
+    }
+    if request.method == "HEAD":
+        return Response(headers=headers, media_type=ZIP)
+    return StreamingResponse(stream, headers=headers, media_type=ZIP)

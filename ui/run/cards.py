@@ -17,9 +17,8 @@ from monitor.phrases import PHASES, count
 from runs.evolution import Evolution, Lora, Sample
 from runs.manage import size_text
 from ui.html import duration, esc, markdown, number, per_step
-from ui.run import downloads
 from ui.run.view import Incident, View, number_of
-from ui.served import file_url
+from ui.served import archive_url, file_url
 
 Fact = tuple[str, str, str]  # label and value as markup, explanation as text
 LISTED = 100  # runs that the list shows; the search finds the others
@@ -315,7 +314,7 @@ def loras(folder: Path, found: list[Lora], evolution: Evolution, picked: int | N
         size = size_text(sum(lora.size for lora in found))
         body += (
             f'<p class="hp-download-all"><a class="hp-button" data-testid="download-all" download '
-            f'href="{esc(downloads.address(folder))}">Download all as ZIP ({size})</a></p>'
+            f'href="{esc(archive_url(folder))}">Download all as ZIP ({size})</a></p>'
         )
     return _section(title, body, esc(str(folder.absolute())))
 

@@ -25,11 +25,12 @@ from launch.store.places import open_place
 from monitor.process.spawned import idle
 from monitor.run_folder import RunFolder
 from runs import custom_script, env_file, manage, sweep
+from ui import served
 from ui.api import drafts as api
 from ui.dataset import draft
 from ui.new import importing, script_editor, templates
 from ui.new import settings as draft_settings
-from ui.run import compare, downloads, run_page, view
+from ui.run import compare, run_page, view
 
 VALUE = "s3cr3t-0123456789abcdef0123456789abcdef01234567"
 OTHER = "hf_OtherSecretOtherSecretOther"
@@ -162,7 +163,7 @@ def test_a_secret_leaves_with_nothing_that_is_shared(made, data, tmp_path, monke
     loaded = runs.load(made)
     save_file({"transformer.a.lora_A.weight": np.ones((4, 8), np.float32)}, made / "cat.safetensors", {"ss_steps": "4"})
     with open(out / "all.zip", "wb") as file:
-        file.writelines(downloads.archive(made))
+        file.writelines(served.archive(made))
     assert call("launch", "bundle", "cat", "-o", out / "bundle.zip").returncode == 0
     with zipfile.ZipFile(out / "bundle.zip") as archive:
         assert "WANDB_API_KEY" in archive.read("cat/README.txt").decode()

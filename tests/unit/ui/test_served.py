@@ -9,7 +9,7 @@ from compare_helpers import a_run
 from ui_helpers import lora_file, write_run
 
 import runs
-from ui.run import downloads
+from ui import served
 
 
 def test_an_archive_holds_the_complete_loras_and_nothing_from_elsewhere(data):
@@ -19,9 +19,9 @@ def test_an_archive_holds_the_complete_loras_and_nothing_from_elsewhere(data):
     (folder / "cut.safetensors").write_bytes(final.read_bytes()[:100])  # still written
     lora_file(data / "elsewhere.safetensors", 1)
     os.symlink(data / "elsewhere.safetensors", folder / "link.safetensors")
-    stream = downloads.archive(folder)
+    stream = served.archive(folder)
     whole = b"".join(stream)
-    assert len(whole) == len(downloads.archive(folder))
+    assert len(whole) == len(served.archive(folder))
     with zipfile.ZipFile(io.BytesIO(whole)) as archive:
         assert archive.testzip() is None
         name = folder.name
@@ -29,4 +29,4 @@ def test_an_archive_holds_the_complete_loras_and_nothing_from_elsewhere(data):
         assert sorted(archive.namelist()) == [f"{name}/{file}" for file in files]
         assert archive.read(f"{name}/{name}.safetensors") == final.read_bytes()
     with pytest.raises(runs.RunError, match="no LoRA yet"):
-        downloads.archive(write_run(data, "empty"))
+        served.archive(write_run(data, "empty"))
