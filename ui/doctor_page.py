@@ -154,13 +154,7 @@ def _left_over() -> None:
 
 
 def _explain() -> None:
-    pid = gr.Textbox(
-        label="Process number (pid)",
-        info="As nvidia-smi, top or ps shows it",
-        max_lines=1,
-        max_length=20,
-        interactive=True,
-    )
+    pid = fold.line("Process number (pid)", "As nvidia-smi, top or ps shows it", max_length=20)
     with gr.Row(elem_classes="hp-actions"):
         go = _button("Explain", primary=True)
     shown = _html()

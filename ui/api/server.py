@@ -66,12 +66,13 @@ def build() -> "gr.Blocks":
     with gr.Blocks(title=TITLE, analytics_enabled=False) as blocks:
         gr.Markdown(ABOUT)
         for name, function in endpoints().items():
-            gr.api(_answering(function), api_name=name, api_description=inspect.getdoc(function), queue=True)
+            gr.api(function, api_name=name, api_description=inspect.getdoc(function), queue=True)
     return blocks
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which gets only values of the types it names, and whose answer is plain. RunError: another value."""
+    """The function, which gets only values of the types it names, and whose answer is plain; its errors reach the client."""
+    import gradio as gr
     from pydantic import ValidationError, validate_call
 
     validated = validate_call(config={"strict": True})(function)
@@ -83,19 +84,8 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
-            raise RunError(f"{function.__name__}{inspect.signature(function)}: {where}: {first['msg']}") from error
-
-    return call
-
-
-def _answering(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose errors for users reach the client."""
-    import gradio as gr
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
+            text = f"{function.__name__}{inspect.signature(function)}: {where}: {first['msg']}"
+            raise gr.Error(text, print_exception=False) from error
         except (RunError, PresetError) as error:
             raise gr.Error(str(error), print_exception=False) from error
 

@@ -127,13 +127,8 @@ def draw(draft_id: str, images: Any) -> None:
         except fold.ERRORS as error:
             return fold.note(error, True)
 
-    search = gr.Textbox(
-        label="Search the options",
-        info="By name and description. Type an option into the field above as name=value",
-        max_lines=1,
-        interactive=True,
-        elem_id="flag-search",
-    )
+    about = "By name and description. Type an option into the field above as name=value"
+    search = fold.line("Search the options", about, elem_id="flag-search")
     shown = gr.HTML(found(), elem_id="flag-table", apply_default_css=False)
     search.change(found, search, shown, trigger_mode="always_last", **QUIET)
     images.chosen(found, search, shown, trigger_mode="always_last", **QUIET)

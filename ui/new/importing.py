@@ -122,13 +122,7 @@ def draw(draft_id: str) -> None:
     template = gr.Dropdown(_choices(), value=None, label="Template", interactive=True, elem_id="template")
     delete = gr.Button(DELETE, size="sm", visible=False, elem_id="template-delete")
     with gr.Row(elem_classes="hp-fields"):
-        name = gr.Textbox(
-            label="Name of a new template",
-            placeholder="My portraits",
-            max_length=templates.MAX_NAME,
-            max_lines=1,
-            interactive=True,
-        )
+        name = fold.line("Name of a new template", placeholder="My portraits", max_length=templates.MAX_NAME)
         replace = gr.Checkbox(label="Replace the template of this name", interactive=True, elem_id="template-replace")
         save = gr.Button("Save these settings", size="sm")
     text = gr.Textbox(

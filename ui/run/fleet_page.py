@@ -215,13 +215,9 @@ def build() -> gr.Timer:
     with gr.Column(elem_id="fleet", elem_classes="hp-fleet"):
         gr.HTML(f'<h3 class="hp-title">Other machines</h3><p class="hp-hint">{HINT}</p>', apply_default_css=False)
         with gr.Row(elem_classes="hp-stores"):
-            address = gr.Textbox(
-                label="Address of a store",
-                placeholder="s3://bucket/runs, hf://buckets/me/runs, sftp://host/folder",
-                max_length=MOST_ADDRESS,
-                elem_id="store-address",
-                scale=3,
-            )
+            example = "s3://bucket/runs, hf://buckets/me/runs, sftp://host/folder"
+            more: dict[str, Any] = {"max_length": MOST_ADDRESS, "elem_id": "store-address", "scale": 3}
+            address = fold.line("Address of a store", placeholder=example, **more)
             add = gr.Button("Add store", elem_id="store-add", scale=0, min_width=140)
             again = gr.Button("Refresh", elem_id="store-refresh", scale=0, min_width=110)
         problem = gr.HTML(apply_default_css=False)

@@ -52,6 +52,11 @@ def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[Path], N
     return opened(selected, title, elem_id, drawn)
 
 
+def line(label: str, info: str | None = None, **more: Any) -> gr.Textbox:
+    """A field of one line. It says that it is interactive: Gradio finds out by the page's first config which fields are."""
+    return gr.Textbox(label=label, info=info, lines=1, max_lines=1, interactive=True, **more)
+
+
 def say(text: object) -> gr.HTML:
     """A sentence in the part."""
     return gr.HTML(f'<p class="hp-say">{esc(text)}</p>', apply_default_css=False)

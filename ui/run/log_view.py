@@ -165,15 +165,7 @@ def _coloured(line: str) -> str:
 def draw(folder: Path) -> None:
     """Make the components of the part."""
     with gr.Row(elem_classes="hp-log-bar"):
-        query = gr.Textbox(
-            label="Search the log",
-            interactive=True,
-            max_length=LONGEST_QUERY,
-            lines=1,
-            max_lines=1,
-            elem_id="log-query",
-            scale=3,
-        )
+        query = fold.line("Search the log", max_length=LONGEST_QUERY, elem_id="log-query", scale=3)
         level = gr.Dropdown(CHOICES, value="", label="Lines", interactive=True, elem_id="log-level")
     with gr.Row(elem_classes="hp-log-bar"):
         follow = gr.Checkbox(True, label="Follow the end", interactive=True, elem_id="log-follow")

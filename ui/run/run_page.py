@@ -93,12 +93,8 @@ def build() -> RunPage:
 
     with gr.Row(elem_classes="hp-runs"):
         with gr.Column(scale=1, min_width=230, elem_classes="hp-side"):
-            search = gr.Textbox(
-                label="Search runs",
-                placeholder="Search by name or state",
-                show_label=False,
-                elem_id="run-search",
-                lines=1,
+            search = fold.line(
+                "Search runs", placeholder="Search by name or state", show_label=False, elem_id="run-search"
             )
             part("queue")
             part("list")
@@ -144,7 +140,7 @@ def _manage(folder: Path, said: gr.HTML, again: dict[str, Any]) -> None:
         return
     used = manage.usage(folder.name)
     with gr.Row(elem_classes="hp-fields"):
-        name = gr.Textbox(shown.name, label="New name", lines=1, interactive=True, elem_id="new-name")
+        name = fold.line("New name", value=shown.name, elem_id="new-name")
         rename = gr.Button("Rename", size="sm", scale=0, min_width=110, elem_id="rename-ok")
     fold.say(
         f"Delete the run {shown.name!r} with its LoRAs, checkpoints, samples and log? This frees "
