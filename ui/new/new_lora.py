@@ -6,7 +6,7 @@ The page's script stores each field as it is typed (ui/new/fields.js); the handl
 import functools
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,22 +121,14 @@ def build(draft_id: gr.BrowserState, started: gr.State, messages: gr.State) -> N
         fetching = gr.Timer(FETCH_TICK_S, active=False)
         of_model = [note, parts["tier"], parts["backend"], of_gpu, parts["control_dir"], fetch_button, fetching]
         opened(hub_login.LABEL, "hub-fold", hub_login.draw)
-        with gr.Row(elem_classes="hp-fields"):
-            for one in fields.LENGTH:
-                parts[one.key] = _component(one)
+        _row(parts, fields.LENGTH)
         with gr.Accordion("Sample images during training", open=False):
             parts["prompts"] = _component(fields.SAMPLES[0])
-            with gr.Row(elem_classes="hp-fields"):
-                for one in fields.SAMPLES[1:]:
-                    parts[one.key] = _component(one)
+            _row(parts, fields.SAMPLES[1:])
         with gr.Accordion("More settings", open=False):
-            with gr.Row(elem_classes="hp-fields hp-many"):
-                for one in fields.MORE:
-                    parts[one.key] = _component(one)
+            _row(parts, fields.MORE, "hp-many")
             with gr.Accordion("Machines, store and cost", open=False):
-                with gr.Row(elem_classes="hp-fields hp-many"):
-                    for one in fields.MACHINES:
-                        parts[one.key] = _component(one)
+                _row(parts, fields.MACHINES, "hp-many")
             parts["flags"] = _component(fields.FLAGS)
             opened("All trainer options", "all-flags-fold", lambda name: flags.draw(name, shown))
         opened("Templates and import", "setup", importing.draw)
@@ -203,6 +195,11 @@ def _gpu(parts: dict[str, Any]) -> None:
     with gr.Row(elem_classes="hp-fields"):
         for key, choices in model_note.choices(values).items():
             parts[key] = gr.Radio(choices, value=values[key], label=form.LABELS[key], info=about[key], elem_id=key)
+
+
+def _row(parts: dict[str, Any], some: Sequence[fields.Field], look: str = "") -> None:
+    with gr.Row(elem_classes=f"hp-fields {look}"):
+        parts.update({one.key: _component(one) for one in some})
 
 
 def _component(one: fields.Field, **more: Any) -> gr.components.Component:
