@@ -107,10 +107,11 @@ def forget() -> None:
 def status_html(name: str = "", error: str = "") -> str:
     """Who is logged in, or how to log in, as HTML."""
     problem = f'<p class="hp-hint hp-warn" role="alert" data-testid="hub-error">{esc(error)}</p>' if error else ""
-    if name:
-        return f'<p class="hp-hint" role="status" data-testid="hub-user">Logged in as <strong>{esc(name)}</strong>.</p>{problem}'
-    if hub.token():
-        return f'<p class="hp-hint" role="status" data-testid="hub-user">A Hugging Face token is stored on this machine.</p>{problem}'
+    if name or hub.token():
+        known = (
+            f"Logged in as <strong>{esc(name)}</strong>." if name else "A Hugging Face token is stored on this machine."
+        )
+        return f'<p class="hp-hint" role="status" data-testid="hub-user">{known}</p>{problem}'
     link = hub_link(TOKENS_PATH, "Create a token on Hugging Face")
     return f'{problem}<p class="hp-hint">{link} (type “Read”), then paste it here. The token is kept in Hugging Face’s own store on this machine.</p>'
 

@@ -57,9 +57,9 @@ def line(label: str, info: str | None = None, **more: Any) -> gr.Textbox:
     return gr.Textbox(label=label, info=info, lines=1, max_lines=1, interactive=True, **more)
 
 
-def say(text: object) -> gr.HTML:
-    """A sentence in the part."""
-    return gr.HTML(f'<p class="hp-say">{esc(text)}</p>', apply_default_css=False)
+def say(text: object, look: str = "hp-say") -> gr.HTML:
+    """A sentence in the part. look: its class of style.css."""
+    return gr.HTML(f'<p class="{look}">{esc(text)}</p>', apply_default_css=False)
 
 
 def note(text: object, bad: bool = False) -> str:

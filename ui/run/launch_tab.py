@@ -234,13 +234,13 @@ def draw(folder: Path) -> None:
         if not trains and name == "diagnose" and jobs.read(folder, name) is None:
             continue
         with gr.Accordion(title, open=jobs.running(folder, name), elem_id=f"check-{name}"):
-            _hint(about)
+            fold.say(about, "hp-hint")
             can = not trains or name == "diagnose"  # a rehearsal needs the GPU
             go = gr.Button(label, variant="primary", size="sm", elem_id=f"start-{name}", interactive=can)
             words = [package, name, str(folder), "--json"]
             follow(name, go, functools.partial(jobs.start, folder, name, words, limit_s))
     with gr.Accordion("Run it elsewhere", open=False, elem_id="check-elsewhere"):
-        _hint(f"The run travels by its store, {store}." if store else NO_STORE)
+        fold.say(f"The run travels by its store, {store}." if store else NO_STORE, "hp-hint")
         labels = [(place.label, kind) for kind, place in PLACES.items()]
         choice = gr.Radio(labels, value="slurm", label="Where", interactive=True, elem_id="place")
         groups = []
@@ -254,13 +254,9 @@ def draw(folder: Path) -> None:
     gr.Timer(fold.TICK_S).tick(lambda: _ranks(folder), None, ranks, key="ranks-tick", **QUIET)
 
 
-def _hint(text: str, classes: str = "hp-hint") -> None:
-    gr.HTML(f'<p class="{classes}">{esc(text)}</p>', apply_default_css=False)
-
-
 def _place(folder: Path, kind: str, place: Place) -> tuple[gr.Button, list[Any]]:
     """The fields of a place and its buttons. Returns the one that writes the files, and the fields."""
-    _hint(place.about)
+    fold.say(place.about, "hp-hint")
     fields: list[Any] = []
     with gr.Row(elem_classes="hp-fields"):
         for _, label, default, text in place.options(kind):
@@ -273,7 +269,7 @@ def _place(folder: Path, kind: str, place: Place) -> tuple[gr.Button, list[Any]]
             ASK, visible=bool(place.needs), interactive=not reason, elem_id=f"submit-{kind}", min_width=180, scale=0
         )
     if reason:
-        _hint(reason, "hp-hint hp-missing")
+        fold.say(reason, "hp-hint hp-missing")
     problem = gr.HTML(apply_default_css=False)
 
     def on_submit(asked: str, *values: Any) -> list[Any]:
