@@ -1,5 +1,6 @@
 """The complete page: its four tabs and the events between them."""
 
+import copy
 import json
 from typing import Any
 
@@ -86,11 +87,63 @@ WATCH = f"""async () => {{
   }}
   return ['runs', 'fleet'].map((one) => ({{ __type__: 'update', active: one === tab }}));
 }}"""
+# Gradio's browser code (6.31, templates/frontend/assets) reads none of these: they are for its server and for users of its API.
+UNREAD = (
+    "skip_api",
+    "api_info",
+    "api_info_as_input",
+    "api_info_as_output",
+    "example_inputs",
+    "api_description",
+    "collects_event_data",
+    "max_batch_size",
+    "preserved_by_key",
+)
+
+
+SKIPPED = gr.skip()
+
+
+class Page(gr.Blocks):
+    """Gradio's page with a smaller config, which each visit downloads."""
+
+    def get_config_file(self) -> Any:
+        """The config without the digests of the components' classes, which Gradio needs only for components of other
+        packages, and without what no browser reads: every event of this page is private."""
+        config = super().get_config_file()
+        for component in config["components"]:
+            component["component_class_id"] = component["type"]
+        parts = [*config["components"], *(one["props"] for one in config["components"]), *config["dependencies"]]
+        for key in UNREAD:
+            for part in parts:
+                part.pop(key, None)
+        return config
+
+    async def postprocess_data(self, block_fn: Any, predictions: Any, state: Any) -> list[Any]:
+        """What Gradio sends for the values that an event returned. Gradio makes the component of each `gr.skip()` anew,
+        and the page's timer skips nearly all of them each second; here such an output costs nothing."""
+        outputs = block_fn.outputs
+        several = isinstance(predictions, list | tuple) and len(predictions) == len(outputs) > 1
+        kept = (
+            [n for n, one in enumerate(predictions) if not (isinstance(one, dict) and one == SKIPPED)]
+            if several
+            else []
+        )
+        if not several or block_fn.batch or len(kept) == len(outputs):
+            return await super().postprocess_data(block_fn, predictions, state)
+        data: list[Any] = [None if block.stateful else gr.skip() for block in outputs]
+        if kept:
+            part, values = copy.copy(block_fn), [predictions[n] for n in kept]
+            part.outputs = [outputs[n] for n in kept]
+            found = await super().postprocess_data(part, values if len(kept) > 1 else values[0], state)
+            for n, value in zip(kept, found, strict=True):
+                data[n] = value
+        return data
 
 
 def build(login: bool = False) -> gr.Blocks:
     """Build the page, with a log-out button where it needs a `login`; nothing runs until it is launched."""
-    with gr.Blocks(title="Hangproof", analytics_enabled=False, delete_cache=(3600, 86400)) as page:
+    with Page(title="Hangproof", analytics_enabled=False, delete_cache=(3600, 86400)) as page:
         draft_id = gr.BrowserState(None, storage_key="hangproof-draft", secret="hangproof")
         started = gr.State("")
         messages = gr.State([])

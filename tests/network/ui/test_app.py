@@ -12,7 +12,7 @@ from ui_helpers import free_port, serving, small_disk
 from ui_page import PATIENCE_S
 
 RSS_MB = 250
-CONFIG_KB = 124
+CONFIG_KB = 104
 
 
 @pytest.mark.slow

@@ -1,0 +1,29 @@
+"""The page's events: a skipped output costs nothing."""
+
+import asyncio
+
+import gradio as gr
+
+from ui.page import Page
+
+WAIT_S = 60  # only stops what hangs
+
+
+def test_a_skipped_output_makes_no_component_anew(monkeypatch):
+    with Page(analytics_enabled=False) as page:
+        first, second, state = gr.Textbox(), gr.Button("Start"), gr.State("")
+        first.submit(lambda text: text, first, [first, second, state])
+    event = next(iter(page.default_config.fns.values()))
+    made: list[int] = []
+    real = gr.Button.__init__
+    monkeypatch.setattr(gr.Button, "__init__", lambda self, *a, **k: (made.append(1), real(self, *a, **k))[1])
+
+    def sent(*values) -> list:
+        return asyncio.run(asyncio.wait_for(page.postprocess_data(event, values, None), WAIT_S))
+
+    skipped = {"__type__": "update"}
+    assert sent(gr.skip(), gr.skip(), gr.skip()) == [skipped, skipped, None] and made == []
+    assert sent("text", gr.skip(), "kept") == ["text", skipped, None] and made == []
+    shown = sent(gr.skip(), gr.update(value="Stop", interactive=False), gr.skip())
+    assert shown[0] == skipped and shown[1]["value"] == "Stop" and shown[1]["interactive"] is False and made
+    assert sent("text", gr.update(visible=False), "all")[0] == "text"
