@@ -1,79 +1,49 @@
-"""RunPod: exactly one pod is rented for a run, whatever becomes of the answer. RunPod is a double on loopback."""
+"""RunPod: exactly one pod is rented for a run, whatever becomes of the answer, and it stops itself. RunPod is a double on loopback."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
 from launch_helpers import a_run, a_spec, arguments
-from loopback import Request, answering
 from provider_server import KEY, Provider, provider
+from runs_helpers import python
 
 from launch import rent, travel
 from launch.common import LaunchError
 from launch.rent import ApiError
+from launch.serve import Container
 
-
-@dataclass
-class Cloud:
-    """Creates a machine for a request, answers as `fault` says, and lists what it created."""
-
-    fault: str = ""  # "502", "503 refused" (nothing created), "drop"
-    listing: str = "ok"  # or "broken"
-    late: int = 0  # the list shows a machine only after so many looks
-    machines: list[dict] = field(default_factory=list)
-    creations: int = 0
-    looks: int = 0
-
-    def answer(self, request: Request) -> tuple[int, object] | None:
-        if request.method == "GET":
-            self.looks += 1
-            if self.listing == "broken":
-                return 401, {"detail": "no"}
-            return 200, self.machines if self.looks > self.late else []
-        self.creations += 1
-        if self.fault == "503 refused":
-            return 503, {"detail": "busy"}
-        made = {"id": str(100 + len(self.machines)), "name": request.json.get("name")}
-        self.machines.append(made)
-        if self.fault == "drop":
-            return None
-        return (502, "<html>bad gateway</html>") if self.fault else (201, made)
-
-
-@pytest.fixture
-def rented(clean, monkeypatch):
-    """Rents a machine of a Cloud; its number."""
-    monkeypatch.setattr(rent, "LOOK_S", 0.01)
-
-    def rented(cloud: Cloud) -> str:
-        with answering(cloud.answer) as server:
-            monkeypatch.setenv("HANGPROOF_RUNPOD_URL", server.url)
-            return str(rent.create(KEY, a_spec(), arguments(rent, "--image", "me/h:1"), ["L4"])["id"])
-
-    return rented
-
-
-@pytest.mark.parametrize("fault", ["502", "drop"])
-@pytest.mark.parametrize("late", [0, 2])
-def test_one_machine_is_rented_when_its_creation_is_not_confirmed(fault, late, rented):
-    cloud = Cloud()
-    before = rented(cloud)
-    cloud.fault, cloud.late = fault, late
-    assert rented(cloud) == "101" != before, "it is found, and that of the same run before is another one"
-    assert len(cloud.machines) == cloud.creations == 2, "no second one is made"
+NAME = "hangproof-my-lora-1234"
+BEFORE, OWN = {"id": "100", "name": "hangproof-my-lora-9999"}, {"id": "101", "name": NAME}
 
 
 @pytest.mark.parametrize(
-    ("fault", "listing", "text"), [("502", "broken", "cannot be read"), ("503 refused", "ok", "HTTP 503")]
+    ("answers", "text"),
+    [
+        ([(201, OWN)], ""),
+        ([(502, "<html>bad gateway</html>"), (200, [BEFORE, OWN])], ""),
+        ([(0, ""), (200, [BEFORE]), (200, {"items": [BEFORE]}), (200, {"items": ["x", OWN]})], ""),
+        ([(0, ""), (500, ""), (200, [OWN])], ""),
+        ([(502, ""), (401, {"detail": "no"})], "cannot be read"),
+        ([(503, {"detail": "busy"}), (200, [BEFORE])], "HTTP 503"),
+    ],
 )
-def test_an_unknown_machine_is_named_and_none_is_made_again(fault, listing, text, rented):
-    cloud = Cloud(fault, listing)
-    with pytest.raises(LaunchError, match=f"{text}.*Look for the pod hangproof-.*console.*costs money"):
-        rented(cloud)
-    assert cloud.creations == 1
+def test_one_pod_is_rented_when_its_creation_is_not_confirmed(answers, text, clean, monkeypatch):
+    monkeypatch.setattr(rent, "LOOK_S", 0.01)
+    monkeypatch.setattr(rent, "token_hex", lambda count: "1234")
+    with provider(*answers) as double:
+        monkeypatch.setenv("HANGPROOF_RUNPOD_URL", double.url)
+        rented = partial(rent.create, KEY, a_spec(), arguments(rent, "--image", "me/h:1"), ["L4"])
+        if text:
+            with pytest.raises(LaunchError, match=f"{text}.*Look for the pod {NAME} .*console.*costs money"):
+                rented()
+        else:
+            assert rented()["id"] == "101", "that of the same run before is another one"
+    created = [body["name"] for method, _, body, _ in double.requests if method == "POST"]
+    assert created == [NAME], "no second one is made"
 
 
 GPUS = ["NVIDIA RTX 2000 Ada Generation", "NVIDIA RTX A4000", "NVIDIA L4"]
@@ -149,10 +119,11 @@ def test_runpods_final_refusals_are_not_repeated(remote, monkeypatch, status, te
 
 
 def test_a_pod_needs_a_key(remote, monkeypatch):
-    monkeypatch.delenv("RUNPOD_API_KEY")
     with provider((201, POD)) as double:
-        with pytest.raises(LaunchError, match="RUNPOD_API_KEY is not set"):
-            submitted(remote, double, monkeypatch)
+        for wrong, text in ((" ", "RUNPOD_API_KEY is not set"), ("a b", "unusual characters")):
+            monkeypatch.setenv("RUNPOD_API_KEY", wrong)
+            with pytest.raises(LaunchError, match=text):
+                submitted(remote, double, monkeypatch)
         assert double.requests == []
 
 
@@ -170,3 +141,57 @@ def test_the_key_goes_only_where_it_belongs(monkeypatch):
     for answer, text in (((400, {"detail": f"bad key {KEY}"}), "bad key"), ((200, "<html>captive"), "not JSON")):
         with provider(answer) as double:
             asked(double.url, text)
+
+
+RUNPOD = {"RUNPOD_POD_ID": "7h9k2m4n6p", "RUNPOD_API_KEY": KEY}
+OWN_POD = ("7h9k2m4n6p", KEY)
+
+
+def test_a_machine_knows_its_own_pod():
+    assert rent.own_pod({}) is None
+    assert rent.own_pod({"RUNPOD_POD_ID": "7h9k2m4n6p"}) is None
+    assert rent.own_pod(RUNPOD) == OWN_POD
+    for hostile in ("../pods", "a/b", "a?b", "", "x" * 65):
+        assert rent.own_pod({**RUNPOD, "RUNPOD_POD_ID": hostile}) is None
+
+
+def test_a_pod_that_cannot_be_stopped_still_costs_money_and_one_that_stops_already_is_no_error(monkeypatch):
+    for answer, text in (((404, {"detail": "gone"}), "still costs money: .*gone"), ((409, {"detail": "stopping"}), "")):
+        with provider(answer) as double:
+            monkeypatch.setenv("HANGPROOF_RUNPOD_URL", double.url)
+            if text:
+                with pytest.raises(LaunchError, match=text):
+                    rent.stop(*OWN_POD)
+            else:
+                assert "already" in rent.stop(*OWN_POD)
+
+
+def test_a_pod_is_stopped_as_the_api_documents():
+    command = ("-m", "launch", "stop-pod", "--json")
+    with provider((200, {"id": "p"})) as double:
+        done = python(*command, HANGPROOF_RUNPOD_URL=double.url, **RUNPOD)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1]) == {"id": "7h9k2m4n6p", "stopped": True}
+        ((*request, headers),) = double.requests
+        assert request == ["POST", "/v2/pods/7h9k2m4n6p/action", {"action": "stop"}]
+        assert KEY not in done.stdout + done.stderr + request[1]
+        assert headers["Authorization"] == f"Bearer {KEY}" and headers["Content-Type"] == "application/json"
+        elsewhere = python(*command, HANGPROOF_RUNPOD_URL=double.url)
+    assert elsewhere.returncode == 1 and "no pod" in elsewhere.stderr
+
+
+def test_a_provider_that_refuses_to_stop_the_pod_is_asked_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    denied = {"title": "Forbidden", "status": 403, "detail": "access denied"}
+    with provider((403, denied), (200, {"id": "p"})) as double:
+        monkeypatch.setenv("HANGPROOF_RUNPOD_URL", double.url)
+        container = Container(1, {**RUNPOD, "HANGPROOF_STOP_POD": "1", "HANGPROOF_STOP_AFTER_S": "0"})
+        container.idle.failed = "cat cannot start"
+        container._stop_when_idle()
+        assert "still costs money" in capsys.readouterr().err and len(double.requests) == 1
+        container._stop_when_idle()
+        assert len(double.requests) == 1, "not before five minutes have passed"
+        container.stop_at_s = 0.0
+        container._stop_when_idle()
+        said = capsys.readouterr().err
+        assert len(double.requests) == 2 and "cat cannot start" in said and KEY not in said

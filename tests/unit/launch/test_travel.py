@@ -6,7 +6,7 @@ import os
 import pytest
 import yaml
 from launch_helpers import CHOICES, a_run, a_spec, arguments
-from runs_helpers import call, executable, spec
+from runs_helpers import call, executable, pictures, spec
 
 import presets
 from launch import rent, skypilot, travel
@@ -64,7 +64,8 @@ def test_the_compose_file_mounts_what_the_run_uses_and_names_secrets_only(data, 
     (tmp_path / "bin").mkdir()
     executable(tmp_path / "bin" / "docker", '#!/usr/bin/env bash\nprintf \'%s\\n\' "$@" > "$WORDS"\n')
     store = tmp_path / "my $HOME, store"
-    folder = a_run(data, name="my run's", store=str(store), gpus=2)
+    control = pictures(tmp_path / "control")
+    folder = a_run(data, name="my run's", store=str(store), gpus=2, control_dir=str(control))
     env = {"WORDS": str(tmp_path / "words"), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     done = call("launch", "docker", folder.name, "--submit", "--json", **env)
     assert done.returncode == 0, done.stderr
@@ -83,6 +84,8 @@ def test_the_compose_file_mounts_what_the_run_uses_and_names_secrets_only(data, 
     mounts = {one["target"]: one["source"] for one in service["volumes"]}
     assert mounts[f"/data/outputs/{folder.name}"] == str(folder) and mounts[str(store)] == str(store)
     assert "$HOME" not in text.replace("$$HOME", ""), "compose would fill it in"
+    assert [one["target"] for one in service["volumes"] if one.get("read_only")] == [str(control)]
+    assert 'TRAINERS=""' in text and json.loads(done.stdout.splitlines()[-1])["submitted"] is True
     assert store.is_dir() and (data / "models").is_dir()  # docker would make them as root
 
 
