@@ -20,8 +20,13 @@ def test_it_holds_what_trains_and_nothing_else(data, tmp_path):
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["file"] == str(tmp_path / "a.zip") and said["bytes"] == (tmp_path / "a.zip").stat().st_size
+    assert done.stdout.startswith(f"{tmp_path / 'a.zip'}: {said['files']} files, ")
     with zipfile.ZipFile(tmp_path / "a.zip") as archive:
         names = {name.removeprefix("my-lora/") for name in archive.namelist()}
+        modes = {info.filename: info.external_attr >> 16 for info in archive.infolist()}
+        image = archive.getinfo("my-lora/datasets/my-lora/0.png")
+        assert (modes["my-lora/train.sh"], modes["my-lora/README.txt"]) == (0o100755, 0o100644)
+        assert image.compress_type == zipfile.ZIP_STORED and b"\r\n" in archive.read("my-lora/train.bat")
     assert {"train.sh", "requirements.txt", "outputs/my-lora/run.toml", "monitor/supervisor.py"} <= names
     assert {"monitor/config.toml", "launch/train.py", "trainer/loop.py"} <= names
     tops = {name.partition("/")[0] for name in names}
@@ -37,6 +42,17 @@ def test_folders_of_this_machine_do_not_travel(data, tmp_path):
     there = bundle.portable(made)
     assert (there.save_dir, there.store, there.control_dir) == ("", "", "control/my-lora")
     assert bundle.portable(spec(store="hf://buckets/me/runs")).store == "hf://buckets/me/runs"
+    (tmp_path / "wheels").mkdir()
+    made = made.changed(control_dir=str(pictures(tmp_path / "control")))
+    runs.create(made, pictures(data / "photos"))
+    with pytest.raises(LaunchError, match="wheels does not exist or is empty"):
+        list(bundle.entries(made, tmp_path / "wheels", models=False))
+    (tmp_path / "wheels" / "x.whl").touch(), (data / "models.toml").touch()
+    names = [name for name, _ in bundle.entries(made, tmp_path / "wheels", models=False)]
+    assert {"wheels/x.whl", "control/my-lora/2.png", "models.toml"} <= {*names}
+    assert "variables before: A. Their" in bundle.readme(made.changed(secrets=["A"])) and "kohya" not in bundle.readme(
+        made
+    )
 
 
 def test_kohyas_trainers_travel_with_their_patches_and_model_files(data, tmp_path):
@@ -51,4 +67,5 @@ def test_kohyas_trainers_travel_with_their_patches_and_model_files(data, tmp_pat
     assert "sd_scripts_patches/runner.py" in names and not any(name.startswith("trainer/") for name in names)
     assert {f"models/{name}" for name in presets.models()["sd15"]["files"].values()} <= names
     text = bundle.script(made, "bundle.sh")
+    assert "kohya's trainer (./start.sh sd-scripts)" in bundle.readme(made) and "variables" not in bundle.readme(made)
     assert "import pydantic" in text and "torch" not in text.split("modules=")[1].split("\n")[0]

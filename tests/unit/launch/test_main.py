@@ -18,6 +18,12 @@ def test_wrong_usage_is_exit_code_2(words):
     assert done.returncode == 2 and "usage: python -m launch" in done.stderr
 
 
+def test_a_failure_is_exit_code_1_with_its_reason(data):
+    done = call("launch", "train", "gone")
+    assert done.returncode == 1 and done.stderr.startswith("launch train: ") and "gone" in done.stderr
+    assert call("launch", "fleet", "--store", "ftp://x").returncode == 1, "no store answers"
+
+
 def test_the_list_of_commands_imports_none_of_them():
     found = "[m for m in sys.modules if m.startswith(('launch.', 'monitor', 'runs'))]"
     assert python("-c", f"import sys, launch.__main__; print({found})").stdout.strip() == "['launch.__main__']"
