@@ -5,9 +5,11 @@ import io
 import random
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
 import numpy as np
 import pytest
 import skimage.data
@@ -183,3 +185,13 @@ def found(draft_id: str) -> dict[str, list[str]]:
 def add_photos(draft_id: str, folder: Path, count: int) -> None:
     """Drop photos that differ."""
     drop(draft_id, *(photo(folder / f"{n}.png", n) for n in range(count)))
+
+
+def drawn(draw: Callable, *given: object) -> tuple[dict[str, Callable], dict[str, dict]]:
+    """The functions of a fold's events, and its labelled components, each by its name."""
+    with gr.Blocks() as page:
+        draw(*given)
+    parts = [block.get_config() for block in page.blocks.values()]
+    labelled = {str(part.get("label") or part.get("value")): part for part in parts}
+    functions = [arg for one in page.fns.values() for arg in (one.fn, *getattr(one.fn, "args", ())) if callable(arg)]
+    return {getattr(one, "__name__", ""): one for one in functions}, labelled

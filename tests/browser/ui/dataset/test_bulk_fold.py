@@ -1,8 +1,8 @@
-"""Step 2 for large data sets in a real browser: search, selection over pages, subsets, tags, a cancelled upload, a
-hostile pattern, and a folder of the server."""
+"""Step 2 for large data sets in a real browser: search, selection over pages, subsets, tags, a cancelled upload, and
+a folder of the server."""
 
 from draft_helpers import photo
-from ui_page import caption, open_page, saved, until
+from ui_page import open_page, until
 
 from ui.dataset import draft, draft_store, subsets
 
@@ -26,16 +26,8 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
         tab.get_by_test_id("image-count").get_by_text(text).wait_for()
 
     shows("40 images")
-    # A hostile pattern ends with a message, and the server goes on.
-    caption(tab, "000.png").fill("a" * 60 + "!")
-    saved(tab, "000.png")
     fold, cards = tab.locator("#bulk-fold"), tab.locator("#images")
     fold.locator("button.label-wrap").first.click()
-    fold.get_by_label("Regular expression").check()
-    fold.get_by_label("Find in captions").fill("(a|aa)+$")
-    tab.get_by_text("this regular expression needs more than 3 s; simplify it").wait_for()
-    assert tab.locator("#bulk-apply").is_disabled()
-
     # Search, and select a range over two pages with the keyboard.
     tab.get_by_label("Search by").select_option("Has the tag")
     tab.get_by_label("Search captions").fill("Tag 1")
@@ -72,16 +64,15 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
     # A tag is removed from all images, and undone.
     fold.get_by_role("tab", name="Tags").click()
     fold.get_by_label("Tag", exact=True).click()
-    tab.get_by_role("option", name="photo · 39").click()
+    tab.get_by_role("option", name="photo · 40").click()
     tab.locator("#bulk-remove-tag").click()
     fold.get_by_label("Only the selected images").uncheck()
-    tab.get_by_text("39 of 40 captions change.").wait_for()
-    tab.locator("#bulk-apply").get_by_text("Change 39 captions").click()
-    tab.get_by_text("39 captions changed.").wait_for()
+    tab.locator("#bulk-apply").get_by_text("Change 40 captions").click()
+    tab.get_by_text("40 captions changed.").wait_for()
     assert sum("photo" in item.caption for item in draft.items(mine)) == 0
-    tab.get_by_role("button", name="Undo: removal of tags from 39 captions").click()
+    tab.get_by_role("button", name="Undo: removal of tags from 40 captions").click()
     tab.get_by_text("Undone: removal of tags").wait_for()
-    assert sum("photo" in item.caption for item in draft.items(mine)) == 39
+    assert sum("photo" in item.caption for item in draft.items(mine)) == 40
 
     # An upload that takes long is cancelled.
     tab.route("**/gradio_api/upload*", lambda route: None)  # never answered
@@ -94,9 +85,6 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
     # A folder on the server is imported, and the import is undone.
     folder = photo(tmp_path / "far" / "sky.png", 200).parent
     tab.get_by_role("button", name="Add a folder on the server").click()
-    tab.get_by_label("Folder on the server").fill("/no/such/folder")
-    tab.keyboard.press("Enter")
-    tab.get_by_text("there is no such folder on the server; check the path").wait_for()
     tab.get_by_label("Folder on the server").fill(str(folder))
     tab.keyboard.press("Enter")
     tab.get_by_text(f"added from {folder}").wait_for()

@@ -14,8 +14,7 @@ from ui_page import until
 
 from runs.files import RunError
 from ui import jobs
-from ui.dataset import draft, draft_drop, drafts, images, imports, subsets
-from ui.dataset.imports import files_of
+from ui.dataset import draft, drafts, images, imports, subsets
 
 pytestmark = pytest.mark.slow
 
@@ -147,22 +146,6 @@ def test_an_import_whose_upload_is_gone_has_failed_and_says_what_to_do(mine, tmp
     assert result["state"] == "failed" and result["messages"] == ["set.zip: the file is gone; drop it again"]
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("", "Type the path of a folder"),
-        ("photos", "type the full path"),
-        ("/no/such/folder", "there is no such folder on the server"),
-        ("/\0", "is no path|no such folder"),
-        ("\ud83d", "type the full path"),
-    ],
-)
-def test_a_folder_that_cannot_be_imported_is_explained_at_once(mine, path, message):
-    with pytest.raises(RunError, match=message):
-        imports.start_folder(mine, path)
-    assert not imports.waiting(mine)
-
-
 def test_a_folder_without_images_and_an_import_whose_process_always_dies_end_with_a_message(mine, tmp_path):
     note(tmp_path / "empty/readme.txt", "x")
     imports.start_folder(mine, str(tmp_path / "empty"))
@@ -176,13 +159,3 @@ def test_a_folder_without_images_and_an_import_whose_process_always_dies_end_wit
     assert result["state"] == "failed" and "ended 3 times without a result" in result["messages"][0]
     (imports.place(mine) / "2.json").write_text("{")
     assert imports.main([mine]) == 1 and not imports.waiting(mine)
-
-
-def test_a_folder_that_changes_while_it_is_read_costs_only_the_file(mine, tmp_path):
-    root = photo(tmp_path / "x/a.png", 1).parent
-    photo(root / "b.png", 2), photo(root / "c.png", 3)
-    files, _ = files_of(root, "drop")
-    (root / "a.png").unlink()
-    (root / "b.png").unlink(), (root / "b.png").symlink_to("/etc/passwd")
-    added, said = draft_drop.take(mine, files, "drop", more=False, link=True)
-    assert added == 1 and "x/a.png: the file is gone" in said[0] and "x/b.png: a link; use the file itself" in said[1]

@@ -11,7 +11,8 @@ import pytest
 from draft_helpers import captions, drop, item_of, limits, packed, photo, png
 from PIL import Image
 
-from ui.dataset import draft, imports
+from runs.files import RunError
+from ui.dataset import draft, draft_drop, imports
 
 
 def test_a_zip_is_a_folder_with_images_and_captions(mine, tmp_path):
@@ -152,3 +153,29 @@ def test_what_is_written_just_now_is_no_import_that_waits(mine):
     for name in (".2.json.tmp", ".1.json", "2.json", "1.json"):
         (imports.place(mine) / name).touch()
     assert [one.path.name for one in imports.waiting(mine)] == ["1.json", "2.json"]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("", "Type the path of a folder"),
+        ("photos", "type the full path"),
+        ("/no/such/folder", "there is no such folder on the server"),
+        ("/\0", "is no path|no such folder"),
+        ("\ud83d", "type the full path"),
+    ],
+)
+def test_a_folder_that_cannot_be_imported_is_explained_at_once(mine, path, message):
+    with pytest.raises(RunError, match=message):
+        imports.start_folder(mine, path)
+    assert not imports.waiting(mine)
+
+
+def test_a_folder_that_changes_while_it_is_read_costs_only_the_file(mine, tmp_path):
+    root = photo(tmp_path / "x/a.png", 1).parent
+    photo(root / "b.png", 2), photo(root / "c.png", 3)
+    files, _ = imports.files_of(root, "drop")
+    (root / "a.png").unlink()
+    (root / "b.png").unlink(), (root / "b.png").symlink_to("/etc/passwd")
+    added, said = draft_drop.take(mine, files, "drop", more=False, link=True)
+    assert added == 1 and "x/a.png: the file is gone" in said[0] and "x/b.png: a link; use the file itself" in said[1]
