@@ -236,7 +236,7 @@ def _captions(items: Sequence[Item], trigger: str) -> Findings:
     styles = {item.id: style_of(item.caption, word) for item in written}
     counts = Counter(style for style in styles.values() if style)
     main, number = counts.most_common(1)[0] if counts else ("", 0)
-    mixed = len(counts) > 1 and number > 2 and number < counts.total()
+    mixed = 2 < number < counts.total()
     return {
         "no_caption": [Finding(item.id) for item in items if "no_caption" in item.warnings],
         "no_trigger": [Finding(i.id, shortened(i.caption)) for i in written if word and not has_word(i.caption, word)],

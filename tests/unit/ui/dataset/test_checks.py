@@ -68,6 +68,8 @@ def test_captions(captions, kinds):
     items = [item(f"{n}", 600, 600, caption=text, warnings=empty[n]) for n, text in enumerate(captions)]
     got = checks.findings(items, [], "ohwx")
     assert {kind: [int(one.id) for one in some] for kind, some in got.items()} == kinds
+    titles = [checks.KINDS["no_caption"].heading(number)["title"] for number in (1, 1200)]
+    assert titles == ["1 image has no caption", "1,200 images have no caption"]
 
 
 def test_10_000_images_are_judged_in_a_second():

@@ -21,9 +21,10 @@ def test_a_caption_file_does_not_replace_what_was_typed(mine, tmp_path):
     set_caption(mine, "coffee.png", "mine")
     _, messages = drop(mine, note(tmp_path / "coffee.txt", "theirs"))
     assert captions(mine) == {"coffee.png": "mine"} and "your typed caption was kept" in messages[0]
-    set_caption(mine, "coffee.png", "")
-    drop(mine, note(tmp_path / "coffee.txt", "theirs"))
-    assert captions(mine) == {"coffee.png": "theirs"}
+    for typed in ("", "theirs"):
+        set_caption(mine, "coffee.png", typed)
+        assert drop(mine, note(tmp_path / "coffee.txt", "theirs")) == (0, [])
+        assert captions(mine) == {"coffee.png": "theirs"}
 
 
 def test_bad_files_are_reported_by_name_and_the_others_are_added(mine, tmp_path):

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from draft_helpers import camera_exif, drop, item_of, mask_of, photo, run_of, top_ignored
+from draft_helpers import camera_exif, drop, item, item_of, mask_of, photo, run_of, top_ignored
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -15,7 +15,7 @@ from strategies import ANY_VALUE
 import runs
 from runs import dataset
 from runs.masks import png
-from ui.dataset import draft, draft_store, image_edit, images
+from ui.dataset import draft, draft_images, draft_store, image_edit, images
 from ui.new import form
 
 
@@ -151,8 +151,11 @@ def test_a_run_of_a_trainer_without_masks_says_so_and_its_copy_has_them(data, mi
     assert "The mask ignores all of b.png: erase a part of it, or remove the image" in said
     draft.undo(mine)
     assert not any("mask" in fault.message for fault in form.review(values, counts, items=items).warnings)
-    note, used = image_edit.mask_note("musubi")
-    assert "cannot use masks" in note and not used and image_edit.mask_note("sd-scripts")[1]
+    black = [item(f"{n}", 9, 9, mask=draft_images.IGNORES_ALL, turn=int(n == 1)) for n in range(5)]
+    notes = image_edit.start_notes(black, "diffusers", True)
+    assert notes[0].startswith("1 image is cropped or rotated, but") and "0.png, 1.png, 2.png and 2 more: " in notes[1]
+    assert "cannot use masks" in image_edit.mask_note("musubi")[0]
+    assert [image_edit.mask_note(name)[1] for name in ("musubi", "sd-scripts", 7)] == [False, True, True]
     run_of(mine, model="z-image", backend="musubi")
     other = draft.new_id()
     draft.copy_dataset(other, "my-lora")
