@@ -1,10 +1,25 @@
 """What is kept between two monitors, and what a status says about its age."""
 
+import json
 import time
 
+import pytest
+
 from monitor.process import platform
-from monitor.run_folder import RunFolder
-from monitor.state import AttemptRecord, RunState, Shutdown, State, with_age
+from monitor.run_folder import MonitorError, RunFolder
+from monitor.state import (
+    AttemptRecord,
+    ExitStatus,
+    RunState,
+    Shutdown,
+    State,
+    is_abandoned,
+    nothing_left,
+    spec_edited,
+    spec_hash,
+    with_age,
+)
+from runs.files import checksum
 
 
 def test_the_state_is_the_same_after_it_was_saved_and_loaded(tmp_path):
@@ -25,3 +40,65 @@ def test_old_figures_are_called_old():
     assert with_age({**known, "alive": False, "updated_mono_s": now_s - 95})["stale"] == ""
     rebooted = {**known, "boot": "another", "updated_at": "2026-01-01T00:00:00Z", "updated_mono_s": now_s}
     assert with_age(rebooted)["stale"]
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "trained", "done", "own_done", "killed_done", "text"),
+    [  # of a rendered script, of the user's own, and after the monitor killed it
+        (0, "", False, True, True, False, "exit code 0"),
+        (0, "done", False, True, True, False, "exit code 0, final record: done (n)"),
+        (1, "done", False, False, False, False, "exit code 1, final record: done (n)"),
+        (1, "done", True, True, False, True, "exit code 1, final record: done (n)"),
+        (None, "done", True, True, True, True, "gone without an exit code, final record: done (n)"),
+        (0, "failed", True, False, False, False, "exit code 0, final record: failed (n)"),
+        (0, "running", True, False, False, False, "exit code 0"),
+        (None, "", False, False, False, False, "gone without an exit code"),
+    ],
+)
+def test_whether_an_attempt_has_completed_the_training(code, outcome, trained, done, own_done, killed_done, text):
+    status = ExitStatus(code, None, outcome, "n", trained)
+    asked = [(False, False), (True, False), (False, True)]
+    assert [status.done(foreign, killed) for foreign, killed in asked] == [done, own_done, killed_done]
+    assert str(status) == text
+    assert str(ExitStatus(137, 9, outcome, "n", trained)) == "killed by SIGKILL"
+
+
+def test_a_state_that_cannot_be_read_is_no_new_run_and_one_of_another_version_is(tmp_path):
+    for text in ('{"version": 1, "attempt": 7}', "[1]", "{"):
+        (tmp_path / "monitor.json").write_text(text)
+        assert RunState.load(RunFolder(tmp_path)) == RunState()
+    (tmp_path / "monitor.json").unlink()
+    (tmp_path / "monitor.json").mkdir()
+    state = RunState(attempt=7)
+    with pytest.raises(MonitorError, match="cannot be read"):
+        RunState.load(RunFolder(tmp_path))
+    assert not state.save(RunFolder(tmp_path))
+    (tmp_path / "monitor.json").rmdir()
+    state.attempt = 8
+    assert state.save_again(RunFolder(tmp_path)) and RunState.load(RunFolder(tmp_path)).attempt == 7, "as it was then"
+
+
+def test_a_completed_run_has_work_to_do_once_it_was_made_again(tmp_path):
+    assert spec_hash(tmp_path) == "" and not spec_edited(tmp_path)
+    (tmp_path / "run.toml").write_text("x = 1\n")
+    known = checksum(b"x = 1\n")
+    assert spec_hash(tmp_path) == known and not spec_edited(tmp_path)
+    state = RunState(State.COMPLETED, best_step=40, spec_hash=known, cause_counts={"oom": 1}, changes=[{"name": "x"}])
+    state.save(RunFolder(tmp_path))
+    assert nothing_left(tmp_path) == ""
+    (tmp_path / f"{tmp_path.name}.safetensors").touch()
+    assert nothing_left(tmp_path).startswith("already completed (40 steps). To train longer")
+    (tmp_path / "job.json").write_text(json.dumps({"digest": "new", "run_toml": known}))
+    assert nothing_left(tmp_path) == "" and spec_hash(tmp_path) == "new" and not spec_edited(tmp_path)
+    (tmp_path / "run.toml").write_text("x = 2\n")
+    assert spec_edited(tmp_path)
+    state.renew(known)
+    assert state.changes and state.cause_counts
+    state.renew("new")
+    assert (state.changes, state.cause_counts, state.spec_hash) == ([], {}, "new")
+
+
+@pytest.mark.parametrize(("state", "abandoned"), [("running", True), ("preempted", True), ("stopped", False)])
+def test_a_run_without_its_monitor_is_to_be_continued(state, abandoned):
+    assert is_abandoned({"state": state, "alive": False}) is abandoned
+    assert not is_abandoned({"state": state, "alive": True}) and not is_abandoned(None)
