@@ -1,6 +1,10 @@
 """The messages that people get of a run, and the file with their addresses."""
 
+import io
 import json
+import sys
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from loopback import answering
@@ -27,7 +31,14 @@ def test_people_are_notified_of_a_hang_and_of_the_end_and_their_addresses_stay_s
 
 @pytest.mark.parametrize(
     ("text", "mode", "problem"),
-    [('urls = ["json://s3cr3t"]\n', 0o644, "chmod 600"), ("urls = [json://s3cr3t", 0o600, "not a TOML file")],
+    [
+        ('urls = ["json://s3cr3t"]\n', 0o644, "chmod 600"),
+        ("urls = [json://s3cr3t", 0o600, "not a TOML file"),
+        ("urls = []", 0o600, "one apprise address each"),
+        ('urls = "json://s3cr3t"', 0o600, "one apprise address each"),
+        ('urls = ["json://s3cr3t", 1]', 0o600, "one apprise address each"),
+        ('urls = ["json://s3cr3t"]\non = "hang"', 0o600, "on must be a list"),
+    ],
 )
 def test_a_notification_file_that_is_refused_is_not_shown(tmp_path, text, mode, problem):
     config = tmp_path / "notify.toml"
@@ -36,3 +47,42 @@ def test_a_notification_file_that_is_refused_is_not_shown(tmp_path, text, mode, 
     with pytest.raises(notify.MonitorError, match=problem) as refused:
         notify.read_config(config)
     assert "s3cr3t" not in str(refused.value)
+
+
+class Apprise:
+    """Stands in for the library: one address is wrong, and one does not answer."""
+
+    sent: ClassVar[list] = []
+
+    def add(self, url):
+        self.url = url
+        return url != "wrong"
+
+    def notify(self, **message):
+        self.sent.append((self.url, message))
+        return self.url != "down"
+
+
+@pytest.mark.parametrize(
+    ("kind", "urls", "code", "said", "told"),
+    [
+        ("hang", ["wrong", "down", "a", "b"], 1, "2 of 4 addresses could not be reached\n", ["down", "a", "b"]),
+        ("failed", ["a"], 0, "", ["a"]),
+        ("test", ["a"], 0, "", ["a"]),
+        ("phase", ["a"], 0, "", []),  # not asked for
+        ("hang", [], 2, "one apprise address each", []),
+        ("no library", ["a"], 2, "apprise is not installed; run ./start.sh once", []),
+    ],
+)
+def test_the_sender_says_how_many_addresses_it_reached(tmp_path, monkeypatch, capsys, kind, urls, code, said, told):
+    config = tmp_path / "notify.toml"
+    config.write_text(f"urls = {json.dumps(urls)}\n" + 'on = ["hang", "failed", "no library"]\n')
+    config.chmod(0o600)
+    monkeypatch.setenv("HANGPROOF_NOTIFY", str(config))
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"kind": kind, "title": "t", "body": "b"})))
+    library = None if kind == "no library" else SimpleNamespace(Apprise=Apprise)
+    monkeypatch.setitem(sys.modules, "apprise", library)
+    Apprise.sent.clear()
+    assert notify.main() == code and said in (out := capsys.readouterr().out) and bool(out) is bool(said)
+    message = {"title": "t", "body": "b", "notify_type": {"hang": "warning", "failed": "failure"}.get(kind, "info")}
+    assert Apprise.sent == [(url, message) for url in told]
