@@ -357,7 +357,7 @@ class Work:
             resumed = self._try(spec.changed(max_train_steps=STEPS + 1, sample_every_n_steps=0, prompts=[]))
             if resumed is None:
                 return
-            first, last = resumed.loop.state.resumed_step, resumed.loop.furthest()
+            first, last = resumed.loop.state.resumed_step, resumed.loop.state.best_step
             if (first, last) != (STEPS, STEPS + 1):
                 text = f"It trained from step {first} to {last}; steps {STEPS} to {STEPS + 1} were expected."
                 self._fail("resume", "The checkpoint was not continued", text, "")

@@ -216,10 +216,6 @@ class Loop(Run):
             self.probe.close()
             self.probe = None
 
-    def furthest(self) -> int:
-        """The furthest step that is known."""
-        return max(self.state.best_step, self.view.step if self.view else 0)
-
     def unexpected(self) -> None:
         """An error that nobody expected: log the traceback, report it once, and give it a moment to pass.
 

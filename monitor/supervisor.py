@@ -187,7 +187,7 @@ def left(loop: Loop) -> Transition:
         return Transition(State.BACKOFF, "restarting with the changed run", time.monotonic())
     start.keep_newest(loop, loop.pause_at_end)
     newest = checkpoints.newest(loop.state_folders())
-    where = f"step {loop.furthest()}" + (f"; checkpoint: {newest.name}" if newest else ", without a checkpoint")
+    where = f"step {loop.state.best_step}" + (f"; checkpoint: {newest.name}" if newest else ", without a checkpoint")
     if shutdown.ending == "spent":
         limit = over_limit(loop) or "the spend limit was reached"
         return Transition(State.FAILED, f"{limit}. Stopped at {where}", code=EXIT_BUDGET)
@@ -426,11 +426,11 @@ def script_ended(loop: Loop, attempt: Attempt) -> Transition:
         problem = recovery.complete(loop) if done else ""
         if not done and loop.several:
             # Its ranks were asked on another machine. Only the first can be needed again: it knows if that was its user.
-            reason = f"another machine ended the training at step {loop.furthest()}, with a checkpoint"
+            reason = f"another machine ended the training at step {loop.state.best_step}, with a checkpoint"
             ending = State.PREEMPTED if loop.leads else State.STOPPED
             return Transition(ending, reason, code=None if loop.leads else EXIT_DONE)
         if not done:
-            return Transition(State.STOPPED, f"stopped at step {loop.furthest()} as requested")
+            return Transition(State.STOPPED, f"stopped at step {loop.state.best_step} as requested")
         if not problem:
             return completed(loop, status.note)
         status = replace(status, outcome=causes.LORA_DAMAGED, note=problem)
@@ -473,7 +473,7 @@ def completed(loop: Loop, note: str = "") -> Transition:
         except OSError as error:
             loop.folder.log(f"learned durations are not kept: {error}")
     made = (f"; LoRA: {lora.name}" if lora else "") + (f"; {note}" if note else "")
-    reason = f"{count(loop.furthest(), 'step')}, {count(loop.state.restarts, 'restart')}{made}"
+    reason = f"{count(loop.state.best_step, 'step')}, {count(loop.state.restarts, 'restart')}{made}"
     return Transition(State.COMPLETED, reason)
 
 
