@@ -329,7 +329,7 @@ def watching(loop: Loop) -> Transition:
         return hung(loop, attempt, view, verdict)
     if verdict.kind == SUSPECT:
         return suspect(loop, attempt, view, verdict)
-    return slow(loop, verdict) if verdict.kind == SLOW else progressing(loop, view, verdict)
+    return slow(loop, verdict) if verdict.kind == SLOW else progressing(loop, attempt, view, verdict)
 
 
 def judge(loop: Loop, view: Observation) -> Verdict:
@@ -347,7 +347,7 @@ def judge(loop: Loop, view: Observation) -> Verdict:
     return verdict
 
 
-def progressing(loop: Loop, view: Observation, verdict: Verdict) -> Transition:
+def progressing(loop: Loop, attempt: Attempt, view: Observation, verdict: Verdict) -> Transition:
     """Whatever was suspected is over."""
     if loop.at.state in (State.SUSPECT, State.SLOW):
         loop.folder.log(f"progress again: {PHASES[verdict.phase]}, step {verdict.step}")
@@ -355,11 +355,9 @@ def progressing(loop: Loop, view: Observation, verdict: Verdict) -> Transition:
         loop.drop_probe()
     if not loop.several:
         loop.prewarm.tick(view.now_s, loop.state_folders(), loop.state.changes)
-    if loop.attempt is not None:
-        text = loop.prewarm.text(loop.state.changes)
-        loop.standby.tick(view, loop.attempt, text, loop.queue.handles())
-        # On its way to the gate, it takes processor time from the training.
-        loop.watch.disturbed = loop.standby.attempt is not None and not loop.standby.ready
+    loop.standby.tick(view, attempt, loop.prewarm.text(loop.state.changes), loop.queue.handles())
+    # On its way to the gate, it takes processor time from the training.
+    loop.watch.disturbed = loop.standby.attempt is not None and not loop.standby.ready
     if (store := loop.store) is not None and store.holds and verdict.phase == "step":
         save_s = loop.watch.learned().get("save", {}).get("median", 0.0)
         store.request_save(view.step, loop.watch.step_s(), save_s)
