@@ -6,6 +6,8 @@ from unittest.mock import Mock
 import pytest
 
 from monitor import __main__ as keeper
+from monitor.cli import commands
+from monitor.run_folder import MonitorError
 
 
 def test_a_keeper_that_cannot_receive_signals_says_so_and_starts_nothing(tmp_path, monkeypatch, capsys):
@@ -22,3 +24,26 @@ def test_a_monitor_that_fails_before_it_has_begun_is_started_again(call, monkeyp
     monkeypatch.setattr(call, Mock(side_effect=OSError(28, "No space left on device")))
     assert keeper._child([str(os.getpid()), "folder"]) == keeper.EXIT_ERROR
     assert "No space left on device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "does", "code", "out", "err"),
+    [
+        (["status", "--json"], lambda args: (3, {"step": 1}), 3, '{"step": 1}\n', ""),
+        (["status"], lambda args: (0, {"step": 1}), 0, "", ""),
+        (["resume-all", "--json"], lambda args: (0, None), 0, "", ""),
+        (
+            ["stop", "toy", "--wait", "2"],
+            Mock(side_effect=MonitorError("toy is gone")),
+            1,
+            "",
+            "monitor: toy is gone\n",
+        ),
+        (["metrics"], Mock(side_effect=KeyboardInterrupt), 130, "", ""),
+    ],
+)
+def test_a_command_ends_with_its_code_and_one_line_of_json_where_asked(
+    words, does, code, out, err, monkeypatch, capsys
+):
+    monkeypatch.setattr(commands, words[0].replace("-", "_"), does)
+    assert keeper.main(words) == code and capsys.readouterr() == (out, err)
