@@ -62,16 +62,6 @@ def answering() -> Iterator[CaptionServer]:
         yield server
 
 
-def slow(seconds: float, text: str = "a slow picture"):
-    """An `answer` that takes a while."""
-
-    def answer(number: int, question: Any) -> str:
-        time.sleep(seconds)
-        return f"{text} {number}"
-
-    return answer
-
-
 def texts(folder: Path) -> dict[str, str]:
     """The captions of a folder, by the name of their image."""
     return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.txt"))}
@@ -79,5 +69,5 @@ def texts(folder: Path) -> dict[str, str]:
 
 def run(server: CaptionServer, folder: Path, **limits) -> job.Report:
     """A job in this process, with a server."""
-    asked = endpoint.Server(server.url, "m", limit_s=limits.pop("limit_s", 5.0))
+    asked = endpoint.Server(server.url, "m", limit_s=limits.pop("limit_s", 60.0))
     return job.run(Folder(folder), lambda: endpoint.load(asked), Frame(), **limits)

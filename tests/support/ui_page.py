@@ -85,7 +85,12 @@ def show_run(page, server, name: str) -> None:
 def drop(page, *paths, count: int) -> None:
     """Give files to the drop zone and wait until the page shows `count` images."""
     page.get_by_test_id("image-picker").set_input_files([str(p) for p in paths])
-    page.get_by_test_id("image-count").get_by_text(f"{count} image", exact=False).wait_for()
+    shows(page, count)
+
+
+def shows(page, count: int) -> None:
+    """Wait until the page shows this number of images."""
+    page.get_by_test_id("image-count").get_by_text(re.compile(rf"^{count} images?\b")).wait_for()
 
 
 def captions(page, name: str = "card.dataset.file") -> dict[str, str]:

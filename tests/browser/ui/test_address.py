@@ -19,7 +19,7 @@ def test_a_tab_and_a_run_are_opened_by_their_address_and_named_in_it(tab, server
             found = {key: value[0] for key, value in parse_qs(urlsplit(address).query).items()}
             return tab.locator("[data-tab-id][aria-selected=true]").inner_text(), found
 
-        until(lambda: now() == (selected, query), f"{selected} and {query}, not {now()}")
+        until(lambda: now() == (selected, query), f"{selected} and {query}")
 
     tab.goto(f"{server.url}/?run=address-one")
     is_open("Runs", run="address-one")

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from PIL import Image
 from ui_helpers import lora_file, photos, serving, write_incident, write_run
-from ui_page import a_tab, assert_accessible, faint_texts, field, gpu_fold, has_focus, open_page, show_run, until
+from ui_page import a_tab, assert_accessible, faint_texts, field, gpu_fold, has_focus, open_page, show_run, shows, until
 
 from monitor.process.platform import LOCK, Lock
 from runs import slug
@@ -136,7 +136,7 @@ def test_the_keyboard_reaches_every_action_with_a_visible_focus(page, server):
     with page.expect_file_chooser() as chooser:
         page.locator(".hp-drop").press("Enter")
     chooser.value.set_files([str(path) for path in photos("chelsea.png", "coffee.png")])
-    page.get_by_test_id("image-count").get_by_text("2 images").wait_for()
+    shows(page, 2)
     names = stops_of(page, "the form")
     for wanted in ("Log out", "New LoRA", "Caption of chelsea.png", "Remove coffee.png", "Add trigger word", "start"):
         assert wanted in names, (wanted, names)

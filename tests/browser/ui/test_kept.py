@@ -19,6 +19,7 @@ from ui_page import (
     nothing_is_kept,
     open_page,
     serving_again,
+    shows,
     until,
 )
 
@@ -123,7 +124,7 @@ def test_an_ended_login_saves_nothing_and_loses_nothing(tab, data):
         tab.locator(".hp-notes").get_by_text("Your login has ended. Nothing was changed").wait_for()
         banner(tab).get_by_role("button", name="Log in again").click()
         log_in(tab)
-        tab.get_by_test_id("image-count").get_by_text("1 image", exact=True).wait_for()
+        shows(tab, 1)
         until(lambda: nothing_is_kept(tab), "the server has everything")
         assert stored_captions(tab.evaluate("hangproof.draft()")) == {"coffee.png": "a cup"}
-        assert field(tab, "trigger").input_value() == "tok"
+        until(lambda: field(tab, "trigger").input_value() == "tok", "the page shows the trigger word")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from loopback import answering
 from ui_helpers import PROJECT, Server, free_port, give_cookie, photos, serving, write_run
-from ui_page import PATIENCE_S, a_tab, until
+from ui_page import PATIENCE_S, a_tab, has_focus, until
 from ui_requests import PASSWORD, ask, uploads
 
 SCRIPT = b"<!doctype html><title>page</title><script>document.title = 'ran'</script>"
@@ -164,12 +164,14 @@ def test_logging_in_and_out(listening, browser):
         user, password = page.get_by_label("User name"), page.get_by_label("Password")
         assert user.get_attribute("autocomplete") == "username"
         assert [password.get_attribute(name) for name in ("autocomplete", "type")] == ["current-password", "password"]
-        page.keyboard.type("me")  # the first field has the focus
+        has_focus(page, "name", "username")  # the first field
+        page.keyboard.type("me")
         page.keyboard.press("Tab")
         page.keyboard.type("wrong")
         page.keyboard.press("Enter")
         page.get_by_role("alert").get_by_text("Wrong user name or password. Try again.").wait_for()
         assert user.input_value() == "me" and password.input_value() == ""
+        has_focus(page, "type", "password")
         page.keyboard.type("a-long-secret")
         with page.expect_navigation(url=re.compile(r"/\?run=mine$")):
             page.keyboard.press("Enter")
@@ -207,7 +209,8 @@ def test_any_address_shows_where_the_token_is_and_takes_it(server, browser):
             page.get_by_label("Token").wait_for()
         page.get_by_text("config/hangproof/token").wait_for()
         assert page.get_by_text("address that Hangproof printed").is_visible()
-        page.keyboard.type("wrong")  # the field has the focus
+        has_focus(page, "name", "token")
+        page.keyboard.type("wrong")
         page.keyboard.press("Enter")
         page.get_by_role("alert").get_by_text("This is not the token.").wait_for()
         page.get_by_label("Token").fill(f"  {server.url}/?token={server.token} ")  # the whole line from the terminal

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from draft_helpers import photo
 from ui_helpers import Server
-from ui_page import a_tab, field, open_page, state_is, until
+from ui_page import a_tab, field, open_page, shows, state_is, until
 
 import runs
 
@@ -38,10 +38,10 @@ def test_from_an_import_to_a_finished_run_of_the_edited_script(browser, data, tm
             page.locator("#setup-preview").get_by_text("Left out: can hang").first.wait_for()
             assert field(page, "rank").input_value() == "4", "nothing changes before it is used"
             page.locator("#import-images").click()
-            page.get_by_test_id("image-count").get_by_text("3 image", exact=False).wait_for()
+            shows(page, 3)
             page.locator("#use-settings").click()
             until(lambda: field(page, "rank").input_value() == "6", "the imported rank")
-            assert field(page, "max_train_steps").input_value() == "4"
+            until(lambda: field(page, "max_train_steps").input_value() == "4", "the imported length")
 
             field(page, "name").fill("walk")
             page.locator("#script-fold button.label-wrap").first.click()

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from ui_helpers import PACED, serving
-from ui_page import RUN_S, caption, captions, field, reaches, saved, set_up_run, state_is, step_of
+from ui_page import RUN_S, caption, captions, field, reaches, saved, set_up_run, state_is, step_of, until
 
 
 @pytest.mark.timeout(1200)
@@ -40,12 +40,14 @@ def test_a_run_is_monitored_stopped_and_resumed_from_its_checkpoint(tab, data):
         assert steps == [*range(1, 33)]  # none repeated: it continued from the stop's checkpoint, and then from its end
         tab.locator("#run-charts").scroll_into_view_if_needed()  # what is not on the screen is not asked for
         tab.locator(".hp-main-chart[aria-label^='Loss, step 1 to step 32']").wait_for()
-        assert tab.locator(".hp-main-chart .hp-mark").count() == 2, "where it continued"
+        until(lambda: tab.locator(".hp-main-chart .hp-mark").count() == 2, "where it continued")
 
         tab.get_by_role("button", name="New LoRA from this run").click()
         tab.locator("#new-note").get_by_text("Copied the settings, images and captions of 'stopped'").wait_for()
-        assert [field(tab, key).input_value() for key in ("name", "trigger", "epochs")] == ["stopped 2", "tok", "8"]
-        assert captions(tab)["chelsea.png"] == "tok, a tabby cat" and len(captions(tab)) == 4
+        copied = {"name": "stopped 2", "trigger": "tok", "epochs": "8"}
+        until(lambda: {key: field(tab, key).input_value() for key in copied} == copied, "the settings are copied")
+        until(lambda: len(captions(tab)) == 4, "the images are copied")
+        assert captions(tab)["chelsea.png"] == "tok, a tabby cat"
         caption(tab, "chelsea.png").fill("tok, somebody's cat")
         saved(tab, "chelsea.png")
     assert (data / "datasets" / "stopped" / "chelsea.txt").read_text() == "tok, a tabby cat\n"

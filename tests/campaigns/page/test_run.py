@@ -80,9 +80,8 @@ def evolution(page) -> None:
     """The samples before and after the restart are one series."""
     page.locator("#samples-fold button.label-wrap").first.click()
     pictures = page.locator("#samples-gallery img")
-    pictures.first.wait_for()
-    steps = {one.get_attribute("alt").partition(" · ")[0] for one in pictures.all()}
-    assert steps == {"Step 8", f"Step {STEPS}"}
+    steps = "(all) => all.map((one) => one.alt.split(' · ')[0])"
+    until(lambda: set(pictures.evaluate_all(steps)) == {"Step 8", f"Step {STEPS}"}, "the samples of both steps")
 
 
 def log_and_incident(page, other) -> None:
@@ -115,5 +114,6 @@ def comparison(page, folder: Path) -> None:
     page.get_by_role("option", name="one").click()
     page.locator("#compare-loss svg.marks").wait_for()
     table = page.get_by_role("region", name="Settings that differ")
-    assert table.get_by_role("row", name="Learning rate").inner_text().split()[2:] == ["0.001", "0.0001"]
+    rate = table.get_by_role("row", name="Learning rate")
+    until(lambda: rate.inner_text().split()[2:] == ["0.001", "0.0001"], "both learning rates")
     page.get_by_role("img", name=f"one, step {STEPS}").first.wait_for()

@@ -22,7 +22,7 @@ def hub(monkeypatch, tmp_path):
         yield server
 
 
-def get(target: Path, stall_s: float = 5, sha256: str = "") -> list[tuple]:
+def get(target: Path, stall_s: float = 60, sha256: str = "") -> list[tuple]:
     """Download the file; (name, bytes so far, size) of each report."""
     calls: list[tuple] = []
     report = lambda at: calls.append((at.name, at.done, at.total))  # noqa: E731

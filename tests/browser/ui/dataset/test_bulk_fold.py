@@ -80,7 +80,8 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
     tab.get_by_test_id("image-picker").set_input_files(files)
     tab.get_by_role("button", name="Cancel the upload").click()
     tab.get_by_text("Upload cancelled. 3 files not uploaded").wait_for()
-    assert tab.get_by_role("button", name="Cancel the upload").is_hidden() and len(draft.items(mine)) == 40
+    tab.get_by_role("button", name="Cancel the upload").wait_for(state="hidden")
+    assert len(draft.items(mine)) == 40
 
     # A folder on the server is imported, and the import is undone.
     folder = photo(tmp_path / "far" / "sky.png", 200).parent

@@ -5,7 +5,7 @@ import threading
 from caption_server import answering
 from draft_helpers import photo
 from ui_helpers import serving
-from ui_page import a_tab, assert_accessible, caption, captions, drop, open_page, saved, until
+from ui_page import RUN_S, a_tab, assert_accessible, caption, captions, drop, open_page, saved, until
 
 KEY = "sk-0123"
 
@@ -49,7 +49,7 @@ def test_captions_are_written_shown_replaced_and_continued(browser, data, tmp_pa
 
         # A person's caption is replaced only where the box is checked. What a cancelled job wrote stays.
         cancelled, first = threading.Event(), len(model.questions) + 1
-        model.answer = lambda number, question: "late" if number == first or cancelled.wait(60) else None
+        model.answer = lambda number, question: "late" if number == first or cancelled.wait(RUN_S) else None
         form.get_by_label("All images (3)").check()
         assert not form.get_by_label("Replace captions that I wrote").is_checked()
         form.get_by_label("Replace captions that I wrote").check()

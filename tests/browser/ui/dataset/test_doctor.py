@@ -4,7 +4,7 @@ import re
 
 from draft_helpers import photo
 from PIL import Image
-from ui_page import assert_accessible, caption, drop, open_page, saved, until
+from ui_page import assert_accessible, caption, drop, open_page, saved, shows, until
 
 
 def headings(page) -> dict[str, str]:
@@ -46,17 +46,17 @@ def test_images_are_checked_fixed_and_the_fixes_undone(tab, server, tmp_path):
     choose("duplicate").locator("figure[data-file='copy.png'], figure[data-file='0.png']").first.wait_for()
     tab.locator("#check-fix").get_by_text("Remove").click()
     tab.get_by_text("Removed 1 image.").wait_for()
-    tab.get_by_test_id("image-count").get_by_text("6 images").wait_for()
+    shows(tab, 6)
     until(lambda: "duplicate" not in headings(tab), "the finding goes")
     check.get_by_role("button", name="Undo").click()
     until(lambda: "duplicate" in headings(tab), "undo brings it back")
-    tab.get_by_test_id("image-count").get_by_text("7 images").wait_for()
+    shows(tab, 7)
     # One image, by keyboard.
     choose("cropped").locator(".hp-part").wait_for()
     tab.get_by_role("button", name="Crop: wide.png").press("Enter")
     until(lambda: "cropped" not in headings(tab), "the image is cropped")
     # An edit of a card changes the findings.
-    assert headings(tab)["no_caption"].startswith("7 images")
+    until(lambda: headings(tab).get("no_caption", "").startswith("7 images"), "no image has a caption")
     caption(tab, "1.png").fill("a caption of mine")
     saved(tab, "1.png")
     until(lambda: headings(tab).get("no_caption", "").startswith("6 images"), "the findings follow the cards")

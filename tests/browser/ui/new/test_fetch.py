@@ -54,7 +54,7 @@ def test_missing_model_files_are_downloaded_and_the_download_outlives_the_page(t
             tab.get_by_role("option", name=re.compile("My own Flux")).click()
             tab.locator("#fetch").click()
             tab.get_by_test_id("fetch-error").get_by_text("licence").wait_for()
-            hub.refusal, hub.nap_s = None, 0.02
+            hub.refusal, hub.nap_s = None, 0.5  # a minute and a half a file, until it is shown
             tab.locator("#fetch").click()  # it can be repeated
             progress = re.compile(r"my-\w+\.safetensors: [\d.]+ of [\d.]+ GB")
             tab.get_by_test_id("fetching").get_by_text(progress).wait_for()

@@ -1,7 +1,7 @@
 """What a new user sees without scrolling: images first, then name and trigger word, and Start."""
 
 from ui_helpers import photos
-from ui_page import drop, open_page
+from ui_page import drop, open_page, until
 
 # The fields and buttons that can be used; a group of radio buttons is one, and a link in a sentence is none.
 CONTROLS = """() => new Set([...document.querySelectorAll("button, input, textarea, select")]
@@ -13,19 +13,26 @@ def test_what_a_run_needs_is_on_the_first_screen(tab, server):
     tab.set_viewport_size({"width": 1440, "height": 900})
     open_page(tab, server)
     tab.locator("#plan .hp-plan").wait_for()
-    places = {name: tab.locator(name).bounding_box() for name in (".hp-drop", "#name", "#trigger", "#start")}
-    assert all(box["y"] + box["height"] <= 900 for box in places.values()), places
-    assert [*places] == sorted(places, key=lambda name: places[name]["y"]), "images first"
+
+    def in_order() -> bool:
+        places = [tab.locator(name).bounding_box() for name in (".hp-drop", "#name", "#trigger", "#start")]
+        tops = [box["y"] for box in places]
+        return tops == sorted(tops) and all(box["y"] + box["height"] <= 900 for box in places)
+
+    until(in_order, "images, name, trigger word and Start on the screen, in this order")
     assert tab.evaluate(CONTROLS) <= 25
 
     tab.set_viewport_size({"width": 390, "height": 844})
     drop(tab, *photos("chelsea.png"), count=1)
     tab.evaluate("scrollTo(0, 0)")
-    picture, start = (tab.locator(name).first.bounding_box() for name in (".hp-card img", "#start"))
-    assert picture["y"] + 100 < start["y"] < 844, (picture, start)
+
+    def height(name: str) -> float:
+        return tab.locator(name).first.bounding_box()["y"]
+
+    until(lambda: height(".hp-card img") + 100 < height("#start") < 844, "the picture above Start")
     tab.mouse.wheel(0, 600)
     tab.wait_for_function("scrollY > 300")
-    assert tab.locator("#start").bounding_box()["y"] == start["y"], "Start stays in sight"
+    until(lambda: 0 < height("#start") < 844, "Start stays in sight")
 
 
 # Scrolls until the label is as high as Start; says what a press there meets.
@@ -42,7 +49,7 @@ def test_what_scrolls_under_start_is_covered_by_it(tab, server):
     tab.set_viewport_size({"width": 1440, "height": 500})
     open_page(tab, server)
     tab.locator("#plan .hp-plan").wait_for()
-    assert tab.evaluate(UNDER_START) == [0, "Start"]
+    until(lambda: tab.evaluate(UNDER_START) == [0, "Start"], "Start covers the label")
 
 
 def test_nothing_moves_once_the_page_is_open(tab, bare_server):

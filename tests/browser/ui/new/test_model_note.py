@@ -45,9 +45,9 @@ def test_a_model_sets_its_values_and_the_page_says_what_each_tier_needs(tab, bar
     note.get_by_text("4 model files").wait_for()
     tab.locator("#fetch").wait_for()
     tab.locator("#backend .hp-field-error").get_by_text("musubi-tuner is not installed").wait_for()
-    assert not tab.locator("#control_dir").is_visible()
+    tab.locator("#control_dir").wait_for(state="hidden")
     needs = [f"{row['label']} · uses {row['needs_gb']:g} GB" for row in presets.tiers_of("z-image-turbo").values()]
-    assert tab.locator("#tier label").all_inner_texts() == needs
+    until(lambda: tab.locator("#tier label").all_inner_texts() == needs, "what each tier needs")
 
     field(tab, "rank").fill("7")
     field(tab, "rank").blur()
@@ -68,7 +68,7 @@ def test_a_model_sets_its_values_and_the_page_says_what_each_tier_needs(tab, bar
     tab.locator("body.hp-open").wait_for()
     gpu_fold(tab)
     become(tab, tier="12G", backend="musubi")
-    assert "Krea 2" in field(tab, "model").input_value()
+    until(lambda: "Krea 2" in field(tab, "model").input_value(), "the model after a reload")
     tab.emulate_media(color_scheme="dark")
     tab.set_viewport_size({"width": 390, "height": 900})
     table = tab.get_by_test_id("models")
@@ -76,7 +76,8 @@ def test_a_model_sets_its_values_and_the_page_says_what_each_tier_needs(tab, bar
     tab.get_by_text("Which model fits my GPU?").click()
     table.wait_for()
     rows = table.locator("tbody tr")
-    assert rows.count() == sum(len([*model_note.rows_of(key)]) for _, key in form.model_choices())
+    number = sum(len([*model_note.rows_of(key)]) for _, key in form.model_choices())
+    until(lambda: rows.count() == number, f"{number} rows")
     row = rows.filter(has_text="HunyuanImage 2.1").first
     assert row.get_by_text("too small").count() == 3 and "kohya's sd-scripts" in row.inner_text()
     assert_accessible(tab, "#models")

@@ -4,7 +4,7 @@ import json
 import re
 
 from ui_helpers import PROJECT, alone, serving, squares
-from ui_page import caption, captions, choose_tiny, drop, field, gpu_fold, open_page, saved, until
+from ui_page import caption, captions, choose_tiny, drop, field, gpu_fold, open_page, saved, shows, until
 
 import runs
 
@@ -58,10 +58,10 @@ def test_the_first_page_says_what_to_do_next_and_follows_the_images(tab, bare_se
     become(tab, "24", "20")
     tab.locator("#plan").get_by_text("1,920 steps").wait_for()
     tab.reload()
-    tab.get_by_test_id("image-count").get_by_text("4 images").wait_for()
+    shows(tab, 4)
     become(tab, "24", "20")
     button = tab.locator("#propose")
-    assert not button.is_visible()
+    button.wait_for(state="hidden")
     field(tab, "epochs").fill("3")
     tab.locator("#plan").get_by_text("288 steps").wait_for()
     drop(tab, *squares(tmp_path / "in", 4, 4), count=8)
@@ -101,7 +101,7 @@ def test_one_click_starts_a_run_and_leaves_the_draft_as_it_is(tab, data, tmp_pat
         open_page(tab, server)
         tab.locator("#model-note").get_by_text("GPU found: Stand-in, 24 GB").wait_for()
         gpu_fold(tab)
-        assert tab.locator("#tier input[value='20G']").is_checked()
+        until(tab.locator("#tier input[value='20G']").is_checked, "the tier of this GPU")
         tab.locator("#tier input[value='12G']").click()
         tab.locator("#model-note").get_by_text("single blocks").wait_for()
         choose_tiny(tab)
@@ -119,5 +119,6 @@ def test_one_click_starts_a_run_and_leaves_the_draft_as_it_is(tab, data, tmp_pat
         assert len(list((data / "datasets" / "first-try").glob("*.txt"))) == 8
         assert tab.locator(".hp-bad:visible").count() == 0
         tab.get_by_role("tab", name="New LoRA").click()
+        caption(tab, "0000.png").wait_for()
         assert captions(tab)["0000.png"] == "mine" and field(tab, "name").input_value() == "my own"
         assert tab.locator("#tier input[value='12G']").is_checked()

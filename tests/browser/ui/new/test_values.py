@@ -3,7 +3,7 @@
 import re
 
 from runs_helpers import picture
-from ui_page import choose_tiny, drop, field
+from ui_page import choose_tiny, drop, field, until
 
 
 def fill(page, key: str, value: str) -> None:
@@ -18,9 +18,10 @@ def bad(page, key: str, text: str):
     """Wait for an error beside a field; it is above Start too."""
     page.locator(f"#{key} .hp-field-error").get_by_text(text).first.wait_for()
     page.locator("#plan .hp-findings .hp-bad").get_by_text(text).first.wait_for()
-    assert field(page, key).get_attribute("aria-invalid") == "true"
-    shown = page.locator(f"#{key} .hp-field-error").first.get_attribute("id")
-    assert shown and shown in field(page, key).get_attribute("aria-describedby")
+    page.locator(f"#{key} [aria-invalid=true]").wait_for()
+    shown = "([input, error]) => input.getAttribute('aria-describedby').includes(error.id || 'none')"
+    parts = field(page, key), page.locator(f"#{key} .hp-field-error").first
+    until(lambda: page.evaluate(shown, [one.element_handle() for one in parts]), "the field names its error")
 
 
 def test_what_makes_no_sense_or_is_taken_or_is_no_value_is_explained_beside_its_field(page, server, tmp_path):
@@ -43,7 +44,7 @@ def test_what_makes_no_sense_or_is_taken_or_is_no_value_is_explained_beside_its_
     warning = re.compile(r"Learning rate 5 is [\d,]+ times the usual rate with ada")
     for place in ("#learning_rate .hp-field-warning", "#plan .hp-findings .hp-warn"):
         page.locator(place).get_by_text(warning).first.wait_for()
-    assert field(page, "learning_rate").get_attribute("aria-invalid") is None
+    page.locator("#learning_rate [aria-invalid]").wait_for(state="detached")
     fill(page, "max_train_steps", "2000000000")
     bad(page, "epochs", "The run has 2,000,000,000 steps. At 10 steps per second that takes 2,315 days")
     fill(page, "max_train_steps", "")

@@ -18,12 +18,14 @@ def test_the_charts_zoom_name_their_values_and_open_incidents(page, server):
     main = page.get_by_role("group", name="Loss, step 1 to step 1,900")
     main.wait_for()
     assert page.locator(".hp-chart canvas").count() == 3
-    main.scroll_into_view_if_needed()
-    box = main.bounding_box()
     readout = page.locator(".hp-chart-readout")
-    page.mouse.move(box["x"] + box["width"] * 0.45, box["y"] + 60)
-    readout.get_by_text("Learning rate 1e-4").wait_for()
-    assert "Loss" in readout.inner_text()
+
+    def hovered() -> bool:  # what is above the chart may still arrive, and move it
+        main.hover(position={"x": main.bounding_box()["width"] * 0.45, "y": 60})
+        return "Loss" in readout.inner_text() and "Learning rate 1e-4" in readout.inner_text()
+
+    until(hovered, "the values under the pointer")
+    box = main.bounding_box()
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 90, steps=4)
     page.mouse.up()
@@ -42,7 +44,8 @@ def test_the_charts_zoom_name_their_values_and_open_incidents(page, server):
     page.get_by_role("group", name="Loss, 0 s to 1 min").wait_for()
     page.get_by_label("Steps", exact=True).check()
     main.wait_for()
-    assert page.locator(".hp-main-chart .hp-mark").count() == 1, "the incident's restart is not marked a second time"
+    marks = page.locator(".hp-main-chart .hp-mark")
+    until(lambda: marks.count() == 1, "the incident's restart, which is not marked a second time")
     page.get_by_role("link", name="Incident 0001: hung after step 1,000").focus()
     page.keyboard.press("Enter")
     page.get_by_text("What the report says").wait_for()

@@ -18,7 +18,8 @@ def test_runs_are_compared_and_downloaded_on_the_page(page, server):
     page.locator("#compare-runs input").click()
     page.get_by_role("option", name="high").click()
     table = page.get_by_role("region", name="Settings that differ")
-    assert table.get_by_role("row", name="Learning rate").inner_text().split()[2:] == ["0.0001", "0.001"]
+    rate = table.get_by_role("row", name="Learning rate")
+    until(lambda: rate.inner_text().split()[2:] == ["0.0001", "0.001"], "both learning rates")
     pictures = page.locator("#compare-samples img")
     expected = ["low, step 60: a cat", "high, step 60: a cat"]
     until(lambda: pictures.evaluate_all("(all) => all.map((one) => one.alt)") == expected, "the samples")

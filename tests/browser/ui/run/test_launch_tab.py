@@ -3,7 +3,7 @@
 from ledger_helpers import write_history
 from runs_helpers import sources
 from ui_helpers import photos, serving, write_run
-from ui_page import a_tab, assert_accessible, show_run
+from ui_page import a_tab, assert_accessible, show_run, until
 
 import runs
 from ui.run import launch_tab
@@ -25,9 +25,10 @@ def test_the_files_are_written_shown_and_downloaded_and_a_command_that_refuses_s
     write_history(write_run(data, "old", state="completed"), 3.6)
     with serving(data, PATH=str(tmp_path / "no programs")) as server, a_tab(browser) as page:
         part = open_run(page, server, "my-cat")
-        assert part.get_by_role("radio").count() == len(launch_tab.PLACES)
+        until(lambda: part.get_by_role("radio").count() == len(launch_tab.PLACES), "every place")
         part.get_by_label("Partition").fill("night")
-        assert page.locator("#submit-slurm").is_disabled() and "sbatch is not installed" in part.inner_text()
+        part.get_by_text("sbatch is not installed").first.wait_for()
+        until(page.locator("#submit-slurm").is_disabled, "it cannot be submitted")
         page.locator("#write-slurm").click()
         script = part.locator(".hp-file", has_text="train.sbatch")
         script.wait_for()
@@ -50,13 +51,13 @@ def test_the_files_are_written_shown_and_downloaded_and_a_command_that_refuses_s
         part.get_by_label("RunPod").check()
         pod = page.locator("#place-runpod")
         pod.get_by_text("RUNPOD_API_KEY").wait_for()
-        assert "no store" in part.inner_text()
+        part.get_by_text("no store").first.wait_for()
         page.locator("#write-runpod").click()
         pod.get_by_text("Container image: Enter a value").wait_for()
         pod.get_by_label("Container image").fill("me/hangproof:1")
         page.locator("#write-runpod").click()
         pod.locator(".hp-job [role=alert]").get_by_text("trains on a CPU").wait_for()
-        assert pod.locator(".hp-job-state").inner_text() == "Failed"
+        pod.locator(".hp-job-state").get_by_text("Failed", exact=True).wait_for()
 
         # Another run, for everyone.
         part = open_run(page, server, "old")

@@ -24,6 +24,7 @@ def test_search_queue_and_list_are_all_there_with_30_runs(browser, data):
         queue.add(data / "outputs" / slug(name))
     with serving(data) as server, a_tab(browser) as page:
         show_run(page, server, slug("cat 00"))
+        page.locator(".hp-queue ol > li").first.wait_for()
         for width in (1024, 1440, 1920):
             page.set_viewport_size({"width": width, "height": 768})
             page.evaluate("window.scrollTo(0, 0)")

@@ -68,8 +68,8 @@ def test_a_page_whose_server_is_gone_says_so_and_recovers_by_itself(browser, tmp
         server.stop(hard=True)
         banner = page.get_by_role("alert").get_by_text("Not connected", exact=True)
         banner.wait_for()
-        assert page.get_by_test_id("state").inner_text() == "Not connected"
-        assert "just now" not in page.locator("#run-head").inner_text()
+        page.get_by_test_id("state").get_by_text("Not connected", exact=True).wait_for()
+        page.locator("#run-head").get_by_text("just now").wait_for(state="detached")
         assert faint_texts(page) == []
         change_status(folder, step=77)
         with serving_again([page], data, server.port):
@@ -89,6 +89,7 @@ def test_a_run_is_followed_after_a_look_at_another_tab_while_the_server_is_slow(
     page.wait_for_timeout(1000)  # the answers to both clicks
     change_status(folder, step=77)
     page.get_by_test_id("steps").get_by_text("77 of 100 steps").wait_for()
+    page.unroute("**/queue/join*")
 
 
 def test_stop_answers_at_once_and_says_why_it_fails(page, server, held):
@@ -110,11 +111,12 @@ def test_stop_answers_at_once_and_says_why_it_fails(page, server, held):
     page.route("**/queue/join*", lambda route: waiting.append(route))
     button.click()
     button.get_by_text("Stopping…").wait_for()  # before the server has heard of it
-    assert button.is_disabled() and not (folder / "stop.request").exists()
+    until(button.is_disabled, "a second click is impossible")
+    assert not (folder / "stop.request").exists()
     until(lambda: page.wait_for_timeout(50) or waiting, "the click is sent")
+    page.unroute("**/queue/join*")
     for route in waiting:
         route.continue_()
-    page.unroute("**/queue/join*")
     until((folder / "stop.request").exists, "the monitor is asked")
     for _ in range(2):  # ticks, before the monitor has answered
         with page.expect_response("**/run/predict*"):
@@ -182,7 +184,8 @@ def test_after_the_only_run_is_deleted_nothing_of_it_is_shown(browser, data):
         page.locator("#run-notice").get_by_text("Deleted only").wait_for()
         page.locator("#run-list").get_by_text("No runs yet").wait_for()
         page.locator("#delete-ok").wait_for(state="hidden")
-        assert page.locator("#manage-fold button.label-wrap.open").count() == 0 and not folder.exists()
+        page.locator("#manage-fold button.label-wrap.open").wait_for(state="detached")
+        assert not folder.exists()
 
 
 def test_a_run_that_is_renamed_or_deleted_elsewhere_is_not_replaced_by_another(page, server):
@@ -235,13 +238,14 @@ def test_an_answer_that_arrives_late_does_not_stay(page, server):
     rose = write_run(server.data, "late rose", state="failed", step=40)
     tulip = write_run(server.data, "late tulip", state="failed")
     show_run(page, server, rose.name)
-    name, held = page.get_by_test_id("run-name"), []
+    name, held, later = page.get_by_test_id("run-name"), [], []
 
     def hold(route):
-        answer = route.fetch() if not held else None
-        if answer is None:
-            route.continue_()
-        elif "run-name" in answer.text():
+        if held:
+            later.append(route)  # until the late answer has been seen
+            return
+        answer = route.fetch()
+        if "run-name" in answer.text():
             held.append((route, answer))
         else:
             route.fulfill(response=answer)
@@ -258,8 +262,10 @@ def test_an_answer_that_arrives_late_does_not_stay(page, server):
     route, answer = held[0]
     route.fulfill(response=answer)
     name.get_by_text("late rose").wait_for()
-    name.get_by_text("late tulip").wait_for()
     page.unroute("**/run/predict*")
+    for route in later:
+        route.continue_()
+    name.get_by_text("late tulip").wait_for()
 
 
 def test_new_lora_from_this_run_fills_in_the_form_and_its_message_is_in_view(page, server, monkeypatch):

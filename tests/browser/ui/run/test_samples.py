@@ -28,9 +28,8 @@ def test_samples_are_shown_compared_and_voted_on(tab, server):
     tab.locator("#samples-fold button.label-wrap").first.click()
     pictures = tab.locator("#samples-gallery img")
     captions = "(all) => all.map((one) => one.alt)"
-    until(lambda: pictures.count() == 4, "the samples")
     expected = ["Step 8 · a cat", f"Step 8 · {HOSTILE}", "Step 16 · a cat", f"Step 16 · {HOSTILE}"]
-    assert pictures.evaluate_all(captions) == expected
+    until(lambda: pictures.evaluate_all(captions) == expected, "the samples")
     draw(24)  # they appear without a click
     until(lambda: pictures.count() == 6, "the new samples")
     tab.locator("#samples-prompt input").click()
@@ -43,7 +42,8 @@ def test_samples_are_shown_compared_and_voted_on(tab, server):
     until(lambda: sides.count() >= 2, "both pictures")
     tab.locator("#samples-Left input").click()
     tab.get_by_role("option", name="Step 16 · a cat").click()
-    until(lambda: any("_000016_00_" in one.get_attribute("src") for one in sides.all()), "the other picture")
+    shown_now = "(all) => all.some((one) => one.src.includes('_000016_00_'))"
+    until(lambda: sides.evaluate_all(shown_now), "the other picture")
 
     for _ in range(blind_vote.ENOUGH - 1):  # in another browser
         blind_vote.vote(folder, blind_vote.Pair(0, 24, 8), "left")
@@ -62,4 +62,5 @@ def test_samples_are_shown_compared_and_voted_on(tab, server):
     tab.locator("#samples-best input").click()
     tab.get_by_role("option", name="Step 16", exact=True).click()
     lora.filter(has_text="Step 16").wait_for()
-    assert lora.count() == 1 and blind_vote.picked(folder) == 16
+    until(lambda: lora.count() == 1, "one LoRA is picked")
+    assert blind_vote.picked(folder) == 16

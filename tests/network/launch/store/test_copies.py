@@ -311,8 +311,8 @@ def test_of_three_machines_at_once_one_holds_and_the_others_say_who(server):
 
 
 def one_of_three_holds(place: Place) -> None:
-    leases = [Lease(place, period_s=20.0, settle_s=2.0, dead=lambda owner: False) for _ in range(3)]
-    end = time.monotonic() + 60
+    leases = [Lease(place, period_s=60.0, settle_s=4.0, dead=lambda owner: False) for _ in range(3)]
+    end = time.monotonic() + 240
 
     def contend(one: Lease) -> None:
         while not any(lease.valid() for lease in leases) and time.monotonic() < end:
