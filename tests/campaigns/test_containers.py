@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from image_helpers import PATIENCE_S, container, healthy, log_of, make_image, state_of
+from image_helpers import PATIENCE_S, container, healthy, log_of, make_image
 from monitor_helpers import events, toy_run, wait_for
 from provider_server import KEY, provider
 from queue_helpers import processes
-from run_facts import weight
+from run_facts import status, weight
 from runs_helpers import PROJECT, call, pictures, python, spec
 from toys import undisturbed
 from ui_helpers import free_port
@@ -53,12 +53,12 @@ def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tm
         process.send_signal(signal.SIGTERM)
         assert process.wait(100) == 0, log_of(root)
         assert wait_for(lambda: not processes(root), 20, "everything has ended")
-    assert state_of(folder) == "preempted" and list(folder.glob("toy-step*-state"))
+    assert status(folder)["state"] == "preempted" and list(folder.glob("toy-step*-state"))
     assert "this is no pod" in log_of(root) and "a-long-secret" not in log_of(root)
 
     with provider((200, {"id": "7h9k2m4n6p", "status": "EXITED"})) as double:
         with container(image, root, port, HANGPROOF_RUNPOD_URL=double.url, **POD) as process:
-            wait_for(lambda: state_of(folder) == "completed", PATIENCE_S, "the run goes on by itself")
+            wait_for(lambda: status(folder)["state"] == "completed", PATIENCE_S, "the run goes on by itself")
             wait_for(lambda: double.requests, PATIENCE_S, "the pod stops itself")
             process.send_signal(signal.SIGTERM)  # as the provider does then
             assert process.wait(100) == 0, log_of(root)
@@ -97,7 +97,7 @@ def test_a_pod_fetches_its_run_trains_it_and_stops(image, data, tmp_path, monkey
             process.send_signal(signal.SIGTERM)
             assert process.wait(100) == 0, log_of(root)
     there = root / "outputs" / made.slug
-    assert state_of(there) == "completed" and (there / f"{made.slug}.safetensors").is_file(), log_of(root)
+    assert status(there)["state"] == "completed" and (there / f"{made.slug}.safetensors").is_file(), log_of(root)
     assert double.requests[0][1:3] == ("/v2/pods/7h9k2m4n6p/action", {"action": "stop"})
     manifest = newest_manifest(open_place(store).under(made.slug), made.slug)
     assert manifest is not None and f"run/{made.slug}.safetensors" in manifest.files, "it stopped after the last copy"
@@ -117,7 +117,7 @@ def test_skypilots_job_sets_itself_up_restores_the_run_and_trains_it(image, data
         done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=1000)
         assert done.returncode == 0, done.stderr[-3000:]
     folder = home / "hangproof-data" / "outputs" / made.slug
-    assert state_of(folder) == "completed" and (folder / f"{made.slug}.safetensors").is_file()
+    assert status(folder)["state"] == "completed" and (folder / f"{made.slug}.safetensors").is_file()
 
 
 # Where namespaces can be made, the project is hidden (an empty file system on its folder, but for its environment), and so are all networks.

@@ -55,22 +55,12 @@ def tracked() -> list[str]:
     return [name for name in done.stdout.splitlines() if (ROOT / name).is_file()]
 
 
-def copy_context(to: Path) -> None:
-    """What the two COPY steps copy."""
-    for name in tracked():
-        if not ignored(name):
-            (to / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, to / name)
-
-
-def run_steps() -> list[str]:
-    """The RUN steps that need neither root nor the distribution's packages."""
-    return [rest for word, rest in steps() if word == "RUN" and "apt-get" not in rest and "useradd" not in rest]
-
-
 def make_image(folder: Path) -> Path:
     """A folder as /hangproof in the image. Its packages are those of this environment, as of a layer that is cached."""
-    copy_context(folder)
+    for name in tracked():
+        if not ignored(name):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / ".venv")], check=True, timeout=120)
     (site,) = (folder / ".venv" / "lib").glob("python*/site-packages")
     own = [path for path in sys.path if path.endswith("site-packages")]
@@ -80,7 +70,9 @@ def make_image(folder: Path) -> Path:
     launcher.chmod(0o755)
     stamp = "cat requirements.txt requirements.txt | cksum > .venv/.installed-requirements.txt"
     subprocess.run(["bash", "-c", stamp], cwd=folder, check=True, timeout=60)
-    for step in run_steps():
+    for word, step in steps():
+        if word != "RUN" or "apt-get" in step or "useradd" in step:  # they need root
+            continue
         environment = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), "TRAINERS": ""}
         command = ["bash", "-euo", "pipefail", "-c", step]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
@@ -125,7 +117,3 @@ def healthy(image: Path, root: Path, port: int) -> bool:
     words[-1] = words[-1].replace(":7860", f":{port}")
     environment = {"PATH": os.environ["PATH"], "HOME": str(root.parent)}
     return subprocess.run(words, cwd=image, env=environment, capture_output=True, timeout=60).returncode == 0
-
-
-def state_of(folder: Path) -> str:
-    return json.loads((folder / "status.json").read_text())["state"]

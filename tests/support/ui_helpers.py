@@ -259,6 +259,38 @@ def write_run(data: Path, name: str = "my run", state: str = "running", **status
     return folder
 
 
+def write_history(folder: Path, price: float = 0.0) -> None:
+    """The ledger of a run that hung once, in its `status.json`."""
+    seconds = {"training": 925.0, "loading": 60.0, "waiting": 0.0, "recovering": 40.0, "lost": 75.0}
+    steps = {"steps": 100, "repeated": 10, "kept_steps": 30, "made_steps": 110, "failures": 1, "recovered": 1}
+    path = folder / "status.json"
+    ledger = {"seconds": seconds, **steps, "made_s": 940.0, "price_per_hour": price}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "ledger": ledger}))
+
+
+def a_run(data: Path, name: str, rate: float, rank: int = 8, losses: int = 60, **extra) -> Path:
+    """A run that can be compared with others: settings, losses, a GPU's samples and one image."""
+    from PIL import Image
+
+    status = {"planned_steps": losses, "step": losses, "loss": rate * 100, "restarts": 1, "step_s": 0.5}
+    folder = write_run(data, name, state="completed", **status)
+    lines = [f"name = {json.dumps(name)}", f"learning_rate = {rate}", f"rank = {rank}", 'model = "tiny"', "[extra]"]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in extra.items()]
+    (folder / "run.toml").write_text("\n".join(lines) + "\n")
+    step = {"kind": "step", "attempt": 1, "lr": rate, "step_s": 0.5}
+    gpu = {"kind": "gpu", "t": "2026-11-22T12:00:05Z", "gpu": 0, "memory_total": 24e9}
+    found = [{**gpu, "memory_used": used} for used in (7e9, rank * 1e9)]
+    for n in range(1, losses + 1):
+        found.append({**step, "t": f"2026-11-22T12:00:{n % 60:02d}.000Z", "step": n, "loss": rate * 100 / n})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in found))
+    (folder / "sample_prompts.txt").write_text("a cat --w 64\n")
+    (folder / "sample").mkdir()
+    for step in (20, losses):
+        path = folder / "sample" / f"{folder.name}_{step:06d}_00_20261122120000.png"
+        Image.new("RGB", (32, 32), (rank, step, 9)).save(path)
+    return folder
+
+
 def write_incident(folder: Path, number: str = "0001", report: str = "# Hang", **fields) -> Path:
     """Write an incident into a run's folder."""
     path = folder / "incidents" / number

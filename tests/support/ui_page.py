@@ -72,7 +72,7 @@ def open_page(page, server) -> None:
 
 def show_run(page, server, name: str) -> None:
     """Select a run: in the list of an open page, else by its address."""
-    if page.url.startswith(server.url):
+    if clicked := page.url.startswith(server.url):
         page.get_by_role("tab", name="Runs").click()
         page.locator(f".hp-run[data-run='{name}']").click()
     else:
@@ -80,6 +80,10 @@ def show_run(page, server, name: str) -> None:
         page.locator("body.hp-open").wait_for()
     page.locator(f".hp-here[data-run='{name}']").wait_for()
     page.locator(f"[data-testid=run-name][data-run='{name}']").wait_for()
+    if clicked:  # a tick may show the run before the click has its answer, which closes the folds
+        for _ in range(2):
+            with page.expect_response("**/run/predict*"):
+                pass
 
 
 def drop(page, *paths, count: int) -> None:
@@ -120,18 +124,15 @@ def nothing_is_kept(page) -> bool:
 def until(condition, what: str, seconds: float = PATIENCE_S) -> None:
     """Wait until `condition()` is true; fails with `what` after `seconds`. A page that reloads is asked again."""
     end = time.monotonic() + seconds
-    while not _holds(condition):
+    while True:
+        try:
+            if condition():
+                return
+        except Error as error:
+            if not re.search("Execution context was destroyed|hangproof is not defined", str(error)):
+                raise
         assert time.monotonic() < end, f"not within {seconds} s: {what}"
         time.sleep(0.05)
-
-
-def _holds(condition) -> bool:
-    try:
-        return condition()
-    except Exception as error:
-        if not re.search("Execution context was destroyed|hangproof is not defined", str(error)):
-            raise
-        return False
 
 
 def has_focus(page, attribute: str, value: str) -> None:

@@ -5,8 +5,7 @@ import os
 import zipfile
 
 import pytest
-from compare_helpers import a_run
-from ui_helpers import lora_file, write_run
+from ui_helpers import a_run, lora_file, write_run
 
 import runs
 from ui import served

@@ -2,8 +2,7 @@
 
 import zipfile
 
-from compare_helpers import a_run
-from ui_helpers import lora_file
+from ui_helpers import a_run, lora_file
 from ui_page import assert_accessible, show_run, until
 
 

@@ -1,8 +1,7 @@
 """The lower part of a run: where its time went, the files for other places, and a command that refuses."""
 
-from ledger_helpers import write_history
 from runs_helpers import sources
-from ui_helpers import photos, serving, write_run
+from ui_helpers import photos, serving, write_history, write_run
 from ui_page import a_tab, assert_accessible, show_run, until
 
 import runs

@@ -114,9 +114,9 @@ def test_stop_answers_at_once_and_says_why_it_fails(page, server, held):
     until(button.is_disabled, "a second click is impossible")
     assert not (folder / "stop.request").exists()
     until(lambda: page.wait_for_timeout(50) or waiting, "the click is sent")
-    page.unroute("**/queue/join*")
     for route in waiting:
         route.continue_()
+    page.unroute("**/queue/join*")
     until((folder / "stop.request").exists, "the monitor is asked")
     for _ in range(2):  # ticks, before the monitor has answered
         with page.expect_response("**/run/predict*"):
@@ -238,11 +238,11 @@ def test_an_answer_that_arrives_late_does_not_stay(page, server):
     rose = write_run(server.data, "late rose", state="failed", step=40)
     tulip = write_run(server.data, "late tulip", state="failed")
     show_run(page, server, rose.name)
-    name, held, later = page.get_by_test_id("run-name"), [], []
+    name, held, later, seen = page.get_by_test_id("run-name"), [], [], []
 
     def hold(route):
         if held:
-            later.append(route)  # until the late answer has been seen
+            route.continue_() if seen else later.append(route)  # until the late answer has been seen
             return
         answer = route.fetch()
         if "run-name" in answer.text():
@@ -262,10 +262,11 @@ def test_an_answer_that_arrives_late_does_not_stay(page, server):
     route, answer = held[0]
     route.fulfill(response=answer)
     name.get_by_text("late rose").wait_for()
-    page.unroute("**/run/predict*")
+    seen.append(True)
     for route in later:
         route.continue_()
     name.get_by_text("late tulip").wait_for()
+    page.unroute("**/run/predict*")
 
 
 def test_new_lora_from_this_run_fills_in_the_form_and_its_message_is_in_view(page, server, monkeypatch):

@@ -8,8 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from ledger_helpers import write_history
-from ui_helpers import metrics_line, write_run
+from ui_helpers import metrics_line, write_history, write_run
 
 from runs.paths import ROOT
 

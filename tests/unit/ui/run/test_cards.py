@@ -5,8 +5,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from ledger_helpers import write_history
-from ui_helpers import write_incident, write_run
+from ui_helpers import write_history, write_incident, write_run
 from ui_markup import harmless
 
 from monitor.process import platform

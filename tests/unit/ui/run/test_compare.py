@@ -1,8 +1,7 @@
 """Runs side by side, and a run's LoRAs as one archive."""
 
 import pytest
-from compare_helpers import a_run
-from ui_helpers import write_run
+from ui_helpers import a_run, write_run
 
 import runs
 from ui.run import compare
