@@ -83,13 +83,14 @@ def test_a_page_whose_server_is_gone_says_so_and_recovers_by_itself(browser, tmp
 def test_a_run_is_followed_after_a_look_at_another_tab_while_the_server_is_slow(page, server, held):
     folder = held(write_run(server.data, "followed", last_progress_at=datetime.now(UTC).isoformat()))
     show_run(page, server, folder.name)
-    page.route("**/queue/join*", lambda route: page.wait_for_timeout(300) or route.continue_())
+    slow_ms = [300]
+    page.route("**/queue/join*", lambda route: page.wait_for_timeout(slow_ms[-1]) or route.continue_())
     for tab in ("New LoRA", "Runs"):
         page.get_by_role("tab", name=tab).click()
     page.wait_for_timeout(1000)  # the answers to both clicks
     change_status(folder, step=77)
     page.get_by_test_id("steps").get_by_text("77 of 100 steps").wait_for()
-    page.unroute("**/queue/join*")
+    slow_ms.append(0)
 
 
 def test_stop_answers_at_once_and_says_why_it_fails(page, server, held):
