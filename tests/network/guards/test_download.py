@@ -180,7 +180,7 @@ def test_two_processes_download_a_file_once(hub, tmp_path):
 @pytest.mark.slow
 def test_a_killed_download_continues_in_the_next_process(hub, tmp_path):
     """SIGKILL: its lock is free at once, its bytes are kept."""
-    hub.nap_s = 0.2
+    hub.faults = [Fault("stall", 300_000)]
     first = children.start(LOAD)
     blobs = download.repository(SOURCE) / "blobs"
     wait_for(lambda: part(blobs).exists() and part(blobs).stat().st_size > 100_000, 200)
@@ -188,7 +188,6 @@ def test_a_killed_download_continues_in_the_next_process(hub, tmp_path):
     first.communicate(timeout=100)
     kept = part(blobs).stat().st_size
     assert 0 < kept < len(CONTENT)
-    hub.nap_s = 0
     hub.requests.clear()
     out, _ = children.start(LOAD).communicate(timeout=300)
     assert Path(out.strip()).read_bytes() == CONTENT
