@@ -2,16 +2,11 @@
 
 import json
 
-from runs_helpers import pictures, python
+from runs_helpers import contents, pictures, python
 from trainer_helpers import numbers
 
 SET = ("epochs=2", "repeats=2", "workers=0", "save_every_n_steps=3")
 LIMIT_S = 400
-
-
-def files(folder) -> dict[str, bytes]:
-    """Every file of a run."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def steps(folder) -> list[tuple[int, int]]:
@@ -37,12 +32,12 @@ def test_a_completed_run_started_again(data, tmp_path):
     monitor("run", "again")
     expected = [(step, 1 + (step - 1) // 4) for step in range(1, 9)]
     assert steps(folder) == expected
-    before = files(folder)
+    before = contents(folder)
     for command in ("start", "run"):
         printed = monitor(command, "again").stdout
         assert "already completed (8 steps)" in printed and "raise epochs" in printed
     assert json.loads(monitor("start", "again", "--json").stdout.splitlines()[-1])["pid"] is None
-    assert files(folder) == before  # not a byte of it was touched
+    assert contents(folder) == before  # not a byte of it was touched
 
     spec = folder / "run.toml"
     spec.write_text(spec.read_text().replace("epochs = 2", "epochs = 3"))

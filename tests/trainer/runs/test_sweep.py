@@ -5,6 +5,7 @@ import json
 import pytest
 from monitor_helpers import wait_for
 from runs_helpers import pictures, python
+from sweep_helpers import FIELDS
 
 import runs
 from jobs import queue
@@ -12,13 +13,11 @@ from monitor.process.platform import LOCK, is_held
 from runs import sweep
 
 pytestmark = pytest.mark.slow
-FIELDS = {"model": "tiny-flux", "backend": "diffusers", "trigger": "ohwx", "resolution": 64, "workers": 0}
 
 
 def test_a_sweep_is_one_entry_of_the_queue_and_encodes_the_images_once(data, monkeypatch):
     monkeypatch.setenv("HANGPROOF_GPUS", "")
-    fields = {"max_train_steps": 4, "sample_every_n_steps": 0, "save_every_n_steps": 2}
-    runs.create(runs.make({"name": "cat", **FIELDS, **fields}), pictures(data / "in", 2))
+    runs.create(runs.make({"name": "cat", **FIELDS}), pictures(data / "in", 2))
     done = python("-m", "runs", "sweep", "cat", "--set", "rank=2,4", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["sweep"] == "cat-sweep"

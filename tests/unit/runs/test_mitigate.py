@@ -3,15 +3,15 @@
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+from monitor_helpers import wait_for
 from runs_helpers import contents, executable, run_script, spec
 
 import runs
 from presets.lint import lint
-from runs import mitigate, staging
+from runs import custom_script, mitigate, staging
 
 
 def same_state(before, after) -> bool:
@@ -53,13 +53,9 @@ def test_where_there_is_nothing_to_change_the_spec_stays():
 
 
 def in_force(made: "runs.RunSpec", flag: str) -> list[str] | None:
-    """The values of a flag as the trainer reads them: those of its last mention; None where it is absent."""
-    words = runs.arguments(made, Path("/out"), platform="linux")
-    if f"--{flag}" not in words:
-        return None
-    at = len(words) - words[::-1].index(f"--{flag}")
-    end = next((i for i in range(at, len(words)) if words[i].startswith("--")), len(words))
-    return words[at:end]
+    """The values of a flag in the script; None where it is absent."""
+    text = runs.script(made, Path("/out"), platform="linux")
+    return custom_script.flags(custom_script.only(text, "linux")).get(flag)
 
 
 @pytest.mark.parametrize("backend", ["sd-scripts", "diffusers"])
@@ -207,10 +203,7 @@ def test_a_copy_that_is_killed_leaves_nothing_truncated_and_the_next_one_complet
     env = {**os.environ, "PATH": path, "STALL": stall, "STALLED": str(stalled), "TRAINER_PYTHON": str(launcher)}
     process = subprocess.Popen(["bash", str(script)], env=env, start_new_session=True)
     try:
-        end = time.monotonic() + 60
-        while not stalled.exists() and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.02)
-        assert stalled.exists(), "the copy did not reach the file"
+        wait_for(stalled.exists, 60, "the copy reaches the file")
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(60)
