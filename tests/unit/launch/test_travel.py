@@ -59,20 +59,22 @@ def test_a_secret_is_a_name_only(clean, monkeypatch):
             travel.secrets(made, arguments(module, *words, "--secret", "A=sesame"))
 
 
-def test_the_compose_file_mounts_what_the_run_uses_and_names_secrets_only(data, tmp_path, clean, monkeypatch):
+def test_the_compose_file_mounts_what_the_run_uses_and_docker_alone_has_its_secrets(data, tmp_path, clean, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_sesame")
     (tmp_path / "bin").mkdir()
-    executable(tmp_path / "bin" / "docker", '#!/usr/bin/env bash\nprintf \'%s\\n\' "$@" > "$WORDS"\n')
+    executable(tmp_path / "bin" / "docker", '#!/usr/bin/env bash\nprintf \'%s\\n\' "$MY_KEY" "$@" > "$WORDS"\n')
     store = tmp_path / "my $HOME, store"
     control = pictures(tmp_path / "control")
-    folder = a_run(data, name="my run's", store=str(store), gpus=2, control_dir=str(control))
+    folder = a_run(
+        data, name="my run's", store=str(store), gpus=2, control_dir=str(control), environment={"MY_KEY": "of the run"}
+    )
     env = {"WORDS": str(tmp_path / "words"), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     done = call("launch", "docker", folder.name, "--submit", "--json", **env)
     assert done.returncode == 0, done.stderr
     words = (tmp_path / "words").read_text().splitlines()
-    assert words == ["compose", "--file", str(folder / "docker.yaml"), "up", "--detach"]
+    assert words == ["of the run", "compose", "--file", str(folder / "docker.yaml"), "up", "--detach"]
     text = (folder / "docker.yaml").read_text()
-    assert "hf_sesame" not in text + done.stdout
+    assert not any(secret in text + done.stdout for secret in ("hf_sesame", "of the run"))
     written = yaml.safe_load(text.replace("$$", "$"))
     (service,) = written["services"].values()
     assert (service["image"], service["command"]) == ("hangproof", ["train", folder.name])
@@ -80,7 +82,7 @@ def test_the_compose_file_mounts_what_the_run_uses_and_names_secrets_only(data, 
     assert int(service["stop_grace_period"].removesuffix("s")) >= config.load(environ={}).end.preempt_total_s + 10
     (device,) = service["deploy"]["resources"]["reservations"]["devices"]
     assert (device["driver"], device["count"], device["capabilities"]) == ("nvidia", 2, ["gpu"])
-    assert {"HF_TOKEN", "HANGPROOF_NEEDS_GPU=1"} <= set(service["environment"])
+    assert {"HF_TOKEN", "MY_KEY", "HANGPROOF_NEEDS_GPU=1"} <= set(service["environment"])
     mounts = {one["target"]: one["source"] for one in service["volumes"]}
     assert mounts[f"/data/outputs/{folder.name}"] == str(folder) and mounts[str(store)] == str(store)
     assert "$HOME" not in text.replace("$$HOME", ""), "compose would fill it in"

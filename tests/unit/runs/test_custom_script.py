@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from runs_helpers import pictures
 
 import runs
-from presets.training import trainings
 from runs import custom_script, mitigate, pin
 from runs.files import RunError
 from runs.folders import render, train_longer, write_attempt
@@ -37,8 +36,7 @@ def adopted(spec, change):
 
 
 def flags_of(text):
-    (one,) = trainings(text)
-    return custom_script.flags(one)
+    return custom_script.flags(custom_script.only(text))
 
 
 OWN_LINES = "\n# mine: more open files\nulimit -n 4096\nexport MY_VARIABLE='a \"b\"'\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import zipfile
 from pathlib import Path
@@ -317,19 +316,6 @@ def test_a_value_that_no_key_has_is_refused(data):
     (data / ".secrets").symlink_to(data)
     with pytest.raises(runs.RunError, match="is a link"):
         env_file.write(data / "outputs" / "cat", {"MY_KEY": "ab"})
-
-
-def test_docker_gets_the_values_from_the_private_file(data, tmp_path, monkeypatch):
-    for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    plain_run(data, environment={"WANDB_API_KEY": VALUE, "HF_TOKEN": OTHER})
-    executable(tmp_path / "bin" / "docker", '#!/usr/bin/env bash\nprintf \'%s\\n\' "$WANDB_API_KEY" "$@" > "$WORDS"\n')
-    env = {"WORDS": str(tmp_path / "words"), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    done = call("launch", "docker", "cat", "--submit", **env)
-    assert done.returncode == 0, done.stderr
-    first, *words = (tmp_path / "words").read_text().splitlines()
-    text = (data / "outputs" / "cat" / "docker.yaml").read_text()
-    assert first == VALUE and VALUE not in [*words, text] and "- WANDB_API_KEY\n" in text and VALUE not in text
 
 
 def test_a_report_names_a_secret_that_the_trainer_printed(data):
