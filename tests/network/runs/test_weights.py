@@ -1,11 +1,9 @@
 """The files of base models: where they come from, what is missing, what is said. (Faults: tests/network/guards.)"""
 
-import json
 from pathlib import Path
 
 import pytest
 from hub_server import COMMIT, Fault, only_hub
-from runs_helpers import python
 
 import runs
 from guards.hub import Source
@@ -55,26 +53,3 @@ def test_a_missing_file_names_the_table_and_no_network_the_server(hub, tmp_path,
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(runs.RunError, match=r"no data from 127\.0\.0\.1:9 for 1 s \(.*refused.*\)\. Check the network"):
         get(tmp_path / "m" / "x", stall_s=1)
-
-
-@pytest.mark.slow
-def test_the_command_fetches_what_is_missing_through_faults(hub, data):
-    names = ["ae.safetensors", "flux1-schnell.safetensors", "t5xxl_fp16.safetensors"]
-    hub.files = dict.fromkeys(names, CONTENT)
-    hub.faults = [Fault("drop", 100_000), Fault("busy"), Fault("drop", 70_000)]
-    (data / "models").mkdir()
-    (data / "models/clip_l.safetensors").write_bytes(b"already here")
-    fetch = ("-m", "runs", "fetch-model", "--json")
-    done = python(*fetch, "FLUX.1-schnell")
-    assert done.returncode == 0, done.stderr
-    assert sorted(Path(f).name for f in json.loads(done.stdout.splitlines()[-1])["files"]) == names
-    assert "ae.safetensors: 0.00 of 0.00 GB · 100 %" in done.stderr
-    assert not runs.missing_files("flux-schnell") and not list((data / "models").glob(".*.part*"))
-    assert {(data / "models" / name).read_bytes() for name in names} == {CONTENT}
-    assert (data / "models/clip_l.safetensors").read_bytes() == b"already here"
-    (data / "models/ae.safetensors").unlink()
-    hub.refusal = (403, "GatedRepo")
-    wrong = {"FLUX.1-schnell": f"accept its licence at {hub.url}/", "tiny-flux": "is generated on this machine"}
-    for name, says in (wrong | {"nope": "no base model 'nope'"}).items():
-        done = python(*fetch, name)
-        assert done.returncode == 1 and says in done.stderr

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hub_server import only_hub
+from hub_server import Fault, only_hub
 from runs_helpers import call, pictures
 
 import presets
@@ -83,12 +83,15 @@ def test_what_a_new_run_is_short_of_and_what_a_changed_one_trains_differently_is
     assert call("runs", "fields").stdout.startswith("| Setting |")
 
 
-def test_a_download_shows_its_progress_and_its_files(tmp_path, data, monkeypatch):
+def test_a_download_through_a_fault_shows_its_progress_and_its_files_and_one_that_is_refused_says_why(
+    tmp_path, data, monkeypatch
+):
     (data / "models").mkdir()
     first, *others = presets.models()["flux-schnell"]["files"].values()
     for name in others:
         (data / "models" / name).write_bytes(b"already here")
-    with only_hub(monkeypatch, tmp_path, {first: b"x" * 10_000_000}):
+    with only_hub(monkeypatch, tmp_path, {first: b"x" * 10_000_000}) as hub:
+        hub.faults = [Fault("drop", 100_000)]
         done = call("runs", "fetch-model", "FLUX.1-schnell", "--json")
     assert done.returncode == 0, done.stderr
     path = str(data / "models" / first)
@@ -96,3 +99,12 @@ def test_a_download_shows_its_progress_and_its_files(tmp_path, data, monkeypatch
     assert f"{first}: 0.01 of 0.01 GB · 100 %" in done.stderr
     again = call("runs", "fetch-model", "FLUX.1-schnell")
     assert again.stdout == "FLUX.1-schnell: all files are downloaded already\n"
+    assert {(data / "models" / name).read_bytes() for name in others} == {b"already here"}
+    assert not runs.missing_files("flux-schnell") and not list((data / "models").glob(".*.part*"))
+    Path(path).unlink()
+    with only_hub(monkeypatch, tmp_path, {}) as hub:
+        hub.refusal = (403, "GatedRepo")
+        wrong = {"FLUX.1-schnell": f"accept its licence at {hub.url}/", "tiny-flux": "is generated on this machine"}
+        for name, says in (wrong | {"nope": "no base model 'nope'"}).items():
+            done = call("runs", "fetch-model", name, "--json")
+            assert done.returncode == 1 and says in done.stderr
