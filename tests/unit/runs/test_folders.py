@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 import tomllib
 from runs_helpers import contents, picture, pictures, python, sources, spec
+from ui_helpers import small_disk
 
 import runs
 
@@ -115,12 +114,7 @@ def test_of_two_that_make_the_same_name_at_once_one_wins_whole(tmp_path, data):
 
 
 def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
-    if sys.platform != "linux" or subprocess.run(command, capture_output=True, timeout=200, check=False).returncode:
-        pytest.skip("a small file system cannot be mounted here")
-    try:
+    with small_disk(tmp_path, "256k") as disk:
         monkeypatch.setenv("HANGPROOF_DATA", str(disk))
         images = sources(picture(tmp_path / f"noise {i}.bmp", size=(200, 200)) for i in range(4))  # 120 kB each
         with pytest.raises(runs.RunError, match=r"the disk is full; free some space and try again"):
@@ -137,8 +131,6 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
         with pytest.raises(runs.RunError, match="the disk is full"):
             runs.train_longer(made, 99)
         assert contents(made) == before and runs.read_captions("my-lora") == {"noise-0.bmp": "ohwx"}
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], timeout=200, check=False)
 
 
 def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path, data, monkeypatch):
