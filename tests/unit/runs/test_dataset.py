@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from draft_helpers import camera_exif, limits
 from PIL import Image
-from runs_helpers import picture, pictures, sources, spec
+from runs_helpers import picture, pictures, sources
 
 import runs
 from runs import dataset
@@ -166,11 +166,3 @@ def test_the_images_of_a_data_set_are_those_that_a_trainer_reads(tmp_path):
     found = dataset.images_in(tmp_path / "in")
     assert [path.relative_to(tmp_path / "in").as_posix() for path in found] == shown
     assert dataset.counts(tmp_path / "in") == {"": 2, "10_cat": 1, "dogs": 1} and dataset.counts(tmp_path / "no") == {}
-
-
-def test_captions_are_read_by_image(tmp_path, data):
-    images = pictures(tmp_path / "in", 2)
-    runs.create(spec(name="read me"), sources(sorted(images.iterdir()), {"1.png": "ü\nfox"}))
-    assert runs.read_captions("read-me") == {"0.png": "ohwx", "1.png": "ü fox"}
-    with pytest.raises(runs.RunError, match="no data set"):
-        runs.read_captions("nothing")

@@ -93,6 +93,8 @@ def test_a_name_that_exists_is_refused_and_the_old_run_untouched(tmp_path, data)
     with pytest.raises(runs.RunError, match="name: A data set named 'a b' already exists"):
         runs.create(spec(name="a b"), images)
     assert {k: v for k, v in before.items() if k.startswith("datasets")} == contents(data)
+    with pytest.raises(runs.RunError, match="no data set"):
+        runs.read_captions("another")
     again = runs.create(spec(name="a b"), data / "datasets/a-b")
     assert again.is_dir() and {k: v for k, v in contents(data).items() if k in before} == before
 

@@ -22,12 +22,9 @@ def test_plain_values_become_flags_others_are_refused_with_a_reason_and_a_secret
 
 def test_a_setting_is_named_as_its_file_names_it_and_is_no_flag_once_it_is_decided():
     found = Settings()
-    (
-        found.add("network_dim", 8, "LoRA rank"),
-        found.add("sdpa", True, "sdpa"),
-        found.add("betas", [True, False, 1e16, 2.0]),
-    )
-    found.add("off", ""), found.add(3, 1)
+    for setting in (("network_dim", 8, "LoRA rank"), ("sdpa", True, "sdpa"), ("off", ""), (3, 1)):
+        found.add(*setting)
+    found.add("betas", [True, False, 1e16, 2.0])
     assert found.labels == {"network_dim": "LoRA rank"} and found.rows == []
     found.take("network_dim", "field", "Rank"), found.take("sdpa", "same", ""), found.take("gone", "field", "")
     found.refuse("a\nb", [1], "none of ours"), found.add("c", [None], "see")
