@@ -10,7 +10,6 @@ import psutil
 import pytest
 from ui_helpers import free_port, serving, small_disk
 from ui_page import PATIENCE_S
-from ui_requests import ask
 
 RSS_MB = 250
 CONFIG_KB = 104
@@ -56,16 +55,6 @@ def test_the_page_loads_nothing_from_other_hosts(server):
     assert not [url for url in loaded if url.startswith(("http:", "https:", "//"))]
     assert "fonts.googleapis.com" not in page and "fonts.googleapis.com" not in server.get("/theme.css")[1].decode()
     assert '"analytics_enabled":false' in page.replace(" ", "")
-
-
-def test_the_scripts_and_the_style_sheet_are_files_that_a_browser_keeps(server):
-    page = server.get("/")[1].decode()
-    for pattern, kind in ((r"scripts/page-\w{16}\.js", "text/javascript"), (r"scripts/style-\w{16}\.css", "text/css")):
-        (found,) = set(re.findall(pattern, page))
-        status, headers, body = ask(server, "GET", f"/{found}")
-        assert status == 200 and len(body) > 10_000
-        assert headers["content-type"].startswith(kind) and "immutable" in headers["cache-control"]
-    assert server.get("/scripts/page-0123456789abcdef.js")[0] == 404
 
 
 def test_it_listens_on_loopback_only(server):
