@@ -4,13 +4,11 @@ import hashlib
 from pathlib import Path
 
 import machines
-import psutil
-from monitor_helpers import events, finish, monitor, wait_for
+from monitor_helpers import finish, monitor, wait_for
 from run_facts import members, status
 
 from benchmarks.trial import read_lines
 
-EARLY = "which had been started early"
 STEPS, EVERY = 90, 10
 
 
@@ -55,10 +53,3 @@ class Run:
         pids = [line["pid"] for line in read_lines(self.data / "ledger.jsonl") if line["what"] == "step"]
         runs = [pid for i, pid in enumerate(pids) if i == 0 or pids[i - 1] != pid]
         assert len(runs) == len(set(runs)), "two processes trained at the same time"
-
-    def restarted(self) -> list[str]:
-        return [event["message"] for event in events(self.folder, "restarted")]
-
-
-def trainer_of(shell: int) -> psutil.Process:
-    return psutil.Process(shell).children(recursive=True)[-1]

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from unittest.mock import Mock
 
+import children
 import pytest
 from monitor_helpers import ROOT, cli, events, finish, kill_monitor, monitor, stop, toy_run, wait_for
 from run_facts import members, status, step_of, trainers
@@ -66,14 +67,6 @@ def test_a_reading_has_what_the_gpu_supports(gpus, tmp_path, monkeypatch):
     assert one._reading()["at_s"] < first + 9, "each read requests the next reading"
 
 
-def test_the_list_of_gpus_is_waited_for(gpus, driver):
-    (driver / "hangs").touch()
-    one = gpus()
-    assert one.listed() is None, "the driver has not answered yet"
-    (driver / "hangs").unlink()
-    assert [gpu["uuid"] for gpu in wait_for(one.listed)] == ["GPU-0"]
-
-
 def test_without_a_gpu_there_is_no_helper(monkeypatch, tmp_path):
     monkeypatch.setenv("HANGPROOF_GPUS", "")
     monkeypatch.setattr(gpu, "DRIVER_FILES", (tmp_path / "none",))
@@ -113,6 +106,11 @@ def test_waiting_for_the_memory_of_dead_processes_ends_when_it_is_free(gpus, dri
 
 
 def test_a_driver_that_never_answers_is_a_note_and_is_not_waited_for(gpus, driver, monkeypatch):
+    (driver / "hangs").touch()
+    one = gpus()
+    assert one.listed() is None, "the driver has not answered yet"
+    (driver / "hangs").unlink()
+    assert [gpu["uuid"] for gpu in wait_for(one.listed)] == ["GPU-0"]
     (driver / "hangs").touch()
     monkeypatch.setattr(gpu, "FRESH_S", 0.3)
     monkeypatch.setattr(gpu, "COUNT_S", 0.5)
@@ -235,7 +233,7 @@ def queued(tmp_path, monkeypatch):
         one.release()
 
 
-def test_one_run_gets_the_gpus_and_all_of_them(queued):
+def test_one_run_gets_all_of_its_gpus_and_gives_one_back_until_it_gets_all(queued, monkeypatch):
     first, second = queued("first"), queued("second")
     assert not first.held
     assert first.acquire() and not second.acquire()
@@ -243,20 +241,18 @@ def test_one_run_gets_the_gpus_and_all_of_them(queued):
     assert second.message == "waiting for GPU 0: the run 'first' uses it"
     first.release()
     assert second.acquire() and second.message == ""
-
-
-def test_a_run_that_gets_one_of_its_gpus_gives_it_back_until_it_gets_all(queued, monkeypatch):
-    both = queued("both")
+    second.release()
     monkeypatch.setenv("HANGPROOF_GPUS", "1")
     holder = queued("holder")
-    assert holder.acquire() and not both.acquire() and both.message == "waiting for GPU 1: the run 'holder' uses it"
+    assert holder.acquire() and not first.acquire() and first.message == "waiting for GPU 1: the run 'holder' uses it"
     holder.release()
-    assert both.acquire()
+    assert first.acquire()
 
 
 @pytest.mark.parametrize("call", ["open", "fstat"])
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.EIO, errno.EACCES])
 def test_a_queue_that_cannot_be_written_is_a_message_until_it_can(queued, monkeypatch, number, call):
+    """Where only the name of the holder cannot be written, the run gets its GPUs without."""
     broken = Mock(side_effect=OSError(number, os.strerror(number)))
     with monkeypatch.context() as context:
         context.setattr(platform.os, call, broken)
@@ -268,12 +264,9 @@ def test_a_queue_that_cannot_be_written_is_a_message_until_it_can(queued, monkey
     assert not other.acquire()
     one.release()
     assert other.acquire()
-
-
-def test_a_full_disk_only_costs_the_name_of_the_holder(queued, monkeypatch):
-    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    monkeypatch.setattr(platform.os, "write", full)
-    assert queued("one").acquire()
+    other.release()
+    monkeypatch.setattr(platform.os, "write", broken)
+    assert one.acquire()
 
 
 A, B, C = "GPU-aaaa1111-0", "GPU-bbbb2222-0", "GPU-bbbb3333-0"
@@ -329,19 +322,14 @@ def test_the_folder_of_the_locks_is_the_same_for_every_account(monkeypatch, tmp_
     assert gpu.shared_folder() == found != tmp_path
 
 
-def start(code, *arguments, env=(), **more):
-    command, pipe = [sys.executable, "-c", code, *map(str, arguments)], subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, env=os.environ | dict(env), stdout=pipe, stderr=pipe, **more)
-
-
 OTHER_ACCOUNT = """
-import os, sys
+import os, sys, time
 from monitor.gpu import GpuQueue
 os.umask(0o077)
 os.setgid(65534); os.setuid(65534)
 queue = GpuQueue(sys.argv[1], {})
 print(queue.acquire(), queue.message, flush=True)
-sys.stdin.readline()
+time.sleep(600)
 """
 
 
@@ -353,17 +341,14 @@ def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to
     shared.chmod(0o1777)
     monkeypatch.setenv("HANGPROOF_LOCKS", str(shared))
 
-    def other(name):
-        return start(OTHER_ACCOUNT, name, stdin=subprocess.PIPE, text=True)
-
-    theirs = other("theirs")
+    theirs = children.start(OTHER_ACCOUNT, "theirs")
     assert theirs.stdout.readline() == "True \n"
     mine = queued("mine")
     assert not mine.acquire() and mine.message == "waiting for GPU 0: the run 'theirs' uses it"
     theirs.kill()
     theirs.communicate()
     assert mine.acquire(), mine.message
-    theirs = other("theirs")
+    theirs = children.start(OTHER_ACCOUNT, "theirs")
     assert theirs.stdout.readline() == "False waiting for GPU 0: the run 'mine' uses it\n"
     theirs.kill()
     theirs.communicate()
@@ -374,9 +359,9 @@ def test_two_accounts_exclude_each_other_in_a_folder_that_everybody_may_write_to
 @pytest.mark.skipif(os.name == "nt", reason="links")
 def test_a_link_where_a_lock_should_be_is_refused_and_what_it_leads_to_is_unharmed(queued, tmp_path):
     (tmp_path / "mine").write_text("precious")
-    for link in (lambda path: path.symlink_to(tmp_path / "mine"), lambda path: path.hardlink_to(tmp_path / "mine")):
-        path = tmp_path / "hangproof-gpu.0.lock"
-        link(path)
+    path = tmp_path / "hangproof-gpu.0.lock"
+    for link in (path.symlink_to, path.hardlink_to):
+        link(tmp_path / "mine")
         one = queued("one")
         assert not one.acquire() and "its lock is not usable" in one.message and str(path) in one.message
         one.release()
@@ -414,15 +399,14 @@ while not Path(sys.argv[1], "over").exists():
 @pytest.mark.skipif(os.name == "nt", reason="os.getuid")
 def test_runs_that_queue_and_probe_all_the_time_share_a_gpu_and_a_free_one_is_taken_at_once(tmp_path, queued):
     """Real processes: each gets all its turns, never two at once."""
-    probes, results = [start(PROBES, tmp_path) for _ in range(2)], []
+    probes = [children.start(PROBES, tmp_path) for _ in range(2)]
     try:
-        runs = [start(RUNS, f"run {i}", tmp_path, env={**GPU, "HANGPROOF_LOCKS": str(tmp_path)}) for i in range(4)]
-        results += [process.communicate(timeout=60) for process in runs]
+        runs = [children.start(RUNS, f"run {i}", tmp_path, **GPU, HANGPROOF_LOCKS=tmp_path) for i in range(4)]
+        assert [process.wait(60) for process in runs] == [0] * 4
         for _ in range(100):
             one = queued("one")
             assert one.acquire(), one.message
             one.release()
     finally:
         (tmp_path / "over").touch()
-        results += [probe.communicate(timeout=60) for probe in probes]
-    assert [process.returncode for process in runs + probes] == [0] * 6, [err for _, err in results]
+        assert [probe.wait(60) for probe in probes] == [0] * 2

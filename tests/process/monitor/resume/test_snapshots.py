@@ -87,17 +87,7 @@ def test_a_start_that_the_system_refused_once_is_made(run):
 
 def test_a_run_under_real_supervision_repeats_at_most_one_step_for_each_failure():
     """By the benchmark. tests/campaigns/test_faults.py tears a record: the disk's checkpoint, or the start, is used instead."""
-    words = (
-        "--contenders",
-        "ours",
-        "--repeats",
-        "1",
-        "--steps",
-        "40",
-        "--faults",
-        "sigkill@13,raises@27",
-        "--no-torch",
-    )
+    words = ["--contenders=ours", "--repeats=1", "--steps=40", "--faults=sigkill@13,raises@27", "--no-torch"]
     found = json.loads(call("benchmarks", "goodput", *words, "--json").stdout)
     ours = found["contenders"]["ours"]
     assert (ours["finished"], ours["right_result"], ours["hangs"]) == (1, 1, 0)
