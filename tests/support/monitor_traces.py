@@ -32,17 +32,7 @@ Event = tuple[str, float, float]
 
 @dataclass
 class Played:
-    """The result of a trace."""
-
-    hours: float = 0.0
-    stages: int = 1
-    detect_s: float = 0.0  # of a hang: from the last progress to the verdict
-    caught: Verdict | None = None  # a false kill where the trace is healthy
-
-
-@dataclass
-class _Simulation:
-    """The run's state at `clock`."""
+    """A simulated run, as it is at `clock`."""
 
     watch: Watch
     signals: Signals
@@ -63,8 +53,14 @@ class _Simulation:
     gone: bool = False
     activity: float = 0.0
     rate: float = 0.0
+    stages: int = 1
+    detect_s: float = 0.0  # of a hang: from the last progress to the verdict
+    caught: Verdict | None = None  # a false kill where the trace is healthy
     ring: deque[float] = field(default_factory=lambda: deque(maxlen=256))
-    result: Played = field(default_factory=Played)
+
+    @property
+    def hours(self) -> float:
+        return (min(self.clock, self.poll_at) - 1000.0) / 3600
 
     def beat(self) -> Beat:
         return Beat(
@@ -86,7 +82,7 @@ class _Simulation:
             if verdict.stalled_s >= verdict.budget_s and verdict.kind != OVER:
                 verdict = self.watch.observe(dataclasses.replace(seen, signals=self.signals))
             if verdict.kind in (HUNG, OVER):
-                self.result.caught, self.result.detect_s = verdict, self.poll_at - self.moved_s
+                self.caught, self.detect_s = verdict, self.poll_at - self.moved_s
                 return True
             self.poll_at += self.watch.poll_s()
         return False
@@ -116,27 +112,23 @@ class _Simulation:
             self.ring.append(self.clock - self.since_s)
             self.step_s = self.since_s = self.beat_s = self.moved_s = self.clock
             return False
-        if name in ("stuck", "exit", "gone", "process"):
-            if name == "stuck":
-                self.rate = 0.0
-            elif name == "exit":
-                self.enter("end")
-                self.outcome = "done"
-            elif name == "gone":
-                self.gone, self.rate, self.moved_s = True, amount, self.clock
-            else:
-                self.pid += 1
-                self.outcome, self.gone, self.rate, self.count = "running", False, 0.0, 0
-                self.ring.clear()
-                self.enter("import")
-                self.result.stages += 1
-            return self.pass_time(seconds)
-        if name != "loop":
+        items = int(amount) if name not in ("stuck", "exit", "gone", "process") else 0
+        if name == "stuck":
+            self.rate = 0.0
+        elif name == "exit":
+            self.enter("end")
+            self.outcome = "done"
+        elif name == "gone":
+            self.gone, self.rate, self.moved_s = True, amount, self.clock
+        elif name == "process":
+            self.pid += 1
+            self.outcome, self.gone, self.rate, self.count = "running", False, 0.0, 0
+            self.ring.clear()
+            self.enter("import")
+            self.stages += 1
+        elif name != "loop":
             self.enter(name)
-        if name == "first_step":
             self.since_s = self.clock
-            return False
-        items = int(amount)
         for item in range(1, max(items, 1) + 1):
             if self.pass_time(seconds / max(items, 1)):
                 return True
@@ -147,12 +139,11 @@ class _Simulation:
 
 def play(trace: Iterator[Event], watch: Watch, signals: Signals = ASLEEP, limit_s: float = FOREVER) -> Played:
     """Show the trace to `watch`. signals: the probe's evidence whenever it is taken; ASLEEP is the worst case."""
-    simulation = _Simulation(watch, signals, limit_s)
+    played = Played(watch, signals, limit_s)
     for event in trace:
-        if simulation.event(*event):
+        if played.event(*event):
             break
-    simulation.result.hours = (min(simulation.clock, simulation.poll_at) - 1000.0) / 3600
-    return simulation.result
+    return played
 
 
 def step_times(kind: str, usual_s: float, rng: random.Random) -> Iterator[float]:
