@@ -84,27 +84,21 @@ def test_a_server_that_sends_too_little_fails_with_the_reason_and_the_bytes_kept
     assert next(h["range"] for _, _, h in hub.requests if "range" in h) == f"bytes={kept}-"
 
 
-def certificate_in(folder: Path) -> Path:
-    """A certificate for this machine, signed by itself."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl command: no certificate for a local HTTPS server")
-    key, made, both = folder / "key.pem", folder / "certificate.pem", folder / "both.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(made)]
-    subprocess.run([*command, *names], check=True, capture_output=True, timeout=120)
-    both.write_bytes(key.read_bytes() + made.read_bytes())
-    return both
-
-
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command: no certificate for a local server")
 def test_https_is_watched_too_and_an_unknown_certificate_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("HANGPROOF_DOWNLOAD_READ_S", "1")
+    key, made, both = (tmp_path / name for name in ("key.pem", "certificate.pem", "both.pem"))
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(made)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    both.write_bytes(key.read_bytes() + made.read_bytes())
     try:
-        with only_hub(monkeypatch, tmp_path, FILES, certificate_in(tmp_path)) as hub:
+        with only_hub(monkeypatch, tmp_path, FILES, both) as hub:
             with pytest.raises(DownloadError, match="CERTIFICATE_VERIFY_FAILED") as error:
                 get(tmp_path / "d" / NAME)
             assert error.value.kind == "server"
-            monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "certificate.pem"))
+            monkeypatch.setenv("SSL_CERT_FILE", str(made))
             close_session()
             hub.faults = [Fault("drop", 100_000), Fault("stall", 200_000)]
             get(tmp_path / "d" / NAME, stall_s=60)
@@ -189,8 +183,7 @@ def test_a_killed_download_continues_in_the_next_process(hub, tmp_path):
     kept = part(blobs).stat().st_size
     assert 0 < kept < len(CONTENT)
     hub.requests.clear()
-    out, _ = children.start(LOAD).communicate(timeout=300)
-    assert Path(out.strip()).read_bytes() == CONTENT
+    assert Path(children.run(LOAD).stdout.strip()).read_bytes() == CONTENT
     assert {h["range"] for _, _, h in hub.requests if "range" in h} == {f"bytes={kept}-"}
     assert sorted(p.name for p in blobs.iterdir()) == [hashlib.sha256(CONTENT).hexdigest()]
 
@@ -220,9 +213,6 @@ def test_the_built_in_trainer_loads_a_hub_id_through_faults_and_again_without_a_
     from trainer import models, tiny_flux
     from trainer.errors import TrainError
 
-    def locate(tick=lambda *_: None):
-        return models.locate("me/model", tick)
-
     folder = tiny_flux.ensure(tmp_path / "tiny-flux")
     hub.files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     names = set(hub.files)
@@ -230,7 +220,7 @@ def test_the_built_in_trainer_loads_a_hub_id_through_faults_and_again_without_a_
     hub.files |= dict.fromkeys(needless, CONTENT)
     hub.faults = [Fault("drop", 50), Fault("busy"), Fault("none"), Fault("drop", 3)] * 5
     ticks: list[tuple[int, int]] = []
-    found = locate(lambda *at: ticks.append(at))
+    found = models.locate("me/model", lambda *at: ticks.append(at))
     loaded = {p.relative_to(found).as_posix() for p in found.rglob("*") if p.is_file()}
     assert loaded <= names and not loaded & set(needless) and len(ticks) > len(loaded)
     assert all(no_overlap(hub, name) for name in loaded if hub.files[name])
@@ -239,14 +229,14 @@ def test_the_built_in_trainer_loads_a_hub_id_through_faults_and_again_without_a_
     models.check(found)
     hub.silent = True
     hub.requests.clear()
-    assert locate() == found and hub.requests == []
+    assert models.locate("me/model", print) == found and hub.requests == []
     (download.repository(SOURCE) / ".hangproof.json").unlink()  # as the hub's library leaves it
     monkeypatch.setenv("HANGPROOF_DOWNLOAD_STALL_S", "1")
-    assert locate() == found
+    assert models.locate("me/model", print) == found
     shutil.rmtree(found / "vae")
     with pytest.raises(TrainError, match="me/model: no data from .* Check the network"):
-        locate()
+        models.locate("me/model", print)
     hub.silent, hub.refusal = False, (403, "GatedRepo")
     shutil.rmtree(download.cache_folder())
     with pytest.raises(TrainError, match="me/model: no access to me/model .*accept its licence at http"):
-        locate()
+        models.locate("me/model", print)

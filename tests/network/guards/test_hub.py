@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import netns
@@ -36,64 +36,36 @@ ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:01 dev lost0 && mount --bind "$0" /
 """
 
 
-def refused(stack, folder):
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        return [], f"http://127.0.0.1:{closed.getsockname()[1]}"
-
-
-def silent(stack, folder):
-    """The kernel accepts the connections; nobody reads them."""
-    server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=100))
-    return [], f"http://127.0.0.1:{server.getsockname()[1]}"
-
-
-def lost(stack, folder):
-    """A network that loses every packet, to name servers as well."""
-    (folder / "resolv.conf").write_text("nameserver 192.0.2.53\n")
-    return ["unshare", "--net", "--mount", "sh", "-c", LOST, str(folder / "resolv.conf")], ""
-
-
-@contextmanager
-def loading(case, folder):
-    with ExitStack() as stack:
-        prefix, endpoint = case(stack, folder)
-        kept = {k: v for k, v in os.environ.items() if k not in ("HF_HUB_OFFLINE", "HF_ENDPOINT")}
-        environment = {
-            **kept, "HF_HOME": str(folder / "home"), "no_proxy": "127.0.0.1", "PYTHONPATH": str(ROOT),
-            "HANGPROOF_HUB_REACH_S": "5", **({"HF_ENDPOINT": endpoint} if endpoint else {}),
-        }  # fmt: skip
-        command = [*prefix, sys.executable, "-c", LOAD]
-        with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as process:
-            yield process
-            process.kill()
-
-
-CASES = {case.__name__: case for case in (refused, silent, lost)}
-
-
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    """The exit status and the log of each case; they wait at the same time."""
-    with ExitStack() as stack:
-        started = {}
-        for name, case in CASES.items():
-            if not (name == "lost" and netns.missing()):
-                started[name] = stack.enter_context(loading(case, tmp_path_factory.mktemp(name)))
-        found = {name: process.communicate(timeout=240)[0] for name, process in started.items()}
-        return {name: (started[name].returncode, log) for name, log in found.items()}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_without_a_network_the_library_raises_its_own_error_after_one_wait_for_all_files(logs, case):
-    if case not in logs:
-        pytest.skip(netns.missing())
-    code, log = logs[case]
-    assert code == 0, log
-    assert log.count("the library's own error") == len(FILES)
-    assert log.count("hangproof: the hub is out of reach") == 1
+def test_without_a_network_the_library_raises_its_own_error_after_one_wait_for_all_files(tmp_path):
+    """A port that is closed, a server that reads nothing, and a network that loses every packet, to name servers as well;
+    they wait at the same time.
+    """
+    (tmp_path / "resolv.conf").write_text("nameserver 192.0.2.53\n")
+    with ExitStack() as stack:
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=100))  # the kernel accepts
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            ports = {"refused": closed.getsockname()[1], "silent": silent.getsockname()[1]}
+        cases = {name: ([], {"HF_ENDPOINT": f"http://127.0.0.1:{port}"}) for name, port in ports.items()}
+        if not netns.missing():
+            lost = ["unshare", "--net", "--mount", "sh", "-c", LOST, str(tmp_path / "resolv.conf")]
+            cases["lost"] = (lost, {})
+        kept = {k: v for k, v in os.environ.items() if k not in ("HF_HUB_OFFLINE", "HF_ENDPOINT")}
+        kept |= {"no_proxy": "127.0.0.1", "PYTHONPATH": str(ROOT), "HANGPROOF_HUB_REACH_S": "5"}
+        processes = {}
+        for name, (prefix, endpoint) in cases.items():
+            env = {**kept, **endpoint, "HF_HOME": str(tmp_path / name)}
+            command, pipe = [*prefix, sys.executable, "-c", LOAD], subprocess.PIPE
+            process = subprocess.Popen(command, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+            processes[name] = stack.enter_context(process)
+            stack.callback(process.kill)
+        for name, process in processes.items():
+            log = process.communicate(timeout=240)[0]
+            assert process.returncode == 0, (name, log)
+            assert log.count("the library's own error") == len(FILES), (name, log)
+            assert log.count("hangproof: the hub is out of reach") == 1, (name, log)
+    if reason := netns.missing():
+        pytest.skip(f"not with a network that loses every packet: {reason}")
 
 
 @pytest.mark.slow

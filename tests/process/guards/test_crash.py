@@ -24,17 +24,39 @@ hb.phase("load")
 """
 
 
-def test_a_deadline_kills_a_process_whose_main_thread_waits_in_c(tmp_path):
-    done = children.run(
+ENDS = {  # code; its exit status, words of its standard error, the outcome and the note in its record
+    "a deadline, while the main thread waits in C": (
         PRELUDE + "with deadline.Deadline(0.5, 'a lock that nobody frees'), deadline.Deadline(30, 'an inner one'):\n"
         "    lock = threading.Lock(); lock.acquire(); lock.acquire()",
-        HANGPROOF_HEARTBEAT=tmp_path,
-    )
-    assert done.returncode == 75
-    assert "waited 0.5 s for a lock that nobody frees" in done.stderr
-    assert "Thread 0x" in done.stderr
+        (75, ("waited 0.5 s for a lock that nobody frees", "Thread 0x")),
+        ("deadline", "waited 0.5 s for a lock that nobody frees"),
+    ),
+    "an uncaught error, although a pool thread is stuck": (
+        PRELUDE + "pool = concurrent.futures.ThreadPoolExecutor(1)\npool.submit(threading.Event().wait)\n"
+        "raise ValueError('the reason')",
+        (1, ("ValueError: the reason",)),
+        ("failed", "ValueError: the reason"),
+    ),
+    "an error that is printed while a worker dies": (  # torch's handler raises wherever the main thread is
+        "import signal, sys\n"
+        "def dead(*_): raise RuntimeError('a worker is gone')\n"
+        "def show(kind, error, trace):\n    signal.raise_signal(signal.SIGCHLD)\n    print('shown:', error, file=sys.stderr)\n"
+        "sys.excepthook = show\n" + PRELUDE + "signal.signal(signal.SIGCHLD, dead)\nraise ValueError('the reason')",
+        (1, ("shown: the reason",)),
+        ("failed", "ValueError: the reason"),
+    ),
+}
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGCHLD"), reason="no SIGCHLD here")
+@pytest.mark.parametrize("what", ENDS)
+def test_it_ends_a_process_with_its_code_its_reason_and_its_record(tmp_path, what):
+    code, (status, words), recorded = ENDS[what]
+    done = children.run(code, HANGPROOF_HEARTBEAT=tmp_path)
+    assert done.returncode == status
+    assert all(said in done.stderr for said in words) and "a worker is gone" not in done.stderr
     beat = read(path_of(tmp_path, 0))
-    assert (beat.outcome, beat.phase, beat.note) == ("deadline", "load", "waited 0.5 s for a lock that nobody frees")
+    assert (beat.phase, beat.outcome, beat.note) == ("load", *recorded)
 
 
 @pytest.mark.slow
@@ -50,32 +72,6 @@ def test_a_deadline_kills_a_process_whose_standard_error_nobody_reads(tmp_path):
         assert process.wait(240) == 75
         process.stderr.close()
     assert read(path_of(tmp_path, 0)).note == "waited 0.5 s for a reader"
-
-
-def test_an_uncaught_error_ends_the_process_although_a_pool_thread_is_stuck(tmp_path):
-    code = PRELUDE + (
-        "\npool = concurrent.futures.ThreadPoolExecutor(1)\npool.submit(threading.Event().wait)\n"
-        "hb.phase('sample')\nraise ValueError('the reason')"
-    )
-    done = children.run(code, HANGPROOF_HEARTBEAT=tmp_path)
-    assert done.returncode == 1
-    assert "ValueError: the reason" in done.stderr
-    assert (read(path_of(tmp_path, 0)).outcome, read(path_of(tmp_path, 0)).note) == ("failed", "ValueError: the reason")
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGCHLD"), reason="no SIGCHLD here")
-def test_a_worker_that_dies_while_the_error_is_printed_does_not_lose_the_error(tmp_path):
-    """torch's handler raises wherever the main thread is."""
-    code = (
-        "import signal, sys\n"
-        "def dead(*_): raise RuntimeError('a worker is gone')\n"
-        "def show(kind, error, trace):\n    signal.raise_signal(signal.SIGCHLD)\n    print('shown:', error, file=sys.stderr)\n"
-        "sys.excepthook = show\n" + PRELUDE + "signal.signal(signal.SIGCHLD, dead)\nraise ValueError('the reason')"
-    )
-    done = children.run(code, HANGPROOF_HEARTBEAT=tmp_path)
-    assert done.returncode == 1
-    assert "shown: the reason" in done.stderr and "a worker is gone" not in done.stderr
-    assert read(path_of(tmp_path, 0)).note == "ValueError: the reason"
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGTERM here")
