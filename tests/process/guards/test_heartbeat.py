@@ -19,16 +19,6 @@ from guards import heartbeat
 from guards.heartbeat import Heartbeat, HeartbeatError, path_of, read, read_all, set_request
 
 
-def test_a_reader_sees_what_the_writer_wrote(tmp_path):
-    writer = Heartbeat(path_of(tmp_path, 0))
-    writer.plan(40)
-    writer.phase("cache_latents", total=7, note="foo.png")
-    writer.item(3, note="bär.png")
-    beat = read(path_of(tmp_path, 0))
-    assert (beat.phase, beat.done, beat.total, beat.note, beat.planned) == ("cache_latents", 3, 7, "bär.png", 40)
-    assert (beat.step, beat.count, beat.step_s, beat.outcome, beat.pid) == (0, 0, 0.0, "running", os.getpid())
-
-
 def test_the_last_256_intervals_are_kept_oldest_first(tmp_path, monkeypatch):
     writer, now_s = Heartbeat(path_of(tmp_path, 0)), [1000.0]
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now_s[0])
@@ -168,10 +158,14 @@ def test_a_phase_counts_from_zero_a_step_from_its_beginning_and_a_failure_keeps_
     seen, now_s = [], [1000.0]
     writer = Heartbeat(path_of(tmp_path, 0), inject=lambda *what: seen.append(what[:2]))
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now_s[0])
+    writer.plan(40)
     for phase in ("load", "first_step"):
         now_s[0] += 100
         writer.phase(phase, total=9)
-        writer.item(5)
+        writer.item(5, note="bär.png")
+        beat = read(path_of(tmp_path, 0))
+        assert (beat.phase, beat.done, beat.total, beat.note, beat.planned) == (phase, 5, 9, "bär.png", 40)
+        assert (beat.step, beat.count, beat.step_s, beat.outcome, beat.pid) == (0, 0, 0.0, "running", os.getpid())
     now_s[0] += 3
     writer.step(21, epoch=3, loss=0.5, lr=1e-4)
     beat = read(path_of(tmp_path, 0))

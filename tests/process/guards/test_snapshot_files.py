@@ -21,13 +21,8 @@ def state_of(seed):
     model[0](torch.randn(1, 3, 5, 5)).sum().backward()
     optimizer.step()
     rng = {"numpy": numpy.random.get_state(), "torch": torch.get_rng_state(), "step": 3, "none": torch.empty(0, 4)}
-    kinds = [
-        torch.randn(5, 3).bfloat16(),
-        torch.randn(7).half(),
-        torch.tensor(True),
-        torch.arange(5),
-        torch.eye(3).to_sparse(),
-    ]
+    kinds = [torch.randn(5, 3).bfloat16(), torch.randn(7).half(), torch.tensor(True)]
+    kinds += [torch.arange(5), torch.eye(3).to_sparse()]
     return [
         File("model.safetensors", "safetensors", dict(model.state_dict()), {"format": "pt"}),
         File("optimizer.bin", "torch", optimizer.state_dict()),

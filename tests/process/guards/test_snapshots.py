@@ -57,30 +57,20 @@ def test_the_thread_waits_for_an_event_before_it_copies_pinned_memory_into_the_s
     assert torch.equal(found["a"], torch.arange(700_000)) and torch.equal(found["b"], torch.ones(3))
 
 
-def test_the_two_newest_are_kept(ring):
+def test_the_two_newest_are_kept_and_an_attempt_that_resumes_earlier_forgets_the_later_ones(ring):
     ours = writer(ring)
-    for step in (1, 2, 3, 4):
+    for step in (1, 2, 7, 8):
         take(ours, step, raw(b"%d" % step))
-    assert steps(ring) == [4, 3]
+    assert steps(ring) == [8, 7]
     found = snapshots.status(ring)
-    assert (found["step"], found["off"]) == (4, "") and found["bytes"] > 0 and found["every"] >= 1
-
-
-def test_an_attempt_that_resumes_earlier_forgets_the_later_records(ring):
-    ours = writer(ring)
-    for step in (7, 8):
-        take(ours, step, raw(b"later"))
+    assert (found["step"], found["off"]) == (8, "") and found["bytes"] > 0 and found["every"] >= 1
     take(writer(ring, attempt=2), 5, raw(b"again"))
     assert [(guard["step"], guard["attempt"]) for guard in snapshots.headers(ring).values()] == [(5, 2)]
     assert len(list(ring.iterdir())) == 1
-
-
-def test_a_restored_state_goes_when_a_newer_snapshot_is_there(ring):
-    take(writer(ring), 1, raw(b"one"))
     folder = restored(ring)
     assert folder.is_dir()
-    take(writer(ring), 2, raw(b"two"))
-    assert not folder.exists()
+    take(writer(ring), 6, raw(b"newer"))
+    assert not folder.exists(), "a restored state goes when a newer snapshot is there"
 
 
 @pytest.mark.parametrize("reason", ["a.pt cannot be kept in memory", "105 MB of memory left"])
@@ -131,12 +121,11 @@ def test_the_frequency_follows_from_the_cost(ring, monkeypatch):
 
 
 def test_several_processes_have_no_snapshots(ring):
-    several = Snapshots.from_env({snapshot_files.RING: str(ring), "RANK": "0", "WORLD_SIZE": "2"})
-    assert not several.active and "several processes" in snapshots.status(ring)["off"]
-    assert not Snapshots.from_env({snapshot_files.RING: str(ring), "RANK": "1", "WORLD_SIZE": "2"}).active
-    assert (
-        not Snapshots.from_env({}).active and not Snapshots.from_env({snapshot_files.RING: str(ring / "gone")}).active
-    )
+    for rank in ("0", "1"):
+        assert not Snapshots.from_env({snapshot_files.RING: str(ring), "RANK": rank, "WORLD_SIZE": "2"}).active
+        assert "several processes" in snapshots.status(ring)["off"]
+    for env in ({}, {snapshot_files.RING: str(ring / "gone")}):
+        assert not Snapshots.from_env(env).active
 
 
 KILLED = """

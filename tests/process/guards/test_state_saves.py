@@ -4,6 +4,7 @@ import json
 import threading
 
 import pytest
+from monitor_helpers import events
 from snapshot_helpers import raw, writer
 
 from guards import memory, state_saves
@@ -91,10 +92,7 @@ def test_where_no_copy_has_room_the_training_writes_the_state_itself_and_that_is
     assert written == [(b"one", False), (b"two", False)] and not names(ring)
     said = capsys.readouterr().out
     assert said.count("saves wait for the disk: a copy of the state has 0 MB, and the machine") == (not off)
-    events = (
-        [json.loads(line) for line in tmp_path.joinpath("events.jsonl").read_text().splitlines()] if not off else []
-    )
-    assert [event["kind"] for event in events] == [] if off else ["slow_save"]
+    assert [event["kind"] for event in events(tmp_path)] == ([] if off else ["slow_save"])
 
 
 def test_a_step_that_saves_before_the_last_save_is_written_waits_for_it_and_says_so_once(ring, monkeypatch, capsys):
