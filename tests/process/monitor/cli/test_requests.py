@@ -126,13 +126,6 @@ def test_a_stray_sigterm_to_the_trainer_costs_no_step(folder):
     completed(folder, restarts=1)
 
 
-def test_a_child_of_the_trainer_that_is_ended_asks_for_nothing(folder):
-    fork = "import multiprocessing as m\nc = m.get_context('fork').Process(target=time.sleep, args=(60,))\nc.start(); c.terminate(); c.join(9)\nassert c.exitcode == -15, c.exitcode"
-    toy_run(folder, fault_at(AT, fork), **SHORT)
-    assert supervise(folder)[0] == 0
-    assert ended(folder, "completed")["restarts"] == 0
-
-
 # ---- more than one monitor ----
 
 

@@ -84,9 +84,9 @@ def test_a_stacks_file_that_vanishes_or_cannot_be_read_meanwhile_is_no_error(gua
 
     def getsize(path):
         calls.append(path)
-        if len(calls) > 1 and not vanishes:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
         if len(calls) > 1:
+            if not vanishes:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
             Path(path).unlink(missing_ok=True)
         return real(path)
 
@@ -215,14 +215,13 @@ def test_a_process_that_waits_for_a_core_is_not_asleep_and_not_slow_once_it_had_
 def test_samples_of_living_processes_tell_a_sleeper_from_a_spinner(spawn):
     ready = "print('ready', flush=True)\n"
     programs = {"sleeps": f"import time\n{ready}time.sleep(600)", "spins": f"{ready}while True: pass"}
-    children = {name: spawn(sys.executable, "-c", code) for name, code in programs.items()}
-    for child in children.values():
+    found = {}
+    for name, code in programs.items():
+        child = spawn(sys.executable, "-c", code)
         child.stdout.readline()
-    keys = {name: (c.pid, platform.process_info(c.pid).start) for name, c in children.items()}
-    first = {name: probe.take([key], probe.Missing()) for name, key in keys.items()}
-    time.sleep(0.5)
-    second = {name: probe.take([key], probe.Missing()) for name, key in keys.items()}
-    found = {n: probe.compare(first[n], second[n], [keys[n][0]], enough_cpu=True) for n in keys}
+        first = probe.take([key(child)], probe.Missing())
+        time.sleep(0.5)
+        found[name] = probe.compare(first, probe.take([key(child)], probe.Missing()), [child.pid], enough_cpu=True)
     assert any("no CPU time used" in s for s in found["sleeps"].stuck)
     assert found["spins"].stuck == found["spins"].slow == ()
 
@@ -253,7 +252,7 @@ def failing_open(monkeypatch, paths: tuple[str, ...], code: int) -> None:
 def sleeper(tmp_path, spawn):
     """A sleeping process of a run: its tree and a beat with its pid."""
     child = spawn(**{TOKEN: str(tmp_path)})
-    return Tree(str(tmp_path), (child.pid, platform.process_info(child.pid).start)), beat(0, 1, pid=child.pid)
+    return Tree(str(tmp_path), key(child)), beat(0, 1, pid=child.pid)
 
 
 def gathered(sleeper, heartbeats: Path, gpu=lambda: ()) -> probe.Probe:
@@ -325,8 +324,8 @@ def test_gpu_readings_that_fail_and_a_rank_without_a_stack_are_missing_evidence(
 
 def test_a_process_that_exits_between_two_readings_is_not_missing_evidence(tmp_path):
     child = subprocess.Popen(["true"])
-    key = child.pid, platform.process_info(child.pid).start
+    known = key(child)
     child.wait()
     missing = probe.Missing()
-    assert probe.take([key], missing).processes == {}
+    assert probe.take([known], missing).processes == {}
     assert not any("PID" in sentence for sentence in missing)

@@ -136,13 +136,10 @@ def test_the_answer_is_the_json_object_on_the_last_line():
     assert run("print('[1]')").answer() is None and run("print('{')").answer() is None and run("").answer() is None
 
 
-def test_it_reads_its_standard_input_from_a_file_and_nothing_without():
+def test_it_reads_its_standard_input_from_a_file_and_nothing_without_and_much_output_blocks_nobody():
     echo = "import sys; print(len(sys.stdin.read()))"
     assert run(echo, stdin=b"x" * 1_000_000).text().strip() == "1000000"
     assert run(echo).text().strip() == "0"
-
-
-def test_much_output_blocks_nobody_and_its_end_is_kept():
     job = run("import sys; sys.stderr.write('x' * 3_000_000); print('\\nend')")
     assert job.code == 0 and len(job.text()) <= 1 << 20 and job.text().endswith("end\n")
 
