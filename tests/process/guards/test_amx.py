@@ -4,10 +4,10 @@ import os
 import subprocess
 import sys
 
+import children
 import pytest
 
 from guards import amx
-from runs.paths import ROOT
 
 DESCRIBED = "processor\t: 0\ncpuid level\t: {level}\nflags\t\t: fpu avx512_bf16 {flags} serialize\n"
 BROKEN = DESCRIBED.format(level=28, flags="amx_bf16 amx_tile amx_int8")
@@ -39,9 +39,8 @@ def test_the_trainers_start_with_the_limit(tmp_path, command):
     (tmp_path / "cpuinfo").write_text(BROKEN, encoding="utf-8")
     redirected = f"import pathlib, guards.amx; guards.amx.CPUINFO = pathlib.Path({str(tmp_path / 'cpuinfo')!r})\n"
     (tmp_path / "sitecustomize.py").write_text(redirected, encoding="utf-8")
-    environment = {key: value for key, value in os.environ.items() if key != amx.LIMIT}
-    environment |= {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
-    done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )  # fmt: skip
+    env = children.environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{children.ROOT}")
+    env.pop(amx.LIMIT, None)
+    words, root = [sys.executable, "-m", *command], children.ROOT
+    done = subprocess.run(words, cwd=root, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert f"{amx.LIMIT}={amx.BELOW_AMX}" in done.stdout + done.stderr

@@ -50,16 +50,9 @@ def test_kills_at_any_moment_never_leave_an_incomplete_state_that_verifies(tmp_p
         assert [p for p in folder.iterdir() if p.name.startswith(".")] == []
 
 
-def with_optimizer(folder: Path) -> Path:
-    with checkpoint.writing(folder / "lora-step00000010-state", step=10, epoch=1) as temporary:
-        save_file({"w": np.ones((8, 8), dtype=np.float32)}, temporary / "model.safetensors")
-        torch.save({"state": {0: torch.ones(3)}}, temporary / "optimizer.bin")
-    return folder / "lora-step00000010-state"
-
-
 def verify(state: Path, **environment: str) -> tuple[int, dict]:
     command = [sys.executable, "-m", "guards.checkpoint", "verify", str(state), "--deep", "--json"]
-    env = {**os.environ, **environment}
+    env = children.environment(**environment)
     done = subprocess.run(command, cwd=children.ROOT, env=env, capture_output=True, text=True, check=False)
     return done.returncode, json.loads(done.stdout.splitlines()[-1])
 
@@ -74,7 +67,10 @@ BROKEN = {
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_where_torch_cannot_check_the_optimizer_the_hashes_count(tmp_path, broken):
-    state = with_optimizer(tmp_path)
+    state = tmp_path / "lora-step00000010-state"
+    with checkpoint.writing(state, step=10, epoch=1) as temporary:
+        save_file({"w": np.ones((8, 8), dtype=np.float32)}, temporary / "model.safetensors")
+        torch.save({"state": {0: torch.ones(3)}}, temporary / "optimizer.bin")
     (tmp_path / "torch.py").write_text(BROKEN[broken])
     code, answer = verify(state, PYTHONPATH=str(tmp_path))
     assert (code, answer["problems"], answer["error"], answer["usable"], answer["step"]) == (0, [], "", True, 10)

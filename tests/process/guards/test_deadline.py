@@ -43,10 +43,8 @@ PROGRESS = {
 }
 
 
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="this system does not count the bytes of a process")
 def test_a_process_that_makes_progress_is_left_alone(tmp_path):
-    if not Path("/proc/self/io").exists():
-        pytest.skip("this system does not tell how many bytes a process has read")
-
     def one(phase):
         folder = tmp_path / phase
         folder.mkdir()

@@ -11,7 +11,10 @@ from guards.heartbeat import Heartbeat, path_of, read
 
 
 def test_a_reader_sees_when_each_check_point_was_reached_and_how_long_it_took(tmp_path):
-    """One that begins again keeps its first time and adds up what it took; an unknown one is ignored."""
+    """One that begins again keeps its first time and adds up what it took; an unknown one is ignored.
+
+    The first step has passed what the run does not use.
+    """
     began_s = time.monotonic()
     writer = Heartbeat(path_of(tmp_path, 0))
     assert read(path_of(tmp_path, 0)).point == ""
@@ -24,13 +27,7 @@ def test_a_reader_sees_when_each_check_point_was_reached_and_how_long_it_took(tm
     assert began_s <= reached["arguments"] < reached["data"] < reached["model"] < reached["network"] == beat.point_s
     assert {name for name, at_s in reached.items() if at_s} == {"arguments", "data", "model", "network"}
     assert spent["data"] >= 0.04 and spent["model"] >= 0.02 and spent["network"] == 0.0, spent
-
-
-def test_the_first_step_has_passed_what_the_run_does_not_use(tmp_path):
-    writer = Heartbeat(path_of(tmp_path, 0))
-    writer.reach("arguments")
-    writer.reach("ready")
-    assert not read(path_of(tmp_path, 0)).reached[startup.number("tracker") - 1]
+    assert not beat.reached[startup.number("tracker") - 1]
     writer.reach("first_step")
     beat = read(path_of(tmp_path, 0))
     assert all(beat.reached[:-1]) and not beat.reached[-1]

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from unittest.mock import Mock
 
 import pytest
 from monitor_helpers import events
@@ -47,11 +48,7 @@ def test_saves_are_written_in_order_from_copies_that_go_when_all_of_them_are_on_
 
 def test_after_a_save_that_failed_nothing_is_saved_and_the_training_gets_the_error(ring, capsys):
     saves, written = StateSaves(writer(ring), Heartbeat(None)), []
-
-    def fail(files):
-        raise OSError(28, "No space left on device")
-
-    saves.save("a-state", 1, 1, raw(b"one"), fail)
+    saves.save("a-state", 1, 1, raw(b"one"), Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space left"):
         saves.wait()
     saves.save("b-state", 1, 1, raw(b"two"), written.append)

@@ -6,12 +6,9 @@ from guards import memory
 def test_memory_of_a_container_is_the_smaller_one(tmp_path, monkeypatch):
     group = tmp_path / "cgroup/box"
     group.mkdir(parents=True)
-    for name, text in {
-        "memory.max": "1000000",
-        "memory.current": "700000",
-        "memory.stat": "anon 5\ninactive_file 200000\n",
-    }.items():
-        (group / name).write_text(text)
+    (group / "memory.max").write_text("1000000")
+    (group / "memory.current").write_text("700000")
+    (group / "memory.stat").write_text("anon 5\ninactive_file 200000\n")
     (tmp_path / "self").mkdir()
     (tmp_path / "self/cgroup").write_text("0::/box\n")
     (tmp_path / "meminfo").write_text("MemTotal: 99999 kB\nMemAvailable: 5000 kB\n")

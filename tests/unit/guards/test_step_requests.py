@@ -38,9 +38,8 @@ def test_a_damaged_request_is_a_request(tmp_path):
     assert not step_requests.waiting(tmp_path)
     (found,) = events(tmp_path)
     assert (found["message"], found["done"]) == ("1 sample image of step 1, as requested", True)
-    assert (found["request"], found["step"], found["boot"]) == ("sample", 1, boot_id()[:8]) and 0 <= found[
-        "took_s"
-    ] < 60
+    assert (found["request"], found["step"], found["boot"]) == ("sample", 1, boot_id()[:8])
+    assert 0 <= found["took_s"] < 60
     assert step_requests.answer([{"kind": "x", "id": ""}, found], "") is found
 
 
