@@ -12,22 +12,19 @@ from toys import GO, fault_at
 from monitor.cli import commands
 from monitor.process.platform import Lock
 from monitor.run_folder import MonitorError, RunFolder
-from monitor.state import is_abandoned, read_status
+from monitor.state import read_status
 
 LINUX = sys.platform.startswith("linux")
 
 
 def test_status_says_whether_somebody_watches(tmp_path):
-    files = RunFolder(tmp_path)
     assert read_status(tmp_path) is None
-    files.write_status({"state": "running", "name": "x"})
-    assert read_status(tmp_path)["alive"] is False and is_abandoned(read_status(tmp_path))
+    RunFolder(tmp_path).write_status({"state": "running", "name": "x"})
+    assert read_status(tmp_path)["alive"] is False
     lock = Lock(tmp_path / "monitor.lock")
     lock.acquire()
     assert read_status(tmp_path)["alive"] is True
     lock.release()
-    files.write_status({"state": "completed", "name": "x"})
-    assert not is_abandoned(read_status(tmp_path))
 
 
 def test_the_runs_are_shown_until_all_have_ended(tmp_path, capsys):

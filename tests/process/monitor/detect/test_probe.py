@@ -308,18 +308,16 @@ def test_nothing_leaves_the_probe_when_every_file_and_every_fork_fails(monkeypat
     assert all(os.strerror(code) in s or "no answer" in s or "cannot" in s for s in found.missing), found.missing
 
 
-def test_py_spy_that_cannot_be_started_says_why(monkeypatch, sleeper, tmp_path):
-    fails = Mock(side_effect=OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
+def test_gpu_readings_that_fail_a_rank_without_a_stack_and_py_spy_that_does_not_start_are_named(
+    monkeypatch, sleeper, tmp_path
+):
     monkeypatch.setattr(probe.shutil, "which", lambda name, path: "/usr/bin/true")
-    monkeypatch.setattr(subprocess, "Popen", fails)
-    found = gathered(sleeper, tmp_path)
-    assert os.strerror(errno.ENOMEM) in found.texts()[sleeper[1].pid]
-
-
-def test_gpu_readings_that_fail_and_a_rank_without_a_stack_are_missing_evidence(sleeper, tmp_path):
+    monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))))
     found = gathered(sleeper, tmp_path, Mock(side_effect=OSError(errno.ENODEV, "no driver")))
+    pid = sleeper[1].pid
+    assert os.strerror(errno.ENOMEM) in found.texts()[pid]
     assert "GPU readings: no driver" in found.missing
-    assert any(sentence.startswith(f"stacks of process {sleeper[1].pid}: no answer") for sentence in found.missing)
+    assert any(sentence.startswith(f"stacks of process {pid}: no answer") for sentence in found.missing)
 
 
 def test_a_process_that_exits_between_two_readings_is_not_missing_evidence(tmp_path):

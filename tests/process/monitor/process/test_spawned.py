@@ -186,12 +186,8 @@ time.sleep(60)
 
 def test_a_pause_that_raises_kills_it():
     job = Subjob([sys.executable, "-c", "import time; time.sleep(60)"], 60)
-
-    def interrupted(_):
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        job.wait(interrupted)
+        job.wait(Mock(side_effect=KeyboardInterrupt))
     assert job.done() and job.error.endswith("was killed") and job.code != 0
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from monitor_helpers import wait_for
@@ -77,11 +78,8 @@ def test_a_verification_that_was_begun_is_not_done_again(tmp_path, monkeypatch):
     verifier.begin(path)
     wait_for(lambda: verifier.poll() or verifier.known(path))
 
-    def once_more(*_: object) -> None:
-        raise AssertionError("verified twice")
-
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "Subjob", once_more)
+        patch.setattr(checkpoints, "Subjob", Mock(side_effect=AssertionError("verified twice")))
         assert checkpoints.choose([tmp_path], verifier).path == path
     (path / "model.bin").write_bytes(b"changed!")
     assert checkpoints.choose([tmp_path], verifier).path is None, "a changed state is another question"

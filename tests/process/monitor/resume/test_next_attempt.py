@@ -103,25 +103,20 @@ def test_steps_beside_its_imports_do_not_make_the_limit_of_a_step_longer():
     assert known.budget(limits.phases["step"], limits.watch) == 5 * 9.0
 
 
-def test_a_run_whose_standby_failed_is_not_tried_again_at_once(alone, monkeypatch):
-    standby, trains, text = alone
-    begun: list[str] = []
-    monkeypatch.setattr(standby, "_begin", lambda number, text, inherit: begun.append(text) or "it was killed")
-    for now_s, starts in ((100.0, 1), (100.0 + LOOK_S - 0.1, 1), (100.0 + LOOK_S, 2), (200.0, 3), (300.0, 3)):
-        standby.tick(SimpleNamespace(now_s=now_s, beats=[SimpleNamespace(count=9)]), trains, text, ())
-        assert len(begun) == starts
-
-
-def test_looks_that_can_start_nothing_and_a_restart_do_not_postpone_the_next_start(alone, monkeypatch):
-    standby, trains, text = alone
+def test_a_standby_is_tried_again_after_a_while_and_at_once_after_a_restart(alone, monkeypatch):
+    """Looks that can start nothing do not postpone the next start. After the third failure no more are started."""
+    standby, trains, _ = alone
     begun: list[float] = []
-    monkeypatch.setattr(standby, "_begin", lambda number, text, inherit: begun.append(standby._next_s - LOOK_S))
-    for now_s, steps, prepared in ((100.0, 0, text), (100.1, 9, ""), (100.2, 9, text), (100.3, 9, text)):
+    monkeypatch.setattr(standby, "_begin", lambda *_: begun.append(standby._next_s - LOOK_S) or "it was killed")
+
+    def look(now_s, steps=9, prepared="the script"):
         standby.tick(SimpleNamespace(now_s=now_s, beats=[SimpleNamespace(count=steps)]), trains, prepared, ())
-    assert begun == [pytest.approx(100.2)]
+        return len(begun)
+
+    assert [look(100.0, steps=0), look(100.1, prepared=""), look(100.2), look(100.3)] == [0, 0, 1, 1]
     assert standby.release(Path("train.sh"), None, {}, Mock()) is None
-    standby.tick(SimpleNamespace(now_s=100.4, beats=[SimpleNamespace(count=9)]), trains, text, ())
-    assert begun == pytest.approx([100.2, 100.4])
+    assert [look(100.4), look(100.4 + LOOK_S - 0.1), look(100.4 + LOOK_S), look(200.0), look(300.0)] == [2, 2, 3, 3, 3]
+    assert begun == pytest.approx([100.2, 100.4, 100.4 + LOOK_S])
 
 
 @pytest.mark.parametrize(
