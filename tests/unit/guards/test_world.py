@@ -62,20 +62,16 @@ def test_a_world_that_is_not_the_one_asked_for_is_refused(started, set_by_launch
         world.check_launcher()
 
 
-def test_without_a_gpu_the_processes_meet_on_processors(started, machine, monkeypatch):
-    machine(gpus=0)
-    started(WORLD_SIZE=2)
-    monkeypatch.setenv(world.USE_CPU, "false")
-    assert "PyTorch finds no GPU here: 2 processes train together" in world.choose_backend()
-    assert world.os.environ[world.USE_CPU] == "true"
-
-
-def test_with_gpus_the_last_collectives_are_dumped_into_the_private_folder(started, machine, tmp_path):
+def test_the_processes_meet_on_gpus_whose_last_collectives_are_dumped_or_else_on_processors(started, machine, tmp_path):
     machine(gpus=2)
     started(WORLD_SIZE=4, LOCAL_WORLD_SIZE=2, HANGPROOF_HEARTBEAT=tmp_path)
     assert "each on a GPU of its own" in world.choose_backend()
     found = [world.os.environ.get(name) for name in (*NCCL[:2], FILES[0])]
     assert found == ["1", "2000", str(tmp_path / "nccl-trace-rank-")] and world.USE_CPU not in world.os.environ
+    machine(gpus=0)
+    started(**{"WORLD_SIZE": 2, world.USE_CPU: "false"})
+    assert "PyTorch finds no GPU here: 2 processes train together" in world.choose_backend()
+    assert world.os.environ[world.USE_CPU] == "true"
 
 
 def test_too_few_gpus_and_apples_are_refused(started, machine):
