@@ -41,7 +41,8 @@ def test_any_note_is_cut_between_characters(tmp_path_factory, note):
     assert kept == clean or len(kept.encode()) > 236
 
 
-def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_without_a_folder_nothing_is_written_and_else_a_record_that_nobody_else_may_read(tmp_path, monkeypatch):
     monkeypatch.delenv("HANGPROOF_HEARTBEAT", raising=False)
     monkeypatch.chdir(tmp_path)
     writer = Heartbeat.from_env()
@@ -49,6 +50,9 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     writer.step(1, loss=math.nan)
     assert writer.request == heartbeat.REQUEST_NONE
     assert list(tmp_path.iterdir()) == []
+    record = path_of(tmp_path / "heartbeats", 0)
+    Heartbeat(record)
+    assert (record.parent.stat().st_mode & 0o777, record.stat().st_mode & 0o777) == (0o700, 0o600)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -79,13 +83,6 @@ def test_a_reader_of_the_old_record_keeps_the_old_record(tmp_path):
         new.step(7)
         assert heartbeat._parse(file.read(heartbeat.SIZE), "old").step == 3
     assert read(path_of(tmp_path, 0)).step == 7
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
-def test_nobody_else_may_read_the_record(tmp_path):
-    folder = tmp_path / "heartbeats"
-    Heartbeat(path_of(folder, 0))
-    assert (folder.stat().st_mode & 0o777, path_of(folder, 0).stat().st_mode & 0o777) == (0o700, 0o600)
 
 
 # Bursts at full speed with short pauses: a reader meets writes under way, and whatever the load there is a moment to read.

@@ -25,32 +25,28 @@ def plain(work, tmp_path_factory):
 
 
 def test_requests_leave_the_lora_of_the_built_in_trainer_the_same(work, plain, tmp_path):
-    asked = tmp_path / "asked"
-    asked.mkdir()
-    good(fork(built_in(work, asked, save_last_n_steps=0), **asking(asked)))
-    assert plain == sha(asked / "tiny.safetensors")
-    found = answers(asked)
+    good(fork(built_in(work, tmp_path, save_last_n_steps=0), **asking(tmp_path)))
+    assert plain == sha(tmp_path / "tiny.safetensors")
+    found = answers(tmp_path)
     assert all(event["done"] for event in found.values()), found
     sampled, kept, saved = (found[kind]["step"] for kind in ("sample", "state", "save"))
     assert sampled >= 2 and kept >= 4 and saved >= 7
-    images = [path.name for path in (asked / "sample").iterdir()]
+    images = [path.name for path in (tmp_path / "sample").iterdir()]
     assert len(images) == 2 and all(f"_{sampled:06d}_" in name for name in images)
     assert found["sample"]["message"] == f"2 of 2 sample images of step {sampled}, as requested"
-    assert kept == saved or not (asked / f"tiny-step{kept:08d}.safetensors").exists()  # a checkpoint alone
-    assert (asked / f"tiny-step{saved:08d}.safetensors").is_file()
+    assert kept == saved or not (tmp_path / f"tiny-step{kept:08d}.safetensors").exists()  # a checkpoint alone
+    assert (tmp_path / f"tiny-step{saved:08d}.safetensors").is_file()
     # Old ones go as usual: with save_last_n_steps 0 each save deletes the states before it.
-    assert sorted(p.name for p in asked.glob("*-step*-state")) == ["tiny-step00000010-state"]
+    assert sorted(p.name for p in tmp_path.glob("*-step*-state")) == ["tiny-step00000010-state"]
 
 
 def test_a_requested_checkpoint_is_complete_and_resumes_exactly(work, plain, tmp_path):
-    asked = tmp_path / "asked"
-    asked.mkdir()
-    good(fork(built_in(work, asked), **asking(asked, "state@3")))
-    state = asked / f"tiny-step{answers(asked)['state']['step']:08d}-state"
+    good(fork(built_in(work, tmp_path), **asking(tmp_path, "state@3")))
+    state = tmp_path / f"tiny-step{answers(tmp_path)['state']['step']:08d}-state"
     assert checkpoint.verify(state).usable
-    (asked / "tiny.safetensors").unlink()
-    good(fork([*built_in(work, asked), "--resume", str(state)]))
-    assert plain == sha(asked / "tiny.safetensors")
+    (tmp_path / "tiny.safetensors").unlink()
+    good(fork([*built_in(work, tmp_path), "--resume", str(state)]))
+    assert plain == sha(tmp_path / "tiny.safetensors")
 
 
 def test_a_run_without_prompts_says_so(work, tmp_path):

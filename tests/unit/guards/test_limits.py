@@ -17,10 +17,7 @@ from trainer import loop
 
 INSIDE = ("guards", "sd_scripts_patches", "trainer")
 """The folders whose code runs in the training process."""
-SETUP_ONLY = {
-    *(f"sd_scripts_patches/{name}.py" for name in ("install", "versions")),
-    "trainer/tiny_flux.py",
-}
+SETUP_ONLY = {"sd_scripts_patches/install.py", "sd_scripts_patches/versions.py", "trainer/tiny_flux.py"}
 """They run before any training starts, or start trainings of their own."""
 INTERVALS = ("POLL_S", "PAUSE_S", "AGE_S")
 """How often something is checked or tried, and from what age on it is reported or deleted. Nothing is killed or given up by them."""
