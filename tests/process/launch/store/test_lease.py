@@ -1,6 +1,6 @@
 """The lease: two or three machines, every interleaving that Hypothesis finds, clocks of different speed, lost answers.
 
-A contender runs the real `Lease` in a thread. Each of its calls to the store stops twice, before it takes effect and
+A contender runs the real `Lease` in a greenlet. Each of its calls to the store stops twice, before it takes effect and
 before its answer arrives; which contender goes on, and how much time passes, is drawn. So a schedule is exact and can
 be repeated.
 
@@ -11,10 +11,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
 
+import greenlet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,10 +40,6 @@ from launch.store.places import NotFound, Unavailable, open_place
 PERIOD_S = 60.0
 
 
-class Over(Exception):
-    """The schedule is over."""
-
-
 class World:
     """The store, the true time, and whose turn it is."""
 
@@ -52,23 +47,17 @@ class World:
         self.files: dict[str, bytes] = {}
         self.now = 0.0
         self.faults = faults  # one for each write, in order: "", "fails", "no answer" or "lost"
-        self.over = False
         self.contenders: list[Contender] = []
         self.history: list[tuple[int, str]] = []  # the numbers that were held, in order
         self.held_by: dict[int, str] = {}
 
     def run(self, schedule: list[tuple[int, float]]) -> None:
         """Let contenders go on in this order, each after some seconds; check after each step."""
-        try:
-            for who, wait_s in schedule:
-                self.now += wait_s
-                self.check()
-                self.contenders[who % len(self.contenders)].step()
-                self.check()
-        finally:
-            self.over = True
-            for contender in self.contenders:
-                contender.finish()
+        for who, wait_s in schedule:
+            self.now += wait_s
+            self.check()
+            self.contenders[who % len(self.contenders)].step()
+            self.check()
 
     def check(self) -> None:
         """At most one holds; nobody holds a number that another held; numbers grow."""
@@ -84,54 +73,27 @@ class World:
 class Contender:
     """One machine. It is also the place as this machine sees it."""
 
+    conditional = True
+
     def __init__(self, world: World, index: int, rate: float):
-        self.world, self.rate, self.offset = world, rate, index * 1000.0
-        self.conditional = True
-        self.parked, self.go = threading.Semaphore(0), threading.Semaphore(0)
-        self.error: BaseException | None = None
-        owner = Owner(f"{7 - index:016x}", f"machine {index}", "", "", index, "", "2026-11-22T00:00:00Z")
-        self.lease = Lease(
-            self, owner, PERIOD_S, clock=lambda: world.now * rate + self.offset, dead=lambda owner: False
-        )
-        self.thread = threading.Thread(target=self.live, daemon=True)
-        self.thread.start()
+        self.world = world
+        self.owner = Owner(f"{7 - index:016x}", f"machine {index}", "", "", index, "", "2026-11-22T00:00:00Z")
+        self.clock = lambda: world.now * rate + index * 1000.0
+        self.lease = self.waiting()
+        self.step = greenlet.greenlet(self.live).switch  # go on until the next stop
+
+    def waiting(self) -> Lease:
+        return Lease(self, self.owner, PERIOD_S, clock=self.clock, dead=lambda owner: False)
 
     def live(self) -> None:
-        try:
+        while True:
+            if self.lease.poll() in (LOST, RELEASED):
+                self.lease = self.waiting()
             self.wait_here()
-            while True:
-                if self.lease.poll() in (LOST, RELEASED):
-                    self.lease = Lease(
-                        self, replace(self.lease.owner), PERIOD_S, clock=self.lease.clock, dead=lambda o: False
-                    )
-                self.wait_here()
-        except Over:
-            pass
-        except BaseException as error:  # noqa: BLE001 - shown by `step`
-            self.error = error
-        finally:
-            self.parked.release()
-
-    def step(self) -> None:
-        """Go on until the next stop."""
-        assert self.parked.acquire(timeout=30)
-        self.go.release()
-        assert self.parked.acquire(timeout=30)
-        self.parked.release()
-        if self.error is not None:
-            raise self.error
 
     def wait_here(self) -> None:
         """Stop here until the schedule lets this contender go on."""
-        self.parked.release()
-        self.go.acquire()
-        if self.world.over:
-            raise Over
-
-    def finish(self) -> None:
-        self.go.release()
-        self.thread.join(30)
-        assert not self.thread.is_alive()
+        greenlet.getcurrent().parent.switch()
 
     # The place
 
@@ -230,7 +192,7 @@ def test_one_holds_and_after_its_silence_the_other():
 
 
 @pytest.fixture
-def place(tmp_path) -> Iterator:
+def place(tmp_path):
     return open_place(str(tmp_path / "store"), QUICK).under("my-run")
 
 
