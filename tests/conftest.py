@@ -1,6 +1,7 @@
 """What holds for every test: what did not run is said with its reason; no verdict hangs on how busy the machine is."""
 
 import contextlib
+import functools
 import os
 import tempfile
 from collections import Counter
@@ -104,14 +105,5 @@ def moto_port():
     """Returns the port of one moto server (S3) for a file's tests; it starts with the first use."""
     from store_servers import moto
 
-    running: list = []
-
-    def port() -> int:
-        if not running:
-            manager = moto()
-            running.extend((manager, manager.__enter__()))
-        return running[1]
-
-    yield port
-    if running:
-        running[0].__exit__(None, None, None)
+    with contextlib.ExitStack() as stack:
+        yield functools.cache(lambda: stack.enter_context(moto()))

@@ -5,7 +5,6 @@ python -m pytest tests/campaigns/test_run_queue.py          5 minutes; HANGPROOF
 
 import random
 import time
-from pathlib import Path
 
 import pytest
 from monitor_helpers import events
@@ -17,13 +16,6 @@ from toys import undisturbed
 from jobs import worker
 
 
-def _is_done(folder: Path) -> bool:
-    try:
-        return ended(folder)
-    except (OSError, ValueError):
-        return False
-
-
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("number", [seed(), seed() + 1])
 def test_kills_lose_nothing_and_start_nothing_twice(data, number):
@@ -33,15 +25,14 @@ def test_kills_lose_nothing_and_start_nothing_twice(data, number):
         worker.add(folder)
     done = 0
     until = time.monotonic() + 300
-    while not all(_is_done(folder) for folder in folders):
+    while not all((folder / "status.json").exists() and ended(folder) for folder in folders):
         assert time.monotonic() < until, [status(f) if (f / "status.json").exists() else f for f in folders]
         time.sleep(draw.uniform(0.1, 1.0))
         alive = [folder for folder in folders if members(folder)]
         assert len(alive) <= 1, f"two trainings at once: {alive}"
         if done < 20:
             kind = draw.choice(("work", "work", "--child", "toy.py"))
-            victims = processes(data, kind)
-            for victim in victims[:1]:
+            for victim in processes(data, kind)[:1]:
                 victim.kill()
                 done += 1
         if not processes(data, "work"):

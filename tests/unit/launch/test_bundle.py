@@ -1,6 +1,8 @@
-"""A bundle: what it holds. Bundles train in tests/campaigns/test_containers.py."""
+"""A bundle: what it holds, and what it says where there is no Python. Bundles train in tests/campaigns/test_containers.py."""
 
 import json
+import shutil
+import subprocess
 import zipfile
 
 import pytest
@@ -35,6 +37,13 @@ def test_it_holds_what_trains_and_nothing_else(data, tmp_path):
     text = bundle.requirements()
     assert "torch==" in text and "gradio" not in text
     assert [path.name for path in tmp_path.glob("*.zip*")] == ["a.zip"], "no temporary file is left"
+    shutil.unpack_archive(tmp_path / "a.zip", tmp_path)
+    (tmp_path / "bin").mkdir()
+    for name in ("bash", "dirname"):
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name))
+    script, env = ["bash", tmp_path / "my-lora" / "train.sh"], {"PATH": str(tmp_path / "bin")}
+    done = subprocess.run(script, env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and "no Python 3.11 to 3.14 with the packages of requirements.txt" in done.stderr
 
 
 def test_folders_of_this_machine_do_not_travel(data, tmp_path):

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_helpers import QUICK, add_state, log, make_run
+from store_helpers import QUICK, add_state, held, log, make_run
 from store_servers import EACH_KIND, Server, serving
 
+from launch.store.copies import Copier
 from launch.store.places import Place, open_place
 from runs.paths import outputs_dir
 
@@ -41,6 +42,14 @@ def run(home, tmp_path) -> Path:
 @pytest.fixture
 def place(tmp_path, run) -> Place:
     return open_place(str(tmp_path / "store"), QUICK).under(run.name)
+
+
+@pytest.fixture
+def copier(run, place) -> Copier:
+    """Has pushed the run once, and holds its lease."""
+    made = Copier(place, run, held(place))
+    made.push()
+    return made
 
 
 @pytest.fixture(params=EACH_KIND)

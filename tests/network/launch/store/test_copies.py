@@ -85,9 +85,7 @@ def test_a_state_that_is_replaced_while_it_is_sent_is_left_out_whole(run, place,
         assert stored[member.blob] == member.size
 
 
-def test_the_last_good_state_stays_in_the_store_when_this_machine_has_none(run, place, other):
-    copier = Copier(place, run, held(place))
-    copier.push()
+def test_the_last_good_state_stays_in_the_store_when_this_machine_has_none(run, place, copier, other):
     shutil.rmtree(run / f"{run.name}-step00000010-state")
     for text in "ab":
         log(run, text)
@@ -97,9 +95,7 @@ def test_the_last_good_state_stays_in_the_store_when_this_machine_has_none(run, 
     assert restore(place, run.name).step == 10
 
 
-def test_pruning_keeps_two_complete_manifests_and_deletes_the_rest(run, place, other):
-    copier = Copier(place, run, held(place))
-    copier.push()
+def test_pruning_keeps_two_complete_manifests_and_deletes_the_rest(run, place, copier, other):
     assert copier.prune() == 0
     for step in (20, 30, 40):
         add_state(run, step)
@@ -117,9 +113,7 @@ def test_pruning_keeps_two_complete_manifests_and_deletes_the_rest(run, place, o
     assert restore(place, run.name).step == 30
 
 
-def test_contents_that_another_writer_is_sending_are_not_deleted(run, place):
-    copier = Copier(place, run, held(place))
-    copier.push()
+def test_contents_that_another_writer_is_sending_are_not_deleted(run, place, copier):
     log(run, "x")
     copier.push()
     place.put(f"{FILES}/{'a' * 64}", b"of a push under way")
@@ -131,9 +125,7 @@ def test_contents_that_another_writer_is_sending_are_not_deleted(run, place):
     assert f"{FILES}/{'a' * 64}" not in place.list(FILES), "it was there before the last push, so nobody sends it"
 
 
-def test_a_damaged_manifest_or_file_makes_the_one_before_it_count(run, place, other):
-    copier = Copier(place, run, held(place))
-    copier.push()
+def test_a_damaged_manifest_or_file_makes_the_one_before_it_count(run, place, copier, other):
     first = belonging(run)
     add_state(run, 20, size=300_000)
     log(run, "later")

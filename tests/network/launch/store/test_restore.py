@@ -58,9 +58,7 @@ def test_a_restore_that_is_killed_is_repeated_and_keeps_what_it_fetched(run, pla
     assert belonging(outputs / run.name) == before
 
 
-def test_newer_work_of_this_machine_wins(run, place, other):
-    copier = Copier(place, run, held(place))
-    copier.push()
+def test_newer_work_of_this_machine_wins(run, place, copier, other):
     copier.lease.release()
     other()
     restore(place, run.name)
@@ -77,9 +75,7 @@ def test_newer_work_of_this_machine_wins(run, place, other):
     assert (run / f"{run.name}-step00000010-state").is_dir(), "its own older state stays"
 
 
-def test_an_edit_of_the_spec_here_is_kept_and_an_older_one_replaced(run, place, other):
-    copier = Copier(place, run, held(place))
-    copier.push()
+def test_an_edit_of_the_spec_here_is_kept_and_an_older_one_replaced(run, place, copier, other):
     other()
     restore(place, run.name)
     here = outputs_dir() / run.name
@@ -137,8 +133,7 @@ def test_another_machine_trains_what_the_run_trained_whatever_its_tables_say(run
     assert "--optimizer_type older" in (here / "train.sh").read_text() and (job.digest == made.digest) != own
 
 
-def test_a_full_disk_is_reported_with_the_bytes_that_are_missing(run, place, other, monkeypatch):
-    Copier(place, run, held(place)).push()
+def test_a_full_disk_is_reported_with_the_bytes_that_are_missing(run, place, copier, other, monkeypatch):
     other()
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))

@@ -60,12 +60,25 @@ def agent_of(one: Machine) -> int:
 
 
 def running(machine, address: str, training) -> Machine:
-    """A machine that trains, with a checkpoint in the store."""
+    """A machine that has trained a step."""
     one = machine("one", training)
     training.create(one.data, {"store": address})
     one.run()
+    one.until(lambda: training.trained(one.data), "the first step")
+    return one
+
+
+def copied(one: Machine) -> Machine:
+    """The machine, with a checkpoint in the store."""
     one.until(lambda: one.status().get("store", {}).get("step"), "a checkpoint in the store")
     return one
+
+
+def finished(address: str, step: int) -> copies.Manifest:
+    """Assert that the store has the finished run of so many steps; its manifest."""
+    manifest = copies.newest_manifest(open_place(address).under("toy"), "toy")
+    assert manifest.step == step and manifest.completed and "run/toy.safetensors" in manifest.files
+    return manifest
 
 
 def launch(*words: str) -> subprocess.CompletedProcess:
@@ -138,10 +151,7 @@ def test_a_pre_empted_run_moves_to_another_machine_and_back(machine, address, tm
 
 @pytest.mark.slow
 def test_a_second_machine_is_refused_and_one_whose_lease_is_taken_stops(machine, address):
-    first, second = machine("first", SLOW), machine("second", SLOW)
-    SLOW.create(first.data, {"store": address})
-    first.run()
-    first.until(lambda: first.status().get("store", {}).get("step"), "a checkpoint in the store")
+    first, second = copied(running(machine, address, SLOW)), machine("second", SLOW)
     assert second.restore(address)
     second.run()
     assert second.wait(60) == 4, second.output()
@@ -163,15 +173,12 @@ def test_a_second_machine_is_refused_and_one_whose_lease_is_taken_stops(machine,
 
 @pytest.mark.slow
 def test_a_stop_through_the_store_is_the_users_stop_and_a_damaged_checkpoint_is_not_copied(machine, address):
-    one = machine("one", SLOW)
-    SLOW.create(one.data, {"store": address})
-    one.run()
-    one.until(lambda: SLOW.trained(one.data), "the first step")
+    one = running(machine, address, SLOW)
     damaged = one.folder / f"toy-step{10 * STEPS:08d}-state"
     with checkpoint.writing(damaged, 10 * STEPS, 0) as folder:
         (folder / "weights.bin").write_bytes(b"x" * 1000)
     (damaged / "weights.bin").write_bytes(b"y" * 1000)
-    one.until(lambda: one.status().get("store", {}).get("step"), "a checkpoint in the store")
+    copied(one)
     shutil.rmtree(damaged)
     place = open_place(address).under("toy")
     manifest = copies.newest_manifest(place, "toy")
@@ -201,10 +208,7 @@ def test_a_store_that_cannot_be_used_stops_the_start_with_the_reason(machine, tm
 
 @pytest.mark.slow
 def test_a_store_that_fails_during_the_training_does_not_stop_it_and_a_second_stop_ends_the_last_copy(machine, address):
-    one = machine("one")
-    TRAINING.create(one.data, {"store": address})
-    one.run()
-    one.until(lambda: TRAINING.trained(one.data), "the first step")
+    one = running(machine, address, TRAINING)
     os.rename(address, f"{address}-gone")
     Path(address).write_text("not a folder")
     one.until(lambda: "copying the last files" in one.status().get("message", ""), "the last copy")
@@ -224,7 +228,7 @@ def test_a_store_that_fails_during_the_training_does_not_stop_it_and_a_second_st
 @pytest.mark.slow
 def test_killed_agents_and_monitors_are_replaced_and_the_run_stays_one(machine, address):
     training = toy(200, EVERY, step_s=0.03)
-    one = running(machine, address, training)
+    one = copied(running(machine, address, training))
     killed = agent_of(one)
     psutil.Process(killed).kill()
     one.until(lambda: agent_of(one) not in (0, killed), "another agent")
@@ -238,20 +242,17 @@ def test_killed_agents_and_monitors_are_replaced_and_the_run_stays_one(machine, 
     assert one.wait(120) == 0, one.output()
     trained = training.trained(one.data)
     assert trained == sorted(set(trained)), "the training went on all the time"
-    manifest = copies.newest_manifest(open_place(address).under("toy"), "toy")
-    assert manifest.step == 200 and manifest.completed and "run/toy.safetensors" in manifest.files
-    assert manifest.lease == 1, "each agent takes on the claim of the one before"
+    assert finished(address, 200).lease == 1, "each agent takes on the claim of the one before"
 
 
 def test_what_a_training_saves_while_nobody_watches_reaches_the_store(machine, address):
-    one = running(machine, address, toy(120, EVERY, step_s=0.02))
+    one = copied(running(machine, address, toy(120, EVERY, step_s=0.02)))
     for pid in (one.process.pid, one.status()["monitor_pid"]):
         os.kill(pid, signal.SIGKILL)
     wait_for(lambda: (one.folder / "toy.safetensors").exists(), 60, "the end of the training")
     one.run()
     assert one.wait(120) == 0, one.output()
-    manifest = copies.newest_manifest(open_place(address).under("toy"), "toy")
-    assert manifest.step == 120 and manifest.completed and "run/toy.safetensors" in manifest.files
+    finished(address, 120)
 
 
 def test_what_ends_a_run_is_not_overwritten_by_another_thread_of_the_agent(tmp_path):
