@@ -174,7 +174,7 @@ RATES = st.lists(st.sampled_from([0.9, 1.0, 1.1]), min_size=3, max_size=3)
 
 
 @given(data=st.data(), count=st.integers(2, 3), rates=RATES, faults=FAULTS)
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(90))
 def test_two_never_hold_the_lease_at_one_time(data, count, rates, faults):
     contend(count, data.draw(schedules(count)), faults, rates)
 
