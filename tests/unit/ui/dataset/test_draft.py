@@ -4,6 +4,7 @@ import re
 import shutil
 
 import pytest
+from configure_helpers import values
 from draft_helpers import captions, create_run, drop, filled, item_of, note, remove, set_caption
 from PIL import Image
 from runs_helpers import picture
@@ -105,10 +106,6 @@ def test_a_damaged_draft_is_reported(mine):
     (draft.folder(mine) / "draft.sqlite").write_text("{" * 5000)
     answer = images.image_action({"action": "list_images", "draft": mine})
     assert "draft.sqlite cannot be read" in answer["error"] and "move it to another folder" in answer["error"]
-
-
-def values(**given) -> dict:
-    return {**form.defaults(), "name": "my lora", "trigger": "tok", "model": "tiny-flux", **given}
 
 
 def test_a_runs_settings_images_and_captions_are_copied_to_a_draft(data, mine, tmp_path):

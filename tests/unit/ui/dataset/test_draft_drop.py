@@ -123,18 +123,10 @@ def test_without_a_trigger_word_a_folder_gives_its_subject_as_in_kohyas_trainers
     assert 'class_tokens = "sks-cat"' in (folder / "dataset.toml").read_text()
 
 
-REPEATS = {
-    "10_cat": (10, "cat"),
-    "a/10_cat": (10, "cat"),
-    "10_cat/5_b": (5, "b"),
-    "10_cat/b": (10, "cat"),
-    "10_": (10, ""),
-}
-
-
 def test_the_repeats_of_a_folder():
-    for name, repeats in {**REPEATS, **dict.fromkeys(["0_cat", "10cat", "-3_cat", "12345_cat", "١٠_cat", ""])}.items():
-        assert dataset.repeats_of(name) == repeats, name
+    repeats = {"10_cat": (10, "cat"), "a/10_cat": (10, "cat"), "10_cat/5_b": (5, "b"), "10_cat/b": (10, "cat")}
+    repeats |= {"10_": (10, ""), **dict.fromkeys(["0_cat", "10cat", "-3_cat", "12345_cat", "١٠_cat", ""])}
+    assert {name: dataset.repeats_of(name) for name in repeats} == repeats
 
 
 def test_new_lora_from_this_keeps_folders_captions_and_identical_images(data, mine, tmp_path):

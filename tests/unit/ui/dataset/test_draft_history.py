@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import tempfile
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,14 +14,7 @@ import pytest
 from draft_helpers import captions, drop, item_of, note, photo, set_caption
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from PIL import Image
 
 import runs
@@ -29,6 +23,15 @@ from ui.dataset import draft, draft_store, image_edit, subsets
 
 HISTORY = 4  # steps of undo that the walk has: files leave the history early and often
 FILES = 6  # different pictures that are dropped
+EDITS = {  # what changes one image: the function, and its values
+    draft.set_caption: st.tuples(st.text(max_size=12)),
+    image_edit.crop: st.tuples(st.sampled_from([None, [0, 0, 0.5, 1], [0.25, 0.25, 1, 1]])),
+    image_edit.rotate: st.just((1,)),
+    image_edit.mask: st.integers(1, 254).map(lambda level: (masks.png(Image.new("L", (64, 64), level)),)),
+    draft.move: st.tuples(st.none() | st.integers(0, 99)),
+    subsets.move: st.tuples(st.sampled_from(["10_cat", "dog"]), st.none()),
+    draft.remove: st.just(()),
+}
 
 
 @pytest.fixture
@@ -172,12 +175,7 @@ class Walk(RuleBasedStateMachine):
         self.mine = draft.new_id()
         self.past: list = []
         self.future: list = []
-
-    @initialize()
-    def pictures(self) -> None:
-        self.files = []
-        for n in range(FILES):
-            self.files.append(photo(self.place / f"{n}.png", n, size=(64, 64)))
+        self.files = [photo(self.place / f"{n}.png", n, size=(64, 64)) for n in range(FILES)]
         self.numbers = {hashlib.sha256(path.read_bytes()).hexdigest(): n for n, path in enumerate(self.files)}
 
     def state(self) -> tuple:
@@ -202,42 +200,18 @@ class Walk(RuleBasedStateMachine):
                 assert item.caption.endswith(f"of {self.numbers[item.sha256]}")
 
     @precondition(lambda self: draft.items(self.mine))
-    @rule(which=st.integers(0, 99), text=st.text(max_size=12))
-    def caption(self, which: int, text: str) -> None:
-        key, before = self.one(which).id, {item.id: item.caption for item in draft.items(self.mine)}
-        self.change(draft.set_caption, key, text)
-        assert {item.id: item.caption for item in draft.items(self.mine)} == {**before, key: draft.plain_text(text)}
-
-    @precondition(lambda self: draft.items(self.mine))
-    @rule(which=st.integers(0, 99), level=st.integers(1, 254))
-    def mask(self, which: int, level: int) -> None:
-        item = self.one(which)
-        self.change(image_edit.mask, item.id, masks.png(Image.new("L", (64, 64), level)), item.turn)
-
-    @precondition(lambda self: draft.items(self.mine))
-    @rule(which=st.integers(0, 99), box=st.sampled_from([None, [0, 0, 0.5, 1], [0.25, 0.25, 1, 1]]))
-    def crop(self, which: int, box: list | None) -> None:
-        self.change(image_edit.crop, self.one(which).id, box)
-
-    @precondition(lambda self: draft.items(self.mine))
-    @rule(which=st.integers(0, 99))
-    def rotate(self, which: int) -> None:
-        self.change(image_edit.rotate, self.one(which).id, 1)
-
-    @precondition(lambda self: draft.items(self.mine))
-    @rule(which=st.integers(0, 99), name=st.sampled_from(["10_cat", "dog"]))
-    def subset(self, which: int, name: str) -> None:
-        self.change(subsets.move, [self.one(which).id], name, None)
-
-    @precondition(lambda self: draft.items(self.mine))
-    @rule(which=st.integers(0, 99), before=st.none() | st.integers(0, 99))
-    def order(self, which: int, before: int | None) -> None:
-        self.change(draft.move, self.one(which).id, None if before is None else self.one(before).id)
-
-    @precondition(lambda self: draft.items(self.mine))
-    @rule(which=st.integers(0, 99))
-    def remove(self, which: int) -> None:
-        self.change(draft.remove, [self.one(which).id])
+    @rule(which=st.integers(0, 99), data=st.data(), act=st.sampled_from(list(EDITS)))
+    def edit(self, which: int, data: st.DataObject, act: Callable) -> None:
+        item, given = self.one(which), data.draw(EDITS[act])
+        before = {one.id: one.caption for one in draft.items(self.mine)}
+        if act is image_edit.mask:
+            given = (*given, item.turn)
+        elif act is draft.move:
+            given = tuple(None if place is None else self.one(place).id for place in given)
+        self.change(act, [item.id] if act in (subsets.move, draft.remove) else item.id, *given)
+        if act is draft.set_caption:
+            after = {one.id: one.caption for one in draft.items(self.mine)}
+            assert after == {**before, item.id: draft.plain_text(*given)}
 
     @rule()
     def clear(self) -> None:
