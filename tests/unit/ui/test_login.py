@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import os
-import threading
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from hypothesis import given, settings
@@ -16,28 +16,23 @@ from ui.login import ADDRESS_WAITS, ALL_WAITS, MAX_ADDRESSES, MAX_SESSIONS, SESS
 from ui.security import Guard, Hosts, Limits, machine_names, methods_of, same_origin, valid_host
 
 
-class Clock:
+@pytest.fixture
+def clock() -> Mock:
     """A clock that a test moves."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+    return Mock(return_value=1000.0)
 
 
-def test_the_wait_doubles_up_to_a_limit_and_is_forgotten():
-    clock = Clock()
+def test_the_wait_doubles_up_to_a_limit_and_is_forgotten(clock):
     throttle = Throttle(clock)
     waits = []
     for _ in range(40):
         throttle.failed("192.0.2.1")
         waits.append(throttle.wait_s("192.0.2.1"))
-        clock.now += waits[-1]
+        clock.return_value += waits[-1]
         assert throttle.wait_s("192.0.2.1") == 0
     assert waits[: ADDRESS_WAITS.free] == [0] * ADDRESS_WAITS.free and waits == sorted(waits)
     assert waits[ADDRESS_WAITS.free : ADDRESS_WAITS.free + 4] == [1, 2, 4, 8] and waits[-1] == ADDRESS_WAITS.most_s
-    clock.now += ADDRESS_WAITS.forget_s + 1
+    clock.return_value += ADDRESS_WAITS.forget_s + 1
     throttle.failed("192.0.2.1")
     assert throttle.wait_s("192.0.2.1") == 0
     for _ in range(9):
@@ -47,8 +42,7 @@ def test_the_wait_doubles_up_to_a_limit_and_is_forgotten():
     assert throttle.wait_s("192.0.2.1") == 0
 
 
-def test_guesses_from_many_addresses_slow_down_but_lock_nobody_out():
-    clock = Clock()
+def test_guesses_from_many_addresses_slow_down_but_lock_nobody_out(clock):
     throttle = Throttle(clock)
     throttle.succeeded("198.51.100.7")
     for number in range(20_000):
@@ -56,12 +50,12 @@ def test_guesses_from_many_addresses_slow_down_but_lock_nobody_out():
     assert len(throttle.failures) <= MAX_ADDRESSES
     assert 0 < throttle.wait_s("203.0.113.9") <= ALL_WAITS.most_s  # a new address waits a little
     assert throttle.wait_s("198.51.100.7") == 0  # the owner's does not, and is still known
-    clock.now += ALL_WAITS.most_s
+    clock.return_value += ALL_WAITS.most_s
     assert throttle.wait_s("203.0.113.9") == 0
 
 
-def test_all_addresses_of_an_ipv6_network_count_as_one():
-    throttle = Throttle(Clock())
+def test_all_addresses_of_an_ipv6_network_count_as_one(clock):
+    throttle = Throttle(clock)
     for number in range(6):
         throttle.failed(f"2001:db8:1:2::{number}")
     assert throttle.wait_s("2001:db8:1:2:ffff::1") > 0 and throttle.wait_s("2001:db8:1:3::1") == 0
@@ -71,15 +65,14 @@ def test_all_addresses_of_an_ipv6_network_count_as_one():
     assert throttle.wait_s("fe80::1%eth0") == 0 == throttle.wait_s("")
 
 
-def test_sessions_expire_and_are_bounded(tmp_path):
-    clock = Clock()
+def test_sessions_expire_and_are_bounded(tmp_path, clock):
     sessions = Sessions(tmp_path / "logins", ("me", "secret"), clock)
     first = sessions.start()
     assert sessions.valid(first) and not sessions.valid("") and not sessions.valid(first + "x")
-    clock.now += SESSION_S - 1
+    clock.return_value += SESSION_S - 1
     tokens = [sessions.start() for _ in range(MAX_SESSIONS + 20)]
     assert not sessions.valid(first) and sessions.valid(tokens[-1]) and len(sessions.expiry) == MAX_SESSIONS
-    clock.now += SESSION_S + 1
+    clock.return_value += SESSION_S + 1
     assert not sessions.valid(tokens[-1])
     token = sessions.start()
     assert Sessions(tmp_path / "logins", ("me", "secret"), clock).valid(token)
@@ -172,18 +165,11 @@ def test_only_the_routes_of_the_table_are_served():
 def posted(guard: Guard, path: str, sizes: tuple[int, ...], announced: str) -> tuple[int, bytes]:
     """The answer to a body that comes in parts of these sizes."""
     parts = [{"type": "http.request", "body": b"x" * size, "more_body": True} for size in sizes]
-    chunks = iter([*parts, {"type": "http.request", "body": b""}])
-    sent = []
-
-    async def receive():
-        return next(chunks)
-
-    async def send(message):
-        sent.append(message)
-
+    receive, send = AsyncMock(side_effect=[*parts, {"type": "http.request", "body": b""}]), AsyncMock()
     headers = [(b"host", b"localhost"), *([(b"content-length", announced.encode())] if announced else [])]
     scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "scheme": "http", "headers": headers}
     asyncio.run(guard(scope, receive, send))
+    sent = [call.args[0] for call in send.mock_calls]
     assert [one["type"] for one in sent].count("http.response.start") == 1
     return sent[0]["status"], b"".join(one.get("body", b"") for one in sent[1:])
 
@@ -193,13 +179,11 @@ def test_a_body_is_counted_whatever_it_announces(answers):
     """Also where the application answers the exception itself, as Gradio does."""
 
     async def inner(scope, receive, send):
-        length = 0
+        length, more = 0, True
         try:
-            while True:
+            while more:
                 message = await receive()
-                length += len(message["body"])
-                if not message.get("more_body"):
-                    break
+                length, more = length + len(message["body"]), message.get("more_body")
         except MultiPartException:
             if not answers:
                 raise
@@ -223,17 +207,9 @@ def test_a_body_is_counted_whatever_it_announces(answers):
 
 def test_ctrl_c_is_noticed_within_a_slice():
     """On Windows a signal is delivered only between two waits, so each must be short."""
-    slices = []
-
-    class Closing(threading.Event):
-        def wait(self, timeout=None):
-            slices.append(timeout)
-            if len(slices) == 5:
-                self.set()
-            return self.is_set()
-
-    app.wait_for(Closing())
-    assert len(slices) == 5 and all(0 < one <= 0.5 for one in slices)
+    closing = Mock(**{"wait.side_effect": [False] * 4 + [True]})
+    app.wait_for(closing)
+    assert len(closing.wait.mock_calls) == 5 and all(0 < one.args[0] <= 0.5 for one in closing.wait.mock_calls)
 
 
 def arguments(*given: str):

@@ -1,6 +1,7 @@
 """Every call that a script of the page can make on the server: whatever is sent gets an answer or a sentence."""
 
 import functools
+import itertools
 import json
 
 import pytest
@@ -91,30 +92,20 @@ def test_any_call_of_a_browser_is_answered_and_changes_no_other_caption_and_no_o
 
 
 NAMES = ("", ".", "..", "../x", "/etc", ".hidden", "my-run/..", "my-run/../my-run")
-NO_RUN = [None, [], 3, *NAMES, "gone", "\0", "x" * 5000]
-NO_DRAFT = [None, [], "x", {}, {"draft": 3}, {"draft": "../x", "id": "f", "text": "t"}]
-REFUSED = [
-    *(
-        (functools.partial(act, name), sent)
-        for name in ("list_images", "save_caption", "clear_images")
-        for sent in NO_DRAFT
-    ),
-    *((script_editor.save_script, sent) for sent in (*NO_DRAFT, {"do": "start"})),
-]
+NO_DRAFT = [None, [], "x", {}, {"draft": 3}, {"draft": "../x", "id": "f", "text": "t"}, {"do": "start"}]
 
 
-@pytest.mark.parametrize("name", NO_RUN)
+@pytest.mark.parametrize("name", [None, [], 3, *NAMES, "gone", "\0", "x" * 5000])
 def test_only_the_name_of_a_run_names_its_folder(place, name):
     with pytest.raises(RunError, match=r".{10}"):
         folder_of(name)
 
 
-# Values that are wrong for a draft that exists.
-OF_A_DRAFT = [(script_editor.save_script, {}), (script_editor.save_script, {"text": 3})]
-
-
 def test_a_wrong_value_is_refused_with_a_sentence(place, data):
-    for call, sent in [*REFUSED, *((call, {**sent, "draft": place}) for call, sent in OF_A_DRAFT)]:
+    of_images = (functools.partial(act, name) for name in ("list_images", "save_caption", "clear_images"))
+    of_the_draft = ({"draft": place}, {"draft": place, "text": 3})
+    refused = itertools.product((*of_images, script_editor.save_script), NO_DRAFT)
+    for call, sent in (*refused, *((script_editor.save_script, sent) for sent in of_the_draft)):
         answer = call(sent)
         assert answer["ok"] is False and len(answer["error"]) > 10, (call, sent, answer)
     gone = act("save_caption", {"draft": place, "id": "f" * 24, "text": "x"})

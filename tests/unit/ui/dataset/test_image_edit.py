@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from draft_helpers import camera_exif, drop, item, item_of, mask_of, photo, run_of, top_ignored
+from draft_helpers import drop, item, item_of, mask_of, photo, run_of, top_ignored
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -53,15 +53,6 @@ def test_a_warning_counts_the_pixels_that_are_trained(mine, tmp_path):
     assert "small" in item_of(mine, "a.png").warnings
     image_edit.crop(mine, item.id, None)
     assert "small" not in item_of(mine, "a.png").warnings
-
-
-def test_rotating_by_the_warning_turns_the_crop_too(mine, tmp_path):
-    drop(mine, photo(tmp_path / "a.jpg", size=(400, 300), exif=camera_exif(6, 300, 400)))
-    item = item_of(mine, "a.jpg")
-    assert "sideways" in item.warnings and (item.width, item.height) == (300, 400)
-    image_edit.crop(mine, item.id, [0, 0, 1, 0.25])
-    image_edit.set_upright(mine, item.id)
-    assert (item_of(mine, "a.jpg").turn, item_of(mine, "a.jpg").crop) == (3, (0, 0, 0.25, 1))
 
 
 @pytest.mark.parametrize("turn", range(4))
