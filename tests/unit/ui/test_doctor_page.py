@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ui_helpers import write_run
 
+import doctor_machine
 import doctor_tools
 from runs.files import RunError
 from ui import doctor_page, jobs
@@ -21,20 +22,27 @@ def test_only_an_orphan_can_be_ended(pid, start):
         doctor_tools.end_orphan(pid, start)
 
 
-WORDS = st.sampled_from(
-    ["accelerate launch ", "flux_train_network.py", " --split_mode", " --blocks_to_swap", "=", "18", "| tee log",
-     " --config_file ", "/etc/passwd", "--output_dir ", "<<EOF\n", "\\\n", "\r\n", "$(", "&&", *"'\"`)\ufeff\0#{}é"]
-)  # fmt: skip
+WORDS = ["accelerate launch ", "flux_train_network.py", " --split_mode", " --blocks_to_swap", "=", "18", "| tee log"]
+WORDS += [
+    " --config_file ",
+    "/etc/passwd",
+    "--output_dir ",
+    "<<EOF\n",
+    "\\\n",
+    "\r\n",
+    "$(",
+    "&&",
+    *"'\"`)\ufeff\0#{}é",
+]
 
 
 @settings(max_examples=50)
 @given(
-    st.lists(st.one_of(WORDS, st.text(max_size=20)), max_size=25).map("".join),
+    st.lists(st.sampled_from(WORDS) | st.text(max_size=20), max_size=25).map("".join),
     st.sampled_from(["train.sh", "train.bat", "train.ps1"]),
 )
 def test_a_pasted_script_is_judged_or_refused_and_nothing_is_written(text, name):
-    base = Path("/nonexistent")
-    answer = doctor_tools.judge_script(text, name, base)
+    answer = doctor_tools.judge_script(text, name, Path("/nonexistent"))
     assert answer.keys() in ({"error"}, {"findings", "fixed", "changes", "note"})
     json.dumps(answer)
 
@@ -66,35 +74,25 @@ def test_a_report_has_no_home_no_token_and_no_password():
     ],
 )  # fmt: skip
 def test_a_network_disk_is_a_warning(mounts, kind, monkeypatch):
-    import doctor_machine
-
     table = [SimpleNamespace(mountpoint=at, fstype=name) for at, name in mounts.items()]
     monkeypatch.setattr("psutil.disk_partitions", lambda all: table)
     (found,) = doctor_machine.file_system("runs", Path("/data/outputs"))
     assert (found.status == "note" and f"({kind}," in found.text) if kind else found.status == "ok"
 
 
-RUN = {"run": "demo"}
-
-
-# state of the command, its answer, whether the run is there → whether it is busy, what the markup has
-LOOKS = [
-    ("running", None, False, True, "Starting (1 s)…"),
-    ("done", RUN, True, False, '<a class="hp-link" href="?run=demo">'),
-    ("done", RUN, False, False, ""),
-    ("failed", None, False, False, "The drill did not start: no space is left"),
-    ("cancelled", None, False, False, ""),
-]
-
-
-@pytest.mark.parametrize(("state", "answer", "there", "busy", "expected"), LOOKS)
-def test_the_last_drill_is_shown_with_a_link_to_its_run(tmp_path, monkeypatch, state, answer, there, busy, expected):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+def test_the_last_drill_is_shown_with_a_link_to_its_run(data, monkeypatch):
     assert doctor_page.look_at_drill() == (False, "")
-    if there:
-        write_run(tmp_path, "demo")
-    monkeypatch.setattr(jobs, "read", lambda folder, name: jobs.Job(name, state, 1.0))
-    monkeypatch.setattr(jobs, "output", lambda folder, name: ([], answer, "launch drill: no space is left"))
-    found, markup = doctor_page.look_at_drill()
-    assert found is busy
-    assert expected in markup if expected else markup == ""
+    job, run = {}, {"run": "demo"}
+    monkeypatch.setattr(jobs, "read", lambda folder, name: jobs.Job(name, job["state"], 1.0))
+    monkeypatch.setattr(jobs, "output", lambda *_: ([], job["answer"], "launch drill: no space is left"))
+    for state, answer, busy, expected in (
+        ("running", None, True, "Starting (1 s)…"),
+        ("failed", None, False, "The drill did not start: no space is left"),
+        ("cancelled", None, False, ""),
+        ("done", run, False, ""),
+    ):
+        job |= {"state": state, "answer": answer}
+        found, markup = doctor_page.look_at_drill()
+        assert found is busy and (expected in markup if expected else markup == ""), state
+    write_run(data, "demo")
+    assert '<a class="hp-link" href="?run=demo">' in doctor_page.look_at_drill()[1]

@@ -53,19 +53,15 @@ def test_tags_are_shuffled_as_the_preview_showed_and_the_first_stay(mine):
     assert bulk.apply(mine, ids, edit) == 5
     found = texts(mine)
     assert [one["after"] for one in seen] == found[:4] and len(set(found)) == 5
-    assert all(
-        text.startswith("tok, ") and sorted(bulk.tags_of(text)) == sorted(bulk.tags_of(found[0])) for text in found
-    )
+    assert {text.partition(", ")[0] for text in found} == {"tok"}
+    assert len({tuple(sorted(bulk.tags_of(text))) for text in found}) == 1
 
 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
         ({"kind": "replace", "find": "(a|aa)+$", "with": "", "pattern": True}, "simplify it. Nested repetitions"),
-        (
-            {"kind": "replace", "find": r"(?s)(?=(.*)).", "with": r"\1" * 600, "pattern": True},
-            "more than 20000 characters",
-        ),
+        ({"kind": "replace", "find": r"(?s)(?=(.*)).", "with": r"\1" * 600, "pattern": True}, "more than 20000"),
         ({"kind": "replace", "find": "(?:a{3000}){3000}", "with": "", "pattern": True}, "multiply to more than 10000"),
         ({"kind": "replace", "find": "(", "with": "", "pattern": True}, "not a valid regular expression"),
         ({"kind": "replace", "find": "a", "with": r"\7", "pattern": True}, "Replace with: "),
@@ -119,7 +115,6 @@ def test_any_edit_of_any_captions_is_an_error_or_one_step(mine, edit, before, ch
 
 def test_the_wait_for_another_process_is_not_the_patterns(monkeypatch):
     monkeypatch.setattr(bulk, "PATTERN_S", 0.2)
-    fields = {"kind": "replace", "find": "a+", "with": "b", "pattern": True}
-    edit = bulk.KINDS["replace"].make(fields)
+    edit = bulk.KINDS["replace"].make({"kind": "replace", "find": "a+", "with": "b", "pattern": True})
     time.sleep(0.3)
     assert edit("aa c", "") == "b c"

@@ -55,11 +55,8 @@ def test_what_is_converted_is_what_the_data_set_converts(tmp_path):
         (["ohwx, a cat on a mat", "a dog", "OHWX sits"], {"no_trigger": [1]}),
         (["an ohwxen"], {"no_trigger": [0]}),
         (["", " "], {"no_caption": [0, 1]}),
-        (
-            ["ohwx, a cat sits on the red mat", "ohwx, the dog runs over the wide field",
-             "ohwx, a bird is in the sky above", "ohwx, solo, red hair, smile, outdoors"],
-            {"style": [3]},
-        ),
+        (["ohwx, a cat sits on the red mat", "ohwx, the dog runs over the wide field",
+          "ohwx, a bird is in the sky above", "ohwx, solo, red hair, smile, outdoors"], {"style": [3]}),
         (["ohwx, solo, smile, hat", "ohwx, red, blue, 1girl", "ohwx, dog, cat, sky"], {}),
     ],
 )  # fmt: skip
@@ -75,9 +72,8 @@ def test_captions(captions, kinds):
 def test_10_000_images_are_judged_in_a_second():
     known = {"contrast": 900, "mean": 90, "low": 10, "high": 200}
     looks = [{"pixels": f"{n // 2}", "sharpness": n % 7 / 100, **known} for n in range(10_000)]
-    items = [
-        item(f"{n}", 500 + n % 900, 700, caption="ohwx" if n % 3 else "", looks=one) for n, one in enumerate(looks)
-    ]
+    texts = ["", "ohwx", "ohwx"]
+    items = [item(f"{n}", 500 + n % 900, 700, caption=texts[n % 3], looks=one) for n, one in enumerate(looks)]
     spec = runs.make({"name": "x", "batch_size": 4})
     began = time.process_time()
     plan = bucket_preview.plan(spec, items)

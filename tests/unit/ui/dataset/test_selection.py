@@ -23,7 +23,5 @@ def test_images_are_found_by_caption_tag_and_subset(mine):
     assert selection.ids(mine, Query(text="o"), (ids[3], ids[0])) == [ids[0], ids[3]]
     with pytest.raises(RunError, match="no longer shown"):
         selection.ids(mine, Query(text="solo"), (ids[1], ids[3]))
-    assert selection.tags(mine) == {
-        "tags": [["solo", 2], ["1girl", 1], ["a girl with Red Hair", 1], ["red hair", 1]],
-        "total": 4,
-    }
+    tags = [["solo", 2], ["1girl", 1], ["a girl with Red Hair", 1], ["red hair", 1]]
+    assert selection.tags(mine) == {"tags": tags, "total": 4}

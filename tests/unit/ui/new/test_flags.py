@@ -70,10 +70,7 @@ def test_a_real_checkouts_options_are_complete(data):
     [
         ({}, r"Run ./start.sh sd-scripts \(or set SD_SCRIPTS_DIR\)"),
         ({"model": "flux-dev2pro", "backend": "diffusers"}, "."),  # an unsupported pair
-        (
-            {"model": "z-image", "backend": "musubi"},
-            r"musubi-tuner is not installed.*./start.sh musubi \(or set MUSUBI_DIR",
-        ),
+        ({"model": "z-image", "backend": "musubi"}, r"is not installed.*./start.sh musubi \(or set MUSUBI_DIR"),
     ],
 )
 def test_without_a_checkout_the_message_says_how_to_install_one(data, tmp_path, monkeypatch, given, message):

@@ -28,26 +28,19 @@ def test_start_asks_once_about_images_that_nothing_describes_and_about_a_failed_
     settings.save(mine, {"name": "bare", "model": "tiny-flux"}, typed=True)
     assert "2 of 2 images have no caption" in new_lora.review(mine)[0], "the plan says so before"
     problem, name = start()
-    assert (
-        "2 of 2 images have no caption" in problem and "again to start anyway" in problem and (name, begun) == ("", [])
-    )
+    assert "2 of 2 images have no caption" in problem and "again to start anyway" in problem
+    assert (name, begun) == ("", [])
 
     spec = script_editor.for_run(mine, run_starts.checked(mine)[0])
     stages = [{"key": "load", "title": "Load", "state": rehearse.FAILED}]
-    failed = {
-        "state": rehearse.FAILED,
-        "digest": rehearse.digest(spec),
-        "stages": stages,
-        "asked": True,
-    }  # of old versions
-    failed |= {"problem": {"stage": "Load", "title": "No memory."}}
+    failed = {"state": rehearse.FAILED, "digest": rehearse.digest(spec), "stages": stages}
+    failed |= {"problem": {"stage": "Load", "title": "No memory."}, "asked": True}  # asked: of old versions
     rehearsed = run_starts.rehearsal_folder(mine)
     rehearsed.mkdir()
     (rehearsed / rehearse.FILE).write_text(json.dumps(failed))
     problem, name = start()
-    assert (
-        "have no caption" in problem and "failed at “Load”: No memory. Press" in problem and (name, begun) == ("", [])
-    )
+    assert "have no caption" in problem and "failed at “Load”: No memory. Press" in problem
+    assert (name, begun) == ("", [])
     assert start() == ("", "bare") and [one.name for one in begun] == ["bare"]
 
     settings.save(mine, {"name": "described", "trigger": "tok"}, typed=True)

@@ -61,24 +61,15 @@ def test_only_files_of_the_run_are_shown(data, tmp_path):
     (tmp_path / "secret.txt").write_text("secret")
     (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
     shown = launch_tab.written(folder, {"script": str(folder / "plan.yaml")})
-    assert (
-        "<pre>a: 1\n</pre>" in shown
-        and 'href="data:text/plain;charset=utf-8,a%3A%201%0A" download="plan.yaml"' in shown
-    )
+    link = 'href="data:text/plain;charset=utf-8,a%3A%201%0A" download="plan.yaml"'
+    assert "<pre>a: 1\n</pre>" in shown and link in shown
     shown = launch_tab.written(folder, {"file": str(folder / "big.zip")})
     assert 'href="gradio_api/file=' in shown and "<pre>" not in shown
     assert served.find(str(folder / "big.zip")) is not None
-    for other in ("link.txt", "missing", ".", "data.bin"):
-        assert launch_tab.written(folder, {"file": str(folder / other)}) == ""
-    for value in (
-        {"file": "/etc/passwd"},
-        {"file": ".."},
-        {"file": "plan.yaml"},
-        {"file": "a\0b"},
-        {"file": None},
-        [1],
-    ):
-        assert launch_tab.written(folder, value) == ""
+    others = [str(folder / other) for other in ("link.txt", "missing", ".", "data.bin")]
+    for other in (*others, "/etc/passwd", "..", "plan.yaml", "a\0b", None):
+        assert launch_tab.written(folder, {"file": other}) == ""
+    assert launch_tab.written(folder, [1]) == ""
 
 
 def test_the_rank_report_of_a_run_that_does_not_train_is_empty(data, monkeypatch):
