@@ -12,8 +12,8 @@ from typing import Any
 import gradio as gr
 import numpy as np
 import pytest
-import skimage.data
 from PIL import Image
+from ui_helpers import photos
 
 import presets
 import runs
@@ -79,7 +79,7 @@ def photo(path, seed: int = 0, size=(96, 64), **save):
 
 def shot(name: str) -> Image.Image:
     """A photo that scikit-image brings."""
-    return Image.open(Path(skimage.data.__file__).parent / name).convert("RGB")
+    return Image.open(photos(name)[0]).convert("RGB")
 
 
 def camera_exif(orientation: int, *size: int) -> Image.Exif:

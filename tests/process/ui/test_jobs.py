@@ -9,6 +9,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -50,12 +51,12 @@ jobs.start(Path(folder), "work", ["job_program", folder, go], 60, prepare=lambda
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, data, monkeypatch):
     (tmp_path / "job_program.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "data"))
     place = tmp_path / "place"
     place.mkdir()
+    (place / "pids").touch()
     yield place
     for pid in left(place):
         with contextlib.suppress(ProcessLookupError):
@@ -64,19 +65,14 @@ def folder(tmp_path, monkeypatch):
 
 def pids(folder: Path) -> list[list[int]]:
     """[its pid, that of the process it started] of each command that began."""
-    try:
-        return [[int(word) for word in line.split()] for line in (folder / "pids").read_text().splitlines()]
-    except FileNotFoundError:
-        return []
-
-
-def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return [[int(word) for word in line.split()] for line in (folder / "pids").read_text().splitlines()]
 
 
 def left(folder: Path) -> list[int]:
     """The processes of the commands that live."""
-    return [pid for pair in pids(folder) for pid in pair if alive(pid)]
+    started = {pid for pair in pids(folder) for pid in pair}
+    living = (one for one in psutil.process_iter(["status"]) if one.info["status"] != psutil.STATUS_ZOMBIE)
+    return [one.pid for one in living if one.pid in started]
 
 
 @pytest.fixture
@@ -140,8 +136,8 @@ def test_a_job_over_its_limit_is_ended_and_one_that_is_killed_with_its_command_i
     until(lambda: jobs.read(folder, "work").state == "lost", "its end was not seen")
 
 
-def test_a_run_is_not_deleted_while_a_command_works_in_it(folder, words, tmp_path):
-    run = write_run(tmp_path / "data", "cat", state="completed")
+def test_a_run_is_not_deleted_while_a_command_works_in_it(data, words, tmp_path):
+    run = write_run(data, "cat", state="completed")
     jobs.start(run, "publish", words, 120)
     with pytest.raises(RunError, match="'publish' is working in cat; cancel it, or wait until it has ended"):
         manage.delete("cat", jobs.idle)
@@ -153,18 +149,11 @@ def test_a_run_is_not_deleted_while_a_command_works_in_it(folder, words, tmp_pat
 
 
 def test_of_threads_that_start_a_job_at_once_one_prepares_it_and_cancel_leaves_nothing_of_it(folder, words):
-    written = []
-
-    def start(number: int) -> str:
-        try:
-            jobs.start(folder, "work", words, 60, prepare=lambda: written.append(number))
-            return "started"
-        except RunError as error:
-            return str(error)
-
+    prepare = Mock()
     with ThreadPoolExecutor(4) as pool:
-        outcomes = sorted(pool.map(start, range(4)))
-    assert len(written) == 1 and outcomes == ["It is running already"] * 3 + ["started"]
+        started = [pool.submit(jobs.start, folder, "work", words, 60, prepare=prepare) for _ in range(4)]
+    prepare.assert_called_once_with()
+    assert sorted(str(one.exception()) for one in started) == ["It is running already"] * 3 + ["None"]
     until(lambda: pids(folder), "the command runs")
     jobs.cancel(folder, "work")
     assert jobs.wait(folder, "work", 60).state == "cancelled"

@@ -2,14 +2,12 @@
 
 import json
 import os
-import signal
 import time
-import zipfile
 from pathlib import Path
 
 import psutil
 import pytest
-from draft_helpers import captions, note, photo, photo_folder, upload
+from draft_helpers import captions, note, packed, photo, photo_folder, png, upload
 from ui_page import until
 
 from runs.files import RunError
@@ -26,10 +24,7 @@ def until_done(draft_id: str) -> list[dict]:
 
 
 def zip_of(path: Path, number: int) -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        for n in range(number):
-            archive.write(photo(path.parent / f"in-zip-{n}.png", n), f"{n}.png")
-    return upload(path)
+    return upload(packed(path, {f"{n}.png": png(n) for n in range(number)}))
 
 
 def test_a_folder_on_the_server_is_imported_with_its_captions_and_stays_as_it_is(mine, tmp_path):
@@ -73,7 +68,7 @@ def test_an_import_that_is_killed_continues_where_it_stopped_and_adds_nothing_tw
     process = psutil.Process(json.loads((draft.folder(mine) / jobs.FOLDER / f"{imports.JOB}.json").read_text())["pid"])
     family = [process, *process.children(recursive=True)]  # all that it started, as a machine that goes down does
     for one in family:
-        one.send_signal(signal.SIGKILL)
+        one.kill()
     psutil.wait_procs(family, 10)
     assert 0 < len(draft.items(mine)) < 60 and imports.waiting(mine), "it was killed in the middle"
     draft.set_caption(mine, draft.items(mine)[0].id, "typed meanwhile")
@@ -100,12 +95,9 @@ def test_a_cancelled_import_keeps_what_it_added_and_does_not_continue(mine, tmp_
 
 def test_a_large_zip_is_imported_in_the_background(mine, tmp_path, monkeypatch):
     monkeypatch.setattr(imports, "LARGE_ZIP_BYTES", 1000)
-    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
-        for n in range(5):
-            archive.write(photo(tmp_path / f"{n}.png", n), f"3_cat/{n}.png")
-            archive.writestr(f"3_cat/{n}.txt", f"cat {n}")
-        archive.writestr("../escape.png", "x")
-    sent = {"path": str(upload(tmp_path / "set.zip")), "name": "set.zip"}
+    files = {f"3_cat/{n}.png": png(n) for n in range(5)} | {f"3_cat/{n}.txt": f"cat {n}".encode() for n in range(5)}
+    path = packed(tmp_path / "set.zip", {**files, "../escape.png": b"x"})
+    sent = {"path": str(upload(path)), "name": "set.zip"}
     answer = images.image_action({"draft": mine, "action": "add_images", "uploads": [sent], "drop": "one"})
     assert answer["ok"] and answer["list"]["importing"]
     (result,) = until_done(mine)

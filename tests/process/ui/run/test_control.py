@@ -10,16 +10,9 @@ from sd_scripts_patches import versions
 from ui.run import control, run_page
 
 
-@pytest.fixture
-def data(tmp_path, checkout, monkeypatch):
-    """The data root, and the checkout in the place of sd-scripts."""
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
-    monkeypatch.setenv("SD_SCRIPTS_DIR", str(checkout[0]))
-    return tmp_path
-
-
 def test_a_run_that_continues_on_another_version_says_so(data, checkout, monkeypatch):
     folder, old, new = checkout
+    monkeypatch.setenv("SD_SCRIPTS_DIR", str(folder))
     monkeypatch.setattr(control, "start", lambda folder: None)
     made = used(data, folder, old)
     (made / "status.json").write_text(json.dumps({"state": "stopped"}))

@@ -1,7 +1,6 @@
 """Runs on other machines: what a store holds is read and shown, however slow, broken or hostile it is."""
 
 import socket
-import threading
 import time
 
 import pytest
@@ -17,33 +16,23 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def data(tmp_path, monkeypatch):
-    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-@pytest.fixture
 def silent_server():
     """An address that accepts connections and says nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        accepted = []
-        threading.Thread(target=lambda: accepted.append(listening.accept()), daemon=True).start()
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # the system accepts what waits for it
         yield f"sftp://nobody@127.0.0.1:{listening.getsockname()[1]}/runs"
 
 
 def test_a_store_that_hangs_or_fails_delays_nobody(data, tmp_path, silent_server):
     put_run(tmp_path / "store")
-    for address in (silent_server, str(tmp_path / "store")):
+    answering = str(tmp_path / "store")
+    for address in (silent_server, answering):
         fleet.add(address)
     one = fleet_page.Fleet()
-    slowest_s = 0.0
-    answering = str(tmp_path / "store")
 
     def shown() -> dict[str, fleet_page.Store]:
-        nonlocal slowest_s
         began_s = time.monotonic()
         found = one.look()
-        slowest_s = max(slowest_s, time.monotonic() - began_s)
+        assert time.monotonic() - began_s < 10, "asking never waits for a store"
         return found
 
     until(lambda: answering in shown() and one.stores[answering].runs, "the store that answers is shown")
@@ -55,7 +44,6 @@ def test_a_store_that_hangs_or_fails_delays_nobody(data, tmp_path, silent_server
     (tmp_path / "store").write_text("")
     one.refresh()
     wait_for(lambda: shown()[answering].error or not shown()[answering].runs)
-    assert slowest_s < 10, "asking never waits for a store"
     if one.reading is not None:
         one.reading.kill()
 
