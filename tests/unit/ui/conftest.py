@@ -1,14 +1,23 @@
 """What most tests of the page's modules start with: a draft in an empty data root, or one with settings and images."""
 
+from pathlib import Path
+
 import pytest
 from configure_helpers import filled
 from draft_helpers import mine
+from ui_helpers import write_run
 from ui_markup import sampled
 
 from runs.machine import Machine
 from ui.new import settings
 
 __all__ = ["filled", "mine", "sampled"]
+
+
+@pytest.fixture
+def folder(data) -> Path:
+    """The folder of a run that trains."""
+    return write_run(data)
 
 
 @pytest.fixture

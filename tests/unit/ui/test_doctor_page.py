@@ -47,16 +47,13 @@ def test_a_pasted_script_is_judged_or_refused_and_nothing_is_written(text, name)
     json.dumps(answer)
 
 
-@pytest.mark.parametrize(
-    ("act", "value"),
-    [
+def test_what_is_no_script_and_what_is_no_process_is_refused():
+    for act, value in (
         *((doctor_tools.lint_script, text) for text in (5, None, "", "x" * 300_000)),
         *((doctor_page.explain, pid) for pid in ({"a": 1}, None, "0; rm -rf /", "999999999999")),
-    ],
-)
-def test_what_is_no_script_and_what_is_no_process_is_refused(act, value):
-    with pytest.raises(RunError):
-        act(value)
+    ):
+        with pytest.raises(RunError):
+            act(value)
 
 
 def test_a_report_has_no_home_no_token_and_no_password():
@@ -66,18 +63,17 @@ def test_a_report_has_no_home_no_token_and_no_password():
     assert home not in text and "secret" not in text and "hf_" not in text and "sk-" not in text
 
 
-@pytest.mark.parametrize(
-    ("mounts", "kind"),
-    [
-        ({"/": "ext4", "/data": "nfs4"}, "nfs4"), ({"/data": "fuse.sshfs", "/": "ext4"}, "fuse.sshfs"),
-        ({"/data/outputs2": "nfs", "/data": "ext4"}, ""), ({"/data disk": "cifs", "/": "xfs"}, ""),
-    ],
-)  # fmt: skip
-def test_a_network_disk_is_a_warning(mounts, kind, monkeypatch):
-    table = [SimpleNamespace(mountpoint=at, fstype=name) for at, name in mounts.items()]
-    monkeypatch.setattr("psutil.disk_partitions", lambda all: table)
-    (found,) = doctor_machine.file_system("runs", Path("/data/outputs"))
-    assert (found.status == "note" and f"({kind}," in found.text) if kind else found.status == "ok"
+def test_a_network_disk_is_a_warning(monkeypatch):
+    for mounts, kind in (
+        ({"/": "ext4", "/data": "nfs4"}, "nfs4"),
+        ({"/data": "fuse.sshfs", "/": "ext4"}, "fuse.sshfs"),
+        ({"/data/outputs2": "nfs", "/data": "ext4"}, ""),
+        ({"/data disk": "cifs", "/": "xfs"}, ""),
+    ):
+        table = [SimpleNamespace(mountpoint=at, fstype=name) for at, name in mounts.items()]
+        monkeypatch.setattr("psutil.disk_partitions", lambda all, table=table: table)
+        (found,) = doctor_machine.file_system("runs", Path("/data/outputs"))
+        assert (found.status == "note" and f"({kind}," in found.text) if kind else found.status == "ok"
 
 
 def test_the_last_drill_is_shown_with_a_link_to_its_run(data, monkeypatch):

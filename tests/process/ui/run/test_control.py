@@ -3,7 +3,6 @@
 import json
 import sys
 
-import pytest
 from checkout_helpers import used
 
 from sd_scripts_patches import versions
@@ -23,14 +22,11 @@ def test_a_run_that_continues_on_another_version_says_so(data, checkout, monkeyp
     assert run_page.start("my-run", None) == ""
 
 
-@pytest.mark.parametrize(
-    ("platform", "interpreter", "shown", "start"),
-    [
+def test_the_command_back_names_the_pages_own_interpreter(monkeypatch):
+    for platform, interpreter, shown, start in (
         ("linux", "/opt/my env/bin/python", "'/opt/my env/bin/python'", "./start.sh"),
         ("win32", r"C:\hangproof\.venv\python.exe", r"C:\hangproof\.venv\python.exe", r".\start.bat"),
-    ],
-)
-def test_the_command_back_names_the_pages_own_interpreter(platform, interpreter, shown, start, monkeypatch):
-    monkeypatch.setattr(sys, "executable", interpreter)
-    command = control.command_back("sd-scripts", "1" * 40, platform)
-    assert command == f"{shown} -m sd_scripts_patches.versions sd-scripts {'1' * 40} && {start} sd-scripts"
+    ):
+        monkeypatch.setattr(sys, "executable", interpreter)
+        command = control.command_back("sd-scripts", "1" * 40, platform)
+        assert command == f"{shown} -m sd_scripts_patches.versions sd-scripts {'1' * 40} && {start} sd-scripts"

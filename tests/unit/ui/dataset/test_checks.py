@@ -49,22 +49,20 @@ def test_what_is_converted_is_what_the_data_set_converts(tmp_path):
         assert bool(changes) == bool(why) or why == "rotated upright", (path.name, changes, why)
 
 
-@pytest.mark.parametrize(
-    ("captions", "kinds"),
-    [
+def test_captions():
+    sentences = ["ohwx, a cat sits on the red mat", "ohwx, the dog runs over the wide field"]
+    sentences.append("ohwx, a bird is in the sky above")
+    for captions, kinds in (
         (["ohwx, a cat on a mat", "a dog", "OHWX sits"], {"no_trigger": [1]}),
         (["an ohwxen"], {"no_trigger": [0]}),
         (["", " "], {"no_caption": [0, 1]}),
-        (["ohwx, a cat sits on the red mat", "ohwx, the dog runs over the wide field",
-          "ohwx, a bird is in the sky above", "ohwx, solo, red hair, smile, outdoors"], {"style": [3]}),
+        ([*sentences, "ohwx, solo, red hair, smile, outdoors"], {"style": [3]}),
         (["ohwx, solo, smile, hat", "ohwx, red, blue, 1girl", "ohwx, dog, cat, sky"], {}),
-    ],
-)  # fmt: skip
-def test_captions(captions, kinds):
-    empty = [() if text.strip() else ("no_caption",) for text in captions]
-    items = [item(f"{n}", 600, 600, caption=text, warnings=empty[n]) for n, text in enumerate(captions)]
-    got = checks.findings(items, [], "ohwx")
-    assert {kind: [int(one.id) for one in some] for kind, some in got.items()} == kinds
+    ):
+        empty = [() if text.strip() else ("no_caption",) for text in captions]
+        items = [item(f"{n}", 600, 600, caption=text, warnings=empty[n]) for n, text in enumerate(captions)]
+        got = checks.findings(items, [], "ohwx")
+        assert {kind: [int(one.id) for one in some] for kind, some in got.items()} == kinds
     titles = [checks.KINDS["no_caption"].heading(number)["title"] for number in (1, 1200)]
     assert titles == ["1 image has no caption", "1,200 images have no caption"]
 

@@ -140,20 +140,17 @@ def test_what_is_written_just_now_is_no_import_that_waits(mine):
     assert [one.path.name for one in imports.waiting(mine)] == ["1.json", "2.json"]
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
+def test_a_folder_that_cannot_be_imported_is_explained_at_once(mine):
+    for path, message in (
         ("", "Type the path of a folder"),
         ("photos", "type the full path"),
         ("/no/such/folder", "there is no such folder on the server"),
         ("/\0", "is no path|no such folder"),
         ("\ud83d", "type the full path"),
-    ],
-)
-def test_a_folder_that_cannot_be_imported_is_explained_at_once(mine, path, message):
-    with pytest.raises(RunError, match=message):
-        imports.start_folder(mine, path)
-    assert not imports.waiting(mine)
+    ):
+        with pytest.raises(RunError, match=message):
+            imports.start_folder(mine, path)
+        assert not imports.waiting(mine)
 
 
 def test_a_folder_that_changes_while_it_is_read_costs_only_the_file(mine, tmp_path):

@@ -65,20 +65,17 @@ def test_a_real_checkouts_options_are_complete(data):
     assert sum(bool(flags.JAPANESE.search(row[1])) for row in listed) < 10
 
 
-@pytest.mark.parametrize(
-    "given, message",
-    [
+def test_without_a_checkout_the_message_says_how_to_install_one(data, tmp_path, monkeypatch):
+    for variable in ("SD_SCRIPTS_DIR", "MUSUBI_DIR"):
+        monkeypatch.setenv(variable, str(tmp_path / "none"))
+    for given, message in (
         ({}, r"Run ./start.sh sd-scripts \(or set SD_SCRIPTS_DIR\)"),
         ({"model": "flux-dev2pro", "backend": "diffusers"}, "."),  # an unsupported pair
         ({"model": "z-image", "backend": "musubi"}, r"is not installed.*./start.sh musubi \(or set MUSUBI_DIR"),
-    ],
-)
-def test_without_a_checkout_the_message_says_how_to_install_one(data, tmp_path, monkeypatch, given, message):
-    for variable in ("SD_SCRIPTS_DIR", "MUSUBI_DIR"):
-        monkeypatch.setenv(variable, str(tmp_path / "none"))
-    with pytest.raises(RunError, match=message) as error:
-        flags.rows(values(**given))
-    assert esc(error.value) in flags.markup(values(**given))
+    ):
+        with pytest.raises(RunError, match=message) as error:
+            flags.rows(values(**given))
+        assert esc(error.value) in flags.markup(values(**given))
 
 
 @pytest.mark.parametrize("model", [key for key in presets.models() if "musubi" in presets.backends_of(key)])
@@ -94,19 +91,16 @@ def test_musubis_options_are_listed_with_what_the_model_and_the_tier_set(data, m
             assert listed[name].startswith("VRAM") and listed[name].endswith("Change it there"), name
 
 
-@pytest.mark.parametrize(
-    "line, expected",
-    [
+def test_each_line_is_judged_beside_the_field(mine, checkout):
+    for line, expected in (
         ("--noise-offset=0.05\nbetas=0.9 0.99\nsplit_mode=yes\n\n", []),
         ("noise_ofset=0.05", ["did you mean noise_offset?"]),
         ("a=1\nnoise_offset=0.1\n\nbetas=x\nlog_level=<img>", ["a: ", "betas", "<img>"]),
         ("noise_offset=much\nsplit_mode=3\nbetas=[1", ["'much'", "split_mode", "JSON list"]),
-    ],
-)
-def test_each_line_is_judged_beside_the_field(mine, checkout, line, expected):
-    marks = settings.save_settings({"draft": mine, "changes": values(name="x", flags=line)})["marks"].get("flags", [])
-    texts = [text for _, text in marks]
-    assert len(texts) == len(expected) and all(any(part in text for text in texts) for part in expected), texts
+    ):
+        answer = settings.save_settings({"draft": mine, "changes": values(name="x", flags=line)})
+        texts = [text for _, text in answer["marks"].get("flags", [])]
+        assert len(texts) == len(expected) and all(any(part in text for text in texts) for part in expected), texts
 
 
 def test_the_table_is_searched_and_says_what_sets_an_option(data, checkout, monkeypatch):

@@ -30,9 +30,8 @@ def test_fields_become_the_spec():
     assert spec.rank == 8 and spec.extra == {"weighting_scheme": "none"}
 
 
-@pytest.mark.parametrize(
-    ("given", "shown"),
-    [
+def test_an_error_stands_beside_its_field_and_has_its_label_elsewhere():
+    for given, shown in (
         ({"name": "///"}, "Name: Use at least one letter or digit"),
         ({"name": None}, "Name: Give your LoRA a name"),
         ({"epochs": None}, "Epochs: Enter a value; the default is 16"),
@@ -50,17 +49,15 @@ def test_fields_become_the_spec():
         ({"flags": "optimizer_args=[1"}, "Extra trainer options: optimizer_args: '[1' is not a JSON list"),
         ({"flags": "output_dir=/"}, "Extra trainer options: output_dir: The run's folder determines this flag"),
         ({"flags": "network_dim=many"}, "Rank: Not a whole number; write for example 4"),
-    ],
-)  # fmt: skip
-def test_an_error_stands_beside_its_field_and_has_its_label_elsewhere(given, shown):
-    with pytest.raises(runs.RunError) as caught:
-        form.spec_of(values(**given))
-    lines = [form.shown(fault) for fault in caught.value.faults]
-    assert len(lines) == 1 and lines[0].startswith(shown)
-    label, _, sentence = shown.partition(": ")
-    (key,) = [key for key, text in form.LABELS.items() if text == label]
-    marks = form.review(values(**given), {"": 20}).marks(starting=True)
-    assert marks[key][0][0] == "bad" and marks[key][0][1].startswith(sentence)
+    ):
+        with pytest.raises(runs.RunError) as caught:
+            form.spec_of(values(**given))
+        (line,) = [form.shown(fault) for fault in caught.value.faults]
+        assert line.startswith(shown)
+        label, _, sentence = shown.partition(": ")
+        (key,) = [key for key, text in form.LABELS.items() if text == label]
+        marks = form.review(values(**given), {"": 20}).marks(starting=True)
+        assert marks[key][0][0] == "bad" and marks[key][0][1].startswith(sentence)
 
 
 def test_the_trainers_own_parser_judges_a_flag_while_it_is_typed():

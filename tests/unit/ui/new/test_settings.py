@@ -5,7 +5,6 @@ import json
 import pytest
 from draft_helpers import add_photos
 
-from runs.files import RunError
 from runs.machine import Machine
 from ui.dataset import draft
 from ui.new import form, new_lora, settings
@@ -22,9 +21,6 @@ def test_a_new_draft_has_the_defaults_and_the_tier_of_this_machine(mine, monkeyp
     assert settings.current(mine) == {**form.defaults(), "tier": "12G", "rank": 16, "alpha": "4"}
     monkeypatch.setattr(settings, "this_machine", lambda *_: Machine("GPU", 24.0, True, 31.2, 220.0))
     assert settings.current(mine)["tier"] == "20G"
-    for bad in ("../x", None, 7):
-        with pytest.raises(RunError, match="reload"):
-            settings.current(bad)
 
 
 def test_a_field_is_stored_exactly_as_it_was_typed_and_the_others_stay(mine):

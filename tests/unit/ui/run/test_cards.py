@@ -37,8 +37,7 @@ def test_old_figures_of_a_monitor_that_does_not_respond_are_called_old(data):
     lock.release()
 
 
-def test_incidents_show_the_change_and_the_cost_the_latest_first(data):
-    folder = write_run(data)
+def test_incidents_show_the_change_and_the_cost_the_latest_first(folder):
     write_incident(folder, "0010", step=9)
     assert "Cost:" not in cards.incidents(view.incidents(folder))
     fields = {"resumed_from": 30, "steps_repeated": 11, "detect_s": 2.25, "recover_s": 71, "changed": "workers 2 → 0"}
@@ -122,20 +121,16 @@ def test_the_card_shows_time_by_state_cost_and_what_recovery_saved(data):
     assert "Recovering" in free and "Cost" not in free and "money" not in free
 
 
-@pytest.mark.parametrize(
-    "store, text",
-    [
+def test_the_state_of_the_store_is_a_sentence(data):
+    for store, text in (
         ({"step": 1200, "pending_bytes": 0}, "Store s3://b/r: the checkpoint of step 1,200 is there."),
         ({"step": 20, "pending_bytes": 2_500_000}, "step 20 is there; 2.5 MB still to copy."),
         ({"step": None, "error": "no answer"}, "no checkpoint is there yet. no answer. Training goes on"),
         ({"lease": "lost", "state": "other took the lease"}, "Store s3://b/r: other took the lease."),
         (None, ""),
         ({"address": "<b>", "step": "x"}, "Store <b>: no checkpoint is there yet."),
-    ],
-)
-def test_the_state_of_the_store_is_a_sentence(data, store, text):
-    store = store and {"address": "s3://b/r", "lease": "held", **store}
-    folder = write_run(data, "far", state="completed", store=store)
-    shown = view.read(folder)
-    assert text in cards.store(shown) and (text or cards.store(shown) == "")
-    assert "<b>" not in cards.head(shown)
+    ):
+        store = store and {"address": "s3://b/r", "lease": "held", **store}
+        shown = view.View(data / "outputs" / "far", "far", {"state": "completed", "store": store})
+        assert text in cards.store(shown) and (text or cards.store(shown) == "")
+        assert "<b>" not in cards.head(shown)

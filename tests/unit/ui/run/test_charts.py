@@ -69,8 +69,7 @@ def test_a_long_run_has_few_points_over_steps_and_over_time(data, shown):
     assert charts.value(None)["run"] == ""
 
 
-def test_restarts_and_incidents_are_marked_once(data, shown):
-    folder = write_run(data)
+def test_restarts_and_incidents_are_marked_once(folder, shown):
     write_incident(folder, "0001", step=25, resumed_from=20)
     text = [line(s, attempt=1, second=s) for s in range(1, 26)]
     text += [line(s, attempt=2, second=60 + s) for s in range(21, 30)]
@@ -81,8 +80,7 @@ def test_restarts_and_incidents_are_marked_once(data, shown):
     assert marks[1]["time"] == pytest.approx(149)
 
 
-def test_each_gpu_has_its_lines_on_both_axes(data, shown):
-    folder = write_run(data)
+def test_each_gpu_has_its_lines_on_both_axes(folder, shown):
     gpu = {"kind": "gpu", "name": "Card", "utilization": 97, "memory_used": 8e9, "memory_total": 12e9, "power_w": 210.5}
     gpu["temperature"] = 64
     text = [line(s, second=s) for s in range(1, 100)]

@@ -3,20 +3,12 @@
 import importlib
 
 import pytest
-from runs_helpers import sources
-from ui_helpers import photos, write_run
 
 import runs
 from launch.__main__ import COMMANDS
 from monitor.process.platform import LOCK, Lock
 from ui import jobs, served
 from ui.run import launch_tab
-
-
-def make_run(data, name: str = "my cat", **fields):
-    """A run as `runs.create` writes it, on the tiny model."""
-    values = {"name": name, "model": "tiny-flux", "backend": "diffusers", "max_train_steps": 4, "trigger": "cat"}
-    return runs.create(runs.make({**values, **fields}), sources(photos("chelsea.png", "coffee.png")))
 
 
 @pytest.mark.parametrize("kind", launch_tab.PLACES)
@@ -42,8 +34,7 @@ def test_a_typed_value_is_never_another_option():
         words("runpod")
 
 
-def test_what_a_job_says_is_text(data, monkeypatch):
-    folder = make_run(data)
+def test_what_a_job_says_is_text(folder, monkeypatch):
     assert launch_tab.result(folder, "launch-slurm") == ""
     mark = "<i onclick=x>"
     (folder / "plan.yaml").write_text(mark)
@@ -53,8 +44,7 @@ def test_what_a_job_says_is_text(data, monkeypatch):
     assert "<i" not in shown and shown.count("&lt;i onclick=x&gt;") == 3
 
 
-def test_only_files_of_the_run_are_shown(data, tmp_path):
-    folder = make_run(data)
+def test_only_files_of_the_run_are_shown(folder, tmp_path):
     (folder / "plan.yaml").write_text("a: 1\n")
     (folder / "big.zip").write_bytes(b"\0" * 300_000)
     (folder / "data.bin").write_bytes(b"\0")
@@ -72,11 +62,10 @@ def test_only_files_of_the_run_are_shown(data, tmp_path):
     assert launch_tab.written(folder, [1]) == ""
 
 
-def test_the_rank_report_of_a_run_that_does_not_train_is_empty(data, monkeypatch):
+def test_the_rank_report_of_a_run_that_does_not_train_is_empty(folder, monkeypatch):
     report = lambda folder: {"lines": [f"all ranks of {folder.name} train"]}  # noqa: E731
     monkeypatch.setattr("monitor.cli.commands.rank_report", report)
-    folder = write_run(data, "my cat")
     assert launch_tab._ranks(folder) == ""
     lock = Lock(folder / LOCK)
-    assert lock.acquire() and "all ranks of my-cat train" in launch_tab._ranks(folder)
+    assert lock.acquire() and "all ranks of my-run train" in launch_tab._ranks(folder)
     lock.release()

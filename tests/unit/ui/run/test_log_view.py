@@ -18,8 +18,7 @@ def found(folder, text="", level="") -> list[str]:
     return [line for _, line in log_view.find(folder, text, level)[0]]
 
 
-def test_a_search_finds_the_last_lines_in_order(data, monkeypatch):
-    folder = write_run(data)
+def test_a_search_finds_the_last_lines_in_order(folder, monkeypatch):
     lines = [f"line {n} of the log{' with a Needle' if n % 7 == 0 else ''}" for n in range(2000)]
     (folder / "training.log").write_text("\n".join(lines))
     wanted = [line for line in lines if "Needle" in line]
@@ -33,8 +32,7 @@ def test_a_search_finds_the_last_lines_in_order(data, monkeypatch):
     assert found(folder, "line 1900") == []
 
 
-def test_levels_select_errors_and_warnings(data):
-    folder = write_run(data)
+def test_levels_select_errors_and_warnings(folder):
     text = "epoch 1\n\x1b[33mWARNING: slow disk\x1b[0m\nRuntimeError: CUDA out of memory\nTraceback (most recent call last):\nfine\n"
     (folder / "training.log").write_text(text)
     errors = ["RuntimeError: CUDA out of memory", "Traceback (most recent call last):"]
@@ -44,8 +42,7 @@ def test_levels_select_errors_and_warnings(data):
     assert [kind for kind, _ in log_view.find(folder, "", "warning")[0]] == ["warning", "error", "error"]
 
 
-def test_a_secret_of_the_run_is_neither_shown_nor_found(data):
-    folder = write_run(data)
+def test_a_secret_of_the_run_is_neither_shown_nor_found(folder):
     key = "0123456789abcdef"
     env_file.write(folder, {"WANDB_API_KEY": key})
     (folder / "training.log").write_text(f"one\nValueError: key {key} is refused\nat 89% key={key}")
@@ -56,8 +53,7 @@ def test_a_secret_of_the_run_is_neither_shown_nor_found(data):
     assert found(folder, "0123456789") == []
 
 
-def test_a_search_that_cannot_be_done_is_a_sentence(data):
-    folder = write_run(data)
+def test_a_search_that_cannot_be_done_is_a_sentence(folder):
     (folder / "training.log").write_text("one\n")
     for question in (("x" * 201, ""), ("a", "all")):
         with pytest.raises(RunError):
@@ -82,8 +78,7 @@ def test_no_bytes_of_a_log_leave_a_control_character_but_colours(noise):
 
 
 @pytest.mark.slow
-def test_a_log_of_a_gigabyte_stays_quick(data):
-    folder = write_run(data)
+def test_a_log_of_a_gigabyte_stays_quick(folder):
     block = b"steps: 0.123456 avr_loss=0.1234 some more of the line\n" * 15_000
     with (folder / "training.log").open("wb") as file:
         file.truncate(1_000_000_000)  # zeros take no disk space, and are one long line
@@ -97,8 +92,7 @@ def test_a_log_of_a_gigabyte_stays_quick(data):
     assert time.process_time() - began < 5.0
 
 
-def test_the_log_reads_as_it_looked_on_a_terminal_with_its_colours(data):
-    folder = write_run(data)
+def test_the_log_reads_as_it_looked_on_a_terminal_with_its_colours(folder):
     bar = b"".join(b"\x1b[32msteps: %3d%%\x1b[0m\r" % n for n in range(0, 101, 10))
     end = b"\n\xff\xfe bytes\x00\x07\n\x1b]0;title\x07\x1b[2Kend\n"
     (folder / "training.log").write_bytes(b"\x1b[1;32mINFO\x1b[0m start\r\n" + bar + end)
@@ -128,8 +122,7 @@ def test_a_usage_error_leads_the_log(data):
     assert error not in log_view.first_error(view.read(folder))
 
 
-def test_a_log_that_grows_or_begins_again_is_read_again_and_no_other(data):
-    folder = write_run(data)
+def test_a_log_that_grows_or_begins_again_is_read_again_and_no_other(folder):
     path = folder / "training.log"
     whole = b"caf\xc3\xa9\n" + b"".join(b"steps: %d%%\r" % n for n in range(5)) + b"\n\x1b[31mred\x1b[0m\nend\n"
     for end in range(len(whole) + 1):

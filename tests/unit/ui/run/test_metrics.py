@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 from ui_helpers import metrics_line as line
-from ui_helpers import write_run
 
 from ui.run import metrics, view
 
@@ -13,8 +12,7 @@ def losses(folder: Path) -> dict[int, float]:
     return view.with_metrics(folder, lambda found: dict(zip(found.steps["step"], found.steps["loss"], strict=True)))
 
 
-def test_metrics_are_read_from_where_the_last_read_ended(data):
-    folder = write_run(data)
+def test_metrics_are_read_from_where_the_last_read_ended(folder):
     path = folder / "metrics.jsonl"
     assert losses(folder) == {}
     path.write_text("".join(line(s, 1 / s) for s in (1, 2, 4)) + '{"kind":"gpu"}\n{"kind":"step","st')
@@ -32,8 +30,7 @@ def test_metrics_are_read_from_where_the_last_read_ended(data):
     assert losses(folder) == {1: 5.0}
 
 
-def test_a_restart_replaces_the_steps_that_it_repeats(data):
-    folder = write_run(data)
+def test_a_restart_replaces_the_steps_that_it_repeats(folder):
     first = [line(s, 1.0, 1, s) for s in range(1, 26)]
     second = [line(s, 2.0, 2, 60 + s) for s in range(21, 24)]
     (folder / "metrics.jsonl").write_text("".join(first + second))
@@ -44,9 +41,8 @@ def test_a_restart_replaces_the_steps_that_it_repeats(data):
     assert found == (list(range(1, 27)), [21, 24])
 
 
-def test_a_long_history_is_read_in_parts(data, monkeypatch):
+def test_a_long_history_is_read_in_parts(folder, monkeypatch):
     monkeypatch.setattr(metrics, "READ_BYTES", 10_000)
-    folder = write_run(data)
     (folder / "metrics.jsonl").write_text("".join(line(s) for s in range(1, 501)))
     shares = [view.with_metrics(folder, lambda found: found.share) for _ in range(20)]
     assert shares[0] < 0.5 and shares[-1] == 1.0 and shares == sorted(shares)
