@@ -15,12 +15,10 @@ from ui.dataset import draft, images
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
 def test_a_caption_stays_in_its_folder_in_every_order_of_arrival(mine, tmp_path, order):
-    files = [
-        (photo(tmp_path / "a/1.png", 1), "a/1.png"),
-        (note(tmp_path / "a/1.txt", "one of a"), "a/1.txt"),
-        (photo(tmp_path / "b/1.png", 2), "b/1.png"),
-        (note(tmp_path / "b/1.txt", "one of b"), "b/1.txt"),
-    ]
+    for seed, name in enumerate("ab"):
+        photo(tmp_path / "in" / name / "1.png", seed)
+        note(tmp_path / "in" / name / "1.txt", f"one of {name}")
+    files = tree(tmp_path / "in")
     first, last = [files[n] for n in order[:2]], [files[n] for n in order[2:]]
     drop(mine, *first, drop="d", more=True)
     _, messages = drop(mine, *last, drop="d")

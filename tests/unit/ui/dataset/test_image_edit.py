@@ -47,12 +47,9 @@ def test_edits_are_undone_and_never_change_the_dropped_file(mine, tmp_path):
 
 def test_a_warning_counts_the_pixels_that_are_trained(mine, tmp_path):
     drop(mine, photo(tmp_path / "a.png", size=(600, 600)))
-    item = item_of(mine, "a.png")
-    assert "small" not in item.warnings
-    image_edit.crop(mine, item.id, [0, 0, 0.3, 1])
-    assert "small" in item_of(mine, "a.png").warnings
-    image_edit.crop(mine, item.id, None)
-    assert "small" not in item_of(mine, "a.png").warnings
+    for crop, small in ((None, False), ([0, 0, 0.3, 1], True), (None, False)):
+        image_edit.crop(mine, item_of(mine, "a.png").id, crop)
+        assert ("small" in item_of(mine, "a.png").warnings) is small
 
 
 @pytest.mark.parametrize("turn", range(4))

@@ -102,10 +102,9 @@ def test_the_log_reads_as_it_looked_on_a_terminal_with_its_colours(folder):
     assert '<span class="hp-sgr-c2">steps: 100%</span>' in shown and "\x1b" not in shown
 
 
-OWN = 'Traceback (most recent call last):\n  File "/x/trainer/loop.py", line 1\nRuntimeError: CUDA out of memory\n'
-LAUNCHER = (
-    "Traceback (most recent call last):\nsubprocess.CalledProcessError: Command '['python']' returned exit status 3.\n"
-)
+TRACE = "Traceback (most recent call last):\n"
+OWN = TRACE + '  File "/x/trainer/loop.py", line 1\nRuntimeError: CUDA out of memory\n'
+LAUNCHER = TRACE + "subprocess.CalledProcessError: Command '['python']' returned exit status 3.\n"
 
 
 def test_a_usage_error_leads_the_log(data):

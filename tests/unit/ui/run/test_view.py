@@ -83,9 +83,8 @@ def test_a_broken_status_file_affects_only_its_own_run(data, content):
 
 def test_every_complete_lora_is_listed_with_its_samples_the_final_one_first(data):
     folder = write_run(data, "r", state="stopped")
-    lora_file(folder / "r-step00000100.safetensors", 100, 1)
-    lora_file(folder / "r-000004.safetensors", 400, 4)
-    lora_file(folder / "r.safetensors", 500, 5)
+    for name, step, epoch in (("r-step00000100", 100, 1), ("r-000004", 400, 4), ("r", 500, 5)):
+        lora_file(folder / f"{name}.safetensors", step, epoch)
     lora_file(folder / ".r-step00000200.safetensors.17.tmp.safetensors", 200)
     whole = lora_file(folder / "r-step00000300.safetensors", 300).read_bytes()
     (folder / "r-step00000300.safetensors").write_bytes(whole[:-10])  # being written
