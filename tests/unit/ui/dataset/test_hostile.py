@@ -33,17 +33,10 @@ from ui.new import new_lora
 
 CASES = int(os.environ.get("HOSTILE_CASES", "100"))
 SHARES = {"drops": 0.3, "zips": 0.2, "images": 0.15}
-MARKUP = [
-    "<img src=x onerror=alert(1)>",
-    "</textarea><script>alert(1)</script>",
-    "\"'`${7*7}{{7*7}}",
-    "javascript:alert(1)",
-]
-NASTY = [
-    *["..", ".", "CON", "nul", "a:b", "~", "$(id)", "-rf", "\u202egnp", "日本", "🦊", "�", "%2e%2e"],
-    "a\0b",
-    "x" * 300,
-]
+MARKUP = ["<img src=x onerror=alert(1)>", "</textarea><script>alert(1)</script>", "javascript:alert(1)"]
+MARKUP.append("\"'`${7*7}{{7*7}}")
+NASTY = ["..", ".", "CON", "nul", "a:b", "~", "$(id)", "-rf", "\u202egnp", "日本", "🦊", "�", "%2e%2e"]
+NASTY += ["a\0b", "x" * 300]
 # Names that collide come up most often: a caption can only be mistaken where two pictures could have it.
 STEMS = st.sampled_from(["1"] * 60 + ["2"] * 30 + ["a.b", "A", *MARKUP, *NASTY]) | st.sampled_from(["1", "2"])
 STEMS |= st.sampled_from(["1", "2"]) | st.text(max_size=12)

@@ -5,6 +5,7 @@ import re
 import struct
 import warnings
 import zipfile
+from functools import partial
 
 import pytest
 from draft_helpers import captions, drop, item_of, limits, packed, photo, png
@@ -82,36 +83,32 @@ def offsets(content: bytearray) -> None:
     struct.pack_into("<L", content, at, struct.unpack_from("<L", content, at)[0] + 10)
 
 
-def beyond(place: int):
+def beyond(content: bytearray, place: int) -> None:
     """The directory is beyond the end of any disk."""
-
-    def change(content: bytearray) -> None:
-        end = content.rfind(b"PK\5\6")
-        struct.pack_into("<L", content, end + 12, 0xFFFFFFFF)  # the size is in another record, which the locator names
-        content[end:end] = struct.pack("<LLQL", 0x07064B50, 0, place, 1)
-
-    return change
+    end = content.rfind(b"PK\5\6")
+    struct.pack_into("<L", content, end + 12, 0xFFFFFFFF)  # the size is in another record, which the locator names
+    content[end:end] = struct.pack("<LLQL", 0x07064B50, 0, place, 1)
 
 
 def long_name(content: bytearray) -> None:
     struct.pack_into("<H", content, 26, 65_000)  # the length of the name before the file's content
 
 
-def cut(length: int):
-    return lambda content: content.__delitem__(slice(length, None))
+def cut(content: bytearray, length: int) -> None:
+    del content[length:]
+
+
+TOO_MANY = "x.zip: the ZIP has more than 20000 entries; split it"
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        *[(cut(length), "x.zip: Not a readable ZIP file.*") for length in (0, 3, 100, 400)],
+        *[(partial(cut, length=length), "x.zip: Not a readable ZIP file.*") for length in (0, 3, 100, 400)],
         (encrypted, "x.zip: 1 file is encrypted with a password; unpack the ZIP, then drop its folder"),
         (offsets, r"x.zip: 1.png: the file is damaged \(.*; pack the ZIP again"),
         (long_name, r"x.zip: 1.png: the file is damaged \(.{1,300}; pack the ZIP again"),
-        *[
-            (beyond(place), "x.zip: the ZIP has more than 20000 entries; split it")
-            for place in (2**62, 2**63, 2**64 - 1)
-        ],
+        *[(partial(beyond, place=place), TOO_MANY) for place in (2**62, 2**63, 2**64 - 1)],
     ],
 )
 def test_a_damaged_zip_costs_only_itself_and_is_explained(mine, tmp_path, damage, message):
