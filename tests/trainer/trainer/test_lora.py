@@ -1,7 +1,7 @@
-"""The LoRA: which matrices it is on, at full size too, and its file in diffusers' pipeline."""
+"""The LoRA: which matrices it is on, at full size too, and what its file says of it."""
 
 import pytest
-from flux_parts import a_batch, arguments, loaded, loss_of, steps
+from flux_parts import arguments, loaded
 
 from trainer import flow, lora
 from trainer.families.flux import FAMILY
@@ -61,30 +61,17 @@ PUBLISHED = {
 }
 
 
-def test_the_lora_file_loads_into_a_flux_pipeline_and_does_there_what_it_did_here(model, tmp_path):
-    from diffusers import FluxPipeline
+def test_the_lora_file_is_always_the_same_and_describes_itself(model, tmp_path):
     from safetensors import safe_open
 
-    args = arguments(network_alpha=2.0, network_dim=4)
-    transformer, parameters = loaded(model, alpha=2.0)
-    steps(transformer, parameters, args)
+    _, parameters = loaded(model, alpha=2.0)
+    facts = {"images": [], "batches": 1, "epochs": 1, "steps": 3}
     about = lora.describe(
-        args, FAMILY, architecture="flux-1-dev/lora", epoch=1, step=3, images=[], batches=1, epochs=1, steps=3
+        arguments(network_alpha=2.0, network_dim=4), FAMILY, architecture="flux-1-dev/lora", epoch=1, step=3, **facts
     )
     data = lora.to_file(parameters, FAMILY.prefix, 2.0 / 4, None, about)
     assert data == lora.to_file(parameters, FAMILY.prefix, 2.0 / 4, None, about)
-    file = tmp_path / "x.safetensors"
-    file.write_bytes(data)
-    with safe_open(file, "pt") as content:
-        assert content.metadata() == about
-        assert content.metadata()["ss_network_dim"] == "4"
+    (tmp_path / "x.safetensors").write_bytes(data)
+    with safe_open(tmp_path / "x.safetensors", "pt") as content:
+        assert content.metadata() == about and about["ss_network_dim"] == "4"
         assert len(list(content.keys())) == len(parameters)
-    pipe = FluxPipeline.from_pretrained(model)
-    plain = pipe.transformer
-    with torch.no_grad():
-        before = loss_of(args, plain, a_batch(), 9)
-        trained = loss_of(args, transformer.eval(), a_batch(), 9)
-        pipe.load_lora_weights(tmp_path, weight_name=file.name)
-        after = loss_of(args, pipe.transformer, a_batch(), 9)
-    assert abs(before - trained) > 1e-3
-    assert after.item() == trained.item()  # alpha / rank is a power of two here, so multiplying it in rounds nothing

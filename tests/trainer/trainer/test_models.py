@@ -16,16 +16,6 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_the_transformer_is_that_of_diffusers(model):
-    from diffusers import FluxTransformer2DModel
-
-    ours = load(model)
-    theirs = FluxTransformer2DModel.from_pretrained(model / "transformer").eval()
-    args = arguments()
-    with torch.no_grad():
-        assert torch.equal(loss_of(args, ours, a_batch(), 1), loss_of(args, theirs, a_batch(), 1))
-
-
 def as_published(model, folder):
     """The tiny model with the files that black-forest-labs/FLUX.1-dev has: older names in CLIP, shards, no fast CLIP
     tokenizer, and single files beside the folders."""

@@ -1,4 +1,4 @@
-"""Optimizers, averages of the weights, captions that change from use to use, and a LoRA to begin with: each resumes exactly."""
+"""Optimizers, averages, weights in fewer bits, captions that change from use to use, a LoRA to begin with: each resumes exactly."""
 
 from pathlib import Path
 
@@ -21,6 +21,8 @@ OPTIONS = {
     "lion": {"optimizer_type": "Lion8bit", "optimizer_args": ["min_8bit_size=16"], "learning_rate": 1e-4},
     "average": {"ema_decay": 0.9},
     "captions": CAPTIONS,
+    "int8": {"quantize": "int8", "mixed_precision": "bf16"},
+    "nf4": {"quantize": "nf4", "mixed_precision": "bf16"},
 }
 
 

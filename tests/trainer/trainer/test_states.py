@@ -118,18 +118,6 @@ def test_accumulation_and_workers_resume_in_the_middle_of_an_epoch(work):
     assert sha(killed / "tiny.safetensors") == sha(undisturbed / "tiny.safetensors")
 
 
-@pytest.mark.parametrize("kind", ["int8", "nf4"])
-def test_a_run_on_weights_of_fewer_bits_resumes_bit_for_bit(work, kind):
-    common = {"max_train_steps": 4, "save_every_n_steps": 2, "quantize": kind, "mixed_precision": "bf16"}
-    undisturbed, done = run(work, f"whole-{kind}", **common)
-    good(done)
-    folder, done = run(work, f"killed-{kind}", "kill@3+0", **common)
-    assert done.returncode == -9, done.stderr[-2000:]
-    folder, done = run(work, f"killed-{kind}", resume=newest(folder), **common)
-    good(done)
-    assert sha(folder / "tiny.safetensors") == sha(undisturbed / "tiny.safetensors")
-
-
 def test_old_states_go_by_the_flags_but_never_the_last_good_one(tmp_path):
     messages: list[str] = []
     for step in (3, 6, 9):
