@@ -6,8 +6,13 @@ FLUX.1's is trainer/tiny_flux.py, which also has the tokenizers.
 import json
 from pathlib import Path
 
-from trainer import tiny_flux
+import pytest
 
+from trainer import imports, tiny_flux
+
+torch = pytest.importorskip("torch")
+imports.heavy()
+diffusers, transformers = pytest.importorskip("diffusers"), pytest.importorskip("transformers")
 QWEN_TOKENS = 600
 CHAT = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -19,14 +24,13 @@ SHIFT = {"num_train_timesteps": 1000, "shift": 3.0}
 def write_qwen_tokenizer(folder: Path) -> None:
     """Every byte is a token, and the marks of a chat are one each."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import Qwen2TokenizerFast
 
     vocab = {letter: i for i, letter in enumerate(tiny_flux.byte_letters())}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(mark) for mark in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")])
-    made = Qwen2TokenizerFast(
+    made = transformers.Qwen2TokenizerFast(
         tokenizer_object=tokenizer, pad_token="<|endoftext|>", eos_token="<|im_end|>", model_max_length=2048
     )
     made.chat_template = CHAT
@@ -34,27 +38,21 @@ def write_qwen_tokenizer(folder: Path) -> None:
 
 
 def autoencoder(channels: int, **changed):
-    from diffusers import AutoencoderKL
-
-    return AutoencoderKL(**{**tiny_flux.VAE, "latent_channels": channels, **changed})
+    return diffusers.AutoencoderKL(**{**tiny_flux.VAE, "latent_channels": channels, **changed})
 
 
 def clip(projected: bool):
-    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
-
     tokens = tiny_flux.CLIP_TOKENS
-    config = CLIPTextConfig(
+    config = transformers.CLIPTextConfig(
         vocab_size=tokens, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2,
         max_position_embeddings=77, projection_dim=32, bos_token_id=tokens - 2, eos_token_id=tokens - 1, pad_token_id=tokens - 1,
     )  # fmt: skip
-    return (CLIPTextModelWithProjection if projected else CLIPTextModel)(config)
+    return (transformers.CLIPTextModelWithProjection if projected else transformers.CLIPTextModel)(config)
 
 
 def t5():
-    from transformers import T5Config, T5EncoderModel
-
-    return T5EncoderModel(
-        T5Config(
+    return transformers.T5EncoderModel(
+        transformers.T5Config(
             vocab_size=256, d_model=64, d_ff=64, d_kv=16, num_heads=4, num_layers=2, feed_forward_proj="gated-gelu",
             tie_word_embeddings=False, is_encoder_decoder=False, use_cache=False,
         )
@@ -62,18 +60,14 @@ def t5():
 
 
 def qwen3(layers: int = 3):
-    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
-
-    config = Qwen3Config(
+    config = transformers.Qwen3Config(
         vocab_size=QWEN_TOKENS, hidden_size=32, intermediate_size=64, num_hidden_layers=layers, num_attention_heads=2,
         num_key_value_heads=2, head_dim=16, tie_word_embeddings=True,
     )  # fmt: skip
-    return Qwen3ForCausalLM(config) if layers > 3 else Qwen3Model(config)
+    return transformers.Qwen3ForCausalLM(config) if layers > 3 else transformers.Qwen3Model(config)
 
 
 def qwen_vl():
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
     text = {
         "vocab_size": QWEN_TOKENS, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
         "num_key_value_heads": 2, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "max_position_embeddings": 2048,
@@ -83,20 +77,18 @@ def qwen_vl():
         "fullatt_block_indexes": [0], "window_size": 112,
     }  # fmt: skip
     marks = dict.fromkeys(("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"), 500)
-    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, **marks))
+    return transformers.Qwen2_5_VLForConditionalGeneration(
+        transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **marks)
+    )
 
 
 def flow_scheduler(**changed):
-    from diffusers import FlowMatchEulerDiscreteScheduler
-
-    return FlowMatchEulerDiscreteScheduler(**{**SHIFT, **changed})
+    return diffusers.FlowMatchEulerDiscreteScheduler(**{**SHIFT, **changed})
 
 
 def chroma():
-    from diffusers import ChromaTransformer2DModel
-
     return {
-        "transformer": ChromaTransformer2DModel(
+        "transformer": diffusers.ChromaTransformer2DModel(
             patch_size=1, in_channels=64, num_layers=2, num_single_layers=2, attention_head_dim=32, num_attention_heads=2,
             joint_attention_dim=64, axes_dims_rope=(8, 12, 12), approximator_num_channels=16, approximator_hidden_dim=32,
             approximator_layers=1,
@@ -106,10 +98,8 @@ def chroma():
 
 
 def z_image():
-    from diffusers import ZImageTransformer2DModel
-
     return {
-        "transformer": ZImageTransformer2DModel(
+        "transformer": diffusers.ZImageTransformer2DModel(
             in_channels=16, dim=64, n_layers=2, n_refiner_layers=1, n_heads=2, n_kv_heads=2, cap_feat_dim=32, axes_dims=[8, 12, 12],
             axes_lens=[512, 64, 64],
         ),
@@ -118,23 +108,19 @@ def z_image():
 
 
 def qwen_image():
-    from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
-
     return {
-        "transformer": QwenImageTransformer2DModel(
+        "transformer": diffusers.QwenImageTransformer2DModel(
             patch_size=2, in_channels=64, out_channels=16, num_layers=2, attention_head_dim=32, num_attention_heads=2,
             joint_attention_dim=32, axes_dims_rope=(8, 12, 12),
         ),
-        "vae": AutoencoderKLQwenImage(base_dim=8, num_res_blocks=1), "text_encoder": qwen_vl(), "tokenizer": write_qwen_tokenizer,
-        "scheduler": flow_scheduler(use_dynamic_shifting=True),
+        "vae": diffusers.AutoencoderKLQwenImage(base_dim=8, num_res_blocks=1), "text_encoder": qwen_vl(),
+        "tokenizer": write_qwen_tokenizer, "scheduler": flow_scheduler(use_dynamic_shifting=True),
     }  # fmt: skip
 
 
 def sd3():
-    from diffusers import SD3Transformer2DModel
-
     return {
-        "transformer": SD3Transformer2DModel(
+        "transformer": diffusers.SD3Transformer2DModel(
             sample_size=32, patch_size=2, in_channels=16, num_layers=2, attention_head_dim=32, num_attention_heads=2,
             joint_attention_dim=64, caption_projection_dim=64, pooled_projection_dim=64, pos_embed_max_size=32, qk_norm="rms_norm",
         ),
@@ -145,14 +131,12 @@ def sd3():
 
 
 def flux2_klein():
-    from diffusers import AutoencoderKLFlux2, Flux2Transformer2DModel
-
     return {
-        "transformer": Flux2Transformer2DModel(
+        "transformer": diffusers.Flux2Transformer2DModel(
             patch_size=1, in_channels=128, num_layers=1, num_single_layers=2, attention_head_dim=32, num_attention_heads=2,
             joint_attention_dim=96, axes_dims_rope=(8, 8, 8, 8), guidance_embeds=False,
         ),
-        "vae": AutoencoderKLFlux2(
+        "vae": diffusers.AutoencoderKLFlux2(
             block_out_channels=(8, 8, 16, 16), layers_per_block=1, latent_channels=32, norm_num_groups=4, sample_size=64,
         ),
         "text_encoder": qwen3(28), "tokenizer": write_qwen_tokenizer, "scheduler": flow_scheduler(use_dynamic_shifting=True),
@@ -160,10 +144,8 @@ def flux2_klein():
 
 
 def sdxl():
-    from diffusers import EulerDiscreteScheduler, UNet2DConditionModel
-
     return {
-        "unet": UNet2DConditionModel(
+        "unet": diffusers.UNet2DConditionModel(
             sample_size=32, block_out_channels=(16, 32), layers_per_block=1, down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
             up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"), attention_head_dim=(2, 4), use_linear_projection=True,
             addition_embed_type="text_time", addition_time_embed_dim=8, transformer_layers_per_block=(1, 2),
@@ -172,7 +154,7 @@ def sdxl():
         "vae": autoencoder(4, scaling_factor=0.13025, shift_factor=None, use_quant_conv=True, use_post_quant_conv=True),
         "text_encoder": clip(False), "text_encoder_2": clip(True), "tokenizer": tiny_flux.write_clip_tokenizer,
         "tokenizer_2": tiny_flux.write_clip_tokenizer,
-        "scheduler": EulerDiscreteScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear"),
+        "scheduler": diffusers.EulerDiscreteScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear"),
     }  # fmt: skip
 
 
@@ -188,8 +170,6 @@ MAKERS = {
 
 def make(pipeline: str, folder: Path) -> Path:
     """Write the tiny model of a pipeline to `folder`."""
-    import torch
-
     index: dict = {"_class_name": pipeline}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -209,8 +189,6 @@ def make(pipeline: str, folder: Path) -> Path:
 
 def randomize(model) -> None:
     """Some layers of new models are zero, so that their output does not depend on anything."""
-    import torch
-
     for parameter in model.parameters():
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.02)

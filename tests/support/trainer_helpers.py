@@ -155,8 +155,9 @@ def sha(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def numbers(lora: bytes) -> bytes:
+def numbers(path: Path) -> bytes:
     """The numbers of a LoRA without its header, which also has the numbers of steps and epochs."""
+    lora = path.read_bytes()
     return lora[8 + int.from_bytes(lora[:8], "little") :]
 
 

@@ -114,9 +114,16 @@ def train(backend: str, out: Path, processes: int, *more: str, fault: str = "", 
     return first
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> Path:
+    """The tiny FLUX; it is not changed."""
+    return tiny_flux.ensure(tmp_path_factory.mktemp("models") / "tiny-flux")
+
+
 @pytest.fixture(scope="module")
-def work(tmp_path_factory):
-    """The tiny model and a data set of the built-in trainer."""
-    folder = tmp_path_factory.mktemp("world")
-    config = make_config(folder / "dataset.toml", make_images(folder / "images"))
-    return {"model": tiny_flux.ensure(folder / "models" / "tiny-flux"), "config": config}
+def work(model, tmp_path_factory):
+    """A folder for the runs of a file, with five images."""
+    folder = tmp_path_factory.mktemp("runs")
+    images = make_images(folder / "images")
+    config = make_config(folder / "dataset.toml", images)
+    return {"folder": folder, "model": model, "images": images, "config": config}

@@ -36,23 +36,19 @@ def test_a_run_encodes_once_and_again_only_what_changed_or_broke(tmp_path):
     assert len(list((images / FOLDER).glob("text-*"))) == 6
 
 
-def test_a_cache_that_cannot_be_written_names_its_file(work, tmp_path):
-    images = make_images(tmp_path / "images", 1)
-    (images / FOLDER).write_text("in the way", encoding="utf-8")
-    argv = flags(work["model"], make_config(tmp_path / "dataset.toml", images), tmp_path / "out")
-    with pytest.raises(OSError, match="exists") as error:
-        build(parse(argv), Heartbeat(None))
-    assert error.value.filename.startswith(str(images / FOLDER / "latents-"))
-
-
-def test_a_truncated_image_is_named_with_what_to_do(work, tmp_path):
+def test_a_cache_that_cannot_be_written_and_a_truncated_image_are_named(work, tmp_path):
     images = make_images(tmp_path / "images", 2)
+    args = parse(flags(work["model"], make_config(tmp_path / "dataset.toml", images), tmp_path / "out"))
+    (images / FOLDER).write_text("in the way", encoding="utf-8")
+    with pytest.raises(OSError, match="exists") as error:
+        build(args, Heartbeat(None))
+    assert error.value.filename.startswith(str(images / FOLDER / "latents-"))
+    (images / FOLDER).unlink()
     file = images / "1.png"
     file.write_bytes(file.read_bytes()[:-2000])
-    argv = flags(work["model"], make_config(tmp_path / "dataset.toml", images), tmp_path / "out")
     message = r"1\.png: the image cannot be read: .*; export it again as JPEG or PNG, or remove it"
     with pytest.raises(TrainError, match=message):
-        build(parse(argv), Heartbeat(None))
+        build(args, Heartbeat(None))
 
 
 def test_a_damaged_cache_file_is_an_error_with_its_name_and_the_next_start_encodes_it_again(work, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer_helpers import flags, fork, good, make_config
+from trainer_helpers import flags, fork, good, make_config, numbers
 
 import runs
 from guards import checkpoint
@@ -82,12 +82,6 @@ def values(work, name) -> dict[int, float]:
     return {one["step"]: one["val_loss"] for one in lines if one["kind"] == "validation"}
 
 
-def tensors(path: Path) -> dict[str, bytes]:
-    from safetensors.numpy import load_file
-
-    return {name: value.tobytes() for name, value in load_file(path).items()}
-
-
 @pytest.fixture(scope="module")
 def held_out_run(work):
     folder, done = train(work, "held", **HELD)
@@ -119,7 +113,7 @@ def test_training_is_the_same_to_the_bit_as_without_the_held_out_image(work, hel
     folder, done = train(work, "fewer", config=make_config(work["folder"] / "fewer.toml", images))
     good(done)
     for name in ("tiny-step00000006.safetensors", "tiny.safetensors"):
-        assert tensors(folder / name) == tensors(held_out_run / name), name
+        assert numbers(folder / name) == numbers(held_out_run / name), name
 
 
 def test_a_killed_run_measures_the_same_values_after_its_resume(work, held_out_run):
@@ -129,7 +123,7 @@ def test_a_killed_run_measures_the_same_values_after_its_resume(work, held_out_r
     assert state.name == "tiny-step00000003-state"
     good(train(work, "killed", resume=state, **HELD)[1])
     assert values(work, "killed") == values(work, "held")
-    assert tensors(folder / "tiny.safetensors") == tensors(held_out_run / "tiny.safetensors")
+    assert numbers(folder / "tiny.safetensors") == numbers(held_out_run / "tiny.safetensors")
 
 
 def test_a_stop_ends_a_validation_and_the_resumed_run_measures_again(work):
