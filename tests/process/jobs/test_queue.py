@@ -58,18 +58,14 @@ def waiting() -> list[str]:
     return [entry.run for entry in queue.read().entries]
 
 
-def test_two_who_move_different_runs_both_get_what_they_asked_for(data):
-    for folder in made(data, "a", "b", "c", "d"):
+def test_moved_deleted_and_foreign_entries(data):
+    a, _, c, _ = folders = made(data, "a", "b", "c", "d")
+    for folder in folders:
         queue.add(folder)
     queue.move("d", 1)
     queue.move("a", 4)  # from a page that shows the order before
     assert waiting() == ["d", "b", "c", "a"]
-
-
-def test_deleted_and_foreign_entries(data):
-    a, _, c = folders = made(data, "a", "b", "c")
-    for folder in folders:
-        queue.add(folder)
+    queue.cancel("d")
     (a / "run.toml").write_text('name = "a"\n', encoding="utf-8")
     manage.delete("a", idle)
     queue.forget("a")  # so that a new run of this name does not inherit its place

@@ -110,12 +110,16 @@ def test_a_model_that_cannot_be_used_says_what_and_where(model, tmp_path, messag
     assert message in str(error.value) and str(tmp_path) in str(error.value)
 
 
-def test_a_single_file_is_refused(model):
-    with pytest.raises(TrainError, match="is a single file; this trainer reads a folder"):
-        models.locate(str(model / "transformer" / WEIGHTS), no_tick)
-
-
-def test_a_hub_id_that_is_not_downloaded_is_refused_offline(monkeypatch):
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("{model}/transformer/" + WEIGHTS, "is a single file; this trainer reads a folder"),
+        ("nobody/no-flux", "nobody/no-flux: not in the local cache, .*HF_HUB_OFFLINE is set"),
+        ("{wan}", "model of WanPipeline; the built-in trainer has FluxPipeline, .*one of kohya's trainers"),
+    ],
+)
+def test_what_is_no_folder_of_a_model_that_is_trained_is_refused(model, tmp_path, monkeypatch, given, message):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(TrainError, match=r"nobody/no-flux: not in the local cache, .*HF_HUB_OFFLINE is set"):
-        models.locate("nobody/no-flux", no_tick)
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "WanPipeline"}))
+    with pytest.raises(TrainError, match=message):
+        models.locate(given.format(model=model, wan=tmp_path), no_tick)
