@@ -6,6 +6,7 @@ program it is the nursery (nursery.py).
 
 import gc
 import hashlib
+import json
 import os
 import re
 import signal
@@ -92,9 +93,10 @@ def train(argv: list[str], timeout_s: float = 500, **extra: str) -> subprocess.C
 _nursery: Nursery | None = None
 
 
-def fork(argv: list[str], timeout_s: float = 500, **extra: str) -> subprocess.CompletedProcess:
-    """As `train`, but forked from a process that has its imports done (nursery.py)."""
+def fork(argv: list[str], timeout_s: float = 500, fault: str = "", **extra: str) -> subprocess.CompletedProcess:
+    """As `train`, but forked from a process that has its imports done (nursery.py). fault: what strikes in it, see `fault`."""
     global _nursery
+    extra |= {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": fault} if fault else {}
     if not hasattr(os, "fork"):
         return train(argv, timeout_s, **extra)
     if _nursery is None:
@@ -149,6 +151,12 @@ def images(folder: Path) -> dict[str, bytes]:
         assert name not in found, f"{path.name} was made twice"
         found[name] = path.read_bytes()
     return found
+
+
+def metrics(run: Path, kind: str = "step") -> list[dict]:
+    """The lines of one kind in the metrics of a run, in the order they were written."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line["kind"] == kind]
 
 
 def sha(path: Path) -> str:

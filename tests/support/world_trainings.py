@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -15,7 +14,7 @@ import tiny_musubi
 import tiny_sd_scripts
 from monitor_helpers import finish
 from runs_helpers import spec
-from trainer_helpers import ROOT, environment, flags, make_config, make_images
+from trainer_helpers import ROOT, environment, flags, make_config, make_images, metrics
 from ui_helpers import free_port
 
 from runs import command
@@ -48,8 +47,7 @@ def exported(processes: int, nodes: int = 1) -> dict[str, str]:
 
 def losses(run: Path) -> list[float]:
     """The loss of each optimizer step, in order; of a step that was trained twice the last one."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    found = {line["step"]: line["loss"] for line in lines if line.get("kind") == "step"}
+    found = {line["step"]: line["loss"] for line in metrics(run)}
     assert list(found) == sorted(found)
     return [found[step] for step in sorted(found)]
 

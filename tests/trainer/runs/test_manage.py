@@ -3,7 +3,7 @@
 import json
 
 from runs_helpers import contents, pictures, python
-from trainer_helpers import numbers
+from trainer_helpers import metrics, numbers
 
 SET = ("epochs=2", "repeats=2", "workers=0", "save_every_n_steps=3")
 LIMIT_S = 400
@@ -11,8 +11,7 @@ LIMIT_S = 400
 
 def steps(folder) -> list[tuple[int, int]]:
     """(step, epoch) in the order they were trained."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [(line["step"], line["epoch"]) for line in lines if line["kind"] == "step"]
+    return [(line["step"], line["epoch"]) for line in metrics(folder)]
 
 
 def test_a_completed_run_started_again(data, tmp_path):

@@ -50,8 +50,7 @@ def test_a_run_that_is_killed_gives_the_bytes_of_one_that_is_not(work, data, mad
     good(fork(flags(made(pipeline), data, whole, **settings, **prompts)))
     assert len(images(whole)) == 2
     argv = flags(made(pipeline), data, killed, **settings)
-    fault = {"HANGPROOF_INJECT": "trainer_helpers:fault", "HANGPROOF_HEARTBEAT": str(killed)}
-    assert fork(argv, TEST_FAULT="kill@7+0", **fault).returncode == -9
+    assert fork(argv, fault="kill@7+0", HANGPROOF_HEARTBEAT=str(killed)).returncode == -9
     good(fork([*argv, "--resume", str(max(killed.glob("*-state")))]))
     assert sha(killed / "tiny.safetensors") == sha(whole / "tiny.safetensors")
 

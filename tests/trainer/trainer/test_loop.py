@@ -1,11 +1,10 @@
 """Whole runs of the trainer as processes: saves, samples and metrics, and a loss that is no number."""
 
-import json
 import re
 import subprocess
 import sys
 
-from trainer_helpers import ROOT, environment, flags, fork
+from trainer_helpers import ROOT, environment, flags, fork, metrics
 
 from guards import heartbeat
 
@@ -40,7 +39,7 @@ def test_a_launched_run_saves_samples_and_metrics_as_it_should(work, tmp_path):
     assert kept == {"sample", *(f"{name}{end}" for name in saved for end in ("-state", ".safetensors"))}
     made = sorted(p.name for p in (output / "sample").iterdir())
     assert len(made) == 2 and made[0].startswith("tiny_e000000_00_") and made[1].startswith("tiny_e000002_00_")
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = metrics(run)
     assert [row["step"] for row in rows] == list(range(1, 31)) and {row["attempt"] for row in rows} == {2}
     (beat,) = heartbeat.read_all(beats)
     assert (beat.step, beat.planned, beat.epoch, beat.outcome, beat.phase) == (30, 30, 3, "done", "end")

@@ -11,8 +11,7 @@ def test_a_disk_without_space_is_an_error_with_the_file_and_leaves_valid_states(
     """A limit on the size of a file stands in for the full disk: the weights are below it, the optimizer state is not."""
     saves = {"max_train_steps": 4, "save_every_n_steps": 2, "save_state": True}
     argv = flags(work["model"], work["config"], tmp_path / "out", **saves)
-    fault = {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": "fsize@300000"}
-    done = fork(argv, HANGPROOF_HEARTBEAT=str(tmp_path / "beats"), **fault)
+    done = fork(argv, fault="fsize@300000", HANGPROOF_HEARTBEAT=str(tmp_path / "beats"))
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "error: " in done.stderr and "larger than this file system or user may write" in done.stderr
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["tiny-step00000002.safetensors"]

@@ -4,11 +4,10 @@ A learning rate that changes no weight makes the losses of two runs comparable s
 exactly 0, with a white one it is that of the image without a mask, and with half a mask it is that of the other half.
 """
 
-import json
 from pathlib import Path
 
 from mask_helpers import EPOCHS, NO_LEARNING, check, mask_images
-from trainer_helpers import flags, fork, good, make_config, make_images
+from trainer_helpers import flags, fork, good, make_config, make_images, metrics
 
 
 def with_masks(config: Path) -> Path:
@@ -26,7 +25,7 @@ def test_the_built_in_trainer_leaves_the_ignored_part_out_of_its_loss(work, tmp_
         run = tmp_path / f"{name}-run"
         run.mkdir()
         good(fork(flags(work["model"], config, tmp_path / name, **settings), HANGPROOF_RUN=str(run)))
-        return [json.loads(row)["loss"] for row in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        return [row["loss"] for row in metrics(run)]
 
     whole = losses(plain, "whole")
     mask_images(images)

@@ -39,9 +39,8 @@ def arguments(work, name, resume=None, **changed):
 
 
 def run(work, name, fault="", resume=None, **changed):
-    beats = work["folder"] / f"beats-{name}"
-    inject = {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": fault, "HANGPROOF_HEARTBEAT": str(beats)}
-    return work["folder"] / name, fork(arguments(work, name, resume, **changed), **(inject if fault else {}))
+    beats = {"HANGPROOF_HEARTBEAT": str(work["folder"] / f"beats-{name}")} if fault else {}
+    return work["folder"] / name, fork(arguments(work, name, resume, **changed), fault=fault, **beats)
 
 
 def newest(folder):

@@ -1,6 +1,5 @@
 """Held-out images: never trained on, their loss at fixed noise, and a training that is the same without them."""
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer_helpers import flags, fork, good, make_config, numbers
+from trainer_helpers import flags, fork, good, make_config, metrics, numbers
 
 import runs
 from guards import checkpoint
@@ -70,16 +69,13 @@ def train(work, name, fault="", resume=None, config=None, **changed):
     run.mkdir(exist_ok=True)
     settings = {**SETTINGS, **changed}
     argv = flags(work["model"], config or work["config"], out, save_state=True, resume=resume, **settings)
-    inject = {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": fault} if fault else {}
-    beats = {"HANGPROOF_HEARTBEAT": str(work["folder"] / f"beats-{name}")}
-    return out, fork(argv, HANGPROOF_RUN=str(run), **inject, **beats)
+    beats = str(work["folder"] / f"beats-{name}")
+    return out, fork(argv, fault=fault, HANGPROOF_RUN=str(run), HANGPROOF_HEARTBEAT=beats)
 
 
 def values(work, name) -> dict[int, float]:
     """The validation losses in the metrics of a run; of a repeated step the last one."""
-    text = (work["folder"] / f"run-{name}" / "metrics.jsonl").read_text()
-    lines = [json.loads(line) for line in text.splitlines()]
-    return {one["step"]: one["val_loss"] for one in lines if one["kind"] == "validation"}
+    return {one["step"]: one["val_loss"] for one in metrics(work["folder"] / f"run-{name}", "validation")}
 
 
 @pytest.fixture(scope="module")

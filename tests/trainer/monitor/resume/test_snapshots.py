@@ -1,11 +1,10 @@
 """The built-in trainer goes on from a snapshot in memory as if nothing had happened: the same losses, the same LoRA."""
 
-import json
 import random
 from pathlib import Path
 
 import pytest
-from trainer_helpers import attempt_of, environment, good, sha
+from trainer_helpers import attempt_of, environment, good, metrics, sha
 
 from guards import snapshot_files, snapshots
 
@@ -18,14 +17,12 @@ pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/s
 def attempt(work, name, number, ring=None, fault=""):
     """One attempt, and the step of the snapshot that it goes on from."""
     found = next(iter(snapshots.headers(ring).values()), None) if ring else None
-    more = {"HANGPROOF_INJECT": "trainer_helpers:fault", "TEST_FAULT": fault} if fault else {}
-    return attempt_of(work, name, number, ring, None, more, **COMMON), found["step"] if found else 0
+    return attempt_of(work, name, number, ring, None, {"fault": fault}, **COMMON), found["step"] if found else 0
 
 
 def losses(folder):
     """(attempt, step, loss) of every step that was trained."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [(line["attempt"], line["step"], line["loss"]) for line in lines if line["kind"] == "step"]
+    return [(line["attempt"], line["step"], line["loss"]) for line in metrics(folder)]
 
 
 def test_kills_at_random_change_no_digit(work, ring):
