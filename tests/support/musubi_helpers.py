@@ -29,7 +29,7 @@ module.glob = types.SimpleNamespace(glob=lambda pattern: sorted(glob.glob(patter
 
 
 def train(
-    folder, *more: str, family=tiny.Z_IMAGE, patched=True, die_after=0, env=(), **changed: str
+    folder, *more: str, family=tiny.Z_IMAGE, patched=True, die_after=0, env=(), where="", **changed: str
 ) -> helpers.RunResult:
     """Run one training process in `folder`, which holds dataset.toml, caches, and output, losses and metrics of all attempts."""
     work = tiny.workdir(family)
@@ -41,7 +41,7 @@ def train(
         (folder / "sorted.py").write_text(SORTED)
         settings["TINY_FAULTS"] = f"musubi_tuner.dataset.image_video_dataset={folder / 'sorted.py'}"
     line = tiny.arguments(work, folder / "dataset.toml", folder / "made", *more, family=family, **changed)
-    command = tiny.command(tiny.trainer(family), *line, patched=patched)
+    command = tiny.command(tiny.trainer(family), *line, patched=patched, folder=where)
     return helpers.watch(command, tiny.environment(work, patched, **settings), tiny.checkout(), 400)
 
 

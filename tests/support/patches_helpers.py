@@ -20,11 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class RunResult:
-    """code: exit code. log: both streams. folder: its working folder."""
+    """code: exit code. log: both streams."""
 
     code: int
     log: str
-    folder: Path | None = None
 
 
 def watch(command: list[str], env: dict[str, str], cwd: Path, timeout_s: float) -> RunResult:
@@ -68,11 +67,6 @@ def module(folder: Path, source: str, *args: str, timeout_s: float = 240, real: 
     base["PYTHONPATH"] = os.pathsep.join([str(folder), base["PYTHONPATH"]])
     python, cwd = (str(tiny.python()), tiny.checkout()) if real else (sys.executable, folder)
     return watch([python, "-m", "sd_scripts_patches", "-m", "probe", *args], base, cwd, timeout_s)
-
-
-def train(work: Path, args: list[str], timeout_s: float = 300, patched: bool = True, **env: str) -> RunResult:
-    """Run flux_train_network.py on the tiny models."""
-    return watch(tiny.command(*args, patched=patched), tiny.environment(work, **env), tiny.checkout(), timeout_s)
 
 
 def flip(path: Path) -> None:

@@ -1,5 +1,4 @@
-"""Small programs that hang, each in one known way: tests/process/sd_scripts_patches/test_hangs.py runs them under
-the launcher, and tests/upstream/sd_scripts_patches/test_block_swap.py those that use sd-scripts' own classes.
+"""Small programs that hang, each in one known way: tests/process/sd_scripts_patches/test_hangs.py runs them under the launcher.
 
 A worker writes `HANG`, its clock and its pid when it starts to hang. Each line is written in one call: loader workers
 write to the same pipe, and `print` writes in pieces that would mix with theirs.
@@ -8,13 +7,11 @@ write to the same pipe, and `print` writes in pieces that would mix with theirs.
 from __future__ import annotations
 
 import contextlib
-import re
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import patches_helpers as helpers
@@ -56,47 +53,6 @@ from concurrent.futures import ThreadPoolExecutor
 ThreadPoolExecutor(1).submit(time.sleep, 3600)
 if sys.argv[1] == "fail":
     raise ValueError("the error of the script")
-"""
-SWAP = """
-import os, sys, time
-import torch
-from library.custom_offloading_utils import ModelOffloader
-
-class Stuck(ModelOffloader):
-    def swap_weight_devices(self, a, b):
-        time.sleep(3600)
-
-blocks = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(4))
-offloader = Stuck(blocks, 1, torch.device("cpu"), supports_backward=True)
-if sys.argv[1] == "wait_for_block":
-    offloader.submit_move_blocks(blocks, 0)
-    offloader.wait_for_block(3)
-elif sys.argv[1] == "set_forward_only":
-    offloader.submit_move_blocks(blocks, 0)
-    offloader.set_forward_only(True)
-else:
-    x = torch.ones(1, 2, requires_grad=True)
-    for block in blocks:
-        x = block(x)
-    x.sum().backward()
-"""
-TRACKER = """
-import argparse, os, sys, time
-from accelerate import Accelerator
-from accelerate.tracking import TensorBoardTracker
-from library import train_util
-
-def never(self, *args, **kwargs):
-    time.sleep(3600)
-
-TensorBoardTracker.__init__ = never
-accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir=sys.argv[1])
-args = argparse.Namespace(wandb_run_name=None, log_tracker_config=None, log_tracker_name=None, log_config=False)
-train_util.init_trackers(accelerator, args, "run")
-for step in range(3):
-    accelerator.log({"loss": 0.5}, step=step)
-print("trained", flush=True)
-raise ValueError("the error of the script")
 """
 FORK = """
 import multiprocessing as mp, torch
@@ -155,7 +111,7 @@ def late_rank(folder: Path):
 
 @dataclass(frozen=True)
 class Probe:
-    """source, args: the module to run. env: its limits. real: needs the checkout. around: what must exist while it runs.
+    """source, args: the module to run. env: its limits. around: what must exist while it runs.
 
     code, says, never: how it ends, and what its log has and has not.
     """
@@ -165,33 +121,13 @@ class Probe:
     says: tuple[str, ...]
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
-    real: bool = False
     around: Callable[[Path], AbstractContextManager[dict[str, str]]] = lambda folder: contextlib.nullcontext({})
     never: str = "Segmentation fault"
 
-    def run(self, folder: Path) -> tuple[Probe, helpers.RunResult]:
+    def run(self, folder: Path) -> tuple[Probe, helpers.RunResult, Path]:
         folder.mkdir()
         with self.around(folder) as more:
-            args = [a.replace("FOLDER", str(folder)) for a in self.args]
-            run = helpers.module(folder, self.source, *args, real=self.real, **{**self.env, **more})
-            return self, replace(run, folder=folder)
-
-
-def started(request, tmp_path_factory, at_once: int):
-    """The probes of the selected tests, started together, because a probe mostly waits. Yields name → Future."""
-    folders = tmp_path_factory.mktemp("probes")
-    jobs = {name: partial(p.run, folders / name.replace(" ", "-")) for name, p in PROBES.items()}
-    return helpers.ahead(request, "result", jobs, at_once)
-
-
-def check(probe: Probe, run: helpers.RunResult) -> None:
-    """The exit code and the log are those of the row, and no loader worker is left."""
-    assert run.code == probe.code and probe.never not in run.log, run.log
-    for text in probe.says:
-        assert text in run.log, (text, run.log)
-    pids = [int(pid) for pid in re.findall(r"HANG \S+ pid (\d+)", run.log)]
-    assert bool(pids) == ("HANG" in probe.source), run.log
-    wait_gone(pids)
+            return self, helpers.module(folder, self.source, *self.args, real=False, **{**self.env, **more}), folder
 
 
 def wait_gone(pids: list[int]) -> None:
@@ -251,17 +187,4 @@ PROBES = {
     ),
     "first use of the GPU": Probe(FIRST_USE, 0, ("cuDNN's attention: True, then False",)),
     "GPU in a forked child": Probe(BAD_FORK, 1, ("fork after CUDA: process ", "was forked from")),
-    **{
-        f"future, {way}": Probe(
-            SWAP, 75, (f"waited 1 s for block {block} of 4 to be swapped in (block swap, 1 blocks)", "swap_weight_devices"),
-            (way,), {"HANGPROOF_BLOCK_SWAP_TIMEOUT_S": "1"}, real=True,
-        )
-        for way, block in (("wait_for_block", 3), ("set_forward_only", 3), ("backward hook", 0))
-    },
-    # A run that does not fail continues offline (tests/upstream/test_sd_scripts.py) and saves everything (test_save.py).
-    "tracker never starts, run fails": Probe(
-        TRACKER, 1, ("ValueError: the error of the script", "trained",
-                     "waited 2 s for trackers to start (tensorboard); the run continues offline"),
-        ("FOLDER",), {"HANGPROOF_TRACKER_TIMEOUT_S": "2"}, real=True,
-    ),
 }  # fmt: skip

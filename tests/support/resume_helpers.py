@@ -29,8 +29,8 @@ module.LossRecorder.add = recorded
 """SIGKILL from inside after that many micro-batches: the test determines the moment, and no cleanup runs."""
 
 
-def train(work, out, *more: str, die_after=0, faults="", timeout_s: float = 400, patched=True, env=(), **changed: str):
-    """Run one process. Output, losses and metrics accumulate in `out` across attempts. Returns helpers.RunResult."""
+def train(work, out, *more: str, die_after=0, faults="", patched=True, env=(), **changed: str):
+    """Run one process of FLUX. Output, losses and metrics accumulate in `out` across attempts. Returns helpers.RunResult."""
     out.mkdir(exist_ok=True)
     settings = {"TINY_LOSSES": str(out / "losses"), "HANGPROOF_RUN": str(out), **dict(env)}
     if die_after:
@@ -38,7 +38,8 @@ def train(work, out, *more: str, die_after=0, faults="", timeout_s: float = 400,
         settings["DIE_AFTER"] = str(die_after)
         faults = f"{tiny.home('LossRecorder')}={out / 'die.py'};{faults}"
     line = tiny.arguments(work, out / "made", *more, **changed)
-    return helpers.train(work, line, timeout_s, patched, TINY_FAULTS=faults, **settings)
+    environment = tiny.environment(work, TINY_FAULTS=faults, **settings)
+    return helpers.watch(tiny.command(*line, patched=patched), environment, tiny.checkout(), 400)
 
 
 def followed(out: Path) -> dict[str, str]:

@@ -1,23 +1,36 @@
-"""Probes of sd-scripts' own classes: block swaps that hang, and a tracker; tests/process has the others."""
+"""A block swap of sd-scripts' own offloader that hangs: the process exits in time, and the log names what it waited for."""
 
 import patches_helpers as helpers
 import pytest
-import tiny_sd_scripts as tiny
-from patches_probes import PROBES, check, started
+
+SWAP = """
+import os, sys, time
+import torch
+from library.custom_offloading_utils import ModelOffloader
+
+class Stuck(ModelOffloader):
+    def swap_weight_devices(self, a, b):
+        time.sleep(3600)
+
+blocks = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(4))
+offloader = Stuck(blocks, 1, torch.device("cpu"), supports_backward=True)
+if sys.argv[1] == "wait_for_block":
+    offloader.submit_move_blocks(blocks, 0)
+    offloader.wait_for_block(3)
+elif sys.argv[1] == "set_forward_only":
+    offloader.submit_move_blocks(blocks, 0)
+    offloader.set_forward_only(True)
+else:
+    x = torch.ones(1, 2, requires_grad=True)
+    for block in blocks:
+        x = block(x)
+    x.sum().backward()
+"""
 
 
-@pytest.fixture(scope="module")
-def futures(request, newest, tmp_path_factory):
-    tiny.site()
-    with started(request, tmp_path_factory, at_once=3) as found:
-        yield found
-
-
-@pytest.fixture
-def result(request, futures):
-    return futures[request.param].result()
-
-
-@helpers.asks("result", *(name for name, probe in PROBES.items() if probe.real))
-def test_the_process_ends_in_time_and_the_log_names_what_it_waited_for(result):
-    check(*result)
+@pytest.mark.parametrize(("way", "block"), [("wait_for_block", 3), ("set_forward_only", 3), ("backward hook", 0)])
+def test_the_process_ends_in_time_and_the_log_names_the_block_it_waited_for(way, block, newest, tmp_path):
+    run = helpers.module(tmp_path, SWAP, way, HANGPROOF_BLOCK_SWAP_TIMEOUT_S="1")
+    waited = f"waited 1 s for block {block} of 4 to be swapped in (block swap, 1 blocks)"
+    assert run.code == 75 and waited in run.log, run.log
+    assert "swap_weight_devices" in run.log and "Segmentation fault" not in run.log, run.log

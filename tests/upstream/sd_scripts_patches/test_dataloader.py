@@ -2,8 +2,9 @@
 
 import re
 
-import patches_helpers as helpers
+import musubi_helpers
 import pytest
+import resume_helpers
 import tiny_musubi
 import tiny_sd_scripts
 
@@ -23,14 +24,17 @@ module.{owner}.__getitem__ = __getitem__
 """
 
 
-def fell_asleep(out, tiny, command, env, module: str, owner: str) -> None:
-    """Train with a worker that sleeps over its fourth batch, and judge how it ends. TMPDIR is too long for its sockets."""
+def fell_asleep(out, train, module: str, owner: str) -> None:
+    """Train with a worker that sleeps over its fourth batch, and judge how it ends. TMPDIR is too long for its sockets.
+
+    train(faults, env): one process.
+    """
     temporary = out / ("x" * 120)
     temporary.mkdir()
     (out / "fault.py").write_text(SLEEPS.format(owner=owner))
-    limits = {"HANGPROOF_DATALOADER_TIMEOUT_S": "4", "HANGPROOF_DATALOADER_FIRST_BATCH_S": "60"}
-    faults = {"TINY_FAULTS": f"{module}={out / 'fault.py'}", "HANGPROOF_HEARTBEAT": str(out / "hb")}
-    result = helpers.watch(command, {**env, **limits, **faults, "TMPDIR": str(temporary)}, tiny.checkout(), 120)
+    env = {"HANGPROOF_DATALOADER_TIMEOUT_S": "4", "HANGPROOF_DATALOADER_FIRST_BATCH_S": "60"}
+    env |= {"HANGPROOF_HEARTBEAT": str(out / "hb"), "TMPDIR": str(temporary)}
+    result = train(f"{module}={out / 'fault.py'}", env)
     assert f"hangproof: TMPDIR ({temporary}) is too long" in result.log
     assert result.code == 75 and "HANG " in result.log, result.log[-3000:]
     found = re.search(
@@ -43,19 +47,18 @@ def fell_asleep(out, tiny, command, env, module: str, owner: str) -> None:
     assert beat.outcome == "deadline" and beat.note == found[1] and beat.phase in ("first_step", "step")
 
 
-def test_a_worker_of_sd_scripts_that_sleeps(newest, tmp_path):
-    work = tiny_sd_scripts.workdir()
-    line = tiny_sd_scripts.arguments(work, tmp_path, max_train_epochs="1", max_data_loader_n_workers="1")
-    env = tiny_sd_scripts.environment(work)
-    home = tiny_sd_scripts.home("BaseDataset")
-    fell_asleep(tmp_path, tiny_sd_scripts, tiny_sd_scripts.command(*line), env, home, "BaseDataset")
+def test_a_worker_of_sd_scripts_that_sleeps(work, tmp_path):
+    def train(faults, env):
+        changed = {"max_train_epochs": "1", "max_data_loader_n_workers": "1"}
+        return resume_helpers.train(work, tmp_path, faults=faults, env=env, **changed)
+
+    fell_asleep(tmp_path, train, tiny_sd_scripts.home("BaseDataset"), "BaseDataset")
 
 
 def test_a_worker_of_musubi_tuner_that_sleeps(musubi, tmp_path):
-    work = tiny_musubi.workdir()
-    config = tiny_musubi.cached(work, tmp_path)
-    more = ["--max_train_epochs", "1"]
-    line = tiny_musubi.arguments(work, config, tmp_path / "made", *more, max_data_loader_n_workers="1")
-    command = tiny_musubi.command(tiny_musubi.trainer(), *line)
-    module = "musubi_tuner.dataset.bucket"
-    fell_asleep(tmp_path, tiny_musubi, command, tiny_musubi.environment(work), module, "BucketBatchManager")
+    def train(faults, env):
+        more = ("--max_train_epochs", "1")
+        return musubi_helpers.train(tmp_path, *more, env={**env, "TINY_FAULTS": faults}, max_data_loader_n_workers="1")
+
+    tiny_musubi.cached(tiny_musubi.workdir(), tmp_path)
+    fell_asleep(tmp_path, train, "musubi_tuner.dataset.bucket", "BucketBatchManager")

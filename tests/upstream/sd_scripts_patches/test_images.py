@@ -18,7 +18,8 @@ def test_an_unreadable_image_is_replaced_named_and_counted_or_ends_the_run_while
         each_work, tmp_path, train_data_dir=str(bad.parents[1]), max_train_epochs="2", max_data_loader_n_workers="1"
     )
     args = [argument for argument in args if argument != "--cache_latents"] + ["--cache_latents"] * cached
-    result = patches_helpers.train(each_work, args, TINY_LOSSES=str(tmp_path / "losses"))
+    env = tiny.environment(each_work, TINY_LOSSES=str(tmp_path / "losses"))
+    result = patches_helpers.watch(tiny.command(*args), env, tiny.checkout(), 300)
     assert result.code == cached, result.log[-2000:]
     named = f"image {bad} cannot be read (OSError: image file is truncated"
     assert named in result.log

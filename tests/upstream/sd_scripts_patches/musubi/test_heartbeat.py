@@ -4,11 +4,10 @@ import ast
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-import patches_helpers as helpers
+import musubi_helpers
 import pytest
 import resume_helpers
 import tiny_musubi as tiny
-from musubi_helpers import SORTED
 
 from guards import checkpoint, heartbeat, startup
 from sd_scripts_patches import save
@@ -27,22 +26,13 @@ def runs(musubi, tmp_path_factory):
 
     def run(patched):
         folder = base / ("patched" if patched else "plain")
-        config = tiny.cached(work, folder, batch_size=2)
-        (folder / "sorted.py").write_text(SORTED)
-        args = tiny.arguments(
-            work, config, folder / "made", "--save_state", "--save_every_n_steps", "2", "--max_train_epochs", "3",
-            "--sample_every_n_steps", "5", "--persistent_data_loader_workers", "--sample_prompts", str(work / "prompts.txt"),
-            "--log_with", "tensorboard", "--logging_dir", str(folder / "logs"), "--save_last_n_steps", "4",
-            max_data_loader_n_workers="2",
+        tiny.cached(work, folder, batch_size=2)
+        result = musubi_helpers.train(
+            folder, "--save_state", "--save_every_n_steps", "2", "--max_train_epochs", "3", "--sample_every_n_steps", "5",
+            "--persistent_data_loader_workers", "--sample_prompts", str(work / "prompts.txt"), "--log_with", "tensorboard",
+            "--logging_dir", str(folder / "logs"), "--save_last_n_steps", "4", max_data_loader_n_workers="2", patched=patched,
+            env=resume_helpers.followed(folder), where="src/musubi_tuner" if patched else "",
         )  # fmt: skip
-        settings = {"TINY_LOSSES": str(folder / "losses"), "HANGPROOF_RUN": str(folder)}
-        settings |= resume_helpers.followed(folder)
-        if not patched:
-            settings["TINY_FAULTS"] = f"musubi_tuner.dataset.image_video_dataset={folder / 'sorted.py'}"
-        # the script in the package's folder, the one with the patches
-        where = "src/musubi_tuner" if patched else ""
-        command = tiny.command("zimage_train_network.py", *args, patched=patched, folder=where)
-        result = helpers.watch(command, tiny.environment(work, patched, **settings), tiny.checkout(), 400)
         assert result.code == 0, result.log[-3000:]
         return folder, result
 
