@@ -5,8 +5,9 @@ Families of musubi-tuner also train the same with the patches and without; for s
 
 from pathlib import Path
 
-import family_trainings
+import musubi_helpers
 import pytest
+import resume_helpers
 import tiny_families
 import tiny_musubi
 import tiny_sd_scripts
@@ -108,6 +109,16 @@ def test_the_rendered_script_of_a_family_of_musubi_caches_and_trains(trained, mo
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", MUSUBI.values())
 def test_a_family_of_musubi_tuner_trains_the_same_and_is_followed(family, tmp_path):
+    """With caches that are made without the guards."""
     if reason := tiny_musubi.why_not():
         pytest.skip(reason)
-    family_trainings.musubi(family, tmp_path)
+    work = tiny_musubi.workdir(family)
+    plain, guarded = tmp_path / "plain", tmp_path / "guarded"
+    more = ["--max_train_epochs", "2", "--save_state", "--sample_every_n_epochs", "1"]
+    more += ["--sample_prompts", str(work / "prompts.txt")]
+    for out in (plain, guarded):
+        tiny_musubi.cached(work, out, family=family)
+        env = resume_helpers.followed(out)
+        result = musubi_helpers.train(out, *more, family=family, patched=out == guarded, env=env)
+        assert result.code == 0 and "skipped" not in result.log, result.log[-3000:]
+    assert {"step", "sample", "save"} <= set(resume_helpers.same_training(plain, guarded, 14, 2))

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import musubi_helpers
@@ -14,18 +15,42 @@ import psutil
 import pytest
 import tiny_runs
 from monitor_helpers import wait_for
-from short_run_helpers import HANGS, drilled, hang_at, hang_in, launched, listing, nothing_runs, states, tiny_run
+from short_run_helpers import launched, listing, nothing_runs, states, tiny_run
 
 from launch import rehearse
-from launch.rehearse import DONE, FAILED, PASSED
+from launch.rehearse import DONE, FAILED, PASSED, SKIPPED
 from runs.paths import ROOT
 
 pytestmark = pytest.mark.usefixtures("one_cpu")
+HANGS = {  # stage of a rehearsal: the phase and the step
+    "load": ("load", "0"),
+    "cache": ("cache_latents", "0"),
+    "train": ("step", "1"),
+    "sample": ("sample", "2"),
+    "save": ("save", "2"),
+    "resume": ("step", "3"),
+}
+
+
+def hang_at(monkeypatch: pytest.MonkeyPatch, phase: str, step: str = "0", **more: str) -> None:
+    """The trainings from now on hang there. `more`: other variables of benchmarks/injector.py."""
+    values = {"INJECT": "benchmarks.injector:fire", "FAULT": "step_sleeps", "FAULT_PHASE": phase, "FAULT_STEP": step}
+    for name, value in (values | more).items():
+        monkeypatch.setenv(f"HANGPROOF_{name}", value)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 @pytest.mark.parametrize("stage", HANGS)
 def test_a_hang_in_each_stage_is_found(stage, data, monkeypatch):
-    hang_in(stage, data, monkeypatch)
+    """The rehearsal fails there, says so, and leaves nothing."""
+    hang_at(monkeypatch, *HANGS[stage], FAULT_EVERY="1" if stage == "resume" else "0")
+    monkeypatch.setattr(rehearse, "STALLED_S", 3.0)
+    found = asdict(rehearse.rehearse(tiny_run(data)))
+    assert (found["state"], states(found)[stage]) == (FAILED, FAILED), found
+    order = list(states(found))
+    assert {states(found)[later] for later in order[order.index(stage) + 1 :]} <= {SKIPPED}
+    assert found["problem"]["stage"] == rehearse.STAGES[stage][0] and "step_sleeps" in found["problem"]["text"], found
+    assert nothing_runs(data) and not (data / rehearse.SCRATCH).exists()
 
 
 def test_too_little_memory_is_a_failure_with_its_reason(data):
@@ -67,8 +92,14 @@ def trains(data: Path) -> bool:
     return False
 
 
-def test_the_drill_freezes_and_finishes(data):
-    drilled(data)
+def test_the_drill_freezes_recovers_finishes_and_leaves_nothing_but_its_run(data):
+    code, found, said = launched("drill", "--json")
+    assert code == 0, said[-5000:]
+    shown = [said.index(f"\n{word}: ") for word in ("Detected", "Killed", "Restarted", "Trains on")]
+    assert found["state"] == "completed" and shown == sorted(shown) and found["recover_s"] > found["detect_s"] > 0
+    assert (found["restarts"], found["steps"], found["loads_in_diffusers"]) == (1, found["planned_steps"], True)
+    incident = json.loads(Path(found["folder"], "incidents", "0001", "incident.json").read_text())
+    assert incident["cause"] == "worker_stuck" and nothing_runs(data)
 
 
 def test_a_rank_that_stops_is_named(data, monkeypatch):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from monitor_helpers import wait_for
 from queue_helpers import processes
-from runs_helpers import PROJECT, picture, python
+from runs_helpers import picture, python
 
 import runs
 
@@ -56,48 +56,3 @@ def launched(tool: str, folder: Path | str, *words: str, **environment: str) -> 
 def states(found: dict) -> dict[str, str]:
     """The stages of a rehearsal, and how far each came."""
     return {stage["key"]: stage["state"] for stage in found["stages"]}
-
-
-HANGS = {  # stage of a rehearsal: the phase and the step
-    "load": ("load", "0"),
-    "cache": ("cache_latents", "0"),
-    "train": ("step", "1"),
-    "sample": ("sample", "2"),
-    "save": ("save", "2"),
-    "resume": ("step", "3"),
-}
-
-
-def hang_at(monkeypatch: pytest.MonkeyPatch, phase: str, step: str = "0", **more: str) -> None:
-    """The trainings from now on hang there. `more`: other variables of benchmarks/injector.py."""
-    values = {"INJECT": "benchmarks.injector:fire", "FAULT": "step_sleeps", "FAULT_PHASE": phase, "FAULT_STEP": step}
-    for name, value in (values | more).items():
-        monkeypatch.setenv(f"HANGPROOF_{name}", value)
-    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
-
-
-def hang_in(stage: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rehearse a run that hangs in this stage: it fails there, says so, and leaves nothing."""
-    from dataclasses import asdict
-
-    from launch import rehearse
-
-    hang_at(monkeypatch, *HANGS[stage], FAULT_EVERY="1" if stage == "resume" else "0")
-    monkeypatch.setattr(rehearse, "STALLED_S", 3.0)
-    found = asdict(rehearse.rehearse(tiny_run(data)))
-    assert (found["state"], states(found)[stage]) == (rehearse.FAILED, rehearse.FAILED), found
-    order = list(states(found))
-    assert {states(found)[later] for later in order[order.index(stage) + 1 :]} <= {rehearse.SKIPPED}
-    assert found["problem"]["stage"] == rehearse.STAGES[stage][0] and "step_sleeps" in found["problem"]["text"], found
-    assert nothing_runs(data) and not (data / rehearse.SCRATCH).exists()
-
-
-def drilled(data: Path) -> None:
-    """A drill freezes, recovers, finishes, and leaves nothing but its run."""
-    code, found, said = launched("drill", "--json")
-    assert code == 0, said[-5000:]
-    shown = [said.index(f"\n{word}: ") for word in ("Detected", "Killed", "Restarted", "Trains on")]
-    assert found["state"] == "completed" and shown == sorted(shown) and found["recover_s"] > found["detect_s"] > 0
-    assert (found["restarts"], found["steps"], found["loads_in_diffusers"]) == (1, found["planned_steps"], True)
-    incident = json.loads(Path(found["folder"], "incidents", "0001", "incident.json").read_text())
-    assert incident["cause"] == "worker_stuck" and nothing_runs(data)
