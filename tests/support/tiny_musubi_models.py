@@ -10,7 +10,9 @@ By hand, with the folder of this file and WORK/site on the path: `python -m tiny
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib
 import sys
 import types
 from collections.abc import Callable
@@ -229,52 +231,29 @@ AFTER: dict[str, list[Change]] = {
 """Module of musubi_tuner → its changes."""
 
 
-def _make_z_image() -> Any:
-    from musubi_tuner.zimage import zimage_model
-
-    return zimage_model.create_model("torch", False, torch.float32)
+_module = functools.partial(importlib.import_module, package="musubi_tuner")
 
 
-def _make_flux_2() -> Any:
-    from musubi_tuner.flux_2 import flux2_models, flux2_utils
-
-    return flux2_models.Flux2(flux2_utils.FLUX2_MODEL_INFO["klein-base-4b"].params, "torch")
-
-
-def _make_qwen_image() -> Any:
-    from musubi_tuner.qwen_image import qwen_image_model
-
-    return qwen_image_model.create_model("torch", False, False, False, False, None)
-
-
-def _make_wan() -> Any:
-    from musubi_tuner.wan.configs import WAN_CONFIGS
-    from musubi_tuner.wan.modules.model import WanModel
-
+def _wan_model() -> Any:
     names = ("dim", "ffn_dim", "freq_dim", "in_dim", "out_dim", "num_heads", "num_layers", "text_len", "eps")
-    config = WAN_CONFIGS["t2v-A14B"]
-    return WanModel(model_version="2.2", attn_mode="torch", **{name: getattr(config, name) for name in names})
-
-
-def _make_krea2() -> Any:
-    from musubi_tuner.krea2 import krea2_mmdit, krea2_utils
-
-    return krea2_mmdit.SingleStreamDiT(krea2_utils.single_mmdit_large_wide)
-
-
-def _make_kontext() -> Any:
-    from musubi_tuner.flux import flux_models
-
-    return flux_models.Flux(flux_models.configs_flux_dev_context.params)
+    config = _module(".wan.configs").WAN_CONFIGS["t2v-A14B"]
+    sizes = {name: getattr(config, name) for name in names}
+    return _module(".wan.modules.model").WanModel(model_version="2.2", attn_mode="torch", **sizes)
 
 
 _TRANSFORMERS: dict[str, Callable[[], Any]] = {
-    "zimage": _make_z_image,
-    "flux_2": _make_flux_2,
-    "qwen_image": _make_qwen_image,
-    "wan": _make_wan,
-    "krea2": _make_krea2,
-    "flux_kontext": _make_kontext,
+    "zimage": lambda: _module(".zimage.zimage_model").create_model("torch", False, torch.float32),
+    "flux_2": lambda: _module(".flux_2.flux2_models").Flux2(
+        _module(".flux_2.flux2_utils").FLUX2_MODEL_INFO["klein-base-4b"].params, "torch"
+    ),
+    "qwen_image": lambda: _module(".qwen_image.qwen_image_model").create_model("torch", *[False] * 4, None),
+    "wan": _wan_model,
+    "krea2": lambda: _module(".krea2.krea2_mmdit").SingleStreamDiT(
+        _module(".krea2.krea2_utils").single_mmdit_large_wide
+    ),
+    "flux_kontext": lambda: _module(".flux.flux_models").Flux(
+        _module(".flux.flux_models").configs_flux_dev_context.params
+    ),
 }
 
 
