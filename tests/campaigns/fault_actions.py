@@ -1,9 +1,9 @@
 """What is done to a run from outside, by the name in the row's `action`: watch, by default.
 
-An action starts the run's monitor. When it returns, the row's slow steps end, and `faults.play` waits for the end of
-the last monitor that it started. It asserts what only it can see on the way: which processes lived, how long something
-took. Those of a standby attempt begin alike: steps are slow (the row's `slow`) until one waits at its gate, however
-long that takes.
+The run's monitor is started before its action, but for those in `STARTS_IT`. When it returns, the row's slow steps end, and
+`faults.play` waits for the end of the last monitor that was started. It asserts what only it can see on the way: which
+processes lived, how long something took. Those of a standby attempt begin alike: steps are slow (the row's `slow`) until
+one waits at its gate, however long that takes.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 
 PREEMPTED_WITHIN_S = 40.0  # 25 on a machine that has nothing else to do
 COMMAND_S = 120.0  # for a command of the monitor, on a loaded machine
+STARTS_IT = ("full_pipe", "py_spy", "two_runs", "shm_full")
 LITTLE_KB = 100_000  # of memory: less than snapshots and a standby leave to others
 
 
 def watch(scenario: Scenario) -> None:
-    scenario.monitor()
+    """Let the monitor run to its end."""
 
 
 # ---- clocks ----
@@ -45,7 +46,6 @@ def watch(scenario: Scenario) -> None:
 
 def clock(scenario: Scenario) -> None:
     """The wall clock jumps by the row's `jump_s`: in the middle of the run, or while a standby waits."""
-    scenario.monitor()
     if "recovery" in scenario.row.get("needs", []):
         scenario.until_ready()
     else:
@@ -59,7 +59,6 @@ def move_clock(scenario: Scenario, **offsets_s: float) -> None:
 
 def suspend(scenario: Scenario) -> None:
     """Every process stops for four seconds, in which the boot clock advances by an hour."""
-    scenario.monitor()
     scenario.until_step(20)
     everyone = list(scenario.ours())
     for pid in everyone:
@@ -110,7 +109,7 @@ def py_spy(scenario: Scenario) -> None:
 
 def second_monitor(scenario: Scenario) -> None:
     """While one monitor watches, another is started, in the foreground and detached."""
-    first = scenario.monitor()
+    (first,) = scenario.monitors
     scenario.until_step(6)
     assert scenario.command("run").wait(COMMAND_S) != 0, "`monitor run` beside a living monitor ended with code 0"
     scenario.command("start").wait(COMMAND_S)
@@ -120,7 +119,6 @@ def second_monitor(scenario: Scenario) -> None:
 
 def sigkill_monitor(scenario: Scenario) -> None:
     """The monitor and its keeper are killed; the training continues; a second monitor adopts it and starts nothing."""
-    scenario.monitor()
     scenario.until_step(8)
     before = scenario.trainers()
     scenario.kill_monitor()
@@ -132,7 +130,6 @@ def sigkill_monitor(scenario: Scenario) -> None:
 
 def sigkill_below_keeper(scenario: Scenario) -> None:
     """The monitor is killed; its keeper replaces it, and the new one starts nothing."""
-    scenario.monitor()
     scenario.until_step(8)
     before = scenario.trainers()
     replaced_monitor(scenario)
@@ -156,14 +153,12 @@ def finish_same_attempt(scenario: Scenario, before: list[int]) -> None:
 
 def sigkill_in_recovery(scenario: Scenario) -> None:
     """The monitor is killed while it recovers from a hang; its keeper replaces it."""
-    scenario.monitor()
     scenario.until("the recovery", lambda: status(scenario.folder)["state"] == "recovering")
     os.kill(status(scenario.folder)["monitor_pid"], signal.SIGKILL)
 
 
 def sigkill_both(scenario: Scenario) -> None:
     """The monitor is killed, later the trainer too: nobody saw how it ended."""
-    scenario.monitor()
     scenario.until_step(8)
     scenario.kill_monitor()
     scenario.go()
@@ -173,7 +168,7 @@ def sigkill_both(scenario: Scenario) -> None:
 
 def pid_reuse(scenario: Scenario) -> None:
     """Monitor and training are killed, and innocent processes get their pids before a new monitor starts."""
-    first = scenario.monitor()
+    (first,) = scenario.monitors
     scenario.until_step(12)
     pids = [first.pid, *scenario.ours()]
     for pid in pids:
@@ -220,7 +215,6 @@ def unfreeze(frozen: Path) -> None:
 
 def frozen_disk(scenario: Scenario) -> None:
     """Until the disk is unfrozen the run is not restarted; where it stays frozen, the monitor gives up."""
-    scenario.monitor()
 
     def reported() -> bool:
         texts = [status(scenario.folder).get("message") or "", *(e["message"] for e in events(scenario.folder))]
@@ -240,7 +234,6 @@ def frozen_disk(scenario: Scenario) -> None:
 
 def disk_full(scenario: Scenario) -> None:
     """Once the failure is noticed, space is freed."""
-    scenario.monitor()
     scenario.until("the crash", lambda: events(scenario.folder, "crash"))
     time.sleep(1.0)
     (scenario.data / "ballast").unlink()
@@ -266,7 +259,6 @@ def preempted(scenario: Scenario, more_at_s: tuple[float, ...] = ()) -> None:
 
 def sigterm_machine(scenario: Scenario) -> None:
     """Pre-emption: the monitor gets SIGTERM; later the run is resumed."""
-    scenario.monitor()
     scenario.until_step(14)
     preempted(scenario)
     last = scenario.steps()[-1]["step"]
@@ -279,7 +271,6 @@ def sigterm_machine(scenario: Scenario) -> None:
 
 def three_sigterms(scenario: Scenario) -> None:
     """SIGTERM three times while a step hangs, so no checkpoint can be saved: the deadline counts from the first."""
-    scenario.monitor()
     log = scenario.folder / "training.log"
     scenario.until("the hang", lambda: scenario.steps() and INJECTED in read_end(log, 100_000))
     preempted(scenario, (4.0, 8.0))
@@ -291,11 +282,10 @@ def stop(scenario: Scenario) -> None:
 
 def stop_then_sigterm(scenario: Scenario) -> None:
     """`monitor stop`, then SIGTERM while the stop is under way: the user's stop is what counts."""
-    monitor = scenario.monitor()
     scenario.until_step(14)
     stop(scenario)
     scenario.until("the stop", lambda: status(scenario.folder)["state"] == "stopping")
-    monitor.send_signal(signal.SIGTERM)
+    scenario.monitors[-1].send_signal(signal.SIGTERM)
     scenario.finish()
     scenario.go()
     assert scenario.command("resume-all", folder="--json").wait(COMMAND_S) == 0
@@ -304,7 +294,6 @@ def stop_then_sigterm(scenario: Scenario) -> None:
 
 def stop_in_backoff(scenario: Scenario) -> None:
     """`monitor stop` while the run waits for its restart."""
-    scenario.monitor()
     scenario.until("the second failure's backoff", lambda: events(scenario.folder, "backoff"))
     stop(scenario)
 
@@ -351,7 +340,6 @@ def two_runs(scenario: Scenario) -> None:
 def two_runs_one_machine(scenario: Scenario) -> None:
     """Two runs of one name train at the same time, and the fault occurs in both."""
     other = Second(scenario)
-    scenario.monitor()
     second = other.monitor()
     scenario.until_ready()
     scenario.until("the standby of the other run", lambda: (other.status()["standby"] or {})["state"] == "ready")
@@ -364,13 +352,11 @@ def two_runs_one_machine(scenario: Scenario) -> None:
 
 def standby_waits(scenario: Scenario) -> None:
     """The fault occurs while a standby waits."""
-    scenario.monitor()
     scenario.until_ready()
 
 
 def standby_killed(scenario: Scenario) -> None:
     """The standby gets SIGKILL while it waits; the training never notices, and the next one stands in at the fault."""
-    scenario.monitor()
     first = scenario.until_ready()
     for pid in scenario.trainers(at_gate=True):
         os.kill(pid, signal.SIGKILL)
@@ -379,7 +365,6 @@ def standby_killed(scenario: Scenario) -> None:
 
 def standby_hung(scenario: Scenario) -> None:
     """The standby is stopped at its gate, so it does not answer when it is needed."""
-    scenario.monitor()
     scenario.until_ready()
     waiting = scenario.trainers(at_gate=True)
     assert waiting, "no process waited at the gate, so nothing was tested"
@@ -389,7 +374,6 @@ def standby_hung(scenario: Scenario) -> None:
 
 def monitor_killed_while_standby_starts(scenario: Scenario) -> None:
     """SIGKILL to the monitor as soon as a standby is under way; its keeper replaces it, and another standby waits."""
-    scenario.monitor()
     started = scenario.until("a standby that starts", lambda: scenario.standby().get("pid"))
     left = scenario.trainers(at_gate=True)
     training = [pid for pid in scenario.trainers() if pid not in left]
@@ -407,7 +391,6 @@ def until_snapshot(scenario: Scenario, key: str = "step") -> None:
 
 def memory_short(scenario: Scenario) -> None:
     """Memory becomes short: the standby and the snapshots give theirs back, and say so; then the training is killed."""
-    scenario.monitor()
     scenario.until_ready()
     until_snapshot(scenario)
     path = Path(scenario.environment["FAULTS_MEMINFO"])
@@ -429,20 +412,17 @@ def shm_full(scenario: Scenario) -> None:
 
 def shm_fills(scenario: Scenario) -> None:
     """Another program fills the file system of the snapshots, to the last block, while the training writes them."""
-    scenario.monitor()
     scenario.until_ready()
     until_snapshot(scenario)
     fill(Path(scenario.environment["HANGPROOF_SHM"]))
 
 
 def standby_starts(scenario: Scenario) -> None:
-    scenario.monitor()
     scenario.until("a standby that starts", lambda: scenario.standby().get("pid"))
 
 
 def standby_is_killed_first(scenario: Scenario) -> None:
     """The kernel's score of a standby is the highest; what it uses is said; the training's is everybody's."""
-    scenario.monitor()
     scenario.until_ready()
     scores = {pid: Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in scenario.ours()}
     waiting, training = scenario.trainers(at_gate=True), scenario.trainers()
@@ -454,6 +434,5 @@ def standby_is_killed_first(scenario: Scenario) -> None:
 
 
 def stop_with_standby(scenario: Scenario) -> None:
-    scenario.monitor()
     scenario.until_ready()
     stop(scenario)

@@ -268,7 +268,10 @@ def play(row: Row, seed: int, root: Path, slack_s: float) -> None:
         pytest.skip(why)
     with prepared(row, seed, root) as scenario:
         try:
-            getattr(fault_actions, row.get("action", "watch"))(scenario)
+            action = row.get("action", "watch")
+            if action not in fault_actions.STARTS_IT:
+                scenario.monitor()
+            getattr(fault_actions, action)(scenario)
             scenario.go()
             scenario.finish()
             check(scenario, slack_s)
