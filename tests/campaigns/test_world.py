@@ -1,5 +1,6 @@
 """Several processes of one training, on tiny weights: the same training as one process, and nothing hangs or is repeated."""
 
+import functools
 import os
 import signal
 from pathlib import Path
@@ -28,11 +29,16 @@ BY_BATCH = {"HANGPROOF_BATCH_SEEDS": "1"}
 SAVES = ["--save_state", "--save_every_n_steps", "2"]
 
 
-def one(backend: str, out: Path, accumulation: int, *more: str, **changed: str) -> list[float]:
-    """The losses of one process that accumulates the gradients of so many batches, with the random numbers of several."""
-    done = train(backend, out, 1, *more, "--gradient_accumulation_steps", str(accumulation), env=BY_BATCH, **changed)
+def trained(backend: str, out: Path, processes: int, *more: str, **changed) -> list[float]:
+    """The losses of a training that ends well."""
+    done = train(backend, out, processes, *more, **changed)
     assert done.returncode == 0, done.stdout[-3000:]
     return losses(out)
+
+
+def one(backend: str, out: Path, accumulation: int, *more: str) -> list[float]:
+    """The losses of one process that accumulates the gradients of so many batches, with the random numbers of several."""
+    return trained(backend, out, 1, *more, "--gradient_accumulation_steps", str(accumulation), env=BY_BATCH)
 
 
 @kohyas
@@ -42,11 +48,9 @@ def test_n_processes_train_as_one_with_n_times_the_accumulation(backend, process
     more = ["--max_train_epochs", "3", "--lr_warmup_steps", "3", *(["--flip_aug"] if backend == "sd-scripts" else [])]
     alone = one(backend, tmp_path / "one", processes, *more)
     workers = "2" if processes == 2 else "0"
-    done = train(backend, tmp_path / "several", processes, *more, max_data_loader_n_workers=workers)
-    assert done.returncode == 0, done.stdout[-3000:]
-    together = losses(tmp_path / "several")
-    assert len(alone) >= 6 and difference(alone, together) < 1e-5
-    print(f"{backend}, {processes} processes: {len(alone)} steps, largest difference {difference(alone, together):.2g}")
+    several = trained(backend, tmp_path / "several", processes, *more, max_data_loader_n_workers=workers)
+    assert len(alone) >= 6 and difference(alone, several) < 1e-5
+    print(f"{backend}, {processes} processes: {len(alone)} steps, largest difference {difference(alone, several):.2g}")
     assert (tmp_path / "several/made/tiny.safetensors").is_file()
 
 
@@ -54,23 +58,18 @@ def test_n_processes_train_as_one_with_n_times_the_accumulation(backend, process
 def test_two_machines_train_as_one_process(backend, tmp_path):
     """Two launchers, each with one process, meet at the first one's address and port."""
     alone = one(backend, tmp_path / "one", 2, "--max_train_epochs", "2")
-    done = train(backend, tmp_path / "two", 1, "--max_train_epochs", "2", nodes=2)
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert difference(alone, losses(tmp_path / "two")) < 1e-5
+    assert difference(alone, trained(backend, tmp_path / "two", 1, "--max_train_epochs", "2", nodes=2)) < 1e-5
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """By trainer: a run of two processes, 8 steps in two epochs, made when it is asked for."""
-    made: dict[str, Path] = {}
 
+    @functools.cache
     def of(backend: str) -> Path:
-        if backend not in made:
-            out = tmp_path_factory.mktemp("undisturbed") / backend
-            done = train(backend, out, 2, *SAVES, "--max_train_epochs", "2")
-            assert done.returncode == 0, done.stdout[-3000:]
-            made[backend] = out
-        return made[backend]
+        out = tmp_path_factory.mktemp("undisturbed")
+        trained(backend, out, 2, *SAVES, "--max_train_epochs", "2")
+        return out
 
     return of
 
@@ -87,10 +86,9 @@ def test_a_group_that_is_killed_or_stopped_resumes_bit_for_bit(backend, fault, t
         assert state.name == "tiny-step00000003-state"
         ended = [(b.rank, b.step, b.outcome) for b in heartbeat.read_all(tmp_path / "beats")]
         assert ended == [(0, 3, "stopped"), (1, 3, "stopped")]
-    done = train(backend, tmp_path, 2, *SAVES, "--max_train_epochs", "2", "--resume", str(state))
-    assert done.returncode == 0, done.stdout[-3000:]
     plain = undisturbed(backend)
-    assert losses(tmp_path) == losses(plain)
+    more = (*SAVES, "--max_train_epochs", "2", "--resume", str(state))
+    assert trained(backend, tmp_path, 2, *more) == losses(plain)
     final = "made/tiny.safetensors"
     assert resume_helpers.tensors(tmp_path / final) == resume_helpers.tensors(plain / final)
 
@@ -160,8 +158,7 @@ def test_two_processes_of_kohyas_trainers(backend, tmp_path):
     steps = {"max_train_steps": "16"} if backend == "sd-scripts" else {}
     more += [] if steps else ["--max_train_steps", "16"]
     for name, env in (("plain", {}), ("asked", ASKED)):
-        done = train(backend, tmp_path / name, 2, *more, env=env, **steps)
-        assert done.returncode == 0, done.stdout[-3000:]
+        trained(backend, tmp_path / name, 2, *more, env=env, **steps)
     found = all_done(tmp_path / "asked", tmp_path / "asked" / "beats")
     images = list((tmp_path / "asked/made/sample").glob(f"*_{found['sample']['step']:06d}_*"))
     prompts = [line for line in (folder / "prompts.txt").read_text().splitlines() if line.strip() and line[0] != "#"]

@@ -6,6 +6,8 @@ import children
 import pytest
 from patches_helpers import write
 
+from sd_scripts_patches import hooks
+
 REWRITE = """
 import ast
 from sd_scripts_patches.patch import Patch, Target, find_function, find_one, wrap
@@ -80,3 +82,9 @@ def test_a_module_that_was_imported_too_early_is_refused(tmp_path):
     write(tmp_path, "thing.py", THING)
     done = drive(tmp_path, before=f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import thing\n")
     assert "thing was loaded without its rewrite (probe)" in done.stderr and done.stdout == ""
+
+
+def test_a_script_is_known_by_the_name_of_its_module(tmp_path, monkeypatch):
+    monkeypatch.setenv(hooks.CHECKOUT_VARIABLE, str(tmp_path / "src"))
+    assert hooks.module_name(tmp_path / "src/musubi_tuner/wan_train.py") == "musubi_tuner.wan_train"
+    assert hooks.module_name(tmp_path / "zimage_train_network.py") == "zimage_train_network"

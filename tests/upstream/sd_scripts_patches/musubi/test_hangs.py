@@ -55,14 +55,6 @@ module.FlowMatchEulerDiscreteScheduler.step = slow
 """
 
 
-def train(folder, *more, prepare=None, family=tiny.Z_IMAGE, env=()):
-    """Train for two epochs with caches that `prepare` has changed."""
-    tiny.cached(tiny.workdir(family), folder, family=family)
-    if prepare:
-        prepare(folder)
-    return musubi_helpers.train(folder, "--max_train_epochs", "2", *more, family=family, env=env)
-
-
 def probe(folder, source, env=()):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "probe.py").write_text(source)
@@ -72,14 +64,12 @@ def probe(folder, source, env=()):
     return helpers.watch(command, settings, tiny.checkout(), 200)
 
 
-def latents(folder):
-    return sorted(path for path in (folder / "cache").glob("*_zi.safetensors"))
-
-
-def fifo(folder):
-    path = latents(folder)[2]
+def cache_fifo(folder):
+    tiny.cached(tiny.workdir(), folder)
+    path = sorted((folder / "cache").glob("*_zi.safetensors"))[2]
     path.unlink()
     os.mkfifo(path)
+    return musubi_helpers.train(folder, "--max_train_epochs", "2", env={"HANGPROOF_NPZ_TIMEOUT_S": "2"})
 
 
 def image_fifo(folder):
@@ -101,12 +91,12 @@ def tokenizer(folder):
 
 
 def slow_samples(folder):
-    more = ["--sample_every_n_epochs", "1", "--sample_prompts", str(folder / "prompts.txt")]
-    folder.mkdir(parents=True)
+    tiny.cached(tiny.workdir("qwen_image"), folder, family="qwen_image")
     (folder / "prompts.txt").write_text("a thing --w 64 --h 64 --s 30 --d 1\n")
     (folder / "slow.py").write_text(SLOW_SCHEDULER)
+    more = ["--max_train_epochs", "2", "--sample_every_n_epochs", "1", "--sample_prompts", str(folder / "prompts.txt")]
     env = {"TINY_FAULTS": f"musubi_tuner.qwen_image.qwen_image_utils={folder / 'slow.py'}"}
-    return train(folder, *more, env=env | {"HANGPROOF_SAMPLE_BUDGET_S": "2"}, family="qwen_image")
+    return musubi_helpers.train(folder, *more, env=env | {"HANGPROOF_SAMPLE_BUDGET_S": "2"}, family="qwen_image")
 
 
 class Hang(NamedTuple):
@@ -128,9 +118,7 @@ HANGS = {
     "stream": Hang(
         partial(probe, source=OFFLOADER + STREAM), 75, r"waited 1 s for all blocks to be copied to the device \(block swap\)"
     ),
-    "cache on a FIFO": Hang(
-        partial(train, prepare=fifo, env={"HANGPROOF_NPZ_TIMEOUT_S": "2"}), 1, "TimeoutError: waited 2 s for cache file "
-    ),
+    "cache on a FIFO": Hang(cache_fifo, 1, "TimeoutError: waited 2 s for cache file "),
     "image on a FIFO": Hang(image_fifo, 1, r"TimeoutError: waited 2 s for image \S+003.png"),
     "slow samples of a bar without items": Hang(
         slow_samples, 0, "(?s)(sample image 1 skipped: BudgetExceeded: the budget of 2 s was exceeded.*){2}", saves=True
