@@ -11,6 +11,7 @@ finds when it is tried.
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -30,50 +31,39 @@ NAMES = {"48d368fa557731ad0488c07304dfeba8c07910eb": "v0.10.1"}
 """Versions by commit: those that the table of trainers pins have theirs there."""
 
 
-def version_of(commit: str) -> str:
-    """Return the version of a pinned commit, else its first digits."""
-    pinned = {trainer.commit: trainer.version for trainer in trainers.TRAINERS.values()}
-    return {**NAMES, **pinned}.get(commit, commit[:8])
-
-
 def record(checkout: Path) -> dict[str, Any]:
     """Return the facts of one checkout. Raises SystemExit for a folder that is none."""
     found = compatibility.find_checkout(checkout)
     if found is None:
         raise SystemExit(f"{checkout}: not a checkout of sd-scripts or musubi-tuner")
     modules: dict[str, dict[str, Any]] = {}
-    for patch in registry.patches(found.trainer):
-        for target in patch.targets:
-            ours = locate.belongs_to_checkout(target.module, found.source)
-            if ours and locate.find_source(target.module, found.source):
-                modules.setdefault(target.module, {})  # one that is there although the target has moved
-            if (place := _place(target, found.source)) is not None:
-                _add(modules, place, _shape(locate.node_of(place, found.source)))
-                head = (target.beside or target.name).split(".")[0]
-                new = locate._follow(target.module, head, found.source) if place.module != target.module else None
-                if new is not None:  # the module of old imports the name from the new one
-                    modules.setdefault(target.module, {})[head] = f"from {new[0]}"
-                if target.beside:  # the function by which the module was found
-                    beside = locate.locate(Target(target.module, target.beside), found.source)
-                    _add(modules, beside, _shape(locate.node_of(beside, found.source)))
+
+    def add(target: Target) -> locate.Place:
+        place = locate.locate(target, found.source)
+        modules.setdefault(place.module, {})[place.name] = _shape(locate.node_of(place, found.source))
+        return place
+
+    for target in (target for patch in registry.patches(found.trainer) for target in patch.targets):
+        if not locate.belongs_to_checkout(target.module, found.source):
+            continue
+        if locate.find_source(target.module, found.source):
+            modules.setdefault(target.module, {})  # one that is there although the target has moved
+        if not target.name:
+            continue
+        with contextlib.suppress(Incompatible):
+            place = add(target)
+            head = (target.beside or target.name).split(".")[0]
+            new = locate._follow(target.module, head, found.source) if place.module != target.module else None
+            if new is not None:  # the module of old imports the name from the new one
+                modules.setdefault(target.module, {})[head] = f"from {new[0]}"
+            if target.beside:  # the function by which the module was found
+                add(Target(target.module, target.beside))
     for name, outline in _outlines(found).items():
         modules[name]["outline"] = outline
     commit = versions.commit(checkout)
-    about = {"trainer": found.trainer, "commit": commit, "version": version_of(commit)}
+    pinned = {trainer.commit: trainer.version for trainer in trainers.TRAINERS.values()}
+    about = {"trainer": found.trainer, "commit": commit, "version": {**NAMES, **pinned}.get(commit, commit[:8])}
     return {**about, "modules": dict(sorted(modules.items()))}
-
-
-def _place(target: Target, source: Path) -> locate.Place | None:
-    if not target.name or not locate.belongs_to_checkout(target.module, source):
-        return None
-    try:
-        return locate.locate(target, source)
-    except Incompatible:
-        return None
-
-
-def _add(modules: dict[str, dict[str, Any]], place: locate.Place, shape: str) -> None:
-    modules.setdefault(place.module, {})[place.name] = shape
 
 
 def _shape(node: ast.AST) -> str:
@@ -97,22 +87,19 @@ def signature(given: ast.arguments) -> str:
 
 def _outlines(found: compatibility.Checkout) -> dict[str, list[str]]:
     """Return, by module, the outline of what the rewrites look for in it."""
-    anchors: dict[str, set[tuple[int, int]]] = {}
-    bound: dict[str, set[str]] = {}
-    for patch in registry.patches(found.trainer):
-        for target, rewrite in patch.rewrites:
-            place = locate.locate(target, found.source)
-            source = locate.find_source(place.module, found.source)
-            assert source is not None
-            places, names = _tried(rewrite, locate.parse_uncached(source))
-            anchors.setdefault(place.module, set()).update(places)
-            bound.setdefault(place.module, set()).update(names)
-    outlines = {}
-    for module, places in anchors.items():
+    looked_for: dict[Path, tuple[str, set[tuple[int, int]], set[str]]] = {}
+    for target, rewrite in (one for patch in registry.patches(found.trainer) for one in patch.rewrites):
+        module = locate.locate(target, found.source).module
         source = locate.find_source(module, found.source)
         assert source is not None
-        outlines[module] = list(_outline(locate.parse(source).body, places, sorted(bound[module]), 0))
-    return outlines
+        _, places, names = looked_for.setdefault(source, (module, set(), set()))
+        found_places, found_names = _tried(rewrite, locate.parse_uncached(source))
+        places |= found_places
+        names |= found_names
+    return {
+        module: list(_outline(locate.parse(source).body, places, sorted(names), 0))
+        for source, (module, places, names) in looked_for.items()
+    }
 
 
 def _tried(rewrite: Callable[[ast.Module], ast.Module], tree: ast.Module) -> tuple[set[tuple[int, int]], set[str]]:
@@ -129,16 +116,11 @@ def _tried(rewrite: Callable[[ast.Module], ast.Module], tree: ast.Module) -> tup
     def required(function: ast.FunctionDef, wanted: Any) -> None:
         names.update(wanted)
 
-    modules = [module for module in [*sys.modules.values()] if getattr(module, "find_one", None) is find_one]
-    patched = [mock.patch.object(module, "find_one", noticed) for module in modules]
-    patched.append(mock.patch.object(ast_utils, "require_variables", required))
-    for one in patched:
-        one.start()
-    try:
+    with contextlib.ExitStack() as stack:
+        for module in [module for module in [*sys.modules.values()] if getattr(module, "find_one", None) is find_one]:
+            stack.enter_context(mock.patch.object(module, "find_one", noticed))
+        stack.enter_context(mock.patch.object(ast_utils, "require_variables", required))
         rewrite(tree)
-    finally:
-        for one in patched:
-            one.stop()
     return places, names
 
 
