@@ -26,7 +26,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -294,9 +294,12 @@ def arguments(work: Path, out: Path, *more: str, **changed: str | None) -> list[
     return command_line({**flags, **changed}, *(f"--{switch}" for switch in switches), *more)
 
 
-def command_line(flags: dict[str, str | None], *more: str) -> list[str]:
-    """Return the words of a command line; a flag whose value is None is left out."""
-    return [*(word for name, value in flags.items() if value is not None for word in (f"--{name}", value)), *more]
+def command_line(flags: Mapping[str, object], *more: str) -> list[str]:
+    """Return the words of a command line; a flag whose value is None is left out, and one whose value is True has no value."""
+    given = [
+        [f"--{name}", *([] if value is True else [str(value)])] for name, value in flags.items() if value is not None
+    ]
+    return [*(word for words in given for word in words), *more]
 
 
 def losses(path: Path) -> list[list]:

@@ -6,7 +6,6 @@ bundle trains where there is only Python: no project, no home, no network.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -49,7 +48,7 @@ def test_the_entry_point_serves_saves_every_run_at_sigterm_and_goes_on(image, tm
         trainer = {"HANGPROOF_DATA": str(root), "HANGPROOF_GPUS": "", "PATH": os.environ["PATH"]}
         trainer["TMPDIR"] = str(tmp_path / "tmp")
         subprocess.run(start, cwd=image, env=trainer, check=True, capture_output=True, timeout=60)
-        wait_for(lambda: json.loads((folder / "status.json").read_text())["step"] >= 5, PATIENCE_S)
+        wait_for(lambda: status(folder)["step"] >= 5, PATIENCE_S)
         process.send_signal(signal.SIGTERM)
         assert process.wait(100) == 0, log_of(root)
         assert wait_for(lambda: not processes(root), 20, "everything has ended")
@@ -155,9 +154,8 @@ def test_a_bundle_trains_to_the_same_lora_where_there_is_only_python(data, tmp_p
         env = {"PATH": "/usr/bin:/bin", "HOME": str(there / "home"), "PYTHON": sys.executable}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
-    status = json.loads((top / "outputs" / "my-lora" / "status.json").read_text())
-    assert status["state"] == "completed" and status["step"] == 4
-    script = (top / "outputs" / "my-lora" / "train.sh").read_text()
+    trained = top / "outputs" / "my-lora"
+    assert status(trained)["state"] == "completed" and status(trained)["step"] == 4
+    script = (trained / "train.sh").read_text()
     assert str(top) in script and str(PROJECT) not in script
-    elsewhere = (top / "outputs" / "my-lora" / "my-lora.safetensors").read_bytes()
-    assert here == elsewhere
+    assert here == (trained / "my-lora.safetensors").read_bytes()

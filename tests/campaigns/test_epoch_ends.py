@@ -53,12 +53,6 @@ def forked(command: list[str], environment: dict[str, str], cwd: Path) -> Callab
     return lambda argv, variables: kohya_nursery.run([*command, *argv], environment | variables, cwd, 500)
 
 
-def switches(flags: dict[str, object]) -> tuple[list[str], dict[str, str]]:
-    """Return the flags without a value as words, and the others."""
-    words = [f"--{name}" for name, value in flags.items() if value is True]
-    return words, {name: value for name, value in flags.items() if value is not True}
-
-
 @functools.lru_cache
 def sd_scripts(name: str) -> Run:
     if name == "flux":
@@ -74,8 +68,7 @@ def sd_scripts(name: str) -> Run:
     fork = forked(command, environment, tiny_sd_scripts.checkout())
 
     def run(out: Path, flags: dict, variables: dict):
-        words, values = switches(flags)
-        return fork(make(out / "made", *words, **values), variables)
+        return fork(make(out / "made", **flags), variables)
 
     if name != "flux":  # its caches are in memory; a run that makes those on the disk draws other numbers
         train(run, Path(tempfile.mkdtemp(dir=work)), "never", {"max_train_epochs": "1"})
@@ -90,8 +83,7 @@ def musubi(name: str) -> Run:
     fork = forked(command, environment, tiny_musubi.checkout())
 
     def run(out: Path, flags: dict, variables: dict):
-        words, values = switches(flags)
-        return fork(tiny_musubi.arguments(work, config, out / "made", *words, family=name, **values), variables)
+        return fork(tiny_musubi.arguments(work, config, out / "made", family=name, **flags), variables)
 
     return run
 

@@ -13,7 +13,7 @@ from machines_helpers import together
 from monitor_helpers import events, limits_file, stop, toy_run, wait_for
 from run_facts import incidents, status, step_of, trainers
 from seeds import seed
-from slurm_helpers import SHORT, at_step, completed, down, drain, kill_step, log, repeated, submit, tasks_of
+from slurm_helpers import SHORT, at_step, completed, down, drain, kill_step, log, repeated, submit
 from toys import fault_at
 
 pytestmark = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing() or "-")
@@ -158,7 +158,7 @@ def test_a_stopped_rank_on_the_second_node_is_named_and_the_step_starts_again_on
     limits = limits_file(folder, "[watch]\nstopped_s = 1\n[phases.step]\nfloor_s = 60\n")
     job = submit(cluster, folder, "--nodes", "2", HANGPROOF_LIMITS=str(limits))
     at_step(folder, 25)
-    (rank,) = [process for process in tasks_of(cluster, 1) if "toy.py" in process.cmdline()]
+    (rank,) = cluster.task("toy.py", SLURM_PROCID="1")
     rank.suspend()
     completed(cluster, folder, job, starts=1, steps=80)
     assert repeated(folder) <= 20 and "starting all of them again" in log(folder, job)

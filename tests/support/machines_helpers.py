@@ -139,5 +139,5 @@ class Pair:
         codes = {number: process.wait(240) for number, process in self.processes.items()}
         assert codes == {0: 0, 1: 0}, f"{codes}\n{self.console()}"
         assert status(self.run)["state"] == "completed", self.console()
-        assert not [left for machine in self.machines if (left := netns.wait_quiet(machine, 10))]
+        wait_for(lambda: not any(machine.processes() for machine in self.machines), 20, "no process on a machine")
         return status(self.run)

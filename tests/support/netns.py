@@ -20,7 +20,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -141,11 +140,3 @@ def machines(number: int) -> Iterator[tuple[Machine, ...]]:
                 _ip("netns", "del", machine.name)
         with contextlib.suppress(OSError):
             _ip("netns", "del", switch)
-
-
-def wait_quiet(machine: Machine, timeout_s: float) -> list[int]:
-    """The machine's processes once there are none, or those that are left after `timeout_s`."""
-    until = time.monotonic() + timeout_s
-    while (left := machine.processes()) and time.monotonic() < until:
-        time.sleep(0.05)
-    return left

@@ -83,11 +83,6 @@ def kill_step(cluster, job, at_least=3):
     return killed
 
 
-def tasks_of(cluster, number):
-    """The processes of a step's task: the monitor, its keeper and the training on that node."""
-    return cluster.task(SLURM_PROCID=str(number))
-
-
 def drain(cluster, job, node):
     cluster.ask("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
     cluster.ask("scontrol", "requeue", job)

@@ -459,8 +459,8 @@ def arguments(name: str, work: Path, images: Path, out: Path, *more: str, **chan
         **{flag: value.format(work=work) for flag, value in family.flags.items()},
         **changed,
     }
-    line = [part for flag, value in flags.items() if value is not None for part in (f"--{flag}", value)]
-    return [*line, *(f"--{s}" for s in (*family.switches, "sdpa", "save_state", "console_log_simple")), *more]
+    switches = (*family.switches, "sdpa", "save_state", "console_log_simple")
+    return tiny_flux.command_line({**flags, **dict.fromkeys(switches, True)}, *more)
 
 
 def command(name: str, arguments: list[str], patched: bool) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import hashlib
 import shutil
 import subprocess
 import tempfile
@@ -23,6 +22,7 @@ import musubi_helpers
 import resume_helpers
 import tiny_musubi
 import tiny_sd_scripts
+import trainer_helpers
 
 from benchmarks import trial
 from benchmarks.trial import Job, clean_environment, read_end, read_lines, started
@@ -91,11 +91,6 @@ def musubi(data: Path, seed: int = 0, **fields: Any) -> Path:
         return musubi_helpers.run_of(musubi_helpers.add_toy_z(data), **{**kept, "seed": seed, **fields})
 
 
-def sha256(path: Path) -> str:
-    """Of a file's bytes."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 @dataclass(frozen=True)
 class Trainer:
     """lora: of the finished file, what must be the same; the metadata of kohya's trainers has times."""
@@ -112,7 +107,7 @@ class Trainer:
 
 
 TRAINERS = {
-    "built-in": Trainer(create, environment, sha256),
+    "built-in": Trainer(create, environment, trainer_helpers.sha),
     "sd-scripts": Trainer(sd_scripts, sd_scripts_environment),
     "musubi": Trainer(musubi, musubi_environment),
 }
