@@ -1,11 +1,14 @@
 """The rendered script of each family trains tiny weights on the real trainer, with its table's flags.
 
-Families of musubi-tuner also train the same with the patches and without; for sd-scripts: test_families_sd_scripts.py.
+By kohya's own scripts they also train the same with the patches and without. Kills are in test_epoch_ends.py.
 """
 
+import socket
 from pathlib import Path
 
+import family_trainings
 import musubi_helpers
+import patches_helpers as helpers
 import pytest
 import resume_helpers
 import tiny_families
@@ -18,6 +21,7 @@ import runs
 from runs.command import flags
 from runs.flags import known_flags
 
+pytestmark = pytest.mark.timeout(900)
 TINY = {  # a model of the tables → the family of tiny weights (tiny_families.py)
     "sdxl": "sdxl",
     "noobai-vpred": "sdxl",
@@ -73,7 +77,6 @@ def trained(tmp_path, monkeypatch):
     return train
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", list(TINY))
 def test_the_rendered_script_of_a_family_trains(tmp_path, trained, model):
     tiny_sd_scripts.need()
@@ -90,7 +93,6 @@ def test_the_rendered_script_of_a_family_trains(tmp_path, trained, model):
     assert len(list((folder / "sample").glob("*.png"))) == 1
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", list(MUSUBI))
 def test_the_rendered_script_of_a_family_of_musubi_caches_and_trains(trained, model):
     if reason := tiny_musubi.why_not():
@@ -106,7 +108,6 @@ def test_the_rendered_script_of_a_family_of_musubi_caches_and_trains(trained, mo
     assert len(list((folder / "cache").glob("*.safetensors"))) == 14
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", MUSUBI.values())
 def test_a_family_of_musubi_tuner_trains_the_same_and_is_followed(family, tmp_path):
     """With caches that are made without the guards."""
@@ -122,3 +123,32 @@ def test_a_family_of_musubi_tuner_trains_the_same_and_is_followed(family, tmp_pa
         result = musubi_helpers.train(out, *more, family=family, patched=out == guarded, env=env)
         assert result.code == 0 and "skipped" not in result.log, result.log[-3000:]
     assert {"step", "sample", "save"} <= set(resume_helpers.same_training(plain, guarded, 14, 2))
+
+
+@pytest.mark.parametrize("name", tiny_families.FAMILIES)
+def test_it_trains_the_same_its_loader_reads_the_lora_and_a_sample_over_its_budget_is_skipped(name, tmp_path):
+    """One more step from the LoRA with a learning rate that is 0 in float32: the LoRA that is saved is the one that was
+    read, to the digit. Sample images have no time, and a hub accepts connections and never answers.
+
+    With --dim_from_weights the family's network module reads the file twice: for its shape, then for its weights.
+    """
+    if reason := tiny_families.why_not(name):
+        pytest.skip(reason)
+    guarded = family_trainings.sd_scripts(name, tmp_path)
+    lora, made, work = guarded / "made/tiny.safetensors", tmp_path / "made", tiny_families.workdir(name)
+    arguments = tiny_families.arguments(
+        name, work, guarded / "images", made, "--network_weights", str(lora), "--dim_from_weights", "--sample_at_first",
+        learning_rate="1e-60", max_train_epochs=None, max_train_steps="1",
+    )  # fmt: skip
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        online = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        limits = {"HANGPROOF_SAMPLE_BUDGET_S": "0.001", "HANGPROOF_HUB_TIMEOUT_S": "60"}
+        environment = tiny_families.environment(name, work, HANGPROOF_RUN=str(tmp_path), **online, **limits)
+        result = helpers.watch(
+            tiny_families.command(name, arguments, True), environment, tiny_sd_scripts.checkout(), 400
+        )
+    assert result.code == 0, result.log[-3000:]
+    assert f"load network weights from {lora}: <All keys matched successfully>" in result.log, result.log[-3000:]
+    assert resume_helpers.tensors(made / "tiny.safetensors") == resume_helpers.tensors(lora)
+    skipped = "sample image 1 skipped: BudgetExceeded: the budget of 0.001 s was exceeded after"
+    assert result.log.count(skipped) == 1 and not list(made.rglob("*.png")), result.log[-3000:]

@@ -11,10 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import musubi_helpers
-import psutil
 import pytest
+import tiny_musubi
 import tiny_runs
 from monitor_helpers import wait_for
+from queue_helpers import processes
 from short_run_helpers import launched, listing, nothing_runs, states, tiny_run
 
 from launch import rehearse
@@ -70,26 +71,17 @@ def test_a_cancelled_one_and_a_killed_one_leave_no_process(data, monkeypatch):
     for number in (signal.SIGTERM, signal.SIGKILL):
         command = [sys.executable, "-m", "launch", "rehearse", str(folder)]
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-        wait_for(lambda: trains(data), what="the trainer starts")
+        wait_for(lambda: processes(data, "trainer"), what="the trainer starts")
         process.send_signal(number)
         process.wait(60)
         found = rehearse.read(folder)
         assert found is not None and found.state == ("cancelled" if number == signal.SIGTERM else "lost")
         if number == signal.SIGTERM:
             assert nothing_runs(data) and not (data / rehearse.SCRATCH).exists()
-    assert trains(data)  # nobody was left to end it
+    assert processes(data, "trainer")  # nobody was left to end it
     with rehearse.scratch():
         assert nothing_runs(data)
     assert not (data / rehearse.SCRATCH).exists()
-
-
-def trains(data: Path) -> bool:
-    """Whether a trainer works in the scratch folder."""
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if "trainer" in words and any(str(data / rehearse.SCRATCH) in word for word in words):
-            return True
-    return False
 
 
 def test_the_drill_freezes_recovers_finishes_and_leaves_nothing_but_its_run(data):
@@ -124,6 +116,6 @@ def test_sd_scripts_are_rehearsed_with_their_own_script(data):
 def test_musubi_tuner_is_rehearsed_with_its_three_commands(toy_z, data):
     samples = {"prompts": ["a thing"], "sample_every_n_steps": 10, "sample_steps": 1}
     folder = musubi_helpers.run_of(toy_z, "of musubi", max_train_steps=50, **samples)
-    _, found, said = launched("rehearse", folder, **musubi_helpers.environment(toy_z, data))
+    _, found, said = launched("rehearse", folder, **tiny_musubi.environment(toy_z, HANGPROOF_DATA=str(data)))
     assert found["state"] == PASSED, said[-5000:]
     assert found["measured"]["cache_bytes"] > 0 and states(found)["sample"] == DONE

@@ -52,18 +52,15 @@ def find_hub() -> None:
     before = dict(vars(constants))
     importlib.reload(constants)
     changed = [name for name, value in vars(constants).items() if name.isupper() and value != before.get(name)]
-    for module in [
-        module for name, module in sys.modules.items() if name.startswith(("huggingface_hub.", "diffusers."))
+    for found in [
+        vars(sys.modules[name]) for name in sys.modules if name.startswith(("huggingface_hub.", "diffusers."))
     ]:
-        found = vars(module)
         found.update({name: vars(constants)[name] for name in changed if name in found})
     if hub := sys.modules.get("huggingface_hub.hf_api"):
         hub.api.endpoint = constants.ENDPOINT
     if transformers := sys.modules.get("transformers.utils.hub"):
-        transformers._is_offline_mode, transformers.TRANSFORMERS_CACHE = (
-            constants.HF_HUB_OFFLINE,
-            constants.HF_HUB_CACHE,
-        )
+        transformers._is_offline_mode = constants.HF_HUB_OFFLINE
+        transformers.TRANSFORMERS_CACHE = constants.HF_HUB_CACHE
 
 
 def main() -> None:

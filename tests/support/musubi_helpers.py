@@ -71,11 +71,3 @@ def run_of(work: Path, name: str, **fields) -> Path:
     folder = runs.create(spec, work / "images")
     assert runs.problems(runs.load(folder)) == []
     return folder
-
-
-def environment(work: Path, data: Path, **more: str) -> dict[str, str]:
-    return tiny.environment(work, HANGPROOF_DATA=str(data), **more)
-
-
-def caches(folder: Path, kind: str) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in (folder / "cache").glob(f"*{kind}.safetensors")}

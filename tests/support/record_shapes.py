@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -75,14 +76,13 @@ def _shape(node: ast.AST) -> str:
 
 def signature(given: ast.arguments) -> str:
     """Return the parameters as text; `=…` stands for a default."""
-    plain = [*given.posonlyargs, *given.args]
-    without = len(plain) - len(given.defaults)
-    words = [one.arg + ("=…" if number >= without else "") for number, one in enumerate(plain)]
-    if given.vararg or given.kwonlyargs:
-        words.append("*" + (given.vararg.arg if given.vararg else ""))
-    keywords = zip(given.kwonlyargs, given.kw_defaults, strict=True)
-    words += [one.arg + ("=…" if default else "") for one, default in keywords]
-    return f"({', '.join([*words, *([f'**{given.kwarg.arg}'] if given.kwarg else [])])})"
+    bare, default = copy.deepcopy(given), ast.Name("…")
+    bare.defaults = [default for _ in given.defaults]
+    bare.kw_defaults = [value and default for value in given.kw_defaults]
+    for parameter in ast.walk(bare):
+        if isinstance(parameter, ast.arg):
+            parameter.annotation = None
+    return f"({ast.unparse(bare)})"
 
 
 def _outlines(found: compatibility.Checkout) -> dict[str, list[str]]:

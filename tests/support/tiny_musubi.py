@@ -142,17 +142,14 @@ def trainer(family: str = Z_IMAGE) -> str:
     return f"{family}_train_network.py"
 
 
-def _flags(*tables: dict[str, str]) -> list[str]:
-    return [part for table in tables for name, value in table.items() for part in (f"--{name}", value)]
-
-
 def caching(config: Path, *more: str, family: str = Z_IMAGE) -> dict[str, list[str]]:
     """Return script → arguments of both caching commands."""
     flags = FAMILIES[family]
-    common = ["--dataset_config", str(config), "--device", "cpu", "--num_workers", "1", *more, *_flags(flags.common)]
+    given = {"dataset_config": str(config), "device": "cpu", "num_workers": "1", **flags.common}
+    common = tiny.command_line(given, *more)
     return {
         f"{family}_cache_latents.py": [*common, "--vae", "tiny"],
-        f"{family}_cache_text_encoder_outputs.py": [*common, *_flags(flags.text)],
+        f"{family}_cache_text_encoder_outputs.py": [*common, *tiny.command_line(flags.text)],
     }
 
 
@@ -199,7 +196,10 @@ def workdir(family: str = Z_IMAGE, images: int = 7) -> Path:
     shutil.copytree(work / "images", work / "control", ignore=shutil.ignore_patterns("*.txt"))
     config = dataset(work, work / "images", family=family)
     for script, args in caching(config, family=family).items():
-        _checked(command(script, *args, patched=False), environment(work, patched=False))
+        line = command(script, *args, patched=False)
+        done = kohya_nursery.run(line, environment(work, patched=False), checkout(), 300)
+        if done.returncode:
+            raise RuntimeError(f"{line[1:3]} failed:\n{done.stdout[-3000:]}")
     return work
 
 
@@ -213,9 +213,3 @@ def cached(work: Path, folder: Path, batch_size: int = 1, family: str = Z_IMAGE)
 def write_site(work: Path) -> None:
     """Write WORK/site of musubi-tuner."""
     installation().write_site(work, tiny.SHARED + SITE + tiny.FINDER, STAND_INS)
-
-
-def _checked(line: list[str], env: dict[str, str]) -> None:
-    done = kohya_nursery.run(line, env, checkout(), 300)
-    if done.returncode:
-        raise RuntimeError(f"{line[1:3]} failed:\n{done.stdout[-3000:]}")

@@ -11,8 +11,9 @@ from guards import npz
 from sd_scripts_patches import images
 
 
-def images_module(load, batches=6):
+def images_module(monkeypatch, load, batches=6):
     """What the images patch uses of sd-scripts: a group of one data set of `batches`, each of one image."""
+    monkeypatch.setattr(images, "_unreadable", set())
     module = ModuleType("library.train_util")
 
     class BaseDataset:
@@ -36,18 +37,13 @@ def images_module(load, batches=6):
     return module, DatasetGroup()
 
 
-@pytest.fixture
-def nothing_unreadable(monkeypatch):
-    monkeypatch.setattr(images, "_unreadable", set())
-
-
-def test_the_replacement_of_a_batch_depends_on_the_index_alone(nothing_unreadable, capsys):
+def test_the_replacement_of_a_batch_depends_on_the_index_alone(monkeypatch, capsys):
     def load(path, alpha):
         if path in ("2.png", "3.png", "5.png"):
             raise SyntaxError("broken PNG file")
         return path
 
-    _, data = images_module(load)
+    _, data = images_module(monkeypatch, load)
     for _ in range(2):
         assert [data[i] for i in (5, 2, 3, 0, 2)] == ["0.png", "4.png", "4.png", "0.png", "4.png"]
     log = capsys.readouterr().err
@@ -55,11 +51,11 @@ def test_the_replacement_of_a_batch_depends_on_the_index_alone(nothing_unreadabl
     assert "image 2.png cannot be read (SyntaxError: broken PNG file)" in log
 
 
-def test_too_many_unreadable_images_end_the_run_with_a_name(nothing_unreadable, monkeypatch):
+def test_too_many_unreadable_images_end_the_run_with_a_name(monkeypatch):
     def load(path, alpha):
         raise FileNotFoundError(2, "No such file or directory", path)
 
-    _, data = images_module(load)
+    _, data = images_module(monkeypatch, load)
     monkeypatch.setenv("HANGPROOF_SKIP_IMAGES", "3")
     with pytest.raises(OSError, match=r"image 3\.png cannot be read \(FileNotFoundError") as caught:
         data[0]
@@ -69,17 +65,17 @@ def test_too_many_unreadable_images_end_the_run_with_a_name(nothing_unreadable, 
         data[0]
 
 
-def test_what_a_restart_can_repair_is_not_replaced(nothing_unreadable, monkeypatch):
+def test_what_a_restart_can_repair_is_not_replaced(monkeypatch):
     """A disk that does not answer, and a damaged cache, which is encoded anew."""
     monkeypatch.setenv("HANGPROOF_IMAGE_TIMEOUT_S", "0.3")
-    module, data = images_module(lambda path, alpha=False: time.sleep(3600))
+    module, data = images_module(monkeypatch, lambda path, alpha=False: time.sleep(3600))
     with pytest.raises(TimeoutError, match=r"waited 0\.3 s for image 1\.png"):
         data[1]
     with ThreadPoolExecutor(1) as pool, pytest.raises(TimeoutError, match=r"waited 0\.3 s for image 9\.png"):
         pool.submit(module.load_image, "9.png").result()  # as while caching: no alarm reaches a pool's thread
     with pytest.raises(TimeoutError, match=r"waited 0\.3 s for the size of image 9\.png"):
         data.datasets[0].get_image_size("9.png")
-    _, data = images_module(lambda path, alpha: path)
+    _, data = images_module(monkeypatch, lambda path, alpha: path)
     monkeypatch.setattr(type(data), "__getitem__", images._replace_unreadable(lambda self, i: npz.load("damaged.npz")))
     monkeypatch.setattr(npz, "load", lambda path: (_ for _ in ()).throw(ValueError(f"{path} is damaged")))
     with pytest.raises(ValueError, match=r"damaged\.npz is damaged"):

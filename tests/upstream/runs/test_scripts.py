@@ -57,11 +57,12 @@ def test_a_rendered_script_trains(tier, newest, tmp_path, monkeypatch):
 
 def test_a_rendered_script_of_musubi_tuner_caches_and_trains(musubi, toy_z, tmp_path):
     folder = musubi_helpers.run_of(toy_z, "toy z's", prompts=["a thing"], sample_every_n_steps=12, sample_steps=1)
-    env = musubi_helpers.environment(toy_z, tmp_path / "data", TINY_LOSSES=str(tmp_path / "losses"), TIMEOUT_S="400")
+    settings = {"HANGPROOF_DATA": str(tmp_path / "data"), "TINY_LOSSES": str(tmp_path / "losses"), "TIMEOUT_S": "400"}
+    env = tiny_musubi.environment(toy_z, **settings)
     done = run_script(folder / "train.sh", None, **env)
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-4000:]
     assert len(tiny_musubi.losses(tmp_path / "losses")) == 12
-    assert len(musubi_helpers.caches(folder, "_zi")) == len(musubi_helpers.caches(folder, "_zi_te")) == 7
+    assert [len(list((folder / "cache").glob(f"*{kind}.safetensors"))) for kind in ("_zi", "_zi_te")] == [7, 7]
     slug = folder.name
     assert (folder / f"{slug}.safetensors").is_file() and (folder / f"{slug}-state/hangproof.json").is_file()
     assert list((folder / "sample").glob("*.png")) and not list(folder.rglob("*.tmp"))

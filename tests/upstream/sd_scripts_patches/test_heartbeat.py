@@ -98,9 +98,8 @@ def test_damaged_caches_are_set_aside_and_encoded_again_on_the_restart(each_work
         changed = {"train_data_dir": str(images.parent), "max_train_epochs": "1", "max_data_loader_n_workers": "1"}
         return helpers.train(each_work, tmp_path, *ON_DISK, **changed)
 
-    patches_helpers.flip(
-        flipped
-    )  # sd-scripts looks up one small member only, so the damage is found in the middle of training
+    # sd-scripts looks up one small member only, so the damage is found in the middle of training.
+    patches_helpers.flip(flipped)
     first = train()
     assert first.code == 1 and f"ValueError: {flipped} is damaged" in first.log.replace("\n", " "), first.log[-2000:]
     assert flipped.with_name(f"{flipped.name}.corrupt").exists() and not flipped.exists()

@@ -99,9 +99,7 @@ def test_a_damaged_cache_is_named_and_made_again(tmp_path):
     first = train()
     assert first.code == 1, first.log[-3000:]
     second = train()
-    script = "zimage_cache_latents.py"
-    words = tiny.caching(tmp_path / "dataset.toml", "--skip_existing")[script]
-    cached = helpers.watch(tiny.command(script, *words), tiny.environment(tiny.workdir()), tiny.checkout(), 200)
+    (cached,) = caching(tmp_path, "--skip_existing", scripts=LATENTS)
     third = train()
     assert cached.code == 0 and third.code == 0, cached.log[-2000:] + third.log[-2000:]
     assert f"{path} is damaged (" in first.log
