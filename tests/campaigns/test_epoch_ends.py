@@ -61,7 +61,8 @@ def sd_scripts(name: str) -> Run:
         make = functools.partial(tiny_sd_scripts.arguments, work)
     else:
         work = tiny_families.workdir(name)
-        command, environment = tiny_families.command(name, [], patched=True), tiny_families.environment(name, work)
+        command = tiny_sd_scripts.command(script=tiny_families.FAMILIES[name].script)
+        environment = tiny_families.environment(name, work)
         images = tiny_sd_scripts.copy_of(work, Path(tempfile.mkdtemp(dir=work)))  # its caches are made once
         off = dict.fromkeys(("save_every_n_steps", "sample_every_n_steps", "sample_prompts"))
         make = functools.partial(tiny_families.arguments, name, work, images, **off)

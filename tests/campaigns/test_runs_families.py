@@ -144,9 +144,8 @@ def test_it_trains_the_same_its_loader_reads_the_lora_and_a_sample_over_its_budg
         online = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"}
         limits = {"HANGPROOF_SAMPLE_BUDGET_S": "0.001", "HANGPROOF_HUB_TIMEOUT_S": "60"}
         environment = tiny_families.environment(name, work, HANGPROOF_RUN=str(tmp_path), **online, **limits)
-        result = helpers.watch(
-            tiny_families.command(name, arguments, True), environment, tiny_sd_scripts.checkout(), 400
-        )
+        command = tiny_sd_scripts.command(*arguments, script=tiny_families.FAMILIES[name].script)
+        result = helpers.watch(command, environment, tiny_sd_scripts.checkout(), 400)
     assert result.code == 0, result.log[-3000:]
     assert f"load network weights from {lora}: <All keys matched successfully>" in result.log, result.log[-3000:]
     assert resume_helpers.tensors(made / "tiny.safetensors") == resume_helpers.tensors(lora)

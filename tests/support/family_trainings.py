@@ -18,7 +18,9 @@ def sd_scripts(name: str, folder: Path) -> Path:
         tiny_sd_scripts.copy_of(work, out)
         arguments = tiny_families.arguments(name, work, out / "images", out / "made")
         settings = {"TINY_LOSSES": str(out / "losses"), "HANGPROOF_RUN": str(out), **resume_helpers.followed(out)}
-        command = tiny_families.command(name, arguments, out == guarded)
+        command = tiny_sd_scripts.command(
+            *arguments, patched=out == guarded, script=tiny_families.FAMILIES[name].script
+        )
         environment = tiny_families.environment(name, work, **settings)
         result = helpers.watch(command, environment, tiny_sd_scripts.checkout(), 400)
         assert result.code == 0, result.log[-3000:]

@@ -463,11 +463,6 @@ def arguments(name: str, work: Path, images: Path, out: Path, *more: str, **chan
     return tiny_flux.command_line({**flags, **dict.fromkeys(switches, True)}, *more)
 
 
-def command(name: str, arguments: list[str], patched: bool) -> list[str]:
-    """Return the command line of a run."""
-    return tiny.command(*arguments, patched=patched, script=FAMILIES[name].script)
-
-
 def main(checkout: str, work: str, name: str) -> None:
     """Write the weights, tokenizers, images and prompts of a family."""
     import torch

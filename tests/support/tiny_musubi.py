@@ -35,13 +35,12 @@ TESTS = Path(__file__).resolve().parent
 class Family:
     """How the scripts of a model family are called, whose names begin with the family's.
 
-    network: its network module. short: its name in the names of cache files. common, text, train: flags of all three
-    commands, of the one that caches text (and of training), and of training. weights: files of the transformer, by flag.
-    control: it learns edits, from an image before and one after. modules: what is changed when it is imported.
+    network: its network module. common, text, train: flags of all three commands, of the one that caches text (and of
+    training), and of training. weights: files of the transformer, by flag. control: it learns edits, from an image before
+    and one after. modules: what is changed when it is imported.
     """
 
     network: str
-    short: str
     modules: tuple[str, ...] = ()
     text: dict[str, str] = field(default_factory=lambda: {"text_encoder": "tiny"})
     common: dict[str, str] = field(default_factory=dict)
@@ -55,16 +54,16 @@ _QWEN = ("qwen_image.qwen_image_model", "qwen_image.qwen_image_utils")
 _WAN = ("wan.configs", "wan.modules.model", "wan.modules.vae", "wan.modules.t5")
 _FLUX = ("flux.flux_models", "flux.flux_utils")
 FAMILIES = {
-    Z_IMAGE: Family("networks.lora_zimage", "zi", _ZIMAGE),
-    "flux_2": Family("networks.lora_flux_2", "f2k4b", ("flux_2.flux2_utils",), common={"model_version": "klein-base-4b"}),
-    "qwen_image": Family("networks.lora_qwen_image", "qi", _QWEN),
+    Z_IMAGE: Family("networks.lora_zimage", _ZIMAGE),
+    "flux_2": Family("networks.lora_flux_2", ("flux_2.flux2_utils",), common={"model_version": "klein-base-4b"}),
+    "qwen_image": Family("networks.lora_qwen_image", _QWEN),
     "wan": Family(
-        "networks.lora_wan", "wan", _WAN, text={"t5": "tiny"}, train={"task": "t2v-A14B", "timestep_boundary": "500"},
+        "networks.lora_wan", _WAN, text={"t5": "tiny"}, train={"task": "t2v-A14B", "timestep_boundary": "500"},
         weights=("dit", "dit_high_noise"),
     ),
-    "krea2": Family("networks.lora_krea2", "kr2", (*_QWEN, "krea2.krea2_utils")),
+    "krea2": Family("networks.lora_krea2", (*_QWEN, "krea2.krea2_utils")),
     "flux_kontext": Family(
-        "networks.lora_flux", "fk", _FLUX, text={"text_encoder1": "tiny", "text_encoder2": "tiny"}, control=True
+        "networks.lora_flux", _FLUX, text={"text_encoder1": "tiny", "text_encoder2": "tiny"}, control=True
     ),
 }  # fmt: skip
 SITE = f"""

@@ -1,7 +1,7 @@
 """Model families of sd-scripts, tiny weights, CPU, its own script: guarded they train the same numbers as unguarded.
 
-SDXL samples in a pipeline, Lumina makes several images in one loop of its own. FLUX and Z-Image are in
-sd_scripts_patches/test_heartbeat.py and sd_scripts_patches/musubi/test_heartbeat.py; all other families are campaigns (tests/campaigns/test_runs_families.py).
+SDXL samples in a pipeline, Lumina makes several images in one loop of its own. FLUX and Z-Image are in test_heartbeat.py of
+sd_scripts_patches and of sd_scripts_patches/musubi; all other families are campaigns (tests/campaigns/test_runs_families.py).
 """
 
 import family_trainings
