@@ -18,7 +18,6 @@ from trainer_helpers import ROOT, environment, flags, make_config, make_images, 
 from ui_helpers import free_port
 
 from runs import command
-from runs.quoting import Variable
 from trainer import tiny_flux
 
 TESTS = Path(__file__).resolve().parent
@@ -35,7 +34,7 @@ def launcher(processes: int, backend: str = "diffusers", **fields: object) -> li
 def at_node(words: list[str], node: int, port: int) -> list[str]:
     """The launcher's words on machine `node`, with the values of the variables that the script reads."""
     values = {command.NODE: str(node), command.MAIN_ADDRESS: "127.0.0.1", command.MAIN_PORT: str(port)}
-    return [values.get(word, word) if isinstance(word, Variable) else word for word in words]
+    return [values.get(word.removeprefix("$"), word) for word in words]
 
 
 def exported(processes: int, nodes: int = 1) -> dict[str, str]:
