@@ -79,7 +79,7 @@ def extra_save_due(step: int, every: int, count: int) -> int | None:
 
     every: steps between two regular saves, with `count` extra ones between them.
     """
-    if every < 2 * (count + 1) or count < 1 or step < 1:
+    if every < 2 * (count + 1):
         return None
     part_steps = every / (count + 1)
     part, into = divmod(step % every, part_steps)
@@ -206,7 +206,7 @@ class StoreAgent:
             self.folder.event("store", f"the checkpoint of step {view.step} is in the store", step=view.step)
         if view.error:
             self._report_error(view.error)
-        elif before.error and before.error in self._reported:
+        elif before.error in self._reported:
             self.folder.event("store", "copying to the store works again")
             self._reported.clear()
 

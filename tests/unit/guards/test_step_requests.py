@@ -56,6 +56,7 @@ def test_only_rank_0_reads_requests(tmp_path):
         (40, 1, {20: 20, 29: 20, 60: 60}),  # half-way, and until the next regular save is nearer than a quarter
         (10, 2, {4: 3, 7: 7, 8: 7, 14: 13}),
         (3, 1, {}),  # too short
+        (4, 1, {2: 2}),
         (40, 0, {}),
         (0, 1, {}),
     ],
