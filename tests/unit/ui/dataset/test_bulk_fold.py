@@ -3,6 +3,7 @@
 from unittest.mock import Mock
 
 import gradio as gr
+import pytest
 from draft_helpers import drawn, filled, texts
 
 from ui.dataset import bulk_fold, caption_fold, captioning, draft, subsets
@@ -78,3 +79,23 @@ def test_captions_are_written_for_the_images_and_with_the_options_that_were_chos
     _, parts = drawn(caption_fold.draw, mine)
     assert (parts["Threshold"]["value"], parts["Written by"]["value"], parts["Model"]["value"]) == (0.5, "tagger", "")
     assert run["on_new_captions"]("all")[1] == over and not run["on_new_captions"]("all")[2]["visible"]
+
+
+STATUS = {"state": "running", "done": 10, "total": 40, "seconds": 100, "line": "<x>", "failures": ["<y>"], "error": ""}
+
+
+@pytest.mark.parametrize(
+    ("status", "there", "not_there"),
+    [
+        ({}, ["10 of 40 captions written, about 5 min left.", 'max="40" value="10"', "1 image has no"], ["<x>", "<y>"]),
+        ({"seconds": 1, "line": "", "failures": []}, ["captions written."], ["left", "<p></p>", "<details"]),
+        ({"state": "failed", "error": "no GPU"}, ["Stopped. 10 of", "no GPU"], ["<progress", "&lt;x", "left"]),
+        ({"done": 0, "total": 0}, ['max="1" value="0"'], ["left"]),
+    ],
+)  # fmt: skip
+def test_how_far_a_captioning_is(status, there, not_there):
+    text = caption_fold.shown({**STATUS, **status})
+    assert [one for one in there if one not in text] == [one for one in not_there if one in text] == [], text
+    assert caption_fold.shown({**STATUS, "state": ""}) == ""
+    unfinished = [caption_fold._unfinished({**STATUS, "state": state}) for state in ("failed", "running", "")]
+    assert unfinished == [True, False, False] and not caption_fold._unfinished({**STATUS, "state": "done", "done": 40})
