@@ -200,4 +200,4 @@ class Machine:
     def lora(self) -> str:
         """The SHA-256 of the finished LoRA, "" without one."""
         path = self.folder / f"{self.training.name}.safetensors"
-        return tiny_runs.sha256(path) if path.exists() else ""
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
