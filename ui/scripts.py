@@ -35,7 +35,7 @@ PARTS = {
         "dataset/images",
     ),
     "drawn": ("drawn",),
-    "run_actions": ("drawn", "run/run_address"),
+    "run_actions": ("drawn", "run/run_address", "run/stale_folds"),
     "charts": ("vendor/uplot", "run/plot", "run/charts"),
 }
 # Gradio repeats the rules that it gets for its own container, so that they win over its components' rules.

@@ -41,7 +41,7 @@ def opened(source: gr.Component, title: str, elem_id: str, draw: Callable[[Any],
 
 def build(title: str, elem_id: str, selected: gr.State, draw: Callable[[Path], None]) -> gr.Accordion:
     """Build an accordion whose components `draw(folder of the run)` makes. What was drawn says for which run: once the page
-    shows another one, run_address.js closes the accordion and hides what it has, so that no press acts on the run before."""
+    shows another one, stale_folds.js closes the accordion and hides what it has, so that no press acts on the run before."""
 
     def drawn(name: str) -> None:
         gr.HTML(f'<i data-drawn-for="{esc(name)}"></i>', visible="hidden")

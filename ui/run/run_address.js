@@ -11,17 +11,6 @@ const keepAddress = () => {
   if (panel.offsetParent) url.searchParams.delete("tab");
   if (url.href !== window.location.href) window.history.replaceState(null, "", url);
 };
-// A fold (fold.py) is closed when another run is shown than the one it was drawn for, and is empty until it is drawn again.
-const emptyFolds = () => {
-  const run = document.querySelector("#run-head [data-run]")?.dataset.run;
-  for (const mark of panel.querySelectorAll("[data-drawn-for]")) {
-    const label = mark.closest("[id$=-fold]").querySelector(".label-wrap");
-    const [content, stale] = [label.nextElementSibling, mark.dataset.drawnFor !== run];
-    if (stale && !content.hidden && label.matches(".open")) label.click();
-    content.hidden = stale;
-  }
-};
-new MutationObserver(emptyFolds).observe(panel, { attributes: true, attributeFilter: ["data-run", "data-drawn-for"], childList: true, subtree: true });
 new MutationObserver(keepAddress).observe(element, { attributes: true, childList: true, subtree: true });
 new ResizeObserver(keepAddress).observe(panel); // also when its tab is shown or hidden
 window.addEventListener("hangproof-open", keepAddress);
