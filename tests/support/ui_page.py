@@ -141,9 +141,19 @@ def has_focus(page, attribute: str, value: str) -> None:
     page.wait_for_function(shown, arg=[attribute, value])
 
 
+def unfold(label) -> None:
+    """Open a fold by its label; again where an answer moved the page between the press and the release of the button."""
+    until(lambda: label.evaluate("(label) => label.matches('.open')") or label.click(), "the fold is open")
+
+
+def more_settings(page) -> None:
+    """Open the fold with the rest of the settings."""
+    unfold(page.get_by_role("button", name="More settings"))
+
+
 def gpu_fold(page) -> None:
     """Open the fold with the GPU's memory and the trainer."""
-    page.locator("#gpu-fold button.label-wrap").first.click()
+    unfold(page.locator("#gpu-fold button.label-wrap").first)
     page.locator("#backend").wait_for()
 
 
@@ -160,7 +170,7 @@ def set_up_run(page, server, name: str, **fields: str) -> Path:
     field(page, "name").fill(name)
     field(page, "trigger").fill("tok")
     choose_tiny(page)
-    page.get_by_text("More settings").click()
+    more_settings(page)
     for key, value in fields.items():
         field(page, key).fill(value)
     drop(page, *photos("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg"), count=4)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from draft_helpers import photo
 from ui_helpers import Server
-from ui_page import a_tab, field, open_page, shows, state_is, until
+from ui_page import a_tab, field, more_settings, open_page, shows, state_is, until
 
 import runs
 
@@ -25,7 +25,7 @@ def test_from_an_import_to_a_finished_run_of_the_edited_script(browser, data, tm
         server.wait_for_output("Hangproof is running at")
         with a_tab(browser) as page:
             open_page(page, server)
-            page.get_by_role("button", name="More settings").click()
+            more_settings(page)
             field(page, "trigger").fill("ohwx")
             page.locator("#setup button.label-wrap").first.click()
             files = page.locator("#import-files input[type=file]")

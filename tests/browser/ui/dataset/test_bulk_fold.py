@@ -2,7 +2,7 @@
 a folder of the server."""
 
 from draft_helpers import photo
-from ui_page import open_page, until
+from ui_page import open_page, unfold, until
 
 from ui.dataset import draft, draft_store, subsets
 
@@ -27,7 +27,7 @@ def test_many_images_are_found_selected_edited_and_moved(tab, server, tmp_path, 
 
     shows("40 images")
     fold, cards = tab.locator("#bulk-fold"), tab.locator("#images")
-    fold.locator("button.label-wrap").first.click()
+    unfold(fold.locator("button.label-wrap").first)
     # Search, and select a range over two pages with the keyboard.
     tab.get_by_label("Search by").select_option("Has the tag")
     tab.get_by_label("Search captions").fill("Tag 1")

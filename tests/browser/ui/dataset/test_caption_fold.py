@@ -5,7 +5,7 @@ import threading
 from caption_server import answering
 from draft_helpers import photo
 from ui_helpers import serving
-from ui_page import RUN_S, a_tab, assert_accessible, caption, captions, drop, open_page, saved, until
+from ui_page import RUN_S, a_tab, assert_accessible, caption, captions, drop, open_page, saved, unfold, until
 
 KEY = "sk-0123"
 
@@ -32,7 +32,7 @@ def test_captions_are_written_shown_replaced_and_continued(browser, data, tmp_pa
         caption(page, "0.png").fill("mine")
         saved(page, "0.png")
         form = page.locator("#caption-writer")
-        form.locator("button.label-wrap").first.click()
+        unfold(form.locator("button.label-wrap").first)
         write = page.locator("#write-captions")
         form.get_by_label("Server", exact=True).check()
         write.click()

@@ -4,7 +4,7 @@ import re
 
 from draft_helpers import photo
 from PIL import Image
-from ui_page import assert_accessible, caption, drop, open_page, saved, shows, until
+from ui_page import assert_accessible, caption, drop, open_page, saved, shows, unfold, until
 
 
 def headings(page) -> dict[str, str]:
@@ -39,7 +39,7 @@ def test_images_are_checked_fixed_and_the_fixes_undone(tab, server, tmp_path):
         check.locator(f"#check-kinds input[value={kind}]").check()
         return check.locator("#check-pictures")
 
-    check.locator("button.label-wrap").first.click()
+    unfold(check.locator("button.label-wrap").first)
     found = {"duplicate", "dark", "cropped", "changed", "no_caption"}
     until(lambda: found <= set(headings(tab)), "the findings")
     assert headings(tab)["duplicate"] == "1 image is a copy of another one"

@@ -4,7 +4,7 @@ import re
 
 from parser_checkout import parser_checkout
 from ui_helpers import serving
-from ui_page import field, gpu_fold, open_page
+from ui_page import field, gpu_fold, more_settings, open_page, unfold
 
 # The editor draws only visible lines; the options are at its end.
 END = """(text) => { const e = document.querySelector("#script .cm-scroller"); e.scrollTop = e.scrollHeight;
@@ -20,11 +20,11 @@ def test_an_option_is_found_typed_and_in_the_script(tab, tmp_path):
         tab.get_by_role("option", name=re.compile("FLUX.1-schnell")).click()
         gpu_fold(tab)
         tab.get_by_label("kohya's sd-scripts").click()
-        tab.get_by_text("More settings").click()
+        more_settings(tab)
         box, note = tab.locator("#flags textarea"), tab.locator("#flags")
         box.fill("betas=0.9 0.99\nlog_levl=INFO")
         note.get_by_text("did you mean log_level?").wait_for()
-        tab.get_by_text("All trainer options").click()
+        unfold(tab.locator("#all-flags-fold button.label-wrap"))
         search, shown = field(tab, "flag-search"), tab.locator("#flag-table")
         shown.get_by_role("rowheader", name="network_dim").wait_for()
         search.fill("noise")

@@ -3,7 +3,7 @@
 import re
 
 from ui_helpers import squares
-from ui_page import choose_tiny, drop, field, open_page, until
+from ui_page import choose_tiny, drop, field, open_page, unfold, until
 
 TRAIN = "accelerate launch -m trainer --pretrained_model_name_or_path tiny-flux --network_dim 6 --blocks_to_swap 4\n"
 
@@ -17,7 +17,7 @@ def test_settings_come_from_a_template_and_a_file_and_a_sweep_is_planned(tab, se
         tab.get_by_role("button", name=name).click()
     assert tab.locator("#template, #sweep-rank, #rehearse").count() == 0
     for name in ("setup", "sweep", "rehearsal"):
-        tab.locator(f"#{name} button.label-wrap").first.click()
+        unfold(tab.locator(f"#{name} button.label-wrap").first)
 
     field(tab, "template").click()
     tab.get_by_role("option", name=re.compile("^A style")).click()

@@ -2,7 +2,7 @@
 
 import re
 
-from ui_page import assert_accessible, field, gpu_fold, open_page, until
+from ui_page import assert_accessible, field, gpu_fold, more_settings, open_page, until
 
 import presets
 from ui.new import form, model_note
@@ -35,7 +35,7 @@ def become(page, **expected: str) -> None:
 def test_a_model_sets_its_values_and_the_page_says_what_each_tier_needs(tab, bare_server):
     open_page(tab, bare_server)
     note = tab.locator("#model-note")
-    tab.get_by_text("More settings").click()
+    more_settings(tab)
     gpu_fold(tab)
     become(tab, tier="12G", backend="diffusers", resolution="512", rank="16", alpha="4", learning_rate="0.0008")
 

@@ -4,7 +4,7 @@ import json
 import re
 
 from ui_helpers import PROJECT, alone, serving, squares
-from ui_page import caption, captions, choose_tiny, drop, field, gpu_fold, open_page, saved, shows, until
+from ui_page import caption, captions, choose_tiny, drop, field, gpu_fold, more_settings, open_page, saved, shows, until
 
 import runs
 
@@ -111,7 +111,7 @@ def test_one_click_starts_a_run_and_leaves_the_draft_as_it_is(tab, data, tmp_pat
         saved(tab, "0000.png")
         # 2,000 steps of 2 s, and the 200 s that the earlier run took besides its steps
         estimates(tab).get_by_text("about 1 h 10 min (measured on this machine in the run “before”)").wait_for()
-        tab.get_by_text("More settings").click()
+        more_settings(tab)
         field(tab, "batch_size").fill("2")
         estimates(tab).get_by_text("measured on two CPU cores").wait_for()
         tab.locator("#try-it").click()

@@ -3,13 +3,13 @@
 import re
 
 from runs_helpers import picture
-from ui_page import choose_tiny, drop, field, until
+from ui_page import choose_tiny, drop, field, more_settings, until
 
 
 def fill(page, key: str, value: str) -> None:
     """Type a value and leave the field, as a user does."""
     if not field(page, key).is_visible():
-        page.get_by_text("More settings").click()
+        more_settings(page)
     field(page, key).fill(value)
     field(page, key).blur()
 
