@@ -1,16 +1,21 @@
-"""Evidence on hung and dead runs, made by hand: for tests of the causes, the stacks and the reports."""
+"""Evidence on hung and dead runs, made by hand, and the loop of a run without a training: for tests that start no process."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
+import pytest
+
 from guards.heartbeat import Beat
 from monitor.attempt import Attempt
 from monitor.diagnose.causes import Evidence
 from monitor.diagnose.ranks import UNKNOWN
+from monitor.loop import Loop
+from monitor.process import platform
 from monitor.run_folder import RunFolder
-from monitor.state import AttemptRecord
+from monitor.state import AttemptRecord, State, Transition
+from monitor.supervisor import turn
 
 
 def crash(log: str = "", **values) -> Evidence:
@@ -59,3 +64,38 @@ def attempt(folder: Path, *beats: Beat, members=None, oom_kills=None) -> Attempt
 def known(kind: str) -> Evidence:
     """What the run knows of a failure before the evidence is collected."""
     return Evidence(kind, step=5, planned=40)
+
+
+@pytest.fixture
+def make_loop(tmp_path, monkeypatch):
+    """Makes the loop of a run with this spec; "": its script is the user's own. machine: which of several this is."""
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    made = []
+
+    def make(spec: str = 'name = "toy"\n', machine: int | None = None) -> Loop:
+        folder = tmp_path / "outputs" / "toy"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.toml").write_text(spec)
+        run = RunFolder(folder, machine=machine)
+        run.own.mkdir(parents=True, exist_ok=True)
+        made.append(Loop(run, turn))
+        return made[-1]
+
+    yield make
+    for loop in made:
+        loop.at = Transition(State.FAILED)
+        loop.close()
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """Makes an attempt of a loop whose processes are gone, with a heartbeat of these values."""
+
+    def make(loop: Loop, **values):
+        made = attempt(
+            platform.private_folder("toy", tmp_path), beat(**{"pid": 2**22 + 1, **values})
+        )  # no process has this number
+        made.folder = loop.folder
+        return made
+
+    return make

@@ -5,11 +5,12 @@ import subprocess
 import sys
 
 import pytest
+from monitor_evidence import make_loop
 from monitor_helpers import folder, wait_for
 
 from monitor.process import platform
 
-__all__ = ["folder"]
+__all__ = ["folder", "make_loop"]
 
 
 @pytest.fixture
