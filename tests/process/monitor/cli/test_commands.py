@@ -35,6 +35,63 @@ def test_the_runs_are_shown_until_all_have_ended(tmp_path, capsys):
     assert "step 12 of 100" in shown and "not watched" in shown and "other: not started" in shown
 
 
+SLOW = {"title": "Hot", "pace": "A step takes 3 s", "explanation": "It is hot.", "advice": "Cool it."}
+RING = {"step": 40, "bytes": 3 * 10**9, "every": 1}
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, "running (training), step 12 of 100, 44.0 s left, 1 restart"),
+        ({"planned_steps": 0, "eta_s": None, "restarts": 0, "phase": None}, "running, step 12"),
+        ({"alive": False}, "running (not watched; start it again) (training), step 12 of 100, 44.0 s left, 1 restart"),
+        ({"stale": "old"}, "running (old) (training), step 12 of 100, 44.0 s left, 1 restart"),
+        ({"state": "failed", "message": "no GPU", "snapshots": RING}, "failed. no GPU"),
+        ({"message": "so far", "slow": SLOW}, ". so far. Hot. A step takes 3 s. It is hot. Cool it."),
+        ({"store": {"step": 0, "error": "no answer"}}, ", 1 restart, step 0 in the store, store: no answer"),
+        ({"snapshots": RING}, ", 1 restart, snapshot of step 40 in memory (3.0 GB, at every step)"),
+        ({"snapshots": {**RING, "every": 2000}}, ", snapshot of step 40 in memory (3.0 GB, every 2,000 steps)"),
+        ({"snapshots": {"step": 7, "off": "no room"}}, ", 1 restart, snapshots in memory are off: no room"),
+        ({"snapshots": {"step": None}}, ", 1 restart"),
+        ({"snapshots": RING, "state": "backoff"}, "backoff (training), step 12 of 100, 44.0 s left, 1 restart"),
+        ({"standby": {"state": "ready", "memory_bytes": 2 * 10**9}}, ", 1 restart, next attempt ready (2.0 GB)"),
+        ({"standby": {"state": "starting"}}, ", 1 restart, next attempt starting"),
+        ({"standby": {"state": "none", "reason": "memory is short"}}, ", no standby attempt: memory is short"),
+    ],
+)
+def test_a_run_is_shown_in_one_line(changed, expected):
+    shown = commands.line(Path("toy"), {**STATUS, **changed})
+    assert shown.startswith("toy: ") and shown.endswith(expected), shown
+    assert not expected.startswith(tuple("rfb")) or shown == f"toy: {expected}"
+
+
+def test_what_is_asked_of_a_run_that_cannot_do_it_is_refused_with_the_reason(tmp_path):
+    folder = toy_run(tmp_path / "toy")
+    with pytest.raises(MonitorError, match="toy: a checkpoint can be made while it trains, but it is never started"):
+        commands.request(folder, "save")
+    with pytest.raises(MonitorError, match=r"nothing of it runs, and no monitor watches it \(never started\)"):
+        commands.ask_to_end(folder, {})
+    (folder / "run.toml").write_text('name = "toy"\n')
+    (folder / "sample_prompts.txt").write_text(" \n")
+    lock = Lock(folder / "monitor.lock")
+    assert lock.acquire()
+    try:
+        for state, kind, why in (("failed", "save", "but it is failed"), ("stopping", "save", "is stopping: so far"),
+                                 ("running", "sample", "has no prompts for sample images")):  # fmt: skip
+            RunFolder(folder).write_status({**STATUS, "state": state, "message": "so far"})
+            with pytest.raises(MonitorError, match=why):
+                commands.request(folder, kind)
+        name = commands.request(folder, "save")
+        assert commands.request(folder, "save") == name and commands.outcome(folder, name) is None
+        (folder / "events.jsonl").write_text("{\n" + json.dumps({"kind": "request", "id": name, "done": True}) + "\n")
+        assert commands.outcome(folder, name)["done"]
+        assert commands.ask_to_end(folder, {"now": True}) and RunFolder(folder).stop_request() == {"now": True}
+        RunFolder(folder).write_status({**STATUS, "monitor_pid": 77})
+        assert commands.launch(folder) == {"folder": str(folder), "pid": 77, "already": True}
+    finally:
+        lock.release()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not LINUX, reason="/proc")
 def test_diagnose_explains_a_living_run_and_any_process(folder):
@@ -60,11 +117,8 @@ def test_diagnose_explains_a_living_run_and_any_process(folder):
 @pytest.mark.skipif(sys.platform == "win32", reason="signals between processes are POSIX")
 def test_a_request_that_cannot_be_done_says_why(folder):
     toy_run(folder, f"def fault(step):\n{GO}", steps=20)
-    with pytest.raises(MonitorError, match="toy: sample images can be made while it trains, but it is never started"):
-        commands.request(folder, "sample")
     process = started(folder, 1)
     name = commands.request(folder, "save")
-    assert name == commands.request(folder, "save")  # two requests of one kind are one
     (folder / "go").touch()
     assert finish(process)[0] == 0
     found = commands.outcome(folder, name)
