@@ -1,9 +1,15 @@
 """monitor/run_folder.py: which of several machines this is, and where its monitor writes."""
 
+import contextlib
+import io
 import json
+import os
+import time
+from pathlib import Path
 
 import pytest
 
+from monitor import run_folder
 from monitor.run_folder import MonitorError, RunFolder, machine_number, machines
 
 NODE = "HANGPROOF_NODE"
@@ -50,3 +56,82 @@ def test_another_machine_writes_into_a_folder_of_its_own_and_has_neither_store_n
     assert "secret" not in json.dumps(found)
     (tmp_path / "run.toml").unlink()
     assert RunFolder(tmp_path, machine=2).foreign
+
+
+def test_the_log_of_a_training_is_read_from_its_attempt_on_and_marked(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.log_size() == 0 and folder.log_tail(0, 100) == ""
+    (tmp_path / "training.log").write_bytes(b"before|of this attempt")
+    assert folder.log_size() == 22
+    assert folder.log_tail(7, 100) == "of this attempt" and folder.log_tail(7, 4) == "empt"
+    folder.mark_log("stopped")
+    last = (tmp_path / "training.log").read_text().splitlines()[-1]
+    assert last.startswith("before|of this attempt=== 20") and last.endswith("Z stopped")
+    (tmp_path / "training.log").unlink()
+    (tmp_path / "training.log").mkdir()
+    folder.mark_log("stopped")
+    assert "the reason could not be added to training.log" in (tmp_path / "monitor.log").read_text()
+
+
+def test_a_request_to_stop_is_there_until_it_is_cleared_and_one_of_before_goes(tmp_path):
+    folder, request = RunFolder(tmp_path), tmp_path / "stop.request"
+    assert folder.stop_request() is None
+    folder.clear_stop_request()
+    for text, read in (("{", {}), ('{"now": true}', {"now": True})):
+        request.write_text(text)
+        assert folder.stop_request() == read
+    folder.clear_stop_request(before_s=time.time() - 60)
+    assert request.exists(), "made since"
+    folder.clear_stop_request(before_s=time.time() + 60)
+    assert not request.exists()
+
+
+def test_the_job_decides_what_is_trained_and_the_file_what_it_costs(tmp_path):
+    assert run_folder.read_spec(tmp_path) == {} and RunFolder(tmp_path).name == tmp_path.name
+    (tmp_path / "run.toml").write_text('\ufeffname = "new"\nspend_limit = 5\n', encoding="utf-8")
+    assert run_folder.read_spec(tmp_path) == {"name": "new", "spend_limit": 5}
+    (tmp_path / "job.json").write_text(json.dumps({"spec": {"name": "made", "rank": 8, "spend_limit": 1}}))
+    assert RunFolder(tmp_path).spec == {"name": "made", "rank": 8, "spend_limit": 5}
+
+
+def test_an_event_is_kept_logged_and_passed_on_and_a_full_disk_is_said_once_a_line(tmp_path, capfd):
+    folder, passed = RunFolder(tmp_path, echo=True), []
+    folder.on_event = lambda *event: passed.append(event)
+    folder.event("hang", "it hangs", step=3)
+    event = json.loads((tmp_path / "events.jsonl").read_text())
+    assert (event["kind"], event["message"], event["step"]) == ("hang", "it hangs", 3) and event["mono_s"] > 0
+    assert passed == [("hang", "it hangs")]
+    assert (tmp_path / "monitor.log").read_text() == capfd.readouterr().err
+    folder.own = tmp_path / "gone"
+    assert not folder.replace("x", "y") and folder.log("z") is None
+    assert capfd.readouterr().err.count("cannot write") == 2
+    assert folder.incident_numbers() == []
+
+
+@pytest.mark.parametrize(("queue", "begun"), [(None, 0), ({"entries": []}, 0), ({"entries": ["x"]}, 1)])
+def test_the_queue_is_woken_where_a_run_waits(tmp_path, monkeypatch, queue, begun):
+    monkeypatch.setenv("HANGPROOF_DATA", str(tmp_path))
+    (tmp_path / "outputs").mkdir()
+    if queue is not None:
+        (tmp_path / "outputs" / ".queue.json").write_text(json.dumps(queue))
+    commands = []
+    monkeypatch.setattr(run_folder, "helper", lambda command, out: commands.append(command[1:]))
+    assert run_folder.wake_queue() is bool(begun) and commands == [["-m", "jobs", "queue", "work"]] * begun
+
+
+def test_a_line_that_nobody_takes_is_dropped_and_where_messages_go_is_named(tmp_path, monkeypatch):
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    with open(writer, "w") as stream:
+        run_folder.print_line("nobody reads", stream)
+        os.read(reader, 1 << 20)
+        run_folder.print_line("x" * 2000, stream)
+        assert os.read(reader, 1 << 20) == b"x" * 1000 + b"\n"
+    run_folder.print_line("closed", stream)
+    run_folder.print_line("no descriptor", io.StringIO())
+    os.close(reader)
+    monkeypatch.setenv("HANGPROOF_NOTIFY", "~/mine.toml")
+    assert run_folder.notify_file() == Path.home() / "mine.toml"
