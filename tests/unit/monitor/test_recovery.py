@@ -1,12 +1,27 @@
 """What the recovery decides, without a run."""
 
+import struct
+import time
+from types import SimpleNamespace
+
+import pytest
+from monitor_evidence import beat, crash, hang
+from monitor_helpers import events
+
+from guards import checkpoint
+from guards.heartbeat import REQUEST_TERM
 from monitor import config, recovery
-from monitor.loop import Loop
-from monitor.run_folder import RunFolder
-from monitor.state import History, State
-from monitor.supervisor import turn
+from monitor.diagnose import causes
+from monitor.diagnose.incident import Incident
+from monitor.process.platform import ProcessInfo
+from monitor.process.spawned import KillResult
+from monitor.resume import next_attempt
+from monitor.start import Unkillable
+from monitor.state import History, Observation, RunState, Shutdown, State, Transition
 
 CONFIG = config.load()
+HEADER = b'{"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+LORA = struct.pack("<Q", len(HEADER)) + HEADER + bytes(4)
 
 
 def after_failures(*failures):
@@ -58,17 +73,177 @@ def test_a_cause_that_needs_time_gets_it_on_the_first_failure_too():
     assert recovery.after_failure(History(), "x", True, False, CONFIG.restart, least_wait_s=30)[2] == 30
 
 
-def test_a_lora_that_does_not_verify_is_never_called_completed(tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "run.toml").write_text('name = "run"\n')
-    (folder / "run.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
-    loop = Loop(RunFolder(folder), turn)
-    try:
-        loop.at = loop.at.__class__(State.RUNNING)
-        assert "damaged" in recovery.complete(loop)
-        (folder / "run.safetensors").unlink()
-        assert "missing" in recovery.complete(loop)
-    finally:
-        loop.at = loop.at.__class__(State.FAILED)
-        loop.close()
+def test_a_lora_that_does_not_verify_is_never_called_completed(make_loop, tmp_path):
+    loop = make_loop()
+    lora, save_dir = loop.folder.folder / "toy.safetensors", tmp_path / "local"
+    lora.write_bytes(b"\x10\0\0\0\0\0\0\0{")
+    assert "damaged" in recovery.complete(loop)
+    lora.unlink()
+    assert "missing" in recovery.complete(loop)
+    save_dir.mkdir()
+    (save_dir / lora.name).write_bytes(LORA)
+    loop.state.save_dir = str(save_dir)
+    for size in (None, len(LORA) - 1):  # what was saved locally, and what an earlier attempt left
+        if size:
+            lora.write_bytes(b"x" * size)
+        assert recovery.complete(loop) == "" and lora.read_bytes() == LORA
+    assert make_loop("").folder.foreign and not recovery.complete(make_loop(""))
+    assert not recovery.complete(make_loop("nodes = 2\n", machine=1)), "the first machine has it"
+
+
+# ---- a failure, from its detection to its restart ----
+
+
+def fail(loop, attempt, **values):
+    """Recover from a crash whose last progress was 5 s ago."""
+    log = values.pop("log", "something broke")
+    evidence = crash(**{"log": log, "outcome": "failed", "ended": "exit code 1", **values})
+    return recovery.recover(loop, attempt, evidence, time.monotonic() - 5)
+
+
+def test_a_crash_is_recorded_answered_at_once_and_the_third_ends_the_run(make_loop, trained):
+    loop = make_loop()
+    folder, state = loop.folder.folder, loop.state
+    state.best_step, state.current = 10, trained(loop).record
+    for number in (1, 2, 3):
+        attempt = trained(loop)
+        result = fail(loop, attempt)
+        assert not state.failing and state.current is None and not attempt.heartbeats.exists()
+        if number < 3:
+            assert result.state is State.BACKOFF and state.restarts == number
+            wait_s = result.due_s - time.monotonic()
+            assert wait_s <= 0 if number == 1 else 0 < wait_s <= CONFIG.restart.backoff_first_s
+            state.best_before = 10
+    assert result.state is State.FAILED and result.code == 4 and state.restarts == 2
+    assert "Gave up: the same failure 3 times" in result.message and "incidents/0003/report.md" in result.message
+    title = loop.incident.cause.title
+    assert loop.at.message == "training, step 10: exit code 1" and result.message.startswith(title)
+    assert state.cause_counts == {loop.incident.cause.name: 3} and state.ledger.failures == 3
+    assert RunState.load(loop.folder) == state
+    first, second, third = (Incident.load(folder / "incidents" / f"000{n}") for n in (1, 2, 3))
+    assert first.outcome == second.outcome == "the restart after it failed as well" and first.ended_at
+    assert third.outcome.startswith("the run gave up: the same failure 3 times") and third.best_step == 10
+    assert 5 <= third.detect_s < 60
+    assert events(folder, "crash")[0]["since_s"] == round(first.detect_s, 3)
+    assert [event["message"] for event in events(folder, "backoff")] == ["restarting in 10 s"]
+    last = (folder / "training.log").read_text().splitlines()[-1]
+    assert last.startswith("=== ") and f"stopped: {title}" in last
+    assert events(folder, "crash")[0]["message"] == f"{title}: training, step 10: exit code 1"
+
+
+def test_a_cause_that_no_restart_removes_ends_the_run_at_once_with_what_to_do(make_loop, trained):
+    loop = make_loop()
+    with checkpoint.writing(loop.folder.folder / "toy-step00000008-state", 8, 1) as state:
+        (state / "weights").write_bytes(b"x")
+    result = fail(loop, trained(loop), exit_code=2, log="train.py: error: no such option: --x")
+    cause = loop.incident.cause
+    assert not cause.restart and result == Transition(State.FAILED, result.message)
+    assert result.message == f"{cause.title}. {cause.explanation} {cause.advice} See incidents/0001/report.md"
+    assert "toy-step00000008-state is kept, and a new start resumes from it" in loop.incident.outcome
+
+
+def test_the_second_failure_of_a_cause_changes_something(make_loop, trained, monkeypatch):
+    """At the first where it is certain to return; the subprocess that knows the changes is replaced."""
+    change = {"name": "workers_0", "sentence": "no workers", "patch": {"spec": {"workers": 0}, "flags": 1}}
+    asked = []
+    monkeypatch.setattr(next_attempt, "next_change", lambda folder, ladder, *more: asked.append(ladder) or change)
+    loop = make_loop()
+    oom = "CUDA out of memory. Tried to allocate 2.00 GiB"
+    fail(loop, trained(loop), log=oom)
+    assert asked == [loop.incident.cause.ladder] and loop.state.changes == [change]
+    assert loop.incident.changed == ["no workers"]
+    (event,) = events(loop.folder.folder, "mitigated")
+    assert event["patch"] == {"flags": 1} and event["change"] == "workers_0"
+    late = "loss is nan"
+    for _ in range(2):
+        fail(loop, trained(loop), log=late, note=late, outcome="failed")
+    assert "nan" in loop.incident.cause.name and not loop.incident.cause.at_once
+    assert len(asked) == 2, "not at its first failure"
+    other = make_loop("nodes = 2\n", machine=1)
+    assert fail(other, trained(other), log=oom) == Transition(
+        State.PREEMPTED, f"{other.incident.cause.title}; restarting in 5 s with all machines", code=6
+    )
+    assert len(asked) == 2, "what changes is decided on the first machine"
+
+
+def test_a_training_that_had_finished_or_was_asked_to_stop_is_not_restarted(make_loop, trained):
+    loop = make_loop()
+    lora = loop.folder.folder / "toy.safetensors"
+    lora.write_bytes(LORA)
+    done = dict(outcome="done", step=40, planned=40)
+    assert recovery.recover(loop, trained(loop, **done), hang(), 0.0) == Transition(State.COMPLETED)
+    assert "was complete" in loop.incident.outcome and loop.state.restarts == 0
+    lora.unlink()
+    loop.state.failing = False
+    assert recovery.recover(loop, trained(loop, **done), hang(), 0.0).state is State.BACKOFF, "without a LoRA"
+    assert "is missing; the last checkpoint is used" in (loop.folder.folder / "monitor.log").read_text()
+    loop.state.cause_counts.clear()
+    loop.state.shutdown, stopped = Shutdown("stopped"), dict(outcome="stopped", step=20)
+    assert recovery.recover(loop, trained(loop, **stopped), hang(), 0.0).state is State.STOPPING
+    own = trained(loop, **stopped, request=REQUEST_TERM)
+    assert recovery.recover(loop, own, None).state is State.BACKOFF, "something else sent it SIGTERM"
+    with pytest.raises(RuntimeError):
+        recovery.recover(loop, own, None)
+
+
+def process(pid: int) -> ProcessInfo:
+    return ProcessInfo(pid, 1.0, 1, "R", "python", 0.0, 0)
+
+
+def test_what_is_killed_is_named_and_what_lives_on_starts_no_second_writer(make_loop, trained, monkeypatch):
+    loop, given, waits = make_loop(), [], []
+    results = iter([KillResult((process(8),), (process(8),), 9.0), KillResult((process(7),), (), 1.5)])
+    attempt = SimpleNamespace(kill=lambda *times_s: given.append(times_s) or next(results))
+    monkeypatch.setattr(loop.gpus, "wait_free", lambda pids, timeout_s: waits.append((pids, timeout_s)) or pids)
+    loop.incident = Incident.open(
+        loop.folder, crash(), causes.match(crash()), attempt=1, progress_s=0.0, best_step=1, started_at="", detect_s=1.0
+    )
+    loop.state.failing = True
+    with pytest.raises(Unkillable, match=r"python \(8\)"):
+        recovery.kill_processes(loop, attempt)
+    assert Incident.load(loop.incident.folder).killed == [{"name": "python", "pid": 8}]
+    loop.state.shutdown = Shutdown("preempted", gone_by_s=time.monotonic() + 4)
+    recovery.kill_processes(loop, attempt, 3.0, 30.0)
+    end = CONFIG.end
+    assert given[0] == (end.grace_s, end.kill_wait_s) and given[1] == (3.0, pytest.approx(1.0, abs=0.5))
+    assert waits[0] == ({8}, end.gpu_memory_s) and waits[1][0] == {7} and waits[1][1] <= 4
+    assert [p["pid"] for p in loop.incident.killed] == [8, 7]
+    told = [event["message"] for event in events(loop.folder.folder, "killed")]
+    assert told[1] == "killed 1 process in 1.5 s: python (7)"
+    assert "still holds memory of killed processes: [7]" in (loop.folder.folder / "monitor.log").read_text()
+
+
+def test_the_first_new_step_closes_the_incident_at_its_own_time(make_loop, trained):
+    loop = make_loop()
+    loop.state.best_step = 10
+    now_s = time.monotonic()
+    fail(loop, trained(loop))
+    loop.incident.progress_s, loop.incident.resumed_from, number = now_s - 100, 8, loop.incident.folder
+    beats = (beat(0, 9), beat(1, 13, step_s=now_s - 2, intervals=(9.0, 3.0, 4.0)))
+    recovery.close_incident(loop, Observation(now_s, 0.0, beats), 11)
+    closed = Incident.load(number)
+    assert closed.recover_s == pytest.approx(98 - 7) and closed.steps_repeated == 2 and closed.ended_at
+    assert closed.outcome == "the run recovered: step 11 is new"
+    assert loop.incident is None and RunState.load(loop.folder).incident == ""
+    (event,) = events(loop.folder.folder, "progress")
+    assert event["message"] == "step 11 is new: recovered in 91.0 s, 2 steps trained twice"
+    recovery.close_incident(loop, Observation(now_s, 0.0, beats), 11)
+    assert len(events(loop.folder.folder, "progress")) == 1
+
+
+def test_the_next_monitor_takes_up_an_open_incident(make_loop, trained):
+    loop = make_loop()
+    fail(loop, trained(loop))
+    number = loop.state.incident
+    for failing, recover_s, open_again in ((True, 3.0, True), (False, None, True), (False, 3.0, False)):
+        loop.incident.recover_s = recover_s
+        loop.incident.save(loop.folder)
+        again = make_loop()
+        again.state.failing = failing
+        recovery.load_incident(again)
+        assert (again.incident is not None) is open_again and again.state.failing is failing
+    (loop.incident.folder / "incident.json").write_text("{")
+    again.state.failing, again.state.incident = True, number
+    recovery.load_incident(again)
+    assert again.incident is None and not again.state.failing and again.state.incident == ""
+    assert "cannot be continued" in (loop.folder.folder / "monitor.log").read_text()
