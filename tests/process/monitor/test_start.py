@@ -1,0 +1,147 @@
+"""How an attempt is started, on real folders, with quick scripts of the user's own."""
+
+import time
+from pathlib import Path
+
+import psutil
+from monitor_evidence import crash
+from monitor_helpers import events, wait_for
+
+from guards import checkpoint
+from monitor import config, start
+from monitor.attempt import Attempt
+from monitor.diagnose import causes
+from monitor.diagnose.incident import Incident
+from monitor.process import platform
+from monitor.resume import checkpoints
+from monitor.resume.next_attempt import Rendered
+from monitor.state import ResumePoint, RunState, State
+
+LIMITS = config.load(environ={}).restart
+ENV = "env | grep HANGPROOF >env.txt\n"
+
+
+def script(run, text: str = "") -> Path:
+    path = run.folder.folder / "train.sh"
+    path.write_text(ENV + text)
+    return path
+
+
+def state_of(run, step: int) -> Path:
+    state = run.folder.folder / f"toy-step{step:08d}-state"
+    with checkpoint.writing(state, step, 1) as folder:
+        (folder / "weights").write_bytes(b"x")
+    return state
+
+
+def ended(attempt: Attempt) -> None:
+    wait_for(lambda: attempt.poll(platform.now(), 0.0, fresh=True).ended, 60, "the end of the script")
+    attempt.close()
+
+
+def test_an_attempt_starts_from_the_newest_good_state_and_its_record_is_saved(make_loop):
+    run = make_loop("")
+    script(run, "kill -0 $$; sleep 60")
+    good, bad = state_of(run, 10), state_of(run, 20)
+    (bad / "weights").write_bytes(b"changed")
+    (run.folder.folder / "toy.tmp").mkdir()
+    run.state.best_step, run.state.changes, run.tries = 25, [{"name": "one", "sentence": "s"}], 2
+    run.incident = Incident.open(
+        run.folder, crash(), causes.match(crash()), attempt=1, progress_s=0.0, best_step=1, started_at="", detect_s=1.0
+    )
+    attempt = start.start_attempt(run)
+    try:
+        assert isinstance(attempt, Attempt) and attempt.record.number == 2, "attempt 1 is train.sh from step 0"
+        saved = RunState.load(run.folder)
+        assert saved == run.state and saved.current == attempt.record and run.tries == 0
+        assert (saved.attempt, saved.best_before, saved.resumed_step, saved.changes_at_save) == (2, 25, 10, ["one"])
+        found = Incident.load(run.incident.folder)
+        assert (found.resumed_from, found.from_memory, found.standby) == (10, False, False)
+        assert found.bad_checkpoints[0].startswith(f"{bad.name}.bad") or found.bad_checkpoints[0].startswith(bad.name)
+        (restarted,), (told,) = events(run.folder.folder, "restarted"), events(run.folder.folder, "checkpoint_bad")
+        assert restarted["message"] == f"attempt 2 from step 10 ({good.name}), pid {attempt.pid}"
+        assert (restarted["step"], restarted["attempt"], restarted["changes"]) == (10, 2, ["one"])
+        assert bad.name in told["message"]
+        variables = wait_for((run.folder.folder / "env.txt").read_text, 60)
+        assert f"HANGPROOF_RESUME={good}" in variables and "HANGPROOF_ATTEMPT=2" in variables
+        assert f"attempt 2: train.sh, from {good}" in (run.folder.folder / "training.log").read_text()
+        # An error of the monitor cuts it short here: the attempt that was started goes on.
+        again = start.already_started(run)
+        assert again.record == attempt.record
+        assert events(run.folder.folder, "restarted")[1]["message"].startswith("attempt 2 continues, pid ")
+        run.state.attempt = 3
+        assert start.already_started(run) is None
+        # Another start kills it first.
+        run.state.attempt = 2
+        assert start.start_attempt(run).record.number == 3
+        (killed,) = events(run.folder.folder, "killed")
+        assert (
+            killed["message"].startswith("killing what an earlier attempt left: ")
+            and str(attempt.pid) in killed["message"]
+        )
+        assert not psutil.pid_exists(attempt.pid) or psutil.Process(attempt.pid).status() == "zombie"
+    finally:
+        start.kill_leftovers(run)
+        assert start.kill_leftovers(run) is None and len(events(run.folder.folder, "killed")) == 2
+    run.state.current = None
+    assert start.already_started(run) is None
+
+
+def test_the_first_attempt_starts_at_step_0_and_a_script_that_cannot_run_is_tried_again(make_loop, monkeypatch):
+    run = make_loop("")
+    script(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(platform, "popen", lambda *_, **__: (_ for _ in ()).throw(OSError(12, "Cannot allocate memory")))
+        refused = start.start_attempt(run)
+    assert refused.state is State.BACKOFF and refused.message == "attempt 1 cannot be started: Cannot allocate memory"
+    assert run.state.current is None and run.state.attempt == 0
+    attempt = start.start_attempt(run)
+    assert isinstance(attempt, Attempt) and attempt.record.number == 1
+    ended(attempt)
+    assert "HANGPROOF_RESUME" not in (run.folder.folder / "env.txt").read_text()
+    (started,) = events(run.folder.folder, "started")
+    assert started["message"] == f"attempt 1 from the start, pid {attempt.pid}" and "changes" not in started
+
+
+def test_a_state_that_cannot_be_verified_now_is_waited_for_and_never_means_step_0(make_loop, monkeypatch):
+    run = make_loop("")
+    script(run)
+    old, new = state_of(run, 10), state_of(run, 20)
+    for chosen, tries, starts in ((None, 9, False), (old, 0, False), (old, 4, True)):
+        point = ResumePoint(chosen, 10, unsure=((new, "no answer"),))
+        monkeypatch.setattr(checkpoints, "choose", lambda *_, point=point: point)
+        run.tries, run.wait_limit_s = tries, LIMITS.start_s
+        run.failing_since_s = time.monotonic()
+        result = start.start_attempt(run)
+        assert isinstance(result, Attempt) is starts, (chosen, tries)
+        if not starts:
+            assert result.state is State.BACKOFF
+            assert result.message.startswith(f"{new.name} cannot be verified: no answer. It is kept")
+    ended(result)
+    assert f"{new.name} cannot be verified now and is kept" in (run.folder.folder / "monitor.log").read_text()
+
+
+def test_a_change_that_states_do_not_fit_keeps_them_aside_and_starts_over(make_loop, monkeypatch):
+    run = make_loop("")
+    path, state = script(run), state_of(run, 10)
+    monkeypatch.setattr(run.prewarm, "render", lambda *_: Rendered(path, "", compatible=False))
+    run.state.best_step = 30
+    attempt = start.start_attempt(run)
+    ended(attempt)
+    assert not state.exists() and (state.parent / f"{state.name}.bad").is_dir()
+    assert (run.state.best_step, run.state.resumed_step) == (0, 0)
+    assert f"kept as {state.name}.bad" in events(run.folder.folder, "checkpoint_bad")[0]["message"]
+    assert "HANGPROOF_RESUME" not in (run.folder.folder / "env.txt").read_text()
+
+
+def test_another_machine_takes_its_changes_from_the_first(make_loop, monkeypatch):
+    first = make_loop("nodes = 2\n", machine=0)
+    first.state.changes, first.state.changes_at_save = [{"name": "batch_1", "sentence": "s"}], ["batch_1"]
+    first.state.save(first.folder)
+    second, seen = make_loop("nodes = 2\n", machine=1), []
+    second.checked = True
+    monkeypatch.setattr(second.prewarm, "render", lambda *given: seen.append(given) or Rendered(script(second)))
+    attempt = start.start_attempt(second)
+    ended(attempt)
+    assert seen[0][2] == first.state.changes and seen[0][3] == ["batch_1"]
+    assert start.already_started(second) is None, "all machines start again"
