@@ -1,0 +1,116 @@
+"""What the records of an attempt's ranks and processes say, without a training."""
+
+import os
+from dataclasses import replace
+
+import pytest
+from monitor_evidence import beat
+
+from guards import heartbeat
+from monitor import attempt
+from monitor.detect.probe import Missing, Sample, take
+from monitor.process import platform
+from monitor.process.platform import ProcessInfo, process_info
+
+
+@pytest.mark.parametrize(
+    ("exit_file", "rank", "expected"),
+    [
+        ("0", None, (0, None, "", "", False)),
+        ("137", None, (137, 9, "", "", False)),
+        ("128", None, (128, None, "", "", False)),
+        ("193", None, (193, None, "", "", False)),
+        (None, None, (None, None, "", "", False)),
+        ("1", dict(outcome="failed", note="oom", step=5), (1, None, "failed", "oom", False)),
+        ("0", dict(outcome="done", note="", step=40), (0, None, "done", "", True)),
+        ("9", dict(outcome="running", note="x", step=0, planned=0), (9, None, "running", "", False)),
+    ],
+)
+def test_how_an_attempt_ended_is_its_exit_code_and_the_words_of_its_first_rank(
+    make_loop, trained, exit_file, rank, expected
+):
+    made = trained(make_loop())
+    if exit_file:
+        (made.heartbeats / "exit").write_text(exit_file)
+    beats = [beat(1, local_rank=1, outcome="failed", note="other"), beat(0, **rank)] if rank else []
+    status = made.exit_status(beats)
+    assert (status.code, status.signal, status.outcome, status.note, status.trained) == expected
+    made._orphaned = True  # its ranks outlived it
+    assert made.exit_status(beats).code is made.exit_status(beats).signal is None
+
+
+def test_a_rank_lives_while_a_process_of_its_number_and_start_is_there(make_loop, trained):
+    own = process_info(os.getpid())
+    made = trained(make_loop(), pid=own.pid)
+    made.beats.append(beat(1, pid=2**22 + 2))
+    assert made.poll(platform.now(), 1e9).ranks_gone, "adopted, and not one of its processes: the number is used again"
+    made.tree.members = {own.pid: own}
+    view = made.poll(platform.now(), 1e9)
+    assert (view.dead, view.ranks_gone, view.ended, view.stopped) == ({2**22 + 2}, False, False, frozenset())
+    assert [one.rank for one in view.beats] == [0, 1] and view.step == 5
+    made._start_times[own.pid] = own.start - 1
+    view = made.poll(platform.now(), 1e9)
+    assert view.ranks_gone and view.ended
+
+
+def test_heartbeats_are_read_as_they_come_and_a_torn_one_keeps_the_last(make_loop, trained):
+    made = trained(make_loop())
+    made.beats = []
+
+    def written(rank):
+        heartbeat.Heartbeat(heartbeat.path_of(made.heartbeats, rank), rank, 4)
+
+    written(0)
+    (made.heartbeats / ".rank-1.hb").touch()
+    (made.heartbeats / "rank-2.hb").write_bytes(b"torn")
+    assert [one.rank for one in made._read_beats(100.0, False)] == [0]
+    written(1)
+    assert len(made._read_beats(100.5, False)) == 1 and len(made._read_beats(101.0, False)) == 2
+    written(3)
+    assert len(made._read_beats(101.1, True)) == 3, "now"
+    heartbeat.path_of(made.heartbeats, 0).write_bytes(b"torn")
+    assert len(made._read_beats(101.2, False)) == 3
+    assert made.request_stop(), "one cannot be asked"
+    assert heartbeat.read(heartbeat.path_of(made.heartbeats, 1)).request == heartbeat.REQUEST_STOP
+    made.beats = []
+    assert not made.request_stop()
+
+
+@pytest.mark.parametrize(
+    ("grown", "at_work"),
+    [
+        ({}, False),
+        ({"cpu_s": 0.09}, False),
+        ({"cpu_s": 0.11}, True),
+        ({"disk_bytes": 20_000, "copied_bytes": 12_000}, False),
+        ({"disk_bytes": 20_000, "copied_bytes": 13_000}, True),
+        ({"log": 1}, True),
+    ],
+)
+def test_a_script_without_ranks_is_at_work_while_its_processes_do_something(
+    make_loop, trained, monkeypatch, grown, at_work
+):
+    made, own = trained(make_loop()), process_info(os.getpid())
+    made.tree.members = {own.pid: own}
+    first = take(made.tree.keys(), Missing())
+    ((key, process),) = first.processes.items()
+    last = replace(process, **{name: getattr(process, name) + by for name, by in grown.items() if name != "log"})
+    samples = iter([first, first, Sample(0.0, {key: last})])
+    monkeypatch.setattr(attempt, "take", lambda *_: next(samples))
+    activities = []
+    for now_s in (100.0, 102.0, 102.9, 104.0):
+        if now_s == 104.0 and "log" in grown:
+            made.folder.mark_log("x")
+        made._measure_activity(now_s)
+        activities.append(made._activity)
+    assert activities == [1, 1, 1, 2 if at_work else 1], "the first look finds new processes"
+
+
+def test_a_stopped_rank_is_named(make_loop, trained, monkeypatch):
+    stopped = ProcessInfo(7, 1.0, 1, "T", "python", 0.0, 0)
+    made = trained(make_loop(), pid=7)
+    made.tree.members = {7: stopped}
+    monkeypatch.setattr(platform, "process_info", lambda pid: stopped)
+    assert made.poll(platform.now(), 1e9).stopped == {7}
+    monkeypatch.setattr(platform, "process_info", lambda pid: replace(stopped, state="Z"))
+    assert made.poll(platform.now(), 1e9).dead == {7}
