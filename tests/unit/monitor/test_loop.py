@@ -1,0 +1,181 @@
+"""What the loop does between two turns, and at the end of a run, without a training."""
+
+import math
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+from monitor_evidence import beat, crash
+from monitor_helpers import events
+
+from guards import step_requests
+from monitor import config, loop, start
+from monitor.diagnose import causes
+from monitor.diagnose.incident import Incident
+from monitor.state import Observation, RunState, Shutdown, State, Transition, read_status
+
+END = config.load().end
+
+
+@pytest.mark.parametrize(
+    ("state", "due_s", "phase", "pending", "activity", "poll_s"),
+    [
+        (State.OPENING, 0, "", False, "so far", 0.0),
+        (State.STOPPING, 0, "", False, "so far", None),
+        (State.QUEUED, 0, "", False, "waiting", 0.2),
+        (State.BACKOFF, 0.1, "", False, "waiting", 0.1),
+        (State.BACKOFF, 9, "", False, "waiting", 0.2),
+        (State.BACKOFF, -1, "", True, "recovering", 0.0),
+        (State.STARTING, 0, "load", False, "loading", 0.2),
+        (State.STARTING, 0, "load", True, "recovering", 0.2),
+        (State.RUNNING, 0, "step", True, "training", None),
+        (State.SUSPECT, 0.02, "first_step", False, "training", 0.025),
+        (State.SUSPECT, -1, "first_step", False, "training", None),
+        (State.RECOVERING, 0, "step", True, "recovering", 0.0),
+    ],
+)
+def test_each_state_has_its_share_of_the_ledger_and_its_pace(
+    make_loop, monkeypatch, state, due_s, phase, pending, activity, poll_s
+):
+    run = make_loop()
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    run.state.ledger.state, run.state.ledger.pending = "so far", pending
+    run.status.note_phase([beat(phase=phase)] if phase else [])
+    run.at = Transition(state, due_s=1000.0 + due_s)
+    assert run.activity() == activity
+    assert run.poll_s() == pytest.approx(run.watch.poll_s() if poll_s is None else poll_s)
+    run.at = Transition(state, give_up_s=1.0)
+    assert run.poll_s() == loop.UNKILLABLE_POLL_S
+
+
+def test_a_process_that_cannot_be_killed_is_waited_for_and_then_named(make_loop):
+    run = make_loop()
+    run.at, run.state.failing = Transition(State.RUNNING), True
+    first = run.unkillable("python (7)")
+    assert first.state is State.RECOVERING and first.message.startswith("cannot be killed: python (7)")
+    assert (
+        first.give_up_s == pytest.approx(first.due_s + END.unkillable_s)
+        and len(events(run.folder.folder, "crash")) == 1
+    )
+    run.at = first
+    again = run.unkillable("python (7)")
+    assert again.give_up_s == first.give_up_s and again.due_s >= first.due_s
+    run.at = Transition(State.RECOVERING, give_up_s=time.monotonic() - 1)
+    assert run.unkillable("python (7)").state is State.UNKILLABLE and len(events(run.folder.folder, "crash")) == 1
+    run.state.shutdown = Shutdown("preempted", gone_by_s=time.monotonic() + 5)
+    assert run.unkillable("python (7)").message.startswith("preempted; cannot be killed")
+
+
+@pytest.mark.parametrize(
+    ("end", "failing", "outcome"),
+    [
+        (Transition(State.COMPLETED, "40 steps"), False, "the run completed"),
+        (Transition(State.STOPPED, "stopped"), True, "the run ended before the restart: stopped; not kept; 3 files"),
+        (Transition(State.FAILED, "no", code=4), True, "gave up"),
+        (Transition(State.STOPPED, "stopped"), False, None),
+    ],
+)
+def test_the_end_of_a_run_says_what_is_not_kept_and_closes_its_incident(make_loop, monkeypatch, end, failing, outcome):
+    run, evidence = make_loop(), crash()
+    known = dict(attempt=1, progress_s=0.0, best_step=1, started_at="", detect_s=1.0)
+    run.incident = Incident.open(run.folder, evidence, causes.match(evidence), **known)
+    run.incident.outcome = "gave up" if end.code else ""
+    run.state.failing = failing
+    run.view = Observation(0.0, 0.0, (beat(step=33),))
+    monkeypatch.setattr(start, "keep_newest", lambda run, pause: "not kept")
+    monkeypatch.setattr(run, "flush_store", lambda: "3 files")
+    step_requests.ask(run.folder.folder, "save")
+    run.enter(end)
+    reason = "40 steps; 3 files" if end.state is State.COMPLETED else f"{end.message}; not kept; 3 files"
+    shown = read_status(run.folder.folder)
+    assert (shown["state"], shown["reason"], shown["message"]) == (str(end.state), reason, reason)
+    assert run.code == (end.code or (0 if end.state is State.COMPLETED else 3))
+    (event,) = events(run.folder.folder, str(end.state))
+    assert event["reached"] == 33 and event["message"] == reason
+    saved = Incident.load(run.incident.folder)
+    assert (saved.outcome if saved.ended_at else None) == outcome
+    assert RunState.load(run.folder).state is end.state and not run.state.failing
+    run.close()
+    assert step_requests.waiting(run.folder.folder) == () and len(events(run.folder.folder, "ledger")) == 1
+    assert f"the run is {end.state}" in events(run.folder.folder, "request")[0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("signals", "stop", "shutdown", "left_s"),
+    [
+        ([], False, None, 900),
+        ([], True, None, 0),
+        ([signal.SIGINT], False, None, 0),
+        ([signal.SIGTERM], False, None, END.preempt_total_s),
+        ([], False, Shutdown("stopped", now=True), 0),
+        ([], False, Shutdown("preempted", gone_by_s=time.monotonic() + 1e6), 900),
+    ],
+)
+def test_the_last_copy_to_the_store_has_its_time_and_a_second_stop_ends_it(
+    make_loop, monkeypatch, signals, stop, shutdown, left_s
+):
+    run = make_loop('store = "s3://x"\n')
+    assert run.flush_store() == "", "it never held the lease"
+    left = []
+    run.store = SimpleNamespace(holds=True, flush=lambda limit_s, pause: left.append(limit_s()) or "rest",
+                                summary=dict, close=lambda limit_s: None)  # fmt: skip
+    run.signals, run.state.shutdown = signals, shutdown
+    if stop:
+        (run.folder.folder / "stop.request").write_text("{}")
+    assert run.flush_store() == "rest" and not run.signals and run.folder.stop_request() is None
+    assert run.at.state is State.STOPPING
+    assert left[0] == pytest.approx(left_s, abs=5) if left_s else left[0] <= 0
+
+
+def test_new_steps_count_give_restarts_back_and_close_the_incident(make_loop, trained, monkeypatch):
+    run, restart = make_loop(), config.load().restart
+    closed = []
+    monkeypatch.setattr(loop.recovery, "close_incident", lambda run, view, first_new: closed.append(first_new))
+    run.state.history = run.state.history.__class__(restarts=3)
+    for step, after_s in ((5, 0.0), (5, 9.0), (8, 0.0), (9, restart.refund_s)):
+        attempt = trained(run, step=step, planned=40)
+        if run.last_step_s is not None:
+            run.last_step_s -= after_s
+        assert run.observe(attempt).step == step
+    assert closed == [1, 6, 9] and (run.state.best_step, run.state.planned) == (9, 40)
+    assert run.state.history.restarts == 0 and run.state.ledger.steps == 9
+    assert (run.folder.folder / "monitor.log").read_text().count("all restarts are available again") == 1
+
+
+def test_a_monitor_that_fails_at_each_turn_stops_the_run_unless_it_trains(make_loop, trained, monkeypatch):
+    run = make_loop()
+    monkeypatch.setattr(loop, "ERROR_PAUSE_S", 0.0)
+    run.at = Transition(State.RUNNING)
+
+    def fails(step: int, waited_s: float) -> State:
+        run.attempt = trained(run, step=step)
+        if run.failing_since:
+            run.failing_since = run.failing_since[0] - waited_s, run.failing_since[1]
+        try:
+            raise ZeroDivisionError("a bug")
+        except ZeroDivisionError:
+            run.unexpected()
+        return run.at.state
+
+    limit_s = config.load().watch.fault_s
+    assert [fails(*one) for one in ((1, 0), (1, limit_s / 2), (9, limit_s), (9, 0))] == [State.RUNNING] * 4
+    assert fails(9, limit_s) is State.FAILED and "cannot watch this run: ZeroDivisionError: a bug" in run.at.message
+    assert len(events(run.folder.folder, "monitor_error")) == 1
+    log = (run.folder.folder / "monitor.log").read_text()
+    assert log.count("the same error, ") == 2 and "the same error, 4 times" in log
+
+
+def test_a_wait_ends_for_a_stop_once_what_an_earlier_monitor_left_is_known(make_loop):
+    run = make_loop()
+    run.signals = [signal.SIGTERM]
+    run.pause(0.0)
+    run.at = Transition(State.STARTING)
+    with pytest.raises(start.Interrupted):
+        run.pause(0.0)
+    run.signals = []
+    run.pause(0.0)
+    (run.folder.folder / "stop.request").write_text("{}")
+    with pytest.raises(start.Interrupted):
+        run.pause(0.0)
+    assert run.remaining_s() == math.inf
