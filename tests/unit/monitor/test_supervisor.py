@@ -143,6 +143,33 @@ def test_a_stopped_run_says_where_and_with_which_checkpoint(make_loop, trained):
     assert supervisor.spent(run) is None, "it ends already"
 
 
+def test_a_stop_waits_for_the_checkpoint_until_its_deadline_or_a_hang(make_loop, trained, monkeypatch):
+    run, view = make_loop(), Observation(time.monotonic(), 0.0, (beat(),))
+    run.attempt, killed = trained(run, outcome="stopped"), []
+    result = recovery.KillResult((), (), 0.0)
+    monkeypatch.setattr(run, "observe", lambda attempt, fresh=False: view)
+    monkeypatch.setattr(recovery, "kill_processes", lambda run, attempt, *times_s: killed.append(times_s) or result)
+    run.at = waits = Transition(State.STOPPING, "saving", time.monotonic() + 99)
+    for verdict, ended in (("ok", False), ("suspect", False), ("slow", True), ("hung", True), ("over", True)):
+        monkeypatch.setattr(run.watch, "observe", lambda seen, verdict=verdict: Verdict(verdict))
+        assert (turn(run) is not waits) is ended, verdict
+    assert killed == [(CONFIG.end.stop_grace_s, CONFIG.end.kill_wait_s)] * 3
+    monkeypatch.setattr(run.watch, "observe", lambda seen: Verdict("ok"))
+    run.at, run.state.shutdown = Transition(State.STOPPING), Shutdown("preempted", gone_by_s=time.monotonic() + 9)
+    assert turn(run).state is State.PREEMPTED, "its time is over"
+    assert killed[3] == (CONFIG.end.preempt_grace_s, CONFIG.end.preempt_kill_s)
+    run.at, view = waits, replace(view, ended=True)
+    (run.attempt.heartbeats / "exit").write_text("0")
+    run.attempt.beats = [beat(outcome="done", step=40)]
+    view = replace(view, beats=tuple(run.attempt.beats))
+    monkeypatch.setattr(recovery, "complete", lambda run: "")
+    assert turn(run).state is State.COMPLETED
+    run.at = Transition(State.RECOVERING)
+    assert turn(run) == Transition(State.RUNNING), "an error came before the failure was recorded"
+    run.attempt = None
+    assert turn(run) == Transition(State.OPENING)
+
+
 @pytest.mark.parametrize(
     ("view", "state", "code", "words"),
     [
@@ -241,15 +268,15 @@ def test_a_suspicion_is_looked_into_once_and_progress_ends_it(make_loop, trained
         run.at = supervisor.slow(run, slow)
         assert run.at == Transition(State.SLOW, "a busy disk; swap")
     assert len(events(run.folder.folder, "slow")) == 1
-    assert supervisor.progressing(run, view, Verdict("ok", step=6, phase="step")).state is State.RUNNING
+    assert supervisor.progressing(run, attempt, view, Verdict("ok", step=6, phase="step")).state is State.RUNNING
     assert run.probe is None and began[0].closed and run.calm_since_s == view.now_s and run.slow_reason == ""
     assert "progress again: training, step 6" in (run.folder.folder / "monitor.log").read_text()
     supervisor.suspect(run, attempt, view, verdict)
     assert not began[1].full, "the last suspicion was wrong a moment ago"
     run.at = Transition(State.STARTING)
     begins = Observation(view.now_s, 0.0, (beat(count=0),))
-    assert supervisor.progressing(run, begins, Verdict("ok")) is run.at
-    assert supervisor.progressing(run, view, Verdict("ok")).state is State.RUNNING
+    assert supervisor.progressing(run, attempt, begins, Verdict("ok")) is run.at
+    assert supervisor.progressing(run, attempt, view, Verdict("ok")).state is State.RUNNING
 
 
 # ---- what an earlier monitor left ----
