@@ -78,15 +78,6 @@ def test_a_change_that_old_checkpoints_do_not_fit_keeps_them_aside_and_begins_ag
     assert list(folder.glob("*-step00000020-state.bad")), "kept aside, not lost"
 
 
-def test_a_run_that_lacks_something_is_refused_at_once_by_name(run, tmp_path):
-    (tmp_path / "accelerate").unlink()
-    folder, code = run("")
-    assert code == 1 and "no accelerate" in status(folder)["reason"] and not events(folder, "crash")
-    env = {"HANGPROOF_DATA": str(tmp_path), "TRAINER_PYTHON": str(tmp_path / "accelerate")}
-    code, _, err = finish(monitor(folder, "start", **env))
-    assert code == 1 and "cannot be started: no accelerate" in err
-
-
 def test_a_training_that_nobody_watches_is_listed_and_can_be_stopped(tmp_path):
     folder = toy_run(tmp_path / "outputs" / "toy", steps=2000, pace=0.03, every=1000)
     env = {"HANGPROOF_DATA": str(tmp_path)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 
 import pytest
 from monitor_helpers import events, finish, limits_file, monitor, supervise, toy_run, wait_for
@@ -90,28 +89,4 @@ def test_a_machine_that_comes_back_without_its_gpu_trains_nothing_and_the_run_ca
 
     absent.unlink()
     code, _, err = supervise(folder, **env)
-    assert code == EXIT_DONE and weight(folder) == undisturbed(40), err
-
-
-def test_a_rented_machine_that_never_had_a_gpu_is_not_requeued(rented):
-    folder, absent, env = rented
-    absent.touch()
-    code, _, err = supervise(folder, HANGPROOF_NEEDS_GPU="1", **env)
-    assert code == EXIT_BUDGET and "the run needs 1 GPU, and this machine has none" in err
-    assert not events(folder, "started")
-
-
-@pytest.mark.slow
-def test_a_run_may_train_without_a_gpu_when_asked_and_when_the_driver_fails(rented):
-    """And Ctrl-C in the foreground is a stop with a checkpoint."""
-    folder, absent, env = rented
-    (absent.parent / "fails").touch()  # a broken driver is no proof that there is no GPU
-    first = monitor(folder, HANGPROOF_NEEDS_GPU="1", **env)
-    wait_for(lambda: status(folder)["step"] == 15)
-    first.send_signal(signal.SIGINT)
-    assert finish(first)[0] == 3 and status(folder)["state"] == "stopped"
-    assert status(folder)["checkpoint"]["step"] == status(folder)["step"] > 0
-    (absent.parent / "fails").unlink()
-    absent.touch()
-    code, _, err = supervise(folder, HANGPROOF_NEEDS_GPU="0", **env)
     assert code == EXIT_DONE and weight(folder) == undisturbed(40), err

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from monitor_helpers import events, finish, started, stop, supervise, toy_run
+from monitor_helpers import ROOT, events, finish, started, stop, supervise, toy_run
 from run_facts import completed, incidents, report, status, trainers
 from toys import AT, HANG, HOLD, SHORT, fault_at
 
@@ -107,6 +107,15 @@ def test_a_script_without_heartbeats_is_watched_by_its_log(folder):
     (incident,) = incidents(folder)
     assert incident["kind"] == "hang" and incident["detect_s"] >= 2
     assert "line 3 of attempt 1" in (folder / "incidents/0001/log_tail.txt").read_text()
+
+
+def test_a_second_stage_that_fails_is_not_called_completed(folder):
+    toy_run(folder, **SHORT)
+    caches = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom guards.heartbeat import Heartbeat\n"
+    (folder / "cache.py").write_text(caches + "Heartbeat.from_env().end('done')\n")
+    (folder / "train.sh").write_text(f"cd {folder}\n{sys.executable} cache.py && exit 7\n")
+    assert supervise(folder, limits="[restart]\nbackoff_first_s = 0.1\n")[0] == 4
+    assert status(folder)["state"] == "failed"
 
 
 @pytest.mark.skipif(not LINUX, reason="/proc/PID/environ")

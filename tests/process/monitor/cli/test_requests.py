@@ -75,28 +75,7 @@ def test_a_stop_survives_the_monitor_that_carries_it_out_and_a_second_one_does_n
     ended(folder, "stopped")
 
 
-def test_a_stop_before_the_first_step_does_not_wait_for_a_checkpoint(folder):
-    toy_run(folder, "hb.phase('load')\ntime.sleep(3600)\n", **SHORT)
-    process = monitor(folder)
-    wait_for(lambda: status(folder)["phase"] == "load")
-    stop(folder)
-    assert finish(process)[0] == 3
-    ended(folder, "stopped")
-
-
 # ---- the machine is taken away ----
-
-
-def test_a_pre_emption_while_it_restarts_ends_it_with_code_5(folder):
-    hold = "    if attempt == 2 and step == 40:\n        while not hb.request:\n            time.sleep(0.02)\n"
-    toy_run(folder, fault_at(AT, "os.kill(os.getpid(), 9)") + hold, **SHORT)
-    process = monitor(folder)
-    wait_for(lambda: events(folder, "restarted"))
-    process.send_signal(signal.SIGTERM)
-    assert finish(process)[0] == 5
-    ended(folder, "preempted")
-    assert supervise(folder)[0] == 0
-    completed(folder, restarts=1)
 
 
 def test_a_sigterm_to_everything_at_once_leaves_a_checkpoint_of_the_last_step(folder):

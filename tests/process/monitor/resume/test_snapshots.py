@@ -2,7 +2,6 @@
 
 import json
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -42,18 +41,6 @@ def weights(step):
     return content
 
 
-def test_a_run_that_gives_up_has_its_newest_steps_on_the_disk(run):
-    run.finish(run.start(TOY_FAULTS="raises@40"), code=4)
-    assert status(run.folder)["state"] == "failed"
-    (step, state), *more = states(run).items()
-    assert not more and 30 < step <= 40  # the one that was written last, when the fault came
-    assert checkpoint.problems(state) == [] and (state / "weights.bin").read_bytes() == weights(step)
-    assert f"{state.name} is kept" in (run.folder / "incidents" / "0001" / "report.md").read_text()
-    run.finish(run.start())
-    assert steps(run) == [*range(1, 41), *range(step + 1, STEPS + 1)]
-    run.check_complete(restarts=0)
-
-
 def test_a_stop_at_once_has_the_newest_steps_on_the_disk(run):
     process = run.start()
     wait_for(lambda: len(steps(run)) >= 20)
@@ -74,14 +61,6 @@ def test_steps_that_the_disk_refuses_stay_in_memory_and_the_next_start_goes_on_f
     assert now["state"] == "failed" and "stay in memory" in now["reason"] and states(run) == {}
     run.finish(run.start())
     assert steps(run).count(30) == 1  # no step before the fault is trained twice
-    run.check_complete(restarts=0)
-
-
-def test_a_start_that_the_system_refused_once_is_made(run):
-    log = run.folder / "training.log"
-    log.mkdir()
-    threading.Timer(1.5, log.rmdir).start()
-    run.finish(run.start())
     run.check_complete(restarts=0)
 
 
