@@ -13,6 +13,7 @@ from guards import step_requests
 from monitor import config, loop, start
 from monitor.diagnose import causes
 from monitor.diagnose.incident import Incident
+from monitor.process import platform
 from monitor.state import Observation, RunState, Shutdown, State, Transition, read_status
 
 END = config.load().end
@@ -179,3 +180,53 @@ def test_a_wait_ends_for_a_stop_once_what_an_earlier_monitor_left_is_known(make_
     with pytest.raises(start.Interrupted):
         run.pause(0.0)
     assert run.remaining_s() == math.inf
+
+
+def test_the_loop_turns_to_the_end_whatever_fails_and_then_lets_everything_go(make_loop, trained, monkeypatch, capfd):
+    run, seen = make_loop(), []
+    for name in ("IDLE_POLL_S", "ERROR_PAUSE_S"):
+        monkeypatch.setattr(loop, name, 0.0)
+    monkeypatch.setattr(run, "listen", lambda: None)  # this process keeps its signals
+    results = [Transition(State.QUEUED), ZeroDivisionError("a bug"), start.Interrupted(), Transition(State.STARTING),
+               Transition(State.STOPPING, "saving"), Transition(State.STOPPED, "at step 5")]  # fmt: skip
+    run.state.shutdown, run.state.snapshots = (
+        Shutdown("stopped"),
+        str(platform.private_folder("ring", run.folder.folder)),
+    )
+    attempt = trained(run)
+    run.attach(attempt)
+
+    def turn(run):
+        seen.append(read_status(run.folder.folder)["state"])
+        result = results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    run.turn = turn
+    assert run.run_until_final() == 3 and not results
+    assert seen == ["queued", "queued", "queued", "queued", "starting", "stopping"]
+    assert capfd.readouterr().out.startswith("toy: ") and len(events(run.folder.folder, "monitor_error")) == 1
+    assert not attempt.heartbeats.exists() and not list(run.folder.folder.glob("hangproof-ring-*"))
+    saved = RunState.load(run.folder)
+    assert (saved.state, saved.reason, saved.shutdown, saved.current, saved.snapshots) == (
+        State.STOPPED, "at step 5", None, None, "")  # fmt: skip
+    assert saved.ledger.state == "" and read_status(run.folder.folder)["state"] == "stopped"
+
+
+def test_an_attempt_is_watched_from_its_beginning_with_what_earlier_ones_took(make_loop, trained):
+    run, closed = make_loop(), []
+    run.learned, run.state.durations = {"load": {"n": 1}, "step": {"n": 1}}, {"step": {"n": 9}}
+    run.probe = SimpleNamespace(close=lambda: closed.append(1))
+    run.status.note_phase([beat(phase="step")])
+    run.slow_reason, run.last_step_s, run.view = "swap", 1.0, Observation(0.0, 0.0)
+    run.attach(trained(run, about='{"environment": {"HANGPROOF_BARRIER_TIMEOUT_S": "7300"}}'))
+    assert run.watch.known == {"load": {"n": 1}, "step": {"n": 9}}
+    assert (run.probe, closed, run.view, run.slow_reason, run.last_step_s, run.status.steps) == (
+        None, [1], None, "", None, False)  # fmt: skip
+    run.on_view = lambda attempt, view: closed.append(view)
+    before_s = run.config.watch.between_steps_s
+    assert run.observe(run.attempt) is run.view is closed[1]
+    assert run.config.watch.between_steps_s > before_s, "its script has set a limit"
+    (told,) = [event for event in events(run.folder.folder, "phase") if event["step"] == 5][1:]
+    assert told["message"] == "step"
