@@ -4,7 +4,8 @@ import dataclasses
 import json
 
 import pytest
-from monitor_helpers import ROOT
+from monitor_evidence import beat
+from monitor_helpers import ROOT, events
 from runs_helpers import spec
 
 from guards import heartbeat, memory
@@ -12,6 +13,8 @@ from monitor import gpu
 from monitor.cli import commands
 from monitor.detect.probe import ProcessSample
 from monitor.diagnose import slow
+from monitor.resume import next_attempt
+from monitor.state import Observation, Verdict
 from runs import job, mitigate
 from ui.run import cards
 from ui.run.view import View
@@ -141,3 +144,73 @@ def test_the_time_that_a_training_waits_for_its_loader_is_in_its_heartbeat(tmp_p
     beat.waited(1.5)
     beat.waited(0.25)
     assert heartbeat.read(heartbeat.path_of(tmp_path, 0)).waited_s == 1.75
+
+
+class Training:
+    """A training on a clock of its own, whose loader keeps it waiting for a part of each step."""
+
+    def __init__(self, run, attempt, monkeypatch):
+        self.run, self.attempt, self.now_s, self.step, self.waited_s = run, attempt, 1000.0, 0, 0.0
+        monkeypatch.setattr(slow, "read", lambda tree, pid, waited_s, gpus: slow.Reading(self.now_s, waited_s=waited_s))
+        monkeypatch.setattr(slow, "busiest", lambda before, ours: "ffmpeg (pid 8)")
+        run.slowdown.attach()
+
+    def steps(self, count: int, seconds: float, waits: float = 0.0):
+        """The changes that are asked for after so many steps."""
+        asked = None
+        for _ in range(count):
+            self.now_s, self.step, self.waited_s = self.now_s + seconds, self.step + 1, self.waited_s + waits
+            self.run.watch.new_steps = [seconds]
+            now = dict(step=self.step, count=self.step, phase_s=1000.0, step_s=self.now_s, waited_s=self.waited_s)
+            view = Observation(self.now_s, 0.0, (beat(**now, pid=2**22 + 1),))
+            changes = self.run.slowdown.poll(self.attempt, view, self.run.watch, Verdict("ok"))
+            asked = asked if changes is None else changes
+        return asked
+
+    def told(self, kind: str) -> list[dict]:
+        return events(self.run.folder.folder, kind)
+
+
+@pytest.fixture
+def training(make_loop, trained, monkeypatch):
+    run = make_loop()
+    return Training(run, trained(run), monkeypatch)
+
+
+def test_a_slow_time_is_reported_with_its_cause_once_and_its_end_with_what_it_cost(training):
+    run, window_s = training.run, training.run.config.slow.window_s
+    usual, many = int(window_s), int(window_s)
+    assert training.steps(3 * usual, 1.0) is None and run.slow == {} and run.slowdown.text() == ""
+    assert run.slowdown.known() == {"usual_s": 1.0, "changes": []}
+    training.steps(many, 3.0, waits=2.5)
+    (told,) = training.told("slowdown")
+    assert told["cause"] == run.slow["cause"] == "loader_slow" and "instead of 1 s" in told["message"]
+    assert (run.slow["step_s"], run.slow["usual_s"]) == (3.0, 1.0) and told["figures"]["loader"] > 0.5
+    assert run.slowdown.text().startswith(run.slow["title"])
+    training.steps(3 * usual, 1.0)
+    (over,) = training.told("slowdown_over")
+    assert run.slow == {} and over["message"].startswith("a step takes 1 s again; ") and over["cause"] == "loader_slow"
+    assert over["lost_s"] >= 2 * window_s / 3 * 0.8
+
+
+def test_one_change_is_tried_and_taken_back_unless_it_helps(training, monkeypatch):
+    run, window_s = training.run, int(training.run.config.slow.window_s)
+    change = {"name": "workers_2", "sentence": "two workers", "patch": {"flags": 1, "spec": {}}}
+    asked = []
+    monkeypatch.setitem(next(row for row in slow.TABLE if row["name"] == "loader_slow"), "ladder", ["workers_2"])
+    monkeypatch.setattr(next_attempt, "next_change", lambda folder, ladder, *more: asked.append(ladder) or change)
+    for allowed, helped in ((0, False), (1, False), (1, True)):
+        run.config.slow.changes_count, run.state.pace, run.state.changes = allowed, {}, []
+        run.slowdown.attach()
+        training.steps(3 * window_s, 1.0)
+        wanted = training.steps(window_s, 3.0, waits=2.5)
+        assert wanted == ([change] if allowed else None) and len(asked) == allowed + helped
+        if allowed:
+            assert training.told("mitigated")[-1]["patch"] == {"flags": 1}
+            run.state.changes, run.state.pace = wanted, run.slowdown.known()
+            run.slowdown.attach()
+            without = training.steps(window_s, 1.0 if helped else 3.0, waits=0.0 if helped else 2.5)
+            assert without == (None if helped else [])
+    taken_back = "the change is taken back: a step takes 3 s with it, 3 s without"
+    assert [event["message"] for event in training.told("reverted")] == [taken_back]
+    assert any("instead of 3 s since the change" in event["message"] for event in training.told("slowdown_over"))
