@@ -1,0 +1,123 @@
+"""When the next attempt's script is rendered, from what, and what a failure of that costs; the subprocess is replaced."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from monitor.resume import next_attempt
+from monitor.resume.next_attempt import REST_MAX_S, STAND_IN, Prewarm, Rendered
+from monitor.run_folder import MonitorError, RunFolder
+
+ONE = {"name": "one", "sentence": "s", "patch": {}}
+
+
+class Job:
+    """A subprocess that has answered at once, or that fails."""
+
+    def __init__(self, answer=None, code=0, error=""):
+        self.reply, self.code, self.error, self.killed = answer, code, error, False
+
+    def done(self):
+        return self.reply != "later"
+
+    def answer(self):
+        return self.reply
+
+    def wait(self, pause):
+        pass
+
+    def kill(self):
+        self.killed = True
+
+
+@pytest.fixture
+def jobs(tmp_path, monkeypatch):
+    """The folder of a run; the requests so far; the jobs that answer the next ones."""
+    (tmp_path / "run.toml").write_text('name = "toy"\nsave_dir = "/x"\n')
+    (tmp_path / "job.json").write_text("{}")
+    asked, replies = [], []
+    monkeypatch.setattr(
+        next_attempt, "_job", lambda folder, request, timeout_s: asked.append(request) or replies.pop(0)
+    )
+    return RunFolder(tmp_path), asked, replies
+
+
+def test_the_next_script_is_rendered_once_until_the_job_or_the_changes_differ(jobs):
+    folder, asked, replies = jobs
+    verifier = SimpleNamespace(poll=lambda: None, busy=lambda: False, known=lambda state: True, begin=None)
+    prewarm = Prewarm(folder, verifier, 9.0)
+    replies += [Job("later"), Job(None), Job({"text": f"go {folder.folder / STAND_IN}\n", "save_dir": "/s"})]
+    waiting = replies[0]
+    prewarm.tick(100.0, [], [])
+    prewarm.tick(109.0, [], [])
+    assert len(asked) == 1 and asked[0]["want"] == "text" and asked[0]["changes"] == [] and prewarm.text([]) == ""
+    prewarm.close()
+    assert waiting.killed
+    waiting.reply = None  # it failed: the restart renders it, and reports what is wrong
+    for now_s, requests in ((110.0, 1), (110.0 + REST_MAX_S - 1, 1), (110.0 + REST_MAX_S, 2), (300.0, 2), (400.0, 3)):
+        prewarm.tick(now_s, [], [])
+        assert len(asked) == requests, now_s
+    prewarm.tick(500.0, [], [])
+    assert len(asked) == 3
+    state = folder.folder / "toy-step00000010-state"
+    ready = prewarm.render(2, state, [], [], None)
+    assert ready == Rendered(folder.folder / "train.attempt-2.sh", "/s") and ready.script.read_text() == f"go {state}\n"
+    assert os.access(ready.script, os.X_OK)
+    made = {"script": "/made", "save_dir": "", "compatible": False}
+    for resume, changes, at_save in ((None, [], []), (state, [ONE], ["one"]), (state, [], ["one"])):
+        replies.append(Job(made))
+        assert str(prewarm.render(3, resume, changes, at_save, None).script) == "/made"
+        request = {"want": "script", "number": 3, "resume": resume, "changes": changes, "was": at_save}
+        assert asked[-1] == request
+    assert prewarm.render(1, None, [], [], None) == Rendered(folder.folder / "train.sh", "/x")
+    os.utime(folder.folder / "job.json", (0, 0))
+    replies.append(Job(made))
+    assert str(prewarm.render(3, state, [], [], None).script) == "/made", "another job"
+
+
+def test_the_newest_state_is_verified_while_the_script_is_ready_and_rarely_where_that_takes_long(jobs, monkeypatch):
+    folder, _, replies = jobs
+    begun = []
+    verifier = SimpleNamespace(poll=lambda: None, busy=lambda: False, known=lambda state: state in begun[1:],
+                               begin=begun.append, took_s=1.0)  # fmt: skip
+    prewarm = Prewarm(folder, verifier, 9.0)
+    monkeypatch.setattr(prewarm, "_fresh", lambda changes: {"text": "x"})
+    monkeypatch.setattr(next_attempt, "newest", lambda folders: "state" if folders else None)
+    for now_s, folders, checks in (
+        (100.0, [], 0),
+        (101.0, ["x"], 1),
+        (125.9, ["x"], 1),
+        (126.0, ["x"], 2),
+        (200.0, ["x"], 2),
+    ):
+        prewarm.tick(now_s, folders, [])
+        assert len(begun) == checks, now_s
+    assert not replies
+
+
+def test_what_the_subprocess_refuses_is_said_and_what_it_cannot_do_is_tried_again(jobs, tmp_path_factory):
+    folder, asked, replies = jobs
+    replies += [
+        Job({"problems": ["no model"], "notes": ["written again"]}),
+        Job(None, 1, "render: no tier"),
+        Job(None, -9),
+    ]
+    assert next_attempt.start_problems(folder, 9.0, None) == ["no model"]
+    assert "job: written again" in (folder.folder / "monitor.log").read_text()
+    with pytest.raises(MonitorError, match=r"^no tier$"):
+        next_attempt.start_problems(folder, 9.0, None)
+    with pytest.raises(OSError, match="gave no result"):
+        next_attempt.start_problems(folder, 9.0, None)
+    own = RunFolder(tmp_path_factory.mktemp("own"))
+    assert (
+        next_attempt.start_problems(own, 9.0, None) == []
+        and next_attempt.next_change(own, ["two"], [], 9.0, None) == {}
+    )
+    assert next_attempt.next_change(folder, ["one"], [ONE], 9.0, None) == {} and len(asked) == 3
+    replies += [Job({"name": "two", "refused": ["one: edited"]}), Job(None, 1, "render: no tier")]
+    assert next_attempt.next_change(folder, ["one", "two"], [ONE], 9.0, None) == {"name": "two"}
+    assert asked[-1] == {"want": "change", "ladder": ["two"], "changes": [ONE]}
+    assert next_attempt.next_change(folder, ["two"], [], 9.0, None) == {}
+    log = (folder.folder / "monitor.log").read_text()
+    assert "not_mitigated: one: edited" in log and "the run is not changed: no tier" in log
