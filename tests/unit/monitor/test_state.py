@@ -52,6 +52,7 @@ def test_old_figures_are_called_old():
         (None, "done", True, True, True, True, "gone without an exit code, final record: done (n)"),
         (0, "failed", True, False, False, False, "exit code 0, final record: failed (n)"),
         (0, "running", True, False, False, False, "exit code 0"),
+        (None, "", False, False, False, False, "gone without an exit code"),
     ],
 )
 def test_whether_an_attempt_has_completed_the_training(code, outcome, trained, done, own_done, killed_done, text):
