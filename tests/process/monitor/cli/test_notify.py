@@ -35,6 +35,7 @@ def test_people_are_notified_of_a_hang_and_of_the_end_and_their_addresses_stay_s
         ('urls = ["json://s3cr3t"]\n', 0o644, "chmod 600"),
         ("urls = [json://s3cr3t", 0o600, "not a TOML file"),
         ("urls = []", 0o600, "one apprise address each"),
+        ('urls = "json://s3cr3t"', 0o600, "one apprise address each"),
         ('urls = ["json://s3cr3t", 1]', 0o600, "one apprise address each"),
         ('urls = ["json://s3cr3t"]\non = "hang"', 0o600, "on must be a list"),
     ],
