@@ -3,6 +3,10 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,3 +91,104 @@ def test_a_signal_ends_the_loop_of_the_container(data, monkeypatch):
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def command(log, **codes):
+    """In place of `python -m WORDS`: writes its words to `log`, and exits with the code of the first that is named."""
+
+    def python(*words: str) -> list[str]:
+        code = next((codes[word] for word in words if word in codes), 0)
+        return ["sh", "-c", f'echo "$@" >> {log}; exit {code}', "sh", *words]
+
+    return python
+
+
+@pytest.mark.parametrize(
+    ("known", "store", "codes", "asked", "failed"),
+    [
+        (
+            False,
+            "s3://b/x",
+            {},
+            ["launch store restore s3://b/x cat", "launch train --prepare cat", "monitor start cat"],
+            "",
+        ),
+        (True, "s3://b/x", {}, ["launch train --prepare cat", "monitor start cat"], ""),
+        (False, "", {"start": 1}, ["launch train --prepare cat", "monitor start cat"], "cat cannot start"),
+        (True, "", {"train": 1}, ["launch train --prepare cat"] * 3, "cat cannot prepare"),
+    ],
+)
+def test_a_run_is_fetched_prepared_and_started_and_what_fails_is_tried_again(
+    data, monkeypatch, capsys, known, store, codes, asked, failed
+):
+    if known:
+        (data / "outputs" / "cat").mkdir(parents=True)
+        (data / "outputs" / "cat" / "run.toml").write_text("")
+    monkeypatch.setattr(serve, "python", command(data / "log", **codes))
+    monkeypatch.setattr(serve, "PAUSE_S", 0.0)
+    monkeypatch.setattr(serve, "TRIES", 3)
+    container = Container(1, {serve.STARTED: "cat", serve.STORE: store, "PATH": os.environ["PATH"]})
+    container._bring()
+    assert (data / "log").read_text().splitlines() == asked and container.idle.failed == failed
+    assert bool(capsys.readouterr().err) == bool(failed)
+    container.signals.append(15)
+    container._bring()
+    assert len((data / "log").read_text().splitlines()) == len(asked) + 1, "nothing more is started after a signal"
+    idle = Container(1, {})
+    idle._bring()
+    assert idle.task is None
+
+
+def test_the_page_listens_with_a_password_only_and_is_started_again(data, monkeypatch, capsys):
+    (data / "app.py").write_text("import sys; open('words', 'a').write(' '.join(sys.argv[1:]) + ';'); sys.exit(3)")
+    monkeypatch.setattr(serve, "ROOT", data)
+    for environ in ({}, {"HANGPROOF_AUTH": "me:x"}):
+        container = Container(7861, environ)
+        container._keep_page()
+        assert container.page.wait(30) == 3
+        container._keep_page()
+        assert container.page is None and 0 < container.page_at_s - time.monotonic() <= serve.PAGE_PAUSE_S
+        container._keep_page()
+        assert container.page is None, "not at once"
+        container.page_at_s = 0.0
+        container._keep_page()
+        assert container.page.wait(30) == 3
+    plain, listening = "--no-browser --port 7861;", "--no-browser --port 7861 --listen;"
+    assert (data / "words").read_text() == 2 * plain + 2 * listening
+    said = capsys.readouterr().err
+    assert said.count("exit code 3; it is started again") == 2 and said.count("HANGPROOF_AUTH is not set") == 2
+
+
+WATCHED = """import signal, sys, time; from pathlib import Path; from monitor.process.platform import LOCK, Lock
+lock = Lock(Path(sys.argv[1]) / LOCK); assert lock.acquire(); print("held", flush=True); time.sleep(600)"""
+
+
+def test_leaving_preempts_every_monitor_and_names_one_that_stays(data, monkeypatch, capsys):
+    folder = data / "outputs" / "cat"
+    folder.mkdir(parents=True)
+    (folder / "train.sh").write_text("")
+    with (
+        subprocess.Popen([sys.executable, "-c", WATCHED, str(folder)], stdout=subprocess.PIPE) as monitor,
+        subprocess.Popen(["sleep", "600"]) as other,
+        subprocess.Popen(["sleep", "600"]) as page,
+    ):
+        try:
+            assert monitor.stdout.readline() == b"held\n"
+            status = {"state": "running", "keeper_pid": other.pid, "monitor_pid": None}
+            (folder / "status.json").write_text(json.dumps(status))
+            assert serve.observe() == ({"cat": "running"}, {"cat"})
+            container = Container(1, {})
+            monkeypatch.setattr(
+                serve.config, "load", lambda: SimpleNamespace(end=SimpleNamespace(preempt_total_s=-5.0))
+            )
+            assert container.leave() == 1 and "not saved in time: cat" in capsys.readouterr().err
+            (folder / "status.json").write_text(json.dumps({**status, "monitor_pid": monitor.pid}))
+            monkeypatch.undo()
+            monkeypatch.setenv("HANGPROOF_DATA", str(data))
+            container.page = page
+            assert container.leave() == 0 and monitor.wait(10) == -signal.SIGTERM and page.poll() is not None
+            assert other.poll() is None, "its number belonged to another process"
+            assert serve.observe() == ({"cat": "running"}, set())
+        finally:
+            for process in (monitor, other, page):
+                process.kill()
