@@ -111,6 +111,47 @@ def test_the_command_prints_every_store_and_fails_when_none_answers(data, tmp_pa
     assert run("--store=ftp://x/y")[0] == 1 and run("--stop=far-cat")[0] == 1
 
 
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({}, "far-cat: running, step 40 of 100, loss 0.2500, 5.0 s ago, trained by far.example"),
+        ({"state": "completed", "planned_steps": 0, "updated_at": None}, "far-cat: completed, step 40, loss 0.2500"),
+        ({"held": False, "stop_requested": True, "updated_at": None, "problem": "no"}, "far-cat: running, step 40 of 100, loss 0.2500, a stop was requested (no)"),
+    ],
+)  # fmt: skip
+def test_a_run_in_one_line(values, line):
+    run = {"slug": "far-cat", "held": True, "holder": "far.example", "stop_requested": False, "problem": ""}
+    run |= {"updated_at": "2026-11-22T09:00:00Z", "state": "running", "step": 40, "planned_steps": 100, "loss": 0.25}
+    assert fleet.describe(run | values, datetime(2026, 11, 22, 9, 0, 5, tzinfo=UTC)) == line
+
+
+def test_what_is_taken_over_from_a_status(monkeypatch):
+    values = {
+        "name": "",
+        "state": "running",
+        "updated_at": "2026-11-22T10:00:00+01:00",
+        "checkpoint": {"step": 7},
+        "loss": 2e15,
+    }
+    found = fleet.status(json.dumps(values).encode(), "cat")
+    assert found == {"name": "cat", "state": "running", "checkpoint_step": 7, "updated_at": "2026-11-22T09:00:00Z"}
+    for step in (-1, 10**12, "7"):
+        assert fleet.status(json.dumps({"checkpoint": {"step": step}}).encode(), "cat")["checkpoint_step"] is None
+
+
+def test_the_stores_are_limited_and_only_texts(data, capsys):
+    (data / fleet.STORES).write_text(json.dumps([*(f"/far/{n}" for n in range(60)), 3]))
+    assert len(fleet.stores()) == len(fleet.added()) == fleet.MOST_STORES
+    with pytest.raises(LaunchError, match="50 stores are known already"):
+        fleet.add("/far/new")
+    assert call("launch", "fleet", f"--remove={fleet.added()[0]}", f"--store={data}").stdout == f"{data}: 0 runs\n"
+    assert (
+        call("launch", "fleet", "--add=/far/new", f"--store={data}").returncode == 0 and fleet.added()[-1] == "/far/new"
+    )
+    (data / fleet.STORES).write_text('{"a": "/far/1"}')
+    assert fleet.stores() == [] and "no store is known" in call("launch", "fleet").stdout
+
+
 def test_a_run_that_no_machine_has_claimed_is_held_by_none(data, tmp_path):
     place = open_place(str(tmp_path / "store")).under("cat")
     assert fleet.read_run(place, "cat") is None, "an empty folder is no run"
