@@ -1,8 +1,15 @@
-"""What a store sends goes in as few calls as it can, and its bytes are counted."""
+"""How long and how fast a call to a store may be, what it sends, and which errors no repeated call can help against."""
 
+import errno
+import time
+from types import SimpleNamespace
 from unittest.mock import Mock, call
 
+import fsspec
+import pytest
+
 from launch.store import filesystems
+from launch.store.filesystems import Pace, bounded, fill, open_new, refusal, size_of, stream
 from launch.store.places import open_place
 
 
@@ -14,3 +21,96 @@ def test_bytes_and_small_files_are_sent_in_one_call_and_counted(tmp_path):
     assert moved == [5, 4]
     assert sent.pipe_file.call_args_list == [call("bucket/bytes", b"bytes"), call("bucket/file", b"file")]
     assert list(filesystems.blocks(b"abc")) == [b"abc"]
+
+
+def test_bytes_are_spread_over_time(monkeypatch):
+    now, ticks, slept = [100.0], [], []
+    sleep = lambda seconds: slept.append(seconds) or now.append(now[-1] + seconds)  # noqa: E731
+    monkeypatch.setattr(filesystems, "time", SimpleNamespace(monotonic=lambda: now[-1], sleep=sleep))
+    pace = Pace(1000.0)
+    pace.spend(2500, lambda: ticks.append(now[-1]))
+    assert slept == [1.0, 1.0, 0.5] and ticks == [100.0, 101.0, 102.0, 102.5]
+    pace.spend(0), Pace(0.0).spend(10**9)
+    assert len(slept) == 3, "nothing to wait for"
+    now.append(200.0)
+    pace.spend(500)
+    assert slept[3:] == [0.5], "time in which nothing was sent is not saved up"
+
+
+def test_a_call_in_which_nothing_moves_is_given_up_and_its_thread_ends_with_its_next_byte():
+    assert bounded(lambda tick: "found", 30.0, "read x") == "found"
+    late = []
+
+    def hangs(tick) -> None:
+        try:
+            while True:
+                time.sleep(0.01)
+                if late:
+                    tick()
+        except TimeoutError as error:
+            late.append(str(error))
+
+    with pytest.raises(TimeoutError, match=r"no answer within 0.1 s"):
+        bounded(hangs, 0.1, "read x")
+    late.append("")
+    while len(late) < 2:
+        time.sleep(0.01)
+    assert late[1] == "read x was given up"
+
+
+def test_a_file_is_opened_in_a_folder_that_is_made_and_a_link_has_no_size(tmp_path):
+    fs = fsspec.filesystem("file", skip_instance_cache=True)
+    moved = []
+    for place in ("a/x", "a/y"):
+        assert fill("file", open_new(fs, f"{tmp_path}/{place}", "wb"), b"1234", moved.append) == 4
+        assert size_of(fs, f"{tmp_path}/{place}") == 4
+    (tmp_path / "link").symlink_to(tmp_path / "a" / "x")
+    for name in ("link", "a"):
+        with pytest.raises(PermissionError, match="not a plain file"):
+            size_of(fs, f"{tmp_path}/{name}")
+    assert moved == [4, 4]
+    sftp = Mock(__enter__=Mock(), __exit__=Mock(return_value=None))
+    assert fill("sftp", sftp, b"abc", moved.append) == 3
+    order = [call.set_pipelined(True), call.write(b"ab"), call.set_pipelined(False), call.write(b"c")]
+    assert sftp.mock_calls[1:-1] == order, "the last write waits for the answers of all"
+
+
+def test_a_large_file_is_complete_or_discarded(tmp_path):
+    (tmp_path / "x").write_bytes(b"12")
+    target, moved = Mock(closed=False), []
+    fs = Mock(open=Mock(return_value=target))
+    stream(fs, "bucket/x", str(tmp_path / "x"), moved.append)
+    assert moved == [2] and target.mock_calls == [call.write(b"12"), call.close()]
+    target.reset_mock()
+    with pytest.raises(TypeError):
+        stream(fs, "bucket/x", str(tmp_path / "x"), None)
+    assert target.closed and target.mock_calls == [call.write(b"12"), call.discard()]
+
+
+def caused(text: str, levels: int) -> Exception:
+    """An error with this text, below others."""
+    error = RuntimeError(text)
+    for _ in range(levels):
+        error, below = ValueError("above"), error
+        error.__cause__ = below
+    return error
+
+
+ANSWER = Exception("x")
+ANSWER.response = SimpleNamespace(status_code=403)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (PermissionError(errno.EACCES, "no"), "no permission"),
+        (ANSWER, "no permission"),
+        (OSError(errno.ENOSPC, "x"), "no space is left"),
+        (OSError(errno.EROFS, "x"), "read-only"),
+        (caused("the specified NOSUCHBUCKET", 4), "no such bucket"),
+        (caused("NoSuchBucket", 5), ""),
+        (OSError(errno.ECONNRESET, "x"), ""),
+    ],
+)
+def test_which_errors_are_final(error, why):
+    assert why in refusal(error) and bool(why) == bool(refusal(error))
