@@ -175,7 +175,7 @@ def test_a_failure_says_where_why_and_what_to_change(work, trial, stage, title, 
 
 @pytest.mark.parametrize(("last", "failed"), [(3, False), (2, True)])
 def test_a_checkpoint_that_is_not_continued_is_a_failure(work, monkeypatch, last, failed):
-    resumed = ended(State.COMPLETED, state=Made(resumed_step=2), furthest=lambda: last)
+    resumed = ended(State.COMPLETED, state=Made(resumed_step=2, best_step=last))
     tried, asked = [ended(State.COMPLETED), resumed], []
     monkeypatch.setattr(work, "_try", lambda made: asked.append(made) or tried.pop(0))
     monkeypatch.setattr(work, "_measure", lambda made, trial: True)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from monitor_helpers import cli, events, finish, kill_monitor, monitor, started, stop, supervise, toy_run, wait_for
 from run_facts import completed, incidents, members, status, step_of, trainers, weight
-from toys import AT, GO, HANG, HOLD, SHORT, fault_at, undisturbed
+from toys import AT, GO, HANG, HOLD, SHORT, undisturbed
 
 from guards import checkpoint
 from monitor.cli import commands
