@@ -11,6 +11,9 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
+# What torch's unpickler meets in bytes that are no state, beside its own error: it reads them as instructions.
+TORN = (ValueError, EOFError, LookupError, TypeError, AttributeError, AssertionError, struct.error)
+
 
 class DamagedFile(RuntimeError):
     """A file that is not what it should be. The message names the file and the reason."""
@@ -43,8 +46,8 @@ def _optimizer_check(path: Path) -> tuple[list[str], list[str]]:
     try:
         # torch maps only files in its zip format, and then needs no memory for their tensors.
         torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except (ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        return [f"{path.name}: does not load: {_first_line(error)}"], []
+    except (*TORN, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+        return [f"{path.name}: does not load: {_first_line(error) or type(error).__name__}"], []
     except RuntimeError as error:
         text = _first_line(error)
         # "DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory (12)"

@@ -58,3 +58,15 @@ def test_each_line_says_which_attempt_step_and_epoch_it_is_of(tmp_path, monkeypa
     about = {"attempt": 3, "epoch": 2}
     assert step == {"kind": "step", "step": 7, "loss": None, "lr": 1e-4, "step_s": 0.123457, **about}
     assert validation == {"kind": "validation", "step": 8, "val_loss": 0.5, "items": 4, **about}
+
+
+def test_lost_lines_are_counted_once_and_counted_anew_after_that(tmp_path, capsys):
+    folder = tmp_path / "run"
+    metrics = Metrics(folder / "metrics.jsonl", 1)
+    for _ in range(2):
+        metrics.step(1, 1, 0.5, 1e-4, 0.1)
+    folder.mkdir()
+    for step in range(2, 5):
+        metrics.step(step, 1, 0.5, 1e-4, 0.1)
+    text = capsys.readouterr().err
+    assert text.count("lines were lost") == 1 and "2 lines were lost" in text and text.count("goes on") == 1

@@ -1,5 +1,7 @@
 """Numbers that are not finite are found in a file, whatever its type."""
 
+import random
+
 import pytest
 
 from guards import file_contents
@@ -19,3 +21,21 @@ def test_finite_numbers_are_recognised_as_numpy_does_for_every_sign_exponent_and
         finite = np.isfinite(values.view(numpy_type))
         found = [file_contents._holds_non_finite(value.tobytes(), *file_contents._FLOATS[kind]) for value in values]
         assert (np.array(found) == ~finite).all()
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("zipped", [False, True])
+def test_an_optimizer_state_with_any_damage_is_damaged_and_no_error(tmp_path, zipped):
+    import torch
+
+    path, draw = tmp_path / "optimizer.bin", random.Random(1)
+    state = {"state": {0: {"step": torch.tensor(1.0), "m": torch.ones(4, 4)}}, "param_groups": [{"lr": 1e-4}]}
+    torch.save(state, path, _use_new_zipfile_serialization=zipped)
+    whole = path.read_bytes()
+    assert file_contents.deep_check(path) == ([], [])
+    for content in (b"no pickle", b"", b"\x80\x04.", *(draw.randbytes(9) for _ in range(200))):
+        at = draw.randrange(len(whole) // 2)
+        path.write_bytes(whole[:at] + content + whole[at + len(content) :] if len(content) == 9 else content)
+        damaged, unknown = file_contents.deep_check(path)
+        assert all(text.startswith("optimizer.bin: does not load: ") for text in damaged) and unknown == []
+        assert damaged or len(content) == 9, content

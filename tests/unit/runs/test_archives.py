@@ -24,3 +24,12 @@ def test_sizes_are_counted_and_not_taken_from_the_header(tmp_path, monkeypatch):
     found, messages = archives.unpack(many, tmp_path / "into")
     assert len(found) == 2 and "larger than 2 MB together" in messages[0]
     assert sum(path.stat().st_size for path in (tmp_path / "into").iterdir()) <= 2_000_000
+
+
+def test_the_directory_of_a_zip_has_the_size_that_its_end_record_says(tmp_path):
+    path = packed(tmp_path / "a.zip", {f"{n}.png": b"1" for n in range(9)})
+    whole = path.read_bytes()
+    assert archives._directory_bytes(path) == whole.rfind(b"PK\5\6") - whole.find(b"PK\1\2")
+    for content in (whole[:-5], b"no zip"):
+        path.write_bytes(content)
+        assert archives._directory_bytes(path) == 0

@@ -203,6 +203,9 @@ def test_a_lock_goes_with_its_holder(tmp_path, spawn):
     assert not is_held(path)
     assert mine.acquire(patience_s=30)
     assert not Lock(path).acquire()
+    mine.write("held by a longer text")
+    mine.write("held by 7")
+    assert path.read_text() == "held by 7"
     mine.release()
 
 

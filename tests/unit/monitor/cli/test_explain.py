@@ -1,5 +1,6 @@
 """What one process is said to do and to wait for."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -43,3 +44,10 @@ def test_a_dead_lock_a_read_and_a_stop_are_explained(tmp_path):
         finally:
             process.kill()
             process.wait(60)
+
+
+def test_a_process_in_the_kernel_is_out_of_reach_of_signals(monkeypatch):
+    mine = platform.process_info(os.getpid())
+    for state, words in (("D", "where no signal reaches it"), ("S", "")):
+        text = explain.facts(dataclasses.replace(mine, state=state))["text"]
+        assert ("no signal" in text) == bool(words) and text.endswith(words), text

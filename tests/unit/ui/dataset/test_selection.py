@@ -1,7 +1,7 @@
 """Images are found by caption, tag and subset."""
 
 import pytest
-from draft_helpers import filled
+from draft_helpers import filled, item
 
 from runs.files import RunError
 from ui.dataset import draft, selection, subsets
@@ -25,3 +25,9 @@ def test_images_are_found_by_caption_tag_and_subset(mine):
         selection.ids(mine, Query(text="solo"), (ids[1], ids[3]))
     tags = [["solo", 2], ["1girl", 1], ["a girl with Red Hair", 1], ["red hair", 1]]
     assert selection.tags(mine) == {"tags": tags, "total": 4}
+
+
+@pytest.mark.parametrize("kind", ["small", "near", "sideways"])
+def test_images_are_found_by_what_is_wrong_with_them(kind):
+    one, other = item("a", 64, 64, warnings=[kind]), item("b", 64, 64, warnings=[])
+    assert Query(kind=kind).found([one, other]) == [one] == Query(kind="warned").found([other, one])
