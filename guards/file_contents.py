@@ -19,60 +19,48 @@ class DamagedFile(RuntimeError):
     """A file that is not what it should be. The message names the file and the reason."""
 
 
-def deep_check(path: Path) -> tuple[list[str], list[str]]:
-    """(damage, what could not be checked) inside one file whose hash matched."""
-    try:
-        if path.suffix == ".safetensors":
-            bad = non_finite(path)
-            return ([f"{path.name}: {bad} holds NaN or infinity"] if bad else []), []
-        if path.suffix in (".bin", ".pt") and path.name.startswith("optimizer"):
-            return _optimizer_check(path)
-    except DamagedFile as error:
-        return [str(error)], []
-    except (OSError, MemoryError) as error:
-        return [], [f"{path.name}: {type(error).__name__}: {error}"]
-    return [], []
+def damage(path: Path) -> str:
+    """What is wrong inside a file of a state; "" for nothing. Raises OSError or MemoryError: it cannot be read."""
+    if path.suffix == ".safetensors":
+        return tensor_damage(path)
+    return optimizer_damage(path) if path.suffix in (".bin", ".pt") and path.name.startswith("optimizer") else ""
 
 
-def _optimizer_check(path: Path) -> tuple[list[str], list[str]]:
+def optimizer_damage(path: Path) -> str:
     """Only what torch reports about the content is damage; torch itself may be missing, broken or out of memory."""
     import pickle
     import zipfile
 
     try:
         import torch
-    except Exception as error:  # noqa: BLE001 - missing, damaged, or built for another numpy or CUDA
-        return [], [f"{path.name}: torch cannot be imported: {type(error).__name__}: {_first_line(error)}"]
+    except Exception:  # noqa: BLE001 - missing, damaged, or built for another numpy or CUDA
+        return ""
     try:
         # torch maps only files in its zip format, and then needs no memory for their tensors.
         torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except (*TORN, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-        return [f"{path.name}: does not load: {_first_line(error) or type(error).__name__}"], []
-    except RuntimeError as error:
-        text = _first_line(error)
+    except (*TORN, RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+        text = (str(error).splitlines() or [""])[0] or type(error).__name__
         # "DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory (12)"
-        if "alloc" in text or "memory" in text:
-            return [], [f"{path.name}: out of memory: {text}"]
-        return [f"{path.name}: does not load: {text}"], []
-    return [], []
+        full = isinstance(error, RuntimeError) and ("alloc" in text or "memory" in text)
+        return "" if full else f"{path.name}: does not load: {text}"
+    return ""
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0]
+def tensor_damage(path: Path) -> str:
+    """Why a file is no complete safetensors file, or its first tensor that holds NaN or infinity; "" for neither.
 
-
-def non_finite(path: str | os.PathLike[str]) -> str | None:
-    """The first tensor of a safetensors file that holds NaN or infinity, or None.
-
-    Raises DamagedFile when the file is not a complete safetensors file, OSError when it cannot be read.
+    Raises OSError or MemoryError when it cannot be read.
     """
-    with open(path, "rb") as file:
-        for name, dtype, begin, end in _read_header(file, Path(path)):
-            if dtype in _FLOATS:
-                file.seek(begin)
-                if _holds_non_finite(file.read(end - begin), *_FLOATS[dtype]):
-                    return name
-    return None
+    try:
+        with open(path, "rb") as file:
+            for name, dtype, begin, end in _read_header(file, path):
+                if dtype in _FLOATS:
+                    file.seek(begin)
+                    if _holds_non_finite(file.read(end - begin), *_FLOATS[dtype]):
+                        return f"{path.name}: {name} holds NaN or infinity"
+    except DamagedFile as error:
+        return str(error)
+    return ""
 
 
 def _read_header(file: BinaryIO, path: Path) -> list[tuple[str, str, int, int]]:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,13 @@ from safetensors.numpy import save_file
 from guards import checkpoint, file_contents
 
 
-def make(folder: Path, step: int, value: float = 1.0, name: str = "lora") -> Path:
+def make(folder: Path, step: int, value: float = 1.0, name: str = "lora", optimizer: bytes | None = None) -> Path:
     final = folder / f"{name}-step{step:08d}-state"
     with checkpoint.writing(final, step=step, epoch=1, note="ok") as temporary:
         save_file({"w": np.full((64, 64), value, dtype=np.float32)}, temporary / "model.safetensors")
         (temporary / "train_state.json").write_text(json.dumps({"step": step}))
+        if optimizer is not None:
+            (temporary / "optimizer.bin").write_bytes(optimizer)
     return final
 
 
@@ -57,9 +60,12 @@ def test_what_loads_without_an_error_or_not_at_all_is_named_by_a_deep_check(tmp_
     state = make(tmp_path, 10, value=float("nan"))
     assert checkpoint.problems(state) == []
     assert checkpoint.problems(state, deep=True) == ["model.safetensors: w holds NaN or infinity"]
-    for name, values, bad in (("good", [3e38] * 8, None), ("bad", [1.0, float("inf")], "a")):
+    for name, values, found in (
+        ("good", [3e38] * 8, ""),
+        ("bad", [1.0, float("inf")], "bad.safetensors: a holds NaN or infinity"),
+    ):
         save_torch({"a": torch.tensor(values, dtype=torch.bfloat16)}, tmp_path / f"{name}.safetensors")
-        assert file_contents.non_finite(tmp_path / f"{name}.safetensors") == bad
+        assert file_contents.damage(tmp_path / f"{name}.safetensors") == found
     for name, data in (("intact", None), ("broken", b"PK\x03\x04 not a zip")):
         with checkpoint.writing(tmp_path / f"{name}-state", step=1, epoch=1) as temporary:
             torch.save({"state": {0: torch.ones(3)}}, temporary / "optimizer.bin")
@@ -67,6 +73,27 @@ def test_what_loads_without_an_error_or_not_at_all_is_named_by_a_deep_check(tmp_
                 (temporary / "optimizer.bin").write_bytes(data)
     assert checkpoint.problems(tmp_path / "intact-state", deep=True) == []
     assert "optimizer.bin: does not load" in checkpoint.problems(tmp_path / "broken-state", deep=True)[0]
+
+
+BROKEN = {
+    "no driver": "raise RuntimeError('CUDA driver initialization failed')",
+    "no module": "import a_module_that_is_missing",
+    "no memory": "def load(*args, **kwargs): raise MemoryError",
+    "no memory for a tensor": 'def load(*a, **k): raise RuntimeError("DefaultCPUAllocator: can\'t allocate memory")',
+    "damage": "def load(*a, **k): raise RuntimeError('PytorchStreamReader failed')",
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_where_torch_cannot_check_the_optimizer_the_hashes_count(tmp_path, monkeypatch, broken):
+    state = make(tmp_path, 10, optimizer=b"PK")
+    (tmp_path / "torch.py").write_text(BROKEN[broken])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    found = ["optimizer.bin: does not load: PytorchStreamReader failed"] if broken == "damage" else []
+    assert checkpoint.problems(state, deep=True) == found
+    os.truncate(state / "model.safetensors", 30)
+    assert "truncated" in checkpoint.problems(state, deep=True)[0]
 
 
 def test_an_error_while_writing_leaves_the_old_state(tmp_path):
