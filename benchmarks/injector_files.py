@@ -61,7 +61,7 @@ def poison(state: Path) -> None:
 
 def _damage(how: Callable[[Path], None], every: bool = False) -> Callable[[Heartbeat], None]:
     def fault(_: Heartbeat) -> None:
-        states = checkpoint.states(_run())
+        states = list(checkpoint.states(_run()))
         if len(states) < 2:
             raise AssertionError(f"this fault needs two states in {_run()}, found {len(states)}")
         for state in states if every else states[:1]:

@@ -281,13 +281,8 @@ def verify_lora(path: str | os.PathLike[str]) -> VerifyResult:
     return VerifyResult((damage,) if damage else ())
 
 
-def states(output_dir: str | os.PathLike[str], name: str | None = None) -> list[Path]:
-    """State folders of a run (of LoRA `name`), newest first. Raises OSError as `steps` does."""
-    return list(steps(output_dir, name))
-
-
-def steps(output_dir: str | os.PathLike[str], name: str | None = None) -> dict[Path, int]:
-    """State folders of a run with the steps of their guards, newest first; without a readable guard -1, and last.
+def states(output_dir: str | os.PathLike[str], name: str | None = None) -> dict[Path, int]:
+    """State folders of a run (of LoRA `name`) with their guards' steps, newest first; without a readable guard -1, last.
 
     The trainer may rename or delete states meanwhile: one that vanishes is left out, one that cannot be read is listed.
     {} where there is no `output_dir`. OSError where it cannot be listed, because then {} would mean "no checkpoint".

@@ -148,14 +148,6 @@ def ask(url: str, read_s: float, method: str = "GET", **headers: str) -> Iterato
         raise ConnectionError(str(error) or type(error).__name__) from error
 
 
-class Busy(ConnectionError):
-    """The server cannot answer now. `pause_s`: the seconds that it asks to be left alone, at most LONGEST_PAUSE_S."""
-
-    def __init__(self, status: int, retry_after: str):
-        super().__init__(f"HTTP status {status}")
-        self.pause_s = min(int(retry_after), LONGEST_PAUSE_S) if retry_after.isdecimal() else 0.0
-
-
 class Patience:
     """Retries with growing pauses, until `limit_s` seconds (0: no limit) bring no progress. A wait is reported in the log."""
 
@@ -196,7 +188,7 @@ class Patience:
         if left_s <= 0:
             text = f"no data from {host} for {self.limit_s:.0f} s ({self.reason}){bytes_kept}"
             raise DownloadError("stalled", f"{text}. Check the network and download again{options.hint}") from error
-        end_s = time.monotonic() + min(left_s, max(self.pause_s, getattr(error, "pause_s", 0.0)))
+        end_s = time.monotonic() + min(left_s, self.pause_s)
         while (rest_s := end_s - time.monotonic()) > 0:
             self.report()
             time.sleep(min(rest_s, POLL_S))
@@ -204,11 +196,11 @@ class Patience:
 
 
 def check_status(response: Any, source: Source, options: Options) -> None:
-    """Raises DownloadError for a refusal, with the licence's URL and what to do; Busy for a busy server."""
+    """Raises DownloadError for a refusal, with the licence's URL and what to do; ConnectionError for a busy server."""
     status, code = response.status_code, response.headers.get("X-Error-Code", "")
     name = f"{source.file} of {source.repo}" if source.file else source.repo
     if status in BUSY or status >= 500:
-        raise Busy(status, response.headers.get("Retry-After", ""))
+        raise ConnectionError(f"HTTP status {status}")
     if status in (401, 403) and code in ("RepoNotFound", "RevisionNotFound"):
         text = f"{source.page} does not exist, or is private; correct the name, or set HF_TOKEN to a token with access"
         raise DownloadError("missing", f"{text}{options.hint}")

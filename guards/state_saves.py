@@ -209,12 +209,14 @@ class StateSaves(contextlib.AbstractContextManager["StateSaves"]):
         if not self.busy or self._thread is None:
             return True
         before, until_s = self.beat.current_phase, time.monotonic() + limit_s
-        items, bytes_before = 0, _moved_bytes(self._thread.native_id)
+        counters = f"self/task/{self._thread.native_id}"
+        items, bytes_before = 0, moved_bytes(counters)
         self.beat.phase("save", note=f"waiting for {self._what}, which is still being written")
         with self._jobs.all_tasks_done:
             while self.busy and time.monotonic() < until_s:
                 self._jobs.all_tasks_done.wait(BEAT_POLL_S)
-                if (moved := _moved_bytes(self._thread.native_id)) != bytes_before:
+                # Where the system does not count bytes, each look is progress: only `save_s` then ends a save.
+                if (moved := moved_bytes(counters)) is None or moved != bytes_before:
                     items, bytes_before = items + 1, moved
                     self.beat.item(items)
         self.beat.phase(before)
@@ -229,15 +231,6 @@ class StateSaves(contextlib.AbstractContextManager["StateSaves"]):
         if self.snapshots.run:
             with contextlib.suppress(OSError):  # a full disk: the log has it
                 append_event(Path(self.snapshots.run), EVENT, message)
-
-
-def _moved_bytes(thread: int | None) -> int:
-    """Bytes that a thread of this process has read and written.
-
-    Where the system does not count them, a number that grows with the time: only `save_s` then ends a save.
-    """
-    moved = moved_bytes(f"self/task/{thread}")
-    return time.monotonic_ns() if moved is None else moved
 
 
 def _number(path: Path) -> int:

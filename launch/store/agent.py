@@ -315,7 +315,7 @@ class Agent:
         parts, steps = [], list[int]()
         for folder in self.folders:
             with contextlib.suppress(OSError):
-                steps += [step for step in checkpoint.steps(folder).values() if step >= 0]
+                steps += [step for step in checkpoint.states(folder).values() if step >= 0]
         last, lora = self.copier.last if self.copier else None, f"{self.folder.name}.safetensors"
         if steps and max(steps) > (last.step if last else -1):
             parts.append(f"the checkpoint of step {max(steps)}")

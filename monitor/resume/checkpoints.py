@@ -121,7 +121,7 @@ def _key(state: Path) -> tuple[str, bytes]:
 
 def states(folders: list[Path]) -> dict[Path, int]:
     """Every state of these folders with its step, newest first; those without a readable guard file last, with -1."""
-    found = [known for folder in folders for known in checkpoint.steps(folder).items()]
+    found = [known for folder in folders for known in checkpoint.states(folder).items()]
     return dict(sorted(found, key=lambda known: -known[1]))
 
 

@@ -54,7 +54,7 @@ def save(step, weight):
     with checkpoint.writing(state(step), step, 1) as folder:
         (folder / "weight.json").write_text(json.dumps(weight))
         (folder / "optimizer.txt").write_text(args.optimizer_type)
-    for old in checkpoint.states(args.output_dir)[3:]:
+    for old in list(checkpoint.states(args.output_dir))[3:]:
         checkpoint.retire(old)
     hb.phase("step")
 

@@ -43,7 +43,7 @@ def test_a_run_that_reaches_its_spend_limit_stops_with_a_checkpoint_and_goes_on_
     now = status(folder)
     assert now["state"] == "failed" and "the spend limit of 0.15 is reached" in now["reason"]
     assert "Raise spend_limit" in now["reason"] and f"Stopped at step {now['step']}" in now["reason"]
-    saved = checkpoint.states(folder)[0]
+    saved = next(iter(checkpoint.states(folder)))
     assert checkpoint.guard_of(saved)["step"] == now["step"] > 0, "it was saved where it stopped"
     assert events(folder, "stopping")[0]["message"].startswith("the spend limit is reached")
 

@@ -11,7 +11,7 @@ from monitor_helpers import wait_for
 from snapshot_helpers import raw
 from trainer_helpers import attempt_of, good, metrics, sha
 
-from guards import checkpoint, snapshots, state_saves
+from guards import checkpoint, reading, snapshots, state_saves
 from guards.heartbeat import Heartbeat, read
 from guards.snapshots import Snapshots
 from guards.state_saves import StateSaves
@@ -53,9 +53,9 @@ def test_the_sync_of_a_large_file_shows_progress(tmp_path, monkeypatch):
     checkpoint.fsync_path(tmp_path / "large")  # its imports read files
     with ThreadPoolExecutor(1) as disk:
         thread = disk.submit(threading.get_native_id).result()
-        before = state_saves._moved_bytes(thread)
+        before = reading.moved_bytes(f"self/task/{thread}")
         disk.submit(checkpoint.fsync_path, tmp_path / "large").result()
-        assert state_saves._moved_bytes(thread) - before == 10, "a byte for each piece"
+        assert reading.moved_bytes(f"self/task/{thread}") - before == 10, "a byte for each piece"
 
 
 # The built-in trainer, on a disk whose every fsync takes long.

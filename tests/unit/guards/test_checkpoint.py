@@ -128,7 +128,7 @@ def test_a_damaged_or_unguarded_state_is_deleted_too_and_what_a_kill_leaves_of_o
     monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: None)  # as if killed right after the renaming
     assert checkpoint.retire(old)
     monkeypatch.undo()
-    assert checkpoint.states(tmp_path) == [new] and len(list(tmp_path.iterdir())) == 2
+    assert [*checkpoint.states(tmp_path)] == [new] and len(list(tmp_path.iterdir())) == 2
     assert len(checkpoint.sweep(tmp_path)) == 1
     assert [p.name for p in tmp_path.iterdir()] == [new.name]
 
@@ -156,7 +156,7 @@ def test_a_bad_state_is_set_aside_with_its_reason_where_there_is_room_and_no_lon
     assert (tmp_path / "lora-step00000005-state.bad.reason.txt").read_text() == "its weights are truncated\n"
     monkeypatch.setattr(Path, "write_bytes", failing(Path.write_bytes, errno.ENOSPC, ".reason.txt"))
     assert checkpoint.set_aside(make(tmp_path, 6), "bad").name == "lora-step00000006-state.bad"
-    assert checkpoint.states(tmp_path) == []
+    assert [*checkpoint.states(tmp_path)] == []
 
 
 def test_a_sweep_removes_what_trainers_left_and_nothing_that_another_process_is_writing(tmp_path):
@@ -197,16 +197,16 @@ def test_a_state_that_vanishes_between_two_calls_is_left_out(tmp_path, monkeypat
         return real(path, *args, **kwargs)
 
     monkeypatch.setattr(os, "stat", stat)
-    assert checkpoint.states(tmp_path)[-1] == kept and calls
+    assert [*checkpoint.states(tmp_path)][-1] == kept and calls
 
 
 def test_a_state_that_cannot_be_read_is_listed_and_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
     """No state and no answer differ: from "no state" follows a start at step 0."""
     good, unreadable = make(tmp_path, 5), make(tmp_path, 10)
-    assert checkpoint.states(tmp_path / "missing") == []
+    assert checkpoint.states(tmp_path / "missing") == {}
     with monkeypatch.context() as patch:
         patch.setattr(os, "stat", failing(os.stat, errno.EIO, unreadable.name))
-        assert checkpoint.states(tmp_path) == [good, unreadable]
+        assert [*checkpoint.states(tmp_path)] == [good, unreadable]
     monkeypatch.setattr(os, "listdir", failing(os.listdir, errno.EIO))
     with pytest.raises(OSError, match="Input/output error"):
         checkpoint.states(tmp_path)
@@ -308,7 +308,7 @@ def test_a_sweep_on_a_disk_that_went_read_only_removes_and_returns_nothing(tmp_p
         patch.setattr("builtins.open", failing(open, errno.EIO, "model.safetensors"))
         assert len(checkpoint.sweep(tmp_path)) == 2, "the only copy of a state that it cannot read is kept"
     assert len(checkpoint.sweep(tmp_path)) == 1
-    assert checkpoint.states(tmp_path) == [nameless]
+    assert [*checkpoint.states(tmp_path)] == [nameless]
 
 
 def test_where_nothing_can_be_renamed_or_read_retire_and_set_aside_raise_and_the_state_stays(tmp_path, monkeypatch):
@@ -321,7 +321,7 @@ def test_where_nothing_can_be_renamed_or_read_retire_and_set_aside_raise_and_the
         for action in (checkpoint.retire, lambda state: checkpoint.set_aside(state, "bad")):
             with pytest.raises(OSError, match=re.escape(os.strerror(errno.EROFS))):
                 action(old)
-    assert checkpoint.states(tmp_path) == [new, old] and checkpoint.verify(old).usable
+    assert [*checkpoint.states(tmp_path)] == [new, old] and checkpoint.verify(old).usable
     shutil.rmtree(old)
     assert checkpoint.retire(old) is True  # another process deleted it
     with pytest.raises(FileNotFoundError):
