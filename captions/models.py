@@ -14,7 +14,7 @@ from typing import Any
 import tomllib
 
 from guards import download
-from guards.hub import DownloadError, Options, Progress, Source
+from guards.hub import DownloadError, Progress
 from runs.files import RunError, explained
 from runs.paths import ROOT, models_dir
 
@@ -76,7 +76,7 @@ def _lacking(engine: str, folder: Path) -> list[str]:
 
 def present(row: Captioner) -> Path | None:
     """The folder with a model's files; None when they must be downloaded. `models/KEY` comes before the hub's cache."""
-    found = models_dir() / row.key, download.cached_repository(Source(row.repo, ""))
+    found = models_dir() / row.key, download.cached_repository(row.repo)
     for folder in found:
         if folder is not None and not _lacking(row.engine, folder):
             return folder
@@ -91,7 +91,6 @@ def fetch(row: Captioner, on_line: Callable[[str], None]) -> Path:
     """
     if (folder := present(row)) is not None:
         return folder
-    by_hand = f"put the files of {row.repo} into {models_dir() / row.key}"
     reported_s = 0.0
 
     def report(at: Progress) -> None:
@@ -104,11 +103,12 @@ def fetch(row: Captioner, on_line: Callable[[str], None]) -> Path:
         found = [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in row.files)]
         missing = [pattern for pattern in NEEDED[row.engine] if not fnmatch.filter(found, pattern)]
         if missing:
-            raise DownloadError("missing", f"{row.repo} has no {' and no '.join(missing)}; {by_hand}")
+            raise DownloadError("missing", f"{row.repo} has no {' and no '.join(missing)}")
         return found
 
     try:
         with explained(f"download {row.name}"):
-            return download.snapshot(Source(row.repo, ""), chosen, Options(report, by_hand=by_hand))
+            return download.snapshot(row.repo, chosen, report)
     except DownloadError as error:
-        raise RunError(f"{row.name} was not downloaded: {error}") from error
+        by_hand = f"put the files of {row.repo} into {models_dir() / row.key}"
+        raise RunError(f"{row.name} was not downloaded: {error.or_by_hand(by_hand)}") from error

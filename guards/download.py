@@ -35,19 +35,18 @@ from guards.hub import (
     NETWORK_ERRORS,
     POLL_S,
     DownloadError,
-    Options,
     Patience,
     Progress,
     Remote,
-    Source,
     ask,
     check_status,
     hub_home,
     listing,
-    safe,
 )
 from guards.reading import read_json, read_text
 
+RECORD = ".hangproof.json"
+OnProgress = Callable[[Progress], object]
 CHUNK = 1 << 20
 LEAST_BYTES = 1 << 16  # that a connection must bring in `download_read_s`; fewer are no progress
 
@@ -96,16 +95,15 @@ def digest_of(path: Path, wanted: str, on_piece: Callable[[int], object] = lambd
     return total.hexdigest()
 
 
-def fetch(source: Source, target: Path, remote: Remote, options: Options, lock: Path | None = None) -> None:
+def fetch(remote: Remote, target: Path, on_progress: OnProgress, lock: Path | None = None) -> None:
     """Download a file to `target` unless it is there, continuing an earlier download.
 
-    remote: what the file must be. lock: the lock file; None: beside the target. DownloadError: received bytes are kept.
+    lock: the lock file; None: beside the target. DownloadError: received bytes are kept.
     """
     from filelock import FileLock, Timeout  # not in a trainer of kohya's, which uses `digest_of`
 
-    options = replace(options, by_hand=options.by_hand or f"put {target.name} at {target} yourself")
     lock = lock or target.with_name(f".{target.name}.lock")
-    ours = _Download(source, target, remote, options)
+    ours = _Download(remote, target, on_progress)
     part, patience = ours.part, ours.patience
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +118,7 @@ def fetch(source: Source, target: Path, remote: Remote, options: Options, lock: 
             if patience.left_s() <= 0:
                 raise DownloadError(
                     "stalled",
-                    f"another process holds {lock} and has downloaded no byte of {source.file} for "
+                    f"another process holds {lock} and has downloaded no byte of {remote.name} for "
                     f"{patience.limit_s:.0f} s; end it and download again",
                 )
             patience.report()
@@ -136,10 +134,10 @@ def fetch(source: Source, target: Path, remote: Remote, options: Options, lock: 
 class _Download:
     """One file, from the first request to the rename. The caller holds the lock."""
 
-    def __init__(self, source: Source, target: Path, remote: Remote, options: Options) -> None:
-        self.source, self.target, self.remote, self.options = source, target, remote, options
+    def __init__(self, remote: Remote, target: Path, on_progress: OnProgress) -> None:
+        self.remote, self.target, self.on_progress = remote, target, on_progress
         self.part = part_of(target, remote)
-        self.patience = Patience(limits.seconds("download_stall_s"), f"a byte of {source.file}")
+        self.patience = Patience(limits.seconds("download_stall_s"), f"a byte of {remote.name}")
         self.begun_s, self.begun = time.monotonic(), size_of(self.part)
         self.most = self.begun  # bytes on the disk when there was progress last
 
@@ -152,7 +150,7 @@ class _Download:
             try:
                 self.receive()
             except NETWORK_ERRORS as error:
-                self.patience.pause(error, self.options, size_of(self.part))
+                self.patience.pause(error, size_of(self.part))
         self.part.touch()  # an empty file
         self.finish()
 
@@ -161,14 +159,14 @@ class _Download:
         have, size, read_s = size_of(self.part), self.remote.size, self.patience.read_s()
         with contextlib.ExitStack() as stack:
             # On a thread: nothing interrupts a name look-up.
-            begun = ask(self.source.url, read_s, **({"Range": f"bytes={have}-"} if have else {}))
+            begun = ask(self.remote.url, read_s, **({"Range": f"bytes={have}-"} if have else {}))
             response = call(stack.enter_context, begun, seconds=read_s, what="the file's first byte")
             if response.status_code == 416:
                 raise ConnectionError(f"the server has no bytes from {have}")
-            check_status(response, self.source, self.options)
+            check_status(response, self.remote.repo, self.remote.name)
             where = response.headers.get("Content-Range", "")
             if response.headers.get("Content-Encoding", "identity") != "identity":
-                raise DownloadError("server", f"{self.source.url} is compressed although it was asked not to be")
+                raise DownloadError("server", f"{self.remote.url} is compressed although it was asked not to be")
             if response.status_code == 200:
                 have = 0  # the server ignores ranges
             elif not where.startswith(f"bytes {have}-"):
@@ -199,19 +197,17 @@ class _Download:
             self.patience.progress()
         took_s = time.monotonic() - self.begun_s
         speed = max(0, done - self.begun) / took_s if took_s >= POLL_S else 0.0
-        self.options.on_progress(Progress(self.target.name, done, total, speed))
+        self.on_progress(Progress(self.target.name, done, total, speed))
 
     def finish(self) -> None:
         """Verify the part file and rename it to the target."""
         wanted, name = self.remote.digest, f"{self.target.name} (checking)"
-        found = digest_of(
-            self.part, wanted, lambda done: self.options.on_progress(Progress(name, done, self.remote.size))
-        )
+        found = digest_of(self.part, wanted, lambda done: self.on_progress(Progress(name, done, self.remote.size)))
         if found != wanted:
             self.part.unlink(missing_ok=True)
             raise DownloadError(
                 "damaged",
-                f"{self.target.name} arrived damaged (its hash is {found[:12]}… instead of {wanted[:12]}…) and was "
+                f"{self.remote.name} of {self.remote.repo} arrived damaged (its hash is {found[:12]}… instead of {wanted[:12]}…) and was "
                 "deleted; download it again",
             )
         os.replace(self.part, self.target)
@@ -223,54 +219,49 @@ def cache_folder() -> Path:
     return Path(os.environ.get("HF_HUB_CACHE") or hub_home() / "hub").expanduser()
 
 
-def repository(source: Source) -> Path:
+def repository(repo: str) -> Path:
     """The folder of a repository in the cache."""
-    return cache_folder() / "--".join(["models", *source.repo.split("/")])
+    return cache_folder() / "--".join(["models", *repo.split("/")])
 
 
-def cached_repository(source: Source) -> Path | None:
-    """The snapshot of a revision in the cache, complete or not; None when there is none."""
-    home = repository(source)
-    commit = read_text(home / "refs" / safe(source.revision)).strip() or source.revision
-    found = home / "snapshots" / safe(commit)
-    return found if found.is_dir() else None
+def cached_repository(repo: str) -> Path | None:
+    """The snapshot of a repository in the cache, complete or not; None when there is none."""
+    home = repository(repo)
+    commit = read_text(home / "refs" / "main").strip()
+    found = home / "snapshots" / commit
+    return found if commit and found.is_dir() else None
 
 
-def snapshot(source: Source, choose: Callable[[list[str]], list[str]], options: Options) -> Path:
+def snapshot(repo: str, choose: Callable[[list[str]], list[str]], on_progress: OnProgress) -> Path:
     """Download the files of a repository that `choose` selects from all names; returns the snapshot's folder.
 
     Progress counts the bytes of all of them. Raises DownloadError; received bytes are kept.
     """
-    home = repository(source)
-    records = read_json(home / ".hangproof.json") or {}
-    record = records.get(source.revision) or {"commit": "", "files": [""]}
+    home = repository(repo)
+    record = (read_json(home / RECORD) or {}).get("main", {"commit": "", "files": [""]})
     found = home / "snapshots" / record["commit"]
     if all((found / name).is_file() for name in record["files"]):
         return found
-    commit, files = listing(source, options)
+    files = listing(repo)
     wanted = sorted({*choose(list(files))} & files.keys(), key=lambda name: (files[name].size, name))
     blobs = {name: home / "blobs" / files[name].digest for name in wanted}
     missing = [name for name in wanted if not blobs[name].is_file()]
-    check_space(sum(missing_bytes(blobs[name], files[name]) for name in missing), home, source.repo)
+    check_space(sum(missing_bytes(blobs[name], files[name]) for name in missing), home, repo)
     total = sum(files[name].size for name in wanted)
     before = total - sum(files[name].size for name in missing)
-    by_hand = options.by_hand or f"download it elsewhere (hf download {source.repo}) and use the folder"
     for name in missing:
 
         def report(at: Progress, name: str = name, before: int = before) -> None:
-            label = at.name.replace(blobs[name].name, name)
-            options.on_progress(replace(at, name=label, done=before + at.done, total=total))
+            on_progress(replace(at, name=name, done=before + at.done, total=total))
 
-        one = replace(source, file=name, revision=commit)
-        lock = home.parent / ".locks" / home.name / f"{blobs[name].name}.lock"
-        fetch(one, blobs[name], files[name], replace(options, by_hand=by_hand, on_progress=report), lock)
+        fetch(files[name], blobs[name], report, home.parent / ".locks" / home.name / f"{blobs[name].name}.lock")
         before += files[name].size
+    commit = next(iter(files.values())).commit
     found = home / "snapshots" / commit
     for name in wanted:
-        _link(found / safe(name), blobs[name])
-    if source.revision != commit:
-        _write(home / "refs" / safe(source.revision), commit)
-    _write(home / ".hangproof.json", json.dumps({**records, source.revision: {"commit": commit, "files": wanted}}))
+        _link(found / name, blobs[name])
+    _write(home / "refs" / "main", commit)
+    _write(home / RECORD, json.dumps({"main": {"commit": commit, "files": wanted}}))
     return found
 
 

@@ -18,7 +18,7 @@ import os
 import re
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ POLL_S = 0.5
 FIRST_REPORT_S, REPORT_S = 4.0, 30.0
 """A wait without progress is on the log after the first, and again after each of the others."""
 BUSY = (408, 425, 429)
-DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+COMMIT, DIGEST = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 NETWORK_ERRORS = (ConnectionError, TimeoutError)
 
 
@@ -47,32 +47,25 @@ class DownloadError(Exception):
         super().__init__(message)
         self.kind = kind
 
-
-@dataclass(frozen=True)
-class Source:
-    """A file of a hub repository."""
-
-    repo: str
-    file: str
-    revision: str = "main"
-
-    @property
-    def page(self) -> str:
-        """The repository's page, which shows its licence."""
-        return f"{endpoint()}/{self.repo}"
-
-    @property
-    def url(self) -> str:
-        """Where the file is."""
-        return f"{self.page}/resolve/{urllib.parse.quote(self.revision, safe='')}/{urllib.parse.quote(self.file)}"
+    def or_by_hand(self, how: str) -> str:
+        """The message; where the hub is what fails, also how a user can put the file in its place."""
+        return str(self) if self.kind in ("space", "disk", "damaged") else f"{self}, or {how}"
 
 
 @dataclass(frozen=True)
 class Remote:
-    """What the hub says about a file: bytes, and the hash of its contents (git's SHA-1 or SHA-256)."""
+    """A file of a repository, as the hub lists it. digest: of its contents (git's SHA-1, or SHA-256)."""
 
+    repo: str
+    commit: str
+    name: str
     size: int
     digest: str
+
+    @property
+    def url(self) -> str:
+        """Where the file is."""
+        return f"{page_of(self.repo)}/resolve/{self.commit}/{urllib.parse.quote(self.name)}"
 
 
 @dataclass(frozen=True)
@@ -90,22 +83,14 @@ class Progress:
         return (self.total - self.done) / self.speed if self.speed else None
 
 
-@dataclass(frozen=True)
-class Options:
-    """How to download. by_hand: where a user can put the file, for messages."""
-
-    on_progress: Callable[[Progress], object] = lambda _: None
-    by_hand: str = ""
-
-    @property
-    def hint(self) -> str:
-        """`by_hand` as the end of a message."""
-        return f", or {self.by_hand}" if self.by_hand else ""
-
-
 def endpoint() -> str:
     """The URL of the hub: `$HF_ENDPOINT`, else huggingface.co."""
     return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+
+
+def page_of(repo: str) -> str:
+    """The page of a repository, which shows its licence."""
+    return f"{endpoint()}/{repo}"
 
 
 def hub_home() -> Path:
@@ -176,18 +161,19 @@ class Patience:
             limit = f"; giving up after {self.limit_s:.0f} s" if self.limit_s < math.inf else ""
             say(f"waited {waited_s:.0f} s for {self.what} ({self.reason}){limit}")
 
-    def pause(self, error: Exception, options: Options, kept: int = 0) -> None:
+    def pause(self, error: Exception, kept: int = 0) -> None:
         """Wait before the next attempt; DownloadError when there is none. kept: bytes of the file on the disk."""
         self.reason = str(error)
         host = urllib.parse.urlsplit(endpoint()).netloc
         bytes_kept = f"; the {kept} bytes received are kept" if kept else ""
         if "CERTIFICATE_VERIFY_FAILED" in self.reason:
-            text = f"{host}: {self.reason}{bytes_kept}. Check HF_ENDPOINT and the proxy{options.hint}"
-            raise DownloadError("server", text) from error
+            raise DownloadError(
+                "server", f"{host}: {self.reason}{bytes_kept}. Check HF_ENDPOINT and the proxy"
+            ) from error
         left_s = self.left_s()
         if left_s <= 0:
             text = f"no data from {host} for {self.limit_s:.0f} s ({self.reason}){bytes_kept}"
-            raise DownloadError("stalled", f"{text}. Check the network and download again{options.hint}") from error
+            raise DownloadError("stalled", f"{text}. Check the network and download again") from error
         end_s = time.monotonic() + min(left_s, self.pause_s)
         while (rest_s := end_s - time.monotonic()) > 0:
             self.report()
@@ -195,75 +181,72 @@ class Patience:
         self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
 
 
-def check_status(response: Any, source: Source, options: Options) -> None:
+def check_status(response: Any, repo: str, file: str = "") -> None:
     """Raises DownloadError for a refusal, with the licence's URL and what to do; ConnectionError for a busy server."""
-    status, code = response.status_code, response.headers.get("X-Error-Code", "")
-    name = f"{source.file} of {source.repo}" if source.file else source.repo
+    status, code, page = response.status_code, response.headers.get("X-Error-Code", ""), page_of(repo)
     if status in BUSY or status >= 500:
         raise ConnectionError(f"HTTP status {status}")
     if status in (401, 403) and code in ("RepoNotFound", "RevisionNotFound"):
-        text = f"{source.page} does not exist, or is private; correct the name, or set HF_TOKEN to a token with access"
-        raise DownloadError("missing", f"{text}{options.hint}")
+        text = f"{page} does not exist, or is private; correct the name, or set HF_TOKEN to a token with access"
+        raise DownloadError("missing", text)
     if status in (401, 403):
-        check = ". A token is set: check that it belongs to the account that accepted the licence (`hf auth whoami`), "
-        check += "and that it may read gated repositories"
-        text = f"no access to {source.repo} (HTTP status {status}): accept its licence at {source.page}, then set "
-        text += f"HF_TOKEN to your token (or run `hf auth login`){options.hint}{check if token() else ''}"
+        text = f"no access to {repo} (HTTP status {status}): accept its licence at {page}, then set HF_TOKEN to your "
+        text += "token (or run `hf auth login`)"
+        if token():
+            text += ". A token is set: check that it belongs to the account that accepted the licence "
+            text += "(`hf auth whoami`), and that it may read gated repositories"
         raise DownloadError("gated", text)
     if status in (404, 410):
-        raise missing(name, source, options)
+        raise missing(repo, file)
     if status not in (200, 206):
-        raise DownloadError("server", f"{source.url}: HTTP status {status}; check HF_ENDPOINT")
+        raise DownloadError("server", f"{page}: HTTP status {status} for {file or repo}; check HF_ENDPOINT")
 
 
-def missing(name: str, source: Source, options: Options) -> DownloadError:
+def missing(repo: str, file: str = "") -> DownloadError:
     """The error for a file or a repository that the hub does not have."""
-    return DownloadError("missing", f"{name} does not exist at {source.page}; correct the name{options.hint}")
+    what = f"{file} of {repo}" if file else repo
+    return DownloadError("missing", f"{what} does not exist at {page_of(repo)}; correct the name")
 
 
-def listing(source: Source, options: Options) -> tuple[str, dict[str, Remote]]:
-    """The commit and the files of a repository, by name. Raises DownloadError."""
+def listing(repo: str) -> dict[str, Remote]:
+    """The files of a repository as they are now, by name. Raises DownloadError."""
     if offline():
-        text = f"HF_HUB_OFFLINE is set, so {source.repo} is not downloaded; unset it{options.hint}"
-        raise DownloadError("offline", text)
+        raise DownloadError("offline", f"HF_HUB_OFFLINE is set, so {repo} is not downloaded; unset it")
     limit_s = min(limits.seconds(name) or math.inf for name in ("download_stall_s", "hub_reach_s"))
-    patience = Patience(limit_s, f"an answer about {source.repo} from {endpoint()}")
+    patience = Patience(limit_s, f"an answer about {repo} from {endpoint()}")
     while True:
         at_most_s = min(patience.read_s(), round(max(patience.left_s(), POLL_S), 1))
         try:
             # On a thread: nothing interrupts a name look-up.
-            return call(
-                _list, source, options, 2 * at_most_s, seconds=at_most_s, what="an answer", waiting=patience.report
-            )
+            return call(_list, repo, 2 * at_most_s, seconds=at_most_s, what="an answer", waiting=patience.report)
         except NETWORK_ERRORS as error:
-            patience.pause(error, options)
+            patience.pause(error)
 
 
-def _list(source: Source, options: Options, read_s: float) -> tuple[str, dict[str, Remote]]:
+def _list(repo: str, read_s: float) -> dict[str, Remote]:
     """What `listing` returns, from one request. Raises one of NETWORK_ERRORS, too."""
-    revision = urllib.parse.quote(source.revision, safe="")
-    url = f"{endpoint()}/api/models/{source.repo}/revision/{revision}?blobs=true"
+    url = f"{endpoint()}/api/models/{repo}/revision/main?blobs=true"
     with ask(url, read_s) as response:
-        check_status(response, Source(source.repo, "", source.revision), options)
+        check_status(response, repo)
         data = response.read()
     try:
         found = json.loads(data)
-        commit, files = str(found["sha"]), dict(_entry(item) for item in found["siblings"])
-        if not re.fullmatch(r"[0-9a-f]{40}", commit):
-            raise ValueError("it names no commit")
+        files = [_remote(repo, str(found["sha"]), item) for item in found["siblings"]]
+        if not files:
+            raise ValueError("it names no file")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         text = f"{url} is not the list of files of a model hub ({type(error).__name__}: {error}); check HF_ENDPOINT"
         raise DownloadError("server", text) from error
-    return commit, files
+    return {file.name: file for file in files}
 
 
-def _entry(item: dict[str, Any]) -> tuple[str, Remote]:
-    """The name of a file in the hub's list, and what the list says about it."""
+def _remote(repo: str, commit: str, item: dict[str, Any]) -> Remote:
+    """A file from its entry in the hub's list."""
     large = item.get("lfs") or {}
     digest = str(large.get("sha256") or item["blobId"]).lower()
-    if not DIGEST.fullmatch(digest):
-        raise ValueError(f"{digest!r} is no hash")
-    return safe(item["rfilename"]).as_posix(), Remote(int(large.get("size", item["size"])), digest)
+    if not DIGEST.fullmatch(digest) or not COMMIT.fullmatch(commit):
+        raise ValueError(f"{digest!r} is no hash, or {commit!r} no commit")
+    return Remote(repo, commit, safe(item["rfilename"]).as_posix(), int(large.get("size", item["size"])), digest)
 
 
 def safe(name: str) -> Path:

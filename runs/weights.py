@@ -193,7 +193,7 @@ def from_hub(spec: "RunSpec") -> str:
     local = spec.backend != "diffusers" or model["generated"] or (ROOT / Path(name).expanduser()).exists()
     if local or not _is_id(name):
         return ""
-    cached = download.cached_repository(hub.Source(name, ""))
+    cached = download.cached_repository(name)
     return "" if cached is not None and not incomplete(spec, cached) else name
 
 
@@ -283,28 +283,26 @@ def fetch_model(model: str, on_progress: Progress = lambda _: None) -> list[Path
             raise RunError(
                 f"no download source is known for {path.name} (--{flag}); put the file at {path}, or add it under [downloads] to models.toml"
             )
-        wanted.append((hub.Source(where["repo"], where["path"]), path, where.get("sha256", "")))
+        wanted.append((where["repo"], where["path"], path, where.get("sha256", "")))
     fetch(key, wanted, on_progress)
-    return [path for _, path, _ in wanted]
+    return [path for *_, path, _ in wanted]
 
 
-def fetch(what: str, wanted: list[tuple[hub.Source, Path, str]], on_progress: Progress) -> None:
+def fetch(what: str, wanted: list[tuple[str, str, Path, str]], on_progress: Progress) -> None:
     """Download files of the hub that all fit onto the disk, each with its SHA-256 ("": the hub's). Raises RunError."""
-    known: list[tuple[hub.Source, Path, hub.Remote, hub.Options]] = []
+    known: list[tuple[hub.Remote, Path]] = []
     with explained(f"download {what}"):
         try:
-            for source, path, sha256 in wanted:
-                options = hub.Options(on_progress, by_hand=f"put {path.name} at {path} yourself")
-                commit, files = hub.listing(source, options)
-                if source.file not in files:
-                    raise hub.missing(f"{source.file} of {source.repo}", source, options)
-                remote = files[source.file]
-                exact = replace(remote, digest=sha256.lower() or remote.digest)
-                known.append((replace(source, revision=commit), path, exact, options))
-            needed = sum(download.missing_bytes(path, remote) for _, path, remote, _ in known)
-            download.check_space(needed, models_dir(), what)
-            for source, path, remote, options in known:
-                download.fetch(source, path, remote, options)
+            for repo, file, path, sha256 in wanted:
+                files = hub.listing(repo)
+                if file not in files:
+                    raise hub.missing(repo, file)
+                known.append((replace(files[file], digest=sha256.lower() or files[file].digest), path))
+            download.check_space(
+                sum(download.missing_bytes(path, remote) for remote, path in known), models_dir(), what
+            )
+            for remote, path in known:
+                download.fetch(remote, path, on_progress)
         except hub.DownloadError as error:
             hint = "; or correct [downloads] in models.toml" if error.kind == "missing" else ""
-            raise RunError(f"{error}{hint}") from error
+            raise RunError(f"{error.or_by_hand(f'put {path.name} at {path} yourself')}{hint}") from error

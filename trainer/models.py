@@ -2,9 +2,10 @@
 
 The part that is trained is read tensor by tensor from its safetensors files instead of with `from_pretrained`: each
 tensor is progress for the heartbeat, and a weight that is stored in fewer bits is so as soon as it is read: 24 GB of
-bf16 are never in memory; later starts read them from a copy. Missing files are reported before anything is read.
+bf16 are never in memory. Missing files are reported before anything is read.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -112,28 +113,20 @@ def download(name: str, tick: Tick) -> Path:
     Raises: TrainError with the reason. A download that was interrupted continues at the next start.
     """
     from guards.download import cached_repository, snapshot
-    from guards.hub import DownloadError, Options, Source
+    from guards.hub import DownloadError
 
     try:
-        options = Options(lambda at: tick(at.done >> 20, at.total >> 20))
-        folder = snapshot(Source(name, ""), wanted, options)
-    except (DownloadError, OSError) as problem:
-        kind = getattr(problem, "kind", "disk")
-        found = cached_repository(Source(name, ""))
-        if found is not None and kind in ("offline", "stalled", "server"):
-            # perhaps the hub's library completed it
-            try:
+        folder = snapshot(name, wanted, lambda at: tick(at.done >> 20, at.total >> 20))
+    except OSError as problem:
+        raise TrainError(f"{name}: {problem}") from problem
+    except DownloadError as problem:
+        found = cached_repository(name)
+        if found is not None and problem.kind in ("offline", "stalled", "server"):
+            with contextlib.suppress(TrainError):  # perhaps the hub's library completed it
                 check(found)
                 return found
-            except TrainError:
-                if kind == "offline":
-                    raise
-        if kind == "offline":
-            raise TrainError(
-                f"{name}: not in the local cache, and HF_HUB_OFFLINE is set, so nothing is downloaded; unset it, download it "
-                f"once (hf download {name}), or use a folder"
-            ) from problem
-        raise TrainError(f"{name}: {problem}") from problem
+        by_hand = f"download it elsewhere (hf download {name}) and use the folder"
+        raise TrainError(f"{name}: {problem.or_by_hand(by_hand)}") from problem
     check(folder)
     return folder
 

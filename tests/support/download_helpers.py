@@ -7,11 +7,10 @@ from hub_server import Hub, only_hub
 
 from guards import download
 from guards import hub as hub_module
-from guards.hub import Options, Source
 
 CONTENT = bytes(range(251)) * 2_000  # 502 kB
 NAME = "x.safetensors"
-SOURCE = Source("me/model", NAME)
+REPO = "me/model"
 FILES = {NAME: CONTENT, "config.json": b'{"a": 1}'}
 
 
@@ -21,11 +20,10 @@ def hub(monkeypatch, tmp_path):
         yield server
 
 
-def get(target: Path, stall_s: float = 20, **more) -> None:
-    how = Options(**more)
+def get(target: Path, stall_s: float = 20, on_progress: download.OnProgress = lambda _: None) -> None:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("HANGPROOF_DOWNLOAD_STALL_S", str(stall_s))
-        download.fetch(SOURCE, target, hub_module.listing(SOURCE, how)[1][NAME], how)
+        download.fetch(hub_module.listing(REPO)[NAME], target, on_progress)
 
 
 def part(folder: Path) -> Path:
@@ -33,9 +31,9 @@ def part(folder: Path) -> Path:
     return next(folder.glob(".*.part"), folder / "none")
 
 
-def whole(how: Options) -> Path:
+def whole() -> Path:
     """Download the complete repository."""
-    return download.snapshot(Source("me/model", ""), lambda names: names, how)
+    return download.snapshot(REPO, lambda names: names, lambda _: None)
 
 
 def no_overlap(hub: Hub, name: str = NAME) -> bool:

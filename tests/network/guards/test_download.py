@@ -9,7 +9,7 @@ from pathlib import Path
 
 import children
 import pytest
-from download_helpers import CONTENT, FILES, NAME, SOURCE, get, no_overlap, part, whole
+from download_helpers import CONTENT, FILES, NAME, REPO, get, no_overlap, part, whole
 from filelock import FileLock
 from hub_server import COMMIT, Fault, only_hub
 from huggingface_hub import close_session
@@ -19,7 +19,7 @@ from monitor_helpers import wait_for
 from ui_helpers import small_disk
 
 from guards import download
-from guards.hub import DownloadError, Options, Progress
+from guards.hub import DownloadError, Progress
 
 # Faults.
 
@@ -138,7 +138,7 @@ def test_a_lock_whose_holder_makes_no_progress_is_a_reason(hub, tmp_path, monkey
     lock = download.cache_folder() / ".locks" / "models--me--model" / f"{hashlib.sha256(CONTENT).hexdigest()}.lock"
     lock.parent.mkdir(parents=True)
     with FileLock(lock), pytest.raises(DownloadError, match="another process holds .*lock"):
-        whole(Options())
+        whole()
 
 
 # A repository in the cache of the library.
@@ -149,15 +149,15 @@ def test_too_little_space_for_all_files_is_noticed_before_the_first_byte(hub, tm
     with small_disk(tmp_path, "700k") as disk:
         with pytest.raises(DownloadError, match="me/model needs 0.0 GB more, but .*disk has .* free some space"):
             monkeypatch.setenv("HF_HUB_CACHE", str(disk))
-            whole(Options())
+            whole()
     assert hub.sent == []
 
 
 LOAD = """
 import sys
 from pathlib import Path
-from guards import download, hub
-found = download.snapshot(hub.Source("me/model", ""), lambda names: ["x.safetensors"], hub.Options())
+from guards import download
+found = download.snapshot("me/model", lambda names: ["x.safetensors"], lambda _: None)
 print(found / "x.safetensors")
 """
 
@@ -176,7 +176,7 @@ def test_a_killed_download_continues_in_the_next_process(hub, tmp_path):
     """SIGKILL: its lock is free at once, its bytes are kept."""
     hub.faults = [Fault("stall", 300_000)]
     first = children.start(LOAD)
-    blobs = download.repository(SOURCE) / "blobs"
+    blobs = download.repository(REPO) / "blobs"
     wait_for(lambda: part(blobs).exists() and part(blobs).stat().st_size > 100_000, 200)
     first.send_signal(signal.SIGKILL)
     first.communicate(timeout=100)
@@ -191,19 +191,19 @@ def test_a_killed_download_continues_in_the_next_process(hub, tmp_path):
 def test_the_hubs_library_finds_the_file_without_a_network(hub, tmp_path):
     import huggingface_hub
 
-    folder, cache = whole(Options()), str(download.cache_folder())
+    folder, cache = whole(), str(download.cache_folder())
     for name, content in FILES.items():
         library = huggingface_hub.hf_hub_download("me/model", name, cache_dir=cache, local_files_only=True)
         found = folder / name
         assert Path(library) == found and found.is_symlink() and found.read_bytes() == content
-    assert (download.repository(SOURCE) / "refs/main").read_text() == COMMIT
+    assert (download.repository(REPO) / "refs/main").read_text() == COMMIT
 
 
 @pytest.mark.parametrize("name", ["../../escaped", "/etc/escaped", "a/../../b", "C:/x", "a\\b"])
 def test_a_name_that_leaves_the_repository_is_refused(hub, tmp_path, name):
     hub.files = {name: b"x"}
     with pytest.raises(DownloadError, match="is not a name of a file"):
-        whole(Options())
+        whole()
     assert hub.sent == []
 
 
@@ -230,7 +230,7 @@ def test_the_built_in_trainer_loads_a_hub_id_through_faults_and_again_without_a_
     hub.silent = True
     hub.requests.clear()
     assert models.locate("me/model", print) == found and hub.requests == []
-    (download.repository(SOURCE) / ".hangproof.json").unlink()  # as the hub's library leaves it
+    (download.repository(REPO) / ".hangproof.json").unlink()  # as the hub's library leaves it
     monkeypatch.setenv("HANGPROOF_DOWNLOAD_STALL_S", "1")
     assert models.locate("me/model", print) == found
     shutil.rmtree(found / "vae")

@@ -80,7 +80,10 @@ def test_a_server_that_names_no_hash_is_not_a_hub(hub, tmp_path):
     hub.hashes = False
     with pytest.raises(DownloadError, match="is not the list of files of a model hub"):
         get(tmp_path / "d" / NAME)
-    assert len(hub.requests) == 1
+    hub.files = {}
+    with pytest.raises(DownloadError, match="is not the list of files of a model hub .*it names no file"):
+        get(tmp_path / "d" / NAME)
+    assert len(hub.requests) == 2
 
 
 def test_a_busy_server_is_asked_again(hub, tmp_path):

@@ -6,7 +6,6 @@ import pytest
 from hub_server import COMMIT, Fault, only_hub
 
 import runs
-from guards.hub import Source
 from runs import weights
 
 CONTENT = bytes(range(256)) * 2_000  # 512 kB
@@ -25,7 +24,7 @@ def get(target: Path, stall_s: float = 60, sha256: str = "") -> list[tuple]:
     report = lambda at: calls.append((at.name, at.done, at.total))  # noqa: E731
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("HANGPROOF_DOWNLOAD_STALL_S", str(stall_s))
-        weights.fetch(target.name, [(Source("me/model", NAME), target, sha256)], report)
+        weights.fetch(target.name, [("me/model", NAME, target, sha256)], report)
     return calls
 
 

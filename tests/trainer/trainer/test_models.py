@@ -114,7 +114,7 @@ def test_a_model_that_cannot_be_used_says_what_and_where(model, tmp_path, messag
     ("given", "message"),
     [
         ("{model}/transformer/" + WEIGHTS, "is a single file; this trainer reads a folder"),
-        ("nobody/no-flux", "nobody/no-flux: not in the local cache, .*HF_HUB_OFFLINE is set"),
+        ("nobody/no-flux", "nobody/no-flux: HF_HUB_OFFLINE is set, .* unset it, or download it elsewhere"),
         ("{wan}", "model of WanPipeline; the built-in trainer has FluxPipeline, .*one of kohya's trainers"),
     ],
 )

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from guards import hub
-from guards.hub import DownloadError, Options, Progress, Source
+from guards.hub import DownloadError, Progress, Remote
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +36,7 @@ def test_the_settings_are_read_as_the_hubs_library_reads_them(setting, tmp_path)
     setting("HF_HUB_OFFLINE", "YES")
     setting("HF_ENDPOINT", "http://mirror/")
     assert hub.token() == "hf_set" and hub.offline()
-    assert (
-        Source("me/model", "a b/c.bin", "refs/pr/1").url == "http://mirror/me/model/resolve/refs%2Fpr%2F1/a%20b/c.bin"
-    )
+    assert Remote("me/model", "c0ffee", "a b/c.bin", 1, "").url == "http://mirror/me/model/resolve/c0ffee/a%20b/c.bin"
 
 
 def test_the_time_left_follows_from_the_speed():
@@ -61,35 +59,40 @@ def test_pauses_grow_until_a_limit_without_progress_ends_them_and_the_log_says_w
     said: list[str] = []
     monkeypatch.setattr(hub, "say", said.append)
     patience, ends_s = hub.Patience(20, "a byte of x"), []
-    reason = r"no data from huggingface.co for 20 s \(lost\); the 7 bytes received are kept.* again, or copy it"
+    reason = r"no data from huggingface.co for 20 s \(lost\); the 7 bytes received are kept.* again$"
     with pytest.raises(DownloadError, match=reason) as error:
         while True:
-            patience.pause(ConnectionError("lost"), Options(by_hand="copy it"), 7)
+            patience.pause(ConnectionError("lost"), 7)
             ends_s.append(clock[0])
     assert (ends_s, error.value.kind) == ([101, 103, 107, 115, 120], "stalled")
+    assert error.value.or_by_hand("copy it") == f"{error.value}, or copy it"
+    assert DownloadError("space", "it is full").or_by_hand("copy it") == "it is full"
     assert said == ["waited 4 s for a byte of x (lost); giving up after 20 s"]
     patience.progress()
     assert patience.left_s() == 20
-    patience.pause(ConnectionError("lost"), Options())
+    patience.pause(ConnectionError("lost"))
     assert (clock[0], patience.left_s(), patience.read_s()) == (121, 19, 20)
     endless = hub.Patience(0, "x")
     for _ in range(7):
-        endless.pause(ConnectionError("HTTP status 503"), Options())
+        endless.pause(ConnectionError("HTTP status 503"))
     assert endless.left_s() == math.inf and clock[0] - 121 == 1 + 2 + 4 + 8 + 16 + 30 + 30
     assert said[1:] == [f"waited {waited_s} s for x (HTTP status 503)" for waited_s in (4, 34, 64)]
 
 
 ANSWERS = {
-    200: "", 206: "", 302: "server me/model/resolve/main/x.bin: HTTP status 302; check HF_ENDPOINT",
-    401: r"gated no access to me/model \(HTTP status 401\): accept its licence at https://huggingface.co/me/model, then .*, or copy it$",
-    404: "missing x.bin of me/model does not exist at .*; correct the name, or copy it", 410: "missing .*does not exist",
+    200: "", 206: "", 302: "server .*/me/model: HTTP status 302 for x.bin; check HF_ENDPOINT",
+    401: r"gated no access to me/model \(HTTP status 401\): accept its licence at https://huggingface.co/me/model, then .*\)$",
+    404: "missing x.bin of me/model does not exist at .*; correct the name$", 410: "missing .*does not exist",
     **dict.fromkeys((408, 425, 429, 500), "busy HTTP status"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("status", ANSWERS)
 def test_an_answer_is_used_refused_with_what_to_do_or_asked_for_again(status):
-    response, (kind, _, says) = SimpleNamespace(status_code=status, headers={}), ANSWERS[status].partition(" ")
+    response, (kind, _, says) = (
+        SimpleNamespace(status_code=status, headers={}),
+        ANSWERS[status].partition(" "),
+    )
     with pytest.raises((ConnectionError, DownloadError)) if kind else nullcontext() as error:
-        hub.check_status(response, Source("me/model", "x.bin"), Options(by_hand="copy it"))
+        hub.check_status(response, "me/model", "x.bin")
     assert not kind or (getattr(error.value, "kind", "busy") == kind and re.search(says, str(error.value)))
