@@ -161,8 +161,6 @@ class _Download:
             # On a thread: nothing interrupts a name look-up.
             begun = ask(self.remote.url, read_s, **({"Range": f"bytes={have}-"} if have else {}))
             response = call(stack.enter_context, begun, seconds=read_s, what="the file's first byte")
-            if response.status_code == 416:
-                raise ConnectionError(f"the server has no bytes from {have}")
             check_status(response, self.remote.repo, self.remote.name)
             where = response.headers.get("Content-Range", "")
             if response.headers.get("Content-Encoding", "identity") != "identity":

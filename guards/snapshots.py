@@ -169,37 +169,33 @@ class Snapshots:
         Never raises for what a snapshot lacks: then the snapshots are off.
         """
         try:
-            self._take(name, step, epoch, files, belongs)
+            plan = snapshot_files.plan(files, self._layout)
+            self._layout = plan.layout
+            for slot in self._slots:  # of an attempt that got further than the state from which this one goes on
+                if slot.step >= step:
+                    self._forget(slot)
+            slot = min(self._slots, key=lambda slot: slot.step)
+            guard = {"step": step, "epoch": epoch, **self.about(belongs)}
+            job = _Job(slot, plan, self._next.with_name(name), guard, self._begin(slot, plan))
+            job.staged = self._copy(slot, plan)
+            # On a CPU its thread's own time: other programs would make the snapshot look as expensive as the step.
+            # With a GPU the wall time, because a thread that waits for the GPU keeps it from getting work.
+            on_gpu = job.staged is not None
+            job.cost_s = time.monotonic() - self._begun_s if on_gpu else time.thread_time() - self._begun_cpu_s
+            self._since = 0
+            if plan.bytes <= INLINE and not on_gpu:
+                self._finish(job)
+            else:
+                self._idle.clear()
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._work, name="hangproof-snapshots", daemon=True)
+                    self._thread.start()
+                self._jobs.put(job)
+            self._last_s = time.monotonic()
         except SnapshotError as error:
             self.turn_off(str(error))
         except (OSError, MemoryError) as error:
             self.turn_off(f"the state of step {step} has no room in memory: {error}")
-
-    def _take(self, name: str, step: int, epoch: int, files: list[File], belongs: dict[str, Any] | None) -> None:
-        assert self.folder is not None
-        plan = snapshot_files.plan(files, self._layout)
-        self._layout = plan.layout
-        for slot in self._slots:  # of an attempt that got further than the state from which this one goes on
-            if slot.step >= step:
-                self._forget(slot)
-        slot = min(self._slots, key=lambda slot: slot.step)
-        guard = {"step": step, "epoch": epoch, **self.about(belongs)}
-        job = _Job(slot, plan, self.folder / name, guard, self._begin(slot, plan))
-        job.staged = self._copy(slot, plan)
-        # On a CPU its thread's own time: other programs would make the snapshot look as expensive as the step. With a
-        # GPU the wall time, because a thread that waits for the GPU keeps it from getting work.
-        on_gpu = job.staged is not None
-        job.cost_s = time.monotonic() - self._begun_s if on_gpu else time.thread_time() - self._begun_cpu_s
-        self._since = 0
-        if plan.bytes <= INLINE and not on_gpu:
-            self._finish(job)
-        else:
-            self._idle.clear()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="hangproof-snapshots", daemon=True)
-                self._thread.start()
-            self._jobs.put(job)
-        self._last_s = time.monotonic()
 
     def _begin(self, slot: _Slot, plan: Plan) -> bool:
         """Make the folder NEXT, from the snapshot in `slot` where its tensors fit. Whether it has new memory."""
@@ -216,15 +212,14 @@ class Snapshots:
             allowed = f"snapshots_bytes allows {self.limit_bytes / 1e6:.0f} MB"
             raise SnapshotError(f"they need {COPIES * size / 1e6:.0f} MB, and {allowed}")
         what = f"a state has {size / 1e6:.0f} MB and needs {COPIES} times that"
-        if problem := self.full(COPIES * size - held, pinned, what):
-            raise SnapshotError(problem)
+        self.check_room(COPIES * size - held, pinned, what)
         self._next.mkdir()
         slot.mapped, slot.tensors = snapshot_files.create(self._next, plan.layout)
         slot.layout = plan.layout
         return True
 
-    def full(self, shared: int, private: int, what: str) -> str:
-        """ "" where so many bytes fit, in shared memory and of the process's own; else `what`, and what is too full."""
+    def check_room(self, shared: int, private: int, what: str) -> None:
+        """Raises SnapshotError, with `what`, unless so many bytes fit, in shared memory and of the process's own."""
         assert self.folder is not None
         found = os.statvfs(self.folder)
         places = [(f"{self.folder.parent.parent} has", found.f_bavail * found.f_frsize, shared)]
@@ -233,8 +228,7 @@ class Snapshots:
             places.append(("the machine or its container has", left, shared + private))
         for where, free, need in places:
             if need > free - min(RESERVE, free // 2):
-                return f"{what}, and {where} {free / 1e6:.0f} MB free"
-        return ""
+                raise SnapshotError(f"{what}, and {where} {free / 1e6:.0f} MB free")
 
     def about(self, belongs: dict[str, Any] | None = None) -> dict[str, Any]:
         """What the guard file of a snapshot says beside its step. belongs: for the guard file of its state."""

@@ -156,20 +156,18 @@ class StateSaves(contextlib.AbstractContextManager["StateSaves"]):
         path = self.snapshots.folder / f"{NAME}{number}"
         try:
             plan = snapshot_files.plan(files)
-            what = f"a copy of the state has {plan.bytes / 1e6:.0f} MB"
-            problem = self.snapshots.full(plan.bytes, plan.bytes, what)  # and a file of it in the process's memory
-            if not problem:
-                path.mkdir()
-                mapped, tensors = snapshot_files.create(path, plan.layout)
-                snapshot_files.copy(tensors, plan.tensors)
-                guard = {"name": name, "step": step, "epoch": epoch, **self.snapshots.about(belongs)}
-                snapshot_files.complete(path, plan, mapped, guard)
-                return path
+            # Twice: a file of it is in the process's memory, too.
+            self.snapshots.check_room(plan.bytes, plan.bytes, f"a copy of the state has {plan.bytes / 1e6:.0f} MB")
+            path.mkdir()
+            mapped, tensors = snapshot_files.create(path, plan.layout)
+            snapshot_files.copy(tensors, plan.tensors)
+            guard = {"name": name, "step": step, "epoch": epoch, **self.snapshots.about(belongs)}
+            snapshot_files.complete(path, plan, mapped, guard)
         except (OSError, SnapshotError, MemoryError) as error:
-            problem = f"{name} has no room in memory: {error}"
-        shutil.rmtree(path, ignore_errors=True)
-        self._report_once("room", f"saves wait for the disk: {problem}")
-        return None
+            shutil.rmtree(path, ignore_errors=True)
+            self._report_once("room", f"saves wait for the disk: {name} has no room in memory: {error}")
+            return None
+        return path
 
     def _put(self, what: str, function: Callable[[], object]) -> None:
         if self._thread is None:

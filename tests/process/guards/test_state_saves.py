@@ -88,7 +88,9 @@ def test_where_no_copy_has_room_the_training_writes_the_state_itself_and_that_is
         saves.save("a-state", 1, 1, raw(text), lambda files: written.append((files[0].content, saves.busy)))
     assert written == [(b"one", False), (b"two", False)] and not names(ring)
     said = capsys.readouterr().out
-    assert said.count("saves wait for the disk: a copy of the state has 0 MB, and the machine") == (not off)
+    assert said.count(
+        "saves wait for the disk: a-state has no room in memory: a copy of the state has 0 MB, and the machine"
+    ) == (not off)
     assert [event["kind"] for event in events(tmp_path)] == ([] if off else ["slow_save"])
 
 
