@@ -203,11 +203,8 @@ class _Download:
         found = digest_of(self.part, wanted, lambda done: self.on_progress(Progress(name, done, self.remote.size)))
         if found != wanted:
             self.part.unlink(missing_ok=True)
-            raise DownloadError(
-                "damaged",
-                f"{self.remote.name} of {self.remote.repo} arrived damaged (its hash is {found[:12]}… instead of {wanted[:12]}…) and was "
-                "deleted; download it again",
-            )
+            text = f"{self.remote.name} of {self.remote.repo} arrived damaged (its hash is {found[:12]}… instead of "
+            raise DownloadError("damaged", f"{text}{wanted[:12]}…) and was deleted; download it again")
         os.replace(self.part, self.target)
         fsync_path(self.target.parent)
 
