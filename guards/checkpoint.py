@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from guards import file_contents
-from guards.reading import read_bytes
+from guards.reading import json_object, read_bytes
 
 GUARD = "hangproof.json"
 VERSION = 1
@@ -174,12 +174,9 @@ def guard_of(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def _parse_guard(data: bytes) -> dict[str, Any] | None:
-    try:
-        guard = json.loads(data)
-    except ValueError:
-        return None
+    guard = json_object(data)
     valid = (
-        isinstance(guard, dict)
+        guard is not None
         and isinstance(guard.get("step"), int)
         and isinstance(guard.get("files"), dict)
         and all(isinstance(e, dict) and "size" in e and _digest_of(e) for e in guard["files"].values())
@@ -408,9 +405,6 @@ def sweep(output_dir: str | os.PathLike[str], name: str | None = None) -> list[P
     return [path for path, _ in left if not _exists(path)]
 
 
-EXIT_BAD, EXIT_CANNOT_VERIFY = 1, 3
-
-
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0: it can be used, 1: it is bad, 3: it cannot be verified. The reasons go to standard error."""
     import argparse  # not in the monitor, which imports this file, too
@@ -430,9 +424,7 @@ def main(argv: list[str] | None = None) -> int:
         guard = (guard_of(arguments.path) if is_state else None) or {}
         answer = {"path": str(arguments.path), "step": guard.get("step"), "usable": result.usable, **asdict(result)}
         print(json.dumps(answer))
-    if result.problems:
-        return EXIT_BAD
-    return EXIT_CANNOT_VERIFY if result.error else 0
+    return 1 if result.problems else 3 if result.error else 0
 
 
 if __name__ == "__main__":

@@ -255,8 +255,9 @@ def snapshot(repo: str, choose: Callable[[list[str]], list[str]], on_progress: O
     found = home / "snapshots" / commit
     for name in wanted:
         _link(found / name, blobs[name])
-    _write(home / "refs" / "main", commit)
-    _write(home / RECORD, json.dumps({"main": {"commit": commit, "files": wanted}}))
+    (home / "refs").mkdir(parents=True, exist_ok=True)
+    atomic_write(home / "refs" / "main", commit)
+    atomic_write(home / RECORD, json.dumps({"main": {"commit": commit, "files": wanted}}))
     return found
 
 
@@ -271,8 +272,3 @@ def _link(path: Path, blob: Path) -> None:
             temporary.symlink_to(os.path.relpath(blob, path.parent))
         except (OSError, NotImplementedError):  # Windows without the right to create links
             shutil.copyfile(blob, temporary)
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, text)

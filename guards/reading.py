@@ -42,8 +42,16 @@ def read_text(path: str | os.PathLike[str]) -> str:
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """A JSON object from a file; None when the file is missing, incomplete or something else."""
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return json_object(Path(path).read_bytes())
+    except OSError:
+        return None
+
+
+def json_object(text: bytes | str) -> dict[str, Any] | None:
+    """The JSON object in a text; None when it is incomplete or something else."""
+    try:
+        value = json.loads(text)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 

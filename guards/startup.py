@@ -16,6 +16,8 @@ import os
 import re
 from typing import Any
 
+from guards.reading import json_object
+
 CHECK_POINTS: dict[str, str] = {
     "arguments": "imports and arguments",
     "folders": "folders",
@@ -77,8 +79,4 @@ def about(device: str, backend: str, most_bytes: int) -> bytes:
 
 def read_about(text: str) -> dict[str, Any]:
     """What `about` wrote: "host", "device", "backend", "environment"; {} when there is nothing readable."""
-    try:
-        facts = json.loads(text)
-    except ValueError:
-        return {}
-    return facts if isinstance(facts, dict) else {}
+    return json_object(text) or {}
