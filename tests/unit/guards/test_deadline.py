@@ -1,12 +1,14 @@
-"""A call with a limit, beside an alarm of other code and within another call."""
+"""A call with a limit, beside an alarm of other code and within another call, and a limit between two beats."""
 
 import os
 import signal
 import time
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
-from guards import deadline, npz
+from guards import deadline, heartbeat, npz
 
 needs_alarm = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no SIGALRM on this platform")
 
@@ -46,3 +48,40 @@ def test_a_read_within_a_read_reports_the_limit_that_expired(alarm):
     with pytest.raises(TimeoutError, match="the inner"):
         deadline.bounded(lambda: inner(0.5), 60, "the outer")
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+LOOKS = {  # what the time until the next look brings, as (beat, clock): the phase, when the limit of 20 s ends the process
+    "nothing": ("step", lambda beat, clock: None, 25),
+    "items": ("step", lambda beat, clock: beat.item(1), 100),
+    "much that is read": ("load", lambda beat, clock: clock.read(2 << 20), 100),
+    "little that is read": ("load", lambda beat, clock: clock.read(1 << 10), 25),
+    "much that is read, in a phase that reads nothing": ("step", lambda beat, clock: clock.read(2 << 20), 25),
+    "a machine that sleeps for once": ("step", lambda beat, clock: clock.sleep(50) if clock.now_s == 20 else None, 95),
+}
+
+
+@pytest.mark.parametrize("what", LOOKS)
+def test_a_process_ends_when_its_phase_brings_no_progress_for_longer_than_its_limit(monkeypatch, what):
+    """In place of the thread, on a clock that stands still between two looks."""
+    phase, happens, ends_s = LOOKS[what]
+    clock, beat = SimpleNamespace(now_s=0, bytes=0), heartbeat.Heartbeat(None)
+    clock.sleep = lambda interval_s: setattr(clock, "now_s", clock.now_s + interval_s)
+    clock.read = lambda count: setattr(clock, "bytes", clock.bytes + count)
+
+    def sleep(interval_s):
+        clock.sleep(interval_s)
+        happens(beat, clock)
+        if clock.now_s >= 100:
+            raise InterruptedError
+
+    for module in (deadline, heartbeat):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep))
+    monkeypatch.setattr(deadline, "moved_bytes", lambda process, counters: clock.bytes)
+    monkeypatch.setattr(deadline, "expire", expire := Mock(side_effect=InterruptedError))
+    monkeypatch.setattr(deadline.threading, "Thread", lambda target, **_: SimpleNamespace(start=target))
+    monkeypatch.setenv(f"HANGPROOF_PHASE_{phase.upper()}_S", "20")
+    beat.phase(phase)
+    with pytest.raises(InterruptedError):
+        deadline.watch_phases(beat)
+    assert clock.now_s == ends_s
+    assert expire.call_args_list == ([((20, f"any progress in phase {phase}"),)] if ends_s < 100 else [])
