@@ -23,12 +23,13 @@ NAMES = (
     "resume",
     "save",
     "split_mode",
+    "float8",
     "validation",
     "exit",
     "world",
 )
 
-MUSUBI_LACKS = ("images", "split_mode", "validation")
+MUSUBI_LACKS = ("images", "split_mode", "float8", "validation")
 MUSUBI_NAMES = tuple("caches" if name == "npz" else name for name in NAMES if name not in MUSUBI_LACKS)
 """The patches of musubi-tuner."""
 OWN = ("caches", "heartbeat", "resume")

@@ -207,11 +207,36 @@ def class_of(folder: Path, part: str):
 def load_denoiser(folder: Path, family: families.Family, dtype, device, kind: str, tick: Tick):
     """The part that is trained, with frozen weights of `dtype`; those of its blocks as `kind` (quantized.KINDS) says.
 
-    On a CPU, weights that have the right type are the file itself, mapped: no second copy of them is in memory, and the
-    next attempt finds them there.
+    They are stored once: a copy stays beside the model (guards/quantized.py). On a CPU, weights that have the right
+    type are the file itself, mapped: no second copy of them is in memory, and the next attempt finds them there.
 
     Raises: TrainError for missing or unknown tensors, a wrong shape, or a damaged file.
     """
+    from guards.quantized import Copy
+
+    part = folder / family.denoiser
+    files = weight_files(part, "diffusion_pytorch_model")
+    if not kind:
+        return read_denoiser(folder, family, files, dtype, device, "", tick)
+    copy = Copy(part, files, f"{kind} in {dtype} on {device.type}")
+    if copy.path.exists():
+        try:
+            return read_denoiser(folder, family, [copy.path], dtype, device, kind, tick, is_copy=True)
+        except TrainError as problem:
+            print(f"the copy of the weights in {kind} cannot be used and is made again: {problem}", flush=True)
+            copy.path.unlink()
+    try:
+        ours = copy if os.environ.get("RANK", "0") == "0" else None
+        model = read_denoiser(folder, family, files, dtype, device, kind, tick, ours)
+    except BaseException:
+        copy.give_up()
+        raise
+    copy.finish()
+    return model
+
+
+def read_denoiser(folder: Path, family, files: list[Path], dtype, device, kind, tick: Tick, copy=None, is_copy=False):
+    """As `load_denoiser`, from these files; each tensor is added to `copy`. is_copy: they are one."""
     import torch
     from accelerate import init_empty_weights
     from safetensors import SafetensorError, safe_open
@@ -222,28 +247,48 @@ def load_denoiser(folder: Path, family: families.Family, dtype, device, kind: st
         model = class_of(folder, family.denoiser).from_config(config(folder, family.denoiser))
     owners = dict(model.named_modules())
     small = set(lora.layers(model, family.blocks["all"])) if kind else set()
+    scaled = {f"{name}.{quantized.SCALES}" for name in small if kind in quantized.SCALED}
     wanted = {name: value.shape for name, value in model.state_dict().items()}
+    wanted |= dict.fromkeys(scaled if is_copy else ())
+    scales: dict[str, torch.Tensor] = {}
     unknown, done = [], 0
-    for file in weight_files(folder / family.denoiser, "diffusion_pytorch_model"):
+    if copy is not None:
+        copy.begin(len(wanted) + len(scaled))
+
+    def keep(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if copy is not None:
+            copy.add(name, tensor)
+        return tensor
+
+    for file in files:
         try:
             with safe_open(file, framework="pt") as tensors:
-                for name in sorted(tensors.keys()):
+                for name in sorted(tensors.keys()):  # "scales" before "weight"
                     if name not in wanted:
                         unknown.append(name)
                         continue
                     tensor, shape = tensors.get_tensor(name), wanted.pop(name)
-                    if tensor.shape != shape:
+                    where, _, leaf = name.rpartition(".")
+                    stored = where in small and leaf in ("weight", quantized.SCALES)
+                    if tensor.shape != shape and not (is_copy and stored):
                         raise TrainError(
                             f"{file}: the shape of {name} is {tuple(tensor.shape)} instead of {tuple(shape)}; "
                             "download the complete model again"
                         )
-                    where, _, leaf = name.rpartition(".")
                     # moved first, so that the GPU casts: a CPU needs half a minute
                     tensor = tensor.to(device)
-                    if where in small and leaf == "weight":
-                        quantized.convert(owners[where], *quantized.store(tensor, kind))
+                    if not stored:
+                        parameter = torch.nn.Parameter(keep(name, tensor.to(dtype)), requires_grad=False)
+                        setattr(owners[where], leaf, parameter)
+                    elif leaf == quantized.SCALES:
+                        scales[where] = tensor
+                    elif is_copy:
+                        quantized.convert(owners[where], tensor, scales.get(where))
                     else:
-                        setattr(owners[where], leaf, torch.nn.Parameter(tensor.to(dtype), requires_grad=False))
+                        weight, of_rows = quantized.store(tensor, kind)
+                        quantized.convert(owners[where], keep(name, weight), of_rows)
+                        if of_rows is not None:
+                            keep(f"{where}.{quantized.SCALES}", of_rows)
                     done += 1
                     tick(done, done + len(wanted))
         except SafetensorError as problem:

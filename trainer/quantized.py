@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 KINDS = ("float8", "float8_scaled", "int8", "nf4")
+SCALED = KINDS[1:]  # kinds with a tensor of scales beside the weight
+SCALES = "scales"
 NF4_BLOCK = 64  # numbers that share a scale
 LARGEST = {"float8_scaled": 448.0, "int8": 127.0}  # of the type
 
@@ -74,4 +76,4 @@ def convert(module: nn.Linear, weight: torch.Tensor, scales: torch.Tensor | None
     """Make a Linear one with this stored weight."""
     module.__class__ = StoredLinear
     module.weight = nn.Parameter(weight, requires_grad=False)
-    module.register_parameter("scales", None if scales is None else nn.Parameter(scales, requires_grad=False))
+    module.register_parameter(SCALES, None if scales is None else nn.Parameter(scales, requires_grad=False))

@@ -1,0 +1,91 @@
+"""Weights in float8 are cast once: later starts read a copy, which is the same to the bit, and is never needed."""
+
+import json
+import shutil
+import threading
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import safetensors
+
+from guards import quantized
+from trainer import models
+from trainer.families.flux import FAMILY
+from trainer.quantized import KINDS
+
+torch = pytest.importorskip("torch")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def model(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(quantized, "RESERVE", 0)
+    shutil.copytree(model, tmp_path / "m", ignore=shutil.ignore_patterns(quantized.FOLDER))
+    return tmp_path / "m"
+
+
+def load(model, dtype=torch.bfloat16, kind="float8"):
+    found = models.load_denoiser(model, FAMILY, dtype, CPU, kind, lambda done, total: None)
+    for thread in threading.enumerate():
+        if thread.name == quantized.THREAD:
+            thread.join()
+    return found
+
+
+def copies(model):
+    return sorted((model / "transformer" / quantized.FOLDER).glob("*"))
+
+
+def same(a, b):
+    a, b = a.state_dict(), b.state_dict()
+    as_bytes = lambda tensor: tensor.reshape(-1).view(torch.uint8)  # noqa: E731
+    return a.keys() == b.keys() and all(
+        a[n].dtype == b[n].dtype and torch.equal(as_bytes(a[n]), as_bytes(b[n])) for n in a
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_second_start_reads_only_the_copy_and_has_the_same_weights(model, monkeypatch, kind):
+    first = load(model, kind=kind)
+    (copy,) = copies(model)
+    seen, real = [], safetensors.safe_open
+    monkeypatch.setattr(safetensors, "safe_open", lambda file, **more: (seen.append(Path(file)), real(file, **more))[1])
+    second = load(model, kind=kind)
+    assert seen == [copy] and same(first, second) and copies(model) == [copy]
+    assert "StoredLinear" in {type(module).__name__ for module in second.modules()}
+    models.check(model)  # the folder of the copy is no part of the model
+    load(model, torch.float32, kind)
+    assert set(copies(model)).isdisjoint([copy]), "another cast has another copy"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "another model's"])
+def test_a_copy_that_cannot_be_used_is_made_again(model, capsys, damage):
+    first = load(model)
+    (copy,) = copies(model)
+    data = copy.read_bytes()
+    if damage == "truncated":
+        copy.write_bytes(data[:-100])
+    else:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        header["other"] = header.pop("x_embedder.bias")
+        copy.write_bytes(data[:8] + json.dumps(header).encode().ljust(length) + data[8 + length :])
+    assert same(first, load(model))
+    assert "is made again" in capsys.readouterr().out
+    assert copies(model) == [copy] and copy.read_bytes() == data
+
+
+def fails(*_):
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("case", ["no float8", "not the first rank", "a start that fails"])
+def test_no_copy_is_written(model, monkeypatch, case):
+    if case == "a start that fails":
+        monkeypatch.setattr("trainer.quantized.convert", fails)
+    if case == "not the first rank":
+        monkeypatch.setenv("RANK", "1")
+    with pytest.raises(RuntimeError, match="out of memory") if case == "a start that fails" else nullcontext():
+        load(model, kind="" if case == "no float8" else "float8")
+    assert copies(model) == []

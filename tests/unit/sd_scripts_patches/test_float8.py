@@ -1,0 +1,68 @@
+"""`--fp8_base` of sd-scripts casts its model once: the next start reads the copy."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from guards import quantized
+from sd_scripts_patches import float8
+
+torch = pytest.importorskip("torch")
+
+
+class Model(torch.nn.Linear):
+    @property
+    def dtype(self):
+        return self.weight.dtype
+
+
+@pytest.fixture
+def loader(tmp_path, monkeypatch):
+    """(the patched loader, the files that the trainer's own one has read, the model's file)."""
+    from safetensors.torch import load_file, save_file
+
+    monkeypatch.setattr(quantized, "RESERVE", 0)
+    path, read = tmp_path / "flux.safetensors", []
+    save_file({n: t.to(torch.bfloat16) for n, t in torch.nn.Linear(8, 6).state_dict().items()}, path)
+
+    def load_flow_model(ckpt_path, dtype, device, disable_mmap=False):
+        read.append(ckpt_path)
+        with torch.device("meta"):
+            model = Model(8, 6)
+        model.load_state_dict(load_file(ckpt_path), strict=False, assign=True)
+        return False, model if dtype is None else model.to(dtype)
+
+    monkeypatch.setattr(quantized.Copy, "finish", quantized.Copy._complete)  # in no thread
+    return SimpleNamespace(load=float8._load_flow_model(load_flow_model), read=read, path=path)
+
+
+def bits(model):
+    return {name: tensor.view(torch.uint8).tolist() for name, tensor in model.state_dict().items()}
+
+
+def test_the_copy_is_what_the_trainer_casts(loader):
+    first = loader.load(str(loader.path), None, "cpu", disable_mmap=True)[1]
+    (copy,) = copies(loader.path.parent)
+    second = loader.load(str(loader.path), None, "cpu")[1]
+    assert loader.read == [str(loader.path), str(copy)]
+    assert first.dtype == second.dtype == torch.float8_e4m3fn and bits(first) == bits(second)
+    assert bits(first) == bits(first.to(torch.float8_e4m3fn)), "the trainer's own cast changes nothing any more"
+
+
+def test_without_fp8_base_nothing_changes(loader):
+    assert loader.load(str(loader.path), torch.bfloat16, "cpu")[1].dtype == torch.bfloat16
+    assert copies(loader.path.parent) == []
+
+
+def test_a_copy_that_lacks_a_tensor_is_made_again(loader, capsys):
+    from safetensors.torch import load_file, save_file
+
+    loader.load(str(loader.path), None, "cpu")
+    (copy,) = copies(loader.path.parent)
+    save_file({"weight": load_file(copy)["weight"]}, copy)
+    assert not any(t.is_meta for t in loader.load(str(loader.path), None, "cpu")[1].state_dict().values())
+    assert "is incomplete" in capsys.readouterr().out and copies(loader.path.parent) == [copy]
+
+
+def copies(folder):
+    return sorted((folder / quantized.FOLDER).glob("*"))
